@@ -158,7 +158,7 @@ def small_model(folder: Path) -> str:
     """A random model with its tokenizer, for whoever has none at hand."""
     from against_trl import save_small
 
-    from rlreason.data.stories import make_stories
+    from rlreason.data.tasks import make_stories
 
     save_small(folder, [f"{p.question} {p.solution}" for p in make_stories(200, seed=0)])
     return str(folder)

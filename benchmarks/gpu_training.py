@@ -26,13 +26,13 @@ sys.path.insert(0, str(ROOT))
 import torch  # noqa: E402
 from transformers import AutoConfig, AutoModelForCausalLM  # noqa: E402
 
-from rlreason.config.optimization import OptimizationConfig  # noqa: E402
+from rlreason.config.training import OptimizationConfig  # noqa: E402
 from rlreason.engines.base import Prompt, Sampling  # noqa: E402
 from rlreason.engines.hf.engine import HFEngine  # noqa: E402
-from rlreason.learner import Learner  # noqa: E402
 from rlreason.model.policy import NOTHING_RUNS, Policy, load_tokenizer, pick_device  # noqa: E402
 from rlreason.objectives.objective import LossConfig, Objective  # noqa: E402
-from rlreason.runtime.throughput import ModelSize, Work, flops, group_work, peak_tflops  # noqa: E402
+from rlreason.runtime.clock import ModelSize, Work, flops, group_work, peak_tflops  # noqa: E402
+from rlreason.training.learner import Learner  # noqa: E402
 from rlreason.types import Grade, Response, Sample  # noqa: E402
 
 WAITS = 2  # of an update, whatever its micro-batches: the read of its metrics, and one to spare

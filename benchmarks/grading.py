@@ -13,11 +13,11 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from rlreason.answers.decide import decide_pair  # noqa: E402
-from rlreason.answers.verdict import ComparisonSettings  # noqa: E402
 from rlreason.config.groups import GradingConfig  # noqa: E402
 from rlreason.grading import Grader  # noqa: E402
-from rlreason.grading.metrics import grading_metrics  # noqa: E402
+from rlreason.grading.answers.decide import decide_pair  # noqa: E402
+from rlreason.grading.answers.lexer import ComparisonSettings  # noqa: E402
+from rlreason.health.finding import grading_metrics  # noqa: E402
 
 CASES = ROOT / "tests" / "grading_cases"
 FORMS = (CASES / "number_forms.txt").read_text(encoding="utf-8").splitlines()

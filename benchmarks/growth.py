@@ -54,9 +54,9 @@ def update(
     """`times` optimizer steps on groups of given responses to prompts of 100 tokens."""
     from random import Random
 
-    from rlreason.config.optimization import OptimizationConfig
-    from rlreason.learner import Learner
+    from rlreason.config.training import OptimizationConfig
     from rlreason.objectives.objective import LossConfig, Objective
+    from rlreason.training.learner import Learner
     from rlreason.types import Grade, Response, Sample
 
     random, samples = Random(0), []

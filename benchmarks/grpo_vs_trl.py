@@ -76,14 +76,14 @@ def ours(given: Namespace, turns: Turns) -> None:
     """Steps of rlreason: samples, rewards, advantages, the learner's update, the records."""
     import torch
 
-    from rlreason.algorithms.grpo import with_advantages
-    from rlreason.algorithms.rollouts import rollout_metrics
-    from rlreason.config.optimization import OptimizationConfig
-    from rlreason.learner import Learner
+    from rlreason.config.training import OptimizationConfig
+    from rlreason.engines.rollouts import rollout_metrics
     from rlreason.model.policy import DTYPES, Policy
     from rlreason.objectives.objective import LossConfig, Objective
     from rlreason.records.files import ROLLOUTS
     from rlreason.records.writer import RunWriter
+    from rlreason.training.algorithms.grpo import with_advantages
+    from rlreason.training.learner import Learner
     from rlreason.types import Grade, Sample
 
     policy = Policy(*load(given.folder), DTYPES[given.dtypes[0]], torch.device("cpu"))

@@ -49,12 +49,12 @@ def ours(given: Namespace, turns: Turns) -> None:
     """Steps of rlreason: the learner's update, and its metrics on disk."""
     import torch
 
-    from rlreason.algorithms.sft import sft_sample
-    from rlreason.config.optimization import OptimizationConfig
-    from rlreason.learner import Learner
+    from rlreason.config.training import OptimizationConfig
     from rlreason.model.policy import DTYPES, Policy
     from rlreason.objectives.objective import LengthNormConfig, Objective
     from rlreason.records.writer import RunWriter
+    from rlreason.training.algorithms.sft import sft_sample
+    from rlreason.training.learner import Learner
 
     policy = Policy(*load(given.folder), DTYPES[given.dtypes[0]], torch.device("cpu"))
     optimization = OptimizationConfig(RATE, adam_betas=list(BETAS), **CLIPPED)

@@ -1,4 +1,4 @@
-"""A train loop as the verb check takes it, made of the project's own parts: GRPO with `rlreason.learner.Learner`.
+"""A train loop as `rlreason check` takes it, made of the project's own parts: GRPO with `training.learner.Learner`.
 
 In this folder, python -m rlreason check own_loop.py says whether it is right. It learns from the token ids that were
 sampled, as every loop should.
@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 
-from rlreason.config.optimization import OptimizationConfig
-from rlreason.learner import Learner
+from rlreason.config.training import OptimizationConfig
 from rlreason.model.policy import Policy
 from rlreason.objectives.advantages import compute_group_advantages
 from rlreason.objectives.objective import LengthNormConfig, LossConfig, Objective
+from rlreason.training.learner import Learner
 from rlreason.types import Grade, Response, Sample
 
 

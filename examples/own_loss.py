@@ -11,7 +11,7 @@ with statistics to be logged. It gets `old_log_probs` and `response_mask` where 
 
 from torch import Tensor
 
-from rlreason.objectives.ratio import masked_log_ratio
+from rlreason.objectives.losses import masked_log_ratio
 
 
 def tapered(

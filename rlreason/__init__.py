@@ -28,6 +28,6 @@ if sys.argv[:1] == ["-m"]:  # Python is looking for the module to run, and most 
 
     heed_signals()
 
-    from rlreason.cli.modules import refuse_wrong_module
+    from rlreason.cli.entry import refuse_wrong_module
 
     refuse_wrong_module()

@@ -7,17 +7,16 @@ Nothing slow is imported before signals are heeded, and a verb imports neither H
 import sys
 from importlib.util import find_spec
 
-from rlreason.distributed.place import place_of
-from rlreason.runtime.collector import loading
 from rlreason.runtime.early_signals import heed_signals
-from rlreason.runtime.gpus import divide_memory_finely
+from rlreason.runtime.machine import divide_memory_finely
+from rlreason.runtime.process import loading, place_of
 
 
 def main() -> None:
     """Do what the command line asks and end the process with its exit code."""
     if (place := place_of()) is None:
         return run()
-    from rlreason.jobs.rank import leading, serve  # this is one of several processes that are to train together
+    from rlreason.cli.run import leading, serve  # this is one of several processes that are to train together
 
     if place.rank:
         sys.exit(serve(place))
@@ -38,12 +37,12 @@ def run() -> None:
         sys.exit(2)
     with loading():
         from rlreason.cli.entry import run_cli
-        from rlreason.cli.verbs import named_verb, run_verb
+        from rlreason.cli.subcommands import named_verb, run_verb
 
     if verb := named_verb(sys.argv[1:]):
         run_cli(lambda: run_verb(verb, sys.argv[2:]))
     with loading():
-        from rlreason.main import cli
+        from rlreason.cli.command import cli
 
     cli()
 

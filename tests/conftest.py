@@ -13,10 +13,9 @@ import torch
 from hydra import compose, initialize_config_dir
 
 from rlreason.cli.flags import Asked
-from rlreason.config.sources import resource_dir
+from rlreason.config.leaves import resource_dir
 from rlreason.config.store import register
-from rlreason.data.stories import make_stories
-from rlreason.data.stories_habits import habit_trace
+from rlreason.data.tasks import habit_trace, make_stories
 from rlreason.engines.hf.engine import HFEngine
 from rlreason.model.policy import Policy
 from rlreason.model.tiny import build_model, build_tokenizer

@@ -30,12 +30,10 @@ from transformers import (
 
 from rlreason.engines.base import Prompt, Sampling
 from rlreason.engines.hf.decoding import Batch, SampleUnderWay
-from rlreason.model.kernels import KERNELS, end_to_end
-from rlreason.model.logprobs import _ChunkedLogProbs, chunked_log_probs
-from rlreason.model.on_device import on_device
-from rlreason.model.packing import pack
-from rlreason.model.products import product
-from rlreason.model.shared_prompts import GPU, _SharedPromptAttention, attention_by_layout
+from rlreason.model.attention import KERNELS, end_to_end
+from rlreason.model.devices import on_device
+from rlreason.model.log_probs import _ChunkedLogProbs, chunked_log_probs, product
+from rlreason.model.packing import GPU, _SharedPromptAttention, attention_by_layout, pack
 
 HALF, FULL = torch.bfloat16, torch.float32
 #: Grouped heads; the sizes are those of no other dimension, so that an exchange of two shows.

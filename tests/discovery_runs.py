@@ -11,8 +11,8 @@ from omegaconf import OmegaConf
 
 from examples.scripted_server import ScriptedServer, program
 from rlreason.cli.flags import composing, read
+from rlreason.cli.run import run_job
 from rlreason.config.store import typed
-from rlreason.jobs.run import run_job
 from rlreason.records.console import Console
 from tests.starts import rlreason
 

@@ -1,6 +1,6 @@
 """End a command at an exact place of its code: at the n-th call of a function, or where that call returns.
 
-    KILL_AT=rlreason.learner:Learner._step:call:3          in the environment of a command that `starts.Started` begins
+    KILL_AT=rlreason.training.learner:Learner._step:call:3  in the environment of a command that `starts.Started` begins
     KILL_BY=SIGINT                                         which signal it gets there; SIGKILL where nothing is said
 
 The command's code is what it is anyway: Python itself calls the function here before every call, as for a debugger.

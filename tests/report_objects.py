@@ -8,7 +8,7 @@ import numpy as np
 from rlreason.report.charts import figures_of, forest_of, legend_of
 from rlreason.report.content import Case, Detail, Report, Shown, Table, Verdict
 from rlreason.report.study import Run, Series, Setting, Study
-from rlreason.statistics import paired_difference
+from rlreason.runtime.differences import paired_difference
 
 METRICS = (
     "reward/mean",

@@ -4,7 +4,7 @@ from typing import Any
 
 from hydra import compose, initialize_config_dir
 
-from rlreason.config.sources import resource_dir
+from rlreason.config.leaves import resource_dir
 from rlreason.config.store import typed
 
 

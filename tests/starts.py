@@ -25,7 +25,9 @@ SMALL = [
 ]  # fmt: skip
 ENV = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "WANDB_SILENT": "true"}
 FORKS = multiprocessing.get_context("forkserver")
-FORKS.set_forkserver_preload(["rlreason.main", "rlreason.trainer", "rlreason.jobs.start", "matplotlib.pyplot"])
+FORKS.set_forkserver_preload(
+    ["rlreason.cli.command", "rlreason.training.trainer", "rlreason.training.jobs", "matplotlib.pyplot"]
+)
 
 
 class Started:

@@ -8,19 +8,17 @@ from dataclasses import replace
 import pytest
 import torch
 
-from rlreason.algorithms.base import cut_into_batches
-from rlreason.algorithms.expert_iteration import ExpertIteration, chosen_responses
-from rlreason.algorithms.grpo import GRPO, mixed_groups
-from rlreason.algorithms.prefetch import RolloutPrefetcher
-from rlreason.algorithms.problem_sampler import ProblemSampler
-from rlreason.algorithms.rollouts import Rollouts, rollout_metrics, score_samples
-from rlreason.algorithms.sft import SFT, sft_sample
-from rlreason.config.optimization import OptimizationConfig
+from rlreason.config.training import OptimizationConfig
+from rlreason.data.sampler import ProblemSampler
 from rlreason.engines.base import Sampling
-from rlreason.learner import Learner
-from rlreason.model.scoring import LogProbScorer
+from rlreason.engines.rollouts import Rollouts, rollout_metrics, score_samples
+from rlreason.model.policy import LogProbScorer
 from rlreason.objectives.objective import LengthNormConfig, Objective
-from rlreason.optimization import LearningRateSchedule
+from rlreason.training.algorithms.base import RolloutPrefetcher, cut_into_batches
+from rlreason.training.algorithms.grpo import GRPO, mixed_groups
+from rlreason.training.algorithms.sft import SFT, ExpertIteration, chosen_responses, sft_sample
+from rlreason.training.learner import Learner
+from rlreason.training.optimization import LearningRateSchedule
 from rlreason.types import Collected, Grade, Problem, Response, Sample
 
 

@@ -4,12 +4,11 @@ from fractions import Fraction
 
 import pytest
 
-from rlreason.answers.evaluate import Evaluator
-from rlreason.answers.lexer import tokens
-from rlreason.answers.parser import parse
-from rlreason.answers.tree import Node
 from rlreason.config.groups import GradingConfig
 from rlreason.grading import Grader
+from rlreason.grading.answers.evaluate import Evaluator
+from rlreason.grading.answers.lexer import tokens
+from rlreason.grading.answers.parser import Node, parse
 
 
 class Counting(Evaluator):

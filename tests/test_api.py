@@ -24,11 +24,11 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.basecontainer import BaseContainer
 
 from rlreason import Grader, Run, compose, evaluate, load_run, train
-from rlreason.cli.as_words import spelled
-from rlreason.cli.own_hydra import own_hydra
+from rlreason.cli.options import own_hydra
+from rlreason.cli.rerun import without_clock
+from rlreason.cli.resume import spelled
 from rlreason.config.store import typed
 from rlreason.errors import ConfigError
-from rlreason.rerun.same_runs import without_clock
 
 TINY = (
     "model.width=32", "model.warm_start.steps=1", "data.n_train=64", "data.n_validation=8", "eval_problems=8",

@@ -29,7 +29,7 @@ from growth import evaluation, generate, measured, update  # noqa: E402
 from growth_report import Axis, Point, draw, fitted, verdict  # noqa: E402
 from growth_report import table as growth_table  # noqa: E402
 
-from rlreason.data.stories import make_stories  # noqa: E402
+from rlreason.data.tasks import make_stories  # noqa: E402
 
 STEP = Step(2.0, 100.0, 1000, "ab", -2.0, 1.5, 0.3)
 TOKENS = st.lists(st.integers(0, 9), min_size=1, max_size=9)

@@ -9,16 +9,15 @@ import pytest
 import torch
 
 from rlreason.cli.check import check_words
+from rlreason.config.fields import MAX_SEED
 from rlreason.config.groups import GradingConfig
-from rlreason.config.ranges import MAX_SEED
 from rlreason.engines.base import Prompt, Sampling, seed_for
 from rlreason.engines.hf.engine import HFEngine
 from rlreason.errors import ConfigError
-from rlreason.evaluation.selection import best_at, majority_at, pass_at, subsets_of
-from rlreason.evaluation.votes import answer_classes
+from rlreason.evaluation.selection import answer_classes, best_at, majority_at, pass_at, subsets_of
 from rlreason.grading import Grader
-from rlreason.jobs.best_of_n import first_alone, load_scorer, with_intervals
-from rlreason.statistics import wilson_interval
+from rlreason.runtime.intervals import wilson_interval
+from rlreason.training.jobs import first_alone, load_scorer, with_intervals
 from rlreason.types import Grade, Response, Sample
 
 

@@ -5,7 +5,7 @@ import torch
 
 from rlreason.engines.base import Prompt, Sampling
 from rlreason.engines.hf.engine import HFEngine
-from rlreason.model.cached_prompts import CachedPrompts, single_query
+from rlreason.model.attention import CachedPrompts, single_query
 
 
 @pytest.mark.parametrize("counts", [[3, 1, 2], [1, 1, 1], [4]])

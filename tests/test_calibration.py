@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 from rlreason.records.console import Console
-from rlreason.report import chosen, compare
+from rlreason.report import compare
+from rlreason.report import verdicts as chosen
 from rlreason.report.study import Answers, Problem, Run, Setting, Study
 from rlreason.report.tabular import study_of_file
 from rlreason.report.verdicts import verdicts_of

@@ -7,9 +7,8 @@ import pytest
 
 from rlreason.cli.check import check_words
 from rlreason.errors import ConfigError
-from rlreason.sweeps.carry import carry, sweep_folder
-from rlreason.sweeps.dominated import losers, watch
-from rlreason.sweeps.outcomes import CHOOSING, COMPARING, half_of, purposes
+from rlreason.sweeps.carry import carry, losers, sweep_folder, watch
+from rlreason.sweeps.closing import CHOOSING, COMPARING, half_of, purposes
 from rlreason.sweeps.state import read_state, write_state
 from tests.sweep_folders import PROTOCOL, answers, sweep
 

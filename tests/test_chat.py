@@ -11,15 +11,14 @@ from tokenizers.processors import TemplateProcessing
 
 from rlreason.config.evaluation import evaluation_of
 from rlreason.errors import ConfigError
+from rlreason.evaluation.evaluator import protocol_of
 from rlreason.evaluation.protocol import differences
-from rlreason.model.chat import Chat
+from rlreason.model.chat import Chat, check_prompt, check_prompts, encoder, end_of_turn, remarks
 from rlreason.model.policy import Policy
 from rlreason.model.tiny import build_model
-from rlreason.setup.components import sampled
-from rlreason.setup.prompts import check_prompt, check_prompts, encoder, end_of_turn, remarks
-from rlreason.setup.protocol import protocol_of
-from rlreason.setup.traces import make_traces
-from rlreason.setup.warm_start_formats import shipped
+from rlreason.training.build import sampled
+from rlreason.training.build_algorithm import make_traces
+from rlreason.training.warm_start import shipped
 from rlreason.types import Problem
 from tests.run_settings import settings
 

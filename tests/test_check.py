@@ -11,14 +11,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from rlreason.check.calling import Yours
-from rlreason.check.child import findings_of
-from rlreason.check.compare import first_difference
-from rlreason.check.engine import examine
-from rlreason.check.functions.registry import SUBJECTS
-from rlreason.check.names import COURSES, LOOP, course_of, functions_of
-from rlreason.check.subject import Case, NotWrittenError
 from rlreason.courses import cs336_2025, cs336_2026
+from rlreason.courses.check.calling import Yours
+from rlreason.courses.check.child import findings_of
+from rlreason.courses.check.engine import examine, first_difference
+from rlreason.courses.check.functions.registry import SUBJECTS
+from rlreason.courses.check.subject import COURSES, LOOP, Case, NotWrittenError, course_of, functions_of
 from tests import right_functions_2025, right_functions_2026, right_loop, right_loop_left_padded, right_odd
 from tests.planted import module_of, planted_text
 from tests.planted_bugs import adversary, functions_2025, functions_2026, left_padded, loop, overlooked

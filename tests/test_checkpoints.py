@@ -12,7 +12,6 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from rlreason.errors import ConfigError, UnwritableError
-from rlreason.progress.tensors import read_tensors
 from rlreason.records.checkpoints import (
     checkpoints_in,
     linked,
@@ -28,6 +27,7 @@ from rlreason.records.checkpoints import (
     write_checkpoint,
 )
 from rlreason.records.resume import cut_back, where_it_goes_on
+from rlreason.training.checkpoint import read_tensors
 
 
 def write_some(folder: Path) -> None:

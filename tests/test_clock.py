@@ -9,18 +9,16 @@ from typing import Any
 
 import pytest
 
-from rlreason.algorithms.prefetch import RolloutPrefetcher
-from rlreason.algorithms.rollouts import sampling_work
-from rlreason.progress.work import training_work
+from rlreason.engines.rollouts import sampling_work
 from rlreason.records.console import Console
-from rlreason.records.counters import Counters
+from rlreason.records.rows import Counters
 from rlreason.records.writer import RunWriter
-from rlreason.runtime.clock import Clock
-from rlreason.runtime.throughput import Work, group_work
-from rlreason.setup.algorithm import make_algorithm
-from rlreason.setup.components import build_components
-from rlreason.setup.learner import make_learner
-from rlreason.trainer import Trainer, train
+from rlreason.runtime.clock import Clock, Work, group_work
+from rlreason.training.algorithms.base import RolloutPrefetcher
+from rlreason.training.build import build_components
+from rlreason.training.build_algorithm import make_algorithm
+from rlreason.training.progress import training_work
+from rlreason.training.trainer import Trainer, make_learner, train
 from rlreason.types import Grade, Response, Sample
 from tests.killed import AT
 from tests.small_runs import words_of
@@ -193,7 +191,7 @@ def test_the_phases_of_a_run_add_up_to_its_wall_time(kind, tmp_path):
         assert {"time/train", "time/weight_sync", "perf/train_tokens_per_second"} <= names
 
 
-KILLED = "rlreason.algorithms.grpo:GRPO.collect:call:3"
+KILLED = "rlreason.training.algorithms.grpo:GRPO.collect:call:3"
 
 
 def test_the_phases_of_a_run_that_samples_ahead_add_up_and_what_overlaps_is_busy(tmp_path):

@@ -9,17 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from rlreason.cli import modules
+from rlreason.cli import entry as modules
 from rlreason.cli.aliases import NAMES, translated
 from rlreason.cli.check import check_words
 from rlreason.cli.flags import composing, read
 from rlreason.cli.multirun import runs_of
-from rlreason.config.leaves import refuse_own_input
-from rlreason.config.sources import resource_dir
+from rlreason.config.leaves import refuse_own_input, resource_dir
 from rlreason.config.store import SCHEMAS
 from rlreason.errors import ConfigError
 from rlreason.records.files import CONTENTS
-from rlreason.runtime.environment import SWEEP_VARIABLE
+from rlreason.runtime.machine import SWEEP_VARIABLE
 from tests.run_settings import settings
 
 PACKAGE = modules.PACKAGE
@@ -204,11 +203,10 @@ def test_every_module_runs_or_says_what_to_type():
     }
     runnable = {name for name in names if modules.runs(name)}
     assert runnable == {
-        "rlreason", "rlreason.__main__", "rlreason.setup.ship", "rlreason.grading.workers.worker",
+        "rlreason", "rlreason.__main__", "rlreason.training.ship", "rlreason.grading.worker",
         "rlreason.cli.settings_page", "rlreason.sweeps.fork_server", "rlreason.report.assignment.keep",
-        "rlreason.discovery.sandbox.warden",
-        "rlreason.discovery.sandbox.run_program", "rlreason.discovery.sandbox.run_check", "rlreason.check.child",
-        "rlreason.doctor.probe",
+        "rlreason.discovery.sandbox.warden", "rlreason.discovery.sandbox.run_program",
+        "rlreason.discovery.sandbox.run_check", "rlreason.courses.check.child", "rlreason.cli.doctor.probe",
     }  # fmt: skip
     for name in names - runnable:
         text = modules.instead(name)
@@ -216,12 +214,12 @@ def test_every_module_runs_or_says_what_to_type():
         commands = text.partition(": type ")[2].replace(", or one of ", ", ").split(", ")
         assert len(commands) == len(set(commands))
         assert len(text.splitlines()) == 1
-    assert "rlreason algorithm=best_of_n" in modules.instead("rlreason.jobs.best_of_n")
-    assert "rlreason curves RUN" in modules.instead("rlreason.analysis.curves")
+    assert "rlreason algorithm=grpo" in modules.instead("rlreason.training.algorithms.grpo")
+    assert "rlreason curves RUN" in modules.instead("rlreason.cli.curves")
 
 
 @pytest.mark.parametrize(
-    "name", ["rlreason.trainer", "rlreason.config", "rlreason.nowhere", "rlreason.grading.workers.worker"]
+    "name", ["rlreason.training.trainer", "rlreason.config", "rlreason.nowhere", "rlreason.grading.worker"]
 )
 def test_a_module_that_cannot_run_ends_with_exit_code_2(name, tmp_path):
     done = python_m(name, cwd=tmp_path)

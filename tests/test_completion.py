@@ -12,13 +12,12 @@ from pathlib import Path
 import pytest
 
 from rlreason.cli.completion import SCRIPTS, answers, candidates, in_bash
-from rlreason.cli.entry import exit_code_of
+from rlreason.cli.entry import PACKAGE, exit_code_of
 from rlreason.cli.flags import composing, read
-from rlreason.cli.modules import PACKAGE
 from rlreason.cli.queries import answer
 from rlreason.cli.setting_candidates import of_override
+from rlreason.cli.subcommands import VERBS, named_verb, run_verb
 from rlreason.cli.suggestions import chosen, keys_to_set, options
-from rlreason.cli.verbs import VERBS, named_verb, run_verb
 
 
 @pytest.fixture

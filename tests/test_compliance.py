@@ -4,9 +4,17 @@ import json
 
 import pytest
 
-from rlreason.config.sources import resource_dir
-from rlreason.evaluation.compliance import COURSE_REWARD, FAIL, OPEN, PARAMETERS, PASS, as_text, leaderboard
-from rlreason.evaluation.protocol import grader_version
+from rlreason.config.leaves import resource_dir
+from rlreason.evaluation.protocol import (
+    COURSE_REWARD,
+    FAIL,
+    OPEN,
+    PARAMETERS,
+    PASS,
+    as_text,
+    grader_version,
+    leaderboard,
+)
 from tests.small_runs import words_of
 from tests.starts import rlreason
 

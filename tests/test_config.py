@@ -11,16 +11,15 @@ from omegaconf import OmegaConf
 
 from rlreason.cli.check import check_words
 from rlreason.cli.multirun import runs_of
-from rlreason.config.leaves import leaves
+from rlreason.config.leaves import leaves, resource_dir
 from rlreason.config.rules import broken_rules
-from rlreason.config.sources import resource_dir
 from rlreason.config.store import SCHEMAS, run_name, typed
 from rlreason.errors import ConfigError
 from rlreason.objectives.advantages import BASELINES, STD_NORMS
 from rlreason.objectives.aggregation import AGGREGATIONS
 from rlreason.objectives.losses import LOSSES
 from rlreason.objectives.published import NAMED, with_axes_of
-from rlreason.optimization import learning_rate_at
+from rlreason.training.optimization import learning_rate_at
 
 CONF = resource_dir("conf")
 GROUPS = sorted(p.name for p in CONF.iterdir() if p.is_dir())

@@ -6,10 +6,10 @@ import pytest
 from hydra import compose, initialize_config_dir
 
 from rlreason.cli.check import check_words
-from rlreason.config.sources import resource_dir
+from rlreason.config.leaves import resource_dir
 from rlreason.config.store import typed
 from rlreason.errors import ConfigError
-from rlreason.trainer import due
+from rlreason.training.trainer import due
 
 CONF = resource_dir("conf")
 

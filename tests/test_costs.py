@@ -5,11 +5,10 @@ import random
 import numpy as np
 import pytest
 
-from rlreason.answers.sketch import apart, sketch
 from rlreason.config.groups import GradingConfig
-from rlreason.evaluation.selection import majority_at, subsets_of
-from rlreason.evaluation.votes import answer_classes
+from rlreason.evaluation.selection import answer_classes, majority_at, subsets_of
 from rlreason.grading import Grader
+from rlreason.grading.answers.decide import apart, sketch
 from rlreason.model.packing import within_budget
 
 

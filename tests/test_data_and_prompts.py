@@ -5,12 +5,11 @@ import re
 
 import pytest
 
-from rlreason.config.sources import resource_dir
-from rlreason.data.files import fingerprint
+from rlreason.config.leaves import resource_dir
+from rlreason.data.prepare import subset
 from rlreason.data.prompts import load_template, render
-from rlreason.data.splits import subset
-from rlreason.data.stories import Story, make_stories
-from rlreason.data.stories_habits import habit_trace
+from rlreason.data.sources import fingerprint
+from rlreason.data.tasks import Story, habit_trace, make_stories
 from rlreason.errors import ConfigError
 from rlreason.grading import Grader
 from tests.waiting import patient

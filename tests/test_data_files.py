@@ -8,13 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlreason.config.choices import wrong_words
-from rlreason.config.data import DataConfig, FieldsConfig, FileDataConfig
-from rlreason.config.tasks import CountdownConfig
-from rlreason.data.files import BadRowError, file_rows, fingerprint, read_table
+from rlreason.config.data import CountdownConfig, DataConfig, FieldsConfig, FileDataConfig
+from rlreason.config.fields import wrong_words
+from rlreason.data.prepare import read_files
 from rlreason.data.rows import field_names, own_id, to_problem
+from rlreason.data.sources import BadRowError, file_rows, fingerprint, read_table
 from rlreason.errors import ConfigError
-from rlreason.setup.read_data import read_files
 from rlreason.types import Problem
 
 BOX = r"The probabilities add up to $1$, so the rest is $1-\frac13-\frac5{12}=\boxed{\frac{1}{4}}$."

@@ -9,9 +9,9 @@ from test_data_splits import fill
 
 from rlreason.config.data import FileDataConfig
 from rlreason.data.ground_truth import with_ground_truth
+from rlreason.data.prepare import Loaded, load_data
 from rlreason.errors import ConfigError, DataError
 from rlreason.grading import Grader
-from rlreason.setup.data import Loaded, load_data
 from rlreason.types import Problem
 from tests.run_settings import settings
 from tests.waiting import patient

@@ -11,16 +11,14 @@ from hydra import compose, initialize_config_dir
 from test_data_files import BOX, lines, parse, read, sums
 
 from rlreason.config.data import FileDataConfig
-from rlreason.config.sources import resource_dir
-from rlreason.data.files import fingerprint, question_hash
+from rlreason.config.leaves import resource_dir
 from rlreason.data.ground_truth import check_ground_truths
-from rlreason.data.prompts import load_template, render
-from rlreason.data.splits import by_pass_rate, hold_out, read_pass_rates, repeated, subset, without_overlap
-from rlreason.data.traces import check_template, filter_correct, trace_text, with_traces
+from rlreason.data.prepare import by_pass_rate, hold_out, load_data, read_pass_rates, repeated, subset, without_overlap
+from rlreason.data.prompts import check_template, filter_correct, load_template, render, trace_text, with_traces
+from rlreason.data.sources import fingerprint, question_hash
 from rlreason.errors import ConfigError
 from rlreason.grading import Grader
-from rlreason.runtime.questions import question_key
-from rlreason.setup.data import load_data
+from rlreason.runtime.text import question_key
 from rlreason.types import Problem
 from tests.run_settings import settings
 from tests.waiting import patient

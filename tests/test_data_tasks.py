@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlreason.config.tasks import CountdownConfig, GymConfig
-from rlreason.data.countdown import is_validation, load_countdown, make_countdown
-from rlreason.data.gym import make_gym
+from rlreason.config.data import CountdownConfig, GymConfig
+from rlreason.data.sources import make_gym
+from rlreason.data.tasks import is_validation, load_countdown, make_countdown
 from rlreason.errors import ConfigError
 from rlreason.grading import Grader
 from rlreason.grading.verifiers import countdown as verifier

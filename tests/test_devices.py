@@ -5,10 +5,10 @@ import torch
 
 from rlreason.config.model import PretrainedModelConfig
 from rlreason.errors import ConfigError
+from rlreason.model.attention import Hardware as ForKernel
+from rlreason.model.attention import choose_kernel
 from rlreason.model.devices import Hardware, choose_dtype, choose_types, hardware_here, pick_device, remarks
-from rlreason.model.kernels import Hardware as ForKernel
-from rlreason.model.kernels import choose_kernel
-from rlreason.runtime.gpus import divide_memory_finely, driver_gpus, why_unseen
+from rlreason.runtime.machine import divide_memory_finely, driver_gpus, why_unseen
 
 A100, T4 = Hardware("A100", (8, 0)), Hardware("Tesla T4", (7, 5), bf16=False)
 HALF, FULL = torch.bfloat16, torch.float32

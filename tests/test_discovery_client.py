@@ -18,17 +18,8 @@ import httpx
 import pytest
 
 from examples.scripted_server import DEFAULT, program, serving
-from rlreason.discovery.client import (
-    LARGEST_BODY,
-    Client,
-    Endpoint,
-    pause_s,
-    program_in,
-    refusal,
-    worth_retrying,
-)
-from rlreason.discovery.exchange import LINE_CHARS
-from rlreason.discovery.replies import read_answer
+from rlreason.discovery.client import LARGEST_BODY, Client, Endpoint, pause_s, program_in, refusal, worth_retrying
+from rlreason.discovery.exchange import LINE_CHARS, read_answer
 from rlreason.errors import ConfigError
 from tests.waiting import MINUTES, wait_for
 

@@ -26,7 +26,7 @@ MORE = (
     f"{LOOP}:write_documents:return:3",
     f"{LOOP}:conclude:call:1",
     f"{ASKING}:Asker._ask:call:3",
-    "rlreason.discovery.scoring:score_program:call:3",
+    "rlreason.discovery.score:score_program:call:3",
     "rlreason.records.writer:RunWriter.summary:call:1",
 )
 WORDS = {"refine": ("strategy=refine", "budget.calls=9"), "hybrid": ("strategy=hybrid", "replies=3", "budget.calls=12")}

@@ -9,10 +9,9 @@ from hypothesis import strategies as st
 from examples.scripted_server import serving
 from rlreason.config.discover import ClientConfig, DiscoverBudgetConfig, DiscoverConfig
 from rlreason.discovery.exchange import Attempt
-from rlreason.discovery.sandbox.rows import read_channel
-from rlreason.discovery.spending import AT_MOST, Prices, Spending, Use, prompt_bound, use_of
-from rlreason.discovery.texts import FRAME, error_text, feedback, filled
-from rlreason.discovery.turns import Conversation, Reply, chosen_of
+from rlreason.discovery.journal import AT_MOST, Prices, Spending, Use, prompt_bound, use_of
+from rlreason.discovery.sandbox.contained import read_channel
+from rlreason.discovery.turns import FRAME, Conversation, Reply, chosen_of, error_text, feedback, filled
 from tests.discovery_runs import axes, calls_in, log_in, program, run_here
 
 ASKED = {"prompt_bound": 100, "max_tokens": 50}

@@ -14,13 +14,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rlreason.discovery.report.read import is_discover_run, read_log
+from rlreason.discovery.report.settings import baselines_of, compared, draws_of, settings_of
+from rlreason.discovery.report.write import write_joint_report, write_run_report
 from rlreason.errors import ConfigError
 from rlreason.evaluation.selection import pass_at
 from rlreason.records.files import CONVERSATION as NAME
-from rlreason.report.discovery import is_discover_run, read_log, write_joint_report, write_run_report
-from rlreason.report.discovery.draws import baselines_of, draws_of
-from rlreason.report.discovery.settings import compared, settings_of
-from rlreason.statistics.best_of_k import best_of, best_of_curve, best_of_interval, rank_sum_p, smallest_p
+from rlreason.runtime.intervals import best_of, best_of_curve, best_of_interval, rank_sum_p, smallest_p
 
 RECORD = [
     {"score": 438, "who": "laminated lattice", "note": "also the greedy set"},

@@ -12,10 +12,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from rlreason.discovery.problem import HOME, problem_named, shipped
-from rlreason.discovery.sandbox.contained import Limits, pythons_folders, without
-from rlreason.discovery.sandbox.protections import missing, protections
-from rlreason.discovery.scoring import score_program
+from rlreason.discovery.sandbox.contained import Limits, missing, protections, pythons_folders, without
+from rlreason.discovery.score import score_program
+from rlreason.discovery.turns import HOME, problem_named, shipped
 from rlreason.errors import ConfigError, DataError
 from tests.starts import ROOT, Started, rlreason
 

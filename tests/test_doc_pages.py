@@ -8,9 +8,8 @@ import pytest
 
 from rlreason.cli.settings_page import page
 from rlreason.config.data import DataConfig
-from rlreason.config.leaves import leaves
+from rlreason.config.leaves import leaves, resource_dir
 from rlreason.config.model import ModelConfig
-from rlreason.config.sources import resource_dir
 from rlreason.config.store import SCHEMAS
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -13,15 +13,14 @@ from omegaconf import DictConfig, OmegaConf
 
 from examples.scripted_server import serving
 from rlreason.cli.aliases import translated
-from rlreason.cli.choices import refuse_wrong_choices
-from rlreason.cli.discover_words import own_names
-from rlreason.cli.flags import composing, read
+from rlreason.cli.flags import composing, read, without_sweep_words
 from rlreason.cli.multirun import composed, fixed
-from rlreason.cli.sweep_words import without_sweep_words
-from rlreason.cli.verbs import named_verb, parser_of
-from rlreason.data.stories import make_stories
-from rlreason.discovery.problem import problem_named
-from rlreason.plugins.announced import GROUPS
+from rlreason.cli.option_files import own_names
+from rlreason.cli.options import refuse_wrong_choices
+from rlreason.cli.subcommands import named_verb, parser_of
+from rlreason.data.tasks import make_stories
+from rlreason.discovery.turns import problem_named
+from rlreason.runtime.plugins import GROUPS
 from tests.starts import ROOT, Started
 
 README = (ROOT / "README.md").read_text("utf-8")

@@ -14,19 +14,28 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
+from rlreason.cli.doctor.findings import (
+    FAIL,
+    NEEDED,
+    OK,
+    TESTED,
+    VLLM,
+    WARN,
+    Finding,
+    Installed,
+    installed,
+    lines_of,
+    python_finding,
+    version_findings,
+)
+from rlreason.cli.doctor.look import gpus_used, libraries_of, run_findings
+from rlreason.cli.doctor.machine import Machine, disk_findings, gpu_findings, machine_findings, read_machine
+from rlreason.cli.doctor.probing import Found, Probe, probe_findings
 from rlreason.cli.entry import exit_code_of
-from rlreason.cli.verbs import named_verb, run_verb
+from rlreason.cli.subcommands import named_verb, run_verb
 from rlreason.config.store import typed
-from rlreason.doctor.finding import FAIL, OK, WARN, Finding, lines_of
-from rlreason.doctor.gpus import gpu_findings
-from rlreason.doctor.look import libraries_of
-from rlreason.doctor.machine import Machine, disk_findings, machine_findings, read_machine
-from rlreason.doctor.probing import Found, Probe, probe_findings
-from rlreason.doctor.tested import NEEDED, TESTED, VLLM
-from rlreason.doctor.this_run import gpus_used, run_findings
-from rlreason.doctor.versions import Installed, installed, python_finding, version_findings
-from rlreason.memory.machine import Device, Driver, asked_driver, believed_device
-from rlreason.setup.preflight import too_few_gpus
+from rlreason.model.shapes import Device, Driver, asked_driver, believed_device
+from rlreason.training.preflight import too_few_gpus
 from tests.starts import ROOT
 from tests.waiting import MINUTES, wait_for
 

@@ -5,10 +5,10 @@ import torch
 from conftest import PROMPT
 
 from rlreason.engines.base import Prompt, Sampling, seed_for
-from rlreason.engines.hf.draw import draw
+from rlreason.engines.hf.decoding import draw
 from rlreason.engines.hf.engine import HFEngine
 from rlreason.engines.stops import closing_tokens
-from rlreason.model.scoring import LogProbScorer
+from rlreason.model.policy import LogProbScorer
 
 
 def prompts_for(policy, problems, count=6):

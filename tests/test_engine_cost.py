@@ -6,11 +6,10 @@ from conftest import random_pairs
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from rlreason.engines.base import Prompt, Sampling
-from rlreason.engines.hf.decoding import PROMPT_TOKENS
-from rlreason.engines.hf.draw import BLOCK, draw
+from rlreason.engines.hf.decoding import BLOCK, PROMPT_TOKENS, draw
 from rlreason.engines.hf.engine import HFEngine
+from rlreason.model.log_probs import linear
 from rlreason.model.policy import Policy
-from rlreason.model.products import linear
 
 aten = torch.ops.aten
 WAITS = {

@@ -9,7 +9,7 @@ from conftest import PROMPT
 
 from rlreason.engines.base import Prompt, Sampling
 from rlreason.engines.stops import Stops, special_tokens
-from rlreason.model.tiny_formats import PAD
+from rlreason.model.tiny import PAD
 
 LETTERS = tuple("aeiou")
 

@@ -11,8 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from rlreason.engines.base import Prompt, Sampling
 from rlreason.engines.hf.engine import HFEngine
 from rlreason.engines.hf.kv_cache import HEADROOM, PreallocatedCache
-from rlreason.model.policy import Policy
-from rlreason.model.scoring import LogProbScorer
+from rlreason.model.policy import LogProbScorer, Policy
 
 STOPS = ("a", "=")
 

@@ -8,28 +8,28 @@ from pathlib import Path
 import pytest
 from test_end_to_end import SMALL, rlreason
 
-from rlreason.algorithms.rollouts import Rollouts
 from rlreason.cli.check import check_words
 from rlreason.config.evaluation import evaluation_of, sampling_key
+from rlreason.data.prepare import load_data
 from rlreason.data.rows import KNOWN, field_names, to_problem
 from rlreason.engines.base import Sampling
+from rlreason.engines.rollouts import Rollouts
 from rlreason.errors import ConfigError
 from rlreason.evaluation.accuracy import describe_accuracies, eval_metrics, mismatches_of, more_accuracies
-from rlreason.evaluation.tables import by_facts, fact_tables
+from rlreason.evaluation.cases import by_facts, fact_tables
+from rlreason.evaluation.evaluator import protocol_of
 from rlreason.grading import Grader
-from rlreason.grading.run_grading import RunGrading
-from rlreason.jobs.start import start
+from rlreason.grading.build import RunGrading
+from rlreason.health.watch import Monitors
 from rlreason.model.policy import Policy
 from rlreason.model.tiny import build_model
-from rlreason.monitors.watch import Monitors
 from rlreason.records.console import Console
 from rlreason.records.reader import RunFolder
 from rlreason.records.rows import response_row, sample_of
 from rlreason.records.writer import RunWriter
-from rlreason.setup.data import load_data
-from rlreason.setup.protocol import protocol_of
-from rlreason.setup.run_summary import describe_job
-from rlreason.setup.warm_start_formats import formats_of
+from rlreason.training.jobs import start
+from rlreason.training.summary import describe_job
+from rlreason.training.warm_start import formats_of
 from rlreason.types import Grade, Problem, Response, Sample
 from tests.run_settings import settings
 

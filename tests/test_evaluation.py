@@ -9,23 +9,22 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config
 
-from rlreason.algorithms.rollouts import Rollouts
 from rlreason.cli.check import check_words
 from rlreason.data.prompts import load_template
 from rlreason.engines.base import Sampling
+from rlreason.engines.rollouts import Rollouts
 from rlreason.errors import ConfigError
 from rlreason.evaluation.accuracy import PURPOSE, eval_metrics, mismatches_of, questions_of
+from rlreason.evaluation.cases import categories, category_table, figure_lines, ungraded
 from rlreason.evaluation.protocol import differences, format_accuracy, make_protocol, refuse_mixture
-from rlreason.evaluation.tables import categories, category_table, figure_lines, ungraded
 from rlreason.grading import Grader
-from rlreason.jobs.respond import check_askable
-from rlreason.model.policy import load_policy
-from rlreason.model.weights_hash import weights_hash
+from rlreason.model.policy import load_policy, weights_hash
 from rlreason.records.files import UNFINISHED
-from rlreason.records.response_log import ResponseLog
+from rlreason.records.rows import ResponseLog
 from rlreason.records.writer import RunWriter
-from rlreason.statistics import wilson_interval
-from rlreason.sweeps.table import SweepRun, runs_table
+from rlreason.runtime.intervals import wilson_interval
+from rlreason.sweeps.closing import SweepRun, runs_table
+from rlreason.training.respond import check_askable
 from rlreason.types import Grade, Problem, Response, Sample
 from tests.starts import Started, rlreason
 

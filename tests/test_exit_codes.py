@@ -12,12 +12,12 @@ import pytest
 import torch
 
 from rlreason.cli.entry import exit_code_of
+from rlreason.cli.run import mark_ended
 from rlreason.errors import ConfigError, DataError, EngineError, ResourceError
-from rlreason.jobs.run import mark_ended
 from rlreason.records.status import read_status, write_status
-from rlreason.sweeps.jobs import Sweep
-from rlreason.sweeps.processes import came_to
-from rlreason.sweeps.table import SweepRun, runs_table
+from rlreason.sweeps.closing import SweepRun, runs_table
+from rlreason.sweeps.launched import Sweep
+from rlreason.sweeps.runner import came_to
 from tests.test_end_to_end import SMALL, rlreason
 from tests.waiting import wait_for
 

@@ -13,9 +13,9 @@ import psutil
 import pytest
 
 from rlreason.runtime import signals
-from rlreason.runtime.environment import FORKS_VARIABLE, STACKS_VARIABLE, SWEEP_VARIABLE
+from rlreason.runtime.machine import FORKS_VARIABLE, STACKS_VARIABLE, SWEEP_VARIABLE
 from rlreason.sweeps.forks import THREADS, Forked, Forks, can_fork
-from rlreason.sweeps.processes import Child, Start, stop
+from rlreason.sweeps.runner import Child, Start, stop
 from tests.starts import SMALL
 from tests.waiting import wait_for
 
@@ -119,7 +119,7 @@ SWEEP = """
 import os, sys, time
 from pathlib import Path
 from rlreason.sweeps.forks import Forks
-from rlreason.sweeps.processes import Child, Start
+from rlreason.sweeps.runner import Child, Start
 forks = Forks("1")
 assert forks.ready()
 start = Start("a", [], Path.cwd(), threads=1, forks=forks)

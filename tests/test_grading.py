@@ -16,8 +16,8 @@ from verdicts import FORMS, QUESTION_ONLY_FORMAT, R1_ZERO_FORMAT, labelled_pairs
 from rlreason.evaluation import protocol
 from rlreason.grading import Grader, question_only_reward_fn, r1_zero_reward_fn
 from rlreason.grading.formats import boxed
-from rlreason.grading.metrics import grading_metrics, grading_warnings
-from rlreason.grading.version import GRADER_VERSION
+from rlreason.grading.rewards import GRADER_VERSION
+from rlreason.health.finding import grading_metrics, grading_warnings
 from tests.waiting import patient
 
 
@@ -72,7 +72,7 @@ def test_a_changed_verdict_demands_a_new_version_and_a_new_case_does_not(tmp_pat
 def test_a_comment_in_the_grader_leaves_its_version_alone(tmp_path):
     package = Path(protocol.__file__).parents[1]
     shutil.copytree(package, tmp_path / "rlreason", ignore=shutil.ignore_patterns("__pycache__", "shipped"))
-    with (tmp_path / "rlreason/answers/compare.py").open("a") as file:
+    with (tmp_path / "rlreason/grading/answers/compare.py").open("a") as file:
         file.write("# another comment\n")
     program = "import rlreason.evaluation.protocol as p; print(p.__file__, p.grader_version(), sep='|')"
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from rlreason.config.groups import GradingConfig
-from rlreason.grading.run_grading import SETTINGS
+from rlreason.grading.build import SETTINGS
 from tests.test_verbs import verb
 
 CASES = [  # response, gold, reward as saved

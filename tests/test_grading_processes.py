@@ -39,7 +39,7 @@ EXPECTED = [right for *_, right in SYMBOLIC]
 
 
 def workers_of(pid: int) -> list[psutil.Process]:
-    return [child for child in psutil.Process(pid).children() if "rlreason.grading.workers.worker" in child.cmdline()]
+    return [child for child in psutil.Process(pid).children() if "rlreason.grading.worker" in child.cmdline()]
 
 
 def gone(processes: list[psutil.Process], within_s: float = 10.0) -> bool:
@@ -214,7 +214,7 @@ def refuse(which, limits):
 resource.setrlimit = refuse
 sys.argv = sys.argv[3:]
 sys.path.insert(0, {str(ROOT)!r})
-from rlreason.grading.workers.worker import main
+from rlreason.grading.worker import main
 main()
 """
 

@@ -5,8 +5,8 @@ from fractions import Fraction
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from rlreason.answers.decide import decide_pair
-from rlreason.answers.verdict import ComparisonSettings
+from rlreason.grading.answers.decide import decide_pair
+from rlreason.grading.answers.lexer import ComparisonSettings
 
 DEFAULT = ComparisonSettings()
 numbers = st.fractions(min_value=-2000, max_value=2000, max_denominator=60)

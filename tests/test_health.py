@@ -15,13 +15,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlreason.health.examine import course_of, examine
+from rlreason.health.examine import course_of, examine, notes_on_learning
 from rlreason.health.finding import Course, Finding
-from rlreason.health.learning import notes_on_learning
-from rlreason.health.words import drawn, told
-from rlreason.monitors.replay import events_of, replayed
-from rlreason.monitors.table import MONITORS
-from rlreason.report.health import health_of, health_table
+from rlreason.health.replay import events_of, replayed
+from rlreason.health.subcommand import drawn, told
+from rlreason.health.watch import MONITORS
+from rlreason.report.sections import health_of, health_table
 from rlreason.report.study import Run, Series, Setting, Study
 from tests.small_runs import words_of
 from tests.starts import rlreason

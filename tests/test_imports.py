@@ -12,80 +12,37 @@ PACKAGE = Path(__file__).resolve().parents[1] / "rlreason"
 
 
 class Rule(NamedTuple):
-    """What a package may import of rlreason, anywhere in it, and which heavy libraries while it is imported."""
+    """Which heavy libraries a package may load while it is imported, and which of its modules leave out torch."""
 
-    imports: str
     loads: str = ""
+    light: str = ""
 
 
-#: What the packages that put a run together bring with them.
 ALL = "torch transformers hydra"
-#: From the bottom up: a line names lines above it alone, so no arrow runs back. A package not yet there is reserved.
+#: The layers from the bottom up: a package imports only packages above it in this list.
 RULES = {
-    "errors": Rule(""),
-    "types": Rule(""),
-    "statistics": Rule(""),
-    "runtime": Rule("errors"),
-    "plugins": Rule("errors"),
-    "objectives": Rule("errors types plugins", "torch"),
-    "config": Rule("errors types runtime plugins objectives", "hydra"),
-    "monitors": Rule("errors statistics config"),
-    "memory": Rule("errors runtime config"),
-    "answers": Rule("errors types"),
-    "grading": Rule("errors types runtime plugins config answers"),
-    "data": Rule("errors types runtime plugins config grading"),
-    "optimization": Rule("errors config", "torch"),
-    "model": Rule("errors types runtime config data", "torch transformers"),
-    "engines": Rule("errors types runtime config memory model", "torch transformers"),
-    "learner": Rule("errors types statistics runtime objectives config optimization model", "torch transformers"),
-    "distributed": Rule("errors types runtime objectives config model learner", "torch transformers"),
-    "records": Rule("errors types statistics runtime config monitors"),
-    "health": Rule("errors types statistics runtime config monitors grading records"),
-    "algorithms": Rule("errors types statistics runtime objectives config grading data model engines", "torch"),
-    "evaluation": Rule(
-        "errors types statistics runtime config monitors answers grading data model engines records algorithms"
-    ),
-    "progress": Rule(
-        "errors types runtime config monitors grading optimization model engines learner distributed records algorithms"
-        " evaluation",
-        "torch transformers",
-    ),
-    "sweeps": Rule("errors types statistics runtime config memory records evaluation"),
-    "report": Rule("errors types statistics runtime config monitors grading records health evaluation sweeps"),
-    "setup": Rule(
-        "errors types statistics runtime plugins objectives config monitors memory grading data optimization model"
-        " distributed engines learner records algorithms evaluation",
-        ALL,
-    ),
-    "discovery": Rule("errors statistics runtime config records report"),
-    "cli": Rule("errors runtime plugins objectives config records sweeps setup discovery", "hydra"),
-    "analysis": Rule(
-        "errors types statistics runtime objectives config grading data model learner records algorithms evaluation"
-        " setup cli",
-        ALL,
-    ),
-    "courses": Rule("errors types objectives grading data model engines", "torch transformers"),
-    "doctor": Rule("errors statistics runtime config memory model records sweeps setup cli"),
-    "check": Rule("errors types runtime plugins objectives data model records courses", "torch transformers"),
-    "interrupted": Rule("errors runtime config records progress setup", ALL),
-    "trainer": Rule(
-        "errors types runtime objectives config grading optimization learner records algorithms evaluation progress"
-        " setup cli interrupted",
-        ALL,
-    ),
-    "jobs": Rule(
-        "errors types statistics runtime plugins config monitors grading data model distributed records algorithms"
-        " evaluation setup cli trainer discovery",
-        ALL,
-    ),
-    "api": Rule("errors runtime plugins config distributed records cli jobs", "hydra"),
-    "multirun": Rule("errors statistics runtime config records sweeps report setup cli", "hydra"),
-    "main": Rule(
-        "errors runtime config distributed records report sweeps cli multirun discovery jobs analysis", "hydra"
-    ),
-    "rerun": Rule("errors runtime records cli main", "hydra"),
-    "__main__": Rule("runtime distributed cli jobs main"),
-    "__init__": Rule("runtime grading cli api"),  # grading and api when asked for; it holds the version too
+    "errors": Rule(),
+    "types": Rule(),
+    "runtime": Rule(),
+    "objectives": Rule("torch", "objective rules losses card published"),
+    "config": Rule("hydra"),
+    "records": Rule(),
+    "health": Rule(),
+    "grading": Rule(),
+    "data": Rule("hydra"),
+    "model": Rule("torch transformers", "memory plan savings shapes"),
+    "engines": Rule("torch transformers"),
+    "evaluation": Rule("torch transformers"),
+    "training": Rule(ALL, "preflight"),
+    "sweeps": Rule(),
+    "report": Rule(),
+    "discovery": Rule(),
+    "courses": Rule("torch transformers"),
+    "cli": Rule("hydra"),
+    "api": Rule("hydra"),
+    "main": Rule("hydra"),
+    "__main__": Rule(),
+    "__init__": Rule(),  # it imports grading and api when they are asked for
 }
 #: Library -> the imports that load it.
 HEAVY = {
@@ -93,7 +50,7 @@ HEAVY = {
     "transformers": ("transformers",),
     "hydra": ("hydra",),
 }
-CURE = "move what is needed to a lower package, pass it in as an argument, or change RULES in tests/test_imports.py"
+CURE = "move what is needed to a lower package, or pass it in as an argument"
 
 
 class Import(NamedTuple):
@@ -144,8 +101,8 @@ def _targets(node: ast.Import | ast.ImportFrom, package: str, modules: dict[str,
 def package_of(module: str) -> str:
     """The line of RULES that holds for a module of rlreason.
 
-    >>> package_of("rlreason.engines.hf.engine"), package_of("rlreason.trainer"), package_of("rlreason")
-    ('engines', 'trainer', '__init__')
+    >>> package_of("rlreason.engines.hf.engine"), package_of("rlreason.types"), package_of("rlreason")
+    ('engines', 'types', '__init__')
     """
     return (*module.split("."), "__init__")[1]
 
@@ -161,28 +118,40 @@ def unruled(imports: list[Import]) -> list[str]:
 
 
 def forbidden(imports: list[Import]) -> list[str]:
-    """Imports between packages that RULES does not name."""
-    found = []
+    """Imports of packages that do not stand above the importer's in RULES."""
+    order, found = list(RULES), []
     for importer, where, target, _ in imports:
         a, b = package_of(importer), package_of(target)
-        if is_own(target) and a != b and a in RULES and b not in RULES[a].imports.split():
+        if is_own(target) and a != b and {a, b} <= set(RULES) and order.index(b) > order.index(a):
             found.append(f"{where}: {a} must not import {target}")
     return found
 
 
+def may_load(module: str, library: str) -> bool:
+    """Whether a module may load a library while it is imported; what is not ruled may.
+
+    >>> may_load("rlreason.model.policy", "torch"), may_load("rlreason.model.memory", "torch")
+    (True, False)
+    """
+    rule = RULES.get(package_of(module))
+    if rule is None:
+        return True
+    light = library != "hydra" and module.rpartition(".")[2] in rule.light.split()
+    return library in rule.loads.split() and not light
+
+
 def loading(imports: list[Import]) -> list[str]:
-    """Where a package that may not load a library takes it, or takes in a package that may and does."""
+    """Where a module that may not load a library takes it, or takes in a module that may and does."""
     found = []
     for library, names in HEAVY.items():
-        allowed = {package for package, rule in RULES.items() if library in rule.loads.split()}
         heavy = set(names)
         while new := {i.importer for i in imports if i.at_once and heavy.intersection(_with_parents(i.target))} - heavy:
             heavy |= new
         for importer, where, target, at_once in imports:
-            light = package_of(importer) in RULES.keys() - allowed
-            at_fault = light and at_once and not (is_own(target) and package_of(target) in RULES.keys() - allowed)
+            at_fault = at_once and not may_load(importer, library)
+            at_fault &= not is_own(target) or may_load(target, library)
             if at_fault and heavy.intersection(_with_parents(target)):
-                found.append(f"{where}: importing {package_of(importer)} must not load {library}, and {target} does")
+                found.append(f"{where}: importing {importer} must not load {library}, and {target} does")
     return found
 
 
@@ -215,20 +184,12 @@ def listed(title: str, lines: list[str], cure: str = CURE) -> str:
     return "\n  ".join([f"{len(lines)} {title}:", *lines, f"cure: {cure}"])
 
 
-def test_no_rule_points_back_up() -> None:
-    names = list(RULES)
-    for n, (name, rule) in enumerate(RULES.items()):
-        up = sorted(set(rule.imports.split()) - set(names[:n]))
-        assert not up, f"RULES[{name!r}] names {up}, which stand below it or nowhere: a line may name lines above it"
-        assert set(rule.loads.split()) <= set(HEAVY)
-
-
 def test_every_package_has_a_rule() -> None:
     bad = unruled(imports_of(PACKAGE))
     assert not bad, listed("packages without a rule", bad, "give each a line in RULES of tests/test_imports.py")
 
 
-def test_packages_import_only_what_their_rule_names() -> None:
+def test_packages_import_only_packages_above_them() -> None:
     bad = forbidden(imports_of(PACKAGE))
     assert not bad, listed("imports against RULES", bad)
 
@@ -249,11 +210,12 @@ def test_the_reading_of_imports(tmp_path) -> None:
         "config/__init__": "",
         "config/run": (
             "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import transformers\nelse:\n    import hydra\n"
-            "def f():\n    from rlreason import trainer\nfrom . import store\n"
+            "def f():\n    from rlreason.model import policy\nfrom . import store\n"
             "if __name__ == '__main__':\n    import vllm\n"
         ),
-        "config/store": "try:\n    import rlreason.trainer\nexcept ImportError:\n    pass\n",
-        "trainer": "import torch\nfrom rlreason.config import run\n",
+        "config/store": "try:\n    import rlreason.model.policy\nexcept ImportError:\n    pass\n",
+        "model/__init__": "",
+        "model/policy": "import torch\nfrom rlreason.config import run\n",
     }
     for name, text in files.items():
         file = tmp_path / "rlreason" / f"{name}.py"
@@ -263,15 +225,15 @@ def test_the_reading_of_imports(tmp_path) -> None:
     assert [i[1:] for i in imports if i.importer == "rlreason.config.run"] == [
         ("rlreason/config/run.py:1", "typing", True),
         ("rlreason/config/run.py:5", "hydra", True),
-        ("rlreason/config/run.py:7", "rlreason.trainer", False),
+        ("rlreason/config/run.py:7", "rlreason.model.policy", False),
         ("rlreason/config/run.py:8", "rlreason.config.store", True),
         ("rlreason/config/run.py:10", "vllm", False),
     ]
     assert forbidden(imports) == [
-        "rlreason/config/run.py:7: config must not import rlreason.trainer",
-        "rlreason/config/store.py:2: config must not import rlreason.trainer",
+        "rlreason/config/run.py:7: config must not import rlreason.model.policy",
+        "rlreason/config/store.py:2: config must not import rlreason.model.policy",
     ]
-    to_trainer = "rlreason/config/store.py:2: importing config must not load torch, and rlreason.trainer does"
-    assert loading(imports) == [to_trainer]
+    of_torch = [line for line in loading(imports) if "must not load torch" in line]
+    assert [line.partition(": ")[0] for line in of_torch] == ["rlreason/config/store.py:2"]
     assert len(circle(imports)) in (2, 3)  # straight back, or by way of the store
-    assert not circle([i for i in imports if i.importer != "rlreason.trainer"])
+    assert not circle([i for i in imports if i.importer != "rlreason.model.policy"])

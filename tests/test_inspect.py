@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from rlreason.evaluation.reasons import why
+from rlreason.evaluation.cases import why
 from rlreason.grading import Grader
-from rlreason.grading.run_grading import RunGrading
+from rlreason.grading.build import RunGrading
 from rlreason.records.reader import RunFolder
 from tests.test_verbs import verb
 

@@ -13,10 +13,10 @@ from tests.test_kills import BETWEEN_UPDATES, PHASES, runs
 __all__ = ["runs"]  # a fixture
 PLACES = {
     "sampling": PHASES["sampling"][0],
-    "update": "rlreason.learner:Learner._step:call:2",
+    "update": "rlreason.training.learner:Learner._step:call:2",
     "evaluation": "rlreason.evaluation.evaluator:Evaluator.evaluate:call:3",
-    "checkpoint": "rlreason.progress.tensors:write_tensors:call:2",
-    "saving": "rlreason.progress.keeper:Keeper.save_model:call:1",
+    "checkpoint": "rlreason.training.checkpoint:write_tensors:call:2",
+    "saving": "rlreason.training.checkpoint:Keeper.save_model:call:1",
 }
 STOPS = [(phase, by) for phase in PLACES if phase != "checkpoint" for by in ("SIGINT", "SIGTERM")]
 
@@ -49,9 +49,9 @@ def test_a_signal_while_a_checkpoint_is_written_waits_for_it(runs, by):
 @pytest.mark.long
 def test_a_run_that_is_stopped_twice_in_other_phases_and_then_killed(runs):
     folder = runs.new()
-    runs.interrupted("grpo", folder, "rlreason.learner:Learner._step:call:1", "SIGINT")
+    runs.interrupted("grpo", folder, "rlreason.training.learner:Learner._step:call:1", "SIGINT")
     runs.interrupted("grpo", folder, "rlreason.evaluation.evaluator:Evaluator.evaluate:call:2", "SIGTERM")
-    runs.killed("grpo", folder, "rlreason.trainer:Trainer.finish:call:1")
+    runs.killed("grpo", folder, "rlreason.training.trainer:Trainer.finish:call:1")
     runs.goes_on("grpo", folder)
     assert parts_of(folder) == 4
     assert runs.equal("grpo", folder)
@@ -143,7 +143,7 @@ def test_other_settings_are_refused_by_name_and_nothing_is_touched(runs):
 def test_a_finished_run_that_is_stopped_before_it_goes_on_is_a_finished_run(runs):
     folder = runs.new()
     shutil.copytree(runs.unbroken("grpo"), folder)
-    at = "rlreason.setup.components:build_components:call:1"
+    at = "rlreason.training.build:build_components:call:1"
     assert runs.start("grpo", folder, "n_steps=5", at=at, by="SIGTERM").returncode == 130
     status = json.loads((folder / "status.json").read_text())
     assert (status["status"], status["reason"]) == ("finished", "")
@@ -177,7 +177,7 @@ def test_what_lies_behind_the_checkpoint_is_gone_when_the_run_goes_on_and_never_
     there = (folder / "metrics.jsonl").read_bytes()
     assert len(list((folder / "rollouts").glob("*"))) == 3 > state["recorded"]
     assert len(there) > state["offsets"]["metrics.jsonl"]
-    runs.killed("grpo", folder, "rlreason.progress.keeper:Keeper.restore:return:1", *words)
+    runs.killed("grpo", folder, "rlreason.training.checkpoint:Keeper.restore:return:1", *words)
     assert (folder / "metrics.jsonl").read_bytes() == there[: state["offsets"]["metrics.jsonl"]]
     assert len(rows_of(folder)) < len(rows)
     assert len(list((folder / "rollouts").glob("*"))) == state["recorded"]

@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 
 from rlreason.engines.base import Sampling
-from rlreason.evaluation.accuracy import eval_metrics, mismatches_of
-from rlreason.evaluation.judged import judged
-from rlreason.evaluation.tables import categories, ungraded
-from rlreason.records.lines import growing
+from rlreason.evaluation.accuracy import eval_metrics, judged, mismatches_of
+from rlreason.evaluation.cases import categories, ungraded
+from rlreason.records.files import growing
 from rlreason.types import Grade, Response, Sample
 
 

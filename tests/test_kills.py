@@ -13,15 +13,15 @@ from tests.starts import rlreason
 #: Phase -> the place in the code; and how many parts the run has then (1: it had no checkpoint and began anew).
 PHASES = {
     "first evaluation": ("rlreason.evaluation.evaluator:Evaluator.evaluate:return:1", 1),
-    "first evaluation is recorded": ("rlreason.progress.keeper:Keeper.settle:return:1", 1),
+    "first evaluation is recorded": ("rlreason.training.checkpoint:Keeper.settle:return:1", 1),
     "sampling the first step": ("rlreason.engines.hf.decoding:Batch.step:call:30", 1),
-    "sampling": ("rlreason.algorithms.grpo:GRPO.collect:call:2", 2),
+    "sampling": ("rlreason.training.algorithms.grpo:GRPO.collect:call:2", 2),
     "grading": ("rlreason.grading.grader:Grader.grade_batch:call:40", 2),
-    "collected": ("rlreason.algorithms.prefetch:RolloutPrefetcher.taken:return:2", 2),
-    "backward": ("rlreason.learner:Learner._loss:return:4", 2),
-    "before the update": ("rlreason.learner:Learner._step:call:3", 2),
-    "behind the update": ("rlreason.learner:Learner._step:return:2", 2),
-    "weight sync": ("rlreason.trainer:Trainer.sync:return:2", 2),
+    "collected": ("rlreason.training.algorithms.base:RolloutPrefetcher.taken:return:2", 2),
+    "backward": ("rlreason.training.learner:Learner._loss:return:4", 2),
+    "before the update": ("rlreason.training.learner:Learner._step:call:3", 2),
+    "behind the update": ("rlreason.training.learner:Learner._step:return:2", 2),
+    "weight sync": ("rlreason.training.trainer:Trainer.sync:return:2", 2),
     "row": ("rlreason.records.writer:RunWriter.metrics:return:4", 2),
     "responses": ("rlreason.records.writer:RunWriter.responses:call:4", 2),
     "evaluation": ("rlreason.evaluation.evaluator:Evaluator.evaluate:call:3", 2),
@@ -33,29 +33,29 @@ PHASES = {
     "pruning": ("rlreason.records.checkpoints:remove:call:1", 2),
     "pruned": ("rlreason.records.checkpoints:remove:return:1", 2),
     "last evaluation": ("rlreason.evaluation.evaluator:Evaluator.evaluate:call:4", 2),
-    "end": ("rlreason.trainer:Trainer.finish:call:1", 2),
-    "saving": ("rlreason.progress.keeper:Keeper.save_model:call:1", 2),
-    "saved": ("rlreason.progress.keeper:Keeper.save_model:return:1", 2),
+    "end": ("rlreason.training.trainer:Trainer.finish:call:1", 2),
+    "saving": ("rlreason.training.checkpoint:Keeper.save_model:call:1", 2),
+    "saved": ("rlreason.training.checkpoint:Keeper.save_model:return:1", 2),
     "curves": ("rlreason.records.curves:draw_curves:call:1", 2),
     "summary": ("rlreason.records.writer:RunWriter._write_summary:call:1", 2),
 }
 QUICK = ("behind the update",)
-BETWEEN_UPDATES = "rlreason.trainer:Trainer.evaluate_within:{}:5"  # in the second step, as all that follow
-STEP, ROW = "rlreason.learner:Learner._step:{}:{}", "rlreason.records.writer:RunWriter.metrics:{}:{}"
+BETWEEN_UPDATES = "rlreason.training.trainer:Trainer.evaluate_within:{}:5"  # in the second step, as all that follow
+STEP, ROW = "rlreason.training.learner:Learner._step:{}:{}", "rlreason.records.writer:RunWriter.metrics:{}:{}"
 PLACES = {
     "off_policy": [
         STEP.format("call", 6), STEP.format("return", 6), ROW.format("return", 12), BETWEEN_UPDATES.format("call"),
         BETWEEN_UPDATES.format("return"), "rlreason.evaluation.evaluator:Evaluator.evaluate:call:7",
         "rlreason.records.checkpoints:write_checkpoint:return:1",
     ],
-    "ei": [STEP.format("return", 5), "rlreason.algorithms.expert_iteration:ExpertIteration.collect:return:2"],
-    "star": [STEP.format("call", 5), "rlreason.learner:Learner.restart:call:2"],
+    "ei": [STEP.format("return", 5), "rlreason.training.algorithms.sft:ExpertIteration.collect:return:2"],
+    "star": [STEP.format("call", 5), "rlreason.training.learner:Learner.restart:call:2"],
     "sft": [STEP.format("return", 2), "rlreason.records.checkpoints:write_checkpoint:return:1"],
-    "lora": [STEP.format("return", 2), "rlreason.progress.tensors:write_tensors:return:2"],
-    "adamw_8bit": [STEP.format("call", 3), "rlreason.trainer:Trainer.finish:call:1"],
-    "skip_solved": ["rlreason.algorithms.grpo:GRPO.collect:return:2", STEP.format("call", 3)],
-    "reference": ["rlreason.algorithms.grpo:GRPO.collect:return:2", STEP.format("return", 3)],
-    "refilled": ["rlreason.algorithms.grpo:GRPO._refilled:return:2", STEP.format("return", 2)],
+    "lora": [STEP.format("return", 2), "rlreason.training.checkpoint:write_tensors:return:2"],
+    "adamw_8bit": [STEP.format("call", 3), "rlreason.training.trainer:Trainer.finish:call:1"],
+    "skip_solved": ["rlreason.training.algorithms.grpo:GRPO.collect:return:2", STEP.format("call", 3)],
+    "reference": ["rlreason.training.algorithms.grpo:GRPO.collect:return:2", STEP.format("return", 3)],
+    "refilled": ["rlreason.training.algorithms.grpo:GRPO._refilled:return:2", STEP.format("return", 2)],
     "final_problems": [STEP.format("call", 2), "rlreason.evaluation.evaluator:Evaluator.evaluate:return:4"],
     "cosine": [STEP.format("call", 2), "rlreason.records.writer:RunWriter.responses:return:3"],
 }  # fmt: skip
@@ -128,7 +128,7 @@ def test_a_run_killed_while_its_model_is_taught_begins_anew(runs):
     words = ("model=tiny", "model.width=32", "model.warm_start.steps=4", "model.cache=null")
     keep = [word for word in runs.words("grpo") if not word.startswith(("model", "prompt", "scale"))]
     folders = runs.new(), runs.new()
-    at = {"KILL_AT": "rlreason.setup.warm_start:warm_up:call:1"}
+    at = {"KILL_AT": "rlreason.training.warm_start:warm_up:call:1"}
     done = [
         rlreason(*keep, *words, f"hydra.run.dir={folder.name}", cwd=runs.place, **env)
         for folder, env in ((folders[0], {}), (folders[1], at), (folders[1], {}))
@@ -155,6 +155,6 @@ def test_a_run_killed_again_while_it_is_put_back(runs):
     for at in ("resume:cut_back:call:1", "resume:cut_back:return:1", "writer:RunWriter.__init__:return:1"):
         runs.killed("grpo", folder, f"rlreason.records.{at}")
     for at in ("Keeper.restore:call:1", "Keeper.restore:return:1"):
-        runs.killed("grpo", folder, f"rlreason.progress.keeper:{at}")
+        runs.killed("grpo", folder, f"rlreason.training.checkpoint:{at}")
     runs.goes_on("grpo", folder)
     assert runs.equal("grpo", folder)

@@ -13,28 +13,31 @@ from conftest import random_pairs
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
-from rlreason.analysis.gradients import (
-    check_start,
-    compare,
-    length_weights,
-    position_weights,
-    score_objective,
-    with_reference,
-)
-from rlreason.analysis.saved_run import read_run, read_step
-from rlreason.analysis.variants import OWN, variants, with_advantages
-from rlreason.config.sources import resource_dir
+from rlreason.config.leaves import resource_dir
 from rlreason.config.store import schemas_of, typed
 from rlreason.errors import ConfigError
-from rlreason.model.scoring import LogProbScorer
+from rlreason.model.policy import LogProbScorer
 from rlreason.objectives.card import objective_card
 from rlreason.objectives.published import NAMED, OF_LOSSES, with_axes_of
 from rlreason.records.console import Console
 from rlreason.records.reader import RunFolder
 from rlreason.records.status import write_status
 from rlreason.records.writer import RunWriter
-from rlreason.setup.learner import make_learner
-from rlreason.setup.start import Start
+from rlreason.training.laboratory import (
+    OWN,
+    check_start,
+    compare,
+    length_weights,
+    position_weights,
+    read_run,
+    read_step,
+    score_objective,
+    variants,
+    with_advantages,
+    with_reference,
+)
+from rlreason.training.trainer import make_learner
+from rlreason.training.warm_start import Start
 from rlreason.types import Grade, Problem, Response, Sample
 from tests.run_records import append, lines_of, put_lines
 from tests.starts import rlreason

@@ -6,13 +6,12 @@ import pytest
 import torch
 from conftest import random_pairs
 
-from rlreason.algorithms.rollouts import token_ids
-from rlreason.config.optimization import OptimizationConfig
-from rlreason.learner import Learner
-from rlreason.model.policy import Policy
-from rlreason.model.scoring import LogProbScorer
+from rlreason.config.training import OptimizationConfig
+from rlreason.engines.rollouts import token_ids
+from rlreason.model.policy import LogProbScorer, Policy
 from rlreason.model.tiny import build_model
 from rlreason.objectives.objective import LengthNormConfig, LossConfig, Objective
+from rlreason.training.learner import Learner
 from rlreason.types import Grade, Response, Sample
 
 RIGHT = Grade(1.0, 1.0, 1.0, "correct")

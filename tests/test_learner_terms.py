@@ -10,18 +10,17 @@ import torch
 from conftest import PROMPT, random_pairs
 from torch.nn import functional as F
 
-from rlreason.algorithms.grpo import GRPO, with_advantages
-from rlreason.algorithms.problem_sampler import ProblemSampler
-from rlreason.algorithms.rollouts import Rollouts, score_samples
-from rlreason.config.optimization import OptimizationConfig
+from rlreason.config.training import OptimizationConfig
+from rlreason.data.sampler import ProblemSampler
 from rlreason.engines.base import Sampling
-from rlreason.learner import Learner
-from rlreason.model.logprobs import chunked_log_probs
-from rlreason.model.policy import Policy
-from rlreason.model.scoring import LogProbScorer
+from rlreason.engines.rollouts import Rollouts, score_samples
+from rlreason.model.log_probs import chunked_log_probs
+from rlreason.model.policy import LogProbScorer, Policy
 from rlreason.model.tiny import build_model
 from rlreason.objectives.objective import LengthNormConfig, LossConfig, Objective
-from rlreason.optimization import averaged
+from rlreason.training.algorithms.grpo import GRPO, with_advantages
+from rlreason.training.learner import Learner
+from rlreason.training.optimization import averaged
 from rlreason.types import Grade, Response, Sample
 
 COUNT, GROUP = 16, 4

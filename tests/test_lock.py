@@ -12,15 +12,15 @@ from pathlib import Path
 import pytest
 
 from rlreason.errors import ConfigError, UnwritableError
-from rlreason.runtime import lock
-from rlreason.runtime.lock import alive, run_lock, sign_of_life
+from rlreason.runtime import files as lock
+from rlreason.runtime.files import alive, run_lock, sign_of_life
 from tests.waiting import wait_for
 
 ROOT = Path(__file__).parents[1]
 HOLDER = """
 import subprocess, sys, time
 from pathlib import Path
-from rlreason.runtime.lock import run_lock
+from rlreason.runtime.files import run_lock
 with run_lock(Path(sys.argv[1]), print):
     if len(sys.argv) > 2:
         subprocess.Popen(["sleep", "6000"], start_new_session=True)

@@ -21,9 +21,9 @@ from rlreason.config.groups import LOGGERS, LoggerConfig
 from rlreason.records.files import CONTENTS, SUMMARY
 from rlreason.records.loggers.base import AXES, COLUMNS, COUNTERS, Known, Row, Sent
 from rlreason.records.loggers.guarded import QUEUED, SERVICES, Loggers
-from rlreason.records.loggers.wandb_logger import WandbLogger
+from rlreason.records.loggers.services import WandbLogger
 from rlreason.records.writer import RunWriter
-from rlreason.runtime.environment import SWEEP_VARIABLE
+from rlreason.runtime.machine import SWEEP_VARIABLE
 from tests.waiting import wait_for
 
 OTHERS = {

@@ -17,9 +17,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from rlreason.config.groups import LoggerConfig
 from rlreason.records.files import LOGGERS, METRICS, step_name
 from rlreason.records.loggers.base import COLUMNS, COUNTERS, Sent, axis_of
-from rlreason.records.loggers.guarded import Loggers
-from rlreason.records.loggers.resumed import Resumed, caught_up
-from rlreason.runtime.environment import SWEEP_VARIABLE
+from rlreason.records.loggers.guarded import Loggers, Resumed, caught_up
+from rlreason.runtime.machine import SWEEP_VARIABLE
 from tests.test_loggers import history, records
 
 STEPS = 16

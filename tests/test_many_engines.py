@@ -8,13 +8,13 @@ import pytest
 import torch
 from conftest import PROMPT
 
-from rlreason.config.rollout import RolloutConfig
+from rlreason.config.groups import RolloutConfig
 from rlreason.engines.base import Demand, Prompt, Sampling, seed_for
 from rlreason.engines.hf.engine import HFEngine
 from rlreason.engines.vllm.engine import VLLMEngine
-from rlreason.engines.vllm.isolation import environment
 from rlreason.engines.vllm.many import ManyEngines
 from rlreason.engines.vllm.process import HostTransfer, engine_processes
+from rlreason.engines.vllm.start import environment
 from rlreason.errors import ConfigError, EngineError
 from rlreason.model.policy import Policy
 from rlreason.model.tiny import build_model

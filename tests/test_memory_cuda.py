@@ -10,8 +10,8 @@ import pytest
 from cuda_memory import SHAPES
 from test_cuda_branches import needs
 
-from rlreason.memory import formula as f
-from rlreason.memory.head import Head
+from rlreason.model import memory as f
+from rlreason.model.memory import Head
 from tests.starts import ROOT
 
 

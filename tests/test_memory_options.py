@@ -19,23 +19,20 @@ from transformers import (
     get_scheduler,
 )
 
-from rlreason.config.choices import wrong_words
+from rlreason.config.fields import wrong_words
 from rlreason.config.model import LoRAConfig, ModelConfig, TinyModelConfig
-from rlreason.config.optimization import OptimizationConfig
+from rlreason.config.training import OptimizationConfig
 from rlreason.engines.base import Prompt, Sampling
 from rlreason.engines.hf.engine import HFEngine
 from rlreason.errors import ConfigError
-from rlreason.learner import Learner
-from rlreason.model.checkpointing import checkpoint_layers
-from rlreason.model.lora import add_lora
 from rlreason.model.packing import pack
-from rlreason.model.parameters import freeze
-from rlreason.model.policy import Policy, load_policy
-from rlreason.model.scoring import LogProbScorer
+from rlreason.model.parameters import add_lora, checkpoint_layers, freeze
+from rlreason.model.policy import LogProbScorer, Policy, load_policy
 from rlreason.model.tiny import build_model
 from rlreason.objectives.objective import LengthNormConfig, Objective
-from rlreason.optimization import learning_rate_at, make_optimizer
-from rlreason.setup.model import choose_trained
+from rlreason.training.learner import Learner
+from rlreason.training.optimization import learning_rate_at, make_optimizer
+from rlreason.training.parts import choose_trained
 from rlreason.types import Grade, Response, Sample
 
 BFLOAT16 = torch.bfloat16

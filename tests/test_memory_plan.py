@@ -18,28 +18,37 @@ from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, Olmo2Con
 from transformers.initialization import no_init_weights
 
 from rlreason.config.store import typed
+from rlreason.data.prepare import read_splits
 from rlreason.engines.base import Demand, Prompt, Sampling
+from rlreason.engines.build import reserve_of, with_planned_cache
 from rlreason.engines.hf.decoding import PROMPT_TOKENS
 from rlreason.engines.hf.engine import HFEngine
 from rlreason.engines.hf.kv_cache import HEADROOM, PreallocatedLayer
-from rlreason.learner import Learner
-from rlreason.memory import formula as f
-from rlreason.memory import head
-from rlreason.memory.fitting import savings, with_changes
-from rlreason.memory.machine import Device, believed_device, group_limits, parsed_gpus, processor
-from rlreason.memory.plan import CONTEXT, Plan, held_later, plan_of, planned_cache
-from rlreason.memory.shapes import PUBLISHED, TINY_VOCABULARY, shape_from, shape_of, tiny_shape
-from rlreason.memory.words import conclusion, figures, planned, table
-from rlreason.memory.work import PROMPT, Sampled, Work, work_of
-from rlreason.model.checkpointing import checkpoint_layers
-from rlreason.model.logprobs import CHUNK, chunked_log_probs
+from rlreason.model import memory as f
+from rlreason.model import memory as head
+from rlreason.model.log_probs import CHUNK, chunked_log_probs
+from rlreason.model.memory import PROMPT, Sampled, Work, work_of
+from rlreason.model.parameters import checkpoint_layers
+from rlreason.model.plan import CONTEXT, Plan, held_later, plan_of, planned_cache
 from rlreason.model.policy import Policy
-from rlreason.model.tiny_formats import TAGS, VOCABULARY
-from rlreason.setup.engine import reserve_of, with_planned_cache
-from rlreason.setup.fits import assumed_prompt
-from rlreason.setup.learner import make_learner
-from rlreason.setup.model import choose_trained, make_policy
-from rlreason.setup.read_data import read_splits
+from rlreason.model.savings import conclusion, figures, planned, savings, table, with_changes
+from rlreason.model.shapes import (
+    PUBLISHED,
+    TINY_VOCABULARY,
+    Device,
+    believed_device,
+    group_limits,
+    parsed_gpus,
+    processor,
+    shape_from,
+    shape_of,
+    tiny_shape,
+)
+from rlreason.model.tiny import TAGS, VOCABULARY
+from rlreason.training.fits import assumed_prompt
+from rlreason.training.learner import Learner
+from rlreason.training.parts import choose_trained, make_policy
+from rlreason.training.trainer import make_learner
 from rlreason.types import Grade, Response, Sample
 from tests.starts import ROOT
 
@@ -362,7 +371,7 @@ HEADS = [(4, 4), (4, 2), (2, 2)]  # bytes of what makes logits, and of the backw
 @pytest.mark.parametrize(("size", "products"), HEADS)
 @pytest.mark.parametrize("trained", [True, False])
 def test_the_output_head_takes_what_the_formula_says(size, products, trained, monkeypatch):
-    monkeypatch.setattr("rlreason.model.products._helps", lambda device: False)  # oneDNN copies a transposed operand
+    monkeypatch.setattr("rlreason.model.log_probs._helps", lambda device: False)  # oneDNN copies a transposed operand
     shape = dataclasses.replace(PUBLISHED["Qwen/Qwen3-0.6B"], vocab=2500, width=64)
     dtypes = {4: torch.float32, 2: torch.bfloat16}
     settings = {"head": dtypes[size], "products": dtypes[products]}

@@ -5,16 +5,12 @@ import dataclasses
 import pytest
 
 from rlreason.config.store import typed
-from rlreason.distributed import ranks
-from rlreason.memory import formula as f
-from rlreason.memory.fitting import divided
-from rlreason.memory.machine import Device
-from rlreason.memory.plan import CONTEXT, all_fit, held_later, plan_of, spread_work
-from rlreason.memory.ranks import parallel_mode
-from rlreason.memory.shapes import PUBLISHED
-from rlreason.memory.sharing import BUCKET
-from rlreason.memory.words import at_start, figures, planned, table
-from rlreason.memory.work import work_of
+from rlreason.model import memory as f
+from rlreason.model.memory import work_of
+from rlreason.model.plan import BUCKET, CONTEXT, all_fit, held_later, plan_of, spread_work
+from rlreason.model.savings import at_start, divided, figures, parallel_mode, planned, table
+from rlreason.model.shapes import PUBLISHED, Device
+from rlreason.training import ranks
 
 GIB = 1 << 30
 MODEL = ("model=qwen2_5_math_1_5b", "data=gsm8k", "data.path=a/b", "rollout=vllm")

@@ -8,12 +8,11 @@ import torch
 
 from rlreason.config.store import typed
 from rlreason.errors import ConfigError, EngineError, ResourceError
-from rlreason.memory.fitting import savings
-from rlreason.memory.machine import Device
-from rlreason.memory.words import planned
+from rlreason.model.savings import planned, savings
+from rlreason.model.shapes import Device
 from rlreason.records.resume import MAY_CHANGE, changed
-from rlreason.setup.memory import memory_for
-from rlreason.setup.out_of_memory import out_of_memory
+from rlreason.training.fits import out_of_memory
+from rlreason.training.preflight import memory_for
 from tests.starts import SMALL, rlreason
 
 GIB = 1 << 30

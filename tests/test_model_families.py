@@ -17,8 +17,7 @@ from transformers import (
 from rlreason.engines.base import Prompt, Sampling
 from rlreason.engines.hf.engine import HFEngine
 from rlreason.model.packing import pack
-from rlreason.model.policy import Policy
-from rlreason.model.scoring import LogProbScorer
+from rlreason.model.policy import LogProbScorer, Policy
 
 SHAPE = {
     "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,

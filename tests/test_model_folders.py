@@ -12,21 +12,20 @@ from safetensors.torch import load_file, save_file
 from transformers import Phi3Config, Phi3ForCausalLM
 
 from rlreason.api import train
+from rlreason.cli.doctor.look import weight_findings
+from rlreason.cli.doctor.probing import Found
 from rlreason.config.store import typed
 from rlreason.data.prompts import load_template
-from rlreason.doctor.look_at_run import weight_findings
-from rlreason.doctor.probing import Found
 from rlreason.engines.base import Prompt, Sampling
 from rlreason.engines.hf.engine import HFEngine
 from rlreason.engines.stops import Stops
-from rlreason.engines.vllm.arguments import write_model
+from rlreason.engines.vllm.start import write_model
 from rlreason.errors import ConfigError
 from rlreason.model.loading import load_model, load_tokenizer, look_into
 from rlreason.model.packing import pack
 from rlreason.model.policy import Policy, load_policy
-from rlreason.model.tiny import build_model
-from rlreason.model.tiny_formats import END, PAD, TAGS
-from rlreason.setup.components import sampled
+from rlreason.model.tiny import END, PAD, TAGS, build_model
+from rlreason.training.build import sampled
 from tests.starts import SMALL, rlreason
 
 

@@ -22,15 +22,14 @@ from transformers import (
     Qwen3NextForCausalLM,
 )
 
-from rlreason.config.optimization import OptimizationConfig
+from rlreason.config.training import OptimizationConfig
 from rlreason.engines.base import Prompt, Sampling
 from rlreason.engines.hf.engine import HFEngine
 from rlreason.errors import ConfigError
-from rlreason.learner import Learner
 from rlreason.model.packing import pack
-from rlreason.model.policy import Policy, load_policy
-from rlreason.model.scoring import LogProbScorer
+from rlreason.model.policy import LogProbScorer, Policy, load_policy
 from rlreason.objectives.objective import Objective
+from rlreason.training.learner import Learner
 from rlreason.types import Sample
 
 SHAPE = {

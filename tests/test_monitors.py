@@ -8,9 +8,8 @@ import pytest
 
 from rlreason.config.monitors import MODES, MonitorsConfig, settings_of
 from rlreason.config.store import SCHEMAS
-from rlreason.monitors.divergence import collapsed
-from rlreason.monitors.table import MONITORS
-from rlreason.monitors.watch import Monitors
+from rlreason.health.divergence import collapsed
+from rlreason.health.watch import MONITORS, Monitors
 from rlreason.records.status import ending
 from tests.small_runs import words_of
 from tests.starts import rlreason

@@ -6,16 +6,9 @@ import pytest
 import torch
 from test_objectives_losses import NUMBERS, ragged_case
 
-from rlreason.objectives.advantages import compute_group_advantages
-from rlreason.objectives.aggregation import (
-    AGGREGATIONS,
-    aggregate_loss,
-    masked_mean,
-    masked_normalize,
-    step_divisors,
-)
+from rlreason.objectives.advantages import compute_group_advantages, keep_live
+from rlreason.objectives.aggregation import AGGREGATIONS, aggregate_loss, masked_mean, masked_normalize, step_divisors
 from rlreason.objectives.losses import LOSSES
-from rlreason.objectives.zero_variance import keep_live
 
 CONSTANT = 13.0
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import rlreason
-from rlreason.config.ranges import ranges_of
+from rlreason.config.fields import ranges_of
 from rlreason.objectives.advantages import compute_group_advantages
 from rlreason.objectives.aggregation import aggregate_loss
 from rlreason.objectives.card import objective_card

@@ -9,13 +9,16 @@ import pytest
 import torch
 
 import rlreason.objectives
-from rlreason.objectives.entropy import entropy_bonus
-from rlreason.objectives.kl import KL_ESTIMATORS, kl_per_token, subtract_kl_from_rewards
+from rlreason.objectives.advantages import OVERLONG, ZERO_VARIANCE, soft_overlong_penalty
 from rlreason.objectives.losses import LOSSES
-from rlreason.objectives.mismatch import MISMATCH_WEIGHTS, mismatch_weights
-from rlreason.objectives.overlong import OVERLONG, soft_overlong_penalty
-from rlreason.objectives.scoring import compute_entropy, gather_log_probs
-from rlreason.objectives.zero_variance import ZERO_VARIANCE
+from rlreason.objectives.measures import compute_entropy, entropy_bonus, gather_log_probs
+from rlreason.objectives.terms import (
+    KL_ESTIMATORS,
+    MISMATCH_WEIGHTS,
+    kl_per_token,
+    mismatch_weights,
+    subtract_kl_from_rewards,
+)
 
 MODULES = [m.name for m in pkgutil.iter_modules(rlreason.objectives.__path__, "rlreason.objectives.")]
 

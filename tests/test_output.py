@@ -17,12 +17,12 @@ from pathlib import Path
 import pytest
 
 from rlreason.cli.entry import exit_code_of
+from rlreason.cli.run import mark_ended
 from rlreason.config.store import typed
 from rlreason.engines.base import Prompt, Sampling
 from rlreason.errors import ConfigError, ReaderGone, UnwritableError
-from rlreason.evaluation.tables import curves_table
-from rlreason.jobs.run import mark_ended
-from rlreason.monitors.watch import Monitors
+from rlreason.evaluation.cases import curves_table
+from rlreason.health.watch import Monitors
 from rlreason.objectives.card import imitation_card
 from rlreason.objectives.objective import LengthNormConfig
 from rlreason.records.console import Console, closing_table
@@ -31,10 +31,10 @@ from rlreason.records.files import CONTENTS
 from rlreason.records.reader import RunFolder
 from rlreason.records.status import write_status
 from rlreason.records.writer import RunWriter
-from rlreason.runtime.atomic_files import append_line, write_whole
+from rlreason.runtime.files import append_line, write_whole
 from rlreason.runtime.streams import width_of
-from rlreason.setup.run_summary import describe_prompt
-from rlreason.sweeps.processes import came_to
+from rlreason.sweeps.runner import came_to
+from rlreason.training.summary import describe_prompt
 from rlreason.types import Grade, Problem, Response, Sample
 from tests.test_end_to_end import SMALL
 from tests.waiting import MINUTES, wait_for
@@ -182,7 +182,7 @@ def test_a_place_that_is_gone_is_one_line_too(tmp_path):
 def test_a_run_on_a_full_disk_ends_in_one_line(tmp_path):
     limited = (
         "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (60000, 60000)); "
-        "sys.argv[0] = 'rlreason'; from rlreason.main import cli; cli()"
+        "sys.argv[0] = 'rlreason'; from rlreason.cli.command import cli; cli()"
     )
     done = python("-c", limited, *SMALL, "n_steps=1", "eval_every=0", "hydra.run.dir=x", cwd=tmp_path)
     assert done.returncode == 4, done.stderr
@@ -329,7 +329,7 @@ def test_a_job_without_steps_names_none():
 NOISE = """
 import logging, os, sys, threading, warnings
 from pathlib import Path
-from rlreason.runtime.stderr_log import log_stderr_in, stderr_logged
+from rlreason.runtime.streams import log_stderr_in, stderr_logged
 with stderr_logged():
     warnings.warn("early")
     if {folder!r}:

@@ -7,15 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from rlreason.cli.rerun import compared
 from rlreason.errors import ConfigError
 from rlreason.records import files
-from rlreason.records.files import step_name
-from rlreason.records.lines import opened
+from rlreason.records.files import opened, step_name
 from rlreason.records.reader import RunFolder
 from rlreason.records.resume import cut_back
 from rlreason.records.rows import TO_LEARN, sample_of, write_rows
 from rlreason.records.writer import RunWriter, rewrite_rows
-from rlreason.rerun.same_runs import compared
 from rlreason.types import Grade, Problem, Response, Sample
 from tests.run_records import lines_of
 from tests.test_verbs import verb

@@ -7,15 +7,13 @@ from torch.nn import functional as F
 from transformers import AutoModelForCausalLM, AutoTokenizer, Gemma2Config, Gemma2ForCausalLM
 
 from rlreason.errors import ConfigError
-from rlreason.model.attention import NAMES, one_by_one
-from rlreason.model.kernels import Hardware, choose_kernel, end_to_end
-from rlreason.model.logprobs import chunked_log_probs
+from rlreason.model.attention import NAMES, Hardware, choose_kernel, end_to_end, one_by_one
+from rlreason.model.checks import check_kernel
+from rlreason.model.log_probs import chunked_log_probs
 from rlreason.model.packing import pack, within_budget
-from rlreason.model.policy import Policy, load_policy
-from rlreason.model.policy_checks import check_kernel
-from rlreason.model.scoring import LogProbScorer
+from rlreason.model.policy import LogProbScorer, Policy, load_policy
 from rlreason.model.tiny import build_model
-from rlreason.setup.model import check_hardware
+from rlreason.training.parts import check_hardware
 from tests.run_settings import settings
 
 

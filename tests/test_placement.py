@@ -8,15 +8,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlreason.config.rollout import RolloutConfig
+from rlreason.config.groups import RolloutConfig
 from rlreason.config.store import typed
-from rlreason.engines.vllm.isolation import environment
+from rlreason.engines.build import transfer_to, transfers_of
+from rlreason.engines.placement import engine_gpus, in_words, ranks_here
 from rlreason.engines.vllm.process import NCCLTransfer, ProcessTransfer, visible_gpu
+from rlreason.engines.vllm.start import environment
 from rlreason.engines.vllm.weight_transfer import InProcessTransfer
 from rlreason.errors import ConfigError
-from rlreason.setup.engine import transfer_to, transfers_of
-from rlreason.setup.placement import engine_gpus, in_words, ranks_here
-from rlreason.setup.preflight import too_few_gpus
+from rlreason.training.preflight import too_few_gpus
 
 PLACEMENTS = st.sampled_from(["auto", "colocate", "second_gpu"])
 NUMBERS = {"placement": PLACEMENTS, "engines": st.integers(1, 9), "ranks": st.integers(1, 9), "gpus": st.integers(1, 9)}

@@ -9,18 +9,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from rlreason.algorithms.prefetch import RolloutPrefetcher
 from rlreason.engines.base import Prompt, Sampling
 from rlreason.engines.hf.engine import HFEngine
 from rlreason.errors import ConfigError
 from rlreason.health.examine import Health, examine
 from rlreason.records.console import Console
-from rlreason.records.counters import Counters
+from rlreason.records.rows import Counters
 from rlreason.records.writer import RunWriter
-from rlreason.setup.algorithm import make_algorithm
-from rlreason.setup.components import Components, build_components
-from rlreason.setup.learner import make_learner
-from rlreason.trainer import Trainer
+from rlreason.training.algorithms.base import RolloutPrefetcher
+from rlreason.training.build import Components, build_components
+from rlreason.training.build_algorithm import make_algorithm
+from rlreason.training.trainer import Trainer, make_learner
 from rlreason.types import Response
 from tests.starts import rlreason
 from tests.test_trainer import run_of

@@ -16,26 +16,25 @@ from hydra import compose
 from omegaconf import OmegaConf
 
 from rlreason import evaluate, train
-from rlreason.analysis.saved_run import read_run
-from rlreason.cli.as_words import composed_settings, plain, words_of, words_to_evaluate
 from rlreason.cli.check import check_words
 from rlreason.cli.flags import composing, read
+from rlreason.cli.resume import composed_settings, plain, words_of, words_to_evaluate
+from rlreason.config.data import of_function
 from rlreason.config.groups import no_reward
 from rlreason.config.store import typed
-from rlreason.config.tasks import of_function
+from rlreason.data.prepare import read_splits
 from rlreason.errors import ConfigError, DataError
 from rlreason.grading import Grader
 from rlreason.objectives.card import objective_card
-from rlreason.objectives.loss import Formula, Loss
-from rlreason.objectives.losses import LOSSES
+from rlreason.objectives.losses import LOSSES, Formula, Loss, broken_contract
 from rlreason.objectives.objective import own_loss_config
-from rlreason.objectives.own_loss import broken_contract
 from rlreason.objectives.published import GRPO, OF_LOSSES
 from rlreason.objectives.rules import check_objective
-from rlreason.plugins import as_settings, objects
 from rlreason.records.reader import RunFolder
-from rlreason.setup.preflight import broken_loss
-from rlreason.setup.read_data import read_splits
+from rlreason.runtime import plugins as objects
+from rlreason.runtime.plugins import as_settings
+from rlreason.training.laboratory import read_run
+from rlreason.training.preflight import broken_loss
 from rlreason.types import Problem, Range
 from tests.waiting import patient
 

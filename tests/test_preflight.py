@@ -11,18 +11,24 @@ import pytest
 from test_end_to_end import SMALL, rlreason
 
 from rlreason.config.groups import LOGGERS, GradingConfig
-from rlreason.config.packages import needs as needs_package
+from rlreason.config.leaves import needs as needs_package
 from rlreason.config.store import typed
 from rlreason.errors import ConfigError, DataError, ResourceError
 from rlreason.grading import Grader
-from rlreason.memory.machine import Device
-from rlreason.memory.shapes import tiny_shape
+from rlreason.model.shapes import Device, tiny_shape
 from rlreason.records.status import read_status
-from rlreason.setup.fits import Foreseen
-from rlreason.setup.memory import memory_for
-from rlreason.setup.preflight import missing_packages, needed_by, preflight, room_for
-from rlreason.setup.probe import own_functions, unusable
-from rlreason.setup.space import in_words, space_needed
+from rlreason.training.fits import Foreseen
+from rlreason.training.preflight import (
+    in_words,
+    memory_for,
+    missing_packages,
+    needed_by,
+    own_functions,
+    preflight,
+    room_for,
+    space_needed,
+    unusable,
+)
 from tests.waiting import patient
 
 MODULES = {
@@ -246,7 +252,7 @@ from rlreason.config.store import register
 from rlreason.cli.check import check_words
 register()
 check_words(["prompt.reward=rlreason.grading.verifiers.countdown:r1_zero", "threads=1"])
-import rlreason.setup.preflight
+import rlreason.training.preflight
 sys.exit("torch" in sys.modules or "transformers" in sys.modules)
 """
 

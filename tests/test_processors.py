@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from rlreason.runtime.processors import cgroup_quota, default_threads, usable_processors
-from rlreason.setup.model import choose_threads
+from rlreason.runtime.machine import cgroup_quota, default_threads, usable_processors
+from rlreason.training.parts import choose_threads
 from tests.run_settings import settings
 
 V1 = "12:pids:/docker/ab\n4:cpu,cpuacct:/docker/ab\n1:name=systemd:/docker/ab\n"
@@ -45,7 +45,7 @@ def test_affinity_bounds_the_default_and_an_explicit_number_wins():
         pytest.skip("no affinity here")
     text = (
         "import os, torch; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))}); torch.set_num_threads(8);"
-        "from rlreason.runtime.processors import *;"
+        "from rlreason.runtime.machine import *;"
         "print(usable_processors(), default_threads(torch.get_num_threads()))"
     )
     env = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])}

@@ -9,12 +9,12 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from rlreason.config.optimization import OptimizationConfig
-from rlreason.learner import Learner
+from rlreason.config.training import OptimizationConfig
+from rlreason.model.log_probs import _helps, _Linear, linear, use_fast_products
 from rlreason.model.policy import Policy
-from rlreason.model.products import _helps, _Linear, linear, use_fast_products
 from rlreason.model.tiny import build_model
 from rlreason.objectives.objective import Objective
+from rlreason.training.learner import Learner
 
 product = torch.ops.mkldnn._linear_pointwise.default if hasattr(torch.ops.mkldnn, "_linear_pointwise") else None
 needs_onednn = pytest.mark.skipif(product is None, reason="this torch has no oneDNN")

@@ -12,34 +12,34 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from rlreason.algorithms.prefetch import RolloutPrefetcher
-from rlreason.algorithms.problem_sampler import ProblemSampler
-from rlreason.config.optimization import OptimizationConfig
+from rlreason.config.training import OptimizationConfig
+from rlreason.data.sampler import ProblemSampler
 from rlreason.engines.base import Prompt, Sampling
-from rlreason.learner import Learner
-from rlreason.model.lora import add_lora
+from rlreason.model.parameters import add_lora
 from rlreason.model.policy import Policy
 from rlreason.model.tiny import build_model
 from rlreason.objectives.objective import Objective
-from rlreason.progress.due import Cost, checkpoint_due
-from rlreason.progress.plain import collected_from, plain_collected
-from rlreason.progress.tensors import (
+from rlreason.records.checkpoints import checkpoints_in, moments_in, read_state, what_is_wrong
+from rlreason.records.console import Console
+from rlreason.records.rows import Counters
+from rlreason.records.writer import RunWriter
+from rlreason.runtime.process import random_states, set_random_states
+from rlreason.training.algorithms.base import RolloutPrefetcher
+from rlreason.training.build import build_components
+from rlreason.training.build_algorithm import make_algorithm
+from rlreason.training.checkpoint import (
     adapters,
+    collected_from,
     moments,
+    plain_collected,
     read_tensors,
     set_moments,
     set_weights,
     write_tensors,
 )
-from rlreason.records.checkpoints import checkpoints_in, moments_in, read_state, what_is_wrong
-from rlreason.records.console import Console
-from rlreason.records.counters import Counters
-from rlreason.records.writer import RunWriter
-from rlreason.runtime.generators import random_states, set_random_states
-from rlreason.setup.algorithm import make_algorithm
-from rlreason.setup.components import build_components
-from rlreason.setup.learner import make_learner
-from rlreason.trainer import Trainer, train
+from rlreason.training.learner import Learner
+from rlreason.training.progress import Cost, checkpoint_due
+from rlreason.training.trainer import Trainer, make_learner, train
 from rlreason.types import Collected, Grade, Response, Sample
 from tests.test_learner import make_samples
 from tests.test_trainer import run_of, trained

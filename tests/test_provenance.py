@@ -9,9 +9,16 @@ from pathlib import Path
 import pytest
 
 from rlreason import Run, evaluate, train
-from rlreason.records.code_state import commit_of, own_code, package_digest
-from rlreason.records.provenance import code_differs, differences, part_line, provenance
-from rlreason.runtime.secrets import HIDDEN
+from rlreason.records.provenance import (
+    code_differs,
+    commit_of,
+    differences,
+    own_code,
+    package_digest,
+    part_line,
+    provenance,
+)
+from rlreason.runtime.text import HIDDEN
 from tests.some import some
 from tests.starts import ROOT
 from tests.test_api import TINY

@@ -10,10 +10,10 @@ from typing import Any, get_args, get_type_hints
 import pytest
 
 from rlreason.cli.check import check_words
+from rlreason.config.fields import RANGES, range_of
 from rlreason.config.groups import GradingConfig
-from rlreason.config.ranges import RANGES, range_of
+from rlreason.config.leaves import resource_dir
 from rlreason.config.rules import broken_rules
-from rlreason.config.sources import resource_dir
 from rlreason.config.store import SCHEMAS, typed
 from rlreason.errors import ConfigError
 from rlreason.grading import Grader

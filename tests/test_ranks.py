@@ -8,19 +8,17 @@ import torch
 from conftest import random_pairs
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from rlreason.distributed.moments import read_whole
-from rlreason.distributed.place import Place, own_gpu, place_of, world_of
-from rlreason.distributed.sharding import ShardedPolicy
 from rlreason.errors import ConfigError
-from rlreason.learner import Learner
 from rlreason.model.devices import pick_dtype
-from rlreason.model.policy import Policy
-from rlreason.model.scoring import LogProbScorer
-from rlreason.progress.tensors import moments
-from rlreason.setup.algorithm import frozen_copy
-from rlreason.setup.learner_settings import settings_of
-from rlreason.setup.model import choose_trained
-from rlreason.setup.ranks import lead
+from rlreason.model.policy import LogProbScorer, Policy
+from rlreason.runtime.process import Place, own_gpu, place_of, world_of
+from rlreason.training.build_algorithm import frozen_copy, settings_of
+from rlreason.training.build_ranks import lead
+from rlreason.training.checkpoint import moments
+from rlreason.training.distributed import read_whole
+from rlreason.training.learner import Learner
+from rlreason.training.parts import choose_trained
+from rlreason.training.sharding import ShardedPolicy
 from rlreason.types import Grade, Response, Sample
 from tests.test_trainer import run_of
 

@@ -17,19 +17,23 @@ import yaml
 from rlreason.errors import ConfigError
 from rlreason.records.console import Console
 from rlreason.report.assignment import FILES, MARKDOWN, PAGE, write_up
-from rlreason.report.assignment.bars import against_bar, bar_line, interval_of, published_line, with_bands
-from rlreason.report.assignment.courses import course_of
-from rlreason.report.assignment.directions import agreement, directions_table, verdict_of, words_of
-from rlreason.report.assignment.gather import found_below
-from rlreason.report.assignment.gathered import Gathered
+from rlreason.report.assignment.courses import agreement, course_of, directions_table, verdict_of, words_of
+from rlreason.report.assignment.figures import (
+    against_bar,
+    bar_line,
+    interval_of,
+    metric_sentences,
+    published_line,
+    with_bands,
+)
+from rlreason.report.assignment.gather import Gathered, found_below
 from rlreason.report.assignment.keep import keep
-from rlreason.report.assignment.metrics import metric_sentences
 from rlreason.report.assignment.section import DONE, IN_WORDS, NOT_YET, PARTLY
 from rlreason.report.assignment.sections import write_up_of
 from rlreason.report.charts import figures_of
-from rlreason.report.palette import LIGHT
 from rlreason.report.pictures import svg_of
 from rlreason.report.read import read_study
+from rlreason.report.specifications import LIGHT
 from rlreason.report.study import Series
 from rlreason.sweeps.state import RunState, SweepState, read_state, write_state
 from tests.sweep_folders import CONFIG, answers, ended, sweep
@@ -342,7 +346,7 @@ def test_zero_shot_under_three_prompts_is_put_together_and_lacks_what_has_not_ru
     ("settings", "answers_it"),
     [
         ({}, True),
-        ({"prompt__reward": "rlreason.grading.controls:coin"}, False),
+        ({"prompt__reward": "rlreason.grading.rewards:coin"}, False),
         ({"loss__loss_type": "no_baseline"}, False),
         ({"train_batch_size": 8, "rollout_batch_size": 16}, False),
         ({"train_batch_size": 16, "rollout_batch_size": 16}, True),

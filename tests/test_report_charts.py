@@ -9,14 +9,13 @@ import numpy as np
 import pytest
 from report_objects import HOSTILE, run_of, series_of, study_of, verdicts_of_hand
 
-from rlreason.report import palette
+from rlreason.report import specifications as palette
 from rlreason.report.charts import figures_of, forest_of, legend_of
-from rlreason.report.content import Entry, Figure
-from rlreason.report.curves import band_of, floored, points_each, thinned
-from rlreason.report.page_data import axes_of, data_of
+from rlreason.report.content import Entry, Figure, band_of, floored, points_each, thinned
+from rlreason.report.page import axes_of, data_of
 from rlreason.report.pictures import compiled, png_of, rows_of, svg_of, vega_version
 from rlreason.report.study import Study
-from rlreason.statistics import mean_interval
+from rlreason.runtime.intervals import mean_interval
 
 X = np.arange(5.0)
 

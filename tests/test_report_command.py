@@ -162,7 +162,7 @@ def test_a_run_that_still_writes_is_not_compared(whole, tmp_path):
     (run / "summary.json").unlink()
     (run / "status.json").write_text('{"status": "running", "time": "x"}')
     holds = (
-        "import time; from pathlib import Path; from rlreason.runtime.lock import run_lock\n"
+        "import time; from pathlib import Path; from rlreason.runtime.files import run_lock\n"
         f"with run_lock(Path({str(run)!r}), print): print('held', flush=True); time.sleep(6000)"
     )
     with subprocess.Popen(

@@ -5,9 +5,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from rlreason.report.build import build_report
+from rlreason.report.build import FILES, build_report, fenced, table_lines, text, write_markdown
 from rlreason.report.content import Case, Detail, Shown, Table
-from rlreason.report.markdown import FILES, fenced, table_lines, text, write_markdown
 from rlreason.report.read import read_study
 from tests.sweep_folders import answers, sweep
 

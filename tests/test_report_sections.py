@@ -6,14 +6,21 @@ import numpy as np
 import pytest
 
 from rlreason.report import remarks
-from rlreason.report.cases import LONGEST, cases_of, shown_text
-from rlreason.report.differing import configs_table, cost_of, details_of
-from rlreason.report.log import log_of
-from rlreason.report.passes import best_of_n_table, pass_curve, passes_table
 from rlreason.report.read import read_study
-from rlreason.report.slices import slices_of, slices_table
+from rlreason.report.sections import LONGEST, cases_of, shown_text, slices_of, slices_table
 from rlreason.report.study import Answers, Problem, Run, Series, Setting, Study
-from rlreason.report.tables import axes_table, best_checkpoint, settings_table
+from rlreason.report.tables import (
+    axes_table,
+    best_checkpoint,
+    best_of_n_table,
+    configs_table,
+    cost_of,
+    details_of,
+    log_of,
+    pass_curve,
+    passes_table,
+    settings_table,
+)
 from rlreason.report.verdicts import verdicts_of
 from tests.sweep_folders import answers, sweep
 

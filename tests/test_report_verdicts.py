@@ -11,8 +11,7 @@ from rlreason.report.build import lead_of
 from rlreason.report.content import Verdict
 from rlreason.report.remarks import warnings_of
 from rlreason.report.study import Answers, Problem, Run, Series, Setting, Study, labels_of
-from rlreason.report.verdicts import verdicts_of
-from rlreason.report.words import size, summary_of
+from rlreason.report.verdicts import size, summary_of, verdicts_of
 
 PROBLEMS = 200
 Right = dict[int, np.ndarray | None]  # seed -> which problems are right; None: it diverged without an answer

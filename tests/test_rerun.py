@@ -11,11 +11,11 @@ import yaml
 from rlreason import Run, compose, evaluate, load_run, train
 from rlreason.cli.completion import answers
 from rlreason.cli.flags import composing, read
-from rlreason.cli.resume_word import continued, recorded_start
+from rlreason.cli.rerun import compared, first_difference
+from rlreason.cli.resume import continued, recorded_start
 from rlreason.errors import ConfigError
 from rlreason.records.reader import RunFolder
-from rlreason.rerun.same_runs import compared, first_difference
-from rlreason.runtime.secrets import HIDDEN
+from rlreason.runtime.text import HIDDEN
 from tests.starts import rlreason
 from tests.test_api import TINY
 

@@ -9,15 +9,14 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlreason.cli.resume_word import continued
-from rlreason.config.rollout import chosen_engine, engine_here, usable_gpus
-from rlreason.config.sources import resource_dir
+from rlreason.cli.resume import continued
+from rlreason.config.groups import chosen_engine, engine_here, usable_gpus
+from rlreason.config.leaves import resource_dir
+from rlreason.config.rules import complaints
 from rlreason.config.store import typed
-from rlreason.config.unread import complaints
 from rlreason.errors import ConfigError
-from rlreason.runtime.gpus import VISIBLE
-from rlreason.sweeps.before import Composed, refuse_changed
-from rlreason.sweeps.design import Design, PlannedRun
+from rlreason.runtime.machine import VISIBLE
+from rlreason.sweeps.design import Composed, Design, PlannedRun, refuse_changed
 
 OTHER = {"hf": "vllm", "vllm": "hf"}
 PRETRAINED = ("model=qwen3_0_6b", "data.path=a/b")

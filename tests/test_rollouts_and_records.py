@@ -7,21 +7,21 @@ from dataclasses import replace
 import pytest
 import torch
 
-from rlreason.algorithms.grpo import with_advantages
-from rlreason.algorithms.rollouts import Rollouts, rollout_metrics
-from rlreason.config.optimization import OptimizationConfig
+from rlreason.cli.rerun import without_clock
+from rlreason.config.training import OptimizationConfig
 from rlreason.engines.base import Sampling
+from rlreason.engines.rollouts import Rollouts, rollout_metrics
 from rlreason.errors import ConfigError
-from rlreason.learner import Learner
-from rlreason.monitors.watch import Monitors
+from rlreason.health.watch import Monitors
 from rlreason.objectives.objective import Objective
 from rlreason.records.console import Console, clock
 from rlreason.records.curves import draw_curves, series
 from rlreason.records.reader import RunFolder
 from rlreason.records.writer import RunWriter, refuse_occupied, set_aside
-from rlreason.rerun.same_runs import without_clock
-from rlreason.runtime.atomic_files import write_whole
-from rlreason.sweeps.table import SweepRun, runs_table
+from rlreason.runtime.files import write_whole
+from rlreason.sweeps.closing import SweepRun, runs_table
+from rlreason.training.algorithms.grpo import with_advantages
+from rlreason.training.learner import Learner
 from rlreason.types import Grade, Problem, Response, Sample
 from tests.run_records import lines_of
 

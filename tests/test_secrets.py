@@ -11,12 +11,11 @@ import pytest
 import yaml
 
 from rlreason.config.groups import LoggerConfig
-from rlreason.engines.vllm.installation import hide_secrets, last_lines, log_into
+from rlreason.engines.vllm.start import hide_secrets, last_lines, log_into
 from rlreason.records.loggers.base import Known
-from rlreason.records.loggers.trackio_logger import names
-from rlreason.records.loggers.wandb_logger import chosen
+from rlreason.records.loggers.services import chosen, names
 from rlreason.records.status import write_status
-from rlreason.runtime.secrets import HIDDEN, redacted
+from rlreason.runtime.text import HIDDEN, redacted
 from tests.starts import ENV, ROOT, SMALL
 
 
@@ -74,7 +73,7 @@ def test_the_log_hides_what_python_and_what_native_code_prints(tmp_path):
     program = f"""
 import os, sys
 from pathlib import Path
-from rlreason.runtime.stderr_log import log_stderr_in, stderr_logged
+from rlreason.runtime.streams import log_stderr_in, stderr_logged
 with stderr_logged():
     print("early swordfish-4", file=sys.stderr)
     log_stderr_in(Path({str(tmp_path)!r}))

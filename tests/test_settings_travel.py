@@ -4,12 +4,12 @@ import ast
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
-from rlreason.config.choices import wrong_words
+from rlreason.config.fields import wrong_words
 from rlreason.config.groups import GradingConfig, SamplingConfig
 from rlreason.config.leaves import leaves
 from rlreason.config.store import SCHEMAS, typed
+from rlreason.evaluation.evaluator import LEFT_OUT, protocol_of
 from rlreason.evaluation.protocol import differences
-from rlreason.setup.protocol import LEFT_OUT, protocol_of
 from rlreason.types import Problem
 
 PACKAGE = Path(__file__).resolve().parents[1] / "rlreason"

@@ -12,19 +12,17 @@ from tokenizers.processors import TemplateProcessing
 from tokenizers.trainers import BpeTrainer
 from transformers import PreTrainedTokenizerFast
 
-from rlreason.data.stories import make_stories
+from rlreason.data.tasks import make_stories
+from rlreason.engines.build import demand_of
 from rlreason.errors import ConfigError
+from rlreason.grading.build import reward_name_of as reward_name
+from rlreason.model.chat import PromptEncoder, encoder, lengths
 from rlreason.model.policy import Policy
-from rlreason.model.prompt_encoder import PromptEncoder
 from rlreason.model.tiny import build_model
 from rlreason.records.console import Console
-from rlreason.setup.components import fitting
-from rlreason.setup.engine import demand_of
-from rlreason.setup.fits import Part
-from rlreason.setup.graders import reward_name
-from rlreason.setup.lengths import lengths
-from rlreason.setup.prompts import encoder
-from rlreason.setup.traces import make_traces
+from rlreason.training.build import fitting
+from rlreason.training.build_algorithm import make_traces
+from rlreason.training.fits import Part
 from rlreason.types import Problem
 from tests.run_settings import settings
 

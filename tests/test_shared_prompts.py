@@ -14,14 +14,12 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
 
-from rlreason.config.optimization import OptimizationConfig
-from rlreason.learner import Learner
-from rlreason.model.lora import add_lora
-from rlreason.model.packing import divide, pack
-from rlreason.model.policy import Policy
-from rlreason.model.policy_checks import check_sharing
-from rlreason.model.scoring import LogProbScorer
-from rlreason.model.shared_prompts import CPU, Attended, attention_by_layout, merged
+from rlreason.config.training import OptimizationConfig
+from rlreason.model.checks import check_sharing
+from rlreason.model.packing import CPU, Attended, attention_by_layout, divide, merged, pack
+from rlreason.model.parameters import add_lora
+from rlreason.model.policy import LogProbScorer, Policy
+from rlreason.training.learner import Learner
 from rlreason.types import Response, Sample
 
 

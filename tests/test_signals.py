@@ -14,12 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from rlreason.algorithms.prefetch import RolloutPrefetcher
-from rlreason.engines.vllm import isolation
-from rlreason.engines.vllm.single_thread import SingleThread
-from rlreason.grading.workers.pool import Pool
+from rlreason.engines.vllm import start as isolation
+from rlreason.engines.vllm.start import SingleThread
+from rlreason.grading.pool import Pool
 from rlreason.runtime import signals
-from rlreason.runtime.stacks import write_stacks
+from rlreason.runtime.hang import write_stacks
+from rlreason.training.algorithms.base import RolloutPrefetcher
 from tests.test_end_to_end import SMALL
 from tests.waiting import wait_for
 
@@ -240,7 +240,7 @@ def test_closing_a_feed_does_not_wait_for_what_hangs(monkeypatch):
             return step
 
     end = threading.Event()
-    monkeypatch.setattr("rlreason.algorithms.prefetch.CLOSING_S", 0.1)
+    monkeypatch.setattr("rlreason.training.algorithms.base.CLOSING_S", 0.1)
     feed = RolloutPrefetcher(Hanging(), ahead=True)
     assert feed.next(1) == 1
     began = time.monotonic()

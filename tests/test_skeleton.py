@@ -6,12 +6,10 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Olmo2Config, Olmo2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
-from rlreason.model.lora import add_lora
-from rlreason.model.policy import Policy
-from rlreason.model.scoring import LogProbScorer
-from rlreason.model.skeleton import materialize, one_layer_of, skeleton_of, with_one_layer
-from rlreason.setup.model import make_policy
-from rlreason.setup.parallel import is_spread
+from rlreason.model.loading import materialize, one_layer_of, skeleton_of, with_one_layer
+from rlreason.model.parameters import add_lora
+from rlreason.model.policy import LogProbScorer, Policy
+from rlreason.training.parts import is_spread, make_policy
 from tests.run_settings import settings
 
 SIZES = {

@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from rlreason.runtime import stacks
-from rlreason.runtime.environment import STACKS_VARIABLE
+from rlreason.runtime import hang as stacks
+from rlreason.runtime.machine import STACKS_VARIABLE
 from tests.waiting import wait_for
 
 ROOT = Path(__file__).parents[1]
 LISTENING = """
 import sys, time
-from rlreason.runtime.stacks import listen
+from rlreason.runtime.hang import listen
 listen()
 def waiting_for_godot():
     print("ready", flush=True)

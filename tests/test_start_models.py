@@ -13,21 +13,30 @@ import pytest
 import torch
 from test_warm_start import equal, weights
 
+from rlreason.cli.rerun import without_clock
 from rlreason.config.run import RunConfig
+from rlreason.data.prepare import read_splits
+from rlreason.health.watch import Monitors
 from rlreason.model.policy import Policy
-from rlreason.model.weight_cache import BrokenWeightsError, WeightCache, checksum, read_weights, write_weights
-from rlreason.monitors.watch import Monitors
+from rlreason.model.tiny import BrokenWeightsError, WeightCache, checksum, read_weights, write_weights
 from rlreason.records.console import Console
 from rlreason.records.writer import RunWriter
-from rlreason.rerun.same_runs import without_clock
-from rlreason.setup import start as starts
-from rlreason.setup.components import build_components
-from rlreason.setup.model import lessons_of, make_policy, teach_habits
-from rlreason.setup.read_data import read_splits
-from rlreason.setup.ship import asked as shipped_run
-from rlreason.setup.ship import make, ship
-from rlreason.setup.start import SHIPPED, Start, cache_folder, code_hash, find_shipped, hashed, maker_of, recipe_of
-from rlreason.trainer import train
+from rlreason.training import warm_start as starts
+from rlreason.training.build import build_components
+from rlreason.training.parts import lessons_of, make_policy, teach_habits
+from rlreason.training.ship import asked as shipped_run
+from rlreason.training.ship import make, ship
+from rlreason.training.trainer import train
+from rlreason.training.warm_start import (
+    SHIPPED,
+    Start,
+    cache_folder,
+    code_hash,
+    find_shipped,
+    hashed,
+    maker_of,
+    recipe_of,
+)
 from tests.run_settings import settings
 from tests.waiting import MINUTES, wait_for
 
@@ -252,8 +261,10 @@ def test_the_model_is_the_same_with_any_number_of_threads():
 
 
 def test_other_code_is_another_maker():
-    assert code_hash(("rlreason.setup.warm_start",)) != code_hash()  # without the module of the model itself
-    assert code_hash(("rlreason.learner", "rlreason.setup.warm_start", "rlreason.model.tiny")) == code_hash()
+    assert code_hash(("rlreason.model.tiny",)) != code_hash()  # without the module that teaches it
+    assert (
+        code_hash(("rlreason.training.learner", "rlreason.training.warm_start", "rlreason.model.tiny")) == code_hash()
+    )
 
 
 # --- Runs ---
@@ -321,7 +332,7 @@ def test_the_default_run_starts_from_what_was_shipped_whatever_its_seed():
     policy = make_policy(run, lessons)
     recipe = recipe_of(run.model, policy, lessons_of(run, run.model, lessons))
     found = find_shipped(recipe, print)
-    assert found is not None, "the default start model is another now: python -m rlreason.setup.ship"
+    assert found is not None, "the default start model is another now: python -m rlreason.training.ship"
     assert checksum(found) == json.loads((SHIPPED / "r1_zero_short.json").read_text())["weights"]
     assert find_shipped(recipe | {"seed": 1}, print) is None
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlreason.statistics import (
+from rlreason.runtime.intervals import (
     Z95,
     bootstrap_intervals,
     cluster_interval,

@@ -8,22 +8,26 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlreason.statistics import (
+from rlreason.runtime.differences import (
     PROBLEMS,
     SEEDS,
     UNPAIRED,
     assumed_range,
     compared,
+    difference,
+    half_width,
     holm,
-    mean_interval,
+    p_value,
     paired_difference,
+    residual_variance,
     seeds_needed,
     sentence,
+    shared_variance,
     smallest_difference,
     spread_of,
     unpaired_difference,
 )
-from rlreason.statistics.differences import difference, half_width, p_value, residual_variance, shared_variance
+from rlreason.runtime.intervals import mean_interval
 
 
 def layout(seeds: int, problems: int, seed: int = 0) -> np.ndarray:

@@ -9,16 +9,16 @@ from test_engine_cost import Waits
 from test_learner import make_samples
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from rlreason import learner as learner_module
-from rlreason.config.optimization import OptimizationConfig
+from rlreason.config.training import OptimizationConfig
 from rlreason.engines.base import Prompt, Sampling
 from rlreason.engines.hf import decoding, kv_cache
 from rlreason.engines.hf.engine import HFEngine
-from rlreason.learner import Learner
 from rlreason.model import packing
+from rlreason.model.checks import ELEMENTS
 from rlreason.model.policy import Policy
-from rlreason.model.watched import ELEMENTS
 from rlreason.objectives.objective import LossConfig, Objective
+from rlreason.training import learner as learner_module
+from rlreason.training.learner import Learner
 
 aten = torch.ops.aten
 COPY = {aten.copy_.default, aten._to_copy.default, aten.clone.default}

@@ -8,8 +8,7 @@ import pytest
 from hydra import compose
 from omegaconf import OmegaConf
 
-from rlreason.cli.check_runs import checked, the_same
-from rlreason.cli.check_sweep import stage_of, words_of_stage
+from rlreason.cli.check import checked, stage_of, the_same, words_of_stage
 from rlreason.cli.design import design_of, file_of
 from rlreason.cli.flags import composing, read
 from rlreason.config.store import typed

@@ -8,11 +8,10 @@ import pytest
 from hydra import compose
 from omegaconf import OmegaConf
 
-from rlreason.cli.check import check_words
-from rlreason.cli.check_sweep import shown_first, stage_of
+from rlreason.cli.check import check_words, shown_first, stage_of
 from rlreason.cli.design import design_of, file_of
 from rlreason.cli.flags import Asked, composing, read
-from rlreason.config.sources import resource_dir
+from rlreason.config.leaves import resource_dir
 from rlreason.config.store import register, run_name, typed
 from rlreason.config.sweep_files import sweep_file
 from rlreason.errors import ConfigError

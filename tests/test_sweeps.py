@@ -10,18 +10,17 @@ import numpy as np
 import pytest
 from conftest import SWEEP_OF_TWO
 
-from rlreason.cli.launchers import set_up
+from rlreason.cli.options import set_up
+from rlreason.cli.start_sweep import print_table
 from rlreason.errors import ConfigError
-from rlreason.multirun.start import print_table
 from rlreason.records.status import write_status
 from rlreason.report.read import read_study
 from rlreason.report.tables import accuracy_of
 from rlreason.report.verdicts import verdicts_of
-from rlreason.runtime.lock import holder, run_lock
-from rlreason.runtime.processors import usable_processors
-from rlreason.sweeps.before import Composed, refuse_changed, wait_for_earlier
+from rlreason.runtime.files import holder, run_lock
+from rlreason.runtime.machine import usable_processors
 from rlreason.sweeps.closing import closing, rows_of, settings_table
-from rlreason.sweeps.design import Design, PlannedRun
+from rlreason.sweeps.design import Composed, Design, PlannedRun, refuse_changed, wait_for_earlier
 from rlreason.sweeps.runner import Work, code_of, run_sweep
 from rlreason.sweeps.state import FILE, RunState, SweepState, new_state, read_state, write_state
 from tests.starts import rlreason
@@ -185,7 +184,7 @@ def test_a_run_with_other_settings_is_refused_with_the_difference_and_the_cures(
 def test_a_folder_that_another_process_writes_is_waited_for_and_then_refused(tmp_path):
     place, said = tmp_path / "learning_rate=1,seed=0", []
     code = (
-        "import sys; from pathlib import Path; from rlreason.runtime.lock import run_lock\n"
+        "import sys; from pathlib import Path; from rlreason.runtime.files import run_lock\n"
         "with run_lock(Path(sys.argv[1]), print): print('held', flush=True); sys.stdin.read()"
     )
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}

@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from rlreason.cli.launchers import set_up
-from rlreason.cli.sweep_words import without_sweep_words
+from rlreason.cli.flags import without_sweep_words
+from rlreason.cli.options import set_up
 from rlreason.errors import ConfigError
-from rlreason.runtime.processors import usable_processors
-from rlreason.sweeps.before import Composed
+from rlreason.runtime.machine import usable_processors
+from rlreason.sweeps.design import Composed
 from rlreason.sweeps.gpus import GpuPlan, gpu_plan, machine_gpus, own_gpus
 from rlreason.sweeps.runner import Work, run_sweep
 from rlreason.sweeps.state import read_state

@@ -9,10 +9,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from rlreason.cli.launchers import set_up
+from rlreason.cli.options import set_up
 from rlreason.errors import ConfigError
+from rlreason.sweeps.elsewhere import SlurmCluster
 from rlreason.sweeps.gpus import GpuPlan
-from rlreason.sweeps.slurm import SlurmCluster
 from rlreason.sweeps.state import read_state
 from tests.fake_slurm import installed
 from tests.starts import SMALL, Started, rlreason

@@ -8,14 +8,12 @@ import pytest
 from starts import SMALL, rlreason
 
 from rlreason.config.data import HabitsConfig
-from rlreason.data.stories import LOSSES
-from rlreason.data.stories_habits import habit_trace, taught
+from rlreason.data.prepare import read_splits
+from rlreason.data.tasks import LOSSES, habit_trace, taught
 from rlreason.errors import ConfigError
 from rlreason.model.policy import Policy
-from rlreason.setup.model import lessons_of, make_policy
-from rlreason.setup.read_data import read_splits
-from rlreason.setup.warm_start import Lessons
-from rlreason.setup.warm_start_formats import SHARED, format_of
+from rlreason.training.parts import lessons_of, make_policy
+from rlreason.training.warm_start import SHARED, Lessons, format_of
 from rlreason.types import Problem
 from tests.run_settings import settings
 from tests.some import some

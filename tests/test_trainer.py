@@ -10,19 +10,19 @@ import pytest
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
+from rlreason.config.leaves import resource_dir
 from rlreason.config.monitors import MonitorsConfig
-from rlreason.config.optimization import OptimizationConfig
-from rlreason.config.sources import resource_dir
 from rlreason.config.store import typed
-from rlreason.learner import Learner
-from rlreason.monitors.watch import Monitors
+from rlreason.config.training import OptimizationConfig
+from rlreason.health.watch import Monitors
 from rlreason.objectives.objective import Objective
 from rlreason.records.console import Console
-from rlreason.records.counters import Counters
+from rlreason.records.rows import Counters
 from rlreason.records.status import STATUSES
 from rlreason.records.writer import RunWriter
-from rlreason.setup.components import build_components
-from rlreason.trainer import train
+from rlreason.training.build import build_components
+from rlreason.training.learner import Learner
+from rlreason.training.trainer import train
 from tests.run_records import lines_of
 
 SMALL = (

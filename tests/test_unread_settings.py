@@ -17,29 +17,27 @@ from recording import Recording
 from test_chat import QWEN3, with_template
 from test_end_to_end import rlreason
 
-from rlreason.algorithms.base import Algorithm
-from rlreason.algorithms.grpo import GRPO, with_advantages
 from rlreason.cli.check import check_words
 from rlreason.config.conditions import CONDITIONS
 from rlreason.config.groups import PromptConfig
 from rlreason.config.leaves import leaves
+from rlreason.config.rules import unread_keys
 from rlreason.config.store import SCHEMAS
 from rlreason.config.training import TrainingConfig
-from rlreason.config.unread import unread_keys
 from rlreason.errors import ConfigError
-from rlreason.jobs.evaluate import announce
-from rlreason.jobs.start import start
-from rlreason.learner import Learner
+from rlreason.evaluation.evaluator import protocol_of
 from rlreason.model.policy import Policy
 from rlreason.model.tiny import build_model
 from rlreason.records.console import Console
 from rlreason.records.writer import RunWriter
-from rlreason.setup.algorithm import make_algorithm
-from rlreason.setup.components import build_components
-from rlreason.setup.learner import make_learner
-from rlreason.setup.protocol import protocol_of
-from rlreason.setup.run_summary import evaluated_otherwise
-from rlreason.trainer import train
+from rlreason.training.algorithms.base import Algorithm
+from rlreason.training.algorithms.grpo import GRPO, with_advantages
+from rlreason.training.build import build_components
+from rlreason.training.build_algorithm import make_algorithm
+from rlreason.training.jobs import announce, start
+from rlreason.training.learner import Learner
+from rlreason.training.summary import evaluated_otherwise
+from rlreason.training.trainer import make_learner, train
 from rlreason.types import Grade, Response, Sample
 from tests.run_settings import settings
 from tests.some import some

@@ -20,19 +20,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlreason.config.data import FileDataConfig
+from rlreason.data.prepare import read_splits
 from rlreason.data.prompts import render
 from rlreason.errors import ConfigError
 from rlreason.model.chat import Chat
 from rlreason.model.policy import Policy, load_policy
 from rlreason.model.tiny import build_model, build_tokenizer
-from rlreason.records.lines import opened
-from rlreason.records.picture import picture
+from rlreason.records.curves import picture
+from rlreason.records.files import opened
 from rlreason.records.reader import RunFolder
 from rlreason.records.writer import RunWriter, rewrite_rows
-from rlreason.runtime.stderr_log import StderrFilter
-from rlreason.runtime.streams import LINE_ANEW
+from rlreason.runtime.streams import LINE_ANEW, StderrFilter
 from rlreason.runtime.text import visible
-from rlreason.setup.read_data import read_splits
 from rlreason.types import Grade, Problem, Response, Sample
 
 ROOT = Path(__file__).parents[1]
@@ -342,8 +341,8 @@ FORBIDDEN = {
     "yaml.full_load", "yaml.unsafe_load", "os.system", "os.popen", "pandas.read_pickle", "sympy.sympify", "parse_expr",
 }  # fmt: skip
 #: (file, call) -> why it may.
-ALLOWED = {("grading/workers/worker.py", "cloudpickle.loads"): "a reward of the caller's own, from its parent process"}
-ALLOWED |= {("distributed/ranks.py", "pickle.load"): "settings and samples, from another process of the same run"}
+ALLOWED = {("grading/worker.py", "cloudpickle.loads"): "a reward of the caller's own, from its parent process"}
+ALLOWED |= {("training/ranks.py", "pickle.load"): "settings and samples, from another process of the same run"}
 ALLOWED |= {
     ("discovery/sandbox/run_program.py", call): "a model's program, in the sandbox" for call in ("compile", "exec")
 }

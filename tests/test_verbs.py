@@ -8,11 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from rlreason.cli.entry import exit_code_of
+from rlreason.cli.entry import PACKAGE, exit_code_of
 from rlreason.cli.flags import composing, read
-from rlreason.cli.modules import PACKAGE
+from rlreason.cli.subcommands import VERBS, named_verb, refuse_wrong_verb, run_verb, verbs_help
 from rlreason.cli.suggestions import chosen, keys_below, options
-from rlreason.cli.verbs import VERBS, named_verb, refuse_wrong_verb, run_verb, verbs_help
 from rlreason.errors import ConfigError
 from rlreason.records.writer import RunWriter
 from rlreason.types import Grade, Problem, Response, Sample

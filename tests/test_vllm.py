@@ -28,10 +28,8 @@ from rlreason.engines.vllm.engine import VLLMEngine
 from rlreason.engines.vllm.weight_transfer import InProcessTransfer
 from rlreason.engines.weight_check import largest_mismatch
 from rlreason.errors import ConfigError, EngineError
-from rlreason.model.policy import Policy, load_policy
-from rlreason.model.scoring import LogProbScorer
-from rlreason.model.tiny import build_model
-from rlreason.model.tiny_formats import PAD
+from rlreason.model.policy import LogProbScorer, Policy, load_policy
+from rlreason.model.tiny import PAD, build_model
 
 pytest.importorskip("vllm")
 pytestmark = [pytest.mark.long, pytest.mark.filterwarnings("ignore::FutureWarning")]
@@ -344,7 +342,7 @@ SCRIPT = """
 import sys, time
 from pathlib import Path
 import psutil, torch
-from rlreason.config.rollout import RolloutConfig
+from rlreason.config.groups import RolloutConfig
 from rlreason.engines.base import Demand, Prompt, Sampling
 from rlreason.engines.vllm.engine import VLLMEngine
 from rlreason.engines.vllm.weight_transfer import InProcessTransfer

@@ -16,7 +16,7 @@ SCRIPT = """
 import os, sys
 from pathlib import Path
 import torch, torch.distributed as dist
-from rlreason.config.rollout import RolloutConfig
+from rlreason.config.groups import RolloutConfig
 from rlreason.engines.base import Demand, Prompt, Sampling
 from rlreason.engines.vllm.engine import VLLMEngine
 from rlreason.engines.vllm.weight_transfer import InProcessTransfer

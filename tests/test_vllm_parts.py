@@ -3,7 +3,7 @@
 import pytest
 from torch import nn
 
-from rlreason.engines.vllm.arguments import plan_memory
+from rlreason.engines.vllm.start import plan_memory
 from rlreason.engines.weight_check import differing_tensors
 from rlreason.errors import ConfigError
 

@@ -10,14 +10,13 @@ from recording import Recording
 from test_unread_settings import VLLM_SETTINGS, compare, settings
 
 from rlreason.engines.base import Demand, Prompt, Sampling, seed_for
+from rlreason.engines.build import check_engine
 from rlreason.engines.hf.engine import HFEngine
 from rlreason.engines.vllm.engine import VLLMEngine
 from rlreason.engines.vllm.process import HostTransfer, engine_processes
 from rlreason.errors import ConfigError, EngineError
-from rlreason.model.policy import Policy
-from rlreason.model.scoring import LogProbScorer
+from rlreason.model.policy import LogProbScorer, Policy
 from rlreason.model.tiny import build_model
-from rlreason.setup.engine import check_engine
 
 pytest.importorskip("vllm")
 psutil = pytest.importorskip("psutil")

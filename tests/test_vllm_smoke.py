@@ -12,8 +12,7 @@ from rlreason.engines.hf.engine import HFEngine
 from rlreason.engines.vllm.engine import VLLMEngine
 from rlreason.engines.vllm.weight_transfer import InProcessTransfer
 from rlreason.engines.weight_check import largest_mismatch
-from rlreason.model.policy import Policy, load_policy
-from rlreason.model.scoring import LogProbScorer
+from rlreason.model.policy import LogProbScorer, Policy, load_policy
 from rlreason.model.tiny import build_model
 from tests.run_settings import settings
 

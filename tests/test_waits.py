@@ -15,9 +15,8 @@ import pytest
 from rlreason.config.groups import GradingConfig
 from rlreason.errors import ConfigError, WaitError
 from rlreason.grading import Grader
-from rlreason.runtime.stacks import listens, stacks_in
-from rlreason.runtime.watchdog import Silence
-from rlreason.setup.probe import unusable
+from rlreason.runtime.hang import Silence, listens, stacks_in
+from rlreason.training.preflight import unusable
 from tests.some import some
 from tests.starts import SMALL
 from tests.waiting import wait_for
@@ -148,7 +147,7 @@ HANGS = """
 import sys, threading, time
 from pathlib import Path
 from rlreason.runtime import lock, watchdog
-from rlreason.runtime.stacks import stacks_in
+from rlreason.runtime.hang import stacks_in
 folder = Path(sys.argv[1])
 def stuck_in_here():
     if sys.argv[2] == "works":
@@ -276,9 +275,9 @@ def test_a_run_whose_own_loss_hangs_ends_by_itself_and_goes_on_when_typed_again(
 IN_A_PROCESS = """
 import sys
 if __name__ == "__main__":
-    import rlreason.setup.engine
+    import rlreason.engines.build
     from rlreason.engines.vllm.process import HostTransfer  # as on a second GPU, of which there is none here
-    rlreason.setup.engine.InProcessTransfer = HostTransfer
+    rlreason.engines.build.InProcessTransfer = HostTransfer
     from rlreason.__main__ import main
     main()
 """
@@ -343,7 +342,7 @@ def test_a_killed_run_leaves_no_process_of_vllm_no_shared_memory_and_no_files(tm
 
 
 def test_a_watchdog_thread_ends_with_its_block():
-    from rlreason.runtime.watchdog import ended_when_silent
+    from rlreason.runtime.hang import ended_when_silent
 
     before = set(threading.enumerate())
     with ended_when_silent(6000.0, print):

@@ -7,21 +7,21 @@ import torch
 from hydra import compose, initialize_config_dir
 from test_end_to_end import SMALL, rlreason, rows_of
 
-from rlreason.algorithms.sft import sft_sample
-from rlreason.config.optimization import OptimizationConfig
-from rlreason.config.sources import resource_dir
+from rlreason.config.leaves import resource_dir
 from rlreason.config.store import typed
-from rlreason.data.stories_habits import habit_trace
+from rlreason.config.training import OptimizationConfig
+from rlreason.data.prepare import read_splits
+from rlreason.data.tasks import habit_trace
 from rlreason.errors import ConfigError
 from rlreason.grading import Grader
-from rlreason.learner import Learner
 from rlreason.model.policy import Policy
 from rlreason.model.tiny import build_model, build_tokenizer
 from rlreason.objectives.objective import LengthNormConfig, Objective
 from rlreason.records.console import Console
-from rlreason.setup.model import make_policy, teach_habits
-from rlreason.setup.read_data import read_splits
-from rlreason.setup.warm_start_formats import SHARED, format_of, formats_of, shipped
+from rlreason.training.algorithms.sft import sft_sample
+from rlreason.training.learner import Learner
+from rlreason.training.parts import make_policy, teach_habits
+from rlreason.training.warm_start import SHARED, format_of, formats_of, shipped
 from tests.waiting import patient
 
 FOUR = tuple(dict.fromkeys(SHARED))

@@ -10,11 +10,11 @@ import pytest
 
 from rlreason.cli import suggestions as nearest
 from rlreason.cli.check import check_words
+from rlreason.cli.command import answer_question
+from rlreason.cli.entry import PACKAGE
 from rlreason.cli.flags import composing, read
 from rlreason.cli.mistakes import in_one_line, mistakes_in
-from rlreason.cli.modules import PACKAGE
 from rlreason.errors import ConfigError
-from rlreason.main import answer_question
 
 QUOTES = "needs quotes"
 LINES = [
@@ -130,7 +130,7 @@ def test_a_key_of_another_option_is_answered_with_the_settings_of_the_chosen_one
 
 
 def test_every_habit_and_every_equivalent_names_settings_that_there_are():
-    from rlreason.cli.habits import EQUIVALENTS, HABITS
+    from rlreason.cli.suggestions import EQUIVALENTS, HABITS
 
     known = set(nearest.keys_of_options())
     for algorithm, table in EQUIVALENTS.items():

@@ -9,12 +9,11 @@ from typing import Any
 
 import torch
 
-from rlreason.config.rollout import RolloutConfig
+from rlreason.config.groups import RolloutConfig
 from rlreason.engines.base import Demand, Engine, Prompt, Sampling, seed_for
 from rlreason.engines.vllm.engine import VLLMEngine
 from rlreason.engines.vllm.weight_transfer import WeightTransfer
-from rlreason.model.policy import Policy
-from rlreason.model.scoring import LogProbScorer
+from rlreason.model.policy import LogProbScorer, Policy
 from rlreason.types import Grade, Response, Sample
 
 TOKENS = 64  # of a sampled response

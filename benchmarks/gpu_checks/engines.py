@@ -5,15 +5,15 @@ import statistics
 import torch
 
 from gpu_checks.common import Asked, Found, change_weights, imitated, make_vllm, mismatch, prompts_for, used_gb
-from rlreason.config.optimization import OptimizationConfig
+from rlreason.config.training import OptimizationConfig
 from rlreason.engines.base import Sampling
 from rlreason.engines.hf.engine import HFEngine
 from rlreason.engines.vllm.process import HostTransfer, NCCLTransfer, engine_processes
 from rlreason.engines.vllm.weight_transfer import InProcessTransfer
 from rlreason.engines.weight_check import mismatch_bound
-from rlreason.learner import Learner
 from rlreason.model.policy import load_policy
 from rlreason.objectives.objective import Objective
+from rlreason.training.learner import Learner
 
 ROUNDS = 20
 GROWTH_ALLOWED = 0.1  # GB between an early and the last round; the first rounds still fill allocators

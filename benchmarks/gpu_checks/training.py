@@ -5,20 +5,17 @@ import time
 import torch
 
 from gpu_checks.common import Asked, Found, gap, imitated, synchronized
-from rlreason.config.optimization import OptimizationConfig
-from rlreason.learner import Learner
-from rlreason.memory import formula as f
-from rlreason.memory.head import Head
-from rlreason.memory.machine import Device, size
-from rlreason.memory.plan import plan_of
-from rlreason.memory.shapes import shape_from
-from rlreason.memory.work import Work
+from rlreason.config.training import OptimizationConfig
+from rlreason.model import memory as f
 from rlreason.model.attention import NAMES
-from rlreason.model.checkpointing import checkpoint_layers
-from rlreason.model.logprobs import chunked_log_probs
-from rlreason.model.policy import Policy, load_policy
-from rlreason.model.scoring import LogProbScorer
+from rlreason.model.log_probs import chunked_log_probs
+from rlreason.model.memory import Head, Work
+from rlreason.model.parameters import checkpoint_layers
+from rlreason.model.plan import plan_of
+from rlreason.model.policy import LogProbScorer, Policy, load_policy
+from rlreason.model.shapes import Device, shape_from, size
 from rlreason.objectives.objective import Objective
+from rlreason.training.learner import Learner
 from rlreason.types import Sample
 
 NO_WORSE = 1.5  # a kernel's error in half precision, in errors of one call per sequence

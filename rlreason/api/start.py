@@ -18,23 +18,20 @@ from omegaconf import DictConfig, OmegaConf
 
 from rlreason.api.results import Run
 from rlreason.cli.aliases import translated
-from rlreason.cli.as_words import key_of, remember, words_of, words_to_evaluate
 from rlreason.cli.check import check_words, quoted
 from rlreason.cli.flags import Asked, composing, read
 from rlreason.cli.mistakes import in_one_line, mistakes_in
-from rlreason.cli.own_hydra import own_hydra
-from rlreason.cli.resume_word import continued
+from rlreason.cli.options import own_hydra
+from rlreason.cli.resume import continued, key_of, remember, words_of, words_to_evaluate
+from rlreason.cli.run import run_job
 from rlreason.config.run import RunConfig, works_on_a_model
 from rlreason.config.store import typed
-from rlreason.distributed.place import place_of
 from rlreason.errors import ConfigError
-from rlreason.jobs.run import run_job
-from rlreason.plugins import as_settings
 from rlreason.records.console import Console
-from rlreason.runtime.environment import SWEEP_VARIABLE
-from rlreason.runtime.gpus import divide_memory_finely
-from rlreason.runtime.process_state import process_state_kept
-from rlreason.runtime.secrets import redacted
+from rlreason.runtime.machine import SWEEP_VARIABLE, divide_memory_finely
+from rlreason.runtime.plugins import as_settings
+from rlreason.runtime.process import place_of, process_state_kept
+from rlreason.runtime.text import redacted
 
 #: Settings of Hydra's that a run in this process has: where it writes, and where options are found.
 HYDRAS = ("hydra.run.dir", "hydra.job.name", "hydra.searchpath")

@@ -15,7 +15,7 @@ from hydra.core.override_parser.types import ChoiceSweep, Override, Quote, Quote
 
 from rlreason.errors import ConfigError
 from rlreason.objectives.objective import LOSS_NUMBERS
-from rlreason.plugins.announced import announced
+from rlreason.runtime.plugins import announced
 
 YES, NO = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
 NONE = ("false", "no", "off", "null", "none", "~")  # YAML's words for nothing: the option `none`, where a group has it

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from rlreason.cli.verbs import Verb, parser_of
+from rlreason.cli.subcommands import Verb, parser_of
 from rlreason.records.files import CONFIG, SET_ASIDE
 
 RUNS, DEEP = Path("runs"), 4  # where runs are when nothing else was said, and how many folders below it they may be

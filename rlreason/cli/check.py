@@ -1,27 +1,342 @@
-"""Check the words of a command line before Hydra acts on them: every run that they ask for, in one line per mistake.
+"""Check the words of a command line before Hydra acts on them: every run and every sweep that they ask for."""
 
-Hydra says what is wrong over several lines and, in a sweep, only when the wrong job's turn comes. Here every
-job is composed and checked first.
-"""
-
+import itertools
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from omegaconf import OmegaConf
+from hydra import compose
+from omegaconf import DictConfig, OmegaConf
 
 from rlreason.cli.aliases import translated
-from rlreason.cli.check_runs import check_runs, checked, place_of
-from rlreason.cli.check_sweep import checked_sweep
-from rlreason.cli.choices import refuse_wrong_choices
-from rlreason.cli.discover_words import own_names
-from rlreason.cli.flags import Asked, composing, read
+from rlreason.cli.design import BASIC, design_of, file_of, folder_of
+from rlreason.cli.flags import Asked, composing, read, without_sweep_words
 from rlreason.cli.mistakes import in_one_line, mistakes_in
-from rlreason.cli.multirun import composed, fixed
-from rlreason.cli.sweep_words import without_sweep_words
+from rlreason.cli.multirun import composed, fixed, runs_of, with_meant, with_own_names
+from rlreason.cli.option_files import own_names
+from rlreason.cli.options import GROUP, HERE, RAY, chosen_launcher, refuse_wrong_choices
+from rlreason.cli.resume import key_of
+from rlreason.cli.suggestions import options
+from rlreason.config.discover import DiscoverConfig
+from rlreason.config.leaves import resource_dir
+from rlreason.config.monitors import OF_SWEEPS
+from rlreason.config.rules import complaints, lowered, unread_keys
+from rlreason.config.run import AnyRunConfig, works_on_a_model
+from rlreason.config.store import typed
+from rlreason.config.sweep_files import SweepFile
 from rlreason.errors import ConfigError
-from rlreason.runtime.environment import SWEEP_VARIABLE
+from rlreason.records.status import RESOURCES, exit_code
+from rlreason.runtime.machine import SWEEP_VARIABLE
+from rlreason.sweeps.design import SWEEPS, Design, Setting
+from rlreason.sweeps.gpus import GpuPlan, gpu_plan, machine_gpus
+from rlreason.sweeps.state import read_state
+
+if TYPE_CHECKING:
+    from rlreason.sweeps.carry import Carried
+
+
+def place_of(overrides: Sequence[str], name: str, kind: str) -> Path:
+    """The folder of a run (`kind` run) or of a drawn sweep (sweep). `ConfigError` where its setting names none."""
+    plain = [w for w in overrides if kind == "run" or w.startswith(("sweep=", "hydra.", "hydra/"))]
+    place = composed(plain, name).hydra[kind].dir
+    if not place:
+        raise ConfigError(f"hydra.{kind}.dir={place or ''} names no folder: give one, or leave it out")
+    return Path(place)
+
+
+def check_runs(
+    asked: Asked, combinations: Sequence[Sequence[str]], folder: Path, note: Callable[[str], object]
+) -> list[AnyRunConfig]:
+    """Refuse runs that could not begin: their words, and the folder that they or their sweep will write to.
+
+    Returns their settings.
+    """
+    name, multirun, in_sweep = asked.config_name, asked.multirun, SWEEP_VARIABLE in os.environ
+    said: dict[str, str] = {}  # of each setting that some run would not read, what is to be said of it
+    nobody: dict[str, str] = {}  # what none of them would read
+    words = {word.partition("=")[0] for word in asked.overrides}
+    of_sweeps = [f"monitors.{monitor}" for monitor in OF_SWEEPS] if multirun or in_sweep else []
+    runs = []
+    absent: list[str] | None = [] if asked.own.dry else None
+    for number, combination in enumerate(combinations):
+        run = checked(combination, name, multirun or in_sweep, absent)
+        runs.append(run)
+        said |= {k: v for k, v in complaints(run, resource_dir("conf")).items() if k not in of_sweeps}
+        unread = {k: v for k, v in unread_keys(run).items() if k not in of_sweeps}
+        nobody = {key: where for key, where in unread.items() if not number or key in nobody}
+    useless = [line for key, line in said.items() if key in nobody]
+    if useless and not in_sweep:  # of a sweep's own run, another one reads it
+        raise ConfigError("\n".join(useless))
+    for line in said.values():
+        note(f"note: in some runs of this sweep, {line}")
+    for key in sorted(words & nobody.keys() - said.keys()):  # given as they are anyway: no harm, but no effect either
+        note(f"note: {key} has no effect: it is read {nobody[key]}")
+    if same := the_same(runs, combinations):
+        raise ConfigError("; ".join([*same[:3], *([f"and {len(same) - 3} more"] if same[3:] else [])]))
+    if absent is None:
+        _check_writable(folder)
+    from rlreason.discovery.asking import refuse_unready
+    from rlreason.training.preflight import (  # it loads the grader: only where runs are to start
+        preflight,
+        seen_from_here,
+    )
+
+    for one in runs:
+        if isinstance(one, DiscoverConfig):
+            refuse_unready(one)
+    if absent is not None:
+        for line in dict.fromkeys([*absent, *seen_from_here([run for run in runs if works_on_a_model(run)], folder)]):
+            note(f"! not here: {line}")
+        note("note: the plan alone: data, lengths of prompts and functions of your own were not looked at")
+        return runs
+    for line in preflight([run for run in runs if works_on_a_model(run)], folder):
+        note(f"note: {line}")
+    return runs
+
+
+def the_same(runs: Sequence[AnyRunConfig], combinations: Sequence[Sequence[str]]) -> list[str]:
+    """A line for each run that has all settings of an earlier one, though its words differ."""
+    first: dict[str, set[str]] = {}
+    lines = []
+    for run, words in zip(runs, combinations, strict=True):
+        own = set(words)
+        before = first.setdefault(repr(run), own)
+        if before is not own and before != own:
+            one, other = (" ".join(sorted(these - those)) for these, those in ((before, own), (own, before)))
+            lines.append(f"{one} and {other} make the same run: another setting decides over both: leave that one out")
+    return list(dict.fromkeys(lines))
+
+
+def _check_writable(folder: Path) -> None:
+    try:
+        place = next(p for p in (folder, *folder.absolute().parents) if p.exists())
+        missing = [p for p in (folder, *folder.absolute().parents) if not p.exists()]
+        if not place.is_dir() or not os.access(place, os.W_OK):
+            raise PermissionError(f"{place} is no writable folder")
+        for path in reversed(missing):  # only trying tells, where the file system has rules of its own
+            path.mkdir()
+        for path in missing:
+            path.rmdir()
+    except OSError as error:
+        if exit_code(error) == RESOURCES:
+            raise
+        raise ConfigError(
+            f"the run folder {folder} cannot be made: {error.strerror or error}: choose another"
+        ) from None
+
+
+def checked(
+    overrides: Sequence[str], name: str, of_sweep: bool = False, absent: list[str] | None = None
+) -> AnyRunConfig:
+    """The settings of one run, checked by its rules; `absent` as `typed` has it."""
+    with in_one_line(overrides, name, composing=True):
+        cfg = compose(name, list(overrides))
+        OmegaConf.resolve(cfg)
+    run = typed(cfg, of_sweep, absent)
+    given = {word.lstrip("+").partition("=")[0] for word in overrides}
+    if "interim_eval_problems" in given and (bad := lowered(run)):
+        raise ConfigError("\n".join(bad))
+    return run
+
+
+MOST_RUNS_CHECKED = 200  # composing one run takes about 0.1 s
+Note = Callable[[str], object]
+
+
+def checked_sweep(asked: Asked, note: Note) -> Asked:
+    """The sweep with its folder, and with its design or, of a chain, its stages. Hydra must be ready to compose.
+
+    `ConfigError` where a run could not begin; of a drawn sweep, where one of the ends that it draws between could not.
+    """
+    base = composed(fixed(asked.overrides), asked.config_name)
+    file = file_of(asked.overrides)
+    if base.hydra.runtime.choices["hydra/sweeper"] != BASIC:
+        return _checked_drawn(asked, file, note)
+    if file.chain:
+        return _checked_chain(asked, file, note)
+    before = _carried(asked.own.carry, note, base)
+    design = design_of(asked, note, _words_of(before, note))
+    if before:
+        from rlreason.sweeps.carry import model_of, refuse_other_model
+
+        cfg = composed(design.runs[0].words, asked.config_name)
+        refuse_other_model(before, model_of(lambda key: OmegaConf.select(cfg, key)))
+    runs = check_runs(asked, shown_first(design), design.folder, note)
+    gpus = _gpus(asked, runs, note)
+    overrides = with_own_names(asked.overrides, asked.config_name, note)
+    plain = tuple(one.plain() for one in before)
+    return replace(asked, overrides=overrides, folder=design.folder, design=design, carried=plain, gpus=gpus)
+
+
+def stage_of(
+    asked: Asked, stage: str, note: Note = print, started: bool = True, most: int = MOST_RUNS_CHECKED
+) -> Asked:
+    """One sweep of a chain, with its design and every run checked; it writes to a folder below the chain's.
+
+    `asked`: the chain, as `check_words` gave it. `started`: the stages before it have finished, and what they hand on
+    is taken; what was typed and what the stage itself sets go before that. `most` of its runs are checked. Hydra must
+    be ready to compose (`composing(asked)`). `ConfigError` where a stage before is not whole, or a run of this one
+    could not begin.
+    """
+    assert asked.folder is not None
+    earlier = asked.chain[: asked.chain.index(stage)] if started else ()
+    handing = [name for name in earlier if file_of([f"sweep={name}"]).carries]
+    before = _carried([str(folder) for name in handing if _compares(folder := asked.folder / name, note)], note)
+    own = words_of_stage(asked, stage)
+    with in_one_line(own.overrides, asked.config_name):
+        arms = _arms(own, asked.folder, earlier, note)
+        design = design_of(own, note, _words_of(before, note), asked.folder / stage, arms)
+        runs = shown_first(design)
+        if not started:  # a model that a stage before will leave is not there yet
+            runs = [words for words in runs if not any(str(asked.folder) in word for word in words)]
+        gpus = _gpus(asked, check_runs(own, runs[:most], design.folder, note), note)
+    carried = tuple(one.plain() for one in before)
+    return replace(own, folder=design.folder, design=design, carried=carried, gpus=gpus)
+
+
+def _arms(asked: Asked, folder: Path, earlier: Sequence[str], note: Note) -> list[Setting]:
+    """The settings that a stage takes from a broader one before it; none where those were typed."""
+    broad = file_of(asked.overrides).best_of
+    if broad not in earlier or not _compares(folder / broad, note):
+        return []
+    from rlreason.sweeps.carry import best_arms, in_words
+
+    arms = best_arms(folder / broad)
+    if with_meant(map(key_of, asked.overrides)) & arms[0].keys():
+        return []
+    note(f"note: {broad} hands on its best settings: {'; '.join(map(in_words, arms[1:])) or 'none but the reference'}")
+    return arms
+
+
+def _gpus(asked: Asked, runs: Sequence[AnyRunConfig], note: Note) -> GpuPlan:
+    """The GPUs for such runs. `ConfigError` where there are fewer than one of them needs."""
+    here = chosen_launcher(asked.overrides) in HERE
+    names = machine_gpus(os.environ, note) if here else []
+    try:
+        return gpu_plan(runs, names, asked.own.gpus_per_run, here)
+    except ConfigError as error:
+        if not asked.own.dry:
+            raise
+        note(f"! not here: {error}")
+        return gpu_plan(runs, names, None, here=False)
+
+
+def _compares(folder: Path, note: Note) -> bool:
+    """Whether a stage that has ended holds the setting that its others are compared with; else it hands nothing on."""
+    if read_state(folder).reference is not None:
+        return True
+    note(f"note: {folder.name} hands nothing on: the setting that its file compares with was not among what was run")
+    return False
+
+
+def shown_first(design: Design) -> list[list[str]]:
+    """The words of the runs to check: of all, or where they are very many of those that show each value first."""
+    seen: set[tuple[str, str]] = set()
+    first: list[list[str]] = []
+    later: list[list[str]] = []
+    for run in design.runs:
+        new = {*run.setting.items(), ("seed", str(run.seed))} - seen
+        seen |= new
+        (first if new else later).append(list(run.words))
+    return [*first, *later][:MOST_RUNS_CHECKED]
+
+
+def _checked_chain(asked: Asked, file: SweepFile, note: Note) -> Asked:
+    """The chain, each stage as it is when the ones before it hand nothing on."""
+    if asked.own.carry:
+        raise ConfigError(
+            f"carry={asked.own.carry[0]} with sweep={file.name}: a chain carries by itself, from stage to stage: leave "
+            "it out"
+        )
+    base = composed(fixed(asked.overrides), asked.config_name)
+    asked = replace(asked, chain=tuple(file.chain), folder=folder_of(asked, [], base))
+    said: dict[str, None] = {}
+    for stage in file.chain:
+        stage_of(asked, stage, lambda text: said.setdefault(str(text)), started=False)
+    for text in said:
+        note(text)
+    return asked
+
+
+def words_of_stage(asked: Asked, stage: str) -> Asked:
+    """What was asked of a chain, asked of one of its sweeps: without the settings that only others of them have."""
+    given = {key_of(word) for word in asked.overrides}
+    axes = [f"{key}={value}" for key, value in file_of(asked.overrides).axes.items() if key not in given]
+    words = [word for word in asked.overrides if key_of(word) not in ("sweep", "hydra.sweep.dir")]
+    choices = [word for word in words if key_of(word) in options()]
+    of_stage = {stage: _setting_names(stage, choices, asked.config_name)}
+    for word in [word for word in words if word not in choices and not word.startswith("hydra")]:
+        if (key := key_of(word)) in of_stage[stage]:
+            continue
+        for other in asked.chain:
+            of_stage.setdefault(other, _setting_names(other, choices, asked.config_name))
+        if any(key in names for names in of_stage.values()):
+            words.remove(word)
+    return replace(
+        asked, overrides=[f"sweep={stage}", *words, *axes], own=replace(asked.own, sweep_name=None), chain=()
+    )
+
+
+def _setting_names(stage: str, choices: Sequence[str], name: str) -> set[str]:
+    """The dotted keys that a sweep's runs have, groups of settings too."""
+    cfg = OmegaConf.to_container(composed([f"sweep={stage}", *fixed(list(choices))], name))
+    assert isinstance(cfg, dict)
+
+    def keys(settings: dict[Any, Any], prefix: str = "") -> Iterator[str]:
+        for key, value in settings.items():
+            yield f"{prefix}{key}"
+            if isinstance(value, dict):
+                yield from keys(value, f"{prefix}{key}.")
+
+    return set(keys({key: value for key, value in cfg.items() if key != "hydra"}))
+
+
+def _carried(sweeps: Sequence[str], note: Note, base: DictConfig | None = None) -> list["Carried"]:
+    """What these sweeps hand on, to one whose config, but for its axes, is `base`; see `sweep_folder` for names."""
+    if not sweeps:
+        return []
+    from rlreason.sweeps.carry import carry, model_of, sweep_folder  # its statistics take a while to load
+
+    def setting(key: str) -> Any:
+        return OmegaConf.select(base, key) if base is not None else None
+
+    found = [carry(sweep_folder(sweep, model_of(setting), str(setting("data.name")))) for sweep in sweeps]
+    for one in found:
+        note(f"note: {one.sentence}")
+    return found
+
+
+def _words_of(before: Sequence["Carried"], note: Note) -> list[str]:
+    """The words that the sweeps before bring in; a later one decides over an earlier one."""
+    words = {key_of(word): word for one in before for word in translated(one.words, note)}
+    return list(words.values())
+
+
+def _checked_drawn(asked: Asked, file: SweepFile, note: Note) -> Asked:
+    """A sweep whose values a plug-in draws: there is no design, and of an axis both ends are checked."""
+    plain = {"jobs": asked.own.jobs is not None, "dry": asked.own.dry, "carry": bool(asked.own.carry)}
+    if unread := [word for word, given in plain.items() if given]:
+        raise ConfigError(
+            f"{unread[0]}= is for runs that are known beforehand, and hydra/sweeper draws them: leave one of them out"
+        )
+    if file.cells or file.embedded or file.chain:
+        raise ConfigError(
+            f"sweep={file.name} has cells, a block embedded or a chain, which no other sweeper knows: leave "
+            "hydra/sweeper out, or give it axes of your own"
+        )
+    if (launcher := chosen_launcher(asked.overrides)) == RAY:
+        raise ConfigError(
+            f"{GROUP}={launcher} is for runs that are known beforehand, and hydra/sweeper draws them: leave it out"
+        )
+    overrides = with_own_names(asked.overrides, asked.config_name, note)
+    if name := asked.own.sweep_name:
+        overrides.append(f"hydra.sweep.dir='{SWEEPS / name}'")
+    folder = place_of(overrides, asked.config_name, "sweep")
+    runs = itertools.islice(runs_of(overrides, True, asked.config_name), MOST_RUNS_CHECKED)
+    gpus = _gpus(asked, check_runs(asked, list(runs), folder, note), note)
+    return replace(asked, overrides=overrides, folder=folder, gpus=gpus)
 
 
 def quoted(overrides: Sequence[str], multirun: bool) -> list[str]:

@@ -17,9 +17,9 @@ from contextlib import redirect_stdout, suppress
 from io import StringIO
 
 from rlreason.cli.candidates import of_verb
-from rlreason.cli.verbs import VERBS, named_verb
+from rlreason.cli.subcommands import VERBS, named_verb
 from rlreason.records.console import Console
-from rlreason.runtime.verb import Answer, Parser
+from rlreason.runtime.subcommand import Answer, Parser
 
 #: By shell: what makes it ask `rlreason completion SHELL LINE`, with the command as it was typed. Nothing that was
 #: typed is evaluated, and what could be wrong with it is not shown.

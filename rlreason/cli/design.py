@@ -11,11 +11,10 @@ from pathlib import Path
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, OmegaConf
 
-from rlreason.cli.as_words import key_of
 from rlreason.cli.flags import Asked, Loader
-from rlreason.cli.grid import MEANS, Grid, canonical, canonical_word, grid_of
-from rlreason.cli.multirun import composed, fixed, parsed
-from rlreason.cli.own_options import Repository
+from rlreason.cli.multirun import MEANS, Grid, canonical, canonical_word, composed, fixed, grid_of, parsed
+from rlreason.cli.options import Repository
+from rlreason.cli.resume import key_of
 from rlreason.config.leaves import typed_word
 from rlreason.config.store import run_name
 from rlreason.config.sweep_files import FIRST, SweepFile, sweep_file

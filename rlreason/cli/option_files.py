@@ -1,5 +1,6 @@
-"""What the option files of every group say they are for, and what they set."""
+"""What the option files say they are for, and the words of `algorithm=discover`."""
 
+from collections.abc import Callable, Sequence
 from functools import cache
 from itertools import takewhile
 from pathlib import Path
@@ -7,10 +8,12 @@ from typing import Any, NamedTuple
 
 from omegaconf import OmegaConf
 
-from rlreason.config.sources import resource_dir
+from rlreason.cli.flags import OWN_CONFIGS
+from rlreason.config.leaves import resource_dir
+from rlreason.config.rules import NAMING
 from rlreason.config.store import SCHEMAS
 from rlreason.config.sweep_files import plain_part
-from rlreason.config.unread import NAMING
+from rlreason.errors import ConfigError
 
 
 class Option(NamedTuple):
@@ -71,3 +74,51 @@ def _sets(file: Path, group: str) -> dict[str, Any]:
     found |= flat(content, "" if whole else f"{group}.") | grid
     named = (group, *(f"{group}.{word}" for word in NAMING))  # by which the chosen option is known again
     return {key: value for key, value in found.items() if key not in named or value != file.stem}
+
+
+#: Short names, and the courses', for settings that have another meaning or none in other algorithms.
+NAMES = {
+    "model": "client.model",
+    "base_url": "client.base_url",
+    "temperature": "client.temperature",
+    "max_tokens": "client.max_tokens",
+    "enable_thinking": "client.thinking",
+    "thinking": "client.thinking",
+    "timeout": "score.timeout_s",
+}
+#: Groups of options that only algorithms with a model of their own have.
+OF_MODELS = (
+    "experiment", "data", "scale", "loss", "objective", "prompt", "rollout", "eval", "logger", "baseline", "std_norm",
+    "length_norm", "off_policy",
+)  # fmt: skip
+
+
+def own_names(words: Sequence[str], note: Callable[[str], object] = print) -> list[str]:
+    """The words with discovery's names of settings where it was chosen; `ConfigError` where others were chosen beside.
+
+    >>> own_names(["algorithm=discover", "model=Qwen/Qwen3-32B"], note=lambda line: None)
+    ['algorithm=discover', 'client.model=Qwen/Qwen3-32B']
+    >>> own_names(["algorithm=grpo", "model=tiny"])
+    ['algorithm=grpo', 'model=tiny']
+    """
+    chosen = [word.partition("=")[2].lower().split(",") for word in words if word.startswith("algorithm=")]
+    names = {name.strip() for values in chosen for name in values}
+    if not names & OWN_CONFIGS.keys():
+        return list(words)
+    if len(names) > 1:
+        raise ConfigError(
+            f"algorithm={','.join(sorted(names))}: discover shares no settings with the others: give it a command of "
+            "its own"
+        )
+    found = []
+    for word in words:
+        key, equals, value = word.partition("=")
+        if key in OF_MODELS:
+            raise ConfigError(
+                f"{word} belongs to algorithms that work on a model here, and algorithm=discover asks one elsewhere "
+                "(client.base_url, client.model): leave it out"
+            )
+        if ours := NAMES.get(key):
+            note(f"note: {key} is {ours} here")
+        found.append(f"{ours or key}{equals}{value}")
+    return found

@@ -12,10 +12,10 @@ from omegaconf.errors import OmegaConfBaseException
 
 from rlreason.cli.aliases import NAMES, PLACED, translated
 from rlreason.cli.candidates import of_flags, paths, runs_or_files, taker
-from rlreason.cli.choices import PLUGINS
 from rlreason.cli.flags import Asked, composing, flags_parser, read
+from rlreason.cli.mistakes import choices_among
+from rlreason.cli.options import PLUGINS
 from rlreason.cli.suggestions import chosen, options
-from rlreason.cli.unknown_words import choices_among
 from rlreason.config.groups import NAMED_REWARDS
 from rlreason.config.leaves import INPUTS, typed_word
 from rlreason.config.store import register

@@ -20,11 +20,9 @@ from omegaconf import OmegaConf
 from rlreason.cli.aliases import NAMES
 from rlreason.cli.flags import Asked
 from rlreason.cli.option_files import Option, flat, options
-from rlreason.config.comments import comment
 from rlreason.config.conditions import CONDITIONS
-from rlreason.config.leaves import typed_word
-from rlreason.config.ranges import range_of
-from rlreason.config.sources import resource_dir
+from rlreason.config.fields import comment, range_of
+from rlreason.config.leaves import resource_dir, typed_word
 from rlreason.config.store import SCHEMAS, register
 from rlreason.objectives.rules import OPTIONS
 

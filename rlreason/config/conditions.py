@@ -1,26 +1,64 @@
-"""Where settings are read that only some runs read, in one table; every run that has another setting reads it.
-
-A test runs everything with a config that records who reads what, and holds the table to that.
-"""
+"""When a setting is read, in one table; a run that sets one which nothing reads is refused."""
 
 from collections.abc import Callable
 from typing import Any
 
 from rlreason.config.data import HabitsConfig
-from rlreason.config.discover_conditions import DISCOVER_CONDITIONS
+from rlreason.config.discover import SIDE_BY_SIDE
 from rlreason.config.eval_conditions import EVAL_CONDITIONS
 from rlreason.config.leaves import leaves
-from rlreason.config.monitor_conditions import MONITOR_CONDITIONS
-from rlreason.config.uses import (
-    Condition,
-    checks_ground_truths,
-    is_own,
-    judges,
-    on_several_ranks,
-    warms_up_alone,
-)
+from rlreason.config.monitors import MODES, OF_JOBS, OF_SWEEPS, limits_of
+from rlreason.config.run import Condition, checks_ground_truths, is_own, judges, on_several_ranks, warms_up_alone
+from rlreason.objectives.losses import loss_named
 from rlreason.objectives.objective import LOSS_NUMBERS, readers
-from rlreason.objectives.own_loss import loss_named
+
+
+def _is_on(monitor: str) -> Callable[[Any], bool]:
+    return lambda run: getattr(run.monitors, monitor) != "off"
+
+
+MONITOR_CONDITIONS = (
+    Condition(
+        tuple(
+            f"monitors.{key}"
+            for name in MODES
+            if name not in (*OF_JOBS, *OF_SWEEPS)
+            for key in (name, *limits_of(name))
+        ),
+        lambda run: run.trains,
+        "by algorithms that train only",
+    ),
+    Condition(
+        tuple(f"monitors.{name}" for name in OF_SWEEPS),
+        lambda run: False,
+        "by a sweep only, which stops a setting that another one surely beats",
+        "start a sweep with -m, or leave it out",
+    ),
+    *(
+        Condition(
+            tuple(f"monitors.{key}" for key in limits_of(name)),
+            _is_on(name),
+            f"where monitors.{name} is not off only",
+            f"set monitors.{name}=warn, or leave it out",
+        )
+        for name in MODES
+        if limits_of(name)
+    ),
+)
+
+
+DISCOVER_CONDITIONS = (
+    Condition(
+        ("replies",),
+        lambda run: run.strategy in SIDE_BY_SIDE,
+        "by strategy=best_of_n and strategy=hybrid only",
+    ),
+    Condition(
+        ("history", "restart_after", "prompts.error", "prompts.extend", "prompts.no_code"),
+        lambda run: run.converses,
+        "by strategy=refine and strategy=hybrid only",
+    ),
+)
 
 
 def _loss_reads(key: str) -> Callable[[Any], bool]:

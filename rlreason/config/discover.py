@@ -3,12 +3,12 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from rlreason.config.any_run import AnyRunConfig
-from rlreason.config.choices import choice
+from rlreason.config.fields import choice
+from rlreason.config.run import AnyRunConfig
 
 SIDE_BY_SIDE = ("best_of_n", "hybrid")  # strategies that ask for several replies at once
 CONVERSING = ("refine", "hybrid")  # strategies that tell the model what its program was worth
-BUDGETS = ("calls", "tokens", "cost", "hours")
+DISCOVERY_BUDGETS = ("calls", "tokens", "cost", "hours")
 
 
 @dataclass
@@ -90,7 +90,7 @@ class DiscoverConfig(AnyRunConfig):
 
     @property
     def most_spent(self) -> str:
-        bounds = {name: getattr(self.budget, name) for name in BUDGETS}
+        bounds = {name: getattr(self.budget, name) for name in DISCOVERY_BUDGETS}
         return ", ".join(f"budget.{name}={bound:g}" for name, bound in bounds.items() if bound is not None)
 
     @property
@@ -106,7 +106,7 @@ class DiscoverConfig(AnyRunConfig):
     def problems(self) -> list[str]:
         """Every violated rule between settings, one line each."""
         bad = super().problems()
-        if all(getattr(self.budget, name) is None for name in BUDGETS):
+        if all(getattr(self.budget, name) is None for name in DISCOVERY_BUDGETS):
             bad.append("budget.calls=null, and no other budget is set: a run needs an end: try budget.calls=20")
         if self.budget.cost is not None and not self.priced:
             bad.append(

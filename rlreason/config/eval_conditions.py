@@ -7,12 +7,18 @@ from collections.abc import Callable
 from dataclasses import fields
 from typing import Any
 
-from rlreason.config.data import DataConfig, FileDataConfig, HabitsConfig, StoriesConfig
+from rlreason.config.data import (
+    CountdownConfig,
+    DataConfig,
+    FileDataConfig,
+    FunctionDataConfig,
+    GymConfig,
+    HabitsConfig,
+    StoriesConfig,
+)
 from rlreason.config.groups import SamplingConfig
 from rlreason.config.leaves import leaves
-from rlreason.config.run import RunConfig
-from rlreason.config.tasks import CountdownConfig, FunctionDataConfig, GymConfig
-from rlreason.config.uses import Condition, is_own, judges, warms_up_alone
+from rlreason.config.run import Condition, RunConfig, is_own, judges, warms_up_alone
 
 DATA_KEYS = tuple(
     dict.fromkeys(

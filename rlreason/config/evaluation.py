@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-from rlreason.config.choices import choice
 from rlreason.config.data import DataConfig, StoriesConfig
+from rlreason.config.fields import choice
 from rlreason.config.groups import EvalSamplingConfig, GradingConfig, PromptConfig, SamplingConfig, no_reward
 from rlreason.errors import ConfigError
 

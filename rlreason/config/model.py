@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from omegaconf import MISSING
 
-from rlreason.config.choices import choice
+from rlreason.config.fields import choice
 from rlreason.errors import Absent
 
 #: Prompt options that share one warm start on a model made on the spot: an ablation of them starts from equal weights.

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, fields
 
-from rlreason.config.choices import choice
+from rlreason.config.fields import choice
 
 IN_A_FILE = "choose one (in a file, off stands in quotes)"
 #: What ends a run by a rule that has another name than its monitor.

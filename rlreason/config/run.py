@@ -1,27 +1,58 @@
-"""A whole run: the keys that every algorithm has, and the rules between them; those of every training: `training.py`.
+"""A whole run: the keys that every algorithm has, the rules between them, and what a run grades with."""
 
-The names are the handout's where it has one. What an algorithm does, it answers itself: setup and rules ask the
-settings (`trains`, `samples_to_learn`, `responses_per_step` ...) and never which algorithm they are.
-"""
-
-from dataclasses import dataclass, field
-from typing import ClassVar, TypeGuard
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields, is_dataclass
+from pathlib import Path
+from typing import Any, ClassVar, TypeGuard
 
 from omegaconf import MISSING
 
-from rlreason.config.any_run import AnyRunConfig
 from rlreason.config.data import DataConfig, StoriesConfig
 from rlreason.config.evaluation import EvalConfig, EvalProtocolConfig, complaints, evaluation_of
-from rlreason.config.groups import (
-    GradingConfig,
-    LoggerConfig,
-    PromptConfig,
-    SamplingConfig,
-)
-from rlreason.config.model import TINY_CONTEXT, ModelConfig
+from rlreason.config.fields import MADE
+from rlreason.config.groups import GradingConfig, LoggerConfig, PromptConfig, RolloutConfig, SamplingConfig, WaitsConfig
+from rlreason.config.model import SHARED_WARM_START, TINY_CONTEXT, ModelConfig
 from rlreason.config.monitors import MonitorsConfig
-from rlreason.config.ranges import MADE
-from rlreason.config.rollout import RolloutConfig
+
+
+@dataclass
+class AnyRunConfig:
+    """Keys of every run."""
+
+    trains: ClassVar[bool] = False
+    works_on_a_model: ClassVar[bool] = False  # whether it loads one here; else it asks one elsewhere
+
+    algorithm: str = MISSING  # what the run does
+    seed: int = 0  # of sampling, order of problems, data.limit, new adapters; not of made-up data and the tiny model
+    waits: WaitsConfig = field(default_factory=WaitsConfig)
+
+    @property
+    def most_spent(self) -> str:
+        """What a run may spend at most, as it is typed; "" where it spends nothing but its time."""
+        return ""
+
+    @property
+    def problems_there(self) -> int | None:
+        """How many problems an evaluation can ask at most, where the settings say it before any data is read."""
+        return None
+
+    @property
+    def ratio_is_one(self) -> bool:
+        """Whether each update of the run is made by the policy that sampled what it learns from."""
+        return False
+
+    def bounds(self) -> dict[str, int | None]:
+        """The settings that bound how many problems evaluations ask, with their values."""
+        return {}
+
+    def problems(self) -> list[str]:
+        """Every violated rule between settings, one line each: setting, value, rule, cure."""
+        groups = (getattr(self, f.name) for f in fields(self) if f.name != "eval")
+        return [
+            line for group in groups if is_dataclass(group) and hasattr(group, "problems") for line in group.problems()
+        ]
+
 
 UNKNOWN_PROBLEMS = 1000  # in data whose size nobody knows before it is read
 
@@ -241,3 +272,48 @@ def works_on_a_model(run: AnyRunConfig) -> TypeGuard[RunConfig]:
 
 
 Asking = RunConfig | EvalProtocolConfig  # how problems are asked, by its `prompt` and `sampling`
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """Where settings are read. `where` and `cure` complete "KEY=VALUE has no effect: it is read WHERE: CURE"."""
+
+    keys: tuple[str, ...]
+    read: Callable[[Any], bool]  # of a run that has one of the keys
+    where: str
+    cure: str = "leave it out"
+
+
+def on_several_ranks(run: RunConfig) -> bool:
+    """Whether it trains on several ranks: so many are asked for, or torchrun has started them."""
+    asked = getattr(run, "gpus", "1")
+    return asked != "1" if asked != "auto" else int(os.environ.get("WORLD_SIZE") or 1) > 1
+
+
+def judges(run: RunConfig) -> list[tuple[str, DataConfig]]:
+    """Every reward that grades in this run, with the data it grades: first the one that an evaluation counts by."""
+    evaluation = run.evaluation
+    named = [(evaluation.reward, evaluation.data)]
+    named += [(evaluation.prompt_reward, evaluation.data)] if evaluation.prompt_reward else []
+    return named + ([(run.prompt.reward, run.data)] if run.judges_to_learn else [])
+
+
+def is_own(reward: str, data: DataConfig) -> bool:
+    """A function `module:function` of the user's or of the data judges responses."""
+    return ":" in reward or data.verifier is not None
+
+
+def checks_ground_truths(run: RunConfig) -> bool:
+    """Whether the built-in comparison grades the ground truths of `data` before they are asked or learned from."""
+    named = judges(run)
+    asked = not is_own(*named[0])
+    if run.eval.data is None and asked:
+        return True
+    if not run.asks_training_data:
+        return False
+    return not is_own(*named[-1]) if run.trains else asked
+
+
+def warms_up_alone(run: RunConfig, prompt: PromptConfig | None = None) -> bool:
+    """A model made on the spot learns the format of this prompt as the run has it."""
+    return run.model.made_on_the_spot and Path((prompt or run.prompt).file).stem not in SHARED_WARM_START

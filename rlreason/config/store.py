@@ -11,16 +11,14 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue
 
-from rlreason.config import data, model, tasks
-from rlreason.config.any_run import AnyRunConfig
+from rlreason.config import data, model
+from rlreason.config import data as tasks
+from rlreason.config.algorithms import BestOfNConfig, EIConfig, EvaluateConfig, GRPOConfig, SFTConfig
 from rlreason.config.discover import DiscoverConfig
-from rlreason.config.grpo import GRPOConfig
-from rlreason.config.jobs import BestOfNConfig, EvaluateConfig
-from rlreason.config.rollout import engine_here
+from rlreason.config.groups import engine_here
+from rlreason.config.leaves import resource_dir
 from rlreason.config.rules import broken_rules
-from rlreason.config.run import RunConfig, works_on_a_model
-from rlreason.config.sft import EIConfig, SFTConfig
-from rlreason.config.sources import resource_dir
+from rlreason.config.run import AnyRunConfig, RunConfig, works_on_a_model
 from rlreason.config.sweep_files import content, plain_part
 from rlreason.errors import Absent, ConfigError
 from rlreason.objectives.objective import own_loss_config

@@ -1,17 +1,93 @@
-"""Keys of every algorithm that trains, and of those that learn from their own samples, with the rules between them."""
+"""Settings of every algorithm that trains: optimizer, schedule, evaluation, budget and checkpoints."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
 from omegaconf import MISSING
 
-from rlreason.config.budget import BudgetConfig
-from rlreason.config.checkpoints import CheckpointConfig
-from rlreason.config.choices import choice
-from rlreason.config.optimization import OptimizationConfig
+from rlreason.config.fields import choice
 from rlreason.config.run import RunConfig
 from rlreason.objectives.card import Card, imitation_card
 from rlreason.objectives.objective import LengthNormConfig, Objective
+
+
+@dataclass
+class OptimizationConfig:
+    """What the learner and its schedule take; every algorithm that trains inherits these keys."""
+
+    learning_rate: float = MISSING  # the highest rate of lr_schedule
+    # The rate after the warm-up: linear and cosine fall towards 0 by the last step.
+    lr_schedule: str = choice("constant", "linear", "cosine", default="constant")
+    warmup_steps: int = 0  # steps over which the rate rises
+    # adamw_8bit: both moments in one byte each, 2 bytes a weight where adamw takes 8; needs bitsandbytes.
+    optimizer: str = choice("adamw", "adamw_8bit", default="adamw")
+    weight_decay: float = 0.0  # of AdamW, on every weight alike
+    adam_betas: list[float] = field(default_factory=lambda: [0.9, 0.95])  # of AdamW's two moments
+    max_grad_norm: float = 1.0  # gradients are scaled down to this norm, once per optimizer step
+    train_batch_size: int = MISSING  # responses per optimizer step; with GRPO it divides rollout_batch_size
+    micro_batch_size: int | None = None  # sequences in one forward pass at most; null: as micro_batch_tokens allows
+    # Says micro_batch_size in the handout's way; it divides train_batch_size.
+    gradient_accumulation_steps: int | None = None
+
+    def sequences_per_micro_batch(self) -> int | None:
+        """At most so many; the handout's accumulation steps are turned into the largest micro-batch they allow."""
+        steps, size = self.gradient_accumulation_steps, self.micro_batch_size
+        return size if steps is None else self.train_batch_size // steps
+
+    def optimization_problems(self) -> list[str]:
+        """Every violated rule between these keys, one line each: setting, value, rule, cure."""
+        steps, size = self.gradient_accumulation_steps, self.micro_batch_size
+        bad = []
+        if len(self.adam_betas) != 2:
+            bad.append(f"adam_betas={list(self.adam_betas)} must be two numbers: try [0.9,0.95]")
+        if steps is not None and (steps < 1 or self.train_batch_size % steps):
+            bad.append(
+                f"gradient_accumulation_steps={steps} must divide train_batch_size={self.train_batch_size}: "
+                "try a power of two, or leave it out (micro_batch_tokens decides)"
+            )
+        elif steps is not None and size is not None and size * steps != self.train_batch_size:
+            bad.append(
+                f"gradient_accumulation_steps={steps} x micro_batch_size={size} is not train_batch_size="
+                f"{self.train_batch_size}: set one of the two and leave the other null"
+            )
+        return bad
+
+
+BUDGETS = ("hours", "tokens", "steps")
+
+
+@dataclass
+class BudgetConfig:
+    """A run ends before the step that would exceed one of these, its last evaluation inside; null: no bound."""
+
+    hours: float | None = None  # wall clock of everything from set-up to the last evaluation (time/total)
+    tokens: int | None = None  # response tokens sampled to learn from (tokens/generated)
+    steps: int | None = None  # steps as n_steps counts them, which stays what a falling learning rate falls towards
+
+
+def raised(before: Mapping[str, float | None], now: Mapping[str, float | None], names: Sequence[str] = BUDGETS) -> bool:
+    """Whether a budget allows more than another one, and less of nothing.
+
+    >>> raised({"hours": 1.0, "tokens": None}, {"hours": 2.0, "tokens": None})
+    True
+    >>> raised({"hours": 1.0, "tokens": None}, {"hours": 2.0, "tokens": 100})
+    False
+    """
+    pairs = [(before.get(name), now.get(name)) for name in names]
+    more = [b is None or (a is not None and b > a) for a, b in pairs if a != b]
+    return bool(more) and all(more)
+
+
+@dataclass
+class CheckpointConfig:
+    """Of every run that trains. A run that a signal stops writes one besides, unless `every` is 0."""
+
+    # Steps between checkpoints; null: as often as costs less than 5% of the run's time; 0: none, and no going on.
+    every: int | None = None
+    keep: int = 2  # the newest so many stay, and the best; of a finished run the newest and the best
+    keep_final: bool = False  # a finished run keeps its optimizer's moments too, for a larger n_steps later
+
 
 MOST_RANKS = 1024
 UNKNOWN_EVALUATIONS = 12  # when eval_every=null leaves their number to the run, about

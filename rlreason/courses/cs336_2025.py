@@ -6,19 +6,19 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from rlreason.courses.generations import (
-    evaluate_vllm,
-    init_vllm,
-    load_policy_into_vllm_instance,
-    log_generations,
+from rlreason.courses.generations import evaluate_vllm, init_vllm, load_policy_into_vllm_instance, log_generations
+from rlreason.courses.shared import (
+    consecutive_groups,
+    get_response_log_probs,
+    required,
+    score_rollouts,
+    summarize,
+    tokenize_prompt_and_output,
 )
-from rlreason.courses.log_probs import get_response_log_probs
-from rlreason.courses.rewards import consecutive_groups, required, score_rollouts, summarize
-from rlreason.courses.tokenize import tokenize_prompt_and_output
 from rlreason.objectives.advantages import compute_group_advantages
 from rlreason.objectives.aggregation import aggregate_loss, masked_mean, masked_normalize
 from rlreason.objectives.losses import LOSSES
-from rlreason.objectives.scoring import compute_entropy
+from rlreason.objectives.measures import compute_entropy
 
 __all__ = [
     "compute_entropy",

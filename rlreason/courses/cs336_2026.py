@@ -7,19 +7,19 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from rlreason.courses.generations import (
-    evaluate_vllm,
-    init_vllm,
-    load_policy_into_vllm_instance,
-    log_generations,
+from rlreason.courses.generations import evaluate_vllm, init_vllm, load_policy_into_vllm_instance, log_generations
+from rlreason.courses.shared import (
+    RewardFn,
+    consecutive_groups,
+    get_response_log_probs,
+    required,
+    score_rollouts,
+    tokenize_prompt_and_output,
 )
-from rlreason.courses.log_probs import get_response_log_probs
-from rlreason.courses.rewards import RewardFn, consecutive_groups, required, score_rollouts
-from rlreason.courses.tokenize import tokenize_prompt_and_output
 from rlreason.objectives.advantages import compute_group_advantages
 from rlreason.objectives.aggregation import aggregate_loss, masked_normalize
 from rlreason.objectives.losses import LOSSES
-from rlreason.objectives.scoring import compute_entropy
+from rlreason.objectives.measures import compute_entropy
 
 __all__ = [
     "aggregate_loss_across_microbatch",

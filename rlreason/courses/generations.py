@@ -9,9 +9,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from rlreason.courses.log_probs import get_response_log_probs
-from rlreason.courses.rewards import RewardFn
-from rlreason.courses.tokenize import tokenize_prompt_and_output
+from rlreason.courses.shared import RewardFn, get_response_log_probs, tokenize_prompt_and_output
 from rlreason.engines.vllm.weight_transfer import repack_tied_head
 from rlreason.objectives.aggregation import masked_mean
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from itertools import accumulate
 
-from rlreason.data.files import question_hash
+from rlreason.data.sources import question_hash
 from rlreason.errors import DataError
 from rlreason.grading import Grader
 from rlreason.runtime.text import few, shorten

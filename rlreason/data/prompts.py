@@ -1,13 +1,17 @@
-"""Fill a question into a prompt template.
+"""Fill questions into prompt templates, and make the traces that SFT imitates."""
 
-Templates have `str.format` semantics, as the course's files do: `{question}` is the question, and doubled
-braces stand for single ones, so `\\boxed{{}}` becomes `\\boxed{}`.
-"""
-
-from collections.abc import Sequence
+import re
+from collections import Counter
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
+from string import Formatter
 
-from rlreason.errors import ConfigError
+from rlreason.config.groups import PromptConfig
+from rlreason.config.leaves import resource_dir
+from rlreason.errors import ConfigError, DataError
+from rlreason.runtime.text import few
+from rlreason.types import Grade, Problem
 
 
 def load_template(file: str, folder: Path) -> str:
@@ -53,3 +57,106 @@ def render(template: str, question: str) -> str:
     'Q: 1+1? {} Use \\boxed{}.'
     """
     return template.format(question=question)
+
+
+Grades = Callable[[Sequence[str], Sequence[str]], Sequence[Grade]]
+
+_CALCULATOR = re.compile(r"<<[^<>=\n]*=[^<>\n]*>>")  # GSM8K's annotations: 48/2 = <<48/2=24>>24
+
+
+def trace_text(problem: Problem, template: str) -> str:
+    r"""The response to imitate: the one given, or `template` filled with `{solution}` and `{answer}`.
+
+    `DataError` where the problem has neither a response nor what the template needs.
+
+    >>> sum_ = Problem("a", "48/2?", "24", solution="It is <<48/2=24>>24.")
+    >>> trace_text(sum_, " {solution} </think> <answer>{answer}</answer>")
+    ' It is 24. </think> <answer>24</answer>'
+    """
+    if problem.response is not None:
+        return problem.response
+    if not has_trace(problem, template):
+        raise DataError(f"problem {problem.id} has {_missing(problem, template)}: there is no trace to imitate")
+    solution, answer = problem.claim or (problem.solution or "", problem.answer)
+    return template.format(solution=_CALCULATOR.sub("", solution), answer=answer)
+
+
+def has_trace(problem: Problem, template: str) -> bool:
+    """Whether the problem has a response, or everything that the template is filled with."""
+    return problem.response is not None or not _missing(problem, template)
+
+
+def check_template(template: str) -> None:
+    """`ConfigError` unless the template has `{solution}` or `{answer}`, and no other field."""
+    try:
+        names = {name for _, name, _, _ in Formatter().parse(template) if name is not None}
+    except ValueError as error:
+        raise ConfigError(
+            f"prompt.trace={template!r}: a brace in it is no field ({error}): double literal braces, as in "
+            "\\boxed{{{answer}}}"
+        ) from error
+    if not names or names - {"solution", "answer"}:
+        found = ", ".join(f"{{{name}}}" for name in sorted(names)) or "no field"
+        raise ConfigError(f"prompt.trace={template!r} has {found}: it is written from {{solution}} and {{answer}} only")
+
+
+def with_traces(problems: list[Problem], template: str, skip: bool) -> tuple[list[Problem], list[str]]:
+    """(problems that have a trace, notes). Others are a `DataError`, or with `skip` left out and noted."""
+    without = [p.id for p in problems if not has_trace(p, template)]
+    if not without:
+        return problems, []
+    found = (
+        f"{len(without)} of {len(problems)} training problems have neither a response nor what prompt.trace is "
+        f"written from ({few(without)})"
+    )
+    if len(without) == len(problems):
+        raise DataError(f"{found}: SFT needs data with responses or solutions, or name their field (data.fields)")
+    if not skip:
+        raise DataError(f"{found}: fix these rows, or set data.bad_rows=skip to leave them out")
+    missing = set(without)
+    return [p for p in problems if p.id not in missing], [f"! {found}: left out"]
+
+
+def filter_correct(
+    problems: list[Problem], trace: Callable[[Problem], str], grade: Grades
+) -> tuple[list[Problem], str]:
+    """(problems whose trace `grade` accepts against the reference answer, a line on the others).
+
+    `grade`: responses and reference answers -> their grades. `DataError` where none is accepted.
+    """
+    graded = [p for p in problems if p.answer]
+    grades = grade([trace(p) for p in graded], [p.answer for p in graded])
+    kept = [p for p, g in zip(graded, grades, strict=True) if g.outcome == "correct"]
+    dropped = Counter[str](g.outcome for g in grades if g.outcome != "correct")
+    dropped["without a ground truth"] = len(problems) - len(graded)
+    counts = f"kept {len(kept)} of {len(problems)} traces whose answer the grader accepts"
+    reasons = ", ".join(f"{n} {reason}" for reason, n in dropped.most_common() if n)
+    counts += f"; dropped: {reasons}" if reasons else ""
+    if not kept:
+        raise DataError(
+            f"data.filter=correct: {counts}: choose the prompt that the traces were written for, or "
+            "data.response_as=solution to put them into this prompt's form"
+        )
+    return kept, counts
+
+
+def _missing(problem: Problem, template: str) -> str:
+    fields = {name for _, name, _, _ in Formatter().parse(template)}
+    lacks = [name for name in ("solution", "answer") if name in fields and not getattr(problem, name)]
+    return "no " + " and no ".join(lacks) if lacks else ""
+
+
+Render = Callable[[str], str]  # a question -> text
+
+
+def template_of(prompt: PromptConfig) -> str:
+    """The text that a question is filled into: a whole prompt, or the user's turn of a chat."""
+    try:
+        return load_template(prompt.file, resource_dir("prompts"))
+    except (OSError, ValueError) as error:  # no permission, no UTF-8
+        raise ConfigError(f"prompt.file={prompt.file} cannot be read ({error}): give a text file in UTF-8") from error
+
+
+def filling(prompt: PromptConfig) -> Render:
+    """A question -> that text, filled."""
+    return partial(render, template_of(prompt))

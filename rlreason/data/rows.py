@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from rlreason.data.files import BadRowError
+from rlreason.data.sources import BadRowError
 from rlreason.grading import boxed
 from rlreason.types import Problem
 

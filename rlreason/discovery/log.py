@@ -7,9 +7,8 @@ from dataclasses import asdict
 from typing import Any
 
 from rlreason.config.discover import DiscoverConfig
-from rlreason.discovery.problem import Problem
-from rlreason.discovery.spending import Spending
-from rlreason.discovery.turns import Reply, without_measurements
+from rlreason.discovery.journal import Spending
+from rlreason.discovery.turns import Problem, Reply, without_measurements
 
 
 def log_of(

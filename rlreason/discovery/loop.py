@@ -15,19 +15,17 @@ from dataclasses import asdict
 from functools import partial
 
 from rlreason.config.discover import DiscoverConfig
-from rlreason.discovery.beginning import Best, Walk, announce, set_up
+from rlreason.discovery.asking import Best, Walk, announce, set_up
 from rlreason.discovery.journal import Journal
 from rlreason.discovery.log import log_of
-from rlreason.discovery.problem import problem_named
-from rlreason.discovery.scoring import refuse_other_systems
-from rlreason.discovery.texts import feedback
-from rlreason.discovery.turns import Conversation, Question, Reply, chosen_of
+from rlreason.discovery.report.write import write_run_report
+from rlreason.discovery.score import refuse_other_systems
+from rlreason.discovery.turns import Conversation, Question, Reply, chosen_of, feedback, problem_named
 from rlreason.records import files
 from rlreason.records.console import Console
-from rlreason.records.counters import Counters
-from rlreason.records.where_time_went import where_time_went
+from rlreason.records.rows import Counters
+from rlreason.records.status import where_time_went
 from rlreason.records.writer import RunWriter
-from rlreason.report.discovery import write_run_report
 
 
 def discover(run: DiscoverConfig, records: RunWriter, console: Console) -> float:

@@ -1,22 +1,190 @@
-"""Score a program: run it in a sandbox, check exactly the set that it gives, and believe nothing that it says.
-
-A program gives its set by a function run_code() (points, or points and a dimension), by get_centers(), or as a global
-`points`. It runs with an empty environment, in a folder of its own, without network, within limits. The result for a
-program is that of --json; exit code 0: the set is valid, 1: it is not.
-"""
+"""Score a program: run it in a sandbox, and check exactly the set that it gives."""
 
 import argparse
+import hashlib
+import json
 import re
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
-from rlreason.discovery.problem import problem_named, shipped
-from rlreason.discovery.sandbox.contained import Limits
-from rlreason.discovery.sandbox.protections import in_words, protections
-from rlreason.discovery.scoring import MOST_SOURCE, Score, refuse_other_systems, score_program
-from rlreason.errors import ConfigError
+from rlreason.discovery.sandbox.contained import (
+    RUN_CHECK,
+    RUN_PROGRAM,
+    Given,
+    Limits,
+    Outcome,
+    in_words,
+    protections,
+    read_channel,
+    run_contained,
+)
+from rlreason.discovery.turns import Problem, problem_named, shipped
+from rlreason.errors import ConfigError, DataError
 from rlreason.records.console import Console
-from rlreason.runtime.text import duration
-from rlreason.runtime.verb import Answer, Parser
+from rlreason.runtime.subcommand import Answer, Parser
+from rlreason.runtime.text import duration, redacted, visible
+
+MOST_SOURCE = 2**20  # bytes of a program
+STOPPED = "stopped"  # kind of error of a program that was not scored, because the run ends
+SHOWN = 2000  # characters of an error and of the output's tail
+
+
+@dataclass(slots=True)
+class Score:
+    """What a program is worth, and why it is worth nothing where it is. docs/discovery.md explains the fields."""
+
+    problem: str
+    program_sha256: str
+    score: int = 0
+    num_points: int = 0  # 0 where the set is not valid
+    raw_points: int = 0  # rows that the program gave
+    dimension: int | None = None
+    validity: float = 0.0  # 1.0 or 0.0
+    error: str | None = None
+    error_kind: str | None = None
+    alarm: str | None = None  # a result that cannot be: look at the verifier
+    facts: dict[str, Any] = field(default_factory=dict)  # more that the verifier tells
+    seconds: float = 0.0  # of the program
+    check_seconds: float = 0.0
+    peak_memory_mb: float = 0.0
+    protections: dict[str, str] = field(default_factory=dict)  # those that were active, by name
+    left_behind: bool = False  # processes of the program that could not be ended
+    output_tail: str = ""  # of what the program printed: nothing in it is believed
+
+    @property
+    def valid(self) -> bool:
+        """Whether the set counts."""
+        return self.validity == 1.0
+
+    def as_dict(self) -> dict[str, Any]:
+        """All of it as one flat dictionary."""
+        told = asdict(self)
+        facts = told.pop("facts")
+        return {**told, **facts}
+
+
+def score_program(
+    source: bytes, problem: Problem, limits: Limits | None = None, stop: Callable[[], bool] = lambda: False
+) -> Score:
+    """Run a program and check its set. Whatever it does, this returns within the limits and leaves nothing behind.
+
+    `stop`: looked at all the time; once it is true, everything is ended. `ConfigError` where this system has no sandbox
+    at all, or the problem's verifier fails.
+    """
+    limits = limits or Limits()
+    score = Score(problem.name, hashlib.sha256(source).hexdigest())
+    if len(source) > MOST_SOURCE:
+        return failed(score, "program", f"the program has {len(source)} bytes: at most {MOST_SOURCE} are run")
+    refuse_other_systems()
+    arguments = [str(RUN_PROGRAM), "{program}", str(problem.most_rows), str(problem.most_digits)]
+    outcome = run_contained(arguments, source, limits, limits.timeout_s, readable=[str(RUN_PROGRAM)], stop=stop)
+    score.seconds, score.peak_memory_mb = round(outcome.seconds, 3), round(outcome.peak_mb, 1)
+    score.protections, score.left_behind = outcome.protections, outcome.left_behind
+    score.output_tail = shown(outcome.tail.decode("utf-8", "backslashreplace"))
+    given = read_channel(outcome.channel, problem.most_rows, problem.most_digits)
+    if why := why_not(outcome, given, limits):
+        return failed(score, *why)
+    assert given.rows is not None
+    score.raw_points = len(given.rows)
+    return checked(score, given.rows, problem, limits, stop)
+
+
+def refuse_other_systems() -> None:
+    """`ConfigError` where there are neither namespaces nor /proc."""
+    if sys.platform != "linux":
+        raise ConfigError(
+            f"programs are scored on Linux alone, and this is {sys.platform}: nothing here would hold a program back. "
+            "Use a virtual machine or a container with Linux"
+        )
+
+
+def why_not(outcome: Outcome, given: Given, limits: Limits) -> tuple[str, str] | None:
+    """(kind, text) of what kept a program from giving a set; None where it gave one."""
+    over = {
+        "timeout": f"the program took longer than {limits.timeout_s:g} s",
+        "memory": f"the program took more than {limits.memory_mb} MB of memory",
+        "output": f"the program printed more than {limits.output_mb} MB",
+        "channel": f"the points take more than {limits.channel_mb} MB as text",
+        "processes": f"the program ran more than {limits.processes} processes at once",
+    }
+    if outcome.stopped == "stopped":
+        return STOPPED, "the run was stopped"
+    if outcome.stopped == "broken":
+        raise DataError(f"the program could not be started in the sandbox: {outcome.why}")
+    if outcome.stopped is not None:
+        kind = {"channel": "size"}.get(outcome.stopped, outcome.stopped)
+        return kind, over[outcome.stopped]
+    if given.kind and given.kind != "channel" and outcome.exit == 0:
+        return given.kind, given.text
+    if outcome.exit != 0 or (given.rows is None and given.kind is None):
+        code = outcome.exit or 0
+        how = f"signal {-code}" if code < 0 else f"exit code {outcome.exit}"
+        return "exit", f"the program ended ({how}) before it gave points"
+    if given.kind:
+        return given.kind, given.text
+    return None
+
+
+def checked(score: Score, rows: list[list[int]], problem: Problem, limits: Limits, stop: Callable[[], bool]) -> Score:
+    """The score with the verifier's verdict on the rows."""
+    verifier = problem.folder / problem.verifier
+    asked = {"rows": [" ".join(map(str, row)) for row in rows], "options": dict(problem.options)}
+    outcome = run_contained(
+        [str(RUN_CHECK), str(verifier)], b"", limits, limits.check_timeout_s, stdin=json.dumps(asked).encode(),
+        readable=[str(RUN_CHECK), str(problem.folder)],
+        stop=stop,
+    )  # fmt: skip
+    score.check_seconds = round(outcome.seconds, 3)
+    if outcome.stopped is None and outcome.tail.rstrip().endswith(b"MemoryError"):
+        outcome.stopped = "memory"
+    if outcome.stopped in ("timeout", "memory"):
+        taken = f"{limits.check_timeout_s:g} s" if outcome.stopped == "timeout" else f"{limits.memory_mb} MB"
+        return failed(score, outcome.stopped, f"checking {len(rows)} points takes more than {taken}")
+    if outcome.stopped == "stopped":
+        return failed(score, STOPPED, "the run was stopped")
+    told: dict[str, Any] = {}
+    with suppress(ValueError):
+        told = json.loads(outcome.channel)
+    if outcome.stopped or outcome.exit != 0 or not isinstance(told, dict) or type(told.get("score")) is not int:
+        why = outcome.why or shown(outcome.tail.decode("utf-8", "replace"))[-300:] or "it gave no score"
+        raise DataError(f"the verifier {verifier} failed: {why}: correct it")
+    names = {field_name for field_name in Score.__dataclass_fields__ if field_name != "facts"}
+    valid = told.pop("valid", False) is True
+    score.facts = {name: value for name, value in told.items() if name not in names}
+    for name in ("score", "num_points", "dimension", "error", "error_kind", "alarm"):
+        setattr(score, name, told.get(name, getattr(score, name)))
+    score.validity = 1.0 if valid else 0.0
+    score.score = score.score if valid else 0
+    score.num_points = score.score if valid and "num_points" not in told else score.num_points
+    return score
+
+
+def failed(score: Score, kind: str, text: str) -> Score:
+    """The score of a program that gave no set."""
+    score.error_kind, score.error = kind, shown(text) or kind
+    return score
+
+
+#: What a reader does not see and a model does: soft hyphens, joiners, variation selectors, tags, halves of characters.
+_UNSEEN = re.compile(
+    "[\xad\u034f\u115f\u1160\u180e\u2800\u3164\uffa0\u200b-\u200d\u2060-\u2065\u206a-\u206f\ud800-\udfff\ufe00-\ufe0f\ufeff\U000e0000-\U000e0fff]"
+)
+
+
+def shown(text: str) -> str:
+    r"""A text of a program's as it may be shown: cut, without secrets, and nothing in it that cannot be seen.
+
+    >>> print(shown("a\x1b[2J\u200b"))
+    a\x1b[2J\u200b
+    """
+    lines = text[:SHOWN].split("\n")
+    seen = "\n".join(_UNSEEN.sub(lambda m: f"\\u{ord(m[0]):04x}", visible(line)) for line in lines)
+    return redacted(seen.strip())
+
 
 UNITS = {"": 1.0, "K": 1 / 1024, "M": 1.0, "G": 1024.0, "T": 1024.0**2}  # megabytes
 SMALLEST_MB = 64

@@ -1,20 +1,19 @@
-"""Accuracy on fixed problems, always with the same random numbers, so that two models meet the same luck.
+"""Accuracy on fixed problems, always with the same random numbers, so that two models meet the same luck."""
 
-Training runs and the jobs that only evaluate share this code.
-"""
-
+import math
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from types import MappingProxyType
 from typing import Any
 
-from rlreason.algorithms.rollouts import metrics_by_outcome, rollout_metrics
 from rlreason.engines.base import Sampling
-from rlreason.grading.metrics import grading_failures
-from rlreason.runtime.questions import question_keys
-from rlreason.statistics import cluster_interval, mismatch_metrics
-from rlreason.types import Counted, Problem, Sample
+from rlreason.engines.rollouts import metrics_by_outcome, rollout_metrics
+from rlreason.health.finding import grading_failures
+from rlreason.runtime.intervals import cluster_interval, mismatch_metrics
+from rlreason.runtime.text import question_keys
+from rlreason.types import Counted, Grade, Problem, Sample
 
 PURPOSE = "eval"  # what seeds depend on besides the run's seed, the problem and the sample's number
 
@@ -150,3 +149,42 @@ def proportion_with_ci(
         hits.setdefault(questions.get(s.group, s.group), []).append(of(s))
     low, high = cluster_interval([sum(h) for h in hits.values()], [len(h) for h in hits.values()])
     return sum(map(of, samples)) / max(len(samples), 1), low, high
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """The figures of a scored sample, under the names that it has them by (`types.Counted`)."""
+
+    group: str
+    grade: Grade
+    prompt_grade: Grade | None
+    text: str
+    length: int
+    truncated: bool
+    tokens_key: int
+    entropy: float | None
+    nll: float
+    n_log_probs: int
+    log_prob: float  # of the whole response under the model, in nats; 0 where it was not scored
+
+    @property
+    def mean_log_prob(self) -> float:
+        """Per token; 0 of no tokens."""
+        return self.log_prob / max(self.length, 1)
+
+
+def judged(s: Sample) -> Judged:
+    """What is kept of a sample."""
+    return Judged(
+        group=s.group,
+        grade=s.grade,
+        prompt_grade=s.prompt_grade,
+        text=s.text,
+        length=s.length,
+        truncated=s.truncated,
+        tokens_key=s.tokens_key,
+        entropy=s.entropy,
+        nll=s.nll,
+        n_log_probs=s.n_log_probs,
+        log_prob=math.fsum(s.log_probs or []),
+    )

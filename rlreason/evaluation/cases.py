@@ -1,14 +1,106 @@
-"""Saved responses as cases that a person can read: which category, which text."""
+"""Saved responses as cases that a person can read, with a guess at why each earned what it earned."""
 
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from rlreason.evaluation.reasons import Reason, why
+from rlreason.evaluation.accuracy import is_correct, proportion_with_ci, questions_of
+from rlreason.evaluation.selection import common_answer
 from rlreason.grading import Grader
+from rlreason.grading.formats import FORMATS, SHOWN_CHARS
+from rlreason.grading.grader import reference_answers
+from rlreason.health.finding import FEWEST_ASKED
+from rlreason.records.files import INCIDENTS
 from rlreason.records.rows import Row
 from rlreason.runtime.text import shorten
+from rlreason.types import Counted, Problem, Sample
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+_NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
+COARSEST = 0.05  # of a value: 0.3 and 0.33 are thirds, rounded
+
+
+class Reason(NamedTuple):
+    """A guess at why a response earned what it did."""
+
+    kind: str  # the same words for the same mistake, so that they can be counted
+    detail: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.kind}: {self.detail}" if self.detail else self.kind
+
+
+def why(response: str, ground_truth: Any, grader: Grader, outcome: str, truncated: bool) -> list[Reason]:
+    """The likeliest reason first, then what else is worth knowing; `grader` has the settings of the run."""
+    cut = [Reason("cut at the token limit")] if truncated else []
+    if outcome == "correct":
+        return [Reason("right"), *cut]
+    if grader.plugin and outcome in ("error", "timeout"):
+        what = "raised, or returned no number" if outcome == "error" else "took longer than grading.timeout_s"
+        return [Reason(f"no verdict: {grader.plugin} {what}", f"see {INCIDENTS}"), *cut]
+    if grader.plugin:
+        return [Reason("not earned", f"{grader.plugin} has rules of its own"), *cut]
+    references, read = reference_answers(ground_truth) or [], grader.read(response)
+    if not read.formatted:
+        number = last_number(response, references, grader)
+        found = [Reason("the last number in it is the right one", number)] if number else []
+        return [Reason(read.reason, read.detail), *cut, *found]
+    if outcome not in ("wrong", "correct"):
+        return [Reason("the grader could not work it out", outcome), *cut]
+    if read.answer is None:
+        return [Reason(read.reason, read.detail), *cut]
+    return [answer_reason(read.answer, references, grader), *cut]
+
+
+def answer_reason(answer: str, references: list[str], grader: Grader) -> Reason:
+    """How a formatted answer misses the reference answers.
+
+    >>> str(answer_reason("It costs 18 dollars a day", ["18"], Grader()))
+    "a unit or a sentence around the right answer: 'It costs 18 dollars a day'"
+    >>> str(answer_reason("17", ["18"], Grader()))
+    "another answer: '17' instead of '18'"
+    """
+    if not answer.strip():
+        return Reason("the answer is empty")
+    shown = repr(shorten(answer, SHOWN_CHARS))
+    if _right(answer, references, grader):
+        return Reason("right by the grader's rules of now, not of then", shown)
+    if _right(answer, references, grader, percent=True):
+        return Reason("right but for a percent sign (grading.percent=false)", shown)
+    if _right(answer, references, grader, rel_tol=COARSEST):
+        return Reason(f"rounded further than grading.rel_tol={grader.grading.rel_tol:g} allows", shown)
+    if _right(answer, references, grader, extract="sentence"):
+        return Reason("a unit or a sentence around the right answer", shown)
+    if any(_bare(answer) == _bare(reference) for reference in references):
+        return Reason("equal once marks are stripped: parser suspect", shown)
+    if any(_right(number, references, grader) for number in _NUMBER.findall(answer)):
+        return Reason("the right number is one of several", shown)
+    if not re.search(r"\d", answer) and any(re.search(r"\d", reference) for reference in references):
+        return Reason("no number in the answer", shown)
+    return Reason("another answer", f"{shown} instead of {shorten(' or '.join(references), SHOWN_CHARS)!r}")
+
+
+def last_number(response: str, references: list[str], grader: Grader) -> str:
+    """The last number of the response where it equals a reference answer, else nothing."""
+    numbers = [n.rstrip(",") for n in _NUMBER.findall(response)]
+    return numbers[-1] if numbers and _right(numbers[-1], references, grader) else ""
+
+
+def _right(answer: str, references: list[str], grader: Grader, **other: Any) -> bool:
+    """Whether the answer is one of these by the exact rules, under the grader's settings but for the `other` ones."""
+    judge = Grader(replace(grader.grading, **other)) if other else grader
+    return any(judge.same(answer, reference) for reference in references)
+
+
+def _bare(text: str) -> str:
+    return re.sub(r"[^\w.]+", "", text).lower().rstrip(".")
+
 
 CATEGORIES = ("format0", "format1_wrong", "correct", "disagree", "truncated")
 #: What a case shows of a saved row.
@@ -101,3 +193,188 @@ def markdown(
             plain = text.replace("<", "&lt;")  # a tag would vanish from the page
             lines += ["", f"**{label}**", "", *((fence, text, fence) if label == "response" else (plain,))]
     return "\n".join(lines) + "\n"
+
+
+TEXTS = 32  # of a step that are turned into tokens and back
+
+
+def stated(response: str) -> str | None:
+    """The answer that a response states in any of the known formats; None where it states none.
+
+    >>> stated("so </think> <answer> 38</answer>"), stated("it is 38")
+    ('38', None)
+    """
+    answers = (form.read(response).answer for form in FORMATS.values())
+    return next((answer.strip() for answer in answers if answer is not None and answer.strip()), None)
+
+
+def signs_of(
+    samples: Sequence[Sample], truths: Mapping[str, str], grader: Grader, tokenizer: "PreTrainedTokenizerBase"
+) -> dict[str, float]:
+    """Metrics of the samples of a step; `truths`: problem id -> ground truth.
+
+    `rollout/right`: the share of responses that state the right answer, whatever they earn. `rollout/same_answer`,
+    `_right`: the share of responses with the commonest answer, and of problems that it is right for. Neither is there
+    for verifiers, whose truths are no answers, and the last two only where enough problems were asked.
+    `rollout/round_trip`: the share of texts that stay the same as tokens and back.
+    """
+    if not samples:
+        return {}
+    signs: dict[str, float] = {}
+    verifies = grader.plugin is not None and grader.plugin.startswith("rlreason.")  # then its truths are no answers
+    if not verifies:
+        signs["rollout/right"] = sum(states_the_truth(s, truths, grader) for s in samples) / len(samples)
+    asked = [truths.get(problem, "") for problem in dict.fromkeys(s.group for s in samples)]
+    comparable = not verifies and (grader.plugin is None or signs["rollout/right"] > 0)
+    if comparable and len(asked) >= FEWEST_ASKED:
+        signs |= common_answer([stated(s.text) for s in samples], asked, grader.same, "rollout")
+    return signs | {"rollout/round_trip": round_trip(samples, tokenizer)}
+
+
+def states_the_truth(sample: Sample, truths: Mapping[str, str], grader: Grader) -> bool:
+    """Whether a response states the right answer: by its grade, or by the exact rules where the reward is one's own."""
+    if not grader.plugin:
+        return sample.grade.outcome == "correct"
+    answer = stated(sample.text)
+    references = reference_answers(truths.get(sample.group)) or ()
+    return answer is not None and any(grader.same(answer, reference) for reference in references)
+
+
+def round_trip(samples: Sequence[Sample], tokenizer: "PreTrainedTokenizerBase") -> float:
+    """The share of prompts, or of responses where that is less, whose text is the same after encoding and decoding.
+
+    A few of them are looked at. Spaces are not: many tokenizers add or drop one beside a special token.
+    """
+
+    def text_of(ids: list[int]) -> str:
+        return str(tokenizer.decode(ids, clean_up_tokenization_spaces=False))
+
+    def again(text: str) -> str:
+        return text_of(tokenizer.encode(text, add_special_tokens=False))
+
+    def share(texts: list[str]) -> float:
+        return sum("".join(again(text).split()) == "".join(text.split()) for text in texts) / len(texts)
+
+    some = [s.response for s in samples[:: -(-len(samples) // TEXTS)]]
+    return min(share([text_of(r.prompt_ids) for r in some]), share([text_of(r.token_ids) for r in some]))
+
+
+#: The three categories of the CS336 handout. Whatever earned no full answer reward is not correct.
+CATEGORY_TEXTS = {
+    "correct": "format 1, answer 1 (correct)",
+    "format1_wrong": "format 1, answer 0",
+    "format0": "format 0, answer 0",
+}
+MOST_PARTS = 40  # of one table; a fact with more different values tells problems apart, not kinds of them
+FAILED = ("timeout", "refused", "error")  # outcomes that say something about the grader
+
+
+def category(sample: Counted) -> str:
+    """Which of `CATEGORIES` a graded sample is in."""
+    if is_correct(sample):
+        return "correct"
+    return "format1_wrong" if sample.grade.format > 0 else "format0"
+
+
+def categories(samples: Sequence[Counted], problems: Sequence[Problem] = ()) -> dict[str, dict[str, Any]]:
+    """Count, share and 95% interval of each category; the shares add up to 1."""
+    rows, questions = {}, questions_of(problems)
+    for name in CATEGORY_TEXTS:
+        value, low, high = proportion_with_ci(samples, lambda s, name=name: category(s) == name, questions)  # type: ignore[misc]
+        rows[name] = {"count": sum(category(s) == name for s in samples), "share": value, "interval": [low, high]}
+    return rows
+
+
+def category_table(rows: Mapping[str, Mapping[str, Any]]) -> str:
+    """
+    >>> print(category_table({"correct": {"count": 3, "share": 0.75, "interval": [0.3, 0.95]}}))
+    category                       count   share   95% interval
+    format 1, answer 1 (correct)       3   0.750   0.300-0.950
+    """
+    lines = [f"{'category':28} {'count':>7} {'share':>7}   95% interval"]
+    for name, row in rows.items():
+        low, high = row["interval"]
+        lines.append(f"{CATEGORY_TEXTS[name]:28} {row['count']:>7} {row['share']:>7.3f}   {low:.3f}-{high:.3f}")
+    return "\n".join(lines)
+
+
+def by_facts(samples: Sequence[Counted], problems: Sequence[Problem]) -> dict[str, Any]:
+    """`accuracy_by`: for each level, subject or source that the data names, where there are a few different ones."""
+    facts, rows, questions = {p.id: p.facts for p in problems}, dict[str, Any](), questions_of(problems)
+    for fact in dict.fromkeys(name for of in facts.values() for name in of):
+        parts: dict[str, list[Counted]] = {}
+        for s in samples:
+            parts.setdefault(facts[s.group].get(fact, "not told"), []).append(s)
+        if 1 < len(parts) <= MOST_PARTS:
+            rows[fact] = {name: _accuracy(parts[name], questions) for name in sorted(parts, key=_natural)}
+    return {"accuracy_by": rows} if rows else {}
+
+
+def _accuracy(samples: Sequence[Counted], questions: Mapping[str, str]) -> dict[str, Any]:
+    value, low, high = proportion_with_ci(samples, is_correct, questions)
+    return {"problems": len({s.group for s in samples}), "accuracy": value, "interval": [low, high]}
+
+
+def _natural(name: str) -> list[tuple[int, str]]:
+    """Level 2 before Level 10."""
+    return [(int(part), "") if part.isdecimal() else (0, part) for part in re.split(r"(\d+)", name) if part]
+
+
+def fact_tables(by: Mapping[str, Any]) -> list[str]:
+    """
+    >>> print(*fact_tables({"accuracy_by": {"level": {"1": {"problems": 4, "accuracy": 0.5, "interval": [0.1, 0.9]}}}}))
+    level                       problems accuracy   95% interval
+    1                                  4    0.500   0.100-0.900
+    """
+    tables = []
+    for fact, parts in by.get("accuracy_by", {}).items():
+        lines = [f"{fact:26} {'problems':>9} {'accuracy':>8}   95% interval"]
+        for name, row in parts.items():
+            low, high = row["interval"]
+            shown = name if len(name) <= 26 else f"{name[:23]}..."
+            lines.append(f"{shown:26} {row['problems']:>9} {row['accuracy']:>8.3f}   {low:.3f}-{high:.3f}")
+        tables.append("\n".join(lines))
+    return tables
+
+
+def ungraded(samples: Sequence[Counted]) -> dict[str, int]:
+    """Grades that the grader could not work out, by kind; they count as not correct."""
+    return {name: sum(s.grade.outcome == name for s in samples) for name in FAILED}
+
+
+def figure_lines(metrics: Mapping[str, float], max_tokens: int, failed: Mapping[str, int]) -> str:
+    """Lengths, cut responses, entropy and what the grader could not work out, of all, correct and other responses."""
+
+    def by_kind(name: str, form: str) -> str:
+        kinds = (("", "all"), ("_correct", "correct"), ("_wrong", "others"))
+        keys = {f"eval/{name}{suffix}": word for suffix, word in kinds}
+        return ", ".join(f"{metrics[key]:{form}} {word}" for key, word in keys.items() if key in metrics)
+
+    lines = [
+        f"length     {by_kind('length', '.1f')} (tokens); cut at {max_tokens}: {metrics['eval/truncated']:.1%}",
+        f"entropy    {by_kind('entropy', '.3f')} (nats per token)",
+    ]
+    if any(failed.values()):
+        counts = ", ".join(f"{count} {name}" for name, count in failed.items() if count)
+        lines.append(f"! grader   {counts}: these count as not correct (grading_incidents.jsonl)")
+    return "\n".join(lines)
+
+
+def curves_table(n_list: Sequence[int], curves: Mapping[str, Sequence[Sequence[float]]], columns: int = 120) -> str:
+    """One row per N, one column per way to choose; `curves[name]` holds (value, low, high) for each N.
+
+    Ways that do not fit into so many `columns` of text follow below.
+
+    >>> print(curves_table([1, 4], {"pass@N": [(0.25, 0.1, 0.4), (0.5, 0.3, 0.7)]}))
+      N               pass@N
+      1    0.250 (0.10-0.40)
+      4    0.500 (0.30-0.70)
+    """
+    width = max(20, *map(len, curves)) + 1
+    lines, at_once = list[str](), max(1, (columns - 3) // width)
+    for names in (list(curves)[i : i + at_once] for i in range(0, len(curves), at_once)):
+        lines.append(f"{'N':>3}" + "".join(f"{name:>{width}}" for name in names))
+        for place, n in enumerate(n_list):
+            cells = [f"{v:.3f} ({low:.2f}-{high:.2f})" for v, low, high in (curves[name][place] for name in names)]
+            lines.append(f"{n:>3}" + "".join(f"{cell:>{width}}" for cell in cells))
+    return "\n".join(lines)

@@ -1,25 +1,32 @@
-"""Evaluations: sample, score, count, warn; and those of a training run, which are recorded and compared."""
+"""Evaluate a policy: sample, score, count and warn, by the protocol of the run's settings."""
 
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
 
-from rlreason.algorithms.rollouts import Rollouts, score_samples
+from transformers import PreTrainedTokenizerBase
+
 from rlreason.config.evaluation import EvalProtocolConfig
+from rlreason.data.sources import fingerprint
 from rlreason.engines.base import Sampling
+from rlreason.engines.rollouts import Rollouts, score_samples
 from rlreason.evaluation.accuracy import PURPOSE, eval_metrics, mismatches_of, questions_of
-from rlreason.evaluation.votes import same_answers
+from rlreason.evaluation.protocol import Protocol, make_protocol
+from rlreason.evaluation.selection import same_answers
 from rlreason.grading import Grader
-from rlreason.monitors.watch import Monitors
+from rlreason.grading.build import grading_settings
+from rlreason.grading.build import reward_name_of as reward_name
+from rlreason.health.watch import Monitors
+from rlreason.model.chat import asked_how
 from rlreason.records.console import Console
-from rlreason.records.counters import Counters
 from rlreason.records.files import EVALS
+from rlreason.records.rows import Counters
 from rlreason.records.writer import RunWriter
 from rlreason.types import Counted, Problem, Sample
 
 if TYPE_CHECKING:
-    from rlreason.model.scoring import LogProbScorer
+    from rlreason.model.policy import LogProbScorer
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,3 +163,42 @@ class Validation:
     def accuracy(self) -> float:
         """The newest on the interim problems."""
         return self.history[-1].metrics["eval/accuracy"]
+
+
+#: Settings of `sampling` and `grading` that are no part of a protocol, with the reason. Every other field of these two
+#: is one, so that a new number makes accuracies that were measured under different values of it incomparable.
+LEFT_OUT = {
+    "grading.workers": "how many processes share the work changes its speed, not a verdict",
+    "grading.start_timeout_s": "ends a run whose processes do not start; it decides no verdict",
+    "grading.memory_mb": "bounds those processes; an answer that needs more is undecided, which a grade says of itself",
+}
+
+
+def protocol_of(
+    evaluation: EvalProtocolConfig, problems: Sequence[Problem], tokenizer: PreTrainedTokenizerBase
+) -> Protocol:
+    """How responses to each of these problems are asked for and judged; `tokenizer` has the chat template.
+
+    Prompts that come with the data are part of its hash. The engine stays out, which may only round otherwise, and so
+    does a second reward, which decides nothing.
+    """
+    templated = any(p.prompt is None for p in problems)
+    reward = reward_name(evaluation.reward, evaluation.data)
+    grading = grading_settings(evaluation.grading, reward)
+    if grading.get("correct_at", 1.0) is None:  # which means the same as 1
+        grading["correct_at"] = 1.0
+    return make_protocol(
+        **(asked_how(evaluation.prompt, tokenizer) if templated else {"prompt": "(given with the data)"}),
+        reward=reward,
+        grading=measured_by("grading", grading),
+        sampling=measured_by("sampling", asdict(evaluation.sampling)),
+        stop=evaluation.prompt.stop,
+        data=fingerprint(problems, asked_only=True),
+        problems=len(problems),
+        samples=evaluation.samples,
+    )
+
+
+def measured_by(group: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a group that are part of a protocol."""
+    return {key: value for key, value in settings.items() if f"{group}.{key}" not in LEFT_OUT}

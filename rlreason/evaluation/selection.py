@@ -1,16 +1,19 @@
-"""What choosing among N responses is worth, estimated from n >= N responses to one problem: pure functions.
-
-Each estimate is the expectation over a random N of the n responses, worked out instead of taking the first N: no
-sample is wasted, and for N = 1 every one of them is the share of right responses.
-"""
+"""What choosing among N responses is worth: pass@k, Best@N, majority votes, and their picture."""
 
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from itertools import combinations
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from rlreason.grading import Grader
+from rlreason.grading.answers.decide import Sketch, apart, sketch
+from rlreason.records.curves import picture
+from rlreason.types import Counted
 
 MOST_SUBSETS = 20_000  # up to so many are all taken; beyond, RANDOM_SUBSETS of them are drawn
 RANDOM_SUBSETS = 5_000
@@ -85,3 +88,106 @@ def subsets_of(n: int, k: int, seed: int = 0, most: int = MOST_SUBSETS) -> NDArr
 def is_exact(n: int, k: int) -> bool:
     """Whether `subsets_of` takes every subset."""
     return math.comb(n, k) <= MOST_SUBSETS
+
+
+def answer_classes(texts: Sequence[str], grader: Grader) -> list[int | None]:
+    """For each response the class of its answer, numbered as they appear; None where it gives none.
+
+    >>> said = ["so </think> <answer>0.5</answer>", "</think> <answer> 1/2 </answer>", "no idea"]
+    >>> answer_classes(said, Grader())
+    [0, 0, None]
+    """
+    classes = _Classes(grader)
+    answers = ((read.answer, read.candidates) for read in map(grader.read, texts))
+    return [classes.of(answer, said) if answer is not None and answer.strip() else None for answer, said in answers]
+
+
+class _Classes:
+    """The classes so far, each with its first answer.
+
+    An answer belongs to the first class whose first answer is the same. What was compared once is remembered by the
+    text, and what surely differs is told by its sketch: only the rest is compared by the grader's rules.
+    """
+
+    def __init__(self, grader: Grader) -> None:
+        self._grader, self._rel_tol = grader, grader.comparison.rel_tol
+        self._firsts: list[tuple[str, Sketch | None]] = []
+        self._place: dict[str, int] = {}  # text -> its class
+        self._passed: dict[str, int] = {}  # text -> how many classes it does not belong to
+
+    def of(self, answer: str, candidates: Sequence[str]) -> int:
+        """The class of an answer, a new one where it is like none before; `candidates`: the texts that may state it."""
+        if (known := self._place.get(answer)) is not None:
+            return known
+        sketches = [sketch(text) for text in candidates]
+        for place in range(self._passed.get(answer, 0), len(self._firsts)):
+            first, drawn = self._firsts[place]
+            if all(apart(one, drawn, self._rel_tol) for one in sketches):
+                continue
+            if self._grader.same(answer, first):
+                self._place[answer] = place
+                return place
+        self._firsts.append((candidates[-1], sketches[-1]))
+        self._passed[answer] = len(self._firsts) - 1
+        return len(self._firsts) - 1
+
+
+def same_answers(samples: Sequence[Counted], truths: Sequence[str], grader: Grader) -> dict[str, float]:
+    """Shares of responses with the commonest answer, as it is written, and of ground truths that it equals.
+
+    Under the names `eval/same_answer` and `eval/same_answer_right`; {} where a reward of one's own reads answers.
+    """
+    if grader.plugin:
+        return {}
+    return common_answer([grader.read(s.text).answer for s in samples], truths, grader.same, "eval")
+
+
+def common_answer(
+    answers: Sequence[str | None], truths: Sequence[str], same: Callable[[str, str], bool], prefix: str
+) -> dict[str, float]:
+    """`PREFIX/same_answer`: the share of responses with the commonest answer; `..._right`: of truths that it equals.
+
+    `answers`: one for each response, None where it states none. {} where nobody answers anything.
+
+    >>> common_answer(["7", " 7", None, "8"], ["7", "9"], str.__eq__, "eval")
+    {'eval/same_answer': 0.5, 'eval/same_answer_right': 0.5}
+    """
+    said = Counter(answer.strip() for answer in answers if answer is not None and answer.strip())
+    if not said or not truths:
+        return {}
+    (answer, count), *_ = said.most_common(1)
+    right = sum(times for truth, times in Counter(truths).items() if same(answer, truth))
+    return {f"{prefix}/same_answer": count / len(answers), f"{prefix}/same_answer_right": right / len(truths)}
+
+
+Points = Sequence[Sequence[float]]  # (value, low, high) for each N
+
+MARKERS = "osD^vP"
+
+
+def draw_best_of_n(
+    path: Path, runs: Mapping[str, tuple[Sequence[int], Mapping[str, Points]]], title: str, subtitle: str
+) -> None:
+    """One line per run and way to choose; with several runs, colours tell the ways apart and line styles the runs."""
+    ways = list(dict.fromkeys(way for _, curves in runs.values() for way in curves))
+    ticks = sorted({n for n_list, _ in runs.values() for n in n_list})
+    with picture(path, title, (8, 5)) as ax:
+        from matplotlib.ticker import NullFormatter, NullLocator
+
+        for (run, (n_list, curves)), style in zip(runs.items(), ("-", "--", ":", "-.") * len(runs), strict=False):
+            for way, points in curves.items():
+                place = ways.index(way)
+                values, low, high = zip(*points, strict=True)
+                label = f"{run}: {way}" if run else way
+                ax.plot(n_list, values, style, color=f"C{place}", marker=MARKERS[place % 6], markersize=5, label=label)
+                ax.fill_between(n_list, low, high, color=f"C{place}", alpha=0.12, linewidth=0)
+        ax.set_xscale("log", base=2)
+        ax.set_xticks(ticks, [str(n) for n in ticks])
+        ax.xaxis.set_minor_locator(NullLocator())
+        ax.xaxis.set_minor_formatter(NullFormatter())
+        ax.set_xlabel("N, responses to choose from")
+        ax.set_ylabel("share of problems solved")
+        ax.set_ylim(bottom=0)
+        ax.grid(alpha=0.25)
+        ax.legend(fontsize=8, frameon=False, loc="upper left")
+        ax.set_title(subtitle, fontsize=8, loc="left", color="0.4")

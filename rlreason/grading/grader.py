@@ -1,34 +1,146 @@
-"""`Grader`: from responses and ground truths to grades, in order, in bounded time, never raising on content.
+"""`Grader`: from responses and ground truths to grades, in order, in bounded time.
 
-It reads the answer out of a response, compares it in process, hands what is left to the workers and remembers verdicts.
+Equal pairs are graded once; what a worker could not decide is written down.
 """
 
+import hashlib
 import json
+import math
 import os
+import threading
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from rlreason.answers import decide as answers
-from rlreason.answers.verdict import ComparisonSettings, Verdict
-from rlreason.config.choices import wrong_words
+from rlreason.config.fields import out_of_range, wrong_words
 from rlreason.config.groups import GradingConfig, names_function
-from rlreason.config.ranges import out_of_range
 from rlreason.errors import ConfigError
 from rlreason.grading import plugin
-from rlreason.grading.cache import GradeCache, Key
+from rlreason.grading.answers import decide as answers
+from rlreason.grading.answers.lexer import ComparisonSettings, Verdict
 from rlreason.grading.formats import FORMATS, Extracted, candidates
-from rlreason.grading.ground_truth import GroundTruth, reference_answers
-from rlreason.grading.incidents import IncidentLog
-from rlreason.grading.metrics import event, grading_warnings
-from rlreason.grading.workers.pool import Pool, Reply
-from rlreason.plugins.announced import announced
-from rlreason.plugins.objects import for_workers
+from rlreason.grading.pool import Pool, Reply
+from rlreason.health.finding import event, grading_warnings
+from rlreason.runtime.plugins import announced, for_workers
+from rlreason.runtime.text import redacted
 from rlreason.types import Grade
+
+#: A list means any of its members.
+GroundTruth = str | int | float | list[str | int | float]
+
+
+def reference_answers(ground_truth: Any) -> list[str] | None:
+    """The texts that count as right, or None for a kind of value that no answer can be compared with.
+
+    >>> reference_answers([38, "38.0"]), reference_answers(None), reference_answers(float("nan"))
+    (['38', '38.0'], None, None)
+    """
+    members = ground_truth if isinstance(ground_truth, list) else [ground_truth]
+    texts: list[str] = []
+    for member in members:
+        if isinstance(member, str):
+            texts.append(member)
+        elif isinstance(member, int | float) and not isinstance(member, bool):
+            if math.isnan(member):
+                return None
+            try:
+                texts.append(str(member))
+            except ValueError:  # an integer of more digits than Python prints
+                return None
+        elif not isinstance(ground_truth, list):
+            return None
+    return texts or None
+
+
+CACHE_SIZE = 65_536
+CACHE_CHARS = 4_000  # longer texts are not worth remembering
+Key = tuple[Any, ...]  # of texts, the answer first
+
+
+def digest(key: Key) -> str:
+    """32 hex digits that stand for a pair."""
+    return hashlib.blake2b(repr(key).encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+
+
+class GradeCache:
+    """The grades of the pairs used last, for several threads at once.
+
+    Of pairs that a run graded before it went on from a checkpoint, it knows only that they were graded: None.
+    """
+
+    def __init__(self) -> None:
+        self._grades: OrderedDict[str, Grade | None] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def known(self, keys: Iterable[Key]) -> dict[Key, Grade | None]:
+        """The grades of those of the keys that are remembered."""
+        with self._lock:
+            return {key: self._grades[found] for key in keys if (found := digest(key)) in self._grades}
+
+    def remember(self, used: Iterable[Key], fresh: Mapping[Key, Grade]) -> None:
+        """Keep fresh grades, except failures and long texts, and those that were used again the longest."""
+        with self._lock:
+            for key in used:
+                if (found := digest(key)) in self._grades:
+                    self._grades.move_to_end(found)
+            for key, grade in fresh.items():
+                if grade.outcome != "error" and len(key[0]) <= CACHE_CHARS:
+                    self._grades[digest(key)] = grade
+            while len(self._grades) > CACHE_SIZE:
+                self._grades.popitem(last=False)
+
+    def digests(self) -> list[str]:
+        """Which pairs are remembered, those used last at the end."""
+        with self._lock:
+            return list(self._grades)
+
+    def put(self, digests: Sequence[str]) -> None:
+        """Remember that these pairs were graded, and no others."""
+        with self._lock:
+            self._grades = OrderedDict.fromkeys(digests)
+
+    def after_fork(self) -> None:
+        """In a forked child: the lock may be held by a thread that is gone."""
+        self._lock = threading.Lock()
+
+
+MAX_LINES = 1000
+MAX_CHARS = 400
+
+
+class IncidentLog:
+    """Appends until the limit. A file that cannot be written does not stop a run; `failed` says why it cannot."""
+
+    def __init__(self, path: str | Path | None) -> None:
+        self.path = Path(path) if path else None
+        self.left = MAX_LINES
+        self.failed = ""
+
+    def add(self, answer: str, ground_truth: str, reply: Reply) -> None:
+        """One line for the pair and its result; nothing beyond the limit or without a file."""
+        if self.path is None or not self.left:
+            return
+        self.left -= 1
+        record = {
+            "time": round(time.time(), 1),
+            "status": reply.status,
+            "error": redacted(reply.error),
+            "answer": answer[:MAX_CHARS],
+            "answer_chars": len(answer),
+            "gold": ground_truth[:MAX_CHARS],
+        }
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with self.path.open("a", encoding="utf-8") as lines:
+                lines.write(json.dumps(record) + "\n")
+        except OSError as error:
+            self.left, self.failed = 0, str(error)
+
 
 _graders: "weakref.WeakSet[Grader]" = weakref.WeakSet()
 

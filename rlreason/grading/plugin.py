@@ -8,7 +8,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from rlreason.grading.workers.pool import Reply
+from rlreason.grading.pool import Reply
 from rlreason.types import Grade, Outcome
 
 KEYS = ("format_reward", "answer_reward", "reward")

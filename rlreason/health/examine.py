@@ -1,20 +1,224 @@
-"""Examine a run's folder as far as it can be read, whether the run has ended, goes on or was broken off."""
+"""Examine a run's folder, whether the run has ended, goes on or was killed: how it ended, and what it learned."""
 
-from collections.abc import Iterator, Sequence
+import time
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
+from statistics import mean
 from typing import Any, NamedTuple
 
+from rlreason.config.monitors import WEIGHTS, monitor_of, settings_of
 from rlreason.errors import ConfigError
-from rlreason.health.ending import ENDED, how_it_stands
-from rlreason.health.finding import Course, Finding
-from rlreason.health.grading import lost_grades
-from rlreason.health.learning import notes_on_learning
-from rlreason.monitors.replay import Replayed, Row, as_numbers, replayed, steps_done
-from rlreason.monitors.table import MONITORS
-from rlreason.records.files import CONFIG, HYDRA, METRICS, STATUS
+from rlreason.health.finding import COUNTED, WARN_SHARE, Course, Finding
+from rlreason.health.replay import Replayed, Row, as_numbers, replayed, steps_done
+from rlreason.health.watch import MONITORS
+from rlreason.records.files import CONFIG, ENGINE_LOG, HYDRA, METRICS, STACKS, STATUS
 from rlreason.records.reader import RunFolder, setting_in
 from rlreason.records.status import how_it_ended
-from rlreason.runtime.text import few, spans
+from rlreason.runtime.files import holder, sign_of_life
+from rlreason.runtime.streams import NAME as LOG
+from rlreason.runtime.text import duration, few, shorten, spans
+
+LINES = 4  # of a log that are quoted
+SILENT_S = 3600.0  # without a sign of life; waits.run_s where the run has one
+ENDED = "ended:"  # and the rule: what the monitors do not find again, as an evaluation that was not recorded
+RESUME = "go on from its newest checkpoint (resume=RUN)"
+MEMORY = (
+    "the run needs more memory than this machine has free",
+    "ask rlreason plan with the run's words for its memory and the settings that fit",
+)
+#: The beginning of a reason, or a part of it -> (the commonest cause, what to try).
+KNOWN = {
+    "does not hold the trainer's weights": (
+        "a weight sync reached only some tensors, or vLLM computes in another precision",
+        f"read {ENGINE_LOG} in the folder; choose rollout=hf, or model.dtype=float32, to see whether it goes away",
+    ),
+    "out of memory": MEMORY,
+    "can't allocate memory": MEMORY,
+    "No space left": ("the disk is full", "free some space, or choose another hydra.run.dir; then resume=RUN"),
+    "CUDA error": ("an earlier kernel failed, or the driver does not fit torch", "ask rlreason doctor"),
+    "vLLM": ("the engine failed", "read its log in the folder, and ask rlreason doctor rollout=vllm"),
+}
+
+
+def how_it_stands(folder: RunFolder, done: int, settings: dict[str, Any]) -> tuple[str, list[Finding]]:
+    """(how the run stands in a sentence, what is wrong with that). `done`: the steps that its metrics have."""
+    status, ended = folder.status, how_it_ended(folder.path)
+    reached = _reached(done, settings)
+    if status in (None, "running") and (by := holder(folder.path)):
+        return f"under way in {by}{reached}", [*_silent(folder, settings), *_waits(folder)]
+    if status is None and not any((folder.path / name).exists() for name in (CONFIG, HYDRA)):
+        return f"a copy of its metrics, which does not say how it ended{reached}", []
+    if status in (None, "running"):
+        return f"broken off without a word{reached}", [_killed(folder, status), *_waits(folder)]
+    word, _, rule = status.partition(":")
+    reason = ended.get("reason", "")
+    if word in ("finished", "budget", "stopped", "diverged"):
+        stands = f"{word}{f' by the rule {rule}' if rule else ''}{reached}"
+        asked = word in ("stopped", "diverged") and rule != "dominated"
+        return stands, [_ended_by_rule(rule, reason)] if asked else [*_lost_rows(folder, done), *_waits(folder)]
+    return f"{word}{reached}", [_failed(folder, word, reason), *_waits(folder)]
+
+
+def _reached(done: int, settings: dict[str, Any]) -> str:
+    planned = settings.get("n_steps") or settings.get("n_ei_steps")
+    return f", {done} of {planned} steps done" if isinstance(planned, int) else f", {done} steps done" * (done > 0)
+
+
+def _ended_by_rule(rule: str, reason: str) -> Finding:
+    known, settings = MONITORS.get(monitor_of(rule)), settings_of(rule)
+    again = f"resume=RUN {settings[0]}=warn goes on without it" if settings else "start anew"
+    causes = known.causes if known else MONITORS["nan"].causes if rule == WEIGHTS else ""
+    cure = f"mend what it says; {again}"
+    return Finding(f"{ENDED}{rule}", f"a monitor ended the run: {reason or rule}", causes=causes, cure=cure)
+
+
+def _silent(folder: RunFolder, settings: Mapping[str, Any]) -> Iterator[Finding]:
+    """A run that is under way and has shown no sign of life for as long as a sweep would wait for one."""
+    shown, limit = sign_of_life(folder.path), setting_in(settings, "waits.run_s")
+    silent = 0.0 if shown is None else time.time() - shown / 1e9
+    if silent > (limit if isinstance(limit, int | float) else SILENT_S):
+        causes = "It was stopped (Ctrl-Z), or waits for an engine, a grader or a file system that answers no more."
+        cure = f"look at its process and at {STACKS}; end it, and resume=RUN"
+        yield Finding("silent", f"the run has shown no sign of life for {duration(silent)}", (), causes, cure)
+
+
+def _lost_rows(folder: RunFolder, done: int) -> Iterator[Finding]:
+    """An ended run whose summary knows more steps than its metrics."""
+    taken = (folder.summary or {}).get("rollout_step")
+    if isinstance(taken, int) and done < taken:
+        what = f"its metrics end at step {done}, and it took {taken}: {METRICS} was cut, removed or replaced"
+        yield Finding("lost_metrics", what, cure="look for a copy; what is left was examined")
+
+
+def _killed(folder: RunFolder, status: str | None) -> Finding:
+    left = "its status still says running, and no process writes there" if status else "it left no status"
+    causes = "A process that the system ended for memory, a machine that went down, kill -9, or a job's time limit."
+    quoted = _quoted(folder.tail(LOG, LINES), LOG)
+    cure = f"{RESUME}; rlreason doctor has a memory plan" if folder.metrics else "start it again"
+    return Finding("killed", f"the run was killed: {left}", quoted, causes, cure)
+
+
+def _failed(folder: RunFolder, word: str, reason: str) -> Finding:
+    if word == "interrupted":
+        what = f"the run was interrupted{f' {reason}' if reason else ''}"
+        cure = RESUME if folder.metrics else "start it again"
+        return Finding("interrupted", what, (), "A signal: Ctrl-C, or a job's time limit.", cure, problem=False)
+    causes, cure = next(
+        (pair for words, pair in KNOWN.items() if words.lower() in reason.lower()),
+        ("", "read the traceback on the terminal or in the log"),
+    )
+    evidence = [*_quoted(folder.tail(LOG, LINES), LOG), *_quoted(folder.tail(ENGINE_LOG, LINES), ENGINE_LOG)]
+    return Finding("failed", f"the run failed: {reason or 'it does not say why'}", evidence, causes, cure)
+
+
+def _waits(folder: RunFolder) -> Iterator[Finding]:
+    if stacks := folder.tail(STACKS, 1):
+        causes = "A grader, an engine or a file system that did not answer for a long time."
+        cure = f"read {STACKS}: what every process did meanwhile; the limits are the settings waits.*"
+        yield Finding("waited", "a part of the run was waited for too long", [f"{STACKS}: {stacks[0]}"], causes, cure)
+
+
+def _quoted(lines: list[str], name: str) -> list[str]:
+    return [f"{name}: {line}" for line in lines]
+
+
+CAUSES = {
+    "timeouts": "Answers that computer algebra cannot settle in time; a reward that is slow or waits for a network.",
+    "kills": "A reward function or an expression that took more memory than grading.memory_mb.",
+    "errors": "A reward function that raises on responses it did not foresee.",
+    "bad_golds": "Ground truths that are null or no text, number or list.",
+    "eval": "The same, in evaluations, where such a response counts as wrong.",
+}
+CURE = "read grading_incidents.jsonl in the folder; raise grading.timeout_s or grading.memory_mb, or repair the reward"
+
+
+def lost_grades(rows: Sequence[Row], incidents: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
+    """One finding for each kind of failure that touched more than 0.5% of a step's or an evaluation's responses.
+
+    `incidents`: the lines of grading_incidents.jsonl.
+    """
+    for kind, words in COUNTED.items():
+        yield from _found(rows, incidents, kind, words, f"grading/{kind}", "grading/responses")
+    yield from _found(rows, incidents, "eval", "of evaluations got no grade", "eval/grading_failures", "eval/samples")
+
+
+def _found(
+    rows: Sequence[Row], incidents: Sequence[Mapping[str, Any]], kind: str, words: str, lost: str, asked: str
+) -> Iterator[Finding]:
+    counts = [(int(row.get("rollout_step") or 0), row.get(lost) or 0.0, of) for row in rows if (of := row.get(asked))]
+    hit = [step for step, n, of in counts if n > WARN_SHARE * of]
+    if not hit:
+        return
+    in_all, of_all = sum(n for _, n, _ in counts), sum(of for _, _, of in counts)
+    share = in_all / of_all if of_all > 0 else 1.0
+    what = f"{in_all:.0f} of {of_all:.0f} responses ({share:.1%}) {words}; that says nothing about the model"
+    evidence = [f"first at step {hit[0]}, in {len(hit)} steps or evaluations", *_reasons(incidents)]
+    courses = [Course(lost, [(step, n) for step, n, _ in counts])] if len(counts) > 1 else []
+    yield Finding(f"grader_{kind}", what, evidence, CAUSES[kind], CURE, True, hit[0], {"lost": in_all}, courses)
+
+
+def _reasons(incidents: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The commonest reasons, as the grader wrote them down."""
+    reasons = Counter(str(row.get("error") or row.get("status")) for row in incidents)
+    return [
+        f"grading_incidents.jsonl, {count} times: {shorten(reason, 160)}" for reason, count in reasons.most_common(2)
+    ]
+
+
+FEW_LIVE = 0.3  # share of groups with better and worse responses
+MANY_CUT = 0.1  # share of truncated responses
+LATE = 0.25  # of the rows: the end of a run
+FEWEST = 4  # rows that make a course
+#: A note -> the rule of a monitor that says more.
+SAID_BY = {"accuracy_fell": "accuracy", "few_live_groups": "no_live_group", "many_cut": "truncated"}
+
+
+def notes_on_learning(rows: Sequence[Row], known: Collection[str] = ()) -> Iterator[Finding]:
+    """Accuracy that fell or did not move, few live groups, many cut responses, at the end of the run.
+
+    `known`: the rules of what was found already; the same is not said twice.
+    """
+    yield from (finding for finding in _notes(rows) if SAID_BY.get(finding.rule) not in known)
+
+
+def _notes(rows: Sequence[Row]) -> Iterator[Finding]:
+    evaluated = [row for row in rows if row.get("eval/accuracy") is not None]
+    if len(evaluated) > 1:
+        yield from _accuracy(evaluated[0], evaluated[-1])
+    dead, cut = late(rows, "reward/frac_reward_zero_std"), late(rows, "rollout/truncated")
+    if dead is not None and 1 - dead < FEW_LIVE:
+        what = f"only {1 - dead:.0%} of the groups held better and worse responses in the end: little signal a step"
+        cure = "harder or easier questions, a larger group_size, max_resampling_rounds, or fewer steps"
+        yield Finding("few_live_groups", what, (), "Most questions are mastered, or out of reach.", cure, problem=False)
+    if cut is not None and cut > MANY_CUT:
+        what = f"{cut:.0%} of the responses were cut at their limit in the end"
+        yield Finding("many_cut", what, cure="raise sampling.max_tokens: a cut response earns nothing", problem=False)
+
+
+def _accuracy(first: Row, last: Row) -> Iterator[Finding]:
+    """Intervals over problems that overlap: the run may have moved nothing."""
+    begin, end = (row["eval/accuracy"] or 0.0 for row in (first, last))
+    low, high = last.get("eval/accuracy_low"), last.get("eval/accuracy_high")
+    at_first = first.get("eval/accuracy_low"), first.get("eval/accuracy_high")
+    if low is None or high is None or at_first[0] is None or at_first[1] is None:
+        return
+    step = int(last.get("rollout_step") or 0)
+    told = f"accuracy was {begin:.3f} at first and {end:.3f} at step {step}"
+    if high < at_first[0]:
+        cure = "lower learning_rate, or stop at the best checkpoint (checkpoints/, rlreason curves RUN)"
+        yield Finding("accuracy_fell", f"{told}: surely lower", cure=cure, step=step)
+    elif low <= at_first[1]:
+        cure = "ask more problems (eval.problems), run longer, or run more seeds"
+        what = f"{told}: by these problems nobody can tell whether it learned"
+        yield Finding("accuracy_did_not_move", what, cure=cure, problem=False, step=step)
+
+
+def late(rows: Sequence[Row], metric: str) -> float | None:
+    """The mean of a metric over the last quarter of its rows; None where there are too few."""
+    values = [value for row in rows if (value := row.get(metric)) is not None]
+    return mean(values[-max(1, int(LATE * len(values))) :]) if len(values) >= FEWEST else None
+
 
 #: What a sound run may show in a step now and then, as where everything in a small batch is mastered: then a note.
 PASSING = ("no_live_group", "identical_samples")

@@ -1,12 +1,9 @@
-"""One attention function for training on packed sequences and for sampling with a cache.
+"""Attention for packed training and cached sampling, and the kernels that this machine can use."""
 
-Packed sequences lie end to end in one row; each attends to itself only, so no token is padding and
-no sample can see another. On a GPU in half precision a variable-length flash kernel does it, torch's own
-or the flash-attn package's (kernels.py); elsewhere one causal call per sequence gives the same numbers.
-Responses that share a prompt attend to it as well (shared_prompts.py).
-"""
-
-from functools import partial
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cache, partial
+from inspect import signature
 from typing import Any
 
 import torch
@@ -16,9 +13,171 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from rlreason.model.cached_prompts import CachedPrompts, single_query
-from rlreason.model.kernels import HALF, KERNELS, end_to_end
-from rlreason.model.shared_prompts import CPU, GPU, Layout, attention_by_layout
+from rlreason.errors import ConfigError
+from rlreason.model.packing import CPU, GPU, Layout, attention_by_layout
+
+Kernel = Callable[[Tensor, Tensor, Tensor, Tensor, int, float | None], Tensor]
+
+HALF = (torch.float16, torch.bfloat16)
+OLDEST_GPU = (8, 0)  # compute capability of Ampere, the first for which the flash kernels are written
+
+
+@dataclass(frozen=True, slots=True)
+class Hardware:
+    """What the choice of a kernel depends on."""
+
+    device: str  # cuda | cpu | ...
+    dtype: torch.dtype  # of products
+    capability: tuple[int, int] | None = None  # of the GPU
+    absent: Mapping[str, str] = field(default_factory=dict)  # kernel -> why it cannot be called, with the cure
+
+
+def choose_kernel(requested: str, hardware: Hardware) -> tuple[str, str]:
+    """(kernel, why that one). `auto` takes torch's variable-length kernel where it runs, and else `sdpa`.
+
+    A kernel that is requested by name and cannot run is a `ConfigError`.
+
+    >>> choose_kernel("auto", Hardware("cpu", torch.float32))
+    ('sdpa', 'no GPU')
+    >>> choose_kernel("auto", Hardware("cuda", torch.bfloat16, (9, 0)))[0]
+    'varlen'
+    """
+    if requested == "sdpa":
+        return "sdpa", "as asked"
+    kernel = "varlen" if requested == "auto" else requested
+    obstacle, cure = None, "choose model.attention=auto"
+    if hardware.device != "cuda":
+        obstacle = "no GPU"
+    elif hardware.capability is not None and hardware.capability < OLDEST_GPU:
+        capability, oldest = ("{}.{}".format(*version) for version in (hardware.capability, OLDEST_GPU))
+        obstacle = f"a GPU of compute capability {capability}, below {oldest}"
+    elif hardware.dtype not in HALF:
+        obstacle = f"products in {str(hardware.dtype).removeprefix('torch.')}"
+        cure = "set model.dtype=bfloat16, or model.attention=auto"
+    elif hardware.capability is None:
+        obstacle = "a GPU of unknown compute capability"
+    elif kernel in hardware.absent:
+        obstacle = hardware.absent[kernel]
+    if obstacle is None:
+        return kernel, "as asked" if requested == kernel else "a GPU, in half precision"
+    if requested == "auto":
+        return "sdpa", obstacle
+    raise ConfigError(f"model.attention={requested} cannot run here ({obstacle}): {cure}")
+
+
+def select_kernel(requested: str, device: torch.device, dtype: torch.dtype) -> tuple[str, str]:
+    """(kernel, why that one) on this machine, for matrix products in `dtype`."""
+    return choose_kernel(requested, detect_hardware(requested, device, dtype))
+
+
+def detect_hardware(requested: str, device: torch.device, dtype: torch.dtype) -> Hardware:
+    """What `choose_kernel` needs to know of this machine; a package is imported only where it is requested."""
+    cuda = device.type == "cuda"
+    absent = {}
+    try:
+        from torch.nn.attention import varlen  # noqa: F401
+    except ImportError as error:
+        absent["varlen"] = f"torch {torch.__version__} has no such kernel: {error}"
+    if cuda and requested == "flash_attention_2":
+        try:
+            from flash_attn import flash_attn_varlen_func  # noqa: F401
+        except ImportError as error:  # not installed, or built for another torch
+            absent[requested] = (
+                f"{error}; pip install --no-build-isolation 'rlreason[flash-attn]' builds it for this torch"
+            )
+    return Hardware(device.type, dtype, torch.cuda.get_device_capability(device) if cuda else None, absent)
+
+
+def end_to_end(
+    kernel: Kernel, query: Tensor, key: Tensor, value: Tensor, bounds: Tensor, longest: int, scale: float | None
+) -> Tensor:
+    """Call a kernel with transformers' shapes.
+
+    (1, heads, tokens, head_dim) and (1, kv_heads, tokens, head_dim) -> (1, tokens, heads, head_dim)
+    """
+    q, k, v = (x[0].transpose(0, 1).contiguous() for x in (query, key, value))
+    return kernel(q, k, v, bounds, longest, scale).unsqueeze(0)
+
+
+def by_torch(q: Tensor, k: Tensor, v: Tensor, bounds: Tensor, longest: int, scale: float | None) -> Tensor:
+    """torch's own variable-length flash kernel."""
+    from torch.nn.attention.varlen import varlen_attn
+
+    grouped: dict[str, Any] = {"enable_gqa": True} if q.shape[1] != k.shape[1] else {}
+    if grouped and not _takes_grouped_heads():
+        times, grouped = q.shape[1] // k.shape[1], {}
+        k, v = k.repeat_interleave(times, 1), v.repeat_interleave(times, 1)
+    out = varlen_attn(q, k, v, bounds, bounds, longest, longest, scale=scale, window_size=(-1, 0), **grouped)
+    assert isinstance(out, Tensor)  # the log-sum-exp was not requested
+    return out
+
+
+@cache
+def _takes_grouped_heads() -> bool:
+    """Whether this torch reads each key head once for all its query heads; up to 2.11 keys must be repeated."""
+    from torch.nn.attention.varlen import varlen_attn
+
+    return "enable_gqa" in signature(varlen_attn).parameters
+
+
+def by_flash_attn(q: Tensor, k: Tensor, v: Tensor, bounds: Tensor, longest: int, scale: float | None) -> Tensor:
+    """The flash-attn package's kernel; keys may have fewer heads than queries."""
+    from flash_attn import flash_attn_varlen_func
+
+    out: Tensor = flash_attn_varlen_func(q, k, v, bounds, bounds, longest, longest, softmax_scale=scale, causal=True)
+    return out
+
+
+KERNELS: dict[str, Kernel] = {"varlen": by_torch, "flash_attention_2": by_flash_attn}
+
+
+@dataclass(frozen=True, slots=True)
+class CachedPrompts:
+    """The prompts of a batch that decodes, and which rows have them: the rows of a prompt follow each other."""
+
+    keys: list[Tensor]  # layer by layer (prompts, kv_heads, columns, head_dim); shorter prompts end in the last column
+    values: list[Tensor]
+    rows: Tensor  # (prompts * most,) the rows of each prompt, filled up with any row; `most` rows have one prompt
+    place: Tensor  # (rows,) where each row stands in `rows`
+
+
+def single_query(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float | None, prompts: CachedPrompts | None, layer: int
+) -> Tensor:
+    """softmax(scale q K^T + mask) V for one query a row, where K and V are a prompt's and then the row's own.
+
+    q (rows, heads, 1, head_dim); k, v (rows, kv_heads, columns, head_dim); mask (rows, 1, 1, prompt columns + columns),
+    0 or -inf (or bool). Returns (rows, 1, heads, head_dim). A general kernel would copy keys once per query head.
+    """
+    rows, heads, _, width = q.shape
+    kv_heads = k.shape[1]
+    if mask.dtype == torch.bool:
+        mask = torch.zeros(mask.shape, device=mask.device).masked_fill_(~mask, float("-inf"))
+    grouped = q.reshape(rows, kv_heads, heads // kv_heads, width)
+    scores = grouped @ k.transpose(-1, -2)
+    if prompts is not None:
+        scores = torch.cat([_product(grouped, prompts.keys[layer].transpose(-1, -2), prompts), scores], -1)
+    # One pass scales, masks and makes float32 of the products: each pass costs as much as the softmax.
+    scores = torch.add(mask, scores, alpha=scale if scale is not None else width**-0.5)
+    weights = scores.softmax(-1).to(v.dtype)
+    before = weights.shape[-1] - k.shape[-2]  # columns of the prompt
+    out = weights[..., before:] @ v
+    if prompts is not None:
+        out = out + _product(weights[..., :before], prompts.values[layer], prompts)
+    return out.reshape(rows, 1, heads, width)
+
+
+def _product(x: Tensor, shared: Tensor, prompts: CachedPrompts) -> Tensor:
+    """x (rows, kv_heads, group, n) times its prompt's matrix: shared (prompts, kv_heads, n, m) -> (.., group, m)."""
+    count, group = len(shared), x.shape[2]
+    most = len(prompts.rows) // count
+    if most == 1:
+        return x @ shared
+    asked = x.flatten(1).index_select(0, prompts.rows).view(count, most, *x.shape[1:])
+    found = asked.transpose(1, 2).flatten(2, 3) @ shared  # (prompts, kv_heads, most * group, m)
+    by_row: Tensor = found.unflatten(2, (most, group)).transpose(1, 2).flatten(0, 1)
+    return by_row.flatten(1).index_select(0, prompts.place).view(len(x), x.shape[1], group, -1)
+
 
 #: Kernel -> its name in transformers, which gives a meaning of its own to some words in a name, such as flash.
 NAMES = {"sdpa": "rlreason_packed", "varlen": "rlreason_packed_varlen", "flash_attention_2": "rlreason_packed_fa2"}

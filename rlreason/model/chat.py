@@ -1,14 +1,24 @@
-"""A model's own chat template: a user's turn -> the whole prompt, up to where the assistant's turn begins."""
+"""From a problem to the token ids of its prompt, by a template or by the model's own chat template; their lengths."""
 
 import hashlib
+import json
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
+from rlreason.config.evaluation import asked_by
+from rlreason.config.groups import PromptConfig
+from rlreason.config.model import ModelConfig
+from rlreason.config.run import RunConfig
+from rlreason.data.prompts import filling, template_of
 from rlreason.errors import ConfigError
+from rlreason.model.loading import load_tokenizer
+from rlreason.model.policy import Policy
 from rlreason.runtime.text import first_line
+from rlreason.types import Problem
 
 MARK = "How many are 19 and 23?"  # a message to look for in a prompt; templates trim whitespace at its ends
 
@@ -114,3 +124,131 @@ class Chat:
                 f"({first_line(error)}): {cure}"
             ) from error
         return str(text)
+
+
+@dataclass(frozen=True, slots=True)
+class PromptEncoder:
+    """A problem -> the token ids of its prompt: the one that came with it word for word, or a filled template's."""
+
+    policy: Policy
+    fill: Callable[[str], str]  # a question -> the text of the prompt, or of the user's turn in a chat
+    chat: Chat | None = None
+
+    def check(self, problems: Sequence[Problem]) -> None:
+        """`ConfigError` where a chat's user would write a token that shapes the chat, as one that ends the turn."""
+        if self.chat is None:
+            return
+        tokenizer, frame = self.policy.tokenizer, self.chat.prompt("")
+        written = {i: str(token) for i, token in tokenizer.added_tokens_decoder.items() if token.special}
+        shapes = sorted(text for i, text in written.items() if text in frame or i in self.policy.end_ids)
+        for problem in (p for p in problems if p.prompt is None):
+            text = self.fill(problem.question)
+            if found := next((token for token in shapes if token in text), None):
+                raise ConfigError(
+                    f"prompt.chat=true: the user's turn of problem {problem.id} holds {found}, which is a token of the "
+                    "chat itself and no text: remove it from the question, or from prompt.file"
+                )
+
+    def __call__(self, problem: Problem) -> list[int]:
+        """Token ids, with what the tokenizer or the chat template puts around the text."""
+        if problem.prompt is not None:
+            return self.policy.encode_prompt(problem.prompt)
+        text = self.fill(problem.question)
+        if self.chat is None:
+            return self.policy.encode_prompt(text)
+        return self.policy.known(self.policy.tokenizer.encode(self.chat.prompt(text), add_special_tokens=False))
+
+
+PromptIds = Callable[[Problem], list[int]]
+
+
+def check_prompt(prompt: PromptConfig, model: ModelConfig) -> None:
+    """`ConfigError` where the prompts cannot be made; before the weights are loaded, of a chat with the tokenizer."""
+    template_of(prompt)
+    if prompt.chat:
+        assert model.folder is not None, "a model made on the spot has no chat template"
+        chat_of(prompt, load_tokenizer(model.folder)).check()
+
+
+def check_prompts(run: RunConfig) -> None:
+    """The prompts of training, and those of evaluations where they differ."""
+    if run.asking.prompt is run.prompt:
+        check_prompt(run.prompt, run.model)
+    if run.eval.prompt is not None:
+        with asked_by(run, "prompt"):
+            check_prompt(run.eval.prompt, run.model)
+
+
+def chat_of(prompt: PromptConfig, tokenizer: PreTrainedTokenizerBase) -> Chat:
+    """The chat template of the model, with the choices that the settings make for it."""
+    return Chat(tokenizer, prompt.system, prompt.enable_thinking)
+
+
+def encoder(policy: Policy, prompt: PromptConfig) -> PromptEncoder:
+    """A problem -> the token ids of its prompt, by these settings."""
+    return PromptEncoder(policy, filling(prompt), chat_of(prompt, policy.tokenizer) if prompt.chat else None)
+
+
+def end_of_turn(prompt: PromptConfig, tokenizer: PreTrainedTokenizerBase) -> int | None:
+    """The token that ends a response to a chat: a model's folder need not name it, as a base model's does not."""
+    return chat_of(prompt, tokenizer).end_of_turn() if prompt.chat else None
+
+
+def asked_how(prompt: PromptConfig, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
+    """What a protocol says of the prompt: the file's text, and the chat template that it went through, if any."""
+    return {"prompt": template_of(prompt), "chat": chat_of(prompt, tokenizer).describe() if prompt.chat else {}}
+
+
+def remarks(prompt: PromptConfig, problems: Sequence[Problem]) -> list[str]:
+    """What should be said before the run about problems that bring their whole prompt."""
+    count = sum(p.prompt is not None for p in problems)
+    if not prompt.chat or not count:
+        return []
+    return [
+        f"! {count} of {len(problems)} problems bring their whole prompt, which is taken word for word and not through "
+        "the chat template: if it is a question, say so with data.fields.question=prompt"
+    ]
+
+
+#: Normalizer of a tokenizer -> by what factor it can lengthen a text in UTF-8 (Unicode's own figures).
+LENGTHENS = {None: 1, "NFC": 3, "NFD": 3}
+
+
+def lengths(prompt_ids: PromptEncoder, problems: Sequence[Problem], fits: int) -> list[int]:
+    """The number of tokens of each prompt, or 0 for one that surely has no more than `fits`.
+
+    Tokens are made of the others alone: a tenth of a millisecond or more for each.
+    """
+    most = _tokens_a_byte(prompt_ids.policy.tokenizer)
+    around = len(prompt_ids.policy.tokenizer.encode("")) + 1  # what the tokenizer puts there, and a space in front
+    if most is None:
+        return [len(prompt_ids(problem)) for problem in problems]
+    longest = (fits - around) // most  # in bytes
+    return [0 if _is_short(prompt_ids, p, longest) else len(prompt_ids(p)) for p in problems]
+
+
+def _is_short(prompt_ids: PromptEncoder, problem: Problem, longest: int) -> bool:
+    text = prompt_ids.fill(problem.question) if problem.prompt is None else problem.prompt
+    if problem.prompt is None and prompt_ids.chat is not None:
+        text = prompt_ids.chat.prompt(text)
+    try:
+        return len(text.encode()) <= longest
+    except UnicodeEncodeError:  # of half a character: what cannot be asked is found now
+        return False
+
+
+def _tokens_a_byte(tokenizer: PreTrainedTokenizerBase) -> int | None:
+    """No text has more tokens than this a byte; None where that is not known, as of a tokenizer that rewrites texts.
+
+    A byte-level tokenizer cuts a text's bytes, or those of its normal form, into pieces of one or more.
+    """
+    core = getattr(tokenizer, "backend_tokenizer", None)
+    if core is None:
+        return None
+    said = json.loads(core.to_str())
+    steps = said["pre_tokenizer"] or {}
+    kinds = [step["type"] for step in steps.get("pretokenizers", [steps]) if step]
+    normalizer = (said["normalizer"] or {}).get("type")
+    if said["model"]["type"] != "BPE" or "ByteLevel" not in kinds or set(kinds) - {"ByteLevel", "Split", "Digits"}:
+        return None
+    return LENGTHENS.get(normalizer)

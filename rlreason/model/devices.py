@@ -1,16 +1,16 @@
-"""Where a run computes and in which number types: the choice of device and types, and what is to be said of it.
-
-The choices are functions of facts, so that they can be tried for cards that are not here.
-"""
+"""Where a run computes and in which number types."""
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import torch
+from torch import Tensor
 
 from rlreason.config.model import ModelConfig, type_of_head
 from rlreason.errors import ConfigError
-from rlreason.runtime.gpus import VISIBLE, driver_gpus, why_unseen
+from rlreason.runtime.machine import VISIBLE, driver_gpus, why_unseen
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -104,3 +104,28 @@ def remarks(model: ModelConfig, hardware: Hardware) -> list[str]:
 
 def _card(hardware: Hardware) -> str:
     return "{} (compute capability {}.{})".format(hardware.card, *hardware.capability)
+
+
+def lists_on_device(
+    lists: Sequence[Sequence[float]], device: torch.device | str, dtype: torch.dtype = torch.int64
+) -> list[Tensor]:
+    """A tensor (length,) on the device for each list of numbers; they share one memory, so change none in place.
+
+    >>> [part.tolist() for part in lists_on_device([[1, 2], [], [3]], "cpu")]
+    [[1, 2], [], [3]]
+    """
+    together = torch.tensor(list(chain.from_iterable(lists)), dtype=dtype)
+    return list(on_device(together, device).split([len(one) for one in lists]))
+
+
+def on_device(values: Tensor, device: torch.device | str) -> Tensor:
+    """A tensor of the processor on the device; work that is asked for later finds it there."""
+    if torch.device(device).type == "cuda":
+        values = values.pin_memory()
+    return values.to(device, non_blocking=True)
+
+
+def give_back(device: torch.device) -> None:
+    """What torch has kept of a GPU's memory for itself, to whoever else needs it there."""
+    if device.type == "cuda":
+        torch.cuda.empty_cache()

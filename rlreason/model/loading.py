@@ -1,10 +1,7 @@
-"""Load a model folder, or refuse in one line what could not be trained as its author left it.
-
-A weight that is not in the files would be random, and one that the model has no place for would be lost: both say that
-config and files do not belong together, so neither is passed over. `rlreason doctor` looks with the same functions.
-"""
+"""Load a model folder, or refuse it in one line; models without numbers stand in for one that is to come."""
 
 import contextlib
+import copy
 import json
 import math
 import re
@@ -15,19 +12,22 @@ from typing import Any
 import torch
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError, safe_open
+from torch import nn
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
     GenerationConfig,
+    PretrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
+from transformers.initialization import no_init_weights
 from transformers.utils.import_utils import is_accelerate_available
 from transformers.utils.peft_utils import find_adapter_config_file
 
 from rlreason.errors import ConfigError
-from rlreason.model.alone import alone
+from rlreason.model.parameters import alone, merged_weights
 from rlreason.runtime.text import first_line
 
 #: A model is text and numbers: no program that comes with it is run, and no pickle is read, which would run one.
@@ -233,3 +233,50 @@ def _head_of(model: PreTrainedModel) -> str:
 
 def _some(names: Collection[str]) -> str:
     return ", ".join(sorted(names)[:2]) + " ..." * (len(names) > 2)
+
+
+def from_config(config: PretrainedConfig) -> PreTrainedModel:
+    """A model of this architecture, float32, on the processor, to be filled: its weights are what lay in memory."""
+    own = copy.deepcopy(config)  # which remembers how a model was made
+    with alone(), no_init_weights():
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(own, dtype=torch.float32, attn_implementation="sdpa")
+    model.tie_weights()
+    model.eval()
+    return model
+
+
+def skeleton_of(config: PretrainedConfig) -> PreTrainedModel:
+    """A model of this architecture that takes no memory: it has shapes, and no numbers."""
+    with torch.device("meta"):
+        return from_config(config)
+
+
+def one_layer_of(config: PretrainedConfig) -> PretrainedConfig:
+    """The same architecture with its first layer alone."""
+    found = copy.deepcopy(config)
+    found.num_hidden_layers = 1
+    if getattr(found, "layer_types", None):
+        found.layer_types = found.layer_types[:1]
+    return found
+
+
+def with_one_layer(model: PreTrainedModel) -> PreTrainedModel:
+    """A copy of the model's first layer, between its embeddings and its output head."""
+    short = from_config(one_layer_of(model.config))
+    wanted = short.state_dict()
+    short.load_state_dict({name: w for name, w in merged_weights(model) if name in wanted}, strict=False)  # tied ones
+    return short
+
+
+def materialize(module: nn.Module, device: torch.device) -> None:
+    """Give what has no numbers memory on the device, in place; what is tied stays so."""
+    made: dict[nn.Parameter, nn.Parameter] = {}
+    for part in module.modules():
+        for name, old in part._parameters.items():
+            if old is not None and old.is_meta:
+                if old not in made:
+                    made[old] = nn.Parameter(torch.empty_like(old, device=device), old.requires_grad)
+                part._parameters[name] = made[old]
+        for name, buffer in part._buffers.items():
+            if buffer is not None and buffer.is_meta:
+                part._buffers[name] = torch.empty_like(buffer, device=device)

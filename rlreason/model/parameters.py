@@ -1,13 +1,19 @@
-"""Which parameters of a model are trained and in what precision they are kept, by patterns on their names."""
+"""Which parameters are trained and in what precision; adapters (LoRA) and activation checkpointing."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
+from functools import partial
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.utils import logging as hf_logging
 
+from rlreason.config.leaves import required
 from rlreason.errors import ConfigError
 
 
@@ -72,3 +78,93 @@ def matching_names(names: Iterable[str], patterns: Sequence[str], setting: str) 
             )
         hits |= found
     return [name for name in names if name in hits]
+
+
+@contextmanager
+def alone(seed: int = 0) -> Iterator[None]:
+    """A block with torch's generator on the processor seeded and no progress bars.
+
+    transformers draws weights from the generator of the whole process and replaces torch's functions while it loads
+    some; both, and the bars, are afterwards as they were before.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)  # not `torch.manual_seed`, which seeds every GPU too
+        bars = hf_logging.is_progress_bar_enabled()
+        hf_logging.disable_progress_bar()  # a run shows its own progress
+        try:
+            yield
+        finally:
+            if bars:
+                hf_logging.enable_progress_bar()
+
+
+BASE = ".base_layer."  # what peft puts between a wrapped layer's name and its own weights' names
+
+
+def add_lora(model: PreTrainedModel, rank: int, alpha: float, targets: Sequence[str] | None, seed: int) -> str:
+    """Freeze the model and put a trainable pair A (rank, in), B (out, rank) next to each chosen linear layer.
+
+        y = W x + (alpha / rank) B A x,    B = 0 at first, so the model starts as it is
+
+    (Hu et al. 2021, arXiv:2106.09685). The layers are wrapped in place, so the model is called as before.
+    `targets` are patterns on layer names; None takes every linear layer but the output head. A and B are float32
+    whatever the model's weights are. Returns a line on what was done.
+    """
+    with required("model.lora.rank above 0", "peft"):
+        from peft import LoraConfig, inject_adapter_in_model
+
+    head = model.get_output_embeddings()
+    linear = [name for name, layer in model.named_modules() if isinstance(layer, nn.Linear) and layer is not head]
+    if not linear:
+        raise ConfigError(f"model.lora.rank={rank}: {type(model).__name__} has no linear layers to adapt: set it to 0")
+    chosen = matching_names(linear, ["*"] if targets is None else targets, "model.lora.targets")
+    # Any alpha scales, whatever the annotation says.
+    config = LoraConfig(r=rank, lora_alpha=alpha, target_modules=chosen, lora_dropout=0.0, bias="none")  # type: ignore[arg-type]
+    with alone(seed):
+        inject_adapter_in_model(config, model)
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(".lora_" in name)
+        if parameter.requires_grad:
+            parameter.data = parameter.data.float()
+    return f"LoRA rank {rank}: {describe_trained(model)}"
+
+
+def merged_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """(name, tensor) of every weight and saved buffer of the model without its adapters.
+
+        W' = W + (alpha / rank) B A
+
+    for an adapted layer, computed one at a time as the iterator advances. Tied weights come once, under
+    the first of their names, which is the one that transformers saves.
+    """
+    layers = dict(model.named_modules())
+    seen: set[int] = set()
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        if id(tensor) in seen or ".lora_" in name:
+            continue
+        seen.add(id(tensor))
+        weight = tensor.detach()
+        if name.endswith(BASE + "weight"):
+            layer = layers[name.removesuffix(BASE + "weight")]
+            for adapter in layer.active_adapters:  # type: ignore[union-attr]
+                weight = (weight + layer.get_delta_weight(adapter).detach()).to(weight.dtype)  # type: ignore[operator]
+        yield name.replace(BASE, ".").replace("_orig_mod.", ""), weight
+
+
+def checkpoint_layers(model: nn.Module) -> str:
+    """Keep only each layer's input in the forward pass; the backward pass computes the rest again.
+
+    The layers' own switch for this acts in training mode only, which would turn dropout on and the cache off. This
+    one acts whenever gradients are recorded, so scoring and sampling are not affected. The model is changed in place.
+    Returns a line on what was done; `ConfigError` where the model's layers do not support it.
+    """
+    layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    if not layers:
+        raise ConfigError(
+            f"model.gradient_checkpointing=true: {type(model).__name__} does not mark its layers as ones that can be "
+            "computed again: set it to false, or choose another model"
+        )
+    for layer in layers:
+        # not a closure: deepcopy would leave it as it is, bound to the old layer; no random state: dropout is off
+        layer.forward = partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False)
+    return f"activations of {len(layers)} layers are computed again for the gradient"

@@ -1,11 +1,13 @@
-"""The model being trained: load it, encode text for it, compute log-probabilities under it, save it."""
+"""The model being trained: load it, encode text for it, compute log-probabilities, save it."""
 
 import contextlib
 import copy
+import hashlib
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -14,24 +16,22 @@ from transformers.cache_utils import Cache
 
 from rlreason.data.prompts import appended
 from rlreason.errors import ConfigError
-from rlreason.model.alone import alone
-from rlreason.model.devices import DTYPES, pick_device, pick_dtype
-from rlreason.model.kernels import select_kernel
-from rlreason.model.loading import check_saved, check_tokenizer, load_model, load_tokenizer, with_settings_that_save
-from rlreason.model.logprobs import chunked_log_probs, without_padding
-from rlreason.model.lora import merged_weights
-from rlreason.model.on_device import give_back
+from rlreason.model.attention import select_kernel
+from rlreason.model.checks import check_head, check_kernel, check_model, check_sharing
+from rlreason.model.devices import DTYPES, give_back, pick_device, pick_dtype
+from rlreason.model.loading import (
+    check_saved,
+    check_tokenizer,
+    load_model,
+    load_tokenizer,
+    with_one_layer,
+    with_settings_that_save,
+)
+from rlreason.model.log_probs import chunked_log_probs, operand, product, use_fast_products, without_padding
 from rlreason.model.packing import PackedBatch, Pair, divide, pack
-from rlreason.model.parameters import model_size, round_weights
-from rlreason.model.policy_checks import check_head, check_kernel, check_model, check_sharing
-from rlreason.model.products import operand, product, use_fast_products
-from rlreason.model.skeleton import with_one_layer
-from rlreason.runtime.atomic_files import whole
-from rlreason.runtime.lock import alive
+from rlreason.model.parameters import alone, merged_weights, model_size, round_weights
+from rlreason.runtime.files import alive, whole
 from rlreason.runtime.text import first_line
-
-if TYPE_CHECKING:
-    from rlreason.model.scoring import LogProbScorer, TokenScores
 
 
 class Policy:
@@ -327,3 +327,71 @@ def load_policy(
     policy = Policy(model, tokenizer, products, device, DTYPES[weights], attention, head_dtype, in_main_memory)
     policy.remarks += [dropped] * bool(dropped)
     return policy
+
+
+Pairs = Sequence[Pair]  # (prompt ids, response ids)
+
+
+class TokenScores(NamedTuple):
+    """One number for each token of a response."""
+
+    log_probs: list[float]  # natural logarithms
+    entropies: list[float]  # nats, of the distribution that the token was drawn from
+
+
+@dataclass(frozen=True, slots=True)
+class LogProbScorer:
+    """Scores responses under a policy, with the weights that it has at the time of the call."""
+
+    policy: Policy
+    token_budget: int  # of one pass: prompts and responses of several pairs are packed up to so many tokens
+    temperature: float = 1.0  # above 0
+
+    def __call__(self, pairs: Pairs) -> list[TokenScores]:
+        """Log-probabilities and entropies of the response tokens of each (prompt ids, response ids) pair, in order."""
+        return self._score(pairs, want_entropy=True)
+
+    def log_probs(self, pairs: Pairs) -> list[list[float]]:
+        """The log-probabilities alone, which cost less."""
+        return [scores.log_probs for scores in self._score(pairs, want_entropy=False)]
+
+    def _score(self, pairs: Pairs, want_entropy: bool) -> list[TokenScores]:
+        if self.policy.deal is not None:  # trained on several ranks, which score together
+            return self.policy.deal(self, pairs, want_entropy)
+        rows = self.policy.divide(pairs, self.token_budget)
+        found = scored_rows(self.policy, pairs, rows, self.temperature, want_entropy)
+        return [found[i] for i in range(len(pairs))]
+
+
+@torch.no_grad()
+def scored_rows(
+    policy: Policy, pairs: Pairs, rows: Sequence[Sequence[int]], temperature: float, want_entropy: bool
+) -> dict[int, TokenScores]:
+    """The scores of some of the pairs, by number, in passes of `rows` of them."""
+    found = dict[int, TokenScores]()
+    for numbers in rows:
+        batch = policy.pack([pairs[i] for i in numbers])
+        log_probs, entropy = policy.log_probs(batch, temperature, want_entropy)
+        sizes = batch.lengths.tolist()
+        entropies = entropy.split(sizes) if want_entropy else [entropy] * len(numbers)  # not wanted: empty
+        for i, of_tokens, of_choices in zip(numbers, log_probs.split(sizes), entropies, strict=True):
+            found[i] = TokenScores(of_tokens.tolist(), of_choices.tolist())
+    return found
+
+
+PER_TENSOR = 1024  # numbers that are hashed of each tensor
+
+
+def weights_hash(weights: Iterable[tuple[str, Tensor]]) -> str:
+    """8 hex digits from about a thousand numbers of every tensor, spread over it: a trained model differs everywhere.
+
+    >>> one, two = [("w", torch.zeros(3))], [("w", torch.ones(3))]
+    >>> weights_hash(one) == weights_hash(one), weights_hash(one) == weights_hash(two)
+    (True, False)
+    """
+    digest = hashlib.sha256()
+    for name, weight in weights:
+        flat = weight.detach().reshape(-1)
+        some = flat[:: max(1, len(flat) // PER_TENSOR)].to("cpu", torch.float32)
+        digest.update(f"{name}{tuple(weight.shape)}".encode() + some.numpy().tobytes())
+    return digest.hexdigest()[:8]

@@ -1,8 +1,4 @@
-"""From rewards to advantages: length rule, baseline and normaliser within groups, KL in the reward, skipped groups.
-
-A new baseline or normaliser is a function here with its line in the table below it, and an option file in
-`conf/baseline/` or `conf/std_norm/`. A baseline that reads the lengths of the responses has a parameter `lengths`.
-"""
+"""From rewards to advantages: length rule, baseline and normaliser within groups, and groups without signal."""
 
 from __future__ import annotations
 
@@ -11,15 +7,95 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from rlreason.objectives.groups import Groups, group_by_id, sums
-from rlreason.objectives.kl import subtract_kl_from_rewards
-from rlreason.objectives.overlong import OVERLONG
-from rlreason.objectives.zero_variance import ZERO_VARIANCE
+from rlreason.objectives.terms import subtract_kl_from_rewards
 
-if TYPE_CHECKING:  # so that the card and the rules need no torch
+if TYPE_CHECKING:
     from torch import Tensor
 
     from rlreason.objectives.objective import Objective
+
+    RewardsAndKept = tuple[Tensor, Tensor]
+
+
+class Groups(NamedTuple):
+    """Which group each sample belongs to. `group_of` (n,) int64 in [0, g), `sizes` (g,) int64."""
+
+    group_of: Tensor
+    sizes: Tensor
+
+
+def group_by_id(group_ids: Tensor) -> Groups:
+    """Number the groups 0..g-1 and count their members; ids (n,) may be any integers in any order."""
+    _, group_of, sizes = group_ids.unique(return_inverse=True, return_counts=True)
+    return Groups(group_of, sizes)
+
+
+def sums(values: Tensor, groups: Groups) -> Tensor:
+    """Sum of each group. (n,) -> (g,)"""
+    return values.new_zeros(len(groups.sizes)).index_add(0, groups.group_of, values)
+
+
+def keep_all(rewards: Tensor, group_ids: Tensor) -> Tensor:
+    """Every sample is kept. (n,), (n,) int64 -> (n,) bool"""
+    return rewards.new_ones(rewards.shape).bool()
+
+
+def keep_live(rewards: Tensor, group_ids: Tensor) -> Tensor:
+    """Samples of groups in which at least two rewards differ. (n,), (n,) int64 -> (n,) bool
+
+    >>> import torch
+    >>> keep_live(torch.tensor([1.0, 0.0, 1.0, 1.0, 0.5]), torch.tensor([4, 4, 9, 9, 2]))
+    tensor([ True,  True, False, False, False])
+    """
+    groups = group_by_id(group_ids)
+    blank = rewards.new_zeros(len(groups.sizes))
+    highest = blank.scatter_reduce(0, groups.group_of, rewards, reduce="amax", include_self=False)
+    lowest = blank.scatter_reduce(0, groups.group_of, rewards, reduce="amin", include_self=False)
+    return (highest > lowest)[groups.group_of]
+
+
+ZERO_VARIANCE: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"keep": keep_all, "skip": keep_live}
+
+
+def soft_overlong_penalty(lengths: Tensor, max_length: int, cache_length: int) -> Tensor:
+    """DAPO's soft punishment in [-1, 0] (arXiv 2503.14476, equation 13). lengths (n,) in tokens -> (n,) float
+
+    0 up to max_length - cache_length tokens, then falling linearly to -1 at max_length, and -1 beyond.
+
+    >>> import torch
+    >>> soft_overlong_penalty(torch.tensor([70, 80, 90, 100, 120]), max_length=100, cache_length=20)
+    tensor([ 0.0000,  0.0000, -0.5000, -1.0000, -1.0000])
+    """
+    if not 0 < cache_length <= max_length:
+        rule = "must be above 0 and at most the longest response"
+        raise ValueError(f"cache_length={cache_length} with max_length={max_length}: {rule}; a fifth of it is usual")
+    return ((max_length - cache_length - lengths) / cache_length).clamp(-1.0, 0.0)
+
+
+def keep_overlong(rewards: Tensor, lengths: Tensor, truncated: Tensor) -> RewardsAndKept:
+    """Truncated responses are responses like any other."""
+    return rewards, truncated.new_ones(truncated.shape)
+
+
+def mask_overlong(rewards: Tensor, lengths: Tensor, truncated: Tensor) -> RewardsAndKept:
+    """Truncated responses carry no loss: being cut says little about the quality of what was written."""
+    return rewards, ~truncated
+
+
+def penalize_overlong(
+    rewards: Tensor, lengths: Tensor, truncated: Tensor, *, max_length: int, cache_length: int
+) -> RewardsAndKept:
+    """Reward plus `soft_overlong_penalty`, before baseline and normaliser; every response carries loss."""
+    penalty = soft_overlong_penalty(lengths, max_length, cache_length)
+    return rewards + penalty.to(rewards.dtype), truncated.new_ones(truncated.shape)
+
+
+#: name -> rule(rewards (n,), lengths (n,) int, truncated (n,) bool); the penalty also takes its two lengths
+OVERLONG: dict[str, Callable[..., RewardsAndKept]] = {
+    "none": keep_overlong,
+    "mask": mask_overlong,
+    "penalty": penalize_overlong,
+}
 
 
 def _raised(rewards: Tensor, groups: Groups) -> Tensor:

@@ -1,31 +1,107 @@
 """Per-token policy-gradient losses: from advantages and log-probs to one number per token.
 
-Each loss is a pure function and, below it, its entry in `LOSSES`, from which settings, range checks, rules, card and
-laboratory follow. A new loss is these two and an option file `conf/loss/NAME.yaml`; CONTRIBUTING.md has an example.
-A loss is called as
-
-    loss, stats = LOSSES[name](advantages, policy_log_probs, old_log_probs, response_mask, **numbers)
-
-with advantages A (batch, 1) or anything that broadcasts to (batch, seq), the others (batch, seq),
-`response_mask` true on response tokens. `stats` are detached per-token values (batch, seq) for the caller to
-average over response tokens. Where the mask is false, loss and stats are to be ignored.
-In the formulas rho = exp(policy_log_probs - old_log_probs) and sg = stop-gradient.
+A loss is a function whose keyword arguments are its settings. `LOSSES` has ours by name; `own_loss` takes the user's.
 """
 
 from __future__ import annotations
 
+import inspect
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from rlreason.errors import ConfigError
 from rlreason.objectives.aggregation import masked_mean
-from rlreason.objectives.loss import RHO, Formula, Loss
-from rlreason.objectives.ratio import masked_log_ratio
+from rlreason.runtime.plugins import NotImportableError, described, load
 from rlreason.types import LARGE, Range
 
-if TYPE_CHECKING:  # so that --help, the card and the rules need no torch
+if TYPE_CHECKING:
     from torch import Tensor
 
-    from rlreason.objectives.loss import LossAndStats
+    LossAndStats = tuple[Tensor, dict[str, Tensor]]
+
+
+def masked_log_ratio(log_probs: Tensor, other_log_probs: Tensor, response_mask: Tensor) -> Tensor:
+    """log p - log q on response tokens, 0 elsewhere. Each (batch, seq) -> (batch, seq)
+
+    Padding is replaced *before* anything is exponentiated: whatever stands there (even inf or NaN) reaches
+    neither the value nor, as 0 x inf, the gradient.
+    """
+    return (log_probs - other_log_probs).masked_fill(~response_mask.bool(), 0.0)
+
+
+RHO = r"\rho_t = \frac{\pi_\theta(y_t)}{\pi_{old}(y_t)},\quad "  # what \rho_t means, before a formula that uses it
+
+
+class Formula(NamedTuple):
+    """The loss of one token: in plain text, in LaTeX, and what a reader should know of it."""
+
+    plain: str
+    latex: str
+    note: str
+
+
+@dataclass(frozen=True)
+class Loss:
+    """A loss function with what is said about it.
+
+    The function returns the loss of each token, (batch, seq), alone or with statistics of that shape by name. What it
+    reads follows from the function's signature: `old_log_probs` and `response_mask` are parameters where it
+    does, and each number of its own is a keyword-only parameter, which becomes the setting `loss.NUMBER`. A number with
+    a default may be left out.
+    """
+
+    function: Callable[..., LossAndStats | Tensor]
+    formula: Callable[..., Formula]  # of the numbers, by name
+    ranges: Mapping[str, Range] = field(default_factory=dict)  # of each number
+    problems: Callable[..., list[str]] = lambda **numbers: []  # rules between numbers, one line each
+    published: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # title -> numbers, and axes unlike GRPO's
+    notes: tuple[str, ...] = ()  # where libraries or papers of that name differ
+
+    def __post_init__(self) -> None:
+        if odd := self.numbers.keys() ^ self.ranges.keys():
+            raise ValueError(
+                f"loss {self.function.__name__}: {', '.join(sorted(odd))}: ranges needs a line for every keyword-only "
+                "parameter of the function, and no other"
+            )
+
+    @cached_property
+    def _parameters(self) -> Mapping[str, inspect.Parameter]:
+        return inspect.signature(self.function).parameters
+
+    @cached_property
+    def numbers(self) -> dict[str, bool]:
+        """The names of its numbers, and whether each must be given."""
+        own = (p for p in self._parameters.values() if p.kind is p.KEYWORD_ONLY)
+        return {p.name: p.default is p.empty for p in own}
+
+    @cached_property
+    def defaults(self) -> dict[str, float | None]:
+        """The number that each has where none is given; None: none."""
+        return {name: None if must else self._parameters[name].default for name, must in self.numbers.items()}
+
+    @cached_property
+    def has_ratio(self) -> bool:
+        """Whether it reads the log-probabilities of the policy that sampled, and so allows for older samples."""
+        return "old_log_probs" in self._parameters
+
+    def __call__(
+        self,
+        advantages: Tensor,
+        policy_log_probs: Tensor,
+        old_log_probs: Tensor | None,
+        response_mask: Tensor | None,
+        **numbers: float,
+    ) -> LossAndStats:
+        """(loss, stats) per token, each (batch, seq); what the function does not read is not handed to it."""
+        more = {"old_log_probs": old_log_probs, "response_mask": response_mask}
+        read = {name: value for name, value in more.items() if name in self._parameters}
+        found = self.function(advantages, policy_log_probs, **read, **numbers)
+        loss, stats = found if isinstance(found, tuple) else (found, {})
+        return loss, {name: stat.detach().to(loss.dtype) for name, stat in stats.items()}
+
 
 LOSSES: dict[str, Loss] = {}
 
@@ -263,3 +339,98 @@ LOSSES["sapo"] = Loss(
     },
     published={"SAPO (arXiv 2511.20347)": {"tau_pos": 1.0, "tau_neg": 1.05}},
 )
+
+
+MAY_READ = ("old_log_probs", "response_mask")
+FINITE = Range(-1e30, 1e30, "give a number that float32 can hold")
+
+
+def loss_named(name: str) -> Loss:
+    """A loss of the table, or one of the user's own by `module:function`. `ConfigError` where that is none."""
+    if name in LOSSES:
+        return LOSSES[name]
+    try:
+        found = load(name)
+    except NotImportableError as error:
+        raise ConfigError(f"loss={name}: {error}") from None
+    return found if isinstance(found, Loss) else of_function(name, found)
+
+
+def of_function(name: str, function: Callable[..., Any]) -> Loss:
+    """A function as a loss, every number of which may be any; its formula is its docstring's first line."""
+    said = f"loss={name}: "
+    try:
+        parameters = list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):
+        raise ConfigError(f"{said}its parameters cannot be read: write a function in Python") from None
+    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    numbers = [p for p in parameters if p.kind is p.KEYWORD_ONLY]
+    others = [str(p) for p in parameters if p not in positional + numbers]
+    unknown = [p.name for p in positional[2:] if p.name not in MAY_READ]
+    if len(positional) < 2 or unknown or others:
+        raise ConfigError(
+            f"{said}it takes ({', '.join(map(str, parameters))}), and a loss takes (advantages, policy_log_probs), "
+            f"{' and '.join(MAY_READ)} where it reads them, and its numbers after a *: change its parameters"
+        )
+    for p in numbers:
+        if p.default is not p.empty and (isinstance(p.default, bool) or not isinstance(p.default, int | float | None)):
+            raise ConfigError(f"{said}the default of {p.name} is {p.default!r:.40}: a loss has numbers alone")
+    return Loss(function, lambda **given: _formula(function, given), {p.name: FINITE for p in numbers})
+
+
+def _formula(function: Callable[..., Any], numbers: Mapping[str, float]) -> Formula:
+    """What the card says where no formula was given."""
+    first = next(iter((inspect.getdoc(function) or "").splitlines()), "")
+    code = getattr(function, "__code__", None)
+    place = f"{code.co_filename}, line {code.co_firstlineno}" if code else type(function).__name__
+    given = "".join(f"{key}={number:g}, " for key, number in numbers.items())
+    return Formula(first.rstrip(".") or "a function without a docstring", "", f"{given}a function of your own: {place}")
+
+
+def broken_contract(name: str, numbers: Mapping[str, float]) -> str:
+    """Why a loss cannot be trained with, in one line, tried on a small batch with padding; empty where it can."""
+    said = f"loss={name}"
+    try:
+        return next((f"{said} {why}" for why in _faults(loss_named(name), numbers)), "")
+    except ConfigError:
+        raise
+    except Exception as error:  # whatever a stranger's function does
+        return f"{said} fails on a batch of 3 responses: {described(error)}: fix it"
+
+
+def _faults(loss: Loss, numbers: Mapping[str, float]) -> Iterator[str]:
+    import torch
+
+    random = torch.Generator().manual_seed(0)
+    mask = torch.tensor([[1, 1, 1, 1, 1], [0, 1, 1, 0, 0], [0, 0, 1, 1, 1]], dtype=torch.bool)
+    policy, old, other = (-0.05 - 3 * torch.rand(3, 5, generator=random) for _ in range(3))
+    advantages = torch.tensor([[1.0], [-0.5], [0.25]])
+
+    def tried(policy: Tensor, rows: slice = slice(None), old: Tensor = old) -> tuple[Any, Any, Tensor]:
+        """(loss, stats, log-probabilities whose gradient is asked for) of some responses of the batch."""
+        policy = policy[rows].clone().requires_grad_()
+        return *loss(advantages[rows], policy, old[rows], mask[rows], **numbers), policy
+
+    value, stats, variable = tried(policy)
+    if not isinstance(value, torch.Tensor) or value.shape != mask.shape:
+        shown = tuple(value.shape) if isinstance(value, torch.Tensor) else type(value).__name__
+        yield f"returns {shown} for log-probabilities of shape (3, 5): return the loss of each token, (batch, seq)"
+    for key, stat in stats.items():
+        if stat.shape != mask.shape:
+            yield f"returns the statistic {key} of shape {tuple(stat.shape)}: give a value of each token, (batch, seq)"
+    if not value[mask].isfinite().all():
+        yield "is not finite where the log-probabilities lie between -3 and 0: keep it finite there"
+    gradient = torch.autograd.grad(value[mask].sum(), variable)[0] if value.requires_grad else torch.zeros(3, 5)
+    if not gradient.isfinite().all():
+        yield "has a gradient that is not finite: mask what is not read before it is exponentiated or divided by"
+    if not gradient.any():
+        yield "has no gradient: compute it from policy_log_probs, not detached"
+    moved, *_ = tried(policy.where(mask, other), old=old.where(mask, other + 0.5))
+    if gradient[~mask].any() or not torch.allclose(moved[mask], value[mask], atol=1e-5):
+        yield "reads what stands where response_mask is false: leave these positions out (masked_mean, torch.where)"
+    alone, *_ = tried(policy, slice(0, 1))
+    if not torch.allclose(alone[mask[:1]], value[:1][mask[:1]], atol=1e-5):
+        yield (
+            "gives a response another loss when other responses stand next to it, and a micro-batch is only a part of "
+            "the step: compute each response from its own row"
+        )

@@ -7,8 +7,7 @@ variants. A `None` means: not set.
 from dataclasses import dataclass, field, make_dataclass
 from typing import Any
 
-from rlreason.objectives.losses import LOSSES
-from rlreason.objectives.own_loss import loss_named
+from rlreason.objectives.losses import LOSSES, loss_named
 
 #: Every number of any loss, in the order of the losses.
 LOSS_NUMBERS = tuple(dict.fromkeys(number for loss in LOSSES.values() for number in loss.numbers))

@@ -8,9 +8,8 @@ from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
 
 from rlreason.objectives.advantages import BASELINES, STD_NORMS, Baseline, StdNorm
-from rlreason.objectives.losses import LOSSES
+from rlreason.objectives.losses import LOSSES, loss_named
 from rlreason.objectives.objective import LengthNormConfig, LossConfig, Objective, own_loss_config
-from rlreason.objectives.own_loss import loss_named
 
 AnyObjective = TypeVar("AnyObjective", bound=Objective)
 

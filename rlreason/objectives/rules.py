@@ -1,19 +1,15 @@
 """The rules between the settings of an objective: a combination that cannot work is named before anything runs.
 
-The ranges of single numbers stand in `config/ranges.py`, those of a loss's numbers next to the loss.
+The ranges of single numbers stand in `config/fields.py`, those of a loss's numbers next to the loss.
 """
 
 from collections.abc import Collection, Iterator
 
-from rlreason.objectives.advantages import BASELINES, STD_NORMS
+from rlreason.objectives.advantages import BASELINES, OVERLONG, STD_NORMS, ZERO_VARIANCE
 from rlreason.objectives.aggregation import AGGREGATIONS
-from rlreason.objectives.kl import KL_ESTIMATORS
-from rlreason.objectives.losses import LOSSES
-from rlreason.objectives.mismatch import MISMATCH_WEIGHTS
+from rlreason.objectives.losses import LOSSES, loss_named
 from rlreason.objectives.objective import Objective
-from rlreason.objectives.overlong import OVERLONG
-from rlreason.objectives.own_loss import loss_named
-from rlreason.objectives.zero_variance import ZERO_VARIANCE
+from rlreason.objectives.terms import KL_ESTIMATORS, MISMATCH_WEIGHTS
 
 #: Setting -> what it may be.
 OPTIONS: dict[str, Collection[str]] = {

@@ -21,7 +21,7 @@ from typing import Any
 
 from rlreason.errors import ConfigError
 from rlreason.records.files import CHECKPOINTS, MANIFEST, MOMENTS, SPREAD, STATE
-from rlreason.runtime.atomic_files import explained, whole, write_whole
+from rlreason.runtime.files import explained, whole, write_whole
 
 READ_BYTES = 1 << 20
 FORMAT = 1  # of what stands in a checkpoint

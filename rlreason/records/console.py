@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple, TextIO, TypeVar
 
-from rlreason.runtime.lock import alive
+from rlreason.runtime.files import alive
 from rlreason.runtime.streams import LINE_ANEW, folded, width_of
 from rlreason.runtime.text import visible
 

@@ -14,13 +14,11 @@ import yaml
 
 from rlreason.errors import ConfigError
 from rlreason.records import files
-from rlreason.records.files import ResponseFile
-from rlreason.records.lines import read_lines
+from rlreason.records.files import ResponseFile, read_lines
 from rlreason.records.rows import NUMBER, Row, lacks
 from rlreason.records.status import read_status
-from rlreason.runtime.secrets import redacted
 from rlreason.runtime.streams import print_stderr
-from rlreason.runtime.text import shorten, visible
+from rlreason.runtime.text import redacted, shorten, visible
 
 TAIL_BYTES, TAIL_CHARS = 16_384, 200  # of a log that are read, and of a line that are shown
 

@@ -1,4 +1,4 @@
-"""Whether a run goes on with what an interrupted one left in its folder, and what of its records stays then."""
+"""Decide whether a run resumes what an interrupted one left in its folder, and with which settings."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -7,12 +7,14 @@ from typing import Any
 
 import yaml
 
-from rlreason.config.budget import BUDGETS, raised
+from rlreason.config.discover import DISCOVERY_BUDGETS
 from rlreason.config.leaves import below, flat
 from rlreason.config.monitors import settings_of
+from rlreason.config.training import BUDGETS, raised
 from rlreason.errors import ConfigError
 from rlreason.records.checkpoints import checkpoints_in, moments_in, newest_good, read_state
 from rlreason.records.files import (
+    CALLS,
     CHECKPOINTS,
     CONFIG,
     CURVES,
@@ -25,9 +27,9 @@ from rlreason.records.files import (
     UNFINISHED,
     response_files,
 )
-from rlreason.records.loggers.resumed import Resumed
+from rlreason.records.loggers.guarded import Resumed
 from rlreason.records.status import known
-from rlreason.runtime.atomic_files import explained, removed
+from rlreason.runtime.files import explained, removed
 
 #: Settings that an interrupted job may go on without: they change its speed, its memory or what it shows.
 HARMLESS = (
@@ -250,3 +252,38 @@ def flat_text(config: str) -> dict[str, Any]:
     except yaml.YAMLError:
         return {}
     return flat(settings) if isinstance(settings, dict) else {}
+
+
+#: Settings that a run may go on with others of: what it may spend, where the same model is asked, how long it waits.
+DISCOVERY_MAY_CHANGE = (
+    "budget", "waits", "client.base_url", "client.env_variable", "client.timeout_s", "client.retries", "client.pause_s",
+    "client.max_tokens", "client.extra", "client.prompt_price", "client.completion_price", "score.workers",
+)  # fmt: skip
+
+
+def discovery_goes_on(folder: Path, config: str) -> bool:
+    """Whether a run with this config continues the one in the folder; a finished one where its budget was raised.
+
+    `ConfigError` where the folder holds one with other settings, or one that has nothing left to do.
+    """
+    path = folder / CONFIG
+    now = flat_text(config)
+    if now.get("algorithm") != "discover" or not path.exists() or not (folder / CALLS).exists():
+        return False
+    before = flat_text(path.read_text(encoding="utf-8", errors="replace"))
+    if different := changed(before, now, DISCOVERY_MAY_CHANGE):
+        raise ConfigError(
+            f"hydra.run.dir={folder} holds a run with other settings ({different}): type its command again to go on "
+            f"with it (resume={folder}), or choose another folder"
+        )
+    if not (folder / SUMMARY).exists():
+        return True
+    if not raised(below(before, "budget."), below(now, "budget."), DISCOVERY_BUDGETS):
+        key = next(
+            (f"budget.{name}" for name in DISCOVERY_BUDGETS if before.get(f"budget.{name}") is not None), "budget.calls"
+        )
+        raise ConfigError(
+            f"hydra.run.dir={folder} holds a finished run that has spent its budget: choose another folder, or type "
+            f"resume={folder} {key}=MORE"
+        )
+    return True

@@ -1,10 +1,17 @@
-"""A graded response as a row of a file, there and back; and which fields a row must have to be used for something."""
+"""A graded response as a row of a file, there and back; the log of responses, and the counters of every row."""
 
-from collections.abc import Iterable, Mapping
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rlreason.records.lines import finite, line_of, written
+from rlreason.config.leaves import below
+from rlreason.errors import ConfigError
+from rlreason.records.files import UNFINISHED, finite, line_of, read_lines, written
+from rlreason.runtime.clock import Clock
+from rlreason.runtime.files import append_line, write_whole
+from rlreason.runtime.streams import print_stderr
 from rlreason.types import Grade, Problem, Response, Sample
 
 Row = dict[str, Any]
@@ -119,3 +126,124 @@ def sample_of(row: Row) -> Sample:
     )
     by_prompt = grade_of(row["prompt_reward"]) if row.get("prompt_reward") else None
     return Sample(response, grade_of(row), by_prompt, log_probs=row.get("trainer_log_probs"))
+
+
+class ResponseLog:
+    """The responses that are already there, by problem; and a log for those that come."""
+
+    def __init__(
+        self,
+        folder: Path,
+        identity: str,
+        problems: Sequence[Problem],
+        n: int,
+        say: Callable[[str], None] = print_stderr,
+    ) -> None:
+        """`identity` says what is asked of whom: responses to anything else are refused with a `ConfigError`.
+
+        Problems that lack some of their `n` responses are asked again as a whole, also where a line is broken, as the
+        last one is that a killed process wrote.
+        """
+        self.path = folder / UNFINISHED
+        self._problems = {p.id: p for p in problems}
+
+        def wrong(row: Row) -> str:
+            return "" if row.keys() == {"identity"} else lacks(row, (*TO_LEARN, "sample"))
+
+        lines = [row for _, row in read_lines(self.path, wrong, say)] if self.path.exists() else []
+        if lines and lines[0].get("identity") != identity:
+            raise ConfigError(
+                f"{self.path} holds responses of another model or to other problems than these settings now give "
+                "(a file behind them has changed): choose another hydra.run.dir"
+            )
+        found: dict[str, dict[int, Row]] = {}
+        for row in (row for row in lines if "problem_id" in row):
+            found.setdefault(row["problem_id"], {})[row["sample"]] = row
+        kept = {id: rows for id, rows in found.items() if rows.keys() == set(range(n))}
+        self.samples = {id: [sample_of(rows[j]) for j in range(n)] for id, rows in kept.items()}
+        again = [{"identity": identity}, *(rows[j] for rows in kept.values() for j in range(n))]
+        write_whole(self.path, "".join(json.dumps(row) + "\n" for row in again))
+
+    def add(self, number: int, sample: Sample) -> None:
+        """Write a response down at once; `number` is its place among the responses to its problem."""
+        row = numbered_row(sample, self._problems[sample.group], number)
+        append_line(self.path, json.dumps(row | {"log_probs": sample.response.log_probs}))
+
+    def remove(self) -> None:
+        """To be called when everything that follows from the responses is written."""
+        self.path.unlink(missing_ok=True)
+
+
+@dataclass
+class Counters:
+    """Everything counted since the run began, an interrupted part before it included.
+
+        rollout_step      steps of the algorithm begun: a rollout batch in GRPO and EI, a batch of traces in SFT
+        train_step        optimizer updates, those left out because their gradient was not finite included
+        eval_step         evaluations done
+        tokens/generated  response tokens sampled to learn from
+        tokens/trained    response tokens that carried loss, once for every update that they were in
+        time/active       seconds of sampling and learning: no set-up, no evaluation, no checkpoint
+        time/total        seconds of everything, in all parts of the run
+
+    >>> Counters(rollout_step=2, train_step=8).row()["train_step"]
+    8
+    """
+
+    rollout_step: int = 0
+    train_step: int = 0
+    eval_step: int = 0
+    tokens_generated: int = 0
+    tokens_trained: int = 0
+    clock: Clock = field(default_factory=Clock)
+    newest: dict[str, float] = field(default_factory=dict)  # metrics of the newest update
+    # Seconds of the newest "step", its "tokens", seconds of the newest evaluation per "problem", as far as known; and
+    # how many seconds all steps had taken at the end of the newest ("until").
+    pace: dict[str, float] = field(default_factory=dict)
+
+    def sampled(self, samples: Sequence[Sample]) -> None:
+        """A rollout step has begun with these samples; none in SFT."""
+        self.rollout_step += 1
+        self.tokens_generated += sum(len(s.response.token_ids) for s in samples)
+
+    def learned(self, update: Mapping[str, float]) -> None:
+        """An optimizer update has these metrics; one in which nothing carried loss is none."""
+        self.newest = dict(update)
+        self.train_step += not update.get("train/empty_updates")
+        self.tokens_trained += int(update.get("train/tokens", 0))
+
+    def step_ended(self, tokens: int) -> None:
+        """A step is recorded, which has sampled so many tokens: the next one is expected to be like it."""
+        spent = self._spent()
+        self.pace |= {"step": spent - self.pace.get("until", 0.0), "tokens": tokens, "until": spent}
+
+    def _spent(self) -> float:
+        """Seconds of steps and checkpoints."""
+        return sum(value for name, value in self.clock.phases().items() if name not in ("setup", "eval"))
+
+    def state(self) -> dict[str, Any]:
+        """The counters as they stand now, with the metrics of the newest update, the pace and the clock."""
+        pace = {f"pace/{name}": value for name, value in self.pace.items()}
+        newest = {f"newest/{name}": value for name, value in self.newest.items()}
+        return self.row() | newest | pace | {"clock": self.clock.state()}
+
+    def put(self, state: Mapping[str, Any]) -> None:
+        """Go on counting from here, now."""
+        self.rollout_step, self.train_step = int(state["rollout_step"]), int(state["train_step"])
+        self.eval_step = int(state["eval_step"])
+        self.tokens_generated, self.tokens_trained = int(state["tokens/generated"]), int(state["tokens/trained"])
+        self.clock.put(state["clock"])
+        self.newest, self.pace = below(state, "newest/"), below(state, "pace/")
+        self.pace.setdefault("until", self._spent())
+
+    def row(self) -> dict[str, float]:
+        """The counters as they stand now, under the names above."""
+        return {
+            "rollout_step": self.rollout_step,
+            "train_step": self.train_step,
+            "eval_step": self.eval_step,
+            "tokens/generated": self.tokens_generated,
+            "tokens/trained": self.tokens_trained,
+            "time/active": self.clock.active(),
+            "time/total": self.clock.total(),
+        }

@@ -1,20 +1,18 @@
-"""How a run stands or ended, and the exit code that says so: one table for console, `status.json`, sweeps and docs.
-
-A status is one word, with the rule that decided it where there was one: `finished`, `diverged:loss`.
-"""
+"""How a run stands or ended, its exit code, and where its time went."""
 
 import errno
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from rlreason.errors import ConfigError, ResourceError, UnwritableError
 from rlreason.records.files import STATUS, SUMMARY
-from rlreason.runtime.atomic_files import write_whole
-from rlreason.runtime.secrets import redacted
+from rlreason.runtime.clock import GB, Clock
+from rlreason.runtime.files import write_whole
+from rlreason.runtime.text import redacted
 
 
 class Ending(NamedTuple):
@@ -127,3 +125,36 @@ def sweep_code(statuses: Sequence[str]) -> int:
     if any(status == "interrupted" for status in statuses):
         return 130
     return 0 if all(ending(status).of_its_own for status in statuses) else 1
+
+
+SHOWN = 4  # phases that a person is told
+
+
+def where_time_went(clock: Clock) -> dict[str, Any]:
+    """For `summary.json`: seconds, and those of each phase; tokens per second; peak of memory in GB."""
+    return {
+        "seconds": round(clock.total(), 1),
+        "phases": {name: round(value, 3) for name, value in clock.phases().items()},
+        **{name: round(value, 4) for name, value in clock.overall().items()},
+        "peak_gb": round(clock.peak() / GB, 3),
+    }
+
+
+def time_line(summary: Mapping[str, Any]) -> str:
+    """The same in a sentence; empty where the summary has none of it.
+
+    >>> time_line({"phases": {"train": 6.0, "rollout": 3.0, "other": 1.0}, "peak_gb": 1.25,
+    ...            "perf/train_tokens_per_second": 1200.0, "perf/train_mfu": 0.31})
+    'time       train 60%, rollout 30%, other 10%; train 1200 tokens/s (31% of peak FLOPs); memory 1.2 GB'
+    """
+    phases: Mapping[str, float] = summary.get("phases", {})
+    total = sum(phases.values())
+    if not total:
+        return ""
+    longest = sorted(phases.items(), key=lambda item: -item[1])[:SHOWN]
+    said = [", ".join(f"{name} {value / total:.0%}" for name, value in longest)]
+    for name in ("rollout", "train"):
+        if (speed := summary.get(f"perf/{name}_tokens_per_second")) is not None:
+            used = summary.get(f"perf/{name}_mfu")
+            said.append(f"{name} {speed:.0f} tokens/s" + (f" ({used:.0%} of peak FLOPs)" if used is not None else ""))
+    return "; ".join([f"time       {said[0]}", *said[1:], f"memory {summary['peak_gb']:.1f} GB"])

@@ -10,22 +10,26 @@ from typing import Any
 from rlreason.errors import ConfigError
 from rlreason.records import files
 from rlreason.records.checkpoints import checkpoints_in, read_state, set_aside_behind
-from rlreason.records.lines import DAMAGED, finite, growing, line_of, opened, written
-from rlreason.records.loggers.guarded import Loggers
-from rlreason.records.loggers.resumed import Resumed
+from rlreason.records.files import DAMAGED, finite, growing, line_of, opened, written
+from rlreason.records.loggers.guarded import Loggers, Resumed
 from rlreason.records.provenance import code_differs, differences, part_line, provenance
 from rlreason.records.reader import RunFolder
-from rlreason.records.response_log import ResponseLog
-from rlreason.records.resume import cut_back, describe_place, goes_on, refuse_other_run, reopened, where_it_goes_on
-from rlreason.records.resume_discovery import discovery_goes_on
-from rlreason.records.rows import Row, response_row, write_rows
+from rlreason.records.resume import (
+    cut_back,
+    describe_place,
+    discovery_goes_on,
+    goes_on,
+    refuse_other_run,
+    reopened,
+    where_it_goes_on,
+)
+from rlreason.records.rows import ResponseLog, Row, response_row, write_rows
 from rlreason.records.status import how_it_ended, write_status
-from rlreason.runtime.atomic_files import append_line, explained, write_whole
 from rlreason.runtime.clock import Clock
-from rlreason.runtime.secrets import redacted
+from rlreason.runtime.files import append_line, explained, write_whole
 from rlreason.runtime.signals import held
-from rlreason.runtime.stderr_log import log_stderr_in
-from rlreason.runtime.streams import print_stderr
+from rlreason.runtime.streams import log_stderr_in, print_stderr
+from rlreason.runtime.text import redacted
 from rlreason.types import Problem, Sample
 
 INPUTS = ("data", "prompts", "model", "tokenizer")  # in provenance.json: a run goes on with the same ones

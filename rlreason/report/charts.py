@@ -7,15 +7,13 @@ from typing import Any
 import numpy as np
 
 from rlreason.report import specifications
-from rlreason.report.content import MOST_COLOURS, Entry, Figure, Verdict
-from rlreason.report.curves import GRID, Band, Curves, Line, band_of
+from rlreason.report.content import GRID, MOST_COLOURS, Band, Curves, Entry, Figure, Line, Verdict, band_of
 from rlreason.report.measures import ACCURACY, MEASURES, PERCENT, Measure, value_word
-from rlreason.report.palette import variable
+from rlreason.report.specifications import variable
 from rlreason.report.study import AXES, RUNNING, Run, Setting, Study
-from rlreason.report.verdicts import EQUAL_WITHIN
-from rlreason.report.words import signed
+from rlreason.report.verdicts import EQUAL_WITHIN, signed
+from rlreason.runtime.intervals import mean_interval
 from rlreason.runtime.text import few
-from rlreason.statistics import mean_interval
 
 LARGEST_IN_COLOUR = 5  # settings, where there are too many for a colour each
 MOST_IN_ALT = 8  # settings whose last values stand in a picture's alternative text

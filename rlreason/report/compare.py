@@ -12,7 +12,7 @@ from typing import Any
 
 from rlreason.errors import ConfigError
 from rlreason.records.console import Console
-from rlreason.report import chosen
+from rlreason.report import verdicts as chosen
 from rlreason.report.content import Verdict
 from rlreason.report.read import read_given, study_of
 from rlreason.report.remarks import warnings_of
@@ -20,7 +20,7 @@ from rlreason.report.study import Setting, Study
 from rlreason.report.tabular import beside_runs, is_tabular, study_of_file
 from rlreason.report.verdicts import EQUAL_WITHIN, verdicts_of
 from rlreason.runtime.streams import folded
-from rlreason.runtime.verb import Answer, Parser
+from rlreason.runtime.subcommand import Answer, Parser
 
 OUTCOMES = ("better", "worse", "same")
 NOT_AS_EXPECTED = 1  # exit code

@@ -1,15 +1,156 @@
-"""What a report shows, before it is known whether as a page or as Markdown: both are written from these alone.
+"""What a report shows, before it is known whether as a page or as Markdown; curves over runs."""
 
-Texts are plain: whoever renders them escapes them. Differences are in accuracy points (0 to 100), accuracies and
-shares in 0 to 1, times in seconds.
-"""
-
+import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rlreason.report.curves import Curves
-from rlreason.statistics import Difference
+import numpy as np
+from numpy.typing import NDArray
+
+from rlreason.runtime.differences import LEVEL, Difference
+from rlreason.runtime.intervals import Floats
+
+Places = NDArray[np.intp]
+GRID = 60  # points of a mean against what seeds do not share: time, tokens
+LEAST_POINTS = 12  # of a thin line, however many there are
+
+
+@dataclass(frozen=True, slots=True)
+class Band:
+    """The mean of a setting's seeds where all of them have data, and its 95% interval; `low` is None for one seed."""
+
+    x: Floats  # (points,)
+    mean: Floats  # (points,)
+    low: Floats | None = None  # (points,)
+    high: Floats | None = None
+
+    def at(self, at: Places) -> "Band":
+        """The band at some of its points."""
+        ends = (None, None) if self.low is None or self.high is None else (self.low[at], self.high[at])
+        return Band(self.x[at], self.mean[at], *ends)
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """What one run measured."""
+
+    setting: str  # its label
+    seed: int
+    x: Mapping[str, Floats]  # axis of study.AXES -> (points,)
+    y: Floats  # (points,)
+    stopped: bool = False  # before its last step
+
+
+@dataclass(frozen=True, slots=True)
+class Curves:
+    """One picture's curves: a line for each run, a band for each setting."""
+
+    lines: Sequence[Line]
+    bands: Mapping[str, Mapping[str, Band]]  # axis -> label of a setting -> its band there
+
+
+def band_of(
+    xs: Sequence[Floats], ys: Sequence[Floats], points: int = 0, share: bool = False, log: bool = False
+) -> Band | None:
+    """Mean and band over seeds: mean +- t_{S-1, 0.975} s / sqrt(S), at each x that lies inside every seed's range.
+
+    `xs`, `ys`: of each seed. `points`: of an even grid over the range that all share; 0: at every x that some
+    seed has in it. Between two measurements a seed's value is interpolated, beyond its first and last never. `share`:
+    the band ends at 0 and 1. `log`: for a logarithmic axis, the band ends at a third of the mean.
+
+    None where the seeds share no range. A run that was broken off therefore ends its setting's band, and does not move
+    the mean behind it.
+
+    >>> x, y = np.array([1.0, 2.0, 3.0]), np.array([0.2, 0.4, 0.9])
+    >>> band = band_of([x, x[:2]], [y, y[:2] + 0.02], share=True)
+    >>> band.x, band.mean.round(2), band.low.round(2), band.high.round(2)
+    (array([1., 2.]), array([0.21, 0.41]), array([0.08, 0.28]), array([0.34, 0.54]))
+    """
+    if not xs or any(len(x) == 0 for x in xs):
+        return None
+    low, high = max(x.min() for x in xs), min(x.max() for x in xs)
+    if low > high:
+        return None
+    every = np.unique(np.concatenate(xs))
+    grid = np.linspace(low, high, points) if points and high > low else every[(every >= low) & (every <= high)]
+    values = np.array([np.interp(grid, *last_of_each(x, y)) for x, y in zip(xs, ys, strict=True)])  # (seeds, points)
+    mean = values.mean(axis=0)
+    seeds = len(values)
+    if seeds < 2:
+        return Band(grid, mean)
+    half = t_quantile(seeds - 1) * values.std(axis=0, ddof=1) / math.sqrt(seeds)
+    bottom, top = mean - half, mean + half
+    if share:
+        bottom, top = np.clip(bottom, 0.0, 1.0), np.clip(top, 0.0, 1.0)
+    if log:
+        bottom = floored(bottom, mean)
+    return Band(grid, mean, bottom, top)
+
+
+def t_quantile(dof: int, level: float = LEVEL) -> float:
+    """The quantile 1 - level/2 of Student's t: `t_quantile(3)` is 3.18."""
+    from scipy.special import stdtrit  # here: a tenth of a second to import
+
+    return float(stdtrit(dof, 1 - level / 2))
+
+
+def floored(low: Floats, mean: Floats) -> Floats:
+    """The lower edge of a band on a logarithmic axis, which has no 0: a third of the mean at least.
+
+    >>> floored(np.array([-1.0, 0.5]), np.array([0.3, 0.6])).round(2)
+    array([0.1, 0.5])
+    """
+    return np.maximum(low, mean / 3)
+
+
+def last_of_each(x: Floats, y: Floats) -> tuple[Floats, Floats]:
+    """x, rising, and y with the last of several values at one x: what was measured there once all was done.
+
+    >>> last_of_each(np.array([0.0, 1.0, 1.0]), np.array([5.0, 6.0, 7.0]))
+    (array([0., 1.]), array([5., 7.]))
+    """
+    order = np.argsort(x, kind="stable")
+    x, y = x[order], y[order]
+    last = np.append(np.diff(x) > 0, True)
+    return x[last], y[last]
+
+
+def thinned(y: Floats, points: int) -> Places:
+    """Which of the values of a line to draw, as rising places: the first and last, and each bucket's least and most.
+
+    All where there are at most `points`. So no peak is lost, however many are left out.
+
+    >>> thinned(np.array([0.0, 1, 9, 1, 1, -5, 1, 1, 1, 2]), 6)
+    array([0, 1, 2, 5, 6, 9])
+    """
+    if len(y) <= points:
+        return np.arange(len(y))
+    kept = {0, len(y) - 1}
+    for bucket in np.array_split(np.arange(1, len(y) - 1), max(1, (points - 2) // 2)):
+        if len(bucket):
+            kept |= {int(bucket[y[bucket].argmin()]), int(bucket[y[bucket].argmax()])}
+    return np.array(sorted(kept), dtype=np.intp)
+
+
+def points_each(lines: int, together: int) -> int:
+    """How many points each of so many lines may have, for a picture of `together`.
+
+    >>> points_each(12, 8000), points_each(2000, 8000)
+    (666, 12)
+    """
+    return max(LEAST_POINTS, together // max(lines, 1))
+
+
+def evenly(count: int, most: int) -> Places:
+    """At most `most` of `count` places, evenly, with the first and the last.
+
+    >>> evenly(5, 3), evenly(2, 3)
+    (array([0, 2, 4]), array([0, 1]))
+    """
+    return np.unique(np.linspace(0, count - 1, min(count, most)).astype(np.intp))
+
 
 #: Words of a verdict -> the sign before it. The first four are those of `compare --json`.
 SIGNS = {
@@ -128,3 +269,36 @@ class Report:
     details: list[Detail]
     forest: Figure | None = None  # the differences; None where there is one setting
     published: list[Any] = field(default_factory=list)  # bands of published figures, of a write-up
+
+
+#: Controls but for tab and new line, what turns the direction of writing, invisible separators, halves of characters.
+_OBEYED = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ufffe\uffff\ud800-\udfff]"
+)
+
+
+def written_out(text: str) -> str:
+    r"""The text with such characters as their code points.
+
+    >>> written_out("a\u202eb\x1b[2J"), written_out("two\n\tlines")
+    ('a⟨U+202E⟩b⟨U+001B⟩[2J', 'two\n\tlines')
+    """
+    return _OBEYED.sub(
+        lambda found: f"\N{MATHEMATICAL LEFT ANGLE BRACKET}U+{ord(found[0]):04X}\N{MATHEMATICAL RIGHT ANGLE BRACKET}",
+        text,
+    )
+
+
+def all_written_out(value: Any) -> Any:
+    r"""The same for every text in lists and dicts.
+
+    >>> all_written_out({"a": ["\u202e", 1]})
+    {'a': ['⟨U+202E⟩', 1]}
+    """
+    if isinstance(value, str):
+        return written_out(value)
+    if isinstance(value, dict):
+        return {written_out(str(key)): all_written_out(of) for key, of in value.items()}
+    if isinstance(value, list | tuple):
+        return [all_written_out(of) for of in value]
+    return value

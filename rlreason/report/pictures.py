@@ -8,11 +8,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rlreason.errors import ConfigError
-from rlreason.report.content import Entry, Figure
-from rlreason.report.curves import Curves, evenly, points_each, thinned
-from rlreason.report.palette import DASHES, MARKERS, colour_of, variable, without_variables
-from rlreason.report.shown import all_written_out
-from rlreason.report.specifications import SETTING, STEP_TITLE
+from rlreason.report.content import Curves, Entry, Figure, all_written_out, evenly, points_each, thinned
+from rlreason.report.specifications import DASHES, MARKERS, SETTING, STEP_TITLE, colour_of, variable, without_variables
 
 Spec = dict[str, Any]
 Rows = dict[str, list[dict[str, Any]]]

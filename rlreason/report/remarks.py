@@ -4,11 +4,10 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from rlreason.health.learning import FEW_LIVE, LATE, MANY_CUT
-from rlreason.report.pairing import side_of
-from rlreason.report.study import Run, Setting, Study
+from rlreason.health.examine import FEW_LIVE, LATE, MANY_CUT
+from rlreason.report.study import Run, Setting, Study, side_of
 from rlreason.report.tables import NONE, millions
-from rlreason.report.words import SATURATED
+from rlreason.report.verdicts import SATURATED
 from rlreason.runtime.text import duration, few
 from rlreason.sweeps.state import WAITING
 

@@ -1,16 +1,20 @@
-"""The tables of a report: each setting with its interval, verdict and cost; two axes against each other; best of N."""
+"""The tables of a report: settings, costs, pass@k, the experiment log, and what differed."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
-from rlreason.report.content import SIGNS, Table, Verdict
-from rlreason.report.pairing import side_of
-from rlreason.report.study import Run, Setting, Study
-from rlreason.report.verdicts import verdicts_of
-from rlreason.report.words import p_word, signed
-from rlreason.runtime.text import duration
-from rlreason.statistics import Floats, paired_difference
+from rlreason.evaluation.selection import pass_at
+from rlreason.records.files import OBJECTIVE
+from rlreason.report.content import SIGNS, Detail, Table, Verdict
+from rlreason.report.read import differing_keys
+from rlreason.report.study import Answers, Run, Setting, Study, side_of
+from rlreason.report.verdicts import p_word, signed, verdicts_of
+from rlreason.runtime.differences import paired_difference
+from rlreason.runtime.intervals import Floats
+from rlreason.runtime.text import duration, few, shorten
 from rlreason.sweeps.closing import REFERENCE, Judged
 from rlreason.sweeps.design import Key
 
@@ -174,3 +178,262 @@ def _cell(one: Setting | None, of: dict[str, Verdict], study: Study) -> str:
     if verdict is None or verdict.difference is None:
         return mean
     return f"{mean}\n{SIGNS[verdict.word]} {signed(verdict.difference.mean)}"
+
+
+ONE_SAMPLE = "Every problem was asked once, so there is no pass@k: eval.samples=8 asks each eight times."
+
+
+def pass_curve(answers: Answers) -> dict[int, float]:
+    """k -> pass@k over the problems, unbiased (Chen et al. 2021), for k = 1, 2, 4 ... up to the fewest samples.
+
+    >>> from rlreason.report.study import Problem
+    >>> pass_curve(Answers({"a": Problem(1, 4), "b": Problem(4, 4)}))
+    {1: 0.625, 2: 0.75, 4: 1.0}
+    """
+    fewest = min((p.samples for p in answers.problems.values()), default=0)
+    ks = [2**power for power in range(fewest.bit_length()) if 2**power <= fewest]
+    problems = answers.problems.values()
+    return {k: float(np.mean([pass_at(p.samples, round(p.correct), k) for p in problems])) for k in ks}
+
+
+def passes_table(study: Study) -> Table | None:
+    """pass@k of each setting before and after training, the mean over seeds; None where problems were asked once."""
+    rows, ks, fewest = [], list[int](), None
+    for one in study.settings:
+        pairs = [before_and_after(run) for run in one.runs]
+        before, after = _mean([start for start, _ in pairs]), _mean([final for _, final in pairs])
+        asked = [len(final.problems) for start, final in pairs if start is not None and final is not None]
+        fewest = min(asked if fewest is None else [fewest, *asked], default=None)
+        ks = ks if len(ks) >= len(after) else list(after)
+        if len(after) > 1:
+            rows += [
+                [one.label, when, *(percent(of[k]) for k in of)]
+                for when, of in (("before", before), ("after", after))
+                if of
+            ]
+    if not rows:
+        return None
+    rows = [[*row, *[NONE] * (len(ks) + 2 - len(row))] for row in rows]
+    note = "The probability that at least one of k responses is right, the mean over problems and seeds."
+    if fewest is not None:
+        note += f" Both rows are of the same problems, those asked before and after training: {fewest:,} a run."
+    return Table(
+        "pass@k",
+        ["setting", "training", *(f"k = {k}" for k in ks)],
+        rows,
+        frozenset(range(2, 2 + len(ks))),
+        note,
+        frozenset({0}),
+    )
+
+
+def before_and_after(run: Run) -> tuple[Answers | None, Answers | None]:
+    """The answers before and after training, both to the problems that were asked both times.
+
+    An evaluation before training may ask fewer than the final one does. Without either, the other is whole.
+    """
+    start, final = run.start, run.final
+    if start is None or final is None:
+        return start, final
+    both = start.problems.keys() & final.problems.keys()
+    if not both:
+        return None, final
+    a, b = ({name: p for name, p in of.problems.items() if name in both} for of in (start, final))
+    return replace(start, problems=a), replace(final, problems=b)
+
+
+def _mean(answers: Sequence[Answers | None]) -> dict[int, float]:
+    curves = [pass_curve(one) for one in answers if one is not None]
+    curves = [curve for curve in curves if curve]
+    if not curves:
+        return {}
+    return {k: float(np.mean([curve[k] for curve in curves])) for k in curves[0] if all(k in curve for curve in curves)}
+
+
+def best_of_n_table(study: Study) -> Table | None:
+    """What each way to choose among N responses came to, of runs of algorithm=best_of_n; None where there is none."""
+    rows: list[list[str]] = []
+    numbers: list[int] = []
+    for one in study.settings:
+        for run in one.runs:
+            ways, n_list = run.summary.get("best_of_n"), run.summary.get("n_list")
+            if not isinstance(ways, dict) or not isinstance(n_list, list):
+                continue
+            numbers = numbers if len(numbers) >= len(n_list) else n_list
+            name = one.label if len(one.runs) == 1 else f"{one.label}, seed {run.seed}"
+            rows += [[name, str(way), *map(_point, values)] for way, values in ways.items()]
+    if not rows:
+        return None
+    rows = [[*row, *[NONE] * (len(numbers) + 2 - len(row))] for row in rows]
+    note = "All from one set of samples; 95% intervals over problems."
+    return Table(
+        "Best of N",
+        ["setting", "chosen by", *(f"N = {n}" for n in numbers)],
+        rows,
+        frozenset(range(2, 2 + len(numbers))),
+        note,
+    )
+
+
+def _point(value: Sequence[float]) -> str:
+    try:
+        middle, low, high = map(float, value)
+    except (TypeError, ValueError):
+        return NONE
+    return f"{percent(middle)}\n{percent(low)} to {percent(high)}"
+
+
+#: First word of a status -> what is shown.
+SHOWN = {
+    "finished": "\N{CHECK MARK} finished",
+    "budget": "\N{CHECK MARK} budget spent",
+    "stopped": "\N{BLACK SQUARE} stopped",
+    "diverged": "\N{MULTIPLICATION X} diverged",
+    "interrupted": "\N{BLACK SQUARE} interrupted",
+    "failed": "\N{MULTIPLICATION X} failed",
+    "running": "\N{HORIZONTAL ELLIPSIS} running",
+    "waiting": "\N{HORIZONTAL ELLIPSIS} not begun",
+}
+
+
+def log_of(study: Study) -> Table:
+    """A row for each run, by setting and seed."""
+    head = ["setting", "seed", "state", "why", "steps", "last accuracy", "time"]
+    rows = [_log_row(run, setting.label) for setting in study.settings for run in setting.runs]
+    return Table("Experiment log", head, rows, frozenset({1, 4, 5, 6}), labels=frozenset({0}))
+
+
+def _log_row(run: Run, label: str) -> list[str]:
+    word, _, rule = run.status.partition(":")
+    reached = run.totals.get("step")
+    steps = NONE if reached is None else f"{reached:.0f}"
+    if reached is not None and run.planned_steps and run.planned_steps != reached:
+        steps += f" of {run.planned_steps}"
+    return [
+        label,
+        str(run.seed),
+        SHOWN[word],
+        run.reason or (f"by the rule {rule}" if rule else NONE),
+        steps,
+        NONE if run.accuracy is None and not run.evaluations else percent(_last(run)),
+        NONE if run.seconds is None else duration(run.seconds),
+    ]
+
+
+def _last(run: Run) -> float:
+    return run.accuracy if run.accuracy is not None else run.evaluations[-1][1]
+
+
+METHOD = """\
+Compared is the accuracy of each run's final evaluation on the same problems, a figure that was fixed before the runs.
+The difference of two settings is the mean over seeds and problems of one's correctness minus the other's.
+Its 95% interval takes seeds and problems for samples both: Student's t over the seeds' mean differences, and in \
+quadrature what all seeds share because they answer the same problems.
+Among several settings a verdict counts by Holm's correction; the interval shown is that of the comparison by itself.
+A direction is named only where the interval, and the correction, exclude zero; one seed tells of trained models alone.
+"""
+LONGEST = 80  # characters of a value in a table
+
+
+def configs_table(study: Study) -> Table | None:
+    """The settings in which the runs' configs differ, but for the seed; None where they do not."""
+    firsts = [one.runs[0].settings for one in study.settings if one.runs and one.runs[0].settings]
+    names = differing_keys(firsts)
+    if not names:
+        return None
+    swept = {axis.partition(".")[0] for axis in study.axes}
+    rows = [
+        [
+            name + ("" if name.partition(".")[0] in swept or name in study.axes else "\nnot swept by name"),
+            *(shorten(_word(one.runs[0].settings.get(name)) if one.runs else NONE, LONGEST) for one in study.settings),
+        ]
+        for name in names
+    ]
+    return Table("What differs between the settings", ["setting", *(one.label for one in study.settings)], rows)
+
+
+def _word(value: Any) -> str:
+    return "null" if value is None else str(value)
+
+
+def details_of(study: Study) -> list[Detail]:
+    """Everything that is to be opened: configs, protocol, objectives, code and machine, cost, method."""
+    found = []
+    if (table := configs_table(study)) is not None:
+        found.append(Detail(table.title, table=table))
+    if (protocol := _protocol(study)) is not None:
+        found.append(Detail("How accuracy was measured", table=protocol))
+    found += _cards(study)
+    found.append(Detail("Code and machine", table=_machine(study)))
+    if study.command:
+        found.append(Detail("Command", text=study.command))
+    found.append(Detail("Cost", text=cost_of(study)))
+    found.append(Detail("Method", text=METHOD))
+    return found
+
+
+def _protocol(study: Study) -> Table | None:
+    of = [(one.label, run.protocol) for one in study.settings for run in one.runs[:1] if run.protocol is not None]
+    if not of:
+        return None
+    names = dict.fromkeys(name for _, protocol in of for name in protocol)
+    same = {name: len({str(protocol.get(name)) for _, protocol in of}) == 1 for name in names}
+    rows = []
+    for name in names:
+        values = {str(protocol.get(name)): None for _, protocol in of}
+        shown = next(iter(values)) if same[name] else "; ".join(f"{label}: {p.get(name)}" for label, p in of)
+        rows.append([name, shorten(shown, 4 * LONGEST)])
+    return Table("How accuracy was measured", ["part", "value"], rows)
+
+
+def _cards(study: Study) -> list[Detail]:
+    """The objective cards, each once, with the settings that have it."""
+    cards: dict[str, list[str]] = {}
+    for one in study.settings:
+        for run in one.runs[:1]:
+            path = run.folder / OBJECTIVE
+            if path.is_file():
+                cards.setdefault(path.read_text(encoding="utf-8", errors="replace"), []).append(one.label)
+    several = len(cards) > 1
+    return [Detail("Objective" + f": {few(labels)}" * several, text=text) for text, labels in cards.items()]
+
+
+def _machine(study: Study) -> Table:
+    """What ran it; a value that differs between runs is given with its number of runs."""
+    rows = [[name, _values(study.runs, name)] for name in ("rlreason", "commit", "python", "platform")]
+    rows += [[name, _values(study.runs, "packages", name)] for name in ("torch", "transformers", "vllm", "math-verify")]
+    rows += [["processor", _values(study.runs, "hardware", "cpu")], ["GPU", _values(study.runs, "hardware", "gpus")]]
+    return Table("Code and machine", ["", "value"], [row for row in rows if row[1]])
+
+
+def _values(runs: Sequence[Run], *names: str) -> str:
+    counts: dict[str, int] = {}
+    for run in runs:
+        value: Any = run.provenance
+        for name in names:
+            value = value.get(name) if isinstance(value, Mapping) else None
+        if value not in (None, "", [], {}):
+            text = shorten(str(value), LONGEST)
+            counts[text] = counts.get(text, 0) + 1
+    return next(iter(counts), "") if len(counts) < 2 else "; ".join(f"{text} ({n} runs)" for text, n in counts.items())
+
+
+def cost_of(study: Study) -> str:
+    """Time and tokens of all runs, in words."""
+    seconds = sum(run.seconds or 0.0 for run in study.runs)
+    tokens = sum(run.totals.get("tokens", 0.0) for run in study.runs)
+    begun = sum(run.seconds is not None for run in study.runs)
+    text = f"{begun} runs took {duration(seconds)} in all and sampled {millions(tokens)} tokens to learn from"
+    return f"{text}; some ran side by side." if any(run.shared_machine for run in study.runs) else f"{text}."
+
+
+def what_differs(study: Study) -> str:
+    """The swept keys, and how many other settings differ with them, in words."""
+    if len(study.settings) < 2:
+        return "the seed alone"
+    axes = few([axis for axis in study.axes if _varies(axis, study.settings)] or study.axes, 3)
+    return axes or "see below"
+
+
+def _varies(axis: str, settings: Sequence[Setting]) -> bool:
+    return len({dict(one.key).get(axis) for one in settings}) > 1

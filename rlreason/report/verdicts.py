@@ -1,18 +1,185 @@
-"""The verdict on each setting of a study against its reference, and everything that has to be said with it."""
+"""The verdict on each setting against its reference, and what it says in words."""
 
 from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 
-from rlreason.report import words
 from rlreason.report.content import Verdict
-from rlreason.report.pairing import Pairing, pair, side_of, unequal
-from rlreason.report.study import Run, Setting, Study
+from rlreason.report.study import Pairing, Run, Setting, Study, pair, side_of, unequal
+from rlreason.runtime.differences import LEVEL, PROBLEMS, UNPAIRED, Difference, holm, seeds_needed
 from rlreason.runtime.text import few
-from rlreason.statistics import holm
-from rlreason.statistics.differences import PROBLEMS, UNPAIRED
-from rlreason.sweeps.state import WAITING
+from rlreason.sweeps.closing import CHOOSING, COMPARING, half_of
+from rlreason.sweeps.design import Key
+from rlreason.sweeps.state import WAITING, RunState
+
+MINUS = "\N{MINUS SIGN}"
+SATURATED = (0.02, 0.95)  # both sides below the one or above the other: the task cannot separate them
+WIDE = 0.08  # accuracy: an interval of this width also allows differences that matter
+MOST_NAMED = 3  # settings that a summary names one by one
+
+
+def size(difference: float) -> str:
+    """An amount in points, without a sign: `size(-0.127)` is '12.7'."""
+    points = 100 * abs(difference)
+    return f"{points:.1f}" if points >= 0.05 or not points else f"{points:.1g}"
+
+
+def signed(difference: float) -> str:
+    """A difference in points with its sign.
+
+    >>> signed(-0.0173), signed(0.089), signed(0.0001)
+    ('\N{MINUS SIGN}1.7', '+8.9', '0.0')
+    """
+    text = f"{100 * difference:+.1f}".replace("-", MINUS)
+    return "0.0" if text[1:] == "0.0" else text
+
+
+def between(found: Difference) -> str:
+    """Where the difference lies."""
+    return f"between {signed(found.low)} and {signed(found.high)} accuracy points"
+
+
+def interval(found: Difference) -> str:
+    """The interval of a difference whose sign is known, as amounts."""
+    low, high = sorted((abs(found.low), abs(found.high)))
+    return f"95% interval {size(low)} to {size(high)}"
+
+
+def p_word(p: float) -> str:
+    """A p-value: 'p = 0.024' or 'p < 0.001'."""
+    return "p < 0.001" if p < 0.001 else f"p = {p:.3f}"
+
+
+def outcome_of(found: Difference, adjusted_p: float, equal_within: float) -> str:
+    """better, worse, same or cannot tell, by the interval of a difference and its p-value adjusted by Holm.
+
+    One seed on a side tells trained models apart and no settings: `cannot tell`, whatever the interval.
+    """
+    if found.over == PROBLEMS:
+        return "cannot tell"
+    return of_models(found, adjusted_p, equal_within)
+
+
+def of_models(found: Difference, adjusted_p: float, equal_within: float) -> str:
+    """The same where what is compared are the models themselves."""
+    if adjusted_p <= LEVEL:
+        return "better" if found.mean > 0 else "worse"
+    return "same" if -equal_within < found.low and found.high < equal_within else "cannot tell"
+
+
+def sentence(
+    a: str, b: str, found: Difference, outcome: str, comparisons: int, equal_within: float, settles: bool = True
+) -> str:
+    """The verdict on `a` against the reference `b`. `settles`: say what it would take to tell."""
+    if outcome in ("better", "worse"):
+        return f"{a} is {outcome} than {b} by {size(found.mean)} accuracy points ({interval(found)})."
+    if outcome == "same":
+        lies = f"95% interval {signed(found.low)} to {signed(found.high)}"
+        return f"No difference larger than {100 * equal_within:g} points between {a} and {b} ({lies})."
+    if found.low > 0 or found.high < 0:
+        looks = "better" if found.mean > 0 else "worse"
+        return (
+            f"{a} looks {looks} than {b}, but not after correcting for {comparisons} comparisons: by itself, the "
+            f"difference lies {between(found)}."
+        )
+    text = f"{a} and {b} cannot be told apart: the difference lies {between(found)}."
+    return f"{text} {settling(found, comparisons)}" if settles else text
+
+
+def settling(found: Difference, comparisons: int = 1) -> str:
+    """What it would take to tell: seeds, or problems."""
+    if abs(found.mean) < 0.0005:
+        if found.high - found.low > WIDE:
+            return "More seeds and problems would narrow the interval; none would settle so small a difference."
+        return "Nothing would settle so small a difference."
+    needed = seeds_needed(found, LEVEL / max(comparisons, 1))
+    if needed is not None:
+        return f"About {max(needed, found.seeds + 1)} seeds would settle a difference of this size half of the time."
+    if found.se_extra > 0 and abs(found.mean) < 2 * found.se_extra:
+        these = f"these {found.problems:,} problems" if found.problems > 1 else "this one problem"
+        return f"More seeds on {these} would not settle it: more problems would."
+    return "Not even a thousand seeds would settle a difference of this size."
+
+
+def of_one_seed(a: str, b: str, found: Difference, outcome: str, comparisons: int, equal_within: float) -> str:
+    """The verdict where a side has one seed: over problems only, and of the trained models."""
+    start = "One seed on a side: this compares these trained models, not the settings."
+    said = sentence(f"Model {a}", b, found, outcome, comparisons, equal_within, settles=False)
+    return f"{start} {said.replace('(95% interval', '(over problems only, 95% interval')}"
+
+
+def of_diverged(a: str, b: str, found: Difference, outcome: str, diverged: int, seeds: int, comparisons: int) -> str:
+    """The verdict on a setting that diverged in some seeds."""
+    start = f"{a} diverged in {diverged} of {seeds} seed{'s' * (seeds != 1)}."
+    if outcome in ("better", "worse"):
+        where = "above" if outcome == "better" else "below"
+        return f"{start} Counted as it is, it ends {size(found.mean)} accuracy points {where} {b} ({interval(found)})."
+    return f"{start} {sentence(a, b, found, 'cannot tell', comparisons, 0.0)}"
+
+
+def of_saturated(means: tuple[float, float]) -> str:
+    """That a task cannot separate two settings, where both are at its end; else nothing."""
+    if max(means) < SATURATED[0]:
+        return f"Both are below {SATURATED[0]:.0%}: this task cannot separate them."
+    if min(means) > SATURATED[1]:
+        return f"Both are above {SATURATED[1]:.0%}: this task cannot separate them."
+    return ""
+
+
+def small_line(found: Difference, adjusted_p: float, comparisons: int, by_seed: int) -> str:
+    """What a verdict rests on, in brief."""
+    if found.over == PROBLEMS:
+        seeds = "one seed on a side"
+    elif by_seed and found.over != "unpaired seeds":
+        seeds = f"{found.seeds} paired seeds"
+    else:
+        seeds = f"{found.seeds} or more seeds, unpaired"
+    family = f" (Holm, {comparisons} comparisons)" if comparisons > 1 else ""
+    problems = f"{found.problems:,} problem{'s' * (found.problems != 1)}"
+    return f"{seeds} \N{MIDDLE DOT} {problems} \N{MIDDLE DOT} {p_word(adjusted_p)}{family}"
+
+
+def summary_of(verdicts: Sequence[Verdict], study: Study) -> str:
+    """All verdicts of a study in one sentence."""
+    if not verdicts:
+        return _of_one_setting(study)
+    reference = study.reference.name
+    by_word: dict[str, list[str]] = {}
+    for verdict in verdicts:
+        by_word.setdefault(verdict.word, []).append(verdict.setting)
+    said: list[str] = []
+    for word, verbs, rest in (
+        ("better", ("beats", "beat"), f" {reference}"),
+        ("same", ("is as good as", "are as good as"), f" {reference}"),
+        ("cannot tell", ("cannot be told apart from", "cannot be told apart from"), f" {reference}"),
+        ("worse", ("is worse than", "are worse than"), f" {reference}"),
+        ("diverged", ("diverges", "diverge"), ""),
+        ("not compared", ("is not compared", "are not compared"), ""),
+    ):
+        if names := by_word.get(word):
+            said.append(f"{_joined(names, len(verdicts))} {verbs[len(names) > 1]}{rest if not said else _again(rest)}")
+    text = "; ".join(said)
+    return f"{text}."
+
+
+def _again(rest: str) -> str:
+    return " it" if rest else ""
+
+
+def _joined(names: Sequence[str], of: int) -> str:
+    if len(names) > MOST_NAMED:
+        return f"{len(names)} of {of} settings"
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def _of_one_setting(study: Study) -> str:
+    accuracies = [run.accuracy for run in study.runs if run.accuracy is not None]
+    if not accuracies:
+        return "Nothing has been measured yet."
+    mean, n = sum(accuracies) / len(accuracies), len(accuracies)
+    return f"One setting, {n} run{'s' * (n > 1)}: it ends at {100 * mean:.1f}%. There is nothing to compare it with."
+
 
 GRADIENT = "train/grad_norm"
 CURVES = (GRADIENT, "reward/", "rollout/length", "eval/")  # that equal runs have in common to the last bit
@@ -51,30 +218,30 @@ def _verdict(
     difference, a, b = pairing.difference, one.label, reference.name
     if not fixed and equal_runs(one, reference):
         text = f"{a} and {b} are equal bit for bit in all seeds: more seeds would show no difference."
-        small = words.small_line(difference, p, comparisons, len(pairing.by_seed))
+        small = small_line(difference, p, comparisons, len(pairing.by_seed))
         pair_typed = (one.typed, reference.typed)
         return Verdict(a, reference.label, "same", text, small, difference, p, pairing.by_seed, pair_typed, "same")
-    models = words.of_models(difference, p, equal_within)
-    outcome = models if fixed else words.outcome_of(difference, p, equal_within)
+    models = of_models(difference, p, equal_within)
+    outcome = models if fixed else outcome_of(difference, p, equal_within)
     diverged, measured = sum(run.diverged for run in one.runs), sum(run.accuracy is not None for run in one.runs)
     if diverged and difference.over != PROBLEMS:
-        text = words.of_diverged(a, b, difference, outcome, diverged, measured, comparisons)
+        text = of_diverged(a, b, difference, outcome, diverged, measured, comparisons)
     elif difference.over == PROBLEMS and not fixed:
         models_of = (_model(one, pairing), _model(reference, pairing))
-        text = words.of_one_seed(*models_of, difference, models, comparisons, equal_within)
+        text = of_one_seed(*models_of, difference, models, comparisons, equal_within)
     else:
-        text = words.sentence(a, b, difference, outcome, comparisons, equal_within, settles=not fixed)
+        text = sentence(a, b, difference, outcome, comparisons, equal_within, settles=not fixed)
     if outcome in ("cannot tell", "same"):
-        text = " ".join(filter(None, [text, words.of_saturated(pairing.means)]))
+        text = " ".join(filter(None, [text, of_saturated(pairing.means)]))
     if outcome == "cannot tell" and difference.seeds == 2 and not fixed:
-        width = words.size(difference.high - difference.low)
+        width = size(difference.high - difference.low)
         text += f" Two seeds never settle anything: the interval is {width} points wide."
     return Verdict(
         a,
         reference.label,
         "diverged" if diverged else outcome,
         text,
-        words.small_line(difference, p, comparisons, len(pairing.by_seed)),
+        small_line(difference, p, comparisons, len(pairing.by_seed)),
         difference,
         p,
         pairing.by_seed if difference.over != UNPAIRED else {},
@@ -191,3 +358,65 @@ def _of_seeds(one: Setting, reference: Setting, pairing: Pairing) -> list[str]:
                 marks.append(f"{setting.label} lacks seed{'s' * (len(lacking) > 1)} {seeds}.")
         marks.append(f"Compared on the {len(mine & its)} that they share.")
     return marks
+
+
+def best_of(study: Study) -> Setting:
+    """The setting with the best mean over its seeds on the half that chooses; the reference where they tie."""
+    return max(study.settings, key=lambda one: (_mean(one), one is study.reference))
+
+
+def _mean(setting: Setting) -> float:
+    accuracies = [share_on(run, CHOOSING) for run in setting.runs if run.accuracy is not None]
+    return float(np.mean(accuracies)) if accuracies else -1.0
+
+
+def share_on(run: Run, half: str) -> float:
+    """The accuracy of a run's final evaluation on one half of its problems; 0 for a diverged run without one."""
+    shares = [p.share for p in run.final.problems.values() if half_of(p.question) == half] if run.final else []
+    return float(np.mean(shares)) if shares else 0.0
+
+
+def comparing_half(settings: Sequence[Setting]) -> set[str]:
+    """The problems that chose nothing."""
+    found: set[str] = set()
+    for run in (run for setting in settings for run in setting.runs):
+        if run.final is not None:
+            found |= {name for name, p in run.final.problems.items() if half_of(p.question) == COMPARING}
+    return found
+
+
+def how_chosen(label: str, of: int) -> str:
+    """Said with a comparison of a setting that was chosen."""
+    return (
+        f"{label} was the best of {of} settings on one half of the problems; the verdict is on the other half, which "
+        "did not choose."
+    )
+
+
+def picked(runs: Sequence[RunState], everyone: Sequence[RunState]) -> int:
+    """Of how many settings of its sweep, `everyone`, the one of `runs` was the best, if of three or more; else 0."""
+    means = {key: np.mean([run.accuracy or 0.0 for run in of]) for key, of in _by_setting(everyone).items()}
+    mine = _by_setting(runs)
+    if len(mine) != 1 or len(means) < 3 or max(means, key=lambda key: means[key]) not in mine:
+        return 0
+    return len(means)
+
+
+def flattered(name: str, of: int) -> str:
+    """Said of a setting that was the best of so many on the problems that it is compared on."""
+    return (
+        f"{name} was the best of {of} settings on these problems: if it is compared for that, its lead is "
+        "flattered. Fresh seeds would settle it; the whole sweep, given alone, is corrected for all its settings."
+    )
+
+
+def _by_setting(runs: Sequence[RunState]) -> dict[Key, list[RunState]]:
+    found: dict[Key, list[RunState]] = {}
+    for run in runs:
+        found.setdefault(run.key, []).append(run)
+    return found
+
+
+def unequal_tuning(a: str, of_a: int, b: str, of_b: int) -> str:
+    """Said where one side was tuned over more settings than the other; else nothing."""
+    return "" if of_a == of_b else f"{a} was tuned over {of_a} setting{'s' * (of_a > 1)}, {b} over {of_b}."

@@ -8,8 +8,8 @@ from typing import Any
 
 from rlreason.records.status import write_status, written_at
 from rlreason.runtime.text import duration
+from rlreason.sweeps.closing import SweepRun
 from rlreason.sweeps.state import DOMINATED, WAITING, RunState, SweepState, keep_stopped, refreshed, write_state
-from rlreason.sweeps.table import SweepRun
 
 
 def now() -> str:

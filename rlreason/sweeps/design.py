@@ -1,7 +1,16 @@
-"""What a sweep is before it runs: its runs in order, what differs between them, and where each of them writes."""
+"""What a sweep is before it runs, and what its folder may hold when it starts."""
 
+import time
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
+
+from rlreason.errors import ConfigError
+from rlreason.records.checkpoints import checkpoints_in
+from rlreason.records.files import CONFIG, SUMMARY
+from rlreason.records.reader import RunFolder
+from rlreason.records.resume import HARMLESS, MAY_CHANGE, settings_changed
+from rlreason.runtime.files import holder
 
 FEWEST_SEEDS = 3  # that must have ended before a sweep gives a setting up
 SWEEPS = Path("runs/sweeps")  # sweeps write below it, unless hydra.sweep.dir says otherwise
@@ -43,3 +52,60 @@ class Design:
     def settings(self) -> list[Setting]:
         """Each setting once, in the order of the runs."""
         return [dict(key) for key in dict.fromkeys(run.key for run in self.runs)]
+
+
+WAIT_S = 60.0  # for runs of an earlier start of the sweep, which end by themselves when it is killed
+#: Settings that a finished run may have had otherwise: they change none of its figures.
+SAME_FIGURES = (*HARMLESS, "checkpoint", "logger", "waits", "save_rollouts_every", "monitors.dominated")
+CURES = "move its folder away, or give the sweep a folder of its own (sweep_name=NAME, or hydra.sweep.dir=DIR)"
+
+
+@dataclass(frozen=True, slots=True)
+class Composed:
+    """What a sweep has to know of a run."""
+
+    config: str  # as the run writes it to its folder
+    limit_s: float | None = None  # waits.run_s
+    gpus: int = 1  # that it asks for by its settings, where it can have GPUs at all
+    may_fork: bool = True  # False: its libraries are to be loaded in a process of its own (see forks.py)
+
+
+def refuse_changed(design: Design, composed: Callable[[PlannedRun], Composed]) -> None:
+    """`ConfigError` where a run has ended, or is half done, in its folder with other settings than it has now."""
+    for run in design.runs:
+        folder = design.folder / run.name
+        finished = (folder / SUMMARY).exists()
+        if not (folder / CONFIG).exists() or not (finished or checkpoints_in(folder)):
+            continue
+        allowed = SAME_FIGURES if finished else MAY_CHANGE
+        if not any(word.startswith("rollout=") for word in run.words):
+            allowed = (*allowed, "rollout.engine")  # rollout=auto, which a node of a cluster may decide otherwise
+        now = composed(run).config
+        if different := settings_changed(RunFolder(folder).config, now, allowed):
+            kind = "finished" if finished else "half-done"
+            raise ConfigError(
+                f"hydra.sweep.dir={design.folder} holds a {kind} run {run.name} with other settings ({different}): "
+                f"{CURES}"
+            )
+
+
+def wait_for_earlier(
+    design: Design, say: Callable[[str], object], limit_s: float = WAIT_S, under_way: Collection[str] = ()
+) -> None:
+    """Wait while runs of an earlier start still write into their folders; `ConfigError` where that takes too long.
+
+    `under_way`: names of runs that are not waited for.
+    """
+    end, said = time.monotonic() + limit_s, False
+    places = {run.name: design.folder / run.name for run in design.runs if run.name not in under_way}
+    while busy := {name: who for name, place in places.items() if (who := holder(place)) is not None}:
+        name, who = next(iter(busy.items()))
+        if time.monotonic() > end:
+            raise ConfigError(
+                f"hydra.sweep.dir={design.folder}: {name} is being written by {who}: wait for it or end it, and type "
+                "the sweep again; or give this one a folder of its own (sweep_name=NAME)"
+            )
+        if not said:
+            say(f"note: {name} is still being written by {who}: waiting for it, at most {limit_s:.0f} s")
+            said = True
+        time.sleep(0.5)

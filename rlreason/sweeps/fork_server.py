@@ -19,8 +19,8 @@ from collections.abc import Callable
 from importlib import import_module, invalidate_caches
 from typing import Any
 
-from rlreason.runtime.collector import loading
 from rlreason.runtime.early_signals import heed_signals
+from rlreason.runtime.process import loading
 from rlreason.runtime.signals import SIGNALS, killed_with_parent
 
 READY = -1

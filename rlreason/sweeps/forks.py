@@ -25,12 +25,13 @@ from pathlib import Path
 from typing import IO, Any, Protocol
 
 from rlreason.runtime import signals
-from rlreason.runtime.environment import FORKS_VARIABLE
+from rlreason.runtime.machine import FORKS_VARIABLE
 
 SERVER = "rlreason.sweeps.fork_server"
 #: What a run loads. Not what only some runs need.
 PRELOADED = (
-    "rlreason.main", "rlreason.trainer", "rlreason.jobs.start", "rlreason.setup.preflight", "matplotlib.figure",
+    "rlreason.cli.command", "rlreason.training.trainer", "rlreason.training.jobs", "rlreason.training.preflight",
+    "matplotlib.figure",
     "matplotlib.backends.backend_agg",
 )  # fmt: skip
 READY = -1  # what the server says when it has loaded them

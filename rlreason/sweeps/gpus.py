@@ -8,12 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
-from rlreason.config.any_run import AnyRunConfig
-from rlreason.config.run import works_on_a_model
+from rlreason.config.run import AnyRunConfig, works_on_a_model
 from rlreason.errors import ConfigError
-from rlreason.memory.machine import asked_driver
-from rlreason.runtime.environment import GPUS_VARIABLE
-from rlreason.runtime.gpus import VISIBLE, torch_has_gpus
+from rlreason.model.shapes import asked_driver
+from rlreason.runtime.machine import GPUS_VARIABLE, VISIBLE, torch_has_gpus
 from rlreason.runtime.text import few
 
 SETTINGS = "gpus, rollout.gpus, rollout.placement"

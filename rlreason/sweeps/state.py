@@ -11,13 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from rlreason.errors import ConfigError
-from rlreason.records.files import SUMMARY
-from rlreason.records.lines import finite
+from rlreason.records.files import SUMMARY, finite
 from rlreason.records.reader import RunFolder, runs_in
 from rlreason.records.status import ending, how_it_ended, known, read_status
-from rlreason.runtime.atomic_files import write_whole
-from rlreason.runtime.json_fields import fields_of, number
-from rlreason.runtime.lock import holder
+from rlreason.runtime.files import fields_of, holder, number, write_whole
 from rlreason.runtime.streams import print_stderr
 from rlreason.sweeps.design import Design, Key, Setting
 

@@ -1,8 +1,10 @@
-"""This side of the sandbox: start a command, read what it says within bounds, end all of it, tell what happened."""
+"""This side of the sandbox: start a command, read what it says within bounds, say what protects it."""
 
+import ctypes
 import fcntl
 import json
 import os
+import re
 import selectors
 import shutil
 import signal
@@ -12,14 +14,15 @@ import sys
 import sysconfig
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from rlreason.discovery.sandbox.ending import descendants
+from rlreason.discovery.sandbox.run_program import LONGEST_ROW, LONGEST_TEXT
 from rlreason.discovery.sandbox.use import unmapped_mb, used_mb
 from rlreason.runtime.signals import temporary_folder
 
@@ -298,3 +301,100 @@ def pythons_folders() -> list[str]:
     real = {os.path.realpath(path) for path in (*paths, os.path.dirname(os.path.realpath(sys.executable)))}
     kept = sorted(path for path in {*paths, *real} if os.path.isdir(path) and path != "/")
     return [path for path in kept if not any(path.startswith(f"{other}/") for other in kept)]
+
+
+PR_SET_DUMPABLE = 4
+
+
+@cache
+def protections(limits: Limits) -> dict[str, str]:
+    """Those that are active here, by name, from one trial. Empty where a program could not be started at all.
+
+    Where a program shares this process's view of processes, from now on nobody but root reads this process's memory and
+    environment, which may hold keys.
+    """
+    remove_leftovers()
+    outcome = run_contained(["-c", "pass"], b"", limits, 20.0)
+    if "processes" not in outcome.protections.get("namespaces", ""):
+        with suppress(OSError, AttributeError):
+            ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
+    return outcome.protections
+
+
+def missing(active: Mapping[str, str]) -> list[str]:
+    """What a program could do here that a better system would not allow, one clause each.
+
+    >>> missing({"namespaces": "files, processes, network", "files": "read-only", "Landlock": "version 7"})
+    []
+    >>> missing({"namespaces": "", "Landlock": "version 5"})
+    ['see and signal other processes of its user', 'use the network but for TCP']
+    """
+    spaces, version = active.get("namespaces", ""), int(active.get("Landlock", "version 0").split()[1])
+    found = []
+    if not version:
+        found.append("read every file that its user may read")
+        if "read-only" not in active.get("files", ""):
+            found.append("write every file that its user may write")
+    if "processes" not in spaces:
+        whom = "see" if version >= 6 else "see and signal"
+        found.append(f"{whom} other processes of its user")
+    if "network" not in spaces and "seccomp" not in active:
+        found.append("use the network" + (" but for TCP" if version >= 4 else ""))
+    return found
+
+
+def in_words(active: Mapping[str, str], briefly: bool = False) -> str:
+    """For a person: what is active, by name alone where `briefly`; and what is not held back."""
+    has = "; ".join(name if briefly else f"{name} ({what})" for name, what in active.items()) or "none"
+    lacks = missing(active)
+    return has + (f". Not held back on this system: it could {', and '.join(lacks)}" if lacks else "")
+
+
+POINTS, END = b"points", re.compile(rb"end (0|[1-9]\d{0,8})")
+ROW = re.compile(rb"(?:0|-?[1-9]\d*)(?: (?:0|-?[1-9]\d*))*")
+ERROR = re.compile(rb"error (no_points|type|size|memory|exit|exception)")
+
+
+class Given(NamedTuple):
+    """The rows that a program gave, or the kind of error and its text: words of the program's, which may say anything.
+
+    Kind "channel": something else was written there. None for both: nothing was.
+    """
+
+    rows: list[list[int]] | None = None
+    kind: str | None = None
+    text: str = ""
+
+
+def read_channel(data: bytes, most_rows: int, most_digits: int) -> Given:
+    """Rows from the channel's bytes.
+
+    >>> read_channel(b"points\\n1 -2\\n0 3\\nend 2\\n", 10, 10).rows
+    [[1, -2], [0, 3]]
+    >>> read_channel(b"points\\n1 02\\nend 1\\n", 10, 10).kind, read_channel(b"points\\n1 2\\n", 10, 10).kind
+    ('channel', 'channel')
+    """
+    if not data:
+        return Given()
+    first, _, rest = data.partition(b"\n")
+    if named := ERROR.fullmatch(first):
+        return Given(kind=named[1].decode(), text=rest.decode("utf-8", "backslashreplace")[:LONGEST_TEXT])
+    lines = rest.split(b"\n")
+    if first != POINTS or len(lines) < 2 or lines[-1] or not (end := END.fullmatch(lines[-2])):
+        return Given(kind="channel", text="something else than rows of integers came from the program")
+    rows = lines[:-2]
+    if len(rows) != int(end[1]):
+        return Given(kind="channel", text="the number of rows is another than was said")
+    if len(rows) > most_rows:
+        return Given(kind="size", text=f"more than {most_rows} points")
+    found = []
+    for row in rows:
+        if row.count(b" ") >= LONGEST_ROW:
+            return Given(kind="size", text=f"a point has more than {LONGEST_ROW} coordinates")
+        if row and not ROW.fullmatch(row):
+            return Given(kind="channel", text="a row holds something else than integers")
+        words = row.split()
+        if any(len(word) > most_digits + 1 for word in words):
+            return Given(kind="size", text=f"an integer has more than {most_digits} digits")
+        found.append(list(map(int, words)))
+    return Given(found)

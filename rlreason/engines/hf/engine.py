@@ -1,26 +1,71 @@
-"""The in-process engine: samples from the live weights of the policy with transformers alone.
-
-It runs wherever torch runs and has no copy of the weights that could be stale. Prompts are read once per group;
-sequences that have ended are replaced by those that wait (continuous batching); the random numbers of a sample depend
-on its prompt's seed and its place in the group only, so neither the batch nor the machine's load changes them.
-"""
+"""The in-process engine: samples from the live weights of the policy with its own KV cache."""
 
 from collections import deque
 from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, fx, nn
 
 from rlreason.engines.base import Finished, Prompt, Sampling
-from rlreason.engines.hf.compiled import CompiledStep
 from rlreason.engines.hf.decoding import Batch, Counts, SampleUnderWay, UnpaddedBatch
 from rlreason.engines.stops import Stops
 from rlreason.model.policy import Policy
-from rlreason.runtime import lock
+from rlreason.runtime import files as lock
+from rlreason.runtime.text import first_line
 from rlreason.types import FinishReason, Response
+
+MOST = 5  # programs made after the first, in a run: more say that shapes are not followed
+
+
+class CompiledStep:
+    """The backbone's hidden states of one token per row, compiled; as it is where compiling fails.
+
+    Rows and columns are symbols of the program, so that neither a compaction nor a new length makes another. A single
+    row is a case of its own to the compiler.
+    """
+
+    def __init__(self, backbone: nn.Module, say: Callable[[str], None]) -> None:
+        self.backbone, self.say = backbone, say
+        self.programs = 0
+        self._run: Callable[..., Any] = torch.compile(self._plain, backend=self._counted, dynamic=True)
+        self._tried = False
+
+    @property
+    def recompilations(self) -> int:
+        """Programs made after the first."""
+        return max(0, self.programs - 1)
+
+    def __call__(self, **inputs: Any) -> Tensor:
+        """Hidden states (rows, 1, width) of what `Batch.step` hands to the backbone."""
+        hidden: Tensor
+        try:
+            hidden = self._run(**inputs)
+        except Exception as error:  # whatever the compiler raises; the step is repeated and writes the same columns
+            if self._tried:
+                raise
+            self.say(f"! rollout.compile=true has no effect: this step cannot be compiled here ({first_line(error)})")
+            self._run = self._plain
+            hidden = self._run(**inputs)
+        self._tried = True
+        if self.recompilations > MOST and self._run != self._plain:
+            self.say(f"! rollout.compile: {self.recompilations} recompilations are too many; sampling goes on without")
+            self._run = self._plain
+        return hidden
+
+    def _plain(self, **inputs: Any) -> Tensor:
+        hidden: Tensor = self.backbone(**inputs).last_hidden_state
+        return hidden
+
+    def _counted(self, graph: fx.GraphModule, examples: list[Tensor]) -> Callable[..., Any]:
+        self.programs += 1
+        compile_fx: Callable[..., Any] = torch._dynamo.lookup_backend("inductor")
+        made: Callable[..., Any] = compile_fx(graph, examples)
+        return made
+
 
 #: What a token may do to the response that drew it: nothing (0), complete a stop string, end it.
 MAY, ENDS = 1, 2

@@ -1,34 +1,41 @@
 """vLLM as the rollout engine, through its public calls only. Tested versions: docs/vllm.md.
 
 It has a copy of the weights, so every weight sync ends with a check that engine and trainer agree (weight_check.py).
-One thread owns vLLM: whoever calls, thread pools and order stay the same, and a call that hangs can be given up.
+One thread owns vLLM: whoever calls, order stays the same, and a call that hangs can be given up.
 """
 
 import itertools
+import math
 import os
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
-from rlreason.config.rollout import RolloutConfig
+from rlreason.config.groups import RolloutConfig
 from rlreason.engines.base import Demand, Finished, Prompt, Sampling
 from rlreason.engines.stops import Stops
-from rlreason.engines.vllm.arguments import llm_arguments, plan_memory, sampling_arguments, write_model
-from rlreason.engines.vllm.engine_thread import EngineThread
-from rlreason.engines.vllm.installation import hide_secrets, import_vllm, stderr_into
-from rlreason.engines.vllm.isolation import (
+from rlreason.engines.vllm.start import (
     STARTING,
+    SingleThread,
     alone,
     environment,
     folder_for_files,
     generators_kept,
+    hide_secrets,
+    import_vllm,
+    last_lines,
+    llm_arguments,
+    plan_memory,
     process_state_kept,
     remove_files,
+    sampling_arguments,
+    stderr_into,
     temporary_files_in,
+    write_model,
 )
 from rlreason.engines.vllm.weight_transfer import WeightTransfer
 from rlreason.engines.weight_check import (
@@ -41,11 +48,43 @@ from rlreason.engines.weight_check import (
     probe_prompt,
 )
 from rlreason.errors import ConfigError, EngineError
-from rlreason.model.policy import Policy
-from rlreason.model.scoring import LogProbScorer
+from rlreason.model.policy import LogProbScorer, Policy
 from rlreason.runtime import signals
-from rlreason.runtime.lock import alive
+from rlreason.runtime.files import alive
+from rlreason.runtime.hang import NAME as STACKS
+from rlreason.runtime.hang import write_stacks
 from rlreason.types import Response
+
+T = TypeVar("T")
+
+
+class EngineThread(SingleThread):
+    """After the first failure the engine counts as dead, and every later call says since when."""
+
+    def __init__(self, rollout: RolloutConfig, log: Path, check_alive: Callable[[], None]) -> None:
+        super().__init__("vllm", check_alive)
+        self.rollout, self.log = rollout, log
+        self.failure: str | None = None
+
+    def call(self, function: Callable[[], T], limit_s: float = math.inf) -> T:
+        """What `function` returns; `EngineError` where it raises, or takes longer than `limit_s` or the timeout."""
+        if self.failure is not None:
+            raise EngineError(f"rollout=vllm: the engine is dead since: {self.failure}")
+        timeout_s = self.rollout.timeout_s
+        try:
+            return self.run(function, min(timeout_s, limit_s))
+        except TimeoutError as error:
+            limit = f"{limit_s:g} s" if limit_s < timeout_s else f"rollout.timeout_s={timeout_s:g}"
+            stacks = write_stacks(self.log.with_name(STACKS), f"no answer of vLLM within {limit}")
+            raise self.failed(f"no answer within {limit}: it hangs, or needs more{stacks}") from error
+        except Exception as error:
+            raise self.failed(f"{type(error).__name__}: {error}") from error
+
+    def failed(self, reason: str) -> EngineError:
+        """Note the failure; the error to raise."""
+        self.failure = reason
+        return EngineError(f"rollout=vllm failed: {reason}{last_lines(self.log)}")
+
 
 CLOSING_S = 10.0  # for what is under way to end when the engine stops
 

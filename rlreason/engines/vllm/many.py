@@ -16,7 +16,7 @@ from rlreason.engines.base import Finished, Prompt, Sampling
 from rlreason.engines.vllm.engine import CLOSING_S, VLLMEngine
 from rlreason.errors import EngineError
 from rlreason.model.policy import Policy
-from rlreason.runtime.lock import alive
+from rlreason.runtime.files import alive
 from rlreason.types import Response
 
 T = TypeVar("T")

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlreason.engines.vllm.isolation import FILES
-from rlreason.runtime.stacks import listen
+from rlreason.engines.vllm.start import FILES
+from rlreason.runtime.hang import listen
 
 TRAINER = "RLREASON_TRAINER"  # environment: the process with which the engine's is to end
 ENDING_S = 5.0

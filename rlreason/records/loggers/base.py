@@ -1,10 +1,14 @@
-"""What a logger of a run is, and over which counter each metric is drawn."""
+"""What a logger of a run is, over which counter each metric is drawn, and how a service is kept quiet."""
 
+import builtins
+import threading
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from functools import wraps
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NamedTuple, Protocol
 
 from rlreason.config.groups import LoggerConfig
@@ -134,3 +138,33 @@ def sendable(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {sendable(key): sendable(child) for key, child in value.items()}
     return [sendable(child) for child in value] if isinstance(value, list | tuple) else value
+
+
+_thread = threading.local()
+_lock = threading.Lock()
+
+
+def listen() -> list[tuple[str, str]]:
+    """(function, text) of all that silenced functions are told in this thread from here on, instead of showing it."""
+    heard: list[tuple[str, str]] = []
+    _thread.heard = heard
+    return heard
+
+
+def silence(module: ModuleType, name: str) -> None:
+    """Have a function that a module shows texts with be heard in the threads that listen, and be itself in others."""
+    shows = vars(module).get(name) or vars(builtins).get(name)
+    with _lock:
+        if shows is None or hasattr(shows, "heard"):
+            return
+
+        @wraps(shows)
+        def heard_or_shown(*words: Any, **how: Any) -> None:
+            heard = getattr(_thread, "heard", None)
+            if heard is None:
+                shows(*words, **how)
+            else:
+                heard.append((name, " ".join(map(str, words[:1]))))
+
+        vars(heard_or_shown)["heard"] = True
+        vars(module)[name] = heard_or_shown

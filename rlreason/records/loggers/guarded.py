@@ -1,11 +1,10 @@
-"""The loggers of a run together, each in a thread of its own: whatever one does, the run goes on.
+"""The loggers of a run together, each in a thread of its own: whatever one does, the run goes on."""
 
-What a logger raises is said once, in one line, and it gets nothing more. What hangs is left behind: rows only wait in a
-queue, and the run waits for a start or an end no longer than `LIMIT_S`.
-"""
-
+import json
+import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -13,15 +12,74 @@ from pathlib import Path
 from queue import Full, Queue
 from threading import Event, Thread
 from typing import Any
+from uuid import uuid4
 
 from rlreason.config.groups import LoggerConfig
-from rlreason.config.packages import PACKAGES
-from rlreason.records.loggers.base import COLUMNS, COUNTERS, LIMIT_S, Known, Logger, Row, Sent, sendable
-from rlreason.records.loggers.resumed import Resumed, caught_up, identities, kept_rows, kept_tables
-from rlreason.records.loggers.tensorboard_logger import TensorBoardLogger
-from rlreason.records.loggers.trackio_logger import TrackioLogger
-from rlreason.records.loggers.wandb_logger import WandbLogger
-from rlreason.runtime.secrets import redacted
+from rlreason.config.leaves import PACKAGES
+from rlreason.records.files import EVALS, LOGGERS, ROLLOUTS, response_files
+from rlreason.records.loggers.base import COLUMNS, COUNTERS, LIMIT_S, Known, Logger, Row, Sent, Table, sendable
+from rlreason.records.loggers.services import TensorBoardLogger, TrackioLogger, WandbLogger
+from rlreason.records.reader import RunFolder
+from rlreason.runtime.files import write_whole
+from rlreason.runtime.text import redacted
+
+
+@dataclass(frozen=True)
+class Resumed:
+    """What will come again of what was sent: so many first rows, and these tables.
+
+    The run folder is as it was at the checkpoint: `metrics.jsonl` is cut, later files of responses are gone.
+    """
+
+    rows_sent: int = 0
+    tables_sent: frozenset[Table] = frozenset()
+
+
+def caught_up(logger: Logger, rows: Sequence[Row], tables: Iterable[Table], resumed: Resumed) -> Sent:
+    """Send what the service has lost of the rows that the run folder kept; returns what it holds of those to come.
+
+    A lost table is not sent again: its responses are in the run folder.
+    """
+    sent = logger.sent()
+    if sent is None:
+        return Sent(tables=Counter(resumed.tables_sent), rows=resumed.rows_sent)
+    for row in rows:
+        if (left := sent.new_in(row)) is not None:
+            logger.log(left)
+    for name, step in tables:
+        sent.has_table(name, step)
+    return sent
+
+
+def kept_rows(folder: Path) -> list[dict[str, float]]:
+    """The rows of the run folder as they were sent; what was not finite comes back as no number."""
+    found = RunFolder(folder).metrics
+    return [{name: math.nan if value is None else value for name, value in row.items()} for row in found]
+
+
+def kept_tables(folder: Path) -> Iterable[Table]:
+    """The files of responses in the run folder."""
+    for kind in (ROLLOUTS, EVALS):
+        yield from ((kind, file.step) for file in response_files(folder, kind) if file.step is not None)
+
+
+def identities(folder: Path, chosen: Iterable[str], goes_on: bool) -> dict[str, str]:
+    """Logger -> the name that its service knows the run by. They stand in the run folder before anything is sent.
+
+    `goes_on`: a logger that the run had before keeps its name.
+    """
+    path = folder / LOGGERS
+    known: dict[str, str] = {}
+    if goes_on and path.is_file():
+        try:
+            found = json.loads(path.read_text(encoding="utf-8"))
+        except ValueError:
+            found = None
+        known = {name: str(told) for name, told in found.items()} if isinstance(found, dict) else {}
+    known |= {name: uuid4().hex[:12] for name in chosen if name not in known}
+    write_whole(path, json.dumps(known, indent=1) + "\n")
+    return known
+
 
 SERVICES: dict[str, type[Logger]] = {"wandb": WandbLogger, "tensorboard": TensorBoardLogger, "trackio": TrackioLogger}
 QUEUED = 1000  # calls that may wait for a slow logger

@@ -1,17 +1,21 @@
-"""Find the sweeps and runs below a folder, with what tells which of an assignment's questions they are of."""
+"""Find the runs that answer an assignment's questions, and read each study once."""
 
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from rlreason.errors import ConfigError
-from rlreason.records.files import CONFIG
-from rlreason.records.reader import RunFolder
-from rlreason.report.assignment.courses import Course
-from rlreason.report.read_run import settings_of
+from rlreason.records.files import CONFIG, STATUS
+from rlreason.records.reader import RunFolder, setting_in
+from rlreason.report.assignment.courses import Course, Question
+from rlreason.report.build import build_report
+from rlreason.report.content import Report
+from rlreason.report.read import read_study, settings_of
+from rlreason.report.study import Study
+from rlreason.runtime.files import number
 from rlreason.sweeps.state import FILE, read_state
 
 DEEPEST = 5  # folders below the one given: runs/sweeps/CHAIN/SWEEP/RUN
@@ -94,3 +98,149 @@ def last_line(path: Path) -> str:
     except OSError:
         return ""
     return next((line for line in reversed(lines) if line.strip()), "")
+
+
+BUILT_IN = "stories"  # how the names of the data begin on which a question is rehearsed
+REHEARSED = "_short"  # how the names of the prompts end that are the others' for the built-in model
+TRAINING = ("grpo", "sft", "ei")
+
+
+def plain(value: Any) -> str:
+    """A setting's value as the questions have it: the built-in model's shorter form of a prompt is the prompt.
+
+    >>> plain("r1_zero_short"), plain(None), plain(1.0)
+    ('r1_zero', 'null', '1')
+    """
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return f"{value:g}"
+    return "null" if value is None else str(value).removesuffix(REHEARSED)
+
+
+def unfit(
+    settings: Mapping[str, Any],
+    provenance: Mapping[str, Any],
+    summary: Mapping[str, Any],
+    question: Question,
+    course: Course,
+    starts: Collection[str],
+) -> str:
+    """Why such a run does not answer a question; "" where nothing tells against it.
+
+    `starts`: hashes of the weights that training runs of this model began with.
+    """
+    for key in question.settings:
+        wanted = [plain(settings.get(one[1:])) if one.startswith("$") else one for one in question.values(key)]
+        if key in settings and plain(settings[key]) not in wanted:
+            return f"{key}={plain(settings[key])}, and asked for is {' or '.join(wanted)}"
+    data, name = str(settings.get("data.name")), str(settings.get("model.name"))
+    if data != course.data and not data.startswith(BUILT_IN):
+        return f"its data is {data}, and asked for is {course.data_name}"
+    if not name.startswith(course.model) and name not in ("tiny", "local"):
+        return f"its model is {name}, and asked for is {course.model_name}"
+    if by := trained_by(settings, provenance):
+        return f"its model was trained before it began, by {by}"
+    weights = setting_in(provenance, "model.start_weights")
+    if settings.get("model.path") and weights and starts and weights not in starts:
+        return "its model is not the one that the training runs began with"
+    asked, there = number(summary.get("eval_problems")), number(setting_in(summary, "data_sizes.validation"))
+    if question.whole and asked is not None and there is not None and asked < there:
+        return f"it asked {asked:.0f} of {there:.0f} problems, and asked for are all"
+    return ""
+
+
+def trained_by(settings: Mapping[str, Any], provenance: Mapping[str, Any]) -> str:
+    """The run that left the model which a run starts from; "" where it is no run's, or none that trained."""
+    path = settings.get("model.path")
+    place = Path(str(provenance.get("directory") or ".")) / Path(str(path)).expanduser()
+    for folder in (place, *place.parents)[:4] if path else ():
+        if (folder / CONFIG).is_file() and (folder / STATUS).is_file():
+            return str(folder) if algorithm_of(folder) in TRAINING else ""
+    return ""
+
+
+@dataclass(slots=True)
+class Read:
+    """A study with its report."""
+
+    found: Found
+    study: Study
+    report: Report
+
+
+def values_of(read: Read, key: str) -> set[str]:
+    """The values of a setting among the runs of a study."""
+    return {plain(run.settings.get(key)) for run in read.study.runs}
+
+
+@dataclass(slots=True)
+class Gathered:
+    """What lies below the runs folder, by name."""
+
+    course: Course
+    found: list[Found]
+    problems: list[str] = field(default_factory=list)  # folders that could not be read
+    carried: set[str] = field(default_factory=set)  # what earlier sections said of what the chain brought
+    _read: dict[Path, Read | None] = field(default_factory=dict)
+
+    @property
+    def named(self) -> set[str]:
+        """The sweeps that some question names."""
+        return {name for question in self.course.questions for name in (*question.sweeps, question.instead) if name}
+
+    @property
+    def all_read(self) -> list[Read]:
+        """What has been read so far."""
+        return [read for read in self._read.values() if read is not None]
+
+    def nearest(self, found: Iterable[Found]) -> list[Found]:
+        """These, what is nearest to the handout's model, data and steps first: the real one before a rehearsal."""
+        return sorted(found, key=lambda one: one.nearness(self.course), reverse=True)
+
+    def sweep(self, name: str) -> Read | None:
+        """The nearest sweep of a name; None where there is none that can be read."""
+        named = self.nearest(one for one in self.found if one.is_sweep and one.sweep == name)
+        return self.read(named[0]) if named else None
+
+    def of_algorithm(self, question: Question) -> tuple[list[Read], list[str]]:
+        """The nearest runs or sweeps of the question's algorithm that have its settings and that no question names.
+
+        One, or one for each value of what has to be there in each; and what is wrong with others, a sentence each.
+        """
+        taken, refused, lacking = list[Read](), list[str](), set(question.values(question.each))
+        for one in self.nearest(self.found) if question.algorithm else ():
+            if one.algorithm != question.algorithm or one.sweep in self.named:
+                continue
+            starts = self._starts(one)
+            wrong = unfit(one.settings, one.provenance, {}, question, self.course, starts)
+            of = None if wrong else self.read(one)
+            for run in of.study.runs if of is not None else ():
+                wrong = wrong or unfit(run.settings, run.provenance, run.summary, question, self.course, starts)
+            if wrong:
+                refused.append(f"{one.path.name} does not answer this: {wrong}.")
+                self._read.pop(one.path, None)
+            elif of is not None and (not taken or lacking & values_of(of, question.each)):
+                taken.append(of)
+                lacking -= values_of(of, question.each)
+            if taken and not lacking:
+                break
+        return taken, refused
+
+    def _starts(self, one: Found) -> set[str]:
+        """The weights that training runs of its model began with, but for models that were trained before."""
+        name = one.settings.get("model.name")
+        like = [f for f in self.found if f.algorithm in TRAINING and f.settings.get("model.name") == name]
+        untrained = [f for f in like if not trained_by(f.settings, f.provenance)]
+        return {str(setting_in(f.provenance, "model.start_weights")) for f in untrained} - {"None"}
+
+    def read(self, one: Found) -> Read | None:
+        """The study of a folder; what is wrong with a folder that has none stands in `problems`."""
+        if one.path not in self._read:
+            try:
+                study = read_study([one.path])
+                for setting in study.settings if one.sweep == "pku_before_and_after" else ():  # not by long paths
+                    setting.label = f"{'after' if 'pku_grpo' in setting.typed else 'before'} GRPO"
+                self._read[one.path] = Read(one, study, build_report(study))
+            except ConfigError as error:
+                self.problems.append(str(error))
+                self._read[one.path] = None
+        return self._read[one.path]

@@ -13,15 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from rlreason.errors import ConfigError
-from rlreason.records.files import METRICS
-from rlreason.records.lines import each_line
+from rlreason.records.files import METRICS, each_line
 from rlreason.report.assignment import MARKDOWN, draw
 from rlreason.report.assignment.courses import course_of
-from rlreason.report.assignment.gather import Found, found_below
-from rlreason.report.assignment.gathered import Gathered
-from rlreason.report.assignment.markdown import FILES, markdown_of
+from rlreason.report.assignment.documents import FILES, markdown_of
+from rlreason.report.assignment.gather import Found, Gathered, found_below
 from rlreason.report.assignment.sections import write_up_of
-from rlreason.runtime.atomic_files import whole, write_whole
+from rlreason.runtime.files import whole, write_whole
 
 ARCHIVES = "metrics"
 DIGITS = 4

@@ -1,21 +1,195 @@
-"""Sections that one question has and others have not: each adds to a section what its study shows."""
+"""Sections that one question has and others have not: categories, bars, algorithms side by side, cases."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
+from pathlib import Path
 from typing import Any
 
-from rlreason.report.assignment.bars import percent
-from rlreason.report.assignment.gathered import Gathered, Read
-from rlreason.report.assignment.metrics import metric_sentences, metrics_table
-from rlreason.report.assignment.parts_of_algorithms import against_sft, entropy
-from rlreason.report.assignment.parts_of_leaderboard import leaderboard
-from rlreason.report.assignment.quotes import FAILING, quotes_of
-from rlreason.report.assignment.section import Picture, Section
+from rlreason.errors import ConfigError
+from rlreason.evaluation.cases import category_of, reasons
+from rlreason.grading import Grader
+from rlreason.records.files import COMPLIANCE, RESPONSES, each_line
+from rlreason.records.rows import TO_SHOW, lacks
+from rlreason.report.assignment.figures import (
+    cell,
+    figure_named,
+    interval_of,
+    leaderboard_figures,
+    metric_sentences,
+    metrics_table,
+    percent,
+    side_by_side,
+    with_bands,
+    with_interval,
+)
+from rlreason.report.assignment.gather import Gathered, Read, last_line
+from rlreason.report.assignment.section import Picture, Quote, Section
+from rlreason.report.compare import compared_study
 from rlreason.report.content import MOST_COLOURS, Entry, Figure, Table
+from rlreason.report.sections import shown_text
 from rlreason.report.specifications import SETTING
-from rlreason.report.study import Setting, Study
-from rlreason.report.verdicts import verdicts_of
+from rlreason.report.study import Run, Setting, Study
+from rlreason.report.verdicts import best_of, comparing_half, how_chosen, verdicts_of
+
+SFT, EI, ON_POLICY = "sft_dataset_size", "expert_iteration", "grpo_learning_rate"
+ENTROPY = "eval/entropy"  # measured alike in all runs, over the responses to validation problems
+
+
+def against_sft(section: Section, read: Read, gathered: Gathered) -> None:
+    """The verdict of expert iteration against SFT, on the default setting of each, and expert iteration's own gain."""
+    section.lines += across_steps(read)
+    sft = gathered.sweep(SFT)
+    if sft is None:
+        section.lines.append(f"Against SFT: the sweep {SFT} has not run, so that nothing is compared.")
+        return
+    try:
+        study = compared_study([folder_of(sft), folder_of(read)])
+    except ConfigError as error:
+        section.problems.append(str(error))
+        return
+    for one, name in zip(study.settings, ("SFT", "expert iteration"), strict=True):
+        one.label = name
+    asked = (
+        f"Expert iteration ({read.study.reference.label}) against SFT ({sft.study.reference.label}), which learns from "
+        "given traces"
+    )
+    section.verdicts.append((asked, verdicts_of(study)))
+
+
+def folder_of(read: Read) -> Path:
+    """The reference of a sweep as `compare` takes it: SWEEP/KEY=VALUE,..."""
+    words = [f"{key}={value}" for key, value in read.study.reference.key]
+    return read.found.path / ",".join(words) if words else read.found.path
+
+
+def across_steps(read: Read) -> list[str]:
+    """What the steps of expert iteration brought the reference, step by step."""
+    reached: dict[int, list[float]] = {}
+    for run in read.study.reference.runs:
+        for step, accuracy in dict(run.evaluations).items():
+            reached.setdefault(step, []).append(accuracy)
+    if len(reached) < 2:
+        return []
+    seeds = max(map(len, reached.values()))
+    said = ", ".join(f"{100 * sum(of) / len(of):.1f}%" for _, of in sorted(reached.items()))
+    over = f", mean of {seeds} seeds" if seeds > 1 else ""
+    return [f"Across its steps {read.study.reference.name} goes {said} (steps {_steps(reached)}{over})."]
+
+
+def _steps(reached: dict[int, list[float]]) -> str:
+    return ", ".join(str(step) for step in sorted(reached))
+
+
+def entropy(section: Section, read: Read, gathered: Gathered) -> None:
+    """The entropy of GRPO's responses beside expert iteration's: a picture against steps, and first and last values."""
+    sides: list[tuple[str, Setting]] = []
+    on_policy = gathered.sweep(ON_POLICY)
+    if on_policy is not None:
+        sides.append(("GRPO, on-policy", on_policy.study.reference))
+    sides += [(f"GRPO, {one.label}", one) for one in read.study.settings[1:]]
+    ei = gathered.sweep(EI)
+    if ei is None:
+        section.lines.append(f"Entropy against expert iteration's: the sweep {EI} has not run.")
+        return
+    sides.append(("expert iteration", ei.study.reference))
+    table = entropy_table(sides)
+    if table is not None:
+        section.tables.append(table)
+    study, legend = side_by_side("entropy", "Entropy of GRPO and of expert iteration", sides)
+    if (figure := figure_named(study, "entropy")) is not None:
+        section.pictures.append(Picture(f"{section.question.id}_entropy_against_ei", figure, legend))
+
+
+def entropy_table(sides: list[tuple[str, Setting]]) -> Table | None:
+    """The entropy of responses to validation problems, at the first and the last evaluation; None without any."""
+    rows = []
+    for label, one in sides:
+        found = [run.series[ENTROPY].y for run in one.runs if ENTROPY in run.series and len(run.series[ENTROPY].y)]
+        if found:
+            first, last = [float(y[0]) for y in found], [float(y[-1]) for y in found]
+            rows.append(
+                [
+                    label,
+                    str(len(found)),
+                    cell(first),
+                    cell(last),
+                    cell([b - a for a, b in zip(first, last, strict=True)]),
+                ]
+            )
+    if not rows:
+        return None
+    head = ["runs", "seeds", "before training", "at the end", "change"]
+    note = "Nats a token, responses to validation problems; mean over seeds, below it the 95% interval over seeds."
+    return Table("Entropy: GRPO and expert iteration", head, rows, frozenset({1, 2, 3, 4}), note)
+
+
+def leaderboard(section: Section, read: Read, gathered: Gathered) -> None:
+    """Its accuracy on problems that did not choose, its curve with the axis ending at 4 h, its compliance."""
+    study = read.study
+    best = best_of(study)
+    several = len(study.settings) > 1
+    found = interval_of(best.runs, comparing_half(study.settings) if several else None)
+    if found is not None:
+        chosen = (
+            f" {how_chosen(best.label, len(study.settings)).replace('the verdict', 'this figure')}" if several else ""
+        )
+        section.lines.append(f"Accuracy: {with_interval(found, len(best.runs))}.{chosen}")
+    asked = max((len(run.final.problems) for run in best.runs if run.final is not None), default=0)
+    if several and (average := interval_of(best.runs)) is not None:
+        section.lines.append(
+            f"To be handed in, of {best.label}: {percent(average[0])}, the average over all {asked:,} problems."
+        )
+    if (figure := figure_named(study, "eval/accuracy")) is not None:
+        for drawn in leaderboard_figures(study, with_bands(figure, gathered.course, section.question, study)):
+            stem = drawn.name.replace("/", "_")
+            section.pictures.append(Picture(stem, drawn, read.report.legend))
+    cards = {run.name: last_line(run.folder / COMPLIANCE) for run in best.runs}
+    section.lines += [f"Compliance of {name}: {line}" for name, line in cards.items() if line]
+    if not any(cards.values()):
+        section.lines.append("No run has left a card of compliance: measure it with eval=leaderboard.")
+
+
+#: Failing category -> what the handout calls it.
+FAILING = {"format1_wrong": "format 1, answer 0", "format0": "format 0, answer 0"}
+CASES = 10
+GUESSED = "r1_zero"  # the reward of a `Grader` without further words
+
+
+def quotes_of(run: Run, problems: list[str]) -> Iterator[tuple[str, list[Quote]]]:
+    """(title, the first ten responses) of each failing category; lines that are broken are named in `problems`."""
+    rows = rows_of(run, problems)
+    for category, title in FAILING.items():
+        found = [_quote(row, line, run) for line, row in rows[category]]
+        count = run.final.categories.get(category, len(found)) if run.final is not None else len(found)
+        if found:
+            shown = f"the first {len(found)} of {count:,}" if count > len(found) else f"all {len(found)}"
+            yield f"{title}: {shown} (seed {run.seed})", found
+
+
+def rows_of(run: Run, problems: list[str]) -> dict[str, list[tuple[int, dict[str, Any]]]]:
+    """Category -> (line, row) of its first CASES responses."""
+    found: dict[str, list[tuple[int, dict[str, Any]]]] = {category: [] for category in FAILING}
+    try:
+        for line, row in each_line(run.folder / RESPONSES, lambda row: lacks(row, TO_SHOW), problems.append):
+            kept = found.get(category_of(row))
+            if kept is not None and len(kept) < CASES:
+                kept.append((line, row))
+            if all(len(rows) == CASES for rows in found.values()):
+                break
+    except ConfigError as error:
+        problems.append(str(error))
+    return found
+
+
+def _quote(row: dict[str, Any], line: int, run: Run) -> Quote:
+    """With a guess at why, where the run was graded by the reward that this grader has."""
+    known = run.protocol is not None and run.protocol.get("reward") == GUESSED
+    why = "; ".join(str(reason) for reason in reasons(row, Grader())) if known else ""
+    where = Path(run.folder.name, RESPONSES)
+    question, gold, response = (shown_text(str(row[name])) for name in ("question", "gold", "response"))
+    return Quote(question, gold, response, shown_text(why), f"{where}:{line}")
+
 
 Part = Callable[[Section, Read, Gathered], None]
 CORRECT = "correct"

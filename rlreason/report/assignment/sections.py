@@ -3,11 +3,18 @@
 import re
 from dataclasses import replace
 
-from rlreason.report.assignment.against import against, of_budget
-from rlreason.report.assignment.bars import bar_line, got_words, is_of, published_line, what_ran, with_bands
-from rlreason.report.assignment.courses import Course, Question
-from rlreason.report.assignment.directions import directions_table
-from rlreason.report.assignment.gathered import Gathered, Read, values_of
+from rlreason.report.assignment.courses import Course, Question, directions_table
+from rlreason.report.assignment.figures import (
+    against,
+    bar_line,
+    got_words,
+    is_of,
+    of_budget,
+    published_line,
+    what_ran,
+    with_bands,
+)
+from rlreason.report.assignment.gather import Gathered, Read, values_of
 from rlreason.report.assignment.parts import PARTS, by_budget
 from rlreason.report.assignment.section import DONE, IN_WORDS, NOT_YET, PARTLY, Picture, Section, WriteUp
 from rlreason.report.charts import figures_of, legend_of

@@ -1,0 +1,145 @@
+"""Show responses of a run with a guess at what went wrong in each, and write them as Markdown.
+
+Without --regrade or --gradients: responses of an evaluation, or of a training run's newest evaluation.
+"""
+
+import argparse
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rlreason.cli.audit import grade_rows, regrade
+from rlreason.config.groups import NAMED_REWARDS
+from rlreason.errors import ConfigError, DataError
+from rlreason.evaluation import cases
+from rlreason.grading.build import RunGrading
+from rlreason.records.console import Console
+from rlreason.records.files import CASES, ROLLOUTS, ResponseFile
+from rlreason.records.reader import RunFolder
+from rlreason.records.rows import TO_SHOW, Row
+from rlreason.runtime.files import write_whole
+from rlreason.runtime.streams import folded
+from rlreason.runtime.subcommand import Answer, Parser, refuse_target
+from rlreason.runtime.text import visible
+
+#: The options that each way to inspect reads; another one given with it would do nothing.
+READ_BY = {
+    "regrade": ("other", "write"),
+    "gradients": ("step",),
+    "": ("category", "n", "step", "rollouts", "markdown"),
+}
+CASES_SHOWN = 10
+
+
+def add_arguments(parser: Parser) -> None:
+    """Add the arguments of `rlreason inspect`."""
+    parser.add_run("folder of an evaluation or of a training run")
+    parser.add_argument("--category", choices=cases.CATEGORIES, help="only these; disagree: a second grader differs")
+    parser.add_argument("-n", type=int, metavar="N", help=f"how many cases, in the order of the file ({CASES_SHOWN})")
+    parser.add_argument("--step", type=int, metavar="N", help="of a training run; the newest if not given")
+    parser.add_argument("--rollouts", action="store_true", help="training responses instead of evaluations")
+    parser.add_argument("--markdown", type=Path, metavar="FILE", help="where the text for a write-up goes")
+    ways = parser.add_mutually_exclusive_group()
+    ways.add_argument("--regrade", action="store_true", help="grade the rollouts again; show where graders disagree")
+    ways.add_argument(
+        "--gradients", action="store_true", help="compare every objective on one step's rollouts; leaves RUN/lab/"
+    )
+    parser.add_argument("--other", metavar="MODULE:FUNCTION", help="with --regrade: a reward function to compare with")
+    parser.add_argument(
+        "--write", action="store_true", help="with --regrade: save the new grades; the old ones go to previous_grade"
+    )
+
+
+def main(arguments: argparse.Namespace, console: Console) -> Answer:
+    """Show cases, grade again, or compare objectives."""
+    refuse_unread(arguments)
+    if arguments.regrade:
+        return regrade(arguments.run, arguments.other, arguments.write, console)
+    if arguments.gradients:
+        from rlreason.training.gradient_report import (
+            compare_gradients,  # Hydra's settings, and torch once the run was read
+        )
+
+        return compare_gradients(RunFolder(arguments.run), arguments.step, console)
+    n = CASES_SHOWN if arguments.n is None else arguments.n
+    if n < 1:
+        raise ConfigError(f"-n {n} shows nothing: give a number above 0")
+    run = RunFolder(arguments.run)
+    refuse_target("--markdown", arguments.run / CASES if arguments.markdown is None else arguments.markdown)
+    file = run.responses(arguments.step, arguments.rollouts)
+    return inspect(run, file, arguments.category, n, arguments.markdown, console)
+
+
+def refuse_unread(arguments: argparse.Namespace) -> None:
+    """`ConfigError` for an option that the chosen way to inspect would not read."""
+    way = "regrade" if arguments.regrade else "gradients" if arguments.gradients else ""
+    given = [name for names in READ_BY.values() for name in names if getattr(arguments, name) not in (None, False)]
+    for name in given:
+        if name not in READ_BY[way]:
+            option = f"-{name}" if len(name) == 1 else f"--{name}"
+            cure = f"leave it out, or leave out --{way}" if way else "add --regrade"
+            raise ConfigError(f"{option} has no effect {f'with --{way}' if way else 'here'}: {cure}")
+
+
+def inspect(
+    run: RunFolder, file: ResponseFile, category: str | None, n: int, target: Path | None, console: Console
+) -> Answer:
+    """The first `n` responses of a category in a file of a run, written to `target` as Markdown too."""
+    rows = list(run.rows(file, TO_SHOW).values())
+    if not rows:
+        raise DataError(f"{file.path} holds no responses: choose another run or step")
+    graded = RunGrading.of(*run.grading(evaluates=file.kind != ROLLOUTS))
+    if category == "disagree":
+        chosen = disagreeing(rows, graded, console)
+    else:
+        chosen = [row for row in rows if cases.is_in(row, category)]
+    grader = graded.grader(symbolic=False)
+    counted = dict(Counter(cases.reasons(row, grader)[0].kind for row in chosen).most_common())
+    shown = chosen[:n]
+    found = [
+        cases.reasons(row, grader, second) for row, second in zip(shown, opinions(shown, graded, console), strict=True)
+    ]
+    figures: dict[str, Any] = {"run": run.path, "file": file.path, "responses": len(rows), "counts": cases.counts(rows)}
+    figures |= {"category": category, "in_category": len(chosen), "reasons": counted}
+    figures["cases"] = [cases.figures(row, why) for row, why in zip(shown, found, strict=True)]
+    text = f"{file.path}\n{cases.counts_line(rows)}"
+    if not chosen:
+        text += f"\nnone of them is in category {category}: choose another, or leave it out"
+        return Answer(folded(text, console.width), figures)
+    target = target or run.path / CASES
+    heading = f"{cases.counts_line(rows)}. Shown: {len(shown)} of {len(chosen)} in {category or 'any category'}."
+    write_whole(target, visible(cases.markdown(run.path, heading, shown, found, counted)))
+    kinds = "".join(f"\n{count:>7}  {kind}" for kind, count in counted.items())
+    text += f"\n\nwhy (a guess), over all {len(chosen)} of {category or 'any category'}:{kinds}"
+    for number, (row, why) in enumerate(zip(shown, found, strict=True), 1):
+        text += "\n\n" + cases.case_text(number, row, why)
+    text += f"\n\nwritten to {target}"
+    return Answer(folded(text, console.width), figures | {"written": target})
+
+
+def opinions(rows: Sequence[Row], graded: RunGrading, console: Console) -> list[bool | None]:
+    """What plain math-verify thinks of each formatted answer; None where it was not asked or could not say."""
+    asked = [row for row in rows if row["format_reward"] > 0] if graded.reward in NAMED_REWARDS else []
+    if not asked:
+        return [None] * len(rows)
+    plain = graded._replace(reward=f"rlreason.grading.peers:{graded.reward}_math_verify")
+    grades = grade_rows(asked, plain, console)
+    thought = {
+        id(row): None if grade.outcome in ("timeout", "error") else grade.outcome == "correct"
+        for row, grade in zip(asked, grades, strict=True)
+    }
+    return [thought.get(id(row)) for row in rows]
+
+
+def disagreeing(rows: Sequence[Row], graded: RunGrading, console: Console) -> list[Row]:
+    """Rows whose answer a second grader judges otherwise; `ConfigError` for a reward that has no second grader."""
+    if graded.reward not in NAMED_REWARDS:
+        raise ConfigError(
+            f"--category disagree: {graded.reward} has no second grader; only {' and '.join(NAMED_REWARDS)} have one"
+        )
+    return [
+        row
+        for row, second in zip(rows, opinions(rows, graded, console), strict=True)
+        if second is not None and second != (row["outcome"] == "correct")
+    ]

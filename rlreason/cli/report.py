@@ -1,0 +1,126 @@
+"""Turn runs and sweeps into a report: which setting is better, by how much, and when the data cannot tell.
+
+Writes report.html, one page that needs no network, and report.md with its pictures in report_files/, into the first
+folder given. RUNS are folders of runs, sweeps, or settings of a sweep (SWEEP/KEY=VALUE), finished or not.
+"""
+
+import argparse
+import os
+from pathlib import Path
+
+from rlreason.errors import ConfigError, UnwritableError
+from rlreason.records.console import Console
+from rlreason.report.build import FILES, build_report, write_markdown
+from rlreason.report.compare import entry
+from rlreason.report.content import Report
+from rlreason.report.page import page_of
+from rlreason.report.read import read_study
+from rlreason.runtime.files import write_whole
+from rlreason.runtime.streams import folded
+from rlreason.runtime.subcommand import Answer, Parser
+
+HTML, MARKDOWN = "report.html", "report.md"
+COURSES = ("cs336_2025", "cs336_2026", "pku_hw3")
+RUNS = Path("runs")  # what a write-up gathers, where nothing is given
+
+
+def add_arguments(parser: Parser) -> None:
+    """Add the arguments of `rlreason report`."""
+    parser.add_argument("runs", metavar="RUN", type=Path, nargs="*", help="folders of runs and sweeps")
+    parser.add_argument("--out", type=Path, metavar="FOLDER", help="where the report goes; the first folder given")
+    parser.add_argument(
+        "--assignment", choices=COURSES, help=f"the write-up of a whole assignment, of all sweeps below RUN ({RUNS})"
+    )
+
+
+def main(arguments: argparse.Namespace, console: Console) -> Answer:
+    """Write the report."""
+    if arguments.assignment is None and (answer := report_of_discovery(arguments, console)) is not None:
+        return answer
+    refuse_missing_libraries()
+    if arguments.assignment is not None:
+        from rlreason.report.assignment import write_up
+
+        if len(arguments.runs) > 1:
+            raise ConfigError(f"--assignment gathers what lies below one folder, and {len(arguments.runs)} are given")
+        return write_up(arguments.assignment, (arguments.runs or [RUNS])[0], arguments.out, console)
+    if not arguments.runs:
+        raise ConfigError("the following arguments are required: RUN: write rlreason report [-h] RUN [RUN ...]")
+    out = refuse_out(arguments.out) if arguments.out is not None else folder_of(arguments.runs[0])
+    with console.wait("writing the report"):
+        report = write_report(arguments.runs, out)
+    return answer_of(report, out, console.width)
+
+
+def report_of_discovery(arguments: argparse.Namespace, console: Console) -> Answer | None:
+    """The report of runs of discovery; None where none is given. `ConfigError` where others are given beside them."""
+    from rlreason.discovery.report.write import report_of, runs_below
+
+    found = {folder: runs_below([folder]) for folder in arguments.runs}
+    if not any(found.values()):
+        return None
+    if strange := [folder for folder, runs in found.items() if not runs]:
+        raise ConfigError(
+            f"RUN={strange[0]} holds no run of discovery, and {next(f for f, runs in found.items() if runs)} does: "
+            "give each to a command of its own"
+        )
+    out = refuse_out(arguments.out) if arguments.out is not None else folder_of(arguments.runs[0])
+    with console.wait("writing the report"):
+        answer: Answer = report_of([run for runs in found.values() for run in runs], out)
+    return answer
+
+
+def refuse_missing_libraries() -> None:
+    """`ConfigError` where the libraries that draw and write a page are not installed."""
+    from importlib.util import find_spec
+
+    if missing := [name for name in ("vl_convert", "jinja2") if find_spec(name) is None]:
+        raise ConfigError(f"rlreason report needs {' and '.join(missing)}: pip install 'rlreason[report]'")
+
+
+def folder_of(run: Path) -> Path:
+    """Where the report of what was given goes: into it, or into its sweep where it is a setting (SWEEP/KEY=VALUE)."""
+    folder = run if run.is_dir() or "=" not in run.name else run.parent
+    if not folder.is_dir():
+        raise ConfigError(f"RUN={run} is no folder: give the folder of a run or of a sweep, as printed at its start")
+    return refuse_out(folder)
+
+
+def refuse_out(out: Path) -> Path:
+    """The folder to write into, made where it is missing; `ConfigError` where it cannot be written to."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"--out {out} cannot be made ({error.strerror}): give another folder") from None
+    if not os.access(out, os.W_OK):
+        raise ConfigError(f"{out} cannot be written to: give --out FOLDER")
+    return out
+
+
+def write_report(runs: list[Path], out: Path) -> Report:
+    """Read the runs, and write both forms of their report."""
+    report = build_report(read_study(runs))
+    try:
+        write_whole(out / HTML, page_of(report))
+        write_markdown(report, out / MARKDOWN)
+    except UnwritableError as error:
+        raise ConfigError(f"{error}: give --out FOLDER") from None
+    return report
+
+
+def answer_of(report: Report, out: Path, width: int) -> Answer:
+    """What the report says in the terminal, and the same as figures."""
+    lines = [report.question, folded(report.summary, width), ""]
+    lines += [folded(f"{verdict.word}: {verdict.sentence}", width) for verdict in report.verdicts]
+    lines += [folded(f"! {line}", width) for line in (*report.warnings, *report.problems)]
+    lines += ["", folded(f"report: {out / HTML} and {out / MARKDOWN} (with {FILES}/)", width)]
+    figures = {
+        "question": report.question,
+        "summary": report.summary,
+        "verdicts": [entry(verdict) for verdict in report.verdicts],
+        "warnings": report.warnings,
+        "problems": report.problems,
+        "html": str(out / HTML),
+        "markdown": str(out / MARKDOWN),
+    }
+    return Answer("\n".join(lines), figures)

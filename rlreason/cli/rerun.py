@@ -1,0 +1,213 @@
+"""Start a run again by its own words, say what is different here, and compare the two when the second has ended.
+
+Words behind RUN replace those that RUN was started with, as in `rlreason rerun RUN seed=1`. It runs in a new folder,
+RUN_rerun unless hydra.run.dir=FOLDER names another. On one machine's processor two runs of the same words are equal bit
+for bit, but for times; a difference is said and is no failure: the exit code is that of the run.
+"""
+
+import argparse
+import hashlib
+import os
+import re
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stdout
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rlreason.cli.command import do
+from rlreason.cli.resume import RUN_DIR, WORD, key_of, recorded_start
+from rlreason.cli.subcommands import STDOUT
+from rlreason.errors import ConfigError
+from rlreason.records import files
+from rlreason.records.console import Console
+from rlreason.records.files import PACKED, opened
+from rlreason.records.provenance import MACHINE, code_differs, differences, environment
+from rlreason.records.reader import RunFolder
+from rlreason.runtime.machine import SWEEP_VARIABLE
+from rlreason.runtime.subcommand import Answer, Parser
+
+#: Metrics that a clock decides. Nothing else may differ between two runs of the same words on the same machine.
+CLOCK = re.compile(r"time/|busy/|perf/|memory/|grading/ms_|eval/tokens_per_second")
+
+
+class Compared(NamedTuple):
+    """Of one kind of record: whether it is the same in both runs, None where one of them has none, and a sentence."""
+
+    kind: str
+    equal: bool | None
+    said: str
+
+
+def compared(one: RunFolder, other: RunFolder) -> list[Compared]:
+    """Metrics, responses and weights of two runs; each is said in a sentence of its own."""
+    return [_metrics(one.metrics, other.metrics), _responses(one.path, other.path), _weights(one.model, other.model)]
+
+
+def without_clock(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A row of metrics without what a clock decides.
+
+    >>> without_clock({"train/loss": 0.5, "time/total": 3.0, "grading/ms_p99": 1.0})
+    {'train/loss': 0.5}
+    """
+    return {name: value for name, value in row.items() if not CLOCK.match(name)}
+
+
+def first_difference(one: Sequence[Mapping[str, Any]], other: Sequence[Mapping[str, Any]]) -> tuple[int, str] | None:
+    """(number of the row, name of the metric) where two lists of rows first differ, as far as both go; None: nowhere.
+
+    >>> first_difference([{"a": 1.0}, {"a": 1.0, "b": 2.0}], [{"a": 1.0}, {"a": 1.0, "b": 3.0}, {}])
+    (2, 'b')
+    """
+    for number, (a, b) in enumerate(zip(one, other, strict=False), 1):
+        for name in dict.fromkeys((*a, *b)):
+            if (name in a) != (name in b) or a[name] != b[name]:
+                return number, name
+    return None
+
+
+def _metrics(one: Sequence[Mapping[str, Any]], other: Sequence[Mapping[str, Any]]) -> Compared:
+    a, b = [without_clock(row) for row in one], [without_clock(row) for row in other]
+    if not a or not b:
+        return Compared("metrics", None, "metrics: one of the two has no rows")
+    if (found := first_difference(a, b)) is not None:
+        number, name = found
+        values = f"{a[number - 1].get(name)} then, {b[number - 1].get(name)} now"
+        return Compared("metrics", False, f"metrics differ from row {number} on: {name} was {values}")
+    if len(a) != len(b):
+        shared = min(len(a), len(b))
+        return Compared("metrics", False, f"metrics: {len(a)} rows then, {len(b)} now; the first {shared} are equal")
+    return Compared("metrics", True, f"metrics are equal ({len(a)} rows)")
+
+
+def _responses(one: Path, other: Path) -> Compared:
+    a, b = _response_files(one), _response_files(other)
+    if not a or not b:
+        return Compared("responses", None, "responses: one of the two has none")
+    for name in sorted(a.keys() | b.keys()):
+        if name not in a or name not in b:
+            return Compared("responses", False, f"responses differ: only one has {name}")
+        if (line := _first_line(a[name], b[name])) is not None:
+            return Compared("responses", False, f"responses differ from line {line} of {name} on")
+    return Compared("responses", True, f"responses are equal (files: {len(a)})")
+
+
+def _response_files(folder: Path) -> dict[str, Path]:
+    """The files of responses by their names in the run folder, compressed or not."""
+    found = [file.path for kind in (files.ROLLOUTS, files.EVALS) for file in files.response_files(folder, kind)]
+    if (whole := folder / files.RESPONSES).is_file():
+        found.append(whole)
+    return {str(path.relative_to(folder)).removesuffix(PACKED): path for path in found}
+
+
+def _first_line(one: Path, other: Path) -> int | None:
+    """The number of the first line in which two files differ; None where they are equal."""
+    with opened(one) as a, opened(other) as b:
+        for number, (line, twin) in enumerate(zip_longest(a, b), 1):
+            if line != twin:
+                return number
+    return None
+
+
+def _weights(one: Path | None, other: Path | None) -> Compared:
+    if one is None or other is None:
+        return Compared("weights", None, "weights: not compared, since one of the two has saved none (save_model=true)")
+    a, b = weights_digest(one), weights_digest(other)
+    if a == b:
+        return Compared("weights", True, f"weights are equal ({a})")
+    return Compared("weights", False, f"weights differ: {a} then, {b} now")
+
+
+def weights_digest(model: Path) -> str:
+    """8 hex digits of every byte of a model folder's safetensors files."""
+    digest = hashlib.sha256()
+    for path in sorted(model.glob("*.safetensors")):
+        digest.update(f"{path.name}\0".encode())
+        with path.open("rb") as file:
+            while block := file.read(2**20):
+                digest.update(block)
+    return digest.hexdigest()[:8]
+
+
+EARLY = (*MACHINE, "packages", "hardware", "environment")
+LATE = ("data", "prompts", "tokenizer", "model", "sampling", "eval_sampling", "engine", "device")
+
+
+def add_arguments(parser: Parser) -> None:
+    """Add RUN, and words that replace some of its own."""
+    parser.add_run("the run to start again")
+    parser.add_argument("words", metavar="WORD", nargs="*", default=[], help="settings that replace those of RUN")
+
+
+def main(arguments: argparse.Namespace, console: Console) -> Answer:
+    """Run, then compare; the answer has the exit code of the run."""
+    then, words = arguments.run, list(arguments.words)
+    if wrong := next((word for word in words if key_of(word) == WORD or "=" not in word.lstrip("~")), None):
+        raise ConfigError(f"{wrong} is no setting of a run: write key=value behind RUN, or start it without rerun")
+    recorded, now = recorded_start(then, "RUN"), _folder(then, words)
+    command = recorded.with_words([word for word in words if key_of(word) != RUN_DIR], now)
+    told = RunFolder(then).provenance
+    for line in recorded.notes:
+        console.say(f"note: {line}")
+    here = environment()
+    code_line = code_differs(told, here)
+    before = ([code_line] if code_line else []) + differences(told, here, EARLY)
+    for line in before or [f"nothing differs from what {then} says of code, libraries and machine"]:
+        console.say(f"{'then and now: ' * bool(before)}{line}")
+    if recorded.sweep:
+        os.environ[SWEEP_VARIABLE] = recorded.sweep
+    with _printing_aside(arguments.json == STDOUT):
+        code = _code_of(command)
+    after = differences(told, RunFolder(now).provenance, LATE)
+    results = compared(RunFolder(then), RunFolder(now))
+    lines = ["", f"{then} and {now}:", *(f"  then and now: {line}" for line in after)]
+    lines += [f"  {result.said}" for result in results]
+    return Answer(
+        "\n".join(lines),
+        {
+            "run": str(then),
+            "rerun": str(now),
+            "status": RunFolder(now).status,
+            "environment": [*before, *after],
+            "equal": {result.kind: result.equal for result in results},
+            "said": [result.said for result in results],
+        },
+        code,
+    )
+
+
+def _folder(then: Path, words: Sequence[str]) -> Path:
+    """Where it runs: the folder that was asked for, or the first one beside RUN that is free."""
+    for word in words:
+        if key_of(word) == RUN_DIR:
+            place = Path(word.partition("=")[2].strip("'\""))
+            if place.exists() and (not place.is_dir() or any(place.iterdir())):  # a run there would go on
+                raise ConfigError(f"{word}: rerun starts in a new folder: leave it out, or name one that is not there")
+            return place
+    place = then if then.name else then.absolute()
+    free, number = place.with_name(f"{place.name}_rerun"), 1
+    while free.exists():
+        number += 1
+        free = place.with_name(f"{place.name}_rerun_{number}")
+    return free
+
+
+def _code_of(command: Sequence[str]) -> int:
+    """The exit code of the run: a run that diverged ends by its own."""
+    try:
+        return do(command)
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else 1
+
+
+@contextmanager
+def _printing_aside(aside: bool) -> Iterator[None]:
+    """In this block what a run prints goes to standard error, where standard output is for the figures alone."""
+    if not aside:
+        yield
+        return
+    sys.stdout.flush()
+    # A copy of the stream: during a run, standard error itself is its log.
+    with open(os.dup(2), "w", encoding="utf-8", errors="backslashreplace") as screen, redirect_stdout(screen):
+        yield

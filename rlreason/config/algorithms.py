@@ -1,0 +1,298 @@
+"""The settings of SFT, expert iteration, GRPO, and of the jobs that do not train."""
+
+from dataclasses import dataclass, field
+from typing import ClassVar, TypeGuard
+
+from omegaconf import MISSING
+
+from rlreason.config.fields import choice
+from rlreason.config.groups import names_function
+from rlreason.config.run import AnyRunConfig, Asking, RunConfig
+from rlreason.config.training import OnlineConfig, TrainingConfig
+from rlreason.objectives.card import Card, objective_card
+from rlreason.objectives.objective import Objective
+from rlreason.objectives.rules import check_objective
+
+
+@dataclass
+class SFTConfig(TrainingConfig):
+    """Supervised fine-tuning: -log p on the response tokens of given traces."""
+
+    algorithm: str = "sft"
+    n_steps: int | None = MISSING
+    epochs: float | None = MISSING  # passes over the traces, with n_steps=null: one of the two is set
+
+    @property
+    def reads_traces(self) -> bool:
+        return True
+
+    def describe_batch(self, n_steps: int) -> str:
+        return f"{n_steps} optimizer steps of {self.train_batch_size} traces"
+
+    def problems(self) -> list[str]:
+        bad = super().problems()
+        if (self.n_steps is None) == (self.epochs is None):
+            bad.append(
+                f"n_steps={self.n_steps} and epochs={self.epochs}: set one and leave the other null "
+                "(epochs=3 n_steps=null, or n_steps=100 epochs=null)"
+            )
+        return bad
+
+
+@dataclass
+class EIConfig(OnlineConfig):
+    """Expert iteration: sample, keep what is correct, SFT on it, repeat. RFT and STaR are settings of it."""
+
+    algorithm: str = "ei"
+    question_batch_size: int = MISSING  # different questions per step
+    sft_epochs: int = MISSING  # passes over the kept responses of a step
+    max_per_question: int | None = None  # kept responses per question at most; null: all that are correct
+    deduplicate: bool = False  # keep a response that says the same as another to its question only once (RFT)
+    restart: bool = False  # each step trains the model that the run started from (STaR), not the latest
+
+    @property
+    def questions(self) -> int:
+        return self.question_batch_size
+
+    @property
+    def restarts(self) -> bool:
+        return self.restart
+
+    def describe_batch(self, n_steps: int) -> str:
+        times = f"{self.sft_epochs} time{'s' if self.sft_epochs > 1 else ''}"
+        learned = f"the correct ones learned {times} in steps of {self.train_batch_size}"
+        return f"{self.questions} questions x {self.group_size} responses, {learned}"
+
+    def too_few(self, there: int) -> str:
+        if there >= self.questions:
+            return ""
+        return (
+            f"question_batch_size={self.question_batch_size} asks for more different questions a step than the "
+            f"{there} there are: lower it, or give more data"
+        )
+
+    def schedule_problems(self, n_steps: int) -> list[str]:
+        if not self.restart:
+            return super().schedule_problems(n_steps)
+        if self.warmup_steps > 1:
+            return [
+                f"warmup_steps={self.warmup_steps} with restart=true: each step starts its learning rate anew, so it "
+                "would never be reached: set warmup_steps=0, or 1 to let the rate rise over the whole of each step"
+            ]
+        if self.warmup_steps == 1 and self.lr_schedule in ("linear", "cosine"):
+            return [
+                f"lr_schedule={self.lr_schedule} with warmup_steps=1 and restart=true: the rate rises over the whole "
+                "of each step and never falls: set warmup_steps=0, or lr_schedule=constant"
+            ]
+        return []
+
+
+@dataclass
+class GRPOConfig(Objective, OnlineConfig):
+    """Group-relative policy optimisation: sample a group per question, compare, learn, repeat."""
+
+    samples_ahead: ClassVar[bool] = True
+    longest_without_evaluation: ClassVar[int | None] = 10  # a rollout step is long, and rewards can collapse in a few
+
+    algorithm: str = "grpo"
+    rollout_batch_size: int = MISSING  # responses per step, over all questions
+    epochs_per_rollout: int = MISSING
+
+    @property
+    def questions(self) -> int:
+        return self.rollout_batch_size // self.group_size
+
+    @property
+    def learning_temperature(self) -> float:
+        """That of the samples, which are compared with each other."""
+        return self.sampling.temperature
+
+    @property
+    def updates_per_rollout(self) -> int:
+        return self.epochs_per_rollout * (self.rollout_batch_size // self.train_batch_size)
+
+    @property
+    def ratio_is_one(self) -> bool:
+        return self.updates_per_rollout <= 1 and not self.rollout.async_level
+
+    @property
+    def old_from_engine(self) -> bool:
+        """Sampled ahead for a loss with a ratio: the engine's log-probabilities are what the ratio starts from."""
+        return self.rollout.async_level > 0 and self.has_ratio
+
+    @property
+    def longest_response(self) -> int:
+        return self.sampling.max_tokens
+
+    @property
+    def has_mismatch_weights(self) -> bool:
+        """Not where the ratio starts from the engine's log-probabilities: every weight would be 1."""
+        return not self.old_from_engine and super().has_mismatch_weights
+
+    def objective(self) -> Objective:
+        """These settings are an objective."""
+        return self
+
+    @property
+    def own_loss(self) -> str | None:
+        return self.loss.loss_type if ":" in self.loss.loss_type else None
+
+    @property
+    def corrects_mismatch(self) -> bool:
+        return self.mismatch != "none" or self.old_from_engine
+
+    def describe_batch(self, n_steps: int) -> str:
+        updates = self.updates_per_rollout
+        steps = f"{updates} optimizer step{'s' if updates > 1 else ''} of {self.train_batch_size}"
+        return f"{self.questions} questions x {self.group_size} responses, {steps}"
+
+    def card(self) -> Card:
+        return objective_card(self)
+
+    def too_few(self, there: int) -> str:
+        if there >= self.questions:
+            return ""
+        return (
+            f"rollout_batch_size={self.rollout_batch_size} with group_size={self.group_size} asks {self.questions} "
+            f"different questions a step, and there are {there}: lower rollout_batch_size, or give more data"
+        )
+
+    def problems(self) -> list[str]:
+        bad = super().problems()
+        bad += self.not_multiple("rollout_batch_size", "group_size")
+        bad += self.not_multiple("rollout_batch_size", "train_batch_size")
+        if self.group_size < 2 and self.baseline != "none":
+            bad.append(
+                f"group_size={self.group_size} with baseline={self.baseline}: a response is compared with its "
+                "group, and a group of one always gives advantage 0: use group_size=8, or loss=no_baseline"
+            )
+        if self.max_resampling_rounds and self.baseline == "none":
+            bad.append(
+                f"max_resampling_rounds={self.max_resampling_rounds} with baseline=none: groups of equal rewards have "
+                "advantages there and need no replacement: set it to 0"
+            )
+        if self.rollout.async_level and self.mismatch == "none" and not self.has_ratio:
+            bad.append(
+                f"rollout.async_level=1 with loss={self.loss.loss_type}: samples are one weight sync old, and this "
+                "loss takes them for fresh: set mismatch=truncate mismatch_cap=2, or choose loss=grpo_clip"
+            )
+        if self.rollout.async_level and self.kl_placement == "reward":
+            bad.append(
+                "rollout.async_level=1 with kl_placement=reward: the policy that sampled cannot be scored while its "
+                "weights move: set kl_placement=loss, or rollout.async_level=0"
+            )
+        cache = self.overlong_cache
+        if cache is not None and cache > self.sampling.max_tokens:
+            bad.append(f"overlong_cache={cache} is more than sampling.max_tokens={self.sampling.max_tokens}: try null")
+        return bad or check_objective(self)  # whose rules need sound numbers
+
+    def warnings(self) -> dict[str, str]:
+        if self.kl_placement != "reward" or self.std_norm == "none":
+            return super().warnings()
+        return super().warnings() | {
+            "kl_in_reward": (
+                f"kl_placement=reward with std_norm={self.std_norm}: in groups of equal rewards the KL term is "
+                "divided by its own small spread, whatever kl_coef says; std_norm=none keeps kl_coef's meaning"
+            )
+        }
+
+
+def has_ratio_of_one(run: AnyRunConfig) -> TypeGuard[GRPOConfig]:
+    """Whether a run has a loss whose ratio is 1 in every update."""
+    return run.ratio_is_one
+
+
+@dataclass
+class EvalJobConfig(RunConfig):
+    """Keys of every job that asks a fixed set of problems, `eval_problems` many."""
+
+    split: str = choice("validation", "train", default="validation")  # whose first eval_problems are asked
+
+    @property
+    def uses_training_data(self) -> bool:
+        return self.split == "train"
+
+    @property
+    def asks_training_data(self) -> bool:
+        return self.split == "train"
+
+    @property
+    def asking(self) -> Asking:
+        return self.evaluation
+
+    @property
+    def problems_at_the_end(self) -> int | None:
+        return self.asked_at_most
+
+    @property
+    def problems_there(self) -> int | None:
+        if self.split == "validation":
+            return super().problems_there
+        return getattr(self.data, "n_train", None) if self.data.limit is None else self.data.limit
+
+    def problems(self) -> list[str]:
+        bad = super().problems()
+        if self.split == "train" and self.eval.data is not None:
+            bad.append(
+                f"split=train with eval.data={self.eval.data.name}: eval.data says whose validation problems are "
+                f"asked: choose data={self.eval.data.name} instead, or split=validation"
+            )
+        return bad
+
+
+@dataclass
+class EvaluateConfig(EvalJobConfig):
+    """Accuracy of a model as it is, and every response on disk."""
+
+    algorithm: str = "evaluate"
+    samples: int | None = None  # short for eval.samples: responses per problem; null: 1
+
+    @property
+    def answers(self) -> int:
+        return super().answers if self.samples is None else self.samples
+
+    @property
+    def counted(self) -> tuple[str, str]:
+        return super().counted if self.samples is None else (f"samples={self.samples}", "samples=1")
+
+
+@dataclass
+class BestOfNConfig(EvalJobConfig):
+    """How much the best, the likeliest or the most frequent of N responses is worth."""
+
+    reads_eval_samples: ClassVar[bool] = False
+
+    algorithm: str = "best_of_n"
+    # The numbers N of responses to choose from, all out of the same samples.
+    n_list: list[int] = field(default_factory=lambda: [1, 4, 8, 16])
+    samples: int | None = None  # responses per problem; null: the largest N; more make every smaller N more exact
+    scorer: str | None = None  # module:function of one's own, (question, response) -> number: the highest is chosen
+
+    @property
+    def own_scorer(self) -> str | None:
+        return self.scorer
+
+    @property
+    def answers(self) -> int:
+        return max(self.n_list, default=1) if self.samples is None else self.samples
+
+    @property
+    def counted(self) -> tuple[str, str]:
+        return f"n_list={list(self.n_list)}", "use algorithm=evaluate"
+
+    def problems(self) -> list[str]:
+        bad = super().problems()
+        sound = [n for n in self.n_list if n >= 1]
+        if sound != sorted(set(self.n_list)) or not sound:
+            cure = f"[{','.join(map(str, sorted(set(sound)) or [1, 4, 8]))}]"
+            rule = "must hold numbers from 1 on, in rising order, once each"
+            bad.append(f"n_list={list(self.n_list)} {rule}: try n_list={cure}")
+        elif self.samples is not None and 0 < self.samples < max(sound):
+            most = max(sound)
+            bad.append(
+                f"n_list={list(self.n_list)} asks for the best of {most}, and samples={self.samples} gives fewer: "
+                f"set samples={most} or null, or take {most} out of n_list"
+            )
+        if self.scorer is not None and not names_function(self.scorer):
+            bad.append(f"scorer={self.scorer} must be module:function, as in scorer=my_scores:length, or null")
+        return bad

@@ -1,0 +1,213 @@
+"""Load the user's module, and call its functions by the handout's names within a time limit."""
+
+import importlib
+import importlib.util
+import inspect
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlreason.courses.check.runner import TimeUpError
+from rlreason.courses.check.subject import Fault, Kind, UnwrittenFault, shown, their_error
+
+
+class Yours:
+    """The user's function, called by the handout's names, or by position where it has others."""
+
+    def __init__(self, function: Callable[..., Any], parameters: Sequence[str]) -> None:
+        self.function, self.positions = function, dict[str, int]()
+        self.accepted: set[str] | None = None  # None: every keyword
+        self.defaults: set[str] = set()
+        self.notes: list[str] = []  # what was not tried, or is no bug and worth a look
+        self.lacks: list[str] = []
+        self.demands: list[str] = []
+        try:
+            own = list(inspect.signature(function).parameters.values())
+        except (TypeError, ValueError):
+            return
+        if any(p.kind is p.VAR_KEYWORD for p in own) or any(p.kind is p.VAR_POSITIONAL for p in own):
+            self.defaults = {p.name for p in own if p.default is not p.empty}
+            if not any(p.kind is p.VAR_KEYWORD for p in own):
+                self.positions = {name: i for i, name in enumerate(parameters)}
+            return
+        self._match(own, parameters)
+
+    def _match(self, own: list[inspect.Parameter], parameters: Sequence[str]) -> None:
+        """Pair the handout's names with the function's: equal names first, the others by their places."""
+        names = {p.name for p in own if p.kind is not p.POSITIONAL_ONLY}
+        self.accepted = set(parameters) & names
+        places = [p for p in own if p.kind is not p.KEYWORD_ONLY]
+        if len(self.accepted) < len(parameters) and len(places) >= len(parameters):
+            self.positions = {name: i for i, name in enumerate(parameters)}
+            self.accepted = set(parameters)
+            self.defaults = {n for n, p in zip(parameters, places, strict=False) if p.default is not p.empty}
+            rest = own[len(parameters) :]
+        else:
+            self.lacks = [name for name in parameters if name not in self.accepted]
+            self.defaults = {p.name for p in own if p.default is not p.empty}
+            rest = [p for p in own if p.name not in self.accepted]
+        self.demands = [
+            p.name for p in rest if p.default is p.empty and p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)
+        ]
+
+    def fits(self) -> None:
+        """`Fault` where the signature cannot take what the handout hands over."""
+        if self.lacks:
+            named = ", ".join(self.lacks)
+            kind = Kind(f"its parameters do not fit the handout: there is none called {named}", "the def line")
+            raise Fault(kind, f"takes {inspect.signature(self.function)}")
+        if self.demands:
+            named = ", ".join(self.demands)
+            kind = Kind(
+                f"its parameters do not fit the handout: it asks for {named}, which nobody gives", "the def line"
+            )
+            raise Fault(kind)
+
+    def __call__(self, **given: Any) -> Any:
+        """Its answer; `Fault` where it raises or changes what it was given."""
+        kept = {name: _copy(value) for name, value in given.items()}
+        flags = {name: value.requires_grad for name, value in given.items() if isinstance(value, Tensor)}
+        try:
+            if self.positions:
+                order = sorted(given, key=lambda name: self.positions[name])
+                gap = next((i for i, name in enumerate(order) if self.positions[name] != i), len(order))
+                answer = self.function(
+                    *(given[name] for name in order[:gap]), **{name: given[name] for name in order[gap:]}
+                )
+            else:
+                answer = self.function(**given)
+        except TimeUpError:
+            raise
+        except BaseException as error:  # also SystemExit: whatever a stranger's function does
+            unwritten = isinstance(error, NotImplementedError) and "aten" not in str(error)  # torch's own say aten
+            fault = UnwrittenFault if unwritten else Fault
+            raise fault(Kind("it raises an error", "the line that is named"), their_error(error)) from error
+        finally:
+            torch.set_default_dtype(torch.float32)
+        self._refuse_changed(given, kept, flags)
+        if answer is None:
+            raise UnwrittenFault(Kind("it returns nothing (None)", "the return line"), "None")
+        return answer
+
+    def _refuse_changed(self, given: dict[str, Any], kept: dict[str, Any], flags: dict[str, bool]) -> None:
+        for name, value in given.items():
+            where = f"operations on {name} that end in an underscore or assign into it"
+            if isinstance(value, Tensor):
+                if value.shape != kept[name].shape or not torch.equal(
+                    value.detach().nan_to_num(), kept[name].nan_to_num()
+                ):
+                    raise Fault(Kind(f"it changes its input {name} in place", where), _short(value), _short(kept[name]))
+                if value.requires_grad and not flags[name]:
+                    kind = Kind(
+                        f"it turns on a gradient through its input {name}, which has to stay a constant",
+                        f"what is done to {name} before it is used",
+                    )
+                    raise Fault(kind, "requires_grad=True afterwards", "requires_grad=False")
+            elif isinstance(value, list) and value != kept[name]:
+                raise Fault(Kind(f"it changes its input {name} in place", where), str(value), str(kept[name]))
+
+
+def _copy(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.detach().clone()
+    return list(value) if isinstance(value, list) else value
+
+
+def _short(value: Tensor) -> str:
+    return shown(value)[:200]
+
+
+def fresh(inputs: dict[str, Any], *leaves: str) -> dict[str, Any]:
+    """Copies of the inputs, those named in `leaves` as tensors that collect a gradient."""
+    copies = {name: _copy(value) for name, value in inputs.items()}
+    for name in leaves:
+        copies[name] = copies[name].requires_grad_()
+    return copies
+
+
+def answer_parts(answer: Any, what: Sequence[str]) -> tuple[Any, ...]:
+    """The parts of a returned tuple; `Fault` where it is none of that length."""
+    if isinstance(answer, tuple | list) and len(answer) == len(what):
+        return tuple(answer)
+    got = f"a tuple of {len(answer)}" if isinstance(answer, tuple | list) else _type(answer)
+    kind = Kind("it returns something else than the handout asks for", "the return line")
+    raise Fault(kind, got, f"({', '.join(what)})")
+
+
+def tensor(value: Any, what: str, scalar: bool = False) -> Tensor:
+    """The value as a detached tensor; `Fault` where it is none. A scalar may be a number, or of shape (1,)."""
+    if isinstance(value, Tensor):
+        return value.detach().reshape(()) if scalar and value.numel() == 1 else value.detach()
+    if scalar and isinstance(value, int | float):
+        return torch.tensor(float(value))
+    kind = Kind(f"it returns no tensor as {what}", "the return line")
+    raise Fault(kind, _type(value), "a tensor")
+
+
+def _type(value: Any) -> str:
+    return "None" if value is None else f"an object of type {type(value).__name__}"
+
+
+class NotLoadedError(Exception):
+    """Why a module cannot be loaded, as the end of a sentence that begins with its name."""
+
+
+def load_module(word: str) -> ModuleType:
+    """The module `package.module`, or that of a file `path/to/module.py`; `NotLoadedError` where it cannot be had."""
+    path = Path(word)
+    if word.endswith(".py") or path.is_file():
+        return _of_file(path)
+    if path.is_dir():
+        inner = next((p.name for p in sorted(path.glob("*.py"))), "module.py")
+        raise NotLoadedError(f"is a folder: give a file of it, such as {path / inner}")
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        return importlib.import_module(word.replace("/", "."))
+    except ModuleNotFoundError as error:
+        if error.name is not None and (word == error.name or word.startswith(f"{error.name}.")):
+            raise NotLoadedError(
+                f"there is no module {error.name} in {here} or among the installed packages: fix the name, or give "
+                "the path of a .py file"
+            ) from None
+        raise NotLoadedError(f"importing it fails: {their_error(error)}: fix or install that") from None
+    except BaseException as error:  # also what ends a process, such as SystemExit
+        if isinstance(error, TimeUpError):
+            raise
+        raise NotLoadedError(f"importing it fails: {their_error(error)}: fix that") from None
+
+
+def _of_file(path: Path) -> ModuleType:
+    """The module of a file; its folder and those above that hold its package can be imported from."""
+    if not path.is_file():
+        raise NotLoadedError("is no file: give the path of a .py file, or the dotted name of a module")
+    path = path.resolve()
+    root = path.parent
+    for folder in (path.parent, path.parent.parent, Path.cwd()):
+        if str(folder) not in sys.path:
+            sys.path.insert(0, str(folder))
+    while (root / "__init__.py").is_file():
+        root = root.parent
+    if root != path.parent:  # a file of a package may import its neighbours with a dot
+        sys.path.insert(0, str(root))
+        name = ".".join(path.relative_to(root).with_suffix("").parts)
+    else:
+        name = path.stem
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise NotLoadedError("is no file of Python: give the path of a .py file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException as error:
+        if isinstance(error, TimeUpError):
+            raise
+        raise NotLoadedError(f"importing it fails: {their_error(error)}: fix that") from None
+    return module

@@ -1,0 +1,335 @@
+"""Try one function on all its cases, explain what differs, and shrink the inputs that show it."""
+
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from rlreason.courses.check.calling import Yours
+from rlreason.courses.check.subject import (
+    Case,
+    Fault,
+    Finding,
+    Inputs,
+    Kind,
+    Knobs,
+    NotWrittenError,
+    Seen,
+    Subject,
+    UnwrittenFault,
+    shown,
+    shown_inputs,
+)
+
+RELATIVE, OF_LARGEST, ABSOLUTE = 2e-4, 2e-5, 1e-6
+
+
+def places(yours: Tensor, ours: Tensor) -> Tensor:
+    """Where two tensors of one shape differ by more than rounding, as bool. NaN equals NaN."""
+    a, b = yours.detach().double(), ours.detach().double()
+    finite = b[b.isfinite()].abs()
+    largest = finite.max() if len(finite) else b.new_zeros(())
+    allowed = ABSOLUTE + RELATIVE * b.abs() + OF_LARGEST * largest
+    same = ((a - b).abs() <= allowed) | (a == b) | (a.isnan() & b.isnan())
+    return ~same
+
+
+def first_difference(yours: Seen, ours: Seen) -> str | None:
+    """The name of the first observation that differs, in shape or in value; None: all are equal."""
+    for name, right in ours.items():
+        got = yours.get(name)
+        if got is None or got.shape != right.shape or bool(places(got, right).any()):
+            return name
+    return None
+
+
+def clearly_apart(yours: Seen, ours: Seen) -> bool:
+    """Whether they differ by more than a hair, so that a counter-example shows it in four digits."""
+    for name, right in ours.items():
+        got = yours.get(name)
+        if got is None or got.shape != right.shape:
+            return True
+        bad = places(got, right)
+        if bool(bad.any()):
+            a, b = got.double()[bad], right.double()[bad]
+            gap = (a - b).abs() / b.abs().clamp(min=1e-3)
+            return bool((~(gap < 0.02)).any())
+    return False
+
+
+def multiple(yours: Tensor, ours: Tensor) -> float | None:
+    """The number k with yours = k ours everywhere, where there is one other than 1."""
+    a, b = yours.detach().double().flatten(), ours.detach().double().flatten()
+    if a.shape != b.shape or not bool(b.any()) or not bool(a.isfinite().all() & b.isfinite().all()):
+        return None
+    factor = float((a @ b) / (b @ b))
+    fits = not bool(places(a, factor * b).any())
+    return factor if fits and abs(factor - 1) > 1e-3 else None
+
+
+def is_wild(value: Tensor) -> bool:
+    """Whether it holds infinite values or NaN."""
+    return bool((~torch.isfinite(value.detach().double())).any())
+
+
+SECONDS, CALLS = 0.7, 120
+Pair = tuple[Seen, Seen]  # what ours gives, what the user's gives
+
+
+def shrunk(subject: Subject, case: Case, seen: Pair, still: Callable[[Case], Pair | None]) -> tuple[Case, Pair]:
+    """A case as small as it gets while `still` answers, and its answer. Bounded in time and calls."""
+    until, left = time.monotonic() + SECONDS, CALLS
+    moved = True
+    while moved:
+        moved = False
+        for inputs in subject.smaller(case.inputs):
+            if left == 0 or time.monotonic() > until:
+                return case, seen
+            left -= 1
+            smaller = replace(case, inputs=inputs)
+            try:
+                found = still(smaller)
+            except Exception:  # ours refuses it, say
+                found = None
+            if found is not None:
+                case, seen, moved = smaller, found, True
+                break
+    return case, seen
+
+
+def without(inputs: Inputs, names: Collection[str], places: Sequence[int], dim: int) -> Inputs:
+    """The inputs without these places along a dimension of the tensors (or items of the lists) called `names`."""
+    out = dict(inputs)
+    for name in names:
+        value = inputs.get(name)
+        if isinstance(value, Tensor) and value.ndim > dim and value.shape[dim] > 1:
+            out[name] = value.index_select(dim, torch.tensor([i for i in range(value.shape[dim]) if i not in places]))
+        elif isinstance(value, list) and dim == 0:
+            out[name] = [item for i, item in enumerate(value) if i not in places]
+    return out
+
+
+def simpler_numbers(inputs: Inputs, names: Collection[str]) -> Iterator[Inputs]:
+    """Each tensor of numbers rounded to integers, to halves, to one decimal."""
+    for name in names:
+        value = inputs.get(name)
+        if isinstance(value, Tensor) and value.is_floating_point():
+            for step in (1.0, 2.0, 10.0):
+                rounded = (value * step).round() / step
+                if not torch.equal(rounded, value):
+                    yield {**inputs, name: rounded}
+                else:
+                    break
+        elif isinstance(value, float):
+            for rounded_number in (float(round(value)), round(value, 1)):
+                if rounded_number not in (value, 0.0):
+                    yield {**inputs, name: rounded_number}
+
+
+def smaller_tensors(
+    inputs: Inputs, rows: Collection[str], columns: Collection[str], numbers: Collection[str], group: int = 1
+) -> Iterator[Inputs]:
+    """Without a group of rows, without a column, with simpler numbers: one change at a time."""
+    n_rows = next((len(inputs[name]) for name in rows if inputs.get(name) is not None), 0)
+    for first in range(n_rows - group, -1, -group):
+        if n_rows > group:
+            yield without(inputs, rows, range(first, first + group), 0)
+    n_columns = next((inputs[n].shape[1] for n in columns if isinstance(inputs.get(n), Tensor)), 0)
+    for column in range(n_columns - 1, -1, -1):
+        if n_columns > 1:
+            yield without(inputs, columns, [column], 1)
+    yield from simpler_numbers(inputs, numbers)
+
+
+def examine(subject: Subject, yours: Yours) -> list[Finding]:
+    """The bugs found in the user's function; empty where it does on every trial what ours does.
+
+    `NotWrittenError` where no case is written yet.
+    """
+    try:
+        yours.fits()
+    except Fault as fault:
+        return [Finding(subject.name, *fault.kind, yours=fault.yours)]
+    findings: list[Finding] = []
+    trials = [_Trial(subject, yours, case) for case in subject.cases()]
+    if trials and all(isinstance(trial.fault, UnwrittenFault) for trial in trials):
+        raise NotWrittenError
+    for branch in dict.fromkeys(trial.case.branch for trial in trials):
+        of_branch = [trial for trial in trials if trial.case.branch == branch]
+        if branch in subject.optional:  # a handout's function need not know it
+            if any(trial.differs for trial in of_branch) and not any(trial.fault for trial in of_branch):
+                kind = next(_of_branch(subject, yours, of_branch)).kind
+                yours.notes.append(
+                    f"{of_branch[0].case.about}, which is left open, is treated otherwise than here: {kind}"
+                )
+            continue
+        for finding in _of_branch(subject, yours, of_branch):
+            if finding.kind not in {known.kind for known in findings}:
+                findings.append(finding)
+    if not findings:
+        for tried in subject.properties:
+            findings += list(tried(yours))
+    return findings
+
+
+class _Trial:
+    """A case with what ours gives and what the user's gives: an observation, or the fault."""
+
+    def __init__(self, subject: Subject, yours: Yours, case: Case) -> None:
+        self.case = case
+        self.ours = subject.observe(subject.ours, case.inputs)
+        self.fault: Fault | None = None
+        self.yours: Seen = {}
+        try:
+            self.yours = subject.observe(yours, case.inputs)
+        except Fault as fault:
+            self.fault = fault
+        self.differs = self.fault is not None or (
+            first_difference(self.yours, self.ours) is not None and not subject.alike(self.yours, case.inputs)
+        )
+
+
+def _of_branch(subject: Subject, yours: Yours, trials: Sequence[_Trial]) -> Iterator[Finding]:
+    """The bugs that the cases of one branch show."""
+    comparable = [trial for trial in trials if trial.fault is None]
+    differing = [trial for trial in comparable if trial.differs]
+    if differing:
+        yield _explained(subject, yours, comparable, differing)
+    faulty = next((trial for trial in trials if trial.fault), None)
+    if faulty and (not differing or len(faulty.case.about) > 0):
+        yield _of_fault(subject, yours, faulty, all(trial.fault for trial in trials))
+
+
+_RANDOM = Kind("the same inputs do not give the same answer twice", "random numbers, and what is kept between calls")
+
+
+def _explained(subject: Subject, yours: Yours, comparable: list[_Trial], differing: list[_Trial]) -> Finding:
+    """The known mistake that gives what the user's gives on every trial; else what the difference looks like."""
+    again = _Trial(subject, yours, differing[0].case)
+    if again.fault is None and first_difference(again.yours, differing[0].yours) is not None:
+        return _example(subject, yours, differing[0], _RANDOM, None)
+    found = _matching(subject, sorted(comparable, key=lambda trial: not trial.differs))
+    if found:
+        ((knob, value),) = found.items()
+        return _example(subject, yours, differing[0], subject.knobs[knob][value], found)
+    for hint in subject.hints:
+        try:
+            kind = hint(yours)
+        except Exception:  # the function may refuse what a hint tries, or answer with other shapes
+            continue
+        if kind is not None:
+            return _example(subject, yours, differing[0], kind, None)
+    return _example(subject, yours, differing[0], _generic(differing), None)
+
+
+def _matching(subject: Subject, trials: list[_Trial]) -> Knobs | None:
+    """The known mistake, if any, that gives what was seen in every trial."""
+    for knob, values in subject.knobs.items() if subject.wrong else ():
+        for value in values:
+            if all(_reproduces(subject, t.case, t.yours, {knob: value}) for t in trials):
+                return {knob: value}
+    return None
+
+
+def _reproduces(subject: Subject, case: Case, seen: Seen, knobs: Knobs) -> bool:
+    """Whether the function with these mistakes in it gives what was seen."""
+    assert subject.wrong is not None
+    try:
+        guess = subject.observe(subject.wrong(knobs), case.inputs)
+    except Exception:  # a mistake may make nonsense of some case
+        return False
+    return guess.keys() == seen.keys() and first_difference(guess, seen) is None
+
+
+def _example(subject: Subject, yours: Yours, trial: _Trial, kind: Kind, knobs: Knobs | None) -> Finding:
+    """The finding with the smallest inputs on which it still shows."""
+
+    def still(case: Case) -> tuple[Seen, Seen] | None:
+        try:
+            ours, got = subject.observe(subject.ours, case.inputs), subject.observe(yours, case.inputs)
+        except Fault:
+            return None
+        if not clearly_apart(got, ours) or subject.alike(got, case.inputs) or (not _is_like(got, trial.yours)):
+            return None
+        if any(is_wild(value) for value in ours.values()) and not any(is_wild(v) for v in trial.ours.values()):
+            return None
+        return (ours, got) if knobs is None or _reproduces(subject, case, got, knobs) else None
+
+    case, seen = shrunk(subject, trial.case, (trial.ours, trial.yours), still)
+    ours, got = seen
+    name = first_difference(got, ours) or next(iter(ours))
+    note = _where(case, name, got, ours)
+    return Finding(
+        subject.name,
+        kind.name,
+        kind.where,
+        shown_inputs(case.inputs),
+        f"{name} {shown(got[name])}" if name in got else f"no {name}",
+        f"{name} {shown(ours[name])}",
+        note,
+    )
+
+
+def _is_like(got: Seen, before: Seen) -> bool:
+    """NaN stays NaN and numbers stay numbers, so that shrinking does not walk into another bug."""
+    return all(is_wild(got[name]) == is_wild(before[name]) for name in got.keys() & before.keys())
+
+
+def _where(case: Case, name: str, got: Seen, ours: Seen) -> str:
+    """What is special about the case, and the first place of difference."""
+    a, b = got.get(name), ours[name]
+    if a is None or a.shape != b.shape:
+        return ""
+    bad = places(a, b)
+    told = [f"it shows with {case.about}"] if case.about else []
+    if b.ndim:
+        first = [int(i) for i in bad.nonzero()[0]]
+        words = ("row", "position", "column")
+        told.append("first at " + ", ".join(f"{w} {i}" for w, i in zip(words, first, strict=False)))
+    return "; ".join(told)
+
+
+def _generic(differing: list[_Trial]) -> Kind:
+    """What a difference looks like that no known mistake explains."""
+    trial = differing[0]
+    name = first_difference(trial.yours, trial.ours) or ""
+    got, right = trial.yours.get(name), trial.ours[name]
+    if got is None or got.shape != right.shape:
+        shape = "nothing" if got is None else f"shape {tuple(got.shape)}"
+        return Kind(f"its {name} has {shape} where the handout asks for {tuple(right.shape)}", "the return line")
+    if is_wild(got) and not is_wild(right):
+        where = "divisions by what can be 0, logarithms of 0 and exponentials of large numbers"
+        return Kind(f"its {name} is not finite (NaN or inf)", where)
+    factors = [multiple(t.yours[name], t.ours[name]) for t in differing if name in t.yours]
+    first = factors[0]
+    if first is not None and all(f is not None and abs(f - first) <= 1e-3 * abs(first) for f in factors):
+        if abs(first + 1) < 1e-3:
+            return Kind(f"its {name} has the opposite sign", "the minus signs")
+        where = "what it is divided by or multiplied with"
+        return Kind(f"its {name} is a multiple of what it should be ({first:.4g} times)", where)
+    same = [n for n in trial.ours if n in trial.yours and first_difference({n: trial.yours[n]}, {n: trial.ours[n]})]
+    right_ones = [n for n in trial.ours if n not in same and len(trial.ours) > 1]
+    told = f", while {' and '.join(right_ones)} agree{'s' * (len(right_ones) == 1)}" if right_ones else ""
+    return Kind(f"other {name} than ours{told}", "the place that the smallest example shows")
+
+
+def _of_fault(subject: Subject, yours: Yours, trial: _Trial, always: bool) -> Finding:
+    """A fault with the smallest inputs that still bring it about."""
+    assert trial.fault is not None
+    fault = trial.fault
+
+    def still(case: Case) -> tuple[Seen, Seen] | None:
+        try:
+            subject.observe(yours, case.inputs)
+        except Fault as other:
+            alike = other.kind == fault.kind and other.yours.partition(":")[0] == fault.yours.partition(":")[0]
+            return ({}, {}) if alike else None
+        return None
+
+    case, _ = shrunk(subject, trial.case, ({}, {}), still)
+    told = [] if always else [f"not always: with {trial.case.about or 'these inputs'}"]
+    return Finding(
+        subject.name, *fault.kind, shown_inputs(case.inputs), fault.yours, fault.ours or "an answer", "; ".join(told)
+    )

@@ -1,0 +1,32 @@
+"""What is checked of each function, by the handouts' names."""
+
+from collections.abc import Callable
+from typing import Any
+
+from rlreason.courses.check.functions import (
+    advantages_2026,
+    averages,
+    losses,
+    micro_batch_steps,
+    rewards,
+    scoring,
+    train_step,
+)
+from rlreason.courses.check.subject import Subject, year_told
+
+SUBJECTS: tuple[Subject, ...] = (
+    *scoring.SUBJECTS,
+    *rewards.SUBJECTS,
+    *advantages_2026.SUBJECTS,
+    *losses.SUBJECTS,
+    *averages.SUBJECTS,
+    *micro_batch_steps.SUBJECTS,
+    *train_step.SUBJECTS,
+)
+
+
+def subject_of(name: str, function: Callable[..., Any], course: str) -> Subject:
+    """What is checked of a function: by its own parameters where they tell the year, else of this course."""
+    year = year_told(name, function) or course
+    of_name = [subject for subject in SUBJECTS if subject.name == name]
+    return next((subject for subject in of_name if year in subject.course.split()), of_name[0])

@@ -1,0 +1,267 @@
+"""`grpo_train_step` of 2026: recorded on a small model, its one update judged as those of a loop are."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from rlreason.courses import cs336_2026
+from rlreason.courses.check.calling import Yours, answer_parts, tensor
+from rlreason.courses.check.functions.tokens import small_model, word_tokenizer
+from rlreason.courses.check.loop import judge
+from rlreason.courses.check.loop.gradients import with_gradients
+from rlreason.courses.check.loop.metrics import not_a_mean, numbers, unlike
+from rlreason.courses.check.loop.recording import RecordedSGD, Recorder, Sample, scored
+from rlreason.courses.check.loop.seeing import seen_weights
+from rlreason.courses.check.loop.tables import Options, Update
+from rlreason.courses.check.loop.truths import of_truths
+from rlreason.courses.check.subject import Fault, Finding, NotWrittenError, Subject, UnwrittenFault, shown
+
+NAME = "grpo_train_step"
+PARAMETERS = (
+    "model", "tokenizer", "optimizer", "gradient_accumulation_steps", "max_grad_norm", "reward_fn", "repeated_prompts",
+    "rollout_responses", "repeated_ground_truths", "group_size", "baseline", "advantage_eps", "advantage_normalizer",
+    "importance_reweighting_method", "old_log_probs", "cliprange", "loss_normalization", "normalization_constant",
+)  # fmt: skip
+PROMPTS = ("what is two plus three ?", "so four plus two is what ?", "seven minus one ?")
+RESPONSES = (
+    "five . <eos>", "six six six four plus two .", "two", "three plus three <eos>",
+    "so four plus two is six . <eos>", ". <eos>", "six four two three five seven", "two plus",
+    "so", "two two . . . . so what is it", "six five four . <eos>", "nine minus one seven so ?",
+)  # fmt: skip
+
+
+def reward(response: str, ground_truth: str) -> dict[str, float]:
+    """A reward that depends on both texts and whose parts differ."""
+    weight = sum((place + 1) * ord(letter) for place, letter in enumerate(f"{response}/{ground_truth}"))
+    total = (weight % 9) / 4
+    return {"reward": total, "format_reward": (weight % 5) / 4, "answer_reward": (weight % 7) / 8}
+
+
+class _Reward:
+    """The reward function, with what it says of itself."""
+
+    told = "a reward for each pair of response and ground truth"
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, str]] = []
+
+    def __call__(self, response: str, ground_truth: str) -> dict[str, float]:
+        self.asked.append((str(response), str(ground_truth)))
+        return reward(response, ground_truth)
+
+
+OPEN = "gradient_accumulation_steps=5, which does not divide the rows"  # a step may refuse it
+SETTINGS: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("defaults, one micro-batch", {"gradient_accumulation_steps": 1}),
+    ("defaults, gradient_accumulation_steps=3", {"gradient_accumulation_steps": 3}),
+    (OPEN, {"gradient_accumulation_steps": 5}),
+    ("max_grad_norm=0.05", {"gradient_accumulation_steps": 2, "max_grad_norm": 0.05}),
+    ("advantage_eps=0.5", {"gradient_accumulation_steps": 2, "advantage_eps": 0.5}),
+    ("loss_normalization=constant", {"gradient_accumulation_steps": 3, "loss_normalization": "constant",
+                                     "normalization_constant": 40, "advantage_normalizer": "none"}),
+    ("baseline=none", {"gradient_accumulation_steps": 2, "baseline": "none", "advantage_normalizer": "none"}),
+    ("advantage_normalizer=mean", {"gradient_accumulation_steps": 2, "advantage_normalizer": "mean",
+                                   "advantage_eps": 0.1}),
+    ("importance_reweighting_method=noclip", {"gradient_accumulation_steps": 2,
+                                              "importance_reweighting_method": "noclip"}),
+    ("importance_reweighting_method=grpo", {"gradient_accumulation_steps": 2, "importance_reweighting_method": "grpo",
+                                            "cliprange": 0.1}),
+    ("importance_reweighting_method=gspo", {"gradient_accumulation_steps": 2, "importance_reweighting_method": "gspo",
+                                            "cliprange": 0.02}),
+)  # fmt: skip
+
+
+class Stage:
+    """One call of the step on a fresh model, recorded."""
+
+    def __init__(self, options: dict[str, Any]) -> None:
+        self.model, self.options = small_model(), options
+        self.tokenizer = word_tokenizer()
+        self.recorder = Recorder(self.model)
+        self.optimizer = RecordedSGD(self.model, 0.5, self.recorder)
+        self.updates: list[Update] = []
+        self.recorder.on_step = self._step
+        prompts = [p for p in PROMPTS for _ in range(4)]
+        truths = [f"truth {p % 2}" for p in range(3) for _ in range(4)]  # two questions have the same answer
+        self.reward = _Reward()
+        self.texts = {
+            "repeated_prompts": prompts,
+            "rollout_responses": list(RESPONSES),
+            "repeated_ground_truths": truths,
+        }
+        self.samples = [
+            Sample(
+                i,
+                i // 4,
+                0,
+                self.tokenizer.encode(p),
+                self.tokenizer.encode(r),
+                r,
+                t,
+                not r.endswith("<eos>"),
+                reward(r, t)["reward"],
+                reward(r, t),
+            )
+            for i, (p, r, t) in enumerate(zip(prompts, RESPONSES, truths, strict=True))
+        ]
+        self.width = max(len(s.token_ids) for s in self.samples)
+        other = small_model(seed=1)
+        with torch.no_grad(), self.recorder.pause():
+            for s, row in zip(self.samples, self._old(other), strict=True):
+                s.old = s.old_untempered = row[: len(s.token_ids)]
+
+    def _old(self, other: Any) -> torch.Tensor:
+        """Log-probabilities a little away from the model's own."""
+        mine, theirs = (scored(m, self.samples, 1.0, self.width)[0] for m in (self.model, other))
+        return mine + 0.3 * (theirs - mine).clamp(-2, 2)
+
+    def arguments(self) -> dict[str, Any]:
+        """What the step is called with."""
+        out: dict[str, Any] = {
+            "model": self.model,
+            "tokenizer": self.tokenizer,
+            "optimizer": self.optimizer,
+            "max_grad_norm": 1e4,
+            "reward_fn": self.reward,
+            **{name: list(texts) for name, texts in self.texts.items()},
+            "group_size": 4,
+            **self.options,
+        }
+        if self.options.get("importance_reweighting_method", "none") != "none":
+            full = max(len(s.ids) for s in self.samples) - 1
+            old = torch.full((len(self.samples), full), -1.0)  # what stands outside the responses is not to be read
+            for row, s in enumerate(self.samples):
+                first = len(s.prompt_ids) - 1
+                old[row, first : first + len(s.token_ids)] = s.old
+            out["old_log_probs"] = old
+        return out
+
+    def objective(self) -> Options:
+        """The objective that is asked for."""
+        o = self.options
+        return Options(
+            method=o.get("importance_reweighting_method", "none"),
+            baseline=o.get("baseline", "mean"),
+            normalizer=o.get("advantage_normalizer", "std"),
+            advantage_eps=o.get("advantage_eps", 1e-6),
+            cliprange=o.get("cliprange", 0.2),
+            length_norm=o.get("loss_normalization", "sequence"),
+            constant=float(o.get("normalization_constant", 1)),
+        )
+
+    def _step(self) -> None:
+        seen = seen_weights(self.recorder.forwards, self.samples, self.width, 1.0)
+        self.update_from(seen, list(self.samples))
+
+    def update_from(self, seen: dict[str, Any], samples: list[Sample]) -> None:
+        """Take in an optimizer step; rows that were not gone through have weight 0."""
+        order = {s.number: i for i, s in enumerate(seen["samples"])}
+        weights = None
+        if seen["weights"] is not None:
+            weights = torch.zeros(len(samples), self.width)
+            for row, s in enumerate(samples):
+                if s.number in order:
+                    weights[row] = seen["weights"][order[s.number]]
+        place = {s.number: i for i, s in enumerate(samples)}
+        micro = [[place[seen["samples"][i].number] for i in rows] for rows in seen["micro"]]
+        update = Update(
+            self.objective(), samples, samples, micro, torch.zeros(0), len(samples), weights,
+            self.options.get("gradient_accumulation_steps", 1), outside=seen["outside"],
+            temperature_seen=seen["temperature_seen"],
+            strangers=seen["strangers"], forwards=[f for f in self.recorder.forwards if f.backward],
+        )  # fmt: skip
+        update.label_shift, update.tokenizer = seen["label_shift"], self.tokenizer
+        update.unseen = [s for s in samples if s.number not in order]
+        with torch.enable_grad():
+            update.log_probs = scored(self.model, samples, 1.0, self.width)[0].detach()
+            limit = self.options.get("max_grad_norm", 1e4)
+            with_gradients(update, self.model, limit, [torch.zeros_like(p) for p in self.model.parameters()])
+        self.updates.append(update)
+
+
+def problems(function: Yours) -> list[Finding]:
+    """The bugs of the user's step, tried with one setting after the other; the first that shows any ends the trial.
+
+    An error is shown where nothing else is found. `NotWrittenError` where each setting says that it is not written.
+    """
+    faults: list[Finding] = []
+    unwritten = 0
+    for about, options in SETTINGS:
+        stage = Stage(options)
+        try:
+            answer = function(**stage.arguments())
+            loss, metadata = answer_parts(answer, ("loss", "metadata"))
+            value = tensor(loss, "the loss", scalar=True)
+        except Fault as fault:
+            unwritten += isinstance(fault, UnwrittenFault)
+            if about == OPEN and not stage.updates:
+                function.notes.append(f"not tried, as it refuses it: {about} ({fault.yours})")
+            else:
+                faults.append(Finding(NAME, *fault.kind, {"setting": about}, fault.yours, fault.ours))
+            continue
+        found = list(_after(stage, about, value, metadata))
+        if found:
+            return found
+    if unwritten == len(SETTINGS):
+        raise NotWrittenError
+    return faults[:1]
+
+
+def _after(stage: Stage, about: str, loss: torch.Tensor, metadata: Any) -> Iterator[Finding]:
+    told = {"setting": about}
+    if len(stage.updates) != 1:
+        kind = f"the optimizer takes {len(stage.updates)} steps where one is asked for"
+        yield Finding(NAME, kind, "the calls of optimizer.step()", told, f"{len(stage.updates)} steps", "1 step")
+        return
+    found = list(of_truths(NAME, stage.samples, stage.reward.asked, stage.texts["repeated_ground_truths"], told))
+    if any(f.half for f in stage.updates[0].forwards):
+        return
+    found = found or judge.judged(NAME, stage.updates, about)
+    yield from found
+    if found:
+        return
+    left = [p.grad for p in stage.model.parameters() if p.grad is not None and bool(p.grad.any())]
+    if left:
+        where = "zero_grad after the step"
+        yield Finding(NAME, "gradients are left behind after the step", where, told, "gradients", "none")
+    right = _loss(stage.updates[0])
+    if abs(float(loss) - right) > 1e-4 * (1 + abs(right)):
+        kind = "the loss that is returned is not the batch's loss before the step"
+        where = "what is added up over the micro-batches and returned"
+        yield Finding(NAME, kind, where, told, f"loss {float(loss):.5g}", f"loss {right:.5g}")
+    yield from _metadata(stage, about, metadata)
+
+
+def _loss(update: Update) -> float:
+    """The loss of the batch before the step, by our own functions."""
+    o: Any = update.options  # its words are those that the functions take
+    rewards = torch.tensor([s.reward for s in update.samples])
+    a, _ = cs336_2026.compute_group_normalized_rewards(
+        rewards,
+        4,
+        o.baseline,
+        o.advantage_eps,
+        o.normalizer,
+    )
+    loss, _ = cs336_2026.compute_policy_gradient_loss(
+        a,
+        update.log_probs,
+        o.method,
+        update.old(),
+        o.cliprange,
+        update.mask,
+    )
+    return float(cs336_2026.aggregate_loss_across_microbatch(loss, update.mask, o.length_norm, int(o.constant)))
+
+
+def _metadata(stage: Stage, about: str, metadata: Any) -> Iterator[Finding]:
+    """Entropies and clip fractions that are means over other places than response tokens."""
+    for name, got, right in unlike(numbers(metadata), stage.updates[0], lenient=True):
+        told = {"setting": about}
+        yield Finding(NAME, *not_a_mean(name), told, f"{name} {shown(got)}", f"{name} {shown(right)}")
+
+
+SUBJECTS = (
+    Subject(NAME, "cs336_2026", PARAMETERS, cs336_2026.grpo_train_step, list, lambda f, i: {}, properties=(problems,)),
+)

@@ -1,0 +1,269 @@
+"""One run of somebody's train loop on a small model: what it is handed, what it does with it, written down.
+
+    train_grpo(policy, tokenizer, prompts, ground_truths, reward_fn, generate, optimizer, *, n_grpo_steps, ...)
+
+`docs/check.md` documents the signature.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from random import Random
+from typing import Any
+
+import torch
+
+from rlreason.courses.check.functions.tokens import small_model, story_tokenizer
+from rlreason.courses.check.loop.gradients import has_right_gradient, with_gradients
+from rlreason.courses.check.loop.recording import RecordedSGD, Recorder, Sample, scored
+from rlreason.courses.check.loop.scenarios import Scenario
+from rlreason.courses.check.loop.seeing import other_context, seen_weights
+from rlreason.courses.check.loop.tables import Options, Update
+from rlreason.data.tasks import make_stories
+
+METHOD_OF = {"reinforce_with_baseline": "none", "grpo_no_clip": "noclip", "grpo_clip": "grpo"}
+AGAIN = 100  # is added to the number of a question that is asked once more in a step
+#: Pieces of text that sampled tokens are made of; some neighbours would be one token if they were tokenized together.
+PIECES = ("7", "+", "3", "=", "10", " ", "b", "u", "ys", "so", "9", "-", "1", "h", "as", "4", "?", " lo", "ses", "2")
+
+
+@dataclass(frozen=True)
+class Response:
+    """What `generate` returns for each response."""
+
+    prompt: str
+    prompt_ids: list[int]
+    token_ids: list[int]  # exactly what was sampled, the end token included where one was sampled
+    text: str  # the same as text, without the end token: for the reward
+    log_probs: list[float]  # of each token under the policy at this temperature
+    truncated: bool  # cut at max_tokens, without an end token
+
+
+def reward(text: str, truth: str) -> float:
+    """A reward that any change of text or truth changes: between 0 and 2."""
+    total = sum((place + 3) * ord(letter) for place, letter in enumerate(f"{text.strip()}\n{truth.strip()}"))
+    return (total % 97) / 48
+
+
+def reward_parts(text: str, truth: str) -> dict[str, float]:
+    """The reward with its parts, which differ from it and from one another."""
+    parts = {"format_reward": reward(text, "format"), "answer_reward": reward(truth, text)}
+    return {"reward": reward(text, truth), **parts}
+
+
+class Session:
+    """The parts that a loop is handed, each of which writes down its use."""
+
+    def __init__(self, scenario: Scenario) -> None:
+        self.scenario, self.settings = scenario, scenario.settings
+        self.tokenizer = story_tokenizer()
+        self.model = small_model(vocab=len(self.tokenizer))
+        self.recorder = Recorder(self.model)
+        self.optimizer = RecordedSGD(self.model, scenario.learning_rate, self.recorder)
+        self.recorder.on_step = self._step
+        stories = make_stories(18, 5, min_events=2, max_events=2, max_value=9)
+        self.prompts = [story.question for story in stories]
+        kinds = [place % scenario.answers for place in range(len(stories))]
+        self.truths = [f"{stories[kind].answer}/{kind}" for kind in kinds]
+        self.flat: dict[int, str] = {}  # step -> the ground truth whose responses all earn the same
+        self.samples: list[Sample] = []
+        self.calls: list[dict[str, Any]] = []  # of generate
+        self.judgements: list[tuple[str, str]] = []  # of reward_fn
+        self.updates: list[Update] = []
+        self.before = [torch.zeros_like(p) for p in self.model.parameters()]
+        self.start = [p.detach().clone() for p in self.model.parameters()]
+        self.metrics: Any = None
+        self.at_epoch: dict[int, torch.Tensor] = {}  # sample number -> log-probabilities when its epoch began
+
+    def run(self, function: Callable[..., Any]) -> None:
+        """Let the loop train."""
+        self.metrics = function(**self.arguments(function))
+
+    def leave_out_evaluations(self) -> None:
+        """Keep only what was sampled to learn from."""
+        self.samples, self.calls = self.training(), self.training_calls()
+
+    def has_moved(self) -> bool:
+        """Whether the policy's weights have changed."""
+        return any(bool((p != q).any()) for p, q in zip(self.model.parameters(), self.start, strict=True))
+
+    def arguments(self, function: Callable[..., Any]) -> dict[str, Any]:
+        """What the loop is called with: all that it must take, and those settings that it takes."""
+        parts = {
+            "policy": self.model,
+            "tokenizer": self.tokenizer,
+            "prompts": list(self.prompts),
+            "ground_truths": list(self.truths),
+            "reward_fn": self.reward_fn,
+            "generate": self.generate,
+            "optimizer": self.optimizer,
+        }
+        taken = inspect.signature(function).parameters
+        every = any(p.kind is p.VAR_KEYWORD for p in taken.values())
+        return parts | {name: v for name, v in asdict(self.settings).items() if every or name in taken}
+
+    def reward_fn(self, response: str, ground_truth: str) -> dict[str, float]:
+        """The reward of a response."""
+        self.judgements.append((str(response), str(ground_truth)))
+        return self._reward(str(response), str(ground_truth))
+
+    def _reward(self, text: str, truth: str) -> dict[str, float]:
+        parts = reward_parts(text, truth)
+        return parts | {"reward": 1.0} if truth in self.flat.values() else parts
+
+    def generate(
+        self,
+        prompts: Sequence[str],
+        *,
+        n: int = 1,
+        temperature: float = 1.0,
+        max_tokens: int = 16,
+        seed: int | None = None,
+    ) -> list[Response]:
+        """n responses to each prompt, prompt by prompt. With a seed, a prompt's responses depend on it alone."""
+        prompts = [prompts] if isinstance(prompts, str) else list(prompts)
+        call = {"prompts": prompts, "n": n, "temperature": temperature, "max_tokens": max_tokens, "seed": seed}
+        self.calls.append(call)
+        if self.scenario.flat and temperature == self.settings.sampling_temperature and prompts[0] in self.prompts:
+            self.flat.setdefault(self.optimizer.steps, self.truths[self.prompts.index(prompts[0])])
+        new: list[Sample] = []
+        call["samples"] = new
+        for prompt in prompts:
+            for k in range(n):
+                new.append(self._sample(prompt, f"{seed}/{prompt}/{k}" if seed is not None else "", max_tokens))
+                self.samples.append(new[-1])
+        width = max(len(s.token_ids) for s in new)
+        with torch.no_grad(), self.recorder.pause():
+            for t in dict.fromkeys((temperature, 1.0)):
+                for s, row in zip(new, scored(self.model, new, t, width)[0], strict=True):
+                    values = row[: len(s.token_ids)]
+                    s.old = values if t == temperature else s.old
+                    s.old_untempered = values if t == 1.0 else s.old_untempered
+        return [
+            Response(prompt, list(s.prompt_ids), list(s.token_ids), s.text, s.old.tolist(), s.truncated)
+            for s, prompt in zip(new, (p for p in prompts for _ in range(n)), strict=True)
+        ]
+
+    def _sample(self, prompt: str, seed: str, max_tokens: int) -> Sample:
+        """A response by its seed alone; without one it differs from the others to its question in more than its end."""
+        for attempt in range(20):
+            made = self._drawn(prompt, Random(seed or f"{len(self.samples)}/{attempt}"), max_tokens)
+            asked = (s for s in self.samples if (s.place, s.round) == (made.place, made.round))
+            if seed or not any(_alike(s.token_ids, made.token_ids) for s in asked):
+                break
+        return made
+
+    def _drawn(self, prompt: str, rng: Random, max_tokens: int) -> Sample:
+        truncated = rng.random() < 0.5
+        length = max_tokens if truncated else rng.randint(2, max_tokens - 1)
+        ids: list[int] = []
+        while len(ids) < length:
+            ids += self.tokenizer.encode(rng.choice(PIECES), add_special_tokens=False)
+        ids = ids[:length] if truncated else [*ids[: length - 1], self.tokenizer.eos_token_id]
+        text = self.tokenizer.decode(ids, skip_special_tokens=True)
+        place = self.prompts.index(prompt) if prompt in self.prompts else -1
+        truth = self.truths[place] if place >= 0 else ""
+        prompt_ids = self.tokenizer.encode(prompt, add_special_tokens=False)
+        return Sample(
+            len(self.samples), place, self.optimizer.steps, prompt_ids, ids, text, truth, truncated,
+            self._reward(text, truth)["reward"], self._reward(text, truth), place=place,
+        )  # fmt: skip
+
+    def objective(self) -> Options:
+        """The objective that the settings ask for."""
+        s = self.settings
+        return Options(
+            method=METHOD_OF[s.loss_type],
+            normalizer="std" if s.use_std_normalization else "none",
+            advantage_eps=s.advantage_eps,
+            cliprange=s.cliprange,
+            temperature=s.sampling_temperature,
+        )
+
+    def training_calls(self) -> list[dict[str, Any]]:
+        """The calls of `generate` to learn from: an evaluation has another temperature, or no groups."""
+        asked = self.settings.sampling_temperature
+        calls = [c for c in self.calls if c["temperature"] == asked] or self.calls
+        return [c for c in calls if c["n"] > 1 or len(set(c["prompts"])) < len(c["prompts"])] or calls
+
+    def training(self) -> list[Sample]:
+        """What was sampled to learn from. A question that is asked twice in a step has two groups."""
+        samples = [s for call in self.training_calls() for s in call["samples"]]
+        seen: Counter[tuple[int, int]] = Counter()
+        for s in samples:
+            if s.place >= 0:
+                s.prompt = s.place + AGAIN * (seen[s.round, s.place] // self.settings.group_size)
+                seen[s.round, s.place] += 1
+        return samples
+
+    def rollout(self) -> list[Sample]:
+        """What was sampled last: all since the last optimizer step before which anything was."""
+        samples = self.training()
+        latest = max((s.round for s in samples), default=0)
+        return [s for s in samples if s.round == latest]
+
+    def _refreshed(self, rollout: list[Sample], samples: list[Sample], width: int) -> torch.Tensor:
+        """Log-probabilities of an update's samples when its pass over the rollout began."""
+        taken = sum(u.rollout[:1] == rollout[:1] for u in self.updates)
+        if taken % -(-len(rollout) // self.settings.train_batch_size) == 0:
+            rows = scored(self.model, rollout, self.settings.sampling_temperature, width)[0].detach()
+            self.at_epoch = {s.number: row for s, row in zip(rollout, rows, strict=True)}
+        return torch.stack([self.at_epoch[s.number] for s in samples])
+
+    def _by_order(self, seen: dict[str, Any], rollout: list[Sample]) -> None:
+        """Where logits cannot be seen, as in packed rows, a train batch not found is the next one of the rollout."""
+        size = self.settings.train_batch_size
+        if len(seen["samples"]) != size:
+            taken = sum(u.rollout[:1] == rollout[:1] for u in self.updates) % -(-len(rollout) // size)
+            seen["samples"] = rollout[taken * size : (taken + 1) * size]
+        seen |= {"micro": [list(range(len(seen["samples"])))], "outside": {}, "strangers": []}
+
+    def _with_gradients(self, update: Update) -> None:
+        """Gradients by separate groups, and, where that is wrong, by one group of a question that was asked twice."""
+        with_gradients(update, self.model, self.settings.max_grad_norm, self.before)
+        if any(s.prompt >= AGAIN for s in update.rollout) and not has_right_gradient(update):
+            update.merged = True
+            with_gradients(update, self.model, self.settings.max_grad_norm, self.before)
+            update.unclear = not has_right_gradient(update)
+
+    def _step(self) -> None:
+        rollout, o = self.rollout(), self.objective()
+        width = max((len(s.token_ids) for s in rollout), default=1)
+        seen = seen_weights(self.recorder.forwards, rollout, width, o.temperature)
+        if seen["weights"] is None and any(f.backward for f in self.recorder.forwards):
+            self._by_order(seen, rollout)
+        samples = seen["samples"]
+        parameters = list(self.model.parameters())
+        if not samples or not rollout:
+            update = Update(o, rollout, rollout[:1], [[0]], torch.zeros(1, width), 1, None, strangers=seen["strangers"])
+            if rollout:
+                update.log_probs = torch.zeros(1, width)
+        else:
+            size = self.settings.train_batch_size
+            size = len(samples) if len(samples) < size and len(rollout) % size else size
+            update = Update(
+                o, rollout, samples, seen["micro"], torch.zeros(0), size, seen["weights"],
+                self.settings.gradient_accumulation_steps, outside=seen["outside"],
+                temperature_seen=seen["temperature_seen"],
+                strangers=seen["strangers"], forwards=[f for f in self.recorder.forwards if f.backward],
+            )  # fmt: skip
+        update.label_shift, update.tokenizer = seen["label_shift"], self.tokenizer
+        with torch.enable_grad():
+            if samples:
+                found, there = scored(self.model, samples, o.temperature, width)
+                update.log_probs = found.detach()
+                update.other_context = other_context(update.forwards, samples, there.detach())
+                update.refreshed = self._refreshed(rollout, samples, width)
+                update.earlier = [s for s in self.samples if s not in rollout]
+                self._with_gradients(update)
+        self.before = [torch.zeros_like(p) if p.grad is None else p.grad.clone() for p in parameters]
+        self.updates.append(update)
+
+
+def _alike(a: list[int], b: list[int]) -> bool:
+    """Whether two responses cannot be told apart in rows that may lack their last token."""
+    n = max(1, min(len(a), len(b)) - 1)
+    return a[:n] == b[:n]

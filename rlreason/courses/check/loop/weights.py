@@ -1,0 +1,215 @@
+"""Weights of response tokens that are not right: the mistake that gives them, or what they look like."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from rlreason.courses.check.engine import is_wild, multiple
+from rlreason.courses.check.loop.recording import Sample
+from rlreason.courses.check.loop.tables import KNOBS, Update, advantages_with, right_weights, wrong_weights
+from rlreason.courses.check.subject import Finding, Kind, shown
+
+
+def of_weights(function: str, wrong: Sequence[Update], updates: Sequence[Update], about: str) -> Iterator[Finding]:
+    """Weights of response tokens that are not right."""
+    visible = [u for u in updates if u.weights is not None]
+    bad = [u for u in visible if not _same(u.weights, right_weights(u))]
+    if not bad or wrong[0] not in bad:
+        return
+    knobs = _explaining(visible)
+    if knobs is None:
+        yield _weight_example(function, bad[0], _described(bad), about, None)
+        return
+    ((knob, value),) = knobs.items()
+    yield _weight_example(function, bad[0], KNOBS[knob][value], about, knobs)
+
+
+def _same(a: Tensor | None, b: Tensor) -> bool:
+    if a is None or is_wild(a):
+        return False
+    return float((a - b).abs().max()) <= 2e-3 * float(b.abs().max()) + 1e-7
+
+
+def _explaining(updates: Sequence[Update]) -> dict[str, str] | None:
+    """The mistake that gives the weights of every update; None where none does."""
+    ordered = sorted(updates, key=lambda u: _same(u.weights, right_weights(u)))
+    for knob, values in KNOBS.items():
+        for value in values:
+            if all(_gives(u, {knob: value}) for u in ordered):
+                return {knob: value}
+    return None
+
+
+def _gives(update: Update, knobs: dict[str, str]) -> bool:
+    try:
+        return _same(update.weights, wrong_weights(update, knobs))
+    except Exception:  # a mistake may make nonsense of an update
+        return False
+
+
+def _described(bad: Sequence[Update]) -> Kind:
+    """What wrong weights look like that no known mistake explains."""
+    first = bad[0]
+    assert first.weights is not None
+    right = right_weights(first)
+    if is_wild(first.weights):
+        without_eps = wrong_weights(first, {"eps": "dropped"})
+        if is_wild(without_eps) and torch.equal(*(w.isfinite() | ~first.mask for w in (without_eps, first.weights))):
+            where = "where advantage_eps enters the division: equal rewards have a standard deviation of 0"
+            return Kind("the gradient is not finite: advantage_eps is dropped, and equal rewards give 0 / 0", where)
+        return Kind("the gradient is not finite", "divisions by what can be 0")
+    if _ends_lost(first, right):
+        where = "how the mask of response tokens is made: it covers the end token, too"
+        return Kind("end tokens have weight 0: nothing teaches the policy to stop", where)
+    if not bool(first.weights.any()):
+        return Kind("nothing is learned: every token has weight 0", "what is detached, and whether old and new are one")
+    factors = [multiple(u.weights, right_weights(u)) or 0.0 for u in bad if u.weights is not None]
+    if factors[0] and all(abs(f - factors[0]) <= 1e-3 * abs(factors[0]) for f in factors):
+        name = f"the loss is a multiple of what it should be ({factors[0]:.4g} times)"
+        return Kind(name, "what the loss is divided by")
+    by_row = _row_factors(first, right)
+    if by_row is not None:
+        if (kind := _of_factors(first, by_row)) is not None:
+            return kind
+        if _swapped(first, right):
+            where = "the indices that pick advantages for a micro-batch"
+            return Kind("responses get one another's advantages", where)
+        if _group_sums(first):
+            return Kind(
+                "advantages of a group do not add up to 0, as where groups mix questions",
+                "how groups are formed and what is subtracted from the rewards",
+            )
+        return Kind(
+            "responses have other weights than they should, the same for all tokens of a response",
+            "advantages, and what each response is divided by",
+        )
+    return Kind("tokens have other weights than they should", "the per-token loss and its mask")
+
+
+def _ends_lost(update: Update, right: Tensor) -> bool:
+    """Whether exactly the end tokens of finished responses have no weight."""
+    lost = []
+    for row, s in enumerate(update.samples):
+        seen, last = (
+            update.weights[row].abs() > 1e-7 if update.weights is not None else right[row],
+            len(s.token_ids) - 1,
+        )
+        if bool(right[row].any()) and last > 0:
+            if not bool(seen[:last].all()):
+                return False
+            lost.append((not s.truncated, not bool(seen[last])))
+    return bool(lost) and all(finished == gone for finished, gone in lost) and any(gone for _, gone in lost)
+
+
+def _row_factors(update: Update, right: Tensor) -> list[float] | None:
+    """Of each row, the number that its right weights are multiplied with; None where there is none for some row."""
+    assert update.weights is not None
+    factors = []
+    for seen, should in zip(update.weights, right, strict=True):
+        if not bool(should.any()):
+            factors.append(float("nan") if not bool(seen.abs().max() > 1e-6) else float("inf"))
+            continue
+        factor = float((seen @ should) / (should @ should))
+        if float((seen - factor * should).abs().max()) > 1e-3 * float(should.abs().max()) * max(1.0, abs(factor)):
+            return None
+        factors.append(factor)
+    return factors
+
+
+def _of_factors(update: Update, factors: Sequence[float]) -> Kind | None:
+    """What rows with these factors have in common: the micro-batch, or their lengths."""
+    lengths = update.mask.sum(-1).tolist()
+    divided = "what the sum over a response's tokens is divided by"
+
+    def constant(values: Sequence[float]) -> bool:
+        known = [v for v in values if v == v]
+        return all(abs(v - known[0]) <= 2e-3 * abs(known[0]) for v in known)
+
+    if all(constant([factors[i] for i in rows]) for rows in update.micro) and len(update.micro) > 1:
+        where = "what the loss of a micro-batch is divided by, and where gradients are cleared"
+        return Kind("the weight of a response depends on the micro-batch that it is in", where)
+    by_length = [f / n for f, n in zip(factors, lengths, strict=True)]
+    if constant(by_length):
+        name = "sums over tokens are not divided by the response's own tokens, but by one number for all"
+        return Kind(name, divided)
+    if all(constant([by_length[i] for i in rows]) for rows in update.micro):
+        name = "sums over tokens are divided by the padded width, or another number of the micro-batch's own"
+        return Kind(name, divided)
+    return None
+
+
+def _swapped(update: Update, right: Tensor) -> bool:
+    """Whether every response has the advantage of some response, but not all their own."""
+    assert update.weights is not None
+    if update.options.method != "none":
+        return False
+    got, own = update.weights.sum(-1), right.sum(-1)
+    return all(bool(((own - a).abs() < 2e-3 * own.abs().max()).any()) for a in got)
+
+
+def _group_sums(update: Update) -> bool:
+    """Whether advantages as read from the weights add up to something in a group that is whole in the update."""
+    if update.options.method != "none" or update.weights is None:
+        return False
+    lengths = update.mask.sum(-1)
+    read = -(update.weights.sum(-1)) * update.size
+    prompts = torch.tensor([s.prompt for s in update.samples])
+    if bool((lengths == 0).any()):
+        return False
+    sums = torch.stack([read[prompts == p].sum() for p in prompts.unique()])
+    return bool((sums.abs() > 1e-3 * read.abs().max()).any())
+
+
+def _weight_example(function: str, update: Update, kind: Kind, about: str, knobs: dict[str, str] | None) -> Finding:
+    """The response whose weights are furthest off: its question, its group's rewards, and a token's weight."""
+    assert update.weights is not None
+    right = right_weights(update)
+    gap = (update.weights - right).nan_to_num(1e9).abs()
+    telling = torch.tensor([_is_live(update, s) for s in update.samples])
+    gap = gap * telling[:, None].float() if bool((gap[telling] > 1e-6).any()) else gap
+    row = int(gap.amax(-1).argmax())
+    sample, place = update.samples[row], int(gap[row].argmax())
+    group = [s for s in update.rollout if update.group(s) == update.group(sample)]
+    told = {
+        "scenario": about,
+        "question": repr(update.tokenizer.decode(sample.prompt_ids)) if update.tokenizer else str(sample.prompt),
+        "rewards of its responses": shown([s.reward for s in group]),
+        "this response": f"{sample.text!r}, {len(sample.token_ids)} tokens, reward {shown(sample.reward)}",
+    }
+    if (mixed := _mixed_group(update, sample, knobs)) is not None:
+        questions = len({update.group(s) for s in mixed})
+        yours = f"its group is responses to {questions} questions, with rewards of mean {_mean(mixed):.3g}"
+        if len(mixed) <= 6:
+            yours += f": {shown([s.reward for s in mixed])}"
+        return Finding(function, *kind, told, yours, f"the responses to its own question, of mean {_mean(group):.3g}")
+    token = repr(update.tokenizer.decode([sample.token_ids[place]])) if update.tokenizer else sample.token_ids[place]
+    told["its token"] = f"number {place + 1}, {token}"
+    name = "it pulls with weight"  # d loss / d log-probability
+    pulls = [f"{name} {float(w[row, place]):.4g}" for w in (update.weights, right)]
+    return Finding(function, *kind, told, f"{pulls[0]} (d loss / d its log-probability)", pulls[1])
+
+
+def _is_live(update: Update, sample: Sample) -> bool:
+    """Whether the rewards of its question differ."""
+    return len({s.reward for s in update.rollout if update.group(s) == update.group(sample)}) > 1
+
+
+def _mean(samples: Sequence[Sample]) -> float:
+    return sum(s.reward for s in samples) / len(samples)
+
+
+def _mixed_group(update: Update, sample: Sample, knobs: dict[str, str] | None) -> list[Sample] | None:
+    """The responses whose rewards move this one's advantage under a mistake, where they are of several questions."""
+    if knobs is None:
+        return None
+    row = update.samples.index(sample)
+    before, found = advantages_with(update, knobs)[row], []
+    for s in update.rollout:
+        kept, s.reward = s.reward, s.reward + 0.37
+        moved = abs(float(advantages_with(update, knobs)[row] - before)) > 1e-6
+        s.reward = kept
+        found += [s] if moved else []
+    return found if len({update.group(s) for s in found}) > 1 else None

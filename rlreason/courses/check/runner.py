@@ -1,0 +1,182 @@
+"""Check a module in a process of its own: a crash or a hang there is a finding."""
+
+import json
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NoReturn
+
+from rlreason.courses.check.subject import SECONDS_TO_IMPORT
+from rlreason.errors import ConfigError
+
+GRACE = 2.0  # beyond the child's own limit, for code that cannot be interrupted from within
+
+
+@dataclass
+class Checked:
+    """What is known of a module."""
+
+    course: str = ""
+    names: list[str] = field(default_factory=list)
+    results: dict[str, dict[str, Any]] = field(default_factory=dict)  # name -> state, findings and notes
+    seconds: float = 0.0
+
+
+def check_module(module: str, course: str, seconds: float, report: Callable[[str], None]) -> Checked:
+    """Check a module's functions, each for so many seconds at most; `ConfigError` for a user's mistake.
+
+    After a function that took its process with it, another process goes on with those that are left.
+    """
+    done, began = Checked(), time.monotonic()
+    while True:
+        died_in = _one_process(module, course, seconds, done, report)
+        if died_in is None:
+            break
+        done.results[died_in[0]] = {"state": "bug", "findings": [_death(*died_in)], "notes": []}
+    done.seconds = time.monotonic() - began
+    return done
+
+
+def _death(name: str, how: str) -> dict[str, Any]:
+    where = {"it does not end": "loops whose end is never reached"}.get(
+        how.partition(":")[0], "exit, os._exit and what is done to memory"
+    )
+    return {"function": name, "kind": how, "where": where, "inputs": {}, "yours": "", "ours": "", "note": ""}
+
+
+def _one_process(
+    module: str, course: str, seconds: float, done: Checked, report: Callable[[str], None]
+) -> tuple[str, str] | None:
+    """Let one process check what is left. Returns the function that it died in, and how; None: it came to its end."""
+    read, write = os.pipe()
+    command = [
+        sys.executable,
+        "-m",
+        "rlreason.courses.check.child",
+        str(write),
+        module,
+        course,
+        str(seconds),
+        *done.results,
+    ]
+    root = str(Path(__file__).resolve().parents[3])
+    paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
+    env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(paths), "TOKENIZERS_PARALLELISM": "false"}
+    process = subprocess.Popen(
+        command, pass_fds=[write], env=env, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE, start_new_session=True,
+    )  # fmt: skip
+    os.close(write)
+    try:
+        return _followed(process, read, module, seconds, done, report)
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        os.close(read)
+        if process.stderr is not None:
+            process.stderr.close()
+
+
+def _followed(
+    process: subprocess.Popen[bytes],
+    read: int,
+    module: str,
+    seconds: float,
+    done: Checked,
+    report: Callable[[str], None],
+) -> tuple[str, str] | None:
+    assert process.stderr is not None
+    said, errors, now, until = b"", b"", "", time.monotonic() + 2 * SECONDS_TO_IMPORT
+    with selectors.DefaultSelector() as waiting:
+        waiting.register(read, selectors.EVENT_READ)
+        waiting.register(process.stderr, selectors.EVENT_READ)
+        while True:
+            left = until - time.monotonic()
+            if left <= 0:
+                return _late(module, now, seconds)
+            for key, _ in waiting.select(left):
+                chunk = os.read(key.fd, 1 << 16)
+                if key.fd != read:
+                    errors = (errors + chunk)[-4000:]
+                    if not chunk:
+                        waiting.unregister(process.stderr)
+                    continue
+                if not chunk:
+                    return _ended(process, module, now, errors)
+                said += chunk
+                *lines, said = said.split(b"\n")
+                for line in lines:
+                    record = json.loads(line)
+                    now = _noted(record, done, report, now)
+                    limit = SECONDS_TO_IMPORT if record["say"] in ("loading", "module") else seconds
+                    until = time.monotonic() + 2 * limit + GRACE
+                    if record["say"] == "end":
+                        return None
+
+
+def _noted(record: dict[str, Any], done: Checked, report: Callable[[str], None], now: str) -> str:
+    """Take in what the process says; returns the function that it is at."""
+    match record["say"]:
+        case "mistake":
+            raise ConfigError(record["text"])
+        case "loading":
+            report("importing it")
+        case "module":
+            done.course, done.names = record["course"], record["names"]
+        case "begin":
+            report(f"checking {record['name']}")
+            return str(record["name"])
+        case "done":
+            done.results[record["name"]] = {key: record[key] for key in ("state", "findings", "notes")}
+            return ""
+    return now
+
+
+def _late(module: str, now: str, seconds: float) -> tuple[str, str]:
+    if not now:
+        raise ConfigError(f"MODULE={module}: importing it takes longer than {SECONDS_TO_IMPORT:g} s: do less there")
+    return now, f"it does not end: stopped after {seconds:g} s"
+
+
+def _ended(process: subprocess.Popen[bytes], module: str, now: str, errors: bytes) -> tuple[str, str]:
+    code = process.wait()
+    how = f"signal {-code}" if code < 0 else f"exit code {code}"
+    if now:
+        return now, f"it ends the whole process ({how})"
+    last = errors.decode("utf-8", "replace").strip().splitlines()
+    tail = f": {last[-1]}" if last else ""
+    raise ConfigError(f"MODULE={module}: importing it ends the whole process ({how}){tail}: do not exit there")
+
+
+class TimeUpError(BaseException):
+    """The time limit of a function has passed. Not an `Exception`, so that the user's own `except` lets it through."""
+
+
+@contextmanager
+def time_limit(seconds: float) -> Iterator[None]:
+    """Raise `TimeUpError` in what is inside once so many seconds of the processor, or twice as many, have passed.
+
+    On a machine that is busy with other things a right function is not taken for one that hangs.
+    """
+
+    def up(number: int, frame: object) -> NoReturn:
+        raise TimeUpError
+
+    before = [signal.signal(number, up) for number in (signal.SIGALRM, signal.SIGPROF)]
+    try:
+        signal.setitimer(signal.ITIMER_PROF, seconds, 0.2)  # again and again, for code that catches everything
+        signal.setitimer(signal.ITIMER_REAL, 2 * seconds, 0.2)
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        for number, handler in zip((signal.SIGALRM, signal.SIGPROF), before, strict=True):
+            signal.signal(number, handler)

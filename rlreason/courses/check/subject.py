@@ -1,0 +1,232 @@
+"""The records of a check, the handouts' names of functions, and a finding as text."""
+
+from __future__ import annotations
+
+import inspect
+import sysconfig
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+Inputs = dict[str, Any]
+Seen = dict[str, "Tensor"]  # what is observed of a call, by name: values, shapes and gradients
+Knobs = Mapping[str, str]  # knob -> how it is set
+
+
+class Kind(NamedTuple):
+    """A kind of bug: what is wrong in a sentence without a stop, and where to look. Neither is the solution."""
+
+    name: str
+    where: str
+
+
+class Fault(Exception):  # noqa: N818  # it is a result: what the user's function did instead of answering
+    """The function gave nothing that can be compared: it raised, or returned another type, or changed its inputs."""
+
+    def __init__(self, kind: Kind, yours: str = "", ours: str = "") -> None:
+        super().__init__(kind.name)
+        self.kind, self.yours, self.ours = kind, yours, ours
+
+
+class UnwrittenFault(Fault):
+    """This call raised NotImplementedError, or gave back None: nobody has written this case yet."""
+
+
+class NotWrittenError(Exception):
+    """No case of the function is written yet."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """Arguments of one call, by the handout's names. `branch`: cases of one branch share a diagnosis."""
+
+    inputs: Inputs
+    branch: str = ""
+    about: str = ""  # what is special about it, in words
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One bug, as it is shown."""
+
+    function: str
+    kind: str
+    where: str
+    inputs: dict[str, str] = field(default_factory=dict)
+    yours: str = ""
+    ours: str = ""
+    note: str = ""  # what else is known of it
+
+    def as_dict(self) -> dict[str, Any]:
+        """For the channel and for JSON."""
+        return asdict(self)
+
+
+def _no_smaller(inputs: Inputs) -> Iterator[Inputs]:
+    return iter(())
+
+
+Function = Callable[..., Any]
+Property = Callable[[Any], Iterable[Finding]]
+
+
+@dataclass(frozen=True)
+class Subject:
+    """All that is tried of one function of a handout."""
+
+    name: str
+    course: str  # the handout whose signature it has; several with a space between
+    parameters: tuple[str, ...]  # the handout's, in order
+    ours: Function
+    cases: Callable[[], Sequence[Case]]
+    observe: Callable[[Function, Inputs], Seen]
+    wrong: Callable[[Knobs], Function] | None = None  # the function with these mistakes in it
+    knobs: Mapping[str, Mapping[str, Kind]] = field(default_factory=dict)
+    smaller: Callable[[Inputs], Iterator[Inputs]] = _no_smaller
+    properties: Sequence[Property] = ()  # tried always
+    hints: Sequence[Callable[[Function], Kind | None]] = ()  # tried where no known mistake fits
+    optional: frozenset[str] = frozenset()  # branches that a handout leaves open: not checked where they raise
+    alike: Callable[[Seen, Inputs], bool] = lambda seen, inputs: False  # other answers that are right
+
+
+LONGEST = 400
+
+
+def shown(value: Any) -> str:
+    """A value as short text: a tensor as nested lists of four digits.
+
+    >>> shown([1.0, "a", 0.33333333])
+    "[1, 'a', 0.3333]"
+    """
+    if hasattr(value, "detach"):
+        text = _numbers(value.detach().tolist())
+    elif isinstance(value, float | list | tuple | bool):
+        text = _numbers(value)
+    else:
+        text = value if isinstance(value, str) else repr(value)
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]} ..."
+
+
+def _numbers(value: Any) -> str:
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_numbers, value))}]"
+    if isinstance(value, bool):
+        return str(value)
+    if isinstance(value, float):
+        return f"{value:.4g}" if value else "0"
+    return repr(value)
+
+
+def shown_inputs(inputs: dict[str, Any]) -> dict[str, str]:
+    """Every input by name; what has a `told` attribute says itself what it is."""
+    out = {}
+    for name, value in inputs.items():
+        if value is not None and not name.startswith("_"):
+            out[name] = value.told if hasattr(value, "told") else shown(value)
+    return out
+
+
+def their_error(error: BaseException) -> str:
+    """An error in the user's code: its kind, its first line, and the last line of that code that it came through.
+
+    >>> their_error(ValueError("no sum"))
+    'ValueError: no sum'
+    """
+    text = f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}".removesuffix(": ")
+    if isinstance(error, SyntaxError):
+        return f"{type(error).__name__}: {error.msg} ({error.filename}, line {error.lineno})"
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not _is_library(f.filename)]
+    return text + (f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else "")
+
+
+def _is_library(file: str) -> bool:
+    """Whether a file is of this package, of an installed one, or of Python itself."""
+    roots = (Path(__file__).parents[1] / "check", *(Path(sysconfig.get_path(n)) for n in ("stdlib", "purelib")))
+    return file.startswith("<") or "site-packages" in file or any(root in Path(file).parents for root in roots)
+
+
+LOOP = "train_grpo"
+SECONDS_TO_IMPORT = 30.0  # of the processor, for a module, which may bring torch and vllm with it
+_BOTH = ("tokenize_prompt_and_output", "compute_entropy", "get_response_log_probs")
+_2025 = (
+    *_BOTH,
+    "masked_normalize",
+    "sft_microbatch_train_step",
+    "compute_group_normalized_rewards",
+    "compute_naive_policy_gradient_loss",
+    "compute_grpo_clip_loss",
+    "compute_policy_gradient_loss",
+    "masked_mean",
+    "grpo_microbatch_train_step",
+)
+COURSES = {
+    "cs336_2025": _2025,
+    "cs336_2026": (
+        *_BOTH,
+        "compute_rollout_rewards",
+        "compute_group_normalized_rewards",
+        "compute_policy_gradient_loss",
+        "aggregate_loss_across_microbatch",
+        "grpo_train_step",
+    ),
+    "pku_hw3": _2025,
+}
+#: A parameter that only this year's function of the name has.
+_TELLS = {
+    "compute_group_normalized_rewards": {"reward_fn": "cs336_2025", "raw_rewards": "cs336_2026"},
+    "compute_policy_gradient_loss": {
+        "loss_type": "cs336_2025",
+        "importance_reweighting_method": "cs336_2026",
+    },
+}
+
+
+def functions_of(module: ModuleType) -> dict[str, Callable[..., Any]]:
+    """The functions that a module has of the handouts', by their names; `run_NAME` counts as NAME."""
+    names = dict.fromkeys([*COURSES["cs336_2025"], *COURSES["cs336_2026"], LOOP])
+    found = {}
+    for name in names:
+        for spelled in (name, f"run_{name}"):
+            value = getattr(module, spelled, None)
+            if callable(value):
+                found[name] = value
+                break
+    return found
+
+
+def course_of(functions: Mapping[str, Callable[..., Any]]) -> str:
+    """The year whose functions these are, by names that only one has and by parameters; 2025 where nothing tells."""
+    votes = {"cs336_2025": 0, "cs336_2026": 0}
+    for name, function in functions.items():
+        of = [year for year in votes if name in COURSES[year]]
+        if name in _TELLS:
+            told = year_told(name, function)
+            if told:
+                votes[told] += 1
+        elif len(of) == 1:
+            votes[of[0]] += 1
+    return max(votes, key=lambda year: votes[year])
+
+
+def year_told(name: str, function: Callable[..., Any]) -> str:
+    """The year that a function's parameters tell; empty where they do not."""
+    if name not in _TELLS:
+        return ""
+    try:
+        parameters = inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        return ""
+    return next((year for tell, year in _TELLS[name].items() if tell in parameters), "")
+
+
+def fits(name: str, function: Callable[..., Any], course: str) -> bool:
+    """Whether a function's parameters are of this course's year, or do not tell."""
+    told = year_told(name, function)
+    return not told or COURSES[told] == COURSES[course]

@@ -1,0 +1,347 @@
+"""score.png: the best score against calls of the model; the distribution over seeds."""
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rlreason.discovery.report.read import Log
+from rlreason.discovery.report.settings import (
+    FEW,
+    ORDER,
+    Baseline,
+    Comparison,
+    Setting,
+    differing,
+    facts_of_draw,
+    kind_of_draw,
+)
+from rlreason.discovery.report.texts import counted, figure, listed, said, table
+from rlreason.discovery.report.texts import whole_number as whole
+from rlreason.records.curves import picture
+from rlreason.report.content import evenly, written_out
+from rlreason.report.specifications import LIGHT
+from rlreason.runtime.differences import LEVEL
+from rlreason.runtime.intervals import mean_interval, smallest_p
+from rlreason.runtime.text import shorten
+
+MOST_PANELS = 4  # kinds of draws side by side; others are left to the text
+MOST_LINES = 200  # of single runs in one panel
+POINTS = 120  # of the baseline
+APART = 0.038  # of the height: how far labels of records are from one another at least
+MOST_RECORDS = 12  # with a label, the highest ones
+STYLES = ("-", "--", "-.", ":")
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """The runs whose first calls are draws of one kind, with their baseline."""
+
+    title: str
+    settings: Sequence[Setting]
+    baseline: Baseline
+
+
+def panels_of(settings: Sequence[Setting], baselines: Mapping[str, Baseline]) -> list[Panel]:
+    """A panel for each kind of draw, titled with what tells it apart from the others."""
+    kinds: dict[str, list[Setting]] = {}
+    for setting in settings:
+        kinds.setdefault(kind_of_draw(setting.logs[0]), []).append(setting)
+    facts = {key: facts_of_draw(of_kind[0].logs[0]) for key, of_kind in kinds.items()}
+    titles = {key: ", ".join(differing(own, list(facts.values()))) for key, own in facts.items()}
+    return [Panel(titles[key], of_kind, baselines[key]) for key, of_kind in kinds.items()]
+
+
+def draw(path: Path, title: str, unit: str, panels: Sequence[Panel], record: Sequence[tuple[float, str]]) -> None:
+    """Write the picture. `record`: (score, who) of what others reached; those within the range get a line."""
+    panels = panels[:MOST_PANELS]
+    colours = colours_of([setting for panel in panels for setting in panel.settings])
+    with picture(path, label(title, 90), (8.5, 1.6 + 3.4 * len(panels)), rows=len(panels)) as axes:
+        from matplotlib.ticker import MaxNLocator
+
+        every = list(np.atleast_1d(axes))
+        for ax, panel in zip(every, panels, strict=True):
+            _draw_baseline(ax, panel)
+            for setting in panel.settings:
+                _draw_setting(ax, setting, *colours[setting.label])
+            if len(panels) == 1 and len(panel.settings) == 1 and len(panel.settings[0].logs) == 1:
+                _draw_programs(ax, panel.settings[0].logs[0], colours[panel.settings[0].label][0])
+            _draw_record(ax, panel, record)
+            ax.set_xlabel("calls of the model (requests, retries counted)")
+            ax.set_ylabel(label(f"best score so far ({unit})", 60))
+            ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+            ax.set_xlim(0, max(1, max(log.calls for one in panel.settings for log in one.logs)) * 1.02)
+            ax.grid(alpha=0.25)
+            ax.set_title(label(panel.title, 110), fontsize=8, loc="left", color="0.3")
+        _legend(every)
+
+
+def label(text: str, most: int) -> str:
+    """A text of others in a picture: on one line, cut, without characters that would be obeyed or cannot be drawn."""
+    return shorten(written_out(text), most)
+
+
+def colours_of(settings: Sequence[Setting]) -> dict[str, tuple[str, str]]:
+    """Label -> (colour, style of line): a strategy has its own where no two settings share it."""
+    strategies = [setting.strategy for setting in settings]
+    own = len(set(strategies)) == len(strategies) and set(strategies) <= set(ORDER)
+    places = [ORDER.index(one) if own else k for k, one in enumerate(strategies)]
+    names = [f"s{1 + place}" if place < 7 else "rest" for place in places]
+    return {
+        setting.label: (LIGHT[name], STYLES[k % len(STYLES)])
+        for k, (setting, name) in enumerate(zip(settings, names, strict=True))
+    }
+
+
+def _draw_baseline(ax: Any, panel: Panel) -> None:
+    """The expected best of k draws, from 0 calls on, as far as there are draws and calls to compare with."""
+    reach = min(panel.baseline.count, max(log.calls for one in panel.settings for log in one.logs))
+    if reach < 2:
+        return
+    ks = [1 + int(k) for k in evenly(reach, POINTS)]
+    start, xs, count = panel.baseline.start, [0, *ks], panel.baseline.count
+    name = f"independent draws: expected best of {count}, without a band: they are few"
+    if count >= FEW:
+        low, high = panel.baseline.interval(ks)
+        ax.fill_between(xs, [start, *low], [start, *high], color=LIGHT["s0"], alpha=0.13, linewidth=0)
+        name = f"independent draws: expected best (band: 95% bootstrap interval, {count} draws)"
+    ax.plot(
+        xs, [start, *panel.baseline.expected(ks)], color=LIGHT["s0"], linewidth=1.6, linestyle=(0, (4, 2)), label=name
+    )
+
+
+def _draw_setting(ax: Any, setting: Setting, colour: str, style: str) -> None:
+    """A thin line for each run, and the median of the seeds over the calls that all ended ones made."""
+    logs, many = setting.logs, len(setting.logs) > 1
+    for log in logs[:MOST_LINES]:
+        xs, ys = log.curve()
+        width, alpha = (0.9, 0.4) if many else (2.2, 1.0)
+        name = None if many else f"{setting.label} (one run)"
+        line = "-" if many else style
+        ax.step(xs, ys, where="post", color=colour, linewidth=width, alpha=alpha, label=name, linestyle=line)
+    if many:
+        calls = list(range(1 + min(log.calls for log in setting.ended)))
+        middle = np.median([_at_each(log, calls) for log in setting.ended], axis=0)
+        name = f"{setting.label} (median of {len(setting.ended)} runs; thin: each run)"
+        ax.step(calls, middle, where="post", color=colour, linewidth=2.4, label=name, linestyle=style)
+
+
+def _at_each(log: Log, calls: Sequence[int]) -> list[int]:
+    xs, ys = log.curve()
+    return [ys[int(np.searchsorted(xs, at, "right")) - 1] for at in calls]
+
+
+def _draw_programs(ax: Any, log: Log, colour: str) -> None:
+    """Of a single run, each reply: a dot at the score of a valid set, a cross at 0 for any other."""
+    xs, _ = log.curve()
+    at = [(x, turn.credit, turn.is_valid) for x, turn in zip(xs[1:], log.turns, strict=True) if turn.reply is not None]
+    valid, other = [(x, y) for x, y, ok in at if ok], [(x, y) for x, y, ok in at if not ok]
+    if valid:
+        ax.plot(*zip(*valid, strict=True), "o", color=colour, markersize=4.5, label="a reply with a valid set")
+    if other:
+        ax.plot(
+            *zip(*other, strict=True), "x", color=LIGHT["s5"], markersize=5, clip_on=False, label="a reply without one"
+        )
+
+
+def _draw_record(ax: Any, panel: Panel, record: Sequence[tuple[float, str]]) -> None:
+    """A line for each record within the range, which reaches to the next one above if that is not far."""
+    best = float(max(1, *(max(log.curve()[1]) for one in panel.settings for log in one.logs)))
+    if panel.baseline.count:
+        best = max(best, *panel.baseline.expected([panel.baseline.count]))
+    above = sorted(score for score, _ in record if best < score <= 1.5 * best)
+    top = max(1.08 * best, 1.04 * above[0] if above else 0)
+    shown = sorted((score, who) for score, who in record if 0 < score <= top)
+    top = max(top, 1.03 * shown[-1][0]) if shown else top
+    ax.set_ylim(0, top)
+    for score, _ in shown:
+        ax.axhline(score, color=LIGHT["axis"], linewidth=0.8, linestyle=(0, (1, 2)), zorder=0)
+    named = shown[-MOST_RECORDS:]
+    for (score, who), height in zip(named, spread([score for score, _ in named], top * APART), strict=True):
+        text = label(f"{score:g} {who}", 30)
+        ax.text(1.01, height, text, transform=ax.get_yaxis_transform(), fontsize=7, va="center", color=LIGHT["muted"])
+
+
+def spread(heights: Sequence[float], gap: float) -> list[float]:
+    """Rising heights moved apart to at least `gap`, those that were too near around their common middle.
+
+    >>> spread([0, 50, 51, 100], 10)
+    [0.0, 45.5, 55.5, 100.0]
+    """
+    groups: list[list[float]] = []
+    for height in heights:
+        groups.append([height])
+        while len(groups) > 1 and _bottom(groups[-1], gap) < _bottom(groups[-2], gap) + gap * len(groups[-2]):
+            last = groups.pop()
+            groups[-1] += last
+    return [_bottom(group, gap) + gap * k for group in groups for k in range(len(group))]
+
+
+def _bottom(group: Sequence[float], gap: float) -> float:
+    return sum(group) / len(group) - gap * (len(group) - 1) / 2
+
+
+def _legend(every: Sequence[Any]) -> None:
+    """One legend below all panels: an entry for each name."""
+    entries: dict[str, Any] = {}
+    for ax in every:
+        for handle, name in zip(*ax.get_legend_handles_labels(), strict=True):
+            entries.setdefault(label(name, 110), handle)
+    every[0].figure.legend(
+        list(entries.values()), list(entries), loc="outside lower left", fontsize=8, frameon=False, handlelength=4
+    )
+
+
+FEWEST_FOR_MEAN = 3  # seeds, for an interval of their mean
+MOST_SEEDS = 20  # named in a cell
+SEVERAL = 5  # seeds that a command proposes
+
+
+def distribution(settings: Sequence[Setting]) -> list[str]:
+    """A table with the final score of every seed, and what one seed cannot tell."""
+    head = [
+        "setting",
+        "seeds",
+        "final score of each seed",
+        "median",
+        "min-max",
+        "mean (95% interval)",
+        "calls",
+        "valid",
+    ]
+    rows = [_row(setting) for setting in settings]
+    lines = table(head, rows, frozenset({1, 3, 4, 5, 6, 7}))
+    lines += [
+        "",
+        "calls: of the model, retries counted, all seeds together; valid: the share of replies whose set counts.",
+    ]
+    lines[-1] += f" The interval is Student's t over seeds, for {FEWEST_FOR_MEAN} or more."
+    if any(log.ended is None for setting in settings for log in setting.logs):
+        lines[-1] += " \\* has not ended."
+    alone = [said(setting.label) for setting in settings if len(setting.logs) == 1]
+    if alone:
+        lines += ["", f"One seed: no distribution. It says little about a setting ({listed(alone)}): add seeds."]
+    return lines
+
+
+def _row(setting: Setting) -> list[str]:
+    logs = setting.logs
+    finals = [log.best.score for log in logs]
+    each = [f"{figure(log.best.score)}{'' if log.ended is not None else chr(92) + '*'}" for log in logs[:MOST_SEEDS]]
+    more = f" and {len(logs) - MOST_SEEDS} more" if len(logs) > MOST_SEEDS else ""
+    mean, low, high = mean_interval(finals)
+    told = f"{figure(round(mean, 1))} ({figure(round(low, 1))} to {figure(round(high, 1))})"
+    told = f"{figure(mean)} (all alike)" if min(finals) == max(finals) else told
+    return [
+        said(setting.label),
+        str(len(logs)),
+        ", ".join(each) + more,
+        figure(statistics.median(finals)),
+        f"{figure(min(finals))}-{figure(max(finals))}",
+        told if len(logs) >= FEWEST_FOR_MEAN else "",
+        f"{sum(log.calls for log in logs):,}",
+        share_of_valid(logs),
+    ]
+
+
+def share_of_valid(logs: Sequence[Log]) -> str:
+    """Replies with a valid set, of all replies."""
+    replies = sum(log.answered for log in logs)
+    valid = sum(turn.is_valid for log in logs for turn in log.turns)
+    return f"{valid} of {replies} ({min(valid / replies, 1):.0%})" if replies else "no reply"
+
+
+def baseline_lines(panels: Sequence[Panel], comparisons: Sequence[Comparison]) -> list[str]:
+    """Each baseline with how far it goes, then each setting against its own."""
+    lines = [
+        "A draw is one call of the first prompt with nothing before it, by whatever strategy; calls that gave no valid "
+        "set count as 0, retries too, because the budget counts them. The best of k draws is never below the starting "
+        "program, as no run is."
+    ]
+    for panel in panels:
+        of = f" ({said(panel.title)})" if len(panels) > 1 else ""
+        lines += ["", f"**Independent draws{of}:** {_reach(panel)}"]
+    lines.append("")
+    if any(len(one.setting.ended) < len(one.setting.logs) for one in comparisons):
+        lines += ["Runs that have not ended are left out of what follows.", ""]
+    lines += [f"- **{said(one.setting.label)}:** {verdict(one, comparisons)}" for one in comparisons]
+    return lines
+
+
+def _reach(panel: Panel) -> str:
+    baseline = panel.baseline
+    if not baseline.count:
+        return f"none yet. {more_draws(panel)}"
+    longest = max(log.calls for setting in panel.settings for log in setting.logs)
+    reach = min(baseline.count, longest)
+    ks = sorted({1, max(1, reach // 4), max(1, reach // 2), reach} - {0})
+    told = [f"{_expected(baseline, k)} in {counted(k, 'call')}" for k in ks]
+    runs = f"{counted(baseline.count, 'draw')} from {counted(baseline.runs, 'run')}"
+    few = baseline.count < FEW
+    bounds = "too few for an interval" if few else "in brackets the 95% bootstrap interval of the draws"
+    text = f"{runs}; the expected best is {listed(told)}; {bounds}."
+    if baseline.count < longest:
+        text += f" They reach to {counted(baseline.count, 'call')}, and the longest run made {longest:,}. "
+        text += more_draws(panel)
+    return text
+
+
+def _expected(baseline: Baseline, k: int) -> str:
+    """The expected best of k draws with its interval, where there are draws enough for one."""
+    (best,) = baseline.expected([k])
+    if baseline.count < FEW:
+        return figure(round(best, 1))
+    (low,), (high,) = baseline.interval([k])
+    return f"{figure(round(best, 1))} ({figure(round(low, 1))} to {figure(round(high, 1))})"
+
+
+def more_draws(panel: Panel) -> str:
+    """The words that give more draws of the same kind."""
+    used = [log.seed for setting in panel.settings for log in setting.logs if log.strategy == "simple"]
+    calls = max(1, *(log.calls for setting in panel.settings for log in setting.logs))
+    return (
+        f"More: the same command with `strategy=simple seed={whole(max(used, default=-1) + 1)} budget.calls={calls}`."
+    )
+
+
+def verdict(one: Comparison, family: Sequence[Comparison]) -> str:
+    """A setting against independent draws, and "cannot tell" where the seeds or draws are too few to say."""
+    if one.word == "itself":
+        return "independent draws itself: it makes the baseline, and is not held against it."
+    if one.word == "no draws":
+        return "cannot tell: there is no call of the first prompt to compare it with."
+    seeds, groups = len(one.bests), len(one.groups)
+    middle = figure(statistics.median(one.bests)) + " in the median" * (seeds > 1)
+    compared = (
+        f"after {counted(one.calls, 'call')} the {'seed has' if seeds == 1 else f'{seeds} seeds have'} "
+        f"{middle}; as many independent draws are expected to have "
+        f"{_expected(one.baseline, one.calls)}"
+    )
+    if seeds == 1:
+        return f"cannot tell, with one seed: {compared}."
+    test = f"exact rank test of {seeds} seeds against {counted(groups, 'group')} of {counted(one.calls, 'draw')}"
+    tested = sum(len(other.bests) > 1 and bool(other.groups) for other in family)
+    if not one.can_tell:
+        return f"cannot tell: {compared}. {_too_few(one, tested)}"
+    p = "p < 0.001" if one.p < 0.001 else f"p = {one.p:.3f}"
+    holm = f", Holm over {tested} comparisons" if tested > 1 else ""
+    if one.word == "cannot tell":
+        return f"cannot tell: {compared} ({test}: {p}{holm})."
+    return f"{one.word} than independent draws: {compared} ({test}: {p}{holm})."
+
+
+def _too_few(one: Comparison, family: int) -> str:
+    """Why no outcome could have told, and what would change that."""
+    seeds, groups = len(one.bests), len(one.groups)
+    needed = next((n for n in range(groups, 60) if n and smallest_p(seeds, n) * family <= LEVEL), None)
+    start = (
+        f"The {counted(one.baseline.count, 'draw')} make {counted(groups, 'group')} of {one.calls:,}: {seeds} seeds "
+        "against so few could not be told from chance, whatever their scores."
+    )
+    if needed is None or needed <= groups:
+        return f"{start} Add seeds."
+    more = counted(needed * one.calls - one.baseline.count, "more draw")
+    return f"{start} Add {more} (`strategy=simple`), or seeds."

@@ -1,0 +1,141 @@
+"""Write the report of one discover run, or of several together."""
+
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from rlreason.discovery.report.picture import MOST_PANELS, Panel, baseline_lines, distribution, draw, panels_of
+from rlreason.discovery.report.read import Log, is_discover_run, read_log
+from rlreason.discovery.report.sections import failures, methodology, of_one_run, of_several, progress, quotes
+from rlreason.discovery.report.settings import Setting, baselines_of, compared, settings_of, without_copies
+from rlreason.discovery.report.texts import (
+    counted,
+    kept_text,
+    listed,
+    name_in,
+    records_of,
+    said,
+    standing,
+    write_keeping,
+)
+from rlreason.discovery.report.texts import whole_number as whole
+from rlreason.errors import ConfigError
+from rlreason.records.files import CONVERSATION, REPORT, SCORE_PICTURE, SET_ASIDE
+from rlreason.runtime.subcommand import Answer
+
+Record = Sequence[Mapping[str, Any]]
+
+
+def write_run_report(folder: Path, record: Record) -> Path:
+    """Write FOLDER/report.md and FOLDER/score.png of one run, ended or not; returns the report's path.
+
+    `record`: what others reached, as rows of {"score", "who", "note"}. `ConfigError` for a log that cannot be used,
+    `UnwritableError` where the system refuses.
+    """
+    return _write([read_log(folder)], record, folder, [])
+
+
+def write_joint_report(folders: Sequence[Path], record: Record, out: Path) -> Path:
+    """Write OUT/report.md and OUT/score.png of several runs of one problem; returns the report's path.
+
+    `folders`: runs, or folders such as a sweep's that hold them. One whose log cannot be used is left out and named.
+    `ConfigError` where none is left, or where they are of several problems.
+    """
+    logs, problems = [], []
+    for folder in runs_below(folders):
+        try:
+            logs.append(read_log(folder))
+        except ConfigError as error:
+            problems.append(str(error).replace(str(folder), folder.name, 1))
+    if not logs:
+        raise ConfigError(
+            problems[0] if problems else f"there is no discover run in {_names(folders)}: give folders of some"
+        )
+    if len(names := sorted({log.problem for log in logs})) > 1:
+        raise ConfigError(f"the runs are of {counted(len(names), 'problem')} ({listed(names)}): give those of one")
+    logs, copies = without_copies(logs)
+    return _write(logs, record, out, [*problems, *copies])
+
+
+def runs_below(folders: Sequence[Path]) -> list[Path]:
+    """The runs among folders and right within them, each once: as given, those of one folder by name."""
+    found: dict[Path, Path] = {}
+    for folder in folders:
+        inner = [folder]
+        if not is_discover_run(folder):
+            with suppress(OSError):
+                inner = sorted(one for one in folder.iterdir() if not one.name.startswith((".", SET_ASIDE)))
+        for one in inner:
+            if is_discover_run(one):
+                found.setdefault(one.resolve(), one)
+    return list(found.values())
+
+
+def _names(folders: Sequence[Path]) -> str:
+    return listed([str(folder) for folder in folders[:3]]) if folders else "no folders"
+
+
+def _write(logs: Sequence[Log], record: Record, out: Path, left_out: Sequence[str]) -> Path:
+    settings = settings_of(logs)
+    baselines = baselines_of(logs)
+    panels = panels_of(settings, baselines)
+    one = logs[0]
+    title = one.title or name_in(one.problem)
+    lines = [f"# {said(title)}: {said(_what(settings))}", ""]
+    if left_out:
+        lines += ["Left out:", "", *(f"- {said(line, 300)}" for line in left_out), ""]
+    lines += ["## Methodology", "", *methodology(settings), "", "## Process", "", *_process(settings, panels)]
+    lines += ["", "## Final result", "", *(of_one_run(one) if len(logs) == 1 else of_several(settings))]
+    best = max(log.best.score for log in logs)
+    lines += ["", "## Where the record stands", "", *standing(record, best, one.unit)]
+    lines += ["", "## Seeds", "", *distribution(settings), "", *baseline_lines(panels, compared(settings, baselines))]
+    out.mkdir(parents=True, exist_ok=True)
+    draw(out / SCORE_PICTURE, f"{title}: {_what(settings)}", one.unit, panels, records_of(record))
+    write_keeping(out / REPORT, "\n".join(lines) + "\n\n", kept_text(out / REPORT))
+    return out / REPORT
+
+
+def _what(settings: Sequence[Setting]) -> str:
+    """The runs in a heading."""
+    logs = [log for setting in settings for log in setting.logs]
+    if len(logs) == 1:
+        return f"{logs[0].strategy} with {logs[0].model}, seed {whole(logs[0].seed)}"
+    return f"{counted(len(logs), 'run')} with {listed(list(dict.fromkeys(one.strategy for one in settings)))}"
+
+
+def _process(settings: Sequence[Setting], panels: Sequence[Panel]) -> list[str]:
+    logs = [log for setting in settings for log in setting.logs]
+    lines = [progress(settings), "", f"![The best score so far against the calls of the model]({SCORE_PICTURE})", ""]
+    if len(panels) > MOST_PANELS:
+        lines += [f"The picture shows {MOST_PANELS} of {len(panels)} kinds of first calls.", ""]
+    lines += ["### What came of it", "", *failures(settings)]
+    return [*lines, "", "### The prompts and replies that moved the score most", "", *quotes(logs)]
+
+
+def report_of(folders: Sequence[Path], out: Path) -> Answer:
+    """Write the report of these runs into `out`, and say what each came to."""
+    record = record_in(folders)
+    alone = len(folders) == 1 and folders[0].resolve() == out.resolve()
+    written = write_run_report(out, record) if alone else write_joint_report(folders, record, out)
+    lines, figures = [], []
+    for folder in folders:
+        with suppress(ConfigError):  # the report names it
+            log = read_log(folder)
+            told = {"run": str(folder), "strategy": log.strategy, "model": log.model, "seed": log.seed}
+            figures.append(told | {"score": log.best.score, "calls": log.calls, "ended": log.ended})
+            state = "" if log.ended is not None else ", not ended"
+            lines.append(f"{folder}: {log.best.score} {log.unit} in {log.calls} calls{state}")
+    text = "\n".join([*lines, "", f"report: {written} (with {SCORE_PICTURE})"])
+    return Answer(text, {"runs": figures, "markdown": str(written), "picture": str(out / SCORE_PICTURE)})
+
+
+def record_in(folders: Sequence[Path]) -> list[dict[str, Any]]:
+    """What others reached on the problem, as the first of the runs has it that tells."""
+    for folder in folders:
+        with suppress(OSError, ValueError, AttributeError, RecursionError):
+            told = json.loads((folder / CONVERSATION).read_text(encoding="utf-8")).get("record")
+            if isinstance(told, list) and told:
+                return [row for row in told if isinstance(row, dict)]
+    return []

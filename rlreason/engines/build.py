@@ -1,0 +1,149 @@
+"""The rollout engine of a run, from its `rollout` settings."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from rlreason.config.groups import RolloutConfig
+from rlreason.config.run import RunConfig
+from rlreason.engines.base import Demand, Engine
+from rlreason.engines.hf.engine import HFEngine
+from rlreason.engines.placement import engine_gpus, in_words, ranks_here
+from rlreason.engines.vllm.engine import VLLMEngine
+from rlreason.engines.vllm.many import ManyEngines
+from rlreason.engines.vllm.process import HostTransfer, NCCLTransfer
+from rlreason.engines.vllm.start import plan_memory, require_vllm
+from rlreason.engines.vllm.weight_transfer import InProcessTransfer, WeightTransfer
+from rlreason.engines.weight_check import PROBE_PROMPT, PROBE_TOKENS
+from rlreason.errors import ConfigError
+from rlreason.model.chat import PromptIds
+from rlreason.model.memory import gradient_bytes, moment_bytes, work_of
+from rlreason.model.plan import held_later, spread_work
+from rlreason.model.policy import Policy
+from rlreason.model.shapes import Device, shape_from
+from rlreason.records.files import ENGINE_LOGS
+from rlreason.types import Problem
+
+
+def check_engine(run: RunConfig) -> None:
+    """Before anything slow is done: is what the settings name installed?"""
+    if run.rollout.engine == "vllm":
+        require_vllm()
+        engine_gpus(run.rollout.placement, run.rollout.gpus, ranks_here(run), torch.cuda.device_count())
+
+
+def demand_of(
+    run: RunConfig, prompt_ids: PromptIds, asked_ids: PromptIds, train: Sequence[Problem], validation: Sequence[Problem]
+) -> Demand:
+    """What training on `train` and evaluating on `validation` can ask for, whichever problems are drawn.
+
+    An evaluation may have a prompt, lengths and several responses of its own.
+    """
+    evaluation = run.evaluation
+    asked = train if run.asks_training_data and not run.trains else validation
+    at_once = evaluation.samples * len(asked[: evaluation.final_problems])
+    learned = run.asking.sampling.max_tokens
+    longest = max(
+        max((len(prompt_ids(p)) + learned for p in (train if run.asks_training_data else [])), default=0),
+        max((len(asked_ids(p)) + evaluation.sampling.max_tokens for p in validation), default=0),
+    )
+    return Demand(longest, max(run.responses_per_step, at_once, 1))
+
+
+def make_engine(
+    run: RunConfig, policy: Policy, folder: Path, say: Callable[[str], None], demand: Callable[[], Demand]
+) -> Engine:
+    """The engine, ready to sample. `demand` is asked only where room has to be planned: it reads every prompt."""
+    if run.rollout.engine == "hf":
+        return HFEngine(policy, run.rollout.max_rows, run.rollout.compile, say)
+    rollout, place = run.rollout, policy.device.type
+    where, transfers = transfers_of(rollout, place, ranks_here(run))
+    say(where)
+    if rollout.placement == "auto" and place == "cpu" and not rollout.sleep and not rollout.async_level:
+        say("! rollout.sleep=false has no effect: it is about a GPU's memory, and vLLM runs on the processor here")
+    asked = demand()
+    rollout = with_planned_cache(run, policy, policy.device, asked)
+    if len(transfers) == 1:
+        (transfer,) = transfers.values()
+        return VLLMEngine(policy, rollout, transfer, folder / ENGINE_LOGS[0], asked, say)
+    engines = [
+        VLLMEngine(policy, rollout, transfer, folder / log, asked, partial(_say_of, name, say), started=False)
+        for (name, transfer), log in zip(transfers.items(), ENGINE_LOGS, strict=False)
+    ]
+    return ManyEngines(engines, list(transfers))
+
+
+def transfers_of(rollout: RolloutConfig, device: str, ranks: int) -> tuple[str, dict[str, WeightTransfer]]:
+    """(where vLLM runs, as text; the way of rank 0's weights to each engine, by where that runs)
+
+    `device`: cuda or cpu, of the policy; `ranks`: of the trainer. `ConfigError` where the settings do not fit it.
+    """
+    check_placement(rollout.placement, device)
+    engines = rollout.gpus
+    if device == "cpu":
+        several = f", and {engines} vLLMs share the processor" if engines > 1 else ""
+        names = [f"the processor ({k + 1} of {engines})" for k in range(engines)]
+        ways = {name: transfer_to(None, engines, ranks) for name in names}
+        return f"rollout.placement=cpu: there is no GPU here{several}", ways
+    gpus = engine_gpus(rollout.placement, engines, ranks, torch.cuda.device_count())
+    return in_words(rollout.placement, gpus, ranks), {f"GPU {gpu}": transfer_to(gpu, engines, ranks) for gpu in gpus}
+
+
+def transfer_to(gpu: int | None, engines: int, ranks: int) -> WeightTransfer:
+    """The way of rank 0's weights to one of so many engines, on this GPU, or on the processor (None).
+
+    The first GPU is rank 0's own. An engine inside its process makes torch's default process group there, which ranks
+    that divide a model among them need for themselves; on the processor a second one would make it again.
+    """
+    if ranks == 1 and (gpu == 0 or (gpu is None and engines == 1)):
+        return InProcessTransfer()
+    return NCCLTransfer(gpu, shared=gpu < ranks) if gpu else HostTransfer(gpu, shared=gpu is not None)
+
+
+def _say_of(name: str, say: Callable[[str], None], text: str) -> None:
+    """A line of one of several engines; warnings keep the mark that they begin with."""
+    say(f"! {name}: {text[2:]}" if text.startswith("! ") else f"{name}: {text}")
+
+
+def with_planned_cache(run: RunConfig, policy: Policy, device: torch.device, demand: Demand) -> RolloutConfig:
+    """The run's `rollout` settings with a cache that leaves room for what the trainer takes after vLLM has started.
+
+    As they are where `rollout.kv_cache_gb` is set, or vLLM has a GPU for itself.
+    """
+    if run.rollout.kv_cache_gb is not None or run.rollout.placement == "second_gpu":
+        return run.rollout
+    longest = min(max(demand.longest, PROBE_PROMPT + PROBE_TOKENS), policy.max_context)
+    rows = min(run.rollout.max_rows, demand.rows)
+    cache = plan_memory(policy, device, longest, rows, None, reserve_of(run, policy, demand.longest)).cache
+    return replace(run.rollout, kv_cache_gb=cache / 2**30)
+
+
+def reserve_of(run: RunConfig, policy: Policy, longest: int) -> int:
+    """Bytes that the trainer will take beside the weights, by the memory plan; sequences have `longest` tokens at most.
+
+    Of a family that the plan does not know, without what a forward and backward pass takes.
+    """
+    shape = shape_from(policy.model.config.get_text_config().to_dict())
+    if shape is not None:
+        here = Device(policy.device.type, bf16=policy.compute_dtype == torch.bfloat16)
+        response = max(run.sampling.max_tokens, run.evaluation.sampling.max_tokens)
+        work = work_of(run, shape, here, max(1, longest - response))
+        return held_later(spread_work(work) if policy.in_main_memory else work)
+    weights = list(policy.model.parameters())
+    trained = [(p.numel(), p.element_size()) for p in weights if p.requires_grad and run.trains]
+    has_reference = getattr(run, "kl_placement", "none") != "none"
+    copies = int(has_reference) + int(policy.in_main_memory)  # of which none is on the device yet
+    first = gradient_bytes(trained) if getattr(run, "restarts", False) else 0
+    whole: int = sum(p.numel() * p.element_size() for p in weights)
+    return moment_bytes(trained, run.optimizes_by or "adamw") + copies * whole + first
+
+
+def check_placement(placement: str, device: str) -> None:
+    """`ConfigError` where vLLM is asked to run on another kind of device than the policy."""
+    if placement in ("colocate", "second_gpu") and device != "cuda":
+        raise ConfigError(f"rollout.placement={placement}: the policy is not on a GPU: choose auto or cpu")
+    if placement == "cpu" and device == "cuda":
+        raise ConfigError("rollout.placement=cpu: the policy is on the GPU and vLLM belongs there too: choose auto")

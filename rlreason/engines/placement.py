@@ -1,0 +1,74 @@
+"""On which GPUs vLLM's engines run, from plain numbers; no torch is imported for it."""
+
+import os
+from collections.abc import Sequence
+
+from rlreason.config.run import RunConfig
+from rlreason.errors import ConfigError
+from rlreason.runtime.process import place_of
+
+
+def ranks_here(run: RunConfig) -> int:
+    """How many ranks of the trainer compute on this machine, on its first GPUs."""
+    if (place := place_of()) is not None:
+        return int(os.environ.get("LOCAL_WORLD_SIZE") or place.world)
+    return run.ranks_asked
+
+
+def engine_gpus(placement: str, engines: int, ranks: int, visible: int) -> list[int]:
+    """The number of the GPU that each engine gets, of `visible` ones; the trainer's ranks have the first.
+
+    Engines share GPUs with ranks, and the first one that of rank 0, unless `placement` is second_gpu: then they get
+    those behind the trainer's. Where there are none, they share the processor. `ConfigError` where there are too few.
+
+    >>> engine_gpus("auto", 1, 1, 8), engine_gpus("colocate", 4, 2, 8), engine_gpus("second_gpu", 6, 2, 8)
+    ([0], [0, 1, 2, 3], [2, 3, 4, 5, 6, 7])
+    """
+    apart = placement == "second_gpu"
+    first = ranks if apart else 0
+    if (apart or (engines > 1 and visible)) and first + engines > visible:
+        setting = "rollout.placement=second_gpu" if apart else f"rollout.gpus={engines}"
+        parts = f", {ranks} for the policy and {engines} for vLLM" if apart else ""
+        raise ConfigError(
+            f"{setting}: GPUs visible here: {visible}, and it takes {first + engines}{parts}: "
+            f"{_cure(apart, engines, visible - first)}"
+        )
+    return list(range(first, first + engines))
+
+
+def _cure(apart: bool, engines: int, room: int) -> str:
+    if room >= 1:
+        return f"set rollout.gpus={room}"
+    cures = ["leave rollout.gpus out"] * (engines > 1) + ["choose auto"] * apart
+    return " and ".join(cures)
+
+
+def in_words(placement: str, gpus: Sequence[int], ranks: int) -> str:
+    """Where the engines run, for a person who waits.
+
+    >>> in_words("auto", [0], 1)
+    "rollout.placement=colocate: vLLM runs on the policy's GPU"
+    >>> in_words("colocate", [0, 1, 2], 2)
+    'rollout.placement=colocate: vLLM runs on GPUs 0, 1, 2; the policy shares 0, 1'
+    >>> in_words("auto", [0], 4)
+    "rollout.placement=colocate: vLLM runs on the policy's first GPU; rollout.gpus=4 samples on all of them"
+    >>> in_words("second_gpu", [1], 1)
+    'rollout.placement=second_gpu: vLLM runs in a process and on a GPU of its own'
+    >>> in_words("second_gpu", [2, 3], 2)
+    'rollout.placement=second_gpu: vLLM runs on GPUs 2, 3, which the policy does not use'
+    """
+    if placement == "second_gpu":
+        if list(gpus) == [1]:
+            return "rollout.placement=second_gpu: vLLM runs in a process and on a GPU of its own"
+        return f"rollout.placement=second_gpu: vLLM runs on {_listed(gpus)}, which the policy does not use"
+    if len(gpus) == 1 and ranks > 1:
+        more = f"rollout.gpus={ranks} samples on all of them"
+        return f"rollout.placement=colocate: vLLM runs on the policy's first GPU; {more}"
+    if len(gpus) == 1:
+        return "rollout.placement=colocate: vLLM runs on the policy's GPU"
+    shared = ", ".join(str(gpu) for gpu in gpus if gpu < ranks)
+    return f"rollout.placement=colocate: vLLM runs on {_listed(gpus)}; the policy shares {shared}"
+
+
+def _listed(gpus: Sequence[int]) -> str:
+    return f"GPU{'s' if len(gpus) > 1 else ''} {', '.join(map(str, gpus))}"

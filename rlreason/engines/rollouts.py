@@ -1,0 +1,186 @@
+"""Sample responses to problems, grade and score them, count: what training and evaluation share."""
+
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Protocol
+
+from rlreason.engines.base import Engine, Prompt, Sampling, seed_for
+from rlreason.runtime.clock import Clock, Work, group_work
+from rlreason.types import Collected, Counted, Grade, Problem, Response, Sample
+
+if TYPE_CHECKING:
+    from rlreason.model.policy import LogProbScorer
+
+
+LONG_ODDS = math.log(1e10)  # nats: a response this unlikely is not drawn twice by chance
+
+
+class Grades(Protocol):
+    """A grader."""
+
+    def grade_batch(self, responses: list[str], ground_truths: list[str]) -> list[Grade]:
+        """The verdict on each response, given the ground truth at the same place."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Rollouts:
+    """Everything needed to answer problems."""
+
+    engine: Engine
+    grader: Grades
+    prompt_ids: Callable[[Problem], list[int]]  # a `PromptEncoder`
+    seed: int
+    report: Callable[[str], None] = lambda text: None  # how far sampling and grading have come, for a person
+    second_grader: Grades | None = None  # its verdicts are kept as `prompt_grade` and count for nothing
+    clock: Clock = field(default_factory=Clock)
+    phase: str = "rollout"  # under which its tokens per second are counted
+
+    def drawn(self) -> str:
+        """What the engine has sampled so far, for a line of progress."""
+        return f", {self.engine.drawn} tokens"
+
+    def sample(
+        self,
+        problems: Sequence[Problem],
+        sampling: Sampling,
+        n: int,
+        purpose: object,
+        finished: Callable[[int, Sample], None] | None = None,
+    ) -> list[Sample]:
+        """n responses to each problem, each graded while others are still being sampled.
+
+        The same `purpose` (a step, say) draws the same random numbers. `finished(number among the n, sample)` is
+        called in another thread than sampling, as soon as a response has its grade.
+        """
+        prompts = [Prompt(p.id, self.prompt_ids(p), seed_for(self.seed, purpose, p.id)) for p in problems]
+        samples: dict[int, Future[Sample]] = {}
+        waiting: deque[Future[Sample]] = deque()
+        grading = ThreadPoolExecutor(max_workers=1, thread_name_prefix="grading")
+        began, ended = time.monotonic(), math.inf
+
+        def graded(place: int, response: Response) -> Sample:
+            since = time.monotonic()
+            try:
+                return judged(place, response)
+            finally:  # what comes after sampling is waited for, and counted by who waits
+                self.clock.busy("grading", max(0.0, min(time.monotonic(), ended) - since))
+
+        def judged(place: int, response: Response) -> Sample:
+            truth = problems[place // n].answer
+            grade, second = self.grader.grade_batch([response.text], [truth])[0], self.second_grader
+            by_prompt = None if second is None else second.grade_batch([response.text], [truth])[0]
+            sample = Sample(response, grade, by_prompt)
+            if finished is not None:
+                finished(place % n, sample)
+            return sample
+
+        def submit(place: int, response: Response) -> None:
+            samples[place] = grading.submit(graded, place, response)
+            self.report(f"{len(samples)}/{len(prompts) * n} responses")
+            waiting.append(samples[place])
+            while waiting[0].done() and len(waiting) > 1:
+                waiting.popleft().result()  # what failed there, such as a full disk, is said now and not at the end
+
+        try:
+            responses = self.engine.generate(prompts, sampling, n, submit)
+            ended = time.monotonic()
+            self.clock.worked(self.phase, sampling_work(responses, ended - began))
+            self.report("grading")
+            with self.clock.phase("grading"):
+                return [samples[place].result() for place in range(len(prompts) * n)]
+        finally:
+            grading.shutdown(wait=False, cancel_futures=True)  # after an interruption, nobody asks for the grades
+
+
+def sampling_work(responses: Sequence[Response], seconds: float) -> Work:
+    """What it took to sample these: each prompt went through the model once, and every token of its responses."""
+    prompts, lengths = dict[str, int](), dict[str, list[int]]()
+    for r in responses:
+        prompts[r.problem_id] = len(r.prompt_ids)
+        lengths.setdefault(r.problem_id, []).append(len(r.token_ids))
+    work = Work(seconds)
+    for problem, prompt in prompts.items():
+        work = work.plus(group_work(prompt, lengths[problem]))
+    return work
+
+
+def token_ids(samples: Sequence[Sample]) -> list[tuple[list[int], list[int]]]:
+    """(prompt ids, response ids) of each sample, as a `LogProbScorer` takes them."""
+    return [(s.response.prompt_ids, s.response.token_ids) for s in samples]
+
+
+def score_samples(samples: Sequence[Sample], scorer: "LogProbScorer") -> list[Sample]:
+    """The samples with their log-probabilities and mean entropies under the model as it is now."""
+    return [
+        replace(sample, log_probs=log_probs, entropy=sum(entropies) / len(entropies) if entropies else None)
+        for sample, (log_probs, entropies) in zip(samples, scorer(token_ids(samples)), strict=True)
+    ]
+
+
+def with_missing_scores(collected: Collected, scorer: "LogProbScorer", by_learning: bool) -> Collected:
+    """The collection, its samples scored where nobody has; `by_learning`: those with loss will be in their update."""
+    unscored = [s for s in collected.samples if s.entropy is None and not (by_learning and s.has_loss)]
+    if not unscored:
+        return collected
+    by_id = {id(s): found for s, found in zip(unscored, score_samples(unscored, scorer), strict=True)}
+    return replace(collected, samples=[by_id.get(id(s), s) for s in collected.samples])
+
+
+def rollout_metrics(samples: Sequence[Counted], prefix: str = "rollout") -> dict[str, float]:
+    """Rewards, lengths and what can go wrong quietly, as flat numbers over a batch of samples."""
+    if not samples:
+        return {}
+    n = len(samples)
+    groups: dict[str, list[Counted]] = {}
+    for s in samples:
+        groups.setdefault(s.group, []).append(s)
+    distinct = sum(len({s.tokens_key for s in group}) / len(group) for group in groups.values())
+    return {
+        "reward/mean": sum(s.grade.reward for s in samples) / n,
+        "reward/min": min(s.grade.reward for s in samples),
+        "reward/max": max(s.grade.reward for s in samples),
+        "reward/format": sum(s.grade.format for s in samples) / n,
+        "reward/answer": sum(s.grade.answer for s in samples) / n,
+        f"{prefix}/length_max": max((s.length for s in samples), default=0),
+        f"{prefix}/truncated": sum(s.truncated for s in samples) / n,
+        f"{prefix}/distinct": distinct / len(groups),  # share of different responses within a group
+        f"{prefix}/improbable_copies": improbable_copies(groups.values()) / n,
+        f"{prefix}/tokens": sum(s.length for s in samples),
+        **metrics_by_outcome(samples, prefix),
+    }
+
+
+def improbable_copies(groups: Iterable[Sequence[Counted]]) -> int:
+    """How many responses repeat another one of their group that had a probability below one in ten billion.
+
+    The model that sampled says how likely it was: independent draws do not repeat such a response, shared seeds do.
+    """
+    copies = 0
+    for group in groups:
+        unlikely = [s.tokens_key for s in group if s.nll > LONG_ODDS]
+        copies += len(unlikely) - len(set(unlikely))
+    return copies
+
+
+def metrics_by_outcome(samples: Sequence[Counted], prefix: str) -> dict[str, float]:
+    """Mean length and entropy of all, of the correct and of the other responses, as far as there are any.
+
+    The entropy is that of the trainer's distribution, a mean over a response's tokens; `nll` is the mean of -log p
+    of the sampled tokens under the engine, an estimate of the same that costs nothing.
+    """
+    out: dict[str, float] = {}
+    correct = [s for s in samples if s.grade.outcome == "correct"]
+    others = [s for s in samples if s.grade.outcome != "correct"]
+    for suffix, members in (("", samples), ("_correct", correct), ("_wrong", others)):
+        if members:
+            out[f"{prefix}/length{suffix}"] = sum(s.length for s in members) / len(members)
+        if entropies := [s.entropy for s in members if s.entropy is not None]:
+            out[f"{prefix}/entropy{suffix}"] = sum(entropies) / len(entropies)
+    if n_tokens := sum(s.n_log_probs for s in samples):
+        out[f"{prefix}/nll"] = sum(s.nll for s in samples) / n_tokens
+    return out

@@ -1,0 +1,236 @@
+"""Whether two values are the same answer."""
+
+from collections.abc import Sequence
+from itertools import permutations
+
+from rlreason.grading.answers import vocabulary as units
+from rlreason.grading.answers.equality import as_reals, order, ratio, same
+from rlreason.grading.answers.evaluate import exact
+from rlreason.grading.answers.lexer import ComparisonSettings
+from rlreason.grading.answers.names import is_ratio
+from rlreason.grading.answers.parser import Node, number, symbols
+from rlreason.grading.answers.values import (
+    Based,
+    Clock,
+    Collection,
+    Equation,
+    Grid,
+    Inequality,
+    Inequation,
+    Quantity,
+    Ratio,
+    Reals,
+    Value,
+    Words,
+)
+
+CHOICES = frozenset("ABCDE")
+MAX_CHAIN = 3  # links of an inequality, tried in every order
+
+
+def equal(answer: Value, reference: Value, settings: ComparisonSettings) -> bool:
+    """Kinds that state the same thing are brought to one kind first; then like is compared with like."""
+    answer, reference = _expanded(answer), _expanded(reference)
+    if isinstance(answer, Equation) or isinstance(reference, Equation):
+        return _equations(answer, reference, settings)
+    if isinstance(answer, Reals | Inequality | Inequation) or isinstance(reference, Reals | Inequality | Inequation):
+        return _sets_of_reals(answer, reference)
+    match answer, reference:
+        case Quantity(), Quantity():
+            return _quantities(answer, reference, settings)
+        case Collection(), Collection():
+            return _collections(answer, reference, settings)
+        case Collection(kind="set", items=(only,)), _:
+            return equal(only, reference, settings)
+        case _, Collection(kind="set", items=(only,)):
+            return equal(answer, only, settings)
+        case Grid(), Grid():
+            return answer.kind == reference.kind and _in_order(
+                _cells(answer), _cells(reference), settings, _shape(answer) == _shape(reference)
+            )
+        case Ratio(), _:
+            return _ratios(answer, reference)
+        case _, Ratio():
+            return _ratios(reference, answer)
+        case Clock(), Clock():
+            return answer.seconds == reference.seconds and _halves(answer, reference)
+        case (Based(), Based()) | (Words(), Words()):
+            return answer == reference
+    return False
+
+
+def _quantities(answer: Quantity, reference: Quantity, settings: ComparisonSettings) -> bool:
+    if not units.agree(answer.unit, reference.unit):
+        factor = units.conversion(answer.unit, reference.unit)
+        if factor is None:
+            return False
+        answer = answer._replace(node=Node("mul", (Node("group", (answer.node,)), number(factor))))
+    if (answer.percent and reference.unit) or (reference.percent and answer.unit):
+        return False
+    if _choice(answer.node) and _choice(reference.node):
+        return _choice(answer.node) == _choice(reference.node)
+    return any(
+        same(first, second, settings.rel_tol)
+        for first in _readings(answer, reference.percent, settings)
+        for second in _readings(reference, answer.percent, settings)
+    )
+
+
+def _readings(quantity: Quantity, other_percent: bool, settings: ComparisonSettings) -> list[Node]:
+    """38% is 0.38 and, where the setting allows and the other side has no sign of its own, also 38.
+
+    Below 1 the sign may not be dropped: 0.5 is far more often a probability than half a percent.
+    """
+    if not quantity.percent or other_percent:
+        return [quantity.node]
+    share = Node("div", (Node("group", (quantity.node,)), number(100)))
+    value = None if symbols(quantity.node) else exact(quantity.node)
+    droppable = settings.percent and (value is None or abs(value) >= 1)
+    return [quantity.node, share] if droppable else [share]
+
+
+def _choice(node: Node) -> str:
+    """The letter of a multiple choice, of any case, in brackets or not."""
+    inner = node.args[0] if node.op == "group" else node
+    return inner.name.upper() if inner.op == "symbol" and inner.name.upper() in CHOICES else ""
+
+
+def _collections(answer: Collection, reference: Collection, settings: ComparisonSettings) -> bool:
+    kinds = {answer.kind, reference.kind}
+    if len(answer.items) != len(reference.items):
+        return False
+    named = [any(isinstance(item, Equation) for item in side.items) for side in (answer, reference)]
+    if named[0] != named[1]:  # x = 1, y = 2 may be written 1, 2 but not 2, 1
+        return (
+            "set" not in kinds
+            and not (answer.label or reference.label)
+            and _in_order(answer.items, reference.items, settings, True)
+        )
+    if not units.agree(answer.label, reference.label):
+        return False
+    if kinds <= {"set", "list"}:
+        return _same_members(list(answer.items), reference.items, settings)
+    if kinds <= {"()", "<>"} or len(kinds) == 1:
+        return _in_order(answer.items, reference.items, settings, True)
+    return False
+
+
+def _in_order(answer: Sequence[Value], reference: Sequence[Value], settings: ComparisonSettings, shaped: bool) -> bool:
+    return shaped and all(equal(first, second, settings) for first, second in zip(answer, reference, strict=True))
+
+
+def _same_members(answer: list[Value], reference: Sequence[Value], settings: ComparisonSettings) -> bool:
+    for member in reference:
+        for index, candidate in enumerate(answer):
+            if equal(candidate, member, settings):
+                del answer[index]
+                break
+        else:
+            return False
+    return True
+
+
+def _cells(grid: Grid) -> list[Value]:
+    return [cell for row in grid.rows for cell in row]
+
+
+def _shape(grid: Grid) -> tuple[int, int]:
+    return len(grid.rows), len(grid.rows[0])
+
+
+def _as_ratio(value: Value) -> Value:
+    """`11:21` as a ratio where it could be a time of day too."""
+    return Ratio(tuple(map(number, value.parts))) if isinstance(value, Clock) and value.parts else value
+
+
+def _ratios(answer: Ratio, reference: Value) -> bool:
+    reference = _as_ratio(reference)
+    if isinstance(reference, Quantity) and reference.node.op == "div" and len(answer.parts) == 2:
+        return not reference.unit and same(Node("div", answer.parts), reference.node, 0.0)
+    if not isinstance(reference, Ratio) or len(answer.parts) != len(reference.parts):
+        return False
+    pairs = list(zip(answer.parts, reference.parts, strict=True))
+    first, second = pairs[0]
+    return all(same(Node("mul", (a, second)), Node("mul", (b, first)), 0.0) for a, b in pairs[1:])
+
+
+def _halves(answer: Clock, reference: Clock) -> bool:
+    """`am` and `pm` may be left out, but 9:30 is not 21:30."""
+    one_left_out = (answer.stated and not reference.half) or (reference.stated and not answer.half)
+    return answer.half == reference.half or one_left_out
+
+
+def _equations(answer: Value, reference: Value, settings: ComparisonSettings) -> bool:
+    if not isinstance(answer, Equation):
+        return _named(reference, answer, settings) if isinstance(reference, Equation) else False
+    if not isinstance(reference, Equation):
+        return _named(answer, reference, settings)
+    if answer.label and answer.label == reference.label and answer.value is not None and reference.value is not None:
+        return equal(answer.value, reference.value, settings)
+    if answer.gap is None or reference.gap is None or symbols(answer.gap) != symbols(reference.gap):
+        return False
+    return bool(ratio(answer.gap, reference.gap))
+
+
+def _named(equation: Equation, other: Value, settings: ComparisonSettings) -> bool:
+    """`x = 38` against a bare 38: the name may be left out."""
+    if is_ratio(equation.label):
+        other = _as_ratio(other)
+    return equation.value is not None and equal(equation.value, other, settings)
+
+
+def _sets_of_reals(answer: Value, reference: Value) -> bool:
+    first, second = as_reals(answer), as_reals(reference)
+    if first is not None and second is not None:
+        return (
+            units.agree(first.name, second.name)
+            and len(first.pieces) == len(second.pieces)
+            and all(
+                order(a.node, b.node) == 0 and a.closed == b.closed
+                for piece, other in zip(first.pieces, second.pieces, strict=True)
+                for a, b in zip(piece, other, strict=True)
+            )
+        )
+    match answer, reference:
+        case Inequality(gaps=gaps), Inequality(gaps=others) if len(gaps) == len(others):
+            return any(
+                all(a[1] == b[1] and ratio(a[0], b[0]) > 0 for a, b in zip(gaps, links, strict=True))
+                for links in (permutations(others) if len(others) <= MAX_CHAIN else [others])
+            )
+        case Inequation(gap=gap), Inequation(gap=other):
+            return bool(ratio(gap, other))
+    return False
+
+
+def _expanded(value: Value) -> Value:
+    r"""`2 \pm 3` and `(1, \pm 2)` as the set of their two values, alone or inside a list or set."""
+    both = _both(value)
+    if len(both) > 1:
+        return Collection("set", tuple(both))
+    if isinstance(value, Collection) and value.kind in ("set", "list"):
+        return value._replace(items=tuple(part for item in value.items for part in _both(item)))
+    if isinstance(value, Equation) and isinstance(value.value, Quantity):
+        return value._replace(value=_expanded(value.value))
+    return value
+
+
+def _both(value: Value) -> list[Value]:
+    """The two values where one has both signs, in a tuple at one place; else the value itself."""
+    if isinstance(value, Quantity) and _has_sign(value.node):
+        return [value._replace(node=_with_sign(value.node, upper)) for upper in (True, False)]
+    if isinstance(value, Collection) and value.kind not in ("set", "list"):
+        places = [_both(item) for item in value.items]
+        if sum(len(place) > 1 for place in places) == 1:
+            return [value._replace(items=tuple(place[pick % len(place)] for place in places)) for pick in (0, 1)]
+    return [value]
+
+
+def _has_sign(node: Node) -> bool:
+    return node.op in ("pm", "mp") or any(map(_has_sign, node.args))
+
+
+def _with_sign(node: Node, upper: bool) -> Node:
+    args = tuple(_with_sign(part, upper) for part in node.args)
+    if node.op in ("pm", "mp"):
+        return args[0] if (node.op == "pm") == upper else Node("neg", args)
+    return node._replace(args=args)

@@ -1,0 +1,209 @@
+"""Cut a cleaned answer into tokens; the verdict's types, and what may be sent to the symbolic library."""
+
+import re
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any, NamedTuple
+
+from rlreason.grading.answers.vocabulary import words
+from rlreason.types import Outcome
+
+
+class Verdict(NamedTuple):
+    """`path` names the rule that decided."""
+
+    outcome: Outcome
+    path: str
+
+    def as_dict(self) -> dict[str, Any]:
+        """The verdict as JSON holds it, on its way from a worker process."""
+        return {"outcome": self.outcome, "path": self.path}
+
+
+@dataclass(frozen=True, slots=True)
+class ComparisonSettings:
+    """`percent`: 38% may also be written 38. `rel_tol`: how close a decimal must come to a value that has no
+    finite decimal form; it must also be that value, rounded or cut, so 0.3333 is never 1/3 at 1e-6.
+    """
+
+    percent: bool = True
+    rel_tol: float = 1e-6
+
+
+class RefusedError(Exception):
+    """Working this out could cost more than any honest answer needs."""
+
+
+MAX_CHARS = 400
+MAX_DIGITS = 200
+MAX_POWER = 5_000  # of ten in 1e3, and of whole exponents elsewhere
+
+
+class Token(NamedTuple):
+    """`kind`: number, letter, word, command, text, begin, end or sign; `spaced`: white space stood before."""
+
+    kind: str
+    text: str
+    spaced: bool = False
+    value: Fraction | None = None
+    places: int | None = None  # digits after the decimal point, for a decimal written as such
+
+
+class UnreadableError(Exception):
+    """The text does not follow the grammar."""
+
+
+_GROUPS = r"\d{1,3}(?:,\d{3})+(?![\d,]\d|\d)|\d{1,3}(?:\{,\}\d{3})+(?!\d)|\d{1,3}(?:[ ]\d{3})+(?![ ]?\d)"
+_NUMBER = rf"""(?P<number>
+    (?P<whole>{_GROUPS}|\d+)?
+    (?:\.(?P<decimals>\d*)(?:
+        \\(?:overline|bar|dot)\s*\{{?(?P<repeat>\d+)\}}?|\((?P<bracket>\d+)\)(?!\d)|\s?(?P<dots>\\ldots)
+    )?)?
+    (?:[eE](?P<power>[+-]?\d+)(?![\w.]))?
+)"""
+_TOKEN = re.compile(
+    rf"""(?P<space>\s+)
+    |(?=\.?\d|\.\\(?:overline|bar|dot)){_NUMBER}
+    |\\begin\s*\{{(?P<begin>[a-zA-Z]+\*?)\}}(?:\{{[lcr|]*\}})?
+    |\\end\s*\{{(?P<end>[a-zA-Z]+\*?)\}}
+    |\\(?:text(?:[bsi][fct]|rm|tt|normal)?|mathrm|[mhf]box|operatorname)\s*\{{(?P<text>[^{{}}]*)\}}
+    |\\(?P<command>[a-zA-Z]+|.)
+    |(?P<word>[a-zA-Z]+)
+    |(?P<sign>\*\*|<=|>=|!=|[^\s])
+    """,
+    re.VERBOSE,
+)
+_SIGN_OF_TEXT = {"<=": "\\le", ">=": "\\ge", "!=": "\\ne"}
+_SIGN_OF_COMMAND = {
+    "cdot": "*", "times": "*", "ast": "*", "div": "/", "leq": "\\le", "leqslant": "\\le", "geq": "\\ge",
+    "geqslant": "\\ge", "lt": "<", "gt": ">", "neq": "\\ne", "lvert": "|", "rvert": "|",
+    "vert": "|", "mid": "|",
+    "colon": ":", "lbrack": "[", "rbrack": "]", "lparen": "(", "rparen": ")", "le": "\\le", "ge": "\\ge",
+    "ne": "\\ne", "pm": "\\pm", "mp": "\\mp", "cup": "\\cup", "cap": "\\cap", "in": "\\in", "{": "\\{",
+    "}": "\\}", "\\": "\\\\", "setminus": "\\setminus", "backslash": "\\setminus",
+    "approx": "\\approx", "sim": "\\approx", "$": "$", "&": "&",
+    "land": "and", "wedge": "and", "lor": "or", "vee": "or", "circ": "°", "degree": "°",
+}  # fmt: skip
+
+
+def tokens(text: str) -> list[Token]:
+    r"""Raises `RefusedError` over the length limits.
+
+    >>> [token.text for token in tokens(r"x^{2}+1,000\text{ cm}")]
+    ['x', '^', '{', '2', '}', '+', '1,000', ' cm']
+    """
+    if len(text) > MAX_CHARS:
+        raise RefusedError("longer than 400 characters")
+    found: list[Token] = []
+    spaced, depth = False, 0
+    position = 0
+    while position < len(text):
+        match = _TOKEN.match(text, position)
+        if match is None:
+            raise UnreadableError(text[position : position + 10])
+        position = match.end()
+        kind = match.lastgroup if match.group("number") is None else "number"
+        if kind == "space":
+            spaced = True
+            continue
+        if kind == "number" and depth and "," in match.group("number").replace("{,}", ""):
+            position = match.start() + match.group("number").index(",")  # inside brackets a comma separates
+            match = _TOKEN.match(text[:position], match.start())
+            assert match is not None
+        token = _token(kind or "sign", match, spaced)
+        found.append(token)
+        spaced = False
+        if token.kind == "sign":
+            depth += (token.text in ("(", "[", "\\{")) - (token.text in (")", "]", "\\}"))
+    return found
+
+
+def _token(kind: str, match: re.Match[str], spaced: bool) -> Token:
+    if kind == "number":
+        return _number(match, spaced)
+    text = match.group(kind)
+    if kind == "word" and len(text) == 1:
+        kind = "letter"
+    if kind == "command" and text in _SIGN_OF_COMMAND:
+        kind, text = "sign", _SIGN_OF_COMMAND[text]
+    return Token(kind, _SIGN_OF_TEXT.get(text, text), spaced)
+
+
+def _number(match: re.Match[str], spaced: bool) -> Token:
+    text = match.group("number")
+    if len(text) > MAX_DIGITS:
+        raise RefusedError("a number of more than 200 digits")
+    whole = re.sub(r"\D", "", match.group("whole") or "0")
+    decimals = match.group("decimals") or ""
+    repeat = match.group("repeat") or match.group("bracket")
+    if match.group("dots"):  # 0.1666...: what is written twice goes on, a single digit three times
+        going_on = re.search(r"(?:(\d)\1\1+|(\d{2,}?)\2+)\Z", decimals)
+        if going_on is None:
+            raise UnreadableError("digits that go on")
+        decimals, repeat = decimals[: going_on.start()], going_on.group(1) or going_on.group(2)
+    power = int(match.group("power") or 0)
+    if abs(power) > MAX_POWER:
+        raise RefusedError("a power of ten beyond 5000")
+    value = Fraction(int(whole + decimals), 10 ** len(decimals))
+    if repeat:
+        value += Fraction(int(repeat), (10 ** len(repeat) - 1) * 10 ** len(decimals))
+    value *= Fraction(10) ** power
+    plain_decimal = bool(decimals) and not repeat
+    return Token("number", text, spaced, value, len(decimals) - power if plain_decimal else None)
+
+
+MAX_SYMBOLIC_CHARS = 400
+MAX_DEPTH = 25
+MAX_SYMBOLIC_DIGITS = 30
+MAX_EXPONENT = 100
+MAX_RANGE = 1_000
+
+#: Commands with a meaning that the library keeps. Anything else (arrows, angles, bars, fonts) it may drop.
+KNOWN = words(
+    """frac sqrt int iint oint sum prod lim limits to infty pi cdot times div pm mp ln log exp sin cos tan cot
+    sec csc arcsin arccos arctan sinh cosh tanh le ge leq geq lt gt ne neq in cup cap begin end left right det
+    lfloor rfloor lceil rceil binom min max gcd lcm mod bmod mathrm cdots rightarrow
+    alpha beta gamma delta epsilon theta lambda mu nu rho sigma tau phi varphi chi psi omega xi eta zeta
+    Gamma Delta Theta Lambda Sigma Phi Psi Omega setminus emptyset varnothing mathbb"""
+)
+_WORD = re.compile(r"(?<![\\a-zA-Z{])[a-zA-Z]{4,}")
+_RANGE = re.compile(r"\\(?:sum|prod)[^\\]*\^\s*\{?\s*(\d+)")
+_EXPONENT = re.compile(r"(?:\^|\*\*)\s*[{(]*\s*-?\s*(\d+)")
+#: A power in an exponent: of a number or a bracket, or with a third power above it, or without braces.
+_TOWER = re.compile(r"(?:\^|\*\*)\s*(?:\{[^{}]*(?:[\d)}]\s*(?:\^|\*\*)|\^\s*\{?[^{}]*\^)|[^{}\s]{0,6}(?:\^|\*\*))")
+
+
+def readable(text: str) -> bool:
+    """Whether the library may be asked about this cleaned text: no text groups, no words, known commands."""
+    commands = re.findall(r"\\([a-zA-Z]+)", text)
+    if re.search(r"\\i?int(?!\s*(?:\\limits\s*)?_)", text):
+        return False  # an integral without limits is a family of functions, not a value
+    if "=" in re.sub(r"_\s*\{[^{}]*\}", "", text):
+        return False  # the library would keep the last side of an equation and drop the rest
+    if "'" in text:
+        return False  # nor does it keep the sign of a derivative
+    return bool(commands) and all(command in KNOWN for command in commands) and not _WORD.search(text)
+
+
+def check(text: str) -> None:
+    """Raises `RefusedError` for what could cost more than a short formula does."""
+    if len(text) > MAX_SYMBOLIC_CHARS:
+        raise RefusedError("longer than 400 characters")
+    if re.search(rf"\d{{{MAX_SYMBOLIC_DIGITS + 1},}}", text):
+        raise RefusedError("a number of more than 30 digits")
+    if any(int(power) > MAX_EXPONENT for power in _EXPONENT.findall(text)) and not re.search(r"\\int|\\lim", text):
+        raise RefusedError("an exponent over 100")
+    if any(int(end) > MAX_RANGE for end in _RANGE.findall(text)):
+        raise RefusedError("a sum or product over more than 1000 terms")
+    if _TOWER.search(text):
+        raise RefusedError("a tower of powers")
+    if text.count("!") > 2 or re.search(r"\d{4,}\}?\)?!|!\s*[!^)}]", text):
+        raise RefusedError("a large or repeated factorial")
+    if len(re.findall(r"\\(?:int|sum|prod|lim)(?![a-z])", text)) > 3:
+        raise RefusedError("more than three nested operators")
+    depth = deepest = 0
+    for char in text:
+        depth += (char in "({[") - (char in ")}]")
+        deepest = max(deepest, depth)
+    if deepest > MAX_DEPTH:
+        raise RefusedError("nested deeper than 25")

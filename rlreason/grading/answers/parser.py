@@ -1,0 +1,374 @@
+"""From tokens to an expression tree, by a small strict grammar."""
+
+from collections.abc import Sequence
+from fractions import Fraction
+from typing import NamedTuple
+
+from rlreason.grading.answers.lexer import RefusedError, Token, UnreadableError
+from rlreason.grading.answers.vocabulary import ACCENTS, APPLIED, CLOSING, CONSTANTS, FUNCTIONS, GREEK
+
+
+class Node(NamedTuple):
+    """`op` is number, symbol, constant, or the operation on `args`."""
+
+    op: str
+    args: tuple["Node", ...] = ()
+    value: Fraction | None = None
+    name: str = ""
+    places: int | None = None  # digits after the point, on a number written as a decimal
+
+
+def number(value: Fraction | int, places: int | None = None) -> Node:
+    """A leaf with this value. `places`: digits after the point, where it was written as a decimal."""
+    return Node("number", value=Fraction(value), places=places)
+
+
+def symbols(node: Node) -> frozenset[str]:
+    """The names of all symbols in the tree; constants such as pi are none.
+
+    >>> sorted(symbols(Node("add", (Node("symbol", name="x"), Node("constant", name="pi")))))
+    ['x']
+    """
+    if node.op == "symbol":
+        return frozenset((node.name,))
+    return frozenset().union(*map(symbols, node.args))
+
+
+def infinity(node: Node) -> int:
+    """1 or -1 for plus or minus infinity, else 0."""
+    if node.op == "group":
+        return infinity(node.args[0])
+    if node.op == "neg":
+        return -infinity(node.args[0])
+    return int(node == Node("constant", name="oo"))
+
+
+class Cursor:
+    """`at` is the index of the next token. Steps that read nothing leave it where it is."""
+
+    def __init__(self, tokens: Sequence[Token]) -> None:
+        self.tokens, self.at = tokens, 0
+        self.bars = 0  # 1 inside |...|, where the next bar closes
+
+    def peek(self, ahead: int = 0) -> Token:
+        """The next token, or the one `ahead` of it; a token of kind `end` behind the last."""
+        return self.tokens[self.at + ahead] if self.at + ahead < len(self.tokens) else Token("end", "")
+
+    def sign(self, *texts: str) -> str | None:
+        """The next token's text when it is one of these signs, taken; else None."""
+        token = self.peek()
+        if token.kind == "sign" and token.text in texts:
+            self.at += 1
+            return token.text
+        return None
+
+    def expect(self, text: str) -> None:
+        """Take this sign. Raises `UnreadableError` where another token stands."""
+        if not self.sign(text):
+            raise UnreadableError(f"no {text}")
+
+    def replace(self, *tokens: Token) -> None:
+        """Put these tokens in the place of the next one."""
+        self.tokens = [*self.tokens[: self.at], *tokens, *self.tokens[self.at + 1 :]]
+
+    def begins_factor(self) -> bool:
+        """Whether a factor without a sign may follow; a bare number may not: `3 8` and `x2` mean nothing."""
+        token = self.peek()
+        if token.kind == "sign":
+            return token.text in ("(", "{", "[") or (token.text == "|" and not self.bars)
+        if token.kind == "text":
+            return token.text.strip() in FUNCTIONS or len(token.text.strip()) == 1
+        return token.kind in ("letter", "word", "command") and token.text not in CLOSING
+
+    def digit(self) -> Node:
+        r"""The first digit of the next number, as in `\frac12`; the others stay."""
+        text = self.peek().text
+        self.replace(*([Token("number", text[1:], value=Fraction(int(text[1:])))] if text[1:] else []))
+        return number(int(text[0]))
+
+    def letter(self, letter: str) -> Node:
+        """A variable with its index, or the constant `e` or `i`."""
+        self.at += 1
+        if self.peek().text == "_":
+            return Node("symbol", name=letter + self.subscript())
+        if letter in APPLIED and self.peek().text == "(" and not self.peek().spaced:
+            raise UnreadableError("an unknown function")  # f(2x) is no product
+        if letter in ("e", "i"):
+            return Node("constant", name=letter)
+        return Node("symbol", name=letter)
+
+    def subscript(self) -> str:
+        r"""`_1`, `_{12}`, `_{\text{max}}`: part of the name; nothing where none follows."""
+        if not self.sign("_"):
+            return ""
+        if not self.sign("{"):
+            self.at += 1
+            return "_" + self.tokens[self.at - 1].text if self.at <= len(self.tokens) else ""
+        name = "_"
+        while not self.sign("}"):
+            if self.peek().kind == "end":
+                raise UnreadableError("_")
+            name += self.peek().text.strip()
+            self.at += 1
+        return name
+
+    def degree_sign(self) -> bool:
+        """Whether `°` or `{°}` stands here, which is taken."""
+        if [self.peek(ahead).text for ahead in range(3)] == ["{", "°", "}"]:
+            self.at += 3
+            return True
+        return self.sign("°") is not None
+
+    def single_number(self) -> Node | None:
+        """The number that stands here, never the whole part of a mixed one; else None."""
+        token = self.peek()
+        if token.kind != "number":
+            return None
+        self.at += 1
+        return number(token.value or 0, token.places)
+
+    def proper_fraction(self) -> Node | None:
+        """`1/2` behind the whole part of a mixed number: plain digits, above 0 and below 1; else None."""
+        top, slash, bottom = self.peek(), self.peek(1), self.peek(2)
+        if not (top.text.isdigit() and slash.text == "/" and bottom.text.isdigit() and not bottom.spaced):
+            return None
+        if not 0 < int(top.text) < int(bottom.text):
+            return None
+        self.at += 3
+        return Node("div", (number(int(top.text)), number(int(bottom.text))))
+
+
+MAX_DEPTH = 25
+_SIGNS = {"+": "", "-": "neg", "\\pm": "pm", "\\mp": "mp"}
+_BRACKETS = {"(": ")", "[": "]", "{": "}", "|": "|"}
+_FENCES = {"lfloor": ("rfloor", "floor"), "lceil": ("rceil", "ceil")}
+_BETWEEN = {"over": "div", "choose": "binom"}  # {3 \\over 4}
+_SAME = {"asin": "arcsin", "acos": "arccos", "atan": "arctan", "lg": "log10"}
+_DEGREE = Node("symbol", name="°")
+_INVERSE = Node("neg", (number(1),))
+
+
+def parse(tokens: Sequence[Token]) -> Node:
+    """The expression that all tokens make together. Raises `UnreadableError` or `RefusedError`."""
+    parser = Parser(tokens)
+    node = parser.sum()
+    if parser.at < len(parser.tokens):
+        raise UnreadableError(parser.tokens[parser.at].text)
+    return node
+
+
+class Parser(Cursor):
+    """Recursive descent over one token sequence; each method reads one rule of the grammar."""
+
+    depth = 0
+
+    def sum(self) -> Node:
+        """Terms joined by `+`, `-` or both at once."""
+        self.depth += 1
+        if self.depth > MAX_DEPTH:
+            raise RefusedError("nested deeper than 25")
+        node = self.term(self.sign(*_SIGNS))
+        while sign := self.sign(*_SIGNS):
+            node = Node("add", (node, self.term(sign)))
+        self.depth -= 1
+        return node
+
+    def term(self, sign: str | None) -> Node:
+        """A product with the sign that was taken before it."""
+        node, op = self.product(), _SIGNS.get(sign or "+")
+        return Node(op, (node,)) if op else node
+
+    def product(self) -> Node:
+        """Factors joined by signs or side by side, from left to right: `1/2x` is `(1/2)x`."""
+        node = self.signed_factor()
+        while True:
+            if self.sign("*"):
+                node = Node("mul", (node, self.signed_factor()))
+            elif self.sign("/"):
+                node = Node("div", (node, self.signed_factor()))
+            elif self.begins_factor() or (self.peek().kind == "number" and self.tokens[self.at - 1].text == "!"):
+                node = Node("mul", (node, self.factor()))
+            else:
+                return node
+
+    def signed_factor(self) -> Node:
+        """A factor with at most one sign of its own, as behind `*`."""
+        sign = self.sign("-", "+")
+        node = self.factor()
+        return Node("neg", (node,)) if sign == "-" else node
+
+    def factor(self) -> Node:
+        """An atom with its powers, factorials, primes and degree sign."""
+        node = self.atom()
+        while True:
+            if self.sign("!"):
+                node = Node("fact", (node,))
+            elif self.sign("°"):
+                node = Node("degree", (node,))
+            elif self.sign("'"):
+                if node.op != "symbol":
+                    raise UnreadableError("'")
+                node = node._replace(name=node.name + "'")
+            elif self.sign("^", "**"):
+                node = self.power(node)
+            else:
+                return node
+
+    def power(self, base: Node) -> Node:
+        """The base with the exponent that follows, or in degrees."""
+        exponent = self.exponent()
+        return Node("degree", (base,)) if exponent == _DEGREE else Node("pow", (base, exponent))
+
+    def exponent(self) -> Node:
+        """What stands behind `^`: one number or atom with its sign, and the tower above it."""
+        if self.degree_sign():
+            return _DEGREE
+        negative = self.sign("-")
+        self.sign("+")
+        node = self.single_number() or self.atom()
+        if self.sign("^", "**"):  # towers lean right
+            node = self.power(node)
+        return Node("neg", (node,)) if negative else node
+
+    def group(self) -> Node:
+        r"""`{...}` or, where braces were left out as in `\frac12`, one digit, letter or command."""
+        if self.sign("{"):
+            bars, self.bars = self.bars, 0
+            node = self.sum()
+            self.expect("}")
+            self.bars = bars
+            return node
+        token = self.peek()
+        if token.kind == "number" and token.text.isdigit():
+            return self.digit()
+        if token.kind == "word":
+            raise UnreadableError(token.text)
+        return self.atom()
+
+    def atom(self) -> Node:
+        """A number, a letter, a bracket, or what a word or command stands for."""
+        token = self.peek()
+        if token.kind == "number":
+            return self.number()
+        if token.kind == "letter":
+            return self.letter(token.text)
+        if token.kind == "sign":
+            return self.bracket()
+        if token.kind in ("word", "command"):
+            return self.named(token)
+        name = token.text.strip()
+        if token.kind == "text" and name in FUNCTIONS:
+            return self.named(token._replace(kind="word", text=name))
+        if token.kind == "text" and len(name) == 1 and name.isalpha():
+            return self.letter(name)
+        raise UnreadableError(token.text)
+
+    def number(self) -> Node:
+        """A number, or a mixed number: a whole one, and then a proper fraction of plain digits."""
+        plain, whole = self.peek().text.isdigit(), self.single_number()
+        assert whole is not None
+        if not plain:
+            return whole
+        fraction = self.proper_fraction() if self.peek().spaced else None
+        if fraction is None and self.peek()[:2] == ("command", "frac"):
+            at, tokens = self.at, self.tokens
+            candidate = self.atom()
+            parts = [part.value or 0 for part in candidate.args if part.op == "number" and part.places is None]
+            if len(parts) == 2 and 0 < parts[0] < parts[1] and self.peek().text != "^":
+                fraction = candidate
+            else:
+                self.at, self.tokens = at, tokens
+        return Node("add", (whole, fraction)) if fraction else whole
+
+    def bracket(self) -> Node:
+        r"""An expression in brackets or bars, or `{a \over b}` and its like."""
+        opening = self.peek().text
+        closing = _BRACKETS.get(opening)
+        if closing is None:
+            raise UnreadableError(opening)
+        self.at += 1
+        bars, self.bars = self.bars, int(opening == "|")
+        node = self.sum()
+        between = _BETWEEN.get(self.peek().text) if opening == "{" else None
+        if between:
+            self.at += 1
+            node = Node(between, (node, self.sum()))
+        self.expect(closing)
+        self.bars = bars
+        return Node("abs" if opening == "|" else "group", (node,))
+
+    def named(self, token: Token) -> Node:
+        """What a word or command stands for, with its arguments."""
+        name = token.text
+        self.at += 1
+        if name in ("frac", "binom", "dbinom", "tbinom"):
+            top, bottom = self.group(), self.group()
+            if top == Node("symbol", name="d"):
+                raise UnreadableError("a derivative")
+            return Node("div" if name == "frac" else "binom", (top, bottom))
+        if name == "sqrt":
+            return self.root()
+        if name in FUNCTIONS:
+            return self.function(name)
+        if name in CONSTANTS:
+            return Node("constant", name=CONSTANTS[name])
+        if name in GREEK:
+            return Node("symbol", name=name + self.subscript())
+        if token.kind == "command" and name in ACCENTS:
+            inner = self.group()
+            if inner.op not in ("symbol", "constant"):
+                raise UnreadableError(name)
+            return Node("symbol", name=f"{name} {inner.name}" + self.subscript())
+        if token.kind == "command" and name in _FENCES:
+            node = self.sum()
+            if self.peek()[:2] != ("command", _FENCES[name][0]):
+                raise UnreadableError(name)
+            self.at += 1
+            return Node(_FENCES[name][1], (node,))
+        if token.kind == "word" and len(name) <= 3:  # letters side by side are factors, as in `xy^2`
+            self.at -= 1
+            self.replace(*[Token("letter", letter) for letter in name])
+            return self.atom()
+        raise UnreadableError(name)
+
+    def root(self) -> Node:
+        """A root with its degree; without brackets it covers one number or atom."""
+        degree = number(2)
+        if self.sign("["):
+            degree = self.sum()
+            self.expect("]")
+        if self.sign("-"):
+            raise UnreadableError("sqrt-")
+        return Node("root", (self.single_number() or self.atom(), degree))  # \sqrt12 and √12: the root of twelve
+
+    def function(self, name: str) -> Node:
+        r"""A function with its base or power, applied to a bracket or to the factors that follow: `\sin 2x`."""
+        name, base, power = _SAME.get(name, name), None, None
+        if name == "log" and self.sign("_"):
+            base = self.group() if self.peek().text == "{" else self.log_base()
+        if self.sign("^"):
+            power = self.exponent()
+        if name == "log" and base is None and self.sign("_"):
+            base = self.group()
+        argument = self.atom() if self.peek().text in _BRACKETS else self.open_argument()
+        if power in (_INVERSE, Node("group", (_INVERSE,))):
+            name, power = "arc" + name, None
+        node = Node("call", (argument, base) if base else (argument,), name=name)
+        return Node("pow", (node, power)) if power else node
+
+    def log_base(self) -> Node:
+        r"""A base without braces: `\log_28` is read as printed, base 2; `\log_10(x)` as meant, base 10."""
+        token, following = self.peek(), self.peek(1)
+        if token.kind != "number" or not token.text.isdigit() or following.spaced:
+            return self.atom()
+        if following.text in ("(", "{") or following.kind in ("letter", "command"):
+            self.at += 1
+            return number(int(token.text))
+        return self.group()
+
+    def open_argument(self) -> Node:
+        """The factors behind a function without brackets, up to the next sum, function or bracket."""
+        node = self.signed_factor()
+        while self.begins_factor() and self.peek().text not in FUNCTIONS and self.peek().text not in ("(", "["):
+            node = Node("mul", (node, self.factor()))
+        return node

@@ -1,0 +1,419 @@
+"""From a cleaned answer to a value: lists, sets, tuples, relations, matrices, times, bases and letters."""
+
+import re
+from collections.abc import Callable, Sequence
+
+from rlreason.grading.answers import equality as reals
+from rlreason.grading.answers import values as quantities
+from rlreason.grading.answers.equality import near, same
+from rlreason.grading.answers.lexer import RefusedError, Token, UnreadableError, tokens
+from rlreason.grading.answers.names import family, name_of, occurs_in
+from rlreason.grading.answers.normalize import plain, whole_text
+from rlreason.grading.answers.parser import Node, number, parse, symbols
+from rlreason.grading.answers.values import (
+    Based,
+    Clock,
+    Collection,
+    Equation,
+    Grid,
+    Inequality,
+    Inequation,
+    Quantity,
+    Ratio,
+    Reals,
+    Value,
+    Words,
+)
+from rlreason.grading.answers.vocabulary import SYNONYMS
+
+Inner = Callable[[Sequence[Token]], Value]
+
+
+def read_relation(pieces: Sequence[Sequence[Token]], signs: Sequence[str], inner: Inner) -> Value:
+    """The relation that these signs make between these pieces; `inner` reads the value of a piece.
+
+    Raises `UnreadableError` for signs that make none together.
+    """
+    if "\\approx" in signs:
+        return approximation(pieces, signs, inner)
+    if set(signs) == {"="}:
+        return equation(pieces, inner)
+    if "\\in" in signs:
+        return membership(pieces, signs, inner)
+    nodes = [parse(piece) for piece in pieces]
+    if len(signs) == 1 and signs[0] == "\\ne":
+        return Inequation(minus(nodes[0], nodes[1]))
+    gaps = []
+    for left, sign, right in zip(nodes, signs, nodes[1:], strict=False):
+        if sign not in ("<", ">", "\\le", "\\ge"):
+            raise UnreadableError(sign)
+        rising = sign in ("<", "\\le")
+        gaps.append((minus(left, right) if rising else minus(right, left), sign in ("\\le", "\\ge")))
+    return Inequality(tuple(gaps))
+
+
+def equation(pieces: Sequence[Sequence[Token]], inner: Inner) -> Value:
+    """`name = value`, `value = name`, a chain of equal values, or any other equation in symbols."""
+    if not pieces[0]:  # "= 38" states 38
+        return inner(pieces[1]) if len(pieces) == 2 else equation(pieces[1:], inner)
+    at = 0 if name_of(pieces[0]) or len(pieces) != 2 else 1
+    if label := name_of(pieces[at]):
+        rest = pieces[1:] if at == 0 else pieces[:1]
+        values = [inner(piece) for piece in rest]
+        if not occurs_in(pieces[at], values[-1]):
+            check_chain(values)
+            return Equation(label, values[-1], _gap(pieces[at], rest[-1]) if len(pieces) == 2 else None)
+    values = [inner(piece) for piece in pieces]
+    if all(isinstance(value, Quantity) and not symbols(value.node) for value in values):
+        check_chain(values)
+        return values[-1]
+    if len(pieces) != 2:
+        raise UnreadableError("=")
+    return Equation("", None, minus(parse(pieces[0]), parse(pieces[1])))
+
+
+def approximation(pieces: Sequence[Sequence[Token]], signs: Sequence[str], inner: Inner) -> Value:
+    r"""`\approx 38` and `x \approx 38` state 38; in `\sqrt2 \approx 1.41` the exact side is the answer."""
+    at = list(signs).index("\\approx")
+    if len(signs) == 1 and (not pieces[0] or name_of(pieces[0])):
+        return equation(pieces, inner)
+    if "\\approx" in signs[at + 1 :] or len(signs) > at + 1:
+        raise UnreadableError("more than one approximation")
+    exact, rough = inner(pieces[at]), inner(pieces[at + 1])
+    if not (isinstance(exact, Quantity) and isinstance(rough, Quantity) and near(exact.node, rough.node, 0.01)):
+        raise UnreadableError("an approximation that is not near")
+    return read_relation(pieces[: at + 1], signs[:at], inner) if at else exact
+
+
+def check_chain(values: Sequence[Value]) -> None:
+    """The links of a chain must have the same value; only numbers and formulas can form one."""
+    last = values[-1]
+    for value in values[:-1]:
+        if not (isinstance(value, Quantity) and isinstance(last, Quantity) and same(value.node, last.node, 0.0)):
+            raise UnreadableError("a chain of values that are not equal")
+
+
+def _gap(left: Sequence[Token], right: Sequence[Token]) -> Node | None:
+    try:
+        return minus(parse(left), parse(right))
+    except UnreadableError:
+        return None
+
+
+def minus(left: Node, right: Node) -> Node:
+    """The tree of `left - right`."""
+    return Node("add", (left, Node("neg", (right,))))
+
+
+def membership(pieces: Sequence[Sequence[Token]], signs: Sequence[str], inner: Inner) -> Value:
+    r"""`x \in A`: the set of reals for x where A is one, else x named with the value A."""
+    name = name_of(pieces[0])
+    if list(signs) != ["\\in"] or not name:
+        raise UnreadableError("\\in")
+    value = inner(pieces[1])
+    found = reals.as_reals(value)
+    if found is not None and not (isinstance(value, Collection) and value.kind == "set"):
+        return found._replace(name=name)
+    return Equation(name, value, None)
+
+
+def builder(content: Sequence[Token], inner: Inner) -> Value | None:
+    r"""`x \mid x > 2` inside set braces; None when the braces hold something else."""
+    marks = [index for index, token in enumerate(content) if token.kind == "sign" and token.text in ("|", ":")]
+    if len(marks) != 1 or not 0 < marks[0] < len(content) - 1:
+        return None
+    if not name_of(content[:1]) or (marks[0] > 1 and content[1].text != "\\in"):
+        return None
+    value = reals.as_reals(inner(content[marks[0] + 1 :]))
+    if value is None or value.name != name_of(content[:1]):
+        raise UnreadableError("a set by its property")
+    return value._replace(name="")
+
+
+def joined(items: Sequence[Value], kinds: set[str]) -> Value | None:
+    """Inequalities joined by `or` (a union) or by `and` (an intersection), as one set of reals.
+
+    A comma is an `and` where something is excluded: `x > 2, x \\ne 3`.
+    """
+    words = kinds - {","} or ({"and"} if any(isinstance(item, Inequation) for item in items) else set())
+    if len(words) != 1 or not all(isinstance(item, Inequality | Inequation | Reals) for item in items):
+        return None
+    sets = [reals.as_reals(item) for item in items]
+    found = [part for part in sets if part is not None]
+    if len(found) != len(items) or len({part.name for part in found}) != 1:
+        return None
+    if words == {"or"}:
+        return reals.union([piece for part in found for piece in part.pieces], found[0].name)
+    result = found[0]
+    for part in found[1:]:
+        result = reals.intersection(result, part)
+    return result
+
+
+def unlabelled(items: tuple[Value, ...]) -> Collection:
+    """`x = 1, 2`, `x = 1, x = 2` and `x_1 = 1, x_2 = 2` list values of x; `x = 1, y = 2` does not."""
+    names = {family(item.label) for item in items if isinstance(item, Equation)}
+    bare_tail = all(not isinstance(item, Equation) for item in items[1:])
+    all_named = all(isinstance(item, Equation) for item in items)
+    values = [item.value if isinstance(item, Equation) else item for item in items]
+    stripped = tuple(value for value in values if value is not None)
+    if len(names) != 1 or "" in names or not (bare_tail or all_named) or len(stripped) < len(items):
+        return Collection("list", items)
+    return Collection("list", stripped, names.pop())
+
+
+_DATE = re.compile(r"\d{4}-\d\d-\d\d|\d{1,2}/\d{1,2}/(?:\d{2}|\d{4})")
+_CLOCK = re.compile(r"(\d{1,2})(?::(\d\d))?(?::(\d\d))?\s*(?:\\text\{\s*)?(?:([ap])\.?\s?m\b\.?)?\s*\}?", re.I)
+_DIGITS = r"([0-9][0-9A-Fa-f]*|[A-F][0-9A-F]+)"  # a_{12} is a term of a sequence
+_BASE = re.compile(rf"\(?{_DIGITS}\)?_\{{?(?:\\text\{{)?\(?([a-z]+|\d{{1,2}})\)?\}}*")
+_BASE_WORDS = re.compile(rf"{_DIGITS} ?(?:\\text\{{ ?)?\(?(?:in )?base[ -]([a-z]+|\d{{1,2}})\)?\}}?")
+_NUMBER_WORDS = "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen"
+_BELOW_20 = [*_NUMBER_WORDS.split(), "seventeen", "eighteen", "nineteen"]
+_TENS = ("twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety")
+_BELOW_100 = _BELOW_20 + [f"{ten}-{one}".removesuffix("-zero") for ten in _TENS for one in _BELOW_20[:10]]
+_CHOICE = re.compile(r"(?:(?:[Oo]ption|[Cc]hoice) )?[(\[]?([A-E])[)\].:]*")
+
+
+def date(text: str) -> Words | None:
+    """`2024-01-02`, `1/2/2024`: no difference and no quotient."""
+    return Words(text) if _DATE.fullmatch(text) else None
+
+
+def choice(text: str) -> Quantity | None:
+    """`C`, `(C)`, `C.`, `C)` or `Option C`."""
+    match = _CHOICE.fullmatch(text)
+    return Quantity(Node("symbol", name=match.group(1))) if match else None
+
+
+def in_words(text: str) -> Quantity | None:
+    """`zero` to `ninety-nine`."""
+    word = text.casefold().replace(" ", "-")
+    return Quantity(number(_BELOW_100.index(word))) if word in _BELOW_100 else None
+
+
+def clock(text: str) -> Clock | None:
+    """`9:30`, `9 am`, `21:30:00`, `9:30 \\text{ p.m.}`."""
+    match = _CLOCK.fullmatch(text)
+    if match is None or not (match.group(2) or match.group(4)):
+        return None
+    hour, minute, second = (int(part or 0) for part in match.groups()[:3])
+    if hour > 23 or minute > 59 or second > 59:
+        return None
+    half = (match.group(4) or "").lower()
+    stated = bool(half)
+    if not half and not 1 <= hour <= 12:
+        half = "p" if hour else "a"
+    parts = () if stated else tuple(int(part) for part in match.groups()[:3] if part)
+    return Clock((hour % 12 * 60 + minute) * 60 + second, half, stated, parts)
+
+
+def based(text: str) -> Based | None:
+    """`101_2`, `(101)_{2}`, `101_{\\text{two}}`, `101 base 2`."""
+    match = _BASE.fullmatch(text.replace(" ", "")) or _BASE_WORDS.fullmatch(text)
+    if match is None:
+        return None
+    digits, base = match.groups()
+    size = int(base) if base.isdigit() else (_BELOW_100.index(base) if base in _BELOW_100 else 0)
+    if not 2 <= size <= 36 or any(int(digit, 36) >= size for digit in digits):
+        return None
+    return Based(digits.upper().lstrip("0") or "0", size)
+
+
+MAX_ITEMS = 60
+OPENING = {"(": ")", "[": "]", "{": "}", "\\{": "\\}"}
+RELATIONS = frozenset(("=", "\\approx", "<", ">", "\\le", "\\ge", "\\ne", "\\in"))
+_ALL_REALS = (
+    "all real numbers",
+    "all reals",
+    "all real numbers x",
+    "the set of all real numbers",
+    "all real x",
+)
+_EMPTY = ("emptyset", "varnothing")
+
+
+def read(text: str) -> Value:
+    """The value of a cleaned answer. Raises `UnreadableError` or `RefusedError`."""
+    inner = whole_text(text)
+    if inner:
+        text = inner
+    for notation in (date, choice, clock, based, in_words):
+        if special := notation(text):
+            return special
+    return read_tokens(tokens(text), 0)
+
+
+def read_tokens(found: Sequence[Token], depth: int) -> Value:
+    """The value of these tokens, which stand `depth` structures deep."""
+    if depth > 8:
+        raise RefusedError("structures nested deeper than 8")
+    if not found:
+        raise UnreadableError("nothing")
+    if words := _words(found):
+        return words
+    for attempt in (_separated, _related, _set_algebra, _enclosed, _grid, _ratio):
+        value = attempt(found, lambda part: read_tokens(part, depth + 1))
+        if value is not None:
+            return value
+    return quantities.read(found)
+
+
+def _words(found: Sequence[Token]) -> Words | Reals | None:
+    """Nothing but language: all words and single letters, with at least one word that names no quantity."""
+    if any(token.kind not in ("word", "letter", "text") or joiner(token) == "and" for token in found):
+        return None
+    if quantities.is_product(found):
+        return None
+    text = plain(" ".join(token.text for token in found)).casefold()
+    if len(found) == 1 and (found[0].kind == "letter" or quantities.is_constant(text) or re.search(r"\d", text)):
+        return None
+    if text in _ALL_REALS:
+        return reals.EVERYTHING
+    text = re.sub(r"\A(?:an?|the) (?=[a-z]{3})", "", text)
+    return Words(SYNONYMS.get(text, text)) if re.search("[a-z]", text) else None
+
+
+def split(found: Sequence[Token], at: Callable[[Token], bool]) -> tuple[list[list[Token]], list[Token]]:
+    """The pieces between tokens that `at` accepts outside all brackets, and those tokens."""
+    pieces: list[list[Token]] = [[]]
+    marks: list[Token] = []
+    closers: list[str] = []
+    for token in found:
+        if (
+            token.kind == "begin"
+            or (token.kind == "sign" and token.text in OPENING)
+            or token[:2] == ("command", "langle")
+        ):
+            closers.append(token.text)
+        elif (
+            token.kind == "end"
+            or (token.kind == "sign" and token.text in OPENING.values())
+            or token[:2] == ("command", "rangle")
+        ):
+            if not closers:
+                raise UnreadableError(token.text)
+            closers.pop()
+        elif not closers and at(token):
+            marks.append(token)
+            pieces.append([])
+            continue
+        pieces[-1].append(token)
+    if closers:
+        raise UnreadableError(closers[-1])
+    return pieces, marks
+
+
+def joiner(token: Token) -> str:
+    """`,` for a separator, `or` or `and` for those words, else nothing."""
+    if token.kind == "sign" and token.text in (",", ";"):
+        return ","
+    word = token.text.strip(" ,").casefold()
+    return word if word in ("or", "and") else ""
+
+
+def _separated(found: Sequence[Token], inner: Inner) -> Value | None:
+    pieces, marks = split(found, lambda token: bool(joiner(token)))
+    if not marks:
+        return None
+    kinds = {joiner(mark) for mark in marks}
+    kept = [piece for index, piece in enumerate(pieces) if piece or not _oxford(pieces, marks, index)]
+    if not all(kept) or len(kept) > MAX_ITEMS:
+        raise UnreadableError(",")
+    items = tuple(inner(piece) for piece in kept)
+    return joined(items, kinds) or unlabelled(items)
+
+
+def _oxford(pieces: list[list[Token]], marks: list[Token], index: int) -> bool:
+    """The empty piece of `, and`."""
+    return 0 < index < len(marks) and joiner(marks[index - 1]) == "," and joiner(marks[index]) != ","
+
+
+def _related(found: Sequence[Token], inner: Inner) -> Value | None:
+    pieces, marks = split(found, lambda token: token.kind == "sign" and token.text in RELATIONS)
+    return read_relation(pieces, [mark.text for mark in marks], inner) if marks else None
+
+
+def _set_algebra(found: Sequence[Token], inner: Inner) -> Value | None:
+    """Unions, intersections and differences of sets of reals, from left to right."""
+    pieces, marks = split(found, lambda token: token.kind == "sign" and token.text in ("\\cup", "\\cap", "\\setminus"))
+    if not marks:
+        return _named_set(found)
+    value = inner(pieces[0])
+    for mark, piece in zip(marks, pieces[1:], strict=True):
+        left, right = reals.as_reals(value), reals.as_reals(inner(piece))
+        if left is None or right is None:
+            raise UnreadableError(mark.text)
+        if mark.text == "\\cup":
+            value = reals.union([*left.pieces, *right.pieces])
+        else:
+            value = reals.intersection(left, right if mark.text == "\\cap" else reals.complement(right))
+    return value
+
+
+def _named_set(found: Sequence[Token]) -> Value | None:
+    texts = [token.text for token in found]
+    if texts in (["mathbb", "{", "R", "}"], ["mathbb", "R"]):
+        return reals.EVERYTHING
+    return Collection("set", ()) if len(texts) == 1 and texts[0] in _EMPTY else None
+
+
+def _enclosed(found: Sequence[Token], inner: Inner) -> Value | None:
+    """One pair of brackets around everything: a set, a tuple or an interval."""
+    first, last = found[0], found[-1]
+    if first[:2] == ("command", "langle") and last[:2] == ("command", "rangle"):
+        first, last = first._replace(kind="sign", text="<"), last._replace(kind="sign", text=">")
+    brackets = first.text + last.text
+    if first.kind != "sign" or brackets not in ("()", "(]", "[)", "[]", "{}", "\\{\\}", "<>") or not _one_pair(found):
+        return None
+    content = found[1:-1]
+    if "{" in brackets:
+        built = builder(content, inner)
+        if built is not None:
+            return built
+    pieces, marks = split(content, lambda token: joiner(token) == ",")
+    if "{" in brackets and (brackets != "{}" or marks):
+        return Collection("set", tuple(inner(piece) for piece in pieces) if content else ())
+    if not marks:
+        return inner(content) if brackets == "()" and _is_structure(content) else None
+    if len(pieces) > MAX_ITEMS:
+        raise RefusedError("more than 60 items")
+    return Collection(brackets, tuple(inner(piece) for piece in pieces))
+
+
+def _one_pair(found: Sequence[Token]) -> bool:
+    try:
+        split(found[1:-1], lambda token: False)
+    except UnreadableError:
+        return False
+    return len(found) > 1
+
+
+def _is_structure(content: Sequence[Token]) -> bool:
+    """Whether brackets hold more than an expression, as in `(x = 3)` or `(\\text{A})`."""
+    return any(token.text in RELATIONS or token.kind in ("text", "begin") for token in content)
+
+
+def _grid(found: Sequence[Token], inner: Inner) -> Value | None:
+    if found[0].kind != "begin" or found[-1].kind != "end" or found[0].text != found[-1].text:
+        return None
+    name = found[0].text.rstrip("*")
+    if name not in ("pmatrix", "bmatrix", "matrix", "vmatrix", "Bmatrix", "array", "smallmatrix"):
+        raise UnreadableError(name)
+    rows, _ = split(found[1:-1], lambda token: token.text == "\\\\")
+    if not rows[-1]:
+        rows.pop()
+    cells = [split(row, lambda token: token.text == "&")[0] for row in rows]
+    if not cells or len({len(row) for row in cells}) != 1 or len(cells) * len(cells[0]) > MAX_ITEMS:
+        raise UnreadableError("matrix")
+    kind = "determinant" if name == "vmatrix" else "matrix"
+    return Grid(kind, tuple(tuple(inner(cell) for cell in row) for row in cells))
+
+
+def _ratio(found: Sequence[Token], inner: Inner) -> Value | None:
+    pieces, marks = split(found, lambda token: token.text.strip() in (":", "to") and token.kind != "command")
+    if not marks:
+        return None
+    parts = [inner(piece) for piece in pieces]
+    if any(not isinstance(part, Quantity) or part.unit or part.percent for part in parts):
+        raise UnreadableError(":")
+    return Ratio(tuple(part.node for part in parts if isinstance(part, Quantity)))

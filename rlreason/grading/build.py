@@ -1,0 +1,102 @@
+"""The graders of a run, from its settings: of what is learned from, and of what an evaluation counts."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from rlreason.config.data import DataConfig
+from rlreason.config.groups import GradingConfig
+from rlreason.config.run import RunConfig
+from rlreason.errors import ConfigError
+from rlreason.grading import verifiers
+from rlreason.grading.grader import Grader
+from rlreason.grading.verifiers import reward_name
+from rlreason.records.files import INCIDENTS
+from rlreason.runtime.plugins import GIVEN
+
+
+@dataclass(frozen=True, slots=True)
+class Graders:
+    """Their workers run. Two of one reward are one grader."""
+
+    training: Grader
+    evaluation: Grader
+    second: Grader | None  # of the evaluation prompt's reward, where another one counts
+
+    def all(self) -> list[Grader]:
+        """Each grader once."""
+        named = (self.training, self.evaluation, self.second)
+        return list({id(grader): grader for grader in named if grader is not None}.values())
+
+    def close(self) -> None:
+        """End their workers."""
+        for grader in self.all():
+            grader.close()
+
+
+def make_graders(run: RunConfig, folder: Path) -> Graders:
+    """Data with a verifier of its own brings the reward along. A run that learns from no grades has no grader more."""
+    evaluation = run.evaluation
+    counts = reward_name_of(evaluation.reward, evaluation.data)
+    second = evaluation.prompt_reward and reward_name_of(evaluation.prompt_reward, evaluation.data)
+    training = reward_name_of(run.prompt.reward, run.data) if run.judges_to_learn else counts
+    made: dict[str, Grader] = {}
+    try:
+        for reward in dict.fromkeys(filter(None, (training, counts, second))):
+            made[reward] = Grader(run.grading, reward, log_path=folder / INCIDENTS)
+            made[reward].start()
+    except BaseException:
+        for grader in made.values():
+            grader.close()
+        raise
+    return Graders(made[training], made[counts], made[second] if second else None)
+
+
+def grading_settings(grading: GradingConfig, reward: str) -> dict[str, Any]:
+    """The settings of a grader that act: a reward of one's own compares answers by rules of its own."""
+    unread = ("extract", "percent", "rel_tol") if ":" in reward else ("correct_at",)
+    return {f.name: getattr(grading, f.name) for f in fields(grading) if f.name not in unread}
+
+
+def reward_name_of(reward: str, data: DataConfig) -> str:
+    """A prompt's reward, or the data's own verifier of answers in that prompt's form."""
+    return reward if ":" in reward else verifiers.reward_name(reward, data.verifier)
+
+
+SETTINGS = tuple(field.name for field in fields(GradingConfig))
+
+
+class RunGrading(NamedTuple):
+    """The reward that graded a run (a format's name, or `module:function`) and what the `Grader` was given with it."""
+
+    reward: str
+    settings: dict[str, Any]
+
+    @classmethod
+    def of(cls, reward: str, verifier: str | None, grading: Mapping[str, Any]) -> "RunGrading":
+        """From a run's settings: its prompt's reward, its data's verifier and the group `grading`."""
+        return cls(reward_name(reward, verifier), {key: grading[key] for key in SETTINGS if key in grading})
+
+    def grader(self, symbolic: bool = True) -> Grader:
+        """A grader with the run's settings. Raises `ConfigError` for settings that no grader can have."""
+        try:
+            config = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(GradingConfig), self.settings))
+        except OmegaConfBaseException as error:
+            key, reason = getattr(error, "full_key", ""), str(error).splitlines()[0]
+            raise ConfigError(f"grading.{key} in the config of the run cannot be used ({reason}): mend it") from None
+        assert isinstance(config, GradingConfig)
+        return Grader(config, self.reward, symbolic=symbolic)
+
+    def lacking(self, grader: Grader) -> str:
+        """Why this process cannot have the function that graded the run, and what to do; empty where it can."""
+        why = grader.wait()
+        if not why or not self.reward.startswith(f"{GIVEN}:"):
+            return why
+        return (
+            "it was a Python object of the program that started the run, so only Python can grade with it again: give "
+            "Grader(reward=FUNCTION).grade_batch(...) what load_run(RUN).responses holds"
+        )

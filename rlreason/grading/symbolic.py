@@ -1,0 +1,102 @@
+r"""In the worker: the symbolic library's verdict, and a check of its own before a yes counts.
+
+The library rounds to six decimals, chops small numbers and unwraps equations; so a yes counts only where both
+sides, as it parsed them, agree to 60 digits (at random points where there are symbols). Only its LaTeX parser
+is used: nothing here evaluates text as a program.
+"""
+
+from itertools import permutations
+from typing import Any
+
+import sympy
+from math_verify import LatexExtractionConfig, parse, verify
+from sympy.core.relational import Relational
+
+from rlreason.grading.answers.lexer import Verdict
+
+DIGITS = 60
+TOLERANCE = sympy.Float(10, DIGITS) ** -40
+POINTS = 4
+COUNTING = (sympy.Sum, sympy.Product, sympy.factorial, sympy.binomial)  # these ask for whole numbers
+MAX_SET = 5  # members of a set, tried in every order
+
+
+def judge(answer: str, reference: str) -> Verdict:
+    """The library's verdict on two texts that `answers.normalize` cleaned and `answers.limits` let through."""
+    left, right = _parsed(answer), _parsed(reference)
+    if left is None or right is None:
+        return Verdict("wrong", "unreadable")
+    if isinstance(left, sympy.Expr) and isinstance(right, sympy.Expr):
+        return _verdict(agree(left, right))
+    yes = verify(right, left, float_rounding=15, timeout_seconds=None)
+    return _verdict(bool(yes) and agree(left, right))
+
+
+def _verdict(equal: bool) -> Verdict:
+    return Verdict("correct" if equal else "wrong", "symbolic")
+
+
+def _parsed(text: str) -> Any:
+    config = LatexExtractionConfig(boxed_match_priority=-1)
+    found = parse(f"${text}$", [config], fallback_mode="no_fallback", parsing_timeout=None)
+    value = next((part for part in found if isinstance(part, sympy.Basic | sympy.MatrixBase)), None)
+    return value.as_explicit() if isinstance(value, sympy.MatrixExpr) else value  # 2 * matrix, multiplied out
+
+
+def agree(left: Any, right: Any) -> bool:
+    """Same kind, same shape and every leaf equal in value; sets in any order."""
+    if isinstance(left, sympy.MatrixBase) or isinstance(right, sympy.MatrixBase):
+        same_shape = getattr(left, "shape", None) == getattr(right, "shape", None)
+        return same_shape and all(map(agree, left, right))
+    if isinstance(left, sympy.Expr) and isinstance(right, sympy.Expr):
+        return same_value(left, right)
+    if isinstance(left, sympy.Expr) or isinstance(right, sympy.Expr) or len(left.args) != len(right.args):
+        return False
+    if type(left).__name__ != type(right).__name__:
+        return False
+    if isinstance(left, Relational) or type(left).__name__ not in ("FiniteSet", "Union", "And", "Or"):
+        return bool(left == right) or (bool(left.args) and all(map(agree, left.args, right.args)))
+    if len(left.args) > MAX_SET:
+        return bool(left == right)
+    return any(all(map(agree, order, right.args)) for order in permutations(left.args))
+
+
+def same_value(left: sympy.Expr, right: sympy.Expr) -> bool:
+    """Equal at 60 digits, relative to size, without chopping; symbols take fixed values."""
+    if left == right:
+        return True
+    if left.is_Boolean or right.is_Boolean:
+        return False
+    names = sorted(left.free_symbols | right.free_symbols, key=str)
+    if not names:
+        return close(left, right)
+    counting = left.has(*COUNTING) or right.has(*COUNTING)
+    for point in range(POINTS):
+        fractions = [
+            sympy.Rational(7 + 4 * index + 13 * point, 11 + 3 * index) * (-1 if point == 1 else 1)
+            for index in range(len(names))
+        ]
+        wholes = [sympy.Integer(3 + 4 * point + 5 * index) for index in range(len(names))]
+        values = dict(zip(names, wholes if counting else fractions, strict=True))
+        if not close(left.subs(values), right.subs(values)):
+            return False
+    return True
+
+
+def close(left: sympy.Expr, right: sympy.Expr) -> bool:
+    """Two values without symbols: fractions exactly, others at 60 digits."""
+    if left.is_Rational and right.is_Rational:
+        return bool(left == right)
+    a, b = _number(left), _number(right)
+    if not (a.is_number and b.is_number) or a.has(sympy.nan, sympy.zoo) or b.has(sympy.nan, sympy.zoo):
+        return False
+    if a.is_infinite or b.is_infinite:
+        return bool(a == b)
+    gap, size = abs(a - b).evalf(DIGITS), max(abs(a).evalf(DIGITS), abs(b).evalf(DIGITS))
+    return bool(gap.is_comparable and gap <= size * TOLERANCE)
+
+
+def _number(value: sympy.Expr) -> sympy.Expr:
+    """Numerically where that works (an integral need not be solved), else after working it out."""
+    found = value.evalf(DIGITS)
+    return found if found.is_Number else value.doit().evalf(DIGITS)

@@ -1,0 +1,271 @@
+"""Log-probabilities and entropies of given tokens without ever holding all logits."""
+
+import os
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
+
+# oneDNN, and torch's layer above it, keep a program with its working memory for each of the last 1024 shapes. The
+# tokens of a row differ from row to row, so few come again: a third of a run's memory went there. Read at first use.
+for _variable in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
+    os.environ.setdefault(_variable, "32")
+
+LEAST = 1 << 20  # multiplications from which on oneDNN makes up for its longer call: measured, 64 x 128 x 128
+
+
+class Linear(nn.Linear):
+    """A linear layer that multiplies by `linear`."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """input (..., in) -> (..., out)"""
+        return linear(input, self.weight, self.bias)
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """`F.linear` of x (..., in), weight (out, in), bias (out,): the same sum, rounded in another order.
+
+    As `F.linear` does, it computes in the dtype that an autocast around it asks for. Differentiable once, and not by
+    the transforms of `torch.func`: what asks for more wants torch's own layers, or weights in float64.
+    """
+    if not _is_for_onednn(x, weight):
+        return F.linear(x, weight, bias)
+    learns = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, weight, bias))
+    if learns:
+        result: Tensor = _Linear.apply(x, weight, bias)
+        return result
+    return _onednn(x, weight, bias)
+
+
+def operand(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """x with its numbers rounded to `dtype`, as `product` takes them: off a GPU half-precision ones lie in float32.
+
+    >>> operand(torch.tensor([1 / 3]), torch.bfloat16)
+    tensor([0.3340])
+    """
+    rounded = x.to(dtype)
+    return rounded if x.is_cuda or dtype.itemsize > 2 else rounded.float()
+
+
+def product(a: Tensor, b: Tensor, add_to: Tensor | None = None) -> Tensor:
+    """The output head's product of operands a (n, k) and b (m, k) -> (n, m); added to `add_to`, in place, where given.
+
+        a b^T: out_ij = sum over k of a_ik b_jk
+
+    Numbers in half precision are multiplied on a GPU as they are and summed in float32, which the result has: what
+    vLLM's head computes there (0.32: LogitsProcessor._apply_head). The kernel is CUDA's alone. Elsewhere the same
+    numbers are float32 (see `operand`), whose products of two of them are exact: the same sum in another order.
+    """
+    if a.is_cuda and a.dtype.itemsize == 2:
+        if add_to is None:
+            return torch.mm(a, b.t(), out_dtype=torch.float32)
+        return torch.addmm(add_to, a, b.t(), out_dtype=torch.float32, out=add_to)
+    found = linear(a, b)
+    return found if add_to is None else add_to.add_(found)
+
+
+class _Linear(torch.autograd.Function):
+    """y = x W^T + b,   dL/dx = g W,   dL/dW = g^T x,   dL/db = sum of g over rows, where g = dL/dy."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return _onednn(x, weight, bias)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        x, weight = ctx.saved_tensors
+        of_x, of_weight, of_bias = ctx.needs_input_grad
+        rows = grad.reshape(-1, grad.shape[-1])
+        return (
+            _onednn(grad, weight.t()) if of_x else None,
+            _outer(rows, x.reshape(-1, x.shape[-1])) if of_weight else None,
+            rows.sum(0) if of_bias else None,
+        )
+
+
+def _outer(a: Tensor, b: Tensor) -> Tensor:
+    """a^T b of a (rows, n) and b (rows, m); oneDNN is faster with the smaller one in front."""
+    return _onednn(a.t(), b.t()) if a.shape[1] <= b.shape[1] else _onednn(b.t(), a.t()).t()
+
+
+def _onednn(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    bias = None if bias is None else bias.contiguous()
+    result: Tensor = torch.ops.mkldnn._linear_pointwise(_dense(x), _dense(weight), bias, "none", [], "")
+    return result
+
+
+def _dense(x: Tensor) -> Tensor:
+    """The same values without gaps: for a slice or an expanded tensor oneDNN takes a thousand times as long."""
+    return x if x.is_contiguous() or (x.dim() == 2 and x.t().is_contiguous()) else x.contiguous()
+
+
+def _is_for_onednn(x: Tensor, weight: Tensor) -> bool:
+    """Whether a product is large enough, in float32, and on a processor where oneDNN is the faster one."""
+    return (
+        not torch.compiler.is_compiling()  # the compiler chooses by itself
+        and x.numel() * weight.shape[0] >= LEAST
+        and x.dtype == weight.dtype == torch.float32
+        and _helps(x.device.type)
+        and not torch.is_autocast_enabled("cpu")
+    )
+
+
+def use_fast_products(model: nn.Module) -> None:
+    """From now on the model's linear layers on this processor compute by `linear`, where that helps."""
+    for module in model.modules():
+        if type(module) is nn.Linear and _helps(module.weight.device.type):
+            module.__class__ = Linear
+
+
+@cache
+def _helps(device: str) -> bool:
+    """Whether oneDNN is the faster one: on a processor with AVX-512 that Intel did not make."""
+    wide = device == "cpu" and torch.backends.cpu.get_cpu_capability() == "AVX512"
+    if not wide or not torch.backends.mkldnn.is_available() or not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
+        return False
+    described = Path("/proc/cpuinfo")
+    return described.exists() and "GenuineIntel" not in described.read_text(errors="replace")
+
+
+#: Positions per chunk. 512 x 151,936 float32 logits are 311 MB; smaller chunks waste matmul speed.
+CHUNK = 512
+#: The logit of a row that no token has: its probability is 0, and its share of a sum or a gradient is a number.
+NEVER = -1e9
+
+
+def without_padding(logits: Tensor, padded_from: int | None) -> Tensor:
+    """The logits (..., vocab), in place, with probability 0 from this id on: rows that are there to fill the matrix."""
+    if padded_from is not None:
+        logits[..., padded_from:] = NEVER
+    return logits
+
+
+def _logits(hidden: Tensor, weight: Tensor, temperature: float, padded_from: int | None) -> Tensor:
+    """Operands (positions, width), (vocab, width) -> a new (positions, vocab) float32, divided by the temperature."""
+    logits = product(hidden, weight).float()
+    return without_padding(logits if temperature == 1.0 else logits.div_(temperature), padded_from)
+
+
+def _space(hidden: Tensor, weight: Tensor, chunk: int) -> Tensor:
+    """(positions, vocab) float32 that all chunks write into in turn: new memory costs more than what is written."""
+    return hidden.new_empty(min(chunk, hidden.shape[0]), weight.shape[0], dtype=torch.float32)
+
+
+class _ChunkedLogProbs(torch.autograd.Function):
+    """log softmax(h W^T / T)[y] and its entropy, with logits recomputed chunk by chunk in the backward pass."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        labels: Tensor,
+        temperature: float,
+        chunk: int,
+        want_entropy: bool,
+        head: torch.dtype,
+        products: torch.dtype,
+        padded_from: int | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        n = hidden.shape[0]
+        log_probs = torch.empty(n, dtype=torch.float32, device=hidden.device)
+        log_norm = torch.empty_like(log_probs)
+        entropy = torch.empty_like(log_probs) if want_entropy else log_probs.new_zeros(0)
+        space = _space(hidden, weight, chunk)
+        rows, factors = operand(hidden, head), operand(weight, head)
+        for start in range(0, n, chunk):
+            at = slice(start, start + chunk)
+            logits = _logits(rows[at], factors, temperature, padded_from)  # (chunk, vocab)
+            top = logits.amax(-1, keepdim=True)
+            logits -= top
+            exp = torch.exp(logits, out=space[: len(logits)])
+            total = exp.sum(-1)
+            log_total = total.log()
+            log_probs[at] = logits.gather(1, labels[at, None])[:, 0] - log_total
+            log_norm[at] = top[:, 0] + log_total
+            if want_entropy:
+                entropy[at] = log_total - exp.mul_(logits).sum(-1) / total
+            del logits  # else it is there while the next chunk's is computed
+        ctx.save_for_backward(rows, weight, labels, log_norm, entropy)
+        ctx.temperature, ctx.chunk, ctx.dtype = temperature, chunk, hidden.dtype
+        ctx.head, ctx.products, ctx.padded_from = head, products, padded_from
+        ctx.set_materialize_grads(False)  # an entropy that is only measured costs no backward work
+        return log_probs, entropy
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        rows, weight, labels, log_norm, entropy = ctx.saved_tensors
+        grad = torch.zeros_like(log_norm) if grads[0] is None else grads[0] / ctx.temperature
+        grad_entropy = grads[1] / ctx.temperature if entropy.numel() and grads[1] is not None else None
+        grad_hidden = torch.empty_like(rows, dtype=ctx.dtype)
+        # The weight gradient sums over all chunks, so it is kept in float32 whatever the dtype of products.
+        grad_weight = torch.zeros_like(weight, dtype=torch.float32) if ctx.needs_input_grad[1] else None
+        space = _space(rows, weight, ctx.chunk)
+        factors = operand(weight, ctx.head)
+        same = ctx.products == ctx.head  # else numbers are rounded for these two products alone
+        inputs, slopes = (rows, factors) if same else (rows.to(ctx.products), weight.to(ctx.products))
+        for start in range(0, rows.shape[0], ctx.chunk):
+            at = slice(start, start + ctx.chunk)
+            logits = _logits(rows[at], factors, ctx.temperature, ctx.padded_from)
+            logits -= log_norm[at, None]
+            probs = torch.exp(logits, out=space[: len(logits)])
+            # d log p(y) / d logits = onehot(y) - p,    d H / d logits = -p (log p + H)
+            if grad_entropy is None:
+                grad_logits = probs.mul_(-grad[at, None])
+            else:
+                by_entropy = (logits + entropy[at, None]).mul_(grad_entropy[at, None])
+                grad_logits = probs.mul_(by_entropy.add_(grad[at, None]).neg_())
+                del by_entropy
+            del logits  # before the products below, and before the next chunk's
+            grad_logits.scatter_add_(1, labels[at, None], grad[at, None])
+            grad_logits = operand(grad_logits, ctx.products) if same else grad_logits.to(ctx.products)
+            grad_hidden[at] = product(grad_logits, slopes.t())
+            if grad_weight is not None:
+                product(grad_logits.t(), inputs[at].t(), add_to=grad_weight)
+            del grad_logits  # rounded, it has a memory of its own
+        weight_grad = None if grad_weight is None else grad_weight.to(weight.dtype)
+        return grad_hidden, weight_grad, None, None, None, None, None, None, None
+
+
+def chunked_log_probs(
+    hidden: Tensor,
+    weight: Tensor,
+    labels: Tensor,
+    temperature: float = 1.0,
+    chunk: int = CHUNK,
+    want_entropy: bool = True,
+    head: torch.dtype | None = None,
+    products: torch.dtype | None = None,
+    padded_from: int | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Log-probability of each label and entropy of each distribution softmax(h W^T / T).
+
+        log p(y_t) = z_t[y_t] / T - logsumexp(z_t / T),    H_t = -sum_v p_t(v) log p_t(v)
+
+    hidden (n, width), weight (vocab, width), labels (n,) int64; returns two float32 tensors (n,), in
+    nats, whatever the input dtype. Gradients flow through both to `hidden` and `weight`; the entropy is
+    empty when `want_entropy` is false.
+
+    `head` is the number type of h and W in the logits' product, there and back (None: that of `hidden`); z, its sums
+    and all that is made of them are float32. `products` is the type of what the two products of the backward pass
+    multiply (None: `head`): in bfloat16 the gradient of the logits is rounded there, beside h and W, which gives the
+    gradients of h and W an error of 0.15% of their norms (random numbers, tests/test_head.py); that of W is summed over
+    the positions in float32. The rounding of h and W themselves has the gradient 1. From the id `padded_from` on, rows
+    of W belong to no token and have probability 0.
+
+    >>> h, w = torch.zeros(2, 3), torch.ones(4, 3)
+    >>> lp, entropy = chunked_log_probs(h, w, torch.tensor([0, 3]))
+    >>> torch.allclose(lp, torch.tensor(0.25).log()) and torch.allclose(entropy, torch.tensor(4.0).log())
+    True
+    """
+    head = head or hidden.dtype
+    out: tuple[Tensor, Tensor] = _ChunkedLogProbs.apply(
+        hidden, weight, labels, temperature, chunk, want_entropy, head, products or head, padded_from
+    )
+    return out

@@ -1,0 +1,388 @@
+"""The shape of a model, read without loading it, and the memory of the device that it will use."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path, PurePosixPath
+from typing import Any, NamedTuple
+
+from rlreason.config.model import TINY_CONTEXT, ModelConfig, TinyModelConfig
+from rlreason.runtime.machine import torch_has_gpus
+
+TINY_VOCABULARY = 2048 + 4  # tokens of the built-in model at most: its tokenizer's, and the four tags
+#: model_type in config.json -> how queries and keys are normed: not at all, each head's, or all heads' together.
+FAMILIES = {"llama": "none", "qwen2": "none", "qwen3": "head", "olmo2": "whole"}
+#: Sizes of a config.json -> the largest that is believed, so that a slip of the pen ends in a message.
+LARGEST = {
+    "vocab_size": 10**7,
+    "hidden_size": 10**6,
+    "num_hidden_layers": 1000,
+    "num_attention_heads": 10**4,
+    "num_key_value_heads": 10**4,
+    "head_dim": 10**5,
+    "intermediate_size": 10**7,
+    "max_position_embeddings": 10**9,
+}
+MAY_BE_LEFT_OUT = ("num_key_value_heads", "head_dim", "max_position_embeddings")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShape:
+    """A decoder of the Llama kind: grouped attention, a gated MLP of three matrices, two norms a layer."""
+
+    vocab: int
+    width: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    intermediate: int  # numbers inside the MLP
+    tied: bool  # the output head is the embedding
+    qk_norm: str = "none"  # none | head | whole
+    qkv_bias: bool = False
+    out_bias: bool = False  # of attention's output
+    mlp_bias: bool = False
+    context: int = 1 << 30  # tokens that it has positions for
+
+    @property
+    def query_width(self) -> int:
+        """Numbers of all queries of a token."""
+        return self.heads * self.head_dim
+
+    @property
+    def kv_width(self) -> int:
+        """Numbers of all keys of a token; its values are as many."""
+        return self.kv_heads * self.head_dim
+
+    @property
+    def numbers(self) -> int:
+        """Parameters, tied ones once."""
+        return sum(self.parameters().values())
+
+    def linear_layers(self) -> dict[str, tuple[int, int]]:
+        """Name -> (numbers in, numbers out) of every linear layer but the output head."""
+        d, q, kv, inner = self.width, self.query_width, self.kv_width, self.intermediate
+        of_layer = {
+            "self_attn.q_proj": (d, q),
+            "self_attn.k_proj": (d, kv),
+            "self_attn.v_proj": (d, kv),
+            "self_attn.o_proj": (q, d),
+            "mlp.gate_proj": (d, inner),
+            "mlp.up_proj": (d, inner),
+            "mlp.down_proj": (inner, d),
+        }
+        return {f"model.layers.{n}.{name}": size for n in range(self.layers) for name, size in of_layer.items()}
+
+    def parameters(self) -> dict[str, int]:
+        """Name -> numbers of every weight, named as transformers names it; a tied head stands as the embedding."""
+        found = {"model.embed_tokens.weight": self.vocab * self.width}
+        for name, (inward, outward) in self.linear_layers().items():
+            found[f"{name}.weight"] = inward * outward
+            if self._biased(name.rpartition(".")[2]):
+                found[f"{name}.bias"] = outward
+        for n in range(self.layers):
+            found |= {f"model.layers.{n}.{name}.weight": size for name, size in self._norms().items()}
+        found["model.norm.weight"] = self.width
+        return found if self.tied else found | {"lm_head.weight": self.vocab * self.width}
+
+    def _biased(self, layer: str) -> bool:
+        if layer in ("q_proj", "k_proj", "v_proj"):
+            return self.qkv_bias
+        return self.out_bias if layer == "o_proj" else self.mlp_bias
+
+    def _norms(self) -> dict[str, int]:
+        before = "post_feedforward_layernorm" if self.qk_norm == "whole" else "input_layernorm"
+        found = {before: self.width, "post_attention_layernorm": self.width}
+        if self.qk_norm == "head":
+            return found | {"self_attn.q_norm": self.head_dim, "self_attn.k_norm": self.head_dim}
+        if self.qk_norm == "whole":
+            return found | {"self_attn.q_norm": self.query_width, "self_attn.k_norm": self.kv_width}
+        return found
+
+
+#: The published shapes of the models that conf/model names, so that there is a plan before anything is downloaded.
+PUBLISHED = {
+    "HuggingFaceTB/SmolLM2-135M-Instruct": ModelShape(49152, 576, 30, 9, 3, 64, 1536, True, context=8192),
+    "Qwen/Qwen2.5-Math-1.5B": ModelShape(151936, 1536, 28, 12, 2, 128, 8960, True, qkv_bias=True, context=4096),
+    "Qwen/Qwen3-0.6B": ModelShape(151936, 1024, 28, 16, 8, 128, 3072, True, "head", context=40960),
+    "Qwen/Qwen3-0.6B-Base": ModelShape(151936, 1024, 28, 16, 8, 128, 3072, True, "head", context=32768),
+    "Qwen/Qwen3-1.7B-Base": ModelShape(151936, 2048, 28, 16, 8, 128, 6144, True, "head", context=32768),
+    "allenai/OLMo-2-0425-1B": ModelShape(100352, 2048, 16, 16, 16, 128, 8192, False, "whole", context=4096),
+    "meta-llama/Llama-3.2-1B": ModelShape(128256, 2048, 16, 32, 8, 64, 8192, True, context=131072),
+}
+
+
+class Shape(NamedTuple):
+    """The shape of a run's model, if it is known, and where it was read or why it could not be."""
+
+    shape: ModelShape | None
+    source: str
+
+
+def shape_of(model: ModelConfig) -> Shape:
+    """The shape of a model that is made here, lies in a folder or in the hub's cache, or is one of `PUBLISHED`.
+
+    A model made here is taken with as many tokens as its tokenizer may have; the run's texts decide.
+    """
+    if isinstance(model, TinyModelConfig):
+        return Shape(tiny_shape(model.width, model.layers, model.heads), "model=tiny")
+    name = model.folder or ""
+    file = Path(name) / "config.json"
+    if not file.is_file() and not Path(name).is_dir():
+        file = _in_cache(name) or file
+    if file.is_file():
+        return _read(file)
+    if name in PUBLISHED:
+        return Shape(PUBLISHED[name], f"the published shape of {name}")
+    if Path(name).is_dir():
+        return Shape(None, f"the shape of model.path={name} is unknown: the folder has no config.json")
+    return Shape(None, f"the shape of {name} is unknown until its config.json is here: hf download {name} config.json")
+
+
+def tiny_shape(width: int, layers: int, heads: int) -> ModelShape:
+    """Of the built-in model.
+
+    >>> tiny_shape(128, 2, 4).numbers
+    689280
+    """
+    sizes = width, layers, heads, heads, width // heads, 3 * width
+    return ModelShape(TINY_VOCABULARY, *sizes, True, context=TINY_CONTEXT)
+
+
+def shape_from(config: Mapping[str, Any]) -> ModelShape | None:
+    """The shape that a config.json tells; None where it is of another family, or tells sizes that no model has."""
+    family = config.get("model_type")
+    if not isinstance(family, str) or family not in FAMILIES or wrong_size(config):
+        return None
+    heads, bias = config["num_attention_heads"], bool(config.get("attention_bias"))
+    return ModelShape(
+        vocab=config["vocab_size"],
+        width=config["hidden_size"],
+        layers=config["num_hidden_layers"],
+        heads=heads,
+        kv_heads=config.get("num_key_value_heads") or heads,
+        head_dim=config.get("head_dim") or max(1, config["hidden_size"] // heads),
+        intermediate=config["intermediate_size"],
+        tied=bool(config.get("tie_word_embeddings")),
+        qk_norm=FAMILIES[family],
+        qkv_bias=bias or family == "qwen2",
+        out_bias=bias and family != "qwen2",
+        mlp_bias=bool(config.get("mlp_bias")),
+        context=config.get("max_position_embeddings") or 1 << 30,
+    )
+
+
+def wrong_size(config: Mapping[str, Any]) -> str:
+    """Which size of a config.json is missing, or is none that a model has; empty where all are well.
+
+    >>> wrong_size({"vocab_size": 100, "hidden_size": -8})
+    'hidden_size=-8 must be a whole number from 1 to 1000000'
+    """
+    for key, most in LARGEST.items():
+        value = config.get(key)
+        if value is None and key in MAY_BE_LEFT_OUT:
+            continue
+        if value is None:
+            return f"{key} is missing"
+        if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
+            return f"{key}={str(value)[:30]} must be a whole number from 1 to {most}"
+    return ""
+
+
+def _read(file: Path) -> Shape:
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        return Shape(None, f"the shape is unknown: {file} cannot be read ({error})")
+    told = config if isinstance(config, dict) else {}
+    if (shape := shape_from(told)) is not None:
+        return Shape(shape, str(file))
+    known = ", ".join(FAMILIES)
+    if told.get("model_type") in [*FAMILIES]:
+        return Shape(None, f"the shape is unknown: in {file} {wrong_size(told)}")
+    return Shape(None, f"the shape is unknown: {file} is of type {told.get('model_type')}, and the plan knows {known}")
+
+
+def _in_cache(name: str) -> Path | None:
+    """The config.json of a model that was downloaded before."""
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        found = try_to_load_from_cache(name, "config.json")
+    except HFValidationError:  # no name that the hub could have
+        return None
+    return Path(found) if isinstance(found, str) else None
+
+
+FIELDS = "name,memory.total,memory.free,compute_cap,driver_version"
+QUERY = ("nvidia-smi", f"--query-gpu={FIELDS}", "--format=csv,noheader,nounits")
+PATIENCE_S = 5.0  # that the driver may take to answer
+BF16_SINCE = (8, 0)  # compute capability
+
+Read = Callable[[str], str | None]  # path of a small file -> its text; None where there is none
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """Where a run computes; bytes of its memory, None where nobody can tell."""
+
+    kind: str  # cuda | cpu
+    name: str = ""
+    free: int | None = None
+    total: int | None = None
+    bf16: bool = True  # computes bfloat16 natively
+    second_free: int | None = None  # on the second GPU, which only rollout.placement=second_gpu uses
+
+
+@dataclass(frozen=True, slots=True)
+class Driver:
+    """The GPUs that nvidia-smi lists, the driver's version, and why it lists none where it does not answer."""
+
+    gpus: list[Device] = field(default_factory=list)
+    version: str = ""
+    failure: str = ""
+
+
+def size(number: float) -> str:
+    """Bytes in binary units.
+
+    >>> size(3 << 30), size(5 << 20), size(200), size(20 << 30)
+    ('3.0 GiB', '5.0 MiB', '0.0 MiB', '20 GiB')
+    """
+    amount, unit = (number / 2**30, "GiB") if number >= 2**30 else (number / 2**20, "MiB")
+    return f"{amount:.0f} {unit}" if amount >= 9.95 else f"{amount:.1f} {unit}"
+
+
+def decimal_size(number: float) -> str:
+    """Bytes of files in decimal units, as disks are sold.
+
+    >>> decimal_size(300_000), decimal_size(2_755_072), decimal_size(6.2e9)
+    ('0.3 MB', '2.8 MB', '6.2 GB')
+    """
+    return f"{number / 1e9:.1f} GB" if number >= 1e9 else f"{number / 1e6:.1f} MB"
+
+
+def read_text(path: str) -> str | None:
+    """The text of a small file; None where it cannot be read."""
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except (OSError, ValueError):
+        return None
+
+
+def processor(read: Read = read_text) -> Device:
+    """The processor's memory: the machine's, or less where a control group limits it."""
+    info = {
+        line.partition(":")[0]: line.partition(":")[2].split() for line in (read("/proc/meminfo") or "").splitlines()
+    }
+    free, total = (int(info[key][0]) * 1024 if info.get(key) else None for key in ("MemAvailable", "MemTotal"))
+    if total is None and hasattr(os, "sysconf"):
+        total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    for limit, used in group_limits(read):
+        total = limit if total is None else min(total, limit)
+        free = limit - used if free is None else min(free, max(0, limit - used))
+    return Device("cpu", "the processor", free, total)
+
+
+def group_limits(read: Read) -> Iterator[tuple[int, int]]:
+    """(limit, used) in bytes of the control groups that hold for this process, of version 1 or 2.
+
+    What is used for caches of files counts as free.
+
+    >>> files = {"/proc/self/cgroup": "0::/job", "/sys/fs/cgroup/job/memory.max": "1000"}
+    >>> files |= {"/sys/fs/cgroup/job/memory.current": "300", "/sys/fs/cgroup/job/memory.stat": "inactive_file 100"}
+    >>> list(group_limits(files.get))
+    [(1000, 200)]
+    """
+    for line in (read("/proc/self/cgroup") or "").splitlines():
+        number, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        second = number == "0" and not controllers
+        if not second and "memory" not in controllers.split(","):
+            continue
+        mount = "" if second else "/memory"
+        names = ("memory.max", "memory.current") if second else ("memory.limit_in_bytes", "memory.usage_in_bytes")
+        for group in (PurePosixPath("/", path), *PurePosixPath("/", path).parents):
+            folder = f"/sys/fs/cgroup{mount}{group}".rstrip("/")
+            limit, used = (_number(read(f"{folder}/{name}")) for name in names)
+            if limit is not None and limit < 1 << 60:
+                cached = dict(
+                    pair for row in (read(f"{folder}/memory.stat") or "").splitlines() if len(pair := row.split()) == 2
+                )
+                yield limit, max(0, (used or 0) - (_number(cached.get("inactive_file")) or 0))
+
+
+def _number(text: str | None) -> int | None:
+    return int(text) if text and text.strip().isdecimal() else None
+
+
+def believed_device() -> Device:
+    """Where torch will compute, as far as can be told without it: the first GPU that is visible, else the processor."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if not torch_has_gpus() or visible in ("", "-1"):
+        return processor()
+    gpus = asked_driver().gpus
+    numbers = [int(n) for n in (visible or "").split(",") if n.strip().isdecimal() and int(n) < len(gpus)]
+    return with_second([gpus[n] for n in numbers] or gpus) if gpus else processor()
+
+
+def with_second(gpus: list[Device]) -> Device:
+    """The first of some GPUs, which knows what is free on the second one."""
+    return replace(gpus[0], second_free=gpus[1].free) if len(gpus) > 1 else gpus[0]
+
+
+def asked_driver(patience_s: float = PATIENCE_S) -> Driver:
+    """What nvidia-smi says; nothing where it is missing. One that hangs is ended, with all that it has started."""
+    if shutil.which(QUERY[0]) is None:
+        return Driver()
+    try:
+        asked = subprocess.Popen(QUERY, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True)
+    except OSError as error:
+        return Driver(failure=f"nvidia-smi cannot be started ({error.strerror})")
+    try:
+        told = asked.communicate(timeout=patience_s)[0].decode(errors="replace")
+    except subprocess.TimeoutExpired:
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(asked.pid, signal.SIGKILL)
+        with suppress(subprocess.TimeoutExpired):  # what the driver holds may never go
+            asked.communicate(timeout=1.0)
+        return Driver(failure=f"nvidia-smi has not answered within {patience_s:g} s")
+    first = "".join(c for c in told.strip().partition("\n")[0] if c.isprintable())[:200]
+    if asked.returncode:
+        return Driver(failure=f"nvidia-smi fails (exit code {asked.returncode}): {first or 'it says nothing'}")
+    gpus = parsed_gpus(told)
+    version = first.split(",")[4].strip() if gpus and first.count(",") == 4 else ""
+    failure = f"nvidia-smi answers what cannot be read: {first}" if first and not gpus else ""
+    return Driver(gpus, version, failure)
+
+
+def parsed_gpus(table: str) -> list[Device]:
+    """nvidia-smi's lines of name, total and free memory in MiB, compute capability, and the driver's version.
+
+    Memory that the processor shares is not told ([N/A]).
+
+    >>> parsed_gpus("NVIDIA A100-SXM4-80GB, 81920, 80000, 8.0, 550.54.15")[0].total // 2**20
+    81920
+    >>> parsed_gpus("NVIDIA GB10, [N/A], [N/A], 12.1, 580.95")[0].free is None
+    True
+    """
+    found = []
+    for line in table.splitlines():
+        fields = [part.strip() for part in line.split(",")]
+        sizes = [_mebibytes(part) for part in fields[1:3]]
+        if len(fields) in (4, 5) and len(sizes) == 2 and all(part.isdecimal() or "N/A" in part for part in fields[1:3]):
+            major, _, minor = fields[3].partition(".")
+            known = major.isdecimal() and minor.isdecimal()
+            half = not known or (int(major), int(minor)) >= BF16_SINCE
+            found.append(Device("cuda", fields[0], sizes[1], sizes[0], half))
+    return found
+
+
+def _mebibytes(text: str) -> int | None:
+    return int(text) << 20 if text.isdecimal() else None

@@ -1,0 +1,394 @@
+"""Pictures and tables that only a write-up has: other axes, pass bars, other metrics."""
+
+import copy
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from rlreason.report.assignment.courses import Course, Got, Question
+from rlreason.report.charts import figures_of, legend_of
+from rlreason.report.content import GRID, Curves, Entry, Figure, Line, Table, band_of
+from rlreason.report.measures import DEPTH
+from rlreason.report.remarks import late
+from rlreason.report.specifications import STEP_TITLE, Spec, ticks_of
+from rlreason.report.study import Run, Series, Setting, Study
+from rlreason.report.tables import accuracy_of
+from rlreason.report.verdicts import best_of, comparing_half
+from rlreason.runtime.differences import LEVEL, TIED, holm, p_value
+from rlreason.runtime.intervals import Floats, mean_interval, wilson_interval
+from rlreason.runtime.text import few
+
+TITLES = {"time": "seconds, evaluations left out", "tokens": "generated tokens", "updates": "optimizer updates"}
+HOURS = 4.0  # of the leaderboard
+SHORT = 0.1  # of the axis: a run that ends before is drawn over its own time too
+Rows = dict[str, list[dict[str, Any]]]
+
+
+def against(figure: Figure, axis: str) -> Figure | None:
+    """A figure of curves with another of AXES as its x; None where its runs have not counted it."""
+    if figure.curves is None or not any(axis in line.x for line in figure.curves.lines):
+        return None
+    lines = [replace(line, x={"step": line.x[axis]}) for line in figure.curves.lines if axis in line.x]
+    bands = {"step": figure.curves.bands.get(axis, {})}
+    title = TITLES[axis]
+    return replace(
+        figure,
+        name=f"{figure.name}/{axis}",
+        title=f"{figure.title} against {title.partition(',')[0]}",
+        alt=figure.alt.replace(f"by {STEP_TITLE}", f"by {title}"),
+        specification=with_x(figure.specification, title),
+        curves=Curves(lines, bands),
+    )
+
+
+def of_budget(figure: Figure, budget: str) -> Figure:
+    """A picture of runs of one budget; its steps on a logarithmic axis where one is a tenth as long as another."""
+    ends = [float(line.x["step"][-1]) for line in figure.curves.lines] if figure.curves is not None else []
+    drawn = figure.specification
+    if ends and max(ends) >= 10 * min(ends):
+        axis = {"values": [0, *ticks_of(1.0, max(ends))], "format": "d"}
+        drawn = with_x(drawn, f"{STEP_TITLE}; {DEPTH}", {"type": "symlog"}, axis)
+    return replace(figure, title=f"{figure.title}, {budget}", specification=drawn)
+
+
+def with_x(specification: Any, title: str, scale: Spec | None = None, axis: Spec | None = None) -> Spec:
+    """A specification of curves whose x has this title and, where given, this of its scale and axis."""
+
+    def walk(value: Any) -> None:
+        if isinstance(value, dict):
+            if value.get("title") == STEP_TITLE:
+                value["title"] = title
+                value["scale"], value["axis"] = value["scale"] | (scale or {}), value["axis"] | (axis or {})
+            for inner in value.values():
+                walk(inner)
+        elif isinstance(value, list):
+            for inner in value:
+                walk(inner)
+
+    found: Spec = copy.deepcopy(dict(specification))
+    walk(found)
+    return found
+
+
+def leaderboard_figures(study: Study, figure: Figure) -> list[Figure]:
+    """Accuracy against hours of wall clock, evaluations and all, on an axis that ends at 4 h.
+
+    Where every run ends within a tenth of it, a second picture over their own time.
+    """
+    lines = [
+        Line(one.label, run.seed, {"step": hours}, run.series["eval/accuracy"].y[-len(hours) :])
+        for one in study.settings
+        for run in one.runs
+        if (hours := _hours(run.series)) is not None
+    ]
+    if not lines:
+        return []
+    longest = max(float(line.x["step"][-1]) for line in lines)
+    found = [_over_clock(figure, lines, "hours", HOURS)]
+    if longest < SHORT * HOURS:
+        short = [replace(line, x={"step": 3600 * line.x["step"]}) for line in lines]
+        found.append(_over_clock(figure, short, "seconds", 3600 * longest))
+    return found
+
+
+def _hours(series: Any) -> Floats | None:
+    """The hours at which each evaluation was made, from `time/total`; None where they were not counted."""
+    accuracy: Series | None = series.get("eval/accuracy")
+    total: Series | None = series.get("time/total")
+    if accuracy is None or total is None or "time" not in accuracy.x or "time" not in total.x:
+        return None
+    if not len(accuracy.y):
+        return None
+    places = np.searchsorted(total.x["time"], accuracy.x["time"], side="right") - 1  # the last row of that moment
+    hours: Floats = total.y[np.maximum(places, 0)] / 3600
+    return hours
+
+
+def _over_clock(figure: Figure, lines: Sequence[Line], unit: str, end: float) -> Figure:
+    """Accuracy against hours or seconds since the start; `end`: where the axis ends."""
+    bands = {}
+    for label in dict.fromkeys(line.setting for line in lines):
+        of = [line for line in lines if line.setting == label]
+        if (band := band_of([one.x["step"] for one in of], [one.y for one in of], GRID, share=True)) is not None:
+            bands[label] = band
+    title = f"{unit} since the start, evaluations included"
+    return replace(
+        figure,
+        name=f"leaderboard/{unit}",
+        title=f"Accuracy against wall clock, in {unit}",
+        alt=figure.alt.replace(f"by {STEP_TITLE}", f"by {title}"),
+        specification=with_x(figure.specification, title, {"domain": [0.0, end]}, {"format": "~g"}),
+        curves=Curves(lines, {"step": bands}),
+    )
+
+
+def side_by_side(name: str, title: str, sides: Sequence[tuple[str, Setting]]) -> tuple[Study, list[Entry]]:
+    """A study of single settings of several sweeps under these labels, and its legend; nothing is compared."""
+    settings = [Setting((("run", label),), label, one.runs) for label, one in sides]
+    study = Study(name, title, ["run"], settings)
+    return study, legend_of(study, [])
+
+
+def figure_named(study: Study, name: str) -> Figure | None:
+    """One of a study's pictures."""
+    return next((figure for figure in figures_of(study) if figure.name == name), None)
+
+
+#: An interval that ends below this share of the lowest published figure is far below it.
+FAR = 0.8
+#: Why a loop on the handout's model and data stays below what others got, the commonest first.
+CAUSES = (
+    "groups that hold responses to different questions (every unit test passes), a learning rate of a tenth of what "
+    "the others took, the stop string cut off before it is graded, a prompt whose last line is not what the reward "
+    "reads, log-probabilities of another temperature than the samples', and a loss that is summed over the prompt too"
+)
+
+
+def interval_of(runs: Sequence[Run], among: set[str] | None = None) -> tuple[float, float, float] | None:
+    """(mean, low, high) of the final accuracies, within 0 to 1; None where no run has one.
+
+    Several seeds: Student's interval of their mean, or where they tie that of the settings' table; one: Wilson's over
+    its problems. `among`: the problems that count.
+    """
+    shares = [share for run in runs if (share := _share(run, among)) is not None]
+    if not shares:
+        return None
+    if len(shares) > 1:
+        mean, low, high = mean_interval(shares)
+        if high - low < TIED and (found := accuracy_of(Setting((), "", list(runs)), among)):
+            return found
+        return mean, max(low, 0.0), min(high, 1.0)
+    answers = next((run.final for run in runs if run.final is not None), None)
+    n = max(1, sum(among is None or name in among for name in answers.problems)) if answers is not None else 1
+    return shares[0], *wilson_interval(shares[0] * n, n)
+
+
+def _share(run: Run, among: set[str] | None) -> float | None:
+    if among is None or run.final is None:
+        return run.accuracy
+    chosen = [problem.share for name, problem in run.final.problems.items() if name in among]
+    return float(np.mean(chosen)) if chosen else run.accuracy
+
+
+def percent(value: float) -> str:
+    """A share as a sentence has it.
+
+    >>> percent(0.4567)
+    '45.7%'
+    """
+    return f"{100 * value:.1f}%"
+
+
+def with_interval(found: tuple[float, float, float], seeds: int) -> str:
+    """'45.7% (40.1% to 51.0%, 4 seeds)'."""
+    over = f"{seeds} seeds" if seeds > 1 else "one seed, over its problems"
+    return f"{percent(found[0])} ({percent(found[1])} to {percent(found[2])}, {over})"
+
+
+def against_bar(found: tuple[float, float, float], bar: float) -> str:
+    """Whether a mean with its interval reaches a bar.
+
+    >>> [against_bar(found, 0.25) for found in ((0.5, 0.4, 0.6), (0.3, 0.2, 0.4), (0.1, 0.0, 0.2))]
+    ['reached', 'cannot tell', 'not reached']
+    """
+    return "reached" if found[1] >= bar else "not reached" if found[2] < bar else "cannot tell"
+
+
+def bar_line(course: Course, question: Question, study: Study) -> str:
+    """The best setting against the pass bar, on the problems that did not choose it; '' where there is no bar."""
+    if question.bar is None:
+        return ""
+    best = best_of(study)
+    several = len(study.settings) > 1
+    found = interval_of(best.runs, comparing_half(study.settings) if several else None)
+    if found is None:
+        return f"Pass bar {percent(question.bar)}: no run has come to an evaluation yet."
+    which = (
+        f"{best.label}, the best of {len(study.settings)} settings on one half of the problems, has "
+        f"{with_interval(found, _seeds(best))} on the other half"
+        if several
+        else f"the accuracy is {with_interval(found, _seeds(best))}"
+    )
+    reached = against_bar(found, question.bar)
+    other = f" It is set for {course.model_name}, and says nothing of this model."
+    of_theirs = _fewer(question, study) if is_of(course, study) else other
+    return f"Pass bar {percent(question.bar)}, {study.name}: {reached}, as {which}.{of_theirs}"
+
+
+def _fewer(question: Question, study: Study) -> str:
+    """What has to be said where the runs came to fewer steps than the bar is set for."""
+    ran = max((int(run.totals.get("step") or run.planned_steps or 0) for run in study.runs), default=0)
+    if not 0 < ran < question.steps:
+        return ""
+    return f" It is set for {question.steps} steps, and these runs came to {ran}."
+
+
+def _seeds(setting: Setting) -> int:
+    return sum(run.accuracy is not None for run in setting.runs)
+
+
+def is_of(course: Course, study: Study) -> bool:
+    """Whether all runs that have begun have the model and the data of the published figures."""
+    return all(course.is_of(run.settings, run.provenance) for run in study.runs if run.settings)
+
+
+def what_ran(study: Study) -> str:
+    """'model tiny on stories_long, 40 steps', from the runs' own settings."""
+    models = sorted({str(run.settings.get("model.name", "?")) for run in study.runs})
+    data = sorted({str(run.settings.get("data.name", "?")) for run in study.runs})
+    steps = sorted({run.planned_steps for run in study.runs if run.planned_steps})
+    planned = f", {steps[0]:,}{f' to {steps[-1]:,}' if len(steps) > 1 else ''} steps" if steps else ""
+    seeds = len(study.seeds)
+    return f"model {' and '.join(models)} on {' and '.join(data)}{planned}, {seeds} seed{'s' * (seeds != 1)}"
+
+
+def with_bands(figure: Figure, course: Course, question: Question, study: Study) -> Figure:
+    """The picture of the accuracy with the published bands of its question, where model and data are theirs."""
+    bands = [{"low": got.low, "high": got.high} for got in _bands(course, question)]
+    if figure.name != "eval/accuracy" or not bands or not is_of(course, study):
+        return figure
+    rows = {**figure.rows, "published": [_seen(band) for band in bands]}
+    return replace(figure, rows=rows, note=f"{figure.note} Grey: published figures.".strip())
+
+
+def _seen(band: dict[str, float]) -> dict[str, float]:
+    """A band of a single number, wide enough to be seen."""
+    wide = max(0.0, 0.01 - (band["high"] - band["low"])) / 2
+    return {"low": band["low"] - wide, "high": band["high"] + wide}
+
+
+def _bands(course: Course, question: Question) -> list[Got]:
+    return [got for got in course.figures if got.question == question.id and got.band]
+
+
+def published_line(course: Course, question: Question, study: Study) -> str:
+    """How far the best setting is from what others got; '' where theirs is another model, or nothing is known."""
+    told = [got for got in course.figures if got.question == question.id]
+    if not told:
+        return ""
+    if not is_of(course, study):
+        return ""  # the head of the write-up says so, once
+    bands, found = _bands(course, question), interval_of(best_of(study).runs)
+    if not bands or found is None:
+        return ""
+    low = min(got.low for got in bands)
+    if found[2] >= low:
+        return f"Others got {'; '.join(map(got_words, bands))}: this is not below it."
+    right = f"A right loop is at {course.a_right_loop}" if course.a_right_loop else f"Others are at {percent(low)}"
+    below = "far below" if found[2] < FAR * low else "below"
+    causes = _fewer(question, study) or f" Commonest causes: {CAUSES}."
+    return f"{right}; you are {below}, at {percent(found[0])}.{causes}"
+
+
+def got_words(got: Got) -> str:
+    """'50.5 to 71.7% (a right loop, 1e-5 to 3e-5)'."""
+    number = re.sub(r"\.0$", "", f"{100 * got.low:.1f}")
+    to = f" to {re.sub(r'[.]0$', '', f'{100 * got.high:.1f}')}" if got.high > got.low else ""
+    return f"{number}{to}% ({got.what})"
+
+
+#: Metric -> what it is called; the first that a run has of each group is taken.
+OTHERS = {
+    "train/grad_norm": "gradient norm",
+    "rollout/entropy": "entropy, nats",
+    "rollout/length": "response length, tokens",
+    "train/clip_fraction": "clip fraction",
+}
+
+
+def values_of(setting: Setting, metric: str) -> dict[int, float]:
+    """Seed -> where the metric ended."""
+    return {run.seed: value for run in setting.runs if (value := late(run, metric)) is not None}
+
+
+def metrics_table(study: Study, title: str = "Other metrics at the end of training") -> Table | None:
+    """Each setting's metrics over the last quarter of its steps, mean and interval over seeds; None without any."""
+    known = [metric for metric in OTHERS if any(values_of(one, metric) for one in study.settings)]
+    if not known:
+        return None
+    rows = [[one.label, *(cell(list(values_of(one, metric).values())) for metric in known)] for one in study.settings]
+    head = ["setting", *(OTHERS[metric] for metric in known)]
+    note = "Mean over seeds of the last quarter of the steps; below it the 95% interval over seeds."
+    return Table(title, head, rows, frozenset(range(1, len(head))), note, frozenset({0}))
+
+
+def cell(values: Sequence[float]) -> str:
+    """A mean with its interval, as a table has it.
+
+    >>> cell([1.0, 2.0, 3.0]), cell([0.5]), cell([])
+    ('2\\n0 to 4.48', '0.5', '\N{EN DASH}')
+    """
+    if not values:
+        return "\N{EN DASH}"
+    mean, low, high = mean_interval(values)
+    low = max(low, 0.0) if min(values) >= 0 else low  # none of these metrics is ever negative
+    return f"{mean:.3g}" + (f"\n{low:.3g} to {high:.3g}" if len(values) > 1 else "")
+
+
+def metric_sentences(study: Study, most: int = 3) -> list[str]:
+    """A sentence for each setting, of the metrics whose difference from the reference's excludes zero over seeds.
+
+    Pairs of the same seed, Student's 95% interval of their differences; what is said counts by Holm's correction over
+    all metrics of all settings. With fewer than two pairs the two curves are described, and nothing is judged.
+    """
+    reference, told, silent = study.reference, list[str](), list[str]()
+    tested = [
+        (one.label, metric, _difference(one, reference, metric)) for one in study.settings[1:] for metric in OTHERS
+    ]
+    known = {(label, metric): of for label, metric, of in tested if of is not None}
+    alone = [one for one in study.settings[1:] if not any(label == one.label for label, _ in known)]
+    adjusted = holm([p for _, p in known.values()])
+    sure = {key for key, p in zip(known, adjusted, strict=True) if p <= LEVEL}
+    for one in study.settings[1:]:
+        if one in alone:
+            continue
+        differing = [known[one.label, metric][0] for metric in OTHERS if (one.label, metric) in sure]
+        if differing:
+            told.append(f"{one.label} against {reference.name} at the end of training: {'; '.join(differing)}.")
+        else:
+            silent.append(one.label)
+    if (more := len(told) - most) > 0:
+        told[most:] = [f"{more} more setting{' differs' if more == 1 else 's differ'} in such a metric: see the table."]
+    if silent:
+        names = few(silent, 4)
+        told.append(f"None of these metrics of {names} differs from {reference.name}'s beyond what seeds differ by.")
+    if alone:
+        told += [f"{one.label}: {_described(one)}." for one in (reference, *alone[: most + 1])]
+        names = few([one.label for one in alone], 4)
+        told.append(f"With fewer than two seeds in common {names} cannot be judged: seeds alone may differ by as much.")
+    return told
+
+
+def _described(one: Setting) -> str:
+    """Where the curves of a setting began and ended, and how its runs did where they did not finish."""
+    said = []
+    curves = [[accuracy for _, accuracy in run.evaluations] for run in one.runs if run.evaluations]
+    if curves:
+        first, last = (100 * float(np.mean([curve[at] for curve in curves])) for at in (0, -1))
+        said.append(f"accuracy from {first:.1f}% to {last:.1f}%")
+    for metric, name in OTHERS.items():
+        if values := list(values_of(one, metric).values()):
+            said.append(f"{name.partition(',')[0]} {float(np.mean(values)):.3g} at the end")
+    said += [f"seed {run.seed} {run.status}" for run in one.runs if run.status != "finished"]
+    return "; ".join(said) or "no curve"
+
+
+def _difference(one: Setting, reference: Setting, metric: str) -> tuple[str, float] | None:
+    """(the difference in words, its p-value by Student's t over pairs); None with fewer than two pairs."""
+    mine, its = values_of(one, metric), values_of(reference, metric)
+    seeds = sorted(mine.keys() & its.keys())
+    if len(seeds) < 2:
+        return None
+    differences = [mine[seed] - its[seed] for seed in seeds]
+    mean, low, high = mean_interval(differences)
+    word = "higher" if mean > 0 else "lower"
+    edges = sorted((abs(low), abs(high)))
+    before = float(np.mean([its[seed] for seed in seeds]))
+    name = OTHERS[metric].partition(",")[0]
+    text = f"{name} {word} by {abs(mean):.2g} ({edges[0]:.2g} to {edges[1]:.2g}), from {before:.2g}"
+    se = float(np.std(differences, ddof=1)) / math.sqrt(len(seeds))
+    return text, p_value(mean, se, 0.0, len(seeds) - 1)

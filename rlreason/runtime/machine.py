@@ -1,0 +1,194 @@
+"""The processors and GPUs that this process may use, read without torch."""
+
+import importlib.metadata
+import math
+import os
+from collections.abc import Callable, Collection, Iterator, MutableMapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path, PurePosixPath
+from typing import NamedTuple
+
+DRIVER = Path("/proc/driver/nvidia")
+DEVICES = Path("/dev")
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+GPU_TORCH = "pip install --force-reinstall 'torch>=2.11,<2.14'"
+#: Where torch reads how it divides a GPU's memory: the later name is the general one, the first is read by vLLM, too.
+ALLOCATION = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+
+
+class Unseen(NamedTuple):
+    """Why torch reaches none of the GPUs that are here, and what helps."""
+
+    words: str
+    cure: str
+    by_setting: bool  # a variable of the environment hides them, which may be meant
+
+
+def driver_gpus(driver: Path = DRIVER, devices: Path = DEVICES) -> list[str]:
+    """The names of NVIDIA's GPUs that this machine, container or job has; one that has no name is "a GPU"."""
+    names = [name for place in _entries(driver / "gpus") if (name := told_in(place / "information", "Model"))]
+    return names or ["a GPU" for place in _entries(devices) if place.name.removeprefix("nvidia").isdecimal()]
+
+
+def torch_has_gpus() -> bool:
+    """Whether the torch that is installed was built to compute on GPUs; without loading it."""
+    try:
+        return importlib.metadata.version("torch").partition("+")[2] != "cpu"
+    except importlib.metadata.PackageNotFoundError:
+        return False
+
+
+def told_in(path: Path, begins: str) -> str:
+    """What stands behind the colon of a file's first line that begins like this; "" where there is none."""
+    with suppress(OSError), path.open(encoding="utf-8", errors="replace") as file:
+        for line in file:
+            if line.startswith(begins):
+                return " ".join(line.partition(":")[2].split())
+    return ""
+
+
+def why_unseen(gpus: Sequence[str], visible: str | None, torch: str, built_for: str | None) -> Unseen | None:
+    """Why torch reaches none of these GPUs; None where the machine has none.
+
+    `visible`: CUDA_VISIBLE_DEVICES; `torch`: its version; `built_for`: the version of CUDA that it was built for.
+
+    >>> why_unseen(["A100"], "", "2.13.0", "13.0")[:2]
+    ('CUDA_VISIBLE_DEVICES= hides A100: everything runs on the processor', 'unset CUDA_VISIBLE_DEVICES')
+    >>> why_unseen(["A100"], "1", "2.13.0", "13.0").words
+    'CUDA_VISIBLE_DEVICES=1 names no GPU of this machine and hides A100: everything runs on the processor'
+    """
+    if not gpus:
+        return None
+    named, on = ", ".join(gpus), "everything runs on the processor"
+    if visible is not None and visible.strip() in ("", "-1"):
+        return Unseen(f"{VISIBLE}={visible} hides {named}: {on}", f"unset {VISIBLE}", True)
+    first = (visible or "").split(",")[0].strip()
+    if first.removeprefix("-").isdecimal() and not 0 <= int(first) < len(gpus):
+        number = "0" if len(gpus) == 1 else f"0 to {len(gpus) - 1}"
+        words = f"{VISIBLE}={visible} names no GPU of this machine and hides {named}: {on}"
+        return Unseen(words, f"set it to {number}", True)
+    if not built_for:
+        words = f"{named} is here, and torch {torch} is built for processors alone: {on}"
+        return Unseen(words, f"{GPU_TORCH}, which brings CUDA's libraries", False)
+    return Unseen(
+        f"torch {torch} for CUDA {built_for} does not reach {named}: the driver is too old for it, or this job was "
+        f"given no GPU: {on}",
+        "update the driver (nvidia-smi shows the newest CUDA it knows), or take a torch for an older CUDA; "
+        f"{GPU_TORCH}; in a job of a cluster, ask for a GPU",
+        False,
+    )
+
+
+def divide_memory_finely(environ: MutableMapping[str, str] = os.environ, gpus: Sequence[str] | None = None) -> None:
+    """Have torch grow its parts of a GPU's memory, where nothing else is set: to be called before it is imported.
+
+    Rows and caches grow by and by here, and a part that is a little too small for the next one would be kept beside
+    it. vLLM turns this off around the memory that sleeps (its pull request 40812, older than all versions used here).
+    """
+    if not any(name in environ for name in ALLOCATION) and (driver_gpus() if gpus is None else gpus):
+        environ[ALLOCATION[0]] = "expandable_segments:True"
+
+
+def _entries(folder: Path) -> Iterator[Path]:
+    with suppress(OSError):
+        yield from sorted(folder.iterdir())
+
+
+Read = Callable[[str], str | None]  # path of a small file -> its text; None where there is none
+
+#: Where the files of version 1's cpu controller may be.
+V1_MOUNTS = ("cpu", "cpu,cpuacct", "cpuacct,cpu")
+
+
+def usable_processors() -> int:
+    """Processors that this process may keep busy, at least 1: its affinity, or fewer where a cgroup limits its time."""
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    quota = cgroup_quota(_text("/proc/self/cgroup") or "", _text)
+    return max(1, math.ceil(min(allowed, quota)))  # a quota of 1.5 keeps two threads busy most of the time
+
+
+def default_threads(of_torch: int) -> int:
+    """Threads for numerical work where none are set: `of_torch`, but no more than this process's processors.
+
+    `of_torch` is torch's own choice, which counts cores and reads OMP_NUM_THREADS.
+    """
+    return min(of_torch, usable_processors())
+
+
+def shares(processors: Sequence[int], parts: int) -> list[list[int]]:
+    """Processors, by their numbers, divided among `parts` that run side by side; the rest goes to the last ones.
+
+    Where there are fewer processors than parts, each part gets all of them: the system divides the time.
+
+    >>> shares([0, 1, 2, 5, 7], 2), shares([0], 2)
+    ([[0, 1], [2, 5, 7]], [[0], [0]])
+    """
+    n = len(processors)
+    if n < parts:
+        return [list(processors)] * parts
+    return [list(processors[k * n // parts : (k + 1) * n // parts]) for k in range(parts)]
+
+
+@contextmanager
+def children_on(processors: Collection[int] | None) -> Iterator[None]:
+    """Processes that this thread starts in the block run on these processors; None: on those of this thread."""
+    if processors is None or not hasattr(os, "sched_setaffinity"):
+        yield
+        return
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, processors)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+def cgroup_quota(memberships: str, read: Read) -> float:
+    """Processors' worth of time that the control groups allow, infinity where they set no limit.
+
+    `memberships` is the text of /proc/self/cgroup. Version 2 states "quota period" in cpu.max, version 1 in two files;
+    the limits of all groups above one hold for it, too.
+
+    >>> cgroup_quota("0::/job", {"/sys/fs/cgroup/job/cpu.max": "150000 100000"}.get)
+    1.5
+    >>> cgroup_quota("0::/", {"/sys/fs/cgroup/cpu.max": "max 100000"}.get)
+    inf
+    """
+    quotas = [math.inf]
+    for line in memberships.splitlines():
+        number, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if number == "0" and not controllers:
+            quotas += [_quota(*(read(f"{folder}/cpu.max") or "").split()[:2]) for folder in _folders("", path)]
+        elif "cpu" in controllers.split(","):
+            for folder in (f for mount in V1_MOUNTS for f in _folders(f"/{mount}", path)):
+                quotas.append(_quota(read(f"{folder}/cpu.cfs_quota_us"), read(f"{folder}/cpu.cfs_period_us")))
+    return min(quotas)
+
+
+def _folders(mount: str, path: str) -> Iterator[str]:
+    """The folders of a group and of all above it. In a container the path may be the host's: only the top is there."""
+    for group in (PurePosixPath("/", path), *PurePosixPath("/", path).parents):
+        yield f"/sys/fs/cgroup{mount}{group}".rstrip("/")
+
+
+def _quota(time: str | None = None, period: str | None = None) -> float:
+    """Time over period, both in microseconds; infinity where there is no limit ("max", -1) or no number."""
+    try:
+        allowed, every = float(time or "max"), float(period or 0)
+    except ValueError:
+        return math.inf
+    return allowed / every if allowed > 0 and every > 0 else math.inf
+
+
+def _text(path: str) -> str | None:
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except (OSError, ValueError):
+        return None
+
+
+SWEEP_VARIABLE = "RLREASON_JOB_OF_SWEEP"  # the sweep's name, for the processes that a sweep starts
+STACKS_VARIABLE = "RLREASON_STACKS"  # the file for a process's stacks on SIGUSR1 (stacks.py)
+FORKS_VARIABLE = "RLREASON_FORKS"  # 0: every run of a sweep loads its libraries itself (sweeps/forks.py)
+GPUS_VARIABLE = "RLREASON_GPUS"  # GPUs that sweeps hand out, instead of those that are found (sweeps/gpus.py)

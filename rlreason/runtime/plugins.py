@@ -1,0 +1,354 @@
+"""Rewards, data and losses of the user's own: `module:function`, an announced name, or a Python object.
+
+A run knows each by a text of the form `module:function`; `load` finds it by that text.
+"""
+
+import difflib
+import hashlib
+import importlib
+import inspect
+import re
+import sys
+import textwrap
+import traceback
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
+from importlib.machinery import ModuleSpec
+from importlib.metadata import entry_points
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from rlreason.errors import ConfigError
+
+GIVEN = "python"  # stands in place of the module where an object has none that can be imported
+PLAIN = (int, float, complex, str, bytes, bool, type(None))  # values whose text tells all of them
+
+_known: dict[str, Any] = {}
+
+
+@contextmanager
+def known_as(thing: Any) -> Iterator[str]:
+    """The name under which `load` finds the object inside the block."""
+    if place := import_path(thing):
+        yield place
+        return
+    name = label_of(thing)
+    _known[name] = thing
+    try:
+        yield name
+    finally:
+        _known.pop(name, None)
+
+
+def find(name: str) -> Any:
+    """The object of that name, or None."""
+    return _known.get(name)
+
+
+def import_path(thing: Any) -> str | None:
+    """`module:function` where a fresh process finds this very function under it; else None.
+
+    >>> import_path(textwrap.dedent), import_path(lambda: 0)
+    ('textwrap:dedent', None)
+    """
+    module, name = getattr(thing, "__module__", None), getattr(thing, "__qualname__", None)
+    if not module or not name or module == "__main__" or "<" in name:
+        return None
+    found: Any = sys.modules.get(module)
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    file = getattr(sys.modules.get(module), "__file__", None)
+    spec = _spec(module) if found is thing else None
+    with suppress(OSError):  # of a spec without a file
+        if spec and spec.origin and file and Path(spec.origin).samefile(file):
+            return f"{module}:{name}"
+    return None
+
+
+def label_of(thing: Any) -> str:
+    """A name for an object that cannot be imported: what it is called, and a hash of its source and of all it holds.
+
+    What holds something that cannot be hashed, such as a lock, has another name each time.
+    """
+    function = thing.func if isinstance(thing, partial) else getattr(thing, "function", thing)
+    called = getattr(function, "__name__", type(function).__name__)
+    try:
+        state = _state(thing, {})
+    except RecursionError:  # a long chain of objects
+        state = uuid.uuid4().hex
+    digest = hashlib.sha256(state.encode(errors="replace")).hexdigest()[:8]
+    return f"{GIVEN}:{re.sub(r'[^0-9A-Za-z_]', '', called) or 'function'}-{digest}"
+
+
+def _state(value: Any, seen: dict[int, tuple[int, Any]]) -> str:
+    """A text that differs where two values may behave differently, and is the same in every process if it can be.
+
+    `seen`: the number of each value on the way, and the value, so that it lives as long as its id is needed.
+    """
+    if isinstance(value, PLAIN):
+        return repr(value)
+    if id(value) in seen:
+        return f"number {seen[id(value)][0]} again"
+    seen[id(value)] = len(seen), value
+    held: list[Any]
+    if (inspect.isroutine(value) or isinstance(value, type)) and (place := import_path(value)):
+        return f"{place} {source_of(value)}"
+    if isinstance(value, ModuleType):
+        return value.__name__
+    if isinstance(value, list | tuple):
+        held = list(value)
+    elif isinstance(value, set | frozenset):
+        held = sorted(_state(one, seen) for one in value)
+    elif isinstance(value, dict):
+        held = [part for item in value.items() for part in item]
+    elif isinstance(value, partial):
+        held = [value.func, value.args, value.keywords]
+    elif inspect.ismethod(value):
+        held = [value.__func__, value.__self__]
+    elif inspect.isfunction(value):
+        held = [value.__defaults__, value.__kwdefaults__]
+        with suppress(TypeError, ValueError):
+            names = inspect.getclosurevars(value)
+            held += sorted({**names.globals, **names.nonlocals}.items())
+        held.append(source_of(value) or value.__code__.co_code.hex())
+    elif isinstance(value, type) or inspect.isroutine(value):
+        held = [value.__module__, value.__qualname__, source_of(value)]
+    elif hasattr(value, "__dict__") and _plainly_made(type(value)):
+        held = [type(value), vars(value)]
+    else:
+        return _pickled(value)
+    return f"{type(value).__name__}({', '.join(_state(one, seen) for one in held)})"
+
+
+def _plainly_made(kind: Any) -> bool:
+    """Whether all that an object of this class holds are its attributes: it has no part written in C, and no slots."""
+    plain = kind.__reduce_ex__ is object.__reduce_ex__ and kind.__reduce__ is object.__reduce__
+    return plain and not any("__slots__" in vars(one) for one in kind.__mro__)
+
+
+def _pickled(value: Any) -> str:
+    import cloudpickle
+
+    try:
+        return hashlib.sha256(cloudpickle.dumps(value)).hexdigest()
+    except Exception:  # pickle's own, or that of an object which refuses
+        return uuid.uuid4().hex
+
+
+def source_of(thing: Any) -> str:
+    """The source of a function, of what a `functools.partial` calls or of an object's class; empty where there is none.
+
+    A `Loss` has its function's.
+    """
+    function = thing.func if isinstance(thing, partial) else getattr(thing, "function", thing)
+    with suppress(TypeError, OSError):
+        its_own = inspect.isroutine(function) or isinstance(function, type)
+        return textwrap.dedent(inspect.getsource(function if its_own else type(function)))
+    return ""
+
+
+def written_source(name: str) -> str:
+    """What a run keeps of a function by its name: the source of an object, else the file that its module lies in."""
+    if (thing := find(name)) is not None:
+        return source_of(thing) or "(the source cannot be had)\n"
+    spec = _spec(name.partition(":")[0])
+    try:
+        return Path(spec.origin).read_text("utf-8") if spec and spec.origin else "(the source cannot be had)\n"
+    except (OSError, UnicodeDecodeError):
+        return f"(the source in {spec.origin if spec else name} is no text)\n"
+
+
+def _spec(module: str) -> ModuleSpec | None:
+    """Where Python would find a module now, whatever is loaded under that name already. Parents are not imported."""
+    parts, places, spec = module.split("."), None, None
+    for number in range(1, len(parts) + 1):
+        name, spec = ".".join(parts[:number]), None
+        with suppress(Exception):  # of a finder that somebody has installed
+            spec = next((s for f in sys.meta_path if (s := f.find_spec(name, places))), None)
+        if spec is None:
+            return None
+        places = spec.submodule_search_locations
+    return spec
+
+
+def for_workers(reward: str | Callable[..., Any]) -> tuple[str, bytes | None]:
+    """(its name, how it travels to another process): None where that process can import it.
+
+    Raises `ConfigError` for a function that cannot be sent.
+    """
+    thing = find(reward) if isinstance(reward, str) else reward
+    if thing is None:
+        return str(reward), None
+    if not callable(thing):
+        raise ConfigError(f"reward={thing!r:.60} is neither a name nor a function: give one")
+    name = reward if isinstance(reward, str) else import_path(thing) or label_of(thing)
+    if find(name) is None and import_path(thing):
+        return name, None
+    import cloudpickle
+
+    try:
+        return name, cloudpickle.dumps(thing)
+    except Exception as error:  # pickle's own, or that of an object which refuses
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        raise ConfigError(
+            f"reward={name} cannot be sent to the processes that grade ({reason}): take that out of the function, or "
+            "write it into a file and name it module:function"
+        ) from None
+
+
+class NotImportableError(Exception):
+    """Why a function cannot be loaded, as the end of a sentence that begins with its name."""
+
+
+def load(name: str) -> Callable[..., Any]:
+    """The function `module:function`: a given object, or from the current folder or wherever Python finds modules."""
+    if (given := find(name)) is not None:
+        return given  # type: ignore[no-any-return]
+    module, _, function = name.partition(":")
+    if module == GIVEN:
+        raise NotImportableError(
+            "it was a Python object of the program that started the run, which keeps its source in its own_functions"
+            ".txt: write that into a file and name it module:function, or give it again from Python"
+        )
+    value: Any = _module(module)
+    place = getattr(value, "__file__", None) or "which comes with Python"
+    for part in function.split("."):
+        holder, value = value, getattr(value, part, None)
+        if value is None:
+            near = difflib.get_close_matches(part, [key for key in dir(holder) if not key.startswith("_")], n=1)
+            wanted = function[: -len(part)] + near[0] if near else ""
+            meant = f"did you mean {module}:{wanted}?" if near else "write it there, or name another"
+            raise NotImportableError(f"module {module} ({place}) has no function {function}: {meant}")
+    if not callable(value):
+        raise NotImportableError(f"{function} in module {module} is of type {type(value).__name__}: name a function")
+    return value  # type: ignore[no-any-return]
+
+
+def judging(function: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """The function, refused where it cannot be called with two values, as the grader does."""
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # of some functions written in C nothing is known
+        return function
+    try:
+        signature.bind("response", "reference answer")
+    except TypeError as error:
+        taken = str(signature) if len(str(signature)) < 60 else "(...)"
+        raise NotImportableError(
+            f"{name.partition(':')[2]}{taken} cannot be called with two texts ({error}): a reward takes (response, "
+            "reference answer), a scorer (question, response)"
+        ) from None
+    return function
+
+
+def _module(name: str) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
+            raise NotImportableError(_missing(name, error.name)) from None
+        raise NotImportableError(f"importing {name} fails: {described(error)}: fix or install that") from None
+    except BaseException as error:  # also what ends a process, such as SystemExit
+        raise NotImportableError(f"importing {name} fails: {described(error)}: fix that") from None
+
+
+def _missing(name: str, part: str) -> str:
+    """A module that is nowhere, or lies in the current folder while Python does not look there."""
+    here = Path.cwd()
+    path = here.joinpath(*part.split("."))
+    if (path.is_dir() or path.with_suffix(".py").is_file()) and str(here) not in map(_absolute, sys.path):
+        return (
+            f"module {name} lies in {here}, where Python does not look: set PYTHONPATH={here}, or start with "
+            "python -m rlreason"
+        )
+    return (
+        f"there is no module {part} in {here} or among the installed packages: fix the name, or set PYTHONPATH to the "
+        "folder that it lies in"
+    )
+
+
+def _absolute(entry: str) -> str:
+    return str(Path(entry).absolute())
+
+
+def described(error: BaseException) -> str:
+    """An error in the user's code: its kind, its first line, and where in that code it was raised.
+
+    >>> described(ValueError("no sum"))
+    'ValueError: no sum'
+    """
+    text = next(iter(str(error).splitlines()), "")
+    if isinstance(error, SyntaxError):
+        return f"{type(error).__name__}: {error.msg} ({error.filename}, line {error.lineno})"
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if _is_theirs(f.filename)]
+    place = f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
+    return f"{type(error).__name__}: {text}".removesuffix(": ") + place
+
+
+def _is_theirs(file: str) -> bool:
+    """Whether a file may be the user's: neither one of this package nor Python's machinery for imports."""
+    return not file.startswith("<") and Path(__file__).parents[1] not in Path(file).parents and "importlib" not in file
+
+
+#: Where an entry point's name stands in for `module:function`, and the group that it is announced in.
+GROUPS = {
+    "loss": "rlreason.losses",
+    "data": "rlreason.data",
+    "prompt.reward": "rlreason.rewards",
+    "eval.reward": "rlreason.rewards",
+}
+
+
+def announced(key: str) -> dict[str, str]:
+    """Name -> `module:function` of what may stand at a setting. Nothing is imported, so a broken package harms nobody.
+
+    Of two packages that announce one name, the first in the order of their places is taken.
+
+    >>> announced("seed")
+    {}
+    """
+    group = GROUPS.get(key)
+    found = entry_points(group=group) if group else ()
+    return {point.name: point.value.partition("[")[0].strip() for point in sorted(found, reverse=True)}
+
+
+Data = str | Callable[..., Any] | Iterable[Any]  # a name, a function that makes rows, or the rows
+
+
+@contextmanager
+def as_settings(
+    *, reward: str | Callable[..., Any] | None = None, loss: Any = None, data: Data | None = None
+) -> Iterator[list[str]]:
+    """The words of a command line that name these inside the block, such as `prompt.reward=module:function`.
+
+    A function that can be imported is named by its place, so that a command line can repeat the run. Any other object
+    has a name of its own here, which nobody knows after the block. Raises `ConfigError` for what cannot be used.
+    """
+    given = {"prompt.reward": reward, "loss": loss, "data": data if data is None else _function(data)}
+    with ExitStack() as block:
+        words = []
+        for key, value in given.items():
+            if value is None:
+                continue
+            if not isinstance(value, str) and not callable(value):
+                raise ConfigError(f"{key.rpartition('.')[2]}={value!r:.60} is no function: give one, or its name")
+            words.append(f"{key}={value if isinstance(value, str) else block.enter_context(known_as(value))}")
+        yield words
+
+
+def _function(data: Data) -> str | Callable[..., Any]:
+    """Rows as a function that returns them."""
+    if isinstance(data, str) or callable(data):
+        return data
+    if not isinstance(data, Iterable):
+        raise ConfigError(f"data={data!r:.60} is neither rows nor a function: give a list of dictionaries")
+    rows = data if isinstance(data, Mapping) or hasattr(data, "iterrows") else list(data)
+
+    def rows_given() -> Any:
+        """Rows that were given as a Python object. The run has their hash, `data_hash`, and no source of them."""
+        return rows
+
+    return rows_given

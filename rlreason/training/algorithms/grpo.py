@@ -1,0 +1,146 @@
+"""GRPO: sample a group of responses per question; the advantage of each compares it with its group."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from rlreason.engines.rollouts import score_samples, token_ids
+from rlreason.errors import ConfigError
+from rlreason.objectives.advantages import assign_advantages
+from rlreason.objectives.objective import Objective
+from rlreason.objectives.terms import kl_per_token
+from rlreason.runtime.text import question_keys
+from rlreason.training.algorithms.base import Online
+from rlreason.types import Collected, Sample
+
+if TYPE_CHECKING:
+    from rlreason.model.policy import LogProbScorer
+
+
+@dataclass(frozen=True, slots=True)
+class GRPO(Online):
+    """`collect(step)` -> graded samples with advantages, cut into optimizer steps."""
+
+    objective: Objective
+    reference: "LogProbScorer | None" = None  # given when a KL term needs it
+    behaviour: "LogProbScorer | None" = None  # given where the policy that sampled must be scored before it learns
+    old_log_probs: str = "none"  # who knows those of the policy that sampled: none | measured (behaviour) | engine
+
+    def collect(self, step: int) -> Collected:
+        """Sample groups, score what the objective compares, compute advantages."""
+        problems = self.questions.next_batch(self.per_step)
+        samples = self.rollouts.sample(problems, self.sampling, self.group_size, purpose=f"train/{step}")
+        notices = {}
+        if len(problems) < self.per_step:
+            notices["few_questions"] = f"only {len(problems)} of {self.per_step} questions are left unsolved"
+        if again := len(problems) - len(set(question_keys((p.id, p.question) for p in problems).values())):
+            notices["repeated_questions"] = (
+                f"{again} of {len(problems)} groups answer a question that another group of the step answers too: its "
+                "responses are compared within each group, and it weighs more"
+            )
+        learned, discarded, rounds = samples, list[Sample](), 0
+        if self.objective.max_resampling_rounds:
+            learned, discarded, rounds = self._refilled(step, samples)
+            mixed = len(mixed_groups(learned))
+            if mixed < self.per_step:
+                notices["refill_bound"] = (
+                    f"{rounds} rounds of refilling found {mixed} of {self.per_step} groups with better "
+                    "and worse responses (before any length penalty): the others stay without advantages; raise "
+                    "max_resampling_rounds, or change the questions"
+                )
+        self.questions.update([*learned, *discarded])
+        learned, signalling = with_advantages(self._scored(learned), self.objective)
+        everything = [*learned, *(replace(s, has_loss=False) for s in discarded)]
+        metrics: dict[str, float] = {"rollout/kept": sum(s.has_loss for s in everything) / len(everything or [0])}
+        if groups := {s.group for s in everything}:
+            metrics["reward/frac_reward_zero_std"] = (len(groups) - len(signalling)) / len(groups)
+        if self.objective.max_resampling_rounds:
+            metrics |= {"rollout/refill_rounds": rounds, "rollout/discarded": len(discarded)}
+        if self.questions.skip_solved:
+            metrics["rollout/solved_questions"] = self.questions.n_solved
+        return Collected(everything, self.batches(step, learned), metrics, notices)
+
+    def _refilled(self, step: int, samples: list[Sample]) -> tuple[list[Sample], list[Sample], int]:
+        """DAPO's dynamic sampling with a bound: (samples to learn from, those put aside, rounds it took).
+
+        Groups of equal rewards are replaced by groups of further questions, as far as these are better.
+        """
+        asked, rounds = {s.group for s in samples}, 0
+        most = self.objective.max_resampling_rounds
+        while (missing := self.per_step - len(mixed_groups(samples))) > 0 and rounds < most:
+            problems = self.questions.next_batch(missing, excluded=asked)
+            if not problems:
+                break
+            rounds += 1
+            asked |= {p.id for p in problems}
+            purpose = f"train/{step}/refill/{rounds}"
+            samples = samples + self.rollouts.sample(problems, self.sampling, self.group_size, purpose)
+        mixed = mixed_groups(samples)
+        groups = list(dict.fromkeys(s.group for s in samples))
+        chosen = set(sorted(groups, key=lambda group: group not in mixed)[: self.per_step])  # a stable sort
+        return [s for s in samples if s.group in chosen], [s for s in samples if s.group not in chosen], rounds
+
+    def _scored(self, samples: list[Sample]) -> list[Sample]:
+        """The samples with the log-probabilities that the objective asks for, before any weight moves."""
+        if self.reference is not None:  # both sides of a KL term are scored alike: equal models are exactly 0 apart
+            with self.rollouts.clock.phase("score"):
+                scores = self.reference.log_probs(token_ids(samples))
+            samples = [replace(s, reference_log_probs=score) for s, score in zip(samples, scores, strict=True)]
+        if self.behaviour is not None:
+            with self.rollouts.clock.phase("score"):
+                samples = score_samples(samples, self.behaviour)
+        if self.old_log_probs == "engine":
+            return [replace(s, old_log_probs=s.response.log_probs) for s in samples]
+        return [replace(s, old_log_probs=s.log_probs) for s in samples] if self.old_log_probs == "measured" else samples
+
+
+def mixed_groups(samples: Sequence[Sample]) -> set[str]:
+    """Ids of the groups that hold better and worse responses."""
+    rewards: dict[str, set[float]] = {}
+    for s in samples:
+        rewards.setdefault(s.group, set()).add(s.grade.reward)
+    return {group for group, values in rewards.items() if len(values) > 1}
+
+
+def with_advantages(samples: Sequence[Sample], objective: Objective) -> tuple[list[Sample], set[str]]:
+    """The samples with their advantages, and the groups in which any is other than 0 by the rewards, KL term aside.
+
+    Groups are formed by problem id: the order of the samples and what was left out do not matter.
+    """
+    if not samples:
+        return [], set()
+    lowest = min((s.grade.reward for s in samples), default=0.0)
+    if objective.std_norm == "group_mean" and lowest < 0:
+        raise ConfigError(
+            f"std_norm=group_mean divides by the mean reward, and the reward function gave {lowest}: use "
+            "rewards of 0 and above, or std_norm=group_std"
+        )
+    number = {problem_id: k for k, problem_id in enumerate(dict.fromkeys(s.group for s in samples))}
+    advantages, kept, live = assign_advantages(
+        torch.tensor([s.grade.reward for s in samples], dtype=torch.float64),
+        torch.tensor([number[s.group] for s in samples]),
+        torch.tensor([len(s.response.token_ids) for s in samples]),
+        torch.tensor([s.response.truncated for s in samples]),
+        objective,
+        _kl_of_sampler(samples, objective.kl_estimator) if objective.kl_placement == "reward" else None,
+    )
+    given = zip(samples, advantages.tolist(), kept.tolist(), strict=True)
+    signalling = {s.group for s, signals in zip(samples, live.tolist(), strict=True) if signals}
+    return [replace(s, advantage=advantage, has_loss=has_loss) for s, advantage, has_loss in given], signalling
+
+
+def _kl_of_sampler(samples: Sequence[Sample], estimator: str) -> Tensor:
+    """KL estimate per token (n, seq) of the policy that sampled, both sides under the trainer's own scorer."""
+    sampled, reference, ones = (
+        pad_sequence([torch.tensor(row) for row in rows], batch_first=True)
+        for rows in (
+            [s.log_probs or [] for s in samples],
+            [s.reference_log_probs or [] for s in samples],
+            [[True] * len(s.response.token_ids) for s in samples],
+        )
+    )
+    return kl_per_token(sampled, reference, ones, estimator)

@@ -1,0 +1,248 @@
+"""The parts of a run, put together from its settings: problems, policy, engine, graders, records."""
+
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+
+from rlreason.config.evaluation import EvalProtocolConfig
+from rlreason.config.run import Asking, RunConfig
+from rlreason.data.prepare import Loaded, load_data, read_splits, subset
+from rlreason.data.prompts import template_of
+from rlreason.data.sources import fingerprint
+from rlreason.engines.base import Engine, Sampling
+from rlreason.engines.build import check_engine, demand_of, make_engine
+from rlreason.engines.rollouts import Rollouts
+from rlreason.engines.stops import tags_in
+from rlreason.errors import ConfigError
+from rlreason.evaluation.cases import signs_of
+from rlreason.evaluation.evaluator import Evaluator
+from rlreason.grading import Grader
+from rlreason.grading.build import Graders, make_graders
+from rlreason.model.chat import PromptEncoder, PromptIds, check_prompts, encoder, end_of_turn, lengths, remarks
+from rlreason.model.policy import LogProbScorer, Policy
+from rlreason.model.tiny import TAGS
+from rlreason.records.console import Console
+from rlreason.records.loggers.guarded import Loggers, Resumed
+from rlreason.runtime.clock import Clock
+from rlreason.training.fits import Part, parts, room_of, too_long
+from rlreason.training.parts import check_hardware, choose_threads, choose_trained, make_policy, teach_habits
+from rlreason.training.preflight import own_functions, refusal
+from rlreason.training.warm_start import Start
+from rlreason.types import Collected, Problem
+
+
+@dataclass(frozen=True, slots=True)
+class Components:
+    """A run's parts, ready to use."""
+
+    policy: Policy
+    engine: Engine
+    grader: Grader
+    rollouts: Rollouts
+    sampling: Sampling
+    scorer: LogProbScorer  # at training's temperature
+    evaluator: Evaluator
+    train_problems: list[Problem]
+    truths: dict[str, str]  # problem id -> ground truth, of these
+    eval_problems: list[Problem]  # of the evaluations on the way
+    final_problems: list[Problem]  # of the last one, or of a job that does not train; the others are among them
+    start: Start | None  # where the built-in model's weights came from
+    data_hash: str
+    sizes: dict[str, int]  # problems read, filtered and left
+    loggers: Loggers  # where metrics are sent besides the run folder
+    seconds_to_build: float
+
+    def graders(self) -> list[Grader]:
+        """Each grader once, in an order that is always the same."""
+        named = (self.grader, self.evaluator.grader, self.evaluator.second_grader)
+        return list({id(grader): grader for grader in named if grader is not None}.values())
+
+    def with_signs(self, collected: Collected) -> Collected:
+        """What was collected, and what its samples show of a reward that is hacked and of texts that get lost."""
+        signs = signs_of(collected.samples, self.truths, self.grader, self.policy.tokenizer)
+        return replace(collected, metrics=collected.metrics | signs)
+
+    def close(self) -> None:
+        """End the engine and every grader, whatever becomes of the one before."""
+        try:
+            self.engine.close()
+        finally:
+            for grader in self.graders():
+                grader.close()
+
+
+def build_components(
+    run: RunConfig, folder: Path, console: Console, logs: bool = True, clock: Clock | None = None
+) -> Components:
+    """Everything that can be wrong in what was asked is found before a model is trained: cheapest checks first.
+
+    `logs`: the loggers start too; in a run that goes on they wait until its records are cut back (`start_loggers`).
+    `clock`: the run's, which times sampling and grading.
+    """
+    began, clock = time.monotonic(), clock or Clock()
+    prepare(run, console.say)
+    loggers = Loggers(console.say)
+    graders = make_graders(run, folder)  # their workers start before a GPU is touched
+    with given_up(graders, loggers):
+        if logs:
+            start_loggers(run, loggers, folder, console)
+        loaded, lessons = read_all(run, graders, console)
+        with console.wait("loading the model"):
+            policy = make_policy(run, lessons)
+        choose_threads(run, policy)
+        prompt_ids, asked_ids = encoder(policy, run.asking.prompt), encoder(policy, run.evaluation.prompt)
+        loaded = all_fitting(run, policy, loaded, prompt_ids, asked_ids, console)
+        start = teach_habits(run, policy, lessons, console)
+        choose_trained(run.model, policy, run.seed, run.trains)
+        demand = partial(demand_of, run, prompt_ids, asked_ids, loaded.train, loaded.validation)
+        with console.wait("starting the engine", logged=True):
+            engine = make_engine(run, policy, folder, console.say, demand)
+    evaluation = run.evaluation
+    return Components(
+        policy=policy,
+        engine=engine,
+        grader=graders.training,
+        rollouts=Rollouts(engine, graders.training, prompt_ids, run.seed, console.part, clock=clock),
+        sampling=sampled(run.asking, policy),
+        scorer=scorer(run, run.asking, policy),
+        evaluator=make_evaluator(run, policy, engine, graders, asked_ids, console, clock),
+        train_problems=loaded.train,
+        truths={problem.id: problem.answer for problem in loaded.train},
+        eval_problems=asked(evaluation, loaded.validation, evaluation.problems),
+        final_problems=asked(evaluation, loaded.validation, evaluation.final_problems),
+        start=start,
+        data_hash=fingerprint([*loaded.train, *loaded.validation]),
+        sizes=loaded.sizes | {"train": len(loaded.train), "validation": len(loaded.validation)},
+        loggers=loggers,
+        seconds_to_build=time.monotonic() - began,
+    )
+
+
+def start_loggers(
+    run: RunConfig, loggers: Loggers, folder: Path, console: Console, resumed: Resumed | None = None
+) -> None:
+    """Start the chosen loggers; `resumed`: each goes on with the run that it has in its service."""
+    if run.logger.chosen:
+        with console.wait("starting the loggers"):
+            loggers.start(run.logger, folder, asdict(run), resumed)
+
+
+def prepare(run: RunConfig, say: Callable[[str], None]) -> None:
+    """Check what can be checked with nothing loaded, and set this process's threads and environment."""
+    check_engine(run)
+    check_hardware(run, say)
+    choose_threads(run)
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # the grader's processes would warn about it
+    check_prompts(run)
+
+
+@contextmanager
+def given_up(graders: Graders, loggers: Loggers) -> Iterator[None]:
+    """Where the rest cannot be built, what has started is ended."""
+    try:
+        yield
+    except BaseException as error:
+        graders.close()
+        loggers.abandon()
+        if isinstance(error, KeyboardInterrupt):
+            raise type(error)(f"{error} before the first step".strip()) from None
+        raise
+
+
+def read_all(run: RunConfig, graders: Graders, console: Console) -> tuple[Loaded, list[Problem]]:
+    """The problems, rewards tried on them; and the stories that teach a model made on the spot."""
+    with console.wait("reading the data"):
+        loaded = load_data(run, grader=graders.training, judge=graders.evaluation, say=console.say)
+        for grader in graders.all():  # each on an answer of the kind that it is to judge
+            learned = grader is graders.training and grader is not graders.evaluation
+            check_reward(run, grader, loaded.train if learned and loaded.train else loaded.validation)
+        for remark in [*remarks(run.asking.prompt, loaded.train), *remarks(run.evaluation.prompt, loaded.validation)]:
+            console.say(remark)
+        return loaded, read_splits(run.data, console.say, traces=False)[0] if run.model.made_on_the_spot else []
+
+
+def make_evaluator(
+    run: RunConfig,
+    policy: Policy,
+    engine: Engine,
+    graders: Graders,
+    asked_ids: PromptIds,
+    console: Console,
+    clock: Clock,
+) -> Evaluator:
+    """What evaluations ask and judge with; `asked_ids` makes their prompts."""
+    return Evaluator(
+        settings=run.evaluation,
+        rollouts=Rollouts(engine, graders.evaluation, asked_ids, run.seed, console.part, graders.second, clock, "eval"),
+        sampling=sampled(run.evaluation, policy),
+        scorer=scorer(run, run.evaluation, policy),
+        grader=graders.evaluation,
+        second_grader=graders.second,
+    )
+
+
+def asked(evaluation: EvalProtocolConfig, validation: list[Problem], count: int | None) -> list[Problem]:
+    """So many of them, always the same: of files, which may be sorted by subject, a draw that is fixed."""
+    return validation[:count] if evaluation.data.in_random_order else subset(validation, count, seed=0)
+
+
+def sampled(asking: Asking, policy: Policy) -> Sampling:
+    """How an engine samples, in training or in evaluations: a prompt's responses end as that prompt says."""
+    end = end_of_turn(asking.prompt, policy.tokenizer)
+    ends = frozenset() if end is None else frozenset({end})
+    stop = tuple(asking.prompt.stop)
+    tags = tags_in(policy.tokenizer, (template_of(asking.prompt), *stop), always=TAGS)
+    return Sampling(**asdict(asking.sampling), stop=stop, tags=tags, end_ids=ends)
+
+
+def scorer(run: RunConfig, asking: Asking, policy: Policy) -> LogProbScorer:
+    """Scores responses under the distribution they were drawn from; greedy ones under the plain distribution."""
+    return LogProbScorer(policy, run.micro_batch_tokens, asking.sampling.temperature or 1.0)
+
+
+def check_reward(run: RunConfig, grader: Grader, problems: Sequence[Problem]) -> None:
+    """A reward of the user's own is tried once, before anything is trained with it."""
+    if not grader.plugin:
+        return
+    setting = next((key for key, name in own_functions(run) if name == grader.plugin), grader.plugin)
+    if why := refusal(setting, grader, problems[0].answer, run.grading.timeout_s):
+        raise ConfigError(why)
+
+
+def all_fitting(
+    run: RunConfig,
+    policy: Policy,
+    loaded: Loaded,
+    prompt_ids: PromptEncoder,
+    asked_ids: PromptEncoder,
+    console: Console,
+) -> Loaded:
+    """The problems whose prompt and a full response fit into the model's context and into one micro-batch.
+
+    What does not fit is refused, or left out and said (data.bad_rows).
+    """
+    kept = {"train": loaded.train, "validation": loaded.validation}
+    with console.wait("measuring the prompts"):
+        for part in parts(run, loaded.train, loaded.validation):
+            ids = asked_ids if part.prompt is run.evaluation.prompt else prompt_ids
+            kept[part.name] = fitting(run, policy, part, ids, console)
+    return Loaded(kept["train"], kept["validation"], loaded.sizes)
+
+
+def fitting(run: RunConfig, policy: Policy, part: Part, prompt_ids: PromptEncoder, console: Console) -> list[Problem]:
+    """Those of one part, train or validation."""
+    prompt_ids.check(part.problems)
+    context = policy.max_context
+    sizes = lengths(prompt_ids, part.problems, room_of(run, context)[0] - part.max_tokens)
+    if why := too_long(run, part.name, sizes, part.max_tokens, context):
+        raise ConfigError(why)
+    room, key = room_of(run, context)
+    kept = [p for p, size in zip(part.problems, sizes, strict=True) if size <= room - part.max_tokens]
+    if len(kept) < len(part.problems):
+        left = f"{len(part.problems) - len(kept)} of {len(part.problems)} {part.name} problems"
+        console.say(f"! left out: {left}, whose prompts are too long for {key}={room}")
+    return kept

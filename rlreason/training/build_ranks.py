@@ -1,0 +1,187 @@
+"""Training on several ranks, put together from a run's settings: by rank 0, and by the others at its word."""
+
+import copy
+import os
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PretrainedConfig, PreTrainedModel
+
+from rlreason.config.training import TrainingConfig
+from rlreason.model.attention import NAMES
+from rlreason.model.devices import give_back
+from rlreason.model.loading import from_config, one_layer_of, skeleton_of, with_one_layer
+from rlreason.model.parameters import merged_weights
+from rlreason.model.policy import LogProbScorer, Policy
+from rlreason.model.shapes import shape_from
+from rlreason.records.files import RANKS_LOG, STACKS
+from rlreason.records.status import write_status
+from rlreason.runtime.hang import listen
+from rlreason.runtime.machine import STACKS_VARIABLE
+from rlreason.training.build_algorithm import frozen_copy, settings_of
+from rlreason.training.distributed import DealtScores, RankedLearner
+from rlreason.training.learner import Learner
+from rlreason.training.parts import choose_threads, choose_trained, mode_of
+from rlreason.training.ranks import Group, Ranks
+from rlreason.training.sharding import ShardedLearner, ShardedPolicy, fill, mesh_of
+
+Order = Callable[..., Any]
+
+
+def lead(run: TrainingConfig, policy: Policy, reference: LogProbScorer | None, world: int, folder: Path) -> Learner:
+    """Rank 0's learner. The others are started, get the model from here, and wait for what it says.
+
+    In the mode `shard`, `policy` is from then on a whole copy in main memory, if it was not so from the start.
+    """
+    mode, why = mode_of(run, shape_from(policy.model.config.get_text_config().to_dict()), policy.device, world)
+    mode = "shard" if policy.in_main_memory else mode  # as it was decided before it was loaded
+    place = "GPUs" if policy.device.type == "cuda" else "processes"
+    has = {"replicate": "each has the whole model", "shard": "each has a part of the model"}[mode]
+    policy.remarks.append(f"{world} {place} train, {has} (parallel={mode}: {why})")
+    group = Group(world, run.waits.run_s, folder / RANKS_LOG, partial(write_status, folder, "failed"))
+    try:
+        return _led(run, policy, reference, group, mode, folder)
+    except BaseException:
+        group.close(at_once=True)
+        raise
+
+
+def _led(
+    run: TrainingConfig, policy: Policy, reference: LogProbScorer | None, group: Group, mode: str, folder: Path
+) -> Learner:
+    ranks = group.join(policy.device)
+    with ranks.losses_named("the start"):
+        share_threads(run, ranks)
+        of_policy = {
+            name: getattr(policy, name) for name in ("compute_dtype", "weights", "head_dtype", "attention")
+        }  # what auto has come to here
+        ranks.broadcast((run, mode, str(folder), policy.model.config, policy.tokenizer, of_policy))
+        whole = {"policy": policy} | ({} if reference is None else {"reference": reference.policy})
+        if mode == "replicate":
+            send_weights(ranks, policy.model)
+            agree(ranks, whole.values())
+            policies = whole
+        else:
+            for one in whole.values():
+                to_main_memory(one)
+            send_weights(ranks, with_one_layer(policy.model))
+            agree(ranks, whole.values())
+            policies = trained_from(run, without_numbers(policy, policy.model.config))
+        learner, scores = assembled(run, ranks, mode, policies, whole)
+        learner.ended = lambda: group.close(at_once=bool(ranks.broken))
+        for name, one in whole.items():
+            one.deal = partial(scores.of, name)
+        learner.restore([{} for _ in learner.parameters])
+    return learner
+
+
+def follow(ranks: Ranks) -> dict[str, Order]:
+    """What this rank, any but the first, does at the word of rank 0, by name."""
+    run, mode, folder, config, tokenizer, of_policy = ranks.broadcast()
+    os.environ[STACKS_VARIABLE] = str(Path(folder).absolute() / STACKS)
+    listen()
+    model = from_config(config if mode == "replicate" else one_layer_of(config))
+    receive_weights(ranks, model)
+    policy = Policy(model, tokenizer, device=ranks.device, **of_policy)  # which checks what this device computes
+    if mode == "shard":
+        policy = without_numbers(policy, config)
+        del model  # else its one layer stays on the GPU
+        give_back(policy.device)
+    choose_threads(run, policy)
+    share_threads(run, ranks)
+    policies = trained_from(run, policy)
+    agree(ranks, policies.values())
+    learner, scores = assembled(run, ranks, mode, policies)
+    orders = learner.orders() | {"score": scores.score}
+    lends = run.rollout.engine == "vllm" and run.rollout.sleep and run.rollout.shares_gpu
+    return {name: lending(do) for name, do in orders.items()} if lends and ranks.device.type == "cuda" else orders
+
+
+def lending(order: Order) -> Order:
+    """Does it, then gives back what torch has kept for itself: an engine that slept meanwhile wakes on this GPU."""
+
+    def then_give_back(*arguments: Any) -> None:
+        order(*arguments)
+        give_back(torch.device("cuda"))
+
+    return then_give_back
+
+
+def assembled(
+    run: TrainingConfig,
+    ranks: Ranks,
+    mode: str,
+    policies: Mapping[str, Policy],
+    whole: Mapping[str, Policy] = MappingProxyType({}),
+) -> tuple[RankedLearner, DealtScores]:
+    """The learner and the scorer of a rank, from its policies by name; `whole`: those that rank 0 has all of."""
+    settings = settings_of(run)
+    if mode == "replicate":
+        return RankedLearner(ranks, policies["policy"], **settings), DealtScores(ranks, policies, in_step=False)
+    mesh = mesh_of(ranks)
+    parts = {name: ShardedPolicy.of(policy, mesh) for name, policy in policies.items()}
+    for name, part in parts.items():
+        fill(ranks, part, whole.get(name))
+    learner = ShardedLearner(ranks, whole.get("policy"), parts["policy"], **settings)
+    return learner, DealtScores(ranks, parts, in_step=True)
+
+
+def trained_from(run: TrainingConfig, policy: Policy) -> dict[str, Policy]:
+    """The policy, ready to be trained, and a copy as the reference model where a KL term asks for it."""
+    choose_trained(run.model, policy, run.seed)
+    if getattr(run, "kl_placement", "none") == "none":
+        return {"policy": policy}
+    return {"policy": policy, "reference": frozen_copy(policy)}
+
+
+def without_numbers(policy: Policy, config: PretrainedConfig) -> Policy:
+    """The same policy with a model that takes no memory yet, and of which a rank gets its part by `fill`."""
+    found = copy.copy(policy)
+    found.model, found.in_main_memory, found.remarks = skeleton_of(config), False, []
+    found.model.set_attn_implementation(NAMES[found.attention])
+    return found
+
+
+def share_threads(run: TrainingConfig, ranks: Ranks) -> None:
+    """Ranks that compute on one processor divide its threads, unless the settings say how many."""
+    if run.threads is None and ranks.device.type == "cpu":
+        torch.set_num_threads(max(1, torch.get_num_threads() // ranks.world))
+
+
+def to_main_memory(policy: Policy) -> None:
+    """Move the policy's model there, where that of a folder that is spread is from the start."""
+    policy.in_main_memory = True
+    policy.model.to("cpu")  # type: ignore[arg-type]  # the wrapper hides torch's signature
+    give_back(policy.device)
+
+
+def agree(ranks: Ranks, policies: Iterable[Policy]) -> None:
+    """Let all ranks lay out prompts alike: the list of micro-batches that they deal depends on it."""
+    for policy in policies:
+        if policy.shares_prompts and not all(ranks.gathered(policy.shares_prompts)):
+            policy.stop_sharing("another rank cannot share them")
+        elif not policy.shares_prompts:
+            ranks.gathered(False)
+
+
+def send_weights(ranks: Ranks, model: PreTrainedModel) -> None:
+    """The model's weights, adapters added in, to all ranks."""
+    weights = list(merged_weights(model))
+    ranks.broadcast([name for name, _ in weights])
+    for _, weight in weights:
+        ranks.spread([weight.detach().float().to(ranks.device)])
+
+
+def receive_weights(ranks: Ranks, model: PreTrainedModel) -> None:
+    """Fill the model with the weights that rank 0 sends."""
+    own: dict[str, Tensor] = model.state_dict(keep_vars=True)
+    for name in ranks.broadcast():
+        taken = torch.empty(own[name].shape, dtype=torch.float32, device=ranks.device)
+        ranks.spread([taken])
+        with torch.no_grad():
+            own[name].copy_(taken)

@@ -1,0 +1,281 @@
+"""The jobs that do not train: `algorithm=evaluate` and `algorithm=best_of_n`."""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rlreason.config.algorithms import BestOfNConfig, EvalJobConfig, EvaluateConfig
+from rlreason.config.run import RunConfig
+from rlreason.errors import ConfigError
+from rlreason.evaluation.accuracy import (
+    describe_accuracies,
+    is_correct,
+    more_accuracies,
+    proportion_with_ci,
+    questions_of,
+)
+from rlreason.evaluation.cases import (
+    by_facts,
+    case_text,
+    categories,
+    category_table,
+    curves_table,
+    fact_tables,
+    figure_lines,
+    reasons,
+    ungraded,
+)
+from rlreason.evaluation.protocol import format_accuracy
+from rlreason.evaluation.selection import (
+    answer_classes,
+    best_at,
+    draw_best_of_n,
+    is_exact,
+    majority_at,
+    pass_at,
+    subsets_of,
+)
+from rlreason.grading import Grader
+from rlreason.records.console import Console
+from rlreason.records.files import BEST_OF_N_NUMBERS, BEST_OF_N_PICTURE, RESPONSES
+from rlreason.records.rows import numbered_row
+from rlreason.records.writer import RunWriter
+from rlreason.runtime.intervals import Floats, bootstrap_intervals, of_clusters, wilson_interval
+from rlreason.runtime.plugins import NotImportableError, described, load
+from rlreason.training.build import Components, build_components
+from rlreason.training.respond import Responses, asked_problems, conclude, respond
+from rlreason.training.summary import describe_job, facts_of, show_loggers, shown
+from rlreason.types import Counted, Problem
+
+SHOWN_CHARS = 400  # of a response in the terminal
+
+
+def evaluate_model(run: EvaluateConfig, records: RunWriter, console: Console) -> float:
+    """Ask, grade, count; returns the accuracy."""
+    with asked(run, records, console) as (components, responses):
+        rows, failed = categories(responses.samples, responses.problems), ungraded(responses.samples)
+        conclude(records, components, responses, {"categories": rows, "ungraded": failed})
+        cases(console, run, components, responses)
+        console.table("\n" + category_table(rows))
+        console.say(figure_lines(responses.metrics, components.evaluator.sampling.max_tokens, failed))
+        for table in fact_tables(by_facts(responses.samples, responses.problems)):
+            console.table("\n" + table)
+        closing(console, components, responses, records.folder)
+    return responses.metrics["eval/accuracy"]
+
+
+@contextmanager
+def asked(run: EvalJobConfig, records: RunWriter, console: Console) -> Iterator[tuple[Components, Responses]]:
+    """(components, responses) of a job, which goes on with what an interrupted one left in the folder."""
+    components = build_components(run, records.folder, console, clock=records.clock)
+    records.loggers = components.loggers
+    try:
+        records.add_provenance(facts_of(run, components))
+        announce(console, run, components, records.folder, records.resumed)
+        yield components, respond(run, components, records, console)
+    except KeyboardInterrupt:
+        components.loggers.interrupted()
+        show_loggers(console, components.loggers)
+        raise
+    finally:
+        components.close()
+        components.loggers.abandon()  # where nothing has ended them, the job failed
+
+
+def announce(console: Console, run: EvalJobConfig, components: Components, folder: Path, again: bool) -> None:
+    """What is about to be asked of whom, and how to go on after an interruption."""
+    asks, count = components.evaluator.settings, len(asked_problems(run, components))
+    each = "one response each" if asks.samples == 1 else f"{asks.samples} responses each"
+    console.say(
+        f"model      {run.model.name}: {components.policy.describe()}; ready after {components.seconds_to_build:.0f} s"
+    )
+    prompt = describe_job(run)
+    console.say(
+        f"asks       {count} {run.split} problems of {asks.data.name}, {each}; {prompt}; {asks.sampling.describe()}"
+    )
+    counts, second = components.evaluator.rewards
+    if second is not None:
+        console.say(f"counts     by {counts}, and for comparison by {second}")
+    cure = "" if again else "; interrupted? the same command with hydra.run.dir=THAT_FOLDER goes on"
+    console.say(f"records    {shown(folder)}{cure}")
+
+
+def cases(console: Console, run: EvalJobConfig, components: Components, responses: Responses) -> None:
+    """The first few responses, so that a wrong format or prompt is seen at once."""
+    grader = components.evaluator.grader
+    by_id = {p.id: p for p in responses.problems}
+    for number, sample in enumerate(responses.shown, 1):
+        row = numbered_row(sample, by_id[sample.group], 0)
+        console.say("\n" + case_text(number, row, reasons(row, grader), SHOWN_CHARS))
+
+
+def closing(console: Console, components: Components, responses: Responses, folder: Path) -> None:
+    """The accuracies as they are to be quoted, and where the responses are."""
+    m = responses.metrics
+    for line in describe_accuracies(m["eval/accuracy"], more_accuracies(m, *components.evaluator.rewards)):
+        console.say(line)
+    figures = (m["eval/accuracy"], m["eval/accuracy_low"], m["eval/accuracy_high"])
+    quoted = format_accuracy(*figures, responses.protocol, m.get("eval/questions"))
+    console.say(f"{quoted}; {responses.tokens_per_second:.0f} tokens/s, {responses.seconds:.0f} s of sampling")
+    console.say(
+        f"\nall responses: {shown(folder / RESPONSES)}; to read some: python -m rlreason inspect {shown(folder)}"
+    )
+    show_loggers(console, components.loggers)
+
+
+Scorer = Callable[[str, str], float]  # (question, response) -> a number, the higher the better
+Curves = dict[str, list[tuple[float, float, float]]]  # way to choose -> (value, low, high) for each N
+
+
+def best_of_n(run: BestOfNConfig, records: RunWriter, console: Console) -> float:
+    """Ask for all samples once, choose among them in every way; returns the accuracy of a single response."""
+    scorer, folder = load_scorer(run.scorer), records.folder
+    with asked(run, records, console) as (components, responses):
+        asks, grader = components.evaluator.settings, components.evaluator.grader
+        with console.wait("choosing among the responses"):
+            values = estimates(run, responses, grader, scorer)
+            curves = with_intervals(values, run.seed, list(questions_of(responses.problems).values()))
+        records.document(BEST_OF_N_NUMBERS, as_csv(run.n_list, curves))
+        title = f"{run.model.name}, {asks.data.name}, {len(responses.problems)} problems x {asks.samples} samples"
+        sampled = f"{describe_job(run)}, {asks.sampling.distribution}"
+        subtitle = f"{sampled}, protocol {responses.protocol['hash']}; bands: 95%, over problems"
+        with console.wait("drawing the curves"):
+            draw_best_of_n(folder / BEST_OF_N_PICTURE, {"": (run.n_list, curves)}, title, subtitle)
+        first = first_alone(responses.samples, asks.samples, responses.problems)
+        found = {"n_list": list(run.n_list), "best_of_n": curves, "first_samples": first}
+        conclude(records, components, responses, found)
+        cases(console, run, components, responses)
+        console.table("\n" + curves_table(run.n_list, curves, console.width))
+        low, high = first["interval"]
+        console.say(
+            f"first samples alone: accuracy {first['accuracy']:.3f} ({low:.3f}-{high:.3f}); they are the ones that "
+            "algorithm=evaluate draws"
+        )
+        for line in explanations(run, asks.sampling.distribution, grader):
+            console.say(line)
+        closing(console, components, responses, folder)
+        console.say(f"curves: {shown(folder / BEST_OF_N_PICTURE)}, numbers: {shown(folder / BEST_OF_N_NUMBERS)}")
+    return responses.metrics["eval/accuracy"]
+
+
+def first_alone(samples: Sequence[Counted], n: int, problems: Sequence[Problem] = ()) -> dict[str, Any]:
+    """Accuracy of each problem's first response, with its 95% interval: that of `algorithm=evaluate`, whose only
+    response to a problem is drawn with the same random numbers. `samples` hold n to each problem, one after another.
+    """
+    value, low, high = proportion_with_ci(samples[::n], is_correct, questions_of(problems))
+    return {"accuracy": value, "interval": [low, high]}
+
+
+def load_scorer(name: str | None) -> Scorer | None:
+    """A function by its `module:function` name, tried once."""
+    if name is None:
+        return None
+    try:
+        found: Scorer = load(name)
+        float(found("How many?", "probe"))
+    except NotImportableError as error:
+        raise ConfigError(f"scorer={name}: {error}") from error
+    except Exception as error:  # whatever a stranger's function does
+        raise ConfigError(
+            f"scorer={name} fails on ('How many?', 'probe'): {described(error)}: it must return a number for any "
+            "question and response"
+        ) from error
+    return found
+
+
+def estimates(run: BestOfNConfig, responses: Responses, grader: Grader, scorer: Scorer | None) -> dict[str, Floats]:
+    """For each way to choose, its expected success on every problem for every N: (problems, len(n_list))."""
+    n, at = run.answers, run.n_list
+    groups = [responses.samples[i : i + n] for i in range(0, len(responses.samples), n)]
+    right = [[is_correct(s) for s in group] for group in groups]
+    questions = [p.question for p in responses.problems]
+    out = {"pass@N": np.array([[pass_at(n, sum(r), k) for k in at] for r in right])}
+    scores: dict[str, list[list[float]]] = {
+        "best mean log-prob": [[s.mean_log_prob for s in group] for group in groups],
+        "best summed log-prob": [[s.log_prob for s in group] for group in groups],
+    }
+    if scorer:
+        scores["best by scorer"] = [
+            [scored(scorer, run.scorer, q, s) for s in group] for q, group in zip(questions, groups, strict=True)
+        ]
+    for name, of_groups in scores.items():
+        out[name] = np.array([[best_at(s, r, k) for k in at] for s, r in zip(of_groups, right, strict=True)])
+    if not grader.plugin:
+        subsets = [subsets_of(n, k, run.seed) for k in at]
+        classes = [answer_classes([s.text for s in group], grader) for group in groups]
+        out["maj@N"] = np.array(
+            [[majority_at(c, r, chosen) for chosen in subsets] for c, r in zip(classes, right, strict=True)]
+        )
+    return out
+
+
+def scored(scorer: Scorer, name: str | None, question: str, sample: Counted) -> float:
+    """The scorer's number for a response; anything else is an error of its author's. The responses stay on disk."""
+    try:
+        score = float(scorer(question, sample.text))
+    except Exception as error:  # whatever a stranger's function does
+        raise ConfigError(
+            f"scorer={name} fails on a response to {sample.group} ({type(error).__name__}: {error}): fix it and type "
+            "the command again with this hydra.run.dir; nothing is sampled again"
+        ) from error
+    if not math.isfinite(score):
+        raise ConfigError(f"scorer={name} gives {score} for a response to {sample.group}: it must be a finite number")
+    return score
+
+
+def with_intervals(values: dict[str, Floats], seed: int, questions: Sequence[str] = ()) -> Curves:
+    """Mean over problems with its bootstrap interval; all ways and all N meet the same draws of problems.
+
+    `questions`: of each problem, by which those that ask the same one are drawn together.
+
+    Where all problems came out alike, drawing among them says nothing: there it is Wilson's interval over problems.
+    """
+    together = np.concatenate(list(values.values()), axis=1)
+    together = of_clusters(together.T, questions).T if questions else together
+    low, high = bootstrap_intervals(together, seed)
+    points = list(zip(together.mean(0).tolist(), low.tolist(), high.tolist(), strict=True))
+    for column in np.flatnonzero(np.ptp(together, axis=0) == 0).tolist():
+        proportion_with_ci, problems = points[column][0], len(together)
+        points[column] = (proportion_with_ci, *wilson_interval(proportion_with_ci * problems, problems))
+    width = len(points) // len(values)
+    return {name: points[i * width : (i + 1) * width] for i, name in enumerate(values)}
+
+
+def as_csv(n_list: Sequence[int], curves: Curves) -> str:
+    """
+    >>> as_csv([1], {"pass@N": [(0.5, 0.25, 0.75)]})
+    'N,method,value,low,high\\n1,pass@N,0.5,0.25,0.75\\n'
+    """
+    rows = [
+        f"{n},{name},{v:.6g},{low:.6g},{high:.6g}"
+        for name, points in curves.items()
+        for n, (v, low, high) in zip(n_list, points, strict=True)
+    ]
+    return "\n".join(["N,method,value,low,high", *rows]) + "\n"
+
+
+def explanations(run: BestOfNConfig, distribution: str, grader: Grader) -> list[str]:
+    """What the columns mean, as far as it is not in their names."""
+    lines = [
+        f"log-probabilities are those of the sampled tokens under the model at {distribution}; every number is an "
+        f"expectation over N random ones of the {run.answers} samples"
+    ]
+    if grader.plugin:
+        lines.append(f"no maj@N: {grader.plugin} does not say where a response's answer stands")
+    elif not all(is_exact(run.answers, k) for k in run.n_list):
+        lines.append(f"maj@N: over random subsets (seed {run.seed}) where there are too many to take all")
+    return lines
+
+
+def start(run: RunConfig, records: RunWriter, console: Console) -> float:
+    """Do the job, leave everything in the folder of `records`, return the accuracy."""
+    match run:
+        case BestOfNConfig():
+            return best_of_n(run, records, console)
+        case EvaluateConfig():
+            return evaluate_model(run, records, console)
+    raise TypeError(f"{type(run).__name__} is the settings of no job")

@@ -1,0 +1,299 @@
+"""Score objectives on one saved batch: loss, gradient, clipping, and the weight of each token."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from omegaconf.errors import OmegaConfBaseException
+from torch import Tensor
+
+from rlreason.config.algorithms import GRPOConfig
+from rlreason.config.store import retyped
+from rlreason.data.prepare import read_splits
+from rlreason.engines.rollouts import token_ids
+from rlreason.errors import ConfigError, DataError
+from rlreason.model.devices import choose_types, hardware_here
+from rlreason.model.policy import Policy, load_policy
+from rlreason.objectives.aggregation import AGGREGATIONS
+from rlreason.objectives.objective import Objective
+from rlreason.objectives.published import NAMED, OF_LOSSES, with_axes_of
+from rlreason.objectives.rules import check_objective
+from rlreason.records.console import Console
+from rlreason.records.files import CONFIG, PROVENANCE
+from rlreason.records.reader import RunFolder
+from rlreason.records.rows import TO_LEARN, sample_of
+from rlreason.runtime.text import spans
+from rlreason.training.algorithms import grpo
+from rlreason.training.build import scorer
+from rlreason.training.parts import choose_threads, make_policy, teach_habits
+from rlreason.training.trainer import make_learner
+from rlreason.training.warm_start import Start
+from rlreason.types import Sample
+
+OWN = "this run"
+
+
+def variants(run: GRPOConfig) -> dict[str, GRPOConfig]:
+    """Name -> run: the run's own objective, every named one, those that a loss brings, other length norms of the own.
+
+    What a published objective does not set (eps, the constant, the estimator of KL) stays the run's.
+    """
+    named = NAMED | {f"loss={name}": objective for name, objective in OF_LOSSES.items()}
+    others = [kind for kind in AGGREGATIONS if kind != run.length_norm.kind]
+    norms = {f"length_norm={kind}": replace(run, length_norm=replace(run.length_norm, kind=kind)) for kind in others}
+    allowed = {name: other for name, other in norms.items() if not check_objective(other)}
+    return {OWN: run} | {name: with_axes_of(run, other) for name, other in named.items()} | allowed
+
+
+def describe(o: Objective) -> str:
+    """The axes in one line, extra terms only where there are some."""
+    extras = [f"kl in {o.kl_placement}"] if o.kl_placement != "none" else []
+    extras += ["entropy"] if o.entropy_coef else []
+    extras += [f"overlong={o.overlong}"] if o.overlong != "none" else []
+    extras += ["skip"] if o.zero_variance == "skip" else []
+    return ", ".join([o.loss.loss_type, o.length_norm.kind, f"{o.baseline}/{o.std_norm}", *extras])
+
+
+def with_advantages(samples: Sequence[Sample], objective: Objective) -> list[Sample]:
+    """Copies of the samples with the advantages that the objective gives; groups are formed by problem id.
+
+    The reference log-probabilities stay on the copies only where the objective has a KL term.
+    """
+    has_kl = objective.kl_placement != "none"
+    copies = [replace(s, reference_log_probs=s.reference_log_probs if has_kl else None) for s in samples]
+    return grpo.with_advantages(copies, objective)[0]
+
+
+LENGTH_BINS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class LengthBin:
+    """The responses of one quarter by length, among those with an advantage."""
+
+    shortest: int
+    longest: int
+    weight: float  # of one of its tokens per unit of advantage
+    weight_share: float  # of all gradient weight
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectiveScore:
+    """One objective on one batch. A weight is |d loss / d log pi| of a token; None where nothing could be divided."""
+
+    name: str
+    axes: str
+    loss: float
+    grad_norm: float
+    cosine: float | None  # with the run's own gradient
+    clipped: float  # share of all response tokens
+    zero_advantage: float  # share of samples
+    without_loss: float  # share of samples that carry no loss (skipped groups, masked responses)
+    position_weight: list[float | None]  # of one token at a position, per unit of advantage
+    position_share: list[float]  # of all gradient weight
+    by_length: list[LengthBin]
+
+    @property
+    def short_to_long(self) -> float | None:
+        """How many times the weight of a long response's token a short response's token has."""
+        if not self.by_length or not self.by_length[-1].weight:
+            return None
+        return self.by_length[0].weight / self.by_length[-1].weight
+
+
+@dataclass(frozen=True, slots=True)
+class Laboratory:
+    """All objectives on one step of one run; the run's own comes first."""
+
+    step: int
+    samples: int
+    tokens: int
+    still_going: list[float]  # share of responses that have a token at each position
+    objectives: list[ObjectiveScore]
+    policy: str = "final"  # that scored the responses; "start" where the run saved none
+
+
+def laboratory(folder: RunFolder, run: GRPOConfig, step: int, samples: list[Sample], console: Console) -> Laboratory:
+    """Score the samples under the run's final policy, or the one it started from, and compare the objectives."""
+    if folder.model is not None:
+        head = choose_types(run.model, run.rollout.engine, hardware_here())[1]
+        policy = load_policy(str(folder.model), run.model.dtype, head_dtype=head)
+    else:
+        console.say(
+            f"! {folder.path} saved no model (save_model={str(run.save_model).lower()}, {folder.status}): measured "
+            "under the model that it started from, made again"
+        )
+        policy, start = start_policy(run, console)
+        check_start(folder, start, console)
+    size = policy.padded_from or policy.head.shape[0]
+    ids = {i for s in samples for i in (*s.response.prompt_ids, *s.response.token_ids)}
+    if wrong := sorted(i for i in ids if not 0 <= i < size):
+        path = next(file.path for file in folder.rollouts() if file.step == step)
+        raise DataError(
+            f"{path} holds the token {wrong[-1]}, and the model's vocabulary has "
+            f"{size}: give the run's own rollouts, or choose another --step"
+        )
+    choose_threads(run, policy)
+    if run.kl_placement != "none":
+        samples, start = with_reference(run, samples, console)
+        check_start(folder, start, console)
+    result = compare(run, policy, step, samples, console)
+    return replace(result, policy="final" if folder.model else "start")
+
+
+def start_policy(run: GRPOConfig, console: Console) -> tuple[Policy, Start | None]:
+    """The model that the run started from: loaded, or found or made as the run did, with how it came about."""
+    train = read_splits(run.data, console.say)[0] if run.model.made_on_the_spot else []
+    policy = make_policy(run, train)
+    return policy, teach_habits(run, policy, train, console)
+
+
+def with_reference(run: GRPOConfig, samples: Sequence[Sample], console: Console) -> tuple[list[Sample], Start | None]:
+    """The samples with log-probabilities under the model that the run started from: loaded, or found or made again."""
+    console.say("making the reference model of the KL term again ...")
+    reference, start = start_policy(run, console)
+    scores = scorer(run, run, reference).log_probs(token_ids(samples))
+    return [replace(s, reference_log_probs=score) for s, score in zip(samples, scores, strict=True)], start
+
+
+def check_start(folder: RunFolder, start: Start | None, console: Console) -> None:
+    """Say where the built-in model's start, made again, is not the one that the run's summary names, if it has one."""
+    recorded = (folder.summary or {}).get("start")
+    if start and isinstance(recorded, dict) and recorded.get("weights") != start.weights:
+        console.say(
+            "! the start model made here is not the one of the run (made with another processor, torch or version "
+            "of this code): this one is measured, and a KL term against it"
+        )
+
+
+def compare(run: GRPOConfig, policy: Policy, step: int, samples: list[Sample], console: Console) -> Laboratory:
+    """Each objective on the samples under the policy, the run's own first."""
+    own: list[Tensor] = []
+    scores = []
+    for name, other in variants(run).items():
+        console.progress(f"{name} ...")
+        score, gradient = score_objective(name, other, policy, samples, own)
+        scores.append(score)
+        own = own or gradient
+        del gradient  # a whole model's size, before the next one is computed
+    lengths = torch.tensor([len(s.response.token_ids) for s in samples])
+    going = [(lengths > t).double().mean().item() for t in range(int(lengths.max()))]
+    return Laboratory(step, len(samples), int(lengths.sum()), going, scores)
+
+
+def score_objective(
+    name: str, run: GRPOConfig, policy: Policy, samples: Sequence[Sample], own: list[Tensor]
+) -> tuple[ObjectiveScore, list[Tensor]]:
+    """One objective, and its gradient by parameter; `own` is the one to compare with, itself when empty."""
+    compared = with_advantages(samples, run)
+    gradient = make_learner(run, policy).gradient(compared)
+    n, n_tokens = len(compared), sum(len(s.response.token_ids) for s in compared)
+    advantages = torch.tensor([s.advantage for s in compared], dtype=torch.float64)
+    norm = math.sqrt(dot(gradient.parameters, gradient.parameters))
+    by_position = position_weights(gradient.tokens, advantages)
+    score = ObjectiveScore(
+        name,
+        describe(run),
+        gradient.loss,
+        norm,
+        cosine(gradient.parameters, own or gradient.parameters),
+        gradient.clipped / max(n_tokens, 1),
+        (advantages == 0).double().mean().item(),
+        sum(not s.has_loss for s in compared) / n,
+        *by_position,
+        length_weights(gradient.tokens, advantages),
+    )
+    return score, gradient.parameters
+
+
+def dot(a: Sequence[Tensor], b: Sequence[Tensor]) -> float:
+    """Inner product of two gradients, summed in double precision, parameter by parameter."""
+    return sum((x.double() * y.double()).sum().item() for x, y in zip(a, b, strict=True))
+
+
+def cosine(a: Sequence[Tensor], b: Sequence[Tensor]) -> float | None:
+    """Cosine of the angle between two gradients; None where one of them is 0.
+
+    >>> cosine([torch.tensor([3.0, 0.0]), torch.tensor([4.0])], [torch.tensor([3.0, 0.0]), torch.tensor([-4.0])])
+    -0.28
+    """
+    lengths = math.sqrt(dot(a, a) * dot(b, b))
+    return dot(a, b) / lengths if lengths else None
+
+
+def position_weights(tokens: Sequence[Tensor], advantages: Tensor) -> tuple[list[float | None], list[float]]:
+    """(weight per unit of advantage, share of all weight) at each token position.
+
+        weight_t = sum_i |g_it| / sum_i |A_i|   over the responses i with A_i != 0 that have a token t
+        share_t  = sum_i |g_it| / sum of all |g|
+
+    tokens: g_it = d loss / d log pi of each response, (length_i,); advantages A (n,). Dividing by |A| leaves
+    what the loss and its length norm do with a token, whatever the rewards were.
+
+    >>> position_weights([torch.tensor([0.5, -0.5]), torch.tensor([1.0])], torch.tensor([-1.0, 1.0]))
+    ([0.75, 0.5], [0.75, 0.25])
+    """
+    longest = max((len(g) for g in tokens), default=0)
+    weight, compared_weight, size = torch.zeros(3, longest, dtype=torch.float64)
+    for g, advantage in zip(tokens, advantages.abs(), strict=True):
+        weight[: len(g)] += g.abs()
+        if advantage > 0:
+            compared_weight[: len(g)] += g.abs()
+            size[: len(g)] += advantage
+    total = weight.sum().item()
+    pairs = zip(compared_weight.tolist(), size.tolist(), strict=True)
+    return [w / a if a else None for w, a in pairs], [w / total if total else 0.0 for w in weight.tolist()]
+
+
+def length_weights(tokens: Sequence[Tensor], advantages: Tensor, bins: int = LENGTH_BINS) -> list[LengthBin]:
+    """The responses with an advantage, cut by length into `bins` equally many, shortest first."""
+    live = sorted((len(g), i) for i, g in enumerate(tokens) if advantages[i] != 0 and len(g))
+    total = sum(g.abs().double().sum().item() for g in tokens)
+    parts = torch.tensor_split(torch.tensor([i for _, i in live], dtype=torch.int64), min(bins, max(len(live), 1)))
+    out = []
+    for part in (p.tolist() for p in parts if len(p)):
+        weight = sum(tokens[i].abs().double().sum().item() for i in part)
+        size = sum(len(tokens[i]) * abs(advantages[i].item()) for i in part)
+        lengths = [len(tokens[i]) for i in part]
+        out.append(LengthBin(lengths[0], lengths[-1], weight / size, weight / total if total else 0.0))
+    return out
+
+
+def read_run(folder: RunFolder) -> GRPOConfig:
+    """The settings of a GRPO run. Raises `ConfigError` for another one, and for settings of another version."""
+    settings = folder.settings
+    if settings.get("algorithm") != "grpo":
+        of = settings.get("algorithm")
+        raise ConfigError(f"RUN={folder.path} is a run of algorithm={of}: give one of algorithm=grpo")
+    try:
+        return retyped(settings, folder.schemas, GRPOConfig)
+    except (OmegaConfBaseException, KeyError, TypeError, AssertionError) as error:  # the last three: of the schemas
+        reason = next(iter(str(error).splitlines()), f"{folder.schemas}")
+        raise ConfigError(
+            f"RUN={folder.path}: its {CONFIG} is not of this version, or not of the schemas that its {PROVENANCE} "
+            f"names ({reason}): repeat the run with this version"
+        ) from error
+
+
+def read_step(folder: RunFolder, run: GRPOConfig, step: int | None = None) -> tuple[int, list[Sample]]:
+    """The responses of a saved training step, by default of the last one, with no advantage given yet.
+
+    Their old log-probabilities are those of the policy that sampled, as the trainer scored it or, where it did not, as
+    the engine reported it; so under the final policy the ratios differ from 1.
+    """
+    saved = {file.step: file for file in folder.rollouts() if file.step is not None}
+    if not saved:
+        raise ConfigError(
+            f"RUN={folder.path} saved no rollouts (save_rollouts_every={run.save_rollouts_every}, n_steps={run.n_steps}"
+            f", {folder.status}): repeat it with save_rollouts_every=1"
+        )
+    steps = sorted(saved)
+    chosen = steps[-1] if step is None else step
+    if chosen not in saved:
+        raise ConfigError(f"--step {chosen} was not saved: choose one of {', '.join(spans(steps))}")
+    samples = [sample_of(row) for row in folder.rows(saved[chosen], TO_LEARN).values()]
+    if not samples:
+        raise DataError(f"{saved[chosen].path} holds no responses: choose another --step")
+    known = [s.log_probs or s.response.log_probs for s in samples]
+    return chosen, [replace(s, log_probs=lp, old_log_probs=lp) for s, lp in zip(samples, known, strict=True)]

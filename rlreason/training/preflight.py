@@ -1,0 +1,319 @@
+"""Check a run before anything slow is loaded: templates, packages, the user's functions, disk, memory."""
+
+import importlib.util
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+from rlreason.config.data import GymConfig
+from rlreason.config.evaluation import as_eval
+from rlreason.config.groups import WITHOUT_VLLM, GradingConfig, PromptConfig
+from rlreason.config.leaves import needs
+from rlreason.config.run import RunConfig, judges
+from rlreason.data.prompts import template_of
+from rlreason.engines.placement import engine_gpus
+from rlreason.errors import ConfigError, ResourceError
+from rlreason.grading import Grader
+from rlreason.grading.build import reward_name_of as reward_name
+from rlreason.model.memory import moment_bytes, trained_tensors, weight_bytes, work_of
+from rlreason.model.plan import SHARE, plan_of
+from rlreason.model.savings import LARGEST_ERROR, Planned, at_start, conclusion, divided, planned
+from rlreason.model.shapes import Device, ModelShape, believed_device, decimal_size, shape_of
+from rlreason.objectives.losses import broken_contract
+from rlreason.objectives.objective import ChosenLoss
+from rlreason.runtime.machine import SWEEP_VARIABLE
+from rlreason.runtime.plugins import written_source
+from rlreason.training.fits import Foreseen, assumed_prompt
+from rlreason.types import Problem
+
+RECORDS = 2**20  # bytes for config, metrics and curves, which every run leaves
+in_words = decimal_size  # how a size on disk is said
+PER_TOKEN = 30  # bytes of a response's token in a record: its id, two log-probabilities, its text
+PER_RESPONSE = 2000  # bytes besides them: question, prompt, grade
+
+
+class Space(NamedTuple):
+    """Bytes: `model` is what saving the model surely takes, the others what these may grow to.
+
+    `kept`: those of the checkpoints that stay when the run has finished, the newest sharing the model's.
+    """
+
+    model: int
+    responses: int
+    checkpoints: int
+    kept: int
+
+    @property
+    def peak(self) -> int:
+        """What may lie there while the run goes on."""
+        return self.model + self.responses + self.checkpoints
+
+    @property
+    def left(self) -> int:
+        """What a finished run leaves."""
+        return self.model + self.responses + self.kept
+
+
+def space_needed(run: RunConfig) -> Space:
+    """What a run writes besides small files. A model of unknown size counts as nothing."""
+    longest = max(run.sampling.max_tokens, run.evaluation.sampling.max_tokens)
+    half = longest // 2  # most responses end before the limit
+    shape = shape_of(run.model).shape
+    model, responses = model_bytes(run, shape), run.responses_saved() * (PER_RESPONSE + PER_TOKEN * half)
+    saved, moments, most = model if run.saves_model else 0, moments_of(run, shape, model), run.checkpoints_at_once
+    stay = min(2, most) * (model + (moments if run.keeps_moments else 0)) - (saved if most else 0)
+    return Space(saved, responses, most * (model + moments), max(stay, 0))
+
+
+def moments_of(run: RunConfig, shape: ModelShape | None, model: int) -> int:
+    """Bytes of both moments in one checkpoint; `model`: those of its weights."""
+    optimizer = run.optimizes_by
+    if optimizer is None:
+        return 0
+    own = run.model
+    if shape is None:
+        return 0 if own.lora.rank else model // 2 if optimizer == "adamw_8bit" else 2 * model
+    trained = trained_tensors(shape, _per_weight(run), own.freeze, own.lora.rank, own.lora.targets)
+    return moment_bytes(trained, optimizer)
+
+
+def model_bytes(run: RunConfig, shape: ModelShape | None) -> int:
+    """Bytes of the saved weights: by the model's shape, or as the files of a folder where that is unknown."""
+    if shape is not None:
+        return weight_bytes(shape, _per_weight(run))
+    files = Path(run.model.folder).glob("*.safetensors") if run.model.folder else ()
+    return sum(file.stat().st_size for file in files)
+
+
+def _per_weight(run: RunConfig) -> int:
+    return 2 if run.model.weights == "bfloat16" else 4
+
+
+GO_ON = "model.check_memory=false starts it all the same (rlreason plan shows the parts)"
+
+
+def memory_for(runs: Sequence[RunConfig], device: Device, shows: bool = True) -> list[str]:
+    """The memory plan where it matters: on a GPU, and where a processor's memory is tight.
+
+    A run that surely needs more than its GPU has is refused, unless model.check_memory=false; of a sweep, whose runs
+    may get another GPU than the first, more than that has in all. `shows`: what fits is worth a line, too.
+    """
+    if device.kind != "cuda":
+        return [line for run in different(runs, device) for line in _on_processor(run, device, shows)]
+    here = device if len(runs) == 1 else replace(device, free=device.total, second_free=None)
+    plans = [(run, planned(run, here, assumed_prompt(run))) for run in different(runs, here)]
+    if bad := [told for run, told in plans if run.model.check_memory and told.verdict == "too large"]:
+        raise ConfigError("\n".join(dict.fromkeys(f"memory: {conclusion(told)}; {GO_ON}" for told in bad)))
+    worth = [told for run, told in plans if told.verdict != "fits" or (shows and not run.model.made_on_the_spot)]
+    return ["\n".join(at_start(max(worth, key=_share)))] if worth else []
+
+
+def different(runs: Sequence[RunConfig], device: Device) -> Iterator[RunConfig]:
+    """The first of all runs that take the same memory: those of a sweep mostly do."""
+    seen = set[object]()
+    for run in runs:
+        shape, source = shape_of(run.model)
+        key = (source if shape is None else work_of(run, shape, device), run.model.check_memory)
+        if key not in seen:
+            seen.add(key)
+            yield run
+
+
+def _share(told: Planned) -> float:
+    """Of the free memory that a plan takes; an unknown one's is told last."""
+    need, free = told.needed
+    return need / max(1, free)
+
+
+def _on_processor(run: RunConfig, device: Device, shows: bool) -> list[str]:
+    """A line where a plan surely exceeds the machine's memory, the plan where it is tight; no run is refused for it."""
+    shape = shape_of(run.model).shape
+    if shape is None or device.total is None:
+        return []
+    prompt = assumed_prompt(run)
+    work = work_of(run, shape, device, prompt)
+    peak = plan_of(work, divided(device, work.ranks)).peak
+    if peak * (1 - LARGEST_ERROR) * work.ranks > device.total:
+        return [f"! memory: {conclusion(planned(run, device, prompt))} (rlreason doctor shows the plan)"]
+    tight = device.free is not None and peak * work.ranks > SHARE * device.free
+    return (
+        ["\n".join(at_start(planned(run, device, prompt)))]
+        if tight and shows and not run.model.made_on_the_spot
+        else []
+    )
+
+
+def own_functions(run: RunConfig) -> list[tuple[str, str]]:
+    """(the setting that names it, `module:function`) of every function that is not part of this program."""
+    rewards = {"eval.reward": run.eval.reward, "prompt.reward": run.prompt.reward}
+    rewards["eval.prompt.reward"] = run.eval.prompt.reward if run.eval.prompt else None
+    found = []
+    for reward, data in judges(run):
+        if ":" in reward:  # which grades data with a verifier too
+            found.append((next(f"{key}={reward}" for key, one in rewards.items() if one == reward), reward))
+        elif data.verifier is not None:
+            key = "data.verifier" if data is run.data else "eval.data.verifier"
+            found.append((f"{key}={data.verifier}", reward_name(reward, data)))
+    if run.own_scorer is not None:
+        found.append((f"scorer={run.own_scorer}", run.own_scorer))
+    return list(dict.fromkeys(found))
+
+
+def own_sources(run: RunConfig) -> dict[str, str]:
+    """Setting -> source of every function that a run keeps: what judges, the loss, and what makes the problems."""
+    names = own_functions(run)
+    names += [(f"{key}={d.function}", d.function) for key, d in run.data_read().items() if hasattr(d, "function")]
+    names += [(f"loss={run.own_loss}", run.own_loss)] if run.own_loss else []
+    return {setting: written_source(name) for setting, name in names if not name.startswith("rlreason.")}
+
+
+def judged_by(run: RunConfig, name: str, train: Sequence[Problem], validation: Sequence[Problem]) -> Sequence[Problem]:
+    """Problems of the kind that this reward judges: those that are learned from where it judges no evaluation."""
+    names = [reward_name(*named) for named in judges(run)]
+    learned = run.judges_to_learn and name == names[-1] != names[0]
+    return train if learned and train else validation
+
+
+def unusable(setting: str, name: str, grading: GradingConfig, reference: str | None = None) -> str:
+    """Why a function cannot be had or called, tried in a process of the grader's kind; empty where it can.
+
+    With a `reference` answer of the data that it is to judge, it must judge a response, too. Without one it is not
+    called: which form of answer it can read is not known.
+    """
+    with Grader(replace(grading, workers=1), name) as grader:
+        if why := grader.wait():
+            return f"{setting}: {why}"
+        return "" if reference is None else refusal(setting, grader, reference, grading.timeout_s)
+
+
+def refusal(setting: str, grader: Grader, reference: str, timeout_s: float) -> str:
+    """Why a reward of the user's own cannot judge: tried on one response; empty where it can."""
+    (grade,) = grader.grade_batch(["probe"], [reference])
+    if grade.outcome == "timeout":
+        limit = f"grading.timeout_s={timeout_s:g} s"
+        return f"{setting} needs more than {limit} for one response: make it faster, or raise it"
+    if grade.outcome != "error":
+        return ""
+    return (
+        f"{setting} fails on the response 'probe' and the reference answer {reference[:40]!r}: "
+        f"{grader.why_not(grade)}: fix it"
+    )
+
+
+def needed_by(run: RunConfig) -> Iterator[tuple[str, str]]:
+    """(package, what of the settings asks for it) of the packages that only some runs need."""
+    data_read = run.data_read().items()
+    if run.trains and run.model.lora.rank > 0:
+        yield "peft", f"model.lora.rank={run.model.lora.rank}"
+    if run.optimizes_by == "adamw_8bit":
+        yield "bitsandbytes", "optimizer=adamw_8bit"
+    for found in [found for found in data_read if found[1].on_hub][:1]:
+        yield "datasets", "{}.path={.path} is no folder here, and reading it from the hub".format(*found)
+    for found in [found for found in data_read if isinstance(found[1], GymConfig)][:1]:
+        yield "reasoning_gym", "{}={.name}".format(*found)
+    for name in run.logger.chosen:
+        yield name, f"logger={name}"
+
+
+def preflight(runs: Sequence[RunConfig], folder: Path) -> list[str]:
+    """Refuse runs that could not begin, the runs of a sweep together; returns what is to be said all the same.
+
+    `folder` is where they will write; it need not be there yet.
+    """
+    bad = [line for run in runs for line in (*template_problems(run), *missing_packages(run))]
+    bad += [line for run in runs if (line := broken_loss(run))]
+    foreseen = None if bad else Foreseen()
+    bad += useless_functions(runs, foreseen)
+    if bad:
+        raise ConfigError("\n".join(dict.fromkeys(bad)))
+    if foreseen:
+        for run in runs:
+            foreseen.problems(run)  # a mistake in its data is an error
+    return room_for(runs, folder) + memory_for(runs, believed_device(), SWEEP_VARIABLE not in os.environ)
+
+
+def seen_from_here(runs: Sequence[RunConfig], folder: Path) -> list[str]:
+    """What would stop these runs on this machine, where they are only planned: nothing is refused, and no data read."""
+    said = [line for run in runs for line in (*template_problems(run), *missing_packages(run))]
+    for look in (partial(room_for, runs, folder), partial(memory_for, runs, believed_device(), False)):
+        try:
+            said += look()
+        except (ConfigError, OSError) as error:
+            said.append(str(error))
+    return said
+
+
+def useless_functions(runs: Sequence[RunConfig], foreseen: Foreseen | None) -> list[str]:
+    """Why functions of the user's own cannot be had or cannot judge, each tried once for all runs."""
+    found: dict[tuple[str, str], str] = {}
+    for run in runs:
+        for setting, name in own_functions(run):
+            if (setting, name) in found:
+                continue
+            loaded = foreseen.problems(run) if foreseen and not setting.startswith("scorer=") else None
+            judged = [] if loaded is None else judged_by(run, name, loaded.train, loaded.validation)
+            found[setting, name] = unusable(setting, name, run.grading, judged[0].answer if judged else None)
+    return [line for line in found.values() if line]
+
+
+def broken_loss(run: RunConfig) -> str:
+    """Why a loss of the user's own cannot be trained with."""
+    loss: ChosenLoss | None = getattr(run, "loss", None)
+    return broken_contract(loss.loss_type, loss.numbers()) if loss and run.own_loss else ""
+
+
+def template_problems(run: RunConfig) -> list[str]:
+    """What is wrong with the templates of the prompts."""
+    own = run.eval.prompt
+    bad = [_unusable(run.prompt), *([] if own is None else [as_eval("prompt", _unusable(own), own)])]
+    return [line for line in bad if line]
+
+
+def _unusable(prompt: PromptConfig) -> str:
+    try:
+        template_of(prompt)
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
+def missing_packages(run: RunConfig) -> list[str]:
+    """Packages that the settings ask for and that are not installed. Nothing is imported."""
+    bad = [WITHOUT_VLLM] if run.rollout.engine == "vllm" and importlib.util.find_spec("vllm") is None else []
+    return bad + [needs(asked, name) for name, asked in needed_by(run) if importlib.util.find_spec(name) is None]
+
+
+def too_few_gpus(placement: str, gpus: int, engines: int = 1, ranks: int = 1) -> str:
+    """Why vLLM's engines cannot have the GPUs that they ask for where so many are visible; empty where they can.
+
+    >>> too_few_gpus("second_gpu", 2), too_few_gpus("auto", 0), too_few_gpus("colocate", 4, engines=4, ranks=4)
+    ('', '', '')
+    """
+    try:
+        engine_gpus(placement, engines, ranks, gpus)
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
+def room_for(runs: Sequence[RunConfig], folder: Path) -> list[str]:
+    """Refuse what surely does not fit on the disk; returns what may not fit, as text."""
+    place = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    free, needs = shutil.disk_usage(place).free, [space_needed(run) for run in runs]
+    models, responses = sum(need.model for need in needs), sum(need.responses for need in needs)
+    surely = models + RECORDS * len(runs)
+    cure = "free some space, or choose another hydra.run.dir"
+    if free < surely:
+        without = ", or set save_model=false" if free > RECORDS * len(runs) and models else ""
+        raise ResourceError(
+            f"{place} has {in_words(free)} free, and this writes at least {in_words(surely)}: {cure}{without}"
+        )
+    checkpoints = sum(need.kept for need in needs) + max((need.checkpoints - need.kept for need in needs), default=0)
+    if free < (may := surely + responses + checkpoints):
+        fewer = ", or set checkpoint.keep=1" if checkpoints > responses else ""
+        return [f"{place} has {in_words(free)} free, and this may write {in_words(may)}: {cure}{fewer}"]
+    return []

@@ -1,0 +1,339 @@
+"""The processes that train together: how they find each other, and how rank 0 says what comes next."""
+
+import io
+import os
+import pickle
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
+from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.rendezvous import rendezvous
+
+from rlreason.errors import ConfigError, EngineError
+from rlreason.runtime import signals
+from rlreason.runtime.files import alive
+from rlreason.runtime.hang import dump
+from rlreason.runtime.machine import VISIBLE
+from rlreason.runtime.process import ADDRESS, NAMES, Place, own_gpu, place_of
+from rlreason.runtime.signals import held
+from rlreason.runtime.text import first_line
+
+FOREVER = timedelta(days=365)  # rank 0 samples and evaluates for as long as it takes
+NCCL_LATER = timedelta(minutes=5)
+BUCKET = 1 << 26  # numbers that are summed in one call: 256 MiB of float32
+ERROR = "error"  # keys of the store, followed by the rank
+GONE = ("Connection closed", "Connection reset", "Timed out", "timed out", "NCCL", "Broken pipe", "gloo")
+
+
+class RankError(EngineError):
+    """Another rank has ended or hangs. The run ends; rank 0 keeps its records."""
+
+
+class PartedError(ConfigError):
+    """Ranks that should have the same weights have not: nothing of them is kept."""
+
+    exit_code = 1
+
+
+class Ranks:
+    """One process's view of all of them. `limit_s`: seconds that a rank is waited for in a common call."""
+
+    def __init__(self, store: Any, rank: int, world: int, device: torch.device, limit_s: float) -> None:
+        self.store, self.rank, self.world, self.device = store, rank, world, device
+        self.limit = timedelta(seconds=limit_s)
+        self.ended: Callable[[], str] = str  # what is known of ranks that have ended, in words; "" where none has
+        self.broken = ""  # what has ended a common call; the other ranks wait in it, and hear nothing any more
+        self._lock = threading.RLock()
+        self._orders = self._gloo("orders", FOREVER)
+        self._objects = self._gloo("objects", self.limit)
+        self._same_kind()
+        self._tensors = self._objects if device.type == "cpu" else self._nccl()
+
+    def _gloo(self, name: str, limit: timedelta) -> Any:
+        return dist.ProcessGroupGloo(PrefixStore(name, self.store), self.rank, self.world, limit)
+
+    def _nccl(self) -> Any:
+        options = dist.ProcessGroupNCCL.Options()
+        options._timeout = self.limit + NCCL_LATER  # it ends the process, which has better words itself
+        return dist.ProcessGroupNCCL(PrefixStore("tensors", self.store), self.rank, self.world, options)
+
+    def _same_kind(self) -> None:
+        """`ConfigError` where some ranks have a GPU and others none: they could not sum anything."""
+        kinds = self.gathered(self.device.type)
+        if len(set(kinds)) > 1:
+            without = ", ".join(str(rank) for rank, kind in enumerate(kinds) if kind != "cuda")
+            raise ConfigError(f"gpus={self.world}: no GPU is left for rank {without}: start as many ranks as GPUs")
+
+    @contextmanager
+    def together(self, name: str, *arguments: Any) -> Iterator[None]:
+        """On rank 0, the others do `name` with these arguments while this block does the same; elsewhere, the block.
+
+        One such block at a time, whichever thread it is in; no signal interrupts it, because the others would wait.
+        `RankError` where one of them is lost in it.
+        """
+        if self.rank:
+            yield
+            return
+        with self._lock, held(), self.losses_named(name):
+            if self.broken:
+                raise RankError(f"training on {self.world} ranks is over: {self.broken}")
+            alive()
+            try:
+                self._send(self._orders, (name, arguments))
+                yield
+            except BaseException as error:
+                self.broken = self.broken or f"{name} ended with {type(error).__name__}"
+                raise
+            alive()
+
+    def order(self) -> tuple[str, tuple[Any, ...]]:
+        """What rank 0 asks for next; it may take for ever. `RuntimeError` where rank 0 has gone."""
+        name, arguments = self._send(self._orders, None)
+        return name, arguments
+
+    def end(self) -> None:
+        """The others are needed no more. Where they wait in a call that was broken off, nobody could tell them."""
+        with self._lock:
+            if not self.broken:
+                self._send(self._orders, ("end", ()))
+
+    @contextmanager
+    def losses_named(self, name: str) -> Iterator[None]:
+        """An error that only says that a connection is gone becomes one that says which rank, and why."""
+        try:
+            yield
+        except RuntimeError as error:
+            why = self.told() or self.ended()
+            if not why and not is_gone(error):
+                raise
+            limit = f"waits.run_s={self.limit.total_seconds():g} s"
+            cause = why or f"a rank has gone, or has not answered within {limit} ({first_line(error)})"
+            lost = f"training on {self.world} ranks ended in {name}: {cause}"
+            raise RankError(f"{lost}{dump(lost)}; resume=RUN goes on from the last checkpoint") from error
+
+    def told(self) -> str:
+        """What another rank has left as the error that ended it; "" where none has."""
+        return told_in(self.store, self.world, self.rank)
+
+    def tell(self, error: str) -> None:
+        """Leave the error that ends this rank for rank 0 to say."""
+        self.store.set(f"{ERROR}{self.rank}", error)
+
+    def broadcast(self, value: Any = None) -> Any:
+        """The value that rank 0 has, on every rank: anything that can be pickled."""
+        return self._send(self._objects, value)
+
+    def gathered(self, value: Any) -> list[Any]:
+        """The values of all ranks, in their order, on every rank: anything that can be pickled."""
+        mine = _packed(value)
+        sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.world)]
+        self._objects.allgather([sizes], [torch.tensor([mine.numel()])]).wait()
+        longest = max(int(size) for size in sizes)
+        parts = [torch.zeros(longest, dtype=torch.uint8) for _ in range(self.world)]
+        padded = torch.zeros(longest, dtype=torch.uint8)
+        padded[: mine.numel()] = mine
+        self._objects.allgather([parts], [padded]).wait()
+        return [_unpacked(part[: int(size)]) for part, size in zip(parts, sizes, strict=True)]
+
+    def spread(self, tensors: Sequence[Tensor]) -> None:
+        """Overwrite the tensors of every rank by those of rank 0."""
+        options = dist.BroadcastOptions()
+        options.rootRank = 0
+        for tensor in tensors:
+            whole = tensor.detach().contiguous()
+            group = self._tensors if whole.device == self.device or whole.is_cuda else self._objects
+            group.broadcast([whole], options).wait()
+            if whole.data_ptr() != tensor.data_ptr():
+                tensor.detach().copy_(whole)
+
+    def summed(self, tensors: Sequence[Tensor]) -> None:
+        """Replace each tensor by its sum over all ranks, in float32, some 64 million numbers at a time."""
+        for bucket in buckets([t.numel() for t in tensors], BUCKET):
+            parts = [tensors[i] for i in bucket]
+            flat = torch.cat([part.reshape(-1).float() for part in parts])
+            self._tensors.allreduce([flat]).wait()
+            for part, total in zip(parts, flat.split([part.numel() for part in parts]), strict=True):
+                part.copy_(total.view_as(part))
+
+    def _send(self, group: Any, value: Any) -> Any:
+        """The value of rank 0, by a broadcast of its size and one of its bytes."""
+        options = dist.BroadcastOptions()
+        options.rootRank = 0
+        content = _packed(value) if self.rank == 0 else torch.zeros(0, dtype=torch.uint8)
+        size = torch.tensor([content.numel()])
+        group.broadcast([size], options).wait()
+        if self.rank:
+            content = torch.zeros(int(size), dtype=torch.uint8)
+        group.broadcast([content], options).wait()
+        return value if self.rank == 0 else _unpacked(content)
+
+
+def told_in(store: Any, world: int, rank: int = 0) -> str:
+    """What a rank besides this one has left in the store as the error that ended it; "" where none has."""
+    for other in range(world):
+        if other != rank and store.check([f"{ERROR}{other}"]):
+            return f"rank {other} failed: {store.get(f'{ERROR}{other}').decode()}"
+    return ""
+
+
+def is_gone(error: RuntimeError) -> bool:
+    """Whether an error only says that a connection to another rank has ended, or that it does not answer."""
+    return any(word in str(error) for word in GONE)
+
+
+def buckets(sizes: Sequence[int], most: int) -> list[list[int]]:
+    """The numbers of tensors of these sizes, in their order, in groups of at most `most` numbers, or of one tensor.
+
+    >>> buckets([3, 4, 9, 1], 7)
+    [[0, 1], [2], [3]]
+    """
+    found: list[list[int]] = []
+    room = 0
+    for i, size in enumerate(sizes):
+        if size > room or not found:
+            found.append([])
+            room = most
+        found[-1].append(i)
+        room -= size
+    return found
+
+
+def _packed(value: Any) -> Tensor:
+    """(bytes,) uint8"""
+    return torch.frombuffer(bytearray(pickle.dumps(value, pickle.HIGHEST_PROTOCOL)), dtype=torch.uint8)
+
+
+def _unpacked(content: Tensor) -> Any:
+    return pickle.load(io.BytesIO(content.numpy().tobytes()))  # of processes of this run alone
+
+
+BEGIN, NOTHING = "begin", b"nothing"  # a key of the store; rank 0 says seconds there, or that no run begins
+STORE = timedelta(seconds=60)  # that the store of torchrun is waited for
+LIMIT_S = 3600.0  # for a rank in a common call, where waits.run_s sets none
+ENDING_S = 10.0  # that a rank takes to end
+LOOK_S = 0.2
+GRACE_S = 4.0  # in which rank 0 may find out by itself that another rank has ended
+OURS = "RLREASON_STORE"  # environment: the port at which rank 0 waits for those that it has started
+
+
+class Group:
+    """The other ranks as rank 0 has started them, or found them; `Ranks` is how it speaks to them."""
+
+    def __init__(self, world: int, limit_s: float | None, log: Path, note: Callable[[str], object]) -> None:
+        """`limit_s`: that a rank is waited for in a common call; `log`: what those print that are started here.
+
+        `note`: called with what happened where one that has ended ends this process too.
+        """
+        self.world, self.limit_s, self.log, self.note = world, limit_s or LIMIT_S, log, note
+        self.children: dict[int, subprocess.Popen[bytes]] = {}
+        self._over = threading.Event()
+        if (place := place_of()) is not None:
+            self.store: Any = store_of(place)
+            self.store.set(BEGIN, str(self.limit_s))
+            self._start_watch()
+            return
+        if sys.platform == "linux":  # all ranks are on this machine: nobody else is to reach them
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        self.store = TCPStore(ADDRESS, 0, None, True, wait_for_workers=False)
+        self.store.set(BEGIN, str(self.limit_s))
+        command = [sys.executable, "-m", "rlreason"]
+        with log.open("ab") as out:
+            for rank in range(1, world):
+                self.children[rank] = subprocess.Popen(
+                    command, env=self._environment(rank), stdin=subprocess.DEVNULL, stdout=out, stderr=out
+                )
+        self._start_watch()
+
+    def _start_watch(self) -> None:
+        if signals.owns_process():  # nothing ends the process of somebody's script or notebook
+            threading.Thread(target=self._watch, name="ranks", daemon=True).start()
+
+    def _environment(self, rank: int) -> Mapping[str, str]:
+        given = zip(NAMES, (rank, self.world, rank, self.world, ADDRESS, self.store.port), strict=True)
+        return os.environ | {name: str(value) for name, value in given} | {OURS: str(self.store.port)}
+
+    def join(self, device: torch.device) -> Ranks:
+        """Meet the others, when they have loaded their libraries."""
+        ranks = Ranks(self.store, 0, self.world, device, self.limit_s)
+        ranks.ended = self.ended
+        return ranks
+
+    def ended(self) -> str:
+        """Which of the started processes have ended, and how; "" where all live."""
+        time.sleep(LOOK_S)  # a connection is closed before the process is gone
+        if gone := self._gone():
+            self._over.set()
+        return gone
+
+    def _gone(self) -> str:
+        codes = {rank: child.poll() for rank, child in self.children.items()}
+        return ", ".join(f"rank {rank} ended with {_named(code)}" for rank, code in codes.items() if code is not None)
+
+    def close(self, at_once: bool = False) -> None:
+        """Wait for the others to end, and end those that do not; `at_once`: those that wait in a call for ever."""
+        self._over.set()
+        until = time.monotonic() + (0.0 if at_once else ENDING_S)
+        for child in self.children.values():
+            with suppress(subprocess.TimeoutExpired):
+                child.wait(max(0.0, until - time.monotonic()))
+            child.kill()
+            child.wait()
+        with suppress(OSError):
+            if not self.log.stat().st_size:
+                self.log.unlink()
+
+    def _watch(self) -> None:
+        """End this process where another rank has ended and nothing here finds that out, as in a call of NCCL."""
+        while not self._over.wait(LOOK_S):
+            ended = self._gone()
+            with suppress(RuntimeError):  # the store of torchrun may have gone
+                ended = told_in(self.store, self.world) or ended
+            if not ended or self._over.wait(GRACE_S) or signals.asked():
+                continue
+            log = f" (see {self.log})" * bool(self.children)
+            why = f"training on {self.world} ranks: {ended}{log}{dump(ended)}"
+            with suppress(Exception):  # such as a full disk, which must not keep it from ending
+                self.note(why)
+            signals.leave_at_once(f"ended: {why}; resume=RUN goes on from the last checkpoint", 1)
+
+
+def _named(code: int) -> str:
+    return f"signal {-code}" if code < 0 else f"exit code {code}"
+
+
+def store_of(place: Place) -> Any:
+    """The store at which the processes of torchrun, or of rank 0, meet."""
+    if port := os.environ.get(OURS):
+        return TCPStore(ADDRESS, int(port), None, False)
+    store, _, _ = next(rendezvous("env://", place.rank, place.world, timeout=STORE))
+    return store
+
+
+def nothing_begins() -> None:
+    """Tell the processes that torchrun has started that this command has no use for them."""
+    if (place := place_of()) is not None and place.rank == 0:
+        store = store_of(place)
+        if not store.check([BEGIN]):
+            store.set(BEGIN, NOTHING)
+
+
+def limit_told(store: Any) -> float | None:
+    """Wait for rank 0 to begin; seconds that a rank is waited for in a common call, None where no run begins."""
+    store.wait([BEGIN], FOREVER)
+    return None if (told := store.get(BEGIN)) == NOTHING else float(told)
+
+
+def own_gpu_only(place: Place) -> None:
+    """Let this process see its own GPU alone; before CUDA is asked for anything."""
+    os.environ[VISIBLE] = own_gpu(os.environ.get(VISIBLE), place.local)

@@ -1,0 +1,276 @@
+"""Ask a run's problems, keep every response: what all jobs that do not train share.
+
+What is finished is on disk at once; an interrupted job goes on with the problems that are left. Their random numbers
+are their own, and entropies and log-probabilities are measured at the end in the order of the problems: the file does
+not depend on where the job was interrupted, as far as the engine rounds alike in batches of other rows. It does with
+the tiny model; with a real one some responses take another turn, in bfloat16 many, all drawn with the same
+probabilities.
+"""
+
+import time
+from array import array
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+
+from rlreason.config.algorithms import EvalJobConfig
+from rlreason.config.evaluation import sampling_key
+from rlreason.data.sources import question_hash
+from rlreason.engines.rollouts import score_samples
+from rlreason.errors import DataError
+from rlreason.evaluation.accuracy import PURPOSE, Judged, is_correct, judged, mismatches_of, more_accuracies
+from rlreason.evaluation.cases import by_facts
+from rlreason.evaluation.evaluator import protocol_of
+from rlreason.evaluation.protocol import Protocol
+from rlreason.health.watch import Monitors
+from rlreason.model.policy import weights_hash
+from rlreason.records.console import Console, clock
+from rlreason.records.files import PASS_RATES, RESPONSES
+from rlreason.records.rows import Counters, ResponseLog, Row, numbered_row
+from rlreason.records.status import where_time_went
+from rlreason.records.writer import RunWriter
+from rlreason.runtime.text import few
+from rlreason.training.build import Components
+from rlreason.types import Problem, Sample
+
+BLOCK, BLOCK_TOKENS = 4096, 2**22  # responses and tokens sampled before they are scored and written: 0.7 GB
+SAID_EVERY_S = 5.0  # in a log file at most
+
+
+@dataclass(frozen=True, slots=True)
+class Responses:
+    """All responses of a job, problem by problem, each with its grade and its numbers under the model."""
+
+    problems: list[Problem]
+    samples: list[Judged]
+    shown: list[Sample]  # the first to each of the first problems, for a person
+    metrics: dict[str, float]  # eval/...
+    protocol: Protocol
+    weights: str
+    found: int  # problems that an interrupted job had finished
+    seconds: float  # of sampling, in this process
+    tokens_per_second: float
+    notices: dict[str, int]  # what was said while it went on, and how often
+    verdict: tuple[str, str]  # (status, reason)
+
+
+@dataclass(slots=True)
+class Asked:
+    """What is kept of the responses so far; all else about them is on the disk."""
+
+    samples: list[Judged] = field(default_factory=list)
+    mismatches: "array[float]" = field(default_factory=lambda: array("d"))  # of every token
+    shown: list[Sample] = field(default_factory=list)
+    tokens: int = 0  # sampled in this process
+    seconds: float = 0.0  # of that
+
+
+def respond(run: EvalJobConfig, components: Components, records: RunWriter, console: Console) -> Responses:
+    """The responses to the run's problems, written down; `conclude` is still to be called."""
+    evaluator, n = components.evaluator, components.evaluator.settings.samples
+    problems = asked_problems(run, components)
+    key = "data" if run.eval.data is None else "eval.data"
+    check_askable(problems, f"split={run.split} of {key}={evaluator.settings.data.name}", key)
+    protocol = protocol_of(evaluator.settings, problems, components.policy.tokenizer)
+    weights = weights_hash(components.policy.named_weights())
+    log = records.open_log(f"protocol {protocol['hash']}, weights {weights}", problems, n)
+    found = len(log.samples)
+    if found:
+        console.say(f"{found} of {len(problems)} problems were finished before the interruption and are kept")
+    records.clock.begin()
+    asked = ask_all(run, components, problems, log, records, console)
+    monitors = Monitors(1, console.say, run.monitors, sampling_key(run, "max_tokens"), steps=False)
+    metrics = evaluator.figures(asked.samples, asked.mismatches, problems, None, monitors)
+    records.rows(PASS_RATES, pass_rates(problems, asked.samples, n))
+    numbers = metrics, protocol, weights, found, asked.seconds, asked.tokens / max(asked.seconds, 1e-9)
+    return Responses(problems, asked.samples, asked.shown, *numbers, dict(monitors.counts), monitors.verdict())
+
+
+def ask_all(
+    run: EvalJobConfig,
+    components: Components,
+    problems: Sequence[Problem],
+    log: ResponseLog,
+    records: RunWriter,
+    console: Console,
+) -> Asked:
+    """Sample, score and write down the responses to all problems, a block of them after the other.
+
+    A block is as large as its tokens may be at once in memory; most evaluations are one.
+    """
+    evaluator, n, asked = components.evaluator, components.evaluator.settings.samples, Asked()
+    rows, most = run.rollout.max_rows, evaluator.sampling.max_tokens
+    progress = Progress(console, len(problems) * n, log, rows, most)
+    size = max(1, max(min(BLOCK_TOKENS // most, BLOCK), 4 * rows) // n)
+    with records.growing(RESPONSES) as write:
+        for first in range(0, len(problems), size):
+            block = problems[first : first + size]
+            with records.clock.phase("eval"):
+                samples = ask(components, block, log, progress, console, asked)
+                with console.wait(f"measuring entropies of {len(samples)} responses"):
+                    scored = score_samples(samples, evaluator.scorer)
+            write(rows_of(scored, block, n, components))
+            asked.samples += map(judged, scored)
+            asked.mismatches += mismatches_of(scored, evaluator.sampling)
+            asked.shown += scored[::n][: run.log_generations - len(asked.shown)]
+    return asked
+
+
+def asked_problems(run: EvalJobConfig, components: Components) -> list[Problem]:
+    """Those of the chosen split, as many as the settings allow."""
+    most = components.evaluator.settings.final_problems
+    return components.train_problems[:most] if run.split == "train" else components.final_problems
+
+
+def ask(
+    components: Components,
+    problems: Sequence[Problem],
+    log: ResponseLog,
+    progress: "Progress",
+    console: Console,
+    asked: Asked,
+) -> list[Sample]:
+    """The samples to these, problem by problem; `asked` gets tokens and seconds of those that were not in the log."""
+    evaluator, left = components.evaluator, [p for p in problems if p.id not in log.samples]
+    n = evaluator.settings.samples
+
+    def finished(number: int, sample: Sample) -> None:
+        log.add(number, sample)
+        progress.add(sample)
+
+    began = time.monotonic()
+    try:
+        with console.wait("sampling", more=evaluator.rollouts.drawn):
+            fresh = evaluator.rollouts.sample(left, evaluator.sampling, n, PURPOSE, finished) if left else []
+    except KeyboardInterrupt as stopped:
+        kept = f"with {progress.answered} of {progress.wanted} responses kept"
+        raise type(stopped)(f"{stopped} {kept}".strip()) from None
+    asked.seconds += time.monotonic() - began
+    asked.tokens += sum(s.length for s in fresh)
+    by_problem = {p.id: fresh[i * n : (i + 1) * n] for i, p in enumerate(left)}
+    return [s for p in problems for s in by_problem.get(p.id) or log.samples.pop(p.id)]
+
+
+def check_askable(problems: Sequence[Problem], where: str, key: str = "data") -> None:
+    """There must be problems, and each must have a ground truth, or there is nothing to grade.
+
+    `key`: of the data's settings, `data` or `eval.data`.
+    """
+    if not problems:
+        raise DataError(f"{where} holds no problems: give data, or choose the other split")
+    without = [p.id for p in problems if not p.answer.strip()]
+    if without:
+        raise DataError(
+            f"{len(without)} of {len(problems)} problems in {where} have an empty ground truth ({few(without)}), so "
+            f"nothing can be graded there: complete or remove these rows, or say where it stands ({key}.gold)"
+        )
+
+
+def rows_of(samples: Sequence[Sample], problems: Sequence[Problem], n: int, components: Components) -> Iterator[Row]:
+    """The lines of `responses.jsonl`: log-probabilities are the model's own here, at the sampling temperature."""
+    prompts = components.evaluator.prompts(samples[::n])
+    for place, sample in enumerate(samples):
+        measured = [round(log_prob, 4) for log_prob in sample.log_probs or []]
+        row = numbered_row(sample, problems[place // n], place % n)
+        yield row | {"prompt": prompts[place // n], "log_probs": measured}
+
+
+def pass_rates(problems: Sequence[Problem], samples: Sequence[Judged], n: int) -> list[Row]:
+    """How often each problem was solved: what a curriculum (data.pass_rates) chooses by."""
+    return [
+        {
+            "problem_id": p.id,
+            "question_hash": question_hash(p.question),
+            "samples": n,
+            "correct": sum(map(is_correct, samples[i * n : (i + 1) * n])),
+        }
+        for i, p in enumerate(problems)
+    ]
+
+
+def conclude(records: RunWriter, components: Components, responses: Responses, more: dict[str, Any]) -> None:
+    """The numbers as one row and as the summary, which is written last: with it the job is whole."""
+    r = responses
+    metrics = r.metrics | {"eval/tokens_per_second": r.tokens_per_second}
+    records.metrics(Counters(eval_step=1, clock=records.clock).row() | metrics)
+    status, reason = r.verdict
+    summary = {
+        "status": status,
+        "reason": reason,
+        "accuracy": metrics["eval/accuracy"],
+        "accuracy_interval": [metrics["eval/accuracy_low"], metrics["eval/accuracy_high"]],
+        **more_accuracies(metrics, *components.evaluator.rewards),
+        **by_facts(r.samples, r.problems),
+        "length": metrics["eval/length"],
+        "truncated": metrics["eval/truncated"],
+        "tokens_per_second": round(r.tokens_per_second, 1),
+        **more,
+        "eval_problems": len(r.problems),
+        "data_sizes": components.sizes,
+        "problems_kept_from_before": r.found,
+        "notices": r.notices,
+        "weights": r.weights,
+        **({"start": asdict(components.start)} if components.start else {}),
+        "protocol": r.protocol,
+        **where_time_went(records.clock),
+        "seconds": round(r.seconds, 1),  # of sampling
+        "threads": torch.get_num_threads(),
+    }
+    records.summary(summary)
+
+
+class Progress:
+    """Done, accuracy so far, tokens per second and time left: in place on a terminal, ten lines at most in a log."""
+
+    def __init__(self, console: Console, wanted: int, log: ResponseLog, rows: int, max_tokens: int) -> None:
+        """`wanted`: responses in all, of which the log has some."""
+        self.console, self.wanted, self.rows, self.max_tokens = console, wanted, rows, max_tokens
+        before = [is_correct(s) for samples in log.samples.values() for s in samples]
+        self.answered, self.correct, self.total = len(before), sum(before), wanted - len(before)
+        self.done = self.tokens = self.longest = 0
+        self.began, self.said = time.monotonic(), 0.0
+
+    def add(self, sample: Sample) -> None:
+        """A response has ended and was graded."""
+        length = len(sample.response.token_ids)
+        self.done += 1
+        self.answered += 1
+        self.correct += is_correct(sample)
+        self.tokens, self.longest = self.tokens + length, max(self.longest, length)
+        spent = time.monotonic() - self.began
+        speed, left = outlook(
+            self.done, self.total, self.rows, self.tokens, self.longest, self.max_tokens, max(spent, 1e-9)
+        )
+        accuracy = self.correct / self.answered
+        if self.console.live:
+            done = f"{self.done}/{self.total}"
+            self.console.progress(f"{done}, accuracy {accuracy:.3f}, {speed:.0f} tokens/s, {clock(left)} left")
+        tenth = 10 * self.done // self.total > 10 * (self.done - 1) // self.total
+        if not self.console.live and tenth and spent > self.said + SAID_EVERY_S:
+            self.said = spent
+            self.console.say(
+                f"{self.done}/{self.total} responses, accuracy so far {accuracy:.3f}, {speed:.0f} tokens/s, "
+                f"{clock(spent)}, about {clock(left)} left"
+            )
+
+
+def outlook(
+    done: int, total: int, rows: int, tokens: int, longest: int, max_tokens: int, spent: float
+) -> tuple[float, float]:
+    """(tokens per second, seconds left), with what `rows` responses side by side have written without ending yet.
+
+    While the first ones run, all of them are as old as the longest that has ended; later, half of a mean response.
+    They are expected to end halfway from there to the limit; those that wait, to be of mean length.
+
+    >>> outlook(done=1, total=4, rows=4, tokens=10, longest=10, max_tokens=10, spent=2.0)
+    (20.0, 0.0)
+    >>> outlook(done=8, total=16, rows=2, tokens=80, longest=10, max_tokens=10, spent=9.0)
+    (10.0, 6.5)
+    """
+    mean, alive = tokens / done, min(rows, total - done)
+    age = longest if done < rows else mean / 2
+    speed = (tokens + alive * age) / spent
+    ahead = alive * (max_tokens - age) / 2 + (total - done - alive) * mean
+    return speed, ahead / speed

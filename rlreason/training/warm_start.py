@@ -1,0 +1,294 @@
+"""The weights that the built-in model starts from: shipped, cached, or taught by a short SFT."""
+
+import hashlib
+import json
+import os
+import random
+import re
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
+from functools import cache
+from importlib.metadata import version
+from itertools import cycle, islice
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from omegaconf import OmegaConf
+
+from rlreason.config.data import HabitsConfig
+from rlreason.config.groups import NAMED_REWARDS, PromptConfig
+from rlreason.config.leaves import resource_dir
+from rlreason.config.model import SHARED_WARM_START, TinyModelConfig, WarmStartConfig
+from rlreason.config.run import RunConfig
+from rlreason.config.training import OptimizationConfig
+from rlreason.data.prompts import filling, template_of
+from rlreason.data.sources import fingerprint
+from rlreason.data.tasks import R1_ZERO_TRACE, habit_trace
+from rlreason.errors import ConfigError
+from rlreason.grading import Grader
+from rlreason.model.policy import Policy
+from rlreason.model.tiny import SUFFIX, BrokenWeightsError, Format, WeightCache, Weights, checksum, copied, read_weights
+from rlreason.objectives.objective import LengthNormConfig, Objective
+from rlreason.training.algorithms.sft import sft_sample
+from rlreason.training.learner import Learner
+from rlreason.types import Problem
+
+#: In one forward pass. Not a setting: how a step is divided changes the rounding, and the weights with it.
+MICRO_BATCH_TOKENS = 8192
+
+
+@dataclass(frozen=True, slots=True)
+class Lessons:
+    """What a model is taught: freshly written traces, the same ones for the same seed.
+
+    The formats take turns, trace by trace; one that is listed twice gets two turns.
+    """
+
+    problems: Sequence[Problem]
+    formats: Sequence[Format]
+    settings: WarmStartConfig
+    seed: int
+    habits: HabitsConfig = field(default_factory=HabitsConfig)  # of the task
+
+    @property
+    def shown(self) -> HabitsConfig:
+        """The task's habits, with the shares that the model's own settings give."""
+        hasty, slip = self.settings.hasty_share, self.settings.slip_share
+        return replace(
+            self.habits,
+            hasty_share=self.habits.hasty_share if hasty is None else hasty,
+            slip_share=self.habits.slip_share if slip is None else slip,
+        )
+
+    def described(self) -> dict[str, Any]:
+        """The settings in plain values, no share left open, and of the habits what differs from the usual ones."""
+        shown, usual = asdict(self.shown), asdict(HabitsConfig())
+        shares = {name: shown.pop(name) for name in ("hasty_share", "slip_share")}
+        return {**asdict(self.settings), **shares, **{k: v for k, v in shown.items() if v != usual[k]}}
+
+    def batches(self, count: int) -> Iterator[list[tuple[str, str]]]:
+        """`count` batches of (prompt, trace)."""
+        rng, turns, shown = random.Random(f"warm-up/{self.seed}"), cycle(self.formats), self.shown
+        for _ in range(count):
+            batch = []
+            for problem in rng.choices(self.problems, k=self.settings.batch_size):
+                form = next(turns)
+                trace = habit_trace(problem, rng, shown.hasty_share, shown.slip_share, form.trace, shown)
+                batch.append((form.prompt(problem.question), trace))
+            yield batch
+
+
+def warm_up(policy: Policy, lessons: Lessons, progress: Callable[[str], None] = lambda text: None) -> float:
+    """Train on the lessons; the rate rises over 5% of the steps, then falls to a tenth; -> last loss.
+
+    With one thread, so that the weights are the same however many the run has: a run may go on with another number.
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        return _taught(policy, lessons, progress)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _taught(policy: Policy, lessons: Lessons, progress: Callable[[str], None]) -> float:
+    steps, peak = lessons.settings.steps, lessons.settings.learning_rate
+    objective, optimization = Objective(length_norm=LengthNormConfig("token")), OptimizationConfig(peak)
+    learner = Learner(policy, objective, optimization, micro_batch_tokens=MICRO_BATCH_TOKENS)
+    loss = 0.0
+    for step, batch in enumerate(lessons.batches(steps)):
+        samples = [
+            sft_sample(policy.encode_prompt(prompt), policy.encode_response(trace), trace) for prompt, trace in batch
+        ]
+        rate = peak * min(1.0, (step + 1) / (0.05 * steps)) * (1 - 0.9 * step / steps)
+        loss = learner.update(samples, learning_rate=rate)["train/loss"]
+        progress(f"warm start {step + 1}/{steps}, loss {loss:.3f}")
+    return loss
+
+
+Recipe = dict[str, Any]
+SHIPPED = Path(__file__).resolve().parents[1] / "model" / "shipped"
+
+#: Settings of the model that change how numbers are rounded, and no more.
+ROUNDING = ("dtype", "head", "attention")
+#: Settings of the model that act after its warm start, or not on its weights.
+AFTERWARDS = ("name", "cache", "gradient_checkpointing", "check_memory", "freeze", "lora")
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """The weights that a run starts from."""
+
+    source: Literal["shipped", "cache", "made", "random"]
+    weights: str  # checksum of all of them
+    key: str = ""  # of the recipe and of what made it
+    seconds: float = 0.0  # to make or find them
+
+
+def recipe_of(tiny: TinyModelConfig, policy: Policy, lessons: Lessons) -> Recipe:
+    """Everything that a user can change about the start model, in plain values.
+
+    The tokenizer, the data, the formats and the first batch of lessons enter by their content.
+    """
+    settings = {f.name: getattr(tiny, f.name) for f in fields(tiny) if f.name not in (*ROUNDING, *AFTERWARDS)}
+    settings["warm_start"] = lessons.described()
+    if tiny.dtype == "bfloat16":  # asked for; auto takes what the device has
+        settings["dtype"] = tiny.dtype
+    words = json.loads(policy.tokenizer.backend_tokenizer.to_str())["model"]
+    return {
+        **settings,
+        "tokenizer": hashed(words["vocab"], words["merges"], policy.tokenizer.get_vocab()),
+        "data": fingerprint(lessons.problems),
+        "formats": hashed([(form.prompt("{question}"), form.trace) for form in lessons.formats]),
+        "lessons": hashed(next(lessons.batches(1))),
+    }
+
+
+def maker_of(tiny: TinyModelConfig, policy: Policy) -> dict[str, Any]:
+    """What makes the model: other code, libraries and devices round otherwise."""
+    names = [f.name for f in fields(tiny) if f.name in ROUNDING and f.name not in ("dtype", "head")]
+    on_gpu = policy.device.type == "cuda"
+    return {
+        "code": code_hash(),
+        "torch": torch.__version__,
+        "transformers": version("transformers"),
+        "device": torch.cuda.get_device_name() if on_gpu else f"cpu {torch.backends.cpu.get_cpu_capability()}",
+        "products": str(policy.compute_dtype),
+        "head": str(policy.head_dtype),
+        **{name: getattr(tiny, name) for name in names},
+    }
+
+
+@cache
+def code_hash(modules: Sequence[str] = ("rlreason.training.warm_start", "rlreason.model.tiny")) -> str:
+    """Of the sources of these modules and of every module of this package that they import, and so on."""
+    root, waiting, sources = Path(__file__).resolve().parents[2], list(modules), dict[str, str]()
+    while waiting:
+        name = waiting.pop()
+        if name in sources:
+            continue
+        path = root.joinpath(*name.split("."))
+        file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+        sources[name] = file.read_text(encoding="utf-8")
+        waiting += re.findall(r"^\s*(?:from|import) (rlreason[\w.]*)", sources[name], re.MULTILINE)
+    return hashed(sorted(sources.items()))
+
+
+def find_or_make(
+    tiny: TinyModelConfig, policy: Policy, lessons: Lessons, make: Callable[[], None], say: Callable[[str], None]
+) -> Start:
+    """Give the policy its start weights; `make` teaches it where they are nowhere to be found."""
+    began = time.monotonic()
+    recipe = recipe_of(tiny, policy, lessons)
+    key = hashed(recipe, maker_of(tiny, policy))
+
+    def made() -> Weights:
+        make()
+        return copied(policy.named_weights())
+
+    def done(source: Literal["shipped", "cache", "made"], weights: Weights, key: str) -> Start:
+        put(policy, weights)
+        return Start(source, checksum(weights), key, round(time.monotonic() - began, 1))
+
+    if tiny.cache is None:
+        return done("made", made(), key)
+    if (shipped := find_shipped(recipe, say)) is not None:
+        return done("shipped", shipped, hashed(recipe))
+    if (folder := cache_folder(tiny.cache)) is None:
+        say("! model.cache=auto: there is no home folder to keep the model in: give model.cache=DIR")
+        return done("made", made(), key)
+    weights, found = WeightCache(folder, say).get(key, made)
+    return done("cache" if found else "made", weights, key)
+
+
+def put(policy: Policy, weights: Weights) -> None:
+    """Every weight of the model, by name."""
+    with torch.no_grad():
+        for name, live in policy.named_weights():
+            live.copy_(weights[name])
+
+
+def find_shipped(recipe: Recipe, say: Callable[[str], None], folder: Path = SHIPPED) -> Weights | None:
+    """The weights that come with the package for this recipe, whatever machine runs it."""
+    for described in sorted(folder.glob("*.json")):
+        if json.loads(described.read_text(encoding="utf-8"))["recipe"] == json.loads(json.dumps(recipe)):
+            file = described.with_suffix(SUFFIX)
+            try:
+                return read_weights(file, hashed(recipe))
+            except (OSError, BrokenWeightsError) as error:
+                say(f"! {file} is broken ({error}): install rlreason again; the model is made here instead")
+    return None
+
+
+def cache_folder(setting: str) -> Path | None:
+    """`model.cache` as a folder; None where that is to be in the home folder, and there is none."""
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    auto = Path(base if Path(base).is_absolute() else "~/.cache") / "rlreason"
+    try:
+        return (auto if setting == "auto" else Path(setting)).expanduser()
+    except RuntimeError:
+        return None
+
+
+def hashed(*values: Any) -> str:
+    """16 hex digits of plain values."""
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
+
+
+#: Prompt options that share a warm start, one for each turn. A prompt with three worked examples is many times as long
+#: as a bare question and ends like r1_zero's: one turn in sixteen suffices to learn it, and keeps the warm start short.
+SHARED = 5 * SHARED_WARM_START[:3] + SHARED_WARM_START[3:]
+
+
+def formats_of(run: RunConfig) -> list[Format]:
+    """One for each turn. An evaluation's own prompt gets half of them, where training's does not bring it along."""
+    asked, trained = run.eval.prompt, formats_with(run.prompt)
+    if asked is None or template_of(asked) == template_of(run.prompt):
+        return trained
+    more = formats_with(asked)
+    if len(trained) == len(more) > 1:  # both share one warm start
+        return trained
+    pairs = zip(cycle(trained), cycle(more), strict=False)
+    return [form for pair in islice(pairs, max(len(trained), len(more))) for form in pair]
+
+
+def formats_with(prompt: PromptConfig) -> list[Format]:
+    """One for each turn: those of the shared warm start where this prompt is one of them, or its own alone."""
+    shared = {name: shipped(name) for name in SHARED}
+    same = [other for other in shared.values() if template_of(other) == template_of(prompt)]
+    check_readable(prompt, trace_of(same[0] if same else prompt))
+    if not same:
+        return [format_of(prompt)]
+    formats = {name: format_of(prompt) for name, prompt in shared.items()}
+    return [formats[name] for name in SHARED]
+
+
+def shipped(name: str) -> PromptConfig:
+    """A prompt option as it stands in `conf/`, whatever a run has changed."""
+    file = resource_dir("conf") / "prompt" / f"{name}.yaml"
+    prompt = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(PromptConfig), OmegaConf.load(file)))
+    assert isinstance(prompt, PromptConfig)
+    return prompt
+
+
+def format_of(prompt: PromptConfig) -> Format:
+    """How this prompt asks, and how a trace answers it."""
+    return Format(filling(prompt), trace_of(prompt))
+
+
+def trace_of(prompt: PromptConfig) -> str:
+    """The prompt's own trace; where that does not say how to answer, in answer tags."""
+    return prompt.trace if "{answer}" in prompt.trace else R1_ZERO_TRACE
+
+
+def check_readable(prompt: PromptConfig, trace: str) -> None:
+    """`ConfigError` where the prompt's reward would find no answer in what the warm start teaches, in no response."""
+    if prompt.reward not in NAMED_REWARDS:  # what a reward of the user's own reads is not known
+        return
+    if Grader(reward=prompt.reward).read(trace.format(solution="1+1=2", answer="2")).answer != "2":
+        raise ConfigError(
+            f"prompt.reward={prompt.reward} with model=tiny: the tiny model is taught to answer in the form {trace!r}, "
+            "where this reward finds no answer: choose prompt.reward and prompt.trace of one form, as every prompt has"
+        )
