@@ -25,14 +25,13 @@ from objective_mutants import MUTANTS
 ROOT = Path(__file__).resolve().parents[1]
 #: The test files that run on a mutant of a module; `losses` and `aggregation` guard each other.
 TESTS = {
-    "advantages": ("advantages", "opo"),
-    "losses": ("losses", "aggregation", "card", "sapo"),
+    "advantages": ("advantages", "opo", "terms"),
+    "losses": ("losses", "aggregation", "card", "sapo", "terms"),
     "aggregation": ("aggregation", "losses"),
-    "ratio": ("losses", "terms"),
     "rules": ("rules",),
     "objective": ("rules", "card"),
     "published": ("rules", "card"),
-    "formula": ("card",),
+    "card": ("card",),
 }
 #: Stop at the first failure and prepare no report on it: only the exit code is read.
 QUICKLY = ("-x", "-q", "--tb=no", "--assert=plain", "-p", "no:cacheprovider", "-p", "no:hypothesispytest")
@@ -56,8 +55,9 @@ def run_tests(module: str, change: Callable[[str], str] = unchanged) -> pytest.E
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         skip = shutil.ignore_patterns("__pycache__")
-        shutil.copytree(ROOT / "rlreason" / "objectives", folder / "rlreason" / "objectives", ignore=skip)
-        for shared in ("__init__.py", "types.py"):
+        for package in ("objectives", "runtime", "config"):
+            shutil.copytree(ROOT / "rlreason" / package, folder / "rlreason" / package, ignore=skip)
+        for shared in ("__init__.py", "types.py", "errors.py"):
             shutil.copy(ROOT / "rlreason" / shared, folder / "rlreason")
         (folder / "tests").mkdir()
         for test in (ROOT / "tests").glob("test_objectives*.py"):
