@@ -34,7 +34,11 @@ MUTANTS: list[tuple[str, str, str]] = [
         "groups, function = group_by_id((rewards * 0 + 1).cumsum(0).long() // 4)",
     ),
     ("advantages", "groups, function = group_by_id(group_ids)", "groups, function = group_by_id(group_ids * 0)"),
-    ("advantages", "return rewards.new_ones(rewards.shape)", "return rewards.new_ones(rewards.shape) + advantage_eps"),
+    (
+        "advantages",
+        "return rewards.new_ones(rewards.shape)\n",
+        "return rewards.new_ones(rewards.shape) + advantage_eps\n",
+    ),
     ("advantages", "advantage_eps: float = 1e-6,", "advantage_eps: float = 1e-4,"),
     ("advantages", 'std_norm: str = "group_std",', 'std_norm: str = "none",'),
     ("advantages", "Baseline(no_baseline,", "Baseline(mean_baseline,"),
@@ -84,7 +88,7 @@ MUTANTS: list[tuple[str, str, str]] = [
     ("losses", "        surrogate = surrogate.maximum(floor)\n", ""),
     ("losses", 'lost = lost | stats["dual_clipped"]', "lost = lost"),
     ("losses", "return -surrogate, {", "return surrogate, {"),
-    ("losses", 'return -surrogate, {"ratio": ratio.detach()', 'return -surrogate, {"ratio": ratio'),
+    ("losses", "stat.detach().to(loss.dtype)", "stat.to(loss.dtype)"),
     (
         "losses",
         'masked_mean(log_ratio, response_mask, dim=-1, empty="zero").exp()',
@@ -229,8 +233,8 @@ MUTANTS: list[tuple[str, str, str]] = [
     ("advantages", 'reduce="amax", include_self=False', 'reduce="amax", include_self=True'),
     (
         "advantages",
-        "groups = group_by_id(group_ids)",
-        "groups = group_by_id((rewards * 0 + 1).cumsum(0).long() // 2)",
+        "groups = group_by_id(group_ids)\n    blank",
+        "groups = group_by_id((rewards * 0 + 1).cumsum(0).long() // 2)\n    blank",
     ),
     # scoring
     ("measures", "return -(probs", "return (probs"),

@@ -162,6 +162,7 @@ def test_gspo_spreads_one_ratio_over_the_response():
 def test_first_pass_has_ratio_one_and_the_gradient_of_reinforce(name):
     advantages, policy, _, mask = ragged_case(11, rows=5, empty_rows=False)
     loss, stats = LOSSES[name](advantages, policy, policy.detach().clone(), mask, **NUMBERS[name])
+    assert not any(value.requires_grad for value in stats.values())  # they would keep the graph alive
     plain, _ = LOSSES["reinforce_with_baseline"](advantages, policy, None, mask)
     slopes = [torch.autograd.grad(masked_mean(x, mask, dim=-1).sum(), policy)[0] for x in (loss, plain)]
     torch.testing.assert_close(*slopes, rtol=1e-12, atol=1e-12)
