@@ -142,7 +142,7 @@ def _clipped_surrogate(
         surrogate = surrogate.maximum(floor)
         lost = lost | stats["dual_clipped"]
     floats = {name: flag.to(ratio.dtype) for name, flag in {"clipped": lost, **stats}.items()}
-    return -surrogate, {"ratio": ratio.detach(), **floats}
+    return -surrogate, {"ratio": ratio, **floats}
 
 
 def _clipped_formula(
@@ -216,7 +216,7 @@ def grpo_no_clip(
 ) -> LossAndStats:
     """-rho A: the importance-weighted policy gradient without a trust region (the handout's GRPO-No-Clip)."""
     ratio = masked_log_ratio(policy_log_probs, old_log_probs, response_mask).exp()
-    return -ratio * advantages, {"ratio": ratio.detach()}
+    return -ratio * advantages, {"ratio": ratio}
 
 
 def _no_clip_formula() -> Formula:
@@ -318,7 +318,7 @@ def sapo(
     # The gate is flat long before exp(80). Past float32's largest ratio its slope of 0 would be multiplied by inf: NaN.
     ratio = masked_log_ratio(policy_log_probs, old_log_probs, response_mask).clamp(max=80).exp()
     tau = ratio.new_full((), tau_pos).where(advantages > 0, tau_neg)
-    return -4 / tau * (tau * (ratio - 1)).sigmoid() * advantages, {"ratio": ratio.detach()}
+    return -4 / tau * (tau * (ratio - 1)).sigmoid() * advantages, {"ratio": ratio}
 
 
 def _sapo_formula(tau_pos: float, tau_neg: float) -> Formula:
