@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from rlreason.config.training import BudgetConfig, raised
-from rlreason.training.progress import seconds_ahead, spent
+from rlreason.training.progress import budget_spent, seconds_ahead
 from tests.killed import AT
 from tests.small_runs import words_of
 from tests.starts import rlreason
@@ -21,13 +21,13 @@ def test_what_a_budget_still_allows():
     ahead = seconds_ahead(pace, due_problems=0, last_problems=100)
     assert ahead == pytest.approx(1.2 * 20)
     assert seconds_ahead(pace, 50, 100) == pytest.approx(1.2 * 25)
-    assert spent(BudgetConfig(), 9, 1e9, 1e9, pace, ahead) == ""
-    assert spent(BudgetConfig(hours=0.1), 1, 0, 360 - 25, pace, ahead) == ""
-    assert spent(BudgetConfig(hours=0.1), 1, 0, 360 - 23, pace, ahead).startswith("budget.hours=0.1: 23 s")
-    assert spent(BudgetConfig(tokens=100), 1, 60, 0.0, pace, ahead) == ""
-    assert "40" in spent(BudgetConfig(tokens=99), 1, 60, 0.0, pace, ahead)
-    assert spent(BudgetConfig(steps=2), 1, 0, 0.0, pace, ahead) == ""
-    assert spent(BudgetConfig(steps=2), 2, 0, 0.0, pace, ahead)
+    assert budget_spent(BudgetConfig(), 9, 1e9, 1e9, pace, ahead) == ""
+    assert budget_spent(BudgetConfig(hours=0.1), 1, 0, 360 - 25, pace, ahead) == ""
+    assert budget_spent(BudgetConfig(hours=0.1), 1, 0, 360 - 23, pace, ahead).startswith("budget.hours=0.1: 23 s")
+    assert budget_spent(BudgetConfig(tokens=100), 1, 60, 0.0, pace, ahead) == ""
+    assert "40" in budget_spent(BudgetConfig(tokens=99), 1, 60, 0.0, pace, ahead)
+    assert budget_spent(BudgetConfig(steps=2), 1, 0, 0.0, pace, ahead) == ""
+    assert budget_spent(BudgetConfig(steps=2), 2, 0, 0.0, pace, ahead)
 
 
 def test_a_budget_that_is_lowered_is_not_raised():

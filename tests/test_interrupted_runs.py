@@ -16,7 +16,7 @@ PLACES = {
     "update": "rlreason.training.learner:Learner._step:call:2",
     "evaluation": "rlreason.evaluation.evaluator:Evaluator.evaluate:call:3",
     "checkpoint": "rlreason.training.checkpoint:write_tensors:call:2",
-    "saving": "rlreason.training.checkpoint:Keeper.save_model:call:1",
+    "saving": "rlreason.training.checkpoint:Checkpointer.save_model:call:1",
 }
 STOPS = [(phase, by) for phase in PLACES if phase != "checkpoint" for by in ("SIGINT", "SIGTERM")]
 
@@ -177,7 +177,7 @@ def test_what_lies_behind_the_checkpoint_is_gone_when_the_run_goes_on_and_never_
     there = (folder / "metrics.jsonl").read_bytes()
     assert len(list((folder / "rollouts").glob("*"))) == 3 > state["recorded"]
     assert len(there) > state["offsets"]["metrics.jsonl"]
-    runs.killed("grpo", folder, "rlreason.training.checkpoint:Keeper.restore:return:1", *words)
+    runs.killed("grpo", folder, "rlreason.training.checkpoint:Checkpointer.restore:return:1", *words)
     assert (folder / "metrics.jsonl").read_bytes() == there[: state["offsets"]["metrics.jsonl"]]
     assert len(rows_of(folder)) < len(rows)
     assert len(list((folder / "rollouts").glob("*"))) == state["recorded"]

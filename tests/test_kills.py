@@ -13,11 +13,11 @@ from tests.starts import rlreason
 #: Phase -> the place in the code; and how many parts the run has then (1: it had no checkpoint and began anew).
 PHASES = {
     "first evaluation": ("rlreason.evaluation.evaluator:Evaluator.evaluate:return:1", 1),
-    "first evaluation is recorded": ("rlreason.training.checkpoint:Keeper.settle:return:1", 1),
+    "first evaluation is recorded": ("rlreason.training.checkpoint:Checkpointer.take_snapshot:return:1", 1),
     "sampling the first step": ("rlreason.engines.hf.decoding:Batch.step:call:30", 1),
     "sampling": ("rlreason.training.algorithms.grpo:GRPO.collect:call:2", 2),
     "grading": ("rlreason.grading.grader:Grader.grade_batch:call:40", 2),
-    "collected": ("rlreason.training.algorithms.base:RolloutPrefetcher.taken:return:2", 2),
+    "collected": ("rlreason.training.algorithms.base:RolloutPrefetcher.start_next:return:2", 2),
     "backward": ("rlreason.training.learner:Learner._loss:return:4", 2),
     "before the update": ("rlreason.training.learner:Learner._step:call:3", 2),
     "behind the update": ("rlreason.training.learner:Learner._step:return:2", 2),
@@ -34,8 +34,8 @@ PHASES = {
     "pruned": ("rlreason.records.checkpoints:remove:return:1", 2),
     "last evaluation": ("rlreason.evaluation.evaluator:Evaluator.evaluate:call:4", 2),
     "end": ("rlreason.training.trainer:Trainer.finish:call:1", 2),
-    "saving": ("rlreason.training.checkpoint:Keeper.save_model:call:1", 2),
-    "saved": ("rlreason.training.checkpoint:Keeper.save_model:return:1", 2),
+    "saving": ("rlreason.training.checkpoint:Checkpointer.save_model:call:1", 2),
+    "saved": ("rlreason.training.checkpoint:Checkpointer.save_model:return:1", 2),
     "curves": ("rlreason.records.curves:draw_curves:call:1", 2),
     "summary": ("rlreason.records.writer:RunWriter._write_summary:call:1", 2),
 }
@@ -154,7 +154,7 @@ def test_a_run_killed_again_while_it_is_put_back(runs):
     runs.killed("grpo", folder, PHASES["row"][0])
     for at in ("resume:cut_back:call:1", "resume:cut_back:return:1", "writer:RunWriter.__init__:return:1"):
         runs.killed("grpo", folder, f"rlreason.records.{at}")
-    for at in ("Keeper.restore:call:1", "Keeper.restore:return:1"):
+    for at in ("Checkpointer.restore:call:1", "Checkpointer.restore:return:1"):
         runs.killed("grpo", folder, f"rlreason.training.checkpoint:{at}")
     runs.goes_on("grpo", folder)
     assert runs.equal("grpo", folder)

@@ -37,7 +37,7 @@ from rlreason.training.laboratory import (
     with_reference,
 )
 from rlreason.training.trainer import make_learner
-from rlreason.training.warm_start import Start
+from rlreason.training.warm_start import StartWeights
 from rlreason.types import Grade, Problem, Response, Sample
 from tests.run_records import append, lines_of, put_lines
 from tests.starts import rlreason
@@ -332,5 +332,5 @@ def test_another_reference_than_the_runs_is_said(folder):
     out = io.StringIO()
     for recorded in ("aa", "bb"):
         (folder / "summary.json").write_text(json.dumps({"start": {"weights": recorded}}))
-        check_start(RunFolder(folder), Start("made", "aa"), Console(out=out))
+        check_start(RunFolder(folder), StartWeights("made", "aa"), Console(out=out))
     assert out.getvalue().count("is not the one of the run") == 1

@@ -17,7 +17,7 @@ from rlreason.records.reader import RunFolder
 from rlreason.sweeps.design import Design, PlannedRun
 from rlreason.sweeps.plan import ONE_ON_POLICY, cost_of, one_formula, plan_text, problems_of, size_of
 from rlreason.sweeps.state import read_state, write_state
-from rlreason.training.preflight import seen_from_here
+from rlreason.training.preflight import planned_warnings
 from tests.starts import rlreason
 from tests.sweep_folders import answers, sweep
 
@@ -177,7 +177,7 @@ def test_a_plan_for_elsewhere_needs_nothing_here_and_says_what_is_missing(tmp_pa
 def test_a_plan_for_elsewhere_says_that_the_disk_is_full_and_refuses_nothing(tmp_path, run, monkeypatch):
     usage = shutil.disk_usage(tmp_path)._replace(free=0)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
-    assert [line for line in seen_from_here([run], tmp_path) if "free" in line]
+    assert [line for line in planned_warnings([run], tmp_path) if "free" in line]
 
 
 def test_a_state_that_is_there_is_read_again(tmp_path, run):

@@ -17,7 +17,7 @@ from rlreason.errors import ConfigError, DataError, ResourceError
 from rlreason.grading import Grader
 from rlreason.model.shapes import Device, tiny_shape
 from rlreason.records.status import read_status
-from rlreason.training.fits import Foreseen
+from rlreason.training.fits import ProblemCache
 from rlreason.training.preflight import (
     in_words,
     memory_for,
@@ -205,17 +205,17 @@ def test_the_packages_of_the_data_that_is_read_and_no_other(composed, gsm8k):
 def test_data_that_takes_long_to_read_is_left_to_the_run(composed, tmp_path, gsm8k):
     near = typed(composed("model=smollm2_135m", f"data.path={gsm8k}", "data.overlap=allow"))
     assert near.data.quickly_read
-    assert Foreseen().problems(near) is not None
+    assert ProblemCache().problems(near) is not None
     assert not typed(composed("model=smollm2_135m", "data.path=openai/gsm8k")).data.quickly_read
     assert not typed(composed("data.n_train=1000000")).data.quickly_read
     (tmp_path / "train.jsonl").write_bytes(b" " * 30_000_000)
     assert not near.data.quickly_read
-    assert Foreseen().problems(near) is None
+    assert ProblemCache().problems(near) is None
 
 
 def test_a_sweep_reads_once(composed):
     runs = [typed(composed(f"seed={seed}", "micro_batch_tokens=100")) for seed in range(4)]
-    foreseen = Foreseen()
+    foreseen = ProblemCache()
     assert all(foreseen.problems(run) is foreseen.problems(runs[0]) for run in runs)
 
 

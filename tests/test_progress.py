@@ -38,7 +38,7 @@ from rlreason.training.checkpoint import (
     write_tensors,
 )
 from rlreason.training.learner import Learner
-from rlreason.training.progress import Cost, checkpoint_due
+from rlreason.training.progress import CheckpointCost, checkpoint_due
 from rlreason.training.trainer import Trainer, make_learner, train
 from rlreason.types import Collected, Grade, Response, Sample
 from tests.test_learner import make_samples
@@ -175,9 +175,9 @@ def test_what_was_sampled_ahead_is_kept_and_not_sampled_twice():
     first = Counting()
     prefetcher = RolloutPrefetcher(first, ahead=True)
     prefetcher.next(1)
-    assert prefetcher.settled
-    prefetcher.taken(1)
-    assert not prefetcher.settled
+    assert prefetcher.idle
+    prefetcher.start_next(1)
+    assert not prefetcher.idle
     assert prefetcher.ready() is None
     first.may.set()
     prefetcher.drain()
@@ -189,21 +189,21 @@ def test_what_was_sampled_ahead_is_kept_and_not_sampled_twice():
     second = Counting()
     second.may.set()
     other = RolloutPrefetcher(second, ahead=True)
-    other.put(collected_from(there_and_back(plain_collected(ready))))
-    assert other.settled
+    other.restore(collected_from(there_and_back(plain_collected(ready))))
+    assert other.idle
     assert other.next(2) == ready
-    other.taken(2)
+    other.start_next(2)
     assert other.next(3).metrics == {"step": 3}
-    other.taken(3)
-    assert other.settled
+    other.start_next(3)
+    assert other.idle
     assert second.collected == [3]
     other.close()
 
 
 def test_how_often_checkpoints_are_written_follows_from_what_they_cost():
-    assert [step for step in range(1, 8) if checkpoint_due(step, 3, True, 1e9, Cost(0.0))] == [3, 6]
-    assert not any(checkpoint_due(step, 0, True, 1e9, Cost(0.0)) for step in range(1, 9))
-    cost, elapsed, written = Cost(guess=2.0), 0.0, 0
+    assert [step for step in range(1, 8) if checkpoint_due(step, 3, True, 1e9, CheckpointCost(0.0))] == [3, 6]
+    assert not any(checkpoint_due(step, 0, True, 1e9, CheckpointCost(0.0)) for step in range(1, 9))
+    cost, elapsed, written = CheckpointCost(guess=2.0), 0.0, 0
     for step in range(1, 1001):
         elapsed += 1.0
         if checkpoint_due(step, None, step % 2 == 0, elapsed, cost):
@@ -244,20 +244,20 @@ def test_a_run_that_is_put_back_would_write_the_same_checkpoint_again(tmp_path, 
     before, tensors = read_state(newest), read_tensors(newest)
     assert before["step"] is not None  # the last one is written before the last evaluation
     trainer = trainer_in(tmp_path, *WORDS, *more, "n_steps=3")
-    keeper = trainer.keeper
+    checkpointer = trainer.checkpointer
     try:
         assert trainer.records.checkpoint == newest
         random.seed(1)
         torch.manual_seed(1)
-        keeper.restore(newest)
-        plain, found = keeper._parts()
+        checkpointer.restore(newest)
+        plain, found = checkpointer._parts()
         own = ("format", "config")  # n_steps is another one
         again = {key: value for key, value in there_and_back(plain).items() if key not in own}
         assert again == {key: value for key, value in before.items() if key not in own}
         assert plain["config"].replace("n_steps: 3", "n_steps: 2") == before["config"]
         assert found.keys() == tensors.keys()
         assert all(torch.equal(found[name].cpu(), tensors[name]) for name in tensors)
-        assert keeper.best == max(keeper.accuracies.values(), default=-1.0)
+        assert checkpointer.best == max(checkpointer.accuracies.values(), default=-1.0)
     finally:
         trainer.components.close()
         trainer.prefetcher.close()

@@ -12,8 +12,8 @@ from rlreason.errors import ConfigError
 from rlreason.model.devices import pick_dtype
 from rlreason.model.policy import LogProbScorer, Policy
 from rlreason.runtime.process import Place, own_gpu, place_of, world_of
-from rlreason.training.build_algorithm import frozen_copy, settings_of
-from rlreason.training.build_ranks import lead
+from rlreason.training.build_algorithm import frozen_copy, learner_settings
+from rlreason.training.build_ranks import make_ranked_learner
 from rlreason.training.checkpoint import moments
 from rlreason.training.distributed import read_whole
 from rlreason.training.learner import Learner
@@ -90,7 +90,7 @@ def test_ranks_follow_the_gradient_of_one_process_in_update_after_update(tokeniz
     products = pick_dtype(run.model.dtype, torch.device("cpu"))
     policy = grouped_policy(tokenizer, tied, products, run.model.head, spread="parallel=shard" in words)
     choose_trained(run.model, policy, run.seed)
-    alone = Learner(policy.apart(), **settings_of(run))
+    alone = Learner(policy.apart(), **learner_settings(run))
     has_reference = run.kl_placement != "none"
     reference = LogProbScorer(frozen_copy(policy), 96) if has_reference else None
     samples = samples_for(policy)
@@ -99,7 +99,7 @@ def test_ranks_follow_the_gradient_of_one_process_in_update_after_update(tokeniz
         scores = reference.log_probs(pairs)
         samples = [replace(s, reference_log_probs=found) for s, found in zip(samples, scores, strict=True)]
     assert [w for w, _ in alone.dealt(samples)].count(True) % int(run.gpus)  # some ranks have one more than others
-    ranked = lead(run, policy, reference, int(run.gpus), tmp_path)
+    ranked = make_ranked_learner(run, policy, reference, int(run.gpus), tmp_path)
     try:
         if has_reference:  # which the ranks score together from now on
             again = reference.log_probs(pairs)

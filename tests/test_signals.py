@@ -272,13 +272,13 @@ run_cli(command, limit_s=float(sys.argv[1]))
 def test_the_folder_of_a_start_that_was_given_up_stays_while_it_runs():
     """In a folder that is gone torch waits for a file with Python's lock held, and no signal is heeded."""
     left: list[Path] = []
-    for given_up in (True, False):
+    for closing_on_error in (True, False):
         thread, ended, files = SingleThread("start", lambda: None), threading.Event(), ExitStack()
         folder = Path(files.enter_context(isolation.folder_for_files()))
-        with pytest.raises(TimeoutError) if given_up else nullcontext():
-            thread.run(ended.wait if given_up else ended.is_set, 0.1 if given_up else 10)
+        with pytest.raises(TimeoutError) if closing_on_error else nullcontext():
+            thread.run(ended.wait if closing_on_error else ended.is_set, 0.1 if closing_on_error else 10)
         isolation.remove_files(files, thread)
-        assert folder.exists() == given_up
+        assert folder.exists() == closing_on_error
         left.append(folder)
         ended.set()
         thread.stop()

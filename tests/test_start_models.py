@@ -29,7 +29,7 @@ from rlreason.training.ship import make, ship
 from rlreason.training.trainer import train
 from rlreason.training.warm_start import (
     SHIPPED,
-    Start,
+    StartWeights,
     cache_folder,
     code_hash,
     find_shipped,
@@ -45,7 +45,7 @@ WEIGHTS = {"a": torch.arange(6.0).reshape(2, 3), "b": torch.tensor([1.5, -0.0, f
 FORK = multiprocessing.get_context("fork")
 
 
-def begun(run) -> tuple[Policy, Start, str]:
+def begun(run) -> tuple[Policy, StartWeights, str]:
     """(policy with its habits, where they came from, what was said)."""
     lessons, out = read_splits(run.data, print)[0], io.StringIO()
     policy = make_policy(run, lessons)
@@ -372,7 +372,7 @@ def test_a_shipped_model_is_what_the_warm_start_makes(description, tmp_path):
     try:
         accuracies, monitors = [], Monitors(1, print)
         for one in (made, shipped):
-            starts.put(components.policy, one)
+            starts.load_weights(components.policy, one)
             accuracies.append(
                 components.evaluator.evaluate(components.final_problems, 0, monitors).metrics["eval/accuracy"]
             )

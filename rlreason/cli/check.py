@@ -79,15 +79,15 @@ def check_runs(
         _check_writable(folder)
     from rlreason.discovery.asking import refuse_unready
     from rlreason.training.preflight import (  # it loads the grader: only where runs are to start
+        planned_warnings,
         preflight,
-        seen_from_here,
     )
 
     for one in runs:
         if isinstance(one, DiscoverConfig):
             refuse_unready(one)
     if absent is not None:
-        for line in dict.fromkeys([*absent, *seen_from_here([run for run in runs if works_on_a_model(run)], folder)]):
+        for line in dict.fromkeys([*absent, *planned_warnings([run for run in runs if works_on_a_model(run)], folder)]):
             note(f"! not here: {line}")
         note("note: the plan alone: data, lengths of prompts and functions of your own were not looked at")
         return runs

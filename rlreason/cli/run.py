@@ -140,13 +140,13 @@ def serve(place: Place) -> int:
     listen()
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     from rlreason.cli.entry import find_modules_here
-    from rlreason.training.ranks import limit_told, own_gpu_only, store_of
+    from rlreason.training.ranks import own_gpu_only, store_of, wait_for_limit
 
     find_modules_here()
     divide_memory_finely()
     own_gpu_only(place)
     store = store_of(place)
-    limit_s = limit_told(store)
+    limit_s = wait_for_limit(store)
     return 0 if limit_s is None else _follow(place, store, limit_s)
 
 
@@ -166,7 +166,7 @@ def _follow(place: Place, store: object, limit_s: float) -> int:
         if isinstance(error, RuntimeError) and is_gone(error):  # rank 0 ended, and says why
             print(f"rank {place.rank}: rank 0 has gone", file=sys.stderr)
             return 1
-        ranks.tell(f"{type(error).__name__}: {first_line(error)}")
+        ranks.leave_error(f"{type(error).__name__}: {first_line(error)}")
         raise
     return 0
 
@@ -181,9 +181,9 @@ def leading() -> Iterator[None]:
     try:
         yield
     finally:
-        from rlreason.training.ranks import nothing_begins
+        from rlreason.training.ranks import release_torchrun_ranks
 
-        nothing_begins()
+        release_torchrun_ranks()
 
 
 @contextmanager

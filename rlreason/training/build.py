@@ -1,4 +1,4 @@
-"""The parts of a run, put together from its settings: problems, policy, engine, graders, records."""
+"""Build the parts of a run from its settings: problems, policy, engine, graders, loggers."""
 
 import os
 import time
@@ -31,13 +31,13 @@ from rlreason.runtime.clock import Clock
 from rlreason.training.fits import Part, parts, room_of, too_long
 from rlreason.training.parts import check_hardware, choose_threads, choose_trained, make_policy, teach_habits
 from rlreason.training.preflight import own_functions, refusal
-from rlreason.training.warm_start import Start
+from rlreason.training.warm_start import StartWeights
 from rlreason.types import Collected, Problem
 
 
 @dataclass(frozen=True, slots=True)
 class Components:
-    """A run's parts, ready to use."""
+    """The parts of a run, ready to use."""
 
     policy: Policy
     engine: Engine
@@ -49,25 +49,25 @@ class Components:
     train_problems: list[Problem]
     truths: dict[str, str]  # problem id -> ground truth, of these
     eval_problems: list[Problem]  # of the evaluations on the way
-    final_problems: list[Problem]  # of the last one, or of a job that does not train; the others are among them
-    start: Start | None  # where the built-in model's weights came from
+    final_problems: list[Problem]  # of the last one, or of a job that does not train; a superset of eval_problems
+    start: StartWeights | None  # where the built-in model's weights came from
     data_hash: str
     sizes: dict[str, int]  # problems read, filtered and left
     loggers: Loggers  # where metrics are sent besides the run folder
     seconds_to_build: float
 
     def graders(self) -> list[Grader]:
-        """Each grader once, in an order that is always the same."""
+        """List each grader once, in a fixed order."""
         named = (self.grader, self.evaluator.grader, self.evaluator.second_grader)
         return list({id(grader): grader for grader in named if grader is not None}.values())
 
     def with_signs(self, collected: Collected) -> Collected:
-        """What was collected, and what its samples show of a reward that is hacked and of texts that get lost."""
+        """Add metrics of reward hacking and of texts lost in decoding."""
         signs = signs_of(collected.samples, self.truths, self.grader, self.policy.tokenizer)
         return replace(collected, metrics=collected.metrics | signs)
 
     def close(self) -> None:
-        """End the engine and every grader, whatever becomes of the one before."""
+        """Close the engine and every grader, even if one of them fails."""
         try:
             self.engine.close()
         finally:
@@ -78,16 +78,16 @@ class Components:
 def build_components(
     run: RunConfig, folder: Path, console: Console, logs: bool = True, clock: Clock | None = None
 ) -> Components:
-    """Everything that can be wrong in what was asked is found before a model is trained: cheapest checks first.
+    """Build all parts, cheapest checks first, so that mistakes in the settings show before the model is trained.
 
-    `logs`: the loggers start too; in a run that goes on they wait until its records are cut back (`start_loggers`).
+    `logs`: start the loggers; a resumed run starts them once its records are cut back (`start_loggers`).
     `clock`: the run's, which times sampling and grading.
     """
     began, clock = time.monotonic(), clock or Clock()
     prepare(run, console.say)
     loggers = Loggers(console.say)
     graders = make_graders(run, folder)  # their workers start before a GPU is touched
-    with given_up(graders, loggers):
+    with closing_on_error(graders, loggers):
         if logs:
             start_loggers(run, loggers, folder, console)
         loaded, lessons = read_all(run, graders, console)
@@ -107,13 +107,13 @@ def build_components(
         engine=engine,
         grader=graders.training,
         rollouts=Rollouts(engine, graders.training, prompt_ids, run.seed, console.part, clock=clock),
-        sampling=sampled(run.asking, policy),
-        scorer=scorer(run, run.asking, policy),
+        sampling=sampling_of(run.asking, policy),
+        scorer=make_scorer(run, run.asking, policy),
         evaluator=make_evaluator(run, policy, engine, graders, asked_ids, console, clock),
         train_problems=loaded.train,
         truths={problem.id: problem.answer for problem in loaded.train},
-        eval_problems=asked(evaluation, loaded.validation, evaluation.problems),
-        final_problems=asked(evaluation, loaded.validation, evaluation.final_problems),
+        eval_problems=evaluation_problems(evaluation, loaded.validation, evaluation.problems),
+        final_problems=evaluation_problems(evaluation, loaded.validation, evaluation.final_problems),
         start=start,
         data_hash=fingerprint([*loaded.train, *loaded.validation]),
         sizes=loaded.sizes | {"train": len(loaded.train), "validation": len(loaded.validation)},
@@ -125,24 +125,24 @@ def build_components(
 def start_loggers(
     run: RunConfig, loggers: Loggers, folder: Path, console: Console, resumed: Resumed | None = None
 ) -> None:
-    """Start the chosen loggers; `resumed`: each goes on with the run that it has in its service."""
+    """StartWeights the chosen loggers; `resumed`: the id of the run in each service that it continues."""
     if run.logger.chosen:
         with console.wait("starting the loggers"):
             loggers.start(run.logger, folder, asdict(run), resumed)
 
 
 def prepare(run: RunConfig, say: Callable[[str], None]) -> None:
-    """Check what can be checked with nothing loaded, and set this process's threads and environment."""
+    """Check what needs nothing loaded; set this process's threads and environment."""
     check_engine(run)
     check_hardware(run, say)
     choose_threads(run)
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # the grader's processes would warn about it
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # else the grading processes warn about it
     check_prompts(run)
 
 
 @contextmanager
-def given_up(graders: Graders, loggers: Loggers) -> Iterator[None]:
-    """Where the rest cannot be built, what has started is ended."""
+def closing_on_error(graders: Graders, loggers: Loggers) -> Iterator[None]:
+    """Close graders and loggers if an error prevents the rest from being built."""
     try:
         yield
     except BaseException as error:
@@ -154,10 +154,10 @@ def given_up(graders: Graders, loggers: Loggers) -> Iterator[None]:
 
 
 def read_all(run: RunConfig, graders: Graders, console: Console) -> tuple[Loaded, list[Problem]]:
-    """The problems, rewards tried on them; and the stories that teach a model made on the spot."""
+    """Read the problems, try the rewards on them, and read the stories that teach a built-in model."""
     with console.wait("reading the data"):
         loaded = load_data(run, grader=graders.training, judge=graders.evaluation, say=console.say)
-        for grader in graders.all():  # each on an answer of the kind that it is to judge
+        for grader in graders.all():  # each on an answer of the kind it will judge
             learned = grader is graders.training and grader is not graders.evaluation
             check_reward(run, grader, loaded.train if learned and loaded.train else loaded.validation)
         for remark in [*remarks(run.asking.prompt, loaded.train), *remarks(run.evaluation.prompt, loaded.validation)]:
@@ -174,24 +174,24 @@ def make_evaluator(
     console: Console,
     clock: Clock,
 ) -> Evaluator:
-    """What evaluations ask and judge with; `asked_ids` makes their prompts."""
+    """Build the evaluator; `asked_ids` encodes its prompts."""
     return Evaluator(
         settings=run.evaluation,
         rollouts=Rollouts(engine, graders.evaluation, asked_ids, run.seed, console.part, graders.second, clock, "eval"),
-        sampling=sampled(run.evaluation, policy),
-        scorer=scorer(run, run.evaluation, policy),
+        sampling=sampling_of(run.evaluation, policy),
+        scorer=make_scorer(run, run.evaluation, policy),
         grader=graders.evaluation,
         second_grader=graders.second,
     )
 
 
-def asked(evaluation: EvalProtocolConfig, validation: list[Problem], count: int | None) -> list[Problem]:
-    """So many of them, always the same: of files, which may be sorted by subject, a draw that is fixed."""
+def evaluation_problems(evaluation: EvalProtocolConfig, validation: list[Problem], count: int | None) -> list[Problem]:
+    """Return `count` validation problems, always the same: files may be sorted by subject, so a fixed draw of them."""
     return validation[:count] if evaluation.data.in_random_order else subset(validation, count, seed=0)
 
 
-def sampled(asking: Asking, policy: Policy) -> Sampling:
-    """How an engine samples, in training or in evaluations: a prompt's responses end as that prompt says."""
+def sampling_of(asking: Asking, policy: Policy) -> Sampling:
+    """Build the engine's sampling settings for training or evaluations, with the prompt's ends and stop strings."""
     end = end_of_turn(asking.prompt, policy.tokenizer)
     ends = frozenset() if end is None else frozenset({end})
     stop = tuple(asking.prompt.stop)
@@ -199,13 +199,13 @@ def sampled(asking: Asking, policy: Policy) -> Sampling:
     return Sampling(**asdict(asking.sampling), stop=stop, tags=tags, end_ids=ends)
 
 
-def scorer(run: RunConfig, asking: Asking, policy: Policy) -> LogProbScorer:
-    """Scores responses under the distribution they were drawn from; greedy ones under the plain distribution."""
+def make_scorer(run: RunConfig, asking: Asking, policy: Policy) -> LogProbScorer:
+    """Build a scorer at the sampling temperature; greedy responses are scored at temperature 1."""
     return LogProbScorer(policy, run.micro_batch_tokens, asking.sampling.temperature or 1.0)
 
 
 def check_reward(run: RunConfig, grader: Grader, problems: Sequence[Problem]) -> None:
-    """A reward of the user's own is tried once, before anything is trained with it."""
+    """Try the user's own reward on one response before anything is trained with it."""
     if not grader.plugin:
         return
     setting = next((key for key, name in own_functions(run) if name == grader.plugin), grader.plugin)
@@ -221,9 +221,9 @@ def all_fitting(
     asked_ids: PromptEncoder,
     console: Console,
 ) -> Loaded:
-    """The problems whose prompt and a full response fit into the model's context and into one micro-batch.
+    """Return the problems whose prompt and a full response fit the model's context and one micro-batch.
 
-    What does not fit is refused, or left out and said (data.bad_rows).
+    What does not fit is refused, or left out with a message (data.bad_rows).
     """
     kept = {"train": loaded.train, "validation": loaded.validation}
     with console.wait("measuring the prompts"):
@@ -234,7 +234,7 @@ def all_fitting(
 
 
 def fitting(run: RunConfig, policy: Policy, part: Part, prompt_ids: PromptEncoder, console: Console) -> list[Problem]:
-    """Those of one part, train or validation."""
+    """Return the problems of one part (train or validation) that fit."""
     prompt_ids.check(part.problems)
     context = policy.max_context
     sizes = lengths(prompt_ids, part.problems, room_of(run, context)[0] - part.max_tokens)

@@ -1,4 +1,4 @@
-"""The algorithm of a run from its settings, the traces that SFT imitates, and the settings of its learner."""
+"""Build a run's algorithm from its settings, the traces of SFT, and the settings of the learner."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -15,7 +15,7 @@ from rlreason.records.console import Console
 from rlreason.training.algorithms.base import Algorithm
 from rlreason.training.algorithms.grpo import GRPO
 from rlreason.training.algorithms.sft import SFT, ExpertIteration, sft_sample
-from rlreason.training.build import Components, scorer
+from rlreason.training.build import Components, make_scorer
 from rlreason.training.fits import room_of
 from rlreason.types import Problem, Sample
 
@@ -23,7 +23,7 @@ from rlreason.types import Problem, Sample
 def make_traces(
     run: RunConfig, policy: Policy, problems: Sequence[Problem], prompt_ids: Callable[[Problem], list[int]]
 ) -> tuple[list[Sample], list[str]]:
-    """(samples with advantage 1, notices). What does not fit is refused, or left out and counted (data.bad_rows)."""
+    """Return (samples with advantage 1, notices); traces too long are refused, or left out (data.bad_rows)."""
     room, key = room_of(run, policy.max_context)
     end, traces, too_long = end_of_turn(run.prompt, policy.tokenizer), [], []
     for problem in problems:
@@ -45,7 +45,7 @@ def make_traces(
 
 
 def make_algorithm(run: TrainingConfig, components: Components, console: Console) -> Algorithm:
-    """The one place that asks which algorithm a run is: here a new one finds its place."""
+    """Build the run's algorithm; the one place that knows which settings make which algorithm."""
     if why := run.too_few(len(components.train_problems)):  # every batch would silently be smaller
         raise ConfigError(why)
     match run:
@@ -53,7 +53,7 @@ def make_algorithm(run: TrainingConfig, components: Components, console: Console
             return make_sft(run, components, console)
         case EIConfig():
             return ExpertIteration(
-                **sampled_shares(run, components),
+                **online_arguments(run, components),
                 epochs=run.sft_epochs,
                 max_per_question=run.max_per_question,
                 deduplicate=run.deduplicate,
@@ -65,7 +65,7 @@ def make_algorithm(run: TrainingConfig, components: Components, console: Console
 
 
 def make_sft(run: SFTConfig, components: Components, console: Console) -> SFT:
-    """SFT on the traces of the training data, which decide how many steps `epochs` are."""
+    """Build SFT on the traces of the training data, whose number decides how many steps `epochs` are."""
     traces, notices = make_traces(run, components.policy, components.train_problems, components.rollouts.prompt_ids)
     for notice in notices:
         console.say(f"! {notice}")
@@ -76,21 +76,21 @@ def make_sft(run: SFTConfig, components: Components, console: Console) -> SFT:
 
 
 def make_grpo(run: GRPOConfig, components: Components) -> GRPO:
-    """GRPO, with a reference model where a KL term asks for one."""
-    divisor = ratio_divisor(run)
+    """Build GRPO, with a reference model if a KL term needs one."""
+    divisor = old_log_probs_from(run)
     return GRPO(
-        **sampled_shares(run, components),
+        **online_arguments(run, components),
         epochs=run.epochs_per_rollout,
         objective=run.objective(),
         reference=make_reference(run, components.policy),
-        # The policy that sampled is scored where it must be. Sampled ahead, it cannot be: the weights are moving.
+        # Score the sampling policy where needed; not for samples drawn ahead, because the weights are moving by then.
         behaviour=components.scorer if run.kl_placement == "reward" or divisor == "measured" else None,
         old_log_probs=divisor,
     )
 
 
-def sampled_shares(run: OnlineConfig, components: Components) -> dict[str, Any]:
-    """What every algorithm takes that learns from samples of its own."""
+def online_arguments(run: OnlineConfig, components: Components) -> dict[str, Any]:
+    """The arguments common to all algorithms that learn from their own samples."""
     return {
         "rollouts": components.rollouts,
         "questions": ProblemSampler(components.train_problems, run.seed, run.skip_solved),
@@ -102,10 +102,10 @@ def sampled_shares(run: OnlineConfig, components: Components) -> dict[str, Any]:
     }
 
 
-def ratio_divisor(run: GRPOConfig) -> str:
-    """Where the log-probabilities that the loss's ratio divides by come from.
+def old_log_probs_from(run: GRPOConfig) -> str:
+    """Where the old log-probabilities of the loss's ratio come from: engine, measured or none.
 
-    Samples drawn ahead are of weights one update older, whose log-probabilities only the engine has.
+    Samples drawn ahead come from weights one update older, whose log-probabilities only the engine has.
     """
     if run.old_from_engine:
         return "engine"
@@ -113,19 +113,19 @@ def ratio_divisor(run: GRPOConfig) -> str:
 
 
 def make_reference(run: GRPOConfig, policy: Policy) -> LogProbScorer | None:
-    """A frozen copy of the policy as it is now, only where a KL term asks for it: it costs the model's memory again."""
-    return None if run.kl_placement == "none" else scorer(run, run, frozen_copy(policy))
+    """Build the scorer of a frozen copy of the current policy if a KL term needs it: it doubles the model's memory."""
+    return None if run.kl_placement == "none" else make_scorer(run, run, frozen_copy(policy))
 
 
 def frozen_copy(policy: Policy) -> Policy:
-    """The policy as it is now, apart from it and never trained; what was checked of the one holds for the other."""
+    """Copy the policy, never to be trained; what was checked of the original holds for the copy."""
     found = policy.apart()
     found.model.requires_grad_(False)
     return found
 
 
-def settings_of(run: TrainingConfig) -> dict[str, Any]:
-    """What a learner is made with, besides its policy."""
+def learner_settings(run: TrainingConfig) -> dict[str, Any]:
+    """The learner's arguments besides its policy."""
     return {
         "objective": run.objective(),
         "optimization": run,

@@ -1,4 +1,4 @@
-"""Training on several ranks, put together from a run's settings: by rank 0, and by the others at its word."""
+"""Build training on several ranks from a run's settings: rank 0's learner, and what the other ranks do."""
 
 import copy
 import os
@@ -23,56 +23,58 @@ from rlreason.records.files import RANKS_LOG, STACKS
 from rlreason.records.status import write_status
 from rlreason.runtime.hang import listen
 from rlreason.runtime.machine import STACKS_VARIABLE
-from rlreason.training.build_algorithm import frozen_copy, settings_of
+from rlreason.training.build_algorithm import frozen_copy, learner_settings
 from rlreason.training.distributed import DealtScores, RankedLearner
 from rlreason.training.learner import Learner
 from rlreason.training.parts import choose_threads, choose_trained, mode_of
 from rlreason.training.ranks import Group, Ranks
 from rlreason.training.sharding import ShardedLearner, ShardedPolicy, fill, mesh_of
 
-Order = Callable[..., Any]
+RankFunction = Callable[..., Any]
 
 
-def lead(run: TrainingConfig, policy: Policy, reference: LogProbScorer | None, world: int, folder: Path) -> Learner:
-    """Rank 0's learner. The others are started, get the model from here, and wait for what it says.
+def make_ranked_learner(
+    run: TrainingConfig, policy: Policy, reference: LogProbScorer | None, world: int, folder: Path
+) -> Learner:
+    """Build rank 0's learner: start the other ranks, send them the model, and let them wait for its orders.
 
-    In the mode `shard`, `policy` is from then on a whole copy in main memory, if it was not so from the start.
+    In the mode `shard`, `policy` becomes a whole copy in main memory, unless it was loaded there.
     """
     mode, why = mode_of(run, shape_from(policy.model.config.get_text_config().to_dict()), policy.device, world)
-    mode = "shard" if policy.in_main_memory else mode  # as it was decided before it was loaded
+    mode = "shard" if policy.in_main_memory else mode  # as decided before loading
     place = "GPUs" if policy.device.type == "cuda" else "processes"
     has = {"replicate": "each has the whole model", "shard": "each has a part of the model"}[mode]
     policy.remarks.append(f"{world} {place} train, {has} (parallel={mode}: {why})")
     group = Group(world, run.waits.run_s, folder / RANKS_LOG, partial(write_status, folder, "failed"))
     try:
-        return _led(run, policy, reference, group, mode, folder)
+        return _make_ranked_learner(run, policy, reference, group, mode, folder)
     except BaseException:
         group.close(at_once=True)
         raise
 
 
-def _led(
+def _make_ranked_learner(
     run: TrainingConfig, policy: Policy, reference: LogProbScorer | None, group: Group, mode: str, folder: Path
 ) -> Learner:
     ranks = group.join(policy.device)
-    with ranks.losses_named("the start"):
+    with ranks.naming_lost_ranks("the start"):
         share_threads(run, ranks)
         of_policy = {
             name: getattr(policy, name) for name in ("compute_dtype", "weights", "head_dtype", "attention")
-        }  # what auto has come to here
+        }  # what `auto` resolved to
         ranks.broadcast((run, mode, str(folder), policy.model.config, policy.tokenizer, of_policy))
         whole = {"policy": policy} | ({} if reference is None else {"reference": reference.policy})
         if mode == "replicate":
             send_weights(ranks, policy.model)
-            agree(ranks, whole.values())
+            agree_on_sharing(ranks, whole.values())
             policies = whole
         else:
             for one in whole.values():
                 to_main_memory(one)
             send_weights(ranks, with_one_layer(policy.model))
-            agree(ranks, whole.values())
-            policies = trained_from(run, without_numbers(policy, policy.model.config))
-        learner, scores = assembled(run, ranks, mode, policies, whole)
+            agree_on_sharing(ranks, whole.values())
+            policies = trained_policies(run, without_weights(policy, policy.model.config))
+        learner, scores = learner_and_scores(run, ranks, mode, policies, whole)
         learner.ended = lambda: group.close(at_once=bool(ranks.broken))
         for name, one in whole.items():
             one.deal = partial(scores.of, name)
@@ -80,30 +82,31 @@ def _led(
     return learner
 
 
-def follow(ranks: Ranks) -> dict[str, Order]:
-    """What this rank, any but the first, does at the word of rank 0, by name."""
+def follow(ranks: Ranks) -> dict[str, RankFunction]:
+    """Set up a rank other than 0 and return the functions that rank 0 may call on it, by name."""
     run, mode, folder, config, tokenizer, of_policy = ranks.broadcast()
     os.environ[STACKS_VARIABLE] = str(Path(folder).absolute() / STACKS)
     listen()
     model = from_config(config if mode == "replicate" else one_layer_of(config))
     receive_weights(ranks, model)
-    policy = Policy(model, tokenizer, device=ranks.device, **of_policy)  # which checks what this device computes
+    policy = Policy(model, tokenizer, device=ranks.device, **of_policy)  # checks that this device computes alike
     if mode == "shard":
-        policy = without_numbers(policy, config)
-        del model  # else its one layer stays on the GPU
+        policy = without_weights(policy, config)
+        del model  # else its single layer stays on the GPU
         give_back(policy.device)
     choose_threads(run, policy)
     share_threads(run, ranks)
-    policies = trained_from(run, policy)
-    agree(ranks, policies.values())
-    learner, scores = assembled(run, ranks, mode, policies)
+    policies = trained_policies(run, policy)
+    agree_on_sharing(ranks, policies.values())
+    learner, scores = learner_and_scores(run, ranks, mode, policies)
     orders = learner.orders() | {"score": scores.score}
-    lends = run.rollout.engine == "vllm" and run.rollout.sleep and run.rollout.shares_gpu
-    return {name: lending(do) for name, do in orders.items()} if lends and ranks.device.type == "cuda" else orders
+    engine_sleeps = run.rollout.engine == "vllm" and run.rollout.sleep and run.rollout.shares_gpu
+    lends = engine_sleeps and ranks.device.type == "cuda"
+    return {name: freeing_memory(do) for name, do in orders.items()} if lends else orders
 
 
-def lending(order: Order) -> Order:
-    """Does it, then gives back what torch has kept for itself: an engine that slept meanwhile wakes on this GPU."""
+def freeing_memory(order: RankFunction) -> RankFunction:
+    """Wrap an order to free torch's cached memory after it: a sleeping engine wakes up on this GPU."""
 
     def then_give_back(*arguments: Any) -> None:
         order(*arguments)
@@ -112,15 +115,15 @@ def lending(order: Order) -> Order:
     return then_give_back
 
 
-def assembled(
+def learner_and_scores(
     run: TrainingConfig,
     ranks: Ranks,
     mode: str,
     policies: Mapping[str, Policy],
     whole: Mapping[str, Policy] = MappingProxyType({}),
 ) -> tuple[RankedLearner, DealtScores]:
-    """The learner and the scorer of a rank, from its policies by name; `whole`: those that rank 0 has all of."""
-    settings = settings_of(run)
+    """Build a rank's learner and scorer from its policies by name; `whole`: the complete ones, on rank 0."""
+    settings = learner_settings(run)
     if mode == "replicate":
         return RankedLearner(ranks, policies["policy"], **settings), DealtScores(ranks, policies, in_step=False)
     mesh = mesh_of(ranks)
@@ -131,16 +134,16 @@ def assembled(
     return learner, DealtScores(ranks, parts, in_step=True)
 
 
-def trained_from(run: TrainingConfig, policy: Policy) -> dict[str, Policy]:
-    """The policy, ready to be trained, and a copy as the reference model where a KL term asks for it."""
+def trained_policies(run: TrainingConfig, policy: Policy) -> dict[str, Policy]:
+    """Return the policy ready for training, and a frozen copy as the reference model if a KL term needs it."""
     choose_trained(run.model, policy, run.seed)
     if getattr(run, "kl_placement", "none") == "none":
         return {"policy": policy}
     return {"policy": policy, "reference": frozen_copy(policy)}
 
 
-def without_numbers(policy: Policy, config: PretrainedConfig) -> Policy:
-    """The same policy with a model that takes no memory yet, and of which a rank gets its part by `fill`."""
+def without_weights(policy: Policy, config: PretrainedConfig) -> Policy:
+    """Copy the policy with a model that has no memory yet, whose weights a rank gets by `fill`."""
     found = copy.copy(policy)
     found.model, found.in_main_memory, found.remarks = skeleton_of(config), False, []
     found.model.set_attn_implementation(NAMES[found.attention])
@@ -148,20 +151,20 @@ def without_numbers(policy: Policy, config: PretrainedConfig) -> Policy:
 
 
 def share_threads(run: TrainingConfig, ranks: Ranks) -> None:
-    """Ranks that compute on one processor divide its threads, unless the settings say how many."""
+    """Divide the processor's threads among the ranks, unless the settings fix them."""
     if run.threads is None and ranks.device.type == "cpu":
         torch.set_num_threads(max(1, torch.get_num_threads() // ranks.world))
 
 
 def to_main_memory(policy: Policy) -> None:
-    """Move the policy's model there, where that of a folder that is spread is from the start."""
+    """Move the policy's model to main memory, where models that will be sharded are loaded from the start."""
     policy.in_main_memory = True
     policy.model.to("cpu")  # type: ignore[arg-type]  # the wrapper hides torch's signature
     give_back(policy.device)
 
 
-def agree(ranks: Ranks, policies: Iterable[Policy]) -> None:
-    """Let all ranks lay out prompts alike: the list of micro-batches that they deal depends on it."""
+def agree_on_sharing(ranks: Ranks, policies: Iterable[Policy]) -> None:
+    """Make all ranks lay out prompts alike, since the micro-batches they share depend on it."""
     for policy in policies:
         if policy.shares_prompts and not all(ranks.gathered(policy.shares_prompts)):
             policy.stop_sharing("another rank cannot share them")
@@ -170,7 +173,7 @@ def agree(ranks: Ranks, policies: Iterable[Policy]) -> None:
 
 
 def send_weights(ranks: Ranks, model: PreTrainedModel) -> None:
-    """The model's weights, adapters added in, to all ranks."""
+    """Send the model's weights, with adapters merged, to all ranks."""
     weights = list(merged_weights(model))
     ranks.broadcast([name for name, _ in weights])
     for _, weight in weights:
@@ -178,7 +181,7 @@ def send_weights(ranks: Ranks, model: PreTrainedModel) -> None:
 
 
 def receive_weights(ranks: Ranks, model: PreTrainedModel) -> None:
-    """Fill the model with the weights that rank 0 sends."""
+    """Fill the model with the weights from rank 0."""
     own: dict[str, Tensor] = model.state_dict(keep_vars=True)
     for name in ranks.broadcast():
         taken = torch.empty(own[name].shape, dtype=torch.float32, device=ranks.device)

@@ -1,4 +1,4 @@
-"""Write a run's checkpoints and put a run back to one: samples as JSON, moments and weights as tensors."""
+"""Write a run's checkpoints and restore a run from one: samples as JSON, moments and weights as tensors."""
 
 import time
 from collections.abc import Sequence
@@ -29,27 +29,26 @@ from rlreason.records.checkpoints import (
     without_moments,
     write_checkpoint,
 )
-from rlreason.records.files import CHECKPOINTS, MODEL, SPREAD, TENSORS
-from rlreason.records.files import MOMENTS as MOMENTS_FILE
+from rlreason.records.files import CHECKPOINTS, MODEL, MOMENTS, SPREAD, TENSORS
 from rlreason.records.rows import Counters
 from rlreason.records.writer import RunWriter
 from rlreason.runtime.files import explained
 from rlreason.runtime.process import random_states, set_random_states
 from rlreason.training.algorithms.base import RolloutPrefetcher
 from rlreason.training.learner import Learner
-from rlreason.training.progress import BYTES_PER_S, Cost, Mark, Position, Step, checkpoint_due
+from rlreason.training.progress import BYTES_PER_S, CheckpointCost, Position, Snapshot, Step, checkpoint_due
 from rlreason.types import Collected, Grade, Problem, Response, Sample, Update
 
 Plain = dict[str, Any]
 
 
 def shallow(record: Any) -> Plain:
-    """The fields of a dataclass by name, their values as they are."""
+    """Return a dataclass's fields by name, without converting their values."""
     return {field.name: getattr(record, field.name) for field in fields(record)}
 
 
 def plain_sample(sample: Sample) -> Plain:
-    """A sample in plain values: JSON keeps every float to the last digit."""
+    """Convert a sample to plain values; JSON keeps every float exactly."""
     second = sample.prompt_grade
     return shallow(sample) | {
         "response": shallow(sample.response),
@@ -59,7 +58,7 @@ def plain_sample(sample: Sample) -> Plain:
 
 
 def sample_from(plain: Plain) -> Sample:
-    """The sample that `plain_sample` was given."""
+    """Invert `plain_sample`."""
     second = plain["prompt_grade"]
     parts = {
         "response": Response(**plain["response"]),
@@ -70,13 +69,13 @@ def sample_from(plain: Plain) -> Sample:
 
 
 def to_show(sample: Sample) -> Sample:
-    """The sample without what no reader of its text needs: token ids and log-probabilities."""
+    """Drop what readers of a sample's text do not need: token ids and log-probabilities."""
     response = replace(sample.response, prompt_ids=[], token_ids=[], log_probs=[])
     return replace(sample, response=response, log_probs=None, old_log_probs=None, reference_log_probs=None)
 
 
 def plain_collected(collected: Collected) -> Plain:
-    """A collection: every sample once, and where each stands."""
+    """Convert a collection to plain values: each sample once, referred to by index."""
     places: dict[int, int] = {}
     pool: list[Sample] = []
 
@@ -93,7 +92,7 @@ def plain_collected(collected: Collected) -> Plain:
 
 
 def collected_from(plain: Plain) -> Collected:
-    """The collection that `plain_collected` was given."""
+    """Invert `plain_collected`."""
     pool = [sample_from(row) for row in plain["pool"]]
     return Collected(
         samples=[pool[place] for place in plain["samples"]],
@@ -105,7 +104,7 @@ def collected_from(plain: Plain) -> Collected:
 
 
 def plain_step(step: Step) -> Plain:
-    """A step with the updates that it has taken."""
+    """Convert a step and the updates it has taken to plain values."""
     return {
         "number": step.number,
         "weight_version": step.weight_version,
@@ -115,18 +114,18 @@ def plain_step(step: Step) -> Plain:
 
 
 def step_from(plain: Plain) -> Step:
-    """The step that `plain_step` was given."""
+    """Invert `plain_step`."""
     updates = [Update(**update) for update in plain["updates"]]
     return Step(plain["number"], collected_from(plain["collected"]), plain["weight_version"], updates)
 
 
-MOMENTS, WEIGHTS = "optimizer.", "weight."
+OF_OPTIMIZER, OF_WEIGHT = "optimizer.", "weight."
 
 
 def moments(learner: Learner) -> tuple[list[Plain], dict[str, Tensor]]:
-    """What the optimizer keeps of each trained parameter, in their order: plain values, and tensors by name.
+    """Return the optimizer state of each trained parameter, in order: plain values, and tensors by name.
 
-    Those that are spread over ranks are left out: the learner writes them.
+    State sharded over ranks is left out: the learner writes it.
     """
     plain: list[Plain] = []
     tensors: dict[str, Tensor] = {}
@@ -134,35 +133,35 @@ def moments(learner: Learner) -> tuple[list[Plain], dict[str, Tensor]]:
         kept = learner.optimizer.state.get(parameter, {})
         plain.append({name: value for name, value in kept.items() if not isinstance(value, Tensor)})
         whole = {name: v for name, v in kept.items() if isinstance(v, Tensor) and not hasattr(v, "to_local")}
-        tensors |= {f"{MOMENTS}{i}.{name}": value for name, value in whole.items()}
+        tensors |= {f"{OF_OPTIMIZER}{i}.{name}": value for name, value in whole.items()}
     return plain, tensors
 
 
 def set_moments(learner: Learner, plain: list[Plain], tensors: dict[str, Tensor]) -> None:
-    """Give the optimizer what `moments` took from it; new moments where a finished run has kept none."""
-    there = any(name.startswith(MOMENTS) for name in tensors)
+    """Load what `moments` returned; empty moments if a finished run has kept none."""
+    there = any(name.startswith(OF_OPTIMIZER) for name in tensors)
     found: list[Plain] = [dict(kept) if there else {} for kept in plain]
     for name, tensor in tensors.items():
-        if name.startswith(MOMENTS):
-            number, _, key = name.removeprefix(MOMENTS).partition(".")
+        if name.startswith(OF_OPTIMIZER):
+            number, _, key = name.removeprefix(OF_OPTIMIZER).partition(".")
             found[int(number)][key] = tensor
     learner.restore(found)
 
 
 def adapters(policy: Policy) -> dict[str, Tensor]:
-    """Trained weights that a saved model folder holds merged into others, by name: those of LoRA."""
+    """Return LoRA weights by name: those that a saved model folder contains only merged into others."""
     named = policy.model.named_parameters()
-    return {f"{WEIGHTS}{name}": p.detach() for name, p in named if p.requires_grad and ".lora_" in name}
+    return {f"{OF_WEIGHT}{name}": p.detach() for name, p in named if p.requires_grad and ".lora_" in name}
 
 
 def write_tensors(folder: Path, policy: Policy, tensors: dict[str, Tensor]) -> None:
-    """`model/` and the tensors in the folder of a checkpoint."""
+    """Write `model/` and the tensors into a checkpoint's folder."""
     policy.save(folder / MODEL)
     stored: set[int] = set()
-    files: dict[str, dict[str, Tensor]] = {TENSORS: {}, MOMENTS_FILE: {}}
-    for name, tensor in tensors.items():  # safetensors takes no two that share memory
+    files: dict[str, dict[str, Tensor]] = {TENSORS: {}, MOMENTS: {}}
+    for name, tensor in tensors.items():  # safetensors rejects tensors that share memory
         tensor = tensor.detach().cpu().contiguous()
-        apart = files[MOMENTS_FILE if name.startswith(MOMENTS) else TENSORS]
+        apart = files[MOMENTS if name.startswith(OF_OPTIMIZER) else TENSORS]
         apart[name] = tensor.clone() if tensor.data_ptr() in stored else tensor
         stored.add(tensor.data_ptr())
     for file, apart in files.items():
@@ -172,19 +171,19 @@ def write_tensors(folder: Path, policy: Policy, tensors: dict[str, Tensor]) -> N
 
 
 def read_tensors(folder: Path) -> dict[str, Tensor]:
-    """The tensors of a checkpoint, without the model's."""
+    """Read a checkpoint's tensors, without the model's."""
     tensors = load_file(folder / TENSORS)
-    if (folder / MOMENTS_FILE).is_file():
-        tensors |= load_file(folder / MOMENTS_FILE)
+    if (folder / MOMENTS).is_file():
+        tensors |= load_file(folder / MOMENTS)
     if (folder / SPREAD / ".metadata").is_file():
-        from rlreason.training.distributed import read_whole  # what a run of one process need not load
+        from rlreason.training.distributed import read_whole  # only runs on several ranks need it
 
-        tensors |= {f"{MOMENTS}{name}": tensor for name, tensor in read_whole(folder / SPREAD).items()}
+        tensors |= {f"{OF_OPTIMIZER}{name}": tensor for name, tensor in read_whole(folder / SPREAD).items()}
     return tensors
 
 
 def set_weights(policy: Policy, folder: Path, tensors: dict[str, Tensor]) -> None:
-    """Give the policy the weights of a checkpoint: its adapters, or else every weight of its model folder."""
+    """Load a checkpoint's weights: the adapters if the policy has any, else every weight of its model folder."""
     if own := adapters(policy):
         with torch.no_grad():
             for name, live in own.items():
@@ -204,8 +203,8 @@ ACCURACY = "eval/accuracy"
 
 
 @dataclass
-class Keeper:
-    """Knows the parts of a run that a checkpoint holds."""
+class Checkpointer:
+    """Writes and restores checkpoints; holds every part of a run whose state belongs into one."""
 
     settings: CheckpointConfig
     policy: Policy
@@ -218,61 +217,61 @@ class Keeper:
     monitors: Monitors
     validation: Validation
     position: Position = field(default_factory=Position)
-    mark: Mark = field(default_factory=Mark)
+    snapshot: Snapshot = field(default_factory=Snapshot)
     began: float = field(default_factory=time.monotonic)
-    accuracies: dict[str, float] = field(default_factory=dict)  # of the checkpoints, where they were evaluated
+    accuracies: dict[str, float] = field(default_factory=dict)  # of the checkpoints that were evaluated
 
     def __post_init__(self) -> None:
         size = sum(p.numel() * p.element_size() for p in self.policy.model.parameters())
         size += 2 * sum(p.numel() * 4 for p in self.learner.parameters)
-        self.cost = Cost(size / BYTES_PER_S)
-        self.newest: tuple[Path, float] | None = None  # the newest one, and how many updates its model has seen
+        self.cost = CheckpointCost(size / BYTES_PER_S)
+        self.newest: tuple[Path, float] | None = None  # its path, and how many updates its model has seen
 
     @property
     def begun(self) -> bool:
-        """Whether there is anything to go on with."""
-        return bool(self.validation.history) and bool(self.mark.counters)  # the mark is what restoring sets last
+        """Whether there is anything to resume from."""
+        return bool(self.validation.history) and bool(self.snapshot.counters)  # restoring sets the snapshot last
 
     @property
     def best(self) -> float:
         """The best accuracy of the checkpoints so far."""
         return max(self.accuracies.values(), default=-1.0)
 
-    def settle(self, drawn: bool = False) -> None:
-        """The run is between two acts: keep what moves. To be called in a block that no signal interrupts.
+    def take_snapshot(self, drawn: bool = False) -> None:
+        """Take a snapshot of moving state between two acts. Call it inside a `held()` block.
 
-        `drawn`: sampling and grading rest, and what they have moved counts.
+        `drawn`: sampling and grading are at rest, and the draws they have made belong to the snapshot.
         """
-        self.mark = Mark(
+        self.snapshot = Snapshot(
             self.counters.state(),
             self.monitors.state(),
             self.records.offsets(),
             random_states(),
             self.engine.weight_version,
-            self._draws() if drawn and self.prefetcher.settled else self.mark.draws,
+            self._draws() if drawn and self.prefetcher.idle else self.snapshot.draws,
         )
 
     def _draws(self) -> dict[str, Any]:
-        return {"algorithm": self.prefetcher.algorithm.state, "graders": [g.remembered() for g in self.graders]}
+        return {"algorithm": self.prefetcher.algorithm.state_dict(), "graders": [g.remembered() for g in self.graders]}
 
     def due(self) -> bool:
-        """Whether the settings ask for a checkpoint behind the step that has just ended."""
+        """Whether a checkpoint is due after the step that has just ended."""
         elapsed, done, newest = time.monotonic() - self.began, self.position.finished, self.validation.history[-1]
         best = self.position.evaluated == done and newest.metrics[ACCURACY] > self.best
         return checkpoint_due(done, self.settings.every, best, elapsed, self.cost)
 
     def write(self) -> Path | None:
-        """Write where the run is, and remove what the settings do not keep; None where that is written already.
+        """Write a checkpoint and prune old ones; return its path, or None if this state cannot be saved.
 
-        `UnwritableError` where the system refuses: what was there before stays.
+        `UnwritableError` if the system refuses: earlier checkpoints stay.
         """
-        counters = self.mark.counters
+        counters = self.snapshot.counters
         name = name_of(counters["rollout_step"], counters["train_step"], counters["eval_step"])
         if (path := self.records.folder / CHECKPOINTS / name).exists() or not self.begun:
             return path if self.begun else None
         if self.prefetcher.ready() is not None:
-            self.mark.draws = self._draws()
-        elif not self.prefetcher.settled:  # its sampling moves what would have to be kept
+            self.snapshot.draws = self._draws()
+        elif not self.prefetcher.idle:  # sampling is moving state that would have to be saved
             return None
         began = time.monotonic()
         plain, tensors = self._parts()
@@ -291,43 +290,43 @@ class Keeper:
         return path
 
     def prune(self, keep: int) -> None:
-        """Remove all but the newest so many, and the best."""
+        """Remove all but the newest `keep` checkpoints and the best one."""
         names = [found.name for found in checkpoints_in(self.records.folder)]
         for old in pruned(names, self.accuracies, keep):
             remove(self.records.folder / CHECKPOINTS / old)
 
     def leaves(self, status: str) -> dict[str, float]:
-        """What the checkpoints have cost, and the bytes of moments that go once a run that ended so is summed up."""
+        """Return the checkpoints' cost, and the bytes of moments to be removed after a run that ended with `status`."""
         kept = self.settings.keep_final or status != "finished"
         there = [] if kept else checkpoints_in(self.records.folder)
         return self.cost.summary() | {"moments_removed": sum(sum(moments_in(path).values()) for path in there)}
 
     def drop_moments(self) -> None:
-        """A finished run keeps its models alone. To be called behind its summary, when nothing can go on from them."""
+        """Remove the moments of all checkpoints. Call it after the summary, when the finished run cannot be resumed."""
         for path in checkpoints_in(self.records.folder):
             without_moments(path)
 
     def _parts(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """Where the run is, in plain values and in tensors."""
-        position, mark = self.position, self.mark
+        """Collect the run's state as plain values and as tensors."""
+        position, snapshot = self.position, self.snapshot
         plain_moments, tensors = moments(self.learner)
-        plain_generators, states = mark.generators
+        plain_generators, states = snapshot.generators
         step, ahead = position.step, self.prefetcher.ready()
         history = self.validation.history
         evaluated = position.evaluated == (position.finished if step is None else step.number)
         at_rest = step is None or position.recorded
         plain = {
             "config": self.records.config,
-            "position": position.plain(),
+            "position": position.state_dict(),
             "begun": position.finished + (step is not None),
             "recorded": position.finished + position.recorded,
             "step": None if step is None else plain_step(step),
             "ahead": None if ahead is None else plain_collected(ahead),
-            "counters": mark.counters,
-            "monitors": mark.monitors,
-            "offsets": mark.offsets,
-            "weight_version": mark.weight_version,
-            "draws": mark.draws,
+            "counters": snapshot.counters,
+            "monitors": snapshot.monitors,
+            "offsets": snapshot.offsets,
+            "weight_version": snapshot.weight_version,
+            "draws": snapshot.draws,
             "generators": plain_generators,
             "optimizer": plain_moments,
             "accuracy": history[-1].metrics[ACCURACY] if evaluated and at_rest else None,
@@ -336,9 +335,9 @@ class Keeper:
         return plain, tensors | states | adapters(self.policy)
 
     def restore(self, path: Path) -> Evaluated:
-        """Put every part of the run back to where the checkpoint was written; returns the newest evaluation.
+        """Restore every part of the run from a checkpoint; return the newest evaluation.
 
-        `ConfigError` where it does not fit.
+        `ConfigError` if it does not fit the run.
         """
         plain, tensors = read_state(path), read_tensors(path)
         set_weights(self.policy, path, tensors)
@@ -348,29 +347,29 @@ class Keeper:
         self.counters.put(plain["counters"])
         self.monitors.put(plain["monitors"])
         step = None if plain["step"] is None else step_from(plain["step"])
-        self.position.put(plain["position"], step)
+        self.position.load_state_dict(plain["position"], step)
         draws, ahead = plain["draws"], plain["ahead"]
-        self.prefetcher.algorithm.put(draws["algorithm"])
+        self.prefetcher.algorithm.load_state_dict(draws["algorithm"])
         for grader, remembered in zip(self.graders, draws["graders"], strict=True):
             grader.put_remembered(remembered)
         if ahead is not None:
-            self.prefetcher.put(collected_from(ahead))
+            self.prefetcher.restore(collected_from(ahead))
         interim, final = self.validation.interim_problems, self.validation.final_problems
         self.validation.history[:] = [evaluated_from(row, interim, final) for row in plain["history"]]
         self.engine.load_weights(self.policy)
         self.engine.weight_version = plain["weight_version"]
         set_random_states(plain["generators"], tensors)
-        self.mark = Mark(
+        self.snapshot = Snapshot(
             plain["counters"], plain["monitors"], plain["offsets"], random_states(), plain["weight_version"], draws
         )
         for found in checkpoints_in(self.records.folder):
-            with suppress(OSError, ValueError, KeyError):  # an older one, which may be broken: nobody goes on from it
+            with suppress(OSError, ValueError, KeyError):  # an older one, which may be broken: no run resumes from it
                 if (accuracy := read_state(found)["accuracy"]) is not None:
                     self.accuracies[found.name] = accuracy
         return self.validation.history[-1]
 
     def save_model(self) -> None:
-        """The model as it is now into `model/`; where a checkpoint holds it already, the disk keeps it once."""
+        """Save the model into `model/`, as a hard link if the newest checkpoint has the same weights."""
         if self.newest is not None and self.newest[1] == self.counters.train_step and self.newest[0].is_dir():
             linked(self.newest[0] / MODEL, self.records.model)
         else:
@@ -378,7 +377,7 @@ class Keeper:
 
 
 def plain_evaluated(evaluated: Evaluated, shown: bool) -> dict[str, Any]:
-    """An evaluation in plain values; its samples, as far as a person reads them, where it is `shown` in the end."""
+    """Convert an evaluation to plain values, with its samples' texts if they are `shown` at the end of the run."""
     return {
         "metrics": evaluated.metrics,
         "whole": evaluated.whole,
@@ -388,6 +387,6 @@ def plain_evaluated(evaluated: Evaluated, shown: bool) -> dict[str, Any]:
 
 
 def evaluated_from(plain: dict[str, Any], interim: Sequence[Problem], final: Sequence[Problem]) -> Evaluated:
-    """The evaluation that `plain_evaluated` was given."""
+    """Invert `plain_evaluated`."""
     samples = [sample_from(row) for row in plain["samples"]]
     return Evaluated(samples, plain["metrics"], plain["whole"], final if plain["last"] else interim, plain["last"])

@@ -1,4 +1,4 @@
-"""A learner on several ranks that each hold the whole model, and scoring dealt over ranks."""
+"""A learner on several ranks that each hold the whole model, and scoring divided among ranks."""
 
 import hashlib
 import warnings
@@ -30,23 +30,23 @@ from rlreason.types import Sample, Update
 
 @dataclass(slots=True)
 class RankedSums(StepSums):
-    """Sums of this rank's micro-batches; once read, of all ranks', on each of them."""
+    """Sums of this rank's micro-batches; `read` adds those of all ranks, on each of them."""
 
     ranks: Ranks = field(kw_only=True)
 
     def read(self, samples: Sequence[Sample], *more: Tensor) -> StepValues:
-        """Everything as numbers, over all ranks, but for `more`, which all of them have alike."""
+        """Return all values over all ranks, except `more`, which is the same on all of them."""
         mine = StepSums.read(self, samples, *more)
         counts, values = zip(*self.ranks.gathered((self.n_micro, mine)), strict=True)
         self.n_micro = sum(counts)
-        return added(values)
+        return sum_values(values)
 
 
-def added(parts: Sequence[StepValues]) -> StepValues:
-    """The values of one step that several ranks have measured, each on samples of its own.
+def sum_values(parts: Sequence[StepValues]) -> StepValues:
+    """Add the values of one step measured by several ranks, each on its own samples.
 
     >>> one = StepValues({"loss": 1.0}, [2.0], [0.5, None], [0.1])
-    >>> added([one, StepValues({"loss": 0.5}, [2.0], [None, 0.25], [])])
+    >>> sum_values([one, StepValues({"loss": 0.5}, [2.0], [None, 0.25], [])])
     StepValues(sums={'loss': 1.5}, more=[2.0], entropies=[0.5, 0.25], mismatches=[0.1])
     """
     names = dict.fromkeys(name for part in parts for name in part.sums)
@@ -62,54 +62,53 @@ Plain = dict[str, Any]
 
 
 class RankedLearner(Learner):
-    """The learner of one rank. What changes weights is done by all of them together, when that of rank 0 does it."""
+    """One rank's learner. All ranks change weights together, when rank 0's learner does."""
 
     def __init__(
         self, ranks: Ranks, policy: Policy, objective: Objective, optimization: OptimizationConfig, **settings: Any
     ) -> None:
-        """`settings`: as of `Learner`."""
+        """`settings`: as for `Learner`."""
         self.ranks, self.world = ranks, ranks.world
-        self.ended: Callable[[], object] = lambda: None  # called when the other ranks have been told to end
+        self.ended: Callable[[], object] = lambda: None  # called once the other ranks have been ordered to end
         super().__init__(policy, objective, optimization, **settings)
 
     def take(
         self, samples: Sequence[Sample], learning_rate: float | None, mismatch_from: int | None, counted: Counted
     ) -> Update:
-        """One optimizer step, by all ranks."""
+        """Take one optimizer step on all ranks."""
         with self.ranks.together("update", samples, learning_rate, mismatch_from):
             update = super().take(samples, learning_rate, mismatch_from, counted)
             self.weights_moved()
         return update
 
     def restart(self) -> None:
-        """Back to the first weights, on all ranks."""
+        """Restore the initial weights on all ranks."""
         with self.ranks.together("restart"):
             super().restart()
             self.weights_moved()
 
     def new_sums(self) -> RankedSums:
-        """Sums that are read over all ranks."""
         return RankedSums(ranks=self.ranks)
 
     def dealt(self, samples: Sequence[Sample]) -> Iterator[tuple[bool, list[int]]]:
-        """Every so-many-th micro-batch of the step: those of rank r are r, r + world, ..."""
+        """Yield rank r's micro-batches of the step: r, r + world, ..."""
         for with_gradient, batches in groupby(super().dealt(samples), key=itemgetter(0)):
             yield from self.share_of(samples, with_gradient, [places for _, places in batches])
 
     def share_of(
         self, samples: Sequence[Sample], with_gradient: bool, batches: list[list[int]]
     ) -> Iterator[tuple[bool, list[int]]]:
-        """This rank's of these micro-batches."""
+        """Yield this rank's share of these micro-batches."""
         for places in batches[self.ranks.rank :: self.ranks.world]:
             yield with_gradient, places
 
     def clip(self) -> Tensor:
-        """Sum the gradients of all ranks first."""
+        """Sum the gradients of all ranks, then clip."""
         self.ranks.summed([p.grad for p in self.parameters if p.grad is not None])
         return super().clip()
 
     def weights_moved(self) -> None:
-        """All ranks must have the same weights: a look at some elements of each tensor."""
+        """Check that all ranks have the same weights, by some elements of each tensor."""
         marks = torch.cat([part.float().reshape(-1).cpu() for part in sampled_elements(self.parameters)])
         found = self.ranks.gathered(hashlib.sha256(marks.numpy().tobytes()).hexdigest()[:16])
         if len(set(found)) > 1:
@@ -119,13 +118,13 @@ class RankedLearner(Learner):
             )
 
     def restore(self, moments: Sequence[Plain]) -> None:
-        """Have the weights of rank 0, and these moments of its, on all ranks."""
+        """Load rank 0's weights and these moments on all ranks."""
         with self.ranks.together("restore", described(moments)):
             self.receive(moments)
 
     def receive(self, moments: Sequence[Plain]) -> None:
-        """Weights and moments as rank 0 has them; elsewhere `moments` are what `described` says of them."""
-        here = [{key: made(value) for key, value in kept.items()} for kept in moments]
+        """Receive rank 0's weights and moments; on other ranks `moments` are what `described` returned."""
+        here = [{key: empty_like(value) for key, value in kept.items()} for kept in moments]
         super().restore(here)
         kept = [self.optimizer.state[p] for p in self.parameters if p in self.optimizer.state]
         tensors = [value for state in kept for value in state.values() if isinstance(value, Tensor)]
@@ -133,13 +132,13 @@ class RankedLearner(Learner):
         self.weights_moved()
 
     def close(self) -> None:
-        """The other ranks are needed no more. Where one is lost, those that are left are ended."""
+        """End the other ranks; if one is lost, kill those that are left."""
         with suppress(RuntimeError):
             self.ranks.end()
         self.ended()
 
     def orders(self) -> dict[str, Any]:
-        """What rank 0 may ask of the others, by name."""
+        """The functions that rank 0 may call on the others, by name."""
 
         def update(samples: Sequence[Sample], learning_rate: float | None, mismatch_from: int | None) -> None:
             self.take(samples, learning_rate, mismatch_from, lambda update: None)
@@ -147,40 +146,40 @@ class RankedLearner(Learner):
         return {"update": update, "restart": self.restart, "restore": self.receive, "write_moments": self.write_moments}
 
     def write_moments(self, folder: Path) -> None:
-        """Rank 0 has all of them."""
+        """Do nothing: rank 0 has all moments."""
 
 
 def described(moments: Sequence[Plain]) -> list[Plain]:
-    """Moments with shape and type in place of every tensor."""
+    """Replace every tensor by its shape and type."""
     return [
         {key: (value.shape, value.dtype) if isinstance(value, Tensor) else value for key, value in kept.items()}
         for kept in moments
     ]
 
 
-def made(value: Any) -> Any:
-    """An empty tensor of such a shape and type; anything else as it is."""
+def empty_like(value: Any) -> Any:
+    """Create an empty tensor of a described shape and type; return anything else unchanged."""
     described_tensor = isinstance(value, tuple) and len(value) == 2 and isinstance(value[1], torch.dtype)
     return torch.empty(value[0], dtype=value[1]) if described_tensor else value
 
 
 @dataclass(frozen=True, slots=True)
 class DealtScores:
-    """Scores under the policies that every rank has, by name: `policy`, and `reference` where there is one."""
+    """Computes log-probabilities on all ranks, under the policies that all hold: `policy`, and maybe `reference`."""
 
     ranks: Ranks
     policies: Mapping[str, Policy]
-    in_step: bool  # every rank has to go through as many passes as the others
+    in_step: bool  # whether all ranks must run the same number of passes
 
     def of(self, name: str, scorer: LogProbScorer, pairs: Pairs, want_entropy: bool) -> list[TokenScores]:
-        """As the scorer would score alone."""
+        """Score as the scorer alone would."""
         return self.score(name, pairs, scorer.token_budget, scorer.temperature, want_entropy) if pairs else []
 
     @torch.no_grad()
     def score(
         self, name: str, pairs: Pairs, token_budget: int, temperature: float, want_entropy: bool
     ) -> list[TokenScores]:
-        """By all ranks; called by the others at the word of rank 0."""
+        """Score on all ranks; the others call it on rank 0's order."""
         with self.ranks.together("score", name, pairs, token_budget, temperature, want_entropy):
             policy, rank, world = self.policies[name], self.ranks.rank, self.ranks.world
             rows = policy.divide(pairs, token_budget)
@@ -194,20 +193,20 @@ class DealtScores:
 
 
 def write_parts(folder: Path, parts: Mapping[str, Tensor]) -> None:
-    """Write this rank's parts of the tensors with these names; to be called by all ranks at the same time.
+    """Write this rank's parts of the named tensors; all ranks call it at the same time.
 
-    What a rank could not write, as on a full disk, is the error of all of them.
+    An error on one rank, such as a full disk, is raised on all of them.
     """
     try:
         save(dict(parts), checkpoint_id=folder)
-    except CheckpointException as error:  # no `Exception`
+    except CheckpointException as error:  # not an `Exception`
         reasons = [failure[0] for failure in error.failures.values()]
         system = next((reason for reason in reasons if isinstance(reason, OSError)), None)
         raise system or RuntimeError(f"moments cannot be written: {reasons[0]}") from None
 
 
 def read_whole(folder: Path) -> dict[str, Tensor]:
-    """The whole tensors by their names, in main memory; in one process, however many have written them."""
+    """Read the whole tensors by name into main memory; one process suffices, however many have written them."""
     reader = FileSystemReader(folder)
     found = {
         name: torch.empty(tuple(known.size), dtype=known.properties.dtype)
@@ -215,6 +214,6 @@ def read_whole(folder: Path) -> dict[str, Tensor]:
         if isinstance(known, TensorStorageMetadata)
     }
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # that one process reads is what is wanted
+        warnings.simplefilter("ignore", UserWarning)  # it warns that only one process reads, as intended
         load(found, storage_reader=reader, no_dist=True)
     return found

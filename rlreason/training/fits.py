@@ -1,4 +1,4 @@
-"""Whether the problems of a run suffice and fit with their responses; what to do when memory runs out."""
+"""Whether a run's problems fit with their responses; the error for exhausted GPU memory."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -13,21 +13,21 @@ from rlreason.errors import EngineError, ResourceError
 from rlreason.model.memory import PROMPT
 from rlreason.types import Problem
 
-PATIENCE_S = 1.5  # of processor time that all runs of a sweep together may take here; the rest is read later
-CHARACTERS = 3  # of a token at least, in prose
+PATIENCE_S = 1.5  # of processor time for all runs of a sweep together; the rest is read later
+CHARACTERS = 3  # at least, in a token of prose
 
 
 class Part(NamedTuple):
-    """Problems that are asked in one way."""
+    """Problems that share a prompt and a token limit."""
 
     name: str  # train or validation
     prompt: PromptConfig
     problems: list[Problem]
-    max_tokens: int  # of a response
+    max_tokens: int  # tokens of a response
 
 
 def parts(run: RunConfig, train: list[Problem], validation: list[Problem]) -> list[Part]:
-    """What must fit. SFT samples no responses to its training problems; its traces are measured when they are made."""
+    """Return the problems that must fit. SFT samples none of its training problems; `make_traces` measures them."""
     evaluation, asking = run.evaluation, run.asking
     trained = Part("train", asking.prompt, train, asking.sampling.max_tokens)
     asked = Part("validation", evaluation.prompt, validation, evaluation.sampling.max_tokens)
@@ -35,12 +35,12 @@ def parts(run: RunConfig, train: list[Problem], validation: list[Problem]) -> li
 
 
 def room_of(run: RunConfig, context: int) -> tuple[int, str]:
-    """(tokens that a prompt and its response may have together, what bounds them)."""
+    """Return (tokens for a prompt and its response together, the setting that limits them)."""
     return min((run.micro_batch_tokens, "micro_batch_tokens"), (context, "the model's context"))
 
 
 def too_long(run: RunConfig, name: str, sizes: Sequence[int], max_tokens: int, context: int) -> str:
-    """Why prompts of these sizes in tokens cannot be asked; empty where they fit or the long ones are left out."""
+    """Say why prompts of these sizes in tokens do not fit; "" if they do or the long ones are left out."""
     asked, data = name == "validation", run.data if run.eval.data is None else run.eval.data
     own = sampling_key(run, "max_tokens") if asked or not run.trains else "sampling.max_tokens"
     skip = (data if asked else run.data).bad_rows == "skip"
@@ -61,15 +61,15 @@ def too_long(run: RunConfig, name: str, sizes: Sequence[int], max_tokens: int, c
     )
 
 
-class Foreseen:
-    """The problems of the runs of a sweep, read once where they ask the same."""
+class ProblemCache:
+    """Reads the problems of a sweep's runs, once for runs with the same data settings."""
 
     def __init__(self) -> None:
         self._deadline = time.process_time() + PATIENCE_S
         self._loaded: dict[str, Loaded | None] = {}
 
     def problems(self, run: RunConfig) -> Loaded | None:
-        """The problems of a run as it will have them but for the grader's checks; None: not quickly had."""
+        """Return a run's problems before the grader's checks, or None if they cannot be read quickly."""
         asked = (run.asked_at_most, run.problems_on_the_way, run.problems_at_the_end)
         drawn = None if run.data.limit is None else run.seed
         key = repr((type(run), getattr(run, "split", None), run.data, run.eval, run.prompt, asked, drawn))
@@ -80,13 +80,13 @@ class Foreseen:
 
 
 def _quietly(line: str) -> None:
-    """What is left out is said when it is read for the run itself."""
+    """Drop the message: it is printed when the run itself reads the data."""
 
 
 def assumed_prompt(run: RunConfig) -> int | None:
-    """Tokens that a prompt is taken to have before it is measured: a question's, and those of its template.
+    """Estimate the tokens of a prompt not yet measured: of a question and of its template.
 
-    None for a model made on the spot, whose prompts are short.
+    None for a built-in model, whose prompts are short.
     """
     if run.model.made_on_the_spot:
         return None
@@ -94,13 +94,13 @@ def assumed_prompt(run: RunConfig) -> int | None:
     return PROMPT + max(-(-len(template_of(prompt)) // CHARACTERS) for prompt in asked)
 
 
-#: How others say it: torch, and vLLM where its cache has no room, or another program holds the GPU.
+#: Messages of torch, and of vLLM if its cache has no room or another program holds the GPU.
 SIGNS = ("out of memory", "No available memory for the cache blocks", "less than desired GPU memory utilization")
-NOTE = "in: "  # how records/console.py notes on an error what was being waited for
+NOTE = "in: "  # of the note that records/console.py adds to an error: what it was waiting for
 
 
 def out_of_memory(run: RunConfig, error: BaseException) -> ResourceError | None:
-    """The error to end with, in one line; None where this one is no lack of GPU memory."""
+    """Return the one-line error to end with; None if `error` is not about GPU memory."""
     causes = list(_causes(error))
     if not any(_is_one(cause) for cause in causes):
         return None
@@ -122,6 +122,6 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def _is_one(error: BaseException) -> bool:
-    """Whether it says that a GPU's memory is used up. A processor's MemoryError has a line of its own."""
-    named = type(error).__name__ == "OutOfMemoryError"  # torch's, without importing it
+    """Whether a GPU's memory is exhausted. A processor's MemoryError has its own message."""
+    named = type(error).__name__ == "OutOfMemoryError"  # torch's class, without importing torch
     return named or (isinstance(error, EngineError | RuntimeError) and any(sign in str(error) for sign in SIGNS))

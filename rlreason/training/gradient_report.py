@@ -41,7 +41,7 @@ NO_GRADIENT = (
 
 
 def table(result: Laboratory) -> str:
-    """One line per objective for a terminal, and what to look for."""
+    """Format one line per objective for a terminal, and what to look for."""
     head = (
         f"step {result.step}: {result.samples} responses, {result.tokens} tokens, scored by the {result.policy} policy"
     )
@@ -68,14 +68,14 @@ def _number(value: float | None, form: str) -> str:
 
 
 def lab_file(folder: Path, step: int, suffix: str) -> Path:
-    """RUN/lab/step_NNNNN.SUFFIX; its folder is made where it is not there."""
+    """Return RUN/lab/step_NNNNN.SUFFIX, creating its folder."""
     path = folder / "lab" / f"step_{step:05d}.{suffix}"
     path.parent.mkdir(exist_ok=True)
     return path
 
 
 def figures(result: Laboratory) -> dict[str, Any]:
-    """Everything that the table and the picture show, and more; a number that is not finite becomes null."""
+    """Return all numbers of the table and the picture, and more; non-finite ones become null."""
     content = asdict(result)
     for score, row in zip(result.objectives, content["objectives"], strict=True):
         row["short_to_long"] = score.short_to_long
@@ -84,14 +84,14 @@ def figures(result: Laboratory) -> dict[str, Any]:
 
 
 def write_figures(folder: Path, result: Laboratory) -> Path:
-    """Write the figures of the step as RUN/lab/step_NNNNN.json."""
+    """Write the step's figures to RUN/lab/step_NNNNN.json."""
     path = lab_file(folder, result.step, "json")
     write_whole(path, json.dumps(figures(result), indent=1) + "\n")
     return path
 
 
 def draw(folder: Path, result: Laboratory) -> Path:
-    """Left: what a token weighs by its position, for each length norm. Right: the direction of each gradient."""
+    """Plot, left, a token's weight by position for each length norm; right, the direction of each gradient."""
     path = lab_file(folder, result.step, "png")
     title = f"{folder.name}, step {result.step}; this run: {result.objectives[0].axes}"
     with picture(path, title, (12, 5), columns=2) as (left, right):
@@ -101,7 +101,7 @@ def draw(folder: Path, result: Laboratory) -> Path:
 
 
 def _draw_positions(ax: Any, result: Laboratory) -> None:
-    """Weight of a token at each position over that of the objective's average position."""
+    """Plot a token's weight at each position, relative to the objective's average position."""
     shown = [m for m in result.objectives if m.name == OWN or m.name.startswith("length_norm=")]
     for m, style in zip(shown, ("-", "--", ":"), strict=False):
         known = [(t, w) for t, w in enumerate(m.position_weight) if w is not None]
@@ -136,11 +136,11 @@ def _draw_cosines(ax: Any, result: Laboratory) -> None:
 
 
 def compare_gradients(folder: RunFolder, step: int | None, console: Console) -> Answer:
-    """The objectives side by side on one step's rollouts, by default the last saved step's."""
+    """Compare the objectives on one step's rollouts, by default those of the last saved step."""
     register()
     run = read_run(folder)
     step, samples = read_step(folder, run, step)
-    with console.wait("loading torch and transformers"):  # after what can be mistaken
+    with console.wait("loading torch and transformers"):  # after checking the arguments
         from rlreason.training.laboratory import laboratory
     with console.wait("comparing the objectives"):
         result = laboratory(folder, run, step, samples, console)

@@ -1,4 +1,4 @@
-"""The jobs that do not train: `algorithm=evaluate` and `algorithm=best_of_n`."""
+"""Run the jobs that do not train: `algorithm=evaluate` and `algorithm=best_of_n`."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -48,46 +48,46 @@ from rlreason.runtime.intervals import Floats, bootstrap_intervals, of_clusters,
 from rlreason.runtime.plugins import NotImportableError, described, load
 from rlreason.training.build import Components, build_components
 from rlreason.training.respond import Responses, asked_problems, conclude, respond
-from rlreason.training.summary import describe_job, facts_of, show_loggers, shown
+from rlreason.training.summary import describe_job, print_loggers, run_facts, short_path
 from rlreason.types import Counted, Problem
 
 SHOWN_CHARS = 400  # of a response in the terminal
 
 
 def evaluate_model(run: EvaluateConfig, records: RunWriter, console: Console) -> float:
-    """Ask, grade, count; returns the accuracy."""
-    with asked(run, records, console) as (components, responses):
+    """Sample, grade and count; return the accuracy."""
+    with job_responses(run, records, console) as (components, responses):
         rows, failed = categories(responses.samples, responses.problems), ungraded(responses.samples)
         conclude(records, components, responses, {"categories": rows, "ungraded": failed})
-        cases(console, run, components, responses)
+        print_cases(console, run, components, responses)
         console.table("\n" + category_table(rows))
         console.say(figure_lines(responses.metrics, components.evaluator.sampling.max_tokens, failed))
         for table in fact_tables(by_facts(responses.samples, responses.problems)):
             console.table("\n" + table)
-        closing(console, components, responses, records.folder)
+        print_closing(console, components, responses, records.folder)
     return responses.metrics["eval/accuracy"]
 
 
 @contextmanager
-def asked(run: EvalJobConfig, records: RunWriter, console: Console) -> Iterator[tuple[Components, Responses]]:
-    """(components, responses) of a job, which goes on with what an interrupted one left in the folder."""
+def job_responses(run: EvalJobConfig, records: RunWriter, console: Console) -> Iterator[tuple[Components, Responses]]:
+    """Yield (components, responses) of a job, which resumes from the responses already in the folder."""
     components = build_components(run, records.folder, console, clock=records.clock)
     records.loggers = components.loggers
     try:
-        records.add_provenance(facts_of(run, components))
-        announce(console, run, components, records.folder, records.resumed)
+        records.add_provenance(run_facts(run, components))
+        print_start(console, run, components, records.folder, records.resumed)
         yield components, respond(run, components, records, console)
     except KeyboardInterrupt:
         components.loggers.interrupted()
-        show_loggers(console, components.loggers)
+        print_loggers(console, components.loggers)
         raise
     finally:
         components.close()
-        components.loggers.abandon()  # where nothing has ended them, the job failed
+        components.loggers.abandon()  # still open only if the job failed
 
 
-def announce(console: Console, run: EvalJobConfig, components: Components, folder: Path, again: bool) -> None:
-    """What is about to be asked of whom, and how to go on after an interruption."""
+def print_start(console: Console, run: EvalJobConfig, components: Components, folder: Path, again: bool) -> None:
+    """Print which problems go to which model, and how to resume after an interruption."""
     asks, count = components.evaluator.settings, len(asked_problems(run, components))
     each = "one response each" if asks.samples == 1 else f"{asks.samples} responses each"
     console.say(
@@ -101,11 +101,11 @@ def announce(console: Console, run: EvalJobConfig, components: Components, folde
     if second is not None:
         console.say(f"counts     by {counts}, and for comparison by {second}")
     cure = "" if again else "; interrupted? the same command with hydra.run.dir=THAT_FOLDER goes on"
-    console.say(f"records    {shown(folder)}{cure}")
+    console.say(f"records    {short_path(folder)}{cure}")
 
 
-def cases(console: Console, run: EvalJobConfig, components: Components, responses: Responses) -> None:
-    """The first few responses, so that a wrong format or prompt is seen at once."""
+def print_cases(console: Console, run: EvalJobConfig, components: Components, responses: Responses) -> None:
+    """Print the first few responses, so that a wrong format or prompt shows early."""
     grader = components.evaluator.grader
     by_id = {p.id: p for p in responses.problems}
     for number, sample in enumerate(responses.shown, 1):
@@ -113,8 +113,8 @@ def cases(console: Console, run: EvalJobConfig, components: Components, response
         console.say("\n" + case_text(number, row, reasons(row, grader), SHOWN_CHARS))
 
 
-def closing(console: Console, components: Components, responses: Responses, folder: Path) -> None:
-    """The accuracies as they are to be quoted, and where the responses are."""
+def print_closing(console: Console, components: Components, responses: Responses, folder: Path) -> None:
+    """Print the accuracies as they should be quoted, and where the responses are."""
     m = responses.metrics
     for line in describe_accuracies(m["eval/accuracy"], more_accuracies(m, *components.evaluator.rewards)):
         console.say(line)
@@ -122,9 +122,10 @@ def closing(console: Console, components: Components, responses: Responses, fold
     quoted = format_accuracy(*figures, responses.protocol, m.get("eval/questions"))
     console.say(f"{quoted}; {responses.tokens_per_second:.0f} tokens/s, {responses.seconds:.0f} s of sampling")
     console.say(
-        f"\nall responses: {shown(folder / RESPONSES)}; to read some: python -m rlreason inspect {shown(folder)}"
+        f"\nall responses: {short_path(folder / RESPONSES)}; "
+        f"to read some: python -m rlreason inspect {short_path(folder)}"
     )
-    show_loggers(console, components.loggers)
+    print_loggers(console, components.loggers)
 
 
 Scorer = Callable[[str, str], float]  # (question, response) -> a number, the higher the better
@@ -132,9 +133,9 @@ Curves = dict[str, list[tuple[float, float, float]]]  # way to choose -> (value,
 
 
 def best_of_n(run: BestOfNConfig, records: RunWriter, console: Console) -> float:
-    """Ask for all samples once, choose among them in every way; returns the accuracy of a single response."""
+    """Sample all responses once and select among them in every way; return the accuracy of a single response."""
     scorer, folder = load_scorer(run.scorer), records.folder
-    with asked(run, records, console) as (components, responses):
+    with job_responses(run, records, console) as (components, responses):
         asks, grader = components.evaluator.settings, components.evaluator.grader
         with console.wait("choosing among the responses"):
             values = estimates(run, responses, grader, scorer)
@@ -148,7 +149,7 @@ def best_of_n(run: BestOfNConfig, records: RunWriter, console: Console) -> float
         first = first_alone(responses.samples, asks.samples, responses.problems)
         found = {"n_list": list(run.n_list), "best_of_n": curves, "first_samples": first}
         conclude(records, components, responses, found)
-        cases(console, run, components, responses)
+        print_cases(console, run, components, responses)
         console.table("\n" + curves_table(run.n_list, curves, console.width))
         low, high = first["interval"]
         console.say(
@@ -157,21 +158,23 @@ def best_of_n(run: BestOfNConfig, records: RunWriter, console: Console) -> float
         )
         for line in explanations(run, asks.sampling.distribution, grader):
             console.say(line)
-        closing(console, components, responses, folder)
-        console.say(f"curves: {shown(folder / BEST_OF_N_PICTURE)}, numbers: {shown(folder / BEST_OF_N_NUMBERS)}")
+        print_closing(console, components, responses, folder)
+        console.say(
+            f"curves: {short_path(folder / BEST_OF_N_PICTURE)}, numbers: {short_path(folder / BEST_OF_N_NUMBERS)}"
+        )
     return responses.metrics["eval/accuracy"]
 
 
 def first_alone(samples: Sequence[Counted], n: int, problems: Sequence[Problem] = ()) -> dict[str, Any]:
-    """Accuracy of each problem's first response, with its 95% interval: that of `algorithm=evaluate`, whose only
-    response to a problem is drawn with the same random numbers. `samples` hold n to each problem, one after another.
+    """Accuracy of each problem's first response, with its 95% interval: equal to `algorithm=evaluate`, whose only
+    response to a problem is drawn with the same random numbers. `samples` hold n per problem, problem by problem.
     """
     value, low, high = proportion_with_ci(samples[::n], is_correct, questions_of(problems))
     return {"accuracy": value, "interval": [low, high]}
 
 
 def load_scorer(name: str | None) -> Scorer | None:
-    """A function by its `module:function` name, tried once."""
+    """Load the function `module:function` and try it once."""
     if name is None:
         return None
     try:
@@ -179,7 +182,7 @@ def load_scorer(name: str | None) -> Scorer | None:
         float(found("How many?", "probe"))
     except NotImportableError as error:
         raise ConfigError(f"scorer={name}: {error}") from error
-    except Exception as error:  # whatever a stranger's function does
+    except Exception as error:  # whatever the user's function raises
         raise ConfigError(
             f"scorer={name} fails on ('How many?', 'probe'): {described(error)}: it must return a number for any "
             "question and response"
@@ -188,7 +191,7 @@ def load_scorer(name: str | None) -> Scorer | None:
 
 
 def estimates(run: BestOfNConfig, responses: Responses, grader: Grader, scorer: Scorer | None) -> dict[str, Floats]:
-    """For each way to choose, its expected success on every problem for every N: (problems, len(n_list))."""
+    """Return each selection's expected success for every problem and N: (problems, len(n_list))."""
     n, at = run.answers, run.n_list
     groups = [responses.samples[i : i + n] for i in range(0, len(responses.samples), n)]
     right = [[is_correct(s) for s in group] for group in groups]
@@ -200,7 +203,7 @@ def estimates(run: BestOfNConfig, responses: Responses, grader: Grader, scorer: 
     }
     if scorer:
         scores["best by scorer"] = [
-            [scored(scorer, run.scorer, q, s) for s in group] for q, group in zip(questions, groups, strict=True)
+            [user_score(scorer, run.scorer, q, s) for s in group] for q, group in zip(questions, groups, strict=True)
         ]
     for name, of_groups in scores.items():
         out[name] = np.array([[best_at(s, r, k) for k in at] for s, r in zip(of_groups, right, strict=True)])
@@ -213,11 +216,11 @@ def estimates(run: BestOfNConfig, responses: Responses, grader: Grader, scorer: 
     return out
 
 
-def scored(scorer: Scorer, name: str | None, question: str, sample: Counted) -> float:
-    """The scorer's number for a response; anything else is an error of its author's. The responses stay on disk."""
+def user_score(scorer: Scorer, name: str | None, question: str, sample: Counted) -> float:
+    """Return the user scorer's number for a response, or raise `ConfigError`. The responses stay on disk."""
     try:
         score = float(scorer(question, sample.text))
-    except Exception as error:  # whatever a stranger's function does
+    except Exception as error:  # whatever the user's function raises
         raise ConfigError(
             f"scorer={name} fails on a response to {sample.group} ({type(error).__name__}: {error}): fix it and type "
             "the command again with this hydra.run.dir; nothing is sampled again"
@@ -228,11 +231,11 @@ def scored(scorer: Scorer, name: str | None, question: str, sample: Counted) -> 
 
 
 def with_intervals(values: dict[str, Floats], seed: int, questions: Sequence[str] = ()) -> Curves:
-    """Mean over problems with its bootstrap interval; all ways and all N meet the same draws of problems.
+    """Mean over problems with its bootstrap interval; all selections and all N use the same resampled problems.
 
-    `questions`: of each problem, by which those that ask the same one are drawn together.
+    `questions`: of each problem; problems with the same question are resampled together.
 
-    Where all problems came out alike, drawing among them says nothing: there it is Wilson's interval over problems.
+    If all problems have the same outcome, resampling says nothing: then it is Wilson's interval over problems.
     """
     together = np.concatenate(list(values.values()), axis=1)
     together = of_clusters(together.T, questions).T if questions else together
@@ -259,7 +262,7 @@ def as_csv(n_list: Sequence[int], curves: Curves) -> str:
 
 
 def explanations(run: BestOfNConfig, distribution: str, grader: Grader) -> list[str]:
-    """What the columns mean, as far as it is not in their names."""
+    """Explain the columns, as far as their names do not."""
     lines = [
         f"log-probabilities are those of the sampled tokens under the model at {distribution}; every number is an "
         f"expectation over N random ones of the {run.answers} samples"
@@ -272,7 +275,7 @@ def explanations(run: BestOfNConfig, distribution: str, grader: Grader) -> list[
 
 
 def start(run: RunConfig, records: RunWriter, console: Console) -> float:
-    """Do the job, leave everything in the folder of `records`, return the accuracy."""
+    """Run the job, record everything in the folder of `records`, and return the accuracy."""
     match run:
         case BestOfNConfig():
             return best_of_n(run, records, console)

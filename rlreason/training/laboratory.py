@@ -25,17 +25,17 @@ from rlreason.records.reader import RunFolder
 from rlreason.records.rows import TO_LEARN, sample_of
 from rlreason.runtime.text import spans
 from rlreason.training.algorithms import grpo
-from rlreason.training.build import scorer
+from rlreason.training.build import make_scorer
 from rlreason.training.parts import choose_threads, make_policy, teach_habits
 from rlreason.training.trainer import make_learner
-from rlreason.training.warm_start import Start
+from rlreason.training.warm_start import StartWeights
 from rlreason.types import Sample
 
 OWN = "this run"
 
 
 def variants(run: GRPOConfig) -> dict[str, GRPOConfig]:
-    """Name -> run: the run's own objective, every named one, those that a loss brings, other length norms of the own.
+    """Return name -> run: the run's own objective, every named one, those that a loss brings, other length norms.
 
     What a published objective does not set (eps, the constant, the estimator of KL) stays the run's.
     """
@@ -47,7 +47,7 @@ def variants(run: GRPOConfig) -> dict[str, GRPOConfig]:
 
 
 def describe(o: Objective) -> str:
-    """The axes in one line, extra terms only where there are some."""
+    """Describe the objective's axes in one line, extra terms only if there are some."""
     extras = [f"kl in {o.kl_placement}"] if o.kl_placement != "none" else []
     extras += ["entropy"] if o.entropy_coef else []
     extras += [f"overlong={o.overlong}"] if o.overlong != "none" else []
@@ -56,9 +56,9 @@ def describe(o: Objective) -> str:
 
 
 def with_advantages(samples: Sequence[Sample], objective: Objective) -> list[Sample]:
-    """Copies of the samples with the advantages that the objective gives; groups are formed by problem id.
+    """Copy the samples with the objective's advantages; groups are formed by problem id.
 
-    The reference log-probabilities stay on the copies only where the objective has a KL term.
+    The copies keep reference log-probabilities only if the objective has a KL term.
     """
     has_kl = objective.kl_placement != "none"
     copies = [replace(s, reference_log_probs=s.reference_log_probs if has_kl else None) for s in samples]
@@ -70,17 +70,17 @@ LENGTH_BINS = 4
 
 @dataclass(frozen=True, slots=True)
 class LengthBin:
-    """The responses of one quarter by length, among those with an advantage."""
+    """A quarter of the responses with an advantage, by length."""
 
     shortest: int
     longest: int
-    weight: float  # of one of its tokens per unit of advantage
+    weight: float  # of one of its tokens, per unit of advantage
     weight_share: float  # of all gradient weight
 
 
 @dataclass(frozen=True, slots=True)
 class ObjectiveScore:
-    """One objective on one batch. A weight is |d loss / d log pi| of a token; None where nothing could be divided."""
+    """One objective on one batch. A weight is |d loss / d log pi| of a token; None if nothing could be divided."""
 
     name: str
     axes: str
@@ -96,7 +96,7 @@ class ObjectiveScore:
 
     @property
     def short_to_long(self) -> float | None:
-        """How many times the weight of a long response's token a short response's token has."""
+        """Ratio of a token's weight in a short response to that in a long one."""
         if not self.by_length or not self.by_length[-1].weight:
             return None
         return self.by_length[0].weight / self.by_length[-1].weight
@@ -104,18 +104,18 @@ class ObjectiveScore:
 
 @dataclass(frozen=True, slots=True)
 class Laboratory:
-    """All objectives on one step of one run; the run's own comes first."""
+    """All objectives on one step of one run, the run's own first."""
 
     step: int
     samples: int
     tokens: int
     still_going: list[float]  # share of responses that have a token at each position
     objectives: list[ObjectiveScore]
-    policy: str = "final"  # that scored the responses; "start" where the run saved none
+    policy: str = "final"  # that scored the responses; "start" if the run saved no model
 
 
 def laboratory(folder: RunFolder, run: GRPOConfig, step: int, samples: list[Sample], console: Console) -> Laboratory:
-    """Score the samples under the run's final policy, or the one it started from, and compare the objectives."""
+    """Score the samples under the run's final policy, or its start model, and compare the objectives."""
     if folder.model is not None:
         head = choose_types(run.model, run.rollout.engine, hardware_here())[1]
         policy = load_policy(str(folder.model), run.model.dtype, head_dtype=head)
@@ -142,23 +142,25 @@ def laboratory(folder: RunFolder, run: GRPOConfig, step: int, samples: list[Samp
     return replace(result, policy="final" if folder.model else "start")
 
 
-def start_policy(run: GRPOConfig, console: Console) -> tuple[Policy, Start | None]:
-    """The model that the run started from: loaded, or found or made as the run did, with how it came about."""
+def start_policy(run: GRPOConfig, console: Console) -> tuple[Policy, StartWeights | None]:
+    """Return the run's start model: loaded, or found or made as the run did, with where it came from."""
     train = read_splits(run.data, console.say)[0] if run.model.made_on_the_spot else []
     policy = make_policy(run, train)
     return policy, teach_habits(run, policy, train, console)
 
 
-def with_reference(run: GRPOConfig, samples: Sequence[Sample], console: Console) -> tuple[list[Sample], Start | None]:
-    """The samples with log-probabilities under the model that the run started from: loaded, or found or made again."""
+def with_reference(
+    run: GRPOConfig, samples: Sequence[Sample], console: Console
+) -> tuple[list[Sample], StartWeights | None]:
+    """Add log-probabilities under the run's start model, loaded or made again."""
     console.say("making the reference model of the KL term again ...")
     reference, start = start_policy(run, console)
-    scores = scorer(run, run, reference).log_probs(token_ids(samples))
+    scores = make_scorer(run, run, reference).log_probs(token_ids(samples))
     return [replace(s, reference_log_probs=score) for s, score in zip(samples, scores, strict=True)], start
 
 
-def check_start(folder: RunFolder, start: Start | None, console: Console) -> None:
-    """Say where the built-in model's start, made again, is not the one that the run's summary names, if it has one."""
+def check_start(folder: RunFolder, start: StartWeights | None, console: Console) -> None:
+    """Warn if the built-in model's start, made again, is not the one in the run's summary."""
     recorded = (folder.summary or {}).get("start")
     if start and isinstance(recorded, dict) and recorded.get("weights") != start.weights:
         console.say(
@@ -168,7 +170,7 @@ def check_start(folder: RunFolder, start: Start | None, console: Console) -> Non
 
 
 def compare(run: GRPOConfig, policy: Policy, step: int, samples: list[Sample], console: Console) -> Laboratory:
-    """Each objective on the samples under the policy, the run's own first."""
+    """Score each objective on the samples under the policy, the run's own first."""
     own: list[Tensor] = []
     scores = []
     for name, other in variants(run).items():
@@ -176,7 +178,7 @@ def compare(run: GRPOConfig, policy: Policy, step: int, samples: list[Sample], c
         score, gradient = score_objective(name, other, policy, samples, own)
         scores.append(score)
         own = own or gradient
-        del gradient  # a whole model's size, before the next one is computed
+        del gradient  # as large as the model: free it before the next one
     lengths = torch.tensor([len(s.response.token_ids) for s in samples])
     going = [(lengths > t).double().mean().item() for t in range(int(lengths.max()))]
     return Laboratory(step, len(samples), int(lengths.sum()), going, scores)
@@ -185,7 +187,7 @@ def compare(run: GRPOConfig, policy: Policy, step: int, samples: list[Sample], c
 def score_objective(
     name: str, run: GRPOConfig, policy: Policy, samples: Sequence[Sample], own: list[Tensor]
 ) -> tuple[ObjectiveScore, list[Tensor]]:
-    """One objective, and its gradient by parameter; `own` is the one to compare with, itself when empty."""
+    """Return an objective's score and its gradient by parameter, compared with `own` (itself if empty)."""
     compared = with_advantages(samples, run)
     gradient = make_learner(run, policy).gradient(compared)
     n, n_tokens = len(compared), sum(len(s.response.token_ids) for s in compared)
@@ -213,7 +215,7 @@ def dot(a: Sequence[Tensor], b: Sequence[Tensor]) -> float:
 
 
 def cosine(a: Sequence[Tensor], b: Sequence[Tensor]) -> float | None:
-    """Cosine of the angle between two gradients; None where one of them is 0.
+    """Cosine of the angle between two gradients; None if one of them is 0.
 
     >>> cosine([torch.tensor([3.0, 0.0]), torch.tensor([4.0])], [torch.tensor([3.0, 0.0]), torch.tensor([-4.0])])
     -0.28
@@ -223,7 +225,7 @@ def cosine(a: Sequence[Tensor], b: Sequence[Tensor]) -> float | None:
 
 
 def position_weights(tokens: Sequence[Tensor], advantages: Tensor) -> tuple[list[float | None], list[float]]:
-    """(weight per unit of advantage, share of all weight) at each token position.
+    """Return (weight per unit of advantage, share of all weight) at each token position.
 
         weight_t = sum_i |g_it| / sum_i |A_i|   over the responses i with A_i != 0 that have a token t
         share_t  = sum_i |g_it| / sum of all |g|
@@ -247,7 +249,7 @@ def position_weights(tokens: Sequence[Tensor], advantages: Tensor) -> tuple[list
 
 
 def length_weights(tokens: Sequence[Tensor], advantages: Tensor, bins: int = LENGTH_BINS) -> list[LengthBin]:
-    """The responses with an advantage, cut by length into `bins` equally many, shortest first."""
+    """Cut the responses with an advantage by length into `bins` of equal number, shortest first."""
     live = sorted((len(g), i) for i, g in enumerate(tokens) if advantages[i] != 0 and len(g))
     total = sum(g.abs().double().sum().item() for g in tokens)
     parts = torch.tensor_split(torch.tensor([i for _, i in live], dtype=torch.int64), min(bins, max(len(live), 1)))
@@ -261,14 +263,14 @@ def length_weights(tokens: Sequence[Tensor], advantages: Tensor, bins: int = LEN
 
 
 def read_run(folder: RunFolder) -> GRPOConfig:
-    """The settings of a GRPO run. Raises `ConfigError` for another one, and for settings of another version."""
+    """Read the settings of a GRPO run. `ConfigError` for another algorithm or settings of another version."""
     settings = folder.settings
     if settings.get("algorithm") != "grpo":
         of = settings.get("algorithm")
         raise ConfigError(f"RUN={folder.path} is a run of algorithm={of}: give one of algorithm=grpo")
     try:
         return retyped(settings, folder.schemas, GRPOConfig)
-    except (OmegaConfBaseException, KeyError, TypeError, AssertionError) as error:  # the last three: of the schemas
+    except (OmegaConfBaseException, KeyError, TypeError, AssertionError) as error:  # the last three: from the schemas
         reason = next(iter(str(error).splitlines()), f"{folder.schemas}")
         raise ConfigError(
             f"RUN={folder.path}: its {CONFIG} is not of this version, or not of the schemas that its {PROVENANCE} "
@@ -277,10 +279,10 @@ def read_run(folder: RunFolder) -> GRPOConfig:
 
 
 def read_step(folder: RunFolder, run: GRPOConfig, step: int | None = None) -> tuple[int, list[Sample]]:
-    """The responses of a saved training step, by default of the last one, with no advantage given yet.
+    """Return the responses of a saved training step, by default of the last one, without advantages.
 
-    Their old log-probabilities are those of the policy that sampled, as the trainer scored it or, where it did not, as
-    the engine reported it; so under the final policy the ratios differ from 1.
+    Their old log-probabilities are those of the sampling policy, as the trainer scored it or, if it did not, as the
+    engine reported it; so under the final policy the ratios differ from 1.
     """
     saved = {file.step: file for file in folder.rollouts() if file.step is not None}
     if not saved:

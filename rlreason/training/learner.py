@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Gradient:
-    """What one optimizer step would follow, before clipping. Samples that carry no loss have token gradients 0."""
+    """The gradient of one optimizer step before clipping; token gradients of samples without loss are 0."""
 
     loss: float
     parameters: list[Tensor]  # d loss / d parameter, in the order of `Learner.parameters`
@@ -43,12 +43,12 @@ class Gradient:
     clipped: float  # how many response tokens the loss clipped or capped
 
 
-Counted = Callable[[Update], object]  # is called with an update as soon as its weights have moved
+Counted = Callable[[Update], object]  # called with an update as soon as its weights have moved
 
 
 class Learner:
-    """Holds the optimizer. `learn` takes all steps that one collection asks for, `update` is one of them, `gradient`
-    what that step would follow.
+    """Owns the optimizer. `learn` yields all optimizer steps of one collection, `update` takes one, and `gradient`
+    computes the gradient of one without stepping.
     """
 
     world = 1  # processes that learn together
@@ -63,7 +63,7 @@ class Learner:
         micro_batch_tokens: int = 8192,
         can_restart: bool = False,
     ) -> None:
-        """`temperature`: of the distribution that is learned; `micro_batch_tokens`: in one forward pass, at most."""
+        """`temperature`: of the distribution that is learned; `micro_batch_tokens`: most tokens in one forward pass."""
         self.policy, self.objective = policy, objective
         self.temperature, self.max_grad_norm = temperature, optimization.max_grad_norm
         self.micro_batch_tokens = micro_batch_tokens
@@ -81,9 +81,9 @@ class Learner:
         counted: Counted,
         taken: int = 0,
     ) -> Iterator[Update]:
-        """Take the optimizer steps of step 1, 2, ... of a run, each when it is asked for; all but the first `taken`.
+        """Yield the optimizer steps of training step `step` as they are taken, skipping the first `taken`.
 
-        The train-inference mismatch is measured in the first, whose weights are those that sampled.
+        The train-inference mismatch is measured in the first, where the weights are still those that sampled.
         """
         if collected.restart and not taken:
             self.restart()
@@ -93,28 +93,28 @@ class Learner:
             yield self.take(batch, rate, sampling.min_tokens if comparable and place == 0 else None, counted)
 
     def scores_by_learning(self, collected: Collected, sampling: "Sampling") -> bool:
-        """Whether `learn` measures the entropies of what it learns from under the weights that sampled."""
+        """Whether `learn` measures all entropies under the weights that sampled: one update, same temperature."""
         return len(collected.batches) == 1 and self._as_sampled(collected, sampling)
 
     def _as_sampled(self, collected: Collected, sampling: "Sampling") -> bool:
-        """Whether the first update scores the distribution that was sampled: same weights, same temperature."""
+        """Whether the first update scores the sampling distribution: same weights, same temperature."""
         return self.temperature == sampling.temperature and not collected.restart
 
     def update(
         self, samples: Sequence[Sample], learning_rate: float | None = None, mismatch_from: int | None = 0
     ) -> dict[str, float]:
-        """One optimizer step on `samples`; returns its metrics, averaged over all its response tokens.
+        """Take one optimizer step on `samples`; return its metrics, averaged over its response tokens.
 
-        Samples without `old_log_probs` are on-policy: their old log-probabilities are today's. The mismatch
+        Samples without `old_log_probs` are on-policy: the current log-probabilities serve as old ones. The mismatch
         between the engine's log-probabilities and ours is measured from token `mismatch_from` on (before it, the
-        engine sampled under a ban on ending), or not at all.
+        engine sampled under a ban on ending), or not at all if None.
         """
         return self.take(samples, learning_rate, mismatch_from, lambda update: None).metrics
 
     def take(
         self, samples: Sequence[Sample], learning_rate: float | None, mismatch_from: int | None, counted: Counted
     ) -> Update:
-        """A signal that ends the run comes before the weights move, or after they are `counted` as moved."""
+        """Take one optimizer step; no signal interrupts between moving the weights and `counted(update)`."""
         if learning_rate is not None:
             for group in self.optimizer.param_groups:
                 group["lr"] = learning_rate
@@ -125,7 +125,7 @@ class Learner:
         return update
 
     def restart(self) -> None:
-        """Back to the weights that the learner was made with, and an optimizer that has seen nothing."""
+        """Restore the initial weights and an empty optimizer state."""
         if self._start is None:
             raise ValueError("this learner kept no copy of its first weights: make it with can_restart=True")
         with held(), torch.no_grad():
@@ -134,7 +134,7 @@ class Learner:
         self.optimizer.state.clear()
 
     def gradient(self, samples: Sequence[Sample]) -> Gradient:
-        """The gradient of `update`'s loss without the step: weights, optimizer and metrics stay as they are."""
+        """Return the gradient of `update`'s loss; weights, optimizer and metrics stay unchanged."""
         tokens = [torch.zeros(len(s.response.token_ids)) for s in samples]
         sums = self._backward(samples, token_gradients=tokens)[1].read(samples).sums
         parameters = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.parameters]
@@ -144,7 +144,7 @@ class Learner:
     def _backward(
         self, samples: Sequence[Sample], mismatch_from: int | None = None, token_gradients: list[Tensor] | None = None
     ) -> tuple[int, StepSums]:
-        """Add the step's gradient to the parameters; how many response tokens carry loss, and what was measured."""
+        """Accumulate the step's gradient; return the number of tokens with loss, and the measured sums."""
         lengths = torch.tensor([len(s.response.token_ids) for s in samples])
         has_loss = torch.tensor([s.has_loss for s in samples])
         n_sequences, n_tokens = step_divisors(lengths, has_loss, self.objective.length_norm.kind)
@@ -168,17 +168,16 @@ class Learner:
         return n_tokens, done
 
     def new_sums(self) -> StepSums:
-        """Empty sums for a step."""
         return StepSums()
 
     def dealt(self, samples: Sequence[Sample]) -> Iterator[tuple[bool, list[int]]]:
-        """The micro-batches of a step: whether each needs a gradient, and its samples, by number."""
+        """Yield the step's micro-batches: whether each needs a gradient, and the indices of its samples."""
         for with_gradient, members in zip((True, False), self._by_need(samples), strict=True):
             for rows in self.micro_batches([samples[i] for i in members]):
                 yield with_gradient, [members[i] for i in rows]
 
     def _by_need(self, samples: Sequence[Sample]) -> tuple[list[int], list[int]]:
-        """Samples with loss that need a gradient, and those that are only measured.
+        """Split the samples with loss into those that need a gradient and those that are only measured (indices).
 
         With advantage 0 the policy term is exactly 0, so without a KL or entropy term the backward pass, two thirds
         of the work, would add zeros. The divisors count such samples all the same.
@@ -192,7 +191,7 @@ class Learner:
         return needed, measured
 
     def micro_batches(self, samples: Sequence[Sample]) -> list[list[int]]:
-        """The samples, by number, cut so that each forward pass stays within the bounds on tokens and sequences."""
+        """Group sample indices so that each forward pass stays within the limits on tokens and sequences."""
         return self.policy.divide(_pairs(samples), self.micro_batch_tokens, self.micro_batch_size)
 
     def _loss(
@@ -230,11 +229,11 @@ class Learner:
         return loss, measured_per_token(stats, log_probs.detach(), entropy.detach(), None if on_policy else old)
 
     def _flat(self, values: list[list[float]]) -> Tensor:
-        """Numbers per response token, sample by sample -> (scored,)"""
+        """Concatenate per-token numbers of all samples -> (scored,)."""
         return lists_on_device([list(chain.from_iterable(values))], self.policy.device, torch.float32)[0]
 
     def _step(self, samples: Sequence[Sample], n_tokens: int, done: StepSums) -> Update:
-        """Clip, step, forget the gradient. Without any loss, or with a gradient that is not finite, nothing moves."""
+        """Clip, step and zero the gradient; without any loss, or with a non-finite gradient, the weights stay."""
         for p in self.parameters:
             if p.grad is None:  # a gradient of zero is still a step: Adam's momentum moves the weights
                 p.grad = torch.zeros_like(p)
@@ -263,27 +262,27 @@ class Learner:
         return Update(metrics, measured.entropies)
 
     def clip(self) -> Tensor:
-        """Scale the gradient down to `max_grad_norm`; returns the norm that it had."""
+        """Clip the gradient to `max_grad_norm`; return its norm before."""
         return torch.nn.utils.clip_grad_norm_(self.parameters, self.max_grad_norm)
 
     def weights_are_finite(self) -> bool:
-        """Whether every trained weight is a number."""
+        """Whether all trained weights are finite."""
         norms = torch._foreach_norm([p.detach() for p in self.parameters], ord=torch.inf)
         return bool(torch.isfinite(torch.stack([norm.float().cpu() for norm in norms])).all())
 
     def moments_not_finite(self) -> int:
-        """How many trained weight tensors have moments in the optimizer that are no numbers."""
+        """Count the trained tensors whose optimizer moments are not finite."""
         return len(not_finite(self.optimizer.state[p] for p in self.parameters if p in self.optimizer.state))
 
     def restore(self, moments: Sequence[dict[str, Any]]) -> None:
-        """Have these moments, parameter by parameter; to be called when the weights have been replaced as well."""
+        """Load these optimizer moments, one dict per parameter; call after the weights have been replaced."""
         put_moments(self.optimizer, self.parameters, moments)
 
     def write_moments(self, folder: Path) -> None:
-        """Where moments are spread over ranks: write them into a folder. Others stand among a checkpoint's tensors."""
+        """Write moments that are sharded over ranks into a folder; others go into the checkpoint's tensors."""
 
     def close(self) -> None:
-        """There is nothing more to learn."""
+        """Release the other ranks, if any."""
 
 
 def _pairs(samples: Sequence[Sample]) -> list[tuple[list[int], list[int]]]:

@@ -1,4 +1,4 @@
-"""Optimizers by name, the learning rate of every update, the metrics of several, and when to evaluate."""
+"""Optimizers by name, the learning rate of each update, averaged metrics, and when evaluations are due."""
 
 import logging
 import math
@@ -16,7 +16,7 @@ from rlreason.config.leaves import required
 from rlreason.config.training import OptimizationConfig
 
 COUNTS = ("train/skipped_updates", "train/empty_updates", "train/tokens")  # metrics that add up
-FEWEST_EVALUATIONS = 10  # in a run that does not say how often, the first and the last included
+FEWEST_EVALUATIONS = 10  # in a run without eval_every, the first and the last included
 
 
 def make_optimizer(settings: OptimizationConfig, parameters: Iterable[Tensor]) -> Optimizer:
@@ -33,15 +33,15 @@ def make_optimizer(settings: OptimizationConfig, parameters: Iterable[Tensor]) -
 
 
 def _adamw() -> Callable[..., Any]:
-    """In one pass over memory: five times faster than step by step on a processor, where it is a tenth of a step."""
+    """Fused into one pass over memory: on a processor, where it is a tenth of a step, five times faster."""
     return partial(torch.optim.AdamW, fused=True)
 
 
 def _adamw_8bit() -> Callable[..., Any]:
-    """bitsandbytes' AdamW. Its updates on a processor begin with version 0.50; torchao's need a compiler there."""
+    """bitsandbytes' AdamW. It runs on processors from version 0.50 on; torchao's needs a compiler there."""
     logger = logging.getLogger("bitsandbytes")
     level = logger.level
-    logger.setLevel(logging.ERROR)  # it warns about a kernel that optimizers do not use
+    logger.setLevel(logging.ERROR)  # silence a warning about a kernel that optimizers do not use
     try:
         with required("optimizer=adamw_8bit", "bitsandbytes"):
             from bitsandbytes.optim import AdamW8bit  # type: ignore[attr-defined]
@@ -52,13 +52,13 @@ def _adamw_8bit() -> Callable[..., Any]:
 
 
 def put_moments(optimizer: Optimizer, parameters: Sequence[Tensor], moments: Sequence[dict[str, Any]]) -> None:
-    """Have the optimizer keep these moments, parameter by parameter, and nothing else.
+    """Replace the optimizer's state by these moments, parameter by parameter.
 
-    Not through its own way, which would turn 8-bit moments into the parameters' type.
+    Not by its own load_state_dict, which would convert 8-bit moments to the parameters' type.
     """
     optimizer.state.clear()
     for parameter, kept in zip(parameters, moments, strict=True):
-        if kept:  # all of it lies beside the parameter: AdamW in one pass keeps its count of steps there too
+        if kept:  # all on the parameter's device: fused AdamW keeps its step count there too
             optimizer.state[parameter] = {
                 key: value.to(parameter.device) if isinstance(value, Tensor) else value for key, value in kept.items()
             }
@@ -91,7 +91,7 @@ def learning_rate_at(done: float, width: float, total: float, peak: float, kind:
 
 @dataclass(frozen=True, slots=True)
 class LearningRateSchedule:
-    """The learning rate of each update of a run, from its settings."""
+    """The learning rate of each update of a run."""
 
     peak: float
     kind: str  # constant | linear | cosine
@@ -99,16 +99,16 @@ class LearningRateSchedule:
     n_steps: int
 
     def at(self, done: int, place: int, count: int, restarts: bool = False) -> float:
-        """Of update `place` (0, 1, ...) of the `count` of a step, behind `done` whole steps.
+        """Return the rate of update `place` (0, 1, ...) of a step's `count`, after `done` whole steps.
 
-        `restarts`: the step starts from the first weights anew, and so does the schedule: it is one step long.
+        `restarts`: the step restarts from the initial weights, and so does the schedule: it is one step long.
         """
         total = 1 if restarts else self.n_steps
         return learning_rate_at(done + place / count, 1 / count, total, self.peak, self.kind, self.warmup)
 
 
 def evaluation_due(done: Fraction, width: Fraction, total: int, every: int | None, longest: int | None) -> bool:
-    """Whether an evaluation belongs behind the update that ends at `done` steps of `total` and is `width` steps wide.
+    """Whether an evaluation is due after the update that ends at `done` of `total` steps and is `width` steps wide.
 
     every: steps between evaluations, 0 for none on the way. None: at least ten in the run with the first, before it,
     and no more than `longest` steps apart; in a run of fewer than nine steps some fall between the updates of a step,
@@ -131,7 +131,7 @@ def evaluation_due(done: Fraction, width: Fraction, total: int, every: int | Non
 
 
 def averaged(updates: Sequence[dict[str, float]]) -> dict[str, float]:
-    """Metrics over the optimizer steps of one rollout batch: means over those that measured them; counts are added.
+    """Average the metrics of a step's updates over those that measured them; counts are summed.
 
     >>> averaged([{"train/loss": 1.0, "train/empty_updates": 0}, {"train/empty_updates": 1}])
     {'train/loss': 1.0, 'train/empty_updates': 1.0}

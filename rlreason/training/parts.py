@@ -1,4 +1,4 @@
-"""The policy of a run from its settings, and what each rank holds of it."""
+"""Build a run's policy from its settings."""
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -23,14 +23,14 @@ from rlreason.model.tiny import VOCABULARY, build_model, build_tokenizer, checks
 from rlreason.records.console import Console
 from rlreason.runtime.machine import default_threads
 from rlreason.runtime.process import place_of, world_of
-from rlreason.training.warm_start import Lessons, Start, find_or_make, formats_of, warm_up
+from rlreason.training.warm_start import Lessons, StartWeights, find_or_make, formats_of, warm_up
 from rlreason.types import Problem
 
 
 def is_spread(run: RunConfig) -> bool:
-    """Whether a model from a folder will be spread over ranks: then it is never whole on a GPU.
+    """Whether a model from a folder will be sharded over ranks: then it is never whole on a GPU.
 
-    One made on the spot is small, and is trained as a whole before.
+    A built-in model is small, and is trained whole first.
     """
     if not run.trains or run.model.made_on_the_spot:
         return False
@@ -40,22 +40,22 @@ def is_spread(run: RunConfig) -> bool:
 
 
 def _shape(model: ModelConfig) -> ModelShape | None:
-    """Also of a model that is still to be downloaded: its config.json is, now."""
+    """Also returns the shape of a model not yet downloaded: loads its config.json."""
     if (shape := shape_of(model).shape) is not None:
         return shape
-    with suppress(OSError, ValueError):  # which the one who loads it says better
+    with suppress(OSError, ValueError):  # loading the model gives the better message
         return shape_from(AutoConfig.from_pretrained(str(model.folder), trust_remote_code=False).to_dict())
     return None
 
 
 def mode_of(run: TrainingConfig, shape: ModelShape | None, device: torch.device, world: int) -> Parallel:
-    """replicate or shard, and why, by the memory plan.
+    """Choose between replicate and shard, and why, by the memory plan.
 
-    `ConfigError` where the engine cannot sample from a model in parts.
+    `ConfigError` if the engine cannot sample from a sharded model.
     """
     here = processor()
     if device.type == "cuda":
-        total = torch.cuda.mem_get_info()[1]  # of what is free now, vLLM has its part already, which the plan counts
+        total = torch.cuda.mem_get_info()[1]  # not the free memory: vLLM already has its part, which the plan counts
         here = Device("cuda", torch.cuda.get_device_name(), total, total)
     found = parallel_mode(run, shape, here, world)
     if found.mode == "shard" and run.rollout.engine == "hf" and device.type == "cuda":
@@ -75,10 +75,10 @@ TINY = 5_000_000  # parameters
 
 
 def choose_threads(run: RunConfig, policy: Policy | None = None) -> None:
-    """As asked; otherwise one for a tiny model, and for others torch's own choice within what this process may use.
+    """Set torch's threads: the setting, or 1 for a tiny model, else torch's default within this process's limit.
 
-    Products this small gain a quarter from a second thread, and lose tenfold when another program wants its core.
-    To be called before a model is loaded, and again when its size is known.
+    Such small matrix products gain a quarter from a second thread, and lose tenfold if another program wants its core.
+    Call it before a model is loaded, and again when its size is known.
     """
     if run.threads:
         torch.set_num_threads(run.threads)
@@ -89,9 +89,9 @@ def choose_threads(run: RunConfig, policy: Policy | None = None) -> None:
 
 
 def check_hardware(run: RunConfig, say: Callable[[str], None] = print) -> None:
-    """`ConfigError`, before anything slow, where number types or a kernel that are asked for cannot be had here.
+    """Raise `ConfigError`, before anything slow, if the requested number types or kernel are unavailable here.
 
-    Says where the GPU is not used, or lacks what makes it fast.
+    Print a line if the GPU is not used, or lacks what makes it fast.
     """
     here = hardware_here()
     products = check_types(run.model, run.rollout.engine, here)
@@ -101,7 +101,7 @@ def check_hardware(run: RunConfig, say: Callable[[str], None] = print) -> None:
 
 
 def make_policy(run: RunConfig, train: Sequence[Problem]) -> Policy:
-    """The model as it is before any training: loaded, or made on the spot with random weights."""
+    """Build the untrained model: loaded from a folder, or built in with random weights."""
     model, (products, head) = run.model, choose_types(run.model, run.rollout.engine, hardware_here())
     if model.folder is not None:
         return load_policy(model.folder, model.dtype, model.weights, model.attention, head, is_spread(run))
@@ -112,17 +112,14 @@ def make_policy(run: RunConfig, train: Sequence[Problem]) -> Policy:
     return Policy(built, tokenizer, products, device, DTYPES[tiny.weights], tiny.attention, head)
 
 
-def teach_habits(run: RunConfig, policy: Policy, train: Sequence[Problem], console: Console) -> Start | None:
-    """Give a model made on the spot its habits: as they were shipped or kept, or by a warm start here.
-
-    Any other model stays as it is: None.
-    """
+def teach_habits(run: RunConfig, policy: Policy, train: Sequence[Problem], console: Console) -> StartWeights | None:
+    """Load a built-in model's habits, shipped or cached, or teach them by a warm start; None for any other model."""
     tiny = run.model
     if not isinstance(tiny, TinyModelConfig):
         return None
     if tiny.warm_start.steps == 0:
         console.say("model.warm_start.steps=0: the new tiny model keeps its random weights")
-        return Start("random", checksum(copied(policy.named_weights())))
+        return StartWeights("random", checksum(copied(policy.named_weights())))
     lessons = lessons_of(run, tiny, train)
     shared = f", in the formats of {len(set(lessons.formats))} prompts" if len(lessons.formats) > 1 else ""
     usual = lessons.habits == HabitsConfig()
@@ -130,7 +127,7 @@ def teach_habits(run: RunConfig, policy: Policy, train: Sequence[Problem], conso
 
     def make() -> None:
         console.say(f"teaching a new tiny model its habits: {habits}{shared} ...")
-        with console.wait("warm start", logged=True):  # it was just said
+        with console.wait("warm start", logged=True):  # the line above announces it
             warm_up(policy, lessons, progress=console.progress)
 
     found = find_or_make(tiny, policy, lessons, make, console.say)
@@ -140,16 +137,16 @@ def teach_habits(run: RunConfig, policy: Policy, train: Sequence[Problem], conso
 
 
 def lessons_of(run: RunConfig, tiny: TinyModelConfig, train: Sequence[Problem]) -> Lessons:
-    """What the warm start teaches in this run."""
-    assert isinstance(run.data, StoriesConfig)  # a rule of the run's
+    """Return what the run's warm start teaches."""
+    assert isinstance(run.data, StoriesConfig)  # checked by the run's rules
     habits = run.data.habits
     return Lessons(taught(train, habits, run.data.max_value), formats_of(run), tiny.warm_start, tiny.seed, habits)
 
 
 def choose_trained(model: ModelConfig, policy: Policy, seed: int, trains: bool = True) -> None:
-    """What of the model the run trains, if anything, and at what cost in memory; the policy's description says it.
+    """Freeze weights or add adapters as the settings say, and describe their cost in the policy's remarks.
 
-    To be called after a tiny model has its habits, which every weight takes part in.
+    Call it after a tiny model has its habits, which all weights learn.
     """
     lora = model.lora
     if model.weights != "float32":

@@ -18,7 +18,7 @@ from rlreason.data.prompts import template_of
 from rlreason.engines.placement import engine_gpus
 from rlreason.errors import ConfigError, ResourceError
 from rlreason.grading import Grader
-from rlreason.grading.build import reward_name_of as reward_name
+from rlreason.grading.build import reward_name_of
 from rlreason.model.memory import moment_bytes, trained_tensors, weight_bytes, work_of
 from rlreason.model.plan import SHARE, plan_of
 from rlreason.model.savings import LARGEST_ERROR, Planned, at_start, conclusion, divided, planned
@@ -27,19 +27,19 @@ from rlreason.objectives.losses import broken_contract
 from rlreason.objectives.objective import ChosenLoss
 from rlreason.runtime.machine import SWEEP_VARIABLE
 from rlreason.runtime.plugins import written_source
-from rlreason.training.fits import Foreseen, assumed_prompt
+from rlreason.training.fits import ProblemCache, assumed_prompt
 from rlreason.types import Problem
 
-RECORDS = 2**20  # bytes for config, metrics and curves, which every run leaves
-in_words = decimal_size  # how a size on disk is said
-PER_TOKEN = 30  # bytes of a response's token in a record: its id, two log-probabilities, its text
+RECORDS = 2**20  # bytes of config, metrics and curves, which every run writes
+
+PER_TOKEN = 30  # bytes of a response token in a record: its id, two log-probabilities, its text
 PER_RESPONSE = 2000  # bytes besides them: question, prompt, grade
 
 
 class Space(NamedTuple):
-    """Bytes: `model` is what saving the model surely takes, the others what these may grow to.
+    """Bytes on disk: `model` is what saving the model certainly takes, the others are upper bounds.
 
-    `kept`: those of the checkpoints that stay when the run has finished, the newest sharing the model's.
+    `kept`: of the checkpoints that stay after the run, the newest of which shares the model's files.
     """
 
     model: int
@@ -49,17 +49,17 @@ class Space(NamedTuple):
 
     @property
     def peak(self) -> int:
-        """What may lie there while the run goes on."""
+        """Most bytes while the run is going."""
         return self.model + self.responses + self.checkpoints
 
     @property
     def left(self) -> int:
-        """What a finished run leaves."""
+        """Bytes that a finished run leaves."""
         return self.model + self.responses + self.kept
 
 
 def space_needed(run: RunConfig) -> Space:
-    """What a run writes besides small files. A model of unknown size counts as nothing."""
+    """Estimate what a run writes besides small files. A model of unknown size counts as 0."""
     longest = max(run.sampling.max_tokens, run.evaluation.sampling.max_tokens)
     half = longest // 2  # most responses end before the limit
     shape = shape_of(run.model).shape
@@ -70,7 +70,7 @@ def space_needed(run: RunConfig) -> Space:
 
 
 def moments_of(run: RunConfig, shape: ModelShape | None, model: int) -> int:
-    """Bytes of both moments in one checkpoint; `model`: those of its weights."""
+    """Bytes of both moments in one checkpoint; `model`: bytes of its weights."""
     optimizer = run.optimizes_by
     if optimizer is None:
         return 0
@@ -82,7 +82,7 @@ def moments_of(run: RunConfig, shape: ModelShape | None, model: int) -> int:
 
 
 def model_bytes(run: RunConfig, shape: ModelShape | None) -> int:
-    """Bytes of the saved weights: by the model's shape, or as the files of a folder where that is unknown."""
+    """Bytes of the saved weights: by the model's shape, or by its folder's files if that is unknown."""
     if shape is not None:
         return weight_bytes(shape, _per_weight(run))
     files = Path(run.model.folder).glob("*.safetensors") if run.model.folder else ()
@@ -97,23 +97,23 @@ GO_ON = "model.check_memory=false starts it all the same (rlreason plan shows th
 
 
 def memory_for(runs: Sequence[RunConfig], device: Device, shows: bool = True) -> list[str]:
-    """The memory plan where it matters: on a GPU, and where a processor's memory is tight.
+    """Return the memory plan where it matters: on a GPU, or if a processor's memory is tight.
 
-    A run that surely needs more than its GPU has is refused, unless model.check_memory=false; of a sweep, whose runs
-    may get another GPU than the first, more than that has in all. `shows`: what fits is worth a line, too.
+    A run that certainly needs more than its GPU has is refused, unless model.check_memory=false; of a sweep, whose runs
+    may get another GPU than the first, more than that has in total. `shows`: return the plan of one that fits, too.
     """
     if device.kind != "cuda":
-        return [line for run in different(runs, device) for line in _on_processor(run, device, shows)]
+        return [line for run in distinct(runs, device) for line in _on_processor(run, device, shows)]
     here = device if len(runs) == 1 else replace(device, free=device.total, second_free=None)
-    plans = [(run, planned(run, here, assumed_prompt(run))) for run in different(runs, here)]
-    if bad := [told for run, told in plans if run.model.check_memory and told.verdict == "too large"]:
-        raise ConfigError("\n".join(dict.fromkeys(f"memory: {conclusion(told)}; {GO_ON}" for told in bad)))
-    worth = [told for run, told in plans if told.verdict != "fits" or (shows and not run.model.made_on_the_spot)]
+    plans = [(run, planned(run, here, assumed_prompt(run))) for run in distinct(runs, here)]
+    if bad := [plan for run, plan in plans if run.model.check_memory and plan.verdict == "too large"]:
+        raise ConfigError("\n".join(dict.fromkeys(f"memory: {conclusion(plan)}; {GO_ON}" for plan in bad)))
+    worth = [plan for run, plan in plans if plan.verdict != "fits" or (shows and not run.model.made_on_the_spot)]
     return ["\n".join(at_start(max(worth, key=_share)))] if worth else []
 
 
-def different(runs: Sequence[RunConfig], device: Device) -> Iterator[RunConfig]:
-    """The first of all runs that take the same memory: those of a sweep mostly do."""
+def distinct(runs: Sequence[RunConfig], device: Device) -> Iterator[RunConfig]:
+    """Yield the first of all runs with equal memory needs: most of a sweep's are."""
     seen = set[object]()
     for run in runs:
         shape, source = shape_of(run.model)
@@ -123,14 +123,14 @@ def different(runs: Sequence[RunConfig], device: Device) -> Iterator[RunConfig]:
             yield run
 
 
-def _share(told: Planned) -> float:
-    """Of the free memory that a plan takes; an unknown one's is told last."""
-    need, free = told.needed
+def _share(plan: Planned) -> float:
+    """Share of the free memory that a plan takes."""
+    need, free = plan.needed
     return need / max(1, free)
 
 
 def _on_processor(run: RunConfig, device: Device, shows: bool) -> list[str]:
-    """A line where a plan surely exceeds the machine's memory, the plan where it is tight; no run is refused for it."""
+    """Warn if a plan certainly exceeds the machine's memory, show it if it is tight; no run is refused for it."""
     shape = shape_of(run.model).shape
     if shape is None or device.total is None:
         return []
@@ -148,41 +148,43 @@ def _on_processor(run: RunConfig, device: Device, shows: bool) -> list[str]:
 
 
 def own_functions(run: RunConfig) -> list[tuple[str, str]]:
-    """(the setting that names it, `module:function`) of every function that is not part of this program."""
+    """Return (the setting that names it, `module:function`) of every function of the user's own."""
     rewards = {"eval.reward": run.eval.reward, "prompt.reward": run.prompt.reward}
     rewards["eval.prompt.reward"] = run.eval.prompt.reward if run.eval.prompt else None
     found = []
     for reward, data in judges(run):
-        if ":" in reward:  # which grades data with a verifier too
+        if ":" in reward:  # it also grades data with a verifier
             found.append((next(f"{key}={reward}" for key, one in rewards.items() if one == reward), reward))
         elif data.verifier is not None:
             key = "data.verifier" if data is run.data else "eval.data.verifier"
-            found.append((f"{key}={data.verifier}", reward_name(reward, data)))
+            found.append((f"{key}={data.verifier}", reward_name_of(reward, data)))
     if run.own_scorer is not None:
         found.append((f"scorer={run.own_scorer}", run.own_scorer))
     return list(dict.fromkeys(found))
 
 
 def own_sources(run: RunConfig) -> dict[str, str]:
-    """Setting -> source of every function that a run keeps: what judges, the loss, and what makes the problems."""
+    """Return setting -> source of every function recorded with a run: graders, the loss, data generators."""
     names = own_functions(run)
     names += [(f"{key}={d.function}", d.function) for key, d in run.data_read().items() if hasattr(d, "function")]
     names += [(f"loss={run.own_loss}", run.own_loss)] if run.own_loss else []
     return {setting: written_source(name) for setting, name in names if not name.startswith("rlreason.")}
 
 
-def judged_by(run: RunConfig, name: str, train: Sequence[Problem], validation: Sequence[Problem]) -> Sequence[Problem]:
-    """Problems of the kind that this reward judges: those that are learned from where it judges no evaluation."""
-    names = [reward_name(*named) for named in judges(run)]
+def problems_judged_by(
+    run: RunConfig, name: str, train: Sequence[Problem], validation: Sequence[Problem]
+) -> Sequence[Problem]:
+    """Return problems that this reward judges: those to learn from if it judges no evaluation."""
+    names = [reward_name_of(*named) for named in judges(run)]
     learned = run.judges_to_learn and name == names[-1] != names[0]
     return train if learned and train else validation
 
 
 def unusable(setting: str, name: str, grading: GradingConfig, reference: str | None = None) -> str:
-    """Why a function cannot be had or called, tried in a process of the grader's kind; empty where it can.
+    """Say why a function cannot be loaded or called, tried in a grading process; "" if it can.
 
-    With a `reference` answer of the data that it is to judge, it must judge a response, too. Without one it is not
-    called: which form of answer it can read is not known.
+    With a `reference` answer of its data it must also judge a response. Without one it is not called, because the
+    form of answer that it reads is unknown.
     """
     with Grader(replace(grading, workers=1), name) as grader:
         if why := grader.wait():
@@ -191,7 +193,7 @@ def unusable(setting: str, name: str, grading: GradingConfig, reference: str | N
 
 
 def refusal(setting: str, grader: Grader, reference: str, timeout_s: float) -> str:
-    """Why a reward of the user's own cannot judge: tried on one response; empty where it can."""
+    """Say why the user's own reward cannot judge a test response; "" if it can."""
     (grade,) = grader.grade_batch(["probe"], [reference])
     if grade.outcome == "timeout":
         limit = f"grading.timeout_s={timeout_s:g} s"
@@ -205,7 +207,7 @@ def refusal(setting: str, grader: Grader, reference: str, timeout_s: float) -> s
 
 
 def needed_by(run: RunConfig) -> Iterator[tuple[str, str]]:
-    """(package, what of the settings asks for it) of the packages that only some runs need."""
+    """Yield (package, the setting that needs it) of packages that only some runs need."""
     data_read = run.data_read().items()
     if run.trains and run.model.lora.rank > 0:
         yield "peft", f"model.lora.rank={run.model.lora.rank}"
@@ -220,24 +222,24 @@ def needed_by(run: RunConfig) -> Iterator[tuple[str, str]]:
 
 
 def preflight(runs: Sequence[RunConfig], folder: Path) -> list[str]:
-    """Refuse runs that could not begin, the runs of a sweep together; returns what is to be said all the same.
+    """Refuse runs that could not start, those of a sweep together; return warnings.
 
-    `folder` is where they will write; it need not be there yet.
+    `folder` is where they will write; it need not exist.
     """
     bad = [line for run in runs for line in (*template_problems(run), *missing_packages(run))]
     bad += [line for run in runs if (line := broken_loss(run))]
-    foreseen = None if bad else Foreseen()
-    bad += useless_functions(runs, foreseen)
+    cache = None if bad else ProblemCache()
+    bad += broken_functions(runs, cache)
     if bad:
         raise ConfigError("\n".join(dict.fromkeys(bad)))
-    if foreseen:
+    if cache:
         for run in runs:
-            foreseen.problems(run)  # a mistake in its data is an error
+            cache.problems(run)  # raises an error for wrong data
     return room_for(runs, folder) + memory_for(runs, believed_device(), SWEEP_VARIABLE not in os.environ)
 
 
-def seen_from_here(runs: Sequence[RunConfig], folder: Path) -> list[str]:
-    """What would stop these runs on this machine, where they are only planned: nothing is refused, and no data read."""
+def planned_warnings(runs: Sequence[RunConfig], folder: Path) -> list[str]:
+    """Return what would stop planned runs on this machine: nothing is refused, and no data is read."""
     said = [line for run in runs for line in (*template_problems(run), *missing_packages(run))]
     for look in (partial(room_for, runs, folder), partial(memory_for, runs, believed_device(), False)):
         try:
@@ -247,27 +249,27 @@ def seen_from_here(runs: Sequence[RunConfig], folder: Path) -> list[str]:
     return said
 
 
-def useless_functions(runs: Sequence[RunConfig], foreseen: Foreseen | None) -> list[str]:
-    """Why functions of the user's own cannot be had or cannot judge, each tried once for all runs."""
+def broken_functions(runs: Sequence[RunConfig], cache: ProblemCache | None) -> list[str]:
+    """Say which of the user's own functions cannot be loaded or cannot judge, each tried once for all runs."""
     found: dict[tuple[str, str], str] = {}
     for run in runs:
         for setting, name in own_functions(run):
             if (setting, name) in found:
                 continue
-            loaded = foreseen.problems(run) if foreseen and not setting.startswith("scorer=") else None
-            judged = [] if loaded is None else judged_by(run, name, loaded.train, loaded.validation)
+            loaded = cache.problems(run) if cache and not setting.startswith("scorer=") else None
+            judged = [] if loaded is None else problems_judged_by(run, name, loaded.train, loaded.validation)
             found[setting, name] = unusable(setting, name, run.grading, judged[0].answer if judged else None)
     return [line for line in found.values() if line]
 
 
 def broken_loss(run: RunConfig) -> str:
-    """Why a loss of the user's own cannot be trained with."""
+    """Say why the user's own loss cannot be trained with."""
     loss: ChosenLoss | None = getattr(run, "loss", None)
     return broken_contract(loss.loss_type, loss.numbers()) if loss and run.own_loss else ""
 
 
 def template_problems(run: RunConfig) -> list[str]:
-    """What is wrong with the templates of the prompts."""
+    """Return errors in the prompts' templates."""
     own = run.eval.prompt
     bad = [_unusable(run.prompt), *([] if own is None else [as_eval("prompt", _unusable(own), own)])]
     return [line for line in bad if line]
@@ -282,13 +284,13 @@ def _unusable(prompt: PromptConfig) -> str:
 
 
 def missing_packages(run: RunConfig) -> list[str]:
-    """Packages that the settings ask for and that are not installed. Nothing is imported."""
+    """Return the required packages that are not installed. Nothing is imported."""
     bad = [WITHOUT_VLLM] if run.rollout.engine == "vllm" and importlib.util.find_spec("vllm") is None else []
     return bad + [needs(asked, name) for name, asked in needed_by(run) if importlib.util.find_spec(name) is None]
 
 
 def too_few_gpus(placement: str, gpus: int, engines: int = 1, ranks: int = 1) -> str:
-    """Why vLLM's engines cannot have the GPUs that they ask for where so many are visible; empty where they can.
+    """Say why vLLM's engines cannot get the GPUs they need if this many are visible; "" if they can.
 
     >>> too_few_gpus("second_gpu", 2), too_few_gpus("auto", 0), too_few_gpus("colocate", 4, engines=4, ranks=4)
     ('', '', '')
@@ -301,7 +303,7 @@ def too_few_gpus(placement: str, gpus: int, engines: int = 1, ranks: int = 1) ->
 
 
 def room_for(runs: Sequence[RunConfig], folder: Path) -> list[str]:
-    """Refuse what surely does not fit on the disk; returns what may not fit, as text."""
+    """Refuse runs that certainly do not fit on the disk; warn about those that may not."""
     place = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     free, needs = shutil.disk_usage(place).free, [space_needed(run) for run in runs]
     models, responses = sum(need.model for need in needs), sum(need.responses for need in needs)
@@ -310,10 +312,10 @@ def room_for(runs: Sequence[RunConfig], folder: Path) -> list[str]:
     if free < surely:
         without = ", or set save_model=false" if free > RECORDS * len(runs) and models else ""
         raise ResourceError(
-            f"{place} has {in_words(free)} free, and this writes at least {in_words(surely)}: {cure}{without}"
+            f"{place} has {decimal_size(free)} free, and this writes at least {decimal_size(surely)}: {cure}{without}"
         )
     checkpoints = sum(need.kept for need in needs) + max((need.checkpoints - need.kept for need in needs), default=0)
     if free < (may := surely + responses + checkpoints):
         fewer = ", or set checkpoint.keep=1" if checkpoints > responses else ""
-        return [f"{place} has {in_words(free)} free, and this may write {in_words(may)}: {cure}{fewer}"]
+        return [f"{place} has {decimal_size(free)} free, and this may write {decimal_size(may)}: {cure}{fewer}"]
     return []

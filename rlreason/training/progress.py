@@ -1,4 +1,4 @@
-"""How far a run has come: its step and position, what ends it early, and when a checkpoint is due."""
+"""Track a run's progress: its step and position, what ends it early, and when a checkpoint is due."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -21,28 +21,28 @@ from rlreason.records.files import PROFILE_TABLE, PROFILE_TRACE
 from rlreason.records.rows import Counters
 from rlreason.records.writer import RunWriter
 from rlreason.runtime.clock import Clock, ModelSize, Work, group_work, peak_tflops
-from rlreason.training.optimization import averaged, evaluation_due
+from rlreason.training.optimization import averaged
 from rlreason.types import Collected, Sample, Update
 
 
 @dataclass
 class Step:
-    """What one step of a run has collected and learned so far, and the numbers that are recorded of it."""
+    """One training step: what it has collected and learned so far, and the metrics recorded for it."""
 
     number: int  # 1, 2, ...
     collected: Collected
-    weight_version: int  # of the engine when all was sampled
+    weight_version: int  # of the engine once everything was sampled
     updates: list[Update] = field(default_factory=list)
     synced: dict[str, float] = field(default_factory=dict)  # metrics of the weight sync
 
     @property
     def count(self) -> int:
-        """How many updates learn from what was collected."""
+        """Number of optimizer updates in the step."""
         return len(self.collected.batches)
 
     @cached_property
     def samples(self) -> list[Sample]:
-        """What was sampled, with the entropies that the first update has measured. Ask when it is done."""
+        """The collected samples with the entropies measured by the first update. Read it after the step."""
         if not self.updates:
             return self.collected.samples
         learned = zip(self.collected.batches[0], self.updates[0].entropies, strict=True)
@@ -51,7 +51,7 @@ class Step:
 
     @cached_property
     def sampled(self) -> dict[str, float]:
-        """Metrics of what was sampled and how it was graded."""
+        """Metrics of sampling and grading."""
         if not (samples := self.samples):
             return self.collected.metrics
         staleness = self.weight_version - sum(s.response.weight_version for s in samples) / len(samples)
@@ -59,35 +59,30 @@ class Step:
         return self.collected.metrics | rollout_metrics(samples) | graded | {"rollout/staleness": staleness}
 
     def row(self) -> dict[str, float]:
-        """The newest update; the first one's row has what was sampled for the step, and the last one's the sync."""
+        """Metrics of the newest update; the first row of a step adds those of sampling, the last those of the sync."""
         newest = self.updates[-1].metrics if self.updates else {}
         last = self.synced if len(self.updates) == self.count else {}
         return newest | (self.sampled if len(self.updates) < 2 else {}) | last
 
     @cached_property
     def metrics(self) -> dict[str, float]:
-        """The whole step in numbers. Ask when it is over."""
+        """Metrics of the whole step. Read it after the step."""
         return averaged([u.metrics for u in self.updates]) | self.sampled | self.synced
-
-
-def tokens_of(samples: Sequence[Sample]) -> int:
-    """Response tokens in these."""
-    return sum(len(s.response.token_ids) for s in samples)
 
 
 @dataclass
 class Position:
-    """Changed only in blocks that no signal interrupts, so a run that is stopped can be told where it was.
+    """Where a run is; changed only in blocks that no signal interrupts.
 
-    In each step: collect, learn (each update gets its row), sync, record, evaluate where it is due.
+    Each step: collect, learn (each update gets its row), sync, record, evaluate if due.
     """
 
     finished: int = 0  # whole steps
-    step: Step | None = None  # the one in hand, once it is collected
-    rows: int = 0  # of its updates that stand in metrics.jsonl
-    recorded: bool = False  # all of it does
-    evaluated: Fraction | None = None  # steps that were done at the newest evaluation
-    status: str = "finished"  # or what ends the run behind the step that has been recorded
+    step: Step | None = None  # the current one, once it is collected
+    rows: int = 0  # of its updates, written to metrics.jsonl
+    recorded: bool = False  # the whole step is
+    evaluated: Fraction | None = None  # steps done at the newest evaluation
+    status: str = "finished"  # or what ends the run after the recorded step
     reason: str = ""
 
     @property
@@ -96,11 +91,10 @@ class Position:
         return self.status != "finished"
 
     def end_step(self, number: int) -> None:
-        """Step 1, 2, ... is over."""
         self.finished, self.step, self.rows, self.recorded = number, None, 0, False
 
-    def plain(self) -> dict[str, Any]:
-        """Everything but the step in plain values."""
+    def state_dict(self) -> dict[str, Any]:
+        """Return everything but the step in plain values."""
         at = self.evaluated
         return {
             "finished": self.finished,
@@ -111,8 +105,8 @@ class Position:
             "reason": self.reason,
         }
 
-    def put(self, plain: dict[str, Any], step: Step | None) -> None:
-        """Become what `plain` was made of, with its step."""
+    def load_state_dict(self, plain: dict[str, Any], step: Step | None) -> None:
+        """Restore what `state_dict` returned, and the step."""
         at = plain["evaluated"]
         self.finished, self.rows, self.recorded = plain["finished"], plain["rows"], plain["recorded"]
         self.status, self.reason, self.step = plain["status"], plain["reason"], step
@@ -120,30 +114,30 @@ class Position:
 
 
 @dataclass
-class Mark:
-    """What also moves between two such blocks, as it was at the end of the last one.
+class Snapshot:
+    """Other moving state of a run, as it was at the end of the last `held()` block.
 
     `draws`: which problems come next and which answers the graders remember; sampling moves it.
     """
 
     counters: dict[str, Any] = field(default_factory=dict)
     monitors: dict[str, Any] = field(default_factory=dict)
-    offsets: dict[str, int] = field(default_factory=dict)  # bytes of the files that grow
+    offsets: dict[str, int] = field(default_factory=dict)  # sizes of the growing files, in bytes
     generators: Any = None  # plain values and tensors of `random_states`
     weight_version: int = 0
     draws: dict[str, Any] = field(default_factory=dict)
 
 
-MARGIN = 1.2  # on predicted times: a step or an evaluation may take longer than the one before
+MARGIN = 1.2  # on predicted times: the next step or evaluation may take longer
 
 
 def seconds_ahead(pace: Mapping[str, float], due_problems: int, last_problems: int) -> float:
-    """Predicted seconds of what is due, of the next step and of the last evaluation.
+    """Predict the seconds of the next step and of the evaluations due before the run can end.
 
         1.2 (t_step + t_problem (n_due + n_last))
 
-    pace: seconds of the newest "step" and of the newest evaluation per "problem"; what is not known yet counts as 0.
-    due_problems: of an evaluation that comes before the next step; last_problems: of the last evaluation.
+    pace: seconds of the newest "step" and of the newest evaluation per "problem"; unknown ones count as 0.
+    due_problems: of an evaluation before the next step; last_problems: of the last evaluation.
 
     >>> seconds_ahead({"step": 5.0, "problem": 0.01}, due_problems=0, last_problems=1000)
     18.0
@@ -151,19 +145,19 @@ def seconds_ahead(pace: Mapping[str, float], due_problems: int, last_problems: i
     return MARGIN * (pace.get("step", 0.0) + pace.get("problem", 0.0) * (due_problems + last_problems))
 
 
-def spent(
+def budget_spent(
     budget: BudgetConfig, steps: int, tokens: float, seconds: float, pace: Mapping[str, float], ahead: float
 ) -> str:
-    """Why the budget does not allow another step; "" where it does.
+    """Say why the budget does not allow another step; "" if it does.
 
-    steps, tokens, seconds: what the whole run has used so far. ahead: seconds that the next step and the evaluations
-    need. The next step is expected to sample as many tokens as the newest.
+    steps, tokens, seconds: used by the whole run so far. ahead: seconds that the next step and the evaluations need.
+    The next step is expected to sample as many tokens as the newest.
 
-    >>> spent(BudgetConfig(steps=3), 3, 0, 0.0, {}, 0.0)
+    >>> budget_spent(BudgetConfig(steps=3), 3, 0, 0.0, {}, 0.0)
     'budget.steps=3 are done'
-    >>> spent(BudgetConfig(hours=1.0), 3, 0, 3500.0, {}, 200.0)
+    >>> budget_spent(BudgetConfig(hours=1.0), 3, 0, 3500.0, {}, 200.0)
     'budget.hours=1: 100 s are left, and the next step and the last evaluation would take about 200 s'
-    >>> spent(BudgetConfig(tokens=100), 1, 60.0, 0.0, {"tokens": 60.0}, 0.0)
+    >>> budget_spent(BudgetConfig(tokens=100), 1, 60.0, 0.0, {"tokens": 60.0}, 0.0)
     'budget.tokens=100: 40 are left, and the newest step sampled 60'
     """
     if budget.steps is not None and steps >= budget.steps:
@@ -181,10 +175,10 @@ def spent(
 
 
 @dataclass
-class Ends:
-    """Says behind each step whether the run ends there.
+class StopRule:
+    """Decides after each step whether the run ends there.
 
-    eval_problems, final_problems: how many problems an evaluation on the way asks, and the last one.
+    eval_problems, final_problems: number of problems in an intermediate evaluation and in the last one.
     """
 
     run: TrainingConfig
@@ -194,25 +188,21 @@ class Ends:
     eval_problems: int
     final_problems: int
 
-    def recorded(self, step: Step) -> None:
-        """A step is over, but for its evaluation: its seconds and tokens foretell those of the next one."""
-        self.counters.step_ended(tokens_of(step.samples))
-
     def verdict(self, number: int, evaluates: bool) -> tuple[str, str]:
-        """(status, reason) behind so many steps. `evaluates`: an evaluation is still due behind them."""
+        """Return (status, reason) after step `number`; `evaluates`: an evaluation is still due after it."""
         status, reason = self.monitors.verdict()
         if status != "finished" or number >= self.n_steps:
             return status, reason
         row, pace = self.counters.row(), self.counters.pace
         ahead = seconds_ahead(pace, self.eval_problems if evaluates else 0, self.final_problems)
-        reason = spent(self.run.budget, number, row["tokens/generated"], row["time/total"], pace, ahead)
+        reason = budget_spent(self.run.budget, number, row["tokens/generated"], row["time/total"], pace, ahead)
         return ("budget", reason) if reason else ("finished", "")
 
 
-def monitors_of(run: TrainingConfig, console: Console) -> Monitors:
-    """The monitors of a run, which have said what its settings alone give reason to."""
+def make_monitors(run: TrainingConfig, console: Console) -> Monitors:
+    """Create the run's monitors, with the warnings that its settings alone give reason for."""
     limit = sampling_key(run, "max_tokens")
-    limits = () if limit == "sampling.max_tokens" else (limit,)  # what training cuts is said of its own samples
+    limits = () if limit == "sampling.max_tokens" else (limit,)  # training warns about its own truncated samples
     group_size = getattr(run, "group_size", 1)
     monitors = Monitors(group_size, console.say, run.monitors, *limits)
     for name, warning in run.warnings().items():
@@ -220,47 +210,38 @@ def monitors_of(run: TrainingConfig, console: Console) -> Monitors:
     return monitors
 
 
-def due(run: TrainingConfig, done: Fraction, width: Fraction, n_steps: int) -> bool:
-    """Whether the settings ask for an evaluation behind the update that ends at `done` steps."""
-    return evaluation_due(done, width, n_steps, run.eval_every, run.longest_without_evaluation)
-
-
-SHARE = 0.03  # of a run's time that checkpoints may take where the run decides,
-SHARE_OF_BEST = 0.05  # and where the newest evaluation is the best so far
+SHARE = 0.03  # of a run's time that checkpoints may take if checkpoint.every is not set,
+SHARE_OF_BEST = 0.05  # and if the newest evaluation is the best so far
 BYTES_PER_S = 2e8  # a cautious guess before the first one has been written
 
 
 @dataclass
-class Cost:
-    """What the checkpoints of a run have cost in this process.
-
-    `guess`: seconds that the first one is expected to take.
-    """
+class CheckpointCost:
+    """What this process's checkpoints have cost; `guess`: expected seconds of the first one."""
 
     guess: float
     count: int = 0
-    seconds: float = 0.0  # of all
-    newest: float = 0.0  # seconds that the newest took
+    seconds: float = 0.0  # of all of them
+    newest: float = 0.0  # seconds of the newest
     bytes: int = 0  # of the newest
 
     def summary(self) -> dict[str, float]:
-        """How many there were, their seconds, and the bytes of the newest."""
+        """Return their number, their seconds, and the bytes of the newest."""
         return {"count": self.count, "seconds": round(self.seconds, 2), "bytes": self.bytes}
 
     def add(self, seconds: float, size: int) -> None:
-        """One more was written."""
         self.count, self.seconds, self.newest, self.bytes = self.count + 1, self.seconds + seconds, seconds, size
 
 
-def checkpoint_due(step: int, every: int | None, best: bool, elapsed: float, cost: Cost) -> bool:
-    """Whether a checkpoint belongs behind step 1, 2, ...
+def checkpoint_due(step: int, every: int | None, best: bool, elapsed: float, cost: CheckpointCost) -> bool:
+    """Whether a checkpoint is due after step 1, 2, ...
 
-    every: steps between them, 0 for none; None: where their seconds with the next one stay within 3% of the `elapsed`
-    seconds of the run, or 5% where the newest evaluation is the `best`.
+    every: steps between them, 0 for none; None: as long as their seconds, with the next one, stay within 3% of the
+    run's `elapsed` seconds, or within 5% if the newest evaluation is the `best`.
 
-    >>> [checkpoint_due(step, 2, False, 0.0, Cost(1.0)) for step in (1, 2)]
+    >>> [checkpoint_due(step, 2, False, 0.0, CheckpointCost(1.0)) for step in (1, 2)]
     [False, True]
-    >>> [checkpoint_due(1, None, best, 25.0, Cost(1.0)) for best in (False, True)]
+    >>> [checkpoint_due(1, None, best, 25.0, CheckpointCost(1.0)) for best in (False, True)]
     [False, True]
     """
     if every is not None:
@@ -273,22 +254,22 @@ FORWARD, WITH_BACKWARD = 1, 3  # passes
 
 
 class TrainingWork:
-    """Counts updates as they are taken, each with the seconds of training since the one before."""
+    """Reports each update's work to the clock, with the training seconds since the update before."""
 
     def __init__(self, clock: Clock, all_learn: bool) -> None:
         """`all_learn`: a KL or entropy term gives samples with advantage 0 a gradient too."""
         self.clock, self.all_learn, self.spent = clock, all_learn, clock.spent("train")
 
-    def took(self, batch: Sequence[Sample]) -> None:
-        """An update on these samples is over."""
+    def add_update(self, batch: Sequence[Sample]) -> None:
+        """Count an update on these samples."""
         before, self.spent = self.spent, self.clock.spent("train")
         self.clock.worked("train", training_work(batch, self.spent - before, self.all_learn))
 
 
 def training_work(batch: Sequence[Sample], seconds: float, all_learn: bool = False) -> Work:
-    """What an update on these samples takes, each prompt once a group; `tokens` are the response tokens with loss.
+    """Return the work of an update on these samples, each prompt once a group; `tokens` are response tokens with loss.
 
-    A sample with advantage 0 goes forward only, unless `all_learn`: a KL or entropy term gives it a gradient.
+    A sample with advantage 0 only goes forward, unless `all_learn`: a KL or entropy term gives it a gradient.
     """
     groups: dict[tuple[int, ...], dict[int, list[int]]] = {}
     for s in batch:
@@ -303,8 +284,8 @@ def training_work(batch: Sequence[Sample], seconds: float, all_learn: bool = Fal
     return work
 
 
-def measure_by(clock: Clock, policy: Policy, ranks: int) -> None:
-    """Let the clock count the FLOPs of this model, and the memory of its GPU where it is on one; `ranks` train it."""
+def measure_flops(clock: Clock, policy: Policy, ranks: int) -> None:
+    """Make the clock count this model's FLOPs and, on a GPU, its memory; `ranks` processes train it."""
     config, device = policy.model.config, torch.device(policy.device)
     on_gpu = device.type == "cuda"
     peak = peak_tflops(torch.cuda.get_device_name(device)) if on_gpu else None
@@ -327,7 +308,7 @@ LARGEST = 10
 
 
 class Profile:
-    """Traces the second step that this process does, or the only one: the first pays for what is loaded late."""
+    """Profiles the second step of this process, or its only one: the first includes lazy loading."""
 
     def __init__(self, wanted: bool, records: RunWriter, console: Console, n_steps: int) -> None:
         self.wanted, self.records, self.console, self.n_steps = wanted, records, console, n_steps
@@ -335,13 +316,13 @@ class Profile:
 
     @contextmanager
     def of(self, step: int) -> Iterator[None]:
-        """Step 1, 2, ... happens in this block."""
+        """Run training step `step` in this block."""
         self.first = step if self.first is None else self.first
         if not self.wanted or step != min(self.first + 1, self.n_steps):
             yield
             return
         clock = self.records.clock
-        clock.annotate = record_function  # the trace has the clock's phases next to the operations
+        clock.annotate = record_function  # shows the clock's phases next to the operations
         with profile() as trace:
             yield
         clock.annotate = nullcontext

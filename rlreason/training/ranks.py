@@ -1,4 +1,4 @@
-"""The processes that train together: how they find each other, and how rank 0 says what comes next."""
+"""The processes that train together: how they meet, and how rank 0 tells the others what to do next."""
 
 import io
 import os
@@ -29,7 +29,7 @@ from rlreason.runtime.process import ADDRESS, NAMES, Place, own_gpu, place_of
 from rlreason.runtime.signals import held
 from rlreason.runtime.text import first_line
 
-FOREVER = timedelta(days=365)  # rank 0 samples and evaluates for as long as it takes
+FOREVER = timedelta(days=365)  # rank 0 may sample and evaluate for any length of time
 NCCL_LATER = timedelta(minutes=5)
 BUCKET = 1 << 26  # numbers that are summed in one call: 256 MiB of float32
 ERROR = "error"  # keys of the store, followed by the rank
@@ -41,19 +41,19 @@ class RankError(EngineError):
 
 
 class PartedError(ConfigError):
-    """Ranks that should have the same weights have not: nothing of them is kept."""
+    """The weights of the ranks have diverged: nothing of them is kept."""
 
     exit_code = 1
 
 
 class Ranks:
-    """One process's view of all of them. `limit_s`: seconds that a rank is waited for in a common call."""
+    """One process's connection to all ranks. `limit_s`: seconds to wait for a rank in a collective call."""
 
     def __init__(self, store: Any, rank: int, world: int, device: torch.device, limit_s: float) -> None:
         self.store, self.rank, self.world, self.device = store, rank, world, device
         self.limit = timedelta(seconds=limit_s)
-        self.ended: Callable[[], str] = str  # what is known of ranks that have ended, in words; "" where none has
-        self.broken = ""  # what has ended a common call; the other ranks wait in it, and hear nothing any more
+        self.ended: Callable[[], str] = str  # describes ranks that have ended; "" if none has
+        self.broken = ""  # what broke off a collective call; the other ranks still wait in it and cannot be reached
         self._lock = threading.RLock()
         self._orders = self._gloo("orders", FOREVER)
         self._objects = self._gloo("objects", self.limit)
@@ -65,11 +65,11 @@ class Ranks:
 
     def _nccl(self) -> Any:
         options = dist.ProcessGroupNCCL.Options()
-        options._timeout = self.limit + NCCL_LATER  # it ends the process, which has better words itself
+        options._timeout = self.limit + NCCL_LATER  # it would end the process before our own, better message
         return dist.ProcessGroupNCCL(PrefixStore("tensors", self.store), self.rank, self.world, options)
 
     def _same_kind(self) -> None:
-        """`ConfigError` where some ranks have a GPU and others none: they could not sum anything."""
+        """Raise `ConfigError` if some ranks have a GPU and others none: they could not sum anything."""
         kinds = self.gathered(self.device.type)
         if len(set(kinds)) > 1:
             without = ", ".join(str(rank) for rank, kind in enumerate(kinds) if kind != "cuda")
@@ -77,15 +77,15 @@ class Ranks:
 
     @contextmanager
     def together(self, name: str, *arguments: Any) -> Iterator[None]:
-        """On rank 0, the others do `name` with these arguments while this block does the same; elsewhere, the block.
+        """Run this block on all ranks: rank 0 makes the others do `name` with these arguments at the same time.
 
-        One such block at a time, whichever thread it is in; no signal interrupts it, because the others would wait.
-        `RankError` where one of them is lost in it.
+        One such block at a time, in whichever thread; no signal interrupts it, because the others would wait.
+        `RankError` if one of them is lost in it.
         """
         if self.rank:
             yield
             return
-        with self._lock, held(), self.losses_named(name):
+        with self._lock, held(), self.naming_lost_ranks(name):
             if self.broken:
                 raise RankError(f"training on {self.world} ranks is over: {self.broken}")
             alive()
@@ -98,23 +98,23 @@ class Ranks:
             alive()
 
     def order(self) -> tuple[str, tuple[Any, ...]]:
-        """What rank 0 asks for next; it may take for ever. `RuntimeError` where rank 0 has gone."""
+        """Wait, without a limit, for rank 0's next order. `RuntimeError` if rank 0 has gone."""
         name, arguments = self._send(self._orders, None)
         return name, arguments
 
     def end(self) -> None:
-        """The others are needed no more. Where they wait in a call that was broken off, nobody could tell them."""
+        """End the other ranks, unless they wait in a broken call, where no message reaches them."""
         with self._lock:
             if not self.broken:
                 self._send(self._orders, ("end", ()))
 
     @contextmanager
-    def losses_named(self, name: str) -> Iterator[None]:
-        """An error that only says that a connection is gone becomes one that says which rank, and why."""
+    def naming_lost_ranks(self, name: str) -> Iterator[None]:
+        """Turn an error that only says that a connection is gone into one that says which rank, and why."""
         try:
             yield
         except RuntimeError as error:
-            why = self.told() or self.ended()
+            why = self.error_elsewhere() or self.ended()
             if not why and not is_gone(error):
                 raise
             limit = f"waits.run_s={self.limit.total_seconds():g} s"
@@ -122,20 +122,20 @@ class Ranks:
             lost = f"training on {self.world} ranks ended in {name}: {cause}"
             raise RankError(f"{lost}{dump(lost)}; resume=RUN goes on from the last checkpoint") from error
 
-    def told(self) -> str:
-        """What another rank has left as the error that ended it; "" where none has."""
-        return told_in(self.store, self.world, self.rank)
+    def error_elsewhere(self) -> str:
+        """Return the error that ended another rank; "" if there is none."""
+        return error_in_store(self.store, self.world, self.rank)
 
-    def tell(self, error: str) -> None:
-        """Leave the error that ends this rank for rank 0 to say."""
+    def leave_error(self, error: str) -> None:
+        """Store the error that ends this rank, for rank 0 to report."""
         self.store.set(f"{ERROR}{self.rank}", error)
 
     def broadcast(self, value: Any = None) -> Any:
-        """The value that rank 0 has, on every rank: anything that can be pickled."""
+        """Return rank 0's value on every rank: anything that can be pickled."""
         return self._send(self._objects, value)
 
     def gathered(self, value: Any) -> list[Any]:
-        """The values of all ranks, in their order, on every rank: anything that can be pickled."""
+        """Return the values of all ranks, in order, on every rank: anything that can be pickled."""
         mine = _packed(value)
         sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.world)]
         self._objects.allgather([sizes], [torch.tensor([mine.numel()])]).wait()
@@ -147,7 +147,7 @@ class Ranks:
         return [_unpacked(part[: int(size)]) for part, size in zip(parts, sizes, strict=True)]
 
     def spread(self, tensors: Sequence[Tensor]) -> None:
-        """Overwrite the tensors of every rank by those of rank 0."""
+        """Overwrite every rank's tensors with those of rank 0."""
         options = dist.BroadcastOptions()
         options.rootRank = 0
         for tensor in tensors:
@@ -158,7 +158,7 @@ class Ranks:
                 tensor.detach().copy_(whole)
 
     def summed(self, tensors: Sequence[Tensor]) -> None:
-        """Replace each tensor by its sum over all ranks, in float32, some 64 million numbers at a time."""
+        """Replace each tensor by its sum over all ranks, in float32, about 64 million numbers per call."""
         for bucket in buckets([t.numel() for t in tensors], BUCKET):
             parts = [tensors[i] for i in bucket]
             flat = torch.cat([part.reshape(-1).float() for part in parts])
@@ -167,7 +167,7 @@ class Ranks:
                 part.copy_(total.view_as(part))
 
     def _send(self, group: Any, value: Any) -> Any:
-        """The value of rank 0, by a broadcast of its size and one of its bytes."""
+        """Send rank 0's value: a broadcast of its size, then one of its bytes."""
         options = dist.BroadcastOptions()
         options.rootRank = 0
         content = _packed(value) if self.rank == 0 else torch.zeros(0, dtype=torch.uint8)
@@ -179,8 +179,8 @@ class Ranks:
         return value if self.rank == 0 else _unpacked(content)
 
 
-def told_in(store: Any, world: int, rank: int = 0) -> str:
-    """What a rank besides this one has left in the store as the error that ended it; "" where none has."""
+def error_in_store(store: Any, world: int, rank: int = 0) -> str:
+    """Return the error that another rank has left in the store; "" if there is none."""
     for other in range(world):
         if other != rank and store.check([f"{ERROR}{other}"]):
             return f"rank {other} failed: {store.get(f'{ERROR}{other}').decode()}"
@@ -188,12 +188,12 @@ def told_in(store: Any, world: int, rank: int = 0) -> str:
 
 
 def is_gone(error: RuntimeError) -> bool:
-    """Whether an error only says that a connection to another rank has ended, or that it does not answer."""
+    """Whether an error only says that the connection to another rank is closed, or that it does not answer."""
     return any(word in str(error) for word in GONE)
 
 
 def buckets(sizes: Sequence[int], most: int) -> list[list[int]]:
-    """The numbers of tensors of these sizes, in their order, in groups of at most `most` numbers, or of one tensor.
+    """Group consecutive tensors of these sizes, by number: at most `most` elements per group, or a single tensor.
 
     >>> buckets([3, 4, 9, 1], 7)
     [[0, 1], [2], [3]]
@@ -218,22 +218,25 @@ def _unpacked(content: Tensor) -> Any:
     return pickle.load(io.BytesIO(content.numpy().tobytes()))  # of processes of this run alone
 
 
-BEGIN, NOTHING = "begin", b"nothing"  # a key of the store; rank 0 says seconds there, or that no run begins
-STORE = timedelta(seconds=60)  # that the store of torchrun is waited for
-LIMIT_S = 3600.0  # for a rank in a common call, where waits.run_s sets none
-ENDING_S = 10.0  # that a rank takes to end
+BEGIN, NOTHING = (
+    "begin",
+    b"nothing",
+)  # a key of the store; rank 0 writes a limit in seconds there, or that no run begins
+STORE = timedelta(seconds=60)  # to wait for torchrun's store
+LIMIT_S = 3600.0  # to wait for a rank in a collective call, if waits.run_s sets none
+ENDING_S = 10.0  # for a rank to end
 LOOK_S = 0.2
-GRACE_S = 4.0  # in which rank 0 may find out by itself that another rank has ended
-OURS = "RLREASON_STORE"  # environment: the port at which rank 0 waits for those that it has started
+GRACE_S = 4.0  # for rank 0 to notice by itself that another rank has ended
+OURS = "RLREASON_STORE"  # environment: the port where rank 0 waits for the processes it has started
 
 
 class Group:
-    """The other ranks as rank 0 has started them, or found them; `Ranks` is how it speaks to them."""
+    """The other ranks' processes, started by rank 0 or by torchrun; `Ranks` communicates with them."""
 
     def __init__(self, world: int, limit_s: float | None, log: Path, note: Callable[[str], object]) -> None:
-        """`limit_s`: that a rank is waited for in a common call; `log`: what those print that are started here.
+        """`limit_s`: seconds to wait for a rank in a collective call; `log`: output of processes started here.
 
-        `note`: called with what happened where one that has ended ends this process too.
+        `note`: called with the reason if another rank's end ends this process.
         """
         self.world, self.limit_s, self.log, self.note = world, limit_s or LIMIT_S, log, note
         self.children: dict[int, subprocess.Popen[bytes]] = {}
@@ -243,7 +246,7 @@ class Group:
             self.store.set(BEGIN, str(self.limit_s))
             self._start_watch()
             return
-        if sys.platform == "linux":  # all ranks are on this machine: nobody else is to reach them
+        if sys.platform == "linux":  # all ranks are on this machine: no one else may reach them
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         self.store = TCPStore(ADDRESS, 0, None, True, wait_for_workers=False)
         self.store.set(BEGIN, str(self.limit_s))
@@ -256,7 +259,7 @@ class Group:
         self._start_watch()
 
     def _start_watch(self) -> None:
-        if signals.owns_process():  # nothing ends the process of somebody's script or notebook
+        if signals.owns_process():  # never end the process of a user's script or notebook
             threading.Thread(target=self._watch, name="ranks", daemon=True).start()
 
     def _environment(self, rank: int) -> Mapping[str, str]:
@@ -264,14 +267,14 @@ class Group:
         return os.environ | {name: str(value) for name, value in given} | {OURS: str(self.store.port)}
 
     def join(self, device: torch.device) -> Ranks:
-        """Meet the others, when they have loaded their libraries."""
+        """Meet the others once they have loaded their libraries."""
         ranks = Ranks(self.store, 0, self.world, device, self.limit_s)
         ranks.ended = self.ended
         return ranks
 
     def ended(self) -> str:
-        """Which of the started processes have ended, and how; "" where all live."""
-        time.sleep(LOOK_S)  # a connection is closed before the process is gone
+        """Describe which of the started processes have ended, and how; "" if all live."""
+        time.sleep(LOOK_S)  # a connection closes before its process ends
         if gone := self._gone():
             self._over.set()
         return gone
@@ -281,7 +284,7 @@ class Group:
         return ", ".join(f"rank {rank} ended with {_named(code)}" for rank, code in codes.items() if code is not None)
 
     def close(self, at_once: bool = False) -> None:
-        """Wait for the others to end, and end those that do not; `at_once`: those that wait in a call for ever."""
+        """Wait for the others to end, and kill those that do not; `at_once`: at once, since they hang in a call."""
         self._over.set()
         until = time.monotonic() + (0.0 if at_once else ENDING_S)
         for child in self.children.values():
@@ -294,16 +297,16 @@ class Group:
                 self.log.unlink()
 
     def _watch(self) -> None:
-        """End this process where another rank has ended and nothing here finds that out, as in a call of NCCL."""
+        """End this process if another rank has ended and nothing here notices, as in a call of NCCL."""
         while not self._over.wait(LOOK_S):
             ended = self._gone()
-            with suppress(RuntimeError):  # the store of torchrun may have gone
-                ended = told_in(self.store, self.world) or ended
+            with suppress(RuntimeError):  # torchrun's store may be gone
+                ended = error_in_store(self.store, self.world) or ended
             if not ended or self._over.wait(GRACE_S) or signals.asked():
                 continue
             log = f" (see {self.log})" * bool(self.children)
             why = f"training on {self.world} ranks: {ended}{log}{dump(ended)}"
-            with suppress(Exception):  # such as a full disk, which must not keep it from ending
+            with suppress(Exception):  # such as a full disk, which must not prevent the end
                 self.note(why)
             signals.leave_at_once(f"ended: {why}; resume=RUN goes on from the last checkpoint", 1)
 
@@ -313,27 +316,27 @@ def _named(code: int) -> str:
 
 
 def store_of(place: Place) -> Any:
-    """The store at which the processes of torchrun, or of rank 0, meet."""
+    """Return the store where the processes of torchrun, or those of rank 0, meet."""
     if port := os.environ.get(OURS):
         return TCPStore(ADDRESS, int(port), None, False)
     store, _, _ = next(rendezvous("env://", place.rank, place.world, timeout=STORE))
     return store
 
 
-def nothing_begins() -> None:
-    """Tell the processes that torchrun has started that this command has no use for them."""
+def release_torchrun_ranks() -> None:
+    """Tell the processes started by torchrun that this command does not need them."""
     if (place := place_of()) is not None and place.rank == 0:
         store = store_of(place)
         if not store.check([BEGIN]):
             store.set(BEGIN, NOTHING)
 
 
-def limit_told(store: Any) -> float | None:
-    """Wait for rank 0 to begin; seconds that a rank is waited for in a common call, None where no run begins."""
+def wait_for_limit(store: Any) -> float | None:
+    """Wait for rank 0; return the limit in seconds for collective calls, None if no run begins."""
     store.wait([BEGIN], FOREVER)
-    return None if (told := store.get(BEGIN)) == NOTHING else float(told)
+    return None if (limit := store.get(BEGIN)) == NOTHING else float(limit)
 
 
 def own_gpu_only(place: Place) -> None:
-    """Let this process see its own GPU alone; before CUDA is asked for anything."""
+    """Hide all GPUs but its own from this process; call it before CUDA is initialised."""
     os.environ[VISIBLE] = own_gpu(os.environ.get(VISIBLE), place.local)

@@ -1,7 +1,7 @@
-"""Ask a run's problems, keep every response: what all jobs that do not train share.
+"""Sample and record the responses to a run's problems: the common part of all jobs that do not train.
 
-What is finished is on disk at once; an interrupted job goes on with the problems that are left. Their random numbers
-are their own, and entropies and log-probabilities are measured at the end in the order of the problems: the file does
+Finished problems are on disk at once; an interrupted job resumes with the others. Each problem has its own random
+numbers, and entropies and log-probabilities are measured at the end in the order of the problems: the file does
 not depend on where the job was interrupted, as far as the engine rounds alike in batches of other rows. It does with
 the tiny model; with a real one some responses take another turn, in bfloat16 many, all drawn with the same
 probabilities.
@@ -36,39 +36,39 @@ from rlreason.training.build import Components
 from rlreason.types import Problem, Sample
 
 BLOCK, BLOCK_TOKENS = 4096, 2**22  # responses and tokens sampled before they are scored and written: 0.7 GB
-SAID_EVERY_S = 5.0  # in a log file at most
+SAID_EVERY_S = 5.0  # between lines of a log file, at least
 
 
 @dataclass(frozen=True, slots=True)
 class Responses:
-    """All responses of a job, problem by problem, each with its grade and its numbers under the model."""
+    """All responses of a job, problem by problem, with grades and log-probabilities."""
 
     problems: list[Problem]
     samples: list[Judged]
-    shown: list[Sample]  # the first to each of the first problems, for a person
+    shown: list[Sample]  # the first response to each of the first problems, to be printed
     metrics: dict[str, float]  # eval/...
     protocol: Protocol
     weights: str
     found: int  # problems that an interrupted job had finished
     seconds: float  # of sampling, in this process
     tokens_per_second: float
-    notices: dict[str, int]  # what was said while it went on, and how often
+    notices: dict[str, int]  # warnings of the monitors, and how often
     verdict: tuple[str, str]  # (status, reason)
 
 
 @dataclass(slots=True)
-class Asked:
-    """What is kept of the responses so far; all else about them is on the disk."""
+class ResponseTotals:
+    """Running totals of the responses so far; everything else about them is on disk."""
 
     samples: list[Judged] = field(default_factory=list)
     mismatches: "array[float]" = field(default_factory=lambda: array("d"))  # of every token
     shown: list[Sample] = field(default_factory=list)
-    tokens: int = 0  # sampled in this process
-    seconds: float = 0.0  # of that
+    tokens: int = 0  # sampled by this process
+    seconds: float = 0.0  # of sampling
 
 
 def respond(run: EvalJobConfig, components: Components, records: RunWriter, console: Console) -> Responses:
-    """The responses to the run's problems, written down; `conclude` is still to be called."""
+    """Sample and record the responses to the run's problems; `conclude` is to be called after it."""
     evaluator, n = components.evaluator, components.evaluator.settings.samples
     problems = asked_problems(run, components)
     key = "data" if run.eval.data is None else "eval.data"
@@ -95,12 +95,12 @@ def ask_all(
     log: ResponseLog,
     records: RunWriter,
     console: Console,
-) -> Asked:
-    """Sample, score and write down the responses to all problems, a block of them after the other.
+) -> ResponseTotals:
+    """Sample, score and record the responses to all problems, block by block.
 
-    A block is as large as its tokens may be at once in memory; most evaluations are one.
+    A block is as large as its tokens may be at once in memory; most evaluations are a single block.
     """
-    evaluator, n, asked = components.evaluator, components.evaluator.settings.samples, Asked()
+    evaluator, n, asked = components.evaluator, components.evaluator.settings.samples, ResponseTotals()
     rows, most = run.rollout.max_rows, evaluator.sampling.max_tokens
     progress = Progress(console, len(problems) * n, log, rows, most)
     size = max(1, max(min(BLOCK_TOKENS // most, BLOCK), 4 * rows) // n)
@@ -119,7 +119,7 @@ def ask_all(
 
 
 def asked_problems(run: EvalJobConfig, components: Components) -> list[Problem]:
-    """Those of the chosen split, as many as the settings allow."""
+    """Return the problems of the chosen split, as many as the settings allow."""
     most = components.evaluator.settings.final_problems
     return components.train_problems[:most] if run.split == "train" else components.final_problems
 
@@ -130,9 +130,9 @@ def ask(
     log: ResponseLog,
     progress: "Progress",
     console: Console,
-    asked: Asked,
+    asked: ResponseTotals,
 ) -> list[Sample]:
-    """The samples to these, problem by problem; `asked` gets tokens and seconds of those that were not in the log."""
+    """Return the samples, problem by problem; count tokens and seconds of those not yet in the log in `asked`."""
     evaluator, left = components.evaluator, [p for p in problems if p.id not in log.samples]
     n = evaluator.settings.samples
 
@@ -154,7 +154,7 @@ def ask(
 
 
 def check_askable(problems: Sequence[Problem], where: str, key: str = "data") -> None:
-    """There must be problems, and each must have a ground truth, or there is nothing to grade.
+    """Refuse an empty split, and problems without a ground truth.
 
     `key`: of the data's settings, `data` or `eval.data`.
     """
@@ -169,7 +169,7 @@ def check_askable(problems: Sequence[Problem], where: str, key: str = "data") ->
 
 
 def rows_of(samples: Sequence[Sample], problems: Sequence[Problem], n: int, components: Components) -> Iterator[Row]:
-    """The lines of `responses.jsonl`: log-probabilities are the model's own here, at the sampling temperature."""
+    """Yield the rows of `responses.jsonl`; their log-probabilities are the model's own, at the sampling temperature."""
     prompts = components.evaluator.prompts(samples[::n])
     for place, sample in enumerate(samples):
         measured = [round(log_prob, 4) for log_prob in sample.log_probs or []]
@@ -178,7 +178,7 @@ def rows_of(samples: Sequence[Sample], problems: Sequence[Problem], n: int, comp
 
 
 def pass_rates(problems: Sequence[Problem], samples: Sequence[Judged], n: int) -> list[Row]:
-    """How often each problem was solved: what a curriculum (data.pass_rates) chooses by."""
+    """Count how often each problem was solved, for curricula (data.pass_rates)."""
     return [
         {
             "problem_id": p.id,
@@ -191,7 +191,7 @@ def pass_rates(problems: Sequence[Problem], samples: Sequence[Judged], n: int) -
 
 
 def conclude(records: RunWriter, components: Components, responses: Responses, more: dict[str, Any]) -> None:
-    """The numbers as one row and as the summary, which is written last: with it the job is whole."""
+    """Write the metrics row and then the summary, which marks the job as complete."""
     r = responses
     metrics = r.metrics | {"eval/tokens_per_second": r.tokens_per_second}
     records.metrics(Counters(eval_step=1, clock=records.clock).row() | metrics)
@@ -222,10 +222,10 @@ def conclude(records: RunWriter, components: Components, responses: Responses, m
 
 
 class Progress:
-    """Done, accuracy so far, tokens per second and time left: in place on a terminal, ten lines at most in a log."""
+    """Prints done, accuracy so far, tokens per second and time left: in place on a terminal, a few lines in a log."""
 
     def __init__(self, console: Console, wanted: int, log: ResponseLog, rows: int, max_tokens: int) -> None:
-        """`wanted`: responses in all, of which the log has some."""
+        """`wanted`: total number of responses, some of which are in the log."""
         self.console, self.wanted, self.rows, self.max_tokens = console, wanted, rows, max_tokens
         before = [is_correct(s) for samples in log.samples.values() for s in samples]
         self.answered, self.correct, self.total = len(before), sum(before), wanted - len(before)
@@ -233,7 +233,7 @@ class Progress:
         self.began, self.said = time.monotonic(), 0.0
 
     def add(self, sample: Sample) -> None:
-        """A response has ended and was graded."""
+        """Count a graded response."""
         length = len(sample.response.token_ids)
         self.done += 1
         self.answered += 1
@@ -259,9 +259,9 @@ class Progress:
 def outlook(
     done: int, total: int, rows: int, tokens: int, longest: int, max_tokens: int, spent: float
 ) -> tuple[float, float]:
-    """(tokens per second, seconds left), with what `rows` responses side by side have written without ending yet.
+    """Estimate (tokens per second, seconds left), counting what `rows` concurrent responses have written so far.
 
-    While the first ones run, all of them are as old as the longest that has ended; later, half of a mean response.
+    While the first ones run, all are assumed as long as the longest finished one; later, half a mean response.
     They are expected to end halfway from there to the limit; those that wait, to be of mean length.
 
     >>> outlook(done=1, total=4, rows=4, tokens=10, longest=10, max_tokens=10, spent=2.0)

@@ -1,8 +1,8 @@
 """Training on ranks that each hold a part of every weight, gradient and moment: FSDP2.
 
-Each layer is a group, and what is left (embedding, last norm, head) another; a group's weights are whole on a GPU only
-while it computes. Rank 0 has a whole copy beside it, in main memory, from which engines are given their weights and
-models are saved.
+Each layer is a group, and the rest (embedding, last norm, head) another; a group's weights are whole on a GPU only
+while it computes. Rank 0 also has a whole copy in main memory, from which engines get their weights and models are
+saved.
 """
 
 from collections.abc import Iterator, Sequence
@@ -26,15 +26,15 @@ from rlreason.model.log_probs import use_fast_products
 from rlreason.model.packing import PackedBatch
 from rlreason.model.policy import Policy
 from rlreason.objectives.objective import Objective
-from rlreason.training.distributed import Plain, RankedLearner, made, write_parts
+from rlreason.training.distributed import Plain, RankedLearner, empty_like, write_parts
 from rlreason.training.ranks import Ranks
 from rlreason.types import Sample
 
 
 def mesh_of(ranks: Ranks) -> DeviceMesh:
-    """The ranks as torch's sharding takes them, which is by its default group. Made by all of them at once.
+    """Return the ranks as a device mesh on torch's default group; all ranks call it at once.
 
-    `ConfigError` where something else in this process has that group.
+    `ConfigError` if this process already uses that group.
     """
     if dist.is_initialized():
         raise ConfigError(
@@ -48,7 +48,7 @@ def mesh_of(ranks: Ranks) -> DeviceMesh:
 
 
 class _Root(nn.Module):
-    """The one module whose forward pass is what training computes, so that its hooks gather what is in no layer."""
+    """Module whose forward pass is all that training computes, so that its hooks gather what is in no layer."""
 
     def __init__(self, policy: Policy) -> None:
         super().__init__()
@@ -61,14 +61,14 @@ class _Root(nn.Module):
 
 
 class ShardedPolicy(Policy):
-    """A policy whose weights are spread over ranks: all of them must compute as many passes at the same time."""
+    """A policy with weights sharded over ranks: all of them must run the same number of passes, at the same time."""
 
     root: nn.Module
-    keeps_casts = False  # else a rank had all layers in half precision until a pass ends
+    keeps_casts = False  # else a rank would keep all layers in half precision until a pass ends
 
     @classmethod
     def of(cls, policy: Policy, mesh: DeviceMesh) -> "ShardedPolicy":
-        """Spread this policy's model, in place. One without numbers gets memory for this rank's part, to be filled."""
+        """Shard this policy's model, in place. One without weights gets memory for this rank's part, to be filled."""
         found = cls.__new__(cls)
         found.__dict__.update(policy.__dict__)
         layers = [module for module in policy.model.modules() if isinstance(module, GradientCheckpointingLayer)]
@@ -79,12 +79,12 @@ class ShardedPolicy(Policy):
             )
         root = _Root(found)
         for module in (*layers, root):
-            materialize(module, policy.device)  # one layer at a time: all of them may be more than a GPU holds
+            materialize(module, policy.device)  # one layer at a time: all of them may not fit on the GPU
             use_fast_products(module)
-            # Gathered weights are given up after each pass: the root's would otherwise be those before the next step.
+            # Free gathered weights after each pass: the root's would otherwise be stale after the next step.
             fully_shard(module, mesh=mesh, reshard_after_forward=True)
         for module in root.modules():
-            if isinstance(module, FSDPModule):  # gradients are sums over ranks, not means, by every backend alike
+            if isinstance(module, FSDPModule):  # gradients are sums over ranks, not means, on every backend
                 module.set_gradient_divide_factor(1.0)
                 module.set_force_sum_reduction_for_comms(True)
         found.root = root
@@ -99,7 +99,7 @@ class ShardedPolicy(Policy):
 
 
 class ShardedLearner(RankedLearner):
-    """The learner of one rank, with its part of the model. `whole`: rank 0's copy of all of it; None elsewhere."""
+    """One rank's learner, with its part of the model. `whole`: the complete copy on rank 0; None elsewhere."""
 
     def __init__(
         self,
@@ -116,7 +116,7 @@ class ShardedLearner(RankedLearner):
     def share_of(
         self, samples: Sequence[Sample], with_gradient: bool, batches: list[list[int]]
     ) -> Iterator[tuple[bool, list[int]]]:
-        """This rank's; where it has fewer than another, a pass that counts nothing: all gather weights together."""
+        """Yield this rank's share; if it is short of one, add a pass that counts nothing: all ranks gather together."""
         mine = list(super().share_of(samples, with_gradient, batches))
         yield from mine
         if len(mine) < -(-len(batches) // self.ranks.world):
@@ -127,13 +127,13 @@ class ShardedLearner(RankedLearner):
                     (0 * flat.sum()).backward()
 
     def clip(self) -> Tensor:
-        """The gradients are sums over all ranks already; their norm is one over all parts."""
+        """Clip only: gradients are already summed over all ranks; the norm is one over all parts."""
         norm = super(RankedLearner, self).clip()
         return norm.full_tensor() if isinstance(norm, DTensor) else norm
 
     @torch.no_grad()
     def weights_moved(self) -> None:
-        """Bring rank 0's whole copy up to date."""
+        """Update rank 0's whole copy."""
         copies = self.whole.model.parameters() if self.whole is not None else self.policy.model.parameters()
         for part, copy in zip(self.policy.model.parameters(), copies, strict=True):
             if part.requires_grad:
@@ -143,8 +143,8 @@ class ShardedLearner(RankedLearner):
 
     @torch.no_grad()
     def receive(self, moments: Sequence[Plain]) -> None:
-        """This rank's part of the weights and moments that rank 0 has whole."""
-        here = [{key: made(value) for key, value in kept.items()} for kept in moments]
+        """Receive this rank's part of rank 0's weights and moments."""
+        here = [{key: empty_like(value) for key, value in kept.items()} for kept in moments]
         fill(self.ranks, self.policy, self.whole)
         for parameter, kept in zip(self.parameters, here, strict=True):
             for key, value in kept.items():
@@ -156,19 +156,19 @@ class ShardedLearner(RankedLearner):
         self.weights_moved()
 
     def write_moments(self, folder: Path) -> None:
-        """Every rank writes its part of the moments."""
+        """Let every rank write its part of the moments."""
         with self.ranks.together("write_moments", folder):
             kept = [self.optimizer.state.get(p, {}) for p in self.parameters]
             named = {f"{i}.{name}": value for i, state in enumerate(kept) for name, value in state.items()}
             write_parts(folder, {name: value for name, value in named.items() if isinstance(value, DTensor)})
 
     def weights_are_finite(self) -> bool:
-        """Whether every trained weight is a number, by rank 0's copy."""
+        """Whether every trained weight is finite, by rank 0's copy."""
         assert self.whole is not None
         return all(bool(torch.isfinite(p).all()) for p in self.whole.model.parameters() if p.requires_grad)
 
     def moments_not_finite(self) -> int:
-        """How many trained weight tensors have moments that are no numbers, on any rank."""
+        """Count the trained tensors whose moments are not finite, on any rank."""
         with self.ranks.together("moments_not_finite"):
             states = [self.optimizer.state[p] for p in self.parameters if p in self.optimizer.state]
             here = [{key: _local(value) for key, value in state.items()} for state in states]
@@ -176,19 +176,19 @@ class ShardedLearner(RankedLearner):
         return len(set().union(*found))
 
     def close(self) -> None:
-        """The other ranks, and torch's default group, are needed no more."""
+        """End the other ranks, and torch's default group."""
         super().close()
         if dist.is_initialized():
             dist.destroy_process_group()
 
     def orders(self) -> dict[str, Any]:
-        """Those of a learner with a whole model, and one more."""
+        """Those of a learner with a whole model, and `moments_not_finite`."""
         return super().orders() | {"moments_not_finite": self.moments_not_finite}
 
 
 @torch.no_grad()
 def fill(ranks: Ranks, policy: Policy, whole: Policy | None) -> None:
-    """Give every rank its part of the weights and buffers that rank 0 has whole; `whole` is None elsewhere."""
+    """Give every rank its part of rank 0's weights and buffers; `whole` is None on the others."""
     parts = [*policy.model.parameters(), *policy.model.buffers()]
     copies = [None] * len(parts) if whole is None else [*whole.model.parameters(), *whole.model.buffers()]
     for part, copy in zip(parts, copies, strict=True):
@@ -196,7 +196,7 @@ def fill(ranks: Ranks, policy: Policy, whole: Policy | None) -> None:
 
 
 def from_rank_0(ranks: Ranks, part: Tensor, whole: Tensor | None) -> Tensor:
-    """Rank 0's whole tensor, on this rank's device."""
+    """Return rank 0's whole tensor, on this rank's device."""
     known = None if ranks.rank else whole
     full = torch.empty(part.shape, dtype=part.dtype) if known is None else known.detach().clone()
     full = full.to(ranks.device)
@@ -205,14 +205,14 @@ def from_rank_0(ranks: Ranks, part: Tensor, whole: Tensor | None) -> Tensor:
 
 
 def distributed_like(whole: Tensor, part: Tensor) -> Tensor:
-    """This rank's part of a tensor that every rank has whole, as another tensor is spread."""
+    """Return this rank's part of a tensor that every rank has whole, sharded like another tensor."""
     if not isinstance(part, DTensor):
         return whole
     return distribute_tensor(whole, part.device_mesh, part.placements, src_data_rank=None)
 
 
 def _put(part: Tensor, whole: Tensor) -> None:
-    """Overwrite a part of a weight by that of a whole tensor."""
+    """Overwrite this rank's part of a weight from a whole tensor."""
     _local(part).copy_(_local(distributed_like(whole, part)))
 
 

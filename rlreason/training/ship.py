@@ -1,8 +1,8 @@
-"""Makes the start models that come with the package: `python -m rlreason.training.ship [WORDS]`, in a checkout.
+"""Make the start models shipped with the package: `python -m rlreason.training.ship [OVERRIDES]`, in a checkout.
 
-The words are those of the run that the model is for, such as `prompt=r1_zero`; without words, the default run. It
+The overrides are those of the run that the model is for, such as `prompt=r1_zero`; without any, the default run. It
 takes as long as the warm start, and writes `rlreason/model/shipped/PROMPT.safetensors` with a description next to it.
-To be repeated whenever the model's settings, the stories or the formats are changed: a test says so.
+Repeat it whenever the model's settings, the stories or the formats change: a test says so.
 """
 
 import json
@@ -27,8 +27,8 @@ from rlreason.training.parts import choose_threads, lessons_of, make_policy, tea
 from rlreason.training.warm_start import SHIPPED, Recipe, formats_of, hashed, maker_of, recipe_of
 
 
-def asked(words: list[str]) -> RunConfig:
-    """The settings of a run with these words, whose model is made anew."""
+def settings_from(words: list[str]) -> RunConfig:
+    """Return the settings of a run with these overrides, whose model is made anew."""
     register()
     with initialize_config_dir(str(resource_dir("conf")), version_base="1.3"):
         run = typed(compose("config", [*words, "model.cache=null"]))
@@ -37,7 +37,7 @@ def asked(words: list[str]) -> RunConfig:
 
 
 def make(run: RunConfig, console: Console) -> tuple[Policy, Recipe, dict[str, Any]]:
-    """(the model with its habits, its recipe, what made it)."""
+    """Return (the model with its habits, its recipe, its maker)."""
     if not isinstance(run.model, TinyModelConfig):
         raise ConfigError(f"model={run.model.name} is not made on the spot: only model=tiny can be shipped")
     train = read_splits(run.data, console.say)[0]
@@ -48,8 +48,8 @@ def make(run: RunConfig, console: Console) -> tuple[Policy, Recipe, dict[str, An
 
 
 def ship(words: list[str], folder: Path = SHIPPED) -> Path:
-    """Make a start model and write it with its description; returns the file of the weights."""
-    run = asked(words)
+    """Make a start model, write it with its description, and return the file of its weights."""
+    run = settings_from(words)
     policy, recipe, maker = make(run, Console())
     weights: Weights = copied(policy.named_weights())
     name = run.prompt.name if len(formats_of(run)) == 1 else "shared_by_four_prompts"
@@ -67,7 +67,7 @@ def ship(words: list[str], folder: Path = SHIPPED) -> Path:
 
 
 def main() -> None:
-    """Make the model of the words on the command line; a mistake in them is one line and exit code 2."""
+    """Make the model of the command line's overrides; a wrong override is one line and exit code 2."""
     if {"-h", "--help"} & set(sys.argv[1:]):
         print(
             "usage: python -m rlreason.training.ship [KEY=VALUE ...]  (makes a start model that comes with the package)"

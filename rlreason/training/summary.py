@@ -1,4 +1,4 @@
-"""What is said around a run: what is about to happen, what it is made of, and how it ended."""
+"""What is printed around a run: what it will do, what it is made of, and how it ended."""
 
 import hashlib
 import json
@@ -45,11 +45,11 @@ from rlreason.training.build import Components
 from rlreason.types import Problem, Sample
 
 SHOWN_CHARS = 300  # of a question or a response
-LOST = f"diverged:{WEIGHTS}"  # the status of a run whose weights are no numbers
+LOST = f"diverged:{WEIGHTS}"  # the status of a run whose weights are not finite
 
 
-def header(console: Console, run: TrainingConfig, components: Components, folder: Path, n_steps: int) -> None:
-    """What is about to be trained, on what, and where its records go."""
+def print_header(console: Console, run: TrainingConfig, components: Components, folder: Path, n_steps: int) -> None:
+    """Print what will be trained, on what data, and where the records go."""
     console.say(
         f"model      {run.model.name}: {components.policy.describe()}; ready after {components.seconds_to_build:.0f} s"
     )
@@ -62,11 +62,11 @@ def header(console: Console, run: TrainingConfig, components: Components, folder
     for line in evaluated_otherwise(run, components):
         console.say(line)
     console.say(f"batch      {run.describe_batch(n_steps)}, learning rate {run.learning_rate:g}")
-    console.say(f"records    {shown(folder)}")
+    console.say(f"records    {short_path(folder)}")
 
 
 def engine_chosen(run: RunConfig) -> str:
-    """What rollout=auto has chosen, where that is vLLM; empty for an engine that was named, and for the usual one."""
+    """Report that rollout=auto chose vLLM; "" for an engine chosen by name, or the in-process one."""
     chosen = HydraConfig.get().runtime.choices.get("rollout") if HydraConfig.initialized() else None
     if run.rollout.engine != "vllm" or chosen != "auto":
         return ""
@@ -75,16 +75,16 @@ def engine_chosen(run: RunConfig) -> str:
 
 
 def installed_version(name: str) -> str:
-    """The version of an installed package; empty where it is not installed."""
+    """Return the version of an installed package; "" if it is not installed."""
     with suppress(metadata.PackageNotFoundError):
         return metadata.version(name)
     return ""
 
 
 def describe_prompt(prompt: PromptConfig, traces: bool, key: str = "prompt") -> str:
-    """The prompt's option, and what is used in place of its own settings, its trace only where `traces` are read.
+    """Describe the prompt's option and the settings that differ from it, its trace only if `traces` are read.
 
-    `key`: where these settings stand, `prompt` or `eval.prompt`.
+    `key`: where these settings are, `prompt` or `eval.prompt`.
     """
     path = resource_dir("conf") / "prompt" / f"{prompt.name}.yaml"
     shipped = yaml.safe_load(path.read_text(encoding="utf-8")) if path.is_file() else {}
@@ -96,13 +96,13 @@ def describe_prompt(prompt: PromptConfig, traces: bool, key: str = "prompt") -> 
 
 
 def describe_job(run: RunConfig) -> str:
-    """The prompt of evaluations."""
+    """Describe the prompt of evaluations."""
     key = "prompt" if run.eval.prompt is None else "eval.prompt"
     return describe_prompt(run.evaluation.prompt, traces=False, key=key)
 
 
 def evaluated_otherwise(run: TrainingConfig, components: Components) -> list[str]:
-    """What evaluations do otherwise than training, if anything."""
+    """Describe how evaluations differ from training, if they do."""
     asks, second = components.evaluator.settings, components.evaluator.second_grader
     parts = [f"data={asks.data.name}"] if asks.data is not run.data else []
     parts += [describe_job(run)] if asks.prompt is not run.prompt else []
@@ -115,8 +115,8 @@ def evaluated_otherwise(run: TrainingConfig, components: Components) -> list[str
     return lines
 
 
-def shown_generations(console: Console, samples: Sequence[Sample], problems: Sequence[Problem], count: int) -> None:
-    """The first few responses of an evaluation, so that a wrong format or prompt is seen before hours are spent."""
+def print_generations(console: Console, samples: Sequence[Sample], problems: Sequence[Problem], count: int) -> None:
+    """Print an evaluation's first responses, so that a wrong format or prompt shows before hours are spent."""
     by_id = {p.id: p for p in problems}
     if samples[:count]:
         console.say(f"\nThe first responses, before training (all of them: {EVALS}/{step_name(0)}):")
@@ -128,8 +128,8 @@ def shown_generations(console: Console, samples: Sequence[Sample], problems: Seq
         console.say(f"    {shorten(s.response.text, SHOWN_CHARS)}   {graded}")
 
 
-def shown(folder: Path) -> str:
-    """A path as short as it can be typed from here."""
+def short_path(folder: Path) -> str:
+    """Return the path relative to the current folder if it is inside, otherwise unchanged."""
     try:
         return str(folder.relative_to(Path.cwd()))
     except ValueError:
@@ -137,29 +137,31 @@ def shown(folder: Path) -> str:
 
 
 def before_and_after(problem: Problem, before: Sample, after: Sample) -> list[str]:
-    """One question with a response from before and one from after training."""
+    """Show one question with a response from before and one from after training."""
     lines = [f"\nThe same question, before and after:\n  {problem.question}   (answer: {problem.answer})"]
     for label, sample in (("before", before), ("after", after)):
         lines.append(f"  {label:6} {shorten(sample.response.text, SHOWN_CHARS)}   [{sample.grade.outcome}]")
     return lines
 
 
-def telling_pair(before: list[Sample], after: list[Sample]) -> tuple[Sample, Sample]:
-    """A problem that went from wrong to right where there is one, otherwise the first."""
+def improved_pair(before: list[Sample], after: list[Sample]) -> tuple[Sample, Sample]:
+    """Return (before, after) of a problem that went from wrong to right if there is one, else of the first."""
     pairs = list(zip(before, after, strict=True))
     won = [(b, a) for b, a in pairs if b.grade.outcome != "correct" and a.grade.outcome == "correct"]
     return (won or pairs)[0]
 
 
-def show_loggers(console: Console, loggers: Loggers) -> None:
-    """Where the run is in each service that it was logged to, or what became of it there."""
+def print_loggers(console: Console, loggers: Loggers) -> None:
+    """Print where the run is in each logging service, or why it is not there."""
     for name, place in loggers.places.items():
         console.say(f"logger     {name}: {place}")
 
 
-def summed_up(components: Components, status: str, reason: str, before: Evaluated, after: Evaluated) -> dict[str, Any]:
-    """The run in numbers. `accuracy` is that of the last evaluation, over the whole split where that was asked."""
-    lost = status == LOST  # what was measured before says nothing about such a model
+def run_summary(
+    components: Components, status: str, reason: str, before: Evaluated, after: Evaluated
+) -> dict[str, Any]:
+    """Return the run's results. `accuracy` is that of the last evaluation, over the whole split if it was evaluated."""
+    lost = status == LOST  # earlier measurements say nothing about such a model
     evaluator, tokenizer = components.evaluator, components.policy.tokenizer
     return {
         "status": status,
@@ -181,8 +183,8 @@ def summed_up(components: Components, status: str, reason: str, before: Evaluate
     }
 
 
-def course_of(monitors: Monitors, counters: Counters) -> dict[str, Any]:
-    """What the summary says of the run's course: notices, counters, and where the time went."""
+def course_summary(monitors: Monitors, counters: Counters) -> dict[str, Any]:
+    """Summarise the run's course: notices, counters, and where the time went."""
     return {
         "notices": dict(monitors.counts),
         "alarm": monitors.alarm(),
@@ -192,19 +194,19 @@ def course_of(monitors: Monitors, counters: Counters) -> dict[str, Any]:
     }
 
 
-def say_why_it_ended(console: Console, folder: Path, status: str, reason: str) -> None:
-    """What ended a run before its last step, and how it goes on all the same; nothing where nothing did."""
+def print_reason(console: Console, folder: Path, status: str, reason: str) -> None:
+    """Print what ended a run before its last step, and how to resume it all the same."""
     if status == "finished":
         return
     console.say(f"! {status}: {reason}")
     if status == "budget":
         key = reason.partition("=")[0]
-        console.say(f"to go on   resume={shown(folder)} {key}=MORE")
+        console.say(f"to go on   resume={short_path(folder)} {key}=MORE")
     elif status != LOST:
-        console.say(f"to go on   resume={shown(folder)} monitors.{monitor_of(status.partition(':')[2])}=warn")
+        console.say(f"to go on   resume={short_path(folder)} monitors.{monitor_of(status.partition(':')[2])}=warn")
 
 
-def closing(
+def print_closing(
     console: Console,
     run: TrainingConfig,
     folder: Path,
@@ -214,8 +216,8 @@ def closing(
     summary: Mapping[str, Any],
     loggers: Loggers,
 ) -> None:
-    """What training changed, how exact that is, and where everything lies."""
-    first, last = telling_pair(before.samples, after.samples)
+    """Print what training changed, how exact that is, and where everything is."""
+    first, last = improved_pair(before.samples, after.samples)
     problem = next(p for p in problems if p.id == first.group)
     for line in before_and_after(problem, first, last):
         console.say(line)
@@ -234,7 +236,7 @@ def closing(
         console.say(f"notices    {seen}")
     console.say(
         f"\n{summary['status']} in {summary['seconds']:.0f} s (threads: {summary['threads']}); "
-        f"curves: {shown(folder / CURVES)}" + (f", model: {shown(folder / MODEL)}" if run.save_model else "")
+        f"curves: {short_path(folder / CURVES)}" + (f", model: {short_path(folder / MODEL)}" if run.save_model else "")
     )
     if gone := summary["checkpoints"]["moments_removed"]:
         console.say(
@@ -243,7 +245,7 @@ def closing(
         )
     if run.eval.card is not None:
         console.say((folder / COMPLIANCE).read_text(encoding="utf-8").splitlines()[-1])
-    show_loggers(console, loggers)
+    print_loggers(console, loggers)
     if run.model.made_on_the_spot and SWEEP_VARIABLE not in os.environ:
         console.say(
             "\nTry next:\n"
@@ -255,15 +257,15 @@ def closing(
         )
 
 
-DIGITS = 16  # of a digest
+DIGITS = 16  # hex digits of a digest
 SEEDS = ("seed", "split_seed")
-OF_THE_FILE = ("_name_or_path", "transformers_version")  # in a model's config, without being of the model
+OF_THE_FILE = ("_name_or_path", "transformers_version")  # in a model's config, but not part of the model
 
 
-def facts_of(run: RunConfig, components: Components) -> dict[str, Any]:
-    """The facts by group, plain values alone. Of the weights a sample is hashed: a large model takes about a second.
+def run_facts(run: RunConfig, components: Components) -> dict[str, Any]:
+    """Return plain facts by group. Only a sample of the weights is hashed: about a second for a large model.
 
-    To be called before training changes a weight, and before a checkpoint is read.
+    Call it before training changes a weight, and before a checkpoint is read.
     """
     policy, evaluator = components.policy, components.evaluator
     prompts = {"prompt": run.asking.prompt} | (
@@ -284,7 +286,7 @@ def facts_of(run: RunConfig, components: Components) -> dict[str, Any]:
 
 
 def digest(value: Any) -> str:
-    """16 hex digits of a plain value.
+    """Return a digest of a plain value.
 
     >>> digest({"a": 1, "b": 2}) == digest({"b": 2, "a": 1}), len(digest("x"))
     (True, 16)
@@ -294,14 +296,14 @@ def digest(value: Any) -> str:
 
 
 def tokenizer_digest(tokenizer: PreTrainedTokenizerBase) -> str:
-    """A digest of how text becomes token ids: vocabulary, rules, special tokens and the chat template."""
+    """Return a digest of how text becomes token ids: vocabulary, rules, special tokens and the chat template."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     rules = backend.to_str() if backend is not None else sorted(tokenizer.get_vocab().items())
     return digest([rules, sorted(tokenizer.all_special_ids), getattr(tokenizer, "chat_template", None)])
 
 
 def device_facts(policy: Policy) -> dict[str, Any]:
-    """Where the model is, and what decides how sums are rounded there."""
+    """Return where the model is, and what decides how sums are rounded there."""
     device = policy.device
     facts: dict[str, Any] = {
         "type": device.type,
@@ -341,14 +343,14 @@ def _model(run: RunConfig, policy: Policy) -> dict[str, Any]:
 
 
 def _sampling(sampling: Sampling, policy: Policy) -> dict[str, Any]:
-    """Every number of it, and the tokens that end a response: the model's own and those of a chat's turn."""
+    """Return every sampling number, and the tokens that end a response: the model's own and those of a chat's turn."""
     told = asdict(sampling)
     lists = {"stop": list(sampling.stop), "tags": list(sampling.tags)}
     return told | lists | {"end_ids": sorted(policy.end_ids | sampling.end_ids)}
 
 
 def _engine(run: RunConfig, engine: Engine, sampling: Sampling, policy: Policy) -> dict[str, Any]:
-    """What the engine was told; of vLLM every argument, also those that were left at what they are."""
+    """Return the engine's settings; for vLLM every argument, defaults included."""
     facts: dict[str, Any] = {"name": run.rollout.engine, "max_rows": run.rollout.max_rows}
     if isinstance(engine, VLLMEngine | ManyEngines):
         stops = Stops(policy.tokenizer, sampling.stop, sampling.min_tokens, sampling.tags)

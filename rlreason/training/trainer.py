@@ -27,43 +27,45 @@ from rlreason.runtime.process import place_of, world_of
 from rlreason.runtime.signals import held
 from rlreason.training.algorithms.base import RolloutPrefetcher
 from rlreason.training.build import Components, build_components, start_loggers
-from rlreason.training.build_algorithm import make_algorithm, settings_of
-from rlreason.training.checkpoint import Keeper
+from rlreason.training.build_algorithm import learner_settings, make_algorithm
+from rlreason.training.checkpoint import Checkpointer
 from rlreason.training.interrupted import leave_in_order
 from rlreason.training.learner import Learner
-from rlreason.training.optimization import LearningRateSchedule, averaged
-from rlreason.training.progress import Ends, Profile, Step, TrainingWork, due, measure_by, monitors_of
+from rlreason.training.optimization import LearningRateSchedule, averaged, evaluation_due
+from rlreason.training.progress import Profile, Step, StopRule, TrainingWork, make_monitors, measure_flops
 from rlreason.training.summary import (
     LOST,
-    closing,
-    course_of,
-    facts_of,
-    header,
-    say_why_it_ended,
-    shown_generations,
-    summed_up,
+    course_summary,
+    print_closing,
+    print_generations,
+    print_header,
+    print_reason,
+    run_facts,
+    run_summary,
 )
 from rlreason.types import Update
 
 
 def make_learner(run: TrainingConfig, policy: Policy, folder: Path | None = None, algorithm: Any = None) -> Learner:
-    """The learner that the run's objective and its settings of optimisation ask for.
+    """Build the learner from the run's objective and optimisation settings.
 
-    `folder`: of a run that trains, and may do so on several ranks, which then score under the reference model of the
-    `algorithm` together. Without one it is for this process alone.
+    With `folder` and gpus > 1 it trains on several ranks, which then also compute the `algorithm`'s reference scores;
+    without `folder` it stays in this process.
     """
     if folder is not None and (world := world_of(run.gpus, place_of(), torch.cuda.device_count())) > 1:
-        from rlreason.training.build_ranks import lead  # what one process has no use for takes half a second to load
+        from rlreason.training.build_ranks import (
+            make_ranked_learner,  # takes half a second to load: only for several ranks
+        )
 
-        return lead(run, policy, getattr(algorithm, "reference", None), world, folder)
+        return make_ranked_learner(run, policy, getattr(algorithm, "reference", None), world, folder)
     sampling = (run.rollout.gpus, run.rollout.placement) if run.rollout.engine == "vllm" else (1, "auto")
     if idle := unused(torch.cuda.device_count(), *sampling):
         policy.remarks.append(f"{idle} more here (gpus=N trains on several, docs/scale.md)")
-    return Learner(policy, **settings_of(run))
+    return Learner(policy, **learner_settings(run))
 
 
 def unused(visible: int, engines: int, placement: str) -> str:
-    """The visible GPUs that a run of one rank leaves idle, in words; "" where there are none.
+    """Describe the visible GPUs that a run on one rank leaves idle; "" if there are none.
 
     >>> unused(8, 1, "auto"), unused(2, 1, "second_gpu"), unused(2, 1, "colocate")
     ('7 GPUs', '', '1 GPU')
@@ -73,7 +75,7 @@ def unused(visible: int, engines: int, placement: str) -> str:
 
 
 def train(run: RunConfig, records: RunWriter, console: Console) -> float:
-    """Train as `run` says, leave everything in the folder of `records`, return the final validation accuracy."""
+    """Train `run`, record everything in the folder of `records`, and return the final validation accuracy."""
     assert isinstance(run, TrainingConfig)
     counters = Counters(clock=records.clock)
     components = build_components(run, records.folder, console, records.checkpoint is None, records.clock)
@@ -82,13 +84,13 @@ def train(run: RunConfig, records: RunWriter, console: Console) -> float:
         algorithm = make_algorithm(run, components, console)
         learner = make_learner(run, components.policy, records.folder, algorithm)
         records.loggers = components.loggers
-        facts = facts_of(run, components)
+        facts = run_facts(run, components)
         if run.save_model or run.checkpoint.every != 0:
-            components.policy.try_saving()  # behind the facts, since a save completes the model's config
+            components.policy.try_saving()  # after the facts: saving completes the model's config
         if records.checkpoint is not None:
             start_loggers(run, components.loggers, records.folder, console, records.go_on(facts, console.say))
         records.add_provenance(facts)
-        header(console, run, components, records.folder, algorithm.n_steps)
+        print_header(console, run, components, records.folder, algorithm.n_steps)
         card = run.card().with_head(str(components.policy.head_dtype).removeprefix("torch."))
         records.document(OBJECTIVE, card.markdown)
         console.table("\n" + card.fitted(min(console.width, TEXT_WIDTH)))
@@ -96,22 +98,23 @@ def train(run: RunConfig, records: RunWriter, console: Console) -> float:
         trainer = Trainer(run, components, prefetcher, learner, records, console, counters)
         return trainer.loop()
     except BaseException as error:
-        leave_in_order(error, run, components, trainer.keeper if trainer else None, records, counters, console)
+        leave_in_order(error, run, components, trainer.checkpointer if trainer else None, records, counters, console)
         raise
     finally:
-        components.close()  # first, so that what is being sampled ahead ends
+        components.close()  # first: it ends the sampling ahead
         if trainer is not None:
             trainer.prefetcher.close()
         if learner is not None:
             learner.close()
-        components.loggers.abandon()  # where nothing has ended them, the run failed
+        components.loggers.abandon()  # still open only if the run failed
 
 
 @dataclass
 class Trainer:
-    """A training run: its parts, and the loop over its steps.
+    """Run the training loop: each step samples, learns, syncs the weights, records, and evaluates and saves where due.
 
-    What a checkpoint keeps changes in blocks that no signal interrupts, which end with `keeper.settle`.
+    State that belongs into a checkpoint changes inside `held()` blocks, which no signal interrupts and which end with
+    `checkpointer.take_snapshot`.
     """
 
     run: TrainingConfig
@@ -127,26 +130,26 @@ class Trainer:
         self.n_steps, self.policy, self.engine = self.prefetcher.n_steps, parts.policy, parts.engine
         self.clock = counters.clock
         self.profile = Profile(run.profile, records, console, self.n_steps)
-        measure_by(self.clock, parts.policy, self.learner.world)
+        measure_flops(self.clock, parts.policy, self.learner.world)
         self.schedule = LearningRateSchedule(run.learning_rate, run.lr_schedule, run.warmup_steps, self.n_steps)
-        self.monitors = monitors_of(run, console)
+        self.monitors = make_monitors(run, console)
         problems = parts.eval_problems, parts.final_problems
-        self.ends = Ends(run, self.monitors, counters, self.n_steps, *map(len, problems))
+        self.stop_rule = StopRule(run, self.monitors, counters, self.n_steps, *map(len, problems))
         self.validation = Validation(parts.evaluator, *problems, records, self.monitors, counters, console)
-        self.keeper = Keeper(
+        self.checkpointer = Checkpointer(
             run.checkpoint, parts.policy, parts.engine, self.learner, self.prefetcher, parts.graders(), records,
             counters, self.monitors, self.validation,
         )  # fmt: skip
-        self.position = self.keeper.position
+        self.position = self.checkpointer.position
 
     @contextmanager
     def doing(self, what: str, phase: str, more: Callable[[], str] = str, logged: bool = True) -> Iterator[None]:
-        """Show and time what is being waited for in this block."""
+        """Show `what` on the console, and time this block as `phase`."""
         with self.console.wait(what, logged, more), self.clock.phase(phase):
             yield
 
     def loop(self) -> float:
-        """Every step of a run, from the first evaluation to the closing table; returns the final accuracy."""
+        """Run all steps, from the first evaluation to the closing table; return the final accuracy."""
         self.begin()
         position = self.position
         for number in range(position.finished + 1, self.n_steps + 1):
@@ -156,25 +159,26 @@ class Trainer:
         return self.finish()
 
     def whole_step(self, number: int) -> None:
-        """Step 1, 2, ... with the evaluation and the checkpoint that are due behind it; or the rest of it."""
+        """Run one training step, or the rest of it, with the evaluation and checkpoint due after it."""
         position = self.position
         with self.profile.of(number):
             step = self.sample_and_learn(number)
-        asked = not (number == self.n_steps or position.ended) and self.due_behind(step)
-        if asked and position.evaluated != number:
+        last = number == self.n_steps or position.ended
+        evaluates = not last and self.evaluation_due(step)
+        if evaluates and position.evaluated != number:
             self.evaluate(number, Fraction(number))
-        if last := number == self.n_steps or position.ended:
+        if last := last or position.ended:
             self.keep()
             self.evaluate_last(number)
-        self.console.step(number, self.validation.accuracy, step.metrics, keep=last or asked)
+        self.console.step(number, self.validation.accuracy, step.metrics, keep=last or evaluates)
         with held():
             position.end_step(number)
-            self.keeper.settle(drawn=True)
-        if not last and self.keeper.due():
+            self.checkpointer.take_snapshot(drawn=True)
+        if not last and self.checkpointer.due():
             self.keep()
 
     def sample_and_learn(self, number: int) -> Step:
-        """Step 1, 2, ... without what may be due behind it; or the rest of it."""
+        """Collect, learn, sync and record; what a resumed step has already done is skipped."""
         step = self.position.step or self.collect(number)
         self.learn(step)
         if not self.position.recorded:
@@ -184,23 +188,24 @@ class Trainer:
             self.record(step, finite)
         return step
 
-    def due_behind(self, step: Step) -> bool:
-        """Whether the settings ask for an evaluation behind the step."""
-        width = Fraction(1, 1 if self.prefetcher.ahead else max(step.count, 1))  # of the step's last update
-        return due(self.run, Fraction(step.number), width, self.n_steps)
+    def evaluation_due(self, step: Step, done: Fraction | None = None) -> bool:
+        """Whether an evaluation is due after the step, or after its update that ends at `done` steps."""
+        width = Fraction(1, 1 if self.prefetcher.ahead else max(step.count, 1))  # of one update
+        at = Fraction(step.number) if done is None else done
+        return evaluation_due(at, width, self.n_steps, self.run.eval_every, self.run.longest_without_evaluation)
 
     def begin(self) -> None:
-        """The first evaluation; or everything as it was at the checkpoint that the run goes on from."""
+        """Evaluate the start weights, or restore the checkpoint to resume from."""
         if (checkpoint := self.records.checkpoint) is None:
             self.clock.begin()
             before = self.evaluate(0, Fraction(0))
-            shown_generations(self.console, before.samples, self.components.eval_problems, self.run.log_generations)
+            print_generations(self.console, before.samples, self.components.eval_problems, self.run.log_generations)
         else:
             with self.console.wait("going on from the checkpoint"):
-                before = self.keeper.restore(checkpoint)
+                before = self.checkpointer.restore(checkpoint)
             self.clock.begin()
         number = (position := self.position).finished + (position.step is not None)
-        position.status, position.reason = self.ends.verdict(number, evaluates=False)  # by the settings of now
+        position.status, position.reason = self.stop_rule.verdict(number, evaluates=False)  # by the current settings
         if position.finished >= self.n_steps or (position.ended and position.step is None):
             return
         self.console.start(self.n_steps, position.finished)
@@ -208,7 +213,7 @@ class Trainer:
             self.console.step(0, self.validation.accuracy, before.metrics, keep=True)
 
     def collect(self, number: int) -> Step:
-        """Sample, grade, compute advantages; score what learning will not score under the weights that sampled."""
+        """Sample, grade, compute advantages; score under the sampling weights what the first update will not score."""
         with self.doing(f"step {number}", "rollout", self.components.rollouts.drawn):
             collected = self.components.with_signs(self.prefetcher.next(number))
         weight_version = self.engine.weight_version
@@ -218,22 +223,22 @@ class Trainer:
         with held():
             self.counters.sampled(collected.samples)
             self.position.step = step = Step(number, scored, weight_version)
-            self.prefetcher.taken(number)
-            self.keeper.settle(drawn=True)
+            self.prefetcher.start_next(number)
+            self.checkpointer.take_snapshot(drawn=True)
         return step
 
     def learn(self, step: Step) -> None:
-        """Take the step's updates; between two of them, an evaluation may be due."""
+        """Take the step's optimizer updates, with the evaluations due between them."""
         taken, sampling, objective = len(step.updates), self.components.sampling, self.learner.objective
         work = TrainingWork(self.clock, bool(objective.kl_coef_of_loss or objective.entropy_coef))
 
         def counted(update: Update) -> None:
-            work.took(step.collected.batches[len(step.updates)])
+            work.add_update(step.collected.batches[len(step.updates)])
             self.counters.learned(update.metrics)
             step.updates.append(update)
-            self.keeper.settle()
+            self.checkpointer.take_snapshot()
 
-        if taken and not self.position.recorded:  # before the run was interrupted
+        if taken and not self.position.recorded:  # by the run before it was interrupted
             self.between_updates(step)
         updates = self.learner.learn(step.collected, step.number, self.schedule, sampling, counted, taken)
         with self.clock.phase("train"):
@@ -242,21 +247,20 @@ class Trainer:
                     self.between_updates(step)
 
     def between_updates(self, step: Step) -> None:
-        """Write an update's row, unless it is the last one's; evaluate where that is due."""
+        """Write an update's row, unless it is the step's last; evaluate if due."""
         if (taken := len(step.updates)) == step.count:
             return
         if self.position.rows < taken:
             with held():
                 self.records.metrics(self.counters.row() | step.row())
                 self.position.rows = taken
-                self.keeper.settle()
+                self.checkpointer.take_snapshot()
         done = step.number - 1 + Fraction(taken, step.count)
-        asked = not self.prefetcher.ahead and due(self.run, done, Fraction(1, step.count), self.n_steps)
-        if asked and self.position.evaluated != done:
+        if not self.prefetcher.ahead and self.evaluation_due(step, done) and self.position.evaluated != done:
             self.evaluate_within(step, done)
 
     def evaluate_within(self, step: Step, done: Fraction) -> None:
-        """Evaluate the weights as they are between two updates."""
+        """Evaluate the weights between two updates of a step."""
         with self.clock.phase("weight_sync"):
             self.engine.load_weights(self.policy)
         self.evaluate(step.number - 1, done, between_updates=True)
@@ -264,7 +268,7 @@ class Trainer:
         self.console.step(step.number, self.validation.accuracy, learned, keep=True)
 
     def evaluate(self, step: int, done: Fraction, last: bool = False, between_updates: bool = False) -> Evaluated:
-        """Evaluate the weights as they are, behind so many steps."""
+        """Evaluate the current weights, record the result, and let the monitors check it."""
         measured = self.validation.measure(step, last)
         with held():
             evaluated = self.validation.record(measured, step, between_updates)
@@ -272,18 +276,18 @@ class Trainer:
             self.monitors.check(step, {}, evaluations=[e.metrics for e in self.validation.history])
             if not self.position.ended:
                 self.position.status, self.position.reason = self.monitors.verdict()
-            self.keeper.settle(drawn=True)
+            self.checkpointer.take_snapshot(drawn=True)
         return evaluated
 
     def evaluate_last(self, number: int) -> None:
-        """Ask the whole split behind the last step, unless that is done, or the weights can answer nothing."""
+        """Evaluate on the whole split after the last step, unless that is done or the weights are not finite."""
         position, done = self.position, Fraction(number)
-        again = position.evaluated == done  # the evaluation that was due there ends the run, or there was no step
+        again = position.evaluated == done  # by a due evaluation that ended the run, or no step was left
         if position.status != LOST and not (again and self.validation.history[-1].last):
             self.evaluate(number, done, last=True, between_updates=again)
 
     def sync(self, step: Step, finite: bool) -> None:
-        """Hand the new weights to the engine; what is sampled ahead keeps those that it began with."""
+        """Give the new weights to the engine; samples drawn ahead keep the weights they began with."""
         with self.clock.phase("rollout"):
             self.prefetcher.drain()
         if step.updates and finite:
@@ -293,7 +297,7 @@ class Trainer:
         step.synced["train/moments_not_finite"] = self.learner.moments_not_finite()
 
     def record(self, step: Step, finite: bool) -> None:
-        """Write down what the step has come to, and warn of what went wrong quietly in it."""
+        """Write the step's row and samples, run the monitors, and decide whether the run ends here."""
         number, samples = step.number, step.samples
         with held():
             self.records.metrics(self.counters.row() | step.row())
@@ -303,38 +307,40 @@ class Trainer:
             for name, notice in step.collected.notices.items():
                 self.monitors.warn(number, name, notice)
             self.monitors.check_grades(number, self.components.grader.warnings([s.grade for s in samples]))
-            self.ends.recorded(step)
-            self.position.status, self.position.reason = self.ends.verdict(number, self.due_behind(step))
+            self.counters.step_ended(sum(len(s.response.token_ids) for s in samples))
+            self.position.status, self.position.reason = self.stop_rule.verdict(number, self.evaluation_due(step))
             self.position.recorded = True
-            self.keeper.settle()
+            self.checkpointer.take_snapshot()
 
     def keep(self) -> None:
-        """Write a checkpoint, unless the settings want none."""
+        """Write a checkpoint, unless checkpoint.every=0."""
         if self.run.checkpoint.every == 0:
             return
         with self.doing("writing a checkpoint", "checkpoint"):
-            self.keeper.write()
+            self.checkpointer.write()
 
     def finish(self) -> float:
-        """Decide how the run ended, save the model, write the summary, draw the curves; returns the accuracy."""
+        """Save the model, draw the curves, write the summary and print the closing table; return the accuracy."""
         run, console, records, components = self.run, self.console, self.records, self.components
         before, after = self.validation.history[0], self.validation.history[-1]
         status, reason = self.position.status, self.position.reason
-        say_why_it_ended(console, records.folder, status, reason)
+        print_reason(console, records.folder, status, reason)
         if run.save_model:
             with self.doing("saving the model", "checkpoint", logged=False):
-                self.keeper.save_model()
+                self.checkpointer.save_model()
         with self.doing("drawing the curves", "record", logged=False):
             draw_curves(RunFolder(records.folder))
-        self.keeper.prune(keep=1)  # enough to give the run more steps
-        summary = summed_up(components, status, reason, before, after) | {
-            **course_of(self.monitors, self.counters),
-            "checkpoints": self.keeper.leaves(status),
+        self.checkpointer.prune(keep=1)  # one is enough to train for more steps
+        summary = run_summary(components, status, reason, before, after) | {
+            **course_summary(self.monitors, self.counters),
+            "checkpoints": self.checkpointer.leaves(status),
         }
         with console.wait("closing the records"):
             write_card(run.eval.card, records.folder, summary)
             records.summary(summary)
             if summary["checkpoints"]["moments_removed"]:
-                self.keeper.drop_moments()
-        closing(console, run, records.folder, before, after, components.eval_problems, summary, components.loggers)
+                self.checkpointer.drop_moments()
+        print_closing(
+            console, run, records.folder, before, after, components.eval_problems, summary, components.loggers
+        )
         return float(summary["accuracy"])

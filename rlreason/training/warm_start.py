@@ -1,4 +1,4 @@
-"""The weights that the built-in model starts from: shipped, cached, or taught by a short SFT."""
+"""The start weights of the built-in model: shipped, cached, or taught by a short SFT."""
 
 import hashlib
 import json
@@ -35,15 +35,15 @@ from rlreason.training.algorithms.sft import sft_sample
 from rlreason.training.learner import Learner
 from rlreason.types import Problem
 
-#: In one forward pass. Not a setting: how a step is divided changes the rounding, and the weights with it.
+#: In one forward pass. Not a setting: the division into micro-batches changes the rounding, and so the weights.
 MICRO_BATCH_TOKENS = 8192
 
 
 @dataclass(frozen=True, slots=True)
 class Lessons:
-    """What a model is taught: freshly written traces, the same ones for the same seed.
+    """What the warm start teaches: newly written traces, the same for the same seed.
 
-    The formats take turns, trace by trace; one that is listed twice gets two turns.
+    The formats alternate, trace by trace; one listed twice gets two turns.
     """
 
     problems: Sequence[Problem]
@@ -53,8 +53,8 @@ class Lessons:
     habits: HabitsConfig = field(default_factory=HabitsConfig)  # of the task
 
     @property
-    def shown(self) -> HabitsConfig:
-        """The task's habits, with the shares that the model's own settings give."""
+    def effective_habits(self) -> HabitsConfig:
+        """The task's habits, with the shares that the model's own settings override."""
         hasty, slip = self.settings.hasty_share, self.settings.slip_share
         return replace(
             self.habits,
@@ -63,27 +63,27 @@ class Lessons:
         )
 
     def described(self) -> dict[str, Any]:
-        """The settings in plain values, no share left open, and of the habits what differs from the usual ones."""
-        shown, usual = asdict(self.shown), asdict(HabitsConfig())
-        shares = {name: shown.pop(name) for name in ("hasty_share", "slip_share")}
-        return {**asdict(self.settings), **shares, **{k: v for k, v in shown.items() if v != usual[k]}}
+        """Return all settings in plain values, with both shares, and the habits that differ from the default ones."""
+        habits, usual = asdict(self.effective_habits), asdict(HabitsConfig())
+        shares = {name: habits.pop(name) for name in ("hasty_share", "slip_share")}
+        return {**asdict(self.settings), **shares, **{k: v for k, v in habits.items() if v != usual[k]}}
 
     def batches(self, count: int) -> Iterator[list[tuple[str, str]]]:
-        """`count` batches of (prompt, trace)."""
-        rng, turns, shown = random.Random(f"warm-up/{self.seed}"), cycle(self.formats), self.shown
+        """Yield `count` batches of (prompt, trace)."""
+        rng, turns, habits = random.Random(f"warm-up/{self.seed}"), cycle(self.formats), self.effective_habits
         for _ in range(count):
             batch = []
             for problem in rng.choices(self.problems, k=self.settings.batch_size):
                 form = next(turns)
-                trace = habit_trace(problem, rng, shown.hasty_share, shown.slip_share, form.trace, shown)
+                trace = habit_trace(problem, rng, habits.hasty_share, habits.slip_share, form.trace, habits)
                 batch.append((form.prompt(problem.question), trace))
             yield batch
 
 
 def warm_up(policy: Policy, lessons: Lessons, progress: Callable[[str], None] = lambda text: None) -> float:
-    """Train on the lessons; the rate rises over 5% of the steps, then falls to a tenth; -> last loss.
+    """Train on the lessons; the rate rises over 5% of the steps, then falls to a tenth. Return the last loss.
 
-    With one thread, so that the weights are the same however many the run has: a run may go on with another number.
+    Uses one thread, so that the weights do not depend on the run's number of threads, with which it may be resumed.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -111,30 +111,30 @@ def _taught(policy: Policy, lessons: Lessons, progress: Callable[[str], None]) -
 Recipe = dict[str, Any]
 SHIPPED = Path(__file__).resolve().parents[1] / "model" / "shipped"
 
-#: Settings of the model that change how numbers are rounded, and no more.
+#: Settings of the model that only change how numbers are rounded.
 ROUNDING = ("dtype", "head", "attention")
-#: Settings of the model that act after its warm start, or not on its weights.
+#: Settings of the model that apply after its warm start, or not to its weights.
 AFTERWARDS = ("name", "cache", "gradient_checkpointing", "check_memory", "freeze", "lora")
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
-    """The weights that a run starts from."""
+class StartWeights:
+    """The weights that a run starts from, and where they came from."""
 
     source: Literal["shipped", "cache", "made", "random"]
     weights: str  # checksum of all of them
-    key: str = ""  # of the recipe and of what made it
-    seconds: float = 0.0  # to make or find them
+    key: str = ""  # of the recipe and its maker
+    seconds: float = 0.0  # to make or load them
 
 
 def recipe_of(tiny: TinyModelConfig, policy: Policy, lessons: Lessons) -> Recipe:
-    """Everything that a user can change about the start model, in plain values.
+    """Return everything about the start model that a user can change, in plain values.
 
     The tokenizer, the data, the formats and the first batch of lessons enter by their content.
     """
     settings = {f.name: getattr(tiny, f.name) for f in fields(tiny) if f.name not in (*ROUNDING, *AFTERWARDS)}
     settings["warm_start"] = lessons.described()
-    if tiny.dtype == "bfloat16":  # asked for; auto takes what the device has
+    if tiny.dtype == "bfloat16":  # requested; auto takes what the device supports
         settings["dtype"] = tiny.dtype
     words = json.loads(policy.tokenizer.backend_tokenizer.to_str())["model"]
     return {
@@ -147,7 +147,7 @@ def recipe_of(tiny: TinyModelConfig, policy: Policy, lessons: Lessons) -> Recipe
 
 
 def maker_of(tiny: TinyModelConfig, policy: Policy) -> dict[str, Any]:
-    """What makes the model: other code, libraries and devices round otherwise."""
+    """Return the code, libraries and device that make the model: others round differently."""
     names = [f.name for f in fields(tiny) if f.name in ROUNDING and f.name not in ("dtype", "head")]
     on_gpu = policy.device.type == "cuda"
     return {
@@ -163,7 +163,7 @@ def maker_of(tiny: TinyModelConfig, policy: Policy) -> dict[str, Any]:
 
 @cache
 def code_hash(modules: Sequence[str] = ("rlreason.training.warm_start", "rlreason.model.tiny")) -> str:
-    """Of the sources of these modules and of every module of this package that they import, and so on."""
+    """Hash the sources of these modules and, recursively, of every module of this package that they import."""
     root, waiting, sources = Path(__file__).resolve().parents[2], list(modules), dict[str, str]()
     while waiting:
         name = waiting.pop()
@@ -178,40 +178,40 @@ def code_hash(modules: Sequence[str] = ("rlreason.training.warm_start", "rlreaso
 
 def find_or_make(
     tiny: TinyModelConfig, policy: Policy, lessons: Lessons, make: Callable[[], None], say: Callable[[str], None]
-) -> Start:
-    """Give the policy its start weights; `make` teaches it where they are nowhere to be found."""
+) -> StartWeights:
+    """Load the policy's start weights, or let `make` teach it if there are none."""
     began = time.monotonic()
     recipe = recipe_of(tiny, policy, lessons)
     key = hashed(recipe, maker_of(tiny, policy))
 
-    def made() -> Weights:
+    def make_weights() -> Weights:
         make()
         return copied(policy.named_weights())
 
-    def done(source: Literal["shipped", "cache", "made"], weights: Weights, key: str) -> Start:
-        put(policy, weights)
-        return Start(source, checksum(weights), key, round(time.monotonic() - began, 1))
+    def start_from(source: Literal["shipped", "cache", "made"], weights: Weights, key: str) -> StartWeights:
+        load_weights(policy, weights)
+        return StartWeights(source, checksum(weights), key, round(time.monotonic() - began, 1))
 
     if tiny.cache is None:
-        return done("made", made(), key)
+        return start_from("made", make_weights(), key)
     if (shipped := find_shipped(recipe, say)) is not None:
-        return done("shipped", shipped, hashed(recipe))
+        return start_from("shipped", shipped, hashed(recipe))
     if (folder := cache_folder(tiny.cache)) is None:
         say("! model.cache=auto: there is no home folder to keep the model in: give model.cache=DIR")
-        return done("made", made(), key)
-    weights, found = WeightCache(folder, say).get(key, made)
-    return done("cache" if found else "made", weights, key)
+        return start_from("made", make_weights(), key)
+    weights, found = WeightCache(folder, say).get(key, make_weights)
+    return start_from("cache" if found else "made", weights, key)
 
 
-def put(policy: Policy, weights: Weights) -> None:
-    """Every weight of the model, by name."""
+def load_weights(policy: Policy, weights: Weights) -> None:
+    """Load every weight of the model, by name."""
     with torch.no_grad():
         for name, live in policy.named_weights():
             live.copy_(weights[name])
 
 
 def find_shipped(recipe: Recipe, say: Callable[[str], None], folder: Path = SHIPPED) -> Weights | None:
-    """The weights that come with the package for this recipe, whatever machine runs it."""
+    """Return the weights shipped with the package for this recipe, on any machine."""
     for described in sorted(folder.glob("*.json")):
         if json.loads(described.read_text(encoding="utf-8"))["recipe"] == json.loads(json.dumps(recipe)):
             file = described.with_suffix(SUFFIX)
@@ -223,7 +223,7 @@ def find_shipped(recipe: Recipe, say: Callable[[str], None], folder: Path = SHIP
 
 
 def cache_folder(setting: str) -> Path | None:
-    """`model.cache` as a folder; None where that is to be in the home folder, and there is none."""
+    """Return `model.cache` as a folder; None if it should be in the home folder and there is none."""
     base = os.environ.get("XDG_CACHE_HOME", "")
     auto = Path(base if Path(base).is_absolute() else "~/.cache") / "rlreason"
     try:
@@ -233,29 +233,29 @@ def cache_folder(setting: str) -> Path | None:
 
 
 def hashed(*values: Any) -> str:
-    """16 hex digits of plain values."""
+    """Return 16 hex digits of plain values."""
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
 
 
-#: Prompt options that share a warm start, one for each turn. A prompt with three worked examples is many times as long
+#: Prompt options that share a warm start, one per turn. A prompt with three worked examples is many times as long
 #: as a bare question and ends like r1_zero's: one turn in sixteen suffices to learn it, and keeps the warm start short.
 SHARED = 5 * SHARED_WARM_START[:3] + SHARED_WARM_START[3:]
 
 
 def formats_of(run: RunConfig) -> list[Format]:
-    """One for each turn. An evaluation's own prompt gets half of them, where training's does not bring it along."""
+    """Return one format per turn; an evaluation's own prompt gets half of them, unless training's bring it along."""
     asked, trained = run.eval.prompt, formats_with(run.prompt)
     if asked is None or template_of(asked) == template_of(run.prompt):
         return trained
     more = formats_with(asked)
-    if len(trained) == len(more) > 1:  # both share one warm start
+    if len(trained) == len(more) > 1:  # both are in the shared warm start
         return trained
     pairs = zip(cycle(trained), cycle(more), strict=False)
     return [form for pair in islice(pairs, max(len(trained), len(more))) for form in pair]
 
 
 def formats_with(prompt: PromptConfig) -> list[Format]:
-    """One for each turn: those of the shared warm start where this prompt is one of them, or its own alone."""
+    """Return one format per turn: those of the shared warm start if this prompt is one of them, else its own alone."""
     shared = {name: shipped(name) for name in SHARED}
     same = [other for other in shared.values() if template_of(other) == template_of(prompt)]
     check_readable(prompt, trace_of(same[0] if same else prompt))
@@ -266,7 +266,7 @@ def formats_with(prompt: PromptConfig) -> list[Format]:
 
 
 def shipped(name: str) -> PromptConfig:
-    """A prompt option as it stands in `conf/`, whatever a run has changed."""
+    """Load a prompt option as it is in `conf/`, whatever the run has overridden."""
     file = resource_dir("conf") / "prompt" / f"{name}.yaml"
     prompt = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(PromptConfig), OmegaConf.load(file)))
     assert isinstance(prompt, PromptConfig)
@@ -274,18 +274,18 @@ def shipped(name: str) -> PromptConfig:
 
 
 def format_of(prompt: PromptConfig) -> Format:
-    """How this prompt asks, and how a trace answers it."""
+    """Return how this prompt asks, and how a trace answers it."""
     return Format(filling(prompt), trace_of(prompt))
 
 
 def trace_of(prompt: PromptConfig) -> str:
-    """The prompt's own trace; where that does not say how to answer, in answer tags."""
+    """Return the prompt's own trace, or the default one in answer tags if it has no place for the answer."""
     return prompt.trace if "{answer}" in prompt.trace else R1_ZERO_TRACE
 
 
 def check_readable(prompt: PromptConfig, trace: str) -> None:
-    """`ConfigError` where the prompt's reward would find no answer in what the warm start teaches, in no response."""
-    if prompt.reward not in NAMED_REWARDS:  # what a reward of the user's own reads is not known
+    """Raise `ConfigError` if the prompt's reward could find no answer in what the warm start teaches."""
+    if prompt.reward not in NAMED_REWARDS:  # what the user's own reward reads is unknown
         return
     if Grader(reward=prompt.reward).read(trace.format(solution="1+1=2", answer="2")).answer != "2":
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""GRPO: sample a group of responses per question; the advantage of each compares it with its group."""
+"""GRPO: sample a group of responses per question; a response's advantage compares it with its group."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class GRPO(Online):
-    """`collect(step)` -> graded samples with advantages, cut into optimizer steps."""
+    """GRPO: `collect(step)` returns graded samples with advantages, cut into optimizer steps."""
 
     objective: Objective
-    reference: "LogProbScorer | None" = None  # given when a KL term needs it
-    behaviour: "LogProbScorer | None" = None  # given where the policy that sampled must be scored before it learns
-    old_log_probs: str = "none"  # who knows those of the policy that sampled: none | measured (behaviour) | engine
+    reference: "LogProbScorer | None" = None  # set if a KL term needs it
+    behaviour: "LogProbScorer | None" = None  # set if the sampling policy must be scored before it learns
+    old_log_probs: str = "none"  # where those of the sampling policy come from: none | measured (by behaviour) | engine
 
     def collect(self, step: int) -> Collected:
         """Sample groups, score what the objective compares, compute advantages."""
@@ -65,9 +65,9 @@ class GRPO(Online):
         return Collected(everything, self.batches(step, learned), metrics, notices)
 
     def _refilled(self, step: int, samples: list[Sample]) -> tuple[list[Sample], list[Sample], int]:
-        """DAPO's dynamic sampling with a bound: (samples to learn from, those put aside, rounds it took).
+        """DAPO's dynamic sampling with a bound: return (samples to learn from, those discarded, rounds).
 
-        Groups of equal rewards are replaced by groups of further questions, as far as these are better.
+        Groups of equal rewards are replaced by groups of further questions, as far as these have unequal ones.
         """
         asked, rounds = {s.group for s in samples}, 0
         most = self.objective.max_resampling_rounds
@@ -85,7 +85,7 @@ class GRPO(Online):
         return [s for s in samples if s.group in chosen], [s for s in samples if s.group not in chosen], rounds
 
     def _scored(self, samples: list[Sample]) -> list[Sample]:
-        """The samples with the log-probabilities that the objective asks for, before any weight moves."""
+        """Add the log-probabilities that the objective needs, before any weight moves."""
         if self.reference is not None:  # both sides of a KL term are scored alike: equal models are exactly 0 apart
             with self.rollouts.clock.phase("score"):
                 scores = self.reference.log_probs(token_ids(samples))
@@ -99,7 +99,7 @@ class GRPO(Online):
 
 
 def mixed_groups(samples: Sequence[Sample]) -> set[str]:
-    """Ids of the groups that hold better and worse responses."""
+    """Return the ids of groups with unequal rewards."""
     rewards: dict[str, set[float]] = {}
     for s in samples:
         rewards.setdefault(s.group, set()).add(s.grade.reward)
@@ -107,9 +107,9 @@ def mixed_groups(samples: Sequence[Sample]) -> set[str]:
 
 
 def with_advantages(samples: Sequence[Sample], objective: Objective) -> tuple[list[Sample], set[str]]:
-    """The samples with their advantages, and the groups in which any is other than 0 by the rewards, KL term aside.
+    """Return the samples with advantages, and the groups where rewards alone (no KL term) make one non-zero.
 
-    Groups are formed by problem id: the order of the samples and what was left out do not matter.
+    Groups are formed by problem id, so the order of the samples and what was left out do not matter.
     """
     if not samples:
         return [], set()
@@ -134,7 +134,7 @@ def with_advantages(samples: Sequence[Sample], objective: Objective) -> tuple[li
 
 
 def _kl_of_sampler(samples: Sequence[Sample], estimator: str) -> Tensor:
-    """KL estimate per token (n, seq) of the policy that sampled, both sides under the trainer's own scorer."""
+    """Return the sampling policy's KL estimate per token (n, seq), both sides scored by the trainer."""
     sampled, reference, ones = (
         pad_sequence([torch.tensor(row) for row in rows], batch_first=True)
         for rows in (

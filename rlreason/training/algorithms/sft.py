@@ -1,4 +1,4 @@
-"""SFT on given responses, and expert iteration: sample, keep what is correct, SFT on it."""
+"""SFT on given responses, and expert iteration: sample, keep the correct responses, SFT on them."""
 
 import math
 from collections import Counter
@@ -15,13 +15,13 @@ GIVEN = Grade(1.0, 1.0, 1.0, "correct", path="given")  # a trace to imitate is n
 
 
 def sft_sample(prompt_ids: list[int], response_ids: list[int], text: str, problem_id: str = "given") -> Sample:
-    """A given response as a sample with advantage 1; `response_ids` hold the end token."""
+    """Wrap a given response as a sample with advantage 1; `response_ids` include the end token."""
     return Sample(Response(problem_id, prompt_ids, response_ids, [], text, "stop"), GIVEN, advantage=1.0)
 
 
 @dataclass(frozen=True)
 class SFT:
-    """`collect(step)` -> the next traces, in passes over all of them, each in its own order."""
+    """Supervised fine-tuning: `collect(step)` returns the next traces, in passes over all, each in its own order."""
 
     traces: Sequence[Sample]
     batch_size: int
@@ -32,7 +32,7 @@ class SFT:
 
     @cached_property
     def total(self) -> int:
-        """How many traces are learned from, repetitions included."""
+        """Number of traces to learn from, repetitions included."""
         if self.steps is not None:
             return self.steps * self.batch_size
         assert self.epochs is not None
@@ -40,19 +40,18 @@ class SFT:
 
     @property
     def n_steps(self) -> int:
-        """Optimizer steps, the last of which may be smaller."""
+        """Number of optimizer steps, the last of which may be smaller."""
         return math.ceil(self.total / self.batch_size)
 
-    @property
-    def state(self) -> dict[str, Any]:
-        """Nothing: the traces of a step follow from its number."""
+    def state_dict(self) -> dict[str, Any]:
+        """Empty: a step's traces follow from its number."""
         return {}
 
-    def put(self, state: dict[str, Any]) -> None:
-        """Nothing to go on from."""
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Do nothing: there is no state."""
 
     def collect(self, step: int) -> Collected:
-        """The step's traces as its one batch; nothing is sampled."""
+        """Return the step's traces as one batch; nothing is sampled."""
         first = (step - 1) * self.batch_size
         last = min(first + self.batch_size, self.total)
         batch = [self._at(position) for position in range(first, last)]
@@ -68,21 +67,21 @@ class SFT:
         if epoch not in self._orders:
             order = list(range(len(self.traces)))
             Random(f"{self.seed}/epoch/{epoch}").shuffle(order)
-            self._orders.clear()  # passes follow one another: only the last is asked for again
+            self._orders.clear()  # passes come in order: only the current one is needed again
             self._orders[epoch] = order
         return self._orders[epoch]
 
 
 @dataclass(frozen=True, slots=True)
 class ExpertIteration(Online):
-    """`collect(step)` -> graded samples; the kept ones, with advantage 1, cut into the optimizer steps of an SFT."""
+    """Expert iteration: `collect(step)` returns graded samples, the correct ones as SFT batches with advantage 1."""
 
     max_per_question: int | None = None
     deduplicate: bool = False
     restart: bool = False
 
     def collect(self, step: int) -> Collected:
-        """Sample, and keep what is correct."""
+        """Sample, and keep the correct responses."""
         problems = self.questions.next_batch(self.per_step)
         sampled = self.rollouts.sample(problems, self.sampling, self.group_size, purpose=f"train/{step}")
         self.questions.update(sampled)
@@ -119,9 +118,9 @@ class ExpertIteration(Online):
 
 
 def chosen_responses(samples: Sequence[Sample], most: int | None, deduplicate: bool) -> set[int]:
-    """Places of the responses to imitate: correct and ended by themselves, the first `most` of each question.
+    """Return the indices of responses to imitate: correct and not truncated, the first `most` per question.
 
-    With `deduplicate`, of several responses to a question that differ in white space only the first counts.
+    With `deduplicate`, only the first of responses to a question that differ in white space only.
     """
     per_question: Counter[str] = Counter()
     seen: set[tuple[str, str]] = set()
