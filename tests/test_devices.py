@@ -5,8 +5,7 @@ import torch
 
 from rlreason.config.model import PretrainedModelConfig
 from rlreason.errors import ConfigError
-from rlreason.model.attention import Hardware as ForKernel
-from rlreason.model.attention import choose_kernel
+from rlreason.model.attention import KernelSupport, choose_kernel
 from rlreason.model.devices import Hardware, choose_dtype, choose_types, hardware_here, pick_device, remarks
 from rlreason.runtime.machine import divide_memory_finely, driver_gpus, why_unseen
 
@@ -84,9 +83,9 @@ def test_auto_takes_what_the_device_computes():
 
 def test_a_kernel_on_an_old_card_is_not_promised_by_another_number_type():
     with pytest.raises(ConfigError, match=r"choose model\.attention=auto"):
-        choose_kernel("varlen", ForKernel("cuda", FULL, (7, 5)))
+        choose_kernel("varlen", KernelSupport("cuda", FULL, (7, 5)))
     with pytest.raises(ConfigError, match=r"set model\.dtype=bfloat16"):
-        choose_kernel("varlen", ForKernel("cuda", FULL, (8, 0)))
+        choose_kernel("varlen", KernelSupport("cuda", FULL, (8, 0)))
 
 
 def test_memory_is_divided_finely_where_there_is_a_gpu_and_nobody_has_said_how():

@@ -34,7 +34,7 @@ from rlreason.cli.doctor.probing import Found, Probe, probe_findings
 from rlreason.cli.entry import exit_code_of
 from rlreason.cli.subcommands import named_verb, run_verb
 from rlreason.config.store import typed
-from rlreason.model.shapes import Device, Driver, asked_driver, believed_device
+from rlreason.model.shapes import Device, Driver, believed_device, query_driver
 from rlreason.training.preflight import too_few_gpus
 from tests.starts import ROOT
 from tests.waiting import MINUTES, wait_for
@@ -207,7 +207,7 @@ def test_whatever_nvidia_smi_answers_is_a_finding(kind, tmp_path, monkeypatch):
     (tmp_path / "nvidia-smi").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    driver = asked_driver(3.0 if kind == "hangs" else MINUTES)
+    driver = query_driver(3.0 if kind == "hangs" else MINUTES)
     found = gpu_findings(NONE | {"driver_cuda": "12.4"}, driver, None, True)
     if says:
         assert says in driver.failure

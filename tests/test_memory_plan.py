@@ -27,7 +27,7 @@ from rlreason.engines.hf.kv_cache import HEADROOM, PreallocatedLayer
 from rlreason.model import memory as f
 from rlreason.model import memory as head
 from rlreason.model.log_probs import CHUNK, chunked_log_probs
-from rlreason.model.memory import PROMPT, Sampled, Work, work_of
+from rlreason.model.memory import PROMPT, Sampled, Workload, workload_of
 from rlreason.model.parameters import checkpoint_layers
 from rlreason.model.plan import CONTEXT, Plan, held_later, plan_of, planned_cache
 from rlreason.model.policy import Policy
@@ -195,7 +195,7 @@ def test_training_the_built_in_model_takes_what_the_plan_says(tiny_run, words):
     shape = dataclasses.replace(shape_of(run.model).shape, vocab=len(policy.tokenizer))
     assert shape.numbers == sum(p.numel() for p in policy.model.parameters())
     found = measured_update(make_learner(run, policy), samples(64, 8, 60, 48))
-    agrees(plan_of(work_of(run, shape, CPU), CPU), found)
+    agrees(plan_of(workload_of(run, shape, CPU), CPU), found)
     if run.model.dtype == "auto":
         batch = policy.pack([_pair(s) for s in samples(32, 8, 60, 48)])
         kept = f.saved_bytes(shape, found.tokens, found.scored, 4, checkpointing=checkpointing)
@@ -219,7 +219,7 @@ def test_a_large_vocabulary_takes_what_the_plan_says(words, tmp_path, composed, 
     shape = shape_of(run.model).shape
     found = measured_update(make_learner(run, policy), samples(8, 4, 20, 340))
     assert found.scored > 2 * CHUNK  # three chunks
-    plan = plan_of(work_of(run, shape, CPU, 20), CPU)
+    plan = plan_of(workload_of(run, shape, CPU, 20), CPU)
     passes = sum(plan.training.get(part, 0) for part in PASSES)
     logits = 4 * CHUNK * shape.vocab
     assert abs(passes - found.peak) < 0.4 * logits, (plan.training, found)  # a third copy would be a whole one
@@ -240,11 +240,11 @@ def test_training_a_model_of_135m_takes_what_the_plan_says(tmp_path, composed, t
     policy = Policy(model, tokenizer)
     learner, batch = make_learner(run, policy), samples(4, 2, 40, 80)
     whole = measured_update(learner, batch)
-    agrees(plan_of(work_of(run, shape, CPU), CPU), whole)
+    agrees(plan_of(workload_of(run, shape, CPU), CPU), whole)
     checkpoint_layers(model)
     again = with_changes(run, {"model.gradient_checkpointing": True})
     less = measured_update(learner, batch)
-    agrees(plan_of(work_of(again, shape, CPU), CPU), less)
+    agrees(plan_of(workload_of(again, shape, CPU), CPU), less)
     both = [f.saved_bytes(shape, whole.tokens, whole.scored, 4, checkpointing=on) for on in (False, True)]
     assert close(both[0] - both[1], whole.peak - less.peak)  # the activations alone
     del learner
@@ -266,7 +266,7 @@ def test_copies_of_weights_in_half_precision_last_as_long_as_the_plan_says(words
     policy = Policy(AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(tmp_path)), tokenizer, torch.bfloat16)
     choose_trained(run.model, policy, 0)
     shape = shape_of(run.model).shape
-    plan = plan_of(work_of(run, shape, CPU), CPU)
+    plan = plan_of(workload_of(run, shape, CPU), CPU)
     assert ("cast weights" in plan.training) != run.model.gradient_checkpointing
     found = measured_update(make_learner(run, policy), samples(4, 2, 40, 80))
     passes = sum(plan.training.get(part, 0) for part in PASSES)
@@ -414,7 +414,7 @@ ON_A_CARD = [
 @pytest.mark.parametrize(("name", "tokens", "scored", "several", "measured"), ON_A_CARD)
 def test_the_trainers_memory_is_what_a_card_has_measured(name, tokens, scored, several, measured):
     shape = PUBLISHED[name]
-    work = Work(
+    work = Workload(
         shape,
         products=2,
         trained=tuple(f.trained_tensors(shape, 4)),
@@ -452,7 +452,7 @@ def test_what_is_held_at_the_same_time(composed):
     shape = shape_of(base.model).shape
 
     def plan(*words, device=CARD):
-        return plan_of(work_of(typed(composed(*words)), shape, device), device)
+        return plan_of(workload_of(typed(composed(*words)), shape, device), device)
 
     usual = plan(device=CPU)
     assert "gradients" not in usual.sampling
@@ -477,7 +477,7 @@ def test_an_engine_of_its_own_is_counted_where_it_is(composed):
 
     def plan(device, *words):
         run = typed(composed("model=qwen2_5_math_1_5b", "data=gsm8k", "data.path=a/b", "rollout=vllm", *words))
-        return plan_of(work_of(run, shape, device), device)
+        return plan_of(workload_of(run, shape, device), device)
 
     asleep, awake = plan(CARD), plan(CARD, "rollout.sleep=false")
     assert "engine's weights" not in asleep.training
@@ -503,7 +503,7 @@ def test_the_program_leaves_room_in_vllms_cache_for_what_the_plan_says(tiny_run,
     for words in ((), ("kl_placement=loss", "kl_coef=0.1"), ("optimizer=adamw_8bit",)):
         run = tiny_run("rollout=vllm", *words)
         longest = 160 + max(run.sampling.max_tokens, run.evaluation.sampling.max_tokens)
-        work = work_of(run, shape_from(config.to_dict()), CPU, 160)
+        work = workload_of(run, shape_from(config.to_dict()), CPU, 160)
         held = plan_of(work, CPU).training
         engine = ("weights", "libraries", "engine's weights", "KV cache")
         later = sum(amount for part, amount in held.items() if part not in engine)
@@ -526,7 +526,7 @@ def test_the_second_gpu_is_held_against_its_own_memory(composed):
     assert told.cure.overrides == ("rollout.kv_cache_gb=16",)
     assert planned(with_changes(run, {"rollout.kv_cache_gb": 8}), two).verdict == "fits"
     small = dataclasses.replace(CARD, second_free=4 << 30)
-    by_itself = plan_of(work_of(with_changes(run, {"rollout.kv_cache_gb": None}), told.work.shape, small), small)
+    by_itself = plan_of(workload_of(with_changes(run, {"rollout.kv_cache_gb": None}), told.work.shape, small), small)
     assert by_itself.other_device["KV cache"] < 1 << 30
     assert "libraries" in by_itself.other_device
 
@@ -619,7 +619,7 @@ def test_what_is_suggested_can_be_typed_and_fits_by_the_same_plan(words, compose
 def test_more_of_anything_takes_more(composed):
     run = typed(composed("model=qwen3_0_6b", "data.path=a/b"))
     peaks = [
-        plan_of(work_of(with_changes(run, {"micro_batch_tokens": n}), PUBLISHED["Qwen/Qwen3-0.6B"], CARD), CARD)
+        plan_of(workload_of(with_changes(run, {"micro_batch_tokens": n}), PUBLISHED["Qwen/Qwen3-0.6B"], CARD), CARD)
         for n in (2048, 4096, 8192)
     ]
     assert sorted(sum(plan.training.values()) for plan in peaks) == [sum(plan.training.values()) for plan in peaks]

@@ -6,9 +6,9 @@ import pytest
 
 from rlreason.config.store import typed
 from rlreason.model import memory as f
-from rlreason.model.memory import work_of
+from rlreason.model.memory import workload_of
 from rlreason.model.plan import BUCKET, CONTEXT, all_fit, held_later, plan_of, spread_work
-from rlreason.model.savings import at_start, divided, figures, parallel_mode, planned, table
+from rlreason.model.savings import device_per_rank, figures, parallel_mode, planned, start_lines, table
 from rlreason.model.shapes import PUBLISHED, Device
 from rlreason.training import ranks
 
@@ -24,7 +24,7 @@ def test_the_plan_counts_the_bucket_that_gradients_are_summed_in():
 
 
 def plan(composed, *words, device=CARD):
-    return plan_of(work_of(typed(composed(*MODEL, *words)), SHAPE, device), device)
+    return plan_of(workload_of(typed(composed(*MODEL, *words)), SHAPE, device), device)
 
 
 def test_whole_models_take_what_one_takes_and_a_bucket(composed):
@@ -64,7 +64,7 @@ def test_shares_that_the_plan_decides_are_those_that_are_asked_for(composed):
 def test_what_is_taken_after_vllm_counts_the_weights_that_are_not_there_yet(composed):
     """A model that is spread is read into main memory: its parts come to the GPUs when vLLM has its cache."""
     run = typed(composed(*MODEL, "gpus=4"))
-    work = work_of(run, SHAPE, SMALL)
+    work = workload_of(run, SHAPE, SMALL)
     spread = dataclasses.replace(work, parallel="shard")
     held, root = plan_of(spread, SMALL).training, 4 * SHAPE.vocab * SHAPE.width
     assert held_later(spread) == held["weights"] + held["moments"]
@@ -75,7 +75,7 @@ def test_what_is_taken_after_vllm_counts_the_weights_that_are_not_there_yet(comp
 
 def test_half_precision_copies_of_a_spread_model_are_kept_for_a_gradient_alone(composed):
     run = typed(composed(*MODEL, "gpus=4", "parallel=shard"))
-    work = work_of(run, SHAPE, CARD)
+    work = workload_of(run, SHAPE, CARD)
     assert spread_work(work).casts == work.casts._replace(kept=0)
     assert plan_of(work, CARD).training["cast weights"] == work.casts.every > 0
     again = plan(composed, "gpus=4", "parallel=shard", "model.gradient_checkpointing=true")
@@ -120,9 +120,9 @@ def test_the_plan_and_the_mode_agree_whatever_the_card(composed):
 
 def test_ranks_on_a_processor_share_its_memory(composed):
     here = Device("cpu", "the processor", 64 * GIB, 64 * GIB)
-    assert divided(here, 4).free == 16 * GIB
-    assert divided(here, 1) is here
-    assert divided(CARD, 4) is CARD
+    assert device_per_rank(here, 4).free == 16 * GIB
+    assert device_per_rank(here, 1) is here
+    assert device_per_rank(CARD, 4) is CARD
     told = planned(typed(composed(*MODEL, "gpus=4", "rollout=hf")), here)
     assert "for each of 4 ranks" in told.device.name
     assert told.device.free == 16 * GIB
@@ -131,11 +131,11 @@ def test_ranks_on_a_processor_share_its_memory(composed):
 def test_what_each_rank_has_is_said(composed):
     told = planned(typed(composed(*MODEL, "gpus=2", "parallel=shard")), CARD)
     words = "each of 2 ranks has a part of the model; rank 0 takes 5.8 GiB of main memory too"
-    assert words in at_start(told)[0]
+    assert words in start_lines(told)[0]
     assert f"the plan is of rank 0; {words}" in table(told)
     assert (figures(told)["ranks"], figures(told)["parallel"]) == (2, "shard")
     alone = planned(typed(composed(*MODEL)), CARD)
-    assert "rank" not in "\n".join([*table(alone), *at_start(alone)])
+    assert "rank" not in "\n".join([*table(alone), *start_lines(alone)])
 
 
 def test_a_model_that_is_said_to_be_whole_may_be_spread_to_fit(composed):

@@ -7,7 +7,7 @@ from torch.nn import functional as F
 from transformers import AutoModelForCausalLM, AutoTokenizer, Gemma2Config, Gemma2ForCausalLM
 
 from rlreason.errors import ConfigError
-from rlreason.model.attention import NAMES, Hardware, choose_kernel, end_to_end, one_by_one
+from rlreason.model.attention import NAMES, KernelSupport, choose_kernel, end_to_end, one_by_one
 from rlreason.model.checks import check_kernel
 from rlreason.model.log_probs import chunked_log_probs
 from rlreason.model.packing import pack, within_budget
@@ -92,8 +92,8 @@ def test_rows_and_flat_are_the_same_numbers():
     assert flat.grad.eq(1).all()
 
 
-AMPERE = Hardware("cuda", torch.bfloat16, (8, 0))
-NO_PACKAGE = Hardware("cuda", torch.bfloat16, (9, 0), {"flash_attention_2": "No module named 'flash_attn'"})
+AMPERE = KernelSupport("cuda", torch.bfloat16, (8, 0))
+NO_PACKAGE = KernelSupport("cuda", torch.bfloat16, (9, 0), {"flash_attention_2": "No module named 'flash_attn'"})
 
 
 @pytest.mark.parametrize(
@@ -101,10 +101,10 @@ NO_PACKAGE = Hardware("cuda", torch.bfloat16, (9, 0), {"flash_attention_2": "No 
     [
         ("auto", AMPERE, "varlen", "a GPU, in half precision"),
         ("auto", NO_PACKAGE, "varlen", "a GPU, in half precision"),
-        ("auto", Hardware("cpu", torch.bfloat16), "sdpa", "no GPU"),
-        ("auto", Hardware("cuda", torch.float32, (9, 0)), "sdpa", "products in float32"),
-        ("auto", Hardware("cuda", torch.float16, (7, 5)), "sdpa", "a GPU of compute capability 7.5, below 8.0"),
-        ("auto", Hardware("cuda", torch.bfloat16, (8, 0), {"varlen": "torch 2.9"}), "sdpa", "torch 2.9"),
+        ("auto", KernelSupport("cpu", torch.bfloat16), "sdpa", "no GPU"),
+        ("auto", KernelSupport("cuda", torch.float32, (9, 0)), "sdpa", "products in float32"),
+        ("auto", KernelSupport("cuda", torch.float16, (7, 5)), "sdpa", "a GPU of compute capability 7.5, below 8.0"),
+        ("auto", KernelSupport("cuda", torch.bfloat16, (8, 0), {"varlen": "torch 2.9"}), "sdpa", "torch 2.9"),
         ("sdpa", AMPERE, "sdpa", "as asked"),
         ("varlen", AMPERE, "varlen", "as asked"),
         ("flash_attention_2", AMPERE, "flash_attention_2", "as asked"),
@@ -117,10 +117,10 @@ def test_which_kernel_is_taken_depends_on_the_hardware_and_what_is_installed(ask
 @pytest.mark.parametrize(
     ("asked", "here", "says"),
     [
-        ("flash_attention_2", Hardware("cpu", torch.float32), r"\(no GPU\): choose model\.attention=auto"),
+        ("flash_attention_2", KernelSupport("cpu", torch.float32), r"\(no GPU\): choose model\.attention=auto"),
         ("flash_attention_2", NO_PACKAGE, r"\(No module named 'flash_attn'\): choose model\.attention=auto"),
-        ("varlen", Hardware("cuda", torch.float32, (9, 0)), r"\(products in float32\): set model\.dtype=bfloat16"),
-        ("varlen", Hardware("cuda", torch.bfloat16, (7, 0)), r"capability 7\.0, below 8\.0"),
+        ("varlen", KernelSupport("cuda", torch.float32, (9, 0)), r"\(products in float32\): set model\.dtype=bfloat16"),
+        ("varlen", KernelSupport("cuda", torch.bfloat16, (7, 0)), r"capability 7\.0, below 8\.0"),
     ],
 )
 def test_a_kernel_that_cannot_run_is_one_line(asked, here, says):

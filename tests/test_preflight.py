@@ -15,11 +15,10 @@ from rlreason.config.leaves import needs as needs_package
 from rlreason.config.store import typed
 from rlreason.errors import ConfigError, DataError, ResourceError
 from rlreason.grading import Grader
-from rlreason.model.shapes import Device, tiny_shape
+from rlreason.model.shapes import Device, decimal_size, tiny_shape
 from rlreason.records.status import read_status
 from rlreason.training.fits import ProblemCache
 from rlreason.training.preflight import (
-    in_words,
     memory_for,
     missing_packages,
     needed_by,
@@ -243,7 +242,7 @@ def test_the_disk_must_hold_what_a_run_surely_writes(composed, tmp_path):
     big = composed("model.width=1024", "model.layers=32", "model.heads=64")
     with pytest.raises(ResourceError, match=r"free, and this writes at least .*free some space.*save_model=false"):
         room_for([typed(big)] * 2000, tmp_path)
-    assert in_words(need.model) == "2.8 MB"
+    assert decimal_size(need.model) == "2.8 MB"
 
 
 TORCH_FREE = """

@@ -24,8 +24,7 @@ from rlreason.records.writer import RunWriter
 from rlreason.training import warm_start as starts
 from rlreason.training.build import build_components
 from rlreason.training.parts import lessons_of, make_policy, teach_habits
-from rlreason.training.ship import asked as shipped_run
-from rlreason.training.ship import make, ship
+from rlreason.training.ship import make, settings_from, ship
 from rlreason.training.trainer import train
 from rlreason.training.warm_start import (
     SHIPPED,
@@ -339,7 +338,7 @@ def test_the_default_run_starts_from_what_was_shipped_whatever_its_seed():
 
 @pytest.mark.parametrize("description", described(), ids=lambda path: path.stem)
 def test_every_shipped_model_belongs_to_the_command_that_it_names(description):
-    run = shipped_run(words_of(description))
+    run = settings_from(words_of(description))
     lessons = read_splits(run.data, print)[0]
     recipe = recipe_of(run.model, make_policy(run, lessons), lessons_of(run, run.model, lessons))
     assert find_shipped(recipe, print) is not None, "made of something else: run the command in its description"
@@ -359,7 +358,7 @@ def test_a_shipped_file_that_is_broken_is_said_and_not_used(tmp_path, capsys):
 @pytest.mark.parametrize("description", described(), ids=lambda path: path.stem)
 def test_a_shipped_model_is_what_the_warm_start_makes(description, tmp_path):
     """Bit by bit where torch and the processor are those that made it; elsewhere as good, within sampling error."""
-    run, kept = shipped_run(words_of(description)), json.loads(description.read_text())
+    run, kept = settings_from(words_of(description)), json.loads(description.read_text())
     policy, recipe, maker = make(run, Console())
     assert json.loads(json.dumps(recipe)) == kept["recipe"]
     made = dict(policy.named_weights())

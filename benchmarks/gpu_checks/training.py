@@ -9,7 +9,7 @@ from rlreason.config.training import OptimizationConfig
 from rlreason.model import memory as f
 from rlreason.model.attention import NAMES
 from rlreason.model.log_probs import chunked_log_probs
-from rlreason.model.memory import Head, Work
+from rlreason.model.memory import Head, Workload
 from rlreason.model.parameters import checkpoint_layers
 from rlreason.model.plan import plan_of
 from rlreason.model.policy import LogProbScorer, Policy, load_policy
@@ -113,7 +113,7 @@ def _one_update(asked: Asked, checkpointing: bool) -> tuple[int, int, int]:
         row = policy.pack([(s.response.prompt_ids, s.response.token_ids) for s in samples[:7]])
         tokens = row.input_ids.numel()
         weights, products = 4, policy.compute_dtype.itemsize
-        work = Work(
+        work = Workload(
             shape,
             products=products,
             trained=tuple(f.trained_tensors(shape, weights)),

@@ -20,7 +20,7 @@ from rlreason.engines.vllm.weight_transfer import InProcessTransfer, WeightTrans
 from rlreason.engines.weight_check import PROBE_PROMPT, PROBE_TOKENS
 from rlreason.errors import ConfigError
 from rlreason.model.chat import PromptIds
-from rlreason.model.memory import gradient_bytes, moment_bytes, work_of
+from rlreason.model.memory import gradient_bytes, moment_bytes, workload_of
 from rlreason.model.plan import held_later, spread_work
 from rlreason.model.policy import Policy
 from rlreason.model.shapes import Device, shape_from
@@ -130,7 +130,7 @@ def reserve_of(run: RunConfig, policy: Policy, longest: int) -> int:
     if shape is not None:
         here = Device(policy.device.type, bf16=policy.compute_dtype == torch.bfloat16)
         response = max(run.sampling.max_tokens, run.evaluation.sampling.max_tokens)
-        work = work_of(run, shape, here, max(1, longest - response))
+        work = workload_of(run, shape, here, max(1, longest - response))
         return held_later(spread_work(work) if policy.in_main_memory else work)
     weights = list(policy.model.parameters())
     trained = [(p.numel(), p.element_size()) for p in weights if p.requires_grad and run.trains]

@@ -18,7 +18,7 @@ from rlreason.grading import Grader
 from rlreason.grading.build import grading_settings
 from rlreason.grading.build import reward_name_of as reward_name
 from rlreason.health.watch import Monitors
-from rlreason.model.chat import asked_how
+from rlreason.model.chat import prompt_facts
 from rlreason.records.console import Console
 from rlreason.records.files import EVALS
 from rlreason.records.rows import Counters
@@ -188,7 +188,7 @@ def protocol_of(
     if grading.get("correct_at", 1.0) is None:  # which means the same as 1
         grading["correct_at"] = 1.0
     return make_protocol(
-        **(asked_how(evaluation.prompt, tokenizer) if templated else {"prompt": "(given with the data)"}),
+        **(prompt_facts(evaluation.prompt, tokenizer) if templated else {"prompt": "(given with the data)"}),
         reward=reward,
         grading=measured_by("grading", grading),
         sampling=measured_by("sampling", asdict(evaluation.sampling)),

@@ -1,1 +1,1 @@
-"""The model: load, score, pack, adapt and save it, and make the tiny one."""
+"""The model: load, encode, pack, score, adapt and save it; the tiny built-in model; memory plans."""

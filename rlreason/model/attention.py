@@ -23,8 +23,8 @@ OLDEST_GPU = (8, 0)  # compute capability of Ampere, the first for which the fla
 
 
 @dataclass(frozen=True, slots=True)
-class Hardware:
-    """What the choice of a kernel depends on."""
+class KernelSupport:
+    """Facts about this machine that the choice of a kernel depends on."""
 
     device: str  # cuda | cpu | ...
     dtype: torch.dtype  # of products
@@ -32,14 +32,14 @@ class Hardware:
     absent: Mapping[str, str] = field(default_factory=dict)  # kernel -> why it cannot be called, with the cure
 
 
-def choose_kernel(requested: str, hardware: Hardware) -> tuple[str, str]:
-    """(kernel, why that one). `auto` takes torch's variable-length kernel where it runs, and else `sdpa`.
+def choose_kernel(requested: str, hardware: KernelSupport) -> tuple[str, str]:
+    """Return (kernel, reason). `auto`: torch's variable-length kernel if it runs here, else `sdpa`.
 
-    A kernel that is requested by name and cannot run is a `ConfigError`.
+    A kernel requested by name that cannot run is a `ConfigError`.
 
-    >>> choose_kernel("auto", Hardware("cpu", torch.float32))
+    >>> choose_kernel("auto", KernelSupport("cpu", torch.float32))
     ('sdpa', 'no GPU')
-    >>> choose_kernel("auto", Hardware("cuda", torch.bfloat16, (9, 0)))[0]
+    >>> choose_kernel("auto", KernelSupport("cuda", torch.bfloat16, (9, 0)))[0]
     'varlen'
     """
     if requested == "sdpa":
@@ -66,12 +66,12 @@ def choose_kernel(requested: str, hardware: Hardware) -> tuple[str, str]:
 
 
 def select_kernel(requested: str, device: torch.device, dtype: torch.dtype) -> tuple[str, str]:
-    """(kernel, why that one) on this machine, for matrix products in `dtype`."""
-    return choose_kernel(requested, detect_hardware(requested, device, dtype))
+    """Return (kernel, reason) on this machine, for matrix products in `dtype`."""
+    return choose_kernel(requested, detect_support(requested, device, dtype))
 
 
-def detect_hardware(requested: str, device: torch.device, dtype: torch.dtype) -> Hardware:
-    """What `choose_kernel` needs to know of this machine; a package is imported only where it is requested."""
+def detect_support(requested: str, device: torch.device, dtype: torch.dtype) -> KernelSupport:
+    """Detect what `choose_kernel` needs; a package is imported only if it is requested."""
     cuda = device.type == "cuda"
     absent = {}
     try:
@@ -85,7 +85,7 @@ def detect_hardware(requested: str, device: torch.device, dtype: torch.dtype) ->
             absent[requested] = (
                 f"{error}; pip install --no-build-isolation 'rlreason[flash-attn]' builds it for this torch"
             )
-    return Hardware(device.type, dtype, torch.cuda.get_device_capability(device) if cuda else None, absent)
+    return KernelSupport(device.type, dtype, torch.cuda.get_device_capability(device) if cuda else None, absent)
 
 
 def end_to_end(
@@ -100,7 +100,7 @@ def end_to_end(
 
 
 def by_torch(q: Tensor, k: Tensor, v: Tensor, bounds: Tensor, longest: int, scale: float | None) -> Tensor:
-    """torch's own variable-length flash kernel."""
+    """Call torch's own variable-length flash kernel."""
     from torch.nn.attention.varlen import varlen_attn
 
     grouped: dict[str, Any] = {"enable_gqa": True} if q.shape[1] != k.shape[1] else {}
@@ -121,7 +121,7 @@ def _takes_grouped_heads() -> bool:
 
 
 def by_flash_attn(q: Tensor, k: Tensor, v: Tensor, bounds: Tensor, longest: int, scale: float | None) -> Tensor:
-    """The flash-attn package's kernel; keys may have fewer heads than queries."""
+    """Call the flash-attn package's kernel; keys may have fewer heads than queries."""
     from flash_attn import flash_attn_varlen_func
 
     out: Tensor = flash_attn_varlen_func(q, k, v, bounds, bounds, longest, longest, softmax_scale=scale, causal=True)
@@ -133,18 +133,18 @@ KERNELS: dict[str, Kernel] = {"varlen": by_torch, "flash_attention_2": by_flash_
 
 @dataclass(frozen=True, slots=True)
 class CachedPrompts:
-    """The prompts of a batch that decodes, and which rows have them: the rows of a prompt follow each other."""
+    """The prompts of a batch being decoded, and their rows: rows with the same prompt are consecutive."""
 
     keys: list[Tensor]  # layer by layer (prompts, kv_heads, columns, head_dim); shorter prompts end in the last column
     values: list[Tensor]
-    rows: Tensor  # (prompts * most,) the rows of each prompt, filled up with any row; `most` rows have one prompt
-    place: Tensor  # (rows,) where each row stands in `rows`
+    rows: Tensor  # (prompts * most,) the rows of each prompt, padded with any row; a prompt has up to `most` rows
+    place: Tensor  # (rows,) the index of each row in `rows`
 
 
 def single_query(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float | None, prompts: CachedPrompts | None, layer: int
 ) -> Tensor:
-    """softmax(scale q K^T + mask) V for one query a row, where K and V are a prompt's and then the row's own.
+    """softmax(scale q K^T + mask) V for one query per row, where K and V are a prompt's, followed by the row's own.
 
     q (rows, heads, 1, head_dim); k, v (rows, kv_heads, columns, head_dim); mask (rows, 1, 1, prompt columns + columns),
     0 or -inf (or bool). Returns (rows, 1, heads, head_dim). A general kernel would copy keys once per query head.
@@ -157,7 +157,7 @@ def single_query(
     scores = grouped @ k.transpose(-1, -2)
     if prompts is not None:
         scores = torch.cat([_product(grouped, prompts.keys[layer].transpose(-1, -2), prompts), scores], -1)
-    # One pass scales, masks and makes float32 of the products: each pass costs as much as the softmax.
+    # One pass scales, masks and converts the products to float32: each pass costs as much as the softmax.
     scores = torch.add(mask, scores, alpha=scale if scale is not None else width**-0.5)
     weights = scores.softmax(-1).to(v.dtype)
     before = weights.shape[-1] - k.shape[-2]  # columns of the prompt
@@ -168,7 +168,7 @@ def single_query(
 
 
 def _product(x: Tensor, shared: Tensor, prompts: CachedPrompts) -> Tensor:
-    """x (rows, kv_heads, group, n) times its prompt's matrix: shared (prompts, kv_heads, n, m) -> (.., group, m)."""
+    """Multiply x (rows, kv_heads, group, n) by its prompt's matrix: (prompts, kv_heads, n, m) -> (.., group, m)."""
     count, group = len(shared), x.shape[2]
     most = len(prompts.rows) // count
     if most == 1:
@@ -179,7 +179,7 @@ def _product(x: Tensor, shared: Tensor, prompts: CachedPrompts) -> Tensor:
     return by_row.flatten(1).index_select(0, prompts.place).view(len(x), x.shape[1], group, -1)
 
 
-#: Kernel -> its name in transformers, which gives a meaning of its own to some words in a name, such as flash.
+#: Kernel -> its name in transformers, which interprets parts of a name, such as flash.
 NAMES = {"sdpa": "rlreason_packed", "varlen": "rlreason_packed_varlen", "flash_attention_2": "rlreason_packed_fa2"}
 
 
@@ -191,14 +191,14 @@ def packed_attention(
     attention_mask: Tensor | None,
     scaling: float | None = None,
     layout: Layout | None = None,  # of packed sequences
-    prompts: CachedPrompts | None = None,  # of sequences that are decoded
+    prompts: CachedPrompts | None = None,  # of sequences being decoded
     sliding_window: int | None = None,
     kernel: str = "sdpa",
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """Causal attention within each packed sequence -> (batch, seq, heads, head_dim); no attention weights.
 
-    `kernel` computes it where numbers are in half precision. Without a `layout` it is ordinary attention.
+    `kernel` computes it for numbers in half precision. Without a `layout` it is ordinary attention.
     """
     if torch.is_autocast_enabled(query.device.type):  # rotary embeddings promote queries and keys to float32
         dtype = torch.get_autocast_dtype(query.device.type)
@@ -217,10 +217,10 @@ def packed_attention(
         q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))  # (tokens, heads, head_dim)
         scale = query.shape[-1] ** -0.5 if scaling is None else scaling
         return attention_by_layout(q, k, v, layout, GPU if q.is_cuda else CPU, scale).unsqueeze(0), None
-    if kernel != "sdpa" and query.dtype in HALF:  # a check in float32 asks for the numbers, not for the kernel
+    if kernel != "sdpa" and query.dtype in HALF:  # a check in float32 tests the numbers, not the kernel
         bounds = layout.parts.query_bounds
         return end_to_end(KERNELS[kernel], query, key, value, bounds, layout.longest, scaling), None
-    # torch's kernel for float32 on a GPU takes no grouped heads, and without it all scores would be kept for backward
+    # torch's float32 kernel on a GPU takes no grouped heads, and without it all scores would be kept for backward
     return one_by_one(query, key, value, list(layout.parts.queries), scaling, repeat=query.dtype not in HALF), None
 
 
@@ -234,7 +234,7 @@ def one_by_one(
     if repeat and (times := query.shape[1] // key.shape[1]) > 1:
         key, value = key.repeat_interleave(times, 1), value.repeat_interleave(times, 1)
     gqa = query.shape[1] != key.shape[1]
-    parts = [  # of splits, not slices: the gradient of a slice is as large as the whole row, once per sequence
+    parts = [  # splits, not slices: the gradient of a slice is as large as the whole row, once per sequence
         F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=gqa)
         for q, k, v in zip(*(x.split(sizes, dim=2) for x in (query, key, value)), strict=True)
     ]
@@ -242,7 +242,7 @@ def one_by_one(
 
 
 def _mask(attention_mask: Tensor | None = None, **kwargs: Any) -> Tensor | None:
-    """None for packed rows, whose bounds are enough; the usual mask for anything else."""
+    """Return None for packed rows, whose bounds suffice; the usual mask otherwise."""
     return None if attention_mask is None else sdpa_mask(attention_mask=attention_mask, **kwargs)
 
 

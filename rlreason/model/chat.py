@@ -1,4 +1,4 @@
-"""From a problem to the token ids of its prompt, by a template or by the model's own chat template; their lengths."""
+"""Convert a problem to the token ids of its prompt, by a template or the model's own chat template; their lengths."""
 
 import hashlib
 import json
@@ -22,24 +22,24 @@ from rlreason.types import Problem
 
 MARK = "How many are 19 and 23?"  # a message to look for in a prompt; templates trim whitespace at its ends
 
-#: What a user may write, for what a template does to it: lines, spaces, quotes, brackets, many words.
+#: A user's turn that shows what a template changes: lines, spaces, quotes, brackets, many words.
 WRITTEN = f'{MARK}\n\n  A "B" & <b>c</b>\\boxed{{}} {{{{d}}}} %s \u00e9' + " and so on" * 1000 + ": what is X?"
 
-#: Some templates state today's date. A fixed one, so that a run has the same prompts on every day.
-TODAY = datetime(2024, 7, 26)  # the day that Llama 3's template falls back to
+#: Some templates state today's date. A fixed one, so that a run has the same prompts every day.
+TODAY = datetime(2024, 7, 26)  # Llama 3's default date
 
 
 @dataclass(frozen=True, slots=True)
 class Chat:
-    """The chat template of a tokenizer and the choices made for it. Call `check` once before the first prompt."""
+    """A tokenizer's chat template and the settings chosen for it. Call `check` once before the first prompt."""
 
     tokenizer: PreTrainedTokenizerBase
-    system: str | None = None  # the system message; None: none, or the one that the template puts there by itself
+    system: str | None = None  # the system message; None: none, or the template's default
     enable_thinking: bool | None = None  # None: the template's own default
 
     @property
     def template(self) -> str:
-        """The template's text; of several, the one without tools. `ConfigError` where the model has none."""
+        """The template's text; of several, the one without tools. `ConfigError` if the model has none."""
         try:
             return self.tokenizer.get_chat_template()
         except ValueError as error:
@@ -49,11 +49,11 @@ class Chat:
             ) from error
 
     def prompt(self, user: str) -> str:
-        """The prompt for one user's turn with its special tokens as text: encode it without adding any."""
+        """Return the prompt for one user's turn with its special tokens as text: encode it without adding any."""
         return self._text([{"role": "user", "content": user}], add_generation_prompt=True)
 
     def end_of_turn(self) -> int | None:
-        """The id of the special token that the template puts after an assistant's turn; None where it puts none."""
+        """The id of the special token that the template puts after an assistant's turn; None if there is none."""
         turns = [{"role": "user", "content": MARK}, {"role": "assistant", "content": f"{MARK} 42."}]
         after = self._text(turns).rpartition("42.")[2].lstrip()
         first = self.tokenizer.encode(after, add_special_tokens=False)[:1]
@@ -61,7 +61,7 @@ class Chat:
         return first[0] if first and first[0] in special else None
 
     def describe(self) -> dict[str, Any]:
-        """For an evaluation protocol: everything by which two prompts of the same user's turn may differ."""
+        """Describe everything that can make two prompts of the same user's turn differ, for evaluation protocols."""
         return {
             "prompt": self.prompt("{user}"),
             "template": hashlib.sha256(self.template.encode()).hexdigest()[:16],
@@ -70,7 +70,7 @@ class Chat:
         }
 
     def check(self) -> None:
-        """`ConfigError` where the template is missing or does not support what was chosen."""
+        """Raise `ConfigError` if the template is missing or does not support the settings."""
         if self.enable_thinking is not None and "enable_thinking" not in self.template:
             raise ConfigError(
                 f"prompt.enable_thinking={str(self.enable_thinking).lower()}: this model's chat template has no such "
@@ -103,7 +103,7 @@ class Chat:
 
     def _text(self, turns: list[dict[str, str]], add_generation_prompt: bool = False) -> str:
         system = [] if self.system is None else [{"role": "system", "content": self.system}]
-        choices: dict[str, Any] = {"strftime_now": TODAY.strftime}  # in place of the function that knows the real date
+        choices: dict[str, Any] = {"strftime_now": TODAY.strftime}  # replaces the template's clock
         if self.enable_thinking is not None:
             choices["enable_thinking"] = self.enable_thinking
         template = self.template
@@ -128,14 +128,14 @@ class Chat:
 
 @dataclass(frozen=True, slots=True)
 class PromptEncoder:
-    """A problem -> the token ids of its prompt: the one that came with it word for word, or a filled template's."""
+    """A problem -> the token ids of its prompt: its own verbatim, or the filled template."""
 
     policy: Policy
-    fill: Callable[[str], str]  # a question -> the text of the prompt, or of the user's turn in a chat
+    fill: Callable[[str], str]  # question -> text of the prompt, or of the user's turn in a chat
     chat: Chat | None = None
 
     def check(self, problems: Sequence[Problem]) -> None:
-        """`ConfigError` where a chat's user would write a token that shapes the chat, as one that ends the turn."""
+        """Raise `ConfigError` if a chat's user would write a control token of the chat, such as the end of a turn."""
         if self.chat is None:
             return
         tokenizer, frame = self.policy.tokenizer, self.chat.prompt("")
@@ -150,20 +150,20 @@ class PromptEncoder:
                 )
 
     def __call__(self, problem: Problem) -> list[int]:
-        """Token ids, with what the tokenizer or the chat template puts around the text."""
+        """Return token ids, including those that the tokenizer or the chat template adds."""
         if problem.prompt is not None:
             return self.policy.encode_prompt(problem.prompt)
         text = self.fill(problem.question)
         if self.chat is None:
             return self.policy.encode_prompt(text)
-        return self.policy.known(self.policy.tokenizer.encode(self.chat.prompt(text), add_special_tokens=False))
+        return self.policy.checked_ids(self.policy.tokenizer.encode(self.chat.prompt(text), add_special_tokens=False))
 
 
 PromptIds = Callable[[Problem], list[int]]
 
 
 def check_prompt(prompt: PromptConfig, model: ModelConfig) -> None:
-    """`ConfigError` where the prompts cannot be made; before the weights are loaded, of a chat with the tokenizer."""
+    """Raise `ConfigError` if prompts cannot be made; for a chat this loads the tokenizer, never the weights."""
     template_of(prompt)
     if prompt.chat:
         assert model.folder is not None, "a model made on the spot has no chat template"
@@ -171,7 +171,7 @@ def check_prompt(prompt: PromptConfig, model: ModelConfig) -> None:
 
 
 def check_prompts(run: RunConfig) -> None:
-    """The prompts of training, and those of evaluations where they differ."""
+    """Check the prompts of training, and those of evaluations if they differ."""
     if run.asking.prompt is run.prompt:
         check_prompt(run.prompt, run.model)
     if run.eval.prompt is not None:
@@ -180,27 +180,27 @@ def check_prompts(run: RunConfig) -> None:
 
 
 def chat_of(prompt: PromptConfig, tokenizer: PreTrainedTokenizerBase) -> Chat:
-    """The chat template of the model, with the choices that the settings make for it."""
+    """Return the model's chat template with the prompt's settings."""
     return Chat(tokenizer, prompt.system, prompt.enable_thinking)
 
 
 def encoder(policy: Policy, prompt: PromptConfig) -> PromptEncoder:
-    """A problem -> the token ids of its prompt, by these settings."""
+    """Return the encoder of these prompts: a problem -> the token ids of its prompt."""
     return PromptEncoder(policy, filling(prompt), chat_of(prompt, policy.tokenizer) if prompt.chat else None)
 
 
 def end_of_turn(prompt: PromptConfig, tokenizer: PreTrainedTokenizerBase) -> int | None:
-    """The token that ends a response to a chat: a model's folder need not name it, as a base model's does not."""
+    """Return the token that ends a response in a chat, which a base model's folder may not name."""
     return chat_of(prompt, tokenizer).end_of_turn() if prompt.chat else None
 
 
-def asked_how(prompt: PromptConfig, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
-    """What a protocol says of the prompt: the file's text, and the chat template that it went through, if any."""
+def prompt_facts(prompt: PromptConfig, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
+    """Describe the prompt for a protocol: the template's text, and the chat template, if any."""
     return {"prompt": template_of(prompt), "chat": chat_of(prompt, tokenizer).describe() if prompt.chat else {}}
 
 
 def remarks(prompt: PromptConfig, problems: Sequence[Problem]) -> list[str]:
-    """What should be said before the run about problems that bring their whole prompt."""
+    """Warn about problems that bring their whole prompt."""
     count = sum(p.prompt is not None for p in problems)
     if not prompt.chat or not count:
         return []
@@ -210,17 +210,17 @@ def remarks(prompt: PromptConfig, problems: Sequence[Problem]) -> list[str]:
     ]
 
 
-#: Normalizer of a tokenizer -> by what factor it can lengthen a text in UTF-8 (Unicode's own figures).
+#: A tokenizer's normalizer -> the most it can lengthen a text in UTF-8, as a factor (Unicode's own figures).
 LENGTHENS = {None: 1, "NFC": 3, "NFD": 3}
 
 
 def lengths(prompt_ids: PromptEncoder, problems: Sequence[Problem], fits: int) -> list[int]:
-    """The number of tokens of each prompt, or 0 for one that surely has no more than `fits`.
+    """Count the tokens of each prompt, or return 0 for one that certainly has no more than `fits`.
 
-    Tokens are made of the others alone: a tenth of a millisecond or more for each.
+    Only the others are tokenized, which takes a tenth of a millisecond or more each.
     """
     most = _tokens_a_byte(prompt_ids.policy.tokenizer)
-    around = len(prompt_ids.policy.tokenizer.encode("")) + 1  # what the tokenizer puts there, and a space in front
+    around = len(prompt_ids.policy.tokenizer.encode("")) + 1  # the tokenizer's additions, and a leading space
     if most is None:
         return [len(prompt_ids(problem)) for problem in problems]
     longest = (fits - around) // most  # in bytes
@@ -233,12 +233,12 @@ def _is_short(prompt_ids: PromptEncoder, problem: Problem, longest: int) -> bool
         text = prompt_ids.chat.prompt(text)
     try:
         return len(text.encode()) <= longest
-    except UnicodeEncodeError:  # of half a character: what cannot be asked is found now
+    except UnicodeEncodeError:  # of half a character: a prompt that cannot be encoded fails here
         return False
 
 
 def _tokens_a_byte(tokenizer: PreTrainedTokenizerBase) -> int | None:
-    """No text has more tokens than this a byte; None where that is not known, as of a tokenizer that rewrites texts.
+    """Upper bound on a text's tokens per byte; None if unknown, as for a tokenizer that rewrites texts.
 
     A byte-level tokenizer cuts a text's bytes, or those of its normal form, into pieces of one or more.
     """

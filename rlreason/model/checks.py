@@ -1,4 +1,4 @@
-"""Checks of a model before it is used, and whether an update reached its weights."""
+"""Checks of a model before it is used, and whether an update changed its weights."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
 @torch.no_grad()
 def check_model(policy: "Policy") -> None:
-    """Switch the model to packed attention; `ConfigError` where that changes its log-probabilities.
+    """Switch the model to packed attention; `ConfigError` if that changes its log-probabilities.
 
     They are compared with the model's own forward pass, in float32 and on short sequences. A model is refused
-    whose logits are capped or shifted after the output head, or whose attention has caps or sinks. One whose layers
-    carry a state is scored a sequence at a time, and refused where sampling from its cache gives something else.
+    whose logits are capped or shifted after the output head, or whose attention has caps or sinks. One with recurrent
+    layers is scored a sequence at a time, and refused if sampling from its cache gives other numbers.
     """
     policy.model.set_attn_implementation("eager")
     theirs, states = _own(policy), ", ".join(_carried(policy))
@@ -61,7 +61,7 @@ def check_model(policy: "Policy") -> None:
 
 
 def _own(policy: "Policy", by_token: bool = False) -> Tensor:
-    """Log-probabilities of the short sequences by the model itself: all at once, or as it samples, from its cache."""
+    """Log-probabilities of the short sequences by the model itself: all at once, or token by token from its cache."""
     found = list[Tensor]()
     for prompt, response in _short_pairs(policy):
         parts = [prompt, *([token] for token in response)] if by_token else [[*prompt, *response]]
@@ -74,7 +74,7 @@ def _own(policy: "Policy", by_token: bool = False) -> Tensor:
 
 
 def _carried(policy: "Policy") -> list[str]:
-    """The kinds of layers with a convolution over tokens (short ones, state spaces), or else linear attention."""
+    """List the kinds of layers with a convolution over tokens (short ones, state spaces), or else linear attention."""
     layers = policy.model.modules()
     parents = (layer for layer in layers if any(isinstance(child, nn.Conv1d) for child in layer.children()))
     linear = {"linear_attention"}.intersection(getattr(policy.model.config, "layer_types", None) or ())
@@ -82,14 +82,14 @@ def _carried(policy: "Policy") -> list[str]:
 
 
 def _scored(policy: "Policy", share: bool = False) -> Tensor:
-    """Log-probabilities of the short sequences, in one row, or in a row each where that is how the policy scores."""
+    """Log-probabilities of the short sequences, in one row, or in a row each if the policy scores that way."""
     pairs = _short_pairs(policy)
     rows = [pairs] if policy.packs else [[pair] for pair in pairs]
     return torch.cat([policy.log_probs(pack(row, policy.head.device, share))[0] for row in rows])
 
 
 def _short_pairs(policy: "Policy") -> list[tuple[list[int], list[int]]]:
-    """Short sequences that every model can read, two with one prompt."""
+    """Short sequences that every model can read, two with the same prompt."""
     size = policy.padded_from or policy.head.shape[0]
     pairs = [([3, 5, 7], [11, 13, 2]), ([3, 5, 7], [6, 8, 12, 10]), ([4], [9, 9, 9])]
     return [([i % size for i in prompt], [i % size for i in response]) for prompt, response in pairs]
@@ -97,7 +97,7 @@ def _short_pairs(policy: "Policy") -> list[tuple[list[int], list[int]]]:
 
 @torch.no_grad()
 def check_kernel(policy: "Policy") -> None:
-    """`ConfigError` where the policy's kernel gives other log-probabilities than one causal call per sequence does.
+    """Raise `ConfigError` if the policy's kernel gives other log-probabilities than one causal call per sequence.
 
     Both are computed in the policy's own dtype.
     """
@@ -106,7 +106,7 @@ def check_kernel(policy: "Policy") -> None:
     plain = _scored(policy)
     policy.model.set_attn_implementation(NAMES[policy.attention])
     worst = (ours - plain).abs().max().item()
-    if not worst < 0.5:  # what rounding in half precision may do to a token, as between engine and trainer
+    if not worst < 0.5:  # nats by which half precision may change a token, as between engine and trainer
         raise ConfigError(
             f"model.attention={policy.attention} gives other log-probabilities here than one call per sequence (by "
             f"up to {worst:.3g} nats): choose model.attention=sdpa"
@@ -114,7 +114,7 @@ def check_kernel(policy: "Policy") -> None:
 
 
 def check_head(policy: "Policy") -> None:
-    """`ConfigError` where the output head in its own number type gives other log-probabilities or gradients than in
+    """Raise `ConfigError` if the output head in its number type gives other log-probabilities or gradients than in
     float32, or cannot be computed here.
     """
     head, why = policy.head_dtype, ""
@@ -124,7 +124,7 @@ def check_head(policy: "Policy") -> None:
         worst, apart = (ours - plain).abs().max().item(), ((slope - expected).norm() / expected.norm()).item()
         if not (worst < 0.5 and apart < 0.1):  # rounding stays below a tenth of both
             why = f"log-probabilities differ by up to {worst:.2g} nats from those in float32, gradients by {apart:.2g}"
-    except RuntimeError as error:  # this GPU or this torch has no such product
+    except RuntimeError as error:  # this GPU or torch lacks the product
         why = first_line(error)
     finally:
         policy.head_dtype = head
@@ -134,9 +134,9 @@ def check_head(policy: "Policy") -> None:
 
 
 def check_sharing(policy: "Policy") -> None:
-    """Have prompts repeated where a prompt that responses share gives other log-probabilities or gradients than that.
+    """Stop sharing prompts if that changes log-probabilities or gradients, or cannot be computed.
 
-    Both are computed in the policy's own dtype. They are repeated, too, where sharing cannot be computed.
+    Both are computed in the policy's own dtype.
     """
     why = None
     try:
@@ -144,7 +144,7 @@ def check_sharing(policy: "Policy") -> None:
         apart = (slope - expected).norm() / expected.norm()
         if not ((shared - plain).abs().max() < 0.5 and apart < 0.1):  # half precision rounds each part's output
             why = f"gradients differ by {apart.item():.2g}"
-    except (RuntimeError, AttributeError, TypeError) as error:  # this torch or this GPU has another kernel, or none
+    except (RuntimeError, AttributeError, TypeError) as error:  # this torch or GPU has another kernel, or none
         why = first_line(error)
     if why is not None:
         policy.stop_sharing(why)
@@ -154,7 +154,7 @@ def _slope(policy: "Policy", share: bool) -> tuple[Tensor, Tensor]:
     """Log-probabilities of short sequences, and the gradient of their sum by the input embeddings, in float32."""
     weight = policy.model.get_input_embeddings().weight
     is_trained = weight.requires_grad
-    weight.requires_grad_(True)  # also of a reference model, which is frozen
+    weight.requires_grad_(True)  # even for a frozen reference model
     try:
         found = _scored(policy, share)
         (gradient,) = torch.autograd.grad(found.sum(), [weight])
@@ -168,16 +168,16 @@ ELEMENTS = 64  # of each tensor
 
 @torch.no_grad()
 def sampled_elements(tensors: Iterable[Tensor], most: int = ELEMENTS) -> list[Tensor]:
-    """Copies of up to `most` elements of each tensor, spread evenly over it; the same ones in every call."""
-    here = (t.to_local() if hasattr(t, "to_local") else t for t in tensors)  # what this process has of it
+    """Copy up to `most` elements of each tensor, spread evenly over it; the same ones in every call."""
+    here = (t.to_local() if hasattr(t, "to_local") else t for t in tensors)  # this process's part
     return [t.detach().reshape(-1)[:: max(1, -(-t.numel() // most))].clone() for t in here]
 
 
 @torch.no_grad()
 def changed_share(before: Sequence[Tensor], after: Sequence[Tensor], gradients: Sequence[Tensor]) -> Tensor:
-    """The share of the elements with a gradient that differ, averaged over the tensors that have any -> scalar.
+    """Share of the elements with a gradient that changed, averaged over the tensors that have any -> scalar.
 
-    Rows of an embedding whose token did not occur have none. NaN where no element has a gradient.
+    Rows of an embedding whose token did not occur have none. NaN if no element has a gradient.
 
     >>> ones = torch.ones(2)
     >>> changed_share([torch.zeros(2), torch.zeros(2)], [torch.tensor([0.0, 1.0]), torch.zeros(2)], [ones, 0 * ones])
@@ -189,7 +189,7 @@ def changed_share(before: Sequence[Tensor], after: Sequence[Tensor], gradients: 
 
 @torch.no_grad()
 def not_finite(states: Iterable[dict[str, Any]]) -> set[int]:
-    """The numbers of the parameters of which an optimizer keeps a floating-point moment that is not all numbers."""
+    """Return the indices of parameters with a floating-point moment that is not finite."""
     kept = [[t for t in state.values() if isinstance(t, Tensor) and t.is_floating_point()] for state in states]
     owners = [n for n, tensors in enumerate(kept) for _ in tensors]
     if not owners:

@@ -1,4 +1,4 @@
-"""Where a run computes and in which number types."""
+"""The device a run computes on, and its number types."""
 
 import os
 from collections.abc import Sequence
@@ -19,17 +19,17 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 class Hardware:
     """What this process can compute on."""
 
-    card: str = ""  # the GPU that torch uses; empty: it reaches none
+    card: str = ""  # the GPU that torch uses; "" if none is accessible
     capability: tuple[int, int] = (0, 0)  # compute capability of that GPU
-    bf16: bool = True  # bfloat16 is computed natively there
-    gpus: tuple[str, ...] = ()  # that the driver lists, whether torch reaches them or not
+    bf16: bool = True  # computes bfloat16 natively
+    gpus: tuple[str, ...] = ()  # listed by the driver, accessible to torch or not
     visible: str | None = None  # CUDA_VISIBLE_DEVICES
     torch_version: str = str(torch.__version__)
-    built_for: str | None = torch.version.cuda  # of CUDA; None: torch is built for processors alone
+    built_for: str | None = torch.version.cuda  # of CUDA; None: torch is built for processors only
 
 
 def hardware_here() -> Hardware:
-    """The facts of this process."""
+    """Detect this process's hardware."""
     gpus, visible = tuple(driver_gpus()), os.environ.get(VISIBLE)
     if not torch.cuda.is_available():
         return Hardware(gpus=gpus, visible=visible)
@@ -38,19 +38,19 @@ def hardware_here() -> Hardware:
 
 
 def pick_device() -> torch.device:
-    """The GPU where torch reaches one, else the processor: `remarks` says where a machine's GPUs are not reached."""
+    """Return torch's GPU if there is one, else the processor; `remarks` reports GPUs that torch cannot access."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def pick_dtype(name: str, device: torch.device) -> torch.dtype:
-    """The type of matrix products on this machine's `device`; see `choose_dtype`."""
+    """Return the type of matrix products on this machine's `device`; see `choose_dtype`."""
     return choose_dtype(name, hardware_here() if device.type == "cuda" else Hardware())
 
 
 def choose_dtype(name: str, hardware: Hardware, setting: str = "model.dtype") -> torch.dtype:
-    """The type of numbers that `setting` names; `auto`: bfloat16 on a GPU that computes it natively, else float32.
+    """Return the dtype that `setting` names; `auto`: bfloat16 on a GPU that computes it natively, else float32.
 
-    `ConfigError` where it is bfloat16 and the GPU has none: torch would compute it in float32 and round.
+    `ConfigError` for bfloat16 on a GPU without it: torch would compute in float32 and round.
 
     >>> choose_dtype("auto", Hardware("H100", (9, 0))), choose_dtype("auto", Hardware("T4", (7, 5), bf16=False))
     (torch.bfloat16, torch.float32)
@@ -66,9 +66,9 @@ def choose_dtype(name: str, hardware: Hardware, setting: str = "model.dtype") ->
 
 
 def choose_types(model: ModelConfig, engine: str, hardware: Hardware) -> tuple[torch.dtype, torch.dtype]:
-    """(type of matrix products, type of what the output head multiplies) of a run that samples by `engine`.
+    """Return (dtype of matrix products, dtype of the output head's operands) of a run that samples by `engine`.
 
-    `ConfigError` where they cannot be had here.
+    `ConfigError` if they are unavailable here.
     """
     weights = choose_dtype(model.weights, hardware, "model.weights")
     products = choose_dtype(model.dtype, hardware) if weights == torch.float32 else weights
@@ -77,7 +77,7 @@ def choose_types(model: ModelConfig, engine: str, hardware: Hardware) -> tuple[t
 
 
 def check_types(model: ModelConfig, engine: str, hardware: Hardware) -> torch.dtype:
-    """The type of matrix products. `ConfigError` where a type cannot be had, or the engine's head is another one."""
+    """Return the dtype of matrix products. `ConfigError` if a type is unavailable, or the engine's head differs."""
     products, head = choose_types(model, engine, hardware)
     if engine == "vllm" and head == torch.bfloat16 and products == torch.float32:
         raise ConfigError(
@@ -88,7 +88,7 @@ def check_types(model: ModelConfig, engine: str, hardware: Hardware) -> torch.dt
 
 
 def remarks(model: ModelConfig, hardware: Hardware) -> list[str]:
-    """What a run is to be told of the device it gets: a GPU that torch does not reach, or one without bfloat16.
+    """Warn about a GPU that torch cannot access, or one without bfloat16.
 
     >>> from rlreason.config.model import PretrainedModelConfig
     >>> remarks(PretrainedModelConfig("local", path="m"), Hardware("Tesla T4", (7, 5), bf16=False))
@@ -109,7 +109,7 @@ def _card(hardware: Hardware) -> str:
 def lists_on_device(
     lists: Sequence[Sequence[float]], device: torch.device | str, dtype: torch.dtype = torch.int64
 ) -> list[Tensor]:
-    """A tensor (length,) on the device for each list of numbers; they share one memory, so change none in place.
+    """Return a tensor (length,) on the device for each list; they share one memory, so change none in place.
 
     >>> [part.tolist() for part in lists_on_device([[1, 2], [], [3]], "cpu")]
     [[1, 2], [], [3]]
@@ -119,13 +119,13 @@ def lists_on_device(
 
 
 def on_device(values: Tensor, device: torch.device | str) -> Tensor:
-    """A tensor of the processor on the device; work that is asked for later finds it there."""
+    """Copy a CPU tensor to the device without waiting; later work on the device finds it there."""
     if torch.device(device).type == "cuda":
         values = values.pin_memory()
     return values.to(device, non_blocking=True)
 
 
-def give_back(device: torch.device) -> None:
-    """What torch has kept of a GPU's memory for itself, to whoever else needs it there."""
+def free_cached_memory(device: torch.device) -> None:
+    """Free torch's cached GPU memory, for other users of the GPU."""
     if device.type == "cuda":
         torch.cuda.empty_cache()

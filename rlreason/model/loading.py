@@ -1,4 +1,4 @@
-"""Load a model folder, or refuse it in one line; models without numbers stand in for one that is to come."""
+"""Load a model folder, or refuse it in one line; build models without weights, to be filled later."""
 
 import contextlib
 import copy
@@ -27,12 +27,12 @@ from transformers.utils.import_utils import is_accelerate_available
 from transformers.utils.peft_utils import find_adapter_config_file
 
 from rlreason.errors import ConfigError
-from rlreason.model.parameters import alone, merged_weights
+from rlreason.model.parameters import merged_weights, seeded
 from rlreason.runtime.text import first_line
 
-#: A model is text and numbers: no program that comes with it is run, and no pickle is read, which would run one.
+#: A model is text and numbers: no program that comes with it is run, and no pickle read, which would run one.
 NOTHING_RUNS = {"trust_remote_code": False, "use_safetensors": True}
-#: What libraries raise for a folder that cannot be read. Not RuntimeError, which is torch's word for too little memory.
+#: Errors of libraries for an unreadable folder. Not RuntimeError, which torch raises for too little memory.
 UNREADABLE = (
     OSError, ValueError, LookupError, TypeError, AttributeError, ImportError, SafetensorError, StrictDataclassError,
 )  # fmt: skip
@@ -53,7 +53,7 @@ def _loading(path: str) -> Iterator[None]:
 
 
 def _cure(path: str, error: Exception) -> str:
-    """What helps where a model cannot be loaded."""
+    """Return advice for a model that cannot be loaded."""
     if "custom code" in str(error):
         return "it needs a program of its own, which is never run here: give a model of a family that transformers has"
     if "safetensors" in str(error) and any(Path(path).glob("*model*.bin")):
@@ -67,8 +67,8 @@ def _cure(path: str, error: Exception) -> str:
 
 
 def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
-    """The tokenizer of a model folder or a hub name; `ConfigError` where it is empty or names no end token."""
-    with alone(), _loading(path):
+    """Load the tokenizer of a model folder or a hub name; `ConfigError` if it is empty or names no end token."""
+    with seeded(), _loading(path):
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
     if not tokenizer.encode("How many?", add_special_tokens=False):  # transformers may make up an empty one
         raise ConfigError(
@@ -81,11 +81,11 @@ def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
 
 
 def load_model(path: str, **how: Any) -> PreTrainedModel:
-    """The model of a folder or a hub name in float32, every weight of it from the files; `ConfigError` otherwise.
+    """Load a model from a folder or a hub name in float32, every weight from the files; `ConfigError` otherwise.
 
     `how`: further arguments of transformers' `from_pretrained`.
     """
-    with alone(), _loading(path):
+    with seeded(), _loading(path):
         _refuse_adapter(path)
         _refuse_quantised(path)
         loaded: Any = AutoModelForCausalLM.from_pretrained(
@@ -103,14 +103,16 @@ def load_model(path: str, **how: Any) -> PreTrainedModel:
     if why := mismatch(model, report["missing_keys"], unexpected, report["mismatched_keys"]):
         raise ConfigError(f"model.path={path}: {why}")
     if model.get_output_embeddings().weight is not model.get_input_embeddings().weight:
-        model.config.get_text_config().tie_word_embeddings = False  # the files may have a head that config.json denies
+        model.config.get_text_config().tie_word_embeddings = (
+            False  # the files may have a head although config.json says that it is tied
+        )
     return model
 
 
 def look_into(path: str) -> str:
-    """Load a model as a run would, but for its numbers; a line on what is there. `ConfigError` as in a run.
+    """Load a model without its weights, with a run's checks, and describe it. `ConfigError` as in a run.
 
-    Without the package that transformers takes for that (accelerate), the numbers are read too.
+    Without accelerate, the package that transformers needs for that, the weights are read too.
     """
     model = load_model(path, **({"device_map": "meta"} if is_accelerate_available() else {}))
     check_tokenizer(path, load_tokenizer(path), model)
@@ -118,9 +120,9 @@ def look_into(path: str) -> str:
 
 
 def check_tokenizer(path: str, tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel) -> None:
-    """`ConfigError` where text can become a token that the model has no row for.
+    """Raise `ConfigError` if text can become a token for which the model has no row.
 
-    A special token beyond the rows may be there, as for padding, which nothing here uses: see `Policy.known`.
+    A special token beyond the rows, as for padding, is allowed: nothing here uses it. See `Policy.checked_ids`.
     """
     embeddings: Any = model.get_input_embeddings()
     rows, ids = len(embeddings.weight), tokenizer.get_vocab()
@@ -135,9 +137,9 @@ def check_tokenizer(path: str, tokenizer: PreTrainedTokenizerBase, model: PreTra
 
 
 def with_settings_that_save(model: PreTrainedModel) -> str:
-    """Keep of generation settings that transformers would refuse to save the tokens alone, in place; a line on that.
+    """Reduce generation settings that transformers refuses to save to their tokens, in place; return a line on that.
 
-    Nothing here samples by them. Empty where they are well.
+    Nothing here samples by them. "" if they are valid.
     """
     settings = model.generation_config
     try:
@@ -152,7 +154,7 @@ def with_settings_that_save(model: PreTrainedModel) -> str:
 
 
 def check_saved(folder: Path, expected: int) -> None:
-    """`ConfigError` unless the folder holds a config, and weights of so many numbers."""
+    """Raise `ConfigError` unless the folder holds a config, and weights with this count of numbers."""
     written = 0
     for file in folder.glob("*.safetensors"):
         with safe_open(file, framework="pt") as held:
@@ -166,7 +168,7 @@ def check_saved(folder: Path, expected: int) -> None:
 
 
 def _refuse_adapter(path: str) -> None:
-    """transformers would put an adapter that lies in the folder onto the model, or fetch the model it was made for."""
+    """Refuse a folder with an adapter: transformers would add it to the model, or fetch its base model."""
     found = find_adapter_config_file(path)
     if found is None:
         return
@@ -196,10 +198,10 @@ def mismatch(
     unexpected: Collection[str],
     wrong: Collection[tuple[str, torch.Size, torch.Size]],
 ) -> str:
-    """What keeps the weights in the files from being those of the model, and the cure; empty where they are.
+    """Say how the weights in the files differ from the model's, and the cure; "" if they do not.
 
-    `missing`: names of the model's that the files lack; `unexpected`: names in the files that it has no place for;
-    `wrong`: (name, shape in the files, shape of the model's).
+    `missing`: the model's names that the files lack; `unexpected`: names in the files without a place in the model;
+    `wrong`: (name, shape in the files, shape in the model).
     """
     if not missing and not unexpected and not wrong:
         return ""
@@ -226,7 +228,7 @@ def mismatch(
 
 
 def _head_of(model: PreTrainedModel) -> str:
-    """The name of the output head's weights."""
+    """Return the name of the output head's weights."""
     head = model.get_output_embeddings().weight
     return next(name for name, weight in model.named_parameters(remove_duplicate=False) if weight is head)
 
@@ -236,9 +238,9 @@ def _some(names: Collection[str]) -> str:
 
 
 def from_config(config: PretrainedConfig) -> PreTrainedModel:
-    """A model of this architecture, float32, on the processor, to be filled: its weights are what lay in memory."""
-    own = copy.deepcopy(config)  # which remembers how a model was made
-    with alone(), no_init_weights():
+    """Build a model of this architecture, float32, on the processor, with uninitialised weights."""
+    own = copy.deepcopy(config)  # it records how a model was made
+    with seeded(), no_init_weights():
         model: PreTrainedModel = AutoModelForCausalLM.from_config(own, dtype=torch.float32, attn_implementation="sdpa")
     model.tie_weights()
     model.eval()
@@ -246,13 +248,13 @@ def from_config(config: PretrainedConfig) -> PreTrainedModel:
 
 
 def skeleton_of(config: PretrainedConfig) -> PreTrainedModel:
-    """A model of this architecture that takes no memory: it has shapes, and no numbers."""
+    """Build a model of this architecture without memory: shapes only."""
     with torch.device("meta"):
         return from_config(config)
 
 
 def one_layer_of(config: PretrainedConfig) -> PretrainedConfig:
-    """The same architecture with its first layer alone."""
+    """Return the same architecture with only its first layer."""
     found = copy.deepcopy(config)
     found.num_hidden_layers = 1
     if getattr(found, "layer_types", None):
@@ -261,7 +263,7 @@ def one_layer_of(config: PretrainedConfig) -> PretrainedConfig:
 
 
 def with_one_layer(model: PreTrainedModel) -> PreTrainedModel:
-    """A copy of the model's first layer, between its embeddings and its output head."""
+    """Copy the model with only its first layer, between its embeddings and its output head."""
     short = from_config(one_layer_of(model.config))
     wanted = short.state_dict()
     short.load_state_dict({name: w for name, w in merged_weights(model) if name in wanted}, strict=False)  # tied ones
@@ -269,7 +271,7 @@ def with_one_layer(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def materialize(module: nn.Module, device: torch.device) -> None:
-    """Give what has no numbers memory on the device, in place; what is tied stays so."""
+    """Allocate memory on the device for tensors without any, in place; tied ones stay tied."""
     made: dict[nn.Parameter, nn.Parameter] = {}
     for part in module.modules():
         for name, old in part._parameters.items():

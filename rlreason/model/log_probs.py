@@ -11,11 +11,11 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 # oneDNN, and torch's layer above it, keep a program with its working memory for each of the last 1024 shapes. The
-# tokens of a row differ from row to row, so few come again: a third of a run's memory went there. Read at first use.
+# number of tokens differs from row to row, so few recur: a third of a run's memory went there. Read at first use.
 for _variable in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
     os.environ.setdefault(_variable, "32")
 
-LEAST = 1 << 20  # multiplications from which on oneDNN makes up for its longer call: measured, 64 x 128 x 128
+LEAST = 1 << 20  # from this many multiplications on oneDNN makes up for its longer call: measured, 64 x 128 x 128
 
 
 class Linear(nn.Linear):
@@ -29,8 +29,8 @@ class Linear(nn.Linear):
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """`F.linear` of x (..., in), weight (out, in), bias (out,): the same sum, rounded in another order.
 
-    As `F.linear` does, it computes in the dtype that an autocast around it asks for. Differentiable once, and not by
-    the transforms of `torch.func`: what asks for more wants torch's own layers, or weights in float64.
+    Like `F.linear`, it computes in the dtype of an enclosing autocast. Differentiable once, and not by the transforms
+    of `torch.func`: for more, use torch's own layers, or weights in float64.
     """
     if not _is_for_onednn(x, weight):
         return F.linear(x, weight, bias)
@@ -42,7 +42,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def operand(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """x with its numbers rounded to `dtype`, as `product` takes them: off a GPU half-precision ones lie in float32.
+    """Round x to `dtype`, in the form that `product` takes: off a GPU half-precision numbers are held in float32.
 
     >>> operand(torch.tensor([1 / 3]), torch.bfloat16)
     tensor([0.3340])
@@ -52,13 +52,13 @@ def operand(x: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def product(a: Tensor, b: Tensor, add_to: Tensor | None = None) -> Tensor:
-    """The output head's product of operands a (n, k) and b (m, k) -> (n, m); added to `add_to`, in place, where given.
+    """The output head's product of operands a (n, k) and b (m, k) -> (n, m); added to `add_to`, in place, if given.
 
         a b^T: out_ij = sum over k of a_ik b_jk
 
-    Numbers in half precision are multiplied on a GPU as they are and summed in float32, which the result has: what
-    vLLM's head computes there (0.32: LogitsProcessor._apply_head). The kernel is CUDA's alone. Elsewhere the same
-    numbers are float32 (see `operand`), whose products of two of them are exact: the same sum in another order.
+    On a GPU, half-precision numbers are multiplied as they are and summed in float32, the type of the result, like
+    vLLM's head there (0.32: LogitsProcessor._apply_head). The kernel is CUDA's alone. Elsewhere the same numbers are
+    float32 (see `operand`), and the product of two of them is exact: the same sum in another order.
     """
     if a.is_cuda and a.dtype.itemsize == 2:
         if add_to is None:
@@ -90,7 +90,7 @@ class _Linear(torch.autograd.Function):
 
 
 def _outer(a: Tensor, b: Tensor) -> Tensor:
-    """a^T b of a (rows, n) and b (rows, m); oneDNN is faster with the smaller one in front."""
+    """a^T b of a (rows, n) and b (rows, m); oneDNN is faster with the smaller one first."""
     return _onednn(a.t(), b.t()) if a.shape[1] <= b.shape[1] else _onednn(b.t(), a.t()).t()
 
 
@@ -101,14 +101,14 @@ def _onednn(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def _dense(x: Tensor) -> Tensor:
-    """The same values without gaps: for a slice or an expanded tensor oneDNN takes a thousand times as long."""
+    """The same values without gaps: with a slice or an expanded tensor oneDNN takes a thousand times as long."""
     return x if x.is_contiguous() or (x.dim() == 2 and x.t().is_contiguous()) else x.contiguous()
 
 
 def _is_for_onednn(x: Tensor, weight: Tensor) -> bool:
-    """Whether a product is large enough, in float32, and on a processor where oneDNN is the faster one."""
+    """Whether a product is large enough, in float32, and on a processor where oneDNN is faster."""
     return (
-        not torch.compiler.is_compiling()  # the compiler chooses by itself
+        not torch.compiler.is_compiling()  # the compiler makes its own choice
         and x.numel() * weight.shape[0] >= LEAST
         and x.dtype == weight.dtype == torch.float32
         and _helps(x.device.type)
@@ -117,7 +117,7 @@ def _is_for_onednn(x: Tensor, weight: Tensor) -> bool:
 
 
 def use_fast_products(model: nn.Module) -> None:
-    """From now on the model's linear layers on this processor compute by `linear`, where that helps."""
+    """Make the model's linear layers on this processor compute by `linear`, if that is faster here."""
     for module in model.modules():
         if type(module) is nn.Linear and _helps(module.weight.device.type):
             module.__class__ = Linear
@@ -125,7 +125,7 @@ def use_fast_products(model: nn.Module) -> None:
 
 @cache
 def _helps(device: str) -> bool:
-    """Whether oneDNN is the faster one: on a processor with AVX-512 that Intel did not make."""
+    """Whether oneDNN is faster: on a processor with AVX-512 not made by Intel."""
     wide = device == "cpu" and torch.backends.cpu.get_cpu_capability() == "AVX512"
     if not wide or not torch.backends.mkldnn.is_available() or not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
         return False
@@ -135,12 +135,12 @@ def _helps(device: str) -> bool:
 
 #: Positions per chunk. 512 x 151,936 float32 logits are 311 MB; smaller chunks waste matmul speed.
 CHUNK = 512
-#: The logit of a row that no token has: its probability is 0, and its share of a sum or a gradient is a number.
+#: The logit of a row without a token: its probability is 0, and its terms in a sum or a gradient stay finite.
 NEVER = -1e9
 
 
 def without_padding(logits: Tensor, padded_from: int | None) -> Tensor:
-    """The logits (..., vocab), in place, with probability 0 from this id on: rows that are there to fill the matrix."""
+    """Give the padding rows, from this id on, probability 0 in the logits (..., vocab), in place."""
     if padded_from is not None:
         logits[..., padded_from:] = NEVER
     return logits
@@ -153,7 +153,7 @@ def _logits(hidden: Tensor, weight: Tensor, temperature: float, padded_from: int
 
 
 def _space(hidden: Tensor, weight: Tensor, chunk: int) -> Tensor:
-    """(positions, vocab) float32 that all chunks write into in turn: new memory costs more than what is written."""
+    """Allocate (positions, vocab) float32, reused by all chunks: new memory costs more than the writing."""
     return hidden.new_empty(min(chunk, hidden.shape[0]), weight.shape[0], dtype=torch.float32)
 
 
@@ -191,11 +191,11 @@ class _ChunkedLogProbs(torch.autograd.Function):
             log_norm[at] = top[:, 0] + log_total
             if want_entropy:
                 entropy[at] = log_total - exp.mul_(logits).sum(-1) / total
-            del logits  # else it is there while the next chunk's is computed
+            del logits  # else it is held while the next chunk's is computed
         ctx.save_for_backward(rows, weight, labels, log_norm, entropy)
         ctx.temperature, ctx.chunk, ctx.dtype = temperature, chunk, hidden.dtype
         ctx.head, ctx.products, ctx.padded_from = head, products, padded_from
-        ctx.set_materialize_grads(False)  # an entropy that is only measured costs no backward work
+        ctx.set_materialize_grads(False)  # no backward work for an entropy that is only measured
         return log_probs, entropy
 
     @staticmethod
@@ -204,11 +204,11 @@ class _ChunkedLogProbs(torch.autograd.Function):
         grad = torch.zeros_like(log_norm) if grads[0] is None else grads[0] / ctx.temperature
         grad_entropy = grads[1] / ctx.temperature if entropy.numel() and grads[1] is not None else None
         grad_hidden = torch.empty_like(rows, dtype=ctx.dtype)
-        # The weight gradient sums over all chunks, so it is kept in float32 whatever the dtype of products.
+        # The weight gradient sums over all chunks, so it is float32 whatever the dtype of products.
         grad_weight = torch.zeros_like(weight, dtype=torch.float32) if ctx.needs_input_grad[1] else None
         space = _space(rows, weight, ctx.chunk)
         factors = operand(weight, ctx.head)
-        same = ctx.products == ctx.head  # else numbers are rounded for these two products alone
+        same = ctx.products == ctx.head  # else numbers are rounded only for these two products
         inputs, slopes = (rows, factors) if same else (rows.to(ctx.products), weight.to(ctx.products))
         for start in range(0, rows.shape[0], ctx.chunk):
             at = slice(start, start + ctx.chunk)
@@ -228,7 +228,7 @@ class _ChunkedLogProbs(torch.autograd.Function):
             grad_hidden[at] = product(grad_logits, slopes.t())
             if grad_weight is not None:
                 product(grad_logits.t(), inputs[at].t(), add_to=grad_weight)
-            del grad_logits  # rounded, it has a memory of its own
+            del grad_logits  # rounded, it has its own memory
         weight_grad = None if grad_weight is None else grad_weight.to(weight.dtype)
         return grad_hidden, weight_grad, None, None, None, None, None, None, None
 

@@ -10,31 +10,31 @@ from rlreason.config.model import type_of_head
 from rlreason.config.run import RunConfig
 from rlreason.model.shapes import Device, ModelShape
 
-CHUNK = 512  # positions whose logits exist at once: model/logprobs.py
+CHUNK = 512  # positions whose logits exist at once: model/log_probs.py
 
 
 class Head(NamedTuple):
-    """How a run computes its output head. Sizes are bytes a number."""
+    """How a run computes its output head. Sizes are bytes per number."""
 
-    size: int = 4  # of what is multiplied to make logits (model.head)
-    products: int = 4  # of what the two products of the backward pass multiply
-    trained: bool = True  # its weights get a gradient
-    entropy: bool = False  # the entropy gets one too
+    size: int = 4  # of the operands of the logits (model.head)
+    products: int = 4  # of the operands of the backward pass's two products
+    trained: bool = True  # its weights have a gradient
+    entropy: bool = False  # so has the entropy
     on_gpu: bool = False
 
     @property
     def rounded(self) -> int:
-        """Bytes of a number of the operands; off a GPU rounded ones lie in float32. 0: they need no copy."""
+        """Bytes of an operand's number; off a GPU rounded ones are held in float32. 0: no copy needed."""
         return (2 if self.on_gpu else 4) if self.size == 2 else 0
 
     @property
-    def kept(self) -> int:
-        """Bytes that a number of its input takes until the backward pass."""
+    def input_size(self) -> int:
+        """Bytes per number of its input that is kept for the backward pass."""
         return self.rounded or 4
 
 
 def head_bytes(shape: ModelShape, scored: int, head: Head, with_gradient: bool = True) -> int:
-    """The most that the head takes at one time for `scored` positions. n = min(512, scored).
+    """Peak bytes of the head for `scored` positions. n = min(512, scored).
 
         forward:  2 x 4 n V + r (V d + scored d)
         backward: 4 scored d + 4 V d + max(2 x 4 n V, made) + r V d + 2 (V d + scored d)
@@ -55,7 +55,7 @@ def head_bytes(shape: ModelShape, scored: int, head: Head, with_gradient: bool =
     if half and head.on_gpu:
         made = 6 * n * v
     elif half:
-        same = head.size == 2  # its rounded numbers lie in float32, and so does what they make
+        same = head.size == 2  # its rounded numbers are held in float32, and so are their products
         made = max(10 * n * v, 8 * n * v + 4 * trained) if same else 6 * n * v + 6 * trained
     else:
         made = 4 * n * v + 4 * trained
@@ -63,12 +63,12 @@ def head_bytes(shape: ModelShape, scored: int, head: Head, with_gradient: bool =
     return 4 * scored * d + 4 * trained + operands + max(of_logits, made)
 
 
-PROMPT_TOKENS = 8192  # of prompts that the in-process engine reads in one pass: engines/hf/decoding.py
-HEADROOM = 64  # columns that a cache without responses gets at most: engines/hf/kv_cache.py
+PROMPT_TOKENS = 8192  # of prompts read in one pass of the in-process engine: engines/hf/decoding.py
+HEADROOM = 64  # most columns of a cache without responses: engines/hf/kv_cache.py
 CACHE_BLOCK = (
-    128  # tokens: vLLM hands its cache out in blocks of at most this, and each sequence may leave one unfilled
+    128  # tokens: vLLM allocates its cache in blocks of at most this, and each sequence may leave one unfilled
 )
-SMALLEST_8BIT = 4096  # numbers from which on bitsandbytes keeps moments in one byte
+SMALLEST_8BIT = 4096  # from this many numbers on, bitsandbytes keeps moments in one byte
 PER_8BIT_BLOCK = 256  # numbers that share a float32 scale there
 
 
@@ -82,16 +82,16 @@ def weight_bytes(shape: ModelShape, weights: int) -> int:
 
 
 class Casts(NamedTuple):
-    """Bytes of the half-precision copies that autocast makes of float32 weights of linear layers, the head's aside."""
+    """Bytes of autocast's half-precision copies of the linear layers' float32 weights, without the head."""
 
-    every: int = 0  # of all linear layers: what a pass with gradient holds, which needs them again in its backward pass
-    kept: int = 0  # of those that are trained: autocast keeps a copy until its block ends, and of no other weight
+    every: int = 0  # of all linear layers: held by a pass with gradient, whose backward pass needs them again
+    kept: int = 0  # of trained ones: only of these autocast keeps a copy until its block ends
     of_layer: int = 0  # of one decoder layer
-    largest: int = 0  # of the largest matrix that is not trained: cast anew at each use, and dropped behind it
+    largest: int = 0  # of the largest untrained matrix: cast at each use, and dropped after it
 
 
 def cast_bytes(shape: ModelShape, weights: int, products: int, freeze: Sequence[str] = (), rank: int = 0) -> Casts:
-    """The copies of `weights` bytes a number that products of fewer bytes need: 2 bytes a number of a linear layer.
+    """Bytes of the copies for products of half precision: 2 per number of a linear layer, if its weights are wider.
 
     Only weights that require a gradient are kept within a block of autocast (torch/csrc: cached_cast); adapters of
     `rank` leave every weight of the model without one.
@@ -107,7 +107,7 @@ def cast_bytes(shape: ModelShape, weights: int, products: int, freeze: Sequence[
 def trained_tensors(
     shape: ModelShape, weights: int, freeze: Sequence[str] = (), rank: int = 0, targets: Sequence[str] | None = None
 ) -> list[tuple[int, int]]:
-    """(numbers, bytes each) of every tensor that is trained: all but the frozen ones, or the two of every adapter.
+    """List (numbers, bytes each) of every trained tensor: all but the frozen ones, or the two of every adapter.
 
     An adapter of rank r on a layer of `in` and `out` numbers has r (in + out), in float32 (arXiv:2106.09685).
     `freeze` and `targets` are patterns on names, as `model.parameters.matching_names` reads them.
@@ -152,13 +152,13 @@ def saved_by_layer(shape: ModelShape, products: int, residual: int = 4) -> int:
         float32:  4 (6 d + 2 q + 2 k + 4 m + norms + h)
         bfloat16: 4 (4 d + norms_32 + h) + 2 (5 d + 2 q + 2 k + 4 m + norms_16)
 
-    d: width; q, k: all queries and all keys of a token; m: inside the MLP; h: heads (log-sum-exps). A norm keeps what
-    comes in and what goes out before its weight; a product keeps its input, which autocast rounds once for each layer
-    that reads it (three of attention, two of the MLP). Attention keeps queries, keys, values and outputs; the MLP what
-    comes out of gate, of SiLU, of up, and their product. norms: of queries and keys, 2 (q + k) where a model has them,
-    half of them in half precision where each head has its own. `residual`: bytes of the stream between the layers,
-    2 where weights in half precision are not tied to the float32 head: then 4 (2 d) + 2 (4 d) of each token, since the
-    inputs of products need no rounding, or 4 (4 d) + 2 (2 d) where norms stand behind attention and MLP.
+    d: width; q, k: all queries and all keys of a token; m: inside the MLP; h: heads (log-sum-exps). A norm keeps its
+    input and its output before the weight; a product keeps its input, which autocast rounds once for each layer
+    that reads it (three of attention, two of the MLP). Attention keeps queries, keys, values and outputs; the MLP the
+    outputs of gate, SiLU and up, and their product. norms: of queries and keys, 2 (q + k) if a model has them,
+    half of them in half precision if each head has its own. `residual`: bytes of the stream between the layers,
+    2 if weights in half precision are not tied to the float32 head: then 4 (2 d) + 2 (4 d) of each token, since the
+    inputs of products need no rounding, or 4 (4 d) + 2 (2 d) with norms after attention and MLP.
     """
     d, q, k, m = shape.width, shape.query_width, shape.kv_width, shape.intermediate
     attended, qk, scales = 2 * q + 2 * k, q + k, shape.heads + 2
@@ -168,14 +168,14 @@ def saved_by_layer(shape: ModelShape, products: int, residual: int = 4) -> int:
     half = qk if shape.qk_norm == "head" else 0
     if residual == 4:
         return 4 * (4 * d + normed - half + scales) + 2 * (5 * d + attended + 4 * m + half)
-    wide, narrow = (4, 2) if shape.qk_norm == "whole" else (2, 4)  # whose norms stand behind attention and MLP
+    wide, narrow = (4, 2) if shape.qk_norm == "whole" else (2, 4)  # with norms after attention and MLP
     return 4 * (wide * d + normed - half + scales) + 2 * (narrow * d + attended + 4 * m + half)
 
 
 def saved_besides(shape: ModelShape, tokens: int, scored: int, kept: int = 4) -> int:
-    """Bytes that autograd keeps beside the layers: the last norm and the rotary table in float32, the head's input.
+    """Bytes that autograd keeps besides the layers: the last norm and the rotary table in float32, the head's input.
 
-    `kept`: bytes of a number of that input.
+    `kept`: bytes per number of that input.
     """
     return 4 * tokens * (2 * shape.width + 2 * shape.head_dim + 1) + kept * scored * shape.width
 
@@ -189,16 +189,16 @@ def saved_bytes(
     checkpointing: bool = False,
     kept: int = 4,
 ) -> int:
-    """Activations of a row of `tokens`, `scored` of which predict a response's token.
+    """Activations of a row of `tokens`, `scored` of which predict a response token.
 
-    With gradient checkpointing a layer keeps its input alone.
+    With gradient checkpointing a layer keeps only its input.
     """
     of_layer = residual * shape.width if checkpointing else saved_by_layer(shape, products, residual)
     return shape.layers * tokens * of_layer + saved_besides(shape, tokens, scored, kept)
 
 
 def backward_bytes(shape: ModelShape, tokens: int, products: int) -> int:
-    """What the backward pass of one layer takes for a moment: two gradients inside the MLP, two of the stream."""
+    """Transient bytes of one layer's backward pass: two gradients inside the MLP, two of the stream."""
     return tokens * (2 * products * shape.intermediate + 4 * shape.width)
 
 
@@ -213,25 +213,25 @@ def training_bytes(
     head: Head = Head(),  # noqa: B008 - a tuple of numbers
     casts: Casts = Casts(),  # noqa: B008 - a tuple of numbers
 ) -> tuple[int, int, int]:
-    """(activations, casts, what comes on top) where a forward and backward pass holds most, without gradients.
+    """Return (activations, casts, further bytes) at the peak of a forward and backward pass, without gradients.
 
-    The most is held when the head's backward pass runs; or in that of a layer, where checkpointing has computed it
-    again; or at the end, where the gradients of head and embedding, if they are tied, are added. The graph holds the
-    casts of all layers; with checkpointing there is none, and they last as long as the forward pass, or a layer's.
+    The peak is in the head's backward pass; or in that of a layer, once checkpointing has recomputed it; or at the
+    end, where the gradients of head and embedding, if they are tied, are added. The graph holds the casts of all
+    layers; with checkpointing there is no graph, and they last as long as the forward pass, or a layer's.
     """
-    kept = saved_bytes(shape, tokens, scored, products, residual, checkpointing, head.kept)
+    kept = saved_bytes(shape, tokens, scored, products, residual, checkpointing, head.input_size)
     waiting = 4 * shape.vocab * shape.width if head.trained and shape.tied else 0
     layer = backward_bytes(shape, tokens, products) + waiting
     of_head = head_bytes(shape, scored, head)
     if not checkpointing:
         return kept, casts.every, max(of_head, layer, 2 * waiting - kept)
     again = tokens * (saved_by_layer(shape, products, residual) - residual * shape.width)
-    first = casts.kept + again  # the last layer of the forward pass, whose own numbers are dropped behind it
+    first = casts.kept + again  # the last layer of the forward pass, whose own numbers are dropped after it
     return kept, 0, max(of_head, layer + again + casts.of_layer, first, 2 * waiting - kept)
 
 
 def forward_bytes(shape: ModelShape, tokens: int, scored: int, products: int, head: Head) -> int:
-    """A pass that keeps nothing for a gradient: one layer's numbers, and the logits of a chunk."""
+    """A pass without gradients: one layer's numbers, and the logits of a chunk."""
     layer = tokens * (3 * products * shape.intermediate + 4 * 3 * shape.width)
     return max(layer, 4 * (tokens + scored) * shape.width + head_bytes(shape, scored, head, with_gradient=False))
 
@@ -257,7 +257,7 @@ def in_process_cache(
 
         (P prompt + rows (response + 1)) kv,    P = rows / group, rounded up; a compaction holds one layer twice
 
-    `copies`: compiled steps have a copy of the prompt for each row, beside it. engines/hf/kv_cache.py.
+    `copies`: compiled steps also have a copy of the prompt for each row. engines/hf/kv_cache.py.
     """
     prompts = -(-rows // max(1, group)) + (rows if copies else 0)
     return (prompts * prompt + rows * response) * kv_bytes(shape, size)
@@ -273,11 +273,11 @@ def decoding_bytes(
     waiting: bool = False,
     head: Head = Head(),  # noqa: B008 - a tuple of numbers
 ) -> int:
-    """What the in-process engine takes beside its cache: the most of a step, a compaction and the reading of prompts.
+    """Peak bytes of the in-process engine besides its cache: of a step, a compaction or the reading of prompts.
 
     Logits twice (before and after a step, or with their softmax), attention scores of a layer three times; or, in a
-    compaction, keys of a layer twice more; or the keys, values and numbers of prompts that are read. Of each row, the
-    tokens, log-probabilities and random numbers. `waiting`: more responses are asked for than there are rows, so
+    compaction, keys of a layer twice more; or the keys, values and numbers of prompts being read. Of each row, the
+    tokens, log-probabilities and random numbers. `waiting`: more responses are requested than there are rows, so
     prompts are read while the cache is full; else before it has any response.
     """
     columns, prompts = prompt + response, -(-rows // max(1, group))
@@ -288,7 +288,7 @@ def decoding_bytes(
     responses = rows * response * kv_bytes(shape, products)
     compaction = logits + (responses // shape.layers if waiting or response > HEADROOM else 0)
     read = min(PROMPT_TOKENS, prompts * prompt)
-    # as they are read, keys are float32, which rotary positions make them, and values as products are
+    # while being read, keys are float32, because of rotary positions, and values have the products' type
     as_read = prompts * prompt * kv_bytes(shape, 1) * (4 + products) // 2
     reading = logits + as_read + forward_bytes(shape, read, prompts, products, head)
     return rows * (20 * response + 4 * columns) + max(step, compaction, reading - (0 if waiting else responses))
@@ -297,12 +297,12 @@ def decoding_bytes(
 def vllm_cache(
     token: int, weights: int, free: int, max_len: int, max_rows: int, cache_gb: float | None, reserve: int = 0
 ) -> tuple[int, int]:
-    """(bytes of vLLM's cache, bytes that one sequence takes), `token` those of one token.
+    """Return (bytes of vLLM's cache, bytes of one sequence); `token`: bytes of one token.
 
         one = token (max_len + 128),    cache = max(one, min(one max_rows, 0.4 (free - weights - reserve)))
 
-    As much as `max_rows` sequences of `max_len` tokens need, at most 40% of what the weights leave free, and
-    `reserve`, which the trainer takes later; `cache_gb` (of 2^30 bytes) sets it.
+    As much as `max_rows` sequences of `max_len` tokens need, at most 40% of what is free without the weights and
+    `reserve`, which the trainer takes later; `cache_gb` (of 2^30 bytes) overrides it.
     """
     one = token * (max_len + CACHE_BLOCK)
     if cache_gb is not None:
@@ -310,36 +310,36 @@ def vllm_cache(
     return max(one, min(one * max_rows, int(0.4 * (free - weights - reserve)))), one
 
 
-PROMPT = 384  # tokens that a question is taken to have, before its template, where nobody has measured the prompts
+PROMPT = 384  # tokens assumed for a question without its template, until the prompts are measured
 TINY_PROMPT = 128
 UNKNOWN_PROBLEMS = 1000
 
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """Responses that are asked for at once."""
+    """Responses requested at once."""
 
     count: int
-    group: int  # to one prompt
+    group: int  # per prompt
     max_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
-    """What of a run its memory depends on, as plain numbers. Sizes are bytes a number, lengths are tokens."""
+class Workload:
+    """The memory-relevant settings of a run, as plain numbers. Sizes are bytes per number, lengths are tokens."""
 
     shape: ModelShape
     weights: int = 4
     products: int = 4
-    trained: tuple[tuple[int, int], ...] = ()  # (numbers, size) of every trained tensor; none: nothing is trained
-    adapters: bool = False  # the trained tensors stand beside the model's own weights
+    trained: tuple[tuple[int, int], ...] = ()  # (numbers, size) of every trained tensor; empty: nothing is trained
+    adapters: bool = False  # the trained tensors are separate from the model's weights
     optimizer: str = "adamw"
     checkpointing: bool = False
     tokens: int = 8192  # of the longest micro-batch
-    scored: int = 8192  # those among them that predict a response's token
+    scored: int = 8192  # those of them that predict a response token
     casts: Casts = Casts()  # noqa: RUF009 - a tuple of numbers
     head: Head = Head()  # noqa: RUF009
-    several: bool = True  # a step has more than one micro-batch, so gradients are there while the next one runs
+    several: bool = True  # a step has more than one micro-batch, so gradients are held while the next one runs
     reference: bool = False
     restarts: bool = False
     prompt: int = PROMPT
@@ -348,34 +348,34 @@ class Work:
     engine: str = "hf"
     compiled: bool = False
     resident: bool = False  # the engine keeps its memory during training
-    elsewhere: bool = False  # the engine has a GPU of its own, or several
-    engines: int = 1  # that share what is sampled
+    elsewhere: bool = False  # the engine has its own GPU, or several
+    engines: int = 1  # that share the sampling
     cache_gb: float | None = None
     ranks: int = 1  # processes that train
-    parallel: str = "auto"  # what each of them has of the model: replicate | shard | auto: what fits
+    parallel: str = "auto"  # replicate | shard | auto: what fits
 
     @property
     def residual(self) -> int:
-        """Bytes of a number between the layers: those of the embedding."""
+        """Bytes per number between the layers: those of the embedding."""
         return 2 if self.weights == 2 and not self.shape.tied else 4
 
     @property
     def may_be_spread(self) -> bool:
-        """Whether ranks can have a share each: 8-bit moments and weights in half precision cannot be divided.
+        """Whether the model can be sharded: 8-bit moments and weights in half precision cannot be divided.
 
-        Nor can a model on a GPU that the in-process engine samples from.
+        Nor can a model on a GPU from which the in-process engine samples.
         """
         samples_whole = self.engine == "hf" and self.head.on_gpu
         return self.optimizer == "adamw" and self.weights == 4 and not samples_whole
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest sequence that is sampled."""
+        """Tokens of the longest sampled sequence."""
         return min(self.shape.context, self.prompt + max((s.max_tokens for s in self.sampled), default=0))
 
 
-def work_of(run: RunConfig, shape: ModelShape, device: Device, prompt: int | None = None) -> Work:
-    """The work of a run; `prompt`: tokens of its longest prompt, where they are known."""
+def workload_of(run: RunConfig, shape: ModelShape, device: Device, prompt: int | None = None) -> Workload:
+    """Return the workload of a run; `prompt`: tokens of its longest prompt, if known."""
     model, rollout, options = run.model, run.rollout, vars(run)
     weights = 2 if model.weights == "bfloat16" else 4
     half = model.dtype == "bfloat16" or (model.dtype == "auto" and device.kind == "cuda" and device.bf16)
@@ -386,7 +386,7 @@ def work_of(run: RunConfig, shape: ModelShape, device: Device, prompt: int | Non
     frozen_head = lora.rank > 0 or len(trained_tensors(shape, weights, [*model.freeze, head])) == len(trained)
     tokens, several = row_of(run, min(shape.context, prompt + run.sampling.max_tokens))
     on_gpu, products = device.kind == "cuda", 2 if half or weights == 2 else 4
-    return Work(
+    return Workload(
         shape=shape,
         weights=weights,
         products=products,
@@ -416,14 +416,14 @@ def work_of(run: RunConfig, shape: ModelShape, device: Device, prompt: int | Non
 
 
 def head_of(run: RunConfig, products: int, on_gpu: bool, trained: bool, entropy: bool) -> Head:
-    """How the run computes its output head; in half precision, its backward pass does too."""
+    """How the run computes its output head; if in half precision, so does its backward pass."""
     name = type_of_head(run.model.head, run.rollout.engine, "bfloat16" if products == 2 else "float32")
     size = 2 if name == "bfloat16" else 4
     return Head(size, min(size, products), trained, entropy, on_gpu)
 
 
 def row_of(run: RunConfig, longest: int) -> tuple[int, bool]:
-    """(tokens of the longest micro-batch, whether a step may have several); a sequence of `longest` tokens at most."""
+    """Return (tokens of the longest micro-batch, whether a step may have several); a sequence has up to `longest`."""
     settings: Any = run
     if not run.trains:
         return run.micro_batch_tokens, False
@@ -434,7 +434,7 @@ def row_of(run: RunConfig, longest: int) -> tuple[int, bool]:
 
 
 def sampled_by(run: RunConfig) -> tuple[Sampled, ...]:
-    """What a run asks of its engine at once: in a training step, and in an evaluation."""
+    """What a run requests of its engine at once: in an evaluation, and in a training step."""
     settings: Any = run
     evaluation = run.evaluation
     problems = evaluation.final_problems or run.problems_there or UNKNOWN_PROBLEMS
@@ -445,12 +445,12 @@ def sampled_by(run: RunConfig) -> tuple[Sampled, ...]:
 
 
 def engines_of(run: RunConfig) -> int:
-    """How many engines of vLLM share what is sampled (rollout.gpus)."""
+    """Number of vLLM engines that share the sampling (rollout.gpus)."""
     return run.rollout.gpus if run.rollout.engine == "vllm" else 1
 
 
 def ranks_of(run: RunConfig) -> int:
-    """How many processes train: those that torchrun has started, else as many as `gpus` says."""
+    """Number of training processes: those started by torchrun, else the setting `gpus`."""
     if not run.trains:
         return 1
     started, gpus = os.environ.get("WORLD_SIZE", ""), str(getattr(run, "gpus", "auto"))

@@ -1,4 +1,4 @@
-"""Lay sequences end to end within a token budget, sharing prompts, and bring per-token numbers back."""
+"""Pack sequences end to end within a token budget, sharing prompts, and map per-token numbers back."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -10,11 +10,11 @@ from torch import Tensor
 
 from rlreason.model.devices import lists_on_device
 
-FULL = -(1 << 62)  # left in a bin that takes nothing more
+FULL = -(1 << 62)  # space left in a closed bin
 
 
 class FreeSpace:
-    """Tokens and rows left in bins 0, 1, ..., `most` of them at the most; a bin takes nothing until it is put down.
+    """Tokens and rows left in up to `most` bins; a bin is closed until `set` opens it.
 
     A binary tree over the bins: each node holds the most tokens, and the most rows, left in one of the bins below it.
     """
@@ -24,11 +24,11 @@ class FreeSpace:
         self._tokens, self._rows = ([FULL] * (2 * self._leaves) for _ in range(2))
 
     def of(self, place: int) -> tuple[int, int]:
-        """(tokens, rows) that are left in a bin."""
+        """Return the (tokens, rows) left in a bin."""
         return self._tokens[self._leaves + place], self._rows[self._leaves + place]
 
-    def put(self, place: int, tokens: int, rows: int) -> None:
-        """Note what is left in a bin now."""
+    def set(self, place: int, tokens: int, rows: int) -> None:
+        """Set what is left in a bin."""
         for tree, left in ((self._tokens, tokens), (self._rows, rows)):
             node = self._leaves + place
             tree[node] = left
@@ -40,14 +40,13 @@ class FreeSpace:
                 tree[node] = most
 
     def close(self, place: int) -> None:
-        """A bin takes nothing more."""
-        self.put(place, FULL, FULL)
+        self.set(place, FULL, FULL)
 
     def first(self, tokens: int, rows: int) -> int | None:
-        """The first bin with at least so much left of both; None where there is none.
+        """Return the first bin with at least this much left of both; None if there is none.
 
         >>> bins = FreeSpace(3)
-        >>> bins.put(0, 2, 9), bins.put(1, 5, 1), bins.put(2, 9, 2)
+        >>> bins.set(0, 2, 9), bins.set(1, 5, 1), bins.set(2, 9, 2)
         (None, None, None)
         >>> bins.first(1, 1), bins.first(3, 1), bins.first(3, 2), bins.first(10, 1)
         (0, 1, 2, None)
@@ -64,7 +63,7 @@ class FreeSpace:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """Where queries and keys of a call are cut: the i-th stretch of queries attends to the i-th stretch of keys."""
+    """Stretches of queries and keys in one call: the i-th stretch of queries attends to the i-th stretch of keys."""
 
     queries: tuple[int, ...]  # tokens of each stretch
     keys: tuple[int, ...]
@@ -74,31 +73,31 @@ class Cut:
 
 @dataclass(frozen=True, slots=True)
 class SharedPrompts:
-    """Which parts of a row have their prompt in another part."""
+    """Parts of a row whose prompt is in another part."""
 
     across: Cut  # the responses of each group, end to end, and their prompt
-    response_at: Tensor  # (tokens of `across.queries`,) where they stand in the row
+    response_at: Tensor  # (tokens of `across.queries`,) their positions in the row
     prompt_at: Tensor  # (tokens of `across.keys`,)
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How packed sequences lie in a row."""
+    """Where packed sequences are in a row."""
 
     parts: Cut  # of the whole row: sequences that share nothing, prompts, responses; each attends to itself
     longest: int  # tokens of the longest sequence
-    shared: SharedPrompts | None = None  # None: each part is a sequence of its own
+    shared: SharedPrompts | None = None  # None: each part is a separate sequence
 
 
 class Attended(NamedTuple):
-    """What attention gives: outputs (tokens, heads, head_dim), and log-sum-exps of scores (heads, tokens) float."""
+    """Results of attention: outputs (tokens, heads, head_dim), and log-sum-exps of scores (heads, tokens) float."""
 
     out: Tensor
     lse: Tensor
 
 
 class Kernel(NamedTuple):
-    """Attention there and back: queries (tokens, heads, head_dim), keys and values (tokens, kv_heads, head_dim).
+    """Attention, forward and backward: queries (tokens, heads, head_dim), keys and values (tokens, kv_heads, head_dim).
 
     `forward(q, k, v, cut, causal, scale)`, and `backward(grad, q, k, v, attended, cut, causal, scale)` -> gradients of
     q, k and v.
@@ -109,7 +108,7 @@ class Kernel(NamedTuple):
 
 
 def merged(one: Attended, other: Attended) -> Attended:
-    """Attention over two sets of keys, from that over each.
+    """Combine attention over two sets of keys, given that over each.
 
         lse = log(exp(lse_1) + exp(lse_2)),    out = exp(lse_1 - lse) out_1 + exp(lse_2 - lse) out_2
 
@@ -147,12 +146,12 @@ class _SharedPromptAttention(torch.autograd.Function):
             both = Attended(out[rows], lse[:, rows])
             across = backward(grad[rows], q[rows], k[prompts], v[prompts], both, shared.across, False, scale)
             for whole, at, more in zip((dq, dk, dv), (rows, prompts, prompts), across, strict=True):
-                whole[at] += more  # no position stands twice in either
+                whole[at] += more  # no position occurs twice in either
         return dq, dk, dv, None, None, None
 
 
 def attention_by_layout(q: Tensor, k: Tensor, v: Tensor, layout: Layout, kernel: Kernel, scale: float) -> Tensor:
-    """(tokens, heads, head_dim) of a row in this layout; keys may have fewer heads than queries. Differentiable."""
+    """Attention (tokens, heads, head_dim) of a row in this layout; keys may have fewer heads. Differentiable."""
     found: Tensor = _SharedPromptAttention.apply(q, k, v, layout, kernel, scale)
     return found
 
@@ -163,16 +162,16 @@ def _heads_first(x: Tensor) -> Tensor:
 
 
 def _stretches(x: Tensor, sizes: tuple[int, ...]) -> tuple[Tensor, ...]:
-    """(tokens, heads, ...) cut into parts (1, heads, size, ...) for the processor's kernel.
+    """Split (tokens, heads, ...) into parts (1, heads, size, ...) for the processor's kernel.
 
-    In bfloat16 it takes half as long again for its backward pass as in float32, which is therefore the least.
+    In bfloat16 its backward pass takes half as long again as in float32, so that is the lowest precision.
     """
     parts: tuple[Tensor, ...] = _heads_first(x.to(torch.promote_types(x.dtype, torch.float32))).split(sizes, 2)
     return parts
 
 
 def _cpu_forward(q: Tensor, k: Tensor, v: Tensor, cut: Cut, causal: bool, scale: float) -> Attended:
-    """A call for each stretch, written into one tensor."""
+    """Compute one call per stretch, written into one tensor."""
     attend = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
     out = torch.empty_like(q, memory_format=torch.contiguous_format)
     lse = q.new_empty(q.shape[1], q.shape[0], dtype=torch.promote_types(q.dtype, torch.float32))
@@ -199,7 +198,7 @@ def _cpu_backward(
 
 
 def _gpu_forward(q: Tensor, k: Tensor, v: Tensor, cut: Cut, causal: bool, scale: float) -> Attended:
-    """One variable-length flash call."""
+    """Compute one variable-length flash call."""
     longest = max(cut.queries), max(cut.keys)
     bounds = cut.query_bounds, cut.key_bounds
     out, lse, *_ = torch.ops.aten._flash_attention_forward(
@@ -232,28 +231,28 @@ class PackedBatch:
     """Several (prompt, response) pairs in one row. Position `score_at[k]` predicts token `labels[k]`."""
 
     input_ids: Tensor  # (1, total)
-    position_ids: Tensor  # (1, total): place in the sequence, behind a shared prompt too
+    position_ids: Tensor  # (1, total): position in the sequence, a shared prompt included
     layout: Layout  # which positions attend to which
     score_at: Tensor  # (scored,) every response token of every sequence, in order
     labels: Tensor  # (scored,)
     lengths: Tensor  # (sequences,) response lengths
-    response_mask: Tensor  # (sequences, longest response) bool: made from lengths, never from token values
-    row_at: Tensor  # (scored,) where each response token stands in the mask, row after row
+    response_mask: Tensor  # (sequences, longest response) bool: from lengths, never from token values
+    row_at: Tensor  # (scored,) index of each response token in the mask, row after row
 
     @property
     def bounds(self) -> Tensor:
-        """(parts + 1,) int32, where each part of the row begins and ends."""
+        """Where each part of the row begins and ends: (parts + 1,) int32."""
         return self.layout.parts.query_bounds
 
     def to_rows(self, flat: Tensor) -> Tensor:
-        """(scored,) -> (sequences, longest response), zero where a row has ended. Differentiable."""
+        """(scored,) -> (sequences, longest response), zero after a row's end. Differentiable."""
         rows = flat.new_zeros(self.response_mask.numel())
-        return rows.scatter(0, self.row_at, flat).view(self.response_mask.shape)  # through a mask backward would wait
+        return rows.scatter(0, self.row_at, flat).view(self.response_mask.shape)  # a mask would make backward wait
 
 
 @dataclass(slots=True)
 class _Row:
-    """A row that grows by a group of pairs with one prompt at a time."""
+    """A row under construction, one group of pairs with the same prompt at a time."""
 
     ids: list[int] = field(default_factory=list)
     positions: list[int] = field(default_factory=list)
@@ -263,14 +262,14 @@ class _Row:
     longest: int = 0
 
     def add(self, prompt: Sequence[int], responses: Sequence[Sequence[int]]) -> None:
-        """Put the prompt down, then each response without its last token, which predicts nothing."""
+        """Append the prompt, then each response without its last token, which predicts nothing."""
         first, size = len(self.ids), len(prompt)
-        self._put(prompt, 0)
+        self._append(prompt, 0)
         parts = [size]
         for response in responses:
             at, shown = len(self.ids), response[:-1]
             self.score_at += [first + size - 1, *range(at, at + len(shown))][: len(response)]
-            self._put(shown, size)
+            self._append(shown, size)
             parts.append(len(shown))
             self.longest = max(self.longest, size + len(shown))
         if len(responses) == 1:  # one sequence
@@ -279,7 +278,7 @@ class _Row:
             self.groups.append((first, size, sum(parts[1:])))
         self.parts += [part for part in parts if part]
 
-    def _put(self, ids: Sequence[int], position: int) -> None:
+    def _append(self, ids: Sequence[int], position: int) -> None:
         self.ids.extend(ids)
         self.positions.extend(range(position, position + len(ids)))
 
@@ -289,7 +288,7 @@ class _Row:
         return self.parts, [more for *_, more in self.groups], [size for _, size, _ in self.groups]
 
     def shared_places(self) -> tuple[list[int], list[int]]:
-        """Where the tokens of responses stand that have their prompt in another part, and those of such prompts."""
+        """Positions of the responses whose prompt is in another part, and those of such prompts."""
         responses = [token for first, size, more in self.groups for token in range(first + size, first + size + more)]
         prompts = [token for first, size, _ in self.groups for token in range(first, first + size)]
         return responses, prompts
@@ -298,7 +297,7 @@ class _Row:
 def pack(pairs: Sequence[Pair], device: torch.device | str = "cpu", share_prompts: bool = False) -> PackedBatch:
     """Pack (prompt ids, response ids) pairs. The last token of a sequence predicts nothing and is left out.
 
-    `share_prompts`: whether neighbours with the same prompt have it once. `ValueError` for a prompt without tokens: no
+    `share_prompts`: neighbours with the same prompt share one copy. `ValueError` for a prompt without tokens: no
     position would predict the first response token.
 
     >>> batch = pack([([1, 2], [3, 4]), ([5], [6])])
@@ -340,18 +339,18 @@ def pack(pairs: Sequence[Pair], device: torch.device | str = "cpu", share_prompt
 
 
 def _neighbours(pairs: Sequence[Pair]) -> Iterator[tuple[Sequence[int], list[Sequence[int]]]]:
-    """Prompts with the responses of neighbours that have the same."""
+    """Yield each prompt with the responses of consecutive pairs that have it."""
     for _, members in groupby(pairs, key=lambda pair: list(pair[0])):
         several = list(members)
         yield several[0][0], [response for _, response in several]
 
 
 def divide(pairs: Sequence[Pair], budget: int, max_rows: int | None, share_prompts: bool) -> list[list[int]]:
-    """The pairs, by number, in bins of at most `budget` tokens (and `max_rows` pairs), those of one prompt together.
+    """Divide pairs, by number, into bins of at most `budget` tokens (and `max_rows` pairs), keeping prompts together.
 
-    With `share_prompts` a prompt counts once for its neighbours; a group that does not fit into a bin is cut, and its
-    prompt counts again. A pair larger than the budget gets a bin of its own. The result depends on prompts and sizes
-    only, so a rerun makes the same bins.
+    With `share_prompts` a prompt counts once for its neighbours; a group that does not fit into a bin is split, and its
+    prompt counts again. A pair larger than the budget gets its own bin. The result depends on prompts and sizes only,
+    so a rerun makes the same bins.
 
     >>> pairs = [([1, 2], [3] * 4), ([5], [6] * 3), ([1, 2], [4] * 4)]
     >>> divide(pairs, 10, None, share_prompts=True), divide(pairs, 10, None, share_prompts=False)
@@ -378,8 +377,8 @@ def within_budget(
 ) -> list[list[int]]:
     """Divide items into bins of at most `budget` tokens (and `max_rows` rows), longest first, first bin that fits.
 
-    `rows`: of each item, one where it is not given. An item larger than the budget gets a bin of its own. Every index
-    appears exactly once; the result depends on the sizes only, so a rerun makes the same micro-batches.
+    `rows`: of each item, by default one. An item larger than the budget gets its own bin. Every index appears exactly
+    once; the result depends on the sizes only, so a rerun makes the same micro-batches.
 
     >>> within_budget([5, 3, 4, 2], budget=8)
     [[0, 1], [2, 3]]
@@ -398,5 +397,5 @@ def within_budget(
         if (rows_left := rows_left - rows[index]) < fewest:
             free.close(place)
         else:
-            free.put(place, tokens_left - sizes[index], rows_left)
+            free.set(place, tokens_left - sizes[index], rows_left)
     return bins

@@ -1,4 +1,4 @@
-"""Which parameters are trained and in what precision; adapters (LoRA) and activation checkpointing."""
+"""Which parameters are trained, and their precision; adapters (LoRA) and activation checkpointing."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -18,9 +18,9 @@ from rlreason.errors import ConfigError
 
 
 def round_weights(model: PreTrainedModel, dtype: torch.dtype) -> None:
-    """Keep the weights in `dtype`, but the output head (and embeddings tied to it) as it is: logits stay exact.
+    """Convert the weights to `dtype` in place, except the output head (and embeddings tied to it): logits stay exact.
 
-    The model is changed in place. Buffers keep their precision: rounded rotary frequencies would move far positions.
+    Buffers keep their precision: rounded rotary frequencies would shift distant positions.
     """
     head = model.get_output_embeddings().weight
     for parameter in model.parameters():
@@ -29,9 +29,9 @@ def round_weights(model: PreTrainedModel, dtype: torch.dtype) -> None:
 
 
 def freeze(model: PreTrainedModel, patterns: Sequence[str]) -> str:
-    """Do not train the parameters whose names match a pattern; tied weights are frozen under either of their names.
+    """Freeze parameters whose names match a pattern, in place; tied weights are frozen under either of their names.
 
-    The model is changed in place. Returns a line on what is still trained; `ConfigError` where that is nothing.
+    Return a line on what is still trained; `ConfigError` if that is nothing.
     """
     named: dict[str, Tensor] = dict(model.named_parameters(remove_duplicate=False))
     for name in matching_names(named, patterns, "model.freeze"):
@@ -44,7 +44,7 @@ def freeze(model: PreTrainedModel, patterns: Sequence[str]) -> str:
 
 
 def describe_trained(model: nn.Module) -> str:
-    """A line on how many parameters an optimizer would change; the model's size does not count its adapters.
+    """Describe how many parameters an optimizer would change; the model's size excludes its adapters.
 
     >>> layer = nn.Linear(1000, 1000, bias=False).requires_grad_(False)
     >>> describe_trained(nn.Sequential(layer, nn.Linear(1000, 3000, bias=False)))
@@ -55,12 +55,12 @@ def describe_trained(model: nn.Module) -> str:
 
 
 def model_size(model: nn.Module) -> int:
-    """Parameters of a model without its adapters; tied ones once."""
+    """Count a model's parameters without its adapters; tied ones once."""
     return sum(p.numel() for name, p in model.named_parameters() if ".lora_" not in name)
 
 
 def matching_names(names: Iterable[str], patterns: Sequence[str], setting: str) -> list[str]:
-    """The names that a shell pattern matches as a whole or from a dot on, in their order.
+    """Return the names that a shell pattern matches entirely or from a dot on, in order.
 
     A pattern that matches none is a `ConfigError`, which names `setting` and the nearest names.
 
@@ -81,16 +81,15 @@ def matching_names(names: Iterable[str], patterns: Sequence[str], setting: str) 
 
 
 @contextmanager
-def alone(seed: int = 0) -> Iterator[None]:
-    """A block with torch's generator on the processor seeded and no progress bars.
+def seeded(seed: int = 0) -> Iterator[None]:
+    """Seed torch's CPU generator and hide progress bars in this block; both are restored after it.
 
-    transformers draws weights from the generator of the whole process and replaces torch's functions while it loads
-    some; both, and the bars, are afterwards as they were before.
+    transformers draws weights from the process's generator and replaces functions of torch while it loads some.
     """
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)  # not `torch.manual_seed`, which seeds every GPU too
         bars = hf_logging.is_progress_bar_enabled()
-        hf_logging.disable_progress_bar()  # a run shows its own progress
+        hf_logging.disable_progress_bar()  # a run prints its own progress
         try:
             yield
         finally:
@@ -98,17 +97,17 @@ def alone(seed: int = 0) -> Iterator[None]:
                 hf_logging.enable_progress_bar()
 
 
-BASE = ".base_layer."  # what peft puts between a wrapped layer's name and its own weights' names
+BASE = ".base_layer."  # inserted by peft between a wrapped layer's name and the names of its own weights
 
 
 def add_lora(model: PreTrainedModel, rank: int, alpha: float, targets: Sequence[str] | None, seed: int) -> str:
-    """Freeze the model and put a trainable pair A (rank, in), B (out, rank) next to each chosen linear layer.
+    """Freeze the model and add a trainable pair A (rank, in), B (out, rank) to each chosen linear layer.
 
         y = W x + (alpha / rank) B A x,    B = 0 at first, so the model starts as it is
 
     (Hu et al. 2021, arXiv:2106.09685). The layers are wrapped in place, so the model is called as before.
-    `targets` are patterns on layer names; None takes every linear layer but the output head. A and B are float32
-    whatever the model's weights are. Returns a line on what was done.
+    `targets` are patterns on layer names; None: every linear layer but the output head. A and B are float32
+    whatever the model's weights are. Return a line on what was done.
     """
     with required("model.lora.rank above 0", "peft"):
         from peft import LoraConfig, inject_adapter_in_model
@@ -120,7 +119,7 @@ def add_lora(model: PreTrainedModel, rank: int, alpha: float, targets: Sequence[
     chosen = matching_names(linear, ["*"] if targets is None else targets, "model.lora.targets")
     # Any alpha scales, whatever the annotation says.
     config = LoraConfig(r=rank, lora_alpha=alpha, target_modules=chosen, lora_dropout=0.0, bias="none")  # type: ignore[arg-type]
-    with alone(seed):
+    with seeded(seed):
         inject_adapter_in_model(config, model)
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(".lora_" in name)
@@ -130,7 +129,7 @@ def add_lora(model: PreTrainedModel, rank: int, alpha: float, targets: Sequence[
 
 
 def merged_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """(name, tensor) of every weight and saved buffer of the model without its adapters.
+    """Yield (name, tensor) of every weight and saved buffer, with adapters merged:
 
         W' = W + (alpha / rank) B A
 
@@ -152,11 +151,11 @@ def merged_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def checkpoint_layers(model: nn.Module) -> str:
-    """Keep only each layer's input in the forward pass; the backward pass computes the rest again.
+    """Keep only each layer's input in the forward pass, in place; the backward pass recomputes the rest.
 
-    The layers' own switch for this acts in training mode only, which would turn dropout on and the cache off. This
-    one acts whenever gradients are recorded, so scoring and sampling are not affected. The model is changed in place.
-    Returns a line on what was done; `ConfigError` where the model's layers do not support it.
+    The layers' own switch for this works in training mode only, which would enable dropout and disable the cache.
+    This one works whenever gradients are recorded, so scoring and sampling are not affected. Return a line on what
+    was done; `ConfigError` if the model's layers do not support it.
     """
     layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
     if not layers:
@@ -165,6 +164,6 @@ def checkpoint_layers(model: nn.Module) -> str:
             "computed again: set it to false, or choose another model"
         )
     for layer in layers:
-        # not a closure: deepcopy would leave it as it is, bound to the old layer; no random state: dropout is off
+        # not a closure, which deepcopy would leave bound to the old layer; no random state: dropout is off
         layer.forward = partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False)
     return f"activations of {len(layers)} layers are computed again for the gradient"

@@ -1,22 +1,32 @@
-"""The memory plan of a run: the parts of the formula that it has, and which are held at once."""
+"""The memory plan of a run: the parts of the formula that apply, and which are held at once."""
 
 from dataclasses import dataclass, field, replace
 
-from rlreason.model import memory as f
-from rlreason.model.memory import Work
+from rlreason.model.memory import (
+    Workload,
+    decoding_bytes,
+    forward_bytes,
+    gradient_bytes,
+    in_process_cache,
+    kv_bytes,
+    moment_bytes,
+    training_bytes,
+    vllm_cache,
+    weight_bytes,
+)
 from rlreason.model.shapes import Device
 
-BUCKET = 256 << 20  # bytes of gradients that are summed in one call: distributed/ranks.py
+BUCKET = 256 << 20  # bytes of gradients summed in one call: training/ranks.py
 NCCL = 300 << 20  # bytes of its buffers: a guess
 AT_ONCE = 2  # layers whose weights are whole: the one that computes, and the next one
 
 
 def on_ranks(
-    work: Work, held: dict[str, int], training: dict[str, int], spread: bool
+    work: Workload, held: dict[str, int], training: dict[str, int], spread: bool
 ) -> tuple[dict[str, int], dict[str, int]]:
-    """(what a rank holds always, what a step takes on top at its peak), of the same of one process.
+    """Return (what a rank always holds, what a step adds at its peak), given those of a single process.
 
-    whole:  all of it, and one bucket of gradients, or the largest tensor's, where they are summed, at the end
+    whole:  all of it, and one bucket of gradients, or the largest tensor's, while they are summed at the end
     spread: held / ranks and gradients / ranks, each weight whole while it computes:
             4 (root + 2 layer), and in the backward pass a layer's whole gradient twice, 8 layer, or the root's, 8 root
 
@@ -30,21 +40,21 @@ def on_ranks(
     root, layer = root_and_layer(work)
     divided = {name: -(-amount // work.ranks) for name, amount in held.items()}
     passes = {name: amount for name, amount in training.items() if name != "gradients"}
-    gradients = {"gradients": -(-f.gradient_bytes(work.trained) // work.ranks)} if work.trained else {}
+    gradients = {"gradients": -(-gradient_bytes(work.trained) // work.ranks)} if work.trained else {}
     of_backward = max(8 * layer, 8 * root - sum(passes.values())) if work.trained else 0
     gathered = 4 * (root + AT_ONCE * layer) + of_backward + (NCCL if work.head.on_gpu else 0)
     return divided, gradients | passes | {"gathered weights": gathered}
 
 
-def root_and_layer(work: Work) -> tuple[int, int]:
-    """Numbers of what is in no layer, and of one layer."""
+def root_and_layer(work: Workload) -> tuple[int, int]:
+    """Count the numbers outside all layers, and those of one layer."""
     s = work.shape
     root = s.width * (s.vocab * (1 if s.tied else 2) + 1)
     return root, (s.numbers - root) // s.layers
 
 
-def of_start(work: Work) -> int:
-    """Bytes beside its share of the weights that a rank takes while it gets them: the root, and its largest tensor."""
+def start_bytes(work: Workload) -> int:
+    """Bytes besides its share of the weights that a rank needs to receive them: the root, and its largest tensor."""
     root, _ = root_and_layer(work)
     return 4 * (root + work.shape.width * work.shape.vocab) + (NCCL if work.head.on_gpu else 0)
 
@@ -53,23 +63,23 @@ def of_start(work: Work) -> int:
 CONTEXT = {"cuda": 600 << 20, "cpu": 500 << 20}
 #: What vLLM takes besides weights and cache, CUDA graphs among it: guesses.
 VLLM = {"cuda": 1500 << 20, "cpu": 700 << 20}
-SHARE = 0.9  # of the free memory that a plan may take: allocators keep pieces that are too small
+SHARE = 0.9  # of the free memory that a plan may take: allocators keep unusable fragments
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Bytes by part, at the peak of training and at that of sampling; a part that is not held then is left out.
+    """Bytes by part, at the peak of training and at that of sampling; a part not held then is left out.
 
-    Where nothing is trained, `training` is the scoring of responses, and `trains` is false.
+    If nothing is trained, `training` is the scoring of responses, and `trains` is false.
     """
 
     training: dict[str, int]
     sampling: dict[str, int]
     trains: bool = True
-    other_device: dict[str, int] = field(default_factory=dict)  # of an engine with a GPU of its own
+    other_device: dict[str, int] = field(default_factory=dict)  # of an engine with its own GPU
     ranks: int = 1  # that train
-    mode: str = "replicate"  # what each of them has of the model: all, or a part (shard)
-    main_memory: int = 0  # bytes beside a GPU's: rank 0's whole copies of models that are spread
+    mode: str = "replicate"  # each has the whole model, or a part of it (shard)
+    main_memory: int = 0  # bytes besides a GPU's: rank 0's whole copies of sharded models
 
     @property
     def peak(self) -> int:
@@ -78,32 +88,32 @@ class Plan:
 
     @property
     def first(self) -> str:
-        """What `training` is in words."""
+        """The name of the part `training`."""
         return "training" if self.trains else "scoring"
 
     @property
     def when(self) -> str:
-        """Which of the two is the higher one."""
+        """The name of the part with the higher peak."""
         return self.first if sum(self.training.values()) >= sum(self.sampling.values()) else "sampling"
 
 
 def fits(peak: int, device: Device) -> bool:
-    """Whether a peak leaves a tenth of the free memory; true where nobody knows how much is free."""
+    """Whether a peak leaves a tenth of the free memory; true if that is unknown."""
     return enough(peak, device.free)
 
 
 def enough(needed: int, free: int | None) -> bool:
-    """The same of bytes that are free."""
+    """Whether these bytes leave a tenth of those that are free."""
     return free is None or needed <= SHARE * free
 
 
 def all_fit(plan: Plan, device: Device) -> bool:
-    """Whether both the trainer's part and that of an engine with a GPU of its own fit."""
+    """Whether both the trainer's part and that of an engine with its own GPU fit."""
     return fits(plan.peak, device) and enough(sum(plan.other_device.values()), device.second_free)
 
 
-def plan_of(work: Work, device: Device) -> Plan:
-    """The plan on `device`. Of several ranks that may choose: whole models where that fits, else spread ones."""
+def plan_of(work: Workload, device: Device) -> Plan:
+    """Return the plan on `device`. If several ranks may choose: whole models if those fit, else sharded ones."""
     whole, spread = replace(work, parallel="replicate"), spread_work(work)
     if work.ranks == 1 or work.parallel != "auto":
         return _plan_of(spread if work.ranks > 1 and work.parallel == "shard" else whole, device)
@@ -111,13 +121,13 @@ def plan_of(work: Work, device: Device) -> Plan:
     return plan if all_fit(plan, device) or not work.may_be_spread else _plan_of(spread, device)
 
 
-def spread_work(work: Work) -> Work:
-    """The same of ranks that each have a part: their casts are not kept, but for a gradient without checkpointing."""
+def spread_work(work: Workload) -> Workload:
+    """The workload of ranks that each have a part: casts are not kept, except for a gradient without checkpointing."""
     return replace(work, parallel="shard", casts=work.casts._replace(kept=0))
 
 
-def _plan_of(work: Work, device: Device) -> Plan:
-    """Of ranks whose mode is decided. What is always held, and what comes on top in training and in sampling.
+def _plan_of(work: Workload, device: Device) -> Plan:
+    """Plan ranks whose mode is decided: what is always held, and what training and sampling add.
 
     training: held + gradients + casts + activations + head or layer, or held + gradients in the optimizer's step
     sampling: held + casts + KV cache + decoding; without gradients and activations
@@ -145,58 +155,58 @@ def _plan_of(work: Work, device: Device) -> Plan:
         {"libraries": of_vllm} | engine if work.elsewhere else {},
         work.ranks,
         work.parallel,
-        f.weight_bytes(work.shape, 4) * (2 if work.reference else 1) if spread else 0,
+        weight_bytes(work.shape, 4) * (2 if work.reference else 1) if spread else 0,
     )
 
 
-def held_parts(work: Work) -> dict[str, int]:
+def held_parts(work: Workload) -> dict[str, int]:
     """What is held from the first step to the last, of a whole model."""
-    weights = f.weight_bytes(work.shape, work.weights)
+    weights = weight_bytes(work.shape, work.weights)
     return {
-        "weights": weights + (f.gradient_bytes(work.trained) if work.adapters else 0),
-        "moments": f.moment_bytes(work.trained, work.optimizer) if work.trained else 0,
+        "weights": weights + (gradient_bytes(work.trained) if work.adapters else 0),
+        "moments": moment_bytes(work.trained, work.optimizer) if work.trained else 0,
         "reference model": weights if work.reference else 0,
-        "first weights": f.gradient_bytes(work.trained) if work.restarts else 0,
+        "first weights": gradient_bytes(work.trained) if work.restarts else 0,
     }
 
 
-def held_later(work: Work) -> int:
-    """Bytes that the trainer takes where vLLM samples, after vLLM has planned its cache: its engine starts before.
+def held_later(work: Workload) -> int:
+    """Bytes that the trainer allocates where vLLM samples, after vLLM has planned its cache: its engine starts first.
 
-    Moments, the reference model and the first weights; where vLLM keeps its memory, what training takes on top as well.
-    Of a model that is spread the weights too: they come from main memory when vLLM is there, before it first sleeps.
+    Moments, the reference model and the first weights; if vLLM keeps its memory, also what training adds.
+    Of a sharded model the weights too: they come from main memory after vLLM has started, before it first sleeps.
     """
     if work.elsewhere:
         return 0
     spread = work.parallel == "shard"
     held, training = on_ranks(work, held_parts(work), training_parts(work), spread)
     later = sum(held.values()) + (sum(training.values()) if work.resident else 0)
-    return max(later, held["weights"] + of_start(work)) if spread else later - held["weights"]
+    return max(later, held["weights"] + start_bytes(work)) if spread else later - held["weights"]
 
 
-def training_parts(work: Work) -> dict[str, int]:
-    """What a step takes on top of what is held, at its peak, of a whole model."""
+def training_parts(work: Workload) -> dict[str, int]:
+    """What a step adds at its peak, of a whole model."""
     s = work.shape
-    if not work.trained:  # responses are scored, and nothing is kept for a gradient
-        on_top = f.forward_bytes(s, work.tokens, work.scored, work.products, work.head)
+    if not work.trained:  # responses are only scored, without a gradient
+        on_top = forward_bytes(s, work.tokens, work.scored, work.products, work.head)
         return {"cast weights": work.casts.every, "logits, head": on_top}
-    gradients = f.gradient_bytes(work.trained)
+    gradients = gradient_bytes(work.trained)
     sizes = work.tokens, work.scored, work.products
-    activations, casts, on_top = f.training_bytes(
+    activations, casts, on_top = training_bytes(
         s, *sizes, residual=work.residual, checkpointing=work.checkpointing, head=work.head, casts=work.casts
     )
     passes = {"cast weights": casts, "activations": activations, "logits, head": on_top}
     if work.several:
         return {"gradients": gradients} | passes
-    if gradients >= sum(passes.values()):  # of the only micro-batch: they appear as activations go
+    if gradients >= sum(passes.values()):  # of the only micro-batch: they replace its activations
         return {"gradients": gradients}
     return passes
 
 
-def engine_parts(work: Work, device: Device) -> dict[str, int]:
-    """What the engine takes for itself while it samples; one of several with a GPU each.
+def engine_parts(work: Workload, device: Device) -> dict[str, int]:
+    """What the engine takes while it samples; one of several with a GPU each.
 
-    vLLM plans its cache when the model's weights are loaded, with a reserve for what comes later.
+    vLLM plans its cache once the model's weights are loaded, with a reserve for what comes later.
     """
     s = work.shape
     if work.engine == "vllm":
@@ -205,19 +215,19 @@ def engine_parts(work: Work, device: Device) -> dict[str, int]:
     for asked in work.sampled:
         rows = min(max(work.max_rows // asked.group * asked.group, asked.group), asked.count)
         sizes = rows, asked.group, work.prompt, asked.max_tokens, work.products
-        cache = f.in_process_cache(s, *sizes, copies=work.compiled)
-        beside = f.decoding_bytes(s, *sizes, waiting=asked.count > rows, head=work.head)
+        cache = in_process_cache(s, *sizes, copies=work.compiled)
+        beside = decoding_bytes(s, *sizes, waiting=asked.count > rows, head=work.head)
         if cache + beside > sum(most.values()):
             most = {"KV cache": cache, "decoding": beside}
     return most
 
 
-def planned_cache(work: Work, device: Device) -> tuple[int, int]:
-    """(bytes of vLLM's cache, bytes that one sequence takes), as vLLM's start will plan them."""
-    kv, weights = f.kv_bytes(work.shape, work.products), work.products * work.shape.numbers
+def planned_cache(work: Workload, device: Device) -> tuple[int, int]:
+    """Return (bytes of vLLM's cache, bytes of one sequence) as vLLM's start will plan them."""
+    kv, weights = kv_bytes(work.shape, work.products), work.products * work.shape.numbers
     there = device.second_free if work.elsewhere else device.free
     trainer = 0 if work.elsewhere or work.parallel == "shard" else held_parts(work)["weights"]
     free = max(0, (1 << 62 if there is None else there) - trainer - CONTEXT[device.kind])
     asked = max((-(-sampled.count // work.engines) for sampled in work.sampled), default=1)
     rows = min(work.max_rows, asked)
-    return f.vllm_cache(kv, weights, free, work.longest, rows, work.cache_gb, held_later(work))
+    return vllm_cache(kv, weights, free, work.longest, rows, work.cache_gb, held_later(work))

@@ -18,7 +18,7 @@ from rlreason.data.prompts import appended
 from rlreason.errors import ConfigError
 from rlreason.model.attention import select_kernel
 from rlreason.model.checks import check_head, check_kernel, check_model, check_sharing
-from rlreason.model.devices import DTYPES, give_back, pick_device, pick_dtype
+from rlreason.model.devices import DTYPES, free_cached_memory, pick_device, pick_dtype
 from rlreason.model.loading import (
     check_saved,
     check_tokenizer,
@@ -29,7 +29,7 @@ from rlreason.model.loading import (
 )
 from rlreason.model.log_probs import chunked_log_probs, operand, product, use_fast_products, without_padding
 from rlreason.model.packing import PackedBatch, Pair, divide, pack
-from rlreason.model.parameters import alone, merged_weights, model_size, round_weights
+from rlreason.model.parameters import merged_weights, model_size, round_weights, seeded
 from rlreason.runtime.files import alive, whole
 from rlreason.runtime.text import first_line
 
@@ -37,11 +37,11 @@ from rlreason.runtime.text import first_line
 class Policy:
     """A causal language model with its tokenizer; everything that turns token ids into log-probabilities uses it."""
 
-    keeps_casts = True  # half-precision copies of trained weights, until the block of `autocast` ends
-    packs = True  # several sequences into a row; else each has a forward pass of its own, the model's own
-    logit_scale = 1.0  # what the model multiplies the output head's numbers by
-    padded_from: int | None = None  # the first row of the output head that no token has, where there is one
-    #: (scorer, pairs, whether entropies are wanted) -> scores by all ranks, where several train this policy.
+    keeps_casts = True  # keep half-precision copies of trained weights until the block of `autocast` ends
+    packs = True  # pack several sequences into a row; else each gets its own forward pass, the model's own
+    logit_scale = 1.0  # the model multiplies its logits by this
+    padded_from: int | None = None  # the first row of the output head without a token, if any
+    #: (scorer, pairs, whether entropies are wanted) -> scores by all ranks, if several train this policy.
     deal: "Callable[[LogProbScorer, Sequence[Pair], bool], list[TokenScores]] | None" = None
 
     def __init__(
@@ -55,36 +55,36 @@ class Policy:
         head_dtype: torch.dtype = torch.float32,
         in_main_memory: bool = False,
     ) -> None:
-        """Move the model to `device` and check it: `ConfigError` where packed sequences would be scored wrongly.
+        """Move the model to `device` and check it: `ConfigError` if packed sequences would be scored wrongly.
 
         `compute_dtype` is that of matrix products; `weights` of lower precision than float32 set it, too, and the
         output head keeps float32. `attention`: the kernel for packed sequences, auto or one of `attention.NAMES`.
-        `head_dtype`: that of what the output head multiplies; its sums and its weights are float32 whatever it is.
-        `in_main_memory`: the model stays there, and computes there, until sharding brings its parts to the devices.
+        `head_dtype`: that of the output head's operands; its sums and its weights are always float32.
+        `in_main_memory`: the model stays there, and computes on `device` only as parts on several ranks.
         """
         self.device, self.in_main_memory = device or pick_device(), in_main_memory
         self.tokenizer = tokenizer
         self.logit_scale = getattr(model.config, "lm_head_multiplier", 1) / getattr(model.config, "logits_scaling", 1)
-        #: How many tokens the tokenizer puts behind a text. A prompt goes on, so it is encoded without them.
+        #: How many tokens the tokenizer appends to a text. A prompt is continued, so it is encoded without them.
         self.appended = appended(tokenizer.encode("How many?"), tokenizer.encode("How many?", add_special_tokens=False))
         tokens, rows = max(tokenizer.get_vocab().values()) + 1, model.get_output_embeddings().weight
         self.padded_from = tokens if tokens < len(rows) else None
         by_token = {id(rows), id(model.get_input_embeddings().weight)}
         every = model.named_parameters(remove_duplicate=False)
         self._by_token = frozenset(name for name, weight in every if id(weight) in by_token)
-        self.remarks: list[str] = []  # what was done to the model to save memory, for `describe`
+        self.remarks: list[str] = []  # measures to save memory, for `describe`
         self.model = model.float().eval()  # eval: dropout would make the first ratio differ from 1
         self.weights, self.compute_dtype, self.head_dtype = weights, compute_dtype, head_dtype
-        # Of packed rows, whose layout says all: without one, transformers looks for them in positions that it reads.
+        # Of packed rows, which the layout defines: without one, transformers would derive them from the positions.
         self._no_mask = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=self.device)
         products = compute_dtype if weights == torch.float32 else weights
         self.attention, self.why_attention = select_kernel(attention, self.device, products)
-        #: Whether responses to one prompt have it once in a row; told by the kernel, then by a check.
+        #: Whether responses share one copy of their prompt in a row; decided by the kernel, then by a check.
         self.shares_prompts = self.attention == ("varlen" if self.device.type == "cuda" else "sdpa")
         if weights == torch.float32:
             self._move()
             check_model(self)
-        else:  # the float32 weights may be more than the device holds
+        else:  # the float32 weights may not fit on the device
             check_model(self)
             round_weights(self.model, weights)
             self.compute_dtype = weights
@@ -100,39 +100,39 @@ class Policy:
                 check_sharing(self)
 
     def _check_first_layer(self) -> None:
-        """What depends on the device is checked there with one layer: all of them may be more than it holds."""
-        if not self.packs:  # its first layer is not like the others
+        """Check on the device with one layer only: all of them may not fit there."""
+        if not self.packs:  # its first layer differs from the others
             raise ConfigError("parallel=shard cannot train a model one sequence at a time: set parallel=replicate")
         short, dtype, head = with_one_layer(self.model), self.compute_dtype, self.head_dtype
         part = Policy(short, self.tokenizer, dtype, self.device, attention=self.attention, head_dtype=head)
         self.shares_prompts = self.shares_prompts and part.shares_prompts
         self.remarks += [remark for remark in part.remarks if remark not in self.remarks]
         del short, part
-        give_back(self.device)  # an engine that starts next is to find it
+        free_cached_memory(self.device)  # leave it to an engine that starts next
 
     def stop_sharing(self, why: str) -> None:
-        """Have every response computed behind a prompt of its own from now on."""
+        """Give every response its own copy of the prompt from now on."""
         self.shares_prompts = False
         self.remarks.append(f"each response is computed behind a prompt of its own ({why})")
 
     def apart(self) -> "Policy":
-        """The same policy with a model of its own, checked as this one is."""
+        """Copy the policy with its model; what was checked of it holds for the copy."""
         found = copy.copy(self)
         found.model, found.remarks = copy.deepcopy(self.model), []
         return found
 
     @property
-    def lies_on(self) -> torch.device:
-        """Where the weights are now: what is computed with them is packed there."""
+    def weights_device(self) -> torch.device:
+        """The device of the weights: inputs are packed there."""
         return torch.device("cpu") if self.in_main_memory else self.device
 
     def _move(self) -> None:
-        self.model.to(device=self.lies_on)  # type: ignore[arg-type, call-arg]  # the wrapper hides torch's signature
+        self.model.to(device=self.weights_device)  # type: ignore[arg-type, call-arg]  # the wrapper hides torch's signature
         use_fast_products(self.model)
 
     @property
     def head(self) -> Tensor:
-        """(vocab, width) output weights."""
+        """The output weights (vocab, width)."""
         weight: Tensor = self.model.get_output_embeddings().weight
         return weight
 
@@ -151,10 +151,10 @@ class Policy:
 
     @property
     def max_context(self) -> int:
-        """Tokens that every position can attend to: the trained length, or the sliding window where one acts.
+        """Tokens that every position can attend to: the trained length, or the sliding window if one is active.
 
-        Under longrope no more than it was made from: beyond them every position turns otherwise, so that a sequence is
-        scored by other numbers than it was sampled by.
+        Under longrope no more than its original length: beyond it every position is rotated differently, so that a
+        sequence would be scored by other numbers than it was sampled by.
         """
         config = self.model.config
         context = int(getattr(config, "max_position_embeddings", None) or 1 << 30)
@@ -169,22 +169,22 @@ class Policy:
         return min(context, int(window)) if window and acts else context
 
     def autocast(self) -> contextlib.AbstractContextManager[object]:
-        """The context in which matrix products are computed in `compute_dtype`."""
+        """Context in which matrix products are computed in `compute_dtype`."""
         if self.compute_dtype == torch.float32:
             return contextlib.nullcontext()
         return torch.autocast(self.device.type, dtype=self.compute_dtype, cache_enabled=self.keeps_casts)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """(rows, width) -> (rows, vocab) float32, by the product that `log_probs` takes: sums are never rounded."""
+        """(rows, width) -> (rows, vocab) float32, by the same product as `log_probs`: sums are never rounded."""
         with torch.autocast(self.device.type, enabled=False):
             logits = product(*(operand(x, self.head_dtype) for x in (hidden, self.head)))
             scaled = logits if self.logit_scale == 1 else logits.mul_(self.logit_scale)
             return without_padding(scaled, self.padded_from)
 
     def hidden_states(self, batch: PackedBatch, cache: Cache | None = None) -> Tensor:
-        """Hidden states (total, width) of packed sequences; keys and values go into `cache` where one is given."""
+        """Hidden states (total, width) of packed sequences; keys and values go into `cache` if given."""
         if not self.packs:
-            assert len(batch.lengths) == 1  # a state would go on from one sequence to the next
+            assert len(batch.lengths) == 1  # a state would carry over from one sequence to the next
             return self.read(batch.input_ids, cache)[0]
         hidden: Tensor = self.backbone(
             input_ids=batch.input_ids,
@@ -201,16 +201,16 @@ class Policy:
         return hidden
 
     def read(self, ids: Tensor, cache: Cache | None = None) -> Tensor:
-        """Hidden states (rows, tokens, width) by the model's own pass, behind what is cached; without padding."""
+        """Hidden states (rows, tokens, width) by the model's own pass, after what is cached; without padding."""
         hidden: Tensor = self.backbone(input_ids=ids, past_key_values=cache, use_cache=cache is not None)[0]
         return hidden
 
     def pack(self, pairs: Sequence[Pair]) -> PackedBatch:
-        """The (prompt ids, response ids) pairs in one row on the device; neighbours share a prompt where that runs."""
-        return pack(pairs, self.lies_on, self.shares_prompts)
+        """Pack (prompt ids, response ids) pairs into one row on the device; neighbours share a prompt if possible."""
+        return pack(pairs, self.weights_device, self.shares_prompts)
 
     def divide(self, pairs: Sequence[Pair], budget: int, max_rows: int | None = None) -> list[list[int]]:
-        """The pairs, by number, in rows of at most `budget` tokens as `pack` lays them out; see `packing.divide`."""
+        """Divide the pairs, by number, into rows of at most `budget` tokens; see `packing.divide`."""
         return divide(pairs, budget, max_rows if self.packs else 1, self.shares_prompts)
 
     def log_probs(
@@ -228,7 +228,7 @@ class Policy:
         )  # fmt: skip
 
     def describe(self) -> str:
-        """A line for the terminal: size, precision, device, attention kernel and what was done to save memory."""
+        """Describe size, precision, device, attention kernel and measures to save memory, in one line."""
         where = (
             torch.cuda.get_device_name() if self.device.type == "cuda" else f"CPU, threads: {torch.get_num_threads()}"
         )
@@ -238,30 +238,30 @@ class Policy:
         return "; ".join([f"{size}, {products}, {where}", attention, *self.remarks])
 
     def _describe_head(self) -> str:
-        """Empty where the output head is like the rest, in float32."""
+        """Describe the output head's type; "" if it is float32 like the rest."""
         if self.head_dtype == torch.float32:
             return "" if self.compute_dtype == torch.float32 else ", output head in float32"
         return f", output head in {str(self.head_dtype).removeprefix('torch.')} products, float32 sums"
 
     def encode_prompt(self, text: str) -> list[int]:
-        """Token ids of a prompt, with what the tokenizer puts in front (a beginning-of-text token); at least one.
+        """Token ids of a prompt, with the tokenizer's prefix (a beginning-of-text token); at least one.
 
-        What it puts behind a text, as an end token, is left out: a response follows.
+        What the tokenizer appends, such as an end token, is left out: a response follows.
         """
         ids: list[int] = self.tokenizer.encode(text)
-        ids = self.known(ids[: len(ids) - self.appended])
+        ids = self.checked_ids(ids[: len(ids) - self.appended])
         if len(ids) > 1 and ids[0] == ids[1] == self.tokenizer.bos_token_id:
-            ids = ids[1:]  # the text brought its own
+            ids = ids[1:]  # the text has its own
         return ids or [self.tokenizer.bos_token_id or self.tokenizer.eos_token_id]
 
     def encode_response(self, text: str, end: int | None = None) -> list[int]:
         """Token ids of a given response, with one end token: the tokenizer's, or a chat's own, `end`."""
-        ids: list[int] = self.known(self.tokenizer.encode(text, add_special_tokens=False))
+        ids: list[int] = self.checked_ids(self.tokenizer.encode(text, add_special_tokens=False))
         end = self.tokenizer.eos_token_id if end is None else end
         return ids if ids[-1:] == [end] else [*ids, end]
 
-    def known(self, ids: list[int]) -> list[int]:
-        """The ids as they are; `ConfigError` where the model has no row for one of them."""
+    def checked_ids(self, ids: list[int]) -> list[int]:
+        """Return the ids unchanged; `ConfigError` if the model has no row for one of them."""
         rows = self.model.get_input_embeddings().num_embeddings
         if ids and max(ids) >= rows:
             raise ConfigError(
@@ -271,27 +271,27 @@ class Policy:
         return ids
 
     def engine_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """`named_weights` for an engine of its own, which cannot sample a row that no token has: it gets none."""
+        """`named_weights` for a separate engine, which cannot sample a row without a token: it gets none of those."""
         for name, weight in self.named_weights():
             yield name, weight[: self.padded_from] if name in self._by_token else weight
 
     def named_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Every weight under the name that transformers saves it with, tied ones once, adapters added in.
+        """Yield every weight under its name in transformers, tied ones once, adapters merged.
 
-        One at a time, without gradient: the live tensors where nothing had to be added, so copy before changing.
+        One at a time, without gradient: live tensors if nothing had to be merged, so copy before changing.
         """
         yield from merged_weights(self.model)
 
     def save(self, folder: Path) -> None:
-        """Write a model folder that `transformers` loads; it appears under its name when it is complete."""
-        with alone(), whole(folder) as partial:
+        """Write a model folder that `transformers` loads; it appears under its name once it is complete."""
+        with seeded(), whole(folder) as partial:
             self._write(partial, {name: w.cpu() for name, w in self.named_weights()})
 
     def try_saving(self) -> None:
-        """Save and throw away all but the weights, of which the smallest goes; `ConfigError` where that fails."""
+        """Save all but the weights, of which only the smallest, and delete it; `ConfigError` if that fails."""
         name, weight = min(self.named_weights(), key=lambda named: named[1].numel())
         try:
-            with alone(), tempfile.TemporaryDirectory() as place:
+            with seeded(), tempfile.TemporaryDirectory() as place:
                 self._write(Path(place), {name: weight.cpu()})
         except Exception as error:  # a library may raise anything
             raise ConfigError(
@@ -301,7 +301,7 @@ class Policy:
 
     def _write(self, folder: Path, weights: dict[str, Tensor]) -> None:
         numbers = sum(weight.numel() for weight in weights.values())
-        self.model.save_pretrained(folder, state_dict=weights)  # which takes them out of it
+        self.model.save_pretrained(folder, state_dict=weights)  # merges the adapters
         self.tokenizer.save_pretrained(folder)
         check_saved(folder, numbers)
 
@@ -314,10 +314,10 @@ def load_policy(
     head_dtype: torch.dtype = torch.float32,
     in_main_memory: bool = False,
 ) -> Policy:
-    """A policy from a model folder or a hub name; `ConfigError` where it cannot be loaded or fails a check.
+    """Load a policy from a model folder or a hub name; `ConfigError` if it cannot be loaded or fails a check.
 
     `dtype` is that of matrix products (auto, or one of `DTYPES`), `weights` that of the weights in memory, `head_dtype`
-    that of what the output head multiplies; `in_main_memory` as in `Policy`.
+    that of the output head's operands; `in_main_memory` as in `Policy`.
     """
     device, tokenizer = pick_device(), load_tokenizer(path)
     model = load_model(path)
@@ -333,30 +333,30 @@ Pairs = Sequence[Pair]  # (prompt ids, response ids)
 
 
 class TokenScores(NamedTuple):
-    """One number for each token of a response."""
+    """One number per token of a response."""
 
     log_probs: list[float]  # natural logarithms
-    entropies: list[float]  # nats, of the distribution that the token was drawn from
+    entropies: list[float]  # nats, of the distribution at the scorer's temperature
 
 
 @dataclass(frozen=True, slots=True)
 class LogProbScorer:
-    """Scores responses under a policy, with the weights that it has at the time of the call."""
+    """Scores responses under a policy, with its weights at the time of the call."""
 
     policy: Policy
-    token_budget: int  # of one pass: prompts and responses of several pairs are packed up to so many tokens
+    token_budget: int  # tokens of one pass, into which several pairs are packed
     temperature: float = 1.0  # above 0
 
     def __call__(self, pairs: Pairs) -> list[TokenScores]:
-        """Log-probabilities and entropies of the response tokens of each (prompt ids, response ids) pair, in order."""
+        """Return log-probabilities and entropies of the response tokens of each (prompt ids, response ids) pair."""
         return self._score(pairs, want_entropy=True)
 
     def log_probs(self, pairs: Pairs) -> list[list[float]]:
-        """The log-probabilities alone, which cost less."""
+        """Return log-probabilities only, which is cheaper."""
         return [scores.log_probs for scores in self._score(pairs, want_entropy=False)]
 
     def _score(self, pairs: Pairs, want_entropy: bool) -> list[TokenScores]:
-        if self.policy.deal is not None:  # trained on several ranks, which score together
+        if self.policy.deal is not None:  # several ranks train it, and score together
             return self.policy.deal(self, pairs, want_entropy)
         rows = self.policy.divide(pairs, self.token_budget)
         found = scored_rows(self.policy, pairs, rows, self.temperature, want_entropy)
@@ -367,23 +367,23 @@ class LogProbScorer:
 def scored_rows(
     policy: Policy, pairs: Pairs, rows: Sequence[Sequence[int]], temperature: float, want_entropy: bool
 ) -> dict[int, TokenScores]:
-    """The scores of some of the pairs, by number, in passes of `rows` of them."""
+    """Return the scores of some of the pairs, by number, in one pass for each of `rows`."""
     found = dict[int, TokenScores]()
     for numbers in rows:
         batch = policy.pack([pairs[i] for i in numbers])
         log_probs, entropy = policy.log_probs(batch, temperature, want_entropy)
         sizes = batch.lengths.tolist()
-        entropies = entropy.split(sizes) if want_entropy else [entropy] * len(numbers)  # not wanted: empty
+        entropies = entropy.split(sizes) if want_entropy else [entropy] * len(numbers)  # empty if not wanted
         for i, of_tokens, of_choices in zip(numbers, log_probs.split(sizes), entropies, strict=True):
             found[i] = TokenScores(of_tokens.tolist(), of_choices.tolist())
     return found
 
 
-PER_TENSOR = 1024  # numbers that are hashed of each tensor
+PER_TENSOR = 1024  # numbers hashed of each tensor
 
 
 def weights_hash(weights: Iterable[tuple[str, Tensor]]) -> str:
-    """8 hex digits from about a thousand numbers of every tensor, spread over it: a trained model differs everywhere.
+    """Return 8 hex digits from about a thousand numbers spread over each tensor: training changes all of them.
 
     >>> one, two = [("w", torch.zeros(3))], [("w", torch.ones(3))]
     >>> weights_hash(one) == weights_hash(one), weights_hash(one) == weights_hash(two)

@@ -1,4 +1,4 @@
-"""The overrides that make a run fit, and a memory plan as a person reads it."""
+"""The overrides that make a run fit into memory, and a memory plan as text."""
 
 import copy
 from collections.abc import Iterator
@@ -6,11 +6,11 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
 from rlreason.config.run import RunConfig
-from rlreason.model.memory import Work, work_of
+from rlreason.model.memory import Workload, workload_of
 from rlreason.model.plan import SHARE, Plan, all_fit, enough, plan_of, planned_cache
 from rlreason.model.shapes import Device, ModelShape, shape_of, size
 
-STEP = 256  # micro_batch_tokens is cut in steps of so many
+STEP = 256  # micro_batch_tokens is lowered to multiples of this
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,12 +18,12 @@ class Saving:
     """Settings that save memory."""
 
     settings: dict[str, Any]
-    same_result: bool = True  # the run learns the same, but for roundings
+    same_result: bool = True  # the run learns the same, except for rounding
 
 
 @dataclass(frozen=True, slots=True)
 class Fitting:
-    """Overrides with which the plan fits, and the peak that it has then."""
+    """Overrides that make the plan fit, and its peak with them."""
 
     overrides: tuple[str, ...]
     peak: int
@@ -31,7 +31,7 @@ class Fitting:
 
 
 def savings(run: RunConfig, longest: int) -> Iterator[Saving]:
-    """The list, from what costs nothing to what changes the experiment; `longest`: tokens of the longest sequence."""
+    """Yield all savings, free ones first, those that change the experiment last; `longest`: tokens of a sequence."""
     yield Saving({"rollout.sleep": True})
     for tokens in _halves(run.micro_batch_tokens, -(-(longest + 1) // STEP) * STEP):
         yield Saving({"micro_batch_tokens": tokens})
@@ -55,7 +55,7 @@ def savings(run: RunConfig, longest: int) -> Iterator[Saving]:
 
 
 def _halves(number: int, least: int) -> Iterator[int]:
-    """number / 2, number / 4, ... down to `least`, which is the last.
+    """Yield number / 2, number / 4, ... down to `least`, inclusive.
 
     >>> list(_halves(8, 2)), list(_halves(9, 3)), list(_halves(2, 2))
     ([4, 2], [4, 3], [])
@@ -66,25 +66,27 @@ def _halves(number: int, least: int) -> Iterator[int]:
 
 
 def fitting(run: RunConfig, shape: ModelShape, device: Device, prompt: int | None = None) -> Fitting | None:
-    """The first savings of the list with which the run fits; None where all of them do not suffice.
+    """Return the first savings of the list that make the run fit; None if all of them together do not.
 
-    Left out is what the run's rules refuse, and what lowers nothing that does not fit.
+    Those that the run's rules refuse, and those that lower nothing that is too large, are left out.
     """
-    plan, settings, same_result = plan_of(work_of(run, shape, device, prompt), device), dict[str, Any](), True
-    for saving in savings(run, work_of(run, shape, device, prompt).longest):
+    plan, settings, same_result = plan_of(workload_of(run, shape, device, prompt), device), dict[str, Any](), True
+    for saving in savings(run, workload_of(run, shape, device, prompt).longest):
         changed = with_changes(run, settings | saving.settings)
-        work = work_of(changed, shape, device, prompt)
+        work = workload_of(changed, shape, device, prompt)
         less = plan_of(work, device)
         if changed.problems() or not _helps(less, plan, device) or _refused_by_vllm(work, device):
             continue
         plan, settings, same_result = less, settings | saving.settings, same_result and saving.same_result
         if all_fit(plan, device):
-            return Fitting(tuple(f"{key}={_word(value)}" for key, value in settings.items()), plan.peak, same_result)
+            return Fitting(
+                tuple(f"{key}={_override_value(value)}" for key, value in settings.items()), plan.peak, same_result
+            )
     return None
 
 
 def _helps(plan: Plan, before: Plan, device: Device) -> bool:
-    """Whether something that does not fit is smaller."""
+    """Whether something that does not fit got smaller."""
     for part, free in (("training", device.free), ("sampling", device.free), ("other_device", device.second_free)):
         now, then = (sum(getattr(one, part).values()) for one in (plan, before))
         if not enough(then, free) and now < then:
@@ -92,20 +94,20 @@ def _helps(plan: Plan, before: Plan, device: Device) -> bool:
     return False
 
 
-def _refused_by_vllm(work: Work, device: Device) -> bool:
+def _refused_by_vllm(work: Workload, device: Device) -> bool:
     cache, of_one_sequence = planned_cache(work, device) if work.engine == "vllm" else (0, 0)
     return cache < of_one_sequence
 
 
-def divided(device: Device, ranks: int) -> Device:
-    """What each rank has of a device: all of its GPU, and of a processor's memory, which they share, a part."""
+def device_per_rank(device: Device, ranks: int) -> Device:
+    """One rank's part of a device: all of its GPU, or a share of a processor's memory, which ranks share."""
     if device.kind != "cpu" or ranks == 1 or device.free is None or device.total is None:
         return device
     return replace(device, name=f"{device.name} for each of {ranks} ranks", free=device.free // ranks)
 
 
 def with_changes(run: RunConfig, settings: dict[str, Any]) -> RunConfig:
-    """A copy of a run with these settings, by their dotted names."""
+    """Copy a run with these settings, by their dotted names."""
     changed = copy.deepcopy(run)
     for key, value in settings.items():
         *groups, name = key.split(".")
@@ -116,7 +118,7 @@ def with_changes(run: RunConfig, settings: dict[str, Any]) -> RunConfig:
     return changed
 
 
-def _word(value: Any) -> str:
+def _override_value(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
@@ -130,10 +132,9 @@ class Parallel(NamedTuple):
 def parallel_mode(
     run: RunConfig, shape: ModelShape | None, device: Device, world: int, prompt: int | None = None
 ) -> Parallel:
-    """The mode of `world` ranks on devices like this one. `run.parallel` decides where it is not auto.
+    """Return the mode of `world` ranks on devices like this one; `run.parallel` decides unless it is auto.
 
-    `shape`: None where nobody can tell it: then the whole model. `prompt`: tokens of the longest prompt, where they are
-    known.
+    `shape`: None if unknown: then the whole model. `prompt`: tokens of the longest prompt, if known.
     """
     asked = str(getattr(run, "parallel", "auto"))
     if asked != "auto":
@@ -142,7 +143,7 @@ def parallel_mode(
         return Parallel("replicate", "one process trains")
     if shape is None:
         return Parallel("replicate", "the plan does not know the model's shape")
-    work, here = replace(work_of(run, shape, device, prompt), ranks=world), divided(device, world)
+    work, here = replace(workload_of(run, shape, device, prompt), ranks=world), device_per_rank(device, world)
     whole = plan_of(replace(work, parallel="replicate"), here)
     if here.free is None:
         return Parallel("replicate", "nobody can tell how much memory is free")
@@ -152,23 +153,23 @@ def parallel_mode(
     return Parallel("shard", need)
 
 
-def _why_whole(work: Work) -> str:
-    """Why a model cannot be spread."""
+def _why_whole(work: Workload) -> str:
+    """Say why a model cannot be sharded."""
     if work.engine == "hf" and work.head.on_gpu:
         return "rollout=hf samples from a whole one"
     setting = "optimizer=adamw_8bit" if work.optimizer != "adamw" else "model.weights=bfloat16"
     return f"{setting} cannot be spread"
 
 
-LARGEST_ERROR = 0.15  # of a plan, as measured on the processor
+LARGEST_ERROR = 0.15  # of a plan, measured on a processor
 
 
 class Planned(NamedTuple):
-    """The plan of a run on a device; `plan` is None where the model's shape is unknown, and `source` says why."""
+    """A run's plan on a device; `plan` is None if the model's shape is unknown, and `source` says why."""
 
     device: Device
     source: str
-    work: Work | None = None
+    work: Workload | None = None
     plan: Plan | None = None
     cure: Fitting | None = None
 
@@ -184,7 +185,7 @@ class Planned(NamedTuple):
 
     @property
     def on_second(self) -> bool:
-        """Whether it is the second GPU, which vLLM has for itself, that is too small."""
+        """Whether the second GPU, which vLLM has for itself, is the one that is too small."""
         if self.plan is None or self.device.second_free is None or not self.plan.other_device:
             return False
         return not enough(sum(self.plan.other_device.values()), self.device.second_free)
@@ -200,41 +201,41 @@ class Planned(NamedTuple):
 
 
 def planned(run: RunConfig, device: Device, prompt: int | None = None) -> Planned:
-    """The plan of a run, and the overrides that make it fit where it does not.
+    """Return a run's plan, and the overrides that make it fit if it does not.
 
-    `prompt`: tokens of the longest prompt; None: they are assumed.
+    `prompt`: tokens of the longest prompt; None: assumed.
     """
     shape, source = shape_of(run.model)
     if shape is None:
         return Planned(device, source)
-    work = work_of(run, shape, device, prompt)
-    device = divided(device, work.ranks)
+    work = workload_of(run, shape, device, prompt)
+    device = device_per_rank(device, work.ranks)
     plan = plan_of(work, device)
     cure = None if all_fit(plan, device) else fitting(run, shape, device, prompt)
     return Planned(device, source, work, plan, cure)
 
 
-def in_one_line(told: Planned) -> str:
-    """The plan in a line: the peak, when, and what there is."""
-    if told.plan is None:
-        return f"unknown: {told.source}"
-    there = "" if told.device.free is None else f", {size(told.device.free)} free on {told.device.name}"
-    return f"about {size(told.plan.peak)} in {told.plan.when}{there}"
+def one_line(outcome: Planned) -> str:
+    """Describe the plan in a line: its peak, when, and the free memory."""
+    if outcome.plan is None:
+        return f"unknown: {outcome.source}"
+    there = "" if outcome.device.free is None else f", {size(outcome.device.free)} free on {outcome.device.name}"
+    return f"about {size(outcome.plan.peak)} in {outcome.plan.when}{there}"
 
 
-def at_start(told: Planned) -> list[str]:
-    """The plan as a run says it before it begins, in four lines at most; the cure stands in the last one."""
-    if told.plan is None:
-        return [f"memory: {in_one_line(told)}"]
-    lines = [f"memory: {verdict(told)}{_of_ranks(told.plan)}"]
-    for name, parts in ((told.plan.first, told.plan.training), ("sampling", told.plan.sampling)):
+def start_lines(outcome: Planned) -> list[str]:
+    """Describe the plan at the start of a run, in at most four lines, the cure last."""
+    if outcome.plan is None:
+        return [f"memory: {one_line(outcome)}"]
+    lines = [f"memory: {verdict(outcome)}{_of_ranks(outcome.plan)}"]
+    for name, parts in ((outcome.plan.first, outcome.plan.training), ("sampling", outcome.plan.sampling)):
         held = ", ".join(f"{part} {size(amount)}" for part, amount in parts.items())
         lines.append(f"  {name} takes {size(sum(parts.values()))}: {held}")
-    return [*lines, *(f"  cure: {line}" for line in [cure(told)] if line)]
+    return [*lines, *(f"  cure: {line}" for line in [cure(outcome)] if line)]
 
 
 def _of_ranks(plan: Plan) -> str:
-    """What each of several ranks has; empty where one process trains."""
+    """Describe what each of several ranks has; "" for a single process."""
     if plan.ranks == 1:
         return ""
     has = "a part of the model" if plan.mode == "shard" else "the whole model"
@@ -242,17 +243,17 @@ def _of_ranks(plan: Plan) -> str:
     return f"; each of {plan.ranks} ranks has {has}{copy}"
 
 
-def table(told: Planned) -> list[str]:
-    """The plan in aligned lines: a part a line, what is held at the peak of training and at that of sampling."""
-    if told.plan is None or told.work is None:
-        return [f"unknown: {told.source}"]
-    plan, shape = told.plan, told.work.shape
+def table(outcome: Planned) -> list[str]:
+    """Format the plan as aligned lines, a part a line, at the peak of training and at that of sampling."""
+    if outcome.plan is None or outcome.work is None:
+        return [f"unknown: {outcome.source}"]
+    plan, shape = outcome.plan, outcome.work.shape
     rows = [("", plan.first, "sampling")]
     for part in dict.fromkeys([*plan.training, *plan.sampling]):
         first, second = (size(held[part]) if part in held else "-" for held in (plan.training, plan.sampling))
         rows.append((part, first, second))
     rows.append(("together", size(sum(plan.training.values())), size(sum(plan.sampling.values()))))
-    lines = [f"{shape.numbers / 1e6:.4g} M parameters, by {told.source}", described(told.work)]
+    lines = [f"{shape.numbers / 1e6:.4g} M parameters, by {outcome.source}", describe_assumptions(outcome.work)]
     lines += [f"{part:<18}{first:>10}{second:>12}" for part, first, second in rows]
     if plan.ranks > 1:
         lines.append(f"the plan is of rank 0{_of_ranks(plan)}")
@@ -261,8 +262,8 @@ def table(told: Planned) -> list[str]:
     return lines
 
 
-def described(work: Work) -> str:
-    """What the plan takes for granted: the precision, the longest micro-batch and the rows that are decoded."""
+def describe_assumptions(work: Workload) -> str:
+    """Describe the plan's assumptions: precision, longest micro-batch and number of decoded rows."""
     precision = f"float{8 * work.products}" if work.products == 4 else "bfloat16"
     return (
         f"{precision} products, rows of {work.tokens} tokens, prompts taken as {work.prompt}, at most "
@@ -270,64 +271,64 @@ def described(work: Work) -> str:
     )
 
 
-def conclusion(told: Planned) -> str:
-    """Whether it fits, in a sentence; with what makes it fit, where that is needed."""
-    return ": ".join(filter(None, (verdict(told), cure(told))))
+def conclusion(outcome: Planned) -> str:
+    """Say whether it fits, in a sentence, with the cure if it does not."""
+    return ": ".join(filter(None, (verdict(outcome), cure(outcome))))
 
 
-def verdict(told: Planned) -> str:
-    """Whether it fits, and by which numbers."""
-    if told.plan is None:
-        return told.source
-    need = f"about {size(told.plan.peak)} in {told.plan.when}"
-    if told.verdict == "unknown":
+def verdict(outcome: Planned) -> str:
+    """Say whether it fits, and by which numbers."""
+    if outcome.plan is None:
+        return outcome.source
+    need = f"about {size(outcome.plan.peak)} in {outcome.plan.when}"
+    if outcome.verdict == "unknown":
         return f"takes {need}; nobody can tell how much memory is free here"
-    start = {"fits": "fits", "tight": "may not fit", "too large": "does not fit"}[told.verdict]
-    if told.on_second:
-        need, free = (size(number) for number in told.needed)
+    start = {"fits": "fits", "tight": "may not fit", "too large": "does not fit"}[outcome.verdict]
+    if outcome.on_second:
+        need, free = (size(number) for number in outcome.needed)
         return f"{start}: about {need} for vLLM on the second GPU, and {free} are free there"
-    return f"{start}: {need}, and {size(told.needed[1])} are free on {told.device.name}"
+    return f"{start}: {need}, and {size(outcome.needed[1])} are free on {outcome.device.name}"
 
 
-def cure(told: Planned) -> str:
-    """What to type so that it fits; empty where nothing is needed."""
-    if told.verdict in ("fits", "unknown"):
+def cure(outcome: Planned) -> str:
+    """Return the overrides that make it fit; "" if it does."""
+    if outcome.verdict in ("fits", "unknown"):
         return ""
-    if told.cure is None:
-        part, amount = largest_part(told)
+    if outcome.cure is None:
+        part, amount = largest_part(outcome)
         return (
             f"none of the settings tried makes it fit; the largest part is {part} ({size(amount)}): choose a smaller "
             "model, or a machine with more memory"
         )
-    changes = "" if told.cure.same_result else ", which changes what is learned"
-    return f"{' '.join(told.cure.overrides)} takes {size(told.cure.peak)}{changes}"
+    changes = "" if outcome.cure.same_result else ", which changes what is learned"
+    return f"{' '.join(outcome.cure.overrides)} takes {size(outcome.cure.peak)}{changes}"
 
 
-def largest_part(told: Planned) -> tuple[str, int]:
-    """The largest part of what is held where the plan is at its peak."""
-    if told.plan is None:
+def largest_part(outcome: Planned) -> tuple[str, int]:
+    """Return the largest part held at the plan's peak."""
+    if outcome.plan is None:
         return "", 0
-    peak = told.plan.sampling if told.plan.when == "sampling" else told.plan.training
-    return max((told.plan.other_device if told.on_second else peak).items(), key=lambda pair: pair[1])
+    peak = outcome.plan.sampling if outcome.plan.when == "sampling" else outcome.plan.training
+    return max((outcome.plan.other_device if outcome.on_second else peak).items(), key=lambda pair: pair[1])
 
 
-def figures(told: Planned) -> dict[str, Any]:
-    """The plan for `--json`, all sizes in bytes."""
-    found: dict[str, Any] = {"verdict": told.verdict, "device": asdict(told.device), "shape_from": told.source}
-    if told.plan is None or told.work is None:
+def figures(outcome: Planned) -> dict[str, Any]:
+    """Return the plan for `--json`, all sizes in bytes."""
+    found: dict[str, Any] = {"verdict": outcome.verdict, "device": asdict(outcome.device), "shape_from": outcome.source}
+    if outcome.plan is None or outcome.work is None:
         return found
     return found | {
-        "parameters": told.work.shape.numbers,
-        "training": told.plan.training,
-        "sampling": told.plan.sampling,
-        "second_gpu": told.plan.other_device,
-        "ranks": told.plan.ranks,
-        "parallel": told.plan.mode,
-        "main_memory": told.plan.main_memory,
-        "peak": told.plan.peak,
-        "peak_in": told.plan.when,
+        "parameters": outcome.work.shape.numbers,
+        "training": outcome.plan.training,
+        "sampling": outcome.plan.sampling,
+        "second_gpu": outcome.plan.other_device,
+        "ranks": outcome.plan.ranks,
+        "parallel": outcome.plan.mode,
+        "main_memory": outcome.plan.main_memory,
+        "peak": outcome.plan.peak,
+        "peak_in": outcome.plan.when,
         "share_of_free_used_at_most": SHARE,
-        "assumed": {"prompt_tokens": told.work.prompt, "row_tokens": told.work.tokens},
-        "fitting": list(told.cure.overrides) if told.cure else [],
-        "fitting_peak": told.cure.peak if told.cure else None,
+        "assumed": {"prompt_tokens": outcome.work.prompt, "row_tokens": outcome.work.tokens},
+        "fitting": list(outcome.cure.overrides) if outcome.cure else [],
+        "fitting_peak": outcome.cure.peak if outcome.cure else None,
     }

@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 from rlreason.config.model import TINY_CONTEXT, ModelConfig, TinyModelConfig
 from rlreason.runtime.machine import torch_has_gpus
 
-TINY_VOCABULARY = 2048 + 4  # tokens of the built-in model at most: its tokenizer's, and the four tags
+TINY_VOCABULARY = 2048 + 4  # most tokens of the built-in model: its tokenizer's, and the four tags
 #: model_type in config.json -> how queries and keys are normed: not at all, each head's, or all heads' together.
 FAMILIES = {"llama": "none", "qwen2": "none", "qwen3": "head", "olmo2": "whole"}
-#: Sizes of a config.json -> the largest that is believed, so that a slip of the pen ends in a message.
+#: Sizes in a config.json -> the largest plausible value, so that a typo ends in a message.
 LARGEST = {
     "vocab_size": 10**7,
     "hidden_size": 10**6,
@@ -33,7 +33,7 @@ MAY_BE_LEFT_OUT = ("num_key_value_heads", "head_dim", "max_position_embeddings")
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """A decoder of the Llama kind: grouped attention, a gated MLP of three matrices, two norms a layer."""
+    """A Llama-like decoder: grouped attention, a gated MLP of three matrices, two norms a layer."""
 
     vocab: int
     width: int
@@ -41,31 +41,31 @@ class ModelShape:
     heads: int
     kv_heads: int
     head_dim: int
-    intermediate: int  # numbers inside the MLP
+    intermediate: int  # width inside the MLP
     tied: bool  # the output head is the embedding
     qk_norm: str = "none"  # none | head | whole
     qkv_bias: bool = False
     out_bias: bool = False  # of attention's output
     mlp_bias: bool = False
-    context: int = 1 << 30  # tokens that it has positions for
+    context: int = 1 << 30  # tokens with positions
 
     @property
     def query_width(self) -> int:
-        """Numbers of all queries of a token."""
+        """Numbers in all queries of a token."""
         return self.heads * self.head_dim
 
     @property
     def kv_width(self) -> int:
-        """Numbers of all keys of a token; its values are as many."""
+        """Numbers in all keys of a token, and in all its values."""
         return self.kv_heads * self.head_dim
 
     @property
     def numbers(self) -> int:
-        """Parameters, tied ones once."""
+        """Number of parameters, tied ones once."""
         return sum(self.parameters().values())
 
     def linear_layers(self) -> dict[str, tuple[int, int]]:
-        """Name -> (numbers in, numbers out) of every linear layer but the output head."""
+        """Name -> (inputs, outputs) of every linear layer but the output head."""
         d, q, kv, inner = self.width, self.query_width, self.kv_width, self.intermediate
         of_layer = {
             "self_attn.q_proj": (d, q),
@@ -79,7 +79,7 @@ class ModelShape:
         return {f"model.layers.{n}.{name}": size for n in range(self.layers) for name, size in of_layer.items()}
 
     def parameters(self) -> dict[str, int]:
-        """Name -> numbers of every weight, named as transformers names it; a tied head stands as the embedding."""
+        """Name -> size of every weight, named as in transformers; a tied head is listed as the embedding."""
         found = {"model.embed_tokens.weight": self.vocab * self.width}
         for name, (inward, outward) in self.linear_layers().items():
             found[f"{name}.weight"] = inward * outward
@@ -105,7 +105,7 @@ class ModelShape:
         return found
 
 
-#: The published shapes of the models that conf/model names, so that there is a plan before anything is downloaded.
+#: The published shapes of the models in conf/model, for a plan before anything is downloaded.
 PUBLISHED = {
     "HuggingFaceTB/SmolLM2-135M-Instruct": ModelShape(49152, 576, 30, 9, 3, 64, 1536, True, context=8192),
     "Qwen/Qwen2.5-Math-1.5B": ModelShape(151936, 1536, 28, 12, 2, 128, 8960, True, qkv_bias=True, context=4096),
@@ -118,16 +118,16 @@ PUBLISHED = {
 
 
 class Shape(NamedTuple):
-    """The shape of a run's model, if it is known, and where it was read or why it could not be."""
+    """A model's shape, if known, and where it was read or why it is unknown."""
 
     shape: ModelShape | None
     source: str
 
 
 def shape_of(model: ModelConfig) -> Shape:
-    """The shape of a model that is made here, lies in a folder or in the hub's cache, or is one of `PUBLISHED`.
+    """Return the shape of a built-in model, of one in a folder or the hub's cache, or of one of `PUBLISHED`.
 
-    A model made here is taken with as many tokens as its tokenizer may have; the run's texts decide.
+    A built-in model is assumed to have as many tokens as its tokenizer may; the run's texts decide.
     """
     if isinstance(model, TinyModelConfig):
         return Shape(tiny_shape(model.width, model.layers, model.heads), "model=tiny")
@@ -145,7 +145,7 @@ def shape_of(model: ModelConfig) -> Shape:
 
 
 def tiny_shape(width: int, layers: int, heads: int) -> ModelShape:
-    """Of the built-in model.
+    """Return the built-in model's shape.
 
     >>> tiny_shape(128, 2, 4).numbers
     689280
@@ -155,7 +155,7 @@ def tiny_shape(width: int, layers: int, heads: int) -> ModelShape:
 
 
 def shape_from(config: Mapping[str, Any]) -> ModelShape | None:
-    """The shape that a config.json tells; None where it is of another family, or tells sizes that no model has."""
+    """Read the shape from a config.json; None for another family, or for implausible sizes."""
     family = config.get("model_type")
     if not isinstance(family, str) or family not in FAMILIES or wrong_size(config):
         return None
@@ -178,7 +178,7 @@ def shape_from(config: Mapping[str, Any]) -> ModelShape | None:
 
 
 def wrong_size(config: Mapping[str, Any]) -> str:
-    """Which size of a config.json is missing, or is none that a model has; empty where all are well.
+    """Say which size in a config.json is missing or implausible; "" if all are valid.
 
     >>> wrong_size({"vocab_size": 100, "hidden_size": -8})
     'hidden_size=-8 must be a whole number from 1 to 1000000'
@@ -209,40 +209,40 @@ def _read(file: Path) -> Shape:
 
 
 def _in_cache(name: str) -> Path | None:
-    """The config.json of a model that was downloaded before."""
+    """Return the config.json of a model in the hub's cache."""
     from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
 
     try:
         found = try_to_load_from_cache(name, "config.json")
-    except HFValidationError:  # no name that the hub could have
+    except HFValidationError:  # not a valid name on the hub
         return None
     return Path(found) if isinstance(found, str) else None
 
 
 FIELDS = "name,memory.total,memory.free,compute_cap,driver_version"
 QUERY = ("nvidia-smi", f"--query-gpu={FIELDS}", "--format=csv,noheader,nounits")
-PATIENCE_S = 5.0  # that the driver may take to answer
+PATIENCE_S = 5.0  # for the driver to answer
 BF16_SINCE = (8, 0)  # compute capability
 
-Read = Callable[[str], str | None]  # path of a small file -> its text; None where there is none
+Read = Callable[[str], str | None]  # path of a small file -> its text; None if there is none
 
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """Where a run computes; bytes of its memory, None where nobody can tell."""
+    """Where a run computes; bytes of its memory, None if unknown."""
 
     kind: str  # cuda | cpu
     name: str = ""
     free: int | None = None
     total: int | None = None
     bf16: bool = True  # computes bfloat16 natively
-    second_free: int | None = None  # on the second GPU, which only rollout.placement=second_gpu uses
+    second_free: int | None = None  # on the second GPU, used only by rollout.placement=second_gpu
 
 
 @dataclass(frozen=True, slots=True)
 class Driver:
-    """The GPUs that nvidia-smi lists, the driver's version, and why it lists none where it does not answer."""
+    """The GPUs listed by nvidia-smi, the driver's version, and why it lists none if it fails."""
 
     gpus: list[Device] = field(default_factory=list)
     version: str = ""
@@ -250,7 +250,7 @@ class Driver:
 
 
 def size(number: float) -> str:
-    """Bytes in binary units.
+    """Format bytes in binary units.
 
     >>> size(3 << 30), size(5 << 20), size(200), size(20 << 30)
     ('3.0 GiB', '5.0 MiB', '0.0 MiB', '20 GiB')
@@ -260,7 +260,7 @@ def size(number: float) -> str:
 
 
 def decimal_size(number: float) -> str:
-    """Bytes of files in decimal units, as disks are sold.
+    """Format bytes of files in decimal units, as disks are sold.
 
     >>> decimal_size(300_000), decimal_size(2_755_072), decimal_size(6.2e9)
     ('0.3 MB', '2.8 MB', '6.2 GB')
@@ -269,7 +269,7 @@ def decimal_size(number: float) -> str:
 
 
 def read_text(path: str) -> str | None:
-    """The text of a small file; None where it cannot be read."""
+    """Return the text of a small file; None if it cannot be read."""
     try:
         return Path(path).read_text(encoding="utf-8")
     except (OSError, ValueError):
@@ -277,7 +277,7 @@ def read_text(path: str) -> str | None:
 
 
 def processor(read: Read = read_text) -> Device:
-    """The processor's memory: the machine's, or less where a control group limits it."""
+    """Return the processor's memory: the machine's, or less if a control group limits it."""
     info = {
         line.partition(":")[0]: line.partition(":")[2].split() for line in (read("/proc/meminfo") or "").splitlines()
     }
@@ -291,9 +291,9 @@ def processor(read: Read = read_text) -> Device:
 
 
 def group_limits(read: Read) -> Iterator[tuple[int, int]]:
-    """(limit, used) in bytes of the control groups that hold for this process, of version 1 or 2.
+    """Yield (limit, used) in bytes of this process's control groups, of version 1 or 2.
 
-    What is used for caches of files counts as free.
+    Memory used as a cache of files counts as free.
 
     >>> files = {"/proc/self/cgroup": "0::/job", "/sys/fs/cgroup/job/memory.max": "1000"}
     >>> files |= {"/sys/fs/cgroup/job/memory.current": "300", "/sys/fs/cgroup/job/memory.stat": "inactive_file 100"}
@@ -323,22 +323,22 @@ def _number(text: str | None) -> int | None:
 
 
 def believed_device() -> Device:
-    """Where torch will compute, as far as can be told without it: the first GPU that is visible, else the processor."""
+    """Guess torch's device without torch: the first visible GPU, else the processor."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if not torch_has_gpus() or visible in ("", "-1"):
         return processor()
-    gpus = asked_driver().gpus
+    gpus = query_driver().gpus
     numbers = [int(n) for n in (visible or "").split(",") if n.strip().isdecimal() and int(n) < len(gpus)]
     return with_second([gpus[n] for n in numbers] or gpus) if gpus else processor()
 
 
 def with_second(gpus: list[Device]) -> Device:
-    """The first of some GPUs, which knows what is free on the second one."""
+    """Return the first of some GPUs, with the second one's free memory."""
     return replace(gpus[0], second_free=gpus[1].free) if len(gpus) > 1 else gpus[0]
 
 
-def asked_driver(patience_s: float = PATIENCE_S) -> Driver:
-    """What nvidia-smi says; nothing where it is missing. One that hangs is ended, with all that it has started."""
+def query_driver(patience_s: float = PATIENCE_S) -> Driver:
+    """Run nvidia-smi; return nothing if it is missing. If it hangs, kill it and all that it has started."""
     if shutil.which(QUERY[0]) is None:
         return Driver()
     try:
@@ -350,7 +350,7 @@ def asked_driver(patience_s: float = PATIENCE_S) -> Driver:
     except subprocess.TimeoutExpired:
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(asked.pid, signal.SIGKILL)
-        with suppress(subprocess.TimeoutExpired):  # what the driver holds may never go
+        with suppress(subprocess.TimeoutExpired):  # a process stuck in the driver may never end
             asked.communicate(timeout=1.0)
         return Driver(failure=f"nvidia-smi has not answered within {patience_s:g} s")
     first = "".join(c for c in told.strip().partition("\n")[0] if c.isprintable())[:200]
@@ -363,9 +363,9 @@ def asked_driver(patience_s: float = PATIENCE_S) -> Driver:
 
 
 def parsed_gpus(table: str) -> list[Device]:
-    """nvidia-smi's lines of name, total and free memory in MiB, compute capability, and the driver's version.
+    """Parse nvidia-smi's lines of name, total and free memory in MiB, compute capability, and the driver's version.
 
-    Memory that the processor shares is not told ([N/A]).
+    Memory shared with the processor is not reported ([N/A]).
 
     >>> parsed_gpus("NVIDIA A100-SXM4-80GB, 81920, 80000, 8.0, 550.54.15")[0].total // 2**20
     81920

@@ -18,35 +18,35 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from rlreason.config.model import TINY_CONTEXT
 from rlreason.data.tasks import habit_trace
-from rlreason.model.parameters import alone
+from rlreason.model.parameters import seeded
 from rlreason.runtime.text import first_line
 from rlreason.types import Problem
 
 END = "<|endoftext|>"
 PAD = "<|pad|>"
 TAGS = ("<think>", "</think>", "<answer>", "</answer>")
-VOCABULARY = 2048  # tokens at most: enough to make every word of every shipped prompt one token
+VOCABULARY = 2048  # most tokens: enough for every word of every shipped prompt to be one token
 
 
 @dataclass(frozen=True, slots=True)
-class Format:
+class PromptFormat:
     """How a question becomes a prompt, and how a response to it is written."""
 
-    prompt: Callable[[str], str]  # a question -> its prompt
+    prompt: Callable[[str], str]  # question -> prompt
     trace: str  # a template with {solution} and {answer}
 
 
-def texts_in(formats: Sequence[Format], problems: Sequence[Problem]) -> Iterator[str]:
-    """The texts that the tokenizer is trained on: prompts and responses in all formats, the same for every seed."""
+def texts_in(formats: Sequence[PromptFormat], problems: Sequence[Problem]) -> Iterator[str]:
+    """Yield the tokenizer's training texts: prompts and responses in all formats, the same for every seed."""
     rng = random.Random("tokenizer")
     for problem, form in zip(problems[:2000], cycle(dict.fromkeys(formats)), strict=False):
         yield form.prompt(problem.question) + habit_trace(problem, rng, 0.5, 0.0, form.trace)
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
-    """A byte-level BPE tokenizer trained on `texts`: any string survives encoding and decoding.
+    """Train a byte-level BPE tokenizer on `texts`: any string survives encoding and decoding.
 
-    A number of up to two digits is one token. The tags are not in it yet: see `tiny.build_tokenizer`.
+    A number of up to two digits is one token. `build_tokenizer` adds the tags.
     """
     core = Tokenizer(models.BPE())
     core.pre_tokenizer = pre_tokenizers.Sequence(
@@ -67,7 +67,7 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
 
 
 def build_tokenizer(texts: Iterable[str], vocab_size: int = 512) -> PreTrainedTokenizerFast:
-    """`train_tokenizer`'s for transformers. The four r1_zero tags are one token each, and stay in the decoded text."""
+    """Wrap `train_tokenizer`'s for transformers. The four r1_zero tags are one token each, and survive decoding."""
     core = train_tokenizer(texts, vocab_size)
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, eos_token=END, pad_token=PAD)
     tokenizer.add_tokens(list(TAGS))
@@ -77,7 +77,7 @@ def build_tokenizer(texts: Iterable[str], vocab_size: int = 512) -> PreTrainedTo
 def build_model(
     vocab_size: int, width: int = 128, layers: int = 2, heads: int = 4, init_scale: float = 0.06, seed: int = 0
 ) -> LlamaForCausalLM:
-    """A Llama with random weights drawn by `seed`. A larger initial scale than usual lets a small model learn fast."""
+    """Build a Llama with random weights from `seed`. Its larger initial scale lets a small model learn fast."""
     config = LlamaConfig(
         vocab_size=vocab_size,
         hidden_size=width,
@@ -92,23 +92,23 @@ def build_model(
         eos_token_id=0,
         pad_token_id=1,
     )
-    with alone(seed):
+    with seeded(seed):
         return LlamaForCausalLM(config)
 
 
 Weights = dict[str, Tensor]
 
-MAX_BYTES = 200 * 2**20  # of all entries together, about a hundred models of the default size
-LOCK_TIMEOUT_S = 1800.0  # while another run makes the same model
+MAX_BYTES = 200 * 2**20  # of all entries together: about a hundred models of the default size
+LOCK_TIMEOUT_S = 1800.0  # between looks at a lock, while another run makes the same model
 SUFFIX = ".safetensors"
 
 
 class BrokenWeightsError(Exception):
-    """A file of weights whose content is not what was written."""
+    """A weights file whose content is not what was written."""
 
 
 def checksum(weights: Weights) -> str:
-    """16 hex digits of names, types, shapes and every bit of the values."""
+    """Return 16 hex digits of names, types, shapes and every bit of the values."""
     digest = hashlib.sha256()
     for name in sorted(weights):
         tensor = weights[name]
@@ -117,24 +117,24 @@ def checksum(weights: Weights) -> str:
     return digest.hexdigest()[:16]
 
 
-def copied(named: Iterable[tuple[str, Tensor]]) -> Weights:
-    """A copy of the weights in main memory, without gradient."""
+def copy_weights(named: Iterable[tuple[str, Tensor]]) -> Weights:
+    """Copy the weights to main memory, without gradient."""
     return {name: tensor.detach().cpu().clone().contiguous() for name, tensor in named}
 
 
 def write_weights(path: Path, weights: Weights, key: str) -> None:
-    """Write the weights with their key and checksum; `OSError` or `SafetensorError` where that fails.
+    """Write the weights with their key and checksum; `OSError` or `SafetensorError` if that fails.
 
-    They are written under another name and renamed, so that no reader meets half a file.
+    They are written under another name and renamed, so that no reader sees half a file.
     """
     partial = path.with_name(path.name + ".partial")
     save_file(weights, partial, metadata={"key": key, "checksum": checksum(weights)})
-    partial.chmod(0o644)  # safetensors lets nobody else read them, as a package or a shared folder must
+    partial.chmod(0o644)  # safetensors makes them private, but a package or a shared folder is read by others
     os.replace(partial, path)
 
 
 def read_weights(path: Path, key: str) -> Weights:
-    """The weights that were written under this key; `BrokenWeightsError` where the file holds anything else."""
+    """Read the weights written under this key; `BrokenWeightsError` if the file holds anything else."""
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
@@ -148,7 +148,7 @@ def read_weights(path: Path, key: str) -> Weights:
 
 @dataclass(frozen=True)
 class WeightCache:
-    """Entries in `folder`, of `max_bytes` together. A folder that cannot be written is reported in a line, not raised.
+    """Cached weights in `folder`, up to `max_bytes` in all. A folder that cannot be written is a warning, not an error.
 
     A process that makes an entry holds a lock on a file next to it; the system releases it when the process ends.
     """
@@ -158,12 +158,12 @@ class WeightCache:
     max_bytes: int = MAX_BYTES
 
     def get(self, key: str, make: Callable[[], Weights]) -> tuple[Weights, bool]:
-        """(weights, whether they were found). Of two runs that need the same entry at the same time, one makes it."""
+        """Return (weights, whether they were cached). If two runs need the same entry at once, one makes it."""
         path = self.folder / f"{key}{SUFFIX}"
         if (found := self._read(path, key, quiet=True)) is not None:
             return found, True
         with self._locked(path) as usable:
-            if (found := self._read(path, key)) is not None:  # made by the run that was waited for
+            if (found := self._read(path, key)) is not None:  # made by the run we waited for
                 return found, True
             weights = make()
             if usable:
@@ -174,8 +174,8 @@ class WeightCache:
         try:
             weights = read_weights(path, key)
             with suppress(OSError):  # a read-only folder
-                os.utime(path)  # those unused for longest are removed first
-        except OSError:  # not there, or not to be read
+                os.utime(path)  # those unused longest are removed first
+        except OSError:  # missing or unreadable
             return None
         except BrokenWeightsError as error:
             if not quiet:  # else it is read again under the lock, and reported then
@@ -192,7 +192,7 @@ class WeightCache:
 
     @contextmanager
     def _locked(self, path: Path) -> Iterator[bool]:
-        """Hold the lock of an entry, or go on without it; yields whether the folder can be written."""
+        """Hold an entry's lock, or continue without it; yield whether the folder can be written."""
         lock, usable = FileLock(path.with_suffix(".lock")), True
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -215,7 +215,7 @@ class WeightCache:
         self.say(f"! model.cache: {self.folder} cannot be written ({reason}): this model is not kept")
 
     def _tidy(self, newest: Path) -> None:
-        """Remove the entries unused for longest until `max_bytes` suffice, and what a killed run left."""
+        """Remove the entries unused longest until the rest fits in `max_bytes`, and leftovers of killed runs."""
         ages = sorted((path.stat().st_mtime, path) for path in self.folder.glob(f"*{SUFFIX}") if path != newest)
         left = self.max_bytes - newest.stat().st_size
         for _, path in reversed(ages):
@@ -223,7 +223,7 @@ class WeightCache:
             if left < 0:
                 path.unlink(missing_ok=True)
         for path in self.folder.glob(f"*{SUFFIX}.partial"):
-            if path.stat().st_mtime < newest.stat().st_mtime - LOCK_TIMEOUT_S:  # nobody is writing it any more
+            if path.stat().st_mtime < newest.stat().st_mtime - LOCK_TIMEOUT_S:  # no longer being written
                 path.unlink(missing_ok=True)
         for path in self.folder.glob("*.lock"):
             unused = path.stat().st_mtime < newest.stat().st_mtime - LOCK_TIMEOUT_S

@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 from rlreason.config.run import AnyRunConfig, works_on_a_model
 from rlreason.errors import ConfigError
-from rlreason.model.shapes import asked_driver
+from rlreason.model.shapes import query_driver
 from rlreason.runtime.machine import GPUS_VARIABLE, VISIBLE, torch_has_gpus
 from rlreason.runtime.text import few
 
@@ -33,7 +33,7 @@ def machine_gpus(environ: Mapping[str, str], note: Callable[[str], object] = pri
     visible = environ.get(VISIBLE)
     if not torch_has_gpus() or (visible is not None and not _names(visible)):
         return []
-    driver = asked_driver()
+    driver = query_driver()
     if driver.failure:
         note(f"note: {driver.failure}: the runs of this sweep are given no GPUs of their own")
     if visible is None or not driver.gpus:

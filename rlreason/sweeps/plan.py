@@ -11,7 +11,7 @@ import numpy as np
 from rlreason.config.algorithms import has_ratio_of_one
 from rlreason.config.run import AnyRunConfig, RunConfig, works_on_a_model
 from rlreason.errors import ConfigError
-from rlreason.model.savings import in_one_line, planned
+from rlreason.model.savings import one_line, planned
 from rlreason.model.shapes import believed_device, decimal_size, shape_of
 from rlreason.records.reader import RunFolder
 from rlreason.runtime.differences import (
@@ -238,7 +238,7 @@ def memory_line(runs: Sequence[AnyRunConfig], jobs: int) -> dict[str, str]:
         return {}
     largest = max(told, key=lambda one: one.plan.peak if one.plan else 0)
     side = f"; {jobs} runs side by side take {jobs} times that" if jobs > 1 and largest.plan else ""
-    return {"memory": in_one_line(largest) + side}
+    return {"memory": one_line(largest) + side}
 
 
 def can_show(design: Design, run: AnyRunConfig, before: SweepState | None) -> str:

@@ -14,7 +14,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from rlreason.config.training import TrainingConfig
 from rlreason.model.attention import NAMES
-from rlreason.model.devices import give_back
+from rlreason.model.devices import free_cached_memory
 from rlreason.model.loading import from_config, one_layer_of, skeleton_of, with_one_layer
 from rlreason.model.parameters import merged_weights
 from rlreason.model.policy import LogProbScorer, Policy
@@ -93,7 +93,7 @@ def follow(ranks: Ranks) -> dict[str, RankFunction]:
     if mode == "shard":
         policy = without_weights(policy, config)
         del model  # else its single layer stays on the GPU
-        give_back(policy.device)
+        free_cached_memory(policy.device)
     choose_threads(run, policy)
     share_threads(run, ranks)
     policies = trained_policies(run, policy)
@@ -110,7 +110,7 @@ def freeing_memory(order: RankFunction) -> RankFunction:
 
     def then_give_back(*arguments: Any) -> None:
         order(*arguments)
-        give_back(torch.device("cuda"))
+        free_cached_memory(torch.device("cuda"))
 
     return then_give_back
 
@@ -160,7 +160,7 @@ def to_main_memory(policy: Policy) -> None:
     """Move the policy's model to main memory, where models that will be sharded are loaded from the start."""
     policy.in_main_memory = True
     policy.model.to("cpu")  # type: ignore[arg-type]  # the wrapper hides torch's signature
-    give_back(policy.device)
+    free_cached_memory(policy.device)
 
 
 def agree_on_sharing(ranks: Ranks, policies: Iterable[Policy]) -> None:

@@ -19,7 +19,7 @@ from rlreason.model.parameters import add_lora, checkpoint_layers, freeze, model
 from rlreason.model.policy import Policy, load_policy
 from rlreason.model.savings import Parallel, parallel_mode
 from rlreason.model.shapes import Device, ModelShape, processor, shape_from, shape_of
-from rlreason.model.tiny import VOCABULARY, build_model, build_tokenizer, checksum, copied, texts_in
+from rlreason.model.tiny import VOCABULARY, build_model, build_tokenizer, checksum, copy_weights, texts_in
 from rlreason.records.console import Console
 from rlreason.runtime.machine import default_threads
 from rlreason.runtime.process import place_of, world_of
@@ -119,7 +119,7 @@ def teach_habits(run: RunConfig, policy: Policy, train: Sequence[Problem], conso
         return None
     if tiny.warm_start.steps == 0:
         console.say("model.warm_start.steps=0: the new tiny model keeps its random weights")
-        return StartWeights("random", checksum(copied(policy.named_weights())))
+        return StartWeights("random", checksum(copy_weights(policy.named_weights())))
     lessons = lessons_of(run, tiny, train)
     shared = f", in the formats of {len(set(lessons.formats))} prompts" if len(lessons.formats) > 1 else ""
     usual = lessons.habits == HabitsConfig()

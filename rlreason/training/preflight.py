@@ -19,9 +19,9 @@ from rlreason.engines.placement import engine_gpus
 from rlreason.errors import ConfigError, ResourceError
 from rlreason.grading import Grader
 from rlreason.grading.build import reward_name_of
-from rlreason.model.memory import moment_bytes, trained_tensors, weight_bytes, work_of
+from rlreason.model.memory import moment_bytes, trained_tensors, weight_bytes, workload_of
 from rlreason.model.plan import SHARE, plan_of
-from rlreason.model.savings import LARGEST_ERROR, Planned, at_start, conclusion, divided, planned
+from rlreason.model.savings import LARGEST_ERROR, Planned, conclusion, device_per_rank, planned, start_lines
 from rlreason.model.shapes import Device, ModelShape, believed_device, decimal_size, shape_of
 from rlreason.objectives.losses import broken_contract
 from rlreason.objectives.objective import ChosenLoss
@@ -109,7 +109,7 @@ def memory_for(runs: Sequence[RunConfig], device: Device, shows: bool = True) ->
     if bad := [plan for run, plan in plans if run.model.check_memory and plan.verdict == "too large"]:
         raise ConfigError("\n".join(dict.fromkeys(f"memory: {conclusion(plan)}; {GO_ON}" for plan in bad)))
     worth = [plan for run, plan in plans if plan.verdict != "fits" or (shows and not run.model.made_on_the_spot)]
-    return ["\n".join(at_start(max(worth, key=_share)))] if worth else []
+    return ["\n".join(start_lines(max(worth, key=_share)))] if worth else []
 
 
 def distinct(runs: Sequence[RunConfig], device: Device) -> Iterator[RunConfig]:
@@ -117,7 +117,7 @@ def distinct(runs: Sequence[RunConfig], device: Device) -> Iterator[RunConfig]:
     seen = set[object]()
     for run in runs:
         shape, source = shape_of(run.model)
-        key = (source if shape is None else work_of(run, shape, device), run.model.check_memory)
+        key = (source if shape is None else workload_of(run, shape, device), run.model.check_memory)
         if key not in seen:
             seen.add(key)
             yield run
@@ -135,13 +135,13 @@ def _on_processor(run: RunConfig, device: Device, shows: bool) -> list[str]:
     if shape is None or device.total is None:
         return []
     prompt = assumed_prompt(run)
-    work = work_of(run, shape, device, prompt)
-    peak = plan_of(work, divided(device, work.ranks)).peak
+    work = workload_of(run, shape, device, prompt)
+    peak = plan_of(work, device_per_rank(device, work.ranks)).peak
     if peak * (1 - LARGEST_ERROR) * work.ranks > device.total:
         return [f"! memory: {conclusion(planned(run, device, prompt))} (rlreason doctor shows the plan)"]
     tight = device.free is not None and peak * work.ranks > SHARE * device.free
     return (
-        ["\n".join(at_start(planned(run, device, prompt)))]
+        ["\n".join(start_lines(planned(run, device, prompt)))]
         if tight and shows and not run.model.made_on_the_spot
         else []
     )

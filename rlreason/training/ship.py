@@ -20,7 +20,7 @@ from rlreason.config.store import register, typed
 from rlreason.data.prepare import read_splits
 from rlreason.errors import ConfigError
 from rlreason.model.policy import Policy
-from rlreason.model.tiny import SUFFIX, Weights, checksum, copied, write_weights
+from rlreason.model.tiny import SUFFIX, Weights, checksum, copy_weights, write_weights
 from rlreason.records.console import Console
 from rlreason.runtime.files import write_whole
 from rlreason.training.parts import choose_threads, lessons_of, make_policy, teach_habits
@@ -51,7 +51,7 @@ def ship(words: list[str], folder: Path = SHIPPED) -> Path:
     """Make a start model, write it with its description, and return the file of its weights."""
     run = settings_from(words)
     policy, recipe, maker = make(run, Console())
-    weights: Weights = copied(policy.named_weights())
+    weights: Weights = copy_weights(policy.named_weights())
     name = run.prompt.name if len(formats_of(run)) == 1 else "shared_by_four_prompts"
     folder.mkdir(exist_ok=True)
     path = folder / f"{name}{SUFFIX}"

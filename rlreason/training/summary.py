@@ -30,7 +30,7 @@ from rlreason.evaluation.accuracy import describe_accuracies, more_accuracies
 from rlreason.evaluation.evaluator import Evaluated, protocol_of
 from rlreason.evaluation.protocol import format_accuracy
 from rlreason.health.watch import Monitors
-from rlreason.model.chat import asked_how
+from rlreason.model.chat import prompt_facts
 from rlreason.model.parameters import model_size
 from rlreason.model.policy import Policy, weights_hash
 from rlreason.model.shapes import decimal_size
@@ -273,7 +273,7 @@ def run_facts(run: RunConfig, components: Components) -> dict[str, Any]:
     )
     facts: dict[str, Any] = {
         "data": {"hash": components.data_hash, "sizes": components.sizes},
-        "prompts": {key: digest(asked_how(prompt, policy.tokenizer)) for key, prompt in prompts.items()},
+        "prompts": {key: digest(prompt_facts(prompt, policy.tokenizer)) for key, prompt in prompts.items()},
         "model": _model(run, policy),
         "tokenizer": tokenizer_digest(policy.tokenizer),
         "sampling": _sampling(components.sampling, policy),

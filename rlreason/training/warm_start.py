@@ -29,7 +29,16 @@ from rlreason.data.tasks import R1_ZERO_TRACE, habit_trace
 from rlreason.errors import ConfigError
 from rlreason.grading import Grader
 from rlreason.model.policy import Policy
-from rlreason.model.tiny import SUFFIX, BrokenWeightsError, Format, WeightCache, Weights, checksum, copied, read_weights
+from rlreason.model.tiny import (
+    SUFFIX,
+    BrokenWeightsError,
+    PromptFormat,
+    WeightCache,
+    Weights,
+    checksum,
+    copy_weights,
+    read_weights,
+)
 from rlreason.objectives.objective import LengthNormConfig, Objective
 from rlreason.training.algorithms.sft import sft_sample
 from rlreason.training.learner import Learner
@@ -47,7 +56,7 @@ class Lessons:
     """
 
     problems: Sequence[Problem]
-    formats: Sequence[Format]
+    formats: Sequence[PromptFormat]
     settings: WarmStartConfig
     seed: int
     habits: HabitsConfig = field(default_factory=HabitsConfig)  # of the task
@@ -186,7 +195,7 @@ def find_or_make(
 
     def make_weights() -> Weights:
         make()
-        return copied(policy.named_weights())
+        return copy_weights(policy.named_weights())
 
     def start_from(source: Literal["shipped", "cache", "made"], weights: Weights, key: str) -> StartWeights:
         load_weights(policy, weights)
@@ -242,7 +251,7 @@ def hashed(*values: Any) -> str:
 SHARED = 5 * SHARED_WARM_START[:3] + SHARED_WARM_START[3:]
 
 
-def formats_of(run: RunConfig) -> list[Format]:
+def formats_of(run: RunConfig) -> list[PromptFormat]:
     """Return one format per turn; an evaluation's own prompt gets half of them, unless training's bring it along."""
     asked, trained = run.eval.prompt, formats_with(run.prompt)
     if asked is None or template_of(asked) == template_of(run.prompt):
@@ -254,7 +263,7 @@ def formats_of(run: RunConfig) -> list[Format]:
     return [form for pair in islice(pairs, max(len(trained), len(more))) for form in pair]
 
 
-def formats_with(prompt: PromptConfig) -> list[Format]:
+def formats_with(prompt: PromptConfig) -> list[PromptFormat]:
     """Return one format per turn: those of the shared warm start if this prompt is one of them, else its own alone."""
     shared = {name: shipped(name) for name in SHARED}
     same = [other for other in shared.values() if template_of(other) == template_of(prompt)]
@@ -273,9 +282,9 @@ def shipped(name: str) -> PromptConfig:
     return prompt
 
 
-def format_of(prompt: PromptConfig) -> Format:
+def format_of(prompt: PromptConfig) -> PromptFormat:
     """Return how this prompt asks, and how a trace answers it."""
-    return Format(filling(prompt), trace_of(prompt))
+    return PromptFormat(filling(prompt), trace_of(prompt))
 
 
 def trace_of(prompt: PromptConfig) -> str:

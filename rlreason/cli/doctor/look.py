@@ -24,7 +24,7 @@ from rlreason.config.run import AnyRunConfig, RunConfig, works_on_a_model
 from rlreason.engines.placement import engine_gpus, in_words, ranks_here
 from rlreason.errors import ConfigError
 from rlreason.model.savings import cure, planned, verdict
-from rlreason.model.shapes import Device, Driver, asked_driver, processor, shape_of, with_second
+from rlreason.model.shapes import Device, Driver, processor, query_driver, shape_of, with_second
 
 if TYPE_CHECKING:
     from rlreason.model.savings import Planned
@@ -55,7 +55,7 @@ def under_way(probes: dict[str, Probe]) -> Iterator[dict[str, Probe]]:
 def look_at_machine(there: Installed, unread: str, patience_s: float) -> Looked:
     """What can be said where the settings cannot be read because a library is broken; `unread`: how that shows."""
     with under_way({"torch": Probe("torch", NO_SETTINGS)}) as probes:
-        driver, results = asked_driver(), {name: probe.wait(patience_s) for name, probe in probes.items()}
+        driver, results = query_driver(), {name: probe.wait(patience_s) for name, probe in probes.items()}
     lost = Finding("settings", FAIL, f"cannot be read: {unread}", "mend the libraries above first")
     sections = {
         "libraries": libraries_of(there, results, ()),
@@ -268,7 +268,7 @@ def look_at_run(asked: AskedRun, there: Installed, patience_s: float) -> Looked:
 
     run, uses_vllm = asked.run, asked.run.rollout.engine == "vllm"
     with under_way(_probes(run, there)) as probes:
-        driver = asked_driver()
+        driver = query_driver()
         results = {name: probe.wait(patience_s) for name, probe in probes.items()}
     torch, model = results["torch"], results.pop("model", None)
     told = planned(run, _device(torch, driver.gpus), assumed_prompt(run))
