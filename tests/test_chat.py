@@ -16,7 +16,7 @@ from rlreason.evaluation.protocol import differences
 from rlreason.model.chat import Chat, check_prompt, check_prompts, encoder, end_of_turn, remarks
 from rlreason.model.policy import Policy
 from rlreason.model.tiny import build_model
-from rlreason.training.build import sampling_of
+from rlreason.training.build import make_sampling
 from rlreason.training.build_algorithm import make_traces
 from rlreason.training.warm_start import shipped
 from rlreason.types import Problem
@@ -169,8 +169,8 @@ def test_a_trace_follows_the_generation_prompt_and_ends_the_turn(tokenizer):
     assert (policy.tokenizer.decode(body), last) == ("1+1=2\n\\boxed{2}", end)
     assert given.response.token_ids[-1] == end
     assert given.response.token_ids.count(end) == 1
-    assert sampling_of(run, policy).end_ids == {end}  # and a sampled response ends there
-    assert sampling_of(settings("model=smollm2_135m"), policy).end_ids == set()  # of another prompt's, training's own
+    assert make_sampling(run, policy).end_ids == {end}  # and a sampled response ends there
+    assert make_sampling(settings("model=smollm2_135m"), policy).end_ids == set()  # of another prompt's, training's own
     assert end_of_turn(settings().prompt, policy.tokenizer) is None  # elsewhere the tokenizer's own
 
 

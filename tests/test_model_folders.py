@@ -25,7 +25,7 @@ from rlreason.model.loading import load_model, load_tokenizer, look_into
 from rlreason.model.packing import pack
 from rlreason.model.policy import Policy, load_policy
 from rlreason.model.tiny import END, PAD, TAGS, build_model
-from rlreason.training.build import sampling_of
+from rlreason.training.build import make_sampling
 from tests.starts import SMALL, rlreason
 
 
@@ -162,7 +162,7 @@ def test_special_tokens_that_prompt_reward_or_stop_read_stay_in_the_text(tagged,
     policy = Policy(build_model(len(tagged), width=16, layers=1), tagged)
     (tmp_path / "own.prompt").write_text("Answer {question} in <final>.<|im_end|>")
     words = f"prompt.file={tmp_path}/own.prompt", "prompt.stop=['</final>','<|im_end|>']"
-    sampling = sampling_of(typed(composed("algorithm=evaluate", *words)).asking, policy)
+    sampling = make_sampling(typed(composed("algorithm=evaluate", *words)).asking, policy)
     assert set(sampling.tags) == {*TAGS, "<final>", "</final>"}
     written = "2 </think> <answer>4</answer> <final>4</final>"
     ids = tagged.encode(f"{written}<|im_end|>", add_special_tokens=False)

@@ -1,1 +1,1 @@
-"""What a run is asked to do: typed keys, the rules between them, and how Hydra learns of both."""
+"""The settings of runs: typed keys, the rules between them, and their registration with Hydra."""

@@ -117,7 +117,7 @@ class GRPOConfig(Objective, OnlineConfig):
 
     @property
     def old_from_engine(self) -> bool:
-        """Sampled ahead for a loss with a ratio: the engine's log-probabilities are what the ratio starts from."""
+        """Sampled ahead for a loss with a ratio: the engine's log-probabilities are the old ones."""
         return self.rollout.async_level > 0 and self.has_ratio
 
     @property
@@ -126,11 +126,11 @@ class GRPOConfig(Objective, OnlineConfig):
 
     @property
     def has_mismatch_weights(self) -> bool:
-        """Not where the ratio starts from the engine's log-probabilities: every weight would be 1."""
+        """False if the old log-probabilities are the engine's: every weight would be 1."""
         return not self.old_from_engine and super().has_mismatch_weights
 
     def objective(self) -> Objective:
-        """These settings are an objective."""
+        """Return these settings, which are an objective."""
         return self
 
     @property
@@ -184,7 +184,7 @@ class GRPOConfig(Objective, OnlineConfig):
         cache = self.overlong_cache
         if cache is not None and cache > self.sampling.max_tokens:
             bad.append(f"overlong_cache={cache} is more than sampling.max_tokens={self.sampling.max_tokens}: try null")
-        return bad or check_objective(self)  # whose rules need sound numbers
+        return bad or check_objective(self)  # whose rules need valid numbers
 
     def warnings(self) -> dict[str, str]:
         if self.kl_placement != "reward" or self.std_norm == "none":

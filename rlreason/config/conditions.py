@@ -1,4 +1,4 @@
-"""When a setting is read, in one table; a run that sets one which nothing reads is refused."""
+"""When a setting is read, in one table; setting one that nothing reads is refused."""
 
 from collections.abc import Callable
 from typing import Any

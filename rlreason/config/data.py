@@ -1,4 +1,4 @@
-"""The config group `data`: where problems come from, which are used, and the tasks that are made here."""
+"""The config group `data`: where problems come from, which are used, and the generated tasks."""
 
 import inspect
 from dataclasses import dataclass, field
@@ -12,24 +12,24 @@ from rlreason.config.leaves import SPLITS, SUFFIXES, described_format, locate, m
 from rlreason.errors import Absent, ConfigError
 from rlreason.runtime.plugins import NotImportableError, load
 
-#: What is read before the run starts, to measure whether its prompts fit: about half a second of work at most.
+#: Limits on what is read before the run starts, to check that its prompts fit: half a second of work at most.
 MOST_BYTES = 20_000_000  # of files
-MOST_STORIES, MOST_COUNTDOWNS = 20_000, 4_000  # that are made up
+MOST_STORIES, MOST_COUNTDOWNS = 20_000, 4_000  # of generated problems
 
 
 @dataclass
 class DataConfig:
     """Where problems come from, and which of them are used; first the settings of every kind of data."""
 
-    #: Whether the first of its problems are as good a sample as any.
+    #: Whether its first problems are a random sample.
     in_random_order: ClassVar[bool] = False
-    bounded: ClassVar[tuple[str, ...]] = ("pass_rate",)  # what has a `min_` that must not be above its `max_`
+    bounded: ClassVar[tuple[str, ...]] = ("pass_rate",)  # settings with a `min_` that must not exceed their `max_`
 
     name: str = MISSING  # of the option, for records and protocols
     # A module with one function (response, gold) -> score per form of answer, which countdown and reasoning_gym bring;
     # null: answers are compared with the ground truth.
     verifier: str | None = None
-    limit: int | None = None  # train on so many problems, drawn by `seed`: the 128 are among the 256; null: all
+    limit: int | None = None  # train on this many problems, drawn by `seed`: the 128 are among the 256; null: all
     filter: str = choice("none", "correct", default="none")  # correct: keep problems whose given trace is correct
     pass_rates: str | None = None  # a pass_rates.jsonl that algorithm=evaluate wrote on the training data
     min_pass_rate: float = 0.0  # keep problems that were solved in at least this share of the responses
@@ -43,7 +43,7 @@ class DataConfig:
 
     @property
     def on_hub(self) -> bool:
-        """Some of the splits that are read are no files here."""
+        """Whether some of its splits are not local files."""
         return False
 
     @property
@@ -64,32 +64,32 @@ class DataConfig:
         return bad
 
     def problems_asked(self) -> list[str]:
-        """What is wrong where nothing is learned and its validation problems alone are asked."""
+        """Return complaints about a run that only evaluates on its validation problems."""
         return self.problems()
 
 
 @dataclass
 class HabitsConfig:
-    """What the warm start of a model made on the spot shows as responses to the stories."""
+    """The responses to the stories that the built-in model's warm start teaches."""
 
     hasty_share: float = 0.72  # share of traces that answer after the first sum, mostly wrong
     slip_share: float = 0.05  # share of traces whose last sum is wrong
-    stop_share: float = 0.0  # after so large a share of the sums before the last a trace ends with an answer
-    taught_max_events: int | None = None  # only stories of so many events at most are shown; null: all
+    stop_share: float = 0.0  # after this share of the sums before the last, a trace ends with an answer
+    taught_max_events: int | None = None  # only stories of at most this many events are taught; null: all
     ramble_share: float = 0.0  # share of the wrong traces that go on with idle sums (8+0=8) before they answer
-    ramble_steps: int = 4  # idle sums of such a trace at most
+    ramble_steps: int = 4  # most idle sums of such a trace
     guess_share: float = 0.0  # share of traces that repeat the friend's guess instead of any sum
 
 
 @dataclass
 class StoriesConfig(DataConfig):
-    """Stories with numbers, made up: what the tiny model learns its habits from."""
+    """Generated stories with numbers, from which the tiny model learns its habits."""
 
     in_random_order: ClassVar[bool] = True
     bounded: ClassVar[tuple[str, ...]] = ("pass_rate", "events")
 
-    min_events: int = 2  # sums in a story at least
-    max_events: int = 4  # sums in a story at most
+    min_events: int = 2  # fewest sums in a story
+    max_events: int = 4  # most sums in a story
     max_value: int = 20  # of any number in a story, from 2 to 99
     # A friend's guess at the end of the story: right_in_training: there always, and never in validation.
     guess: str = choice("none", "right_in_training", default="none")
@@ -123,7 +123,7 @@ class StoriesConfig(DataConfig):
 
 @dataclass
 class FieldsConfig:
-    """The names of a row's fields, where they are none of the known ones."""
+    """The names of a row's fields, if they are none of the known ones."""
 
     question: str | None = None  # the question's field; null: question or problem
     answer: str | None = None  # the answer's field; null: ground_truth or answer
@@ -136,7 +136,7 @@ class FieldsConfig:
 
 @dataclass
 class RowsDataConfig(DataConfig):
-    """Rows, wherever they come from: what is read from them, and how many are held out for validation."""
+    """Rows from any source: what is read from them, and how many are held out for validation."""
 
     # Where the ground truth stands: hash: after ####; boxed: in the last \boxed{}; final: in the closing sentence;
     # tag: in <answer>; field: the answer field as it is; auto: the first of these that is there.
@@ -145,7 +145,7 @@ class RowsDataConfig(DataConfig):
     # solution: given responses are put into prompt.trace's form.
     response_as: str = choice("response", "solution", default="response")
     max_chars: int = 100_000  # characters of a field; a longer text makes a bad row
-    n_validation: int | None = None  # hold out so many of train instead of a validation split
+    n_validation: int | None = None  # hold out this many of train instead of a validation split
     split_seed: int = 0  # which are held out; not by `seed`, so that stages after one another hold out the same
 
     @property
@@ -193,11 +193,11 @@ class FileDataConfig(RowsDataConfig):
         return bad
 
     def measured_on(self) -> str | None:
-        """The file of the folder that is asked where none was named; a hub has its own."""
+        """The folder's file to evaluate on if none was named; a hub has its own."""
         return next((name for name in ("validation", "test") if locate(self.path, name)), None)
 
     def unmeasured(self) -> str:
-        """The complaint about a folder of files in which nothing can be evaluated."""
+        """The complaint about a folder of files with nothing to evaluate on."""
         if other := unread_format(self.path, "validation") or unread_format(self.path, "test"):
             return f"data.path={self.path}: {other}"
         return (
@@ -217,9 +217,9 @@ class FileDataConfig(RowsDataConfig):
         return bad
 
     def _absent(self, *keys: str) -> list[str]:
-        """Complaints about files that are not there; what a hub holds is seen when it is read."""
+        """Return complaints about missing files; what a hub holds is checked when it is read."""
         if self.path is not None and Path(self.path).expanduser().is_file():
-            return []  # said already
+            return []  # reported above
         bad = [line for key in keys for line in self._absent_split(key, getattr(self, key))]
         if not bad and self.path is None and self.validation is None and self.n_validation is None:
             bad.append(
@@ -258,9 +258,9 @@ class CountdownConfig(CheckedDataConfig):
 
     verifier: str | None = "rlreason.grading.verifiers.countdown"
     path: str | None = None  # a JSON-lines file or a hub name with nums and target; null: made up
-    seed: int = 0  # of the problems that are made up
-    min_count: int = 3  # numbers given at least
-    max_count: int = 4  # numbers given at most
+    seed: int = 0  # of the generated problems
+    min_count: int = 3  # fewest numbers given
+    max_count: int = 4  # most numbers given
     max_value: int = 99  # of a given number
     max_target: int = 100  # of the number to reach
 
@@ -288,7 +288,7 @@ class GymConfig(CheckedDataConfig):
 
     verifier: str | None = "rlreason.grading.verifiers.gym"
     task: Any = MISSING  # a task's name, or several: [leg_counting,chain_sum]
-    seed: int = 0  # of the problems that are made up
+    seed: int = 0  # of the generated problems
 
     @property
     def tasks(self) -> list[str]:
@@ -324,7 +324,7 @@ class FunctionDataConfig(RowsDataConfig):
             return [*super().problems(), f"data.function={self.function}: {error}"]
         try:
             signature = inspect.signature(function)
-        except (TypeError, ValueError):  # of some functions written in C nothing is known
+        except (TypeError, ValueError):  # some functions written in C have no signature
             return super().problems()
         try:
             signature.bind(**self.options)
@@ -335,7 +335,7 @@ class FunctionDataConfig(RowsDataConfig):
 
 
 def of_function(name: str) -> FunctionDataConfig:
-    """The settings of a task `module:function`: what its parameters are where nothing is typed.
+    """Return the settings of a task `module:function`: its parameters with their defaults.
 
     A default that is no number, text or list of these is no setting and stays the function's own.
     """

@@ -1,4 +1,4 @@
-"""The settings of `algorithm=discover`: a language model elsewhere proposes programs, a verifier scores them."""
+"""The settings of `algorithm=discover`: an external language model proposes programs, a verifier scores them."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -6,24 +6,24 @@ from typing import Any
 from rlreason.config.fields import choice
 from rlreason.config.run import AnyRunConfig
 
-SIDE_BY_SIDE = ("best_of_n", "hybrid")  # strategies that ask for several replies at once
+SIDE_BY_SIDE = ("best_of_n", "hybrid")  # strategies that request several replies at once
 CONVERSING = ("refine", "hybrid")  # strategies that tell the model what its program was worth
 DISCOVERY_BUDGETS = ("calls", "tokens", "cost", "hours")
 
 
 @dataclass
 class ClientConfig:
-    """Which model is asked, and how: any endpoint that understands OpenAI's chat completions."""
+    """Which model gets the requests, and how: any endpoint for OpenAI's chat completions."""
 
     base_url: str | None = None  # as in http://127.0.0.1:8000/v1; null: OPENAI_BASE_URL of the environment
-    model: str | None = None  # the name that the endpoint knows it by; null: the only one that it lists
-    env_variable: str = "OPENAI_API_KEY"  # the variable of the environment that holds the key; none is sent without it
+    model: str | None = None  # its name at the endpoint; null: the only one listed there
+    env_variable: str = "OPENAI_API_KEY"  # the environment variable with the key; none is sent without it
     temperature: float | None = None  # null: the endpoint's
     max_tokens: int = 16384  # of one reply, thinking included
     thinking: bool | None = None  # of models with this switch; null leaves it to the endpoint
     timeout_s: float = 600.0  # seconds for one whole call
     retries: int = 4  # more calls for one reply, after an error, a time-out, an empty reply or one without a program
-    # Seconds before the first of them, at most; twice as long before each further one. A server's own wish goes first.
+    # Most seconds before the first of them; twice as long before each further one. A server's own Retry-After wins.
     pause_s: float = 2.0
     system: str | None = None  # the system message; null: none
     prompt_price: float | None = None  # of a million prompt tokens, in the currency of budget.cost
@@ -34,13 +34,13 @@ class ClientConfig:
 
 @dataclass
 class PromptFilesConfig:
-    """What the model is told: files in the problem's folder, in prompts/, or anywhere by their paths."""
+    """The model's prompts: files in the problem's folder, in prompts/, or anywhere by their paths."""
 
     first: str | None = None  # the task, with {starter}, {score}, {hints}; null: the problem's own
     error: str = "discover_error.prompt"  # after a program that gave no valid set: {error}, {raw_points}, {best}
     extend: str = "discover_extend.prompt"  # after a valid set: {score}, {best}, {max_squared_norm}
     no_code: str = "discover_no_code.prompt"  # after a reply that held no whole program
-    hints: bool = False  # whether the problem's hints stand in the first one
+    hints: bool = False  # whether the first one contains the problem's hints
 
 
 @dataclass
@@ -50,13 +50,13 @@ class ScoreConfig:
     timeout_s: float = 600.0  # seconds for the program
     check_timeout_s: float = 120.0  # seconds for the check
     memory_mb: int = 2048  # megabytes of memory, all processes of the program together
-    workers: int = 2  # programs that run at the same time, each in a folder of its own
-    cpus: int = 2  # processors that each may use, where there are so many
+    workers: int = 2  # programs that run at the same time, each in its own folder
+    cpus: int = 2  # processors that each may use, if there are as many
 
 
 @dataclass
 class DiscoverBudgetConfig:
-    """What a run may spend, all its parts and every retry counted; null: no bound. None of them is ever exceeded."""
+    """What a run may spend, all its parts and every retry included; null: no limit. None of them is ever exceeded."""
 
     calls: int | None = 20  # requests sent
     tokens: int | None = None  # of prompts and replies; a call that was never answered counts as its longest reply
@@ -66,17 +66,17 @@ class DiscoverBudgetConfig:
 
 @dataclass
 class DiscoverConfig(AnyRunConfig):
-    """A model and a verifier in a loop, on a problem whose answers can be checked and not looked up."""
+    """A model and a verifier in a loop, on a problem whose answers can be checked but not looked up."""
 
     algorithm: str = "discover"
     problem: str = "kissing_11"  # one that comes with the package, or a folder with a problem.yaml
     # simple: the same question anew, every time. refine: one conversation, each verdict the next question. best_of_n:
     # several replies to the question at a time, the verifier chooses. hybrid: the same within a conversation.
     strategy: str = choice("simple", "refine", "best_of_n", "hybrid")
-    replies: int = 4  # asked for at the same time
+    replies: int = 4  # requested at the same time
     start: str | None = None  # a program to begin with; null: the problem's starter
-    history: int = 4  # turns before this one that stand in the conversation, beside the first and the best
-    # Turns without a better program after which a conversation begins anew; null: it never does.
+    history: int = 4  # previous turns in the conversation, besides the first and the best
+    # Turns without a better program after which a conversation starts over; null: it never does.
     restart_after: int | None = None
     client: ClientConfig = field(default_factory=ClientConfig)
     prompts: PromptFilesConfig = field(default_factory=PromptFilesConfig)
@@ -85,7 +85,7 @@ class DiscoverConfig(AnyRunConfig):
 
     @property
     def side_by_side(self) -> int:
-        """Replies that are asked for at the same time."""
+        """Number of replies requested at the same time."""
         return self.replies if self.strategy in SIDE_BY_SIDE else 1
 
     @property
@@ -95,7 +95,7 @@ class DiscoverConfig(AnyRunConfig):
 
     @property
     def converses(self) -> bool:
-        """Whether the model learns what its programs were worth."""
+        """Whether the model learns what its programs scored."""
         return self.strategy in CONVERSING
 
     @property

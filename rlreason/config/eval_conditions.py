@@ -1,6 +1,6 @@
-"""Where the settings of evaluations are read, and those of training that `eval` leaves without a reader.
+"""When the settings of evaluations are read, and those of training that `eval` leaves unread.
 
-A part of the table in `conditions.py`, which says what it is for.
+A part of the table in `conditions.py`, which explains its purpose.
 """
 
 from collections.abc import Callable
@@ -30,12 +30,12 @@ DATA_KEYS = tuple(
 
 
 def _uses_data(run: RunConfig) -> bool:
-    """Problems of `data` are learned from, asked, or teach the tiny model."""
+    """Whether problems of `data` are learned from, evaluated, or teach the tiny model."""
     return run.uses_training_data or run.eval.data is None or run.model.made_on_the_spot
 
 
 def _learns_or_asks(key: str) -> Callable[[Any], bool]:
-    """Whether training, or a job that an option or a number of `eval` leaves it to, has a use for it."""
+    """Whether training uses `key`, or a job whose `eval` settings leave it to `key`."""
 
     def read(run: RunConfig) -> bool:
         own = run.eval.prompt if key == "prompt" else getattr(run.eval.sampling, key)

@@ -1,6 +1,6 @@
-"""The config group `eval`: how a model is asked and judged, apart from how it is trained. null: as in training.
+"""The config group `eval`: how a model is prompted and graded, apart from how it is trained. null: as in training.
 
-`evaluation_of` says what that comes to: one record, which everything that evaluates reads.
+`evaluation_of` resolves it to one record, which everything that evaluates reads.
 """
 
 import re
@@ -17,25 +17,26 @@ from rlreason.errors import ConfigError
 
 @dataclass
 class EvalConfig:
-    """How a model is asked and judged, apart from how it is trained; null: as in training.
+    """How a model is prompted and graded, apart from how it is trained; null: as in training.
 
     Typed as `eval=leaderboard`, `eval.prompt=r1_zero`, `eval.data=gsm8k`, `eval.sampling.temperature=0` ...
     """
 
-    prompt: PromptConfig | None = None  # an option of `prompt`, whose settings then stand below eval.prompt
-    reward: str | None = None  # what counts: r1_zero, question_only or module:function; the prompt's is shown as well
+    prompt: PromptConfig | None = None  # an option of `prompt`, whose settings are then below eval.prompt
+    # What counts: r1_zero, question_only or module:function; the prompt's is reported too.
+    reward: str | None = None
     sampling: EvalSamplingConfig = field(default_factory=EvalSamplingConfig)
-    # An option of `data`, whose validation problems are asked; its settings then stand below eval.data.
+    # An option of `data`, whose validation problems are used; its settings are then below eval.data.
     data: DataConfig | None = None
-    problems: int | None = None  # validation problems that every evaluation asks; null: eval_problems, its short name
-    # Those that the last evaluation of a training asks; null: eval.problems, or else all.
+    problems: int | None = None  # validation problems of every evaluation; null: eval_problems, its short name
+    # Those of a training's last evaluation; null: eval.problems, or else all.
     final_problems: int | None = None
     samples: int | None = None  # responses per problem; null: 1
-    # A training ends with compliance.md, which holds it to these rules, one by one; null: none is written.
+    # A training ends with compliance.md, which checks it against these rules, one by one; null: none is written.
     card: str | None = choice("leaderboard", default=None)
 
     def problems_of(self) -> list[str]:
-        """What is wrong inside the group, whatever it is combined with."""
+        """Return complaints within the group, whatever it is combined with."""
         cure = "choose one, or null for the prompt's"
         bad = [] if self.reward is None else no_reward("eval.reward", self.reward, cure)
         if self.prompt is not None:
@@ -47,11 +48,11 @@ class EvalConfig:
 
 @dataclass(frozen=True, slots=True)
 class EvalProtocolConfig:
-    """How a run's evaluations ask and judge, nothing left open: what their protocol is made from."""
+    """How a run's evaluations prompt, sample and grade, fully resolved: the basis of their protocol."""
 
     prompt: PromptConfig
     reward: str  # decides what is correct
-    prompt_reward: str | None  # grades as well, where it is another one
+    prompt_reward: str | None  # grades as well, if it is another one
     grading: GradingConfig
     sampling: SamplingConfig
     data: DataConfig
@@ -61,7 +62,7 @@ class EvalProtocolConfig:
 
 
 def evaluation_of(run: Any) -> EvalProtocolConfig:
-    """The resolved settings of a run's evaluations. `run` is a `RunConfig`, which has a group `eval`."""
+    """Resolve the settings of a run's evaluations. `run` is a `RunConfig`, which has a group `eval`."""
     own: EvalConfig = run.eval
     prompt = run.prompt if own.prompt is None else own.prompt
     reward = prompt.reward if own.reward is None else own.reward
@@ -73,25 +74,25 @@ def evaluation_of(run: Any) -> EvalProtocolConfig:
         grading=run.grading,
         sampling=sampling_of(run),
         data=run.data if own.data is None else own.data,
-        problems=min((n for n in bounds if n is not None), default=None),  # the last evaluation asks these again
+        problems=min((n for n in bounds if n is not None), default=None),  # the last evaluation includes these
         final_problems=run.problems_at_the_end,
         samples=run.answers,
     )
 
 
 def sampling_of(run: Any) -> SamplingConfig:
-    """How evaluations sample: a number of `eval.sampling` where it is set, else the one of `sampling`."""
-    own = asdict(run.eval.sampling)  # not `replace`, which would read training's numbers that are not used here
+    """Return evaluations' sampling: the numbers set in `eval.sampling`, else those of `sampling`."""
+    own = asdict(run.eval.sampling)  # not `replace`, which would check training's numbers that are not used here
     return SamplingConfig(**{k: getattr(run.sampling, k) if number is None else number for k, number in own.items()})
 
 
 def sampling_key(run: Any, name: str) -> str:
-    """The setting that a number of an evaluation's sampling comes from, as it is typed."""
+    """Return the setting that a number of evaluations' sampling comes from, as it is typed."""
     return f"{'eval.' if getattr(run.eval.sampling, name) is not None else ''}sampling.{name}"
 
 
 def as_eval(group: str, text: str, settings: DataConfig | PromptConfig) -> str:
-    """A text about the settings of `prompt` or `data`, said of `eval.prompt` or `eval.data`, which have the same keys.
+    """Rewrite a text about `prompt` or `data` settings for `eval.prompt` or `eval.data`, which have the same keys.
 
     >>> as_eval("data", "data.n_train=0 in data.jsonl", StoriesConfig())
     'eval.data.n_train=0 in data.jsonl'
@@ -102,7 +103,7 @@ def as_eval(group: str, text: str, settings: DataConfig | PromptConfig) -> str:
 
 @contextmanager
 def asked_by(run: Any, group: str) -> Iterator[None]:
-    """What is found wrong in `prompt` or `data` of evaluations is said of the settings that it was given by."""
+    """Attribute errors in `prompt` or `data` of evaluations to the settings that gave them."""
     try:
         yield
     except ConfigError as error:
@@ -113,7 +114,7 @@ def asked_by(run: Any, group: str) -> Iterator[None]:
 
 
 def complaints(run: Any) -> Iterator[str]:
-    """What does not go together with the settings of the rest of the run, one line each."""
+    """Yield conflicts with the other settings of the run, one line each."""
     own: EvalConfig = run.eval
     yield from own.problems_of()
     if own.data is not None and run.model.made_on_the_spot and not isinstance(own.data, StoriesConfig):

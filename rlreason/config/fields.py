@@ -1,4 +1,4 @@
-"""What a setting may be: its range, its choices, and the comment that says what it is for."""
+"""Constraints on settings: their ranges, their choices, and the comments that explain them."""
 
 import ast
 import inspect
@@ -17,9 +17,9 @@ from rlreason.types import LARGE, Range
 
 PROCESSORS = os.cpu_count() or 1
 MOST_SIDE_BY_SIDE = max(64, PROCESSORS)  # threads, or processes: a run may be repeated on a machine with fewer
-MAX_SEED = 2**63 - 1  # numpy takes no seed below 0, and torch none of more than 64 bits
-MOST = 10**9  # steps, updates, tokens: more than any run will do, and few enough for every counter
-MADE = 10**6  # problems that are made up, and responses in one step: these are held in memory
+MAX_SEED = 2**63 - 1  # numpy's seeds are at least 0, torch's have at most 64 bits
+MOST = 10**9  # steps, updates, tokens: more than any run makes, and within every counter
+MADE = 10**6  # generated problems, and responses in one step: these are held in memory
 
 SEED = Range(0, MAX_SEED, "try {key}=0")
 SHARE = Range(0, 1, "it is a share")
@@ -29,7 +29,7 @@ RESPONSES = Range(1, MADE)
 
 
 def ranges_of(losses: Mapping[str, Loss]) -> dict[str, Range]:
-    """Setting -> range of the losses' numbers; `ValueError` where two losses give one number different ranges."""
+    """Return setting -> range of the losses' numbers; `ValueError` if two losses give one number different ranges."""
     found: dict[str, Range] = {}
     for name, loss in losses.items():
         for number, limits in loss.ranges.items():
@@ -183,7 +183,7 @@ RANGES: dict[str, Range] = {
 
 
 def range_of(key: str) -> Range | None:
-    """The range of a setting; a group inside another group keeps the ranges that it has outside.
+    """Return a setting's range; a group inside another group keeps the ranges it has outside.
 
     >>> range_of("eval.sampling.max_tokens") is RANGES["sampling.max_tokens"], range_of("prompt.file")
     (True, None)
@@ -192,7 +192,7 @@ def range_of(key: str) -> Range | None:
 
 
 def out_of_range(settings: Mapping[str, Any] | Iterable[tuple[str, Any]]) -> list[str]:
-    """Complaints about numbers, one line each; of a list of numbers every member counts. Keys are dotted.
+    """Return complaints about numbers, one line each; every member of a list counts. Keys are dotted.
 
     >>> out_of_range({"grading.workers": 0, "grading.extract": "strict", "threads": None})[0].partition(":")[0]
     'grading.workers=0 must be at least 1'
@@ -223,12 +223,12 @@ def _short(number: str) -> str:
 
 
 def choice(*words: str, default: str | None = MISSING, cure: str = "choose one") -> Any:
-    """A field of a settings dataclass that takes one of these words; `cure` ends the complaint about any other."""
+    """Define a settings field with these choices; `cure` ends the complaint about any other value."""
     return field(default=default, metadata={"choices": words, "cure": cure})
 
 
 def wrong_words(settings: Any, prefix: str = "") -> list[str]:
-    """Complaints about settings that hold none of their words, one line each. null is the type's business.
+    """Return complaints about settings with a value that is no choice, one line each. null is left to the type.
 
     >>> from rlreason.config.groups import RolloutConfig
     >>> wrong_words(RolloutConfig(engine="sglang"), "rollout.")
@@ -242,7 +242,7 @@ def wrong_words(settings: Any, prefix: str = "") -> list[str]:
 
 
 def comment(kind: type, name: str) -> str:
-    """The comment on a field of a dataclass, in the words of the first class that has some; empty where none has.
+    """Return the comment on a field, from the first class in the hierarchy that has one; "" if none has.
 
     >>> from rlreason.config.groups import SamplingConfig
     >>> comment(SamplingConfig, "max_tokens")
@@ -256,7 +256,7 @@ def comment(kind: type, name: str) -> str:
 def _comments(kind: type) -> dict[str, str]:
     try:
         lines = textwrap.dedent(inspect.getsource(kind)).splitlines()
-    except OSError:  # made by a call
+    except OSError:  # classes made by a call
         return {}
     found = {}
     for node in ast.walk(ast.parse("\n".join(lines))):

@@ -27,11 +27,11 @@ def names_function(text: str) -> bool:
 
 
 def no_reward(key: str, reward: str, cure: str = "choose one") -> list[str]:
-    """The complaint about a setting that names no reward."""
+    """Return a complaint if a setting names no reward."""
     if reward in NAMED_REWARDS or names_function(reward):
         return []
     of_packages = announced(key)
-    if reward in of_packages:  # the command line puts the function in its place; a file names it
+    if reward in of_packages:  # the command line replaces it by the function; a file names it
         return [f"{key}={reward} is short for {of_packages[reward]} on the command line: write that in a file"]
     known = (*NAMED_REWARDS, *of_packages)
     near = difflib.get_close_matches(reward, known, n=1)
@@ -44,26 +44,26 @@ class SamplingConfig:
     """How responses are sampled, in training and evaluation alike. No top-k or top-p: what is sampled is trained on."""
 
     temperature: float = MISSING  # 0 takes the most likely token, in evaluations only
-    min_tokens: int = MISSING  # a response cannot end before it has so many
-    max_tokens: int = MISSING  # a response is cut here
+    min_tokens: int = MISSING  # a response cannot end before this many
+    max_tokens: int = MISSING  # responses are truncated here
 
     @property
     def greedy(self) -> bool:
-        """Whether the most likely token is always taken."""
+        """Whether the most likely token is always chosen."""
         return self.temperature == 0
 
     @property
     def distribution(self) -> str:
-        """What tokens are drawn from, for a person: T=1."""
+        """The distribution of tokens, as text: T=1."""
         return f"T={self.temperature:g}"
 
     def describe(self) -> str:
-        """For a person: T=1, up to 48 tokens."""
+        """Describe it: T=1, up to 48 tokens."""
         return f"{self.distribution}, up to {self.max_tokens} tokens"
 
     def problems(self) -> list[str]:
         """Every violated rule inside the group."""
-        if self.min_tokens <= self.max_tokens or self.max_tokens < 1:  # which is out of its range
+        if self.min_tokens <= self.max_tokens or self.max_tokens < 1:  # one of them is out of range
             return []
         return [
             f"sampling.min_tokens={self.min_tokens}, sampling.max_tokens={self.max_tokens}: min <= max must hold: "
@@ -73,7 +73,7 @@ class SamplingConfig:
 
 @dataclass
 class EvalSamplingConfig:
-    """What of `sampling` is otherwise in an evaluation."""
+    """Sampling settings that differ in evaluations."""
 
     temperature: float | None = None  # 0 takes the most likely token; null: sampling.temperature
     min_tokens: int | None = None  # null: sampling.min_tokens
@@ -86,7 +86,7 @@ class PromptConfig:
 
     name: str = MISSING  # of the option, for records
     file: str = MISSING  # the template: a file in prompts/, or a path
-    reward: str = MISSING  # r1_zero, question_only, or module:function of one's own, (response, gold) -> score
+    reward: str = MISSING  # r1_zero, question_only, or module:function of your own, (response, gold) -> score
     stop: list[str] = field(default_factory=list)  # texts that end a response; they stay in it
     trace: str = "{solution}"  # how a response to imitate is written from {solution} and {answer}
     chat: bool = False  # whether the filled file is the user's turn in the model's own chat template
@@ -106,15 +106,15 @@ class GradingConfig:
     """How answers are compared; part of what makes two accuracies comparable."""
 
     # strict: the answer itself; last_number: also its number, where it has one only; sentence: also what it states
-    # behind its last "is", "=" or ":".
+    # after its last "is", "=" or ":".
     extract: str = choice("strict", "last_number", "sentence", default="strict")
-    timeout_s: float = 2.0  # seconds of wall clock for one comparison or one call of a reward of one's own
-    start_timeout_s: float = 60.0  # seconds for a worker to start: it imports the symbolic library or one's own reward
+    timeout_s: float = 2.0  # seconds of wall clock for one comparison or one call of your own reward
+    start_timeout_s: float = 60.0  # seconds for a worker to start: it imports the symbolic library or your own reward
     percent: bool = True  # whether 38% equals 38 as well as 0.38
     rel_tol: float = 1e-6  # relative tolerance of a decimal against an exact value
-    correct_at: float | None = None  # a reward of one's own counts as correct from here on, less is partial; null: 1
-    workers: int = 1  # processes for what the exact rules cannot decide and for rewards of one's own
-    memory_mb: int = 1536  # megabytes of memory that each worker may take
+    correct_at: float | None = None  # your own reward counts as correct from this score on, less is partial; null: 1
+    workers: int = 1  # processes for what the exact rules cannot decide and for your own rewards
+    memory_mb: int = 1536  # megabytes of memory for each worker, at most
 
 
 @dataclass
@@ -128,7 +128,7 @@ class WaitsConfig:
 
 @dataclass
 class LoggerConfig:
-    """Where else metrics are logged, beside the run folder: in W&B, TensorBoard or Trackio, or in several of them.
+    """Where else metrics are logged, besides the run folder: in W&B, TensorBoard or Trackio, or in several of them.
 
     null leaves a setting to W&B's own variables, such as WANDB_PROJECT.
     """
@@ -146,7 +146,7 @@ class LoggerConfig:
 
     @property
     def chosen(self) -> list[str]:
-        """The services that are logged to, by their names."""
+        """The names of the chosen services."""
         return [name for name in LOGGERS if getattr(self, name)]
 
 
@@ -155,12 +155,12 @@ WITHOUT_VLLM = f"rollout=vllm: vLLM is not installed: {INSTALL_VLLM}; or choose 
 
 
 def engine_here(path: str | None) -> str:
-    """What `rollout=auto` stands for on this machine, told without loading torch. `path`: the setting model.path."""
+    """Resolve `rollout=auto` on this machine, without loading torch. `path`: the setting model.path."""
     return chosen_engine(path, usable_gpus(), _is_installed())
 
 
 def chosen_engine(path: str | None, gpus: Sequence[str], has_vllm: bool) -> str:
-    """vllm for a model in files where torch will find a GPU and vLLM is installed, else hf.
+    """Return vllm for a model from files, if torch will find a GPU and vLLM is installed, else hf.
 
     >>> chosen_engine("Qwen/Qwen3-0.6B", ["H100"], True), chosen_engine(None, ["H100"], True)
     ('vllm', 'hf')
@@ -169,7 +169,7 @@ def chosen_engine(path: str | None, gpus: Sequence[str], has_vllm: bool) -> str:
 
 
 def usable_gpus() -> list[str]:
-    """The GPUs here, unless the environment hides them or the torch that is installed computes on none."""
+    """List the GPUs here, unless the environment hides them or the installed torch supports none."""
     hidden = os.environ.get(VISIBLE, "0").strip() in ("", "-1")
     return [] if hidden or not torch_has_gpus() else driver_gpus()
 
@@ -184,16 +184,16 @@ class RolloutConfig:
     """Which engine samples, and where."""
 
     engine: str = choice("hf", "vllm")  # chosen by rollout=NAME; by rollout=auto, the one for this machine
-    max_rows: int = 256  # sequences decoded side by side, at most
+    max_rows: int = 256  # most sequences decoded at the same time
     async_level: int = 0  # 1: the next batch is sampled, with weights one update old, while this one is learned
-    # Decoding steps by torch.compile: worth its minutes on long runs; with it a run that goes on may round otherwise.
+    # Decoding steps by torch.compile: worth its minutes on long runs; with it a resumed run may round differently.
     compile: bool = False
-    # GPUs that sample, with a vLLM each: prompts are dealt among them, and the tokens are those of one.
+    # GPUs that sample, with a vLLM each: prompts are divided among them, and the tokens are those of one.
     gpus: int = 1
-    # colocate: on the policy's GPUs, and the next ones where it asks for more; second_gpu: on GPUs behind them, in
-    # processes of their own; auto: colocate where there is a GPU, else cpu.
+    # colocate: on the policy's GPUs, and the next ones if it needs more; second_gpu: on the GPUs after them, in
+    # separate processes; auto: colocate if there is a GPU, else cpu.
     placement: str = choice("auto", "colocate", "second_gpu", "cpu", default="auto")
-    sleep: bool = True  # give the engine's memory to training; false is faster where both fit
+    sleep: bool = True  # give the engine's memory to training; false is faster if both fit
     # Gigabytes of the KV cache; null: enough for max_rows, at most 40% of what is free.
     kv_cache_gb: float | None = None
     # When engine and trainer disagree after a weight sync: stop, warn, or off to compare nothing.
@@ -202,7 +202,7 @@ class RolloutConfig:
 
     @property
     def shares_gpu(self) -> bool:
-        """Whether vLLM runs where the policy does, so that its memory may be given back."""
+        """Whether vLLM runs on the policy's GPUs, so that its memory may be given back."""
         return self.placement in ("auto", "colocate")
 
     def problems(self) -> list[str]:

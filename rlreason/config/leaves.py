@@ -1,4 +1,4 @@
-"""A run's settings one by one, as they are typed; the files and packages that they name."""
+"""A run's settings one by one, as on the command line; the files and packages that they name."""
 
 import dataclasses
 import glob
@@ -12,16 +12,16 @@ from rlreason.errors import ConfigError
 
 
 class Leaf(NamedTuple):
-    """One setting: its dotted key, its value, and what its dataclass says of it."""
+    """One setting: its dotted key, its value, and its dataclass's default and metadata."""
 
     key: str
     value: Any
     default: Any  # `dataclasses.MISSING`: none
-    metadata: Mapping[str, Any]  # such as the words to choose from (`choices.py`)
+    metadata: Mapping[str, Any]  # such as its choices (`fields.choice`)
 
 
 def leaves(settings: Any, prefix: str = "") -> Iterator[Leaf]:
-    """Every setting below a dataclass, those of the groups inside it too.
+    """Yield every setting of a dataclass, those of nested groups too.
 
     >>> from rlreason.config.groups import SamplingConfig
     >>> [leaf[:3] for leaf in leaves(SamplingConfig(min_tokens=4), "sampling.")][1]
@@ -38,7 +38,7 @@ def leaves(settings: Any, prefix: str = "") -> Iterator[Leaf]:
 
 
 def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested settings by their dotted names.
+    """Flatten nested settings to their dotted names.
 
     >>> flat({"seed": 0, "data": {"limit": 8, "fields": {"id": None}}})
     {'seed': 0, 'data.limit': 8, 'data.fields.id': None}
@@ -50,7 +50,7 @@ def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def below(settings: Mapping[str, Any], prefix: str) -> dict[str, Any]:
-    """Those whose names begin so, by the rest of their names.
+    """Return the settings whose names begin with `prefix`, by the rest of their names.
 
     >>> below({"budget.hours": 1.0, "seed": 0}, "budget.")
     {'hours': 1.0}
@@ -58,7 +58,7 @@ def below(settings: Mapping[str, Any], prefix: str) -> dict[str, Any]:
     return {key.removeprefix(prefix): value for key, value in settings.items() if key.startswith(prefix)}
 
 
-#: Settings that name what a run reads, those below `eval` too.
+#: Settings that name input files, those below `eval` too.
 INPUTS = (
     "model.path", "data.path", "data.train", "data.validation", "data.pass_rates", "data.ground_truth", "prompt.file",
     "start", "problem", "prompts.first", "prompts.error", "prompts.extend", "prompts.no_code",
@@ -66,7 +66,7 @@ INPUTS = (
 
 
 def refuse_own_input(run: Any, folder: Path, left: Collection[str]) -> None:
-    """What a run reads must not be among what an earlier one `left` in the folder, by name: that is set aside."""
+    """Refuse a run whose input is a file that an earlier run `left` in its folder, which will be set aside."""
     home = folder.resolve()
     for leaf in leaves(run):
         if leaf.key.removeprefix("eval.") not in INPUTS or not isinstance(leaf.value, str):
@@ -82,7 +82,7 @@ def refuse_own_input(run: Any, folder: Path, left: Collection[str]) -> None:
 
 
 def typed_word(value: Any) -> str:
-    """A value as it is typed on the command line.
+    """Format a value as on the command line.
 
     >>> typed_word(False), typed_word(None), typed_word([1, 2]), typed_word(1e-06)
     ('false', 'null', '[1,2]', '1e-06')
@@ -94,9 +94,9 @@ def typed_word(value: Any) -> str:
     return "null" if value is None else str(value)
 
 
-SUFFIXES = ("", ".jsonl", ".json")  # of a file, where a split is named without one
-SPLITS = ("train", "validation", "valid", "val", "dev", "test")  # where problems usually are
-#: Formats that are not read: what of pandas reads them, and what unpacks them.
+SUFFIXES = ("", ".jsonl", ".json")  # for splits named without one
+SPLITS = ("train", "validation", "valid", "val", "dev", "test")  # usual files of problems
+#: Unsupported formats: how pandas reads them, and how to unpack them.
 READERS = {
     "parquet": "read_parquet", "csv": "read_csv", "feather": "read_feather", "arrow": "read_feather",
     "xlsx": "read_excel", "pkl": "read_pickle",
@@ -105,7 +105,7 @@ UNPACKERS = {"gz": "gunzip -k", "zst": "unzstd", "xz": "unxz -k", "bz2": "bunzip
 
 
 def locate(path: str | None, split: str) -> Path | None:
-    """The file of a split: `split` in the folder `path`, with or without its suffix, or `split` as a path itself."""
+    """Return a split's file: `split` in the folder `path`, with or without its suffix, or `split` itself as a path."""
     folder = Path(path).expanduser() if path else None
     if folder is not None and folder.is_dir():
         for suffix in SUFFIXES:
@@ -117,7 +117,7 @@ def locate(path: str | None, split: str) -> Path | None:
 
 
 def unread_format(path: str | None, split: str) -> str:
-    """Which file of another format stands where the split is looked for, and how to convert it; empty where none does.
+    """Name a split's file in an unsupported format, and how to convert it; "" if there is none.
 
     `path` may itself be such a file, and so may `split`, or a file of the split's name in the folder `path`.
     """
@@ -128,7 +128,7 @@ def unread_format(path: str | None, split: str) -> str:
 
 
 def described_format(file: Path) -> str:
-    """What a file that is not read is by its name, and how to make one of it that is."""
+    """Describe a file's unsupported format, by its name, and how to convert it."""
     name = str(file)
     stem, _, suffix = name.rpartition(".") if file.suffix else (name, "", "")
     kind = suffix.lower()
@@ -145,18 +145,18 @@ def described_format(file: Path) -> str:
 
 
 def may_be_hub_name(path: str) -> bool:
-    """One slash and no leading dot may be a hub name; anything else was meant as a folder, and a file is none."""
+    """Whether a path may be a hub name: one slash, no leading dot, and no local file."""
     return path.count("/") == 1 and not path.startswith((".", "/", "~")) and not Path(path).exists()
 
 
 def resource_dir(name: str) -> Path:
-    """`conf`, `prompts` or `multirun_sweeps`: inside the installed package, or next to it in a checkout."""
+    """Return `conf`, `prompts` or `multirun_sweeps`: inside the installed package, or next to it in a checkout."""
     package = Path(__file__).resolve().parents[1]
     inside = package / name
     return inside if inside.is_dir() else package.parent / name
 
 
-#: By the name that is imported: (what it is called, the cure where it is missing).
+#: Import name -> (its display name, the cure if it is missing).
 PACKAGES = {
     "peft": ("the peft library", "pip install 'rlreason[lora]', or set it to 0"),
     "bitsandbytes": ("the bitsandbytes library", "pip install 'rlreason[8bit]', or set optimizer=adamw"),
@@ -172,7 +172,7 @@ PACKAGES = {
 
 
 def needs(asked: str, package: str, reason: object = None) -> str:
-    """The complaint where what is asked for takes a package that is missing or, for a `reason`, broken.
+    """Return the complaint if `asked` needs a package that is missing or, for a `reason`, broken.
 
     >>> needs("logger=wandb", "wandb")
     'logger=wandb needs the wandb package: pip install wandb, or choose logger=none'
@@ -183,7 +183,7 @@ def needs(asked: str, package: str, reason: object = None) -> str:
 
 @contextmanager
 def required(asked: str, package: str) -> Iterator[None]:
-    """Import a package in this block: `ConfigError` in one line where that fails."""
+    """Import a package in this block: `ConfigError` in one line if that fails."""
     try:
         yield
     except ImportError as error:

@@ -9,18 +9,18 @@ from omegaconf import MISSING
 from rlreason.config.fields import choice
 from rlreason.errors import Absent
 
-#: Prompt options that share one warm start on a model made on the spot: an ablation of them starts from equal weights.
+#: Prompt options that share one warm start of the built-in model, so that an ablation starts from equal weights.
 SHARED_WARM_START = ("r1_zero", "question_only", "question_boxed", "r1_zero_three_shot")
 
 LET_HARDWARE = "use auto to let the hardware choose"
-TINY_CONTEXT = 512  # tokens of prompt and response together that a model made on the spot has positions for
+TINY_CONTEXT = 512  # positions of the built-in model, for prompt and response together
 
 
 def type_of_head(head: str, engine: str, products: str) -> str:
-    """Number type of what the output head multiplies, of `model.head`, `rollout.engine` and the type of products.
+    """Return the dtype of the output head's operands, given `model.head`, `rollout.engine` and the dtype of products.
 
     vLLM keeps its head's weights in the type of its products and sums in float32 (0.32, logits_processor.py:
-    `torch.mm(hidden, weight, out_dtype=float32)` on a GPU; on a processor it makes float32 of the rounded numbers).
+    `torch.mm(hidden, weight, out_dtype=float32)` on a GPU; on a processor it converts the rounded numbers to float32).
     The in-process engine samples with the trainer's own head.
 
     >>> type_of_head("auto", "vllm", "bfloat16"), type_of_head("auto", "hf", "bfloat16")
@@ -33,7 +33,7 @@ def type_of_head(head: str, engine: str, products: str) -> str:
 
 @dataclass
 class WarmStartConfig:
-    """The short SFT that gives a model made on the spot its habits. `steps=0` leaves it out."""
+    """The short SFT that gives the built-in model its habits. `steps=0` leaves it out."""
 
     steps: int = 700  # optimizer steps; 0: the model stays random
     batch_size: int = 64  # traces per optimizer step
@@ -63,28 +63,28 @@ class LoRAConfig:
 class ModelConfig:
     """What is trained, and how it fits into memory; first the settings of every model."""
 
-    #: Whether it is the built-in tiny model, which is made here and has no files.
+    #: Whether it is the built-in tiny model, which has no files.
     made_on_the_spot: ClassVar[bool] = False
 
     name: str = MISSING  # of the option, for records
     # Number type of matrix products; auto: bfloat16 on a GPU, float32 on a processor.
     dtype: str = choice("auto", "float32", "bfloat16", default="auto", cure=LET_HARDWARE)
-    # Number type of what the output head multiplies, its weights rounded for the product alone; sums, logits and
-    # log-sum-exps are float32 always. auto: as the engine's head does, bfloat16 with vLLM in bfloat16, else float32.
+    # Number type of the output head's operands, its weights rounded for the product only; sums, logits and
+    # log-sum-exps are always float32. auto: as in the engine's head, bfloat16 with vLLM in bfloat16, else float32.
     head: str = choice("auto", "float32", "bfloat16", default="auto", cure="use auto to do as the engine does")
     # Number type of the weights; bfloat16: half the memory, but small updates are rounded away.
     weights: str = choice("float32", "bfloat16", default="float32")
     # Kernel of attention over packed sequences; the header of a run says which auto took, and why.
     attention: str = choice("auto", "sdpa", "varlen", "flash_attention_2", default="auto", cure=LET_HARDWARE)
     gradient_checkpointing: bool = False  # less memory, a third more work: activations are computed again
-    # A run that surely needs more memory than its GPU has is refused; false: it starts all the same.
+    # A run that certainly needs more memory than its GPU has is refused; false: it starts all the same.
     check_memory: bool = True
     freeze: list[str] = field(default_factory=list)  # patterns on names of weights that are not trained
     lora: LoRAConfig = field(default_factory=LoRAConfig)
 
     @property
     def folder(self) -> str | None:
-        """Where the weights are; None: nowhere, the model is made on the spot."""
+        """Where the weights are; None for the built-in model."""
         return None
 
     def problems(self) -> list[str]:
@@ -110,7 +110,7 @@ class ModelConfig:
 
 @dataclass
 class TinyModelConfig(ModelConfig):
-    """The built-in model, made on the spot and taught habits by a warm start: those of the stories."""
+    """The built-in model, made here and taught habits by a warm start: those of the stories."""
 
     made_on_the_spot: ClassVar[bool] = True
 
@@ -118,7 +118,7 @@ class TinyModelConfig(ModelConfig):
     layers: int = 2  # transformer blocks
     heads: int = 4  # attention heads per block
     seed: int = 0  # of its weights and its warm start; not `seed`, so that all runs of a comparison start alike
-    cache: str | None = "auto"  # where it is kept: auto: ~/.cache/rlreason; a folder; null: made anew each time
+    cache: str | None = "auto"  # where it is cached: auto: ~/.cache/rlreason; a folder; null: made anew each time
     warm_start: WarmStartConfig = field(default_factory=WarmStartConfig)
 
     def problems(self) -> list[str]:
@@ -141,7 +141,7 @@ class PretrainedModelConfig(ModelConfig):
 
     @property
     def folder(self) -> str:
-        """Where the weights are: of a run's folder its `model/`."""
+        """Where the weights are: in a run's folder, its `model/`."""
         path = Path(self.path).expanduser()
         left_by_run = not (path / "config.json").is_file() and (path / "model" / "config.json").is_file()
         return str(path / "model" if left_by_run else path) if path.is_dir() else self.path

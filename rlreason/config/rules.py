@@ -1,4 +1,4 @@
-"""Every rule of a run in one list: ranges, choices, rules between settings, and settings that nothing reads."""
+"""All rules of a run in one list: ranges, choices, rules between settings, and settings that nothing reads."""
 
 from functools import cache
 from pathlib import Path
@@ -12,12 +12,12 @@ from rlreason.config.fields import out_of_range, wrong_words
 from rlreason.config.leaves import leaves, typed_word
 from rlreason.config.run import AnyRunConfig, works_on_a_model
 
-#: By what the chosen option of a group is known again; a group without such a word has no option files.
+#: Fields that name the chosen option of a group; a group without any of them has no option files.
 NAMING = ("name", "kind", "loss_type", "engine", "__class__")
 
 
 def unread_keys(run: AnyRunConfig) -> dict[str, str]:
-    """The settings that nothing reads in this run, given or not, and where each of them is read."""
+    """Return the settings that nothing reads in this run, set or not, and when each of them is read."""
     own, found = {leaf.key for leaf in leaves(run)}, dict[str, str]()
     for condition in CONDITIONS:
         present = own.intersection(condition.keys)
@@ -27,11 +27,11 @@ def unread_keys(run: AnyRunConfig) -> dict[str, str]:
 
 
 def complaints(run: AnyRunConfig, conf: Path) -> dict[str, str]:
-    """Setting -> what is wrong with it: of those that were given and that nothing reads.
+    """Return setting -> complaint for those that were set and that nothing reads.
 
-    `conf` is the folder of option files. Given means: another value than the dataclass, the chosen option of the group
-    and the scales have. An option describes a prompt or a data set for every algorithm, so what it sets is no mistake
-    of whoever chose it.
+    `conf` is the folder of option files. Set means: a value other than that of the dataclass, the chosen option of the
+    group and the scales. An option describes a prompt or a data set for every algorithm, so what it sets is no mistake
+    of the user's.
     """
     found: dict[str, str] = {}
     settings = {leaf.key: leaf for leaf in leaves(run) if leaf.value != leaf.default}
@@ -47,7 +47,7 @@ def complaints(run: AnyRunConfig, conf: Path) -> dict[str, str]:
 
 
 def of_options(run: AnyRunConfig, key: str, conf: Path) -> list[Any]:
-    """What the chosen option of the key's group, known by its name, gives it; and the options that it builds on."""
+    """Return the values of the key in the chosen option of its group, and in the options that this builds on."""
     group, _, rest = key.partition(".")
     homes, kinds = (conf, *_own_option_folders()), ("scale", f"scale/{run.algorithm}", "eval", "experiment")
     whole = [_option(file) for home in homes for kind in kinds for file in sorted((home / kind).glob("*.yaml"))]
@@ -55,7 +55,7 @@ def of_options(run: AnyRunConfig, key: str, conf: Path) -> list[Any]:
     if not rest:
         return values
     settings = getattr(run, group)
-    if group == "eval" and "." in rest and rest.partition(".")[0] in ("prompt", "data"):  # options of those groups
+    if group == "eval" and "." in rest and rest.partition(".")[0] in ("prompt", "data"):  # use their options
         group, _, rest = rest.partition(".")
         settings = getattr(settings, group)
     naming = next(word for word in NAMING if hasattr(settings, word))
@@ -63,19 +63,19 @@ def of_options(run: AnyRunConfig, key: str, conf: Path) -> list[Any]:
     files = [file for home in homes for file in sorted((home / group).glob("*.yaml"))]
     options = {file.stem: _option(file) for file in files}
     chosen = [stem for stem, option in options.items() if option.get(naming) == name]
-    for stem in chosen:  # grows while it is walked
+    for stem in chosen:  # grows during the loop
         values.append(OmegaConf.select(options[stem], rest))
         chosen += [base for base in options[stem].get("defaults") or [] if base in options and base not in chosen]
     return values
 
 
-@cache  # every run of a sweep is checked
+@cache  # called for every run of a sweep
 def _option(file: Path) -> Any:
     return OmegaConf.load(file)
 
 
 def _own_option_folders() -> list[Path]:
-    """Folders with options of the user's own (--config-dir)."""
+    """List folders with the user's own options (--config-dir)."""
     hydra = GlobalHydra.instance()
     if not hydra.is_initialized():
         return []
@@ -84,11 +84,11 @@ def _own_option_folders() -> list[Path]:
 
 
 def broken_rules(run: AnyRunConfig, conf: Path, of_sweep: bool = False) -> list[str]:
-    """Complaints in one line each. `conf` is the folder of option files.
+    """Return all complaints, one line each. `conf` is the folder of option files.
 
-    In a run `of_sweep` a setting may be there for the sake of the other runs, so nobody minds that nothing reads it.
+    In a run `of_sweep` a setting may serve the other runs, so unread settings are allowed.
 
-    The kinds of rules go from plain to subtle: of a setting that one kind complains about, the later say no more.
+    The kinds of rules go from plain to subtle: after the first complaint about a setting, later kinds are silent on it.
     """
     bad: list[str] = []
     sizes = out_of_range((leaf.key, leaf.value) for leaf in leaves(run))
@@ -100,7 +100,7 @@ def broken_rules(run: AnyRunConfig, conf: Path, of_sweep: bool = False) -> list[
 
 
 def too_many_asked(run: AnyRunConfig, there: int | None, conf: Path) -> list[str]:
-    """Complaints about more problems than `there` are: what a scale asks for is an upper bound and no mistake."""
+    """Return complaints about requests for more than `there` problems; a scale's number is an upper bound."""
     return [
         f"{key}={count} is more than the {there} problems there are to ask: set {key}={there}, or null for all of them"
         for key, count in run.bounds().items()
@@ -109,9 +109,9 @@ def too_many_asked(run: AnyRunConfig, there: int | None, conf: Path) -> list[str
 
 
 def lowered(run: AnyRunConfig) -> list[str]:
-    """A complaint where the last evaluation asks fewer problems than those before it were set to ask.
+    """Return a complaint if the last evaluation has fewer problems than those before it were set to.
 
-    Only for who knows that `interim_eval_problems` was typed: a scale's is an upper bound and no mistake.
+    Call it only if `interim_eval_problems` was typed: a scale's is an upper bound and allowed.
     """
     if not works_on_a_model(run):
         return []
@@ -125,5 +125,5 @@ def lowered(run: AnyRunConfig) -> list[str]:
 
 
 def _setting(line: str) -> str:
-    """What a complaint is about, by its last name: the rules of the objective know no groups."""
+    """Return the last part of a complaint's setting: the rules of the objective know no groups."""
     return line.partition("=")[0].rpartition(".")[2]

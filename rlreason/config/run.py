@@ -1,4 +1,4 @@
-"""A whole run: the keys that every algorithm has, the rules between them, and what a run grades with."""
+"""A whole run: the keys common to all algorithms, the rules between them, and what a run grades with."""
 
 import os
 from collections.abc import Callable
@@ -21,7 +21,7 @@ class AnyRunConfig:
     """Keys of every run."""
 
     trains: ClassVar[bool] = False
-    works_on_a_model: ClassVar[bool] = False  # whether it loads one here; else it asks one elsewhere
+    works_on_a_model: ClassVar[bool] = False  # whether it loads a model here; else it requests one elsewhere
 
     algorithm: str = MISSING  # what the run does
     seed: int = 0  # of sampling, order of problems, data.limit, new adapters; not of made-up data and the tiny model
@@ -29,21 +29,21 @@ class AnyRunConfig:
 
     @property
     def most_spent(self) -> str:
-        """What a run may spend at most, as it is typed; "" where it spends nothing but its time."""
+        """What a run may spend at most, as overrides; "" if only time."""
         return ""
 
     @property
     def problems_there(self) -> int | None:
-        """How many problems an evaluation can ask at most, where the settings say it before any data is read."""
+        """How many problems an evaluation can use at most, if the settings say so before any data is read."""
         return None
 
     @property
     def ratio_is_one(self) -> bool:
-        """Whether each update of the run is made by the policy that sampled what it learns from."""
+        """Whether each update learns from samples of the policy that it updates."""
         return False
 
     def bounds(self) -> dict[str, int | None]:
-        """The settings that bound how many problems evaluations ask, with their values."""
+        """The settings that limit the number of evaluation problems, with their values."""
         return {}
 
     def problems(self) -> list[str]:
@@ -54,7 +54,7 @@ class AnyRunConfig:
         ]
 
 
-UNKNOWN_PROBLEMS = 1000  # in data whose size nobody knows before it is read
+UNKNOWN_PROBLEMS = 1000  # in data of unknown size
 
 
 @dataclass
@@ -63,7 +63,7 @@ class RunConfig(AnyRunConfig):
 
     works_on_a_model: ClassVar[bool] = True
     samples_to_learn: ClassVar[bool] = False  # whether it learns from responses that it samples and grades
-    reads_eval_samples: ClassVar[bool] = True  # whether `eval.samples` says how many responses an evaluation takes
+    reads_eval_samples: ClassVar[bool] = True  # whether `eval.samples` sets the number of responses of an evaluation
 
     # Threads on the processor; null: one for the tiny model, otherwise as many processors as this process may use.
     threads: int | None = None
@@ -75,100 +75,100 @@ class RunConfig(AnyRunConfig):
     monitors: MonitorsConfig = field(default_factory=MonitorsConfig)
     logger: LoggerConfig = field(default_factory=LoggerConfig)
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
-    eval: EvalConfig = field(default_factory=EvalConfig)  # where evaluations differ from training
+    eval: EvalConfig = field(default_factory=EvalConfig)  # how evaluations differ from training
 
     micro_batch_tokens: int = MISSING  # the memory knob: tokens in one forward pass, more than the longest response has
-    # Short for eval.problems: how many validation problems every evaluation asks, always the same ones; null: all.
+    # Short for eval.problems: how many validation problems every evaluation uses, always the same ones; null: all.
     eval_problems: int | None = None
     log_generations: int = 3  # responses shown in the terminal: before training, or after an evaluation
 
     @property
     def corrects_mismatch(self) -> bool:
-        """Whether the objective makes up for engine and trainer giving sampled tokens different probabilities."""
+        """Whether the objective corrects for engine and trainer giving sampled tokens different probabilities."""
         return False
 
     @property
     def uses_training_data(self) -> bool:
-        """Training problems are learned from or asked."""
+        """Whether training problems are learned from or sampled."""
         return True
 
     @property
     def asks_training_data(self) -> bool:
-        """Responses to training problems are sampled, to learn from them or to measure."""
+        """Whether responses to training problems are sampled, to learn from them or to measure."""
         return self.samples_to_learn
 
     @property
     def judges_to_learn(self) -> bool:
-        """The prompt's reward decides what is learned from, apart from what evaluations do with it."""
+        """Whether the prompt's reward decides what is learned from, besides its use in evaluations."""
         return self.samples_to_learn or self.filters_traces
 
     @property
     def filters_traces(self) -> bool:
-        """Responses that came with the data are judged."""
+        """Whether responses given with the data are graded."""
         return self.uses_training_data and self.data.filter == "correct"
 
     @property
     def reads_traces(self) -> bool:
-        """Responses that came with the data are judged or imitated."""
+        """Whether responses given with the data are graded or imitated."""
         return self.filters_traces
 
     @property
     def asking(self) -> "Asking":
-        """How training problems are asked."""
+        """The prompt and sampling for training problems."""
         return self
 
     @property
     def evaluation(self) -> EvalProtocolConfig:
-        """How its evaluations ask and judge, nothing left open."""
+        """The resolved settings of evaluations."""
         return evaluation_of(self)
 
     @property
     def responses_per_step(self) -> int:
-        """Responses that a training step samples."""
+        """Number of responses sampled in a training step."""
         return 0
 
     @property
     def saves_model(self) -> bool:
-        """Whether the run leaves its weights."""
+        """Whether the run saves its weights."""
         return False
 
     @property
     def checkpoints_at_once(self) -> int:
-        """Checkpoints that lie in the run folder at one time, at most."""
+        """Most checkpoints in the run folder at one time."""
         return 0
 
     @property
     def keeps_moments(self) -> bool:
-        """Whether its checkpoints hold the optimizer's moments when the run has finished."""
+        """Whether the checkpoints of a finished run keep the optimizer's moments."""
         return False
 
     @property
     def ranks_asked(self) -> int:
-        """Ranks that train by the settings, outside torchrun."""
+        """Number of training ranks by the settings, outside torchrun."""
         return 1
 
     @property
     def optimizes_by(self) -> str | None:
-        """The optimizer; None: nothing is trained."""
+        """The optimizer; None if nothing is trained."""
         return None
 
     @property
     def own_scorer(self) -> str | None:
-        """A function `module:function` of the user's that scores responses apart from any reward."""
+        """The user's function `module:function` that scores responses, besides any reward."""
         return None
 
     @property
     def own_loss(self) -> str | None:
-        """A loss `module:function` of the user's."""
+        """The user's loss `module:function`."""
         return None
 
     def responses_saved(self) -> int:
-        """How many responses are written down, about: those of the last evaluation."""
+        """About how many responses are written: those of the last evaluation."""
         evaluation = self.evaluation
         return evaluation.samples * (evaluation.final_problems or self.problems_there or UNKNOWN_PROBLEMS)
 
     def data_read(self) -> dict[str, DataConfig]:
-        """Every data set that the run reads, by the setting that it stands under."""
+        """Every data set that the run reads, by its setting."""
         own = self.eval.data
         trained = {"data": self.data} if own is None or self.uses_training_data else {}
         return trained if own is None else trained | {"eval.data": own}
@@ -187,21 +187,21 @@ class RunConfig(AnyRunConfig):
 
     @property
     def problems_on_the_way(self) -> int | None:
-        """How many problems the evaluations before the last ask; None: all."""
+        """Number of problems in the evaluations before the last; None: all."""
         return self.asked_at_most
 
     @property
     def problems_at_the_end(self) -> int | None:
-        """How many problems the last evaluation asks; None: all."""
+        """Number of problems in the last evaluation; None: all."""
         return self.asked_at_most if self.eval.final_problems is None else self.eval.final_problems
 
     @property
     def asked_at_most(self) -> int | None:
-        """The bound on every evaluation under either of its names; None: there is none."""
+        """The limit on every evaluation under either of its names; None if there is none."""
         return self.eval_problems if self.eval.problems is None else self.eval.problems
 
     def bounds(self) -> dict[str, int | None]:
-        """The settings that bound how many problems evaluations ask, with their values."""
+        """The settings that limit the number of evaluation problems, with their values."""
         if self.eval.problems is not None:
             return {"eval.problems": self.eval.problems}
         return {} if self.eval_problems is None else {"eval_problems": self.eval_problems}
@@ -213,16 +213,16 @@ class RunConfig(AnyRunConfig):
 
     @property
     def counted(self) -> tuple[str, str]:
-        """The setting that says how many these are, as it is typed; and how to ask for one."""
+        """The override that sets `answers`; and how to get a single one."""
         return f"eval.samples={self.eval.samples}", "eval.samples=1"
 
     @property
     def problems_there(self) -> int | None:
-        """How many problems an evaluation can ask at most, where the settings say it before any data is read."""
+        """How many problems an evaluation can use at most, if the settings say so before any data is read."""
         return getattr(self.data if self.eval.data is None else self.eval.data, "n_validation", None)
 
     def warnings(self) -> dict[str, str]:
-        """What may be meant but seldom helps, by a short name: said before the run and counted in its summary."""
+        """Warnings by short name about settings that seldom help: printed before the run and counted in its summary."""
         return {}
 
     def _matches(self) -> list[str]:
@@ -252,13 +252,13 @@ class RunConfig(AnyRunConfig):
         return bad
 
     def _longest_responses(self) -> dict[str, int]:
-        """The settings that bound a response in tokens, with their values."""
+        """The settings that limit a response in tokens, with their values."""
         own = self.eval.sampling.max_tokens
         asked = {} if own is None else {"eval.sampling.max_tokens": own}
         return {"sampling.max_tokens": self.sampling.max_tokens} | asked
 
     def not_multiple(self, larger: str, smaller: str) -> list[str]:
-        """A complaint where one setting is no positive multiple of another; both by their names."""
+        """Return a complaint if one setting is no positive multiple of another; both by their names."""
         a, b = getattr(self, larger), getattr(self, smaller)
         if b > 0 and a >= b and a % b == 0:
             return []
@@ -267,16 +267,16 @@ class RunConfig(AnyRunConfig):
 
 
 def works_on_a_model(run: AnyRunConfig) -> TypeGuard[RunConfig]:
-    """Whether a run loads a model here, whatever it does with it; else it asks one elsewhere."""
+    """Whether a run loads a model here; else it requests one elsewhere."""
     return run.works_on_a_model
 
 
-Asking = RunConfig | EvalProtocolConfig  # how problems are asked, by its `prompt` and `sampling`
+Asking = RunConfig | EvalProtocolConfig  # what defines `prompt` and `sampling` of problems
 
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """Where settings are read. `where` and `cure` complete "KEY=VALUE has no effect: it is read WHERE: CURE"."""
+    """When settings are read. `where` and `cure` complete "KEY=VALUE has no effect: it is read WHERE: CURE"."""
 
     keys: tuple[str, ...]
     read: Callable[[Any], bool]  # of a run that has one of the keys
@@ -285,13 +285,13 @@ class Condition:
 
 
 def on_several_ranks(run: RunConfig) -> bool:
-    """Whether it trains on several ranks: so many are asked for, or torchrun has started them."""
+    """Whether it trains on several ranks: by its settings, or started by torchrun."""
     asked = getattr(run, "gpus", "1")
     return asked != "1" if asked != "auto" else int(os.environ.get("WORLD_SIZE") or 1) > 1
 
 
 def judges(run: RunConfig) -> list[tuple[str, DataConfig]]:
-    """Every reward that grades in this run, with the data it grades: first the one that an evaluation counts by."""
+    """Every reward that grades in this run, with the data it grades: first the one that evaluations count."""
     evaluation = run.evaluation
     named = [(evaluation.reward, evaluation.data)]
     named += [(evaluation.prompt_reward, evaluation.data)] if evaluation.prompt_reward else []
@@ -299,12 +299,12 @@ def judges(run: RunConfig) -> list[tuple[str, DataConfig]]:
 
 
 def is_own(reward: str, data: DataConfig) -> bool:
-    """A function `module:function` of the user's or of the data judges responses."""
+    """Whether responses are graded by a function `module:function` of the user's or of the data."""
     return ":" in reward or data.verifier is not None
 
 
 def checks_ground_truths(run: RunConfig) -> bool:
-    """Whether the built-in comparison grades the ground truths of `data` before they are asked or learned from."""
+    """Whether the built-in comparison grades the ground truths of `data` before they are used."""
     named = judges(run)
     asked = not is_own(*named[0])
     if run.eval.data is None and asked:
@@ -315,5 +315,5 @@ def checks_ground_truths(run: RunConfig) -> bool:
 
 
 def warms_up_alone(run: RunConfig, prompt: PromptConfig | None = None) -> bool:
-    """A model made on the spot learns the format of this prompt as the run has it."""
+    """Whether a built-in model's warm start teaches this prompt's format only."""
     return run.model.made_on_the_spot and Path((prompt or run.prompt).file).stem not in SHARED_WARM_START

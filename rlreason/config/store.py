@@ -1,4 +1,4 @@
-"""Give Hydra the schemas, the sweeps and its resolvers; turn a composed config into checked settings."""
+"""Register schemas, sweeps and resolvers with Hydra; turn a composed config into checked settings."""
 
 import hashlib
 import re
@@ -12,7 +12,6 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue
 
 from rlreason.config import data, model
-from rlreason.config import data as tasks
 from rlreason.config.algorithms import BestOfNConfig, EIConfig, EvaluateConfig, GRPOConfig, SFTConfig
 from rlreason.config.discover import DiscoverConfig
 from rlreason.config.groups import engine_here
@@ -25,8 +24,8 @@ from rlreason.objectives.objective import own_loss_config
 
 Run = TypeVar("Run", bound=RunConfig)
 
-LONGEST_NAME = 190  # characters of a run's folder name; file systems allow 255 bytes
-LONGEST_PART = 80  # characters of one key and value in it
+LONGEST_NAME = 190  # most characters of a run's folder name; file systems allow 255 bytes
+LONGEST_PART = 80  # most characters of one key and value in it
 SCHEMAS: dict[str, dict[str, Any]] = {
     "schema": {
         "sft": SFTConfig,
@@ -40,17 +39,17 @@ SCHEMAS: dict[str, dict[str, Any]] = {
     "schema/data": {
         "stories": data.StoriesConfig,
         "files": data.FileDataConfig,
-        "countdown": tasks.CountdownConfig,
-        "gym": tasks.GymConfig,
-        "function": tasks.FunctionDataConfig,
+        "countdown": data.CountdownConfig,
+        "gym": data.GymConfig,
+        "function": data.FunctionDataConfig,
     },
 }
 
 
 def register() -> None:
-    """Tell Hydra the schemas, and every `multirun_sweeps/NAME.yaml` as `sweep=NAME`. Safe to call twice."""
+    """Register the schemas, and every `multirun_sweeps/NAME.yaml` as `sweep=NAME`. Safe to call twice."""
     store = ConfigStore.instance().store
-    # Hydra copies the whole store for each composition, and then what it takes out of it once more.
+    # Hydra copies the whole store for each composition, and every entry once more when it takes it.
     vars(ConfigStore.instance())["__deepcopy__"] = lambda memo: ConfigStore.instance()
     for group, nodes in SCHEMAS.items():
         for name, node in nodes.items():
@@ -67,9 +66,9 @@ def register() -> None:
 
 
 def run_name(overrides: Iterable[str]) -> str:
-    """A folder name for one run of a sweep: its words with the keys in alphabetical order and the seed last.
+    """Return a folder name for one run of a sweep: its overrides with keys in alphabetical order, the seed last.
 
-    Values stand in full. Where a text was changed to be a safe name, or cut, a hash of it keeps two runs apart.
+    Values are written in full. If a text was changed to be a safe name, or cut, a hash of it keeps two runs apart.
 
     >>> run_name(["seed=1", "sweep=grid", "prompt@eval.prompt=r1_zero", "loss=gspo"])
     'eval.prompt=r1_zero,loss=gspo,seed=1'
@@ -101,7 +100,7 @@ def _hash(text: str) -> str:
 
 
 def _extras(node: DictConfig, typed_node: Any, prefix: str = "") -> list[str]:
-    """Keys that `+key=value` smuggled past the schema."""
+    """List keys that `+key=value` added past the schema."""
     names = {f.name for f in fields(typed_node)}
     extra = [f"{prefix}{key!s}" for key in node if key not in names]
     for name in names:
@@ -119,10 +118,10 @@ def _divided(whole: int, parts: int) -> int:
 
 
 def typed(cfg: DictConfig, of_sweep: bool = False, absent: list[str] | None = None) -> AnyRunConfig:
-    """The composed config as a checked dataclass; `ConfigError` names every violated rule.
+    """Convert the composed config to a checked dataclass; `ConfigError` names every violated rule.
 
-    `of_sweep`: one run of several, of which each may leave settings unread that another reads. `absent`: takes what is
-    only not on this machine, where nothing is to run here.
+    `of_sweep`: one of several runs, each of which may leave settings unread that another reads. `absent`: receives what
+    is only missing on this machine, if nothing runs here.
     """
     try:
         run = OmegaConf.to_object(cfg)
@@ -143,9 +142,9 @@ def typed(cfg: DictConfig, of_sweep: bool = False, absent: list[str] | None = No
 
 
 def schemas_of(run: AnyRunConfig) -> dict[str, str]:
-    """Which of `SCHEMAS` the settings of a run are of: {"algorithm": "grpo", "model": "tiny", "data": "stories"}.
+    """Return the entries of `SCHEMAS` that a run's settings belong to: {"algorithm": "grpo", "model": "tiny", ...}.
 
-    "eval.data" is among them where evaluations have data of their own.
+    "eval.data" is among them if evaluations have their own data.
     """
     parts: dict[str, Any] = {"algorithm": run}
     if works_on_a_model(run):
@@ -159,11 +158,11 @@ def schemas_of(run: AnyRunConfig) -> dict[str, str]:
 
 
 def retyped(settings: dict[str, Any], schemas: Mapping[str, str], kind: type[Run]) -> Run:
-    """The settings that a run of this kind has saved, in the classes that they were of (`schemas_of`).
+    """Convert saved settings of a run of this kind back to their classes (`schemas_of`).
 
     No rule is checked.
 
-    Raises omegaconf's `OmegaConfBaseException` where they are not of these classes.
+    Raises omegaconf's `OmegaConfBaseException` if they do not fit these classes.
     """
     schema = OmegaConf.structured(SCHEMAS["schema"][schemas["algorithm"]])
     for key, name in schemas.items():

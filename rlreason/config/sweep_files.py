@@ -1,7 +1,7 @@
-"""What a file `multirun_sweeps/NAME.yaml`, or a user's own `DIR/sweep/NAME.yaml`, says of its sweep.
+"""The contents of `multirun_sweeps/NAME.yaml`, or of a user's own `DIR/sweep/NAME.yaml`.
 
-Hydra gets its plain settings and the axes of `hydra.sweeper.params`. The blocks below are this program's: they say
-which runs the sweep has, and never reach the config of a run.
+Hydra gets its plain settings and the axes of `hydra.sweeper.params`. The blocks below are this program's: they define
+the sweep's runs, and never reach the config of a run.
 """
 
 from collections.abc import Callable, Mapping
@@ -14,34 +14,34 @@ from rlreason.config.leaves import flat, typed_word
 from rlreason.errors import ConfigError
 
 BLOCKS = ("cells", "embedded", "reference", "carries", "best_of", "chain")
-OF_EMBEDDED = ("like", "cells", "reference")  # of the block `embedded`, beside settings
+OF_EMBEDDED = ("like", "cells", "reference")  # of the block `embedded`, besides settings
 FIRST = "first"  # as reference: the first setting of the sweep
-#: What chain files may hold: the sweeps after each other, and axes that all of them get.
+#: Keys of chain files: the sweeps in order, and axes common to all of them.
 OF_CHAIN = ("chain", "hydra")
 
 
 @dataclass(frozen=True, slots=True)
 class SweepFile:
-    """A sweep as its file has it. A word is an override, `key=value`."""
+    """A sweep as its file defines it. Words are overrides, `key=value`."""
 
     name: str
-    axes: dict[str, str] = field(default_factory=dict)  # key -> values behind commas, or one, as typed behind key=
-    cells: list[list[str]] = field(default_factory=list)  # each a list of words; they multiply with the axes
-    reference: list[str] = field(default_factory=list)  # words of the setting to compare the others with, or FIRST
-    carries: bool = True  # whether a chain hands its winner on
-    best_of: str = ""  # a sweep whose best settings are its own, where it has run before it in a chain
-    chain: list[str] = field(default_factory=list)  # sweeps to run one after the other
-    chosen: dict[str, str] = field(default_factory=dict)  # options that its defaults choose, by group
-    settings: frozenset[str] = frozenset()  # the keys that it sets in all its runs, those of `embedded` too
-    embedded: "SweepFile | None" = None  # the same sweep at scale=embedded; None: as it is
+    axes: dict[str, str] = field(default_factory=dict)  # key -> values separated by commas, or one, as typed after key=
+    cells: list[list[str]] = field(default_factory=list)  # each a list of overrides; crossed with the axes
+    reference: list[str] = field(default_factory=list)  # overrides of the setting to compare the others with, or FIRST
+    carries: bool = True  # whether a chain passes its winner on
+    best_of: str = ""  # an earlier sweep of its chain whose best settings it takes
+    chain: list[str] = field(default_factory=list)  # sweeps to run in order
+    chosen: dict[str, str] = field(default_factory=dict)  # options chosen by its defaults, by group
+    settings: frozenset[str] = frozenset()  # the keys set in all its runs, those of `embedded` too
+    embedded: "SweepFile | None" = None  # the same sweep at scale=embedded; None: unchanged
 
     def at(self, embedded: bool) -> "SweepFile":
-        """The sweep as it is at `scale=embedded` without an experiment, or else."""
+        """Return the sweep at `scale=embedded` without an experiment if `embedded`, else at any other."""
         return self.embedded if embedded and self.embedded else self
 
 
 def plain_part(content: Mapping[str, Any]) -> dict[str, Any]:
-    """What of a sweep's file is Hydra's.
+    """Return Hydra's part of a sweep's file.
 
     >>> plain_part({"n_steps": 50, "cells": [["group_size=4"]], "carries": False})
     {'n_steps': 50}
@@ -50,7 +50,7 @@ def plain_part(content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def sweep_file(name: str, content_of: Callable[[str], Mapping[str, Any]]) -> SweepFile:
-    """The sweep `name`; `content_of` gives the content of a sweep's file. `ConfigError` where a block is not sound."""
+    """Parse the sweep `name`; `content_of` returns a sweep file's content. `ConfigError` if a block is invalid."""
     content = content_of(name)
     if "chain" in content and (others := sorted(map(str, content.keys() - set(OF_CHAIN)))):
         raise _wrong(name, f"{others[0]} stands beside chain", "a chain has no settings of its own: give them to its")
@@ -74,7 +74,7 @@ def sweep_file(name: str, content_of: Callable[[str], Mapping[str, Any]]) -> Swe
 
 
 def _embedded(file: SweepFile, block: Mapping[str, Any]) -> SweepFile:
-    """The sweep with the values of its block `embedded` in the place of its own."""
+    """Replace the sweep's values by those of its block `embedded`."""
     axes = {key: _value(file.name, key, value) for key, value in block.items() if key not in OF_EMBEDDED}
     return replace(
         file,
@@ -85,7 +85,7 @@ def _embedded(file: SweepFile, block: Mapping[str, Any]) -> SweepFile:
 
 
 def _block(name: str, content_of: Callable[[str], Mapping[str, Any]], seen: tuple[str, ...]) -> dict[str, Any]:
-    """The block `embedded` of a sweep, upon that of the sweep which it is `like`."""
+    """Return a sweep's block `embedded`, merged onto that of the sweep which it is `like`."""
     block = content_of(name).get("embedded") or {}
     if not isinstance(block, Mapping):
         raise _wrong(
@@ -106,7 +106,7 @@ def _params(content: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _chosen(defaults: Any) -> dict[str, str]:
-    """The options that a defaults list chooses.
+    """Return the options chosen by a defaults list.
 
     >>> _chosen([{"override /loss@loss": "gspo"}, {"override /prompt@_global_.eval.prompt": "r1_zero"}, "_self_"])
     {'loss': 'gspo', 'eval.prompt': 'r1_zero'}
@@ -149,7 +149,7 @@ def _names(name: str, given: Any) -> list[str]:
 
 
 def _value(name: str, key: Any, value: Any) -> str:
-    """What stands behind `key=`: a text as it is, so that commas separate values; a list as one value."""
+    """Format the value after `key=`: a text unchanged, so that commas separate values; a list as one value."""
     if isinstance(value, Mapping):
         raise _wrong(name, f"{key} is nested", f"write its full name in one line, as {key}.{next(iter(value), 'x')}: 1")
     return typed_word(value)
@@ -160,6 +160,6 @@ def _wrong(name: str, what: str, cure: str) -> ConfigError:
 
 
 def content(node: Any) -> dict[str, Any]:
-    """A loaded file as plain values, interpolations as they are written."""
+    """Convert a loaded file to plain values, without resolving interpolations."""
     found = OmegaConf.to_container(node) if OmegaConf.is_config(node) else node
     return {str(key): value for key, value in found.items()} if isinstance(found, Mapping) else {}

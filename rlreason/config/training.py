@@ -31,7 +31,7 @@ class OptimizationConfig:
     gradient_accumulation_steps: int | None = None
 
     def sequences_per_micro_batch(self) -> int | None:
-        """At most so many; the handout's accumulation steps are turned into the largest micro-batch they allow."""
+        """Limit on sequences; the handout's accumulation steps are converted to the largest micro-batch they allow."""
         steps, size = self.gradient_accumulation_steps, self.micro_batch_size
         return size if steps is None else self.train_batch_size // steps
 
@@ -67,7 +67,7 @@ class BudgetConfig:
 
 
 def raised(before: Mapping[str, float | None], now: Mapping[str, float | None], names: Sequence[str] = BUDGETS) -> bool:
-    """Whether a budget allows more than another one, and less of nothing.
+    """Whether a budget allows more than another in something, and less in nothing.
 
     >>> raised({"hours": 1.0, "tokens": None}, {"hours": 2.0, "tokens": None})
     True
@@ -85,12 +85,12 @@ class CheckpointConfig:
 
     # Steps between checkpoints; null: as often as costs less than 5% of the run's time; 0: none, and no going on.
     every: int | None = None
-    keep: int = 2  # the newest so many stay, and the best; of a finished run the newest and the best
+    keep: int = 2  # this many of the newest stay, and the best; of a finished run the newest and the best
     keep_final: bool = False  # a finished run keeps its optimizer's moments too, for a larger n_steps later
 
 
 MOST_RANKS = 1024
-UNKNOWN_EVALUATIONS = 12  # when eval_every=null leaves their number to the run, about
+UNKNOWN_EVALUATIONS = 12  # approximately, if eval_every=null
 
 
 @dataclass
@@ -98,11 +98,11 @@ class TrainingConfig(OptimizationConfig, RunConfig):
     """Keys of every algorithm that trains."""
 
     trains: ClassVar[bool] = True
-    samples_ahead: ClassVar[bool] = False  # whether it can learn from samples of weights that were one update older
-    #: With eval_every=null, steps between evaluations at most.
+    samples_ahead: ClassVar[bool] = False  # whether it can learn from samples of weights one update older
+    #: With eval_every=null, most steps between evaluations.
     longest_without_evaluation: ClassVar[int | None] = None
 
-    # Ranks that train, one on each GPU: auto: one, or those that torchrun has started; a number: so many are started.
+    # Ranks that train, one on each GPU: auto: one, or those that torchrun has started; a number: as many are started.
     gpus: str = "auto"
     # replicate: each rank has the whole model; shard: a part of its weights, gradients and moments; auto: what fits.
     parallel: str = choice("auto", "replicate", "shard", default="auto")
@@ -125,7 +125,7 @@ class TrainingConfig(OptimizationConfig, RunConfig):
 
     @property
     def learning_temperature(self) -> float:
-        """Of the distribution that is learned: the plain one where given responses are imitated."""
+        """Temperature of the distribution that is learned: 1 if given responses are imitated."""
         return 1.0
 
     @property
@@ -139,7 +139,7 @@ class TrainingConfig(OptimizationConfig, RunConfig):
 
     @property
     def checkpoints_at_once(self) -> int:
-        """Those that are kept, the best one, and one that is being written."""
+        """Those that are kept, the best one, and one being written."""
         return 0 if self.checkpoint.every == 0 else self.checkpoint.keep + 2
 
     @property
@@ -155,7 +155,7 @@ class TrainingConfig(OptimizationConfig, RunConfig):
         return self.optimizer
 
     def responses_saved(self) -> int:
-        """About: those of the steps that are kept, of the evaluations on the way, and of the last one."""
+        """Approximately: those of the saved steps, of the evaluations on the way, and of the last one."""
         evaluation, steps, last = self.evaluation, self.n_steps or 0, super().responses_saved()
         sampled = steps * self.responses_per_step // self.save_rollouts_every if self.save_rollouts_every else 0
         every = self.eval_every
@@ -168,21 +168,21 @@ class TrainingConfig(OptimizationConfig, RunConfig):
         return asked | {"eval.final_problems": self.eval.final_problems}
 
     def describe_batch(self, n_steps: int) -> str:
-        """What one step learns from; `n_steps` is the number of steps of the whole run."""
+        """Describe what one step learns from; `n_steps`: steps of the whole run."""
         raise NotImplementedError
 
     def card(self) -> Card:
-        """The card of what is optimised."""
+        """The objective card."""
         return imitation_card(self.length_norm, sampled=self.samples_to_learn)
 
     def objective(self) -> Objective:
-        """What is optimised. Of imitation: -A log p with A = 1, so only the length norm counts."""
+        """The objective. Of imitation: -A log p with A = 1, so only the length norm matters."""
         given = self.length_norm.divisor
         constant = self.sampling.max_tokens if given is None else given
         return Objective(length_norm=LengthNormConfig(self.length_norm.kind, constant))
 
     def too_few(self, there: int) -> str:
-        """Why so many training problems do not suffice for one step; empty where they do."""
+        """Say why this many training problems are too few for one step; "" if they suffice."""
         return ""
 
     def problems(self) -> list[str]:
@@ -207,7 +207,7 @@ class TrainingConfig(OptimizationConfig, RunConfig):
         return bad + self.optimization_problems()
 
     def rank_problems(self) -> list[str]:
-        """Complaints about training on several ranks."""
+        """Return complaints about training on several ranks."""
         bad = []
         if self.gpus != "auto" and not (self.gpus.isdecimal() and 1 <= int(self.gpus) <= MOST_RANKS):
             bad.append(f"gpus={self.gpus} must be auto or a number from 1 to {MOST_RANKS}: try gpus=2")
@@ -224,7 +224,7 @@ class TrainingConfig(OptimizationConfig, RunConfig):
         return bad
 
     def schedule_problems(self, n_steps: int) -> list[str]:
-        """Complaints about a learning rate that never reaches its height, or never falls, in so many steps."""
+        """Return complaints about a learning rate that never reaches its peak, or never falls, in this many steps."""
         if self.warmup_steps > n_steps:
             many = f"the run's {n_steps} steps" if self.n_steps is None else f"n_steps={n_steps}"
             return [f"warmup_steps={self.warmup_steps} is more than {many}: lower it"]
@@ -244,7 +244,7 @@ class OnlineConfig(TrainingConfig):
 
     n_steps: int = MISSING
     group_size: int = MISSING  # responses per question; with GRPO it divides rollout_batch_size
-    skip_solved: int = 0  # so many groups in a row all correct: the question is asked no more; 0: always asked
+    skip_solved: int = 0  # after this many groups in a row all correct, a question is dropped; 0: never
 
     @property
     def questions(self) -> int:

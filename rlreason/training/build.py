@@ -107,7 +107,7 @@ def build_components(
         engine=engine,
         grader=graders.training,
         rollouts=Rollouts(engine, graders.training, prompt_ids, run.seed, console.part, clock=clock),
-        sampling=sampling_of(run.asking, policy),
+        sampling=make_sampling(run.asking, policy),
         scorer=make_scorer(run, run.asking, policy),
         evaluator=make_evaluator(run, policy, engine, graders, asked_ids, console, clock),
         train_problems=loaded.train,
@@ -178,7 +178,7 @@ def make_evaluator(
     return Evaluator(
         settings=run.evaluation,
         rollouts=Rollouts(engine, graders.evaluation, asked_ids, run.seed, console.part, graders.second, clock, "eval"),
-        sampling=sampling_of(run.evaluation, policy),
+        sampling=make_sampling(run.evaluation, policy),
         scorer=make_scorer(run, run.evaluation, policy),
         grader=graders.evaluation,
         second_grader=graders.second,
@@ -190,7 +190,7 @@ def evaluation_problems(evaluation: EvalProtocolConfig, validation: list[Problem
     return validation[:count] if evaluation.data.in_random_order else subset(validation, count, seed=0)
 
 
-def sampling_of(asking: Asking, policy: Policy) -> Sampling:
+def make_sampling(asking: Asking, policy: Policy) -> Sampling:
     """Build the engine's sampling settings for training or evaluations, with the prompt's ends and stop strings."""
     end = end_of_turn(asking.prompt, policy.tokenizer)
     ends = frozenset() if end is None else frozenset({end})
