@@ -251,7 +251,7 @@ def test_the_feed_hands_over_every_step_once_and_in_order(ahead):
     feed = RolloutPrefetcher(algorithm, ahead)
     for step in range(1, 5):
         assert feed.next(step).metrics["step"] == step
-        feed.taken(step)
+        feed.start_next(step)
         feed.drain()
         assert [s for s, _ in algorithm.log] == list(range(1, min(step + 1 + ahead, 5)))  # exactly one ahead
     feed.close()
@@ -267,7 +267,7 @@ def test_an_error_of_sampling_ahead_reaches_the_loop():
 
     feed = RolloutPrefetcher(Failing(), ahead=True)
     feed.next(1)
-    feed.taken(1)
+    feed.start_next(1)
     with pytest.raises(RuntimeError, match="engine died"):
         feed.drain()
     feed.close()

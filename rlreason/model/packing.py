@@ -40,6 +40,7 @@ class FreeSpace:
                 tree[node] = most
 
     def close(self, place: int) -> None:
+        """Let a bin take nothing more."""
         self.set(place, FULL, FULL)
 
     def first(self, tokens: int, rows: int) -> int | None:

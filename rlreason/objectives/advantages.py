@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Groups(NamedTuple):
-    """Which group each sample belongs to. `group_of` (n,) int64 in [0, g), `sizes` (g,) int64."""
+    """The group of each sample. `group_of` (n,) int64 in [0, g), `sizes` (g,) int64."""
 
     group_of: Tensor
     sizes: Tensor
@@ -31,17 +31,17 @@ def group_by_id(group_ids: Tensor) -> Groups:
 
 
 def sums(values: Tensor, groups: Groups) -> Tensor:
-    """Sum of each group. (n,) -> (g,)"""
+    """Sum each group. (n,) -> (g,)"""
     return values.new_zeros(len(groups.sizes)).index_add(0, groups.group_of, values)
 
 
 def keep_all(rewards: Tensor, group_ids: Tensor) -> Tensor:
-    """Every sample is kept. (n,), (n,) int64 -> (n,) bool"""
+    """Keep every sample. (n,), (n,) int64 -> (n,) bool"""
     return rewards.new_ones(rewards.shape).bool()
 
 
 def keep_live(rewards: Tensor, group_ids: Tensor) -> Tensor:
-    """Samples of groups in which at least two rewards differ. (n,), (n,) int64 -> (n,) bool
+    """Keep samples of groups in which at least two rewards differ. (n,), (n,) int64 -> (n,) bool
 
     >>> import torch
     >>> keep_live(torch.tensor([1.0, 0.0, 1.0, 1.0, 0.5]), torch.tensor([4, 4, 9, 9, 2]))
@@ -73,19 +73,19 @@ def soft_overlong_penalty(lengths: Tensor, max_length: int, cache_length: int) -
 
 
 def keep_overlong(rewards: Tensor, lengths: Tensor, truncated: Tensor) -> RewardsAndKept:
-    """Truncated responses are responses like any other."""
+    """Treat truncated responses like any other."""
     return rewards, truncated.new_ones(truncated.shape)
 
 
 def mask_overlong(rewards: Tensor, lengths: Tensor, truncated: Tensor) -> RewardsAndKept:
-    """Truncated responses carry no loss: being cut says little about the quality of what was written."""
+    """Give truncated responses no loss: being cut says little about the quality of the text."""
     return rewards, ~truncated
 
 
 def penalize_overlong(
     rewards: Tensor, lengths: Tensor, truncated: Tensor, *, max_length: int, cache_length: int
 ) -> RewardsAndKept:
-    """Reward plus `soft_overlong_penalty`, before baseline and normaliser; every response carries loss."""
+    """Add `soft_overlong_penalty` to the reward, before baseline and normaliser; every response has loss."""
     penalty = soft_overlong_penalty(lengths, max_length, cache_length)
     return rewards + penalty.to(rewards.dtype), truncated.new_ones(truncated.shape)
 
@@ -99,14 +99,14 @@ OVERLONG: dict[str, Callable[..., RewardsAndKept]] = {
 
 
 def _raised(rewards: Tensor, groups: Groups) -> Tensor:
-    """r - the smallest of the group, so that equal rewards are exact zeros. (n,) -> (n,)"""
+    """r - the group's smallest reward, so that equal rewards give exact zeros. (n,) -> (n,)"""
     lowest = rewards.new_zeros(len(groups.sizes))
     lowest = lowest.scatter_reduce(0, groups.group_of, rewards, reduce="amin", include_self=False)
     return rewards - lowest[groups.group_of]
 
 
 def _deviations(rewards: Tensor, groups: Groups) -> Tensor:
-    """r - mean of the group, (n,) -> (n,), exactly 0 where all rewards of a group are equal.
+    """r - mean of the group, (n,) -> (n,), exactly 0 if all rewards of a group are equal.
 
     The mean of equal floats may differ from them in the last bit, and dividing that by a tiny std would turn
     rounding into a gradient.
@@ -153,19 +153,19 @@ def group_std_divisor(rewards: Tensor, groups: Groups, advantage_eps: float) -> 
 
 
 def no_divisor(rewards: Tensor, groups: Groups, advantage_eps: float) -> Tensor:
-    """1: eps is not added where nothing is divided. (n,) -> (n,). Dr. GRPO, arXiv 2503.20783."""
+    """1: eps is not added without a division. (n,) -> (n,). Dr. GRPO, arXiv 2503.20783."""
     return rewards.new_ones(rewards.shape)
 
 
 def batch_std_divisor(rewards: Tensor, groups: Groups, advantage_eps: float) -> Tensor:
-    """std of all rewards handed in (around their mean, unbiased) + eps. (n,) -> (n,). arXiv 2508.08221."""
+    """std of all rewards passed in (around their mean, unbiased) + eps. (n,) -> (n,). arXiv 2508.08221."""
     return group_std_divisor(rewards, group_by_id(groups.group_of.new_zeros(groups.group_of.shape)), advantage_eps)
 
 
 def group_mean_divisor(rewards: Tensor, groups: Groups, advantage_eps: float) -> Tensor:
     """mean(group) + eps, for rewards that are never negative. (n,) -> (n,). MaxRL, arXiv 2602.02710.
 
-    A group without any reward has advantage 0 / eps = 0 under the mean baseline.
+    A group with only zero rewards has advantage 0 / eps = 0 under the mean baseline.
     """
     return (sums(rewards, groups) / groups.sizes)[groups.group_of] + advantage_eps
 
@@ -173,14 +173,14 @@ def group_mean_divisor(rewards: Tensor, groups: Groups, advantage_eps: float) ->
 class Baseline(NamedTuple):
     """A baseline with its formula: function(rewards (n,), groups) -> rewards minus baseline (n,).
 
-    A function with a third parameter `lengths` is given the tokens of each response, (n,) int.
+    A function with a third parameter `lengths` also gets the responses' tokens, (n,) int.
     """
 
     function: Callable[..., Tensor]
     plain: str
     latex: str
-    published: Mapping[str, Mapping[str, Any]] = {}  # title -> axes unlike those of objective=reinforce
-    notes: tuple[str, ...] = ()  # where libraries or papers of that name differ
+    published: Mapping[str, Mapping[str, Any]] = {}  # title -> axes that differ from objective=reinforce
+    notes: tuple[str, ...] = ()  # how libraries or papers of that name differ
 
 
 class StdNorm(NamedTuple):
@@ -274,9 +274,9 @@ def assign_advantages(
     """(advantages (n,), kept (n,) bool, live (n,) bool) from rewards (n,), ids (n,) int64, lengths (n,) int,
     truncated (n,) bool.
 
-    `kl` (n, seq) is the KL estimate per token of the policy that sampled, for KL in the reward. A sample that is
-    not kept carries no loss but did count in its group's baseline. A sample is live where any advantage of its group
-    differs from 0 by its rewards: a KL term differs from response to response and would make every group seem live.
+    `kl` (n, seq) is the sampling policy's KL estimate per token, for KL in the reward. A sample that is not kept has no
+    loss but did count in its group's baseline. A sample is live if rewards alone make any advantage of its group
+    non-zero: a KL term differs between responses and would make every group seem live.
 
     >>> import torch
     >>> from rlreason.objectives.objective import Objective
@@ -306,7 +306,7 @@ def assign_advantages(
 
 
 def in_groups_with_advantages(advantages: Tensor, group_ids: Tensor) -> Tensor:
-    """Samples of groups in which any advantage differs from 0. (n,), (n,) int64 -> (n,) bool"""
+    """Select samples of groups with any non-zero advantage. (n,), (n,) int64 -> (n,) bool"""
     groups = group_by_id(group_ids)
     some = groups.sizes.new_zeros(len(groups.sizes)).float()
     return some.index_add(0, groups.group_of, (advantages != 0).float())[groups.group_of] > 0

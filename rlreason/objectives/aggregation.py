@@ -14,13 +14,13 @@ if TYPE_CHECKING:  # so that the card and the rules need no torch
 
 
 def _masked_sum(tensor: Tensor, mask: Tensor, dim: int | None) -> Tensor:
-    """Sum where the mask is true; what stands elsewhere (inf and NaN too) does not count."""
+    """Sum where the mask is true; values elsewhere (inf and NaN too) are ignored."""
     kept = tensor.masked_fill(~mask.bool(), 0.0)
     return kept.sum() if dim is None else kept.sum(dim)
 
 
 def masked_mean(tensor: Tensor, mask: Tensor, dim: int | None = None, empty: Literal["nan", "zero"] = "nan") -> Tensor:
-    """Mean where `mask` is true, along `dim` or over all; `empty` says what a slice without any gives.
+    """Mean where `mask` is true, along `dim` or over all; `empty` is the result for a slice without any.
 
     >>> import torch
     >>> values, mask = torch.tensor([[1.0, 3.0], [5.0, 7.0]]), torch.tensor([[True, True], [True, False]])
@@ -56,7 +56,7 @@ def masked_normalize(tensor: Tensor, mask: Tensor, normalize_constant: float, di
 
 
 def _share(numerator: Tensor, divisor: float | Tensor) -> Tensor:
-    """numerator / divisor; a step that counts nothing gives a finite zero that can still go backward."""
+    """numerator / divisor; a step that counts nothing gives a finite zero that still supports backward."""
     return numerator / divisor if divisor > 0 else numerator * 0.0
 
 
@@ -79,7 +79,7 @@ def token_mean(per_token_loss: Tensor, response_mask: Tensor, n_tokens: float, *
     return _share(_masked_sum(per_token_loss, response_mask, dim=None), n_tokens)
 
 
-#: name -> function(per_token_loss, response_mask, n_sequences=, n_tokens=, constant=), of which it names what it reads
+#: name -> function(per_token_loss, response_mask, n_sequences=, n_tokens=, constant=), with those keywords it needs
 AGGREGATIONS: dict[str, Callable[..., Tensor]] = {
     "masked_mean": sequence_mean,
     "constant": constant_norm,
@@ -114,11 +114,11 @@ def aggregate_loss(
 def step_divisors(lengths: Tensor, kept: Tensor, length_norm: str) -> tuple[int, int]:
     """(n_sequences, n_tokens) of an optimizer step.
 
-    lengths (n,) int: response tokens of each sequence; kept (n,) bool: which sequences carry loss.
+    lengths (n,) int: response tokens of each sequence; kept (n,) bool: which sequences have loss.
 
-    One rule for sequences that carry no loss (skipped zero-variance groups, masked overlong responses): an
-    average is over what it averages, so `masked_mean` and `token` do not count them; a constant stays
-    constant, so `constant` counts every sequence. Add the counts of all ranks before use.
+    Sequences without loss (skipped zero-variance groups, masked overlong responses) follow one rule: an average is
+    over what it averages, so `masked_mean` and `token` do not count them; a constant stays constant, so `constant`
+    counts every sequence. Add the counts of all ranks before use.
 
     >>> import torch
     >>> lengths, kept = torch.tensor([4, 7, 5]), torch.tensor([True, False, True])

@@ -55,7 +55,7 @@ def _loss(o: Objective) -> Row:
 
 
 def aggregation_row(norm: LengthNormConfig) -> Row:
-    """What the losses of tokens are averaged over, in an optimizer step."""
+    """Describe what an optimizer step averages token losses over."""
     shared = "counted over the whole optimizer step (all micro-batches and ranks)"
     if norm.kind == "masked_mean":
         plain, latex = (
@@ -143,7 +143,7 @@ def _samples(o: Objective) -> Row:
 
 
 def formula_rows(o: Objective) -> list[Row]:
-    """Every part that applies, in the order of computation: rewards, advantage, token loss, divisor."""
+    """Return every part that applies, in the order of computation: rewards, advantage, token loss, divisor."""
     return [
         *([_overlong_penalty()] if o.overlong == "penalty" else []),
         *([_kl(o)] if o.kl_placement == "reward" else []),
@@ -171,15 +171,15 @@ class Card:
 
     @property
     def text(self) -> str:
-        """The lines for a terminal of `TEXT_WIDTH` columns."""
+        """The card for a terminal of `TEXT_WIDTH` columns."""
         return self.fitted(TEXT_WIDTH)
 
     def fitted(self, width: int) -> str:
-        """The text in at most `width` columns."""
+        """Return the text in at most `width` columns."""
         return "\n".join(["Objective", *(_entry(title, text, width) for title, text in self.entries)]) + "\n"
 
     def with_head(self, head: str) -> "Card":
-        """The card of a run whose output head multiplies numbers of this type; as it is for float32.
+        """Return the card of a run whose output head has operands of this type; unchanged for float32.
 
         >>> print(objective_card(Objective(std_norm="none")).with_head("bfloat16").text.splitlines()[-2])
                          h and W rounded to bfloat16; sums, logits and log-sum-exps in float32
@@ -198,7 +198,7 @@ class Card:
 
 
 def objective_card(objective: Objective) -> Card:
-    """The card of an objective; `ValueError` where its settings contradict each other.
+    """Return the card of an objective; `ValueError` if its settings contradict each other.
 
     >>> print(objective_card(Objective(std_norm="none")).text.splitlines()[1])
       Advantage      A = r - mean(group)
@@ -211,7 +211,7 @@ def objective_card(objective: Objective) -> Card:
 
 
 def imitation_card(length_norm: LengthNormConfig, sampled: bool) -> Card:
-    """The card of SFT, or of expert iteration when the responses are sampled: `-A log p` with A = 1.
+    """Return the card of SFT, or of expert iteration if the responses are sampled: `-A log p` with A = 1.
 
     >>> print(imitation_card(LengthNormConfig("token"), sampled=False).text.splitlines()[1])
       Token loss     l = -log pi
@@ -241,7 +241,7 @@ def _of_row(row: Row) -> list[tuple[str, str]]:
 
 
 def _entry(title: str, text: str, width: int) -> str:
-    """One labelled paragraph, wrapped and indented."""
+    """Format one labelled paragraph, wrapped and indented."""
     label = f"  {title:<14} "
     return textwrap.fill(text, width, initial_indent=label, subsequent_indent=" " * len(label))
 

@@ -1,6 +1,6 @@
 """Per-token policy-gradient losses: from advantages and log-probs to one number per token.
 
-A loss is a function whose keyword arguments are its settings. `LOSSES` has ours by name; `own_loss` takes the user's.
+A loss is a function whose keyword arguments are its settings. `LOSSES` has ours by name; `own_loss` loads the user's.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 def masked_log_ratio(log_probs: Tensor, other_log_probs: Tensor, response_mask: Tensor) -> Tensor:
     """log p - log q on response tokens, 0 elsewhere. Each (batch, seq) -> (batch, seq)
 
-    Padding is replaced *before* anything is exponentiated: whatever stands there (even inf or NaN) reaches
-    neither the value nor, as 0 x inf, the gradient.
+    Padding is replaced *before* anything is exponentiated: its values (even inf or NaN) reach neither the result
+    nor, as 0 x inf, the gradient.
     """
     return (log_probs - other_log_probs).masked_fill(~response_mask.bool(), 0.0)
 
 
-RHO = r"\rho_t = \frac{\pi_\theta(y_t)}{\pi_{old}(y_t)},\quad "  # what \rho_t means, before a formula that uses it
+RHO = r"\rho_t = \frac{\pi_\theta(y_t)}{\pi_{old}(y_t)},\quad "  # the meaning of \rho_t, before a formula that uses it
 
 
 class Formula(NamedTuple):
@@ -45,12 +45,12 @@ class Formula(NamedTuple):
 
 @dataclass(frozen=True)
 class Loss:
-    """A loss function with what is said about it.
+    """A loss function with its description.
 
-    The function returns the loss of each token, (batch, seq), alone or with statistics of that shape by name. What it
-    reads follows from the function's signature: `old_log_probs` and `response_mask` are parameters where it
-    does, and each number of its own is a keyword-only parameter, which becomes the setting `loss.NUMBER`. A number with
-    a default may be left out.
+    The function returns the loss of each token, (batch, seq), alone or with statistics of that shape by name. Its
+    signature says what it needs: `old_log_probs` and `response_mask` are parameters if it uses them, and each
+    number of its own is a keyword-only parameter, which becomes the setting `loss.NUMBER`. A number with a default
+    may be left out.
     """
 
     function: Callable[..., LossAndStats | Tensor]
@@ -58,7 +58,7 @@ class Loss:
     ranges: Mapping[str, Range] = field(default_factory=dict)  # of each number
     problems: Callable[..., list[str]] = lambda **numbers: []  # rules between numbers, one line each
     published: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # title -> numbers, and axes unlike GRPO's
-    notes: tuple[str, ...] = ()  # where libraries or papers of that name differ
+    notes: tuple[str, ...] = ()  # how libraries or papers of that name differ
 
     def __post_init__(self) -> None:
         if odd := self.numbers.keys() ^ self.ranges.keys():
@@ -73,18 +73,18 @@ class Loss:
 
     @cached_property
     def numbers(self) -> dict[str, bool]:
-        """The names of its numbers, and whether each must be given."""
+        """The names of its numbers, and whether each is required."""
         own = (p for p in self._parameters.values() if p.kind is p.KEYWORD_ONLY)
         return {p.name: p.default is p.empty for p in own}
 
     @cached_property
     def defaults(self) -> dict[str, float | None]:
-        """The number that each has where none is given; None: none."""
+        """The default of each number; None: none."""
         return {name: None if must else self._parameters[name].default for name, must in self.numbers.items()}
 
     @cached_property
     def has_ratio(self) -> bool:
-        """Whether it reads the log-probabilities of the policy that sampled, and so allows for older samples."""
+        """Whether it uses the old log-probabilities, and so allows for older samples."""
         return "old_log_probs" in self._parameters
 
     def __call__(
@@ -95,7 +95,7 @@ class Loss:
         response_mask: Tensor | None,
         **numbers: float,
     ) -> LossAndStats:
-        """(loss, stats) per token, each (batch, seq); what the function does not read is not handed to it."""
+        """Return (loss, stats) per token, each (batch, seq); the function gets only the arguments that it names."""
         more = {"old_log_probs": old_log_probs, "response_mask": response_mask}
         read = {name: value for name, value in more.items() if name in self._parameters}
         found = self.function(advantages, policy_log_probs, **read, **numbers)
@@ -115,7 +115,7 @@ def _plain_formula() -> Formula:
     return Formula("l = -A log pi", r"\ell_t = -A \log \pi_\theta(y_t)", "no ratio, no clip")
 
 
-# One formula under two names, which say whether A is a raw reward or an advantage.
+# One formula under two names, for A as a raw reward or as an advantage.
 LOSSES["no_baseline"] = Loss(
     policy_gradient,
     _plain_formula,
@@ -346,7 +346,7 @@ FINITE = Range(-1e30, 1e30, "give a number that float32 can hold")
 
 
 def loss_named(name: str) -> Loss:
-    """A loss of the table, or one of the user's own by `module:function`. `ConfigError` where that is none."""
+    """Return a loss of the table, or the user's own `module:function`. `ConfigError` if there is no such loss."""
     if name in LOSSES:
         return LOSSES[name]
     try:
@@ -357,7 +357,7 @@ def loss_named(name: str) -> Loss:
 
 
 def of_function(name: str, function: Callable[..., Any]) -> Loss:
-    """A function as a loss, every number of which may be any; its formula is its docstring's first line."""
+    """Wrap a function as a loss, with unrestricted numbers; its formula is its docstring's first line."""
     said = f"loss={name}: "
     try:
         parameters = list(inspect.signature(function).parameters.values())
@@ -379,7 +379,7 @@ def of_function(name: str, function: Callable[..., Any]) -> Loss:
 
 
 def _formula(function: Callable[..., Any], numbers: Mapping[str, float]) -> Formula:
-    """What the card says where no formula was given."""
+    """Return the card's formula if none was given."""
     first = next(iter((inspect.getdoc(function) or "").splitlines()), "")
     code = getattr(function, "__code__", None)
     place = f"{code.co_filename}, line {code.co_firstlineno}" if code else type(function).__name__
@@ -388,13 +388,13 @@ def _formula(function: Callable[..., Any], numbers: Mapping[str, float]) -> Form
 
 
 def broken_contract(name: str, numbers: Mapping[str, float]) -> str:
-    """Why a loss cannot be trained with, in one line, tried on a small batch with padding; empty where it can."""
+    """Say in one line why a loss cannot be trained with, tried on a small batch with padding; "" if it can."""
     said = f"loss={name}"
     try:
         return next((f"{said} {why}" for why in _faults(loss_named(name), numbers)), "")
     except ConfigError:
         raise
-    except Exception as error:  # whatever a stranger's function does
+    except Exception as error:  # whatever the user's function raises
         return f"{said} fails on a batch of 3 responses: {described(error)}: fix it"
 
 

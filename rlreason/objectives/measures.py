@@ -1,4 +1,4 @@
-"""From logits to log-probs and entropies, the entropy bonus, and the sums that an optimizer step measures."""
+"""From logits to log-probs and entropies, the entropy bonus, and the sums measured in an optimizer step."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -34,20 +34,20 @@ def gather_log_probs(logits: Tensor, labels: Tensor) -> Tensor:
 
 @dataclass(slots=True)
 class StepSums:
-    """Sums over the micro-batches of a step, on the device, so that no micro-batch waits for the one before."""
+    """Sums over the micro-batches of a step, on the device, so that no micro-batch waits for the previous one."""
 
     n_micro: int = 0
-    sums: dict[str, Tensor] = field(default_factory=dict)  # name -> float64, over response tokens, but for `loss`
-    places: list[int] = field(default_factory=list)  # the samples' numbers, in the order of what follows
+    sums: dict[str, Tensor] = field(default_factory=dict)  # name -> float64, over response tokens, except `loss`
+    places: list[int] = field(default_factory=list)  # indices of the samples, in the order of the following
     entropies: list[Tensor] = field(default_factory=list)  # (sequences,) of each micro-batch, over response tokens
     mismatches: list[Tensor] = field(default_factory=list)  # (scored,) |log p_engine - log p_trainer|
-    compared: list[bool] = field(default_factory=list)  # of each of those tokens, whether it counts
+    compared: list[bool] = field(default_factory=list)  # whether each of those tokens counts
 
     def add(self, places: Sequence[int], loss: Tensor, per_token: Mapping[str, Tensor], mask: Tensor) -> None:
-        """Take in a micro-batch of the samples with these numbers: its loss, and values (batch, seq) per token."""
+        """Add a micro-batch of the samples with these indices: its loss, and values (batch, seq) per token."""
         self.n_micro += 1
         self.places += places
-        self.entropies.append(per_token["entropy"].sum(1))  # zeros behind its end
+        self.entropies.append(per_token["entropy"].sum(1))  # zeros after its end
         self._add("loss", loss.detach())
         for name, values in per_token.items():
             self._add(name, values.masked_fill(~mask, 0))
@@ -57,13 +57,13 @@ class StepSums:
         self.sums[name] = self.sums[name] + total if name in self.sums else total
 
     def compare(self, samples: Sequence[Sample], engine: Tensor, trainer: Tensor, first: int) -> None:
-        """Take in log-probabilities (scored,) of engine and trainer; tokens from number `first` on count."""
+        """Add log-probabilities (scored,) of engine and trainer; tokens from number `first` on count."""
         self.mismatches.append((engine - trainer).abs())
         for sample in samples:
             self.compared += [number >= first for number in range(len(sample.response.token_ids))]
 
     def read(self, samples: Sequence[Sample], *more: Tensor) -> "StepValues":
-        """Everything as numbers, with `more` numbers, by one copy from the device."""
+        """Return everything as numbers, including the tensors `more`, with one copy from the device."""
         parts = [*self.sums.values(), *more, *self.entropies, *self.mismatches]
         values = torch.cat([part.reshape(-1).double() for part in parts]).tolist() if parts else []
         sums = dict(zip(self.sums, values, strict=False))
@@ -79,22 +79,22 @@ class StepSums:
 
 @dataclass(frozen=True, slots=True)
 class StepValues:
-    """What `StepSums` holds, as numbers."""
+    """The values of `StepSums`, as numbers."""
 
     sums: dict[str, float]
     more: list[float]
-    entropies: list[float | None]  # nats, sample by sample: mean over the response; None where nothing was measured
+    entropies: list[float | None]  # nats, sample by sample: mean over the response; None if not measured
     mismatches: list[float]  # of the tokens that count
 
 
 def measured_per_token(
     stats: Mapping[str, Tensor], log_probs: Tensor, entropy: Tensor, old: Tensor | None
 ) -> dict[str, Tensor]:
-    """What a loss has measured, with entropy and log-probability, each (batch, seq); ratio and KL to another policy.
+    """Return a loss's statistics with entropy, log-probability, ratio and KL to the old policy, each (batch, seq).
 
         ratio = exp(log pi - log pi_old),    approx_kl = ratio - 1 - log ratio: k3 of KL(old || new), samples of old
 
-    `old`: log pi_old; None on-policy, where the ratio is 1 by definition and nobody measures it. k3:
+    `old`: log pi_old; None on-policy, where the ratio is 1 by definition and is not measured. k3:
     http://joschu.net/blog/kl-approx.html
     """
     found = {name: values for name, values in stats.items() if name not in ("clipped", "ratio")}
@@ -110,8 +110,8 @@ def measured_per_token(
 def entropy_bonus(token_entropy: Tensor, entropy_coef: float) -> Tensor:
     """-entropy_coef * H, a term of the per-token loss: a positive coefficient raises entropy. (batch, seq)
 
-    An entropy that was computed without a gradient would change the reported loss and nothing else; that is
-    an error here rather than a silent no-op.
+    An entropy computed without a gradient would only change the reported loss; that is an error here rather than a
+    silent no-op.
     """
     if entropy_coef != 0 and torch.is_grad_enabled() and not token_entropy.requires_grad:
         raise ValueError(

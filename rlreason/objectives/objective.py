@@ -1,7 +1,7 @@
 """The objective of policy-gradient training as one record: how samples are compared, the loss of a token, the average.
 
-The settings of GRPO inherit it; rules, card, advantages, learner and laboratory take it; `dataclasses.replace` makes
-variants. A `None` means: not set.
+GRPO's settings inherit from it; rules, card, advantages, learner and laboratory take it; `dataclasses.replace` makes
+variants. `None` means: not set.
 """
 
 from dataclasses import dataclass, field, make_dataclass
@@ -14,7 +14,7 @@ LOSS_NUMBERS = tuple(dict.fromkeys(number for loss in LOSSES.values() for number
 
 
 def readers(number: str) -> list[str]:
-    """The losses that have a number.
+    """The losses with this number.
 
     >>> readers("cliprange_low")
     ['grpo_clip', 'gspo']
@@ -24,13 +24,13 @@ def readers(number: str) -> list[str]:
 
 @dataclass
 class ChosenLoss:
-    """A loss by name, with both sides of its clip range at once. `LossConfig` adds the numbers of all losses."""
+    """A loss by name, and both sides of its clip range at once. `LossConfig` adds the numbers of all losses."""
 
     loss_type: str = "reinforce_with_baseline"  # the formula; loss=NAME chooses it together with its numbers
-    cliprange: float | None = None  # both sides of the clip range, where cliprange_low or cliprange_high is null
+    cliprange: float | None = None  # both sides of the clip range, if cliprange_low or cliprange_high is null
 
     def numbers(self) -> dict[str, float]:
-        """Keyword arguments of the loss function: those that it reads and that are set."""
+        """Return the loss function's keyword arguments: those it names that are set."""
         numbers = {name: getattr(self, name, None) for name in loss_named(self.loss_type).numbers}
         for side in ("cliprange_low", "cliprange_high"):
             if side in numbers and numbers[side] is None:
@@ -48,7 +48,7 @@ LossConfig: Any = make_dataclass(
 
 
 def own_loss_config(name: str) -> Any:
-    """The group `loss` for a loss of the user's own: its numbers, at the values that its function gives them."""
+    """Return the group `loss` for the user's own loss: its numbers, with the function's defaults."""
     numbers = loss_named(name).defaults.items()
     own = [(number, float | None, field(default=value)) for number, value in numbers]
     namespace = {"__module__": __name__, "__reduce__": _reduced}
@@ -56,7 +56,7 @@ def own_loss_config(name: str) -> Any:
 
 
 def _reduced(config: Any) -> tuple[Any, ...]:
-    """How a loss of the user's own is pickled: its class is made where it is read, from the function's name."""
+    """Pickle the user's own loss by name: its class is made again from the function when loaded."""
     return own_loss_config, (config.loss_type,), vars(config).copy()
 
 
@@ -69,13 +69,13 @@ class LengthNormConfig:
 
     @property
     def divisor(self) -> float | None:
-        """The constant, in tokens, where this norm has one that is set."""
+        """The constant, in tokens, if this norm has one that is set."""
         return self.constant if self.kind == "constant" else None
 
 
 @dataclass
 class Objective:
-    """Everything that decides the gradient, given the samples.
+    """Everything that determines the gradient, given the samples.
 
     >>> from dataclasses import replace
     >>> grpo = Objective(loss=LossConfig("grpo_clip", cliprange=0.2))
@@ -88,9 +88,9 @@ class Objective:
     baseline: str = "mean"  # what is subtracted from a response's reward
     std_norm: str = "group_std"  # what the difference is divided by
     advantage_eps: float = 1e-6  # added to what std_norm divides by
-    kl_placement: str = "none"  # where the KL term to the model that the run starts from stands, if anywhere
+    kl_placement: str = "none"  # where the KL term to the model that the run starts from is, if anywhere
     kl_estimator: str = "k3"  # k1: x, k2: x^2 / 2, k3: exp(-x) - 1 + x, with x = log pi - log ref of a token
-    kl_coef: float = 0.0  # the weight of the KL term, above 0 where there is one
+    kl_coef: float = 0.0  # the weight of the KL term, above 0 if there is one
     entropy_coef: float = 0.0  # the weight of an entropy bonus: above 0 rewards entropy
     overlong: str = "none"  # responses cut at sampling.max_tokens: mask: no loss; penalty: DAPO's soft one
     overlong_cache: int | None = None  # last tokens over which the penalty grows; null: a fifth of sampling.max_tokens
@@ -100,11 +100,11 @@ class Objective:
     mismatch: str = "none"
     mismatch_cap: float | None = None  # the largest such weight
     epochs_per_rollout: int = 1  # passes over each rollout batch
-    max_resampling_rounds: int = 0  # more rounds of sampling, at most, to replace groups of equal rewards (DAPO)
+    max_resampling_rounds: int = 0  # most further rounds of sampling, to replace groups of equal rewards (DAPO)
 
     @property
     def longest_response(self) -> int | None:
-        """Tokens of the longest possible response; None: not known."""
+        """Tokens of the longest possible response; None if unknown."""
         return None
 
     @property
@@ -114,7 +114,7 @@ class Objective:
 
     @property
     def has_ratio(self) -> bool:
-        """Whether the loss divides by the policy that sampled, and so allows for samples of an older one."""
+        """Whether the loss divides by the sampling policy, and so allows for samples of an older one."""
         return loss_named(self.loss.loss_type).has_ratio
 
     @property
@@ -124,18 +124,18 @@ class Objective:
 
     @property
     def kl_coef_of_loss(self) -> float:
-        """The weight of the KL term in the loss of a token; 0 where KL stands in the reward or nowhere."""
+        """The weight of the KL term in a token's loss; 0 if KL is in the reward or nowhere."""
         return self.kl_coef if self.kl_placement == "loss" else 0.0
 
     @property
     def length_constant(self) -> float | None:
-        """What length_norm=constant divides by, in tokens."""
+        """The divisor of length_norm=constant, in tokens."""
         given = self.length_norm.divisor
         return self.longest_response if given is None else given
 
     @property
     def overlong_limits(self) -> dict[str, int]:
-        """The lengths in tokens that the rule for overlong responses reads: where the penalty ends and grows."""
+        """The lengths in tokens for the overlong rule: where the penalty ends, and how long it grows."""
         if self.overlong != "penalty":
             return {}
         longest, cache = self.longest_response, self.overlong_cache

@@ -1,6 +1,6 @@
-"""Published objectives in one table, which of them an objective equals, and how others of the name differ.
+"""Published objectives in one table, which of them an objective equals, and how others of the same name differ.
 
-An objective equals a published one where both compute the same gradient, given the same samples.
+An objective equals a published one if both compute the same gradient, given the same samples.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -15,18 +15,18 @@ AnyObjective = TypeVar("AnyObjective", bound=Objective)
 
 
 class Published(NamedTuple):
-    """A published objective: its name and source, the record, and `conf/objective/NAME.yaml` where it has one."""
+    """A published objective: its name and source, the record, and `conf/objective/NAME.yaml` if it has one."""
 
-    title: str  # empty where nothing but its own option is called so
+    title: str  # "" if only its own option has this name
     objective: Objective
     name: str = ""
-    exact: bool = False  # its title goes with its numbers only
+    exact: bool = False  # its title applies with its numbers only
 
 
 GRPO = Objective(loss=LossConfig("grpo_clip", cliprange_low=0.2, cliprange_high=0.2))
 CONSTANT, TOKEN = LengthNormConfig("constant"), LengthNormConfig("token")
 REINFORCE = Objective(length_norm=CONSTANT, std_norm="none")
-#: The entries by which samples are compared, each with its axis and its name.
+#: The entries that compare samples, each with its axis and its name.
 _COMPARISONS: list[tuple[str, Baseline | StdNorm, str]] = [
     *(("baseline", entry, name) for name, entry in BASELINES.items()),
     *(("std_norm", entry, name) for name, entry in STD_NORMS.items()),
@@ -34,7 +34,7 @@ _COMPARISONS: list[tuple[str, Baseline | StdNorm, str]] = [
 
 
 def _of_loss(name: str, settings: Mapping[str, Any]) -> Objective:
-    """GRPO's objective with another loss: numbers of the loss, and the axes that differ, under their names."""
+    """Return GRPO's objective with another loss: the loss's numbers and the axes that differ, by name."""
     numbers = {key: value for key, value in settings.items() if key in loss_named(name).numbers}
     axes = {key: value for key, value in settings.items() if key not in numbers}
     if kind := axes.pop("length_norm", None):
@@ -102,30 +102,30 @@ PUBLISHED: tuple[Published, ...] = (
         for title, axes in entry.published.items()
     ),
 )
-#: The objectives that have an option file, by its name.
+#: The objectives with an option file, by its name.
 NAMED: dict[str, Objective] = {p.name: p.objective for p in PUBLISHED if p.name}
-#: The objectives that a loss's own entry says it was published in, by the loss.
+#: The objectives that losses were published in, by the loss.
 OF_LOSSES: dict[str, Objective] = {
     name: _of_loss(name, settings) for name, loss in LOSSES.items() for settings in loss.published.values()
 }
 
 
 def with_axes_of(objective: AnyObjective, other: Objective) -> AnyObjective:
-    """The objective (or the settings that are one) with every axis that a published one sets; the rest stays."""
+    """Replace every axis that a published objective sets; the rest stays."""
     length_norm = replace(objective.length_norm, kind=other.length_norm.kind)
     names = ("loss", "baseline", "std_norm", "kl_placement", "kl_coef", "entropy_coef", "overlong", "zero_variance")
     return replace(objective, length_norm=length_norm, **{name: getattr(other, name) for name in names})
 
 
 def _axes(o: Objective) -> tuple[Any, ...]:
-    """What two objectives share that compute the same gradient up to the numbers of the loss."""
+    """Return what two objectives share that compute the same gradient up to the numbers of the loss."""
     kl = (o.kl_placement, o.kl_estimator) if o.kl_placement != "none" else ()
     norms = (o.length_norm.kind, o.baseline, o.std_norm)
     return (o.loss.loss_type, *norms, *kl, o.entropy_coef, o.overlong, o.zero_variance)
 
 
 def equal_objectives(o: Objective) -> list[str]:
-    """`objective=NAME` where every number of it holds too, and the titles of those whose axes all hold."""
+    """Return `objective=NAME` if all its numbers hold too, and the titles of those whose axes all hold."""
     alike = [p for p in (*PUBLISHED, *_of_own(o)) if _axes(p.objective) == _axes(o)]
     numbers = o.loss.numbers()
     named = [f"objective={p.name}" for p in alike if p.name and p.objective.loss.numbers() == numbers]
@@ -139,7 +139,7 @@ def equal_objectives(o: Objective) -> list[str]:
 
 
 def _of_own(o: Objective) -> list[Published]:
-    """The titles that a loss of the user's own was given."""
+    """Return the titles given to the user's own loss."""
     name = o.loss.loss_type
     titles = {} if name in LOSSES else loss_named(name).published
     return [Published(title, _of_loss(name, settings), exact=True) for title, settings in titles.items()]
@@ -149,7 +149,7 @@ def _clips(o: Objective) -> bool:
     return o.loss.loss_type == "grpo_clip"
 
 
-#: (when it applies, what a reader who knows a paper or library of that name should know)
+#: (when it applies, a note for readers who know a paper or library of that name)
 _DIFFERENCES: tuple[tuple[Callable[[Objective], bool], str], ...] = (
     (
         lambda o: _clips(o) and o.std_norm == "none" and o.length_norm.kind == "constant",
@@ -216,7 +216,7 @@ _DIFFERENCES: tuple[tuple[Callable[[Objective], bool], str], ...] = (
 
 
 def differences(o: Objective) -> Iterator[str]:
-    """Sentences on where these settings leave a paper or library that shares their name."""
+    """Yield sentences on how these settings differ from a paper or library that shares their name."""
     for applies, sentence in _DIFFERENCES:
         if applies(o):
             yield sentence

@@ -1,6 +1,6 @@
-"""The rules between the settings of an objective: a combination that cannot work is named before anything runs.
+"""The rules between the settings of an objective: a combination that cannot work is refused before anything runs.
 
-The ranges of single numbers stand in `config/fields.py`, those of a loss's numbers next to the loss.
+The ranges of single numbers are in `config/fields.py`, those of a loss's numbers next to the loss.
 """
 
 from collections.abc import Collection, Iterator
@@ -11,7 +11,7 @@ from rlreason.objectives.losses import LOSSES, loss_named
 from rlreason.objectives.objective import Objective
 from rlreason.objectives.terms import KL_ESTIMATORS, MISMATCH_WEIGHTS
 
-#: Setting -> what it may be.
+#: Setting -> its choices.
 OPTIONS: dict[str, Collection[str]] = {
     "loss_type": LOSSES,
     "length_norm": AGGREGATIONS,
@@ -29,7 +29,7 @@ _MAY_GO_NEGATIVE = (("overlong", "penalty"), ("kl_placement", "reward"))
 
 
 def check_objective(objective: Objective) -> list[str]:
-    """Every violated rule, one line each: setting, value, rule, cure.
+    """Return every violated rule, one line each: setting, value, rule, cure.
 
     >>> check_objective(Objective())
     []
@@ -55,7 +55,7 @@ def _check_loss(o: Objective) -> Iterator[str]:
     missing = [key for key, needed in entry.numbers.items() if needed and key not in numbers]
     for key in missing:
         yield f"loss.{key}=null: loss={loss} needs a number; give one, or leave this out"
-    # config/ranges.py checks what was typed; a side of the clip range may have its number from loss.cliprange.
+    # config/fields.py checks typed values; a side of the clip range may take its number from loss.cliprange.
     broken = {key: rule for key, value in numbers.items() if (rule := entry.ranges[key].broken_by(value))}
     for key, rule in broken.items():
         yield f"loss.{key}={numbers[key]} {rule}: {entry.ranges[key].cure}"

@@ -1,4 +1,4 @@
-"""The KL to a reference, in the loss or in the reward, and the weight of the engine's mismatch."""
+"""The KL to a reference, in the loss or in the reward, and the weights for the engine's mismatch."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def kl_per_token(
 ) -> Tensor:
     """The chosen estimator at every response token, 0 elsewhere. Each (batch, seq) -> (batch, seq), in nats.
 
-    Tokens sampled from an older policy: give `old_log_probs`, and each token is weighted by sg(pi / pi_old),
+    Tokens sampled from an older policy: pass `old_log_probs`, and each token is weighted by sg(pi / pi_old),
     so that value and gradient keep the expectations of the table.
 
     >>> import torch
@@ -55,7 +55,7 @@ def kl_per_token(
 def subtract_kl_from_rewards(rewards: Tensor, kl: Tensor, kl_coef: float) -> Tensor:
     """r - kl_coef * sum over the response of KL, before baseline and normaliser. (n,), (n, seq) -> (n,)
 
-    `kl` is what `kl_per_token` gives for the policy that sampled, 0 outside the response. No gradient passes.
+    `kl`: `kl_per_token` of the sampling policy, 0 outside the response. No gradient passes.
     """
     return rewards - kl_coef * kl.detach().sum(-1)
 

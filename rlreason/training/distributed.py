@@ -88,6 +88,7 @@ class RankedLearner(Learner):
             self.weights_moved()
 
     def new_sums(self) -> RankedSums:
+        """Create sums that are read over all ranks."""
         return RankedSums(ranks=self.ranks)
 
     def dealt(self, samples: Sequence[Sample]) -> Iterator[tuple[bool, list[int]]]:

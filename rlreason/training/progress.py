@@ -91,6 +91,7 @@ class Position:
         return self.status != "finished"
 
     def end_step(self, number: int) -> None:
+        """Mark step `number` as finished."""
         self.finished, self.step, self.rows, self.recorded = number, None, 0, False
 
     def state_dict(self) -> dict[str, Any]:
@@ -230,6 +231,7 @@ class CheckpointCost:
         return {"count": self.count, "seconds": round(self.seconds, 2), "bytes": self.bytes}
 
     def add(self, seconds: float, size: int) -> None:
+        """Count a checkpoint that was written."""
         self.count, self.seconds, self.newest, self.bytes = self.count + 1, self.seconds + seconds, seconds, size
 
 

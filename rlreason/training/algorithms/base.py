@@ -51,9 +51,11 @@ class Online:
     batch_size: int
 
     def state_dict(self) -> dict[str, Any]:
+        """Return which problems come next."""
         return self.questions.state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Resume from this state."""
         self.questions.state = state
 
     def batches(self, step: int, samples: Sequence[Sample]) -> list[list[Sample]]:
