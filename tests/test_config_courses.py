@@ -9,7 +9,7 @@ from rlreason.cli.check import check_words
 from rlreason.config.leaves import resource_dir
 from rlreason.config.store import typed
 from rlreason.errors import ConfigError
-from rlreason.training.trainer import due
+from rlreason.training.optimization import evaluation_due
 
 CONF = resource_dir("conf")
 
@@ -34,7 +34,9 @@ def test_an_experiment_is_its_handout(composed, gsm8k, experiment, model, data, 
         "reinforce_with_baseline", "masked_mean", "group_std", "mean",
     )  # fmt: skip
     assert (run.problems_on_the_way, run.eval_problems) == (1024, None)  # on the way, and the whole split at the end
-    assert [step for step in range(1, 201) if due(run, Fraction(step), Fraction(1), 200)] == list(range(10, 201, 10))
+    every, longest = run.eval_every, run.longest_without_evaluation
+    due = [s for s in range(1, 201) if evaluation_due(Fraction(s), Fraction(1), 200, every, longest)]
+    assert due == list(range(10, 201, 10))
     assert (run.kl_coef, run.lr_schedule) == (0.0, "constant")
     elsewhere = typed(composed(f"experiment={experiment}", path, "model=smollm2_135m"))
     assert (elsewhere.data.name, elsewhere.prompt.name, elsewhere.rollout_batch_size) == (data, prompt, 256)

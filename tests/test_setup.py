@@ -152,7 +152,7 @@ def test_an_engines_room_is_planned_from_what_the_run_asks_for(policy, prompt_id
     train, validation = make_stories(3, seed=0), make_stories(40, seed=1)
     train[1] = Problem("long", "word " * 90, "1")
     demand = demand_of(run, prompt_ids, prompt_ids, train, validation)
-    sampled_from = train if run.asks_training_data else []
+    sampled_from = train if run.samples_training_data else []
     assert demand.longest == 50 + max(len(prompt_ids(p)) for p in [*sampled_from, *validation])
     assert demand.rows == rows
 

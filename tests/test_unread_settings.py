@@ -34,7 +34,7 @@ from rlreason.training.algorithms.base import Algorithm
 from rlreason.training.algorithms.grpo import GRPO, with_advantages
 from rlreason.training.build import build_components
 from rlreason.training.build_algorithm import make_algorithm
-from rlreason.training.jobs import announce, start
+from rlreason.training.jobs import print_start, start
 from rlreason.training.learner import Learner
 from rlreason.training.summary import evaluated_otherwise
 from rlreason.training.trainer import make_learner, train
@@ -172,7 +172,7 @@ def prepare(run: Any, folder: Path) -> None:
         algorithm = make_algorithm(run, components, console)
         learn(make_learner(run, components.policy), algorithm)
     else:
-        announce(console, run, components, folder, again=False)
+        print_start(console, run, components, folder, again=False)
 
 
 def finish(run: Any, folder: Path) -> None:

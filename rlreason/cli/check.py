@@ -22,7 +22,7 @@ from rlreason.cli.suggestions import options
 from rlreason.config.discover import DiscoverConfig
 from rlreason.config.leaves import resource_dir
 from rlreason.config.monitors import OF_SWEEPS
-from rlreason.config.rules import complaints, lowered, unread_keys
+from rlreason.config.rules import complaints, smaller_last_evaluation, unread_keys
 from rlreason.config.run import AnyRunConfig, works_on_a_model
 from rlreason.config.store import typed
 from rlreason.config.sweep_files import SweepFile
@@ -136,7 +136,7 @@ def checked(
         OmegaConf.resolve(cfg)
     run = typed(cfg, of_sweep, absent)
     given = {word.lstrip("+").partition("=")[0] for word in overrides}
-    if "interim_eval_problems" in given and (bad := lowered(run)):
+    if "interim_eval_problems" in given and (bad := smaller_last_evaluation(run)):
         raise ConfigError("\n".join(bad))
     return run
 

@@ -213,7 +213,7 @@ class EvalJobConfig(RunConfig):
         return self.split == "train"
 
     @property
-    def asks_training_data(self) -> bool:
+    def samples_training_data(self) -> bool:
         return self.split == "train"
 
     @property
@@ -222,7 +222,7 @@ class EvalJobConfig(RunConfig):
 
     @property
     def problems_at_the_end(self) -> int | None:
-        return self.asked_at_most
+        return self.problem_limit
 
     @property
     def problems_there(self) -> int | None:

@@ -180,7 +180,7 @@ CONDITIONS = (
     ),
     Condition(
         ("interim_eval_problems",),
-        lambda run: run.asked_at_most is None,
+        lambda run: run.problem_limit is None,
         "where eval_problems is null only, which otherwise bounds every evaluation",
         "set eval_problems=null, or leave it out",
     ),

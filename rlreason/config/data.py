@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from omegaconf import MISSING
 
 from rlreason.config.fields import choice
-from rlreason.config.leaves import SPLITS, SUFFIXES, described_format, locate, may_be_hub_name, unread_format
+from rlreason.config.leaves import SPLITS, SUFFIXES, describe_format, locate, may_be_hub_name, unread_format
 from rlreason.errors import Absent, ConfigError
 from rlreason.runtime.plugins import NotImportableError, load
 
@@ -63,7 +63,7 @@ class DataConfig:
             bad.append(Absent(f"data.pass_rates={self.pass_rates} is no file: {cure}"))
         return bad
 
-    def problems_asked(self) -> list[str]:
+    def evaluation_problems(self) -> list[str]:
         """Return complaints about a run that only evaluates on its validation problems."""
         return self.problems()
 
@@ -182,21 +182,21 @@ class FileDataConfig(RowsDataConfig):
     def problems(self) -> list[str]:
         return self._rules() + self._absent("train", "validation", "ground_truth")
 
-    def problems_asked(self) -> list[str]:
+    def evaluation_problems(self) -> list[str]:
         if self.n_validation is not None:
             return self._rules() + self._absent("train", "ground_truth")
         bad = self._rules() + self._absent("validation", "ground_truth")
-        if not bad and self.validation is None and self.path is not None and not self.measured_on():
+        if not bad and self.validation is None and self.path is not None and not self.evaluation_file():
             if Path(self.path).expanduser().is_dir():
-                return [self.unmeasured()]
+                return [self.nothing_to_evaluate()]
             bad = self._absent_split("path", "validation")
         return bad
 
-    def measured_on(self) -> str | None:
+    def evaluation_file(self) -> str | None:
         """The folder's file to evaluate on if none was named; a hub has its own."""
         return next((name for name in ("validation", "test") if locate(self.path, name)), None)
 
-    def unmeasured(self) -> str:
+    def nothing_to_evaluate(self) -> str:
         """The complaint about a folder of files with nothing to evaluate on."""
         if other := unread_format(self.path, "validation") or unread_format(self.path, "test"):
             return f"data.path={self.path}: {other}"
@@ -208,7 +208,7 @@ class FileDataConfig(RowsDataConfig):
     def _rules(self) -> list[str]:
         bad = super().problems()
         if self.path is not None and Path(self.path).expanduser().is_file():
-            given = described_format(Path(self.path)) if locate(None, self.path) is None else "is a file"
+            given = describe_format(Path(self.path)) if locate(None, self.path) is None else "is a file"
             return [*bad, f"data.path={self.path}: {given}: give files as data.train and data.validation"]
         if self.validation is not None and self.n_validation is not None:
             bad.append(

@@ -98,17 +98,13 @@ class DiscoverConfig(AnyRunConfig):
         """Whether the model learns what its programs scored."""
         return self.strategy in CONVERSING
 
-    @property
-    def priced(self) -> bool:
-        """Whether a call's cost is known."""
-        return self.client.prompt_price is not None and self.client.completion_price is not None
-
     def problems(self) -> list[str]:
         """Every violated rule between settings, one line each."""
         bad = super().problems()
         if all(getattr(self.budget, name) is None for name in DISCOVERY_BUDGETS):
             bad.append("budget.calls=null, and no other budget is set: a run needs an end: try budget.calls=20")
-        if self.budget.cost is not None and not self.priced:
+        priced = self.client.prompt_price is not None and self.client.completion_price is not None
+        if self.budget.cost is not None and not priced:
             bad.append(
                 f"budget.cost={self.budget.cost:g} needs client.prompt_price and client.completion_price, the prices "
                 "of a million tokens: set both"

@@ -42,7 +42,7 @@ class EvalConfig:
         if self.prompt is not None:
             bad += [as_eval("prompt", line, self.prompt) for line in self.prompt.problems()]
         if self.data is not None:
-            bad += [as_eval("data", line, self.data) for line in self.data.problems_asked()]
+            bad += [as_eval("data", line, self.data) for line in self.data.evaluation_problems()]
         return bad
 
 
@@ -102,7 +102,7 @@ def as_eval(group: str, text: str, settings: DataConfig | PromptConfig) -> str:
 
 
 @contextmanager
-def asked_by(run: Any, group: str) -> Iterator[None]:
+def naming_eval_settings(run: Any, group: str) -> Iterator[None]:
     """Attribute errors in `prompt` or `data` of evaluations to the settings that gave them."""
     try:
         yield
@@ -127,7 +127,7 @@ def complaints(run: Any) -> Iterator[str]:
             "eval.prompt.chat=true with model=tiny: a model made on the spot has no chat template: choose a pretrained "
             "model, or another eval.prompt"
         )
-    most, last = run.asked_at_most, own.final_problems
+    most, last = run.problem_limit, own.final_problems
     if most is not None and last is not None and last < most:
         key = "eval_problems" if own.problems is None else "eval.problems"  # as it was given
         yield (

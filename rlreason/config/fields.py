@@ -202,7 +202,8 @@ def out_of_range(settings: Mapping[str, Any] | Iterable[tuple[str, Any]]) -> lis
 
 
 def _complaint(key: str, value: Any) -> str:
-    numbers = [n for n in (value if isinstance(value, list) else [value]) if _is_number(n)]
+    members = value if isinstance(value, list) else [value]
+    numbers = [n for n in members if isinstance(n, int | float) and not isinstance(n, bool)]
     bounds = range_of(key)
     if bounds is None or not numbers:
         return ""
@@ -214,10 +215,6 @@ def _complaint(key: str, value: Any) -> str:
     return f"{key}={_short(shown)} {rule}" + (f": {cure}" if cure else "")
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
 def _short(number: str) -> str:
     return number if len(number) <= 40 else f"{number[:20]}...({len(number)} digits)"
 
@@ -227,11 +224,11 @@ def choice(*words: str, default: str | None = MISSING, cure: str = "choose one")
     return field(default=default, metadata={"choices": words, "cure": cure})
 
 
-def wrong_words(settings: Any, prefix: str = "") -> list[str]:
+def wrong_choices(settings: Any, prefix: str = "") -> list[str]:
     """Return complaints about settings with a value that is no choice, one line each. null is left to the type.
 
     >>> from rlreason.config.groups import RolloutConfig
-    >>> wrong_words(RolloutConfig(engine="sglang"), "rollout.")
+    >>> wrong_choices(RolloutConfig(engine="sglang"), "rollout.")
     ['rollout.engine=sglang is none of hf, vllm: choose one']
     """
     return [

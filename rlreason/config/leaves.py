@@ -124,10 +124,10 @@ def unread_format(path: str | None, split: str) -> str:
     folder = Path(path).expanduser() if path else Path()
     beside = sorted(folder.glob(f"{glob.escape(split)}.*")) if path and Path(split).name == split else []
     files = [file for file in (Path(split).expanduser(), folder / split, folder, *beside) if file.is_file()]
-    return next((described_format(file) for file in files if file.suffix not in SUFFIXES[1:]), "")
+    return next((describe_format(file) for file in files if file.suffix not in SUFFIXES[1:]), "")
 
 
-def described_format(file: Path) -> str:
+def describe_format(file: Path) -> str:
     """Describe a file's unsupported format, by its name, and how to convert it."""
     name = str(file)
     stem, _, suffix = name.rpartition(".") if file.suffix else (name, "", "")

@@ -8,7 +8,7 @@ from hydra.core.global_hydra import GlobalHydra
 from omegaconf import OmegaConf
 
 from rlreason.config.conditions import CONDITIONS
-from rlreason.config.fields import out_of_range, wrong_words
+from rlreason.config.fields import out_of_range, wrong_choices
 from rlreason.config.leaves import leaves, typed_word
 from rlreason.config.run import AnyRunConfig, works_on_a_model
 
@@ -40,13 +40,13 @@ def complaints(run: AnyRunConfig, conf: Path) -> dict[str, str]:
         if not given or condition.read(run):
             continue
         for key in given:
-            if settings[key].value not in of_options(run, key, conf):
+            if settings[key].value not in option_values(run, key, conf):
                 spelled = f"{key}={typed_word(settings[key].value)}"
                 found[key] = f"{spelled} has no effect: it is read {condition.where}: {condition.cure}"
     return found
 
 
-def of_options(run: AnyRunConfig, key: str, conf: Path) -> list[Any]:
+def option_values(run: AnyRunConfig, key: str, conf: Path) -> list[Any]:
     """Return the values of the key in the chosen option of its group, and in the options that this builds on."""
     group, _, rest = key.partition(".")
     homes, kinds = (conf, *_own_option_folders()), ("scale", f"scale/{run.algorithm}", "eval", "experiment")
@@ -92,23 +92,23 @@ def broken_rules(run: AnyRunConfig, conf: Path, of_sweep: bool = False) -> list[
     """
     bad: list[str] = []
     sizes = out_of_range((leaf.key, leaf.value) for leaf in leaves(run))
-    asked = too_many_asked(run, run.problems_there, conf)
-    for lines in (sizes, wrong_words(run), run.problems(), asked, [] if of_sweep else complaints(run, conf).values()):
+    asked = too_many_problems(run, run.problems_there, conf)
+    for lines in (sizes, wrong_choices(run), run.problems(), asked, [] if of_sweep else complaints(run, conf).values()):
         named = set(map(_setting, bad))
         bad += [line for line in lines if _setting(line) not in named]
     return bad
 
 
-def too_many_asked(run: AnyRunConfig, there: int | None, conf: Path) -> list[str]:
+def too_many_problems(run: AnyRunConfig, there: int | None, conf: Path) -> list[str]:
     """Return complaints about requests for more than `there` problems; a scale's number is an upper bound."""
     return [
         f"{key}={count} is more than the {there} problems there are to ask: set {key}={there}, or null for all of them"
         for key, count in run.bounds().items()
-        if there is not None and count is not None and count > there and count not in of_options(run, key, conf)
+        if there is not None and count is not None and count > there and count not in option_values(run, key, conf)
     ]
 
 
-def lowered(run: AnyRunConfig) -> list[str]:
+def smaller_last_evaluation(run: AnyRunConfig) -> list[str]:
     """Return a complaint if the last evaluation has fewer problems than those before it were set to.
 
     Call it only if `interim_eval_problems` was typed: a scale's is an upper bound and allowed.

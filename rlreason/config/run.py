@@ -93,7 +93,7 @@ class RunConfig(AnyRunConfig):
         return True
 
     @property
-    def asks_training_data(self) -> bool:
+    def samples_training_data(self) -> bool:
         """Whether responses to training problems are sampled, to learn from them or to measure."""
         return self.samples_to_learn
 
@@ -143,7 +143,7 @@ class RunConfig(AnyRunConfig):
         return False
 
     @property
-    def ranks_asked(self) -> int:
+    def ranks_requested(self) -> int:
         """Number of training ranks by the settings, outside torchrun."""
         return 1
 
@@ -188,15 +188,15 @@ class RunConfig(AnyRunConfig):
     @property
     def problems_on_the_way(self) -> int | None:
         """Number of problems in the evaluations before the last; None: all."""
-        return self.asked_at_most
+        return self.problem_limit
 
     @property
     def problems_at_the_end(self) -> int | None:
         """Number of problems in the last evaluation; None: all."""
-        return self.asked_at_most if self.eval.final_problems is None else self.eval.final_problems
+        return self.problem_limit if self.eval.final_problems is None else self.eval.final_problems
 
     @property
-    def asked_at_most(self) -> int | None:
+    def problem_limit(self) -> int | None:
         """The limit on every evaluation under either of its names; None if there is none."""
         return self.eval_problems if self.eval.problems is None else self.eval.problems
 
@@ -309,7 +309,7 @@ def checks_ground_truths(run: RunConfig) -> bool:
     asked = not is_own(*named[0])
     if run.eval.data is None and asked:
         return True
-    if not run.asks_training_data:
+    if not run.samples_training_data:
         return False
     return not is_own(*named[-1]) if run.trains else asked
 

@@ -121,7 +121,7 @@ class TrainingConfig(OptimizationConfig, RunConfig):
 
     @property
     def problems_on_the_way(self) -> int | None:
-        return self.interim_eval_problems if self.asked_at_most is None else self.asked_at_most
+        return self.interim_eval_problems if self.problem_limit is None else self.problem_limit
 
     @property
     def learning_temperature(self) -> float:
@@ -147,7 +147,7 @@ class TrainingConfig(OptimizationConfig, RunConfig):
         return self.checkpoint.keep_final
 
     @property
-    def ranks_asked(self) -> int:
+    def ranks_requested(self) -> int:
         return int(self.gpus) if self.gpus.isdecimal() else 1
 
     @property

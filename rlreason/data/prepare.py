@@ -19,9 +19,9 @@ from rlreason.config.data import (
     RowsDataConfig,
     StoriesConfig,
 )
-from rlreason.config.evaluation import as_eval, asked_by
+from rlreason.config.evaluation import as_eval, naming_eval_settings
 from rlreason.config.leaves import SPLITS, locate, may_be_hub_name, resource_dir
-from rlreason.config.rules import too_many_asked
+from rlreason.config.rules import too_many_problems
 from rlreason.config.run import RunConfig
 from rlreason.data.ground_truth import check_ground_truths, with_ground_truth
 from rlreason.data.prompts import check_template, filling, filter_correct, trace_text, with_traces
@@ -334,13 +334,13 @@ def _rows(data: FileDataConfig, split: str, hub: Hub) -> tuple[str, Iterable[Row
 
 def measured_on(data: FileDataConfig, hub: Hub) -> str:
     """The split to validate on where none was named."""
-    if name := data.measured_on():
+    if name := data.evaluation_file():
         return name
     on_hub = () if Path(data.path or "").expanduser().is_dir() else hub()
     for name in ("validation", "test"):
         if name in on_hub:
             return name
-    raise ConfigError(data.unmeasured())
+    raise ConfigError(data.nothing_to_evaluate())
 
 
 class Loaded(NamedTuple):
@@ -365,8 +365,8 @@ def load_data(run: RunConfig, *, grader: Grader | None = None, judge: Grader | N
         validation = asked_checked(run, validation, judge, say)
         return Loaded([], validation, {"validation": len(validation)})
     train, sizes = selected(run, train, validation, grader, say)
-    validation = asked_checked(run, validation, judge, say, needed=run.asks_training_data)
-    if run.asks_training_data:
+    validation = asked_checked(run, validation, judge, say, needed=run.samples_training_data)
+    if run.samples_training_data:
         train = with_notes(say, *ground_truths_checked(train, grader if run.trains else judge, run.data))
     train = with_notes(say, train, repeated(train, "training", same_truth(grader)))
     limit = run.data.limit
@@ -415,7 +415,7 @@ def selected(
 
 def enough(run: RunConfig, asked: Problems) -> Problems:
     """The problems that evaluations ask from, unless the settings ask for more than there are."""
-    if bad := too_many_asked(run, len(asked), resource_dir("conf")):
+    if bad := too_many_problems(run, len(asked), resource_dir("conf")):
         raise ConfigError("\n".join(bad))
     return asked
 
@@ -432,7 +432,7 @@ def ground_truths_checked(
 def asked_checked(run: RunConfig, asked: Problems, judge: Grader | None, say: Say, needed: bool = True) -> Problems:
     """The problems that evaluations ask from, their ground truths checked."""
     data = run.evaluation.data
-    with asked_by(run, "data"):
+    with naming_eval_settings(run, "data"):
         asked = with_notes(say, *ground_truths_checked(asked, judge, data, needed))
     return with_notes(say, asked, repeated(asked, "validation", same_truth(judge)))
 
@@ -449,7 +449,7 @@ def read_asked(run: RunConfig, say: Say) -> Problems:
     def note(text: str) -> None:
         say(as_eval("data", text, data))
 
-    with asked_by(run, "data"):
+    with naming_eval_settings(run, "data"):
         if not isinstance(data, FileDataConfig):
             return enough(run, read_splits(data, note, traces=False)[1])
         hub = cache(partial(hub_splits, data.path or "", data.hub_config))

@@ -43,11 +43,11 @@ def demand_of(
     An evaluation may have a prompt, lengths and several responses of its own.
     """
     evaluation = run.evaluation
-    asked = train if run.asks_training_data and not run.trains else validation
+    asked = train if run.samples_training_data and not run.trains else validation
     at_once = evaluation.samples * len(asked[: evaluation.final_problems])
     learned = run.asking.sampling.max_tokens
     longest = max(
-        max((len(prompt_ids(p)) + learned for p in (train if run.asks_training_data else [])), default=0),
+        max((len(prompt_ids(p)) + learned for p in (train if run.samples_training_data else [])), default=0),
         max((len(asked_ids(p)) + evaluation.sampling.max_tokens for p in validation), default=0),
     )
     return Demand(longest, max(run.responses_per_step, at_once, 1))

@@ -12,7 +12,7 @@ def ranks_here(run: RunConfig) -> int:
     """How many ranks of the trainer compute on this machine, on its first GPUs."""
     if (place := place_of()) is not None:
         return int(os.environ.get("LOCAL_WORLD_SIZE") or place.world)
-    return run.ranks_asked
+    return run.ranks_requested
 
 
 def engine_gpus(placement: str, engines: int, ranks: int, visible: int) -> list[int]:

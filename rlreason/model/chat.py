@@ -9,7 +9,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from rlreason.config.evaluation import asked_by
+from rlreason.config.evaluation import naming_eval_settings
 from rlreason.config.groups import PromptConfig
 from rlreason.config.model import ModelConfig
 from rlreason.config.run import RunConfig
@@ -175,7 +175,7 @@ def check_prompts(run: RunConfig) -> None:
     if run.asking.prompt is run.prompt:
         check_prompt(run.prompt, run.model)
     if run.eval.prompt is not None:
-        with asked_by(run, "prompt"):
+        with naming_eval_settings(run, "prompt"):
             check_prompt(run.eval.prompt, run.model)
 
 

@@ -408,7 +408,7 @@ def workload_of(run: RunConfig, shape: ModelShape, device: Device, prompt: int |
         compiled=rollout.compile,
         resident=rollout.engine == "vllm" and not (on_gpu and rollout.sleep and rollout.shares_gpu),
         elsewhere=rollout.engine == "vllm" and rollout.placement == "second_gpu",
-        engines=engines_of(run),
+        engines=rollout.gpus if rollout.engine == "vllm" else 1,
         cache_gb=rollout.kv_cache_gb,
         ranks=ranks_of(run),
         parallel=str(options.get("parallel", "auto")),
@@ -442,11 +442,6 @@ def sampled_by(run: RunConfig) -> tuple[Sampled, ...]:
     if not run.samples_to_learn:
         return (asked,)
     return asked, Sampled(run.responses_per_step, settings.group_size, run.sampling.max_tokens)
-
-
-def engines_of(run: RunConfig) -> int:
-    """Number of vLLM engines that share the sampling (rollout.gpus)."""
-    return run.rollout.gpus if run.rollout.engine == "vllm" else 1
 
 
 def ranks_of(run: RunConfig) -> int:

@@ -75,13 +75,13 @@ def fitting(run: RunConfig, shape: ModelShape, device: Device, prompt: int | Non
         changed = with_changes(run, settings | saving.settings)
         work = workload_of(changed, shape, device, prompt)
         less = plan_of(work, device)
-        if changed.problems() or not _helps(less, plan, device) or _refused_by_vllm(work, device):
+        cache, of_one_sequence = planned_cache(work, device) if work.engine == "vllm" else (0, 0)
+        if changed.problems() or not _helps(less, plan, device) or cache < of_one_sequence:
             continue
         plan, settings, same_result = less, settings | saving.settings, same_result and saving.same_result
         if all_fit(plan, device):
-            return Fitting(
-                tuple(f"{key}={_override_value(value)}" for key, value in settings.items()), plan.peak, same_result
-            )
+            overrides = [f"{k}={str(v).lower() if isinstance(v, bool) else v}" for k, v in settings.items()]
+            return Fitting(tuple(overrides), plan.peak, same_result)
     return None
 
 
@@ -92,11 +92,6 @@ def _helps(plan: Plan, before: Plan, device: Device) -> bool:
         if not enough(then, free) and now < then:
             return True
     return False
-
-
-def _refused_by_vllm(work: Workload, device: Device) -> bool:
-    cache, of_one_sequence = planned_cache(work, device) if work.engine == "vllm" else (0, 0)
-    return cache < of_one_sequence
 
 
 def device_per_rank(device: Device, ranks: int) -> Device:
@@ -116,10 +111,6 @@ def with_changes(run: RunConfig, settings: dict[str, Any]) -> RunConfig:
             owner = getattr(owner, group)
         setattr(owner, name, value)
     return changed
-
-
-def _override_value(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 class Parallel(NamedTuple):

@@ -375,14 +375,10 @@ def parsed_gpus(table: str) -> list[Device]:
     found = []
     for line in table.splitlines():
         fields = [part.strip() for part in line.split(",")]
-        sizes = [_mebibytes(part) for part in fields[1:3]]
+        sizes = [int(part) << 20 if part.isdecimal() else None for part in fields[1:3]]
         if len(fields) in (4, 5) and len(sizes) == 2 and all(part.isdecimal() or "N/A" in part for part in fields[1:3]):
             major, _, minor = fields[3].partition(".")
             known = major.isdecimal() and minor.isdecimal()
             half = not known or (int(major), int(minor)) >= BF16_SINCE
             found.append(Device("cuda", fields[0], sizes[1], sizes[0], half))
     return found
-
-
-def _mebibytes(text: str) -> int | None:
-    return int(text) << 20 if text.isdecimal() else None

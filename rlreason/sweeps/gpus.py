@@ -62,7 +62,7 @@ def gpus_asked(run: AnyRunConfig) -> int:
     """
     if not works_on_a_model(run):
         return 0
-    ranks = run.ranks_asked
+    ranks = run.ranks_requested
     engines = run.rollout.gpus if run.rollout.engine == "vllm" else 1
     return ranks + engines if run.rollout.placement == "second_gpu" else max(ranks, engines)
 

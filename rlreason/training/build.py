@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -22,7 +22,7 @@ from rlreason.evaluation.cases import signs_of
 from rlreason.evaluation.evaluator import Evaluator
 from rlreason.grading import Grader
 from rlreason.grading.build import Graders, make_graders
-from rlreason.model.chat import PromptEncoder, PromptIds, check_prompts, encoder, end_of_turn, lengths, remarks
+from rlreason.model.chat import PromptEncoder, check_prompts, encoder, end_of_turn, lengths, remarks
 from rlreason.model.policy import LogProbScorer, Policy
 from rlreason.model.tiny import TAGS
 from rlreason.records.console import Console
@@ -109,7 +109,16 @@ def build_components(
         rollouts=Rollouts(engine, graders.training, prompt_ids, run.seed, console.part, clock=clock),
         sampling=make_sampling(run.asking, policy),
         scorer=make_scorer(run, run.asking, policy),
-        evaluator=make_evaluator(run, policy, engine, graders, asked_ids, console, clock),
+        evaluator=Evaluator(
+            settings=evaluation,
+            rollouts=Rollouts(
+                engine, graders.evaluation, asked_ids, run.seed, console.part, graders.second, clock, "eval"
+            ),
+            sampling=make_sampling(evaluation, policy),
+            scorer=make_scorer(run, evaluation, policy),
+            grader=graders.evaluation,
+            second_grader=graders.second,
+        ),
         train_problems=loaded.train,
         truths={problem.id: problem.answer for problem in loaded.train},
         eval_problems=evaluation_problems(evaluation, loaded.validation, evaluation.problems),
@@ -159,30 +168,14 @@ def read_all(run: RunConfig, graders: Graders, console: Console) -> tuple[Loaded
         loaded = load_data(run, grader=graders.training, judge=graders.evaluation, say=console.say)
         for grader in graders.all():  # each on an answer of the kind it will judge
             learned = grader is graders.training and grader is not graders.evaluation
-            check_reward(run, grader, loaded.train if learned and loaded.train else loaded.validation)
+            problems = loaded.train if learned and loaded.train else loaded.validation
+            if grader.plugin:
+                setting = next((key for key, name in own_functions(run) if name == grader.plugin), grader.plugin)
+                if why := refusal(setting, grader, problems[0].answer, run.grading.timeout_s):
+                    raise ConfigError(why)
         for remark in [*remarks(run.asking.prompt, loaded.train), *remarks(run.evaluation.prompt, loaded.validation)]:
             console.say(remark)
         return loaded, read_splits(run.data, console.say, traces=False)[0] if run.model.made_on_the_spot else []
-
-
-def make_evaluator(
-    run: RunConfig,
-    policy: Policy,
-    engine: Engine,
-    graders: Graders,
-    asked_ids: PromptIds,
-    console: Console,
-    clock: Clock,
-) -> Evaluator:
-    """Build the evaluator; `asked_ids` encodes its prompts."""
-    return Evaluator(
-        settings=run.evaluation,
-        rollouts=Rollouts(engine, graders.evaluation, asked_ids, run.seed, console.part, graders.second, clock, "eval"),
-        sampling=make_sampling(run.evaluation, policy),
-        scorer=make_scorer(run, run.evaluation, policy),
-        grader=graders.evaluation,
-        second_grader=graders.second,
-    )
 
 
 def evaluation_problems(evaluation: EvalProtocolConfig, validation: list[Problem], count: int | None) -> list[Problem]:
@@ -202,15 +195,6 @@ def make_sampling(asking: Asking, policy: Policy) -> Sampling:
 def make_scorer(run: RunConfig, asking: Asking, policy: Policy) -> LogProbScorer:
     """Build a scorer at the sampling temperature; greedy responses are scored at temperature 1."""
     return LogProbScorer(policy, run.micro_batch_tokens, asking.sampling.temperature or 1.0)
-
-
-def check_reward(run: RunConfig, grader: Grader, problems: Sequence[Problem]) -> None:
-    """Try the user's own reward on one response before anything is trained with it."""
-    if not grader.plugin:
-        return
-    setting = next((key for key, name in own_functions(run) if name == grader.plugin), grader.plugin)
-    if why := refusal(setting, grader, problems[0].answer, run.grading.timeout_s):
-        raise ConfigError(why)
 
 
 def all_fitting(

@@ -10,7 +10,7 @@ from rlreason.data.prompts import trace_text
 from rlreason.data.sampler import ProblemSampler
 from rlreason.errors import ConfigError
 from rlreason.model.chat import end_of_turn
-from rlreason.model.policy import LogProbScorer, Policy
+from rlreason.model.policy import Policy
 from rlreason.records.console import Console
 from rlreason.training.algorithms.base import Algorithm
 from rlreason.training.algorithms.grpo import GRPO
@@ -76,13 +76,13 @@ def make_sft(run: SFTConfig, components: Components, console: Console) -> SFT:
 
 
 def make_grpo(run: GRPOConfig, components: Components) -> GRPO:
-    """Build GRPO, with a reference model if a KL term needs one."""
+    """Build GRPO, with a frozen copy of the current policy as reference model if a KL term needs it."""
     divisor = old_log_probs_from(run)
     return GRPO(
         **online_arguments(run, components),
         epochs=run.epochs_per_rollout,
         objective=run.objective(),
-        reference=make_reference(run, components.policy),
+        reference=None if run.kl_placement == "none" else make_scorer(run, run, frozen_copy(components.policy)),
         # Score the sampling policy where needed; not for samples drawn ahead, because the weights are moving by then.
         behaviour=components.scorer if run.kl_placement == "reward" or divisor == "measured" else None,
         old_log_probs=divisor,
@@ -110,11 +110,6 @@ def old_log_probs_from(run: GRPOConfig) -> str:
     if run.old_from_engine:
         return "engine"
     return "measured" if run.updates_per_rollout > 1 and not run.rollout.async_level else "none"
-
-
-def make_reference(run: GRPOConfig, policy: Policy) -> LogProbScorer | None:
-    """Build the scorer of a frozen copy of the current policy if a KL term needs it: it doubles the model's memory."""
-    return None if run.kl_placement == "none" else make_scorer(run, run, frozen_copy(policy))
 
 
 def frozen_copy(policy: Policy) -> Policy:

@@ -70,7 +70,9 @@ def _make_ranked_learner(
             policies = whole
         else:
             for one in whole.values():
-                to_main_memory(one)
+                one.in_main_memory = True
+                one.model.to("cpu")  # type: ignore[arg-type]  # the wrapper hides torch's signature
+                free_cached_memory(one.device)
             send_weights(ranks, with_one_layer(policy.model))
             agree_on_sharing(ranks, whole.values())
             policies = trained_policies(run, without_weights(policy, policy.model.config))
@@ -154,13 +156,6 @@ def share_threads(run: TrainingConfig, ranks: Ranks) -> None:
     """Divide the processor's threads among the ranks, unless the settings fix them."""
     if run.threads is None and ranks.device.type == "cpu":
         torch.set_num_threads(max(1, torch.get_num_threads() // ranks.world))
-
-
-def to_main_memory(policy: Policy) -> None:
-    """Move the policy's model to main memory, where models that will be sharded are loaded from the start."""
-    policy.in_main_memory = True
-    policy.model.to("cpu")  # type: ignore[arg-type]  # the wrapper hides torch's signature
-    free_cached_memory(policy.device)
 
 
 def agree_on_sharing(ranks: Ranks, policies: Iterable[Policy]) -> None:

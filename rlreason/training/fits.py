@@ -70,17 +70,14 @@ class ProblemCache:
 
     def problems(self, run: RunConfig) -> Loaded | None:
         """Return a run's problems before the grader's checks, or None if they cannot be read quickly."""
-        asked = (run.asked_at_most, run.problems_on_the_way, run.problems_at_the_end)
+        asked = (run.problem_limit, run.problems_on_the_way, run.problems_at_the_end)
         drawn = None if run.data.limit is None else run.seed
         key = repr((type(run), getattr(run, "split", None), run.data, run.eval, run.prompt, asked, drawn))
         if key not in self._loaded and time.process_time() < self._deadline:
             quick = run.data.filter == "none" and all(data.quickly_read for data in run.data_read().values())
-            self._loaded[key] = load_data(run, say=_quietly) if quick else None
+            # Messages are printed when the run itself reads the data.
+            self._loaded[key] = load_data(run, say=lambda line: None) if quick else None
         return self._loaded.get(key)
-
-
-def _quietly(line: str) -> None:
-    """Drop the message: it is printed when the run itself reads the data."""
 
 
 def assumed_prompt(run: RunConfig) -> int | None:

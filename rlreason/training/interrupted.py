@@ -32,7 +32,10 @@ def leave_in_order(
 ) -> None:
     """Save what a run that ends with this error has; raise KeyboardInterrupt after a signal."""
     if signals.asked() is None and not isinstance(error, KeyboardInterrupt):
-        return keep_trainer_state(error, checkpointer, console)
+        trainer_intact = isinstance(error, EngineError)
+        if trainer_intact and checkpointer and checkpointer.begun and checkpointer.settings.every != 0:
+            try_to(console, checkpointer.write)
+        return
     stop = error if isinstance(error, KeyboardInterrupt) else KeyboardInterrupt()
     far = wind_up(run, components, checkpointer, records, counters, console, signals.why_stopped(stop))
     raise type(stop)(f"{stop} {far}".strip()) from None
@@ -87,17 +90,6 @@ def keep(checkpointer: Checkpointer, console: Console) -> None:
         checkpointer.prefetcher.drain(AHEAD_S)
     if checkpointer.write() is None:
         console.say("! no checkpoint of this place: what was sampled ahead had not ended; the run goes on from before")
-
-
-def keep_trainer_state(error: BaseException, checkpointer: Checkpointer | None, console: Console) -> None:
-    """Write a checkpoint after an error of the engine, which leaves the trainer's state intact."""
-    if (
-        isinstance(error, EngineError)
-        and checkpointer is not None
-        and checkpointer.begun
-        and checkpointer.settings.every != 0
-    ):
-        try_to(console, checkpointer.write)
 
 
 def stopped_where(checkpointer: Checkpointer | None, updates: int) -> str:

@@ -25,16 +25,14 @@ def make_optimizer(settings: OptimizationConfig, parameters: Iterable[Tensor]) -
     `adamw_8bit` keeps both moments in one byte each, scaled block by block (Dettmers et al. 2022, arXiv:2110.02861):
     2 bytes a parameter where `adamw` takes 8. Tensors of fewer than 4096 numbers keep float32 moments.
     """
-    kinds: dict[str, Callable[[], Callable[..., Any]]] = {"adamw": _adamw, "adamw_8bit": _adamw_8bit}
-    optimizer: Optimizer = kinds[settings.optimizer]()(
+    # Fused into one pass over memory: on a processor, where it is a tenth of a step, five times faster.
+    kind: Callable[..., Any] = partial(torch.optim.AdamW, fused=True)
+    if settings.optimizer == "adamw_8bit":
+        kind = _adamw_8bit()
+    optimizer: Optimizer = kind(
         parameters, lr=settings.learning_rate, betas=tuple(settings.adam_betas), weight_decay=settings.weight_decay
     )
     return optimizer
-
-
-def _adamw() -> Callable[..., Any]:
-    """Fused into one pass over memory: on a processor, where it is a tenth of a step, five times faster."""
-    return partial(torch.optim.AdamW, fused=True)
 
 
 def _adamw_8bit() -> Callable[..., Any]:

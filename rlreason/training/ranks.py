@@ -114,17 +114,13 @@ class Ranks:
         try:
             yield
         except RuntimeError as error:
-            why = self.error_elsewhere() or self.ended()
+            why = error_in_store(self.store, self.world, self.rank) or self.ended()
             if not why and not is_gone(error):
                 raise
             limit = f"waits.run_s={self.limit.total_seconds():g} s"
             cause = why or f"a rank has gone, or has not answered within {limit} ({first_line(error)})"
             lost = f"training on {self.world} ranks ended in {name}: {cause}"
             raise RankError(f"{lost}{dump(lost)}; resume=RUN goes on from the last checkpoint") from error
-
-    def error_elsewhere(self) -> str:
-        """Return the error that ended another rank; "" if there is none."""
-        return error_in_store(self.store, self.world, self.rank)
 
     def leave_error(self, error: str) -> None:
         """Store the error that ends this rank, for rank 0 to report."""

@@ -53,9 +53,8 @@ def make_learner(run: TrainingConfig, policy: Policy, folder: Path | None = None
     without `folder` it stays in this process.
     """
     if folder is not None and (world := world_of(run.gpus, place_of(), torch.cuda.device_count())) > 1:
-        from rlreason.training.build_ranks import (
-            make_ranked_learner,  # takes half a second to load: only for several ranks
-        )
+        # Takes half a second to load.
+        from rlreason.training.build_ranks import make_ranked_learner
 
         return make_ranked_learner(run, policy, getattr(algorithm, "reference", None), world, folder)
     sampling = (run.rollout.gpus, run.rollout.placement) if run.rollout.engine == "vllm" else (1, "auto")

@@ -94,26 +94,22 @@ def warm_up(policy: Policy, lessons: Lessons, progress: Callable[[str], None] = 
 
     Uses one thread, so that the weights do not depend on the run's number of threads, with which it may be resumed.
     """
+    steps, peak, loss = lessons.settings.steps, lessons.settings.learning_rate, 0.0
+    objective, optimization = Objective(length_norm=LengthNormConfig("token")), OptimizationConfig(peak)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        return _taught(policy, lessons, progress)
+        learner = Learner(policy, objective, optimization, micro_batch_tokens=MICRO_BATCH_TOKENS)
+        for step, batch in enumerate(lessons.batches(steps)):
+            samples = [
+                sft_sample(policy.encode_prompt(prompt), policy.encode_response(trace), trace)
+                for prompt, trace in batch
+            ]
+            rate = peak * min(1.0, (step + 1) / (0.05 * steps)) * (1 - 0.9 * step / steps)
+            loss = learner.update(samples, learning_rate=rate)["train/loss"]
+            progress(f"warm start {step + 1}/{steps}, loss {loss:.3f}")
     finally:
         torch.set_num_threads(threads)
-
-
-def _taught(policy: Policy, lessons: Lessons, progress: Callable[[str], None]) -> float:
-    steps, peak = lessons.settings.steps, lessons.settings.learning_rate
-    objective, optimization = Objective(length_norm=LengthNormConfig("token")), OptimizationConfig(peak)
-    learner = Learner(policy, objective, optimization, micro_batch_tokens=MICRO_BATCH_TOKENS)
-    loss = 0.0
-    for step, batch in enumerate(lessons.batches(steps)):
-        samples = [
-            sft_sample(policy.encode_prompt(prompt), policy.encode_response(trace), trace) for prompt, trace in batch
-        ]
-        rate = peak * min(1.0, (step + 1) / (0.05 * steps)) * (1 - 0.9 * step / steps)
-        loss = learner.update(samples, learning_rate=rate)["train/loss"]
-        progress(f"warm start {step + 1}/{steps}, loss {loss:.3f}")
     return loss
 
 
