@@ -32,7 +32,7 @@ from rlreason.model.tiny import build_model
 from rlreason.objectives.objective import LengthNormConfig, Objective
 from rlreason.training.learner import Learner
 from rlreason.training.optimization import learning_rate_at, make_optimizer
-from rlreason.training.parts import choose_trained
+from rlreason.training.parts import set_trained
 from rlreason.types import Grade, Response, Sample
 
 BFLOAT16 = torch.bfloat16
@@ -283,7 +283,7 @@ def test_everything_at_once_trains_and_is_described(tokenizer):
     settings = TinyModelConfig("tiny", weights="bfloat16", gradient_checkpointing=True, lora=LoRAConfig(rank=2))
     assert not settings.problems()
     policy = fresh(tokenizer, weights=BFLOAT16)
-    choose_trained(settings, policy, seed=0)
+    set_trained(settings, policy, seed=0)
     learner = Learner(policy, Objective(length_norm=LengthNormConfig("token")), OptimizationConfig(2e-2))
     losses = [learner.update(given_samples(policy))["train/loss"] for _ in range(6)]
     assert losses[-1] < losses[0]
@@ -300,7 +300,7 @@ def test_everything_at_once_trains_and_is_described(tokenizer):
 
 def test_what_pure_half_precision_costs_is_said(tokenizer):
     policy = fresh(tokenizer, weights=BFLOAT16)
-    choose_trained(ModelConfig("m", weights="bfloat16", freeze=["layers.0.*"]), policy, seed=0)
+    set_trained(ModelConfig("m", weights="bfloat16", freeze=["layers.0.*"]), policy, seed=0)
     assert "less than 0.2% of a weight is rounded away; frozen weights: 0.0" in policy.describe()
 
 

@@ -47,7 +47,7 @@ from rlreason.model.shapes import (
 from rlreason.model.tiny import TAGS, VOCABULARY
 from rlreason.training.fits import assumed_prompt
 from rlreason.training.learner import Learner
-from rlreason.training.parts import choose_trained, make_policy
+from rlreason.training.parts import make_policy, set_trained
 from rlreason.training.trainer import make_learner
 from rlreason.types import Grade, Response, Sample
 from tests.starts import ROOT
@@ -215,7 +215,7 @@ def test_a_large_vocabulary_takes_what_the_plan_says(words, tmp_path, composed, 
         )
     )  # fmt: skip
     policy = Policy(AutoModelForCausalLM.from_config(config), tokenizer)
-    choose_trained(run.model, policy, 0)
+    set_trained(run.model, policy, 0)
     shape = shape_of(run.model).shape
     found = measured_update(make_learner(run, policy), samples(8, 4, 20, 340))
     assert found.scored > 2 * CHUNK  # three chunks
@@ -264,7 +264,7 @@ def test_copies_of_weights_in_half_precision_last_as_long_as_the_plan_says(words
         )
     )  # fmt: skip
     policy = Policy(AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(tmp_path)), tokenizer, torch.bfloat16)
-    choose_trained(run.model, policy, 0)
+    set_trained(run.model, policy, 0)
     shape = shape_of(run.model).shape
     plan = plan_of(workload_of(run, shape, CPU), CPU)
     assert ("cast weights" in plan.training) != run.model.gradient_checkpointing
@@ -371,7 +371,9 @@ HEADS = [(4, 4), (4, 2), (2, 2)]  # bytes of what makes logits, and of the backw
 @pytest.mark.parametrize(("size", "products"), HEADS)
 @pytest.mark.parametrize("trained", [True, False])
 def test_the_output_head_takes_what_the_formula_says(size, products, trained, monkeypatch):
-    monkeypatch.setattr("rlreason.model.log_probs._helps", lambda device: False)  # oneDNN copies a transposed operand
+    monkeypatch.setattr(
+        "rlreason.model.log_probs._onednn_is_faster", lambda device: False
+    )  # oneDNN copies a transposed operand
     shape = dataclasses.replace(PUBLISHED["Qwen/Qwen3-0.6B"], vocab=2500, width=64)
     dtypes = {4: torch.float32, 2: torch.bfloat16}
     settings = {"head": dtypes[size], "products": dtypes[products]}

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from rlreason.runtime.machine import cgroup_quota, default_threads, usable_processors
-from rlreason.training.parts import choose_threads
+from rlreason.training.parts import set_threads
 from tests.run_settings import settings
 
 V1 = "12:pids:/docker/ab\n4:cpu,cpuacct:/docker/ab\n1:name=systemd:/docker/ab\n"
@@ -54,7 +54,7 @@ def test_affinity_bounds_the_default_and_an_explicit_number_wins():
     assert 1 <= usable_processors() <= (os.cpu_count() or 1)
     assert default_threads(1) == 1  # OMP_NUM_THREADS=1, say
     try:
-        choose_threads(settings("threads=2"))
+        set_threads(settings("threads=2"))
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(1)

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from rlreason.config.training import OptimizationConfig
-from rlreason.model.log_probs import _helps, _Linear, linear, use_fast_products
+from rlreason.model.log_probs import _Linear, _onednn_is_faster, linear, use_fast_products
 from rlreason.model.policy import Policy
 from rlreason.model.tiny import build_model
 from rlreason.objectives.objective import Objective
@@ -18,7 +18,7 @@ from rlreason.training.learner import Learner
 
 product = torch.ops.mkldnn._linear_pointwise.default if hasattr(torch.ops.mkldnn, "_linear_pointwise") else None
 needs_onednn = pytest.mark.skipif(product is None, reason="this torch has no oneDNN")
-needs_gain = pytest.mark.skipif(not _helps("cpu"), reason="oneDNN is not faster on this processor")
+needs_gain = pytest.mark.skipif(not _onednn_is_faster("cpu"), reason="oneDNN is not faster on this processor")
 
 
 class Products(TorchDispatchMode):

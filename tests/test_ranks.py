@@ -17,7 +17,7 @@ from rlreason.training.build_ranks import make_ranked_learner
 from rlreason.training.checkpoint import moments
 from rlreason.training.distributed import read_whole
 from rlreason.training.learner import Learner
-from rlreason.training.parts import choose_trained
+from rlreason.training.parts import set_trained
 from rlreason.training.sharding import ShardedPolicy
 from rlreason.types import Grade, Response, Sample
 from tests.test_trainer import run_of
@@ -89,8 +89,8 @@ def test_ranks_follow_the_gradient_of_one_process_in_update_after_update(tokeniz
     run, _ = run_of(*WORDS, *words)
     products = pick_dtype(run.model.dtype, torch.device("cpu"))
     policy = grouped_policy(tokenizer, tied, products, run.model.head, spread="parallel=shard" in words)
-    choose_trained(run.model, policy, run.seed)
-    alone = Learner(policy.apart(), **learner_settings(run))
+    set_trained(run.model, policy, run.seed)
+    alone = Learner(policy.copy(), **learner_settings(run))
     has_reference = run.kl_placement != "none"
     reference = LogProbScorer(frozen_copy(policy), 96) if has_reference else None
     samples = samples_for(policy)
@@ -98,7 +98,9 @@ def test_ranks_follow_the_gradient_of_one_process_in_update_after_update(tokeniz
         pairs = [(s.response.prompt_ids, s.response.token_ids) for s in samples]
         scores = reference.log_probs(pairs)
         samples = [replace(s, reference_log_probs=found) for s, found in zip(samples, scores, strict=True)]
-    assert [w for w, _ in alone.dealt(samples)].count(True) % int(run.gpus)  # some ranks have one more than others
+    assert [w for w, _ in alone.step_micro_batches(samples)].count(True) % int(
+        run.gpus
+    )  # some ranks have one more than others
     ranked = make_ranked_learner(run, policy, reference, int(run.gpus), tmp_path)
     try:
         if has_reference:  # which the ranks score together from now on

@@ -104,7 +104,7 @@ def test_in_main_memory_nothing_is_brought_to_the_device(tokenizer):
     there = {"device": torch.device("meta"), "in_main_memory": True}
     policy = UncheckedPolicy(model, tokenizer, head_dtype=torch.bfloat16, **there)
     assert LogProbScorer(policy, 64).log_probs(PAIRS) == expected
-    assert policy.apart().weights_device == torch.device("cpu")
+    assert policy.copy().weights_device == torch.device("cpu")
 
 
 def test_adapters_of_a_skeleton_take_no_memory_either():

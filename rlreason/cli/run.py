@@ -159,7 +159,7 @@ def _follow(place: Place, store: object, limit_s: float) -> int:
     ranks = Ranks(store, place.rank, place.world, pick_device(), limit_s)
     try:
         orders = follow(ranks)
-        while (order := ranks.order())[0] != "end":
+        while (order := ranks.next_order())[0] != "end":
             name, arguments = order
             orders[name](*arguments)
     except Exception as error:

@@ -27,7 +27,7 @@ def check_model(policy: "Policy") -> None:
     layers is scored a sequence at a time, and refused if sampling from its cache gives other numbers.
     """
     policy.model.set_attn_implementation("eager")
-    theirs, states = _own(policy), ", ".join(_carried(policy))
+    theirs, states = _model_log_probs(policy), ", ".join(_recurrent_layers(policy))
     if states:
         policy.packs = policy.shares_prompts = False
         policy.attention, policy.why_attention = "sdpa" if policy.model._supports_sdpa else "eager", "the model's own"
@@ -35,9 +35,9 @@ def check_model(policy: "Policy") -> None:
     policy.model.set_attn_implementation(NAMES[policy.attention] if policy.packs else policy.attention)
     types = policy.compute_dtype, policy.head_dtype
     policy.compute_dtype = policy.head_dtype = torch.float32
-    ours = _scored(policy)
+    ours = _packed_log_probs(policy)
     shares = policy.shares_prompts and ours.device.type == "cpu"  # on a GPU in half precision: `check_sharing`
-    if shares and not (apart := (_scored(policy, share=True) - ours).abs().max().item()) < 1e-3:
+    if shares and not (apart := (_packed_log_probs(policy, share=True) - ours).abs().max().item()) < 1e-3:
         policy.stop_sharing(f"log-probabilities differ by {apart:.2g}")
     policy.compute_dtype, policy.head_dtype = types
     worst, where, why = (ours - theirs).abs().max().item(), "in its own forward pass", "caps, scales or attention sinks"
@@ -49,7 +49,7 @@ def check_model(policy: "Policy") -> None:
     if states and worst < 1e-3:
         where, why = "where it samples from its cache", f"layers that carry a state from token to token, {states}"
         try:
-            worst = (ours - _own(policy, by_token=True)).abs().max().item()
+            worst = (ours - _model_log_probs(policy, by_token=True)).abs().max().item()
         except Exception as error:  # a model with a cache of its own kind
             worst, why = math.inf, f"{why} ({first_line(error)})"
     if not worst < 1e-3:  # float32 rounding stays below a tenth of this
@@ -60,7 +60,7 @@ def check_model(policy: "Policy") -> None:
         )
 
 
-def _own(policy: "Policy", by_token: bool = False) -> Tensor:
+def _model_log_probs(policy: "Policy", by_token: bool = False) -> Tensor:
     """Log-probabilities of the short sequences by the model itself: all at once, or token by token from its cache."""
     found = list[Tensor]()
     for prompt, response in _short_pairs(policy):
@@ -73,7 +73,7 @@ def _own(policy: "Policy", by_token: bool = False) -> Tensor:
     return torch.stack(found)
 
 
-def _carried(policy: "Policy") -> list[str]:
+def _recurrent_layers(policy: "Policy") -> list[str]:
     """List the kinds of layers with a convolution over tokens (short ones, state spaces), or else linear attention."""
     layers = policy.model.modules()
     parents = (layer for layer in layers if any(isinstance(child, nn.Conv1d) for child in layer.children()))
@@ -81,7 +81,7 @@ def _carried(policy: "Policy") -> list[str]:
     return sorted({type(layer).__name__ for layer in parents} or linear)
 
 
-def _scored(policy: "Policy", share: bool = False) -> Tensor:
+def _packed_log_probs(policy: "Policy", share: bool = False) -> Tensor:
     """Log-probabilities of the short sequences, in one row, or in a row each if the policy scores that way."""
     pairs = _short_pairs(policy)
     rows = [pairs] if policy.packs else [[pair] for pair in pairs]
@@ -101,9 +101,9 @@ def check_kernel(policy: "Policy") -> None:
 
     Both are computed in the policy's own dtype.
     """
-    ours = _scored(policy)
+    ours = _packed_log_probs(policy)
     policy.model.set_attn_implementation(NAMES["sdpa"])
-    plain = _scored(policy)
+    plain = _packed_log_probs(policy)
     policy.model.set_attn_implementation(NAMES[policy.attention])
     worst = (ours - plain).abs().max().item()
     if not worst < 0.5:  # nats by which half precision may change a token, as between engine and trainer
@@ -119,8 +119,8 @@ def check_head(policy: "Policy") -> None:
     """
     head, why = policy.head_dtype, ""
     try:
-        (ours, slope), policy.head_dtype = _slope(policy, share=False), torch.float32
-        plain, expected = _slope(policy, share=False)
+        (ours, slope), policy.head_dtype = _input_gradient(policy, share=False), torch.float32
+        plain, expected = _input_gradient(policy, share=False)
         worst, apart = (ours - plain).abs().max().item(), ((slope - expected).norm() / expected.norm()).item()
         if not (worst < 0.5 and apart < 0.1):  # rounding stays below a tenth of both
             why = f"log-probabilities differ by up to {worst:.2g} nats from those in float32, gradients by {apart:.2g}"
@@ -140,7 +140,7 @@ def check_sharing(policy: "Policy") -> None:
     """
     why = None
     try:
-        (shared, slope), (plain, expected) = (_slope(policy, share) for share in (True, False))
+        (shared, slope), (plain, expected) = (_input_gradient(policy, share) for share in (True, False))
         apart = (slope - expected).norm() / expected.norm()
         if not ((shared - plain).abs().max() < 0.5 and apart < 0.1):  # half precision rounds each part's output
             why = f"gradients differ by {apart.item():.2g}"
@@ -150,13 +150,13 @@ def check_sharing(policy: "Policy") -> None:
         policy.stop_sharing(why)
 
 
-def _slope(policy: "Policy", share: bool) -> tuple[Tensor, Tensor]:
+def _input_gradient(policy: "Policy", share: bool) -> tuple[Tensor, Tensor]:
     """Log-probabilities of short sequences, and the gradient of their sum by the input embeddings, in float32."""
     weight = policy.model.get_input_embeddings().weight
     is_trained = weight.requires_grad
     weight.requires_grad_(True)  # even for a frozen reference model
     try:
-        found = _scored(policy, share)
+        found = _packed_log_probs(policy, share)
         (gradient,) = torch.autograd.grad(found.sum(), [weight])
     finally:
         weight.requires_grad_(is_trained)

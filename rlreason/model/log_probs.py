@@ -111,7 +111,7 @@ def _is_for_onednn(x: Tensor, weight: Tensor) -> bool:
         not torch.compiler.is_compiling()  # the compiler makes its own choice
         and x.numel() * weight.shape[0] >= LEAST
         and x.dtype == weight.dtype == torch.float32
-        and _helps(x.device.type)
+        and _onednn_is_faster(x.device.type)
         and not torch.is_autocast_enabled("cpu")
     )
 
@@ -119,12 +119,12 @@ def _is_for_onednn(x: Tensor, weight: Tensor) -> bool:
 def use_fast_products(model: nn.Module) -> None:
     """Make the model's linear layers on this processor compute by `linear`, if that is faster here."""
     for module in model.modules():
-        if type(module) is nn.Linear and _helps(module.weight.device.type):
+        if type(module) is nn.Linear and _onednn_is_faster(module.weight.device.type):
             module.__class__ = Linear
 
 
 @cache
-def _helps(device: str) -> bool:
+def _onednn_is_faster(device: str) -> bool:
     """Whether oneDNN is faster: on a processor with AVX-512 not made by Intel."""
     wide = device == "cpu" and torch.backends.cpu.get_cpu_capability() == "AVX512"
     if not wide or not torch.backends.mkldnn.is_available() or not hasattr(torch.ops.mkldnn, "_linear_pointwise"):

@@ -115,7 +115,7 @@ class Policy:
         self.shares_prompts = False
         self.remarks.append(f"each response is computed behind a prompt of its own ({why})")
 
-    def apart(self) -> "Policy":
+    def copy(self) -> "Policy":
         """Copy the policy with its model; what was checked of it holds for the copy."""
         found = copy.copy(self)
         found.model, found.remarks = copy.deepcopy(self.model), []

@@ -76,7 +76,7 @@ def fitting(run: RunConfig, shape: ModelShape, device: Device, prompt: int | Non
         work = workload_of(changed, shape, device, prompt)
         less = plan_of(work, device)
         cache, of_one_sequence = planned_cache(work, device) if work.engine == "vllm" else (0, 0)
-        if changed.problems() or not _helps(less, plan, device) or cache < of_one_sequence:
+        if changed.problems() or not _reduces_excess(less, plan, device) or cache < of_one_sequence:
             continue
         plan, settings, same_result = less, settings | saving.settings, same_result and saving.same_result
         if all_fit(plan, device):
@@ -85,7 +85,7 @@ def fitting(run: RunConfig, shape: ModelShape, device: Device, prompt: int | Non
     return None
 
 
-def _helps(plan: Plan, before: Plan, device: Device) -> bool:
+def _reduces_excess(plan: Plan, before: Plan, device: Device) -> bool:
     """Whether something that does not fit got smaller."""
     for part, free in (("training", device.free), ("sampling", device.free), ("other_device", device.second_free)):
         now, then = (sum(getattr(one, part).values()) for one in (plan, before))

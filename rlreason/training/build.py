@@ -29,7 +29,7 @@ from rlreason.records.console import Console
 from rlreason.records.loggers.guarded import Loggers, Resumed
 from rlreason.runtime.clock import Clock
 from rlreason.training.fits import Part, parts, room_of, too_long
-from rlreason.training.parts import check_hardware, choose_threads, choose_trained, make_policy, teach_habits
+from rlreason.training.parts import check_hardware, make_policy, set_threads, set_trained, teach_habits
 from rlreason.training.preflight import own_functions, refusal
 from rlreason.training.warm_start import StartWeights
 from rlreason.types import Collected, Problem
@@ -93,11 +93,11 @@ def build_components(
         loaded, lessons = read_all(run, graders, console)
         with console.wait("loading the model"):
             policy = make_policy(run, lessons)
-        choose_threads(run, policy)
+        set_threads(run, policy)
         prompt_ids, asked_ids = encoder(policy, run.asking.prompt), encoder(policy, run.evaluation.prompt)
         loaded = all_fitting(run, policy, loaded, prompt_ids, asked_ids, console)
         start = teach_habits(run, policy, lessons, console)
-        choose_trained(run.model, policy, run.seed, run.trains)
+        set_trained(run.model, policy, run.seed, run.trains)
         demand = partial(demand_of, run, prompt_ids, asked_ids, loaded.train, loaded.validation)
         with console.wait("starting the engine", logged=True):
             engine = make_engine(run, policy, folder, console.say, demand)
@@ -144,7 +144,7 @@ def prepare(run: RunConfig, say: Callable[[str], None]) -> None:
     """Check what needs nothing loaded; set this process's threads and environment."""
     check_engine(run)
     check_hardware(run, say)
-    choose_threads(run)
+    set_threads(run)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # else the grading processes warn about it
     check_prompts(run)
 

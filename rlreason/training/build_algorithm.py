@@ -114,7 +114,7 @@ def old_log_probs_from(run: GRPOConfig) -> str:
 
 def frozen_copy(policy: Policy) -> Policy:
     """Copy the policy, never to be trained; what was checked of the original holds for the copy."""
-    found = policy.apart()
+    found = policy.copy()
     found.model.requires_grad_(False)
     return found
 

@@ -24,9 +24,9 @@ from rlreason.records.status import write_status
 from rlreason.runtime.hang import listen
 from rlreason.runtime.machine import STACKS_VARIABLE
 from rlreason.training.build_algorithm import frozen_copy, learner_settings
-from rlreason.training.distributed import DealtScores, RankedLearner
+from rlreason.training.distributed import RankedLearner, RankedScorer
 from rlreason.training.learner import Learner
-from rlreason.training.parts import choose_threads, choose_trained, mode_of
+from rlreason.training.parts import mode_of, set_threads, set_trained
 from rlreason.training.ranks import Group, Ranks
 from rlreason.training.sharding import ShardedLearner, ShardedPolicy, fill, mesh_of
 
@@ -96,7 +96,7 @@ def follow(ranks: Ranks) -> dict[str, RankFunction]:
         policy = without_weights(policy, config)
         del model  # else its single layer stays on the GPU
         free_cached_memory(policy.device)
-    choose_threads(run, policy)
+    set_threads(run, policy)
     share_threads(run, ranks)
     policies = trained_policies(run, policy)
     agree_on_sharing(ranks, policies.values())
@@ -123,22 +123,22 @@ def learner_and_scores(
     mode: str,
     policies: Mapping[str, Policy],
     whole: Mapping[str, Policy] = MappingProxyType({}),
-) -> tuple[RankedLearner, DealtScores]:
+) -> tuple[RankedLearner, RankedScorer]:
     """Build a rank's learner and scorer from its policies by name; `whole`: the complete ones, on rank 0."""
     settings = learner_settings(run)
     if mode == "replicate":
-        return RankedLearner(ranks, policies["policy"], **settings), DealtScores(ranks, policies, in_step=False)
+        return RankedLearner(ranks, policies["policy"], **settings), RankedScorer(ranks, policies, in_step=False)
     mesh = mesh_of(ranks)
     parts = {name: ShardedPolicy.of(policy, mesh) for name, policy in policies.items()}
     for name, part in parts.items():
         fill(ranks, part, whole.get(name))
     learner = ShardedLearner(ranks, whole.get("policy"), parts["policy"], **settings)
-    return learner, DealtScores(ranks, parts, in_step=True)
+    return learner, RankedScorer(ranks, parts, in_step=True)
 
 
 def trained_policies(run: TrainingConfig, policy: Policy) -> dict[str, Policy]:
     """Return the policy ready for training, and a frozen copy as the reference model if a KL term needs it."""
-    choose_trained(run.model, policy, run.seed)
+    set_trained(run.model, policy, run.seed)
     if getattr(run, "kl_placement", "none") == "none":
         return {"policy": policy}
     return {"policy": policy, "reference": frozen_copy(policy)}
@@ -161,10 +161,10 @@ def share_threads(run: TrainingConfig, ranks: Ranks) -> None:
 def agree_on_sharing(ranks: Ranks, policies: Iterable[Policy]) -> None:
     """Make all ranks lay out prompts alike, since the micro-batches they share depend on it."""
     for policy in policies:
-        if policy.shares_prompts and not all(ranks.gathered(policy.shares_prompts)):
+        if policy.shares_prompts and not all(ranks.all_gather(policy.shares_prompts)):
             policy.stop_sharing("another rank cannot share them")
         elif not policy.shares_prompts:
-            ranks.gathered(False)
+            ranks.all_gather(False)
 
 
 def send_weights(ranks: Ranks, model: PreTrainedModel) -> None:
@@ -172,7 +172,7 @@ def send_weights(ranks: Ranks, model: PreTrainedModel) -> None:
     weights = list(merged_weights(model))
     ranks.broadcast([name for name, _ in weights])
     for _, weight in weights:
-        ranks.spread([weight.detach().float().to(ranks.device)])
+        ranks.broadcast_tensors([weight.detach().float().to(ranks.device)])
 
 
 def receive_weights(ranks: Ranks, model: PreTrainedModel) -> None:
@@ -180,6 +180,6 @@ def receive_weights(ranks: Ranks, model: PreTrainedModel) -> None:
     own: dict[str, Tensor] = model.state_dict(keep_vars=True)
     for name in ranks.broadcast():
         taken = torch.empty(own[name].shape, dtype=torch.float32, device=ranks.device)
-        ranks.spread([taken])
+        ranks.broadcast_tensors([taken])
         with torch.no_grad():
             own[name].copy_(taken)

@@ -37,7 +37,7 @@ class RankedSums(StepSums):
     def read(self, samples: Sequence[Sample], *more: Tensor) -> StepValues:
         """Return all values over all ranks, except `more`, which is the same on all of them."""
         mine = StepSums.read(self, samples, *more)
-        counts, values = zip(*self.ranks.gathered((self.n_micro, mine)), strict=True)
+        counts, values = zip(*self.ranks.all_gather((self.n_micro, mine)), strict=True)
         self.n_micro = sum(counts)
         return sum_values(values)
 
@@ -91,12 +91,12 @@ class RankedLearner(Learner):
         """Create sums that are read over all ranks."""
         return RankedSums(ranks=self.ranks)
 
-    def dealt(self, samples: Sequence[Sample]) -> Iterator[tuple[bool, list[int]]]:
+    def step_micro_batches(self, samples: Sequence[Sample]) -> Iterator[tuple[bool, list[int]]]:
         """Yield rank r's micro-batches of the step: r, r + world, ..."""
-        for with_gradient, batches in groupby(super().dealt(samples), key=itemgetter(0)):
-            yield from self.share_of(samples, with_gradient, [places for _, places in batches])
+        for with_gradient, batches in groupby(super().step_micro_batches(samples), key=itemgetter(0)):
+            yield from self.rank_share(samples, with_gradient, [places for _, places in batches])
 
-    def share_of(
+    def rank_share(
         self, samples: Sequence[Sample], with_gradient: bool, batches: list[list[int]]
     ) -> Iterator[tuple[bool, list[int]]]:
         """Yield this rank's share of these micro-batches."""
@@ -105,13 +105,13 @@ class RankedLearner(Learner):
 
     def clip(self) -> Tensor:
         """Sum the gradients of all ranks, then clip."""
-        self.ranks.summed([p.grad for p in self.parameters if p.grad is not None])
+        self.ranks.all_reduce([p.grad for p in self.parameters if p.grad is not None])
         return super().clip()
 
     def weights_moved(self) -> None:
         """Check that all ranks have the same weights, by some elements of each tensor."""
         marks = torch.cat([part.float().reshape(-1).cpu() for part in sampled_elements(self.parameters)])
-        found = self.ranks.gathered(hashlib.sha256(marks.numpy().tobytes()).hexdigest()[:16])
+        found = self.ranks.all_gather(hashlib.sha256(marks.numpy().tobytes()).hexdigest()[:16])
         if len(set(found)) > 1:
             raise PartedError(
                 f"training on {self.ranks.world} ranks: their weights have parted ({', '.join(found)}): resume from "
@@ -129,7 +129,7 @@ class RankedLearner(Learner):
         super().restore(here)
         kept = [self.optimizer.state[p] for p in self.parameters if p in self.optimizer.state]
         tensors = [value for state in kept for value in state.values() if isinstance(value, Tensor)]
-        self.ranks.spread([*self.policy.model.parameters(), *self.policy.model.buffers(), *tensors])
+        self.ranks.broadcast_tensors([*self.policy.model.parameters(), *self.policy.model.buffers(), *tensors])
         self.weights_moved()
 
     def close(self) -> None:
@@ -165,7 +165,7 @@ def empty_like(value: Any) -> Any:
 
 
 @dataclass(frozen=True, slots=True)
-class DealtScores:
+class RankedScorer:
     """Computes log-probabilities on all ranks, under the policies that all hold: `policy`, and maybe `reference`."""
 
     ranks: Ranks
@@ -188,7 +188,7 @@ class DealtScores:
             found = scored_rows(policy, pairs, mine, temperature, want_entropy)
             if self.in_step and len(mine) < -(-len(rows) // world):
                 scored_rows(policy, pairs, [rows[0][:1]], temperature, False)
-            parts = self.ranks.gathered(found)
+            parts = self.ranks.all_gather(found)
         everything = {place: scores for part in parts for place, scores in part.items()}
         return [everything[i] for i in range(len(pairs))]
 

@@ -47,7 +47,7 @@ from rlreason.records.writer import RunWriter
 from rlreason.runtime.intervals import Floats, bootstrap_intervals, of_clusters, wilson_interval
 from rlreason.runtime.plugins import NotImportableError, described, load
 from rlreason.training.build import Components, build_components
-from rlreason.training.respond import Responses, asked_problems, conclude, respond
+from rlreason.training.respond import Responses, conclude, job_problems, respond
 from rlreason.training.summary import describe_job, print_loggers, run_facts, short_path
 from rlreason.types import Counted, Problem
 
@@ -88,7 +88,7 @@ def job_responses(run: EvalJobConfig, records: RunWriter, console: Console) -> I
 
 def print_start(console: Console, run: EvalJobConfig, components: Components, folder: Path, again: bool) -> None:
     """Print which problems go to which model, and how to resume after an interruption."""
-    asks, count = components.evaluator.settings, len(asked_problems(run, components))
+    asks, count = components.evaluator.settings, len(job_problems(run, components))
     each = "one response each" if asks.samples == 1 else f"{asks.samples} responses each"
     console.say(
         f"model      {run.model.name}: {components.policy.describe()}; ready after {components.seconds_to_build:.0f} s"

@@ -26,7 +26,7 @@ from rlreason.records.rows import TO_LEARN, sample_of
 from rlreason.runtime.text import spans
 from rlreason.training.algorithms import grpo
 from rlreason.training.build import make_scorer
-from rlreason.training.parts import choose_threads, make_policy, teach_habits
+from rlreason.training.parts import make_policy, set_threads, teach_habits
 from rlreason.training.trainer import make_learner
 from rlreason.training.warm_start import StartWeights
 from rlreason.types import Sample
@@ -134,7 +134,7 @@ def laboratory(folder: RunFolder, run: GRPOConfig, step: int, samples: list[Samp
             f"{path} holds the token {wrong[-1]}, and the model's vocabulary has "
             f"{size}: give the run's own rollouts, or choose another --step"
         )
-    choose_threads(run, policy)
+    set_threads(run, policy)
     if run.kl_placement != "none":
         samples, start = with_reference(run, samples, console)
         check_start(folder, start, console)

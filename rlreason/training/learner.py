@@ -149,7 +149,7 @@ class Learner:
         has_loss = torch.tensor([s.has_loss for s in samples])
         n_sequences, n_tokens = step_divisors(lengths, has_loss, self.objective.length_norm.kind)
         done = self.new_sums()
-        for with_gradient, places in self.dealt(samples):
+        for with_gradient, places in self.step_micro_batches(samples):
             chosen = [samples[i] for i in places]
             batch = self.policy.pack(_pairs(chosen))
             with torch.set_grad_enabled(with_gradient):
@@ -170,7 +170,7 @@ class Learner:
     def new_sums(self) -> StepSums:
         return StepSums()
 
-    def dealt(self, samples: Sequence[Sample]) -> Iterator[tuple[bool, list[int]]]:
+    def step_micro_batches(self, samples: Sequence[Sample]) -> Iterator[tuple[bool, list[int]]]:
         """Yield the step's micro-batches: whether each needs a gradient, and the indices of its samples."""
         for with_gradient, members in zip((True, False), self._by_need(samples), strict=True):
             for rows in self.micro_batches([samples[i] for i in members]):

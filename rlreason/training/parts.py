@@ -74,7 +74,7 @@ def mode_of(run: TrainingConfig, shape: ModelShape | None, device: torch.device,
 TINY = 5_000_000  # parameters
 
 
-def choose_threads(run: RunConfig, policy: Policy | None = None) -> None:
+def set_threads(run: RunConfig, policy: Policy | None = None) -> None:
     """Set torch's threads: the setting, or 1 for a tiny model, else torch's default within this process's limit.
 
     Such small matrix products gain a quarter from a second thread, and lose tenfold if another program wants its core.
@@ -143,7 +143,7 @@ def lessons_of(run: RunConfig, tiny: TinyModelConfig, train: Sequence[Problem]) 
     return Lessons(taught(train, habits, run.data.max_value), formats_of(run), tiny.warm_start, tiny.seed, habits)
 
 
-def choose_trained(model: ModelConfig, policy: Policy, seed: int, trains: bool = True) -> None:
+def set_trained(model: ModelConfig, policy: Policy, seed: int, trains: bool = True) -> None:
     """Freeze weights or add adapters as the settings say, and describe their cost in the policy's remarks.
 
     Call it after a tiny model has its habits, which all weights learn.

@@ -70,7 +70,7 @@ class Ranks:
 
     def _same_kind(self) -> None:
         """Raise `ConfigError` if some ranks have a GPU and others none: they could not sum anything."""
-        kinds = self.gathered(self.device.type)
+        kinds = self.all_gather(self.device.type)
         if len(set(kinds)) > 1:
             without = ", ".join(str(rank) for rank, kind in enumerate(kinds) if kind != "cuda")
             raise ConfigError(f"gpus={self.world}: no GPU is left for rank {without}: start as many ranks as GPUs")
@@ -97,7 +97,7 @@ class Ranks:
                 raise
             alive()
 
-    def order(self) -> tuple[str, tuple[Any, ...]]:
+    def next_order(self) -> tuple[str, tuple[Any, ...]]:
         """Wait, without a limit, for rank 0's next order. `RuntimeError` if rank 0 has gone."""
         name, arguments = self._send(self._orders, None)
         return name, arguments
@@ -130,7 +130,7 @@ class Ranks:
         """Return rank 0's value on every rank: anything that can be pickled."""
         return self._send(self._objects, value)
 
-    def gathered(self, value: Any) -> list[Any]:
+    def all_gather(self, value: Any) -> list[Any]:
         """Return the values of all ranks, in order, on every rank: anything that can be pickled."""
         mine = _packed(value)
         sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.world)]
@@ -142,7 +142,7 @@ class Ranks:
         self._objects.allgather([parts], [padded]).wait()
         return [_unpacked(part[: int(size)]) for part, size in zip(parts, sizes, strict=True)]
 
-    def spread(self, tensors: Sequence[Tensor]) -> None:
+    def broadcast_tensors(self, tensors: Sequence[Tensor]) -> None:
         """Overwrite every rank's tensors with those of rank 0."""
         options = dist.BroadcastOptions()
         options.rootRank = 0
@@ -153,7 +153,7 @@ class Ranks:
             if whole.data_ptr() != tensor.data_ptr():
                 tensor.detach().copy_(whole)
 
-    def summed(self, tensors: Sequence[Tensor]) -> None:
+    def all_reduce(self, tensors: Sequence[Tensor]) -> None:
         """Replace each tensor by its sum over all ranks, in float32, about 64 million numbers per call."""
         for bucket in buckets([t.numel() for t in tensors], BUCKET):
             parts = [tensors[i] for i in bucket]

@@ -70,7 +70,7 @@ class ResponseTotals:
 def respond(run: EvalJobConfig, components: Components, records: RunWriter, console: Console) -> Responses:
     """Sample and record the responses to the run's problems; `conclude` is to be called after it."""
     evaluator, n = components.evaluator, components.evaluator.settings.samples
-    problems = asked_problems(run, components)
+    problems = job_problems(run, components)
     key = "data" if run.eval.data is None else "eval.data"
     check_askable(problems, f"split={run.split} of {key}={evaluator.settings.data.name}", key)
     protocol = protocol_of(evaluator.settings, problems, components.policy.tokenizer)
@@ -80,7 +80,7 @@ def respond(run: EvalJobConfig, components: Components, records: RunWriter, cons
     if found:
         console.say(f"{found} of {len(problems)} problems were finished before the interruption and are kept")
     records.clock.begin()
-    asked = ask_all(run, components, problems, log, records, console)
+    asked = sample_all(run, components, problems, log, records, console)
     monitors = Monitors(1, console.say, run.monitors, sampling_key(run, "max_tokens"), steps=False)
     metrics = evaluator.figures(asked.samples, asked.mismatches, problems, None, monitors)
     records.rows(PASS_RATES, pass_rates(problems, asked.samples, n))
@@ -88,7 +88,7 @@ def respond(run: EvalJobConfig, components: Components, records: RunWriter, cons
     return Responses(problems, asked.samples, asked.shown, *numbers, dict(monitors.counts), monitors.verdict())
 
 
-def ask_all(
+def sample_all(
     run: EvalJobConfig,
     components: Components,
     problems: Sequence[Problem],
@@ -108,7 +108,7 @@ def ask_all(
         for first in range(0, len(problems), size):
             block = problems[first : first + size]
             with records.clock.phase("eval"):
-                samples = ask(components, block, log, progress, console, asked)
+                samples = sample_block(components, block, log, progress, console, asked)
                 with console.wait(f"measuring entropies of {len(samples)} responses"):
                     scored = score_samples(samples, evaluator.scorer)
             write(rows_of(scored, block, n, components))
@@ -118,13 +118,13 @@ def ask_all(
     return asked
 
 
-def asked_problems(run: EvalJobConfig, components: Components) -> list[Problem]:
+def job_problems(run: EvalJobConfig, components: Components) -> list[Problem]:
     """Return the problems of the chosen split, as many as the settings allow."""
     most = components.evaluator.settings.final_problems
     return components.train_problems[:most] if run.split == "train" else components.final_problems
 
 
-def ask(
+def sample_block(
     components: Components,
     problems: Sequence[Problem],
     log: ResponseLog,

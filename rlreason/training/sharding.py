@@ -113,11 +113,11 @@ class ShardedLearner(RankedLearner):
         self.whole = whole
         super().__init__(ranks, policy, objective, optimization, **settings)
 
-    def share_of(
+    def rank_share(
         self, samples: Sequence[Sample], with_gradient: bool, batches: list[list[int]]
     ) -> Iterator[tuple[bool, list[int]]]:
         """Yield this rank's share; if it is short of one, add a pass that counts nothing: all ranks gather together."""
-        mine = list(super().share_of(samples, with_gradient, batches))
+        mine = list(super().rank_share(samples, with_gradient, batches))
         yield from mine
         if len(mine) < -(-len(batches) // self.ranks.world):
             s = samples[batches[0][0]].response
@@ -151,7 +151,7 @@ class ShardedLearner(RankedLearner):
                 if isinstance(value, Tensor) and value.shape == parameter.shape:
                     kept[key] = distributed_like(from_rank_0(self.ranks, parameter, value), parameter)
                 elif isinstance(value, Tensor):
-                    self.ranks.spread([value])
+                    self.ranks.broadcast_tensors([value])
         super(RankedLearner, self).restore(here)
         self.weights_moved()
 
@@ -172,7 +172,7 @@ class ShardedLearner(RankedLearner):
         with self.ranks.together("moments_not_finite"):
             states = [self.optimizer.state[p] for p in self.parameters if p in self.optimizer.state]
             here = [{key: _local(value) for key, value in state.items()} for state in states]
-            found = self.ranks.gathered(not_finite(here))
+            found = self.ranks.all_gather(not_finite(here))
         return len(set().union(*found))
 
     def close(self) -> None:
@@ -200,7 +200,7 @@ def from_rank_0(ranks: Ranks, part: Tensor, whole: Tensor | None) -> Tensor:
     known = None if ranks.rank else whole
     full = torch.empty(part.shape, dtype=part.dtype) if known is None else known.detach().clone()
     full = full.to(ranks.device)
-    ranks.spread([full])
+    ranks.broadcast_tensors([full])
     return full
 
 

@@ -23,7 +23,7 @@ from rlreason.model.policy import Policy
 from rlreason.model.tiny import SUFFIX, Weights, checksum, copy_weights, write_weights
 from rlreason.records.console import Console
 from rlreason.runtime.files import write_whole
-from rlreason.training.parts import choose_threads, lessons_of, make_policy, teach_habits
+from rlreason.training.parts import lessons_of, make_policy, set_threads, teach_habits
 from rlreason.training.warm_start import SHIPPED, Recipe, formats_of, hashed, maker_of, recipe_of
 
 
@@ -42,7 +42,7 @@ def make(run: RunConfig, console: Console) -> tuple[Policy, Recipe, dict[str, An
         raise ConfigError(f"model={run.model.name} is not made on the spot: only model=tiny can be shipped")
     train = read_splits(run.data, console.say)[0]
     policy = make_policy(run, train)
-    choose_threads(run, policy)
+    set_threads(run, policy)
     teach_habits(run, policy, train, console)
     return policy, recipe_of(run.model, policy, lessons_of(run, run.model, train)), maker_of(run.model, policy)
 
