@@ -98,9 +98,8 @@ def test_ranks_follow_the_gradient_of_one_process_in_update_after_update(tokeniz
         pairs = [(s.response.prompt_ids, s.response.token_ids) for s in samples]
         scores = reference.log_probs(pairs)
         samples = [replace(s, reference_log_probs=found) for s, found in zip(samples, scores, strict=True)]
-    assert [w for w, _ in alone.step_micro_batches(samples)].count(True) % int(
-        run.gpus
-    )  # some ranks have one more than others
+    with_gradient = [needs for needs, _ in alone.step_micro_batches(samples)].count(True)
+    assert with_gradient % int(run.gpus)  # some ranks have one more than others
     ranked = make_ranked_learner(run, policy, reference, int(run.gpus), tmp_path)
     try:
         if has_reference:  # which the ranks score together from now on

@@ -21,7 +21,7 @@ from rlreason.training.summary import print_loggers
 AHEAD_S = 8.0  # a stop waits for sampling ahead: without it, the run resumes from an earlier checkpoint
 
 
-def leave_in_order(
+def handle_interruption(
     error: BaseException,
     run: TrainingConfig,
     components: Components,
@@ -37,11 +37,11 @@ def leave_in_order(
             try_to(console, checkpointer.write)
         return
     stop = error if isinstance(error, KeyboardInterrupt) else KeyboardInterrupt()
-    far = wind_up(run, components, checkpointer, records, counters, console, signals.why_stopped(stop))
+    far = stop_in_order(run, components, checkpointer, records, counters, console, signals.why_stopped(stop))
     raise type(stop)(f"{stop} {far}".strip()) from None
 
 
-def wind_up(
+def stop_in_order(
     run: TrainingConfig,
     components: Components,
     checkpointer: Checkpointer | None,
@@ -70,7 +70,7 @@ def wind_up(
     try_to(console, lambda: write_status(folder, "interrupted", f"{why} {far}"))
     try_to(console, lambda: console.say(f"stopping {far}; leaving {left} (a second signal leaves at once)"))
     if checkpointer is not None and keeps:
-        try_to(console, lambda: keep(checkpointer, console))
+        try_to(console, lambda: write_checkpoint(checkpointer, console))
     try_to(console, components.close)  # ends sampling ahead, too
     if checkpointer is not None:
         try_to(console, checkpointer.prefetcher.close)
@@ -84,7 +84,7 @@ def wind_up(
     return far
 
 
-def keep(checkpointer: Checkpointer, console: Console) -> None:
+def write_checkpoint(checkpointer: Checkpointer, console: Console) -> None:
     """Write a checkpoint of the current position, after waiting for what is being sampled ahead."""
     with suppress(NotInTime):
         checkpointer.prefetcher.drain(AHEAD_S)

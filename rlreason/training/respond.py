@@ -80,12 +80,12 @@ def respond(run: EvalJobConfig, components: Components, records: RunWriter, cons
     if found:
         console.say(f"{found} of {len(problems)} problems were finished before the interruption and are kept")
     records.clock.begin()
-    asked = sample_all(run, components, problems, log, records, console)
+    totals = sample_all(run, components, problems, log, records, console)
     monitors = Monitors(1, console.say, run.monitors, sampling_key(run, "max_tokens"), steps=False)
-    metrics = evaluator.figures(asked.samples, asked.mismatches, problems, None, monitors)
-    records.rows(PASS_RATES, pass_rates(problems, asked.samples, n))
-    numbers = metrics, protocol, weights, found, asked.seconds, asked.tokens / max(asked.seconds, 1e-9)
-    return Responses(problems, asked.samples, asked.shown, *numbers, dict(monitors.counts), monitors.verdict())
+    metrics = evaluator.figures(totals.samples, totals.mismatches, problems, None, monitors)
+    records.rows(PASS_RATES, pass_rates(problems, totals.samples, n))
+    numbers = metrics, protocol, weights, found, totals.seconds, totals.tokens / max(totals.seconds, 1e-9)
+    return Responses(problems, totals.samples, totals.shown, *numbers, dict(monitors.counts), monitors.verdict())
 
 
 def sample_all(
@@ -100,7 +100,7 @@ def sample_all(
 
     A block is as large as its tokens may be at once in memory; most evaluations are a single block.
     """
-    evaluator, n, asked = components.evaluator, components.evaluator.settings.samples, ResponseTotals()
+    evaluator, n, totals = components.evaluator, components.evaluator.settings.samples, ResponseTotals()
     rows, most = run.rollout.max_rows, evaluator.sampling.max_tokens
     progress = Progress(console, len(problems) * n, log, rows, most)
     size = max(1, max(min(BLOCK_TOKENS // most, BLOCK), 4 * rows) // n)
@@ -108,14 +108,14 @@ def sample_all(
         for first in range(0, len(problems), size):
             block = problems[first : first + size]
             with records.clock.phase("eval"):
-                samples = sample_block(components, block, log, progress, console, asked)
+                samples = sample_block(components, block, log, progress, console, totals)
                 with console.wait(f"measuring entropies of {len(samples)} responses"):
                     scored = score_samples(samples, evaluator.scorer)
             write(rows_of(scored, block, n, components))
-            asked.samples += map(judged, scored)
-            asked.mismatches += mismatches_of(scored, evaluator.sampling)
-            asked.shown += scored[::n][: run.log_generations - len(asked.shown)]
-    return asked
+            totals.samples += map(judged, scored)
+            totals.mismatches += mismatches_of(scored, evaluator.sampling)
+            totals.shown += scored[::n][: run.log_generations - len(totals.shown)]
+    return totals
 
 
 def job_problems(run: EvalJobConfig, components: Components) -> list[Problem]:
@@ -130,9 +130,9 @@ def sample_block(
     log: ResponseLog,
     progress: "Progress",
     console: Console,
-    asked: ResponseTotals,
+    totals: ResponseTotals,
 ) -> list[Sample]:
-    """Return the samples, problem by problem; count tokens and seconds of those not yet in the log in `asked`."""
+    """Return the samples, problem by problem; count tokens and seconds of those not yet in the log in `totals`."""
     evaluator, left = components.evaluator, [p for p in problems if p.id not in log.samples]
     n = evaluator.settings.samples
 
@@ -147,8 +147,8 @@ def sample_block(
     except KeyboardInterrupt as stopped:
         kept = f"with {progress.answered} of {progress.wanted} responses kept"
         raise type(stopped)(f"{stopped} {kept}".strip()) from None
-    asked.seconds += time.monotonic() - began
-    asked.tokens += sum(s.length for s in fresh)
+    totals.seconds += time.monotonic() - began
+    totals.tokens += sum(s.length for s in fresh)
     by_problem = {p.id: fresh[i * n : (i + 1) * n] for i, p in enumerate(left)}
     return [s for p in problems for s in by_problem.get(p.id) or log.samples.pop(p.id)]
 

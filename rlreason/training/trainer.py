@@ -29,7 +29,7 @@ from rlreason.training.algorithms.base import RolloutPrefetcher
 from rlreason.training.build import Components, build_components, start_loggers
 from rlreason.training.build_algorithm import learner_settings, make_algorithm
 from rlreason.training.checkpoint import Checkpointer
-from rlreason.training.interrupted import leave_in_order
+from rlreason.training.interrupted import handle_interruption
 from rlreason.training.learner import Learner
 from rlreason.training.optimization import LearningRateSchedule, averaged, evaluation_due
 from rlreason.training.progress import Profile, Step, StopRule, TrainingWork, make_monitors, measure_flops
@@ -97,7 +97,9 @@ def train(run: RunConfig, records: RunWriter, console: Console) -> float:
         trainer = Trainer(run, components, prefetcher, learner, records, console, counters)
         return trainer.loop()
     except BaseException as error:
-        leave_in_order(error, run, components, trainer.checkpointer if trainer else None, records, counters, console)
+        handle_interruption(
+            error, run, components, trainer.checkpointer if trainer else None, records, counters, console
+        )
         raise
     finally:
         components.close()  # first: it ends the sampling ahead
@@ -142,7 +144,7 @@ class Trainer:
         self.position = self.checkpointer.position
 
     @contextmanager
-    def doing(self, what: str, phase: str, more: Callable[[], str] = str, logged: bool = True) -> Iterator[None]:
+    def waiting(self, what: str, phase: str, more: Callable[[], str] = str, logged: bool = True) -> Iterator[None]:
         """Show `what` on the console, and time this block as `phase`."""
         with self.console.wait(what, logged, more), self.clock.phase(phase):
             yield
@@ -167,14 +169,14 @@ class Trainer:
         if evaluates and position.evaluated != number:
             self.evaluate(number, Fraction(number))
         if last := last or position.ended:
-            self.keep()
+            self.checkpoint()
             self.evaluate_last(number)
         self.console.step(number, self.validation.accuracy, step.metrics, keep=last or evaluates)
         with held():
             position.end_step(number)
             self.checkpointer.take_snapshot(drawn=True)
         if not last and self.checkpointer.due():
-            self.keep()
+            self.checkpoint()
 
     def sample_and_learn(self, number: int) -> Step:
         """Collect, learn, sync and record; what a resumed step has already done is skipped."""
@@ -213,11 +215,11 @@ class Trainer:
 
     def collect(self, number: int) -> Step:
         """Sample, grade, compute advantages; score under the sampling weights what the first update will not score."""
-        with self.doing(f"step {number}", "rollout", self.components.rollouts.drawn):
+        with self.waiting(f"step {number}", "rollout", self.components.rollouts.drawn):
             collected = self.components.with_signs(self.prefetcher.next(number))
         weight_version = self.engine.weight_version
         by_learning = self.learner.scores_by_learning(collected, self.components.sampling)
-        with self.doing(f"step {number}: measuring log-probabilities", "score"):
+        with self.waiting(f"step {number}: measuring log-probabilities", "score"):
             scored = with_missing_scores(collected, self.components.scorer, by_learning)
         with held():
             self.counters.sampled(collected.samples)
@@ -290,7 +292,7 @@ class Trainer:
         with self.clock.phase("rollout"):
             self.prefetcher.drain()
         if step.updates and finite:
-            with self.doing(f"step {step.number}: handing the weights to the engine", "weight_sync"):
+            with self.waiting(f"step {step.number}: handing the weights to the engine", "weight_sync"):
                 synced = self.engine.load_weights(self.policy)
             step.synced = self.clock.parts_of("weight_sync", synced)
         step.synced["train/moments_not_finite"] = self.learner.moments_not_finite()
@@ -311,11 +313,11 @@ class Trainer:
             self.position.recorded = True
             self.checkpointer.take_snapshot()
 
-    def keep(self) -> None:
+    def checkpoint(self) -> None:
         """Write a checkpoint, unless checkpoint.every=0."""
         if self.run.checkpoint.every == 0:
             return
-        with self.doing("writing a checkpoint", "checkpoint"):
+        with self.waiting("writing a checkpoint", "checkpoint"):
             self.checkpointer.write()
 
     def finish(self) -> float:
@@ -325,9 +327,9 @@ class Trainer:
         status, reason = self.position.status, self.position.reason
         print_reason(console, records.folder, status, reason)
         if run.save_model:
-            with self.doing("saving the model", "checkpoint", logged=False):
+            with self.waiting("saving the model", "checkpoint", logged=False):
                 self.checkpointer.save_model()
-        with self.doing("drawing the curves", "record", logged=False):
+        with self.waiting("drawing the curves", "record", logged=False):
             draw_curves(RunFolder(records.folder))
         self.checkpointer.prune(keep=1)  # one is enough to train for more steps
         summary = run_summary(components, status, reason, before, after) | {
