@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from rlreason.config.groups import RolloutConfig
 from rlreason.config.store import typed
 from rlreason.engines.build import transfer_to, transfers_of
-from rlreason.engines.placement import engine_gpus, in_words, ranks_here
+from rlreason.engines.placement import describe_placement, engine_gpus, ranks_here
 from rlreason.engines.vllm.process import NCCLTransfer, ProcessTransfer, visible_gpu
 from rlreason.engines.vllm.start import environment
 from rlreason.engines.vllm.weight_transfer import InProcessTransfer
@@ -40,7 +40,7 @@ def test_engines_get_gpus_that_are_there_each_its_own(placement, engines, ranks,
     assert len(found) == len(set(found)) == engines
     assert max(found) < gpus
     assert (min(found) >= ranks) == (placement == "second_gpu")
-    assert all(str(gpu) in in_words(placement, found, ranks) for gpu in found if engines > 1)
+    assert all(str(gpu) in describe_placement(placement, found, ranks) for gpu in found if engines > 1)
 
 
 @given(**NUMBERS)

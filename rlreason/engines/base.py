@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from rlreason.types import Response
 
-if TYPE_CHECKING:  # what asks for a Prompt or a Sampling need not load torch
+if TYPE_CHECKING:  # Prompt and Sampling are imported without torch
     from rlreason.model.policy import Policy
 
 
@@ -22,58 +22,58 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """The one home of the sampling numbers, used by engine and trainer. No top-k, top-p or penalty: the
-    distribution sampled from is the one trained on."""
+    """Sampling settings, shared by engine and trainer. There is no top-k, top-p or penalty: the distribution sampled
+    from is the one trained on."""
 
     temperature: float = 1.0  # 0 means greedy
-    min_tokens: int = 0  # the first so many tokens neither are an end token nor hold the end of a stop string
+    min_tokens: int = 0  # no end token and no end of a stop string among this many first tokens
     max_tokens: int = 1024
-    stop: tuple[str, ...] = ()  # kept in the text, as far as it is no special token; its tokens are kept whole
+    stop: tuple[str, ...] = ()  # kept in the text, special tokens excepted; its tokens are kept whole
     tags: tuple[str, ...] = ()  # special tokens that stay in the text, because the task reads them
-    end_ids: frozenset[int] = frozenset()  # tokens that end a response besides the model's own, such as a chat's turn
+    end_ids: frozenset[int] = frozenset()  # end tokens in addition to the model's own, such as the end of a chat turn
 
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """The most that a run asks of its engine: what an engine with a copy of the model plans its memory for."""
+    """The largest request that a run makes: an engine with its own copy of the weights plans its memory for it."""
 
     longest: int  # tokens of the longest prompt with a full response
-    rows: int  # responses that are asked for at once
+    rows: int  # responses requested in one call
 
 
 Finished = Callable[[int, Response], None]
 
 
 class Engine(Protocol):
-    """Samples responses to prompts with the weights that it was given last."""
+    """Sample responses to prompts with the most recently loaded weights."""
 
     weight_version: int  # counts weight syncs; stamped on every response
 
     @property
     def drawn(self) -> int:
-        """Tokens since the newest `generate` began, for a person who waits; vLLM's are about so many."""
+        """Tokens sampled since the last `generate` began, for the progress display; approximate for vLLM."""
         ...
 
     def generate(
         self, prompts: Sequence[Prompt], sampling: Sampling, n: int, finished: Finished | None = None
     ) -> list[Response]:
-        """n samples of each prompt, prompt by prompt in the given order.
+        """Sample n responses to each prompt; return them prompt by prompt, in the given order.
 
-        `finished(place, response)` is called as soon as a response has ended, with its place in the returned list, so
-        that grading can go on during sampling.
+        `finished(place, response)` is called as soon as a response has ended, with its index in the returned list, so
+        that grading overlaps with sampling.
         """
         ...
 
     def load_weights(self, policy: "Policy") -> dict[str, float]:
-        """Sample from these weights from now on. Returns the sync's metrics: seconds, train-inference mismatch."""
+        """Load these weights; return the sync's metrics: seconds, train-inference mismatch."""
         ...
 
     def close(self) -> None:
-        """Stop what the engine has started and give its memory back. The engine is of no use afterwards."""
+        """Stop what the engine has started and free its memory. The engine cannot be used afterwards."""
         ...
 
 
 def seed_for(*parts: object) -> int:
-    """A 63-bit seed from a run's seed, a step and a problem id: the same on every machine and in any order."""
+    """Hash a run's seed, a step and a problem id to a 63-bit seed: the same on every machine and in any order."""
     digest = hashlib.blake2b("\x1f".join(map(str, parts)).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> 1

@@ -1,4 +1,4 @@
-"""The rollout engine of a run, from its `rollout` settings."""
+"""Build the rollout engine of a run from its `rollout` settings."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -11,7 +11,7 @@ from rlreason.config.groups import RolloutConfig
 from rlreason.config.run import RunConfig
 from rlreason.engines.base import Demand, Engine
 from rlreason.engines.hf.engine import HFEngine
-from rlreason.engines.placement import engine_gpus, in_words, ranks_here
+from rlreason.engines.placement import describe_placement, engine_gpus, ranks_here
 from rlreason.engines.vllm.engine import VLLMEngine
 from rlreason.engines.vllm.many import ManyEngines
 from rlreason.engines.vllm.process import HostTransfer, NCCLTransfer
@@ -29,7 +29,7 @@ from rlreason.types import Problem
 
 
 def check_engine(run: RunConfig) -> None:
-    """Before anything slow is done: is what the settings name installed?"""
+    """Check early that the engine is installed and that there are enough GPUs; `ConfigError` otherwise."""
     if run.rollout.engine == "vllm":
         require_vllm()
         engine_gpus(run.rollout.placement, run.rollout.gpus, ranks_here(run), torch.cuda.device_count())
@@ -38,9 +38,9 @@ def check_engine(run: RunConfig) -> None:
 def demand_of(
     run: RunConfig, prompt_ids: PromptIds, asked_ids: PromptIds, train: Sequence[Problem], validation: Sequence[Problem]
 ) -> Demand:
-    """What training on `train` and evaluating on `validation` can ask for, whichever problems are drawn.
+    """Return the largest request of training on `train` and evaluating on `validation`, whichever problems are drawn.
 
-    An evaluation may have a prompt, lengths and several responses of its own.
+    An evaluation may have its own prompt (`asked_ids`), lengths and number of responses.
     """
     evaluation = run.evaluation
     asked = train if run.samples_training_data and not run.trains else validation
@@ -56,7 +56,7 @@ def demand_of(
 def make_engine(
     run: RunConfig, policy: Policy, folder: Path, say: Callable[[str], None], demand: Callable[[], Demand]
 ) -> Engine:
-    """The engine, ready to sample. `demand` is asked only where room has to be planned: it reads every prompt."""
+    """Start the engine. `demand` reads every prompt and is called only where memory has to be planned."""
     if run.rollout.engine == "hf":
         return HFEngine(policy, run.rollout.max_rows, run.rollout.compile, say)
     rollout, place = run.rollout, policy.device.type
@@ -64,22 +64,22 @@ def make_engine(
     say(where)
     if rollout.placement == "auto" and place == "cpu" and not rollout.sleep and not rollout.async_level:
         say("! rollout.sleep=false has no effect: it is about a GPU's memory, and vLLM runs on the processor here")
-    asked = demand()
-    rollout = with_planned_cache(run, policy, policy.device, asked)
+    largest = demand()
+    rollout = with_planned_cache(run, policy, policy.device, largest)
     if len(transfers) == 1:
         (transfer,) = transfers.values()
-        return VLLMEngine(policy, rollout, transfer, folder / ENGINE_LOGS[0], asked, say)
+        return VLLMEngine(policy, rollout, transfer, folder / ENGINE_LOGS[0], largest, say)
     engines = [
-        VLLMEngine(policy, rollout, transfer, folder / log, asked, partial(_say_of, name, say), started=False)
+        VLLMEngine(policy, rollout, transfer, folder / log, largest, partial(_say_of, name, say), started=False)
         for (name, transfer), log in zip(transfers.items(), ENGINE_LOGS, strict=False)
     ]
     return ManyEngines(engines, list(transfers))
 
 
 def transfers_of(rollout: RolloutConfig, device: str, ranks: int) -> tuple[str, dict[str, WeightTransfer]]:
-    """(where vLLM runs, as text; the way of rank 0's weights to each engine, by where that runs)
+    """Return where vLLM runs, as text, and the weight transfer of each engine by the name of its device.
 
-    `device`: cuda or cpu, of the policy; `ranks`: of the trainer. `ConfigError` where the settings do not fit it.
+    `device`: cuda or cpu, of the policy; `ranks`: of the trainer. `ConfigError` where the settings do not fit these.
     """
     check_placement(rollout.placement, device)
     engines = rollout.gpus
@@ -89,14 +89,15 @@ def transfers_of(rollout: RolloutConfig, device: str, ranks: int) -> tuple[str, 
         ways = {name: transfer_to(None, engines, ranks) for name in names}
         return f"rollout.placement=cpu: there is no GPU here{several}", ways
     gpus = engine_gpus(rollout.placement, engines, ranks, torch.cuda.device_count())
-    return in_words(rollout.placement, gpus, ranks), {f"GPU {gpu}": transfer_to(gpu, engines, ranks) for gpu in gpus}
+    ways = {f"GPU {gpu}": transfer_to(gpu, engines, ranks) for gpu in gpus}
+    return describe_placement(rollout.placement, gpus, ranks), ways
 
 
 def transfer_to(gpu: int | None, engines: int, ranks: int) -> WeightTransfer:
-    """The way of rank 0's weights to one of so many engines, on this GPU, or on the processor (None).
+    """Choose how rank 0's weights reach one of several engines, which runs on this GPU or on the processor (None).
 
-    The first GPU is rank 0's own. An engine inside its process makes torch's default process group there, which ranks
-    that divide a model among them need for themselves; on the processor a second one would make it again.
+    The first GPU is rank 0's. An engine inside rank 0's process creates torch's default process group there, which
+    ranks that shard a model need themselves; on the processor a second engine would create it again.
     """
     if ranks == 1 and (gpu == 0 or (gpu is None and engines == 1)):
         return InProcessTransfer()
@@ -104,14 +105,14 @@ def transfer_to(gpu: int | None, engines: int, ranks: int) -> WeightTransfer:
 
 
 def _say_of(name: str, say: Callable[[str], None], text: str) -> None:
-    """A line of one of several engines; warnings keep the mark that they begin with."""
+    """Print a line of one of several engines with its name; warnings keep their leading `!`."""
     say(f"! {name}: {text[2:]}" if text.startswith("! ") else f"{name}: {text}")
 
 
 def with_planned_cache(run: RunConfig, policy: Policy, device: torch.device, demand: Demand) -> RolloutConfig:
-    """The run's `rollout` settings with a cache that leaves room for what the trainer takes after vLLM has started.
+    """Return the `rollout` settings with a KV cache that leaves the memory that the trainer allocates later.
 
-    As they are where `rollout.kv_cache_gb` is set, or vLLM has a GPU for itself.
+    Unchanged where `rollout.kv_cache_gb` is set, or vLLM has a GPU for itself.
     """
     if run.rollout.kv_cache_gb is not None or run.rollout.placement == "second_gpu":
         return run.rollout
@@ -122,9 +123,9 @@ def with_planned_cache(run: RunConfig, policy: Policy, device: torch.device, dem
 
 
 def reserve_of(run: RunConfig, policy: Policy, longest: int) -> int:
-    """Bytes that the trainer will take beside the weights, by the memory plan; sequences have `longest` tokens at most.
+    """Return the bytes that the trainer will take besides the weights, by the memory plan, at `longest` tokens.
 
-    Of a family that the plan does not know, without what a forward and backward pass takes.
+    For a model family that the plan does not know, activations are left out.
     """
     shape = shape_from(policy.model.config.get_text_config().to_dict())
     if shape is not None:
@@ -142,7 +143,7 @@ def reserve_of(run: RunConfig, policy: Policy, longest: int) -> int:
 
 
 def check_placement(placement: str, device: str) -> None:
-    """`ConfigError` where vLLM is asked to run on another kind of device than the policy."""
+    """`ConfigError` where vLLM would run on another kind of device than the policy."""
     if placement in ("colocate", "second_gpu") and device != "cuda":
         raise ConfigError(f"rollout.placement={placement}: the policy is not on a GPU: choose auto or cpu")
     if placement == "cpu" and device == "cuda":

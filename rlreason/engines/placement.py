@@ -1,4 +1,4 @@
-"""On which GPUs vLLM's engines run, from plain numbers; no torch is imported for it."""
+"""Decide which GPUs vLLM's engines run on, from plain numbers; imports no torch."""
 
 import os
 from collections.abc import Sequence
@@ -9,17 +9,17 @@ from rlreason.runtime.process import place_of
 
 
 def ranks_here(run: RunConfig) -> int:
-    """How many ranks of the trainer compute on this machine, on its first GPUs."""
+    """Return how many ranks of the trainer run on this machine, on its first GPUs."""
     if (place := place_of()) is not None:
         return int(os.environ.get("LOCAL_WORLD_SIZE") or place.world)
     return run.ranks_requested
 
 
 def engine_gpus(placement: str, engines: int, ranks: int, visible: int) -> list[int]:
-    """The number of the GPU that each engine gets, of `visible` ones; the trainer's ranks have the first.
+    """Return the GPU number of each engine, of `visible` GPUs; the trainer's ranks have the first ones.
 
-    Engines share GPUs with ranks, and the first one that of rank 0, unless `placement` is second_gpu: then they get
-    those behind the trainer's. Where there are none, they share the processor. `ConfigError` where there are too few.
+    Engines share GPUs with ranks, starting with rank 0's, unless `placement` is second_gpu: then they get the GPUs
+    after the trainer's. Without GPUs they share the processor. `ConfigError` where there are too few.
 
     >>> engine_gpus("auto", 1, 1, 8), engine_gpus("colocate", 4, 2, 8), engine_gpus("second_gpu", 6, 2, 8)
     ([0], [0, 1, 2, 3], [2, 3, 4, 5, 6, 7])
@@ -31,30 +31,30 @@ def engine_gpus(placement: str, engines: int, ranks: int, visible: int) -> list[
         parts = f", {ranks} for the policy and {engines} for vLLM" if apart else ""
         raise ConfigError(
             f"{setting}: GPUs visible here: {visible}, and it takes {first + engines}{parts}: "
-            f"{_cure(apart, engines, visible - first)}"
+            f"{_placement_cure(apart, engines, visible - first)}"
         )
     return list(range(first, first + engines))
 
 
-def _cure(apart: bool, engines: int, room: int) -> str:
+def _placement_cure(apart: bool, engines: int, room: int) -> str:
     if room >= 1:
         return f"set rollout.gpus={room}"
     cures = ["leave rollout.gpus out"] * (engines > 1) + ["choose auto"] * apart
     return " and ".join(cures)
 
 
-def in_words(placement: str, gpus: Sequence[int], ranks: int) -> str:
-    """Where the engines run, for a person who waits.
+def describe_placement(placement: str, gpus: Sequence[int], ranks: int) -> str:
+    """Describe where the engines run, for the console.
 
-    >>> in_words("auto", [0], 1)
+    >>> describe_placement("auto", [0], 1)
     "rollout.placement=colocate: vLLM runs on the policy's GPU"
-    >>> in_words("colocate", [0, 1, 2], 2)
+    >>> describe_placement("colocate", [0, 1, 2], 2)
     'rollout.placement=colocate: vLLM runs on GPUs 0, 1, 2; the policy shares 0, 1'
-    >>> in_words("auto", [0], 4)
+    >>> describe_placement("auto", [0], 4)
     "rollout.placement=colocate: vLLM runs on the policy's first GPU; rollout.gpus=4 samples on all of them"
-    >>> in_words("second_gpu", [1], 1)
+    >>> describe_placement("second_gpu", [1], 1)
     'rollout.placement=second_gpu: vLLM runs in a process and on a GPU of its own'
-    >>> in_words("second_gpu", [2, 3], 2)
+    >>> describe_placement("second_gpu", [2, 3], 2)
     'rollout.placement=second_gpu: vLLM runs on GPUs 2, 3, which the policy does not use'
     """
     if placement == "second_gpu":

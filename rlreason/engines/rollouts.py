@@ -1,4 +1,4 @@
-"""Sample responses to problems, grade and score them, count: what training and evaluation share."""
+"""Sample responses to problems, grade and score them, and compute their metrics, for training and evaluation."""
 
 import math
 import time
@@ -16,32 +16,32 @@ if TYPE_CHECKING:
     from rlreason.model.policy import LogProbScorer
 
 
-LONG_ODDS = math.log(1e10)  # nats: a response this unlikely is not drawn twice by chance
+LONG_ODDS = math.log(1e10)  # nats: a response this improbable is not drawn twice by chance
 
 
 class Grades(Protocol):
     """A grader."""
 
     def grade_batch(self, responses: list[str], ground_truths: list[str]) -> list[Grade]:
-        """The verdict on each response, given the ground truth at the same place."""
+        """Grade each response against the ground truth at the same index."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Rollouts:
-    """Everything needed to answer problems."""
+    """Engine, grader and prompt encoder together: `sample` turns problems into graded samples."""
 
     engine: Engine
     grader: Grades
     prompt_ids: Callable[[Problem], list[int]]  # a `PromptEncoder`
     seed: int
-    report: Callable[[str], None] = lambda text: None  # how far sampling and grading have come, for a person
-    second_grader: Grades | None = None  # its verdicts are kept as `prompt_grade` and count for nothing
+    report: Callable[[str], None] = lambda text: None  # takes the progress of sampling and grading
+    second_grader: Grades | None = None  # its grades are kept as `prompt_grade` and do not count
     clock: Clock = field(default_factory=Clock)
-    phase: str = "rollout"  # under which its tokens per second are counted
+    phase: str = "rollout"  # the clock's phase for tokens per second
 
     def drawn(self) -> str:
-        """What the engine has sampled so far, for a line of progress."""
+        """Return the number of tokens sampled so far, as text for the progress line."""
         return f", {self.engine.drawn} tokens"
 
     def sample(
@@ -52,10 +52,10 @@ class Rollouts:
         purpose: object,
         finished: Callable[[int, Sample], None] | None = None,
     ) -> list[Sample]:
-        """n responses to each problem, each graded while others are still being sampled.
+        """Sample n responses to each problem and grade each while others are still being sampled.
 
-        The same `purpose` (a step, say) draws the same random numbers. `finished(number among the n, sample)` is
-        called in another thread than sampling, as soon as a response has its grade.
+        The same `purpose` (such as a step) draws the same random numbers. `finished(number among the n, sample)` is
+        called from the grading thread as soon as a response has its grade.
         """
         prompts = [Prompt(p.id, self.prompt_ids(p), seed_for(self.seed, purpose, p.id)) for p in problems]
         samples: dict[int, Future[Sample]] = {}
@@ -63,28 +63,28 @@ class Rollouts:
         grading = ThreadPoolExecutor(max_workers=1, thread_name_prefix="grading")
         began, ended = time.monotonic(), math.inf
 
-        def graded(place: int, response: Response) -> Sample:
+        def grade_timed(place: int, response: Response) -> Sample:
             since = time.monotonic()
             try:
-                return judged(place, response)
-            finally:  # what comes after sampling is waited for, and counted by who waits
+                return grade(place, response)
+            finally:  # grading after the end of sampling is counted by the phase below
                 self.clock.busy("grading", max(0.0, min(time.monotonic(), ended) - since))
 
-        def judged(place: int, response: Response) -> Sample:
+        def grade(place: int, response: Response) -> Sample:
             truth = problems[place // n].answer
-            grade, second = self.grader.grade_batch([response.text], [truth])[0], self.second_grader
+            counted, second = self.grader.grade_batch([response.text], [truth])[0], self.second_grader
             by_prompt = None if second is None else second.grade_batch([response.text], [truth])[0]
-            sample = Sample(response, grade, by_prompt)
+            sample = Sample(response, counted, by_prompt)
             if finished is not None:
                 finished(place % n, sample)
             return sample
 
         def submit(place: int, response: Response) -> None:
-            samples[place] = grading.submit(graded, place, response)
+            samples[place] = grading.submit(grade_timed, place, response)
             self.report(f"{len(samples)}/{len(prompts) * n} responses")
             waiting.append(samples[place])
             while waiting[0].done() and len(waiting) > 1:
-                waiting.popleft().result()  # what failed there, such as a full disk, is said now and not at the end
+                waiting.popleft().result()  # raise a failure, such as a full disk, now and not at the end
 
         try:
             responses = self.engine.generate(prompts, sampling, n, submit)
@@ -94,11 +94,11 @@ class Rollouts:
             with self.clock.phase("grading"):
                 return [samples[place].result() for place in range(len(prompts) * n)]
         finally:
-            grading.shutdown(wait=False, cancel_futures=True)  # after an interruption, nobody asks for the grades
+            grading.shutdown(wait=False, cancel_futures=True)  # after an interruption the grades are not needed
 
 
 def sampling_work(responses: Sequence[Response], seconds: float) -> Work:
-    """What it took to sample these: each prompt went through the model once, and every token of its responses."""
+    """Return the work of sampling these: each prompt and every response token goes through the model once."""
     prompts, lengths = dict[str, int](), dict[str, list[int]]()
     for r in responses:
         prompts[r.problem_id] = len(r.prompt_ids)
@@ -110,12 +110,12 @@ def sampling_work(responses: Sequence[Response], seconds: float) -> Work:
 
 
 def token_ids(samples: Sequence[Sample]) -> list[tuple[list[int], list[int]]]:
-    """(prompt ids, response ids) of each sample, as a `LogProbScorer` takes them."""
+    """Return (prompt ids, response ids) of each sample, as a `LogProbScorer` takes them."""
     return [(s.response.prompt_ids, s.response.token_ids) for s in samples]
 
 
 def score_samples(samples: Sequence[Sample], scorer: "LogProbScorer") -> list[Sample]:
-    """The samples with their log-probabilities and mean entropies under the model as it is now."""
+    """Return the samples with log-probabilities and mean entropies under the current weights."""
     return [
         replace(sample, log_probs=log_probs, entropy=sum(entropies) / len(entropies) if entropies else None)
         for sample, (log_probs, entropies) in zip(samples, scorer(token_ids(samples)), strict=True)
@@ -123,16 +123,16 @@ def score_samples(samples: Sequence[Sample], scorer: "LogProbScorer") -> list[Sa
 
 
 def with_missing_scores(collected: Collected, scorer: "LogProbScorer", by_learning: bool) -> Collected:
-    """The collection, its samples scored where nobody has; `by_learning`: those with loss will be in their update."""
+    """Score the samples that have no scores yet; `by_learning`: those with loss are scored by their update."""
     unscored = [s for s in collected.samples if s.entropy is None and not (by_learning and s.has_loss)]
     if not unscored:
         return collected
-    by_id = {id(s): found for s, found in zip(unscored, score_samples(unscored, scorer), strict=True)}
+    by_id = {id(s): scored for s, scored in zip(unscored, score_samples(unscored, scorer), strict=True)}
     return replace(collected, samples=[by_id.get(id(s), s) for s in collected.samples])
 
 
 def rollout_metrics(samples: Sequence[Counted], prefix: str = "rollout") -> dict[str, float]:
-    """Rewards, lengths and what can go wrong quietly, as flat numbers over a batch of samples."""
+    """Return rewards, lengths and signs of silent failures over a batch of samples, as flat metrics."""
     if not samples:
         return {}
     n = len(samples)
@@ -148,7 +148,7 @@ def rollout_metrics(samples: Sequence[Counted], prefix: str = "rollout") -> dict
         "reward/answer": sum(s.grade.answer for s in samples) / n,
         f"{prefix}/length_max": max((s.length for s in samples), default=0),
         f"{prefix}/truncated": sum(s.truncated for s in samples) / n,
-        f"{prefix}/distinct": distinct / len(groups),  # share of different responses within a group
+        f"{prefix}/distinct": distinct / len(groups),  # share of distinct responses within a group
         f"{prefix}/improbable_copies": improbable_copies(groups.values()) / n,
         f"{prefix}/tokens": sum(s.length for s in samples),
         **metrics_by_outcome(samples, prefix),
@@ -156,9 +156,9 @@ def rollout_metrics(samples: Sequence[Counted], prefix: str = "rollout") -> dict
 
 
 def improbable_copies(groups: Iterable[Sequence[Counted]]) -> int:
-    """How many responses repeat another one of their group that had a probability below one in ten billion.
+    """Count responses that repeat another of their group whose probability was below one in ten billion.
 
-    The model that sampled says how likely it was: independent draws do not repeat such a response, shared seeds do.
+    The probability is the engine's: independent draws do not repeat such a response, shared seeds do.
     """
     copies = 0
     for group in groups:
@@ -168,7 +168,7 @@ def improbable_copies(groups: Iterable[Sequence[Counted]]) -> int:
 
 
 def metrics_by_outcome(samples: Sequence[Counted], prefix: str) -> dict[str, float]:
-    """Mean length and entropy of all, of the correct and of the other responses, as far as there are any.
+    """Return mean length and entropy of all, of the correct and of the other responses, where there are any.
 
     The entropy is that of the trainer's distribution, a mean over a response's tokens; `nll` is the mean of -log p
     of the sampled tokens under the engine, an estimate of the same that costs nothing.

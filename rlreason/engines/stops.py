@@ -1,9 +1,9 @@
-"""Where a stop string ends a response, and what the response's text is: one rule for every engine, vLLM's.
+"""Find where a stop string ends a response, and make the response's text: vLLM's rule, for every engine.
 
-A stop string counts when it ends in text beyond that of the first `min_tokens` tokens. Text leaves special tokens out,
-but for tags that a prompt, a reward or a stop string reads (`Sampling.tags`). Only where there are such, or where a
-stop string is spelled with one, such as `<|im_end|>`, are they seen in the search for stop strings. So a special token
-ends a response in the same way whether it is an end token or a stop string, and is graded the same.
+A stop string counts when it ends after the text of the first `min_tokens` tokens. Text has no special tokens except
+tags that a prompt, a reward or a stop string reads (`Sampling.tags`). Only with such tags, or where a stop string is
+spelled with a special token, such as `<|im_end|>`, does the search for stop strings see special tokens. So a special
+token ends a response in the same way whether it is an end token or a stop string, and is graded the same.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -12,7 +12,7 @@ from functools import cached_property
 from transformers import PreTrainedTokenizerBase
 
 ROLES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
-HALF_CHARACTER = "\ufffd"  # what bytes decode to that are not yet a whole character
+HALF_CHARACTER = "\ufffd"  # decoded from the bytes of an incomplete character
 
 
 class Stops:
@@ -30,17 +30,17 @@ class Stops:
 
     @cached_property
     def closing(self) -> frozenset[int] | None:
-        """Tokens that can complete one of the stop strings; None where any token may."""
+        """Tokens that can complete a stop string; None where any token may."""
         return closing_tokens(self.tokenizer.get_vocab(), self.stop)
 
     def may_close(self, token: int) -> bool:
-        """Whether it is worth decoding the response after this token, to look for a stop string."""
+        """Whether this token can complete a stop string, so that the response has to be decoded."""
         return bool(self.stop) and (self.closing is None or token in self.closing)
 
     def overhang(self, token_ids: Sequence[int]) -> int | None:
-        """How many characters follow the stop string that ends these tokens; None where none does.
+        """Return how many characters follow the stop string that ends these tokens; None where none does.
 
-        What follows was written by the last token, which is kept whole.
+        These characters belong to the last token, which is kept whole.
         """
         if len(token_ids) <= self.min_tokens:
             return None
@@ -53,12 +53,12 @@ class Stops:
         return len(text) - min(ends) if ends else None
 
     def text(self, token_ids: Sequence[int], overhang: int) -> str:
-        """The response's text, for grading and reading: without special tokens but tags, and without the overhang."""
+        """Return the text for grading and display: without special tokens except tags, and without the overhang."""
         text = self._decoded(token_ids, special=False)
         return text[: len(text) - overhang] if overhang and token_ids[-1] not in self._left_out else text
 
     def _settled(self, token_ids: Sequence[int]) -> int:
-        """Characters that these tokens have written for good; a character of which bytes are missing is not there."""
+        """Return the number of complete characters of these tokens; an incomplete last one does not count."""
         while token_ids:
             text = self._decoded(token_ids, self.sees_special)
             if not text.endswith(HALF_CHARACTER):
@@ -74,10 +74,10 @@ class Stops:
 
 
 def tags_in(tokenizer: PreTrainedTokenizerBase, read: Iterable[str], always: Collection[str]) -> tuple[str, ...]:
-    """The special tokens that are words of a task: those that hold one of `always`, and those in a text of `read`.
+    """Return the special tokens that a task reads: those that contain one of `always`, and those in a text of `read`.
 
-    Of the latter not what shapes texts and chats: tokens with a role (end, padding), in the chat template, or spelled
-    as `<|im_end|>` is. These are left out of a response, whatever a prompt or a stop string says.
+    Of the latter, tokens that structure texts and chats are left out: those with a role (end, padding), in the chat
+    template, or spelled like `<|im_end|>`. They never appear in a response's text.
     """
     texts, template = "\0".join(read), str(getattr(tokenizer, "chat_template", None) or "")
     roles = {str(getattr(tokenizer, f"{role}_token", None)) for role in ROLES}
@@ -90,16 +90,16 @@ def tags_in(tokenizer: PreTrainedTokenizerBase, read: Iterable[str], always: Col
 
 
 def special_tokens(tokenizer: PreTrainedTokenizerBase) -> dict[int, str]:
-    """Every token that text leaves out: also those that no role, such as end or padding, names."""
+    """Return every special token by id, also those without a role such as end or padding."""
     flagged = {i: str(token) for i, token in tokenizer.added_tokens_decoder.items() if token.special}
     named = zip(tokenizer.all_special_ids, tokenizer.all_special_tokens, strict=True)
     return flagged | {i: str(token) for i, token in named}
 
 
 def closing_tokens(vocabulary: Mapping[str, int], stop: Sequence[str]) -> frozenset[int] | None:
-    """Tokens that can complete a stop string: those whose text holds one of its last characters.
+    """Return the tokens that can complete a stop string: those whose text contains one of its last characters.
 
-    None means any token may: vocabularies spell white space otherwise, and a last character outside ASCII can be
+    None means any token may: vocabularies spell white space differently, and a last character outside ASCII can be
     split over several tokens.
 
     >>> sorted(closing_tokens({"a": 0, "b>": 1, "<0x3E>": 2, "<0x41>": 3}, ["</A"]))

@@ -1,9 +1,9 @@
-"""Does an engine with a copy of the weights hold the trainer's? Two independent checks, after every weight sync.
+"""Check after every weight sync that an engine with its own copy of the weights has the trainer's.
 
-1. Tensors: every weight that the engine keeps in the trainer's layout must equal the trainer's, bit by bit after
-   the cast. This sees a lost or stale tensor however little training moved it.
-2. A probe: a fixed prompt is continued by the engine, and both sides say how likely those tokens were. This sees
-   what tensors do not show: a packed copy left behind, a cache of old keys and values, another temperature.
+1. Tensors: every weight that the engine keeps in the trainer's layout must equal the trainer's bit by bit after
+   the cast. This finds a lost or stale tensor however little training changed it.
+2. A probe: the engine continues a fixed prompt, and both sides compute the log-probabilities of those tokens. This
+   finds what tensors do not show: a stale packed copy, a cache of old keys and values, another temperature.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,17 +16,17 @@ from rlreason.engines.base import Prompt, Sampling
 
 PROBE_PROMPT = 160  # tokens: longer than any engine's prefix-cache block (16 to 128), so a stale cache would be used
 PROBE_TOKENS = 8
-PROBE = Sampling(max_tokens=PROBE_TOKENS)  # of the plain distribution, as a scorer's by default
+PROBE = Sampling(max_tokens=PROBE_TOKENS)  # temperature 1, a scorer's default
 
 
 @dataclass(frozen=True, slots=True)
 class WeightCheck:
-    """What one check found. `mismatch` and `bound` are nats per token."""
+    """The result of one check. `mismatch` and `bound` are in nats per token."""
 
     mismatch: float  # |log p_engine - log p_trainer|, the largest over the probe's tokens
     bound: float
     compared: int  # tensors that could be compared
-    differing: tuple[str, ...]  # those of them that are not the trainer's
+    differing: tuple[str, ...]  # names of those that differ from the trainer's
 
     @property
     def holds(self) -> bool:
@@ -52,14 +52,14 @@ def mismatch_bound(dtype: torch.dtype) -> float:
 
 
 def probe_prompt(vocab: int, context: int) -> Prompt:
-    """The same tokens for every weight sync, spread over the whole vocabulary."""
+    """Return the probe's prompt: the same tokens for every weight sync, spread over the whole vocabulary."""
     length = max(1, min(PROBE_PROMPT, context - PROBE_TOKENS))
     generator = torch.Generator().manual_seed(0)
     return Prompt("probe", torch.randint(vocab, (length,), generator=generator).tolist(), seed=0)
 
 
 def largest_mismatch(engine: Sequence[float], trainer: Sequence[float]) -> float:
-    """max |a - b| over the probe's tokens; infinite when a number is missing or is none.
+    """Return max |a - b| over the probe's tokens; infinite when a number is missing or not finite.
 
     >>> largest_mismatch([-1.0, -2.0], [-1.0, -2.5]), largest_mismatch([float("nan")], [0.0]), largest_mismatch([], [])
     (0.5, inf, inf)
@@ -73,11 +73,11 @@ def largest_mismatch(engine: Sequence[float], trainer: Sequence[float]) -> float
 def differing_tensors(
     model: nn.Module, weights: Iterable[tuple[str, Tensor]], fused: Mapping[str, Sequence[str]]
 ) -> tuple[int, tuple[str, ...]]:
-    """How many of the trainer's weights the engine's model lets us compare, and the names of those that differ.
+    """Compare the trainer's weights with the engine's: return how many could be compared, and the names that differ.
 
-    `fused` names the layers that the engine makes of several of the trainer's, stacked along the first axis
-    (qkv_proj of q_proj, k_proj, v_proj). Weights that it keeps in a packed layout are left out: the probe sees
-    them. Rows after the trainer's last one are the engine's padding.
+    `fused` maps the layers that the engine stacks from several of the trainer's along the first axis (qkv_proj of
+    q_proj, k_proj, v_proj). Weights in a packed layout are left out: the probe covers them. Rows after the trainer's
+    last one are the engine's padding.
     """
     own = dict(model.named_parameters())
     part_of = {part: (whole, parts) for whole, parts in fused.items() for part in parts}

@@ -15,8 +15,7 @@ from rlreason.evaluation.accuracy import PURPOSE, eval_metrics, mismatches_of, q
 from rlreason.evaluation.protocol import Protocol, make_protocol
 from rlreason.evaluation.selection import same_answers
 from rlreason.grading import Grader
-from rlreason.grading.build import grading_settings
-from rlreason.grading.build import reward_name_of as reward_name
+from rlreason.grading.build import grading_settings, reward_name_of
 from rlreason.health.watch import Monitors
 from rlreason.model.chat import prompt_facts
 from rlreason.records.console import Console
@@ -183,7 +182,7 @@ def protocol_of(
     does a second reward, which decides nothing.
     """
     templated = any(p.prompt is None for p in problems)
-    reward = reward_name(evaluation.reward, evaluation.data)
+    reward = reward_name_of(evaluation.reward, evaluation.data)
     grading = grading_settings(evaluation.grading, reward)
     if grading.get("correct_at", 1.0) is None:  # which means the same as 1
         grading["correct_at"] = 1.0

@@ -21,7 +21,7 @@ from rlreason.config.fields import out_of_range, wrong_choices
 from rlreason.config.groups import GradingConfig, names_function
 from rlreason.errors import ConfigError
 from rlreason.grading import plugin
-from rlreason.grading.answers import decide as answers
+from rlreason.grading.answers.decide import better, decide
 from rlreason.grading.answers.lexer import ComparisonSettings, Verdict
 from rlreason.grading.formats import FORMATS, Extracted, candidates
 from rlreason.grading.pool import Pool, Reply
@@ -211,7 +211,7 @@ class Grader:
         (True, False)
         """
         texts = candidates(answer, self.grading.extract)
-        return answers.decide(texts, [reference], self.comparison)[0].outcome == "correct"
+        return decide(texts, [reference], self.comparison)[0].outcome == "correct"
 
     def grade(self, response: str, ground_truth: GroundTruth) -> Grade:
         """The grade of one response; for many, `grade_batch` asks the workers side by side.
@@ -323,7 +323,7 @@ class Grader:
         undecided: list[tuple[Key, str, str]] = []
         for job in todo:
             begin = time.perf_counter()
-            verdict, pairs = answers.decide(candidates(job[0], self.grading.extract), job[1:], self.comparison)
+            verdict, pairs = decide(candidates(job[0], self.grading.extract), job[1:], self.comparison)
             verdicts[job] = verdict
             if self.symbolic:
                 undecided += [(job, *pair) for pair in pairs]
@@ -333,7 +333,7 @@ class Grader:
         waited = 1000 * (time.perf_counter() - begin) / max(1, len(undecided))  # of each, on average
         for (job, answer, reference), reply in zip(undecided, replies, strict=True):
             verdict = _symbolic_verdict(reply)
-            verdicts[job] = answers.better(verdicts[job], verdict)
+            verdicts[job] = better(verdicts[job], verdict)
             milliseconds[job] += waited
             if verdict.outcome in ("timeout", "error"):
                 self._log.add(answer, reference, reply)

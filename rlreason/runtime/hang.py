@@ -10,8 +10,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
-from rlreason.runtime import files as lock
-from rlreason.runtime import signals
+from rlreason.runtime import files, signals
 from rlreason.runtime.machine import STACKS_VARIABLE
 from rlreason.runtime.signals import before_leaving, below
 from rlreason.runtime.text import redacted, shorten
@@ -189,7 +188,7 @@ def silent_for(limit_s: float) -> str:
 
 @contextmanager
 def ended_when_silent(limit_s: float | None, note: Callable[[str], object]) -> Iterator[None]:
-    """In this block the process ends, with exit code 1, where `lock.alive` was not called for so long; None: never.
+    """In this block the process ends, with exit code 1, where `files.alive` was not called for so long; None: never.
 
     Its stacks are written first, then `note` is called with what happened. Its children are killed. A process that is
     being stopped by a signal is left to the limit of that stop.
@@ -208,7 +207,7 @@ def ended_when_silent(limit_s: float | None, note: Callable[[str], object]) -> I
 def _watch(limit_s: float, note: Callable[[str], object], over: threading.Event) -> None:
     silence, process = Silence(), os.getpid()
     while not over.wait(min(TICK_S, limit_s / 4)):
-        if silence.look(lock.shown_at()) <= limit_s or signals.asked() or os.getpid() != process:
+        if silence.look(files.shown_at()) <= limit_s or signals.asked() or os.getpid() != process:
             continue
         why = silent_for(limit_s)
         text = f"{why}: it hangs, or needs more{dump(why)}"

@@ -1,4 +1,4 @@
-"""Decode sequences of any age in one batch: read prompts, draw tokens, drop what has ended."""
+"""Decode sequences of any age in one batch: read prompts, draw tokens, drop ended sequences."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from rlreason.model.devices import on_device
 from rlreason.model.packing import pack
 from rlreason.model.policy import Policy
 
-BLOCK = 256  # tokens whose probabilities are summed before the cumulative sum: as many as the vocabulary has blocks
+BLOCK = 256  # tokens whose probabilities are summed before the cumulative sum over blocks
 
 
 def draw(logits: Tensor, uniforms: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
@@ -34,12 +34,12 @@ def draw(logits: Tensor, uniforms: Tensor, temperature: float) -> tuple[Tensor, 
     if temperature not in (0.0, 1.0):
         logits = logits / temperature
     probs = logits.softmax(-1)
-    ids = logits.argmax(-1) if temperature == 0 else _inverted(probs, uniforms)
+    ids = logits.argmax(-1) if temperature == 0 else _invert_cdf(probs, uniforms)
     return ids, probs.gather(1, ids[:, None])[:, 0].log()
 
 
-def _inverted(probs: Tensor, uniforms: Tensor) -> Tensor:
-    """Which token each uniform number falls on: first in which block of the vocabulary, then where in the block."""
+def _invert_cdf(probs: Tensor, uniforms: Tensor) -> Tensor:
+    """Return the token that each uniform number selects: first the block of the vocabulary, then the token in it."""
     vocab = probs.shape[1]
     if vocab <= 8 * BLOCK:
         return _first_beyond(probs, uniforms)[0]
@@ -54,13 +54,13 @@ def _inverted(probs: Tensor, uniforms: Tensor) -> Tensor:
 
 
 def _first_beyond(masses: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
-    """The first column with sum_{w <= v} mass(w) > u sum_w mass(w), and which share of its own mass u took.
+    """Return the first column with sum_{w <= v} mass(w) > u sum_w mass(w), and how far u reaches into its mass.
 
     masses (rows, columns), uniforms (rows,) float64 in [0, 1]; returns (rows,) int64 and (rows,) float64 in [0, 1].
     """
     cumulative = masses.cumsum(-1, dtype=torch.float64)
     total = cumulative[:, -1:]
-    # Strictly below the total, also where rounding took u to 1, so that what is found has a mass of its own.
+    # Strictly below the total, also where rounding took u to 1, so that the column has a mass above 0.
     target = torch.minimum(uniforms[:, None] * total, torch.nextafter(total, torch.zeros_like(total)))
     column = torch.searchsorted(cumulative, target, right=True).clamp_(max=masses.shape[1] - 1)
     mass = masses.gather(1, column).double()
@@ -69,25 +69,25 @@ def _first_beyond(masses: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
 
 
 PROMPT_TOKENS = 8192  # read in one pass, whose memory grows with them
-COMPACT_BELOW = 0.8  # the share of sequences alive below which ended ones are dropped and others admitted
+COMPACT_BELOW = 0.8  # share of unended sequences below which ended ones are dropped and waiting ones admitted
 
 
 @dataclass(frozen=True, slots=True)
 class SampleUnderWay:
-    """One sample under way."""
+    """One sample that is being decoded."""
 
     place: int  # in the list that `generate` returns
     number: int  # among the samples of its prompt
     prompt: Prompt
 
     def uniforms(self, count: int) -> NDArray[np.float64]:
-        """Its random numbers (count,) in [0, 1): by its prompt's seed and its own number alone."""
+        """Return its random numbers (count,) in [0, 1), from its prompt's seed and its own number alone."""
         return np.random.default_rng([self.prompt.seed, self.number]).random(count)
 
 
 @dataclass(slots=True)
 class Counts:
-    """What a call of `generate` did, for metrics and for the tests that hold its cost."""
+    """Counters of one call of `generate`, for metrics and for the tests that bound its cost."""
 
     steps: int = 0  # forward passes that read one token of each row
     prompts: int = 0  # forward passes that read prompts
@@ -97,17 +97,17 @@ class Counts:
 
 
 class Batch:
-    """The sequences under way, one to a row; all have their newest token in the newest column of the cache.
+    """The sequences being decoded, one per row; each has its newest token in the newest column of the cache.
 
-    Samples of one prompt follow each other, so that it is kept, and attended to, once for all of them.
+    Samples of one prompt are in adjacent rows, so that the prompt is stored, and attended to, once for all of them.
     """
 
     def __init__(
         self, policy: Policy, sampling: Sampling, kinds: Tensor, compiled: Callable[..., Tensor] | None = None
     ) -> None:
-        """`kinds` (vocab,) uint8: whether a token ends a response or may (`engine.ENDS`, `engine.MAY`), else 0.
+        """`kinds` (vocab,) uint8: whether a token ends a response or may end it (`engine.ENDS`, `engine.MAY`), else 0.
 
-        `compiled` computes the hidden states of a step; left out: the model's backbone.
+        `compiled` computes the hidden states of a step; None: the model's backbone.
         """
         self.policy, self.sampling, self.kinds = policy, sampling, kinds
         self.compiled = compiled is not None
@@ -115,12 +115,12 @@ class Batch:
         self.counts = Counts()
         self.sequences: list[SampleUnderWay] = []
         self.cache = PreallocatedCache(policy.compute_dtype, policy.device, whole=self.compiled)
-        # On the host, so that planning waits for nothing: (rows,) the column of each response's first token, which of
-        # the prompts it has, and whether it has ended and waits to be dropped; (prompts,) their tokens.
+        # On the host, so that planning does not wait for the device: (rows,) the column of each response's first
+        # token, the index of its prompt, and whether it has ended and waits to be dropped; (prompts,) their lengths.
         self.begun, self.asked = np.zeros(0, np.int64), np.zeros(0, np.int64)
         self.ended, self.sizes = np.zeros(0, np.bool_), np.zeros(0, np.int64)
         rows = torch.zeros(0, 1, dtype=torch.int64, device=policy.device)
-        self.turn = rows  # (rows, 1) tokens that each has, its last one's number where it waits to be dropped
+        self.turn = rows  # (rows, 1) tokens drawn so far; of ended rows, the index of the last
         self.prompt_lengths = rows  # (rows, 1)
         self.ids = rows  # (rows, 1) the tokens just drawn
         self.tokens = rows.expand(0, sampling.max_tokens)  # (rows, max_tokens) all that were drawn
@@ -132,17 +132,17 @@ class Batch:
 
     @property
     def alive(self) -> int:
-        """How many sequences have not ended."""
+        """The number of sequences that have not ended."""
         return len(self.ended) - int(self.ended.sum())
 
     def should_compact(self) -> bool:
-        """Whether to drop ended sequences: they still cost a step's work, but dropping them costs about one step."""
+        """Whether to drop ended sequences: they cost work in each step, but dropping them costs about one step."""
         return self.cache.full or self.alive < COMPACT_BELOW * len(self.sequences)
 
     def compact_and_admit(self, admitted: Sequence[Sequence[SampleUnderWay]] = ()) -> None:
-        """Drop the sequences that have ended; admit whole groups (after a step, so that every row waits for a draw)."""
+        """Drop ended sequences and admit whole groups, after a step, when every row waits for a draw."""
         kept = np.flatnonzero(~self.ended)
-        asked = np.unique(self.asked[kept])  # prompts that a kept row has
+        asked = np.unique(self.asked[kept])  # prompts of the kept rows
         new = [sequence for group in admitted for sequence in group]
         sizes = np.array([len(group[0].prompt.token_ids) for group in admitted], np.int64)
         groups = np.repeat(np.arange(len(admitted)), [len(group) for group in admitted])
@@ -159,7 +159,7 @@ class Batch:
             self.logits = torch.cat([self.logits, first[self._on_device(groups)]])
         self._move_rows(index, new, sizes[groups])
         before = torch.arange(-int(self.sizes.max()), 0, device=self.policy.device)
-        columns = (ends[:, None] + before).clamp(min=0)  # of shorter prompts, anything stands before their start
+        columns = (ends[:, None] + before).clamp(min=0)  # the mask hides what is before the start of shorter prompts
         needed = max(1, self.sampling.max_tokens - int(lengths.min()))
         self.cache.compact_and_admit(Move(index, len(new), width, needed, self._on_device(asked), columns, packed))
         self.counts.reallocations += 1
@@ -176,9 +176,9 @@ class Batch:
         self.mask = self.mask[:, None, None]
 
     def _place_rows(self) -> CachedPrompts:
-        """Which rows have which prompt; rows of one prompt follow each other, more of them or fewer."""
+        """Return which rows have which prompt; rows of one prompt are adjacent, any number of them."""
         keys, values = self.cache.prompts
-        if self.compiled:  # a copy for each row: a program for any number of rows of a prompt would be many
+        if self.compiled:  # a copy for each row: rows per prompt would be one more shape to compile for
             asked, own = self._on_device(self.asked), self._on_device(np.arange(len(self.asked)))
             return CachedPrompts([k[asked] for k in keys], [v[asked] for v in values], own, own)
         counts = np.bincount(self.asked)
@@ -189,10 +189,10 @@ class Batch:
         return CachedPrompts(keys, values, self._on_device(rows), self._on_device(place))
 
     def _move_rows(self, kept: Tensor, new: Sequence[SampleUnderWay], sizes: NDArray[np.int64]) -> None:
-        """Keep these rows of what is kept for each sequence, and begin the new ones'; their random numbers, too."""
+        """Keep these rows of the state of each sequence, random numbers included, and add the new sequences' rows."""
         drawn = np.stack([s.uniforms(self.sampling.max_tokens) for s in new]) if new else None
         self.uniforms = self.uniforms[kept]
-        if drawn is not None:  # of sequences that wait: none
+        if drawn is not None:
             self.uniforms = torch.cat([self.uniforms, on_device(torch.from_numpy(drawn), self.policy.device)])
 
         def grown(rows: Tensor) -> Tensor:
@@ -203,7 +203,7 @@ class Batch:
         self.prompt_lengths = torch.cat([self.prompt_lengths[kept], self._on_device(sizes)[:, None]])
 
     def _read_prompts(self, prompts: Sequence[Prompt]) -> tuple[list[DynamicCache], Tensor, Tensor]:
-        """The caches of the prompts end to end, without padding, row after row; their next logits; where each ends."""
+        """Read the prompts, packed without padding: return caches, next logits, and the end of each prompt."""
         caches: list[DynamicCache] = []
         logits, ends, before = list[Tensor](), list[Tensor](), 0
         for some in _rows_of(prompts):
@@ -219,12 +219,12 @@ class Batch:
         return caches, torch.cat(logits), torch.cat(ends)
 
     def draw(self, banned: Tensor) -> NDArray[np.int64]:
-        """Draw every row's next token; which rows it may have ended. `banned` tokens only from `min_tokens` on."""
+        """Draw every row's next token; return the rows that may have ended. `banned` tokens wait for `min_tokens`."""
         sampling, done = self.sampling, self.cache.length - self.begun  # (rows,) tokens each has
         if int(done.min()) < sampling.min_tokens:
             early = self.turn < sampling.min_tokens
             self.logits[:, banned] = self.logits[:, banned].masked_fill(early, float("-inf"))
-        # Sequences that have ended and wait to be dropped draw too, over their last number.
+        # Ended sequences that wait to be dropped draw too, and overwrite their last token.
         ids, log_probs = draw(self.logits, self.uniforms.gather(1, self.turn)[:, 0], sampling.temperature)
         self.ids = ids[:, None]
         self.tokens.scatter_(1, self.turn, self.ids)
@@ -233,11 +233,11 @@ class Batch:
         return np.flatnonzero(~self.ended & ((kinds > 0) | (done + 1 >= sampling.max_tokens)))
 
     def token_ids(self, rows: NDArray[np.int64]) -> list[list[int]]:
-        """Every token that these rows have drawn."""
+        """Return all tokens that these rows have drawn."""
         return self._lists(self.tokens, rows)
 
     def end(self, rows: NDArray[np.int64]) -> list[list[float]]:
-        """Mark these rows as ended; the log-probabilities of their tokens."""
+        """Mark these rows as ended; return the log-probabilities of their tokens."""
         self.ended[rows] = True
         return self._lists(self.log_probs, rows)
 
@@ -247,7 +247,7 @@ class Batch:
         return [row[:size].tolist() for row, size in zip(several, sizes.tolist(), strict=True)]
 
     def step(self) -> None:
-        """Read the token just drawn for each row."""
+        """Run the model on the token just drawn for each row."""
         before = self.mask.shape[-1] - self.cache.room  # columns of the prompts
         self.mask[..., before + self.cache.length] = 0.0
         hidden = self.read(
@@ -259,7 +259,7 @@ class Batch:
             use_cache=True,
         )[:, 0]
         self.cache.advance()
-        # Those that wait to be dropped stay within the context: beyond it a position could break the others.
+        # Ended rows stay within the context: a position beyond it could break the others.
         self.turn = (self.turn + 1).clamp_(max=self.sampling.max_tokens - 1)
         self.logits = self.policy.logits(hidden)
         self.counts.steps += 1
@@ -273,16 +273,16 @@ class Batch:
 
 
 class UnpaddedBatch(Batch):
-    """Sequences that begin together behind prompts of one length: no padding gets into a state that layers carry."""
+    """Sequences that begin together after prompts of one length, so that no padding enters a recurrent state."""
 
     def compact_and_admit(self, admitted: Sequence[Sequence[SampleUnderWay]] = ()) -> None:
-        """Drop the sequences that have ended; admit groups with prompts of one length, where none is left."""
+        """Drop ended sequences; admit groups with prompts of one length, once no sequence is left."""
         kept, new = np.flatnonzero(~self.ended), [sequence for group in admitted for sequence in group]
         self.sequences, rows = [self.sequences[i] for i in kept] + new, self._on_device(kept)
         self.begun, self.ended = np.zeros(len(self.sequences), np.int64), np.zeros(len(self.sequences), np.bool_)
         self._move_rows(rows, new, np.zeros(len(new), np.int64))
         if new:  # each prompt is read once
-            self.cache.length, self.cache.room = 0, self.sampling.max_tokens  # it counts columns, and holds nothing
+            self.cache.length, self.cache.room = 0, self.sampling.max_tokens  # it only counts columns
             self.own = own = DynamicCache(config=self.policy.model.config)
             self.read = lambda input_ids, **_: self.policy.read(input_ids, own)
             prompts = self._on_device(np.array([group[0].prompt.token_ids for group in admitted]))
@@ -293,7 +293,7 @@ class UnpaddedBatch(Batch):
 
 
 def _rows_of(prompts: Sequence[Prompt]) -> list[list[Prompt]]:
-    """The prompts, in order, in rows of at most `PROMPT_TOKENS` tokens; one that is longer has a row to itself."""
+    """Split the prompts, in order, into rows of at most `PROMPT_TOKENS` tokens; a longer one gets its own row."""
     rows, free = list[list[Prompt]](), 0
     for prompt in prompts:
         size = len(prompt.token_ids)

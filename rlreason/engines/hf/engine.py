@@ -1,4 +1,4 @@
-"""The in-process engine: samples from the live weights of the policy with its own KV cache."""
+"""The in-process engine: sample from the policy's own weights with a preallocated KV cache."""
 
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -14,24 +14,24 @@ from rlreason.engines.base import Finished, Prompt, Sampling
 from rlreason.engines.hf.decoding import Batch, Counts, SampleUnderWay, UnpaddedBatch
 from rlreason.engines.stops import Stops
 from rlreason.model.policy import Policy
-from rlreason.runtime import files as lock
+from rlreason.runtime.files import alive
 from rlreason.runtime.text import first_line
 from rlreason.types import FinishReason, Response
 
-MOST = 5  # programs made after the first, in a run: more say that shapes are not followed
+MOST = 5  # recompilations in a run; more mean that the dynamic shapes do not work
 
 
 class CompiledStep:
-    """The backbone's hidden states of one token per row, compiled; as it is where compiling fails.
+    """Compute the backbone's hidden states of one token per row with torch.compile; uncompiled where that fails.
 
-    Rows and columns are symbols of the program, so that neither a compaction nor a new length makes another. A single
-    row is a case of its own to the compiler.
+    Rows and columns are symbolic, so that neither a compaction nor a new length recompiles. The compiler treats a
+    single row as a case of its own.
     """
 
     def __init__(self, backbone: nn.Module, say: Callable[[str], None]) -> None:
         self.backbone, self.say = backbone, say
         self.programs = 0
-        self._run: Callable[..., Any] = torch.compile(self._plain, backend=self._counted, dynamic=True)
+        self._run: Callable[..., Any] = torch.compile(self._uncompiled, backend=self._compile, dynamic=True)
         self._tried = False
 
     @property
@@ -40,7 +40,7 @@ class CompiledStep:
         return max(0, self.programs - 1)
 
     def __call__(self, **inputs: Any) -> Tensor:
-        """Hidden states (rows, 1, width) of what `Batch.step` hands to the backbone."""
+        """Return hidden states (rows, 1, width) of the inputs of `Batch.step`."""
         hidden: Tensor
         try:
             hidden = self._run(**inputs)
@@ -48,36 +48,36 @@ class CompiledStep:
             if self._tried:
                 raise
             self.say(f"! rollout.compile=true has no effect: this step cannot be compiled here ({first_line(error)})")
-            self._run = self._plain
+            self._run = self._uncompiled
             hidden = self._run(**inputs)
         self._tried = True
-        if self.recompilations > MOST and self._run != self._plain:
+        if self.recompilations > MOST and self._run != self._uncompiled:
             self.say(f"! rollout.compile: {self.recompilations} recompilations are too many; sampling goes on without")
-            self._run = self._plain
+            self._run = self._uncompiled
         return hidden
 
-    def _plain(self, **inputs: Any) -> Tensor:
+    def _uncompiled(self, **inputs: Any) -> Tensor:
         hidden: Tensor = self.backbone(**inputs).last_hidden_state
         return hidden
 
-    def _counted(self, graph: fx.GraphModule, examples: list[Tensor]) -> Callable[..., Any]:
+    def _compile(self, graph: fx.GraphModule, examples: list[Tensor]) -> Callable[..., Any]:
         self.programs += 1
         compile_fx: Callable[..., Any] = torch._dynamo.lookup_backend("inductor")
-        made: Callable[..., Any] = compile_fx(graph, examples)
-        return made
+        program: Callable[..., Any] = compile_fx(graph, examples)
+        return program
 
 
-#: What a token may do to the response that drew it: nothing (0), complete a stop string, end it.
+#: The effect of a token on its response: none (0), may complete a stop string, ends it.
 MAY, ENDS = 1, 2
 
 
 class HFEngine:
-    """Samples with the policy's own module; `load_weights` only counts, because there is nothing to copy."""
+    """Sample with the policy's own module; `load_weights` only counts, because there is nothing to copy."""
 
     def __init__(
         self, policy: Policy, max_rows: int = 256, compile: bool = False, say: Callable[[str], None] = print
     ) -> None:
-        """`max_rows`: samples decoded side by side, at most; `compile`: decoding steps by torch.compile."""
+        """`max_rows`: most samples decoded at once; `compile`: run decoding steps through torch.compile."""
         self.policy = policy
         self.max_rows = max_rows
         self.compiled = CompiledStep(policy.backbone, say) if compile and policy.packs else None
@@ -88,7 +88,7 @@ class HFEngine:
         self._stops: dict[tuple[tuple[str, ...], int, tuple[str, ...]], Stops] = {}
 
     def load_weights(self, policy: Policy) -> dict[str, float]:
-        """Count a weight sync; nothing is copied. Metrics: the recompilations so far, where steps are compiled.
+        """Count a weight sync; nothing is copied. Return the recompilations so far, where steps are compiled.
 
         `ValueError` for another policy.
         """
@@ -103,7 +103,7 @@ class HFEngine:
     def generate(
         self, prompts: Sequence[Prompt], sampling: Sampling, n: int = 1, finished: Finished | None = None
     ) -> list[Response]:
-        """n samples of each prompt; see `engines.base.Engine`."""
+        """Sample n responses to each prompt; see `engines.base.Engine`."""
         responses: dict[int, Response] = {}
         self.drawn, self.counts = 0, Counts()
         stops = self._stops_of(sampling)
@@ -113,8 +113,8 @@ class HFEngine:
             if finished is not None:
                 finished(place, response)
 
-        # One region for all steps, so that weights are cast once. Inference mode has less overhead, but there autocast
-        # would not keep what it has cast.
+        # One region for all steps, so that weights are cast once. Inference mode has less overhead, but in it autocast
+        # does not cache cast weights.
         casts = self.policy.compute_dtype != torch.float32
         with torch.no_grad() if casts or self.compiled else torch.inference_mode(), self.policy.autocast():
             self._sample(prompts, sampling, n, stops, collect)
@@ -126,7 +126,7 @@ class HFEngine:
         end_ids = frozenset(i for i in self.policy.end_ids | sampling.end_ids if i < vocab)  # a config may name others
         banned = torch.tensor(sorted(end_ids), device=self.policy.device)
         kinds = token_kinds(vocab, end_ids, stops).to(self.policy.device)
-        # Sequences of about one length should run together, because attention reaches over the longest of them.
+        # Decode sequences of similar length together, because attention covers the longest of them.
         waiting = deque(sorted(range(len(prompts)), key=lambda i: len(prompts[i].token_ids)))
 
         def begin(i: int) -> list[SampleUnderWay]:
@@ -139,18 +139,18 @@ class HFEngine:
                 batch.compact_and_admit([begin(i) for i in self._admitted(waiting, n, batch.alive, prompts)])
             rows = batch.draw(banned)
             self.drawn += batch.alive
-            lock.alive()
+            alive()
             if len(rows):
                 self._end(batch, rows, end_ids, stops, collect)
             if batch.alive:
                 if not waiting and batch.should_compact():
-                    batch.compact_and_admit()  # before the step, so that ended sequences take no part in it
+                    batch.compact_and_admit()  # before the step, so that it skips ended sequences
                 batch.step()
 
     def _end(
         self, batch: Batch, rows: NDArray[np.int64], end_ids: AbstractSet[int], stops: Stops, collect: Finished
     ) -> None:
-        """Hand out those of these rows that have ended. Text is decoded only where a token can end a stop string."""
+        """Collect those of these rows that have ended. Text is decoded only where a token can end a stop string."""
         ended: list[tuple[int, list[int], FinishReason, int]] = []
         for row, token_ids in zip(rows.tolist(), batch.token_ids(rows), strict=True):
             token, overhang = token_ids[-1], None
@@ -179,7 +179,10 @@ class HFEngine:
             collect(sequence.place, response)
 
     def _admitted(self, waiting: deque[int], n: int, alive: int, prompts: Sequence[Prompt]) -> list[int]:
-        """The groups of n that fit in with those alive, a larger one alone; unpadded, of one length and none alive."""
+        """Take the groups of n that fit next to the `alive` rows, a larger one alone.
+
+        Without packing: only groups of one prompt length, once no row is alive.
+        """
         admitted, size = list[int](), 0
         while waiting and (alive == 0 or alive + n <= self.max_rows):
             if not self.policy.packs and alive and size != len(prompts[waiting[0]].token_ids):
@@ -190,7 +193,7 @@ class HFEngine:
         return admitted
 
     def _stops_of(self, sampling: Sampling) -> Stops:
-        """Kept from call to call: a large vocabulary is searched for tokens that can close a stop string once."""
+        """Return the stops of these settings, cached: searching a large vocabulary for closing tokens is slow."""
         key = (sampling.stop, sampling.min_tokens, sampling.tags)
         if key not in self._stops:
             self._stops[key] = Stops(self.policy.tokenizer, *key)
@@ -198,7 +201,7 @@ class HFEngine:
 
 
 def token_kinds(vocab: int, end_ids: AbstractSet[int], stops: Stops) -> Tensor:
-    """(vocab,) uint8: what each token may do to the response that drew it: ENDS, MAY, or 0 for nothing."""
+    """Return (vocab,) uint8: the effect of each token on its response: ENDS, MAY, or 0 for none."""
     kinds = torch.zeros(vocab, dtype=torch.uint8)
     if stops.stop:
         kinds[slice(None) if stops.closing is None else sorted(i for i in stops.closing if i < vocab)] = MAY

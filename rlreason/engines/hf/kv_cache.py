@@ -1,8 +1,8 @@
-"""A preallocated key-value cache of responses that end at one column, so that a decoded token is written in place.
+"""A preallocated key-value cache of responses aligned at their ends, so that a decoded token is written in place.
 
-transformers' dynamic cache concatenates: each decoded token copies everything before it. Here a response begins in
-the column that makes it end with the others, whatever its length, so that one column takes the newest token of each
-and responses of any age run in one batch. Their prompts are kept apart, each once for all responses to it.
+transformers' dynamic cache concatenates: each decoded token copies everything before it. Here all responses end in
+the same column, whatever their length, so that one column takes the newest token of each and responses of any age run
+in one batch. Their prompts are stored separately, each once for all responses to it.
 """
 
 from collections.abc import Sequence
@@ -13,20 +13,20 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
 
-HEADROOM = 64  # free columns after a compaction, at most, or a quarter of those in use where that is more
+HEADROOM = 64  # most free columns after a compaction, or a quarter of those in use where that is more
 
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """What a cache becomes: which rows and prompts stay, and which come."""
+    """A change of the cache: which rows and prompts stay, and which are added."""
 
-    rows: Tensor  # those kept
-    new_rows: int  # that begin
+    rows: Tensor  # indices of the rows to keep
+    new_rows: int  # rows to add
     width: int  # columns in use of the longest response
-    needed: int  # columns that are still written, at most
-    prompts: Tensor  # those kept
+    needed: int  # most columns that are still to be written
+    prompts: Tensor  # indices of the prompts to keep
     columns: Tensor  # (new prompts, columns of the longest prompt) where to read them in `packed`
-    packed: Sequence[DynamicCache]  # what the model cached of rows of packed sequences, counted as one
+    packed: Sequence[DynamicCache]  # the model's caches of packed rows of prompts; `columns` numbers them as one
 
 
 class PreallocatedLayer(DynamicLayer):
@@ -45,7 +45,7 @@ class PreallocatedLayer(DynamicLayer):
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Write the newest keys and values (rows, kv_heads, 1, head_dim) in place; return all of them so far.
 
-        In a cache that is read whole, the columns that are still free come with them: the mask leaves them out.
+        A cache that is read whole returns its free columns too; the mask hides them.
         """
         assert self.keys is not None
         assert self.values is not None
@@ -59,7 +59,7 @@ class PreallocatedLayer(DynamicLayer):
         return self.keys[:, :, :end], self.values[:, :, :end]
 
     def compact_and_admit(self, move: Move, room: int, packed: Sequence[DynamicLayer]) -> None:
-        """Drop all rows and prompts but those kept; add the new ones; `room` columns are free then."""
+        """Keep the rows and prompts of the move, add the new ones, and leave `room` columns free."""
         read = [(layer.keys, layer.values) for layer in packed]
         keys, values = (torch.cat(parts, 2) for parts in zip(*read, strict=True)) if read else (None, None)
         self.prompt_keys = self._prompts(self.prompt_keys, keys, move)
@@ -83,7 +83,7 @@ class PreallocatedLayer(DynamicLayer):
         kept, width = len(move.rows), move.width
         heads, head_dim = prompts.shape[1], prompts.shape[3]
         new = prompts.new_empty(kept + move.new_rows, heads, width + room, head_dim)
-        # What is masked is still multiplied: it must be finite.
+        # Masked values are still multiplied: they must be finite.
         new[kept:, :, :width] = 0
         if self.at is not None:
             new[:, :, width:] = 0
@@ -102,7 +102,7 @@ def _dynamic(layer: object) -> DynamicLayer:
 
 
 def _end_with(new: Tensor, old: Tensor, rows: Tensor) -> None:
-    """Fill `new` from its last column on with these rows of `old`, each (rows, heads, columns, head_dim)."""
+    """Copy these rows of `old` into `new`, aligned at the last column; each is (rows, heads, columns, head_dim)."""
     width = min(new.shape[2], old.shape[2])
     first = new.shape[2] - width
     new[:, :, :first] = 0
@@ -110,19 +110,19 @@ def _end_with(new: Tensor, old: Tensor, rows: Tensor) -> None:
 
 
 class PreallocatedCache(Cache):
-    """Preallocated layers for a model. It begins without rows: `compact_and_admit` brings them in and makes room.
+    """Preallocated layers for a model. It starts without rows: `compact_and_admit` adds them and makes room.
 
-    `whole`: attention reads every column, those that are still free too, which keeps shapes from one compaction to
-    the next. Kernels in half precision would copy a slice; in float32 a slice costs nothing and has less to read.
+    `whole`: attention reads every column, also free ones, which keeps shapes constant between compactions. Kernels
+    in half precision would copy a slice; in float32 a slice costs nothing and is less to read.
     """
 
     def __init__(self, dtype: torch.dtype, device: torch.device, whole: bool = False) -> None:
-        """`dtype`: that of the products, in which nothing is left to cast at each step; keys may come in float32."""
+        """`dtype`: that of the matrix products, so that no step has to cast; new keys may be in float32."""
         self.preallocated: list[PreallocatedLayer] = []
-        self.at = torch.zeros(1, dtype=torch.int64, device=device)  # the next column, as a program on a GPU reads it
+        self.at = torch.zeros(1, dtype=torch.int64, device=device)  # the next column, on the device
         self.dtype, self.whole = dtype, whole or dtype != torch.float32
         self.length = 0  # columns in use
-        self.room = 0  # columns of all
+        self.room = 0  # columns allocated
         super().__init__(layers=self.preallocated)  # type: ignore[arg-type]  # two names for one list, to know its type
 
     @property
@@ -149,13 +149,13 @@ class PreallocatedCache(Cache):
             layer.length = self.length
 
     def compact_and_admit(self, move: Move) -> None:
-        """Make the move, one layer at a time, so that only one tensor exists twice at once."""
+        """Apply the move one layer at a time, so that only one tensor exists twice at once."""
         while move.packed and len(self.preallocated) < len(move.packed[0].layers):
             self.preallocated.append(PreallocatedLayer(self.at if self.whole else None, self.dtype))
         room = min(move.needed, max(HEADROOM, move.width // 4))
         for i, layer in enumerate(self.preallocated):
             layer.compact_and_admit(move, room, [_dynamic(cache.layers[i]) for cache in move.packed])
             for cache in move.packed:
-                cache.layers[i] = DynamicLayer()  # read once: its memory is the next layer's
+                cache.layers[i] = DynamicLayer()  # free its memory for the next layer
         self.length, self.room = move.width, move.width + room
         self.at.fill_(move.width)

@@ -1,7 +1,7 @@
 """vLLM as the rollout engine, through its public calls only. Tested versions: docs/vllm.md.
 
-It has a copy of the weights, so every weight sync ends with a check that engine and trainer agree (weight_check.py).
-One thread owns vLLM: whoever calls, order stays the same, and a call that hangs can be given up.
+It has its own copy of the weights, so every weight sync ends with a check that engine and trainer agree
+(weight_check.py). One thread owns vLLM: calls keep their order, and a call that hangs can be given up.
 """
 
 import itertools
@@ -59,7 +59,7 @@ T = TypeVar("T")
 
 
 class EngineThread(SingleThread):
-    """After the first failure the engine counts as dead, and every later call says since when."""
+    """The thread that owns vLLM. After the first failure the engine counts as dead, and every later call says why."""
 
     def __init__(self, rollout: RolloutConfig, log: Path, check_alive: Callable[[], None]) -> None:
         super().__init__("vllm", check_alive)
@@ -67,7 +67,7 @@ class EngineThread(SingleThread):
         self.failure: str | None = None
 
     def call(self, function: Callable[[], T], limit_s: float = math.inf) -> T:
-        """What `function` returns; `EngineError` where it raises, or takes longer than `limit_s` or the timeout."""
+        """Return `function()`; `EngineError` where it raises, or takes longer than `limit_s` or the timeout."""
         if self.failure is not None:
             raise EngineError(f"rollout=vllm: the engine is dead since: {self.failure}")
         timeout_s = self.rollout.timeout_s
@@ -81,20 +81,20 @@ class EngineThread(SingleThread):
             raise self.failed(f"{type(error).__name__}: {error}") from error
 
     def failed(self, reason: str) -> EngineError:
-        """Note the failure; the error to raise."""
+        """Record the failure and return the error to raise."""
         self.failure = reason
         return EngineError(f"rollout=vllm failed: {reason}{last_lines(self.log)}")
 
 
-CLOSING_S = 10.0  # for what is under way to end when the engine stops
+CLOSING_S = 10.0  # for running calls to end when the engine stops
 
 
 class VLLMEngine:
-    """A vLLM that `transfer` starts where it belongs and gives the policy's weights.
+    """A vLLM engine that `transfer` starts and gives the policy's weights.
 
-    Its length is that of `demand` and of the probe that checks its weights, its rows those that are ever asked for at
-    once: vLLM sets memory aside for all of them. With `rollout.sleep`, an engine on a GPU of the trainer's gives its
-    memory back after every `generate` and is filled anew before the next. It is started at once, or by `start`.
+    Its length covers `demand` and the probe that checks its weights, its rows the largest request: vLLM allocates
+    memory for all of them. With `rollout.sleep`, an engine on a GPU of the trainer's frees its memory after every
+    `generate` and reloads the weights before the next. `started=False` leaves the start to `start`.
     """
 
     def __init__(
@@ -112,17 +112,17 @@ class VLLMEngine:
         self.max_rows = min(rollout.max_rows, demand.rows)
         self.sleeps, self.asleep = transfer.shares_gpu(policy) and rollout.sleep, False
         self.weight_version = self.drawn = 0
-        self.each_step: Callable[[], None] = alive  # called after every decoding step; what it raises ends `generate`
-        self.arguments: dict[str, Any] = {}  # that vLLM was started with, for provenance
+        self.each_step: Callable[[], None] = alive  # called after every decoding step; an exception ends `generate`
+        self.arguments: dict[str, Any] = {}  # of vLLM's start, for provenance
         self._probe = probe_prompt(policy.padded_from or policy.head.shape[0], self.max_len)
         self._thread = EngineThread(rollout, log, self._check)
         self._files = ExitStack()
-        self._starting = ExitStack()  # what a start changes in this process
+        self._starting = ExitStack()  # undoes the changes that a start makes to this process
         if started:
             self.start()
 
     def start(self) -> None:
-        """Start vLLM and give it the policy's weights; several may start at once, in a thread each."""
+        """Start vLLM and load the policy's weights; several engines may start at once, each in a thread."""
         try:
             self._start()
         except BaseException:
@@ -134,13 +134,13 @@ class VLLMEngine:
         with self._starting:
             self._starting.enter_context(STARTING)
             self._vllm = import_vllm(self.log, self.transfer.oldest_vllm, self.policy.compute_dtype == torch.float32)
-            start = self._prepared()
+            start = self._prepare_start()
             self.llm: Any = self._thread.call(start)
         self._sync_weights()
         self.say(f"vLLM is ready after {time.monotonic() - began:.0f} s")
 
-    def _prepared(self) -> Callable[[], Any]:
-        """Plan the memory, and make this process what vLLM is to find; returns what starts it, for its thread."""
+    def _prepare_start(self) -> Callable[[], Any]:
+        """Plan the memory and set up this process for vLLM; return the function that starts it, for its thread."""
         dtype, device = self.policy.compute_dtype, self.transfer.device(self.policy)
         memory = plan_memory(self.policy, device, self.max_len, self.max_rows, self.rollout.kv_cache_gb)
         self.say(f"starting vLLM {self._vllm.__version__} in {str(dtype).removeprefix('torch.')}: {memory} ...")
@@ -149,12 +149,12 @@ class VLLMEngine:
         threads = torch.get_num_threads()
 
         def start() -> Any:
-            torch.set_num_threads(threads)  # a setting of each thread
+            torch.set_num_threads(threads)  # torch keeps it per thread
             with process_state_kept() if self.transfer.here else nullcontext():
                 return self.transfer.start(self.policy, folder, arguments)
 
-        # Made and removed here and not in vLLM's thread, which nobody waits for when a start is interrupted. As is what
-        # belongs to the process: a start that hangs must not keep the terminal.
+        # Created and removed here and not in vLLM's thread, which an interrupted start does not wait for. So are the
+        # changes to the process: a start that hangs must not keep the terminal.
         files = self._files.enter_context(folder_for_files())
         folder = write_model(self.policy, Path(files) / "model")
         # Without OMP_NUM_THREADS vLLM turns torch down to one thread for good.
@@ -165,15 +165,15 @@ class VLLMEngine:
         return start
 
     def _check(self) -> None:
-        """Asked again and again while vLLM's thread is waited for."""
+        """Check the engine's process while waiting for vLLM's thread."""
         self.transfer.check_alive()
         if self.transfer.spawned():
             self._starting.close()
 
     def load_weights(self, policy: Policy) -> dict[str, float]:
-        """Sample from these weights from now on. Returns the sync's metrics: see `_sync_weights`.
+        """Load these weights; return the sync's metrics, see `_sync_weights`.
 
-        `EngineError` where vLLM fails, or does not hold the weights and `rollout.attest` is `stop`.
+        `EngineError` where vLLM fails, or its weights differ and `rollout.attest` is `stop`.
         """
         self.policy = policy
         self.weight_version += 1
@@ -182,9 +182,9 @@ class VLLMEngine:
     def generate(
         self, prompts: Sequence[Prompt], sampling: Sampling, n: int = 1, finished: Finished | None = None
     ) -> list[Response]:
-        """n samples of each prompt; see `engines.base.Engine`.
+        """Sample n responses to each prompt; see `engines.base.Engine`.
 
-        `ConfigError` where a prompt with a full response is longer than `demand` said; `EngineError` where vLLM fails.
+        `ConfigError` where a prompt with a full response exceeds `demand`; `EngineError` where vLLM fails.
         """
         for prompt in prompts:
             if len(prompt.token_ids) + sampling.max_tokens > self.max_len:
@@ -211,9 +211,9 @@ class VLLMEngine:
         places, under_way = iter(range(len(prompts) * n)), set[str]()
 
         def step() -> Any:
-            """Requests wait here and not in the engine, where each takes about 10 kB."""
+            """Add requests and run one step. Requests wait here and not in vLLM, where each takes about 10 kB."""
             for place in itertools.islice(places, max(0, 2 * self.max_rows - len(under_way))):
-                prompt = prompts[place // n]  # n requests, not one of n: each is handed out as soon as it has ended
+                prompt = prompts[place // n]  # n requests, not one of n: each is returned as soon as it has ended
                 params = arguments | {"seed": prompt.seed % 2**62 + place % n}
                 ids = self._vllm.inputs.tokens_input(prompt.token_ids)
                 engine.add_request(str(place), ids, self._vllm.SamplingParams(**params))
@@ -223,7 +223,7 @@ class VLLMEngine:
 
         self.drawn = 0
         responses: dict[int, Response] = {}
-        # Inside this process vLLM draws from the global generators too, and throws that away.
+        # Inside this process vLLM also draws from the global generators, without using the numbers.
         with generators_kept() if self.transfer.here else nullcontext():
             try:
                 while len(responses) < len(prompts) * n:
@@ -236,7 +236,7 @@ class VLLMEngine:
                         if finished is not None:
                             finished(place, responses[place])
             finally:
-                # Interrupted: the next call must not see these. Where a signal ends the process there is no next call.
+                # Interrupted: the next call must not see these. After a signal there is no next call.
                 if under_way and self._thread.failure is None and signals.asked() is None:
                     self._thread.call(lambda: engine.abort_request(sorted(under_way)), CLOSING_S)
         return [responses[place] for place in range(len(prompts) * n)]
@@ -244,9 +244,9 @@ class VLLMEngine:
     def _response(self, prompt: Prompt, output: Any, stops: Stops) -> Response:
         token_ids, log_probs = list(output.token_ids), list(output.logprobs.logprobs)
         if output.finish_reason not in ("stop", "length") or len(log_probs) != len(token_ids):
-            told = " (vLLM was asked to end)" if output.finish_reason == "abort" else ""  # its process got SIGTERM
-            raise self._thread.failed(f"a sample ended with {output.finish_reason!r}{told}, {len(token_ids)} tokens")
-        by_string = isinstance(output.stop_reason, str)  # a token's id where that ended it
+            why = " (vLLM was asked to end)" if output.finish_reason == "abort" else ""  # its process got SIGTERM
+            raise self._thread.failed(f"a sample ended with {output.finish_reason!r}{why}, {len(token_ids)} tokens")
+        by_string = isinstance(output.stop_reason, str)  # a token id where a token ended it
         return Response(
             problem_id=prompt.problem_id,
             prompt_ids=prompt.token_ids,
@@ -258,9 +258,9 @@ class VLLMEngine:
         )
 
     def _sync_weights(self) -> dict[str, float]:
-        """Replace the weights in place, forget what was computed with the old ones, and check that all has arrived.
+        """Replace the weights in place, clear the prefix cache, and check the result.
 
-        Returns the sync's seconds and, unless `rollout.attest=off`, the check's train-inference mismatch (nats per
+        Return the sync's seconds and, unless `rollout.attest=off`, the check's train-inference mismatch (nats per
         token), number of compared tensors and seconds.
         """
         began = time.monotonic()
@@ -283,11 +283,11 @@ class VLLMEngine:
         }
 
     def _replace_weights(self) -> None:
-        """On vLLM's thread: wake what sleeps, send, and empty the prefix cache, which holds keys of the old weights."""
+        """Wake the engine, send the weights and empty the prefix cache of the old ones' keys; on vLLM's thread."""
         if self.policy.device.type == "cuda":  # vLLM and NCCL copy on streams that do not wait for the optimizer's
             torch.cuda.synchronize(self.policy.device)
         if self.asleep:
-            torch.cuda.empty_cache()  # what training kept for itself; vLLM's own allocator cannot use it
+            torch.cuda.empty_cache()  # vLLM's own allocator cannot use what torch has cached
             self.llm.wake_up(tags=["weights"])
         self.transfer.send_weights(self.llm, self.policy)
         if self.asleep:
@@ -296,7 +296,7 @@ class VLLMEngine:
             raise RuntimeError("the prefix cache could not be emptied: requests are still running")
 
     def verify_weights(self) -> WeightCheck:
-        """Compare engine and trainer as they are now. The probe stays in the prefix cache, to betray a stale one."""
+        """Compare the weights of engine and trainer. The probe stays in the prefix cache, to reveal a stale one."""
         probe = self._sample([self._probe], PROBE, 1)[0]
         scorer = LogProbScorer(self.policy, self.max_len)
         trainer = scorer.log_probs([(probe.prompt_ids, probe.token_ids)])[0]
@@ -305,9 +305,9 @@ class VLLMEngine:
         return WeightCheck(mismatch, mismatch_bound(self.policy.compute_dtype), compared, differing)
 
     def close(self) -> None:
-        """Stop the engine and give its memory back; a hung one in this process is left to the end of the process."""
+        """Stop the engine and free its memory; a hung one in this process lives until the process ends."""
         llm, failed = self.__dict__.pop("llm", None), self._thread.failure is not None
-        # Whoever still samples in another thread ends here.
+        # Ends a call that still samples in another thread.
         self._thread.failure = self._thread.failure or "it was closed"
 
         def shut_down() -> None:

@@ -1,6 +1,6 @@
-"""Weights through a file in main memory, for vLLM's own weight transfer: both sides of `process.HostTransfer`.
+"""Send weights through a file in main memory, by vLLM's own weight transfer: both sides of `process.HostTransfer`.
 
-Imports vLLM: in the trainer's process once such an engine is made, and in vLLM's by the name of `HostWorker`.
+Imports vLLM: in the trainer's process when such an engine starts, and in vLLM's by the name of `HostWorker`.
 """
 
 import shutil
@@ -29,12 +29,12 @@ MEMORY = Path("/dev/shm")  # a file system in main memory; a container's often h
 
 
 class HostWorker(WorkerExtension):
-    """Named so that the module of the receiving side is imported in vLLM's process."""
+    """Named to vLLM, so that its process imports this module, the receiving side."""
 
 
 @dataclass
 class HostInit(TrainerInitInfo):
-    """The sending side has nothing to say but its rank."""
+    """The sending side's arguments: its rank only."""
 
     backend: ClassVar[str] = BACKEND
 
@@ -46,11 +46,11 @@ class HostSender(TrainerWeightTransferEngine[HostInit]):
 
     @classmethod
     def trainer_init(cls, init_info: HostInit, *, client: Any, source: WeightSource | None = None) -> Self:
-        """Nobody has to meet anybody."""
+        """Return the sender; no connection is needed."""
         return cls(client=client, source=source)
 
     def send_weights(self) -> None:
-        """One round: write, have it read, remove."""
+        """Write the weights to a file, have the worker read it, and remove it."""
         weights = {name: weight.contiguous().cpu() for name, weight in self.source or ()}
         with temporary_folder(FILES, place_for(sum(weight.nbytes for weight in weights.values()))) as folder:
             path = str(Path(folder) / "weights.safetensors")
@@ -61,13 +61,13 @@ class HostSender(TrainerWeightTransferEngine[HostInit]):
 
 
 def place_for(size: int, memory: Path = MEMORY) -> Path | None:
-    """The file system in main memory where it has room for so many bytes; None, the temporary folder, where not."""
+    """Return the file system in main memory if it has room for so many bytes; else None: the temporary folder."""
     return memory if memory.is_dir() and shutil.disk_usage(memory).free > 1.01 * size + 2**20 else None
 
 
 @dataclass
 class HostUpdate(WeightTransferUpdateInfo):
-    """Where the weights lie."""
+    """The path of the file with the weights."""
 
     path: str
 
@@ -78,14 +78,14 @@ class HostReceiver(WeightTransferEngine[WeightTransferInitInfo, HostUpdate]):
     init_info_cls, update_info_cls = WeightTransferInitInfo, HostUpdate
 
     def init_transfer_engine(self, init_info: WeightTransferInitInfo) -> None:
-        """Nobody has to meet anybody."""
+        """Do nothing: no connection is needed."""
 
     def start_weight_update(self) -> None:
-        """Before the first weight."""
+        """Prepare for the first weight."""
         initialize_layerwise_reload(self.model)
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
-        """As vLLM's worker calls it."""
+        """Parse the update and receive it; called by vLLM's worker."""
         self.receive_weights(self.parse_update_info(update_info))
 
     def receive_weights(self, update_info: HostUpdate) -> None:
@@ -94,12 +94,12 @@ class HostReceiver(WeightTransferEngine[WeightTransferInitInfo, HostUpdate]):
         model.load_weights(load_file(update_info.path, str(self.device)).items())
 
     def finish_weight_update(self) -> None:
-        """After the last weight."""
+        """Finish after the last weight."""
         finalize_layerwise_reload(self.model, self.model_config)
         repack_tied_head(self.model)
 
     def shutdown(self) -> None:
-        """There is nothing to close."""
+        """Do nothing: there is nothing to close."""
 
 
 WeightTransferEngineFactory.register_engine(BACKEND, HostReceiver)

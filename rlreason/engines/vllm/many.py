@@ -1,4 +1,4 @@
-"""Several vLLM engines as one: prompts are dealt, weights go to all at once, and one that fails ends the call for all.
+"""Use several vLLM engines as one: deal the prompts, load weights into all at once; a failure of one ends the call.
 
 The random numbers of a response come from its prompt's seed alone, so the tokens are those of one engine.
 """
@@ -20,15 +20,15 @@ from rlreason.runtime.files import alive
 from rlreason.types import Response
 
 T = TypeVar("T")
-Told = tuple[int, int | None, Any]  # (engine, place of a response among its own, the response), or its end
+Event = tuple[int, int | None, Any]  # (engine, index of a response among its own, the response); None: it has ended
 
 
 class StoppedError(Exception):
-    """Ends the sampling of an engine when another has failed, or its caller was interrupted."""
+    """Raised to stop the sampling of an engine when another has failed, or the caller was interrupted."""
 
 
 class ManyEngines:
-    """Engines that are not started yet, which it starts side by side; `names` say where each runs, for messages.
+    """Start these engines side by side and use them as one; `names`: where each runs, for messages.
 
     All responses to a prompt come from one engine, which reads the prompt once.
     """
@@ -46,7 +46,7 @@ class ManyEngines:
 
     @property
     def weight_version(self) -> int:
-        """As in `engines.base.Engine`; the engines have it in common."""
+        """As in `engines.base.Engine`; the same for all engines."""
         return self.engines[0].weight_version
 
     @weight_version.setter
@@ -56,39 +56,39 @@ class ManyEngines:
 
     @property
     def drawn(self) -> int:
-        """Tokens of all engines since the newest `generate` began."""
+        """Tokens sampled by all engines since the last `generate` began."""
         return sum(engine.drawn for engine in self.engines)
 
     @property
     def arguments(self) -> dict[str, dict[str, Any]]:
-        """What each was started with, for provenance."""
+        """The arguments of each engine's start, for provenance."""
         return {name: engine.arguments for name, engine in zip(self.names, self.engines, strict=True)}
 
     def load_weights(self, policy: Policy) -> dict[str, float]:
-        """Sample from these weights from now on; each engine's are checked. Returns the metrics of `merged`.
+        """Load these weights into every engine and check each; return the metrics of `merge_syncs`.
 
-        `EngineError` where one fails or does not hold the weights; it says which.
+        `EngineError` names the engine that fails or does not have the weights.
         """
-        return merged(self._on_all(lambda engine: engine.load_weights(policy)))
+        return merge_syncs(self._on_all(lambda engine: engine.load_weights(policy)))
 
     def generate(
         self, prompts: Sequence[Prompt], sampling: Sampling, n: int = 1, finished: Finished | None = None
     ) -> list[Response]:
-        """n samples of each prompt; see `engines.base.Engine`. `finished` is called in the caller's thread.
+        """Sample n responses to each prompt; see `engines.base.Engine`. `finished` is called in the caller's thread.
 
-        `EngineError` where one engine fails; it says which, and the others stop.
+        `EngineError` names the engine that fails; the others stop.
         """
         shares = deal(len(prompts), len(self.engines))
-        told: SimpleQueue[Told] = SimpleQueue()
+        events: SimpleQueue[Event] = SimpleQueue()
 
         def sample(k: int) -> None:
             ended: BaseException | None = None
             try:
                 mine = [prompts[i] for i in shares[k]]
-                self.engines[k].generate(mine, sampling, n, lambda place, response: told.put((k, place, response)))
+                self.engines[k].generate(mine, sampling, n, lambda place, response: events.put((k, place, response)))
             except BaseException as error:
                 ended = error
-            told.put((k, None, ended))
+            events.put((k, None, ended))
 
         under_way = {k for k, share in enumerate(shares) if share}
         for k, engine in enumerate(self.engines):
@@ -98,7 +98,7 @@ class ManyEngines:
         responses: dict[int, Response] = {}
         try:
             while under_way:
-                k, place, what = told.get()
+                k, place, what = events.get()
                 if place is None:
                     under_way.discard(k)
                     if what is not None:
@@ -110,13 +110,13 @@ class ManyEngines:
                     finished(whole, what)
         except BaseException:
             self._stopped.set()
-            if _all_ended(told, under_way):
+            if _all_ended(events, under_way):
                 self._stopped.clear()
             raise
         return [responses[place] for place in range(len(prompts) * n)]
 
     def close(self) -> None:
-        """Close all, side by side, whatever becomes of one."""
+        """Close all side by side, also where one fails to close."""
         self._stopped.set()
         futures = [in_thread(engine.close, f"closing {name}") for engine, name in self._pairs()]
         wait(futures)
@@ -127,9 +127,9 @@ class ManyEngines:
         return list(zip(self.engines, self.names, strict=True))
 
     def _on_all(self, call: Callable[[VLLMEngine], T]) -> list[T]:
-        """What `call` returns for each engine, in a thread for each.
+        """Run `call` on each engine, in a thread each, and return the results.
 
-        After a failure the others are waited for no longer than their closing may take.
+        After a failure the others get no more time than closing may take.
         """
         futures = [in_thread(partial(call, engine), f"vLLM, {name}") for engine, name in self._pairs()]
         if wait(futures, return_when=FIRST_EXCEPTION).not_done:
@@ -140,7 +140,7 @@ class ManyEngines:
         return [future.result() for future in futures]
 
     def _named(self, k: int, error: BaseException) -> BaseException:
-        """An engine's failure with where it runs; a user's mistake as it is."""
+        """Return an engine's failure with the name of the engine; a `ConfigError` unchanged."""
         if type(error) is not EngineError:
             return error
         named = EngineError(f"vLLM on {self.names[k]}: {error}")
@@ -154,7 +154,7 @@ class ManyEngines:
 
 
 def deal(prompts: int, engines: int) -> list[range]:
-    """The numbers of the prompts that each engine gets: in turn, as long and short ones often follow one another.
+    """Deal the prompts' indices to the engines in turn, since neighbours often have similar lengths.
 
     >>> [list(share) for share in deal(5, 3)]
     [[0, 3], [1, 4], [2]]
@@ -162,12 +162,14 @@ def deal(prompts: int, engines: int) -> list[range]:
     return [range(k, prompts, engines) for k in range(engines)]
 
 
-def merged(syncs: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """The metrics of one weight sync by several engines: the largest mismatch, the longest time, all tensors.
+def merge_syncs(syncs: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Merge the metrics of one weight sync by several engines: the largest mismatch, the longest time, all tensors.
 
     >>> one = {"time/weight_sync": 1.0, "rollout/weight_check_mismatch": 1e-6, "rollout/weight_check_tensors": 20}
-    >>> merged([one, one | {"time/weight_sync": 2.0}])["time/weight_sync"], merged([one, one])[list(one)[2]]
-    (2.0, 40)
+    >>> merge_syncs([one, one | {"time/weight_sync": 2.0}])["time/weight_sync"]
+    2.0
+    >>> merge_syncs([one, one])["rollout/weight_check_tensors"]
+    40
     """
     return {
         name: sum(s[name] for s in syncs) if name.endswith("_tensors") else max(s[name] for s in syncs)
@@ -176,7 +178,7 @@ def merged(syncs: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 def in_thread(call: Callable[[], T], name: str) -> "Future[T]":
-    """What `call` will return or raise, in a thread that the process does not wait for when it ends."""
+    """Run `call` in a daemon thread; return the future of its result."""
     future: Future[T] = Future()
 
     def work() -> None:
@@ -189,12 +191,12 @@ def in_thread(call: Callable[[], T], name: str) -> "Future[T]":
     return future
 
 
-def _all_ended(told: "SimpleQueue[Told]", under_way: set[int]) -> bool:
-    """Wait for engines to leave what they were doing, but no longer than their closing may take; whether all have."""
+def _all_ended(events: "SimpleQueue[Event]", under_way: set[int]) -> bool:
+    """Wait for engines to stop sampling, at most as long as closing may take; return whether all have."""
     deadline = time.monotonic() + CLOSING_S
     while under_way and (left := deadline - time.monotonic()) > 0:
         with contextlib.suppress(Empty):
-            k, place, _ = told.get(timeout=left)
+            k, place, _ = events.get(timeout=left)
             if place is None:
                 under_way.discard(k)
     return not under_way

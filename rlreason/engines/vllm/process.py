@@ -1,4 +1,4 @@
-"""vLLM in a process of its own, which gets weights through vLLM's own weight transfer: by NCCL or main memory."""
+"""Run vLLM in a process of its own and send weights by vLLM's own weight transfer, through NCCL or main memory."""
 
 import importlib
 import multiprocessing
@@ -21,26 +21,26 @@ from rlreason.model.policy import Policy
 
 
 class ProcessTransfer(WeightTransfer):
-    """A vLLM in another process. Subclasses name the transport: one of vLLM's, or one that is registered with it.
+    """Weight transfer to a vLLM in another process. Subclasses name the transport: vLLM's own, or a registered one.
 
     `gpu`: the number of its GPU among those that are visible here; None: the processor. `shared`: a rank of the trainer
-    computes there, too.
+    runs there too.
     """
 
     oldest_vllm = (0, 28)  # the first with the sending side of its weight transfer
     backend: str  # the transport's name in both of vLLM's factories
-    #: A class of methods for vLLM's worker; its module is imported on both sides, and registers what has to be.
+    #: A class of methods for vLLM's worker; importing its module, on both sides, registers the transport.
     worker_extension = f"{WorkerExtension.__module__}.{WorkerExtension.__qualname__}"
 
     def __init__(self, gpu: int | None = None, shared: bool = False) -> None:
         self.gpu, self.shared = gpu, shared
-        self._before: frozenset[int | None] | None = None  # processes of other engines, when this one's start began
+        self._before: frozenset[int | None] | None = None  # other engines' processes when this start began
         self.processes: list[BaseProcess] = []  # vLLM's own
         self._closed = False
 
     @abstractmethod
     def init_info(self) -> Any:
-        """The sending side's arguments, a `TrainerInitInfo` of vLLM."""
+        """Return the sending side's arguments, a `TrainerInitInfo` of vLLM."""
 
     def device(self, policy: Policy) -> torch.device:
         return torch.device("cpu") if self.gpu is None else torch.device("cuda", self.gpu)
@@ -49,7 +49,7 @@ class ProcessTransfer(WeightTransfer):
         return self.shared
 
     def environment(self) -> dict[str, str]:
-        """Environment variables of vLLM's process, which sees its own GPU alone."""
+        """Return environment variables of vLLM's process, which sees only its own GPU."""
         own = {
             "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
             "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
@@ -69,7 +69,7 @@ class ProcessTransfer(WeightTransfer):
 
         importlib.import_module(self.worker_extension.rpartition(".")[0])
         self._before = frozenset(process.pid for process in engine_processes())
-        # An engine in this process has had vLLM keep the environment as it was then.
+        # vLLM caches the environment when an engine starts in this process.
         getattr(vllm.envs, "disable_envs_cache", lambda: None)()
         llm = vllm.LLM(
             folder,
@@ -86,21 +86,21 @@ class ProcessTransfer(WeightTransfer):
         return llm
 
     def spawned(self) -> bool:
-        """While `isolation.STARTING` is held, a process that is new is this engine's."""
+        """Find this engine's processes: while `STARTING` is held, every new one is its own."""
         if not self.processes and self._before is not None:
             self.processes = [p for p in engine_processes() if p.pid not in self._before]
         return bool(self.processes)
 
     def settled(self) -> None:
         self.spawned()
-        self._before = None  # whatever starts later belongs to another engine
+        self._before = None  # later processes belong to other engines
 
     def send_weights(self, llm: Any, policy: Policy) -> None:
         self._weights.policy = policy
         self._sender.send_weights()
 
     def differing_tensors(self, llm: Any, policy: Policy) -> tuple[int, tuple[str, ...]]:
-        """Rows are compared by their digests, so that no weights travel."""
+        """Compare the tensors by digests of their rows, so that no weights are sent."""
         digests, fused = llm.collective_rpc("row_digests")[0]
         theirs = {name: torch.from_numpy(np.frombuffer(rows, np.int64).copy()) for name, rows in digests.items()}
         model: Any = SimpleNamespace(named_parameters=theirs.items)
@@ -117,8 +117,8 @@ class ProcessTransfer(WeightTransfer):
         llm.llm_engine.engine_core.shutdown()
 
     def close(self, failed: bool, shut_down: Callable[[], None]) -> None:
-        """A process that died or hangs is killed at once, and one in good order is asked first."""
-        self._closed = True  # from here on it may end
+        """Shut vLLM down and kill its process; one that died or hangs is killed without the shutdown."""
+        self._closed = True  # from now on it may end
         self.spawned()
         if not failed:
             shut_down()
@@ -128,7 +128,7 @@ class ProcessTransfer(WeightTransfer):
 
 
 class NCCLTransfer(ProcessTransfer):
-    """From the policy's GPU to another one of this machine, as NCCL does not join two processes on one GPU."""
+    """Transfer to another GPU of this machine; NCCL does not connect two processes on one GPU."""
 
     backend = "nccl"
 
@@ -136,14 +136,14 @@ class NCCLTransfer(ProcessTransfer):
         super().__init__(gpu, shared)
 
     def init_info(self) -> Any:
-        """The trainer is rank 0 of two, and opens a port on this machine for the other."""
+        """Return NCCL's arguments: the trainer is rank 0 of two and opens a port on this machine."""
         from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo
 
         return NCCLTrainerInitInfo(master_address="127.0.0.1", master_port=free_port(), world_size=2, rank=0)
 
 
 class HostTransfer(ProcessTransfer):
-    """Through a file in main memory, to wherever vLLM runs: on the policy's own GPU, too, or on the processor."""
+    """Transfer through a file in main memory to any device, the policy's own GPU and the processor included."""
 
     backend = "host_memory"
     worker_extension = "rlreason.engines.vllm.host_memory.HostWorker"
@@ -155,15 +155,15 @@ class HostTransfer(ProcessTransfer):
 
 
 def engine_processes() -> list[BaseProcess]:
-    """vLLM's processes below this one; it does not hand them out, but it names them."""
+    """Return vLLM's child processes of this one, by name, since vLLM has no list of them."""
     return [process for process in multiprocessing.active_children() if process.name.startswith("EngineCore")]
 
 
-_ports: list[int] = []  # that were handed out
+_ports: list[int] = []  # already given to an engine
 
 
 def free_port() -> int:
-    """A port of this machine that nobody listens at, another one for each engine: several start at once.
+    """Return a free port of this machine, a different one for each engine, since several start at once.
 
     >>> free_port() != free_port()
     True
@@ -178,7 +178,7 @@ def free_port() -> int:
 
 
 def visible_gpu(visible: str | None, number: int) -> str:
-    """What CUDA_VISIBLE_DEVICES must be for a process with the GPU of this number, of those that are `visible` here.
+    """Return CUDA_VISIBLE_DEVICES for a process with this one of the GPUs that are `visible` here.
 
     >>> visible_gpu(None, 1), visible_gpu("2, 5", 1), visible_gpu("GPU-8f2a,GPU-5e1c,MIG-3b", 2)
     ('1', '5', 'MIG-3b')

@@ -1,4 +1,4 @@
-"""Start vLLM: the installation, its arguments, and what keeps it from changing the trainer's process."""
+"""Start vLLM: check the installation, build its arguments, and protect the trainer's process from its changes."""
 
 import atexit
 import contextlib
@@ -36,17 +36,17 @@ NEWEST = (0, 32)
 
 
 def require_vllm() -> None:
-    """Cheap, for the beginning of a run: looks for vLLM and does not import it. `ConfigError` where there is none."""
+    """`ConfigError` where vLLM is not installed; cheap, since it is not imported."""
     if importlib.util.find_spec("vllm") is None:
         raise ConfigError(WITHOUT_VLLM)
 
 
 def import_vllm(log: Path, oldest: tuple[int, int], exact: bool) -> Any:
-    """The module, with its engine in this process and its log in a file.
+    """Import vLLM with its engine in this process and its log in a file; return the module.
 
-    `exact`: the model computes in float32. Attention on a GPU is then a kernel of Triton's, which would round what it
-    multiplies to TF32: by up to 2e-2 nats of a token's log-probability, emulated for 16 layers. `ConfigError` where
-    vLLM cannot be imported, or its version is not between `oldest` and the newest tested one.
+    `exact`: the model computes in float32. Attention on a GPU is then a Triton kernel, which would round its factors
+    to TF32: by up to 2e-2 nats of a token's log-probability, emulated for 16 layers. `ConfigError` where vLLM cannot
+    be imported, or its version is not between `oldest` and the newest tested one.
     """
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     os.environ.setdefault("VLLM_CONFIGURE_LOGGING", "0")  # so that the handler below is the only one
@@ -78,7 +78,7 @@ class _Formatter(logging.Formatter):
 
 
 def log_into(log: Path) -> None:
-    """What vLLM logs in this process goes to the end of this file alone, without secrets."""
+    """Append vLLM's log of this process to this file only, without secrets."""
     logger = logging.getLogger("vllm")
     for handler in list(logger.handlers):
         logger.removeHandler(handler)
@@ -92,7 +92,7 @@ def log_into(log: Path) -> None:
 
 @contextlib.contextmanager
 def stderr_into(log: Path) -> Iterator[None]:
-    """What libraries write past Python to standard error goes to the end of the log."""
+    """Append what libraries write directly to standard error to the log."""
     sys.stderr.flush()
     terminal = os.dup(2)
     with log.open("a") as file:
@@ -106,7 +106,7 @@ def stderr_into(log: Path) -> Iterator[None]:
 
 
 def last_lines(log: Path, count: int = 5) -> str:
-    """The end of vLLM's log, for a message about its failure; secrets are hidden."""
+    """Return the end of vLLM's log for an error message; secrets are hidden."""
     if not log.is_file():
         return ""
     lines = redacted(log.read_text(encoding="utf-8", errors="replace")).splitlines()[-count:]
@@ -114,9 +114,9 @@ def last_lines(log: Path, count: int = 5) -> str:
 
 
 def hide_secrets(log: Path, say: Callable[[str], None]) -> None:
-    """Write the log anew, atomically, where it holds secrets; when vLLM's process has ended, which may write into it.
+    """Rewrite the log atomically where it holds secrets, once vLLM's process has ended, which may write into it.
 
-    What cannot be written is said: the run has ended, and nothing but this file is in danger.
+    A failure to write is only reported: the run has ended.
     """
     try:
         text = log.read_bytes().decode("utf-8", "surrogateescape")
@@ -134,7 +134,7 @@ def hide_secrets(log: Path, say: Callable[[str], None]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """Bytes that the engine will take, planned before anything is loaded."""
+    """Bytes that the engine will take, planned before loading."""
 
     weights: int
     cache: int
@@ -148,7 +148,7 @@ class MemoryPlan:
 def plan_memory(
     policy: Policy, device: torch.device, max_len: int, max_rows: int, cache_gb: float | None, reserve: int = 0
 ) -> MemoryPlan:
-    """The cache by `memory.formula.vllm_cache`, in the memory that is free on `device` now but for `reserve` bytes.
+    """Plan the cache by `model.memory.vllm_cache`, in the free memory of `device` less `reserve` bytes.
 
     `ConfigError` where `cache_gb` does not hold one sequence, or weights and cache do not fit.
     """
@@ -184,7 +184,7 @@ def _available_memory() -> int:
 def llm_arguments(
     dtype: torch.dtype, max_len: int, max_rows: int, memory: MemoryPlan, device: torch.device, sleeps: bool
 ) -> dict[str, Any]:
-    """Arguments of `vllm.LLM` besides the model's folder."""
+    """Return the arguments of `vllm.LLM` besides the model's folder."""
     arguments: dict[str, Any] = {
         "dtype": str(dtype).removeprefix("torch."),
         "load_format": "dummy",  # the first weight sync brings the weights
@@ -219,9 +219,9 @@ def llm_arguments(
 
 
 def sampling_arguments(sampling: Sampling, end_ids: Iterable[int], sees_special: bool) -> dict[str, Any]:
-    """Arguments of `vllm.SamplingParams`: every one that shapes the distribution or the end, spelled out.
+    """Return the arguments of `vllm.SamplingParams`: every one that affects the distribution or the end is set.
 
-    `sees_special`: stop strings are sought in a text that holds special tokens.
+    `sees_special`: stop strings are searched in text with special tokens.
     """
     return {
         "n": 1,
@@ -250,9 +250,9 @@ def sampling_arguments(sampling: Sampling, end_ids: Iterable[int], sees_special:
 
 
 def write_model(policy: Policy, folder: Path) -> str:
-    """Fill a folder with the model's config and tokenizer but no weights: the first weight sync brings them.
+    """Write the model's config and tokenizer to a folder, without weights: the first weight sync brings them.
 
-    It holds no generation_config.json, so a model's own top-k or penalties have no way into sampling.
+    There is no generation_config.json, so a model's own top-k or penalties do not affect sampling.
     """
     config = copy.deepcopy(policy.model.config)
     config.architectures = [type(getattr(policy.model, "_orig_mod", policy.model)).__name__]
@@ -268,7 +268,7 @@ CHECK_EVERY_S = 0.5
 
 
 class SingleThread:
-    """Calls can be given up after a while. It belongs to no pool, so a process may end while a call hangs."""
+    """A daemon thread that runs calls in order, each with a time limit; a process may end while a call hangs."""
 
     def __init__(self, name: str, check: Callable[[], None]) -> None:
         self._check = check
@@ -286,10 +286,10 @@ class SingleThread:
                 future.set_exception(error)
 
     def run(self, function: Callable[[], T], timeout_s: float) -> T:
-        """What `function` returns or raises.
+        """Return or raise what `function` does.
 
-        `TimeoutError` when it takes longer, and then it still runs. What `check` raises, which is asked while waiting,
-        ends the wait, too.
+        `TimeoutError` when it takes longer; then it still runs. `check` is called while waiting, and an exception of
+        it ends the wait, too.
         """
         future: Future[T] = Future()
         if self._stopped:
@@ -308,43 +308,43 @@ class SingleThread:
 
     @property
     def busy(self) -> bool:
-        """Whether a call that was given up still runs."""
+        """Whether an abandoned call still runs."""
         return self._last is not None and not self._last.done()
 
     def stop(self) -> None:
-        """End the thread after the calls that were made."""
+        """End the thread after the queued calls."""
         self._stopped = True
         self._calls.put(None)
 
 
-FILES = "rlreason-vllm-"  # how folders for an engine's temporary files begin
+FILES = "rlreason-vllm-"  # prefix of the folders for an engine's temporary files
 #: Held while an engine's start changes what belongs to the whole process: the environment, the temporary folder,
 #: standard error and the list of its children. In-process engines take it for their whole start, the others until
 #: their process runs, so that several of those load side by side.
 STARTING = threading.Lock()
-#: By which torchrun tells a process its place among others, beside what begins with TORCHELASTIC_.
+#: The variables by which torchrun tells a process its rank, besides those that begin with TORCHELASTIC_.
 OF_RANKS = {"MASTER_ADDR", "MASTER_PORT", "ROLE_NAME"} | {
     f"{of}{what}" for of in ("", "LOCAL_", "GROUP_", "ROLE_") for what in ("RANK", "WORLD_SIZE")
 }
 
 
 def folder_for_files() -> contextlib.AbstractContextManager[str]:
-    """A folder for all temporary files of an engine: its sockets and the file at which its parts meet stay behind it.
+    """Return a folder for all temporary files of an engine: its sockets and the file of its rendezvous.
 
-    The path of a socket takes 107 characters at most, so a long name of the temporary folder is left for /tmp.
+    A socket's path may have 107 characters, so /tmp replaces a temporary folder with a long name.
     """
     return temporary_folder(FILES, Path("/tmp") if len(tempfile.gettempdir()) > 40 else None)
 
 
-_in_use = contextlib.ExitStack()  # what calls that nobody waits for may still open
+_in_use = contextlib.ExitStack()  # folders that abandoned calls may still use
 atexit.register(_in_use.close)
 
 
 def remove_files(files: contextlib.ExitStack, thread: SingleThread) -> None:
-    """Close what holds an engine's folder: now, or with the process where a start that was given up still runs.
+    """Remove an engine's folder: now, or at the end of the process where an abandoned start still runs.
 
-    Such a start would meet its parts in a file there, and where the folder is gone torch waits minutes for that file,
-    in C++ with Python's lock held: no signal would be heeded any more.
+    Such a start meets its processes at a file there, and without the folder torch waits minutes for that file, in C++
+    with Python's lock held: no signal would be handled any more.
     """
     if thread.busy:
         _in_use.push(files.pop_all())
@@ -354,10 +354,10 @@ def remove_files(files: contextlib.ExitStack, thread: SingleThread) -> None:
 
 @contextlib.contextmanager
 def temporary_files_in(folder: str) -> Iterator[None]:
-    """Whatever asks for the temporary folder here, or in a process that starts now, gets this one."""
+    """Make this the temporary folder of this process and of processes that start now."""
     from torch._inductor.runtime.cache_dir_utils import cache_dir
 
-    cache_dir()  # of compiled code, which is to outlive a run: named now, it stays where it is
+    cache_dir()  # of compiled code, which must outlive a run: torch names it once, here
     chosen, tempfile.tempdir = tempfile.gettempdir(), folder
     try:
         with environment({"TMPDIR": folder}):
@@ -367,9 +367,9 @@ def temporary_files_in(folder: str) -> Iterator[None]:
 
 
 def alone(names: Iterable[str]) -> dict[str, None]:
-    """What `environment` takes to hide from vLLM that the trainer is one of several ranks. `names`: of all variables.
+    """Return the variables to unset so that vLLM does not see the trainer's ranks; `names`: of all variables.
 
-    It would take their place for its own (the GPU of LOCAL_RANK), or wait for a port that torchrun has; and it sets
+    vLLM would take their rank for its own (the GPU of LOCAL_RANK), or wait for a port that torchrun has; and it sets
     some of them for its own processes.
 
     >>> alone(["PATH", "RANK", "TORCHELASTIC_RUN_ID"]).keys() - OF_RANKS
@@ -380,10 +380,7 @@ def alone(names: Iterable[str]) -> dict[str, None]:
 
 @contextlib.contextmanager
 def environment(variables: Mapping[str, str | None]) -> Iterator[None]:
-    """These environment variables, here and in every process that starts now; afterwards they are as before.
-
-    None: the variable is not there.
-    """
+    """Set these environment variables, here and for processes that start now, and restore them; None: unset."""
     before = {name: os.environ.get(name) for name in variables}
     _set(variables)
     try:
@@ -401,16 +398,16 @@ def _set(variables: Mapping[str, str | None]) -> None:
 
 
 def generators_kept() -> contextlib.AbstractContextManager[None]:
-    """torch's global random generators, the processor's and the current GPU's, are afterwards as they were before.
+    """Restore torch's global random generators, the processor's and the current GPU's, afterwards.
 
-    Those of other GPUs are left alone: asking for one would take memory there.
+    Those of other GPUs are not read: that would take memory there.
     """
     return torch.random.fork_rng(devices=[torch.cuda.current_device()] if torch.cuda.is_available() else [])
 
 
 @contextlib.contextmanager
 def process_state_kept() -> Iterator[None]:
-    """vLLM seeds every global random generator and replaces torch's thread setting as it starts: put both back."""
+    """Restore the global random generators, which vLLM seeds, and torch's thread setting, which it replaces."""
     python, numpy = random.getstate(), np.random.get_state()
     set_threads, threads = torch.set_num_threads, torch.get_num_threads()
     try:

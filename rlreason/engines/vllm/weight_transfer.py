@@ -1,4 +1,7 @@
-"""How a vLLM engine gets the trainer's weights: the interface, and the way within one process. The other: process.py"""
+"""Transfer the trainer's weights to a vLLM engine: the interface, and the transfer within one process.
+
+Engines in processes of their own: process.py.
+"""
 
 import contextlib
 from abc import ABC, abstractmethod
@@ -14,32 +17,32 @@ from rlreason.model.policy import Policy
 
 
 class WeightTransfer(ABC):
-    """Where one vLLM engine runs, how weights reach it, how they are compared, and how it ends.
+    """Starts one vLLM engine, sends weights to it, compares them, and ends it.
 
     `llm` is the engine, a `vllm.LLM`. Every method that takes one is called on vLLM's thread, as is `start`.
     """
 
-    oldest_vllm: tuple[int, int]  # the first version with what this way needs
+    oldest_vllm: tuple[int, int]  # the first version that this transfer works with
     here = False  # whether vLLM computes in this process, and so draws from its random generators
 
     @abstractmethod
     def device(self, policy: Policy) -> torch.device:
-        """Where vLLM computes."""
+        """Return the device on which vLLM computes."""
 
     def environment(self) -> dict[str, str]:
-        """Environment variables that vLLM is to see as it starts."""
+        """Return the environment variables for vLLM's start."""
         return {}
 
     @abstractmethod
     def start(self, policy: Policy, folder: str, arguments: dict[str, Any]) -> Any:
-        """A `vllm.LLM` for the model in `folder`, ready to receive weights."""
+        """Return a `vllm.LLM` for the model in `folder`, ready to receive weights."""
 
     def spawned(self) -> bool:
-        """Whether the start has left this process: its environment is needed no more. Asked while `start` runs."""
+        """Whether vLLM's process runs, so that its environment is no longer needed here. Called during `start`."""
         return False
 
-    def settled(self) -> None:  # noqa: B027 - a way without a process has nothing to note
-        """Called at the end of that, however the start ends: other engines may start from here on."""
+    def settled(self) -> None:  # noqa: B027 - without a process there is nothing to do
+        """Called when `STARTING` is released, however the start ends: other engines may start now."""
 
     @abstractmethod
     def send_weights(self, llm: Any, policy: Policy) -> None:
@@ -47,23 +50,23 @@ class WeightTransfer(ABC):
 
     @abstractmethod
     def differing_tensors(self, llm: Any, policy: Policy) -> tuple[int, tuple[str, ...]]:
-        """How many tensors could be compared, and the names of those that are not the policy's."""
+        """Return how many tensors could be compared, and the names of those that differ from the policy's."""
 
     def shares_gpu(self, policy: Policy) -> bool:
-        """Whether vLLM takes memory from the policy's GPU, and so has reason to give it back."""
+        """Whether vLLM takes memory from the policy's GPU, so that it should free it while the trainer works."""
         return self.device(policy) == policy.device and policy.device.type == "cuda"
 
     @abstractmethod
     def check_alive(self) -> None:
-        """Asked while an answer is awaited: `RuntimeError` where there will be none, because vLLM's process ended."""
+        """`RuntimeError` if vLLM's process has ended; called while waiting for a reply."""
 
     @abstractmethod
     def shut_down(self, llm: Any) -> None:
-        """Ask vLLM to end in good order and to give its memory back."""
+        """Shut vLLM down cleanly and free its memory."""
 
     @abstractmethod
     def close(self, failed: bool, shut_down: Callable[[], None]) -> None:
-        """End the engine; `shut_down` calls the method of that name. `failed`: it has died or hangs."""
+        """End the engine; `shut_down` calls the method of that name. `failed`: the engine has died or hangs."""
 
 
 class InProcessTransfer(WeightTransfer):
@@ -80,8 +83,8 @@ class InProcessTransfer(WeightTransfer):
     def start(self, policy: Policy, folder: str, arguments: dict[str, Any]) -> Any:
         import vllm
 
-        # vLLM makes a process group of one where there is none. Where there is one it adds its own groups to that, and
-        # every rank of it has to start an engine at this point.
+        # vLLM creates a process group of one where there is none. To an existing one it adds its own groups, and every
+        # rank of it has to start an engine at this point.
         self._group_was_there = dist.is_initialized()
         return vllm.LLM(folder, **arguments)
 
@@ -96,7 +99,7 @@ class InProcessTransfer(WeightTransfer):
         return tuple(llm.apply_model(compare)[0])
 
     def check_alive(self) -> None:
-        """It lives as long as this process."""
+        """Do nothing: it lives as long as this process."""
 
     def shut_down(self, llm: Any) -> None:
         from vllm.distributed import parallel_state
@@ -111,7 +114,7 @@ class InProcessTransfer(WeightTransfer):
 
 @contextlib.contextmanager
 def others_group_kept() -> Iterator[None]:
-    """What vLLM does here to end torch's process group ends no more than the groups that it has added itself."""
+    """Keep torch's process group while vLLM shuts down, so that it ends only the groups that it has added itself."""
     from vllm.distributed import parallel_state
 
     def own_groups() -> None:
@@ -127,7 +130,7 @@ def others_group_kept() -> Iterator[None]:
 
 
 def repack_tied_head(model: nn.Module) -> None:
-    """On the processor, vLLM multiplies with a packed copy of a tied output head, which a reload leaves as it was."""
+    """Renew the packed copy of a tied output head that vLLM uses on the processor; a reload leaves it stale."""
     head, embedding = getattr(model, "lm_head", None), getattr(getattr(model, "model", None), "embed_tokens", None)
     if head is not None and embedding is not None and head.weight is embedding.weight and not head.weight.is_cuda:
         head.quant_method.process_weights_after_loading(head)

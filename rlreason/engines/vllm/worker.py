@@ -1,4 +1,4 @@
-"""What runs in the process of a vLLM that has one of its own; vLLM's worker there imports this module."""
+"""Code that runs in vLLM's own process; vLLM's worker there imports this module."""
 
 import contextlib
 import os
@@ -17,15 +17,15 @@ from torch import Tensor
 from rlreason.engines.vllm.start import FILES
 from rlreason.runtime.hang import listen
 
-TRAINER = "RLREASON_TRAINER"  # environment: the process with which the engine's is to end
+TRAINER = "RLREASON_TRAINER"  # environment variable: the process id of the trainer, with which the engine ends
 ENDING_S = 5.0
 
 
 def row_digests(weight: Tensor) -> Tensor:
-    """(rows, ...) -> (rows,): sum over a row's places j of bits_j * odd_j, modulo 2^64.
+    """Digest each row, (rows, ...) -> (rows,): the sum over a row's indices j of bits_j * odd_j, modulo 2^64.
 
-    An odd factor can be divided out modulo 2^64, so a row in which one number changed always gets another digest, and
-    the factors differ, so exchanged numbers do too.
+    An odd factor is invertible modulo 2^64, so one changed number always changes the digest; the factors differ, so
+    exchanged numbers do too.
 
     >>> row_digests(torch.tensor([[1.0, 2.0], [2.0, 1.0], [1.0, 2.0]])).unique().numel()
     2
@@ -37,10 +37,10 @@ def row_digests(weight: Tensor) -> Tensor:
 
 
 class WorkerExtension:
-    """vLLM adds these methods to its worker."""
+    """Methods that vLLM adds to its worker."""
 
     def row_digests(self) -> tuple[dict[str, bytes], dict[str, list[str]]]:
-        """Of every weight that is kept in the model's number format, and which layers are stacked of which."""
+        """Return row digests of every weight in the model's number format, and which layers are stacked of which."""
         worker: Any = self
         model = worker.get_model()
         kept = {n: p for n, p in model.named_parameters() if p.dtype == worker.model_config.dtype and p.numel()}
@@ -49,9 +49,9 @@ class WorkerExtension:
 
 
 def end_with(trainer: int) -> None:
-    """See to it that the engine ends when the trainer's process is gone, however that ended: vLLM does not look.
+    """End the engine when the trainer's process is gone, however it ended, since vLLM does not watch it.
 
-    This is vLLM's worker: a process below the engine's, or the engine's itself.
+    This runs in vLLM's worker: a child of the engine's process, or the engine's process itself.
     """
     engine, files = os.getpid() if os.getppid() == trainer else os.getppid(), tempfile.gettempdir()
 
@@ -60,7 +60,7 @@ def end_with(trainer: int) -> None:
             select.select([os.pidfd_open(trainer)], [], [])
         if Path(files).name.startswith(FILES):
             shutil.rmtree(files, ignore_errors=True)
-        for number in (signal.SIGTERM, signal.SIGKILL):  # asked first, it gives its shared memory back
+        for number in (signal.SIGTERM, signal.SIGKILL):  # on the first it frees its shared memory
             with contextlib.suppress(ProcessLookupError):
                 os.kill(engine, number)
             time.sleep(ENDING_S)

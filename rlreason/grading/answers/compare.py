@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from itertools import permutations
 
-from rlreason.grading.answers import vocabulary as units
+from rlreason.grading.answers import vocabulary
 from rlreason.grading.answers.equality import as_reals, order, ratio, same
 from rlreason.grading.answers.evaluate import exact
 from rlreason.grading.answers.lexer import ComparisonSettings
@@ -60,8 +60,8 @@ def equal(answer: Value, reference: Value, settings: ComparisonSettings) -> bool
 
 
 def _quantities(answer: Quantity, reference: Quantity, settings: ComparisonSettings) -> bool:
-    if not units.agree(answer.unit, reference.unit):
-        factor = units.conversion(answer.unit, reference.unit)
+    if not vocabulary.agree(answer.unit, reference.unit):
+        factor = vocabulary.conversion(answer.unit, reference.unit)
         if factor is None:
             return False
         answer = answer._replace(node=Node("mul", (Node("group", (answer.node,)), number(factor))))
@@ -106,7 +106,7 @@ def _collections(answer: Collection, reference: Collection, settings: Comparison
             and not (answer.label or reference.label)
             and _in_order(answer.items, reference.items, settings, True)
         )
-    if not units.agree(answer.label, reference.label):
+    if not vocabulary.agree(answer.label, reference.label):
         return False
     if kinds <= {"set", "list"}:
         return _same_members(list(answer.items), reference.items, settings)
@@ -183,7 +183,7 @@ def _sets_of_reals(answer: Value, reference: Value) -> bool:
     first, second = as_reals(answer), as_reals(reference)
     if first is not None and second is not None:
         return (
-            units.agree(first.name, second.name)
+            vocabulary.agree(first.name, second.name)
             and len(first.pieces) == len(second.pieces)
             and all(
                 order(a.node, b.node) == 0 and a.closed == b.closed

@@ -6,8 +6,7 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from rlreason.grading.answers import compare, structures
-from rlreason.grading.answers import lexer as limits
+from rlreason.grading.answers import compare, lexer, structures
 from rlreason.grading.answers.equality import counts, points
 from rlreason.grading.answers.evaluate import Evaluator, UndefinedError, precision
 from rlreason.grading.answers.lexer import ComparisonSettings, RefusedError, UnreadableError, Verdict
@@ -78,7 +77,7 @@ def _decide_values(answer: str, reference: str, settings: ComparisonSettings) ->
         if isinstance(readable, Words) or not (_sendable(answer, left) and _sendable(reference, right)):
             return Verdict("wrong", "text")
         for text, value in ((answer, left), (reference, right)):
-            limits.check(text)
+            lexer.check(text)
             if value is not None:
                 compare.equal(value, value, settings)  # what is refused here must not reach the library either
         return None
@@ -108,7 +107,7 @@ def value_of(text: str) -> Value | RefusedError | None:
 
 def _sendable(text: str, value: Value | None) -> bool:
     """Whether the library may see a text: one that was read here, or one of commands that it knows."""
-    return value is not None or limits.readable(text)
+    return value is not None or lexer.readable(text)
 
 
 def _path(left: Value, right: Value) -> str:

@@ -7,7 +7,7 @@ equations: their right side alone says less.
 import re
 from collections.abc import Sequence
 
-from rlreason.grading.answers import vocabulary as units
+from rlreason.grading.answers import vocabulary
 from rlreason.grading.answers.lexer import Token
 from rlreason.grading.answers.parser import symbols
 from rlreason.grading.answers.values import Collection, Quantity, Ratio, Value, is_constant, is_product
@@ -137,7 +137,7 @@ def _is_applied(piece: Sequence[Token]) -> bool:
 
 def _is_event(inner: Sequence[Token]) -> bool:
     stated = any(token.kind == "text" or token.text in _OF_EVENTS for token in inner)
-    spoken = any(token.kind == "word" and (len(token.text) > 3 or units.is_word(token.text)) for token in inner)
+    spoken = any(token.kind == "word" and (len(token.text) > 3 or vocabulary.is_word(token.text)) for token in inner)
     return stated or spoken or _capitals(inner)
 
 

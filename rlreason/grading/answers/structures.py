@@ -3,8 +3,7 @@
 import re
 from collections.abc import Callable, Sequence
 
-from rlreason.grading.answers import equality as reals
-from rlreason.grading.answers import values as quantities
+from rlreason.grading.answers import equality
 from rlreason.grading.answers.equality import near, same
 from rlreason.grading.answers.lexer import RefusedError, Token, UnreadableError, tokens
 from rlreason.grading.answers.names import family, name_of, occurs_in
@@ -23,6 +22,9 @@ from rlreason.grading.answers.values import (
     Reals,
     Value,
     Words,
+    is_constant,
+    is_product,
+    read_quantity,
 )
 from rlreason.grading.answers.vocabulary import SYNONYMS
 
@@ -111,7 +113,7 @@ def membership(pieces: Sequence[Sequence[Token]], signs: Sequence[str], inner: I
     if list(signs) != ["\\in"] or not name:
         raise UnreadableError("\\in")
     value = inner(pieces[1])
-    found = reals.as_reals(value)
+    found = equality.as_reals(value)
     if found is not None and not (isinstance(value, Collection) and value.kind == "set"):
         return found._replace(name=name)
     return Equation(name, value, None)
@@ -124,7 +126,7 @@ def builder(content: Sequence[Token], inner: Inner) -> Value | None:
         return None
     if not name_of(content[:1]) or (marks[0] > 1 and content[1].text != "\\in"):
         return None
-    value = reals.as_reals(inner(content[marks[0] + 1 :]))
+    value = equality.as_reals(inner(content[marks[0] + 1 :]))
     if value is None or value.name != name_of(content[:1]):
         raise UnreadableError("a set by its property")
     return value._replace(name="")
@@ -138,15 +140,15 @@ def joined(items: Sequence[Value], kinds: set[str]) -> Value | None:
     words = kinds - {","} or ({"and"} if any(isinstance(item, Inequation) for item in items) else set())
     if len(words) != 1 or not all(isinstance(item, Inequality | Inequation | Reals) for item in items):
         return None
-    sets = [reals.as_reals(item) for item in items]
+    sets = [equality.as_reals(item) for item in items]
     found = [part for part in sets if part is not None]
     if len(found) != len(items) or len({part.name for part in found}) != 1:
         return None
     if words == {"or"}:
-        return reals.union([piece for part in found for piece in part.pieces], found[0].name)
+        return equality.union([piece for part in found for piece in part.pieces], found[0].name)
     result = found[0]
     for part in found[1:]:
-        result = reals.intersection(result, part)
+        result = equality.intersection(result, part)
     return result
 
 
@@ -255,20 +257,20 @@ def read_tokens(found: Sequence[Token], depth: int) -> Value:
         value = attempt(found, lambda part: read_tokens(part, depth + 1))
         if value is not None:
             return value
-    return quantities.read(found)
+    return read_quantity(found)
 
 
 def _words(found: Sequence[Token]) -> Words | Reals | None:
     """Nothing but language: all words and single letters, with at least one word that names no quantity."""
     if any(token.kind not in ("word", "letter", "text") or joiner(token) == "and" for token in found):
         return None
-    if quantities.is_product(found):
+    if is_product(found):
         return None
     text = plain(" ".join(token.text for token in found)).casefold()
-    if len(found) == 1 and (found[0].kind == "letter" or quantities.is_constant(text) or re.search(r"\d", text)):
+    if len(found) == 1 and (found[0].kind == "letter" or is_constant(text) or re.search(r"\d", text)):
         return None
     if text in _ALL_REALS:
-        return reals.EVERYTHING
+        return equality.EVERYTHING
     text = re.sub(r"\A(?:an?|the) (?=[a-z]{3})", "", text)
     return Words(SYNONYMS.get(text, text)) if re.search("[a-z]", text) else None
 
@@ -340,20 +342,20 @@ def _set_algebra(found: Sequence[Token], inner: Inner) -> Value | None:
         return _named_set(found)
     value = inner(pieces[0])
     for mark, piece in zip(marks, pieces[1:], strict=True):
-        left, right = reals.as_reals(value), reals.as_reals(inner(piece))
+        left, right = equality.as_reals(value), equality.as_reals(inner(piece))
         if left is None or right is None:
             raise UnreadableError(mark.text)
         if mark.text == "\\cup":
-            value = reals.union([*left.pieces, *right.pieces])
+            value = equality.union([*left.pieces, *right.pieces])
         else:
-            value = reals.intersection(left, right if mark.text == "\\cap" else reals.complement(right))
+            value = equality.intersection(left, right if mark.text == "\\cap" else equality.complement(right))
     return value
 
 
 def _named_set(found: Sequence[Token]) -> Value | None:
     texts = [token.text for token in found]
     if texts in (["mathbb", "{", "R", "}"], ["mathbb", "R"]):
-        return reals.EVERYTHING
+        return equality.EVERYTHING
     return Collection("set", ()) if len(texts) == 1 and texts[0] in _EMPTY else None
 
 

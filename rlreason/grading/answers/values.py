@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from fractions import Fraction
 from typing import NamedTuple
 
-from rlreason.grading.answers import vocabulary as units
+from rlreason.grading.answers import vocabulary
 from rlreason.grading.answers.lexer import Token, UnreadableError
 from rlreason.grading.answers.parser import Node, number, parse
 from rlreason.grading.answers.vocabulary import (
@@ -128,7 +128,7 @@ def is_product(found: Sequence[Token]) -> bool:
     )
 
 
-def read(found: Sequence[Token]) -> Quantity:
+def read_quantity(found: Sequence[Token]) -> Quantity:
     """All tokens as one quantity. Raises `UnreadableError` where words that mean more than a unit stand behind it."""
     found, currency = _without_currency(list(found))
     end = _end_of_number(found)
@@ -145,7 +145,7 @@ def read(found: Sequence[Token]) -> Quantity:
             percent = True
         else:
             parts.append(("" if not parts or not token.spaced else " ") + token.text)
-    unit = units.canonical("".join(parts)) if parts else ""
+    unit = vocabulary.canonical("".join(parts)) if parts else ""
     if unit is None or (percent and currency):
         raise UnreadableError("words that are no unit")
     if currency and unit not in ("", currency, "usd"):
@@ -195,7 +195,7 @@ def _begins_unit(found: Sequence[Token], index: int) -> bool:
     if token.kind == "sign":
         return token.text == "%" or (token.text in ("^", "°") and _degrees(found, index))
     if token.kind == "word":
-        return not is_constant(name.casefold()) and units.is_word(name)
+        return not is_constant(name.casefold()) and vocabulary.is_word(name)
     return token.kind == "letter" and token.spaced and name in LETTER_UNITS and before.kind == "number"
 
 
