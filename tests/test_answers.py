@@ -6,12 +6,12 @@ import pytest
 
 from rlreason.config.groups import GradingConfig
 from rlreason.grading import Grader
-from rlreason.grading.answers.evaluate import Evaluator
+from rlreason.grading.answers.evaluate import Calculator
 from rlreason.grading.answers.lexer import tokens
 from rlreason.grading.answers.parser import Node, parse
 
 
-class Counting(Evaluator):
+class Counting(Calculator):
     """Counts the nodes that it is asked for."""
 
     visits = 0

@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from rlreason.errors import ConfigError, UnwritableError
 from rlreason.records.checkpoints import (
+    checkpoint_fault,
     checkpoints_in,
     linked,
     moments_in,
@@ -21,9 +22,8 @@ from rlreason.records.checkpoints import (
     pruned,
     read_state,
     remove,
+    remove_moments,
     set_aside_behind,
-    what_is_wrong,
-    without_moments,
     write_checkpoint,
 )
 from rlreason.records.resume import cut_back, where_it_goes_on
@@ -111,7 +111,7 @@ def test_a_checkpoint_of_another_format_is_named_as_such(tmp_path):
     state = json.dumps(read_state(path) | {"format": 7})
     shutil.rmtree(path)
     write_checkpoint(tmp_path, path.name, json.loads(state), write_some)
-    assert "format 7" in what_is_wrong(path)
+    assert "format 7" in checkpoint_fault(path)
 
 
 def test_half_written_ones_are_never_taken(tmp_path):
@@ -237,8 +237,8 @@ def test_a_checkpoint_is_whole_without_its_moments_those_of_ranks_too(tmp_path):
 
     path = write_checkpoint(tmp_path, name_of(1, 1, 1), {"begun": 1, "offsets": {}}, write)
     assert sum(moments_in(path).values()) == 13
-    without_moments(path)
-    assert what_is_wrong(path) == ""
+    remove_moments(path)
+    assert checkpoint_fault(path) == ""
     assert not moments_in(path)
     assert {file.name for file in path.iterdir()} == {"model", "state.safetensors", "state.json", "manifest.json"}
     assert read_tensors(path).keys() == {"generator.cpu"}

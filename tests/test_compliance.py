@@ -11,7 +11,7 @@ from rlreason.evaluation.protocol import (
     OPEN,
     PARAMETERS,
     PASS,
-    as_text,
+    card_text,
     grader_version,
     leaderboard,
 )
@@ -48,7 +48,7 @@ def test_a_run_by_the_rules_passes_what_the_records_can_decide():
     found = verdicts()
     assert FAIL not in found.values()
     assert {rule for rule, verdict in found.items() if verdict == OPEN} == {"model", "data"}
-    text = as_text(leaderboard(SETTINGS, summary_with(), ORIGIN), summary_with())
+    text = card_text(leaderboard(SETTINGS, summary_with(), ORIGIN), summary_with())
     expected = "leaderboard: 9 rules pass; 2 not verified (model, data); accuracy 0.550"
     assert text.splitlines()[-1] == expected
 

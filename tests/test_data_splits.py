@@ -13,7 +13,15 @@ from test_data_files import BOX, lines, parse, read, sums
 from rlreason.config.data import FileDataConfig
 from rlreason.config.leaves import resource_dir
 from rlreason.data.ground_truth import check_ground_truths
-from rlreason.data.prepare import by_pass_rate, hold_out, load_data, read_pass_rates, repeated, subset, without_overlap
+from rlreason.data.prepare import (
+    by_pass_rate,
+    hold_out,
+    load_data,
+    read_pass_rates,
+    repetition_notes,
+    subset,
+    without_overlap,
+)
 from rlreason.data.prompts import check_template, filter_correct, load_template, render, trace_text, with_traces
 from rlreason.data.sources import fingerprint, question_hash
 from rlreason.errors import ConfigError
@@ -114,11 +122,11 @@ def test_puzzles_of_other_cells_are_other_questions(cells):
 
 def test_rows_that_repeat_a_question_and_disagree_are_counted(grader):
     rows = [("a", "1+1?", "2"), ("b", "1+1", "2.0"), ("c", "2+2?", "4"), ("d", "Question: 2+2?", "5"), ("e", "3?", "3")]
-    several, torn = repeated([Problem(*row) for row in rows], "training", grader.same)
+    several, torn = repetition_notes([Problem(*row) for row in rows], "training", grader.same)
     assert several.startswith("5 training rows ask 3 ")
     assert "! 1 training" in torn
     assert "c says 4, d 5" in torn
-    assert repeated(problems_of(5), "training", grader.same) == []
+    assert repetition_notes(problems_of(5), "training", grader.same) == []
 
 
 def test_a_run_says_what_its_data_repeats(tmp_path, grader):

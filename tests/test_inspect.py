@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from rlreason.evaluation.cases import why
+from rlreason.evaluation.cases import reasons_for
 from rlreason.grading import Grader
 from rlreason.grading.build import RunGrading
 from rlreason.records.reader import RunFolder
@@ -67,7 +67,7 @@ def run(tmp_path):
 @pytest.mark.parametrize(("reward", "told"), [("r1_zero", R1_ZERO), ("question_only", QUESTION_ONLY)])
 def test_the_guess_names_what_is_wrong(reward, told):
     for row, expected in zip(rows_of(told, reward), told.values(), strict=True):
-        found = why(row["response"], row["gold"], Grader(reward=reward), row["outcome"], truncated=False)
+        found = reasons_for(row["response"], row["gold"], Grader(reward=reward), row["outcome"], truncated=False)
         assert str(found[0]).startswith(expected), row["response"]
 
 
@@ -103,12 +103,12 @@ def test_the_reward_of_a_run_is_read_in_one_way(tmp_path):
 
 def test_what_else_is_worth_knowing_comes_behind():
     plain = Grader()
-    found = list(map(str, why("I think 18", "18", plain, "unformatted", truncated=True)))
+    found = list(map(str, reasons_for("I think 18", "18", plain, "unformatted", truncated=True)))
     assert found[:2] == ["no </think>", "cut at the token limit"]
     assert found[2].endswith(" 18")
-    assert str(why("</think> <answer>x^y</answer>", "18", plain, "timeout", False)[0]).endswith("timeout")
-    assert "rules of its own" in str(why("x", "18", Grader(reward="mine:reward"), "wrong", False)[0])
-    assert "raised" in str(why("x", "18", Grader(reward="mine:reward"), "error", False)[0])
+    assert str(reasons_for("</think> <answer>x^y</answer>", "18", plain, "timeout", False)[0]).endswith("timeout")
+    assert "rules of its own" in str(reasons_for("x", "18", Grader(reward="mine:reward"), "wrong", False)[0])
+    assert "raised" in str(reasons_for("x", "18", Grader(reward="mine:reward"), "error", False)[0])
 
 
 def test_every_category_is_shown_with_its_count_and_written(run, capsys):

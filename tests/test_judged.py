@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rlreason.engines.base import Sampling
-from rlreason.evaluation.accuracy import eval_metrics, judged, mismatches_of
+from rlreason.evaluation.accuracy import eval_metrics, figures_of, mismatches_of
 from rlreason.evaluation.cases import categories, ungraded
 from rlreason.records.files import growing
 from rlreason.types import Grade, Response, Sample
@@ -30,7 +30,7 @@ def samples() -> list[Sample]:
 @pytest.mark.parametrize("second", [False, True])
 def test_figures_of_what_is_kept_are_those_of_the_samples(second):
     whole = [replace(s, prompt_grade=s.grade) for s in samples()] if second else samples()
-    kept, mismatches = [judged(s) for s in whole], mismatches_of(whole, Sampling(min_tokens=1))
+    kept, mismatches = [figures_of(s) for s in whole], mismatches_of(whole, Sampling(min_tokens=1))
     assert len(mismatches) == sum(max(s.length - 1, 0) for s in whole)
     assert eval_metrics(kept, mismatches) == eval_metrics(whole, mismatches)
     assert (categories(kept), ungraded(kept)) == (categories(whole), ungraded(whole))

@@ -19,7 +19,7 @@ from rlreason.model.parameters import add_lora
 from rlreason.model.policy import Policy
 from rlreason.model.tiny import build_model
 from rlreason.objectives.objective import Objective
-from rlreason.records.checkpoints import checkpoints_in, moments_in, read_state, what_is_wrong
+from rlreason.records.checkpoints import checkpoint_fault, checkpoints_in, moments_in, read_state
 from rlreason.records.console import Console
 from rlreason.records.rows import Counters
 from rlreason.records.writer import RunWriter
@@ -270,7 +270,7 @@ def test_a_finished_run_keeps_models_without_moments_and_says_what_more_steps_me
     _, summary = trained(tmp_path, *words, "n_steps=2")
     assert summary["checkpoints"]["moments_removed"] > 0
     for path in checkpoints_in(tmp_path):
-        assert what_is_wrong(path) == ""
+        assert checkpoint_fault(path) == ""
         assert not moments_in(path)
         assert not [name for name in read_tensors(path) if name.startswith("optimizer")]
         assert (path / "model" / "model.safetensors").is_file()

@@ -1,9 +1,9 @@
-"""Ground truths of a data set: found for rows that bring none, and checked before a run is spent on them.
+"""Find ground truths for rows without one, and check ground truths before a run depends on them.
 
-A row whose prompt holds a known question takes that problem's answer. A whole prompt is a template with a question in
-it. The run's own template is tried first. In a prompt that was written with another one, the question asked is the
-known one that stands between the same words as in other rows: an example in the prompt, or a question that happens to
-be part of another, has words around it that no other row has.
+A row whose prompt contains a known question takes that problem's answer. A whole prompt is a template filled with a
+question. The run's own template is tried first. In a prompt from another template, the question is the known one with
+the same words around it as in other rows: an example in the prompt, or a question that is part of another, has words
+around it that no other row has.
 """
 
 import re
@@ -18,10 +18,10 @@ from rlreason.grading import Grader
 from rlreason.runtime.text import few, shorten
 from rlreason.types import Problem
 
-Words = tuple[str, ...]
+WordTuple = tuple[str, ...]
 
-ANCHOR_WORDS = 6  # the first words of a question, by which the index finds it; all of them where it has fewer
-MIN_FRACTION = 0.05  # of the prompts must have the same words around a question for it to be the one asked
+ANCHOR_WORDS = 6  # first words of a question, by which the index finds it; all of them where it has fewer
+MIN_FRACTION = 0.05  # share of prompts that must have the same words around the question
 
 MOST_WORDS = 5  # of an answer; more is a sentence
 _PLAIN_WORD = re.compile(r"(?<![\\\w])[^\W\d_]{2,}")
@@ -32,14 +32,14 @@ _MARKER = re.compile(r"(<\|[^<>|\s]*\|>|\[/?INST\]|</?s>|<(?:start|end)_of_turn>
 
 
 def check_ground_truths(
-    problems: Sequence[Problem], grader: Grader, on_bad: str, needed: bool = True
+    problems: Sequence[Problem], grader: Grader | None, on_bad: str, needed: bool = True
 ) -> tuple[list[Problem], list[str]]:
-    """(problems, notes): those that cannot be earned are named, and with `on_bad="drop"` left out.
+    """Return (problems, notes): the notes name ground truths that earn no reward; `on_bad="drop"` drops their problems.
 
-    Raises `DataError` where nothing can be earned at all, unless answers are not `needed`: SFT learns without them. A
-    plug-in's form of an answer is unknown, so nothing is checked for one.
+    Raises `DataError` where no problem can earn a reward, unless answers are not `needed`: SFT learns without them.
+    Nothing is checked without a grader or for a plug-in, whose form of an answer is unknown.
     """
-    if grader.plugin:
+    if grader is None or grader.plugin:
         return list(problems), []
     wrong = {problems[i].id for i in grader.unearnable([p.answer for p in problems])}
     texts = {p.id: p.answer for p in problems if is_text(p.answer)}
@@ -80,7 +80,7 @@ def is_text(answer: str) -> bool:
 def with_ground_truth(
     problems: Sequence[Problem], known: Sequence[Problem], fill: Callable[[str], str]
 ) -> tuple[list[Problem], int]:
-    """(problems, how many found an answer): those without an answer get that of the known problem they ask.
+    """Give problems without an answer that of the known problem they ask; return (problems, the number found).
 
     `fill` writes a question into the run's prompt. A whole prompt whose problem was found gets the bare question.
     """
@@ -92,14 +92,14 @@ def with_ground_truth(
     found |= _by_place(rest, known)
 
     def joined(p: Problem) -> Problem:
-        partner = found[p.id]  # a question that is asked as it stands keeps its white space
+        partner = found[p.id]  # a bare question keeps its white space
         return replace(p, answer=partner.answer, question=p.question if p.prompt is None else partner.question)
 
     return [joined(p) if p.id in found else p for p in problems], len(found)
 
 
 def _by_template(known: Sequence[Problem], fill: Callable[[str], str]) -> dict[str, Problem]:
-    """The known problems by their bare question and by the run's prompt for it; of two alike, the first."""
+    """Index the known problems by question and by the run's prompt for it; of two alike, the first counts."""
     partners: dict[str, Problem] = {}
     for p in known:
         for text in (p.question, fill(p.question)):
@@ -108,20 +108,20 @@ def _by_template(known: Sequence[Problem], fill: Callable[[str], str]) -> dict[s
 
 
 def _by_place(prompts: Mapping[str, str], known: Sequence[Problem]) -> dict[str, Problem]:
-    """Row id -> the known problem whose question the row's prompt holds where other rows' prompts hold theirs."""
+    """Return row id -> the known problem whose question is where other rows' prompts have theirs."""
     index, texts = _Index(known), {text: _words(text) for text in set(prompts.values())}
     spans = {text: list(index.places(words)) for text, words in texts.items()}
     before = {text: _openings(words) for text, words in texts.items()}
     after = {text: _openings(words[::-1]) for text, words in texts.items()}
 
     def frame(text: str, span: tuple[int, int]) -> tuple[int, int]:
-        """Hashes of the words before and after a question."""
+        """Return hashes of the words before and after a question."""
         return before[text][span[0]], after[text][len(texts[text]) - span[1]]
 
     frames = [frame(text, span) for text, found in spans.items() for span in found]
     begin_alike = _counted(before.values(), {begin for begin, _ in frames})
     end_alike = _counted(after.values(), {end for _, end in frames})
-    enough = min(len(texts), max(2, len(texts) * MIN_FRACTION))  # a single prompt has nothing to be compared with
+    enough = min(len(texts), max(2, len(texts) * MIN_FRACTION))  # a single prompt cannot be compared
     chosen: dict[str, Problem] = {}
     for text, found in spans.items():
         ranked = []
@@ -135,19 +135,19 @@ def _by_place(prompts: Mapping[str, str], known: Sequence[Problem]) -> dict[str,
 
 
 class _Index:
-    """Known questions by their words; `places` finds them in a text in one pass, however many they are."""
+    """An index of known questions by their words; `places` finds all of them in a text in one pass."""
 
     def __init__(self, known: Sequence[Problem]) -> None:
-        self.problems: dict[Words, Problem] = {}
-        self._lengths: dict[Words, set[int]] = {}  # of the questions that begin with these words
+        self.problems: dict[WordTuple, Problem] = {}
+        self._lengths: dict[WordTuple, set[int]] = {}  # of the questions that begin with these words
         for p in known:
             words = _words(p.question)
             self.problems.setdefault(words, p)
             self._lengths.setdefault(words[:ANCHOR_WORDS], set()).add(len(words))
         self._anchors = sorted({len(anchor) for anchor in self._lengths})
 
-    def places(self, words: Words) -> Iterator[tuple[int, int]]:
-        """(start, end) of every known question among the words."""
+    def places(self, words: WordTuple) -> Iterator[tuple[int, int]]:
+        """Yield (start, end) of every known question among the words."""
         for start in range(len(words)):
             left = len(words) - start
             for size in self._anchors:
@@ -156,15 +156,15 @@ class _Index:
                         yield start, start + length
 
 
-def _words(text: str) -> Words:
+def _words(text: str) -> WordTuple:
     return tuple(_MARKER.sub(r" \1 ", text).split())
 
 
-def _openings(words: Words) -> list[int]:
-    """Hashes of the first 0, 1, 2 ... words."""
+def _openings(words: WordTuple) -> list[int]:
+    """Return hashes of the first 0, 1, 2 ... words."""
     return list(accumulate(words, lambda so_far, word: hash((so_far, word)), initial=0))
 
 
 def _counted(openings: Iterable[list[int]], wanted: Set[int]) -> Counter[int]:
-    """How many texts begin in each of the wanted ways."""
+    """Count how many texts have each of the wanted openings."""
     return Counter(opening for text in openings for opening in text if opening in wanted)

@@ -1,4 +1,4 @@
-"""The problems of a run, from its `data` settings: read, split, filtered, checked, and counted."""
+"""Prepare the problems of a run from its `data` settings: read, split, filter, check and count them."""
 
 import contextlib
 import json
@@ -24,9 +24,18 @@ from rlreason.config.leaves import SPLITS, locate, may_be_hub_name, resource_dir
 from rlreason.config.rules import too_many_problems
 from rlreason.config.run import RunConfig
 from rlreason.data.ground_truth import check_ground_truths, with_ground_truth
-from rlreason.data.prompts import check_template, filling, filter_correct, trace_text, with_traces
+from rlreason.data.prompts import check_template, filter_correct, prompt_renderer, trace_text, with_traces
 from rlreason.data.rows import Names, field_names, own_id, to_problem
-from rlreason.data.sources import Row, Table, file_rows, hub_splits, make_gym, question_hash, read_table, rows_of
+from rlreason.data.sources import (
+    ProblemTable,
+    RawRow,
+    file_rows,
+    hub_splits,
+    make_gym,
+    question_hash,
+    read_table,
+    rows_of,
+)
 from rlreason.data.tasks import load_countdown, make_countdown, make_stories, with_wrong_solutions
 from rlreason.errors import ConfigError, DataError
 from rlreason.grading import Grader
@@ -34,8 +43,8 @@ from rlreason.runtime.text import few, question_key, question_keys, shorten
 from rlreason.types import Problem
 
 
-def identified(tables: Sequence[Table]) -> list[list[Problem]]:
-    """The problems of each table under the data's own ids, if every row has a different one; else numbered."""
+def with_ids(tables: Sequence[ProblemTable]) -> list[list[Problem]]:
+    """Return each table's problems under the data's own ids if every row has a different one; else numbered."""
     own = [id for table in tables for id in table.own_ids]
     if None in own or len(set(own)) < len(own):
         return [table.problems for table in tables]
@@ -43,7 +52,7 @@ def identified(tables: Sequence[Table]) -> list[list[Problem]]:
 
 
 def hold_out(problems: list[Problem], n: int, seed: int) -> tuple[list[Problem], list[Problem]]:
-    """(the rest, n drawn by seed). The first 100 drawn are among the first 200. `ConfigError` if none is left."""
+    """Return (the rest, n drawn by seed); the draws are nested: 100 are among 200. `ConfigError` if none is left."""
     if n >= len(problems):
         raise ConfigError(f"data.n_validation={n} must be less than the {len(problems)} problems there are: lower it")
     held = subset(problems, n, seed)
@@ -52,7 +61,7 @@ def hold_out(problems: list[Problem], n: int, seed: int) -> tuple[list[Problem],
 
 
 def subset(problems: list[Problem], limit: int | None, seed: int) -> list[Problem]:
-    """`limit` problems drawn by seed, nested: the first 128 are among the first 256. None takes all, in order."""
+    """Draw `limit` problems by seed; the draws are nested: 128 are among 256. None takes all, in order."""
     if limit is None or limit >= len(problems):
         return problems
     order = list(range(len(problems)))
@@ -63,15 +72,15 @@ def subset(problems: list[Problem], limit: int | None, seed: int) -> list[Proble
 def without_overlap(
     train: list[Problem], validation: Sequence[Problem], policy: str, fill: Callable[[str], str]
 ) -> tuple[list[Problem], list[str]]:
-    """(train, notes). `policy` for a question of both: refuse it (`DataError`), drop it, or allow it with a note.
+    """Return (train, notes). `policy` for a question in both: refuse (`DataError`), drop, or allow it with a note.
 
-    Questions are the same by `question_key`: case, punctuation, width or a label in front make no other one. `fill`
-    writes a question into the run's prompt: a row that gives its whole prompt is recognised by that.
+    Questions are compared by `question_key`, which ignores case, punctuation, width and a label in front. `fill`
+    writes a question into the run's prompt, to recognise rows that give their whole prompt.
     """
     prompted = any(p.prompt is not None for p in (*train, *validation))
 
     def keys(p: Problem) -> list[str]:
-        """What a problem is recognised by: its question or whole prompt, and the question in the run's prompt."""
+        """Return the keys of a problem: of its question or whole prompt, and of the question in the run's prompt."""
         in_prompt = [question_key(fill(p.question))] if prompted and p.prompt is None else []
         return [question_key(p.question), *in_prompt]
 
@@ -92,10 +101,10 @@ def without_overlap(
     return rest, [f"! {found}: dropped from the training data"]
 
 
-def repeated(problems: Sequence[Problem], what: str, same: Callable[[str, str], bool]) -> list[str]:
-    """Notes: how many rows ask how many questions, where some are repeated, and those with different ground truths.
+def repetition_notes(problems: Sequence[Problem], what: str, same: Callable[[str, str], bool]) -> list[str]:
+    """Return notes on repeated questions, and on those with different ground truths in different rows.
 
-    `what`: 'training', say. `same`: whether two ground truths are one answer.
+    `what`: such as 'training'. `same`: whether two ground truths are one answer.
     """
     rows: dict[str, list[Problem]] = {}
     for key, p in zip(question_keys((p.id, p.question) for p in problems).values(), problems, strict=True):
@@ -103,18 +112,19 @@ def repeated(problems: Sequence[Problem], what: str, same: Callable[[str, str], 
     if len(rows) == len(problems):
         return []
     notes = [f"{len(problems)} {what} rows ask {len(rows)} different questions"]
-    torn = []
+    conflicts = []
     for of in rows.values():
         first, *others = [p for p in of if p.answer] or of[:1]
         if other := next((p for p in others if p.answer != first.answer and not same(p.answer, first.answer)), None):
-            torn.append(f"{first.id} says {shorten(first.answer, 30)}, {other.id} {shorten(other.answer, 30)}")
-    if torn:
-        notes.append(f"! {len(torn)} {what} questions have different ground truths in different rows: {few(torn, 3)}")
+            conflicts.append(f"{first.id} says {shorten(first.answer, 30)}, {other.id} {shorten(other.answer, 30)}")
+    if conflicts:
+        differ = f"{len(conflicts)} {what} questions have different ground truths in different rows"
+        notes.append(f"! {differ}: {few(conflicts, 3)}")
     return notes
 
 
 def read_pass_rates(path: Path) -> dict[str, float]:
-    """Question hash -> correct / samples, over all lines of a question; `DataError` for a line of another form."""
+    """Return question hash -> correct / samples, over all lines of a question; `DataError` for a malformed line."""
     samples: dict[str, int] = {}
     correct: dict[str, int] = {}
     for number, line in enumerate(path.read_bytes().splitlines(), 1):
@@ -138,7 +148,7 @@ def read_pass_rates(path: Path) -> dict[str, float]:
 def by_pass_rate(
     problems: list[Problem], rates: Mapping[str, float], low: float, high: float
 ) -> tuple[list[Problem], str]:
-    """(problems with a pass rate in [low, high], a line on the others); `DataError` where there are none."""
+    """Return (problems with a pass rate in [low, high], a line on the others); `DataError` where there are none."""
     known = [(p, rates.get(question_hash(p.question))) for p in problems]
     kept = [p for p, rate in known if rate is not None and low <= rate <= high]
     hard = sum(rate is not None and rate < low for _, rate in known)
@@ -162,20 +172,20 @@ Say = Callable[[str], None]
 Hub = Callable[[], Mapping[str, Iterable[Any]]]
 Problems = list[Problem]
 
-GROUND_TRUTH = "ground_truth"  # the label of a table that is read for its answers alone
+GROUND_TRUTH = "ground_truth"  # label of a table that is read for its answers only
 
 
 def with_notes(say: Say, problems: Problems, notes: str | Iterable[str]) -> Problems:
-    """The problems, after a line for each note on what was left out."""
+    """Print each note, and return the problems."""
     for note in [notes] if isinstance(notes, str) else notes:
         say(note)
     return problems
 
 
 def read_splits(data: DataConfig, say: Say, traces: bool = True) -> tuple[Problems, Problems]:
-    """(train, validation) as the source has them: here a new kind of data finds its place.
+    """Read (train, validation) from the source; a new kind of data is added here.
 
-    `traces`: given responses will be imitated or judged, so it matters what form they have.
+    `traces`: given responses will be imitated or graded, so their form matters.
     """
     if isinstance(data, StoriesConfig):
         make = partial(
@@ -205,29 +215,31 @@ def read_splits(data: DataConfig, say: Say, traces: bool = True) -> tuple[Proble
 
 
 def read_files(data: FileDataConfig, say: Say, traces: bool = True) -> tuple[Problems, Problems]:
-    """(train, validation) of files or a hub data set."""
+    """Read (train, validation) from files or a hub data set."""
     hub = cache(lambda: hub_splits(data.path or "", data.hub_config))
-    names = [data.train] if data.n_validation is not None else [data.train, data.validation or measured_on(data, hub)]
+    names = [data.train]
+    if data.n_validation is None:
+        names.append(data.validation or validation_split(data, hub))
     labels = [Path(name).stem for name in names]
     if len(set(labels)) < len(labels):
         labels = ["train", "validation"]
     tables = [read_split(data, name, label, hub, traces) for name, label in zip(names, labels, strict=True)]
     for table in tables:
         with_notes(say, table.problems, table.notes)
-    problems = identified(tables)
+    problems = with_ids(tables)
     if data.n_validation is not None:
         return hold_out(problems[0], data.n_validation, data.split_seed)
     return problems[0], problems[1]
 
 
 def read_function(data: FunctionDataConfig, say: Say, traces: bool = True) -> tuple[Problems, Problems]:
-    """(train, validation) of a function of the user's own."""
+    """Read (train, validation) from a user's function."""
     rows = rows_of(data)
     sources = {label: (f"{data.function}'s {label} rows", numbered) for label, numbered in rows.items()}
     tables = [as_table(data, *source, label, traces) for label, source in sources.items()]
     for table in tables:
         with_notes(say, table.problems, table.notes)
-    problems = identified(tables)
+    problems = with_ids(tables)
     if len(problems) > 1:
         return problems[0], problems[1]
     n = data.n_validation or min(200, max(1, len(problems[0]) // 10))
@@ -236,12 +248,12 @@ def read_function(data: FunctionDataConfig, say: Say, traces: bool = True) -> tu
     return hold_out(problems[0], n, data.split_seed)
 
 
-def answered(
+def with_ground_truths(
     data: FileDataConfig, train: Problems, validation: Problems, fill: Callable[[str], str], say: Say
 ) -> tuple[Problems, Problems]:
-    """(train, validation), with ground truth for rows that bring none where it is asked for, or needed to filter.
+    """Look up ground truths for rows without one, where requested or needed to filter; return (train, validation).
 
-    It is looked up by question in data.ground_truth, or else in whatever is at hand.
+    They are found by question in data.ground_truth, or else in the usual splits and the validation data.
     """
     rows = [*train, *validation]
     without = {
@@ -255,26 +267,26 @@ def answered(
         return train, validation
     sources = _ground_truth(data) | {"the validation data": validation}
     rows, found = with_ground_truth(rows, [p for problems in sources.values() for p in problems], fill)
-    said = " and ".join(f"{n} {name} rows" for name, n in without.items() if n) + " bring no ground truth"
+    note = " and ".join(f"{n} {name} rows" for name, n in without.items() if n) + " bring no ground truth"
     if not found and (data.ground_truth is not None or not any(p.answer for p in rows[: len(train)])):
         key = "data.filter=correct" if data.ground_truth is None else f"data.ground_truth={data.ground_truth}"
         raise DataError(
-            f"{key}: {said}, and no row with the same question in {', '.join(sources)} has one: give a file with these "
+            f"{key}: {note}, and no row with the same question in {', '.join(sources)} has one: give a file with these "
             "questions and their answers as data.ground_truth, or rows with a field ground_truth"
         )
     missed = f", and for {lacking - found} it was not found" if found < lacking else ""
-    said += f": found by question for {found} in {', '.join(sources)}{missed}"
-    rows = with_notes(say, rows, "! " * bool(missed) + said)
+    note += f": found by question for {found} in {', '.join(sources)}{missed}"
+    rows = with_notes(say, rows, f"! {note}" if missed else note)
     return rows[: len(train)], rows[len(train) :]
 
 
 def _ground_truth(data: FileDataConfig) -> dict[str, Problems]:
-    """Source -> problems with answers: data.ground_truth, or the usual splits next to the training rows."""
+    """Return source -> problems with answers: data.ground_truth, or the usual splits next to the training rows."""
     hub = cache(partial(hub_splits, data.path or "", data.hub_config))
     if data.ground_truth is not None:
         return {data.ground_truth: _with_either_names(data, data.ground_truth, hub)}
     train = locate(data.path, data.train)
-    read = {train} if data.n_validation else {train, locate(data.path, data.validation or measured_on(data, hub))}
+    read = {train} if data.n_validation else {train, locate(data.path, data.validation or validation_split(data, hub))}
     folders = [data.path, str(train.parent)] if train else [data.path]
     files = [file for folder in folders if folder for name in SPLITS if (file := locate(folder, name))]
     splits = [str(file) for file in dict.fromkeys(files) if file not in read]
@@ -284,16 +296,16 @@ def _ground_truth(data: FileDataConfig) -> dict[str, Problems]:
         and data.n_validation is None
         and not locate(None, data.validation or "")
     ):
-        splits += [name for name in hub() if name != data.train]  # it was read for validation
+        splits += [name for name in hub() if name != data.train]  # the hub was already read for validation
     found: dict[str, Problems] = {}
     for split in splits:
-        with contextlib.suppress(DataError):  # of no use for this
+        with contextlib.suppress(DataError):  # no row can be used
             found[split] = _with_either_names(data, split, hub)
     return found
 
 
 def _with_either_names(data: FileDataConfig, split: str, hub: Hub) -> Problems:
-    """Its usable rows, by the fields' names that were given for the training rows, or else by the known ones."""
+    """Read its usable rows by the training rows' field names, or else by the known ones."""
     try:
         return read_split(data, split, GROUND_TRUTH, hub, traces=False).problems
     except DataError:
@@ -302,28 +314,28 @@ def _with_either_names(data: FileDataConfig, split: str, hub: Hub) -> Problems:
     return read_split(replace(data, fields=FieldsConfig()), split, GROUND_TRUTH, hub, traces=False).problems
 
 
-def read_split(data: FileDataConfig, split: str, label: str, hub: Hub, traces: bool) -> Table:
-    """The problems of one file or split of the hub; `label` is part of the ids of rows that bring none."""
+def read_split(data: FileDataConfig, split: str, label: str, hub: Hub, traces: bool) -> ProblemTable:
+    """Read the problems of one file or hub split; `label` is part of the ids of rows without one."""
     has_truth = label != GROUND_TRUTH and data.ground_truth is None
     return as_table(data, *_rows(data, split, hub), label, traces, has_truth)
 
 
 def as_table(
-    data: RowsDataConfig, source: str, rows: Iterable[Row], label: str, traces: bool, truth_in_response: bool = True
-) -> Table:
-    """Rows as problems. `source`: what they are called; `truth_in_response`: a response may bring the ground truth."""
+    data: RowsDataConfig, source: str, rows: Iterable[RawRow], label: str, traces: bool, truth_in_response: bool = True
+) -> ProblemTable:
+    """Parse rows into problems. `source`: their name; `truth_in_response`: a response may bring the ground truth."""
     names: Names = field_names(asdict(data.fields))
     wrap = traces and data.response_as == "solution"
     parse = partial(to_problem, names=names, rule=data.gold, max_chars=data.max_chars, wrap=wrap)
     if not truth_in_response or (traces and data.filter == "correct"):
-        # A trace that brings its own ground truth would always be right.
+        # A trace graded against a ground truth of its own would always be right.
         parse = partial(parse, truth_in_response=False)
     prefix, skip = f"{data.name}-{label}", data.bad_rows == "skip"
     return read_table(rows, source, prefix, parse, partial(own_id, names=names), skip)
 
 
-def _rows(data: FileDataConfig, split: str, hub: Hub) -> tuple[str, Iterable[Row]]:
-    """(what the source is called, its rows)."""
+def _rows(data: FileDataConfig, split: str, hub: Hub) -> tuple[str, Iterable[RawRow]]:
+    """Return (the source's name, its rows)."""
     if file := locate(data.path, split):
         return str(file), file_rows(file)
     splits = hub()
@@ -332,8 +344,8 @@ def _rows(data: FileDataConfig, split: str, hub: Hub) -> tuple[str, Iterable[Row
     return f"{data.path}/{split}", ((f"row {number}", row) for number, row in enumerate(splits[split]))
 
 
-def measured_on(data: FileDataConfig, hub: Hub) -> str:
-    """The split to validate on where none was named."""
+def validation_split(data: FileDataConfig, hub: Hub) -> str:
+    """Return the split to validate on where the settings name none."""
     if name := data.evaluation_file():
         return name
     on_hub = () if Path(data.path or "").expanduser().is_dir() else hub()
@@ -344,7 +356,7 @@ def measured_on(data: FileDataConfig, hub: Hub) -> str:
 
 
 class Loaded(NamedTuple):
-    """What a run works with; `sizes` are numbers of problems on the way there, for the console and the summary."""
+    """The problems of a run; `sizes` are the numbers after each step of the preparation, for console and summary."""
 
     train: Problems
     validation: Problems
@@ -352,9 +364,9 @@ class Loaded(NamedTuple):
 
 
 def load_data(run: RunConfig, *, grader: Grader | None = None, judge: Grader | None = None, say: Say = print) -> Loaded:
-    """The problems of a run. Whatever is left out is said.
+    """Load the problems of a run, with a note on everything that is left out.
 
-    With a grader, the ground truths are checked: of validation by `judge`, who grades evaluations, and of train where
+    With a grader, ground truths are checked: of validation by `judge`, which grades evaluations, and of train where
     it is sampled from.
     """
     judge = judge or grader
@@ -362,13 +374,13 @@ def load_data(run: RunConfig, *, grader: Grader | None = None, judge: Grader | N
         check_template(run.prompt.trace)
     train, validation = read_problems(run, say)
     if not run.uses_training_data:
-        validation = asked_checked(run, validation, judge, say)
+        validation = check_validation(run, validation, judge, say)
         return Loaded([], validation, {"validation": len(validation)})
-    train, sizes = selected(run, train, validation, grader, say)
-    validation = asked_checked(run, validation, judge, say, needed=run.samples_training_data)
+    train, sizes = select_training(run, train, validation, grader, say)
+    validation = check_validation(run, validation, judge, say, needed=run.samples_training_data)
     if run.samples_training_data:
-        train = with_notes(say, *ground_truths_checked(train, grader if run.trains else judge, run.data))
-    train = with_notes(say, train, repeated(train, "training", same_truth(grader)))
+        train = with_notes(say, *check_ground_truths(train, grader if run.trains else judge, run.data.bad_gold))
+    train = with_notes(say, train, repetition_notes(train, "training", same_truth(grader)))
     limit = run.data.limit
     if limit is not None and limit > len(train):
         say(f"! data.limit={limit} is more than the {len(train)} training problems there are: all are used")
@@ -377,28 +389,28 @@ def load_data(run: RunConfig, *, grader: Grader | None = None, judge: Grader | N
 
 
 def read_problems(run: RunConfig, say: Say) -> tuple[Problems, Problems]:
-    """(train, validation), with ground truth as far as it is found; what only measures gets no training problems."""
+    """Read (train, validation), with ground truths where found; a run that only measures gets no training problems."""
     data, own = run.data, run.eval.data
     if own is not None and not run.uses_training_data:
-        return [], read_asked(run, say)
+        return [], read_validation(run, say)
     train, validation = read_splits(data, say, run.reads_traces)
     if run.uses_training_data and not run.trains:
-        enough(run, train)
+        check_enough(run, train)
     elif own is None:
-        enough(run, validation)
+        check_enough(run, validation)
     if not run.uses_training_data:
         train = []  # nothing is learned: training data must not stop a measurement
     if isinstance(data, FileDataConfig):
-        train, validation = answered(data, train, validation, filling(run.asking.prompt), say)
-    return train, validation if own is None else read_asked(run, say)
+        train, validation = with_ground_truths(data, train, validation, prompt_renderer(run.asking.prompt), say)
+    return train, validation if own is None else read_validation(run, say)
 
 
-def selected(
+def select_training(
     run: RunConfig, train: Problems, validation: Problems, grader: Grader | None, say: Say
 ) -> tuple[Problems, dict[str, int]]:
-    """The training problems that are used, and how many there were on the way."""
+    """Return the training problems after all filters, and the number before and after each."""
     data, sizes = run.data, {"train_read": len(train)}
-    train = with_notes(say, *without_overlap(train, validation, data.overlap, filling(run.asking.prompt)))
+    train = with_notes(say, *without_overlap(train, validation, data.overlap, prompt_renderer(run.asking.prompt)))
     if data.pass_rates is not None:
         rates = read_pass_rates(Path(data.pass_rates).expanduser())
         train = with_notes(say, *by_pass_rate(train, rates, data.min_pass_rate, data.max_pass_rate))
@@ -413,49 +425,39 @@ def selected(
     return train, sizes
 
 
-def enough(run: RunConfig, asked: Problems) -> Problems:
-    """The problems that evaluations ask from, unless the settings ask for more than there are."""
+def check_enough(run: RunConfig, asked: Problems) -> Problems:
+    """Return the problems; `ConfigError` where the settings evaluate on more than there are."""
     if bad := too_many_problems(run, len(asked), resource_dir("conf")):
         raise ConfigError("\n".join(bad))
     return asked
 
 
-def ground_truths_checked(
-    problems: Problems, grader: Grader | None, data: DataConfig, needed: bool = True
-) -> tuple[Problems, Sequence[str]]:
-    """(problems, notes on ground truths that cannot be earned); which form a plug-in expects is unknown."""
-    if not grader or grader.plugin:
-        return problems, []
-    return check_ground_truths(problems, grader, data.bad_gold, needed)
-
-
-def asked_checked(run: RunConfig, asked: Problems, judge: Grader | None, say: Say, needed: bool = True) -> Problems:
-    """The problems that evaluations ask from, their ground truths checked."""
-    data = run.evaluation.data
+def check_validation(run: RunConfig, asked: Problems, judge: Grader | None, say: Say, needed: bool = True) -> Problems:
+    """Check the ground truths of the validation problems and return those to use."""
     with naming_eval_settings(run, "data"):
-        asked = with_notes(say, *ground_truths_checked(asked, judge, data, needed))
-    return with_notes(say, asked, repeated(asked, "validation", same_truth(judge)))
+        asked = with_notes(say, *check_ground_truths(asked, judge, run.evaluation.data.bad_gold, needed))
+    return with_notes(say, asked, repetition_notes(asked, "validation", same_truth(judge)))
 
 
 def same_truth(grader: Grader | None) -> Callable[[str, str], bool]:
-    """Whether two ground truths are one answer: by the grader's rules, or as they are written."""
+    """Return the comparison of two ground truths: by the grader's rules, or as text."""
     return str.__eq__ if grader is None or grader.plugin else grader.same
 
 
-def read_asked(run: RunConfig, say: Say) -> Problems:
-    """The validation problems of an evaluation's own data, and nothing else where they are files of their own."""
-    data, fill = run.evaluation.data, filling(run.evaluation.prompt)
+def read_validation(run: RunConfig, say: Say) -> Problems:
+    """Read the validation problems of an evaluation's own data; of files, only the validation split is read."""
+    data, fill = run.evaluation.data, prompt_renderer(run.evaluation.prompt)
 
     def note(text: str) -> None:
         say(as_eval("data", text, data))
 
     with naming_eval_settings(run, "data"):
         if not isinstance(data, FileDataConfig):
-            return enough(run, read_splits(data, note, traces=False)[1])
+            return check_enough(run, read_splits(data, note, traces=False)[1])
         hub = cache(partial(hub_splits, data.path or "", data.hub_config))
-        name = data.train if data.n_validation is not None else data.validation or measured_on(data, hub)
+        name = data.train if data.n_validation is not None else data.validation or validation_split(data, hub)
         table = read_split(data, name, Path(name).stem, hub, traces=False)
-        (problems,) = identified([table])
+        (problems,) = with_ids([table])
         with_notes(note, problems, table.notes)
         if (n := data.n_validation) is not None:
             if n > len(problems):
@@ -463,4 +465,4 @@ def read_asked(run: RunConfig, say: Say) -> Problems:
                     f"data.n_validation={n} is more than the {len(problems)} problems there are: lower it"
                 )
             problems = subset(problems, n, data.split_seed)
-        return enough(run, answered(data, [], problems, fill, note)[1])
+        return check_enough(run, with_ground_truths(data, [], problems, fill, note)[1])

@@ -1,4 +1,4 @@
-"""Fill questions into prompt templates, and make the traces that SFT imitates."""
+"""Fill questions into prompt templates, and write the traces that SFT imitates."""
 
 import re
 from collections import Counter
@@ -15,7 +15,7 @@ from rlreason.types import Grade, Problem
 
 
 def load_template(file: str, folder: Path) -> str:
-    """A template by file name in `folder`, or by path; `ConfigError` unless `{question}` is its only field."""
+    """Load a template by file name in `folder`, or by path; `ConfigError` unless `{question}` is its only field."""
     path = next((p for p in (folder / file, Path(file).expanduser()) if p.is_file()), None)
     if path is None:
         offered = ", ".join(sorted(p.name for p in folder.glob("*.prompt")))
@@ -35,9 +35,9 @@ def load_template(file: str, folder: Path) -> str:
 
 
 def appended(whole: Sequence[int], bare: Sequence[int]) -> int:
-    """How many tokens a tokenizer puts behind a text, from the text's ids with and without what it puts around it.
+    """Count the tokens that a tokenizer adds after a text, from its ids with (`whole`) and without them (`bare`).
 
-    `ConfigError` where the text's own ids are not among them.
+    `ConfigError` where the bare ids are not part of the whole ones.
 
     >>> appended([1, 7, 8, 2, 2], [7, 8])
     2
@@ -51,7 +51,7 @@ def appended(whole: Sequence[int], bare: Sequence[int]) -> int:
 
 
 def render(template: str, question: str) -> str:
-    r"""The prompt for one question.
+    r"""Return the prompt for one question.
 
     >>> render("Q: {question} Use \\boxed{{}}.", "1+1? {}")
     'Q: 1+1? {} Use \\boxed{}.'
@@ -59,15 +59,15 @@ def render(template: str, question: str) -> str:
     return template.format(question=question)
 
 
-Grades = Callable[[Sequence[str], Sequence[str]], Sequence[Grade]]
+GradeBatch = Callable[[Sequence[str], Sequence[str]], Sequence[Grade]]
 
 _CALCULATOR = re.compile(r"<<[^<>=\n]*=[^<>\n]*>>")  # GSM8K's annotations: 48/2 = <<48/2=24>>24
 
 
 def trace_text(problem: Problem, template: str) -> str:
-    r"""The response to imitate: the one given, or `template` filled with `{solution}` and `{answer}`.
+    r"""Return the response to imitate: the given one, or `template` filled with `{solution}` and `{answer}`.
 
-    `DataError` where the problem has neither a response nor what the template needs.
+    `DataError` where the problem has neither a response nor the template's fields.
 
     >>> sum_ = Problem("a", "48/2?", "24", solution="It is <<48/2=24>>24.")
     >>> trace_text(sum_, " {solution} </think> <answer>{answer}</answer>")
@@ -82,7 +82,7 @@ def trace_text(problem: Problem, template: str) -> str:
 
 
 def has_trace(problem: Problem, template: str) -> bool:
-    """Whether the problem has a response, or everything that the template is filled with."""
+    """Whether the problem has a response, or all fields of the template."""
     return problem.response is not None or not _missing(problem, template)
 
 
@@ -101,7 +101,7 @@ def check_template(template: str) -> None:
 
 
 def with_traces(problems: list[Problem], template: str, skip: bool) -> tuple[list[Problem], list[str]]:
-    """(problems that have a trace, notes). Others are a `DataError`, or with `skip` left out and noted."""
+    """Return (problems with a trace, notes). Others are a `DataError`, or with `skip` left out with a note."""
     without = [p.id for p in problems if not has_trace(p, template)]
     if not without:
         return problems, []
@@ -118,9 +118,9 @@ def with_traces(problems: list[Problem], template: str, skip: bool) -> tuple[lis
 
 
 def filter_correct(
-    problems: list[Problem], trace: Callable[[Problem], str], grade: Grades
+    problems: list[Problem], trace: Callable[[Problem], str], grade: GradeBatch
 ) -> tuple[list[Problem], str]:
-    """(problems whose trace `grade` accepts against the reference answer, a line on the others).
+    """Return (problems whose trace `grade` accepts against the reference answer, a line on the others).
 
     `grade`: responses and reference answers -> their grades. `DataError` where none is accepted.
     """
@@ -150,13 +150,13 @@ Render = Callable[[str], str]  # a question -> text
 
 
 def template_of(prompt: PromptConfig) -> str:
-    """The text that a question is filled into: a whole prompt, or the user's turn of a chat."""
+    """Load the text that a question is filled into: a whole prompt, or the user's turn of a chat."""
     try:
         return load_template(prompt.file, resource_dir("prompts"))
     except (OSError, ValueError) as error:  # no permission, no UTF-8
         raise ConfigError(f"prompt.file={prompt.file} cannot be read ({error}): give a text file in UTF-8") from error
 
 
-def filling(prompt: PromptConfig) -> Render:
-    """A question -> that text, filled."""
+def prompt_renderer(prompt: PromptConfig) -> Render:
+    """Return the function that fills a question into the prompt's template."""
     return partial(render, template_of(prompt))

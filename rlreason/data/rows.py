@@ -1,6 +1,6 @@
-r"""One row of a data set -> one `Problem`: which fields are read, and where the ground truth stands.
+r"""Parse one row of a data set into a `Problem`: choose the fields to read, and find the ground truth.
 
-Rows of these shapes are understood, and others by naming their fields: `question`/`answer`, `problem`/`solution`,
+Rows of these shapes are known, and others by naming their fields: `question`/`answer`, `problem`/`solution`,
 `prompt`/`response`, and chat `messages` of one user message and its answer.
 """
 
@@ -14,7 +14,7 @@ from rlreason.data.sources import BadRowError
 from rlreason.grading import boxed
 from rlreason.types import Problem
 
-#: What is read, and the field names that are tried for it, in this order.
+#: Parts of a problem, and the field names that are tried for each, in this order.
 KNOWN: dict[str, tuple[str, ...]] = {
     "question": ("question", "problem"),
     "answer": ("ground_truth", "answer"),
@@ -24,13 +24,13 @@ KNOWN: dict[str, tuple[str, ...]] = {
     "messages": ("messages",),
     "id": ("id", "unique_id"),
 }
-#: Optional facts about a problem: the name that each is kept under, and the fields that it is read from.
+#: Optional facts about a problem: the name of each, and the fields that it is read from.
 FACTS: dict[str, tuple[str, ...]] = {
     "level": ("level", "difficulty"),
     "subject": ("subject", "type", "problem_type"),
     "source": ("source", "data_source", "dataset"),
 }
-MAX_FACT_CHARS = 80  # anything longer is no name of a level or a source
+MAX_FACT_CHARS = 80  # a longer text does not name a level or a source
 Names = Mapping[str, tuple[str, ...]]
 
 _HASH_LINE = re.compile(r"^(?:[ \t]*####(?!#)|.*####[ \t]*(?=[-+$\\]*\d))(.*)$", re.MULTILINE)
@@ -40,9 +40,9 @@ _FINAL = re.compile(r"[Tt]he final answer is:?\s*(.+?)\.?\s*I hope it is correct
 
 
 def field_names(own: Mapping[str, str | None]) -> Names:
-    """The fields to read: `KNOWN`, with the names given in `own` (`data.fields`) in place of those."""
+    """Return the fields to read: `KNOWN`, with its names replaced by those in `own` (`data.fields`)."""
     names = {key: (name,) if (name := own.get(key)) else known for key, known in KNOWN.items()}
-    if own.get("question") == "prompt":  # then it is a question to fill in, not a prompt to take word for word
+    if own.get("question") == "prompt":  # then it is a question to fill in, not a whole prompt
         names["prompt"] = ()
     return names
 
@@ -50,12 +50,12 @@ def field_names(own: Mapping[str, str | None]) -> Names:
 def to_problem(
     row: Any, id: str, names: Names, rule: str, max_chars: int, wrap: bool, truth_in_response: bool = True
 ) -> Problem:
-    """The row as a problem, or `BadRowError`.
+    """Parse the row into a problem; `BadRowError` where it cannot be used.
 
-    `names`: the fields to read (`field_names`); `rule`: that for the ground truth, `data.gold` (`reference_answer`);
-    `max_chars` of one field; `wrap`: take a given response as a solution, to be filled into the trace's template.
-    With `truth_in_response` the ground truth may be read from a given response, which is wrong where that response
-    is to be graded against it.
+    `names`: the fields to read (`field_names`); `rule`: `data.gold` (see `reference_answer`); `max_chars` of one
+    field; `wrap`: treat a given response as a solution, to be filled into the trace's template. With
+    `truth_in_response` the ground truth may be read from a given response, which must not happen where that response
+    is graded against it.
     """
     if not isinstance(row, dict):
         raise BadRowError("is no JSON object")
@@ -71,7 +71,8 @@ def to_problem(
         raise BadRowError(f"has no text under {_either(names, 'answer', 'solution', 'response')}")
     found = reference_answer(rule, answer, solution or (response if truth_in_response else None))
     if answer is not None and solution is None and found != without_thousands_commas(answer.strip()):
-        solution = _before_hash(answer)
+        before, mark, _ = answer.rpartition("####")
+        solution = before if mark else answer
     if wrap and response is not None:
         solution, response = response, None
     return Problem(
@@ -80,7 +81,7 @@ def to_problem(
 
 
 def facts_of(row: Mapping[str, Any], names: Names) -> dict[str, str]:
-    """Level, subject and source of a problem, those that the row gives as a word or a number.
+    """Return level, subject and source of a problem, where the row gives them as a word or a number.
 
     >>> facts_of({"level": "Level 5", "type": "Algebra", "source": {"url": "x"}}, KNOWN)
     {'level': 'Level 5', 'subject': 'Algebra'}
@@ -98,17 +99,17 @@ def facts_of(row: Mapping[str, Any], names: Names) -> dict[str, str]:
 
 
 def own_id(row: Any, names: Names) -> str | None:
-    """The id that the data gives the row; None where it gives none."""
+    """Return the row's id in the data, if it has one."""
     value = _value(row, names["id"]) if isinstance(row, dict) else None
     return str(value) if isinstance(value, str | int) and str(value).strip() and str(value).isprintable() else None
 
 
 def reference_answer(rule: str, answer: str | None, trace: str | None) -> str:
-    r"""The ground truth by `rule` (`data.gold`); "" where `auto` finds none.
+    r"""Return the ground truth by `rule` (`data.gold`); "" where `auto` finds none.
 
-    `hash` is what follows `####` in its line, `boxed` the last `\boxed{}`, `final` what Minerva's closing sentence
-    states, `tag` the last `<answer>`, `field` the answer field as it is. `auto` takes the first of these that is
-    there, in the answer field and then in the trace. Any other rule that finds none is a `BadRowError`.
+    `hash` is the text after `####` in its line, `boxed` the last `\boxed{}`, `final` the answer of Minerva's closing
+    sentence, `tag` the last `<answer>`, `field` the unchanged answer field. `auto` takes the first of these that
+    matches, in the answer field and then in the trace. Any other rule that finds none raises `BadRowError`.
 
     >>> reference_answer("auto", "2+2=4\n#### 1,004", None)
     '1004'
@@ -121,7 +122,7 @@ def reference_answer(rule: str, answer: str | None, trace: str | None) -> str:
         "hash": _after_hash,
         "boxed": boxed,
         "final": _final,
-        "tag": _tagged,
+        "tag": _last_tag,
     }
     readers["hash line"] = partial(_hash_line, headings=rule == "hash")
     for text in (answer, trace):
@@ -136,7 +137,7 @@ def reference_answer(rule: str, answer: str | None, trace: str | None) -> str:
 
 
 def without_thousands_commas(answer: str) -> str:
-    """A plain number without its thousands commas; anything else as it is.
+    """Remove the thousands commas of a plain number; return anything else unchanged.
 
     >>> without_thousands_commas("-1,234,567.5"), without_thousands_commas("(1,2)"), without_thousands_commas("1,2,3")
     ('-1234567.5', '(1,2)', '1,2,3')
@@ -145,7 +146,7 @@ def without_thousands_commas(answer: str) -> str:
 
 
 def _after_hash(text: str) -> str | None:
-    """What follows the last `####` on the last line; a heading of that level in the middle of a text is none."""
+    """Return the text after the last `####` if it is on the last line; elsewhere `####` may begin a heading."""
     _, mark, rest = text.rpartition("####")
     if not mark or "\n" in rest.strip():
         return None
@@ -155,7 +156,7 @@ def _after_hash(text: str) -> str | None:
 
 
 def _hash_line(text: str, headings: bool = False) -> str | None:
-    r"""The last line `#### N` with other text behind it, which is no part of the answer; a heading is none by itself.
+    r"""Return the answer of the last line `#### N`, also with lines after it; a heading is not an answer.
 
     >>> _hash_line("5*2=10\n#### 10\n\nNote: checked."), _hash_line("#### Step 1\nAdd."), _hash_line("#### 1. Add\n5")
     ('10', None, None)
@@ -170,7 +171,7 @@ def _final(text: str) -> str | None:
     return found[-1].strip("$* ").rstrip(".$* ") if found else None
 
 
-def _tagged(text: str) -> str | None:
+def _last_tag(text: str) -> str | None:
     found = re.findall(r"<answer>(.*?)</answer>", text, re.DOTALL)
     return found[-1].strip() if found else None
 
@@ -183,13 +184,8 @@ def _usable(answer: str) -> str:
     return answer
 
 
-def _before_hash(answer: str) -> str | None:
-    before, mark, _ = answer.rpartition("####")
-    return before if mark else answer
-
-
 def _chat(chat: Any, max_chars: int, response: str | None) -> tuple[str | None, str | None]:
-    """(question, response) of one user message and its answer. A longer conversation would lose its context."""
+    """Return (question, response) of one user message and its answer; a longer conversation would lose its context."""
     if not isinstance(chat, list) or not all(isinstance(m, dict) and isinstance(m.get("role"), str) for m in chat):
         raise BadRowError("has messages that are no list of role and content")
     roles = [m["role"] for m in chat]
@@ -200,7 +196,7 @@ def _chat(chat: Any, max_chars: int, response: str | None) -> tuple[str | None, 
 
 
 def _text(row: Mapping[str, Any], names: Sequence[str], max_chars: int) -> str | None:
-    """The text of the first of these fields that the row has; a number as it is written."""
+    """Return the text of the first of these fields that the row has; a number as text."""
     value = _value(row, names)
     if value is None:
         return None

@@ -1,4 +1,4 @@
-"""Which problems a step asks: passes over the data, each in an order of its own."""
+"""Choose the problems of each step: passes over the data, each in its own random order."""
 
 from collections import Counter
 from collections.abc import Collection, Sequence
@@ -9,10 +9,7 @@ from rlreason.types import Problem, Sample
 
 
 class ProblemSampler:
-    """An endless stream of problems.
-
-    `skip_solved`: how many all-correct groups in a row leave a problem out; 0: none is left out.
-    """
+    """An endless stream of problems; `skip_solved` all-correct groups in a row exclude a problem, 0 excludes none."""
 
     def __init__(self, problems: Sequence[Problem], seed: int, skip_solved: int = 0) -> None:
         self.problems, self.seed, self.skip_solved = problems, seed, skip_solved
@@ -20,9 +17,9 @@ class ProblemSampler:
         self.streaks: Counter[str] = Counter()  # problem id -> all-correct groups in a row
 
     def next_batch(self, count: int, excluded: Collection[str] = ()) -> list[Problem]:
-        """The next `count` different problems, fewer when there are no more; none of the ids in `excluded`.
+        """Return the next `count` different problems, fewer when there are no more; none of the ids in `excluded`.
 
-        A step that straddles two passes may meet a problem twice; it is then asked once and the next one joins.
+        A batch that spans two passes may meet a problem twice; the second time the next problem replaces it.
         """
         chosen: dict[str, Problem] = {}
         passed: set[str] = set()
@@ -39,16 +36,16 @@ class ProblemSampler:
         return list(chosen.values())
 
     def solved(self, problem_id: str) -> bool:
-        """Whether this problem is left out from now on."""
+        """Whether this problem is excluded from now on."""
         return bool(self.skip_solved) and self.streaks[problem_id] >= self.skip_solved
 
     @property
     def n_solved(self) -> int:
-        """Problems that are left out from now on."""
+        """The number of problems that are excluded from now on."""
         return sum(streak >= self.skip_solved for streak in self.streaks.values()) if self.skip_solved else 0
 
     def update(self, samples: Sequence[Sample]) -> None:
-        """Count, for each problem, in how many groups in a row every response was correct."""
+        """Update the number of all-correct groups in a row of each problem."""
         if not self.skip_solved:
             return
         correct: dict[str, bool] = {}
@@ -59,7 +56,7 @@ class ProblemSampler:
 
     @property
     def state(self) -> dict[str, Any]:
-        """All that a continued run needs to ask the same problems as an uninterrupted one; JSON can hold it."""
+        """The state, as JSON values, with which a resumed run draws the same problems as an uninterrupted one."""
         return {"position": self.position, "streaks": {k: v for k, v in self.streaks.items() if v}}
 
     @state.setter

@@ -1,4 +1,4 @@
-"""Where rows come from: files, the hub, a function of the user's own, or the `reasoning-gym` package."""
+"""Read rows from files, the hub or a user's function, and problems from the `reasoning-gym` package."""
 
 import hashlib
 import json
@@ -18,18 +18,18 @@ from rlreason.runtime.plugins import described, load
 from rlreason.runtime.text import few, first_line
 from rlreason.types import Problem
 
-#: (where it stands, the row); a `BadRowError` in its place says why it could not even be read.
-Row = tuple[str, Any]
+#: (its place, such as "line 3", and the row, or a `BadRowError` where it could not be read)
+RawRow = tuple[str, Any]
 
 
 class BadRowError(Exception):
-    """Why a row cannot be used, as the end of a sentence that begins with where the row stands."""
+    """Why a row cannot be used, as the end of a sentence that begins with the row's place."""
 
 
-def file_rows(path: Path) -> Iterator[Row]:
-    """The rows of a .jsonl file, line by line, or of the list in a .json file; `DataError` where it holds no list.
+def file_rows(path: Path) -> Iterator[RawRow]:
+    """Yield the rows of a .jsonl file, line by line, or of the list in a .json file; `DataError` if it has no list.
 
-    A line that is no JSON comes as a `BadRowError`, not raised.
+    A line that is no JSON is yielded as a `BadRowError`, not raised.
     """
     if path.suffix == ".json":
         rows = _json(path.read_bytes())
@@ -54,7 +54,7 @@ def _json(text: bytes) -> Any:
 
 
 def hub_splits(path: str, hub_config: str | None) -> Mapping[str, Iterable[Any]]:
-    """Split name -> rows of a data set on the hub; `ConfigError` where it cannot be read."""
+    """Return split name -> rows of a data set on the hub; `ConfigError` where it cannot be read."""
     with required(f"data.path={path} is no folder here, and reading it from the hub", "datasets"):
         from datasets import load_dataset
     try:
@@ -68,8 +68,8 @@ def hub_splits(path: str, hub_config: str | None) -> Mapping[str, Iterable[Any]]
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
-    """The problems of one file or split, and the ids that the data itself gives them."""
+class ProblemTable:
+    """The problems of one file or split, and the data's own ids of them."""
 
     problems: list[Problem]
     own_ids: list[str | None]
@@ -77,17 +77,17 @@ class Table:
 
 
 def read_table(
-    rows: Iterable[Row],
+    rows: Iterable[RawRow],
     source: str,
     prefix: str,
     parse: Callable[[Any, str], Problem],
     own_id: Callable[[Any], str | None],
     skip: bool,
-) -> Table:
-    """Rows -> problems with the ids `prefix-number`, counted from 0.
+) -> ProblemTable:
+    """Parse rows into problems with the ids `prefix-number`, counted from 0.
 
-    `parse` makes a problem of a row and an id, `own_id` finds the id in the row. A row that cannot be used is a
-    `DataError`, or with `skip` left out and counted in the notes; so is a source without a single usable row.
+    `parse` makes a problem from a row and an id, `own_id` reads the id in the row. A row that cannot be used is a
+    `DataError`, or with `skip` left out and counted in the notes. A source without usable rows is a `DataError`.
     """
     problems: list[Problem] = []
     own_ids: list[str | None] = []
@@ -107,7 +107,7 @@ def read_table(
         raise DataError(f"{source} holds no row that can be used" + _reasons(bad) + ": give one with problems")
     dropped = sum(map(len, bad.values()))
     notes = [f"! {source}: {dropped} of {len(problems) + dropped} rows left out{_reasons(bad)}"] if bad else []
-    return Table(problems, own_ids, notes)
+    return ProblemTable(problems, own_ids, notes)
 
 
 def _reasons(bad: Mapping[str, Sequence[str]]) -> str:
@@ -115,7 +115,7 @@ def _reasons(bad: Mapping[str, Sequence[str]]) -> str:
 
 
 def question_hash(question: str) -> str:
-    """By which a question is recognised across files and runs: 16 hex digits that do not depend on white space.
+    """Hash a question to 16 hex digits, independent of white space, to recognise it across files and runs.
 
     >>> question_hash("1 + 1?") == question_hash(" 1 +\\n1? ")
     True
@@ -124,7 +124,7 @@ def question_hash(question: str) -> str:
 
 
 def fingerprint(problems: Iterable[Problem], asked_only: bool = False) -> str:
-    """12 hex digits from everything that a run uses of its problems; `asked_only`: from prompts and answers alone."""
+    """Hash everything that a run uses of its problems to 12 hex digits; `asked_only`: only prompts and answers."""
     digest = hashlib.sha256()
     for p in problems:
         digest.update(f"{p.id}\x1f{p.question}\x1f{p.answer}".encode())
@@ -138,28 +138,28 @@ def fingerprint(problems: Iterable[Problem], asked_only: bool = False) -> str:
 SPLITS = {"train"}, {"train", "validation"}
 
 
-def rows_of(data: FunctionDataConfig) -> dict[str, list[Row]]:
-    """The rows of "train" and, where the function makes them apart, of "validation".
+def rows_of(data: FunctionDataConfig) -> dict[str, list[RawRow]]:
+    """Return the rows of "train" and, where the function returns them separately, of "validation".
 
-    `DataError` where it fails or returns something else, `ConfigError` where data.n_validation asks to hold out rows
-    of what is split already.
+    `DataError` where it fails or returns something else, `ConfigError` where data.n_validation is set although the
+    function splits the rows itself.
     """
-    said = f"data.function={data.function}"
+    setting = f"data.function={data.function}"
     try:
         made = load(data.function)(**data.options)
         splits = dict(made) if isinstance(made, Mapping) else {"train": made}
         if set(splits) not in SPLITS:
             raise DataError(
-                f"{said} returned {', '.join(map(repr, splits)) or 'nothing'}: return rows, or a dictionary "
+                f"{setting} returned {', '.join(map(repr, splits)) or 'nothing'}: return rows, or a dictionary "
                 "of rows with the keys train and validation"
             )
         rows = {label: list(islice(_iterable(splits[label]), MADE + 1)) for label in sorted(splits)}
     except DataError:
         raise
-    except Exception as error:  # whatever a stranger's function does
-        raise DataError(f"{said} fails: {described(error)}: fix it") from error
+    except Exception as error:  # anything that a user's function raises
+        raise DataError(f"{setting} fails: {described(error)}: fix it") from error
     if any(len(found) > MADE for found in rows.values()):
-        raise DataError(f"{said} returned more than {MADE} rows, or never ends: return fewer")
+        raise DataError(f"{setting} returned more than {MADE} rows, or never ends: return fewer")
     if len(rows) == 2 and data.n_validation is not None:
         raise ConfigError(
             f"data.n_validation={data.n_validation}: {data.function} returns validation rows of its own: leave it out"
@@ -176,7 +176,7 @@ def _iterable(made: Any) -> Iterable[Any]:
 
 
 def _row(made: Any) -> Any:
-    """A `Problem` as the row that it would be read from; numbers of numpy as Python's, and one that is none as absent.
+    """Convert a `Problem` to the row that it would be read from, numpy's numbers to Python's, and nan to None.
 
     >>> import numpy
     >>> _row({"question": "1+1?", "answer": numpy.int64(2), "level": float("nan")})
@@ -193,21 +193,21 @@ def _row(made: Any) -> Any:
 def _value(value: Any) -> Any:
     if hasattr(value, "item") and getattr(value, "ndim", 1) == 0:
         value = value.item()
-    return None if isinstance(value, float) and math.isnan(value) else value  # a table's empty cell
+    return None if isinstance(value, float) and math.isnan(value) else value  # an empty cell of a table
 
 
-OVERSAMPLING = 2  # problems made per problem asked for, to find enough different ones
+OVERSAMPLING = 2  # problems generated per problem requested, to find enough different ones
 
 
 def make_gym(tasks: Sequence[str], n: int, seed: int) -> list[Problem]:
-    """n different problems, of each task in turn; `ConfigError` where a task is unknown or has too few."""
+    """Make n different problems, of each task in turn; `ConfigError` where a task is unknown or has too few."""
     per_task = -(-n // len(tasks))
     columns = [_problems(task, per_task, seed) for task in tasks]
     return [problem for row in zip(*columns, strict=True) for problem in row][:n]
 
 
 def _problems(task: str, n: int, seed: int) -> list[Problem]:
-    """n of a task's problems whose own answers its verifier accepts; others are skipped."""
+    """Make n problems of a task whose own answers its verifier accepts; others are skipped."""
     entry_at, score = _source(task, OVERSAMPLING * n, seed)
     problems: dict[str, Problem] = {}
     for index in range(OVERSAMPLING * n):
@@ -227,7 +227,7 @@ def _problems(task: str, n: int, seed: int) -> list[Problem]:
 def _source(
     task: str, size: int, seed: int
 ) -> tuple[Callable[[int], dict[str, Any]], Callable[[str, dict[str, Any]], float]]:
-    """(index -> entry, the task's verifier), from the package."""
+    """Return (index -> entry, the task's verifier) from the package."""
     with required(f"data.task={task}", "reasoning_gym"):
         from reasoning_gym.factory import DATASETS, create_dataset, get_score_answer_fn
     if task not in DATASETS:
@@ -242,9 +242,9 @@ def _source(
 
 
 def _is_sound(entry: dict[str, Any], score: Callable[[str, dict[str, Any]], float]) -> bool:
-    """Whether the entry's own answer gets the full score after it went through JSON, as in grading."""
+    """Whether the entry's own answer gets the full score after a round trip through JSON, as in grading."""
     try:
         sent = json.loads(json.dumps(entry))
         return float(score(sent["answer"].strip(), sent)) >= 1.0
-    except Exception:  # no JSON, no answer, or a verifier that raises on what JSON made of it
+    except Exception:  # not JSON, no answer, or a verifier that raises after the round trip
         return False

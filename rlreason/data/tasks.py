@@ -1,4 +1,4 @@
-"""Made-up tasks: number stories with the tiny model's habits, and Countdown."""
+"""Generated tasks: number stories with the tiny model's habits, and Countdown."""
 
 import random
 import re
@@ -19,7 +19,7 @@ THINGS = ("apples", "pens", "cards", "coins", "books", "shells", "stamps", "ball
 GAINS = ("buys", "finds", "wins", "gets")
 LOSSES = ("gives away", "loses", "sells", "eats")
 VALIDATION_SHARE = 8  # one story in eight belongs to the validation half
-MOST_KEPT = 20_000  # stories that are remembered, to be read again
+MOST_KEPT = 20_000  # stories that are cached
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,13 +43,13 @@ class Story:
         return zlib.crc32(repr((self.start, self.changes)).encode()) % VALIDATION_SHARE == 0
 
     def steps(self, until: int | None = None) -> str:
-        """The worked steps, or the first `until` of them: `7+3=10 10-4=6`."""
+        """Return the worked steps, or the first `until` of them: `7+3=10 10-4=6`."""
         pairs = zip(self.totals, self.changes, strict=False)
         return " ".join(f"{total}{change:+d}={total + change}" for total, change in list(pairs)[:until])
 
 
 def draw_story(rng: random.Random, min_events: int, max_events: int, max_value: int, validation: bool) -> Story:
-    """A story of the half that is asked for, with every total in 0..max_value; `ConfigError` where there is none."""
+    """Draw a story of the requested half with every total in 0..max_value; `ConfigError` where there is none."""
     for _ in range(10_000):  # a half of a very small story space can be empty
         total = start = rng.randint(1, max_value)
         changes: list[int] = []
@@ -65,18 +65,18 @@ def draw_story(rng: random.Random, min_events: int, max_events: int, max_value: 
 
 
 def question_of(story: Story, rng: random.Random, guess: int | None = None) -> str:
-    """The story as text; names, things and verbs are drawn at random and do not matter.
+    """Write the story as text; names, things and verbs are random and do not matter.
 
-    `guess`: a friend's, told at the end.
+    `guess`: a friend's guess, stated at the end.
     """
     name, thing = rng.choice(NAMES), rng.choice(THINGS)
     events = ", ".join(f"{rng.choice(GAINS if c > 0 else LOSSES)} {abs(c)}" for c in story.changes)
-    told = "" if guess is None else f" A friend guesses {guess}."
-    return f"{name} has {story.start} {thing}, {events}.{told} How many?"
+    friend = "" if guess is None else f" A friend guesses {guess}."
+    return f"{name} has {story.start} {thing}, {events}.{friend} How many?"
 
 
 def wrong_guess(answer: int, max_value: int, rng: random.Random) -> int:
-    """A number in 0..max_value that is not the answer, all of them equally likely.
+    """Draw a number in 0..max_value that is not the answer, all equally likely.
 
     >>> {wrong_guess(2, 3, random.Random(seed)) for seed in range(50)}
     {0, 1, 3}
@@ -86,9 +86,9 @@ def wrong_guess(answer: int, max_value: int, rng: random.Random) -> int:
 
 
 def with_wrong_solutions(problems: Sequence[Problem], share: float) -> list[Problem]:
-    """The problems, about so large a share of them with a solution to imitate whose last sum is wrong by one.
+    """Give about this share of the problems a solution to imitate whose last sum is wrong by one.
 
-    A checksum of the question decides which, so that a larger share holds those of a smaller one.
+    A checksum of the question decides which, so that a larger share includes those of a smaller one.
 
     >>> p = Problem("a", "How many?", "10", "7+3=10")
     >>> [one.claim for one in with_wrong_solutions([p], 1.0) + with_wrong_solutions([p], 0.0)]
@@ -115,17 +115,17 @@ def make_stories(
     validation: bool = False,
     guessed: bool = False,
 ) -> list[Problem]:
-    """n problems with different questions; the same numbers may appear with other names and verbs.
+    """Make n problems with different questions; the same numbers may appear with other names and verbs.
 
     `guessed`: each ends with a friend's guess, right in training and wrong in validation: a shortcut that earns
-    reward without the skill. The same arguments give the same problems. `ConfigError` where the space holds fewer.
+    reward without the skill. The same arguments give the same problems. `ConfigError` where fewer exist.
     """
-    made = _made if n <= MOST_KEPT else _made.__wrapped__
-    return list(made(n, seed, min_events, max_events, max_value, validation, guessed))
+    make = _cached_stories if n <= MOST_KEPT else _cached_stories.__wrapped__
+    return list(make(n, seed, min_events, max_events, max_value, validation, guessed))
 
 
 @lru_cache(maxsize=4)  # a run reads its problems before it starts, when it starts, and to teach its model
-def _made(
+def _cached_stories(
     n: int, seed: int, min_events: int, max_events: int, max_value: int, validation: bool, guessed: bool
 ) -> tuple[Problem, ...]:
     rng = random.Random(f"{seed}/{validation}/{min_events}-{max_events}-{max_value}")
@@ -162,11 +162,11 @@ def habit_trace(
     template: str = R1_ZERO_TRACE,
     more: HabitsConfig | None = None,
 ) -> str:
-    """A response for the warm start: hasty (one step, then an answer) or worked through, sometimes with a slip.
+    """Write a response for the warm start: hasty (one step, then an answer) or worked through, sometimes with a slip.
 
-    `template` is filled with `{solution}`, the steps, and `{answer}`, the result of the last of them. A hasty trace is
-    well-formed, and wrong unless the story is one step long. `more` may add a guess that is repeated, an end after any
-    of the steps and an idle tail; where it adds none of them, it draws no random number.
+    `template` is filled with `{solution}`, the steps, and `{answer}`, the result of the last one. A hasty trace is
+    well-formed, and wrong unless the story has one step. `more` may repeat the guess, stop after any step and add
+    idle steps; where it does none of these, it draws no random number.
     """
     assert problem.solution is not None
     if more and more.guess_share and rng.random() < more.guess_share and (guess := GUESS.search(problem.question)):
@@ -186,32 +186,30 @@ def habit_trace(
 
 
 def taught(problems: Sequence[Problem], habits: HabitsConfig, max_value: int) -> Sequence[Problem]:
-    """The problems that a warm start shows: those that are short enough, their guesses drawn anew.
+    """Return the problems of a warm start: those that are short enough, with new random guesses.
 
-    A guess that is told is right in every training problem: shown so, it would be learned with the sums. Here it is any
-    number, so that working through a story and repeating the guess are two habits. `ConfigError` where none is short.
+    A guess is right in every training problem: the model would learn it together with the sums. A random one keeps
+    working through a story and repeating the guess two separate habits. `ConfigError` where no problem is short enough.
     """
     most = habits.taught_max_events
-    shown = [p for p in problems if most is None or len((p.solution or "").split(" ")) <= most]
-    if not shown:
+    short = [p for p in problems if most is None or len((p.solution or "").split(" ")) <= most]
+    if not short:
         raise ConfigError(
             f"data.habits.taught_max_events={most}: none of the {len(problems)} training stories is so short: "
             "raise it, or data.n_train"
         )
-    return [_guessed_anew(p, max_value) for p in shown] if any(GUESS.search(p.question) for p in shown) else shown
-
-
-def _guessed_anew(problem: Problem, max_value: int) -> Problem:
-    guess = random.Random(f"guess/{problem.id}").randint(0, max_value)
-    return replace(problem, question=GUESS.sub(str(guess), problem.question))
+    if not any(GUESS.search(p.question) for p in short):
+        return short
+    guesses = [str(random.Random(f"guess/{p.id}").randint(0, max_value)) for p in short]
+    return [replace(p, question=GUESS.sub(guess, p.question)) for p, guess in zip(short, guesses, strict=True)]
 
 
 HALVES = ("train", "validation")
-MAX_MISSES = 20_000  # in a row, after which the space counts as exhausted
+MAX_MISSES = 20_000  # in a row, after which no new problem is expected
 
 
 class Term(NamedTuple):
-    """A part of an expression: its value, its text, and the text where it stands inside another."""
+    """A part of an expression: its value, its text, and its text inside a larger expression."""
 
     value: int
     text: str
@@ -224,7 +222,7 @@ def is_validation(numbers: Sequence[int], target: int) -> bool:
 
 
 def countdown_question(numbers: Sequence[int], target: int) -> str:
-    """The question as text."""
+    """Write the question."""
     return (
         f"Use the numbers {', '.join(map(str, numbers))} to make {target}. Use each number exactly once, with "
         "+, -, *, / and brackets. The answer is the expression alone."
@@ -232,9 +230,9 @@ def countdown_question(numbers: Sequence[int], target: int) -> str:
 
 
 def draw_solution(rng: random.Random, numbers: Sequence[int]) -> tuple[Term, str]:
-    """The numbers combined at random, pair by pair, into one term; and the steps as text.
+    """Combine the numbers at random, pair by pair, into one term; return it and the steps as text.
 
-    Every intermediate value is a whole number above 0, so divisions come out even; dividing by 1 is left out.
+    Every intermediate value is a whole number above 0, so divisions are exact; division by 1 is excluded.
     """
     terms, steps = [Term(number, str(number), str(number)) for number in numbers], []
     while len(terms) > 1:
@@ -261,9 +259,9 @@ def make_countdown(
     max_target: int = 100,
     validation: bool = False,
 ) -> list[Problem]:
-    """n different problems of min_count to max_count numbers; their answer is one right expression of many.
+    """Make n different problems of min_count to max_count numbers; the answer is one right expression of many.
 
-    The same arguments give the same problems. `ConfigError` where the space holds fewer than n.
+    The same arguments give the same problems. `ConfigError` where fewer than n exist.
     """
     rng = random.Random(f"countdown/{seed}/{validation}/{min_count}-{max_count}-{max_value}-{max_target}")
     half = HALVES[validation]
@@ -291,9 +289,9 @@ def make_countdown(
 def load_countdown(
     path: str, name: str, n_train: int, n_validation: int, skip: bool
 ) -> tuple[list[Problem], list[Problem], list[str]]:
-    """(train, validation, notes) from a JSON-lines file or a hub data set's train split, in the order of its rows.
+    """Load (train, validation, notes) from a JSON-lines file or a hub data set's train split, in the order of its rows.
 
-    `ConfigError` where there are fewer than asked; `skip` leaves unusable rows out instead of stopping.
+    `ConfigError` where there are too few; `skip` leaves unusable rows out instead of stopping.
     """
     if file := locate(None, path):
         rows = file_rows(file)
@@ -318,7 +316,7 @@ def load_countdown(
 
 
 def to_problem(row: Any, id: str) -> Problem:
-    """A row with `nums` and `target` as a problem, or `BadRowError`; whether it can be solved is not checked."""
+    """Parse a row with `nums` and `target` into a problem, or raise `BadRowError`; solvability is not checked."""
     numbers, target = (row.get("nums"), row.get("target")) if isinstance(row, dict) else (None, None)
     if not isinstance(numbers, list) or not numbers or any(type(x) is not int or x < 0 for x in numbers):
         raise BadRowError("has no nums that are a list of whole numbers, 0 or above")

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 LONG_ODDS = math.log(1e10)  # nats: a response this improbable is not drawn twice by chance
 
 
-class Grades(Protocol):
+class BatchGrader(Protocol):
     """A grader."""
 
     def grade_batch(self, responses: list[str], ground_truths: list[str]) -> list[Grade]:
@@ -32,11 +32,11 @@ class Rollouts:
     """Engine, grader and prompt encoder together: `sample` turns problems into graded samples."""
 
     engine: Engine
-    grader: Grades
+    grader: BatchGrader
     prompt_ids: Callable[[Problem], list[int]]  # a `PromptEncoder`
     seed: int
     report: Callable[[str], None] = lambda text: None  # takes the progress of sampling and grading
-    second_grader: Grades | None = None  # its grades are kept as `prompt_grade` and do not count
+    second_grader: BatchGrader | None = None  # its grades are kept as `prompt_grade` and do not count
     clock: Clock = field(default_factory=Clock)
     phase: str = "rollout"  # the clock's phase for tokens per second
 

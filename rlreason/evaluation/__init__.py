@@ -1,1 +1,1 @@
-"""Evaluation: accuracies with intervals, the protocol behind each, pass@k, tables and cases."""
+"""Evaluation: accuracies with intervals, the protocol of each, pass@k, tables and cases."""

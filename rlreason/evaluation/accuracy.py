@@ -1,4 +1,4 @@
-"""Accuracy on fixed problems, always with the same random numbers, so that two models meet the same luck."""
+"""Compute accuracy and its companions on fixed problems, sampled with the same random numbers for every model."""
 
 import math
 from array import array
@@ -15,15 +15,15 @@ from rlreason.runtime.intervals import cluster_interval, mismatch_metrics
 from rlreason.runtime.text import question_keys
 from rlreason.types import Counted, Grade, Problem, Sample
 
-PURPOSE = "eval"  # what seeds depend on besides the run's seed, the problem and the sample's number
+PURPOSE = "eval"  # part of every seed, besides the run's seed, the problem and the sample's number
 
 
 def mismatches_of(
     samples: Iterable[Sample], sampling: Sampling
 ) -> "array[float]":  # which Python 3.11 cannot subscript
-    """|log p_engine - log p_trainer| in nats of every token from `min_tokens` on, of the samples that were scored.
+    """Return |log p_engine - log p_trainer| in nats of every token of the scored samples, from `min_tokens` on.
 
-    Before that token the engine sampled under a ban on ending.
+    Before that token end tokens were banned, so the engine sampled from another distribution.
     """
     return array(
         "d",
@@ -37,17 +37,17 @@ def mismatches_of(
 
 
 def questions_of(problems: Iterable[Problem]) -> dict[str, str]:
-    """Problem id -> its question's key: rows that ask one question are one of it."""
+    """Return problem id -> the key of its question, which rows with the same question share."""
     return question_keys((p.id, p.question) for p in problems)
 
 
 def eval_metrics(
     samples: Sequence[Counted], mismatches: Sequence[float], questions: Mapping[str, str] = MappingProxyType({})
 ) -> dict[str, float]:
-    """`eval/...` numbers of graded responses, several of which may answer one problem.
+    """Return the `eval/...` metrics of graded responses, several of which may answer one problem.
 
-    `questions`: by problem id (`questions_of`); where several problems ask one, `eval/questions` counts them.
-    `mismatches`: of their tokens (`mismatches_of`). Entropies are there where the samples were scored.
+    `questions`: by problem id (`questions_of`); where problems share a question, `eval/questions` counts them.
+    `mismatches`: of their tokens (`mismatches_of`). Entropies are included where the samples were scored.
     """
     base = rollout_metrics(samples, prefix="eval")
     accuracy, low, high = proportion_with_ci(samples, is_correct, questions)
@@ -64,7 +64,7 @@ def eval_metrics(
         **({"eval/questions": different} if different < len(problems) else {}),
         "eval/samples": len(samples),
         **solved_once(samples),
-        **second_opinion(samples, questions),
+        **prompt_reward_metrics(samples, questions),
         **metrics_by_outcome(samples, "eval"),
         **mismatch_metrics(mismatches, "eval"),
         "eval/grading_failures": grading_failures([s.grade for s in samples]),
@@ -72,15 +72,15 @@ def eval_metrics(
 
 
 def solved_once(samples: Sequence[Counted]) -> dict[str, float]:
-    """The share of problems with a correct response among all of theirs, where a problem has several: pass@n."""
+    """Return pass@n, the share of problems with at least one correct response; {} with one response each."""
     groups = {s.group for s in samples}
     if len(groups) == len(samples):
         return {}
     return {"eval/solved_once": len({s.group for s in samples if is_correct(s)}) / len(groups)}
 
 
-def second_opinion(samples: Sequence[Counted], questions: Mapping[str, str]) -> dict[str, float]:
-    """Accuracy by the prompt's reward where another one counts, and how many responses they call differently."""
+def prompt_reward_metrics(samples: Sequence[Counted], questions: Mapping[str, str]) -> dict[str, float]:
+    """Return accuracy by the prompt's reward and the number of disagreements; {} unless another reward counts."""
     if not samples or any(s.prompt_grade is None for s in samples):
         return {}
     accuracy, low, high = proportion_with_ci(samples, correct_by_prompt, questions)
@@ -93,7 +93,7 @@ def second_opinion(samples: Sequence[Counted], questions: Mapping[str, str]) -> 
 
 
 def more_accuracies(metrics: Mapping[str, float], counted: str, second: str | None) -> dict[str, Any]:
-    """What a summary says besides the accuracy: of several responses per problem, and by a second reward, by name."""
+    """Return further entries of a summary: with several responses per problem, and by a second reward with its name."""
     more: dict[str, Any] = {}
     if "eval/questions" in metrics:
         more["eval_questions"] = int(metrics["eval/questions"])
@@ -112,7 +112,7 @@ def more_accuracies(metrics: Mapping[str, float], counted: str, second: str | No
 
 
 def describe_accuracies(accuracy: float, more: Mapping[str, Any]) -> list[str]:
-    """These in sentences.
+    """Describe these entries, one line each.
 
     >>> describe_accuracies(0.5, {"solved_once": 0.75})
     ['solved at least once: 0.750 of the problems']
@@ -131,19 +131,19 @@ def describe_accuracies(accuracy: float, more: Mapping[str, Any]) -> list[str]:
 
 
 def correct_by_prompt(sample: Counted) -> bool:
-    """Whether the prompt's own reward calls it correct, where another one counts."""
+    """Whether it is correct by the prompt's own reward, where another reward counts."""
     return sample.prompt_grade is not None and sample.prompt_grade.outcome == "correct"
 
 
 def is_correct(sample: Counted) -> bool:
-    """Whether it counts as correct: of a reward of one's own, where it reaches `grading.correct_at`."""
+    """Whether it counts as correct; by a user's reward, where it reaches `grading.correct_at`."""
     return sample.grade.outcome == "correct"
 
 
 def proportion_with_ci(
     samples: Sequence[Counted], of: Callable[[Counted], bool], questions: Mapping[str, str] = MappingProxyType({})
 ) -> tuple[float, float, float]:
-    """The share of samples that `of` holds for, with its 95% interval over problems, or over their `questions`."""
+    """Return the share of samples for which `of` is true, and its 95% interval over problems, or their `questions`."""
     hits: dict[str, list[bool]] = {}
     for s in samples:
         hits.setdefault(questions.get(s.group, s.group), []).append(of(s))
@@ -152,8 +152,8 @@ def proportion_with_ci(
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
-    """The figures of a scored sample, under the names that it has them by (`types.Counted`)."""
+class SampleFigures:
+    """The figures of a scored sample without its tokens, a `types.Counted`."""
 
     group: str
     grade: Grade
@@ -169,13 +169,13 @@ class Judged:
 
     @property
     def mean_log_prob(self) -> float:
-        """Per token; 0 of no tokens."""
+        """Mean per token; 0 without tokens."""
         return self.log_prob / max(self.length, 1)
 
 
-def judged(s: Sample) -> Judged:
-    """What is kept of a sample."""
-    return Judged(
+def figures_of(s: Sample) -> SampleFigures:
+    """Return the figures of a sample, so that its tokens can be freed."""
+    return SampleFigures(
         group=s.group,
         grade=s.grade,
         prompt_grade=s.prompt_grade,

@@ -1,4 +1,4 @@
-"""Saved responses as cases that a person can read, with a guess at why each earned what it earned."""
+"""Show saved responses as cases, with a guess at the reason for each grade; tables and signs of an evaluation."""
 
 import re
 from collections import Counter
@@ -23,21 +23,21 @@ if TYPE_CHECKING:
 
 
 _NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
-COARSEST = 0.05  # of a value: 0.3 and 0.33 are thirds, rounded
+COARSEST = 0.05  # relative rounding error: 0.3 and 0.33 are rounded thirds
 
 
 class Reason(NamedTuple):
-    """A guess at why a response earned what it did."""
+    """A guess at the reason for a grade."""
 
-    kind: str  # the same words for the same mistake, so that they can be counted
+    kind: str  # the same text for the same mistake, so that mistakes can be counted
     detail: str = ""
 
     def __str__(self) -> str:
         return f"{self.kind}: {self.detail}" if self.detail else self.kind
 
 
-def why(response: str, ground_truth: Any, grader: Grader, outcome: str, truncated: bool) -> list[Reason]:
-    """The likeliest reason first, then what else is worth knowing; `grader` has the settings of the run."""
+def reasons_for(response: str, ground_truth: Any, grader: Grader, outcome: str, truncated: bool) -> list[Reason]:
+    """Return the likeliest reason for the outcome, then further remarks; `grader` has the settings of the run."""
     cut = [Reason("cut at the token limit")] if truncated else []
     if outcome == "correct":
         return [Reason("right"), *cut]
@@ -59,7 +59,7 @@ def why(response: str, ground_truth: Any, grader: Grader, outcome: str, truncate
 
 
 def answer_reason(answer: str, references: list[str], grader: Grader) -> Reason:
-    """How a formatted answer misses the reference answers.
+    """Guess how a formatted answer misses the reference answers.
 
     >>> str(answer_reason("It costs 18 dollars a day", ["18"], Grader()))
     "a unit or a sentence around the right answer: 'It costs 18 dollars a day'"
@@ -87,13 +87,13 @@ def answer_reason(answer: str, references: list[str], grader: Grader) -> Reason:
 
 
 def last_number(response: str, references: list[str], grader: Grader) -> str:
-    """The last number of the response where it equals a reference answer, else nothing."""
+    """Return the last number of the response if it equals a reference answer, else an empty text."""
     numbers = [n.rstrip(",") for n in _NUMBER.findall(response)]
     return numbers[-1] if numbers and _right(numbers[-1], references, grader) else ""
 
 
 def _right(answer: str, references: list[str], grader: Grader, **other: Any) -> bool:
-    """Whether the answer is one of these by the exact rules, under the grader's settings but for the `other` ones."""
+    """Whether the answer equals a reference by the exact rules, under the grader's settings with `other` replaced."""
     judge = Grader(replace(grader.grading, **other)) if other else grader
     return any(judge.same(answer, reference) for reference in references)
 
@@ -103,31 +103,31 @@ def _bare(text: str) -> str:
 
 
 CATEGORIES = ("format0", "format1_wrong", "correct", "disagree", "truncated")
-#: What a case shows of a saved row.
+#: The fields of a saved row that a case shows.
 SHOWN = ["problem_id", "sample", "question", "gold", "response"]
 SHOWN += ["outcome", "path", "length", "finish_reason", "entropy"]
 INDENT = 14  # columns of a case's labels in the terminal
 LONGEST = 1500  # characters of a response that are shown, half of them from its end
-LINE = 70  # the same of a response in one line
+LINE = 70  # the same, in one line
 
 
 def category_of(row: Row) -> str:
-    """The handout's category of a graded response."""
+    """Return the handout's category of a graded response."""
     if row["outcome"] == "correct":
         return "correct"
     return "format1_wrong" if row["format_reward"] > 0 else "format0"
 
 
 def is_in(row: Row, category: str | None) -> bool:
-    """Whether the row belongs to a category that its own grade decides; None: every row does."""
+    """Whether the row's own grade puts it in the category; None: every row is."""
     if category == "truncated":
         return bool(row["finish_reason"] == "length")
     return category is None or category_of(row) == category
 
 
 def reasons(row: Row, grader: Grader, second: bool | None = None) -> list[Reason]:
-    """Why this row earned what it did; `second` is what another grader thinks of its answer."""
-    found = why(row["response"], row["gold"], grader, row["outcome"], row["finish_reason"] == "length")
+    """Guess the reasons for the row's grade; `second`: whether another grader calls its answer correct."""
+    found = reasons_for(row["response"], row["gold"], grader, row["outcome"], row["finish_reason"] == "length")
     if second is None or second == (row["outcome"] == "correct"):
         return found
     called = "right" if second else "wrong"
@@ -135,14 +135,14 @@ def reasons(row: Row, grader: Grader, second: bool | None = None) -> list[Reason
 
 
 def counts(rows: Sequence[Row]) -> dict[str, int]:
-    """How many responses there are of each category, and how many were cut at the token limit."""
+    """Count the responses of each category, and those cut at the token limit."""
     by_category = Counter(map(category_of, rows))
     found = {name: by_category[name] for name in ("correct", "format1_wrong", "format0")}
     return found | {"truncated": sum(row["finish_reason"] == "length" for row in rows)}
 
 
 def counts_line(rows: Sequence[Row]) -> str:
-    """The counts in a line."""
+    """Return the counts as a line."""
     found = counts(rows)
     cut = found.pop("truncated")
     return f"{len(rows)} responses: {', '.join(f'{n} {name}' for name, n in found.items())}; {cut} of them truncated"
@@ -154,13 +154,13 @@ def figures(row: Row, found: Sequence[Reason]) -> dict[str, Any]:
 
 
 def case_line(row: Row) -> str:
-    """A case in one line: its ground truth, and the end of the response, where an answer stands."""
+    """Return a case in one line: its ground truth, and the end of the response, where the answer is."""
     truth, response = shorten(str(row["gold"]), LINE), shorten(str(row["response"]), LINE, "end")
     return f"  {row.get('problem_id', '?')}  ground truth {truth!r}  response {response!r}"
 
 
 def case_lines(row: Row, found: Sequence[Reason], most: int = LONGEST) -> list[tuple[str, str]]:
-    """A case as (label, text), for a terminal and for Markdown alike."""
+    """Return a case as (label, text) pairs, for the terminal and for Markdown."""
     entropy = f", entropy {row['entropy']:.2f}" if row.get("entropy") is not None else ""
     ended = "cut at the limit" if row["finish_reason"] == "length" else "ended"
     return [
@@ -173,7 +173,7 @@ def case_lines(row: Row, found: Sequence[Reason], most: int = LONGEST) -> list[t
 
 
 def case_text(number: int, row: Row, found: Sequence[Reason], most: int = LONGEST) -> str:
-    """One case for the terminal, responses indented so that their own lines stay visible."""
+    """Format a case for the terminal; responses are indented so that their own lines stay visible."""
     lines = [f"--- {number}. {row['problem_id']}" + (f", sample {row['sample']}" if row.get("sample") else "")]
     for label, text in case_lines(row, found, most):
         lines.append(f"{label + ':':{INDENT}}" + text.replace("\n", "\n" + " " * INDENT))
@@ -183,7 +183,7 @@ def case_text(number: int, row: Row, found: Sequence[Reason], most: int = LONGES
 def markdown(
     run: Path, heading: str, rows: Sequence[Row], found: Sequence[Sequence[Reason]], counted: Mapping[str, int]
 ) -> str:
-    """The cases and the tally of reasons, for a write-up."""
+    """Format the cases and the counts of reasons as Markdown."""
     lines = [f"# Cases from {run.name}", "", heading, "", "| why (a guess) | count |", "| --- | ---: |"]
     lines += [f"| `{kind}` | {count} |" for kind, count in counted.items()]
     for number, (row, why_so) in enumerate(zip(rows, found, strict=True), 1):
@@ -195,13 +195,13 @@ def markdown(
     return "\n".join(lines) + "\n"
 
 
-TEXTS = 32  # of a step that are turned into tokens and back
+TEXTS = 32  # texts of a step that are checked by encoding and decoding
 
 
-def stated(response: str) -> str | None:
-    """The answer that a response states in any of the known formats; None where it states none.
+def stated_answer(response: str) -> str | None:
+    """Return the answer that a response states in any of the known formats; None where it states none.
 
-    >>> stated("so </think> <answer> 38</answer>"), stated("it is 38")
+    >>> stated_answer("so </think> <answer> 38</answer>"), stated_answer("it is 38")
     ('38', None)
     """
     answers = (form.read(response).answer for form in FORMATS.values())
@@ -211,39 +211,39 @@ def stated(response: str) -> str | None:
 def signs_of(
     samples: Sequence[Sample], truths: Mapping[str, str], grader: Grader, tokenizer: "PreTrainedTokenizerBase"
 ) -> dict[str, float]:
-    """Metrics of the samples of a step; `truths`: problem id -> ground truth.
+    """Return metrics of a step's samples that reveal silent failures; `truths`: problem id -> ground truth.
 
     `rollout/right`: the share of responses that state the right answer, whatever they earn. `rollout/same_answer`,
-    `_right`: the share of responses with the commonest answer, and of problems that it is right for. Neither is there
-    for verifiers, whose truths are no answers, and the last two only where enough problems were asked.
-    `rollout/round_trip`: the share of texts that stay the same as tokens and back.
+    `_right`: the share of responses with the commonest answer, and of problems for which it is right. Verifiers,
+    whose ground truths are no answers, have neither, and the last two need enough problems. `rollout/round_trip`: the
+    share of texts that encoding and decoding does not change.
     """
     if not samples:
         return {}
     signs: dict[str, float] = {}
-    verifies = grader.plugin is not None and grader.plugin.startswith("rlreason.")  # then its truths are no answers
+    verifies = grader.plugin is not None and grader.plugin.startswith("rlreason.")  # ground truths are no answers
     if not verifies:
         signs["rollout/right"] = sum(states_the_truth(s, truths, grader) for s in samples) / len(samples)
     asked = [truths.get(problem, "") for problem in dict.fromkeys(s.group for s in samples)]
     comparable = not verifies and (grader.plugin is None or signs["rollout/right"] > 0)
     if comparable and len(asked) >= FEWEST_ASKED:
-        signs |= common_answer([stated(s.text) for s in samples], asked, grader.same, "rollout")
+        signs |= common_answer([stated_answer(s.text) for s in samples], asked, grader.same, "rollout")
     return signs | {"rollout/round_trip": round_trip(samples, tokenizer)}
 
 
 def states_the_truth(sample: Sample, truths: Mapping[str, str], grader: Grader) -> bool:
-    """Whether a response states the right answer: by its grade, or by the exact rules where the reward is one's own."""
+    """Whether a response states the right answer: by its grade, or by the exact rules where the reward is a plug-in."""
     if not grader.plugin:
         return sample.grade.outcome == "correct"
-    answer = stated(sample.text)
+    answer = stated_answer(sample.text)
     references = reference_answers(truths.get(sample.group)) or ()
     return answer is not None and any(grader.same(answer, reference) for reference in references)
 
 
 def round_trip(samples: Sequence[Sample], tokenizer: "PreTrainedTokenizerBase") -> float:
-    """The share of prompts, or of responses where that is less, whose text is the same after encoding and decoding.
+    """Return the share of prompts, or of responses where that is less, whose text survives encoding and decoding.
 
-    A few of them are looked at. Spaces are not: many tokenizers add or drop one beside a special token.
+    A few of them are checked. Spaces are ignored: many tokenizers add or drop one next to a special token.
     """
 
     def text_of(ids: list[int]) -> str:
@@ -259,25 +259,25 @@ def round_trip(samples: Sequence[Sample], tokenizer: "PreTrainedTokenizerBase") 
     return min(share([text_of(r.prompt_ids) for r in some]), share([text_of(r.token_ids) for r in some]))
 
 
-#: The three categories of the CS336 handout. Whatever earned no full answer reward is not correct.
+#: The three categories of the CS336 handout. Without the full answer reward a response is not correct.
 CATEGORY_TEXTS = {
     "correct": "format 1, answer 1 (correct)",
     "format1_wrong": "format 1, answer 0",
     "format0": "format 0, answer 0",
 }
-MOST_PARTS = 40  # of one table; a fact with more different values tells problems apart, not kinds of them
-FAILED = ("timeout", "refused", "error")  # outcomes that say something about the grader
+MOST_PARTS = 40  # of one table; a fact with more values identifies problems, not kinds of problems
+FAILED = ("timeout", "refused", "error")  # outcomes without a verdict, failures of the grader
 
 
 def category(sample: Counted) -> str:
-    """Which of `CATEGORIES` a graded sample is in."""
+    """Return the category of a graded sample, a key of `CATEGORY_TEXTS`."""
     if is_correct(sample):
         return "correct"
     return "format1_wrong" if sample.grade.format > 0 else "format0"
 
 
 def categories(samples: Sequence[Counted], problems: Sequence[Problem] = ()) -> dict[str, dict[str, Any]]:
-    """Count, share and 95% interval of each category; the shares add up to 1."""
+    """Return count, share and 95% interval of each category; the shares sum to 1."""
     rows, questions = {}, questions_of(problems)
     for name in CATEGORY_TEXTS:
         value, low, high = proportion_with_ci(samples, lambda s, name=name: category(s) == name, questions)  # type: ignore[misc]
@@ -286,7 +286,8 @@ def categories(samples: Sequence[Counted], problems: Sequence[Problem] = ()) -> 
 
 
 def category_table(rows: Mapping[str, Mapping[str, Any]]) -> str:
-    """
+    """Format the categories as a table.
+
     >>> print(category_table({"correct": {"count": 3, "share": 0.75, "interval": [0.3, 0.95]}}))
     category                       count   share   95% interval
     format 1, answer 1 (correct)       3   0.750   0.300-0.950
@@ -299,7 +300,7 @@ def category_table(rows: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def by_facts(samples: Sequence[Counted], problems: Sequence[Problem]) -> dict[str, Any]:
-    """`accuracy_by`: for each level, subject or source that the data names, where there are a few different ones."""
+    """Return `accuracy_by`: the accuracy by each level, subject or source, where the data has a few different ones."""
     facts, rows, questions = {p.id: p.facts for p in problems}, dict[str, Any](), questions_of(problems)
     for fact in dict.fromkeys(name for of in facts.values() for name in of):
         parts: dict[str, list[Counted]] = {}
@@ -316,12 +317,13 @@ def _accuracy(samples: Sequence[Counted], questions: Mapping[str, str]) -> dict[
 
 
 def _natural(name: str) -> list[tuple[int, str]]:
-    """Level 2 before Level 10."""
+    """Return a sort key by which Level 2 comes before Level 10."""
     return [(int(part), "") if part.isdecimal() else (0, part) for part in re.split(r"(\d+)", name) if part]
 
 
 def fact_tables(by: Mapping[str, Any]) -> list[str]:
-    """
+    """Format `accuracy_by` as tables.
+
     >>> print(*fact_tables({"accuracy_by": {"level": {"1": {"problems": 4, "accuracy": 0.5, "interval": [0.1, 0.9]}}}}))
     level                       problems accuracy   95% interval
     1                                  4    0.500   0.100-0.900
@@ -331,19 +333,19 @@ def fact_tables(by: Mapping[str, Any]) -> list[str]:
         lines = [f"{fact:26} {'problems':>9} {'accuracy':>8}   95% interval"]
         for name, row in parts.items():
             low, high = row["interval"]
-            shown = name if len(name) <= 26 else f"{name[:23]}..."
-            lines.append(f"{shown:26} {row['problems']:>9} {row['accuracy']:>8.3f}   {low:.3f}-{high:.3f}")
+            label = name if len(name) <= 26 else f"{name[:23]}..."
+            lines.append(f"{label:26} {row['problems']:>9} {row['accuracy']:>8.3f}   {low:.3f}-{high:.3f}")
         tables.append("\n".join(lines))
     return tables
 
 
 def ungraded(samples: Sequence[Counted]) -> dict[str, int]:
-    """Grades that the grader could not work out, by kind; they count as not correct."""
+    """Count the grades that the grader could not decide, by kind; they count as not correct."""
     return {name: sum(s.grade.outcome == name for s in samples) for name in FAILED}
 
 
 def figure_lines(metrics: Mapping[str, float], max_tokens: int, failed: Mapping[str, int]) -> str:
-    """Lengths, cut responses, entropy and what the grader could not work out, of all, correct and other responses."""
+    """Format lengths, cut responses, entropy and undecided grades, of all, correct and other responses."""
 
     def by_kind(name: str, form: str) -> str:
         kinds = (("", "all"), ("_correct", "correct"), ("_wrong", "others"))
@@ -361,9 +363,9 @@ def figure_lines(metrics: Mapping[str, float], max_tokens: int, failed: Mapping[
 
 
 def curves_table(n_list: Sequence[int], curves: Mapping[str, Sequence[Sequence[float]]], columns: int = 120) -> str:
-    """One row per N, one column per way to choose; `curves[name]` holds (value, low, high) for each N.
+    """Format a table with a row per N and a column per way to choose; `curves[name]` has (value, low, high) per N.
 
-    Ways that do not fit into so many `columns` of text follow below.
+    Ways that do not fit into `columns` characters continue below.
 
     >>> print(curves_table([1, 4], {"pass@N": [(0.25, 0.1, 0.4), (0.5, 0.3, 0.7)]}))
       N               pass@N

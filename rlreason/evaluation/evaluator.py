@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """Scored responses, problem by problem, and their `eval/...` numbers."""
+    """Scored responses, problem by problem, and their `eval/...` metrics."""
 
     samples: list[Sample]
     metrics: dict[str, float]
@@ -38,7 +38,7 @@ class Evaluation:
 
 @dataclass(frozen=True, slots=True)
 class Evaluator:
-    """Asks and judges by the evaluation protocol, which may differ from training; for training runs and jobs alike."""
+    """Samples and grades by the evaluation protocol, which may differ from training; for training runs and jobs."""
 
     settings: EvalProtocolConfig
     rollouts: Rollouts
@@ -49,11 +49,11 @@ class Evaluator:
 
     @property
     def rewards(self) -> tuple[str, str | None]:
-        """By name: the one that counts, and the one that is kept next to it."""
+        """The names of the reward that counts and of the second one, if any."""
         return self.grader.reward, None if self.second_grader is None else self.second_grader.reward
 
     def evaluate(self, problems: Sequence[Problem], step: int | None, monitors: Monitors) -> Evaluation:
-        """Sample the protocol's number of responses to each problem, and judge them."""
+        """Sample the protocol's number of responses to each problem, score them and compute the metrics."""
         samples = self.rollouts.sample(problems, self.sampling, self.settings.samples, PURPOSE)
         self.rollouts.report("measuring entropies")
         scored = score_samples(samples, self.scorer)
@@ -67,7 +67,7 @@ class Evaluator:
         step: int | None,
         monitors: Monitors,
     ) -> dict[str, float]:
-        """Count scored responses to these problems, and warn. `step`: None without steps."""
+        """Compute the metrics of scored responses to these problems, and warn. `step`: None without steps."""
         metrics = eval_metrics(samples, mismatches, questions_of(problems)) | same_answers(
             samples, [p.answer for p in problems], self.grader
         )
@@ -76,14 +76,14 @@ class Evaluator:
         return metrics
 
     def warnings(self, samples: Sequence[Counted]) -> list[str]:
-        """What went wrong in grading these, by either grader, in one sentence each."""
-        said = self.grader.warnings([s.grade for s in samples])
+        """Return the warnings of both graders about these samples, one sentence each."""
+        warnings = self.grader.warnings([s.grade for s in samples])
         if self.second_grader is not None:
-            said += self.second_grader.warnings([s.prompt_grade for s in samples if s.prompt_grade is not None])
-        return list(dict.fromkeys(said))
+            warnings += self.second_grader.warnings([s.prompt_grade for s in samples if s.prompt_grade is not None])
+        return list(dict.fromkeys(warnings))
 
     def prompts(self, samples: Sequence[Sample]) -> list[str]:
-        """The text that each of these is a response to, as the model read it."""
+        """Return the prompt of each sample, as the model read it."""
         decode = self.scorer.policy.tokenizer.decode
         texts = {s.group: str(decode(s.response.prompt_ids, clean_up_tokenization_spaces=False)) for s in samples}
         return [texts[s.group] for s in samples]
@@ -95,27 +95,27 @@ class Evaluated:
 
     samples: list[Sample]  # the first to each interim problem, in order
     metrics: dict[str, float]  # eval/... of all samples to the interim problems: comparable with the others
-    whole: dict[str, float]  # eval/... of everything that was asked: in the last evaluation, the whole split
-    problems: Sequence[Problem]  # everything that was asked
-    last: bool  # whether that was the whole split
+    whole: dict[str, float]  # eval/... of all problems: in the last evaluation, the whole split
+    problems: Sequence[Problem]  # all problems of this evaluation
+    last: bool  # whether these are the whole split
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
-    """An evaluation that is not written down yet."""
+class UnrecordedEvaluation:
+    """An evaluation that is not in the records yet."""
 
     evaluated: Evaluated
     samples: list[Sample]  # all of them, problem by problem
-    prompts: list[str]  # the text that each was a response to
+    prompts: list[str]  # one for each sample
     seconds: float
 
 
 @dataclass
 class Validation:
-    """The evaluations of a training run: the same problems each time, and all others with them in the last one."""
+    """The evaluations of a training run: of the same problems each time, and of all problems at the end."""
 
     evaluator: Evaluator
-    interim_problems: Sequence[Problem]  # which are among the final ones
+    interim_problems: Sequence[Problem]  # a subset of the final ones
     final_problems: Sequence[Problem]
     records: RunWriter
     monitors: Monitors
@@ -123,19 +123,19 @@ class Validation:
     console: Console
     history: list[Evaluated] = field(default_factory=list)
 
-    def measure(self, step: int, last: bool = False) -> "Measured":
-        """Sample, score and warn. `step`: how many steps are finished, for warnings."""
+    def measure(self, step: int, last: bool = False) -> UnrecordedEvaluation:
+        """Sample, score and warn. `step`: the number of finished steps, for warnings."""
         evaluator, started = self.evaluator, time.monotonic()
         asked = self.final_problems if last else self.interim_problems
         name, again = ("last evaluation", False) if last else ("evaluation", bool(self.history))
         waits = self.console.wait(name, logged=again, more=evaluator.rollouts.drawn)
         with waits, self.counters.clock.phase("eval"):
             found = evaluator.evaluate(asked, step, self.monitors)
-        evaluated = self._compared(found, asked, last)
-        return Measured(evaluated, found.samples, evaluator.prompts(found.samples), time.monotonic() - started)
+        evaluated, prompts = self._interim_part(found, asked, last), evaluator.prompts(found.samples)
+        return UnrecordedEvaluation(evaluated, found.samples, prompts, time.monotonic() - started)
 
-    def record(self, measured: "Measured", step: int, between_updates: bool = False) -> Evaluated:
-        """Write an evaluation down. `step`: for the file's name, as in `measure`."""
+    def record(self, measured: UnrecordedEvaluation, step: int, between_updates: bool = False) -> Evaluated:
+        """Write an evaluation to the records. `step`: for the file's name, as in `measure`."""
         evaluated = measured.evaluated
         whole = evaluated.whole if evaluated.last else {}
         final = {name.replace("eval/", "final/"): value for name, value in whole.items()}
@@ -148,8 +148,8 @@ class Validation:
         self.history.append(evaluated)
         return evaluated
 
-    def _compared(self, found: Evaluation, asked: Sequence[Problem], last: bool) -> Evaluated:
-        """Split off the part that is comparable with the other evaluations of the run."""
+    def _interim_part(self, found: Evaluation, asked: Sequence[Problem], last: bool) -> Evaluated:
+        """Compute the metrics of the interim problems alone, which are comparable over the run."""
         n, samples, metrics = self.evaluator.settings.samples, found.samples, found.metrics
         if asked is not self.interim_problems:
             places = {p.id: place for place, p in enumerate(asked)}
@@ -160,12 +160,12 @@ class Validation:
 
     @property
     def accuracy(self) -> float:
-        """The newest on the interim problems."""
+        """The latest accuracy on the interim problems."""
         return self.history[-1].metrics["eval/accuracy"]
 
 
-#: Settings of `sampling` and `grading` that are no part of a protocol, with the reason. Every other field of these two
-#: is one, so that a new number makes accuracies that were measured under different values of it incomparable.
+#: Settings of `sampling` and `grading` that are not part of a protocol, with the reason. Every other field is, so that
+#: accuracies under different values of a new setting are not compared.
 LEFT_OUT = {
     "grading.workers": "how many processes share the work changes its speed, not a verdict",
     "grading.start_timeout_s": "ends a run whose processes do not start; it decides no verdict",
@@ -176,21 +176,21 @@ LEFT_OUT = {
 def protocol_of(
     evaluation: EvalProtocolConfig, problems: Sequence[Problem], tokenizer: PreTrainedTokenizerBase
 ) -> Protocol:
-    """How responses to each of these problems are asked for and judged; `tokenizer` has the chat template.
+    """Return the protocol by which these problems are sampled and graded; `tokenizer` has the chat template.
 
-    Prompts that come with the data are part of its hash. The engine stays out, which may only round otherwise, and so
-    does a second reward, which decides nothing.
+    Prompts that come with the data are part of its hash. The engine is left out, since engines differ only by
+    rounding, and so is a second reward, which does not count.
     """
     templated = any(p.prompt is None for p in problems)
     reward = reward_name_of(evaluation.reward, evaluation.data)
     grading = grading_settings(evaluation.grading, reward)
-    if grading.get("correct_at", 1.0) is None:  # which means the same as 1
+    if grading.get("correct_at", 1.0) is None:  # the same as 1
         grading["correct_at"] = 1.0
     return make_protocol(
         **(prompt_facts(evaluation.prompt, tokenizer) if templated else {"prompt": "(given with the data)"}),
         reward=reward,
-        grading=measured_by("grading", grading),
-        sampling=measured_by("sampling", asdict(evaluation.sampling)),
+        grading=protocol_settings("grading", grading),
+        sampling=protocol_settings("sampling", asdict(evaluation.sampling)),
         stop=evaluation.prompt.stop,
         data=fingerprint(problems, asked_only=True),
         problems=len(problems),
@@ -198,6 +198,6 @@ def protocol_of(
     )
 
 
-def measured_by(group: str, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of a group that are part of a protocol."""
+def protocol_settings(group: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of a group that are part of a protocol."""
     return {key: value for key, value in settings.items() if f"{group}.{key}" not in LEFT_OUT}

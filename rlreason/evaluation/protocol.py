@@ -1,4 +1,4 @@
-"""How an accuracy was measured, as a record with a hash; and whether it follows a leaderboard's rules."""
+"""The protocol of an accuracy, as a record with a hash, and a card of its compliance with a leaderboard's rules."""
 
 import hashlib
 import json
@@ -15,9 +15,9 @@ from rlreason.runtime.files import write_whole
 
 Protocol = dict[str, Any]
 
-#: Where the random numbers of a response come from; another rule would draw other samples from the same seed.
+#: The source of a response's random numbers; another rule would draw other samples from the same seed.
 SEED_RULE = "blake2b(run seed, eval, problem id), then the sample's number"
-SHOWN_CHARS = 40  # of a long text, from where two of them differ
+SHOWN_CHARS = 40  # of a long text, from the first difference
 
 
 def make_protocol(
@@ -32,8 +32,8 @@ def make_protocol(
     samples: int,
     chat: Mapping[str, Any] | None = None,
 ) -> Protocol:
-    """The parts in reading order, and their hash. `data` is a hash of the problems that are asked, `chat` what is to
-    be said of the chat template that the prompt is put into, where there is one.
+    """Return the parts in reading order, and their hash. `data` is a hash of the problems, `chat` describes the chat
+    template of the prompt, where there is one.
 
     >>> parts = dict(prompt="{question}", reward="r1_zero", grading={"extract": "strict"}, stop=[], data="a1")
     >>> one = make_protocol(**parts, sampling={"temperature": 1.0}, problems=2, samples=1)
@@ -59,24 +59,24 @@ def make_protocol(
 
 
 def grader_version() -> str:
-    """The version of the rules that grade, and of the library behind them: other rules, other numbers.
+    """Return the versions of the grading rules and of the library behind them.
 
-    A verifier that comes with the data is part of these rules. A reward of the user's own is not: the protocol knows
-    it by its name, `module:function`, and nothing of its code, so give it another name when it judges otherwise.
+    A verifier that comes with the data is part of these rules. A user's reward is not: the protocol has its name,
+    `module:function`, but not its code, so rename it when it grades differently.
     """
     return f"{GRADER_VERSION}, math-verify {version('math-verify')}"
 
 
 def differences(one: Protocol, two: Protocol) -> list[str]:
-    """What differs between two protocols, one line each; empty when they are the same."""
+    """Return the differences between two protocols, one line each; empty when they are the same."""
     names = [name for name in dict.fromkeys((*one, *two)) if name != "hash" and one.get(name) != two.get(name)]
-    return [f"{name}: {' and '.join(_shown(one.get(name), two.get(name)))}" for name in names]
+    return [f"{name}: {' and '.join(_excerpts(one.get(name), two.get(name)))}" for name in names]
 
 
 def refuse_mixture(protocols: Mapping[str, Protocol], allow: bool = False) -> list[str]:
-    """For what is about to be drawn or averaged together, by name: what differs, as text.
+    """Check that accuracies to be drawn or averaged together have one protocol; return the differences as text.
 
-    Anything that differs is refused, unless `allow`; then the text belongs next to the picture.
+    Differences are refused unless `allow`; then the text belongs next to the picture.
     """
     names = list(protocols)
     found = [
@@ -92,9 +92,9 @@ def refuse_mixture(protocols: Mapping[str, Protocol], allow: bool = False) -> li
 def format_accuracy(
     accuracy: float, low: float, high: float, protocol: Protocol, questions: float | None = None
 ) -> str:
-    """An accuracy as it should be quoted: with its 95% interval, its number of problems and its protocol.
+    """Format an accuracy for quoting: with its 95% interval, its number of problems and its protocol.
 
-    `questions`: how many different ones the problems ask, where some are repeated.
+    `questions`: the number of different questions, where some problems repeat one.
 
     >>> format_accuracy(0.31, 0.252, 0.377, {"problems": 200, "samples per problem": 1, "hash": "3f2a91c0"})
     'accuracy 0.310 (0.252-0.377), 200 problems, protocol 3f2a91c0'
@@ -105,10 +105,10 @@ def format_accuracy(
     return f"accuracy {accuracy:.3f} ({low:.3f}-{high:.3f}), {asked}, protocol {protocol['hash']}"
 
 
-def _shown(one: Any, two: Any) -> tuple[str, str]:
-    """Both values; long texts from where they part."""
+def _excerpts(one: Any, two: Any) -> tuple[str, str]:
+    """Return both values as text; long texts from their first difference."""
     if not (isinstance(one, str) and isinstance(two, str)) or max(len(one), len(two)) <= SHOWN_CHARS:
-        return _word(one), _word(two)
+        return "nothing" if one is None else str(one), "nothing" if two is None else str(two)
     parting = next((i for i, (a, b) in enumerate(zip(one, two, strict=False)) if a != b), min(len(one), len(two)))
     start = max(0, parting - 10)
 
@@ -117,10 +117,6 @@ def _shown(one: Any, two: Any) -> tuple[str, str]:
         return ("..." if start else "") + repr(text[start:end])[1:-1] + ("..." if end < len(text) else "")
 
     return f"'{window(one)}'", f"'{window(two)}'"
-
-
-def _word(value: Any) -> str:
-    return "nothing" if value is None else str(value)
 
 
 PASS, FAIL, OPEN = "pass", "FAIL", "not verified"
@@ -132,8 +128,8 @@ COURSE_REWARD = "cs336_alignment.drgrpo_grader:r1_zero_reward_fn"  # of the hand
 R1_ZERO = "56213732da87e12ace60a2b88a16df0af18280fb0563a957cbecc938a6a2ac0e"
 
 
-class Row(NamedTuple):
-    """One rule. `verdict`: PASS, FAIL or OPEN."""
+class RuleCheck(NamedTuple):
+    """The check of one rule. `verdict`: PASS, FAIL or OPEN."""
 
     rule: str
     wanted: str
@@ -141,8 +137,8 @@ class Row(NamedTuple):
     verdict: str
 
 
-def leaderboard(settings: Mapping[str, Any], summary: Mapping[str, Any], origin: Mapping[str, Any]) -> list[Row]:
-    """CS336's rules of 2025, from a run's `config.yaml`, `summary.json` and `provenance.json`."""
+def leaderboard(settings: Mapping[str, Any], summary: Mapping[str, Any], origin: Mapping[str, Any]) -> list[RuleCheck]:
+    """Check CS336's rules of 2025 on a run's `config.yaml`, `summary.json` and `provenance.json`."""
     protocol = summary.get("protocol") or {}
     return [
         _model(origin),
@@ -160,121 +156,121 @@ def leaderboard(settings: Mapping[str, Any], summary: Mapping[str, Any], origin:
 
 
 def write_card(kind: str | None, folder: Path, summary: Mapping[str, Any]) -> None:
-    """Write the card of this kind (`eval.card`) into a run's folder; None: nothing is written."""
+    """Write the card of this kind (`eval.card`) into a run's folder; None: write nothing."""
     if kind is None:
         return
     run = RunFolder(folder)
     rows = {"leaderboard": leaderboard}[kind](run.settings, summary, run.provenance)
-    write_whole(folder / COMPLIANCE, as_text(rows, summary))
+    write_whole(folder / COMPLIANCE, card_text(rows, summary))
 
 
-def as_text(rows: Sequence[Row], summary: Mapping[str, Any]) -> str:
-    """The card as a Markdown table; its last line is the verdict."""
+def card_text(rows: Sequence[RuleCheck], summary: Mapping[str, Any]) -> str:
+    """Format the card as a Markdown table; its last line is the verdict."""
     lines = [f"| {row.rule} | {row.wanted} | {row.found} | {row.verdict} |" for row in rows]
     head = "| rule | wanted | found | verdict |\n| --- | --- | --- | --- |"
     return "\n".join(["# Compliance with the leaderboard's rules\n", head, *lines, "", verdict(rows, summary)]) + "\n"
 
 
-def verdict(rows: Sequence[Row], summary: Mapping[str, Any]) -> str:
-    """The whole card in a line.
+def verdict(rows: Sequence[RuleCheck], summary: Mapping[str, Any]) -> str:
+    """Return the whole card as one line.
 
-    >>> rows = [Row("hours", "at most 4", "5", FAIL), Row("GPUs", "at most 2 H100", "?", OPEN)]
+    >>> rows = [RuleCheck("hours", "at most 4", "5", FAIL), RuleCheck("GPUs", "at most 2 H100", "?", OPEN)]
     >>> verdict(rows, {"accuracy": 0.5})
     'leaderboard: FAIL (hours); 1 not verified (GPUs); accuracy 0.500'
     """
     failed, left = ([row.rule for row in rows if row.verdict == of] for of in (FAIL, OPEN))
-    word = f"FAIL ({', '.join(failed)})" if failed else f"{sum(row.verdict == PASS for row in rows)} rules pass"
+    result = f"FAIL ({', '.join(failed)})" if failed else f"{sum(row.verdict == PASS for row in rows)} rules pass"
     unsure = [f"{len(left)} not verified ({', '.join(left)})"] if left else []
     accuracy = summary.get("accuracy")
-    said = "accuracy unknown" if accuracy is None else f"accuracy {accuracy:.3f}"
-    return "; ".join([f"leaderboard: {word}", *unsure, said])
+    measured = "accuracy unknown" if accuracy is None else f"accuracy {accuracy:.3f}"
+    return "; ".join([f"leaderboard: {result}", *unsure, measured])
 
 
-def _model(origin: Mapping[str, Any]) -> Row:
-    """The weights' own hash is the only proof, and it is compared by a person: none is known here."""
+def _model(origin: Mapping[str, Any]) -> RuleCheck:
+    """Check the size only: the weights' hash, the sole proof, is for a person to compare, since none is known here."""
     model = origin.get("model") or {}
     wanted, size = "Qwen2.5-Math-1.5B", model.get("parameters")
     if size is None:
-        return Row("model", wanted, "no facts of a model in provenance.json", OPEN)
+        return RuleCheck("model", wanted, "no facts of a model in provenance.json", OPEN)
     found = f"{size:,} parameters, start weights {model.get('start_weights')}"
     if size != PARAMETERS:
-        return Row("model", wanted, f"{found}; it has {PARAMETERS:,}", FAIL)
-    return Row("model", wanted, f"{found}: compare these with those of a fresh download", OPEN)
+        return RuleCheck("model", wanted, f"{found}; it has {PARAMETERS:,}", FAIL)
+    return RuleCheck("model", wanted, f"{found}: compare these with those of a fresh download", OPEN)
 
 
-def _data(settings: Mapping[str, Any], summary: Mapping[str, Any]) -> Row:
+def _data(settings: Mapping[str, Any], summary: Mapping[str, Any]) -> RuleCheck:
     data, sizes = settings.get("data") or {}, summary.get("data_sizes") or {}
     wanted = "MATH and no other data"
     if "path" not in data:
-        return Row("data", wanted, f"{data.get('name')}, which is made up", FAIL)
+        return RuleCheck("data", wanted, f"{data.get('name')}, which is made up", FAIL)
     counted = ", ".join(f"{sizes.get(part)} {part}" for part in ("train", "validation"))
     found = f"{data.get('path')}: {counted}, hash {summary.get('data')}"
     other = "; evaluated on eval.data" if (settings.get("eval") or {}).get("data") else ""
-    return Row("data", wanted, f"{found}{other}: compare the hash with that of the handout's files", OPEN)
+    return RuleCheck("data", wanted, f"{found}{other}: compare the hash with that of the handout's files", OPEN)
 
 
-def _all_problems(protocol: Mapping[str, Any], summary: Mapping[str, Any]) -> Row:
+def _all_problems(protocol: Mapping[str, Any], summary: Mapping[str, Any]) -> RuleCheck:
     there, asked = (summary.get("data_sizes") or {}).get("validation"), protocol.get("problems")
     holds = asked == there == PROBLEMS
-    return Row("problems at the end", f"all {PROBLEMS}", f"{asked} of {there}", PASS if holds else FAIL)
+    return RuleCheck("problems at the end", f"all {PROBLEMS}", f"{asked} of {there}", PASS if holds else FAIL)
 
 
-def _prompt(protocol: Mapping[str, Any]) -> Row:
+def _prompt(protocol: Mapping[str, Any]) -> RuleCheck:
     text = str(protocol.get("prompt", ""))
     digest = hashlib.sha256(text.encode()).hexdigest()
     chat = any(key.startswith("chat.") for key in protocol)
     right = digest == R1_ZERO and protocol.get("stop") == ["</answer>"] and not chat
     found = f"SHA-256 {digest[:12]}, stop {protocol.get('stop')}" + ", in a chat template" * chat
-    return Row("prompt", f"r1_zero (SHA-256 {R1_ZERO[:12]}), stop ['</answer>']", found, PASS if right else FAIL)
+    return RuleCheck("prompt", f"r1_zero (SHA-256 {R1_ZERO[:12]}), stop ['</answer>']", found, PASS if right else FAIL)
 
 
-def _reward(protocol: Mapping[str, Any]) -> Row:
-    """The course's own function alone passes: this package's grader decides some pairs otherwise."""
+def _reward(protocol: Mapping[str, Any]) -> RuleCheck:
+    """Pass the course's own function only: this package's grader decides some pairs differently."""
     reward, found = str(protocol.get("reward")), f"{protocol.get('reward')}, grader {protocol.get('grader', '')}"
     if reward == COURSE_REWARD:
-        return Row("reward", COURSE_REWARD, found, PASS)
+        return RuleCheck("reward", COURSE_REWARD, found, PASS)
     if ":" in reward:
-        return Row("reward", COURSE_REWARD, f"{found}: its code is no part of the protocol", OPEN)
+        return RuleCheck("reward", COURSE_REWARD, f"{found}: its code is no part of the protocol", OPEN)
     if reward != "r1_zero" or protocol.get("grading.extract") != "strict":
-        return Row("reward", COURSE_REWARD, f"{found}, extract {protocol.get('grading.extract')}", FAIL)
+        return RuleCheck("reward", COURSE_REWARD, f"{found}, extract {protocol.get('grading.extract')}", FAIL)
     cure = f"evaluate with eval.reward={COURSE_REWARD}, your checkout on PYTHONPATH"
-    return Row("reward", COURSE_REWARD, f"{found}, which decides some answers otherwise: {cure}", OPEN)
+    return RuleCheck("reward", COURSE_REWARD, f"{found}, which decides some answers otherwise: {cure}", OPEN)
 
 
-def _number(rule: str, wanted: float, found: Any) -> Row:
-    return Row(rule, f"{wanted:g}", str(found), PASS if found == wanted else FAIL)
+def _number(rule: str, wanted: float, found: Any) -> RuleCheck:
+    return RuleCheck(rule, f"{wanted:g}", str(found), PASS if found == wanted else FAIL)
 
 
-def _traces(settings: Mapping[str, Any]) -> Row:
+def _traces(settings: Mapping[str, Any]) -> RuleCheck:
     wanted, algorithm = "none of a stronger model", settings.get("algorithm")
     if algorithm in ("grpo", "ei"):
-        return Row("imitated traces", wanted, f"algorithm={algorithm} learns from its own samples", PASS)
-    return Row("imitated traces", wanted, f"algorithm={algorithm}: say where its traces come from", OPEN)
+        return RuleCheck("imitated traces", wanted, f"algorithm={algorithm} learns from its own samples", PASS)
+    return RuleCheck("imitated traces", wanted, f"algorithm={algorithm}: say where its traces come from", OPEN)
 
 
-def _hours(summary: Mapping[str, Any], origin: Mapping[str, Any]) -> Row:
-    """Of a run that was killed, what came after its checkpoint and the set-up of later parts is not on its clock."""
+def _hours(summary: Mapping[str, Any], origin: Mapping[str, Any]) -> RuleCheck:
+    """Check the time. A killed run's clock lacks the time after its checkpoint and the set-up of later parts."""
     seconds = summary.get("time/total")
     if seconds is None:
-        return Row("hours", f"at most {HOURS:g}", "no time/total in summary.json", OPEN)
+        return RuleCheck("hours", f"at most {HOURS:g}", "no time/total in summary.json", OPEN)
     hours = seconds / 3600
     lost = ", without what was lost where it was interrupted" if origin.get("earlier_parts") else ""
     verdict = FAIL if hours > HOURS else OPEN if lost else PASS
-    return Row("hours", f"at most {HOURS:g}", f"{hours:.2f}{lost}", verdict)
+    return RuleCheck("hours", f"at most {HOURS:g}", f"{hours:.2f}{lost}", verdict)
 
 
-def _gpus(origin: Mapping[str, Any]) -> Row:
-    """Of every part of a resumed run. Which of several visible ones were used is not recorded."""
+def _gpus(origin: Mapping[str, Any]) -> RuleCheck:
+    """Check the GPUs of every part of a resumed run. The records do not say which of the visible ones were used."""
     wanted = f"at most {GPUS} {GPU}"
     devices = [part.get("device") or {} for part in (*origin.get("earlier_parts", []), origin)]
     if any("type" not in device for device in devices):
-        return Row("GPUs", wanted, "not recorded of every part of the run", OPEN)
+        return RuleCheck("GPUs", wanted, "not recorded of every part of the run", OPEN)
     cards = [device for device in devices if device["type"] != "cpu"]
     if not cards:
-        return Row("GPUs", wanted, "none", PASS)
+        return RuleCheck("GPUs", wanted, "none", PASS)
     found = "; ".join(dict.fromkeys(f"{card.get('count')} x {card.get('name')}" for card in cards))
     if any(GPU not in str(card.get("name")) for card in cards):
-        return Row("GPUs", wanted, f"{found}: a measure on other cards", OPEN)
+        return RuleCheck("GPUs", wanted, f"{found}: a measure on other cards", OPEN)
     if all((card.get("count") or GPUS + 1) <= GPUS for card in cards):
-        return Row("GPUs", wanted, found, PASS)
-    return Row("GPUs", wanted, f"{found} visible: set CUDA_VISIBLE_DEVICES to those that are used", OPEN)
+        return RuleCheck("GPUs", wanted, found, PASS)
+    return RuleCheck("GPUs", wanted, f"{found} visible: set CUDA_VISIBLE_DEVICES to those that are used", OPEN)

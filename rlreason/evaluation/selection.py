@@ -1,4 +1,4 @@
-"""What choosing among N responses is worth: pass@k, Best@N, majority votes, and their picture."""
+"""Estimate the accuracy of choosing among N responses: pass@k, Best@N, majority votes, and their picture."""
 
 import math
 from collections import Counter
@@ -15,12 +15,12 @@ from rlreason.grading.answers.decide import Sketch, apart, sketch
 from rlreason.records.curves import picture
 from rlreason.types import Counted
 
-MOST_SUBSETS = 20_000  # up to so many are all taken; beyond, RANDOM_SUBSETS of them are drawn
+MOST_SUBSETS = 20_000  # up to this number all are used; beyond, RANDOM_SUBSETS random ones
 RANDOM_SUBSETS = 5_000
 
 
 def pass_at(n: int, correct: int, k: int) -> float:
-    """Probability that at least one of k responses is right (Chen et al. 2021, unbiased): 1 - C(n-c, k) / C(n, k).
+    """Return the probability that one of k responses is right (Chen et al. 2021, unbiased): 1 - C(n-c, k) / C(n, k).
 
     >>> pass_at(4, 1, 2), pass_at(4, 1, 1), pass_at(4, 3, 2)
     (0.5, 0.25, 1.0)
@@ -29,7 +29,7 @@ def pass_at(n: int, correct: int, k: int) -> float:
 
 
 def best_at(scores: Sequence[float], right: Sequence[bool], k: int) -> float:
-    """Probability that the response with the highest score among k is right.
+    """Return the probability that the response with the highest score among k is right.
 
     Ranked from the best, i = 0 .. n-1, response i is the best of C(n-1-i, k-1) of the C(n, k) subsets. Equal scores
     share their ranks evenly, as if the tie were broken at random.
@@ -51,11 +51,11 @@ def best_at(scores: Sequence[float], right: Sequence[bool], k: int) -> float:
 
 
 def majority_at(answers: Sequence[int | None], right: Sequence[bool], subsets: NDArray[np.int64]) -> float:
-    """Probability that the most frequent answer of a subset is right.
+    """Return the probability that the most frequent answer of a subset is right.
 
-    answers (n,) the class of each response's answer, None where it gives none: it has no vote. A tie between
-    different answers is no win, and neither is a subset without votes. Where a class holds right and wrong
-    responses, it wins by its share of right ones in the subset. subsets (count, k) from `subsets_of`.
+    answers (n,) the class of each response's answer, None (no vote) where it gives none. A tie between different
+    answers is no win, and neither is a subset without votes. A class of right and wrong responses wins by its share
+    of right ones in the subset. subsets (count, k) from `subsets_of`.
 
     >>> majority_at([0, 0, 1], [True, True, False], subsets_of(3, 3))
     1.0
@@ -78,7 +78,7 @@ def majority_at(answers: Sequence[int | None], right: Sequence[bool], subsets: N
 
 
 def subsets_of(n: int, k: int, seed: int = 0, most: int = MOST_SUBSETS) -> NDArray[np.int64]:
-    """Every subset of k of n, or a fixed number of random ones where that would be more than `most`: (count, k)."""
+    """Return all subsets of k of n, or a fixed number of random ones where there are more than `most`: (count, k)."""
     if math.comb(n, k) <= most:
         return np.array(list(combinations(range(n), k)), dtype=np.int64)
     rng: Any = np.random.default_rng(seed)
@@ -86,27 +86,27 @@ def subsets_of(n: int, k: int, seed: int = 0, most: int = MOST_SUBSETS) -> NDArr
 
 
 def is_exact(n: int, k: int) -> bool:
-    """Whether `subsets_of` takes every subset."""
+    """Whether `subsets_of` returns every subset."""
     return math.comb(n, k) <= MOST_SUBSETS
 
 
 def answer_classes(texts: Sequence[str], grader: Grader) -> list[int | None]:
-    """For each response the class of its answer, numbered as they appear; None where it gives none.
+    """Return the class of each response's answer, numbered in order of appearance; None where it gives none.
 
-    >>> said = ["so </think> <answer>0.5</answer>", "</think> <answer> 1/2 </answer>", "no idea"]
-    >>> answer_classes(said, Grader())
+    >>> texts = ["so </think> <answer>0.5</answer>", "</think> <answer> 1/2 </answer>", "no idea"]
+    >>> answer_classes(texts, Grader())
     [0, 0, None]
     """
     classes = _Classes(grader)
     answers = ((read.answer, read.candidates) for read in map(grader.read, texts))
-    return [classes.of(answer, said) if answer is not None and answer.strip() else None for answer, said in answers]
+    return [classes.of(answer, texts) if answer is not None and answer.strip() else None for answer, texts in answers]
 
 
 class _Classes:
     """The classes so far, each with its first answer.
 
-    An answer belongs to the first class whose first answer is the same. What was compared once is remembered by the
-    text, and what surely differs is told by its sketch: only the rest is compared by the grader's rules.
+    An answer belongs to the first class whose first answer is the same. Comparisons are cached by text, and sketches
+    show most differences: only the rest is compared by the grader's rules.
     """
 
     def __init__(self, grader: Grader) -> None:
@@ -116,7 +116,7 @@ class _Classes:
         self._passed: dict[str, int] = {}  # text -> how many classes it does not belong to
 
     def of(self, answer: str, candidates: Sequence[str]) -> int:
-        """The class of an answer, a new one where it is like none before; `candidates`: the texts that may state it."""
+        """Return the class of an answer, a new one where none matches; `candidates`: the texts that may state it."""
         if (known := self._place.get(answer)) is not None:
             return known
         sketches = [sketch(text) for text in candidates]
@@ -133,10 +133,7 @@ class _Classes:
 
 
 def same_answers(samples: Sequence[Counted], truths: Sequence[str], grader: Grader) -> dict[str, float]:
-    """Shares of responses with the commonest answer, as it is written, and of ground truths that it equals.
-
-    Under the names `eval/same_answer` and `eval/same_answer_right`; {} where a reward of one's own reads answers.
-    """
+    """Return `eval/same_answer` and `eval/same_answer_right` (see `common_answer`); {} for a plug-in."""
     if grader.plugin:
         return {}
     return common_answer([grader.read(s.text).answer for s in samples], truths, grader.same, "eval")
@@ -145,17 +142,17 @@ def same_answers(samples: Sequence[Counted], truths: Sequence[str], grader: Grad
 def common_answer(
     answers: Sequence[str | None], truths: Sequence[str], same: Callable[[str, str], bool], prefix: str
 ) -> dict[str, float]:
-    """`PREFIX/same_answer`: the share of responses with the commonest answer; `..._right`: of truths that it equals.
+    """Return `PREFIX/same_answer`, the share of responses with the commonest answer; `..._right`: of truths it equals.
 
-    `answers`: one for each response, None where it states none. {} where nobody answers anything.
+    `answers`: one for each response, None where it states none. {} without any answer.
 
     >>> common_answer(["7", " 7", None, "8"], ["7", "9"], str.__eq__, "eval")
     {'eval/same_answer': 0.5, 'eval/same_answer_right': 0.5}
     """
-    said = Counter(answer.strip() for answer in answers if answer is not None and answer.strip())
-    if not said or not truths:
+    counts = Counter(answer.strip() for answer in answers if answer is not None and answer.strip())
+    if not counts or not truths:
         return {}
-    (answer, count), *_ = said.most_common(1)
+    (answer, count), *_ = counts.most_common(1)
     right = sum(times for truth, times in Counter(truths).items() if same(answer, truth))
     return {f"{prefix}/same_answer": count / len(answers), f"{prefix}/same_answer_right": right / len(truths)}
 
@@ -168,7 +165,7 @@ MARKERS = "osD^vP"
 def draw_best_of_n(
     path: Path, runs: Mapping[str, tuple[Sequence[int], Mapping[str, Points]]], title: str, subtitle: str
 ) -> None:
-    """One line per run and way to choose; with several runs, colours tell the ways apart and line styles the runs."""
+    """Draw a line per run and way to choose; with several runs, colours show the ways and line styles the runs."""
     ways = list(dict.fromkeys(way for _, curves in runs.values() for way in curves))
     ticks = sorted({n for n_list, _ in runs.values() for n in n_list})
     with picture(path, title, (8, 5)) as ax:

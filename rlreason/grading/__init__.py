@@ -1,7 +1,7 @@
-"""The reward: reads an answer out of a response and says whether it is right.
+"""Grade responses: extract the answer and decide whether it is right.
 
-Cheap rules first, in process and exact (`rlreason.grading.answers`); what they cannot decide goes to worker processes
-that can be killed, where the symbolic library is loaded. Importing this package is cheap.
+Exact, cheap rules in this process come first (`rlreason.grading.answers`); what they cannot decide goes to worker
+processes that can be killed, where the symbolic library is loaded. Importing this package is cheap.
 """
 
 from rlreason.grading.formats import boxed

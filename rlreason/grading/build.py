@@ -1,4 +1,4 @@
-"""The graders of a run, from its settings: of what is learned from, and of what an evaluation counts."""
+"""Build the graders of a run from its settings: one for training samples, one for evaluations."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -21,14 +21,14 @@ from rlreason.runtime.plugins import GIVEN
 
 @dataclass(frozen=True, slots=True)
 class Graders:
-    """Their workers run. Two of one reward are one grader."""
+    """The graders of a run, with running workers. Equal rewards share one grader."""
 
     training: Grader
     evaluation: Grader
-    second: Grader | None  # of the evaluation prompt's reward, where another one counts
+    second: Grader | None  # by the evaluation prompt's reward, where another reward counts
 
     def all(self) -> list[Grader]:
-        """Each grader once."""
+        """Return each grader once."""
         named = (self.training, self.evaluation, self.second)
         return list({id(grader): grader for grader in named if grader is not None}.values())
 
@@ -39,7 +39,8 @@ class Graders:
 
 
 def make_graders(run: RunConfig, folder: Path) -> Graders:
-    """Data with a verifier of its own brings the reward along. A run that learns from no grades has no grader more."""
+    """Start the graders. Data with its own verifier determines the reward; a run that learns without grades has no
+    separate training grader."""
     evaluation = run.evaluation
     counts = reward_name_of(evaluation.reward, evaluation.data)
     second = evaluation.prompt_reward and reward_name_of(evaluation.prompt_reward, evaluation.data)
@@ -57,13 +58,13 @@ def make_graders(run: RunConfig, folder: Path) -> Graders:
 
 
 def grading_settings(grading: GradingConfig, reward: str) -> dict[str, Any]:
-    """The settings of a grader that act: a reward of one's own compares answers by rules of its own."""
+    """Return the settings that a grader reads: a plug-in compares answers by its own rules."""
     unread = ("extract", "percent", "rel_tol") if ":" in reward else ("correct_at",)
     return {f.name: getattr(grading, f.name) for f in fields(grading) if f.name not in unread}
 
 
 def reward_name_of(reward: str, data: DataConfig) -> str:
-    """A prompt's reward, or the data's own verifier of answers in that prompt's form."""
+    """Return the prompt's reward, or the data's own verifier of answers in that prompt's format."""
     return reward if ":" in reward else verifiers.reward_name(reward, data.verifier)
 
 
@@ -71,18 +72,18 @@ SETTINGS = tuple(field.name for field in fields(GradingConfig))
 
 
 class RunGrading(NamedTuple):
-    """The reward that graded a run (a format's name, or `module:function`) and what the `Grader` was given with it."""
+    """The reward that graded a run (a format's name, or `module:function`) and the grader's settings."""
 
     reward: str
     settings: dict[str, Any]
 
     @classmethod
     def of(cls, reward: str, verifier: str | None, grading: Mapping[str, Any]) -> "RunGrading":
-        """From a run's settings: its prompt's reward, its data's verifier and the group `grading`."""
+        """Build it from a run's settings: its prompt's reward, its data's verifier and the group `grading`."""
         return cls(reward_name(reward, verifier), {key: grading[key] for key in SETTINGS if key in grading})
 
     def grader(self, symbolic: bool = True) -> Grader:
-        """A grader with the run's settings. Raises `ConfigError` for settings that no grader can have."""
+        """Return a grader with the run's settings; `ConfigError` for invalid ones."""
         try:
             config = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(GradingConfig), self.settings))
         except OmegaConfBaseException as error:
@@ -92,7 +93,7 @@ class RunGrading(NamedTuple):
         return Grader(config, self.reward, symbolic=symbolic)
 
     def lacking(self, grader: Grader) -> str:
-        """Why this process cannot have the function that graded the run, and what to do; empty where it can."""
+        """Return why this process cannot load the function that graded the run, and the cure; empty where it can."""
         why = grader.wait()
         if not why or not self.reward.startswith(f"{GIVEN}:"):
             return why

@@ -1,6 +1,6 @@
-"""From a raw response to the answer it states: tags, boxes and the optional extraction from a sentence.
+"""Extract the answer that a response states: from tags, from a box and, optionally, from a sentence.
 
-The two formats of the handout's prompts, in one table. What is read is text; whether it is right is decided elsewhere.
+The table `FORMATS` has the two formats of the handout's prompts. Whether an answer is right is decided elsewhere.
 """
 
 import re
@@ -19,7 +19,7 @@ _STATED = re.compile(r"(?:\b(?:is|are|equals|be)\b|[=:])\s*", re.I)
 
 _BRACES = r"\{(?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*\}"
 _UNBRACED = re.compile(
-    r"(?:\s*(?=[-+]?(?:\\\$)?(?:\.?\d|\\[A-Za-z]|\())|\s+(?=[A-Za-z](?![A-Za-z])))"  # what a box may begin with
+    r"(?:\s*(?=[-+]?(?:\\\$)?(?:\.?\d|\\[A-Za-z]|\())|\s+(?=[A-Za-z](?![A-Za-z])))"  # the beginning of its content
     rf"((?:\\[^)\]]|{_BRACES}|[^\s$\\{{}}])+)"
 )
 _ATTRIBUTE = re.compile(r"<answer\s[^>]*>")
@@ -28,30 +28,30 @@ UNREAD = "no answer can be read"
 
 
 class Extracted(NamedTuple):
-    """What was read out of a response. `answer` is None where the format was not kept, or holds no answer.
+    """The answer of a response. `answer` is None where the format is wrong, or without an answer.
 
-    `reason` then says why, in the same words for the same mistake, and `detail` what stands there instead.
+    `reason` is then the mistake, always in the same words, and `detail` the text found instead.
     """
 
     formatted: bool
     answer: str | None
     reason: str = ""
     detail: str = ""
-    candidates: tuple[str, ...] = ()  # the texts that may state the answer, under a grader's settings
+    candidates: tuple[str, ...] = ()  # the texts that may state the answer, by the grader's settings
 
 
 class Format(NamedTuple):
-    """How an answer is read out of a response, and how a response states one: a template with one place."""
+    """`read` extracts the answer of a response; `written` is the template of a response with an answer."""
 
     read: Callable[[str], Extracted]
     written: str
 
 
 def boxed(text: str) -> str | None:
-    r"""The content of the last `\boxed{...}`, or None when there is none or it never closes.
+    r"""Return the content of the last `\boxed{...}`; None when there is none or it never closes.
 
-    Braces are counted; the printed braces `\{` and `\}` do not count. Without braces, as in `\boxed 5`, it is the
-    number, letter or command that follows, up to white space or the end of the formula.
+    Printed braces `\{` and `\}` are not brackets. Without braces, as in `\boxed 5`, it is the number, letter or
+    command that follows, up to white space or the end of the formula.
 
     >>> boxed(r"so \boxed{\frac{1}{2}}")
     '\\frac{1}{2}'
@@ -71,7 +71,7 @@ def boxed(text: str) -> str | None:
     while position < len(text):
         char = text[position]
         if char == "\\":
-            position += 1  # whatever is escaped, this is no bracket
+            position += 1  # an escaped character is no bracket
         elif char == "{":
             depth += 1
         elif char == "}":
@@ -83,10 +83,10 @@ def boxed(text: str) -> str | None:
 
 
 def r1_zero(response: str) -> Extracted:
-    """`</think> <answer>` with exactly one space, and a later `</answer>` with no other text behind it."""
+    """Read an answer after `</think> <answer>`, with exactly one space, up to a `</answer>` that ends the response."""
     first = response.find(THINK_TO_ANSWER)
     if first < 0 or response.find(CLOSE, first + len(THINK_TO_ANSWER)) < 0:
-        return Extracted(False, None, *_what_r1_zero_misses(response))
+        return Extracted(False, None, *_format_mistake(response))
     start = response.rfind(OPEN) + len(OPEN)
     end = response.find(CLOSE, start)
     if end < 0 or response[end:].replace(CLOSE, "").strip():
@@ -98,10 +98,10 @@ def r1_zero(response: str) -> Extracted:
     return Extracted(True, inner) if inner is not None else Extracted(True, None, UNREAD, "\\boxed is never closed")
 
 
-def _what_r1_zero_misses(response: str) -> tuple[str, str]:
-    """(reason, detail) for a response without the format.
+def _format_mistake(response: str) -> tuple[str, str]:
+    """Return (reason, detail) for a response that is not in the r1_zero format.
 
-    >>> _what_r1_zero_misses("so 4 </think> It is <answer>4</answer>")
+    >>> _format_mistake("so 4 </think> It is <answer>4</answer>")
     ('text between </think> and <answer>', 'It is')
     """
     if attribute := _ATTRIBUTE.search(response):
@@ -122,7 +122,7 @@ def _what_r1_zero_misses(response: str) -> tuple[str, str]:
 
 
 def question_only(response: str) -> Extracted:
-    r"""A closed last `\boxed{...}`, wherever it stands.
+    r"""Read the last `\boxed{...}`, anywhere in the response.
 
     >>> question_only("so it is 4").reason
     'no \\boxed{}'
@@ -140,7 +140,7 @@ FORMATS = {
 
 
 def candidates(answer: str, extract: str) -> list[str]:
-    """The texts that may state the answer, the whole text first; more than one only beyond `strict`."""
+    """Return the texts that may state the answer, the whole text first; more than one only beyond `strict`."""
     if extract == "strict" or _HEDGE.search(answer):
         return [answer]
     found = [answer]
@@ -148,12 +148,12 @@ def candidates(answer: str, extract: str) -> list[str]:
     if len(numbers) == 1:
         found.append(numbers.pop())
     if extract == "sentence":
-        found += _stated(answer)
+        found += _end_of_sentence(answer)
     return found
 
 
-def _stated(answer: str) -> list[str]:
-    """What a sentence states: its one formula between dollars, or what follows its last `is`, `=` or `:`."""
+def _end_of_sentence(answer: str) -> list[str]:
+    """Return a sentence's only formula between dollars, or the text after its last `is`, `=` or `:`."""
     formulas = re.findall(r"\$([^$]+)\$", answer)
     if len(formulas) == 1:
         return formulas

@@ -1,6 +1,6 @@
-"""`Grader`: from responses and ground truths to grades, in order, in bounded time.
+"""`Grader` turns responses and ground truths into grades, in order and in bounded time.
 
-Equal pairs are graded once; what a worker could not decide is written down.
+Equal pairs are graded once; failures of the workers are logged.
 """
 
 import hashlib
@@ -24,18 +24,18 @@ from rlreason.grading import plugin
 from rlreason.grading.answers.decide import better, decide
 from rlreason.grading.answers.lexer import ComparisonSettings, Verdict
 from rlreason.grading.formats import FORMATS, Extracted, candidates
-from rlreason.grading.pool import Pool, Reply
+from rlreason.grading.pool import Pool, PoolReply
 from rlreason.health.finding import event, grading_warnings
 from rlreason.runtime.plugins import announced, for_workers
 from rlreason.runtime.text import redacted
 from rlreason.types import Grade
 
-#: A list means any of its members.
+#: Of a list, any member is right.
 GroundTruth = str | int | float | list[str | int | float]
 
 
 def reference_answers(ground_truth: Any) -> list[str] | None:
-    """The texts that count as right, or None for a kind of value that no answer can be compared with.
+    """Return the texts that count as right, or None for a value that cannot be compared with an answer.
 
     >>> reference_answers([38, "38.0"]), reference_answers(None), reference_answers(float("nan"))
     (['38', '38.0'], None, None)
@@ -58,32 +58,32 @@ def reference_answers(ground_truth: Any) -> list[str] | None:
 
 
 CACHE_SIZE = 65_536
-CACHE_CHARS = 4_000  # longer texts are not worth remembering
-Key = tuple[Any, ...]  # of texts, the answer first
+CACHE_CHARS = 4_000  # longer texts are not cached
+CacheKey = tuple[Any, ...]  # of texts, the answer first
 
 
-def digest(key: Key) -> str:
-    """32 hex digits that stand for a pair."""
+def digest(key: CacheKey) -> str:
+    """Hash a pair to 32 hex digits."""
     return hashlib.blake2b(repr(key).encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
 
 
 class GradeCache:
-    """The grades of the pairs used last, for several threads at once.
+    """A thread-safe cache of the grades of recently used pairs.
 
-    Of pairs that a run graded before it went on from a checkpoint, it knows only that they were graded: None.
+    Pairs that a resumed run graded before its checkpoint are known without their grade: None.
     """
 
     def __init__(self) -> None:
         self._grades: OrderedDict[str, Grade | None] = OrderedDict()
         self._lock = threading.Lock()
 
-    def known(self, keys: Iterable[Key]) -> dict[Key, Grade | None]:
-        """The grades of those of the keys that are remembered."""
+    def known(self, keys: Iterable[CacheKey]) -> dict[CacheKey, Grade | None]:
+        """Return the grades of the keys that are cached."""
         with self._lock:
             return {key: self._grades[found] for key in keys if (found := digest(key)) in self._grades}
 
-    def remember(self, used: Iterable[Key], fresh: Mapping[Key, Grade]) -> None:
-        """Keep fresh grades, except failures and long texts, and those that were used again the longest."""
+    def remember(self, used: Iterable[CacheKey], fresh: Mapping[CacheKey, Grade]) -> None:
+        """Add fresh grades, except failures and long texts; drop those that were used longest ago."""
         with self._lock:
             for key in used:
                 if (found := digest(key)) in self._grades:
@@ -95,17 +95,17 @@ class GradeCache:
                 self._grades.popitem(last=False)
 
     def digests(self) -> list[str]:
-        """Which pairs are remembered, those used last at the end."""
+        """Return the digests of the cached pairs, recently used ones last."""
         with self._lock:
             return list(self._grades)
 
-    def put(self, digests: Sequence[str]) -> None:
-        """Remember that these pairs were graded, and no others."""
+    def load_digests(self, digests: Sequence[str]) -> None:
+        """Replace the cache by these pairs, without their grades."""
         with self._lock:
             self._grades = OrderedDict.fromkeys(digests)
 
     def after_fork(self) -> None:
-        """In a forked child: the lock may be held by a thread that is gone."""
+        """Replace the lock in a forked child: a thread that is gone may hold it."""
         self._lock = threading.Lock()
 
 
@@ -114,15 +114,15 @@ MAX_CHARS = 400
 
 
 class IncidentLog:
-    """Appends until the limit. A file that cannot be written does not stop a run; `failed` says why it cannot."""
+    """Append incidents to a file up to a limit. A file that cannot be written does not stop a run; see `failed`."""
 
     def __init__(self, path: str | Path | None) -> None:
         self.path = Path(path) if path else None
         self.left = MAX_LINES
         self.failed = ""
 
-    def add(self, answer: str, ground_truth: str, reply: Reply) -> None:
-        """One line for the pair and its result; nothing beyond the limit or without a file."""
+    def add(self, answer: str, ground_truth: str, reply: PoolReply) -> None:
+        """Append a line for the pair and its result; nothing beyond the limit or without a file."""
         if self.path is None or not self.left:
             return
         self.left -= 1
@@ -146,9 +146,9 @@ _graders: "weakref.WeakSet[Grader]" = weakref.WeakSet()
 
 
 class Grader:
-    """Grades responses by a format's name or a plug-in; see `grade_batch`. Close it, or use it in a `with`.
+    """Grades responses by a named format or a plug-in; see `grade_batch`. Close it, or use it in a `with`.
 
-    `read` and `same` are its two steps for one response: what answer it states, and whether two answers are equal.
+    `read` and `same` are its two steps for one response: extract the answer, and compare two answers.
     """
 
     def __init__(
@@ -159,10 +159,8 @@ class Grader:
         symbolic: bool = True,
     ) -> None:
         """`grading`: None takes the defaults. `reward`: a format's name, `module:function`, a name that a package
-        announced, or a function (response, ground truth) -> reward. `symbolic`: ask the worker processes what the exact
-        rules leave open.
-
-        Raises `ConfigError` for a setting that no grader can have.
+        announced, or a function (response, ground truth) -> reward. `symbolic`: have the worker processes decide what
+        the exact rules cannot. `ConfigError` for an invalid setting.
         """
         if isinstance(reward, str) and ":" not in reward:
             reward = reward if reward in FORMATS else announced("prompt.reward").get(reward, reward)
@@ -172,27 +170,27 @@ class Grader:
         self.reward, self.symbolic = name, symbolic
         self.plugin = name if ":" in name else None
         self.comparison = ComparisonSettings()
-        if not self.plugin:  # which compares answers by rules of its own
+        if not self.plugin:  # a plug-in compares answers by its own rules
             self.comparison = ComparisonSettings(self.grading.percent, self.grading.rel_tol)
         limits = self.grading.timeout_s, self.grading.memory_mb
         self._pool = Pool(self.grading.workers, *limits, self.plugin, sent, self.grading.start_timeout_s)
-        self._said_unlimited = False
+        self._warned_unlimited = False
         self._log = IncidentLog(log_path)
         self._cache = GradeCache()
-        self._reasons: dict[str, str] = {}  # kind of failure -> why a plug-in failed so last
+        self._reasons: dict[str, str] = {}  # kind of failure -> the plug-in's last error of that kind
         _graders.add(self)
 
     def start(self) -> None:
-        """Start the workers now, before CUDA is touched; else the first answer that needs one does."""
+        """Start the workers now, before CUDA is initialized; else the first answer that needs one starts them."""
         if self.symbolic or self.plugin:
             self._pool.start()
 
     def wait(self) -> str:
-        """Until the workers are ready; returns why they cannot be had, or an empty text."""
+        """Wait until the workers are ready; return why they cannot start, or an empty text."""
         return self._pool.wait()
 
     def read(self, response: str) -> Extracted:
-        """What the response states as its answer. Raises `ValueError` for a plug-in, which does not say what it reads.
+        """Extract the answer of a response. Raises `ValueError` for a plug-in, which does not tell its answer.
 
         >>> Grader().read("so </think> <answer>38</answer>").answer, Grader().read("38").reason
         ('38', 'no </think>')
@@ -205,7 +203,7 @@ class Grader:
         return found._replace(candidates=tuple(candidates(found.answer, self.grading.extract)))
 
     def same(self, answer: str, reference: str) -> bool:
-        """Whether an answer is this one by the exact rules; what only the symbolic library can tell is not.
+        """Whether two answers are equal by the exact rules; False where only the symbolic library could decide.
 
         >>> Grader().same("1/2", "0.5"), Grader().same("It is 38.", "38")
         (True, False)
@@ -214,7 +212,7 @@ class Grader:
         return decide(texts, [reference], self.comparison)[0].outcome == "correct"
 
     def grade(self, response: str, ground_truth: GroundTruth) -> Grade:
-        """The grade of one response; for many, `grade_batch` asks the workers side by side.
+        """Grade one response; for many, `grade_batch` uses the workers in parallel.
 
         >>> Grader().grade("2 + 2 = 4 </think> <answer>4</answer>", "4").reward
         1.0
@@ -222,20 +220,20 @@ class Grader:
         return self.grade_batch([response], [ground_truth])[0]
 
     def grade_batch(self, responses: Sequence[str], ground_truths: Sequence[GroundTruth]) -> list[Grade]:
-        """One grade per response, in order. Equal (answer, ground truth) pairs are worked out once and remembered.
+        """Return one grade per response, in order. Equal (answer, ground truth) pairs are decided once and cached.
 
-        Raises `WaitError` where no worker starts in time. Nothing is counted here: `metrics.grading_metrics` and
-        `grading_warnings` read whichever grades they are given.
+        Raises `WaitError` where no worker starts in time. `health.finding.grading_metrics` and `grading_warnings`
+        count the results.
         """
         if len(responses) != len(ground_truths):
             counts = f"{len(responses)} responses and {len(ground_truths)} ground truths"
             raise ValueError(f"grade_batch got {counts}: give one ground truth for each response")
-        jobs = [self._job(response, truth) for response, truth in zip(responses, ground_truths, strict=True)]
-        fresh: dict[Key, Grade] = {}
+        jobs = [self._grade_or_key(response, truth) for response, truth in zip(responses, ground_truths, strict=True)]
+        fresh: dict[CacheKey, Grade] = {}
         known = self._cache.known(job for job in jobs if isinstance(job, tuple))
         todo = list(dict.fromkeys(job for job in jobs if isinstance(job, tuple) and not known.get(job)))
         if todo:
-            fresh = self._plugged(todo) if self.plugin else self._compared(todo)
+            fresh = self._grade_by_plugin(todo) if self.plugin else self._grade_by_rules(todo)
         grades, worked_out = list[Grade](), {job for job in todo if job not in known}
         for job in jobs:
             if isinstance(job, Grade):
@@ -249,15 +247,15 @@ class Grader:
         return grades
 
     def remembered(self) -> list[str]:
-        """Which pairs it has graded and remembers, for a checkpoint."""
+        """Return the digests of the cached pairs, for a checkpoint."""
         return self._cache.digests()
 
-    def put_remembered(self, pairs: Sequence[str]) -> None:
-        """Count these pairs as graded before: what is counted of a run is the same after it was interrupted."""
-        self._cache.put(pairs)
+    def load_remembered(self, pairs: Sequence[str]) -> None:
+        """Load a checkpoint's pairs, so that a resumed run counts the same cache hits as an uninterrupted one."""
+        self._cache.load_digests(pairs)
 
     def unearnable(self, ground_truths: Sequence[GroundTruth]) -> list[int]:
-        """Indices of the ground truths that are not graded right when a response states them word for word.
+        """Return the indices of ground truths that are graded wrong when a response states them word for word.
 
         A plug-in's response format is unknown, so nothing can be checked for one.
         """
@@ -269,26 +267,26 @@ class Grader:
         return [index for index, grade in enumerate(grades) if grade.outcome != "correct"]
 
     def warnings(self, grades: Sequence[Grade]) -> list[str]:
-        """What went wrong in these grades, and what may be meant otherwise, in one sentence each."""
-        said = grading_warnings(grades, self._reasons) + ([f"grading: {self.broken}"] if self.broken else [])
-        if (unlimited := self._pool.unlimited) and not self._said_unlimited:
-            said.append(unlimited)
-            self._said_unlimited = True
+        """Return warnings about failures in these grades and doubtful settings, one sentence each."""
+        warnings = grading_warnings(grades, self._reasons) + ([f"grading: {self.broken}"] if self.broken else [])
+        if (unlimited := self._pool.unlimited) and not self._warned_unlimited:
+            warnings.append(unlimited)
+            self._warned_unlimited = True
         if self.plugin:
-            said += plugin.correct_at_warnings(self.plugin, grades, self.grading.correct_at)
-        return said
+            warnings += plugin.correct_at_warnings(self.plugin, grades, self.grading.correct_at)
+        return warnings
 
     @property
     def broken(self) -> str:
-        """Why no worker process can be started any more, in one sentence; empty where they can."""
+        """Why no worker process can start any more, in one sentence; empty where they can."""
         return self._pool.broken
 
     def why_not(self, grade: Grade) -> str:
-        """Why a plug-in gave no reward for the response that got this grade last, in one sentence."""
+        """Return why a plug-in gave no reward for the last response with this grade, in one sentence."""
         return self.broken or self._reasons.get(event(grade), "")
 
     def close(self) -> None:
-        """End the worker processes. The grader still works afterwards; it starts new ones when it must."""
+        """End the worker processes. The grader still works afterwards and starts new ones when needed."""
         self._pool.close()
 
     def __enter__(self) -> Self:
@@ -301,8 +299,8 @@ class Grader:
         if hasattr(self, "_pool"):
             self._pool.close()
 
-    def _job(self, response: Any, ground_truth: Any) -> Grade | Key:
-        """A grade where the format already decides, else the key of the comparison to make."""
+    def _grade_or_key(self, response: Any, ground_truth: Any) -> Grade | CacheKey:
+        """Return the grade where the format decides it, else the key of the comparison to make."""
         references = reference_answers(ground_truth)
         if not isinstance(response, str):
             return Grade(0.0, 0.0, 0.0, "error", "bad_response")
@@ -317,10 +315,10 @@ class Grader:
             return Grade(1.0, 0.0, 0.0, "wrong", "no_answer")
         return (answer, *references)
 
-    def _compared(self, todo: list[Key]) -> dict[Key, Grade]:
-        verdicts: dict[Key, Verdict] = {}
-        milliseconds: dict[Key, float] = {}
-        undecided: list[tuple[Key, str, str]] = []
+    def _grade_by_rules(self, todo: list[CacheKey]) -> dict[CacheKey, Grade]:
+        verdicts: dict[CacheKey, Verdict] = {}
+        milliseconds: dict[CacheKey, float] = {}
+        undecided: list[tuple[CacheKey, str, str]] = []
         for job in todo:
             begin = time.perf_counter()
             verdict, pairs = decide(candidates(job[0], self.grading.extract), job[1:], self.comparison)
@@ -330,7 +328,7 @@ class Grader:
             milliseconds[job] = 1000 * (time.perf_counter() - begin)
         begin = time.perf_counter()
         replies = self._pool.run([pair for _, *pair in undecided])
-        waited = 1000 * (time.perf_counter() - begin) / max(1, len(undecided))  # of each, on average
+        waited = 1000 * (time.perf_counter() - begin) / max(1, len(undecided))  # each, on average
         for (job, answer, reference), reply in zip(undecided, replies, strict=True):
             verdict = _symbolic_verdict(reply)
             verdicts[job] = better(verdicts[job], verdict)
@@ -339,11 +337,11 @@ class Grader:
                 self._log.add(answer, reference, reply)
         return {job: replace(_grade(verdict), milliseconds=milliseconds[job]) for job, verdict in verdicts.items()}
 
-    def _plugged(self, todo: list[Key]) -> dict[Key, Grade]:
+    def _grade_by_plugin(self, todo: list[CacheKey]) -> dict[CacheKey, Grade]:
         begin = time.perf_counter()
         replies = self._pool.run([[response, json.loads(truth)] for response, truth in todo])
         each = 1000 * (time.perf_counter() - begin) / len(todo)
-        grades: dict[Key, Grade] = {}
+        grades: dict[CacheKey, Grade] = {}
         for job, reply in zip(todo, replies, strict=True):
             grade = plugin.grade(reply, self.grading.correct_at)
             grades[job] = replace(grade, milliseconds=each)
@@ -359,7 +357,7 @@ def _grade(verdict: Verdict) -> Grade:
     return Grade(1.0, answer, answer, verdict.outcome, verdict.path)
 
 
-def _symbolic_verdict(reply: Reply) -> Verdict:
+def _symbolic_verdict(reply: PoolReply) -> Verdict:
     if reply.status == "ok":
         return Verdict(reply.value["outcome"], reply.value["path"])
     if reply.status == "timeout":
@@ -376,7 +374,7 @@ def _check(grading: GradingConfig, reward: str) -> None:
 
 
 def _renew_after_fork() -> None:
-    """In a forked child: locks may be held by threads that are gone, and the workers are the parent's."""
+    """Renew locks in a forked child, which threads that are gone may hold, and forget the parent's workers."""
     for grader in list(_graders):
         grader._cache.after_fork()
         grader._pool.after_fork()

@@ -1,4 +1,4 @@
-"""A reward function of the user's own, named `module:function`: the request it gets and what its value means.
+"""A user's reward function, named `module:function`: build its requests, and interpret its values as grades.
 
 The function itself runs in the worker processes.
 """
@@ -8,7 +8,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from rlreason.grading.pool import Reply
+from rlreason.grading.pool import PoolReply
 from rlreason.types import Grade, Outcome
 
 KEYS = ("format_reward", "answer_reward", "reward")
@@ -16,17 +16,17 @@ ROUNDING = 1e-9  # 0.7 + 0.2 + 0.1 is a little less than 1
 
 
 def key(response: str, ground_truth: Any) -> tuple[str, str] | Grade:
-    """The request as two texts, so that equal ones are found, or a grade where the ground truth cannot be sent."""
+    """Return the request as two texts, which find equal ones, or a grade where the ground truth cannot be sent."""
     try:
         return (response, json.dumps(ground_truth))
     except (TypeError, ValueError, RecursionError):
         return Grade(0.0, 0.0, 0.0, "error", "bad_gold")
 
 
-def failure(reply: Reply, grade: Grade) -> Reply | None:
-    """The reply as one that failed, with the reason in one sentence, where the plug-in gave no reward; else None.
+def failure(reply: PoolReply, grade: Grade) -> PoolReply | None:
+    """Return the failed reply, with the reason in one sentence, where the plug-in gave no reward; else None.
 
-    >>> unusable = Reply("ok", {"value": "1.0"})
+    >>> unusable = PoolReply("ok", {"value": "1.0"})
     >>> failure(unusable, grade(unusable)).error
     "returned '1.0', and must return a number, or a dictionary with a number as reward"
     """
@@ -34,20 +34,20 @@ def failure(reply: Reply, grade: Grade) -> Reply | None:
         return reply
     if grade.path != "plugin_value":
         return None
-    value = repr(reply.value.get("value"))[:100]
-    return Reply("error", error=f"returned {value}, and must return a number, or a dictionary with a number as reward")
+    returned = f"returned {repr(reply.value.get('value'))[:100]}"
+    return PoolReply("error", error=f"{returned}, and must return a number, or a dictionary with a number as reward")
 
 
-def grade(reply: Reply, correct_at: float | None = None) -> Grade:
-    """A number is a reward; a dictionary must hold `reward` and may hold the two others. All else is an
-    error, never a silent zero among the wrong answers.
+def grade(reply: PoolReply, correct_at: float | None = None) -> Grade:
+    """Turn a reply into a grade. A number is a reward; a dictionary must have `reward` and may have the two others.
+    All else is an error, never a silent zero among the wrong answers.
 
-    The response is correct where its answer reward (the reward, where no other is given) is `correct_at` or more, or 1
-    where that is None: partial credit is a reward to learn from, and no right answer.
+    The response is correct where its answer reward (by default the reward) is at least `correct_at`, or 1 where that
+    is None: partial credit is a reward to learn from, but no right answer.
 
-    >>> grade(Reply("ok", {"value": 1.0})).outcome, grade(Reply("ok", {"value": 0.1})).outcome
+    >>> grade(PoolReply("ok", {"value": 1.0})).outcome, grade(PoolReply("ok", {"value": 0.1})).outcome
     ('correct', 'wrong')
-    >>> grade(Reply("ok", {"value": None})).path
+    >>> grade(PoolReply("ok", {"value": None})).path
     'plugin_value'
     """
     if reply.status == "timeout":
@@ -69,7 +69,7 @@ def grade(reply: Reply, correct_at: float | None = None) -> Grade:
 
 
 def correct_at_warnings(name: str, grades: Sequence[Grade], correct_at: float | None) -> list[str]:
-    """What `grading.correct_at` may have to be, where it does not fit a plug-in's largest answer reward."""
+    """Suggest `grading.correct_at` where it does not fit a plug-in's largest answer reward."""
     top = max((grade.answer for grade in grades), default=0.0)
     if correct_at is None and top > 1 + ROUNDING:
         return [

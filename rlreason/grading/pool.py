@@ -1,4 +1,4 @@
-"""Worker processes that can be killed: a reply for every request, within limits on time and memory."""
+"""A pool of worker processes that can be killed: a reply to every request, within limits on time and memory."""
 
 import contextlib
 import json
@@ -22,17 +22,17 @@ LENGTH = struct.Struct(">I")
 
 
 def pack(message: Any) -> bytes:
-    """The message as the bytes that travel."""
+    """Encode the message as JSON with its length in front."""
     return framed(json.dumps(message).encode("ascii"))
 
 
 def framed(body: bytes) -> bytes:
-    """Bytes with their length in front."""
+    """Put the length in front of the bytes."""
     return LENGTH.pack(len(body)) + body
 
 
-START_TIMEOUT_S = 60.0  # importing the plug-in or the symbolic library, on a busy machine
-ENDING_S = 5.0  # for a process that was killed, or closed its pipe; it may wait in the kernel for a disk
+START_TIMEOUT_S = 60.0  # to import the plug-in or the symbolic library, on a busy machine
+ENDING_S = 5.0  # for a killed process, or one that closed its pipe, to end; it may wait for a disk in the kernel
 
 
 class Worker:
@@ -46,7 +46,7 @@ class Worker:
         sent: bytes | None = None,
         start_timeout_s: float = START_TIMEOUT_S,
     ) -> None:
-        """`sent`: the plug-in itself as cloudpickle wrote it, where the process cannot import it."""
+        """`sent`: the plug-in pickled by cloudpickle, where the process cannot import it."""
         package_root = str(Path(__file__).resolve().parents[2])
         options = {
             "parent": os.getpid(),
@@ -85,19 +85,19 @@ class Worker:
         self.flush()
 
     def send(self, task: int, request: Any, timeout_s: float) -> None:
-        """Give it request number `task`; a reply is due within `timeout_s` seconds."""
+        """Send request number `task`; its reply is due within `timeout_s` seconds."""
         self.task, self.unsent = task, pack(request)
         self.deadline = time.monotonic() + timeout_s
         self.flush()
 
     def flush(self) -> None:
-        """Write what the pipe takes now; a dead reader shows as an end of file on the other pipe."""
+        """Write what the pipe takes now; a dead reader causes an end of file on the other pipe."""
         with contextlib.suppress(BlockingIOError, BrokenPipeError):
             while self.unsent:
                 self.unsent = self.unsent[os.write(self.requests, self.unsent) :]
 
     def receive(self) -> dict[str, Any] | None:
-        """The next whole message, or None while it is incomplete; EOFError when the process is gone."""
+        """Return the next whole message, or None while it is incomplete; EOFError when the process is gone."""
         try:
             while part := os.read(self.replies, 1 << 16):
                 self.received += part
@@ -120,24 +120,24 @@ class Worker:
         self.release()
 
     def ended(self, limit_s: float) -> int | None:
-        """Its exit code, waited for at most so long; None where it lives on."""
+        """Wait at most this long for its exit code; None where it still runs."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             return self.process.wait(limit_s)
         return None
 
     def release(self) -> None:
-        """Close this process's ends of the pipes; used alone on workers inherited by a fork."""
+        """Close this process's ends of the pipes; used without `stop` on workers inherited by a fork."""
         for pipe in (self.process.stdin, self.process.stdout):
             with contextlib.suppress(OSError):
                 if pipe is not None:
                     pipe.close()
 
 
-LOOK_EVERY_S = 0.5  # while a reply is awaited, whether the pool is being closed
+LOOK_EVERY_S = 0.5  # how often a wait for replies checks whether the pool is being closed
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
+class PoolReply:
     """The result of one request. `value` is the worker's dictionary when `status` is "ok"."""
 
     status: Literal["ok", "timeout", "killed", "error"]
@@ -146,7 +146,7 @@ class Reply:
 
 
 class Pool:
-    """`run` hands requests to the workers and returns their replies in order; one caller at a time."""
+    """A pool of workers: `run` sends requests to them and returns the replies in order; one caller at a time."""
 
     def __init__(
         self,
@@ -157,12 +157,12 @@ class Pool:
         sent: bytes | None = None,
         start_timeout_s: float = START_TIMEOUT_S,
     ) -> None:
-        """`plugin`: a function by name; `sent`: itself, where a worker cannot import it. Times in seconds."""
+        """`plugin`: a function by name; `sent`: pickled, where a worker cannot import it. Times in seconds."""
         self.size, self.timeout_s, self.memory_mb = workers, timeout_s, memory_mb
         self.plugin, self.sent, self.start_timeout_s = plugin, sent, start_timeout_s
         self.broken = ""  # why no worker can start, once that is known
         self.unlimited = ""  # why the memory of a worker is not limited
-        self._late = False  # because the first one took too long
+        self._late = False  # whether that is because one took too long to start
         self._workers: list[Worker] = []
         self._owner = os.getpid()
         self._lock = threading.Lock()
@@ -174,7 +174,7 @@ class Pool:
             self._fill()
 
     def wait(self) -> str:
-        """Until every worker is ready; returns why none can start, or an empty text."""
+        """Wait until every worker is ready; return why none can start, or an empty text."""
         with self._lock:
             self._fill()
             while not self.broken and not all(worker.ready for worker in self._workers):
@@ -183,8 +183,8 @@ class Pool:
                     self._step(worker, {}, [])
             return self.broken
 
-    def run(self, requests: Sequence[Any]) -> list[Reply]:
-        """The replies to these requests, in order.
+    def run(self, requests: Sequence[Any]) -> list[PoolReply]:
+        """Return the replies to these requests, in order.
 
         Raises `WaitError` where no worker starts in time, and `RuntimeError` where the pool is closed meanwhile.
         """
@@ -207,10 +207,10 @@ class Pool:
             self._workers = []
 
     def after_fork(self) -> None:
-        """In a forked child: the lock may be held by a thread that is gone, the workers are the parent's."""
+        """In a forked child, renew the lock, which a thread that is gone may hold, and release the parent's workers."""
         self._lock = threading.Lock()
         for worker in self._workers:
-            worker.process.returncode = 0  # a child of the parent: never wait for it, never signal it
+            worker.process.returncode = 0  # the parent's child: never wait for it or signal it
             worker.release()
         self._workers, self._owner = [], os.getpid()
 
@@ -218,22 +218,20 @@ class Pool:
         if self._owner != os.getpid():
             self.after_fork()
         for worker in [worker for worker in self._workers if worker.ready and worker.process.poll() is not None]:
-            worker.stop()  # it ended between two requests, so none of them failed
+            worker.stop()  # it ended between two requests, so no request failed
             self._workers.remove(worker)
         while len(self._workers) < self.size and not self.broken:
-            self._workers.append(self._worker())
+            limits = self.timeout_s, self.memory_mb
+            self._workers.append(Worker(self.plugin, *limits, self.sent, self.start_timeout_s))
 
-    def _worker(self) -> Worker:
-        return Worker(self.plugin, self.timeout_s, self.memory_mb, self.sent, self.start_timeout_s)
-
-    def _run(self, requests: Sequence[Any]) -> list[Reply]:
-        results: dict[int, Reply] = {}
+    def _run(self, requests: Sequence[Any]) -> list[PoolReply]:
+        results: dict[int, PoolReply] = {}
         waiting = list(range(len(requests)))[::-1]
         while len(results) < len(requests):
             if self._late:
                 raise WaitError(f"grading: {self.broken}")
             if self.broken:
-                return [results.get(index, Reply("error", error=self.broken)) for index in range(len(requests))]
+                return [results.get(index, PoolReply("error", error=self.broken)) for index in range(len(requests))]
             for worker in self._workers:
                 if worker.ready and worker.task is None and waiting:
                     task = waiting.pop()
@@ -255,7 +253,7 @@ class Pool:
         left = min(worker.deadline for worker in busy) - time.monotonic()
         poll.poll(min(max(0.0, left), LOOK_EVERY_S) * 1000 + 1)
 
-    def _step(self, worker: Worker, results: dict[int, Reply], waiting: list[int]) -> None:
+    def _step(self, worker: Worker, results: dict[int, PoolReply], waiting: list[int]) -> None:
         """Handle one worker's message, its end or its time-out."""
         before = len(results)
         if worker.unsent:
@@ -270,11 +268,11 @@ class Pool:
                 return
             if not worker.ready:
                 limit = f"grading.start_timeout_s={self.start_timeout_s:g} s"
-                said = dump(f"no grading worker within {limit}")
-                self.broken = f"a worker did not start within {limit}: raise it where the machine is busy{said}"
+                stacks = dump(f"no grading worker within {limit}")
+                self.broken = f"a worker did not start within {limit}: raise it where the machine is busy{stacks}"
                 self._late = True
             elif worker.task is not None:
-                results[worker.task] = Reply("timeout", error=f"no verdict within {self.timeout_s:g} s")
+                results[worker.task] = PoolReply("timeout", error=f"no verdict within {self.timeout_s:g} s")
             self._replace(worker)
         elif not worker.ready:
             worker.ready = bool(message["ready"])
@@ -283,19 +281,19 @@ class Pool:
                 self.unlimited = f"grading.memory_mb={self.memory_mb} is not held to on this system ({why})"
         elif worker.task is not None:
             error = message.get("error", "")
-            results[worker.task] = Reply("error", error=error) if error else Reply("ok", message)
+            results[worker.task] = PoolReply("error", error=error) if error else PoolReply("ok", message)
             if error == "MemoryError":
-                results[worker.task] = Reply("killed", error=f"over {self.memory_mb} MB")
-                self._replace(worker)  # after a MemoryError its memory may hold broken objects
+                results[worker.task] = PoolReply("killed", error=f"over {self.memory_mb} MB")
+                self._replace(worker)  # a MemoryError may leave broken objects
             worker.task = None
         if len(results) > before:
             alive()
 
-    def _lost(self, worker: Worker, results: dict[int, Reply], waiting: list[int]) -> None:
+    def _lost(self, worker: Worker, results: dict[int, PoolReply], waiting: list[int]) -> None:
         if not worker.ready:
             self.broken = self.broken or "a grading worker ended while starting"
         elif worker.task is not None:
-            results[worker.task] = Reply("killed", error=f"worker ended with {worker.ended(ENDING_S)}")
+            results[worker.task] = PoolReply("killed", error=f"worker ended with {worker.ended(ENDING_S)}")
         self._replace(worker)
 
     def _replace(self, worker: Worker) -> None:

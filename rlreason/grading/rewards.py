@@ -1,4 +1,4 @@
-"""The handout's reward functions, and rewards that are wrong on purpose: controls under which no gain is learning."""
+"""The handout's reward functions, and control rewards, wrong on purpose, under which a gain is not learning."""
 
 import hashlib
 from functools import cache
@@ -38,10 +38,10 @@ Reward = dict[str, float]
 
 
 def coin(response: str, ground_truth: GroundTruth) -> Reward:
-    """1 or 0, each for half of all responses, whatever they say: a hash of response and ground truth.
+    """Return 1 or 0, each for half of all responses, whatever they say: a hash of response and ground truth.
 
-    Equal responses with one ground truth get the same, so that a run that goes on is graded as before; what is learned
-    from it is which texts were lucky, and no answer.
+    Equal pairs get the same reward, so that a resumed run is graded as before. It teaches which texts were lucky, not
+    the answer.
 
     >>> [coin(f"so {n}", "4")["reward"] for n in range(8)]
     [0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 1.0]
@@ -51,7 +51,7 @@ def coin(response: str, ground_truth: GroundTruth) -> Reward:
 
 
 def format_only(response: str, ground_truth: GroundTruth) -> Reward:
-    """1 for the right form, whatever the answer.
+    """Return 1 for the right format, whatever the answer.
 
     >>> format_only("so 5 </think> <answer>5</answer>", "4")["reward"], format_only("so 4", "4")["reward"]
     (1.0, 0.0)
@@ -63,7 +63,7 @@ def format_only(response: str, ground_truth: GroundTruth) -> Reward:
 
 
 def inverted(response: str, ground_truth: GroundTruth) -> Reward:
-    r"""1 for a wrong answer in the right form, 0 for a right one.
+    r"""Return 1 for a wrong answer in the right format, 0 for a right one.
 
     >>> inverted(r"\boxed{5}", "4")["reward"], inverted(r"\boxed{4}", "4")["reward"], inverted("so 5", "4")["reward"]
     (1.0, 0.0, 0.0)
@@ -73,16 +73,16 @@ def inverted(response: str, ground_truth: GroundTruth) -> Reward:
 
 
 def _graded(response: str, ground_truth: GroundTruth) -> Reward:
-    """By the reward whose form the response has; without its symbolic comparison, which needs a process."""
+    """Grade by the reward whose format the response has, without the symbolic comparison, which needs a process."""
     graded = r1_zero_reward_fn(response, ground_truth)
     return graded if graded["format_reward"] else question_only_reward_fn(response, ground_truth)
 
 
 def _rewarded(graded: Reward, value: float) -> Reward:
-    """The control's value, beside the format that the response really has."""
+    """Return the control's value, next to the real format reward."""
     return {"format_reward": graded["format_reward"], "answer_reward": float(value), "reward": float(value)}
 
 
-#: Stands in the protocol of every accuracy; accuracies of different versions are not compared. `tests/test_grading.py`
-#: holds it to the verdicts on all cases and says what to do when one changes.
+#: Part of the protocol of every accuracy; accuracies of different versions are not compared. `tests/test_grading.py`
+#: compares the verdicts on all cases with it and says what to do when one changes.
 GRADER_VERSION = 2

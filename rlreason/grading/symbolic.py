@@ -1,8 +1,8 @@
-r"""In the worker: the symbolic library's verdict, and a check of its own before a yes counts.
+r"""Ask the symbolic library for a verdict, in a worker, and check a "correct" before it counts.
 
-The library rounds to six decimals, chops small numbers and unwraps equations; so a yes counts only where both
+The library rounds to six decimals, chops small numbers and unwraps equations; so "correct" counts only where both
 sides, as it parsed them, agree to 60 digits (at random points where there are symbols). Only its LaTeX parser
-is used: nothing here evaluates text as a program.
+is used: text is never evaluated as a program.
 """
 
 from itertools import permutations
@@ -17,12 +17,12 @@ from rlreason.grading.answers.lexer import Verdict
 DIGITS = 60
 TOLERANCE = sympy.Float(10, DIGITS) ** -40
 POINTS = 4
-COUNTING = (sympy.Sum, sympy.Product, sympy.factorial, sympy.binomial)  # these ask for whole numbers
+COUNTING = (sympy.Sum, sympy.Product, sympy.factorial, sympy.binomial)  # these need whole numbers
 MAX_SET = 5  # members of a set, tried in every order
 
 
 def judge(answer: str, reference: str) -> Verdict:
-    """The library's verdict on two texts that `answers.normalize` cleaned and `answers.limits` let through."""
+    """Return the verdict on two texts that `answers.normalize` cleaned and `answers.lexer.check` passed."""
     left, right = _parsed(answer), _parsed(reference)
     if left is None or right is None:
         return Verdict("wrong", "unreadable")
@@ -44,7 +44,7 @@ def _parsed(text: str) -> Any:
 
 
 def agree(left: Any, right: Any) -> bool:
-    """Same kind, same shape and every leaf equal in value; sets in any order."""
+    """Whether kind, shape and the value of every leaf are equal; sets in any order."""
     if isinstance(left, sympy.MatrixBase) or isinstance(right, sympy.MatrixBase):
         same_shape = getattr(left, "shape", None) == getattr(right, "shape", None)
         return same_shape and all(map(agree, left, right))
@@ -62,7 +62,7 @@ def agree(left: Any, right: Any) -> bool:
 
 
 def same_value(left: sympy.Expr, right: sympy.Expr) -> bool:
-    """Equal at 60 digits, relative to size, without chopping; symbols take fixed values."""
+    """Whether two values are equal to 60 digits, relative to size, without chopping; symbols take fixed values."""
     if left == right:
         return True
     if left.is_Boolean or right.is_Boolean:
@@ -84,7 +84,7 @@ def same_value(left: sympy.Expr, right: sympy.Expr) -> bool:
 
 
 def close(left: sympy.Expr, right: sympy.Expr) -> bool:
-    """Two values without symbols: fractions exactly, others at 60 digits."""
+    """Whether two values without symbols are equal: fractions exactly, others to 60 digits."""
     if left.is_Rational and right.is_Rational:
         return bool(left == right)
     a, b = _number(left), _number(right)
@@ -97,6 +97,6 @@ def close(left: sympy.Expr, right: sympy.Expr) -> bool:
 
 
 def _number(value: sympy.Expr) -> sympy.Expr:
-    """Numerically where that works (an integral need not be solved), else after working it out."""
+    """Evaluate numerically where that works (an integral need not be solved), else after `doit`."""
     found = value.evalf(DIGITS)
     return found if found.is_Number else value.doit().evalf(DIGITS)

@@ -1,9 +1,8 @@
-"""The process in which everything that may hang or eat memory runs: `python -m rlreason.grading.worker`.
+"""The worker process of the pool, for code that may hang or use much memory: `python -m rlreason.grading.worker`.
 
-It reads one request at a time from standard input and answers on standard output, both as JSON with a
-4-byte length in front. It never imports the user's main module. It ends
-when its input closes, when its parent dies, or when its start or one request outlives its limit (by the kernel's
-alarm, which also ends C code that Python signals cannot interrupt).
+It reads one request at a time from standard input and replies on standard output, both as JSON with a 4-byte length
+in front. It never imports the user's main module. It ends when its input closes, when its parent dies, or when its
+start or one request exceeds its limit (by the kernel's alarm, which also ends C code that ignores Python's signals).
 """
 
 import contextlib
@@ -23,12 +22,12 @@ from rlreason.runtime.hang import listen
 from rlreason.runtime.plugins import NotImportableError, described, judging, load
 
 PR_SET_PDEATHSIG = 1
-MAX_REASON = 500  # characters of an error that are passed on
-ALARM_SLACK_S = 1.0  # the parent kills first; the alarm is for a worker whose parent is gone
+MAX_REASON = 500  # characters of an error that are sent
+ALARM_SLACK_S = 1.0  # the parent kills earlier; the alarm is for a worker whose parent is gone
 
 
 def main() -> None:
-    """Answer requests until the input closes. The options come as JSON in the first argument."""
+    """Reply to requests until the input closes. The options are JSON in the first argument."""
     if len(sys.argv) != 2:
         print(
             "rlreason: rlreason.grading.worker is started by the grader: type python -m rlreason",
@@ -41,7 +40,7 @@ def main() -> None:
     signal.setitimer(signal.ITIMER_REAL, options["start_timeout_s"] + ALARM_SLACK_S)
     requests, replies = os.dup(0), os.dup(1)
     null = os.open(os.devnull, os.O_RDWR)
-    os.dup2(null, 0)  # whatever a library or a plug-in prints or reads must not reach the pipes
+    os.dup2(null, 0)  # what a library or a plug-in prints or reads must not reach the pipes
     os.dup2(null, 1)
     sys.path[:] = [*options["path"], *[entry for entry in sys.path if entry not in options["path"]]]
     try:
@@ -63,7 +62,7 @@ def main() -> None:
 
 
 def _tie_to_parent(parent: int, main_thread: bool) -> None:
-    # The kernel sends this signal when the THREAD that started us ends, so only a main thread may ask for it.
+    # The kernel sends this signal when the THREAD that started us ends, so it is set only for a main thread.
     if main_thread:
         with contextlib.suppress(OSError, AttributeError):
             ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
@@ -74,7 +73,7 @@ def _tie_to_parent(parent: int, main_thread: bool) -> None:
 
 
 def _bounded(which: int, limit: int) -> str:
-    """Set a limit of this process, never above the one that it has; why that cannot be done (macOS), or ""."""
+    """Set a limit of this process, never above its present one; return why that failed (macOS), or ""."""
     try:
         hard = resource.getrlimit(which)[1]
         value = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
@@ -88,7 +87,7 @@ def _load(plugin: str | None, pickled: bytes | None) -> Callable[[Any], dict[str
     if plugin is None:
         from rlreason.grading import symbolic
 
-        logging.disable(logging.CRITICAL)  # the library logs whole responses; here, as it is for the whole process
+        logging.disable(logging.CRITICAL)  # the library logs whole responses
         return lambda request: symbolic.judge(*request).as_dict()
     if pickled is None:
         function = judging(load(plugin), plugin)
@@ -96,18 +95,18 @@ def _load(plugin: str | None, pickled: bytes | None) -> Callable[[Any], dict[str
         import cloudpickle
 
         function = judging(cloudpickle.loads(pickled), plugin)
-    return lambda request: {"value": plain(function(*request))}
+    return lambda request: {"value": as_json(function(*request))}
 
 
-def plain(value: Any) -> Any:
-    """A reward as JSON can carry it: a number of numpy or torch as Python's, and what is no number as its text.
+def as_json(value: Any) -> Any:
+    """Convert a reward for JSON: a number of numpy or torch to Python's, and anything but a number to its text.
 
     >>> import numpy
-    >>> plain({"reward": numpy.float32(0.5), "format_reward": numpy.bool_(True)}), plain([1])
+    >>> as_json({"reward": numpy.float32(0.5), "format_reward": numpy.bool_(True)}), as_json([1])
     ({'reward': 0.5, 'format_reward': True}, '[1]')
     """
     if isinstance(value, dict):
-        return {str(key): plain(one) for key, one in value.items()}
+        return {str(key): as_json(one) for key, one in value.items()}
     if value is None or isinstance(value, bool | int | float | str):
         return value
     with contextlib.suppress(AttributeError, TypeError, ValueError, RuntimeError):  # of an array with several numbers
@@ -138,7 +137,7 @@ def _read_bytes(source: int, parent: int) -> bytes | None:
 
 
 def _read_exactly(source: int, size: int, parent: int) -> bytes | None:
-    """None at the end of the input, or when the parent died and a forked sibling keeps the pipe open."""
+    """Return the bytes; None at the end of the input, or when the parent died and a sibling keeps the pipe open."""
     parts = []
     poll = select.poll()
     poll.register(source, select.POLLIN)

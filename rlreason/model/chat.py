@@ -13,7 +13,7 @@ from rlreason.config.evaluation import naming_eval_settings
 from rlreason.config.groups import PromptConfig
 from rlreason.config.model import ModelConfig
 from rlreason.config.run import RunConfig
-from rlreason.data.prompts import filling, template_of
+from rlreason.data.prompts import prompt_renderer, template_of
 from rlreason.errors import ConfigError
 from rlreason.model.loading import load_tokenizer
 from rlreason.model.policy import Policy
@@ -186,7 +186,7 @@ def chat_of(prompt: PromptConfig, tokenizer: PreTrainedTokenizerBase) -> Chat:
 
 def encoder(policy: Policy, prompt: PromptConfig) -> PromptEncoder:
     """Return the encoder of these prompts: a problem -> the token ids of its prompt."""
-    return PromptEncoder(policy, filling(prompt), chat_of(prompt, policy.tokenizer) if prompt.chat else None)
+    return PromptEncoder(policy, prompt_renderer(prompt), chat_of(prompt, policy.tokenizer) if prompt.chat else None)
 
 
 def end_of_turn(prompt: PromptConfig, tokenizer: PreTrainedTokenizerBase) -> int | None:

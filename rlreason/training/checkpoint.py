@@ -26,7 +26,7 @@ from rlreason.records.checkpoints import (
     pruned,
     read_state,
     remove,
-    without_moments,
+    remove_moments,
     write_checkpoint,
 )
 from rlreason.records.files import CHECKPOINTS, MODEL, MOMENTS, SPREAD, TENSORS
@@ -304,7 +304,7 @@ class Checkpointer:
     def drop_moments(self) -> None:
         """Remove the moments of all checkpoints. Call it after the summary, when the finished run cannot be resumed."""
         for path in checkpoints_in(self.records.folder):
-            without_moments(path)
+            remove_moments(path)
 
     def _parts(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """Collect the run's state as plain values and as tensors."""
@@ -351,7 +351,7 @@ class Checkpointer:
         draws, ahead = plain["draws"], plain["ahead"]
         self.prefetcher.algorithm.load_state_dict(draws["algorithm"])
         for grader, remembered in zip(self.graders, draws["graders"], strict=True):
-            grader.put_remembered(remembered)
+            grader.load_remembered(remembered)
         if ahead is not None:
             self.prefetcher.restore(collected_from(ahead))
         interim, final = self.validation.interim_problems, self.validation.final_problems

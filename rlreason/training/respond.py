@@ -20,7 +20,7 @@ from rlreason.config.evaluation import sampling_key
 from rlreason.data.sources import question_hash
 from rlreason.engines.rollouts import score_samples
 from rlreason.errors import DataError
-from rlreason.evaluation.accuracy import PURPOSE, Judged, is_correct, judged, mismatches_of, more_accuracies
+from rlreason.evaluation.accuracy import PURPOSE, SampleFigures, figures_of, is_correct, mismatches_of, more_accuracies
 from rlreason.evaluation.cases import by_facts
 from rlreason.evaluation.evaluator import protocol_of
 from rlreason.evaluation.protocol import Protocol
@@ -44,7 +44,7 @@ class Responses:
     """All responses of a job, problem by problem, with grades and log-probabilities."""
 
     problems: list[Problem]
-    samples: list[Judged]
+    samples: list[SampleFigures]
     shown: list[Sample]  # the first response to each of the first problems, to be printed
     metrics: dict[str, float]  # eval/...
     protocol: Protocol
@@ -60,7 +60,7 @@ class Responses:
 class ResponseTotals:
     """Running totals of the responses so far; everything else about them is on disk."""
 
-    samples: list[Judged] = field(default_factory=list)
+    samples: list[SampleFigures] = field(default_factory=list)
     mismatches: "array[float]" = field(default_factory=lambda: array("d"))  # of every token
     shown: list[Sample] = field(default_factory=list)
     tokens: int = 0  # sampled by this process
@@ -112,7 +112,7 @@ def sample_all(
                 with console.wait(f"measuring entropies of {len(samples)} responses"):
                     scored = score_samples(samples, evaluator.scorer)
             write(rows_of(scored, block, n, components))
-            totals.samples += map(judged, scored)
+            totals.samples += map(figures_of, scored)
             totals.mismatches += mismatches_of(scored, evaluator.sampling)
             totals.shown += scored[::n][: run.log_generations - len(totals.shown)]
     return totals
@@ -177,7 +177,7 @@ def rows_of(samples: Sequence[Sample], problems: Sequence[Problem], n: int, comp
         yield row | {"prompt": prompts[place // n], "log_probs": measured}
 
 
-def pass_rates(problems: Sequence[Problem], samples: Sequence[Judged], n: int) -> list[Row]:
+def pass_rates(problems: Sequence[Problem], samples: Sequence[SampleFigures], n: int) -> list[Row]:
     """Count how often each problem was solved, for curricula (data.pass_rates)."""
     return [
         {

@@ -23,7 +23,7 @@ from rlreason.config.leaves import resource_dir
 from rlreason.config.model import SHARED_WARM_START, TinyModelConfig, WarmStartConfig
 from rlreason.config.run import RunConfig
 from rlreason.config.training import OptimizationConfig
-from rlreason.data.prompts import filling, template_of
+from rlreason.data.prompts import prompt_renderer, template_of
 from rlreason.data.sources import fingerprint
 from rlreason.data.tasks import R1_ZERO_TRACE, habit_trace
 from rlreason.errors import ConfigError
@@ -280,7 +280,7 @@ def shipped(name: str) -> PromptConfig:
 
 def format_of(prompt: PromptConfig) -> PromptFormat:
     """Return how this prompt asks, and how a trace answers it."""
-    return PromptFormat(filling(prompt), trace_of(prompt))
+    return PromptFormat(prompt_renderer(prompt), trace_of(prompt))
 
 
 def trace_of(prompt: PromptConfig) -> str:

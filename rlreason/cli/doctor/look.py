@@ -21,7 +21,7 @@ from rlreason.cli.doctor.findings import (
 from rlreason.cli.doctor.machine import disk_findings, gpu_findings, machine_findings, read_machine
 from rlreason.cli.doctor.probing import Found, Probe, probe_findings
 from rlreason.config.run import AnyRunConfig, RunConfig, works_on_a_model
-from rlreason.engines.placement import engine_gpus, in_words, ranks_here
+from rlreason.engines.placement import describe_placement, engine_gpus, ranks_here
 from rlreason.errors import ConfigError
 from rlreason.model.savings import cure, planned, verdict
 from rlreason.model.shapes import Device, Driver, processor, query_driver, shape_of, with_second
@@ -154,7 +154,7 @@ def placed(placement: str, device: str, gpus: int = 0, engines: int = 1, ranks: 
         words = "rollout.placement=cpu, and the policy is on the GPU, where vLLM belongs too"
         return Finding("engine", FAIL, words, "rollout.placement=auto")
     if engines > 1 or ranks > 1:
-        return Finding("engine", OK, in_words(placement, engine_gpus(placement, engines, ranks, gpus), ranks))
+        return Finding("engine", OK, describe_placement(placement, engine_gpus(placement, engines, ranks, gpus), ranks))
     if placement == "second_gpu":
         return Finding("engine", OK, "vllm, in a process and on a GPU of its own (rollout.placement=second_gpu)")
     if device == "cuda":

@@ -49,9 +49,9 @@ from rlreason.engines.weight_check import (
 )
 from rlreason.errors import ConfigError, EngineError
 from rlreason.model.policy import LogProbScorer, Policy
+from rlreason.records.files import STACKS
 from rlreason.runtime import signals
 from rlreason.runtime.files import alive
-from rlreason.runtime.hang import NAME as STACKS
 from rlreason.runtime.hang import write_stacks
 from rlreason.types import Response
 

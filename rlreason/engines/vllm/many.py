@@ -20,7 +20,7 @@ from rlreason.runtime.files import alive
 from rlreason.types import Response
 
 T = TypeVar("T")
-Event = tuple[int, int | None, Any]  # (engine, index of a response among its own, the response); None: it has ended
+EngineOutput = tuple[int, int | None, Any]  # (engine, index of a response among its own, the response); None: ended
 
 
 class StoppedError(Exception):
@@ -79,7 +79,7 @@ class ManyEngines:
         `EngineError` names the engine that fails; the others stop.
         """
         shares = deal(len(prompts), len(self.engines))
-        events: SimpleQueue[Event] = SimpleQueue()
+        events: SimpleQueue[EngineOutput] = SimpleQueue()
 
         def sample(k: int) -> None:
             ended: BaseException | None = None
@@ -191,7 +191,7 @@ def in_thread(call: Callable[[], T], name: str) -> "Future[T]":
     return future
 
 
-def _all_ended(events: "SimpleQueue[Event]", under_way: set[int]) -> bool:
+def _all_ended(events: "SimpleQueue[EngineOutput]", under_way: set[int]) -> bool:
     """Wait for engines to stop sampling, at most as long as closing may take; return whether all have."""
     deadline = time.monotonic() + CLOSING_S
     while under_way and (left := deadline - time.monotonic()) > 0:

@@ -65,7 +65,7 @@ class ProcessTransfer(WeightTransfer):
         from vllm.config import WeightTransferConfig
         from vllm.distributed.weight_transfer import WeightTransferTrainerFactory
 
-        from rlreason.engines.vllm.sender import Client, PolicyWeights
+        from rlreason.engines.vllm.sender import PolicyWeights, WeightClient
 
         importlib.import_module(self.worker_extension.rpartition(".")[0])
         self._before = frozenset(process.pid for process in engine_processes())
@@ -81,7 +81,7 @@ class ProcessTransfer(WeightTransfer):
             raise RuntimeError("vLLM started no process of its own")
         self._weights = PolicyWeights(policy)
         self._sender = WeightTransferTrainerFactory.trainer_init(
-            self.init_info(), client=Client(llm), source=self._weights
+            self.init_info(), client=WeightClient(llm), source=self._weights
         )
         return llm
 

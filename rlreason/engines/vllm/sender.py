@@ -30,7 +30,7 @@ class PolicyWeights(WeightSource):
         return ((name, weight.detach().to(dtype).to(device)) for name, weight in self.policy.engine_weights())
 
 
-class Client:
+class WeightClient:
     """vLLM's `VLLMWeightSyncClient` over a `vllm.LLM`: each call runs in every worker."""
 
     def __init__(self, llm: Any) -> None:

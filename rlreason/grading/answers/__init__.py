@@ -1,1 +1,1 @@
-"""Answers: from text to a value, and from two values to a verdict. Pure functions: no process, no reward, no torch."""
+"""Parse answers into values and compare two values. Pure functions: no process, no reward, no torch."""

@@ -1,4 +1,4 @@
-"""Whether two values are the same answer."""
+"""Decide whether two values are the same answer."""
 
 from collections.abc import Sequence
 from itertools import permutations
@@ -11,15 +11,15 @@ from rlreason.grading.answers.names import is_ratio
 from rlreason.grading.answers.parser import Node, number, symbols
 from rlreason.grading.answers.values import (
     Based,
-    Clock,
     Collection,
     Equation,
-    Grid,
     Inequality,
     Inequation,
+    Matrix,
     Quantity,
     Ratio,
     Reals,
+    TimeOfDay,
     Value,
     Words,
 )
@@ -29,7 +29,7 @@ MAX_CHAIN = 3  # links of an inequality, tried in every order
 
 
 def equal(answer: Value, reference: Value, settings: ComparisonSettings) -> bool:
-    """Kinds that state the same thing are brought to one kind first; then like is compared with like."""
+    """Whether two values are the same answer; equivalent kinds are converted to one kind first."""
     answer, reference = _expanded(answer), _expanded(reference)
     if isinstance(answer, Equation) or isinstance(reference, Equation):
         return _equations(answer, reference, settings)
@@ -44,7 +44,7 @@ def equal(answer: Value, reference: Value, settings: ComparisonSettings) -> bool
             return equal(only, reference, settings)
         case _, Collection(kind="set", items=(only,)):
             return equal(answer, only, settings)
-        case Grid(), Grid():
+        case Matrix(), Matrix():
             return answer.kind == reference.kind and _in_order(
                 _cells(answer), _cells(reference), settings, _shape(answer) == _shape(reference)
             )
@@ -52,7 +52,7 @@ def equal(answer: Value, reference: Value, settings: ComparisonSettings) -> bool
             return _ratios(answer, reference)
         case _, Ratio():
             return _ratios(reference, answer)
-        case Clock(), Clock():
+        case TimeOfDay(), TimeOfDay():
             return answer.seconds == reference.seconds and _halves(answer, reference)
         case (Based(), Based()) | (Words(), Words()):
             return answer == reference
@@ -77,7 +77,7 @@ def _quantities(answer: Quantity, reference: Quantity, settings: ComparisonSetti
 
 
 def _readings(quantity: Quantity, other_percent: bool, settings: ComparisonSettings) -> list[Node]:
-    """38% is 0.38 and, where the setting allows and the other side has no sign of its own, also 38.
+    """Return the readings of 38%: 0.38 and, where the setting allows and the other side has no percent sign, also 38.
 
     Below 1 the sign may not be dropped: 0.5 is far more often a probability than half a percent.
     """
@@ -90,7 +90,7 @@ def _readings(quantity: Quantity, other_percent: bool, settings: ComparisonSetti
 
 
 def _choice(node: Node) -> str:
-    """The letter of a multiple choice, of any case, in brackets or not."""
+    """Return the letter of a multiple choice in upper case, in brackets or not; else nothing."""
     inner = node.args[0] if node.op == "group" else node
     return inner.name.upper() if inner.op == "symbol" and inner.name.upper() in CHOICES else ""
 
@@ -130,17 +130,17 @@ def _same_members(answer: list[Value], reference: Sequence[Value], settings: Com
     return True
 
 
-def _cells(grid: Grid) -> list[Value]:
+def _cells(grid: Matrix) -> list[Value]:
     return [cell for row in grid.rows for cell in row]
 
 
-def _shape(grid: Grid) -> tuple[int, int]:
+def _shape(grid: Matrix) -> tuple[int, int]:
     return len(grid.rows), len(grid.rows[0])
 
 
 def _as_ratio(value: Value) -> Value:
-    """`11:21` as a ratio where it could be a time of day too."""
-    return Ratio(tuple(map(number, value.parts))) if isinstance(value, Clock) and value.parts else value
+    """Return a time such as `11:21` as a ratio, where it could be one."""
+    return Ratio(tuple(map(number, value.parts))) if isinstance(value, TimeOfDay) and value.parts else value
 
 
 def _ratios(answer: Ratio, reference: Value) -> bool:
@@ -154,8 +154,8 @@ def _ratios(answer: Ratio, reference: Value) -> bool:
     return all(same(Node("mul", (a, second)), Node("mul", (b, first)), 0.0) for a, b in pairs[1:])
 
 
-def _halves(answer: Clock, reference: Clock) -> bool:
-    """`am` and `pm` may be left out, but 9:30 is not 21:30."""
+def _halves(answer: TimeOfDay, reference: TimeOfDay) -> bool:
+    """Whether the halves of the day agree: `am` and `pm` may be left out, but 9:30 is not 21:30."""
     one_left_out = (answer.stated and not reference.half) or (reference.stated and not answer.half)
     return answer.half == reference.half or one_left_out
 
@@ -173,7 +173,7 @@ def _equations(answer: Value, reference: Value, settings: ComparisonSettings) ->
 
 
 def _named(equation: Equation, other: Value, settings: ComparisonSettings) -> bool:
-    """`x = 38` against a bare 38: the name may be left out."""
+    """Compare `x = 38` with a bare 38: the name may be left out."""
     if is_ratio(equation.label):
         other = _as_ratio(other)
     return equation.value is not None and equal(equation.value, other, settings)
@@ -203,7 +203,7 @@ def _sets_of_reals(answer: Value, reference: Value) -> bool:
 
 
 def _expanded(value: Value) -> Value:
-    r"""`2 \pm 3` and `(1, \pm 2)` as the set of their two values, alone or inside a list or set."""
+    r"""Replace `2 \pm 3` and `(1, \pm 2)` by the set of their two values, alone or inside a list or set."""
     both = _both(value)
     if len(both) > 1:
         return Collection("set", tuple(both))
@@ -215,7 +215,7 @@ def _expanded(value: Value) -> Value:
 
 
 def _both(value: Value) -> list[Value]:
-    """The two values where one has both signs, in a tuple at one place; else the value itself."""
+    """Return the two values of one with both signs, in a tuple at one place; else the value itself."""
     if isinstance(value, Quantity) and _has_sign(value.node):
         return [value._replace(node=_with_sign(value.node, upper)) for upper in (True, False)]
     if isinstance(value, Collection) and value.kind not in ("set", "list"):

@@ -1,4 +1,4 @@
-"""Compare one answer with one reference answer in this process, and sketch which surely differ."""
+"""Compare answers with reference answers in this process; sketches show quickly which surely differ."""
 
 import re
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from rlreason.grading.answers import compare, lexer, structures
 from rlreason.grading.answers.equality import counts, points
-from rlreason.grading.answers.evaluate import Evaluator, UndefinedError, precision
+from rlreason.grading.answers.evaluate import Calculator, UndefinedError, precision
 from rlreason.grading.answers.lexer import ComparisonSettings, RefusedError, UnreadableError, Verdict
 from rlreason.grading.answers.normalize import clean, plain
 from rlreason.grading.answers.parser import symbols
@@ -22,7 +22,7 @@ _QUICK = re.compile(r"([+-]?)\\?\$?(\d{1,3}(?:,\d{3})+|\d+)(\.\d+)?\.?")
 def decide(
     candidates: Sequence[str], references: Sequence[str], settings: ComparisonSettings
 ) -> tuple[Verdict, list[tuple[str, str]]]:
-    """The best verdict over all pairs that can be decided here, and the pairs that cannot."""
+    """Return the best verdict over all pairs that can be decided here, and the pairs that cannot."""
     best, undecided = Verdict("wrong", "undecided"), []
     for answer in candidates:
         for reference in references:
@@ -37,14 +37,14 @@ def decide(
 
 
 def better(first: Verdict, second: Verdict) -> Verdict:
-    """Any yes wins; among the others a failure of the grader is kept visible before a plain wrong."""
+    """Return the better verdict: correct first, then failures of the grader, then wrong."""
     if first.path == "undecided":
         return second
     return second if _RANK[second.outcome] < _RANK[first.outcome] else first
 
 
 def decide_pair(answer: str, reference: str, settings: ComparisonSettings) -> Verdict | None:
-    """The verdict, or None when only the symbolic library can tell."""
+    """Return the verdict, or None when only the symbolic library can decide."""
     answer, reference = answer.strip(), reference.strip()
     if not answer or not reference:
         return Verdict("wrong", "empty")
@@ -59,15 +59,15 @@ def decide_pair(answer: str, reference: str, settings: ComparisonSettings) -> Ve
         return _decide_values(answer, reference, settings)
     except RefusedError:
         return Verdict("refused", "guard")
-    except Exception as error:  # a fault of the rules on some response must not end a run
+    except Exception as error:  # a bug in the rules must not end a run
         return Verdict("error", f"internal_{type(error).__name__}")
 
 
 def _decide_values(answer: str, reference: str, settings: ComparisonSettings) -> Verdict | None:
-    (answer, said), (reference, asked) = _spelled(answer), _spelled(reference)
+    (answer, plain_answer), (reference, plain_reference) = _spelled(answer), _spelled(reference)
     if not answer or not reference:
         return Verdict("wrong", "empty")
-    if said == asked:
+    if plain_answer == plain_reference:
         return Verdict("correct", "text")
     right, left = value_of(reference), value_of(answer)
     if isinstance(left, RefusedError) or isinstance(right, RefusedError):
@@ -79,7 +79,7 @@ def _decide_values(answer: str, reference: str, settings: ComparisonSettings) ->
         for text, value in ((answer, left), (reference, right)):
             lexer.check(text)
             if value is not None:
-                compare.equal(value, value, settings)  # what is refused here must not reach the library either
+                compare.equal(value, value, settings)  # raises for a value that must not reach the library either
         return None
     try:
         return _verdict(compare.equal(left, right, settings), _path(left, right))
@@ -89,24 +89,24 @@ def _decide_values(answer: str, reference: str, settings: ComparisonSettings) ->
 
 @lru_cache(maxsize=8192)
 def _spelled(text: str) -> tuple[str, str]:
-    """The text as it is read, and without all that does not matter between two words or formulas."""
+    """Return the cleaned text, and its plain form, by which two words or formulas are compared."""
     cleaned = clean(text)
     return cleaned, plain(cleaned)
 
 
 @lru_cache(maxsize=8192)
 def value_of(text: str) -> Value | RefusedError | None:
-    """The value of a cleaned text; None when it is unreadable. Refusals are remembered too."""
+    """Return the value of a cleaned text; None when it is unreadable. Refusals are cached too."""
     try:
         return structures.read(text)
     except (UnreadableError, UndefinedError):
         return None
     except RefusedError as refusal:
-        return RefusedError(*refusal.args)  # a new one: the caught one holds on to its frames
+        return RefusedError(*refusal.args)  # a new one: the caught one keeps its frames alive
 
 
 def _sendable(text: str, value: Value | None) -> bool:
-    """Whether the library may see a text: one that was read here, or one of commands that it knows."""
+    """Whether the library may get a text: one that was parsed here, or one of commands that it knows."""
     return value is not None or lexer.readable(text)
 
 
@@ -119,7 +119,7 @@ def _path(left: Value, right: Value) -> str:
 
 
 def is_plain_number(text: str) -> bool:
-    """Whether a text is a number as such, which is compared with another one without being parsed."""
+    """Whether a text is a plain number, which is compared without the parser."""
     return _QUICK.fullmatch(text) is not None
 
 
@@ -132,15 +132,15 @@ def _verdict(equal: bool, path: str) -> Verdict:
     return Verdict("correct" if equal else "wrong", path)
 
 
-SLACK = 1e-9  # relative; numbers nearer than this are left to the rules
-NOTHING = 1e-30  # of the largest term of a sum: what is smaller may be rounding
+SLACK = 1e-9  # relative; numbers closer than this are left to the rules
+NOTHING = 1e-30  # relative to the largest term of a sum: anything smaller may be rounding
 
 
 class Sketch(NamedTuple):
-    """What is compared in place of an answer."""
+    """A summary of an answer, for a quick comparison."""
 
     spelled: str  # equal ones are the same answer, whatever their value
-    plain_number: bool  # two of these are compared by rules of their own, quickly
+    plain_number: bool  # two of these have their own quick comparison
     names: tuple[str, ...]  # of its symbols
     unit: str
     value: complex  # at the first of the fixed points for its symbols
@@ -149,7 +149,7 @@ class Sketch(NamedTuple):
 
 @lru_cache(maxsize=8192)
 def sketch(text: str) -> Sketch | None:
-    """The sketch of an answer; None where it has none, as a tuple, an equation or words."""
+    """Return the sketch of an answer; None where it has none, such as a tuple, an equation or words."""
     text = text.strip()
     if not text or len(text) > MAX_CHARS:
         return None
@@ -159,7 +159,7 @@ def sketch(text: str) -> Sketch | None:
         return None
     names = tuple(sorted(symbols(read.node)))
     try:
-        evaluator = Evaluator(points(list(names))[0] if names else {}, precision(read.node))
+        evaluator = Calculator(points(list(names))[0] if names else {}, precision(read.node))
         found: Any = evaluator.approximate(read.node)
         if names and evaluator.left_the_reals:
             return None

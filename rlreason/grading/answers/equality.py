@@ -1,4 +1,4 @@
-"""Whether two expressions have the same value for every value of their symbols; sets of real numbers."""
+"""Compare two expressions for all values of their symbols; solve and combine sets of real numbers."""
 
 import random
 from collections.abc import Sequence
@@ -6,7 +6,7 @@ from fractions import Fraction
 from functools import cmp_to_key
 from typing import Any
 
-from rlreason.grading.answers.evaluate import NOWHERE, Evaluator, Point, UndefinedError, exact, precision
+from rlreason.grading.answers.evaluate import NOWHERE, Calculator, Point, UndefinedError, exact, precision
 from rlreason.grading.answers.parser import Node, infinity, number, symbols
 from rlreason.grading.answers.values import Collection, End, Inequality, Inequation, Quantity, Reals, Value
 
@@ -15,7 +15,7 @@ NEEDED = 2  # points at which both sides must have a value
 
 
 def same(first: Node, second: Node, rel_tol: float) -> bool:
-    """Equal in value; or one is a decimal and the other has no finite decimal form and rounds to it."""
+    """Whether two expressions are equal, or one is a decimal to which the other, without finite decimals, rounds."""
     names = sorted(symbols(first) | symbols(second))
     if not names:
         return same_constant(first, second) or rounded(first, second, rel_tol) or rounded(second, first, rel_tol)
@@ -26,7 +26,7 @@ def same(first: Node, second: Node, rel_tol: float) -> bool:
 
 
 def _agreements(first: Node, second: Node, names: list[str], real: bool) -> bool | None:
-    """Whether the two agree at all points where both have a value, or None where these are too few."""
+    """Whether two expressions agree at all points where both have a value; None where these are too few."""
     agreed = 0
     whole = counts(first) or counts(second)
     for point in points(names, whole):
@@ -38,7 +38,7 @@ def _agreements(first: Node, second: Node, names: list[str], real: bool) -> bool
 
 
 def counts(node: Node) -> bool:
-    """Whether a factorial or binomial of symbols asks for whole numbers."""
+    """Whether a factorial or binomial of symbols needs whole numbers."""
     return (node.op in ("fact", "binom") and bool(symbols(node))) or any(map(counts, node.args))
 
 
@@ -51,9 +51,10 @@ def same_constant(first: Node, second: Node) -> bool:
 
 
 def same_at(first: Node, second: Node, point: Point, real: bool, partial: bool = False) -> bool | None:
-    """None where neither side has a value. With `real`, a side that needs complex numbers on its way (the
-    root of a negative number, but not a written `i`) has none there: `ln(x^2)` is `2 ln x` where both exist.
-    With `partial`, a value on one side only is no difference: `n!/(n-k)!` has none where k > n.
+    """Whether two expressions agree at a point; None where neither has a value. With `real`, a side whose
+    computation needs complex numbers (the root of a negative number, but not a written `i`) has none there: `ln(x^2)`
+    is `2 ln x` where both exist. With `partial`, a value on one side only is no difference: `n!/(n-k)!` has none
+    where k > n.
     """
     values = [_exact(first, point), _exact(second, point)]
     if "undefined" in values:
@@ -73,7 +74,7 @@ def _exact(node: Node, point: Point) -> Fraction | str | None:
 
 
 def _close(first: Node, second: Node, point: Point, bits: int, real: bool) -> bool | None:
-    evaluator = Evaluator(point, bits)
+    evaluator = Calculator(point, bits)
     values = []
     for node in (first, second):
         try:
@@ -92,7 +93,7 @@ def _close(first: Node, second: Node, point: Point, bits: int, real: bool) -> bo
 
 
 def points(names: list[str], whole: bool = False) -> list[dict[str, Fraction]]:
-    """The same fractions for the same names every time, of both signs, none special; or whole numbers."""
+    """Return fixed evaluation points for these names: fractions of both signs, none special; or whole numbers."""
     source = random.Random(20260101)
     found = []
     for index in range(POINTS):
@@ -106,11 +107,11 @@ def points(names: list[str], whole: bool = False) -> list[dict[str, Fraction]]:
 
 
 def ratio(first: Node, second: Node) -> int:
-    """The sign of the constant k with first = k * second at every point, or 0 when there is none."""
+    """Return the sign of the constant k with first = k * second at every point, or 0 when there is none."""
     names = sorted(symbols(first) | symbols(second))
     ratios: list[Any] = []
     for point in points(names):
-        evaluator = Evaluator(point, precision(first, second))
+        evaluator = Calculator(point, precision(first, second))
         try:
             a, b = evaluator.approximate(first), evaluator.approximate(second)
         except UndefinedError:
@@ -127,10 +128,10 @@ def ratio(first: Node, second: Node) -> int:
 
 
 def near(first: Node, second: Node, share: float) -> bool:
-    """Whether two constants differ by no more than this share of the second."""
+    """Whether two constants differ by at most this share of the second."""
     if symbols(first) or symbols(second):
         return False
-    evaluator = Evaluator(NOWHERE, precision(first, second))
+    evaluator = Calculator(NOWHERE, precision(first, second))
     try:
         a, b = evaluator.approximate(first), evaluator.approximate(second)
     except UndefinedError:
@@ -139,7 +140,7 @@ def near(first: Node, second: Node, share: float) -> bool:
 
 
 def decimal_of(node: Node) -> tuple[Fraction, int] | None:
-    """Value and number of places of a number written as a decimal, with a sign if it has one."""
+    """Return value and number of places of a number written as a decimal, with or without a sign."""
     if node.op in ("neg", "group"):
         inner = decimal_of(node.args[0])
         return inner if inner is None or node.op == "group" else (-inner[0], inner[1])
@@ -149,14 +150,14 @@ def decimal_of(node: Node) -> tuple[Fraction, int] | None:
 
 
 def rounded(decimal: Node, other: Node, rel_tol: float) -> bool:
-    """Whether `decimal` is `other`, which does not fit its places, rounded or cut to them."""
+    """Whether `decimal` is `other`, which needs more places, rounded or cut."""
     written = decimal_of(decimal)
     if written is None or decimal_of(other) is not None or written[1] <= 0 or not rel_tol:
         return False
     value, places = written
     if _exact(other, NOWHERE) == "undefined" or infinity(other):
         return False
-    evaluator = Evaluator(NOWHERE, precision(decimal, other))
+    evaluator = Calculator(NOWHERE, precision(decimal, other))
     try:
         target = evaluator.approximate(other)
     except UndefinedError:
@@ -179,13 +180,13 @@ Piece = tuple[End, End]
 
 
 def order(first: Node, second: Node) -> int:
-    """-1, 0 or 1 for two real constants or infinities. Raises `UndefinedError` for anything else."""
+    """Compare two real constants or infinities: -1, 0 or 1. Raises `UndefinedError` for anything else."""
     infinite = infinity(first) - infinity(second)
     if infinity(first) or infinity(second):
         return (infinite > 0) - (infinite < 0)
     if same_constant(first, second):
         return 0
-    evaluator = Evaluator(NOWHERE, precision(first, second))
+    evaluator = Calculator(NOWHERE, precision(first, second))
     a, b = evaluator.approximate(first), evaluator.approximate(second)
     if evaluator.mp.im(a) != 0 or evaluator.mp.im(b) != 0:
         raise UndefinedError("not real")
@@ -193,7 +194,7 @@ def order(first: Node, second: Node) -> int:
 
 
 def union(pieces: Sequence[Piece], name: str = "") -> Reals:
-    """Sorted, without empty pieces, and with pieces that touch or overlap joined."""
+    """Return the union: sorted, without empty pieces, with touching or overlapping pieces joined."""
     kept = [piece for piece in pieces if not _empty(piece)]
     kept.sort(key=cmp_to_key(_by_low_end))
     joined: list[Piece] = []
@@ -211,7 +212,7 @@ def _by_low_end(first: Piece, second: Piece) -> int:
 
 
 def intersection(first: Reals, second: Reals) -> Reals:
-    """The numbers that are in both sets."""
+    """Return the numbers that are in both sets."""
     pieces = [
         (_farther(a[0], b[0], 1, either=False), _farther(a[1], b[1], -1, either=False))
         for a in first.pieces
@@ -221,7 +222,7 @@ def intersection(first: Reals, second: Reals) -> Reals:
 
 
 def complement(value: Reals) -> Reals:
-    """The real numbers that are not in the set."""
+    """Return the real numbers that are not in the set."""
     rest = EVERYTHING._replace(name=value.name)
     for low, high in value.pieces:
         below = (End(MINUS, False), End(low.node, not low.closed))
@@ -231,7 +232,7 @@ def complement(value: Reals) -> Reals:
 
 
 def as_reals(value: Value) -> Reals | None:
-    """The set of reals that an interval, a linear inequality or a finite set stands for, if it is one."""
+    """Return the set of reals of an interval, a linear inequality or a finite set; None for anything else."""
     try:
         match value:
             case Reals():
@@ -257,7 +258,7 @@ def as_reals(value: Value) -> Reals | None:
 
 
 def _solution(value: Inequality) -> Reals | None:
-    """Linear inequalities in the same one variable, solved."""
+    """Solve linear inequalities in one common variable; None where they are something else."""
     if outside := _outside(value):
         return outside
     found = None
@@ -275,7 +276,7 @@ def _solution(value: Inequality) -> Reals | None:
 
 
 def _outside(value: Inequality) -> Reals | None:
-    """`|u| > c` as `u > c` or `-u > c`, for one such inequality alone."""
+    """Solve a single inequality `|u| > c` as `u > c` or `-u > c`."""
     gap, closed = value.gaps[0]
     if len(value.gaps) != 1 or gap.op != "add" or gap.args[1].op != "neg" or gap.args[1].args[0].op != "abs":
         return None
@@ -289,7 +290,7 @@ def _outside(value: Inequality) -> Reals | None:
 
 
 def _without_bars(gaps: Sequence[tuple[Node, bool]]) -> list[tuple[Node, bool]]:
-    """`|u| < c` as `u < c` and `-u < c`."""
+    """Replace each `|u| < c` by `u < c` and `-u < c`."""
     found = []
     for gap, closed in gaps:
         sides = [gap]
@@ -301,7 +302,7 @@ def _without_bars(gaps: Sequence[tuple[Node, bool]]) -> list[tuple[Node, bool]]:
 
 
 def _root(gap: Node) -> tuple[str, Node, bool] | None:
-    """Variable, zero and direction of a gap a*x + b; b may be irrational where a is 1 or -1."""
+    """Return variable, zero and direction of a gap a*x + b; b may be irrational where a is 1 or -1."""
     names = symbols(gap)
     if len(names) != 1:
         return None
@@ -335,7 +336,7 @@ def _touch(high: End, low: End) -> bool:
 
 
 def _farther(first: End, second: End, up: int, either: bool) -> End:
-    """The higher end (`up` is 1) or the lower one (-1); where they meet, closed if either is or if both are."""
+    """Return the higher end (`up` is 1) or the lower one (-1); equal ends are closed if `either` or both are."""
     compared = order(first.node, second.node) * up
     if compared:
         return first if compared > 0 else second

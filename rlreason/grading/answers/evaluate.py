@@ -1,4 +1,4 @@
-"""The value of an expression: exact as long as it is a fraction, then with as many digits as are needed."""
+"""Evaluate expressions: exactly as fractions where possible, else with as many digits as needed."""
 
 import math
 import threading
@@ -20,19 +20,19 @@ class UndefinedError(Exception):
 
 
 def bits(value: Fraction) -> int:
-    """Binary digits of the longer of numerator and denominator."""
+    """Return the bit length of the longer of numerator and denominator."""
     return max(value.numerator.bit_length(), value.denominator.bit_length())
 
 
 def bounded(value: Fraction) -> Fraction:
-    """The value itself. Raises `RefusedError` where it has more than `MAX_BITS` bits."""
+    """Return the value. Raises `RefusedError` where it has more than `MAX_BITS` bits."""
     if bits(value) > MAX_BITS:
         raise RefusedError("an exact value of more than 20000 bits")
     return value
 
 
 def whole(value: Fraction) -> int:
-    """The operand of a factorial or binomial. Raises `UndefinedError` or, beyond the limit, `RefusedError`."""
+    """Return the operand of a factorial or binomial. Raises `UndefinedError` or, beyond the limit, `RefusedError`."""
     if value.denominator != 1 or value < 0:
         raise UndefinedError("not a whole number")
     if value > MAX_FACTORIAL:
@@ -41,7 +41,7 @@ def whole(value: Fraction) -> int:
 
 
 def power(base: Fraction, exponent: Fraction, real_root: bool = False) -> Fraction | None:
-    """`base ** exponent`, or None where it is irrational.
+    """Return `base ** exponent`, or None where it is irrational.
 
     With `real_root`, a negative base has a value where the exponent's denominator is odd.
 
@@ -80,7 +80,7 @@ def _perfect_root(value: Fraction, degree: int) -> Fraction | None:
 
 
 def _whole_root(value: int, degree: int) -> int:
-    """floor(value ** (1/degree)), by bisection on whole numbers."""
+    """Return floor(value ** (1/degree)), by bisection on whole numbers."""
     low, high = 0, 1 << (value.bit_length() // degree + 1)
     while high - low > 1:
         middle = (low + high) // 2
@@ -90,11 +90,11 @@ def _whole_root(value: int, degree: int) -> int:
 
 MAX_LOG2 = 20_000.0  # of any intermediate magnitude
 MAX_PRECISION = 8_192  # bits of an irrational value
-UNKNOWN_BASE = Fraction(73, 10)  # of a `log` without base: what holds in this base holds in any
+UNKNOWN_BASE = Fraction(73, 10)  # of a `log` without base: an identity in this base holds in any
 Point = Mapping[str, Fraction]
 NOWHERE: Point = {}  # for constants, which have no symbols
 
-#: Functions under the library's names. What stands under RECIPROCAL is 1 divided by the function named there.
+#: Functions by the library's names. A function of RECIPROCAL is 1 divided by the function named there.
 _LIBRARY = {
     "arcsin": "asin", "arccos": "acos", "arctan": "atan", "arccot": "acot", "arcsec": "asec", "arccsc": "acsc",
     "arsinh": "asinh", "arcosh": "acosh", "artanh": "atanh",
@@ -104,13 +104,13 @@ _RECIPROCAL = {"cot": "tan", "sec": "cos", "csc": "sin", "coth": "tanh"}
 
 
 def exact(node: Node, at: Point = NOWHERE) -> Fraction | None:
-    """The value as a fraction, the symbols being `at` their values, or None when it is irrational."""
-    value: Fraction | None = Evaluator(at).value(node)
+    """Return the value as a fraction, with the symbols' values `at`, or None when it is irrational."""
+    value: Fraction | None = Calculator(at).value(node)
     return value
 
 
-class Evaluator:
-    """Values of expressions at one point. Without `bits` of precision what is no fraction stays None."""
+class Calculator:
+    """Evaluates expressions at one point. Without `bits` of precision, a value that is no fraction is None."""
 
     def __init__(self, at: Point, bits: int | None = None) -> None:
         self.at, self.bits = at, bits or 0
@@ -119,7 +119,7 @@ class Evaluator:
         self.left_the_reals = False  # a step made a complex number out of real ones
 
     def value(self, node: Node) -> Any:
-        """A fraction, or one of the library's numbers, or None for what is irrational where no precision was given.
+        """Return a fraction, or one of the library's numbers; None for an irrational value without a precision.
 
         Raises `UndefinedError` where there is no value and `RefusedError` where it would cost too much.
         """
@@ -186,7 +186,7 @@ class Evaluator:
         return self._checked(value, parts)
 
     def _checked(self, value: Any, parts: list[Any]) -> Any:
-        """The value of a step on these parts within the bounds; a complex one of real parts is noted."""
+        """Return the value of a step if it is within the bounds; note a complex value of real parts."""
         if value is None:
             return None
         if isinstance(value, Fraction):
@@ -225,7 +225,7 @@ class Evaluator:
         return self.mp.power(base, exponent)
 
     def _root(self, base: Any, degree: Any) -> Any:
-        """The real root of a negative number where the degree is odd, else the principal one."""
+        """Return the real root of a negative number where the degree is odd, else the principal root."""
         if isinstance(base, Fraction):
             if degree == 0:
                 raise UndefinedError("zeroth root")
@@ -277,12 +277,12 @@ class Evaluator:
 
 
 def precision(*nodes: Node) -> int:
-    """Bits that keep apart any two values written with numbers as long as these."""
+    """Return the bits that distinguish any two values written with numbers of this length."""
     return 256 + 2 * sum(map(_written_bits, nodes))
 
 
 def _written_bits(node: Node) -> int:
-    """Bits of the numbers in the tree; those of a power of numbers count as written out."""
+    """Return the bits of the numbers in the tree; a power of numbers counts as written out."""
     if node.op == "number":
         return bits(node.value or Fraction(0))
     own = sum(map(_written_bits, node.args))
@@ -299,7 +299,7 @@ _local = threading.local()
 
 
 def context(bits: int) -> Any:
-    """This thread's own calculator with `bits` of precision; the library's shared one is not thread-safe."""
+    """Return this thread's mpmath context with `bits` of precision; the library's shared one is not thread-safe."""
     if bits > MAX_PRECISION:
         raise RefusedError("irrational values that need more than 8192 bits to tell apart")
     if not hasattr(_local, "context"):

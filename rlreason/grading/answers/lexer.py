@@ -1,4 +1,4 @@
-"""Cut a cleaned answer into tokens; the verdict's types, and what may be sent to the symbolic library."""
+"""Split a cleaned answer into tokens; types of the verdict, and limits on texts for the symbolic library."""
 
 import re
 from dataclasses import dataclass
@@ -10,20 +10,20 @@ from rlreason.types import Outcome
 
 
 class Verdict(NamedTuple):
-    """`path` names the rule that decided."""
+    """The verdict on an answer; `path` names the rule that decided."""
 
     outcome: Outcome
     path: str
 
     def as_dict(self) -> dict[str, Any]:
-        """The verdict as JSON holds it, on its way from a worker process."""
+        """Return the verdict for JSON, to be sent from a worker process."""
         return {"outcome": self.outcome, "path": self.path}
 
 
 @dataclass(frozen=True, slots=True)
 class ComparisonSettings:
-    """`percent`: 38% may also be written 38. `rel_tol`: how close a decimal must come to a value that has no
-    finite decimal form; it must also be that value, rounded or cut, so 0.3333 is never 1/3 at 1e-6.
+    """`percent`: 38% may also be written 38. `rel_tol`: the tolerance of a decimal for a value without a finite
+    decimal form; the decimal must also be that value rounded or cut, so 0.3333 is never 1/3 at 1e-6.
     """
 
     percent: bool = True
@@ -31,7 +31,7 @@ class ComparisonSettings:
 
 
 class RefusedError(Exception):
-    """Working this out could cost more than any honest answer needs."""
+    """Raised for an answer whose evaluation could cost more than any honest answer needs."""
 
 
 MAX_CHARS = 400
@@ -40,7 +40,7 @@ MAX_POWER = 5_000  # of ten in 1e3, and of whole exponents elsewhere
 
 
 class Token(NamedTuple):
-    """`kind`: number, letter, word, command, text, begin, end or sign; `spaced`: white space stood before."""
+    """`kind`: number, letter, word, command, text, begin, end or sign; `spaced`: white space came before it."""
 
     kind: str
     text: str
@@ -50,7 +50,7 @@ class Token(NamedTuple):
 
 
 class UnreadableError(Exception):
-    """The text does not follow the grammar."""
+    """Raised for a text that does not follow the grammar."""
 
 
 _GROUPS = r"\d{1,3}(?:,\d{3})+(?![\d,]\d|\d)|\d{1,3}(?:\{,\}\d{3})+(?!\d)|\d{1,3}(?:[ ]\d{3})+(?![ ]?\d)"
@@ -87,7 +87,7 @@ _SIGN_OF_COMMAND = {
 
 
 def tokens(text: str) -> list[Token]:
-    r"""Raises `RefusedError` over the length limits.
+    r"""Split the text into tokens. Raises `RefusedError` over the length limits.
 
     >>> [token.text for token in tokens(r"x^{2}+1,000\text{ cm}")]
     ['x', '^', '{', '2', '}', '+', '1,000', ' cm']
@@ -136,11 +136,11 @@ def _number(match: re.Match[str], spaced: bool) -> Token:
     whole = re.sub(r"\D", "", match.group("whole") or "0")
     decimals = match.group("decimals") or ""
     repeat = match.group("repeat") or match.group("bracket")
-    if match.group("dots"):  # 0.1666...: what is written twice goes on, a single digit three times
-        going_on = re.search(r"(?:(\d)\1\1+|(\d{2,}?)\2+)\Z", decimals)
-        if going_on is None:
+    if match.group("dots"):  # 0.1666...: digits repeat that are written twice, or a single one three times
+        period = re.search(r"(?:(\d)\1\1+|(\d{2,}?)\2+)\Z", decimals)
+        if period is None:
             raise UnreadableError("digits that go on")
-        decimals, repeat = decimals[: going_on.start()], going_on.group(1) or going_on.group(2)
+        decimals, repeat = decimals[: period.start()], period.group(1) or period.group(2)
     power = int(match.group("power") or 0)
     if abs(power) > MAX_POWER:
         raise RefusedError("a power of ten beyond 5000")
@@ -158,7 +158,7 @@ MAX_SYMBOLIC_DIGITS = 30
 MAX_EXPONENT = 100
 MAX_RANGE = 1_000
 
-#: Commands with a meaning that the library keeps. Anything else (arrows, angles, bars, fonts) it may drop.
+#: Commands whose meaning the library keeps. It may drop anything else (arrows, angles, bars, fonts).
 KNOWN = words(
     """frac sqrt int iint oint sum prod lim limits to infty pi cdot times div pm mp ln log exp sin cos tan cot
     sec csc arcsin arccos arctan sinh cosh tanh le ge leq geq lt gt ne neq in cup cap begin end left right det
@@ -174,19 +174,19 @@ _TOWER = re.compile(r"(?:\^|\*\*)\s*(?:\{[^{}]*(?:[\d)}]\s*(?:\^|\*\*)|\^\s*\{?[
 
 
 def readable(text: str) -> bool:
-    """Whether the library may be asked about this cleaned text: no text groups, no words, known commands."""
+    """Whether this cleaned text may be sent to the library: no text groups, no words, known commands."""
     commands = re.findall(r"\\([a-zA-Z]+)", text)
     if re.search(r"\\i?int(?!\s*(?:\\limits\s*)?_)", text):
         return False  # an integral without limits is a family of functions, not a value
     if "=" in re.sub(r"_\s*\{[^{}]*\}", "", text):
         return False  # the library would keep the last side of an equation and drop the rest
     if "'" in text:
-        return False  # nor does it keep the sign of a derivative
+        return False  # it would drop the sign of a derivative
     return bool(commands) and all(command in KNOWN for command in commands) and not _WORD.search(text)
 
 
 def check(text: str) -> None:
-    """Raises `RefusedError` for what could cost more than a short formula does."""
+    """Raise `RefusedError` for a text that could cost the library more than a short formula does."""
     if len(text) > MAX_SYMBOLIC_CHARS:
         raise RefusedError("longer than 400 characters")
     if re.search(rf"\d{{{MAX_SYMBOLIC_DIGITS + 1},}}", text):

@@ -1,7 +1,7 @@
-r"""What stands before an equals sign: the name of one quantity, whose bare value is the same answer, or an equation.
+r"""Recognise names before an equals sign: of one quantity, whose value alone is the same answer; else an equation.
 
-`|AB| = 1`, `V_1:V_2 = 11:21` and `f(2) = 12` name what was asked for. `x^2 = 4`, `xy = 4` and `\frac xy = 2` are
-equations: their right side alone says less.
+`|AB| = 1`, `V_1:V_2 = 11:21` and `f(2) = 12` name the requested quantity. `x^2 = 4`, `xy = 4` and `\frac xy = 2` are
+equations: their right side alone is another answer.
 """
 
 import re
@@ -51,25 +51,25 @@ _OPENING = {"(": ")", "[": "]", "{": "}", "\\{": "\\}"}
 
 
 def name_of(piece: Sequence[Token]) -> str:
-    """The name that a piece is, in one spelling, else nothing: `x`, `x_1`, `f(x)`, `(x, y)`, a derivative, words,
-    or one quantity of several signs, as `AB`, `V_1/V_2` or `f(2)`.
+    """Return a piece's name in one spelling, else nothing: `x`, `x_1`, `f(x)`, `(x, y)`, a derivative, words, or one
+    quantity of several signs, such as `AB`, `V_1/V_2` or `f(2)`.
     """
     return _simple(piece) or _compound(piece)
 
 
 def is_ratio(name: str) -> bool:
-    """Whether a name is that of a ratio of two quantities, as `V_1/V_2`."""
+    """Whether a name is a ratio of two quantities, such as `V_1/V_2`."""
     return "/" in name
 
 
 def family(name: str) -> str:
-    """What `x_1` and `x_2` have in common; other names, such as `A_1B_1` and `S_{ABC}`, stand alone."""
+    """Return the common name of `x_1` and `x_2`; other names, such as `A_1B_1` and `S_{ABC}`, are their own."""
     numbered = _NUMBERED.fullmatch(name)
     return numbered[1] if numbered else name
 
 
 def occurs_in(piece: Sequence[Token], value: Value) -> bool:
-    """Whether what a piece names is found in the value too: then the two make an equation to solve, `x = 2 - x`."""
+    """Whether the named quantity occurs in the value too: then it is an equation to solve, `x = 2 - x`."""
     if simple := _simple(piece):
         own = {simple.replace("{", "").replace("}", "")}
         return bool(own & _symbols(value))
@@ -115,7 +115,7 @@ def _compound(piece: Sequence[Token]) -> str:
 
 
 def _one_spelling(text: str) -> str:
-    r"""`|AB|` and `\overline{AB}` as the word AB is, and every ratio with a stroke."""
+    r"""Write `|AB|` and `\overline{AB}` like the word AB, and every ratio with a slash."""
     text = _LENGTH.sub(lambda length: length[1] or length[2], text)
     if fraction := re.fullmatch(r"frac\{(.*)\}\{(.*)\}", text):
         return "/".join(fraction.groups())
@@ -123,7 +123,7 @@ def _one_spelling(text: str) -> str:
 
 
 def _is_applied(piece: Sequence[Token]) -> bool:
-    """A function at a point or of an event: `f(2)`, `f(g(2))`, `P(X = 2)`, `E[X]`; never a product such as `k(k+1)`."""
+    """Whether it is a function at a point or of an event: `f(2)`, `f(g(2))`, `P(X = 2)`, `E[X]`; not `k(k+1)`."""
     at = next((index for index, token in enumerate(piece) if token.kind == "sign" and token.text in ("(", "[")), 0)
     if not at or _ends(piece, at) != len(piece) - 1:
         return False
@@ -146,7 +146,7 @@ def _capitals(inner: Sequence[Token]) -> bool:
 
 
 def _without_letters(inner: Sequence[Token]) -> bool:
-    """Whether an argument is made of numbers, and of functions of numbers."""
+    """Whether an argument consists of numbers and functions of numbers."""
     following = [token.text for token in inner[1:]] + [""]
     return bool(inner) and all(
         token.kind == "number" or token.text in _OF_NUMBERS or (_FUNCTION.fullmatch(token.text) and after == "(")
@@ -155,7 +155,7 @@ def _without_letters(inner: Sequence[Token]) -> bool:
 
 
 def _is_operator(piece: Sequence[Token]) -> bool:
-    r"""`\gcd(12, 18)`, `\max f`, `Var(X)`: an operator with one operand, no sum or product."""
+    r"""Whether it is an operator with one operand, no sum or product: `\gcd(12, 18)`, `\max f`, `Var(X)`."""
     if len(piece) < 2 or not _operator(piece[0]):
         return False
     at = 1
@@ -174,7 +174,7 @@ def _operator(token: Token) -> bool:
 
 
 def _ends(piece: Sequence[Token], start: int) -> int:
-    """Where the bracket that opens at `start` is closed; `start` itself where none opens, the end where none closes."""
+    """Return where the bracket opened at `start` closes; `start` where none opens, the end where none closes."""
     closers: list[str] = []
     for index in range(start, len(piece)):
         text = piece[index].text

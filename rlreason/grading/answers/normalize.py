@@ -1,6 +1,6 @@
-r"""One spelling for Unicode signs, dollar and markdown wrappers, spacing and font commands.
+r"""Normalize Unicode signs, dollar and markdown wrappers, spacing and font commands to one spelling.
 
-Every rewrite keeps the meaning. What could carry meaning (words, units, signs, digits) is never dropped here.
+Every rewrite keeps the meaning. Words, units, signs and digits, which may carry meaning, are never dropped here.
 """
 
 import re
@@ -58,7 +58,7 @@ _WRAPPERS = (("\\(", "\\)"), ("\\[", "\\]"), ("**", "**"), ("__", "__"), ("`", "
 
 
 def clean(text: str) -> str:
-    r"""The same answer in plain LaTeX spelling.
+    r"""Rewrite an answer in plain LaTeX spelling.
 
     >>> clean("**$−½$**"), clean(r"\[ \dfrac{1}{2} \]"), clean("x² ≥ 1\u202f000")
     ('- 1/2', '\\frac{1}{2}', 'x^{2} \\ge 1 000')
@@ -84,7 +84,7 @@ def clean(text: str) -> str:
 
 
 def plain(text: str) -> str:
-    r"""A text without fonts, spacing and closing stop: what two equal words or formulas have in common.
+    r"""Remove fonts, spacing and the closing stop, so that equal words or formulas become equal texts.
 
     Spaces stay between two letters or digits, so `3 8` is not `38`.
 
@@ -98,13 +98,13 @@ def plain(text: str) -> str:
 
 
 def whole_text(text: str) -> str | None:
-    r"""The content when the text is one font command around everything, as in `\text{east}`; else None."""
+    r"""Return the content of a font command around the whole text, as in `\text{east}`; else None."""
     match = _WHOLE_FONT.fullmatch(text)
     return match.group(1).strip() if match else None
 
 
 def _ascii(char: str) -> str:
-    """Digits of every script, and letters of the mathematical alphabets, as their plain forms."""
+    """Replace digits of every script, and letters of the mathematical alphabets, by their plain forms."""
     if char < "\x80":
         return char
     if "\U0001d400" <= char <= "\U0001d7ff":
@@ -130,7 +130,7 @@ def _unwrap(text: str) -> str:
 
 
 def _undollar(text: str) -> str:
-    r"""Take away `$` where pairs of them mark mathematics; a single `$` is money and stays.
+    r"""Remove `$` where pairs of them mark mathematics; a single `$` is money and stays.
 
     >>> _undollar("$38$"), _undollar("$38"), _undollar("$x=1$ or $x=2$"), _undollar("$5 and $6")
     ('38', '$38', 'x=1 or x=2', '$5 and $6')

@@ -1,4 +1,4 @@
-"""From tokens to an expression tree, by a small strict grammar."""
+"""Parse tokens into an expression tree by a small, strict grammar."""
 
 from collections.abc import Sequence
 from fractions import Fraction
@@ -19,12 +19,12 @@ class Node(NamedTuple):
 
 
 def number(value: Fraction | int, places: int | None = None) -> Node:
-    """A leaf with this value. `places`: digits after the point, where it was written as a decimal."""
+    """Return a leaf with this value. `places`: digits after the point, where it was written as a decimal."""
     return Node("number", value=Fraction(value), places=places)
 
 
 def symbols(node: Node) -> frozenset[str]:
-    """The names of all symbols in the tree; constants such as pi are none.
+    """Return the names of all symbols in the tree, without constants such as pi.
 
     >>> sorted(symbols(Node("add", (Node("symbol", name="x"), Node("constant", name="pi")))))
     ['x']
@@ -35,7 +35,7 @@ def symbols(node: Node) -> frozenset[str]:
 
 
 def infinity(node: Node) -> int:
-    """1 or -1 for plus or minus infinity, else 0."""
+    """Return 1 or -1 for plus or minus infinity, else 0."""
     if node.op == "group":
         return infinity(node.args[0])
     if node.op == "neg":
@@ -44,18 +44,18 @@ def infinity(node: Node) -> int:
 
 
 class Cursor:
-    """`at` is the index of the next token. Steps that read nothing leave it where it is."""
+    """A position in a token sequence; `at` is the index of the next token, and moves only past what is read."""
 
     def __init__(self, tokens: Sequence[Token]) -> None:
         self.tokens, self.at = tokens, 0
         self.bars = 0  # 1 inside |...|, where the next bar closes
 
     def peek(self, ahead: int = 0) -> Token:
-        """The next token, or the one `ahead` of it; a token of kind `end` behind the last."""
+        """Return the next token, or the one `ahead` of it; after the last, a token of kind `end`."""
         return self.tokens[self.at + ahead] if self.at + ahead < len(self.tokens) else Token("end", "")
 
     def sign(self, *texts: str) -> str | None:
-        """The next token's text when it is one of these signs, taken; else None."""
+        """Take the next token if it is one of these signs and return its text; else None."""
         token = self.peek()
         if token.kind == "sign" and token.text in texts:
             self.at += 1
@@ -63,12 +63,12 @@ class Cursor:
         return None
 
     def expect(self, text: str) -> None:
-        """Take this sign. Raises `UnreadableError` where another token stands."""
+        """Take this sign. Raises `UnreadableError` where the next token is another."""
         if not self.sign(text):
             raise UnreadableError(f"no {text}")
 
     def replace(self, *tokens: Token) -> None:
-        """Put these tokens in the place of the next one."""
+        """Replace the next token by these."""
         self.tokens = [*self.tokens[: self.at], *tokens, *self.tokens[self.at + 1 :]]
 
     def begins_factor(self) -> bool:
@@ -81,13 +81,13 @@ class Cursor:
         return token.kind in ("letter", "word", "command") and token.text not in CLOSING
 
     def digit(self) -> Node:
-        r"""The first digit of the next number, as in `\frac12`; the others stay."""
+        r"""Take the first digit of the next number, as in `\frac12`; the others stay."""
         text = self.peek().text
         self.replace(*([Token("number", text[1:], value=Fraction(int(text[1:])))] if text[1:] else []))
         return number(int(text[0]))
 
     def letter(self, letter: str) -> Node:
-        """A variable with its index, or the constant `e` or `i`."""
+        """Read a variable with its index, or the constant `e` or `i`."""
         self.at += 1
         if self.peek().text == "_":
             return Node("symbol", name=letter + self.subscript())
@@ -98,7 +98,7 @@ class Cursor:
         return Node("symbol", name=letter)
 
     def subscript(self) -> str:
-        r"""`_1`, `_{12}`, `_{\text{max}}`: part of the name; nothing where none follows."""
+        r"""Read an index, which is part of the name: `_1`, `_{12}`, `_{\text{max}}`; nothing where none follows."""
         if not self.sign("_"):
             return ""
         if not self.sign("{"):
@@ -113,14 +113,14 @@ class Cursor:
         return name
 
     def degree_sign(self) -> bool:
-        """Whether `°` or `{°}` stands here, which is taken."""
+        """Take `°` or `{°}` if it is next, and return whether it was."""
         if [self.peek(ahead).text for ahead in range(3)] == ["{", "°", "}"]:
             self.at += 3
             return True
         return self.sign("°") is not None
 
     def single_number(self) -> Node | None:
-        """The number that stands here, never the whole part of a mixed one; else None."""
+        """Take the next number, never as part of a mixed one; None where there is none."""
         token = self.peek()
         if token.kind != "number":
             return None
@@ -128,7 +128,7 @@ class Cursor:
         return number(token.value or 0, token.places)
 
     def proper_fraction(self) -> Node | None:
-        """`1/2` behind the whole part of a mixed number: plain digits, above 0 and below 1; else None."""
+        """Take `1/2` after the whole part of a mixed number: plain digits, above 0 and below 1; else None."""
         top, slash, bottom = self.peek(), self.peek(1), self.peek(2)
         if not (top.text.isdigit() and slash.text == "/" and bottom.text.isdigit() and not bottom.spaced):
             return None
@@ -149,15 +149,15 @@ _INVERSE = Node("neg", (number(1),))
 
 
 def parse(tokens: Sequence[Token]) -> Node:
-    """The expression that all tokens make together. Raises `UnreadableError` or `RefusedError`."""
-    parser = Parser(tokens)
+    """Parse all tokens as one expression. Raises `UnreadableError` or `RefusedError`."""
+    parser = ExpressionParser(tokens)
     node = parser.sum()
     if parser.at < len(parser.tokens):
         raise UnreadableError(parser.tokens[parser.at].text)
     return node
 
 
-class Parser(Cursor):
+class ExpressionParser(Cursor):
     """Recursive descent over one token sequence; each method reads one rule of the grammar."""
 
     depth = 0

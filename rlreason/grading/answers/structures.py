@@ -1,4 +1,4 @@
-"""From a cleaned answer to a value: lists, sets, tuples, relations, matrices, times, bases and letters."""
+"""Read a cleaned answer as a value: lists, sets, tuples, relations, matrices, times, bases and letters."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -11,15 +11,15 @@ from rlreason.grading.answers.normalize import plain, whole_text
 from rlreason.grading.answers.parser import Node, number, parse, symbols
 from rlreason.grading.answers.values import (
     Based,
-    Clock,
     Collection,
     Equation,
-    Grid,
     Inequality,
     Inequation,
+    Matrix,
     Quantity,
     Ratio,
     Reals,
+    TimeOfDay,
     Value,
     Words,
     is_constant,
@@ -32,9 +32,9 @@ Inner = Callable[[Sequence[Token]], Value]
 
 
 def read_relation(pieces: Sequence[Sequence[Token]], signs: Sequence[str], inner: Inner) -> Value:
-    """The relation that these signs make between these pieces; `inner` reads the value of a piece.
+    """Read pieces joined by these relation signs; `inner` reads the value of a piece.
 
-    Raises `UnreadableError` for signs that make none together.
+    Raises `UnreadableError` for signs that form no relation.
     """
     if "\\approx" in signs:
         return approximation(pieces, signs, inner)
@@ -88,7 +88,7 @@ def approximation(pieces: Sequence[Sequence[Token]], signs: Sequence[str], inner
 
 
 def check_chain(values: Sequence[Value]) -> None:
-    """The links of a chain must have the same value; only numbers and formulas can form one."""
+    """`UnreadableError` unless all links of a chain have the same value; only numbers and formulas form one."""
     last = values[-1]
     for value in values[:-1]:
         if not (isinstance(value, Quantity) and isinstance(last, Quantity) and same(value.node, last.node, 0.0)):
@@ -103,12 +103,12 @@ def _gap(left: Sequence[Token], right: Sequence[Token]) -> Node | None:
 
 
 def minus(left: Node, right: Node) -> Node:
-    """The tree of `left - right`."""
+    """Return the tree of `left - right`."""
     return Node("add", (left, Node("neg", (right,))))
 
 
 def membership(pieces: Sequence[Sequence[Token]], signs: Sequence[str], inner: Inner) -> Value:
-    r"""`x \in A`: the set of reals for x where A is one, else x named with the value A."""
+    r"""Read `x \in A`: the set of reals for x where A is one, else an equation of x with the value A."""
     name = name_of(pieces[0])
     if list(signs) != ["\\in"] or not name:
         raise UnreadableError("\\in")
@@ -120,7 +120,7 @@ def membership(pieces: Sequence[Sequence[Token]], signs: Sequence[str], inner: I
 
 
 def builder(content: Sequence[Token], inner: Inner) -> Value | None:
-    r"""`x \mid x > 2` inside set braces; None when the braces hold something else."""
+    r"""Read `x \mid x > 2` inside set braces; None when the braces contain something else."""
     marks = [index for index, token in enumerate(content) if token.kind == "sign" and token.text in ("|", ":")]
     if len(marks) != 1 or not 0 < marks[0] < len(content) - 1:
         return None
@@ -133,7 +133,7 @@ def builder(content: Sequence[Token], inner: Inner) -> Value | None:
 
 
 def joined(items: Sequence[Value], kinds: set[str]) -> Value | None:
-    """Inequalities joined by `or` (a union) or by `and` (an intersection), as one set of reals.
+    """Combine inequalities joined by `or` (a union) or by `and` (an intersection) into one set of reals.
 
     A comma is an `and` where something is excluded: `x > 2, x \\ne 3`.
     """
@@ -153,7 +153,7 @@ def joined(items: Sequence[Value], kinds: set[str]) -> Value | None:
 
 
 def unlabelled(items: tuple[Value, ...]) -> Collection:
-    """`x = 1, 2`, `x = 1, x = 2` and `x_1 = 1, x_2 = 2` list values of x; `x = 1, y = 2` does not."""
+    """Read `x = 1, 2`, `x = 1, x = 2` and `x_1 = 1, x_2 = 2` as values of x; `x = 1, y = 2` stays a list."""
     names = {family(item.label) for item in items if isinstance(item, Equation)}
     bare_tail = all(not isinstance(item, Equation) for item in items[1:])
     all_named = all(isinstance(item, Equation) for item in items)
@@ -177,24 +177,24 @@ _CHOICE = re.compile(r"(?:(?:[Oo]ption|[Cc]hoice) )?[(\[]?([A-E])[)\].:]*")
 
 
 def date(text: str) -> Words | None:
-    """`2024-01-02`, `1/2/2024`: no difference and no quotient."""
+    """Read a date, which is no difference and no quotient: `2024-01-02`, `1/2/2024`."""
     return Words(text) if _DATE.fullmatch(text) else None
 
 
 def choice(text: str) -> Quantity | None:
-    """`C`, `(C)`, `C.`, `C)` or `Option C`."""
+    """Read a multiple choice: `C`, `(C)`, `C.`, `C)` or `Option C`."""
     match = _CHOICE.fullmatch(text)
     return Quantity(Node("symbol", name=match.group(1))) if match else None
 
 
-def in_words(text: str) -> Quantity | None:
-    """`zero` to `ninety-nine`."""
+def number_word(text: str) -> Quantity | None:
+    """Read a number word, `zero` to `ninety-nine`."""
     word = text.casefold().replace(" ", "-")
     return Quantity(number(_BELOW_100.index(word))) if word in _BELOW_100 else None
 
 
-def clock(text: str) -> Clock | None:
-    """`9:30`, `9 am`, `21:30:00`, `9:30 \\text{ p.m.}`."""
+def clock(text: str) -> TimeOfDay | None:
+    """Read a time of day: `9:30`, `9 am`, `21:30:00`, `9:30 \\text{ p.m.}`."""
     match = _CLOCK.fullmatch(text)
     if match is None or not (match.group(2) or match.group(4)):
         return None
@@ -206,11 +206,11 @@ def clock(text: str) -> Clock | None:
     if not half and not 1 <= hour <= 12:
         half = "p" if hour else "a"
     parts = () if stated else tuple(int(part) for part in match.groups()[:3] if part)
-    return Clock((hour % 12 * 60 + minute) * 60 + second, half, stated, parts)
+    return TimeOfDay((hour % 12 * 60 + minute) * 60 + second, half, stated, parts)
 
 
 def based(text: str) -> Based | None:
-    """`101_2`, `(101)_{2}`, `101_{\\text{two}}`, `101 base 2`."""
+    """Read a number in a given base: `101_2`, `(101)_{2}`, `101_{\\text{two}}`, `101 base 2`."""
     match = _BASE.fullmatch(text.replace(" ", "")) or _BASE_WORDS.fullmatch(text)
     if match is None:
         return None
@@ -235,18 +235,18 @@ _EMPTY = ("emptyset", "varnothing")
 
 
 def read(text: str) -> Value:
-    """The value of a cleaned answer. Raises `UnreadableError` or `RefusedError`."""
+    """Read the value of a cleaned answer. Raises `UnreadableError` or `RefusedError`."""
     inner = whole_text(text)
     if inner:
         text = inner
-    for notation in (date, choice, clock, based, in_words):
+    for notation in (date, choice, clock, based, number_word):
         if special := notation(text):
             return special
     return read_tokens(tokens(text), 0)
 
 
 def read_tokens(found: Sequence[Token], depth: int) -> Value:
-    """The value of these tokens, which stand `depth` structures deep."""
+    """Read the value of these tokens, which are nested `depth` structures deep."""
     if depth > 8:
         raise RefusedError("structures nested deeper than 8")
     if not found:
@@ -261,7 +261,7 @@ def read_tokens(found: Sequence[Token], depth: int) -> Value:
 
 
 def _words(found: Sequence[Token]) -> Words | Reals | None:
-    """Nothing but language: all words and single letters, with at least one word that names no quantity."""
+    """Read plain language: only words and single letters, with at least one word that names no quantity."""
     if any(token.kind not in ("word", "letter", "text") or joiner(token) == "and" for token in found):
         return None
     if is_product(found):
@@ -276,7 +276,7 @@ def _words(found: Sequence[Token]) -> Words | Reals | None:
 
 
 def split(found: Sequence[Token], at: Callable[[Token], bool]) -> tuple[list[list[Token]], list[Token]]:
-    """The pieces between tokens that `at` accepts outside all brackets, and those tokens."""
+    """Split at the tokens that `at` accepts outside all brackets; return the pieces and those tokens."""
     pieces: list[list[Token]] = [[]]
     marks: list[Token] = []
     closers: list[str] = []
@@ -306,7 +306,7 @@ def split(found: Sequence[Token], at: Callable[[Token], bool]) -> tuple[list[lis
 
 
 def joiner(token: Token) -> str:
-    """`,` for a separator, `or` or `and` for those words, else nothing."""
+    """Return `,` for a separator, `or` or `and` for those words, else nothing."""
     if token.kind == "sign" and token.text in (",", ";"):
         return ","
     word = token.text.strip(" ,").casefold()
@@ -326,7 +326,7 @@ def _separated(found: Sequence[Token], inner: Inner) -> Value | None:
 
 
 def _oxford(pieces: list[list[Token]], marks: list[Token], index: int) -> bool:
-    """The empty piece of `, and`."""
+    """Whether this is the empty piece of `, and`."""
     return 0 < index < len(marks) and joiner(marks[index - 1]) == "," and joiner(marks[index]) != ","
 
 
@@ -336,7 +336,7 @@ def _related(found: Sequence[Token], inner: Inner) -> Value | None:
 
 
 def _set_algebra(found: Sequence[Token], inner: Inner) -> Value | None:
-    """Unions, intersections and differences of sets of reals, from left to right."""
+    """Evaluate unions, intersections and differences of sets of reals, from left to right."""
     pieces, marks = split(found, lambda token: token.kind == "sign" and token.text in ("\\cup", "\\cap", "\\setminus"))
     if not marks:
         return _named_set(found)
@@ -360,7 +360,7 @@ def _named_set(found: Sequence[Token]) -> Value | None:
 
 
 def _enclosed(found: Sequence[Token], inner: Inner) -> Value | None:
-    """One pair of brackets around everything: a set, a tuple or an interval."""
+    """Read one pair of brackets around everything: a set, a tuple or an interval."""
     first, last = found[0], found[-1]
     if first[:2] == ("command", "langle") and last[:2] == ("command", "rangle"):
         first, last = first._replace(kind="sign", text="<"), last._replace(kind="sign", text=">")
@@ -391,7 +391,7 @@ def _one_pair(found: Sequence[Token]) -> bool:
 
 
 def _is_structure(content: Sequence[Token]) -> bool:
-    """Whether brackets hold more than an expression, as in `(x = 3)` or `(\\text{A})`."""
+    """Whether brackets contain more than an expression, as in `(x = 3)` or `(\\text{A})`."""
     return any(token.text in RELATIONS or token.kind in ("text", "begin") for token in content)
 
 
@@ -408,7 +408,7 @@ def _grid(found: Sequence[Token], inner: Inner) -> Value | None:
     if not cells or len({len(row) for row in cells}) != 1 or len(cells) * len(cells[0]) > MAX_ITEMS:
         raise UnreadableError("matrix")
     kind = "determinant" if name == "vmatrix" else "matrix"
-    return Grid(kind, tuple(tuple(inner(cell) for cell in row) for row in cells))
+    return Matrix(kind, tuple(tuple(inner(cell) for cell in row) for row in cells))
 
 
 def _ratio(found: Sequence[Token], inner: Inner) -> Value | None:

@@ -1,4 +1,4 @@
-"""The kinds of values that an answer may have, and one quantity with its unit, currency or percent."""
+"""The kinds of values of an answer, and reading one quantity with its unit, currency or percent sign."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Inequality(NamedTuple):
 
 
 class Inequation(NamedTuple):
-    """left minus right, which is not zero."""
+    """`gap` is left minus right, which is not zero."""
 
     gap: Node
 
@@ -72,7 +72,7 @@ class Reals(NamedTuple):
     name: str = ""
 
 
-class Grid(NamedTuple):
+class Matrix(NamedTuple):
     """A matrix or determinant. `kind` tells the two apart."""
 
     kind: str
@@ -80,7 +80,7 @@ class Grid(NamedTuple):
 
 
 class Based(NamedTuple):
-    """Digits in a written base; compared as digits, since the base is part of such an answer."""
+    """Digits in a given base; compared as digits, since the base is part of such an answer."""
 
     digits: str
     base: int
@@ -92,10 +92,10 @@ class Ratio(NamedTuple):
     parts: tuple[Node, ...]
 
 
-class Clock(NamedTuple):
-    """Seconds after midnight or noon, and the half of the day, stated or following from the hour.
+class TimeOfDay(NamedTuple):
+    """A time of day: seconds after midnight or noon, and the half of the day, stated or implied by the hour.
 
-    `parts`: the numbers as written where no half was stated, since `11:21` may be a ratio too.
+    `parts`: the numbers as written where no half was stated, since `11:21` may also be a ratio.
     """
 
     seconds: int
@@ -110,7 +110,7 @@ class Words(NamedTuple):
     text: str
 
 
-Value = Quantity | Collection | Equation | Inequality | Inequation | Reals | Grid | Based | Ratio | Clock | Words
+Value = Quantity | Collection | Equation | Inequality | Inequation | Reals | Matrix | Based | Ratio | TimeOfDay | Words
 
 
 def is_constant(text: str) -> bool:
@@ -129,7 +129,7 @@ def is_product(found: Sequence[Token]) -> bool:
 
 
 def read_quantity(found: Sequence[Token]) -> Quantity:
-    """All tokens as one quantity. Raises `UnreadableError` where words that mean more than a unit stand behind it."""
+    """Read all tokens as one quantity. Raises `UnreadableError` where words that are no unit follow it."""
     found, currency = _without_currency(list(found))
     end = _end_of_number(found)
     tail = found[end:]
@@ -157,7 +157,7 @@ def read_quantity(found: Sequence[Token]) -> Quantity:
 
 
 def _without_currency(found: list[Token]) -> tuple[list[Token], str]:
-    """Take away the signs or codes of one currency: `$5`, `-$5`, `5 $`, `USD 5`, `$7 - $2`."""
+    """Remove the signs or codes of one currency, and return it: `$5`, `-$5`, `5 $`, `USD 5`, `$7 - $2`."""
     places = [index for index, token in enumerate(found) if _bare(token) in CURRENCIES]
     kinds = {CURRENCIES[_bare(found[index])] for index in places}
     last = len(found) - 1
@@ -167,12 +167,12 @@ def _without_currency(found: list[Token]) -> tuple[list[Token], str]:
 
 
 def _bare(token: Token) -> str:
-    r"""The sign in `\text{\$}` and the code in `\text{USD }`."""
+    r"""Return the sign in `\text{\$}` and the code in `\text{USD }`."""
     return token.text.strip().removeprefix("\\").casefold()
 
 
 def _end_of_number(found: Sequence[Token]) -> int:
-    """Where the expression ends and its unit begins: at the first word that only units follow."""
+    """Return where the expression ends and its unit begins: at the first word from which on there are only units."""
     depth = 0
     for index, token in enumerate(found):
         if token.kind == "sign" and token.text in ("(", "{", "[", "\\{"):
@@ -200,7 +200,7 @@ def _begins_unit(found: Sequence[Token], index: int) -> bool:
 
 
 def _degrees(found: Sequence[Token], index: int) -> bool:
-    r"""`°`, `^°` or `^{°}` behind an expression without functions."""
+    r"""Whether `°`, `^°` or `^{°}` follows an expression without functions."""
     texts = [token.text for token in found[index:]]
     raised = texts[:1] == ["°"] or texts[:2] == ["^", "°"] or texts[:4] == ["^", "{", "°", "}"]
     return raised and not any(token.text in FUNCTIONS for token in found[:index])
@@ -221,7 +221,7 @@ def _only_units(tail: Sequence[Token]) -> bool:
 
 
 def _letter_unit(tail: Sequence[Token], index: int) -> bool:
-    """Next to words, alone or in a quotient: `5 miles a day` and `9.8 m s^{-2}` have units, `2 m g` is a product."""
+    """Whether a letter is a unit: next to words, alone or in a quotient, as in `9.8 m s^{-2}`; `2 m g` is a product."""
     if tail[0].kind != "letter" or any(token.kind in ("text", "word") for token in tail):
         return True
     alone = sum(token.kind == "letter" for token in tail) == 1

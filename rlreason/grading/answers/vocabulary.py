@@ -1,11 +1,11 @@
-"""The words that answers are read with, and units with their sizes."""
+"""Word lists for reading answers, and units with their sizes."""
 
 import re
 from fractions import Fraction
 
 
 def words(text: str) -> frozenset[str]:
-    """The words of a text as a set; keeps the lists below readable."""
+    """Return the words of a text as a set."""
     return frozenset(text.split())
 
 
@@ -18,18 +18,18 @@ GREEK = words(
     """alpha beta gamma delta epsilon varepsilon zeta eta theta vartheta iota kappa lambda mu nu xi rho sigma
     tau upsilon phi varphi chi psi omega Gamma Delta Theta Lambda Xi Pi Sigma Phi Psi Omega ell hbar"""
 )
-#: What is drawn over or around a letter is part of its name.
+#: Accents and alphabets are part of a letter's name.
 ACCENTS = words(
     "dot ddot hat bar tilde vec overline widehat mathbf boldsymbol bm mathcal mathbb mathfrak mathscr mathsf"
 )
 #: Letters that name a function when a bracket follows.
 APPLIED = words("f g F G P")
-#: Words before an operand that make one quantity of it.
+#: Words that form one quantity with the operand that follows.
 OPERATORS = words("det dim rank deg gcd lcm hcf max min var cov tr area perimeter volume")
 #: Commands that end a factor instead of beginning one.
 CLOSING = words("rfloor rceil rangle choose over mod bmod pmod to")
 
-#: Words that change what a number means, or say that it is not the answer: never part of a unit.
+#: Words that change the meaning of a number, or reject it: never part of a unit.
 MEANING = words(
     """more less fewer am pm or not no nor isn't than least most many much few is are was were be it and but
     if maybe perhaps about approximately around roughly nearly almost over under above below between to from
@@ -42,7 +42,7 @@ MEANING = words(
     correction equal equals divided multiplied unknown undefined infinite
     infinity root else otherwise instead"""
 )
-#: Words before an equals sign that take back what follows.
+#: Words before an equals sign that negate what follows.
 DENIALS = words("not no never isn't wrong incorrect false unequal")
 
 #: English words of two letters; any other two lower-case letters are a product of variables.
@@ -156,11 +156,11 @@ SIZES = {
 LETTER_UNITS = words("m g s h l L N J W V A K C F")
 
 
-MAX_WORDS = 5  # longer is a sentence
+MAX_WORDS = 5  # a longer text is a sentence
 
 
 def is_word(text: str) -> bool:
-    """Whether letters written after a number are a word of the language rather than a product of variables.
+    """Whether letters after a number are a word rather than a product of variables.
 
     >>> [is_word(text) for text in ("clips", "cm", "xy", "abc", "more")]
     [True, True, False, False, False]
@@ -174,7 +174,7 @@ def is_word(text: str) -> bool:
 
 
 def canonical(text: str) -> str | None:
-    """One spelling for each unit, or None when a word in it means more than a unit does.
+    """Return a unit in one spelling, or None when a word in it is more than a unit.
 
     >>> canonical("square centimeters"), canonical("miles per hour"), canonical("more apples")
     ('cm^2', 'mi/h', None)
@@ -194,7 +194,7 @@ def canonical(text: str) -> str | None:
 
 
 def _name(part: str) -> str:
-    """The short name of a known unit, and the singular of any other word."""
+    """Return the short name of a known unit, and the singular of any other word."""
     stem, caret, power = part.partition("^")
     known = UNIT_NAMES.get(stem, stem)
     if known == stem and len(stem) > 3 and stem.endswith("s") and not stem.endswith("ss"):
@@ -204,7 +204,7 @@ def _name(part: str) -> str:
 
 
 def agree(first: str, second: str) -> bool:
-    """A unit may be left out; two that are given must be the same, `square units` being any area."""
+    """Whether two units agree: either may be missing, and `square units` is any area."""
     if not first or not second or first == second:
         return True
     (stem, _, power), (other, _, power_of_other) = first.partition("^"), second.partition("^")
@@ -212,7 +212,7 @@ def agree(first: str, second: str) -> bool:
 
 
 def conversion(first: str, second: str) -> Fraction | None:
-    """How many of the second unit make one of the first, or None where that is not known.
+    """Return the number of second units in one first unit, or None where it is not known.
 
     >>> conversion("h", "min"), conversion("cm", "kg")
     (Fraction(60, 1), None)

@@ -1,8 +1,8 @@
-"""Tasks whose answer is checked rather than compared: one module a task, one function a prompt format in each.
+"""Verifiers of tasks whose answer is checked rather than compared: a module per task, a function per prompt format.
 
 `r1_zero(response, ground_truth)` and `question_only(response, ground_truth)` are plug-ins of the grader and run in its
-worker processes. How an answer is read out of a response is the same as everywhere, and so is what it earns: format,
-answer and reward are 0 or 1, and the reward is the answer's.
+worker processes. Answers are extracted as everywhere, and the reward is the answer's: format, answer and reward are 0
+or 1.
 """
 
 from collections.abc import Callable
@@ -11,9 +11,9 @@ from rlreason.grading.formats import Extracted
 
 
 def reward_name(reward: str, verifier: str | None) -> str:
-    """What grades answers given in a prompt's form: the data's own verifier where it has one, else the prompt's reward.
+    """Return the name of the reward: the data's own verifier in the prompt's format, else the prompt's.
 
-    A reward of the user's own, as `module:function`, grades data with a verifier too.
+    A user's reward, `module:function`, also grades data with a verifier.
 
     >>> reward_name("r1_zero", "rlreason.grading.verifiers.countdown"), reward_name("mine:reward", "another.verifier")
     ('rlreason.grading.verifiers.countdown:r1_zero', 'mine:reward')
@@ -22,7 +22,7 @@ def reward_name(reward: str, verifier: str | None) -> str:
 
 
 def graded(read: Extracted, is_right: Callable[[str], bool]) -> dict[str, float]:
-    """What a plug-in returns for an answer that was read out of a response.
+    """Return a plug-in's rewards for an extracted answer.
 
     >>> graded(Extracted(True, "4"), lambda answer: answer == "4")
     {'format_reward': 1.0, 'answer_reward': 1.0, 'reward': 1.0}

@@ -1,10 +1,10 @@
-r"""Countdown: does an expression use exactly the given numbers, and is its value exactly the target?
+r"""Verify Countdown answers: an expression must use exactly the given numbers, and its value must be the target.
 
-The rule is TinyZero's (Jiayi-Pan/TinyZero, verl/utils/reward_score/countdown.py): the numbers written in the answer
-are the given ones, each as often as it was given and none left out; the answer is the expression alone, so
-`(1 + 2) * 3 = 9` is wrong. Different here: values are fractions, not floats within 1e-5; only + - * / and signs
-count (Python's `**` and `//` do not); `\times`, `\div` and their like are read as * and /; and a well-formed wrong
-answer earns 0 where TinyZero gives 0.1, because format, answer and reward are 0 or 1 everywhere here.
+The rule is TinyZero's (Jiayi-Pan/TinyZero, verl/utils/reward_score/countdown.py): the numbers in the answer are the
+given ones, each as often as given and none left out; the answer is the expression alone, so `(1 + 2) * 3 = 9` is
+wrong. Different here: values are fractions, not floats within 1e-5; only + - * / and signs count (not Python's `**`
+and `//`); `\times`, `\div` and similar commands are read as * and /; and a well-formed wrong answer earns 0, not
+TinyZero's 0.1, because format, answer and reward are 0 or 1 everywhere here.
 
 A ground truth is one right expression, or, where none is known, the numbers and the target: `3 5 7 -> 22`. A response
 that cannot be read is wrong; a ground truth that cannot be read raises, and the grader counts an error.
@@ -32,7 +32,7 @@ SIGNS: dict[type[ast.unaryop], Callable[[Fraction], Fraction]] = {ast.UAdd: oper
 
 
 def r1_zero(response: str, ground_truth: str) -> dict[str, float]:
-    """The plug-in for answers in tags.
+    """Grade an answer in tags.
 
     >>> r1_zero("5 + 5 = 10 </think> <answer>(5 + 5) - 2</answer>", "5 5 2 -> 8")["reward"]
     1.0
@@ -41,12 +41,12 @@ def r1_zero(response: str, ground_truth: str) -> dict[str, float]:
 
 
 def question_only(response: str, ground_truth: str) -> dict[str, float]:
-    """The plug-in for answers in a box."""
+    """Grade an answer in a box."""
     return graded(formats.question_only(response), lambda answer: solves(answer, ground_truth))
 
 
 def solves(answer: str, ground_truth: str) -> bool:
-    """Whether `answer` meets the numbers and the target that `ground_truth` carries.
+    """Whether `answer` uses the numbers and reaches the target of `ground_truth`.
 
     >>> solves("2 * (4 + 7)", "(7 + 4) * 2"), solves("22", "(7 + 4) * 2"), solves("7 * 2 + 4", "7 4 2 -> 22")
     (True, False, False)
@@ -57,7 +57,7 @@ def solves(answer: str, ground_truth: str) -> bool:
 
 
 def read_ground_truth(ground_truth: str) -> tuple[list[int], Fraction]:
-    """The given numbers, sorted, and the target."""
+    """Return the given numbers, sorted, and the target."""
     left, arrow, right = ground_truth.partition("->")
     target = Fraction(int(right)) if arrow else value(ground_truth)
     if target is None:
@@ -66,7 +66,7 @@ def read_ground_truth(ground_truth: str) -> tuple[list[int], Fraction]:
 
 
 def plain(answer: str) -> str | None:
-    r"""The answer in Python's spelling, or None where anything but whole numbers, + - * / and brackets is in it.
+    r"""Return the answer in Python's spelling; None where it has anything but whole numbers, + - * / and brackets.
 
     >>> plain(r" (3 \times 5)  + 7 "), plain("3 * 5 + 7 = 22")
     ('(3 * 5) + 7', None)
@@ -80,12 +80,12 @@ def plain(answer: str) -> str | None:
 
 
 def numbers(expression: str) -> list[int]:
-    """All numbers written in it, sorted."""
+    """Return all numbers in the expression, sorted."""
     return sorted(map(int, re.findall("[0-9]+", expression)))
 
 
 def value(expression: str) -> Fraction | None:
-    """The exact value of a plain expression, or None where it has none.
+    """Return the exact value of a plain expression, or None where it has none.
 
     >>> value("1 / (1 - 2 / 3)"), value("1 / (2 - 2)"), value("2 ** 9"), value("(1 + ")
     (Fraction(3, 1), None, None, None)

@@ -1,8 +1,8 @@
-"""Problems of the `reasoning-gym` package, scored by the package's own verifier of their task.
+"""Verify answers to problems of the `reasoning-gym` package by the package's own verifier of the task.
 
-A ground truth is JSON: the problem's entry as the package made it, and its task. Those verifiers give shares for nearly
-right answers; here an answer is right when it earns the whole point, as everywhere. Blanks around it do not count.
-What a verifier raises on a hostile answer is the grader's error, counted apart from wrong answers.
+A ground truth is JSON: the package's entry of the problem, and its task. Its verifiers give partial scores; here an
+answer is right only with the full score. Spaces around it do not count. An exception of a verifier is an error of the
+grader, counted separately from wrong answers.
 """
 
 import contextlib
@@ -15,22 +15,22 @@ from rlreason.grading import formats
 from rlreason.grading.verifiers import graded
 
 with contextlib.suppress(ImportError):  # the loader of the problems says how to get it
-    # Here and not at the first answer: that would spend its time limit on the import.
+    # Here, so that the import does not count against the time limit of the first answer.
     from reasoning_gym.factory import get_score_answer_fn
 
 
 def r1_zero(response: str, ground_truth: str) -> dict[str, float]:
-    """The plug-in for answers in tags."""
+    """Grade an answer in tags."""
     return graded(formats.r1_zero(response), lambda answer: solves(answer, ground_truth))
 
 
 def question_only(response: str, ground_truth: str) -> dict[str, float]:
-    """The plug-in for answers in a box."""
+    """Grade an answer in a box."""
     return graded(formats.question_only(response), lambda answer: solves(answer, ground_truth))
 
 
 def solves(answer: str, ground_truth: str) -> bool:
-    """Whether the task's verifier gives the whole point."""
+    """Whether the task's verifier gives the full score."""
     entry = json.loads(ground_truth)
     return float(_scorer(entry["task"])(answer.strip(), entry)) >= 1.0
 
