@@ -11,25 +11,25 @@ class ConfigError(Exception):
 
 
 class Absent(str):
-    """A complaint about what is not on this machine, which the plan of runs on another one says and does not mind."""
+    """A message about something missing on this machine; a plan of runs on another machine prints and ignores it."""
 
     __slots__ = ()
 
 
 class DataError(ConfigError):
-    """Data that was found but cannot be used: broken rows, problems without a ground truth, nothing left."""
+    """Data that cannot be used: broken rows, problems without a ground truth, nothing left."""
 
     exit_code = 3
 
 
 class EngineError(ConfigError):
-    """The rollout engine died, hung or does not hold the trainer's weights. The run folder keeps its records."""
+    """The rollout engine died, hung or does not have the trainer's weights. The run folder keeps its records."""
 
     exit_code = 1
 
 
 class WaitError(ConfigError):
-    """A wait for another process went on longer than its limit. The run can go on later."""
+    """A wait for another process exceeded its limit. The run can resume later."""
 
     exit_code = 1
 
@@ -41,10 +41,10 @@ class ResourceError(ConfigError):
 
 
 class UnwritableError(ConfigError, OSError):
-    """A file that could not be written, in one line; `exit_code` is that of `ResourceError` where the disk is full."""
+    """A file could not be written; `exit_code` is that of `ResourceError` where the disk is full."""
 
 
 class ReaderGone(KeyboardInterrupt):
-    """The reader of the output has gone, as behind `| head`: the command ends without a message, as by a signal."""
+    """The reader of the output has closed it, as `| head` does: the command ends without a message, as by a signal."""
 
     exit_code = 141  # what a shell shows for a command that SIGPIPE ended

@@ -1,7 +1,7 @@
-"""The records that one part hands to the next: problems, responses, grades, samples, what a step has collected.
+"""The records that parts pass to each other: problems, responses, grades, samples, the batches of a step.
 
-Plain records without tensors, so that every package can import them. What is found out about a record later makes a
-new one (`dataclasses.replace`).
+Plain records without tensors, so that every package can import them. A later change of a record makes a new one
+(`dataclasses.replace`).
 """
 
 import math
@@ -11,24 +11,22 @@ from typing import Literal, NamedTuple, Protocol
 #: How a response ended: the model stopped (end token or stop string), or the token limit cut it.
 FinishReason = Literal["stop", "length"]
 
-#: What the grader found. `timeout`, `refused` and `error` earn no reward but are never plain `wrong`:
-#: they are counted apart, because they say something about the grader rather than about the model.
+#: The grader's result. `timeout`, `refused` and `error` earn no reward but are never plain `wrong`:
+#: they are counted separately, because they are failures of the grader and not of the model.
 Outcome = Literal["correct", "wrong", "unformatted", "timeout", "refused", "error"]
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One question with its reference answer. `id` is unique within its data set; groups are formed by it."""
+    """One question with its reference answer. `id` is unique within its data set and identifies groups."""
 
     id: str
     question: str
     answer: str  # empty where the data has none: then there is nothing to grade
     solution: str | None = None  # a worked solution, where the data has one
-    prompt: str | None = None  # the whole prompt, where the data gives it; else a template is filled with the question
-    response: str | None = None  # a whole response to imitate, where the data gives it
-    facts: dict[str, str] = field(
-        default_factory=dict, compare=False
-    )  # what the data says about it: level, subject ...
+    prompt: str | None = None  # the whole prompt, where the data has it; else a template is filled with the question
+    response: str | None = None  # a whole response to imitate, where the data has it
+    facts: dict[str, str] = field(default_factory=dict, compare=False)  # from the data: level, subject ...
     claim: tuple[str, str] | None = None  # a wrong solution and its answer, which a trace is written from instead
 
 
@@ -36,9 +34,9 @@ class Problem:
 class Response:
     """One sampled continuation of one prompt, as the engine produced it.
 
-    `token_ids` are exactly the sampled tokens (end token included when it was sampled), and
-    `log_probs[t]` is the natural-log probability of `token_ids[t]` under the distribution that was
-    really sampled from, so temperature and the ban on early end tokens are inside.
+    `token_ids` are exactly the sampled tokens (end token included when it was sampled), and `log_probs[t]` is the
+    natural-log probability of `token_ids[t]` under the actual sampling distribution, with temperature and the ban on
+    early end tokens.
     """
 
     problem_id: str
@@ -57,9 +55,9 @@ class Response:
 
 @dataclass(frozen=True, slots=True)
 class Grade:
-    """The verdict on one response. `path` names the rule that decided, for audits.
+    """The grade of one response. `path` names the rule that decided, for audits.
 
-    How it was reached (`milliseconds` of work, or `remembered` from an equal pair before) is no part of the verdict.
+    `milliseconds` of work, and whether it was `remembered` from an equal pair, are ignored in comparisons.
     """
 
     format: float
@@ -73,7 +71,7 @@ class Grade:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """A response with its grade, and what an algorithm and the trainer found out about it.
+    """A response with its grade, and the results of algorithm and trainer on it.
 
     All log-probabilities are natural logarithms, one for each response token; None: not computed.
     """
@@ -90,7 +88,7 @@ class Sample:
 
     @property
     def group(self) -> str:
-        """Responses to one problem are compared with each other."""
+        """The id of its group: responses to one problem are compared with each other."""
         return self.response.problem_id
 
     @property
@@ -115,7 +113,7 @@ class Sample:
 
     @property
     def nll(self) -> float:
-        """-log p of the whole response under the engine, in nats; 0 where it has told nothing."""
+        """-log p of the whole response under the engine, in nats; 0 where the engine gave none."""
         return -sum(self.response.log_probs)
 
     @property
@@ -125,7 +123,7 @@ class Sample:
 
 
 class Counted(Protocol):
-    """What the figures of a batch of responses need: a `Sample`, or what an evaluation keeps of one."""
+    """The interface for the metrics of a batch of responses: a `Sample`, or an evaluation's figures of one."""
 
     @property
     def group(self) -> str:
@@ -139,7 +137,7 @@ class Counted(Protocol):
 
     @property
     def prompt_grade(self) -> Grade | None:
-        """By the prompt's reward, where another counts."""
+        """Its grade by the prompt's reward, where another reward counts."""
         ...
 
     @property
@@ -180,13 +178,13 @@ class Counted(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Collected:
-    """What one step of an algorithm has sampled, and what is learned from it."""
+    """The samples of one step of an algorithm, and the batches to learn from."""
 
-    samples: list[Sample]  # sampled in this step, learned from or not: for the records and the monitors
+    samples: list[Sample]  # all samples of this step, for the records and the monitors
     batches: list[list[Sample]]  # one optimizer step each, in order; empty when there is nothing to learn
     metrics: dict[str, float]
-    notices: dict[str, str] = field(default_factory=dict)  # name -> what went wrong quietly, in a sentence
-    restart: bool = False  # learn from the weights that the run started with
+    notices: dict[str, str] = field(default_factory=dict)  # name -> a warning, in a sentence
+    restart: bool = False  # train from the run's start weights
 
 
 LARGE = 1e6  # a coefficient that float32 can still multiply by
@@ -194,16 +192,16 @@ LARGE = 1e6  # a coefficient that float32 can still multiply by
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """One optimizer step that was taken."""
+    """One completed optimizer step."""
 
     metrics: dict[str, float]  # over all response tokens of the batch
     entropies: list[float | None]  # nats, sample by sample: mean over the response under the weights before the step
 
 
 class Range(NamedTuple):
-    """What a number that can be set may be: `low` to `high`, both allowed unless `above` or `below` says otherwise.
+    """The range of a setting: `low` to `high`, both included unless `above` or `below` excludes them.
 
-    `cure` ends the complaint about a number outside, after a colon.
+    `cure` ends the message about a number outside, after a colon.
     """
 
     low: float
@@ -213,7 +211,7 @@ class Range(NamedTuple):
     below: bool = False  # high itself is not allowed
 
     def broken_by(self, number: float) -> str:
-        """The rule that the number breaks, as text; empty where it lies in the range.
+        """Return the rule that the number breaks, as text; empty where it is in the range.
 
         >>> Range(0, 1, above=True).broken_by(0), Range(1, 9).broken_by(3), Range(1, 9).broken_by(10)
         ('must be above 0', '', 'must be at most 9')

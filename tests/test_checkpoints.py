@@ -26,7 +26,7 @@ from rlreason.records.checkpoints import (
     set_aside_behind,
     write_checkpoint,
 )
-from rlreason.records.resume import cut_back, where_it_goes_on
+from rlreason.records.resume import checkpoint_to_resume, cut_back
 from rlreason.training.checkpoint import read_tensors
 
 
@@ -251,10 +251,10 @@ def test_damaged_settings_of_a_run_are_those_of_its_checkpoint(tmp_path, damage)
     write_checkpoint(tmp_path, name_of(1, 1, 1), state, write_some)
     (tmp_path / "config.yaml").write_text(damage)
     said: list[str] = []
-    assert where_it_goes_on(tmp_path, settings, said.append) == checkpoints_in(tmp_path)[0]
+    assert checkpoint_to_resume(tmp_path, settings, said.append) == checkpoints_in(tmp_path)[0]
     assert said[0].startswith(f"! {tmp_path}/config.yaml is damaged")
     with pytest.raises(ConfigError, match=r"seed=0 there, 1 here"):
-        where_it_goes_on(tmp_path, settings.replace("seed: 0", "seed: 1"), said.append)
+        checkpoint_to_resume(tmp_path, settings.replace("seed: 0", "seed: 1"), said.append)
 
 
 def test_new_moments_are_said_of_a_finished_run_alone(tmp_path):
@@ -264,8 +264,8 @@ def test_new_moments_are_said_of_a_finished_run_alone(tmp_path):
     write_checkpoint(tmp_path, name_of(4, 4, 1), state, write_some)
     (tmp_path / "config.yaml").write_text(settings)
     said: list[str] = []
-    assert where_it_goes_on(tmp_path, settings, said.append) == checkpoints_in(tmp_path)[0]
+    assert checkpoint_to_resume(tmp_path, settings, said.append) == checkpoints_in(tmp_path)[0]
     assert not said
     (tmp_path / "summary.json").write_text('{"status": "finished"}')
-    where_it_goes_on(tmp_path, settings.replace("n_steps: 4", "n_steps: 8"), said.append)
+    checkpoint_to_resume(tmp_path, settings.replace("n_steps: 4", "n_steps: 8"), said.append)
     assert "checkpoint.keep_final" in said[0]

@@ -114,9 +114,9 @@ def test_a_clock_that_is_put_back_goes_on_and_tells_nothing_twice(hands):
     with first.phase("train"):
         hands.pass_by(2)
     first.worked("train", Work(1.0, 30, 40, 50))
-    state = json.loads(json.dumps(first.state()))
+    state = json.loads(json.dumps(first.state_dict()))
     second = Clock()
-    second.put(state)
+    second.load_state_dict(state)
     hands.pass_by(4)
     row = second.row()
     assert (row["time/train"], row["time/setup"]) == (2, 4)

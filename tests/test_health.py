@@ -16,9 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlreason.health.examine import course_of, examine, notes_on_learning
-from rlreason.health.finding import Course, Finding
-from rlreason.health.replay import events_of, replayed
-from rlreason.health.subcommand import drawn, told
+from rlreason.health.finding import Finding, MetricCourse
+from rlreason.health.replay import events_of, replay_monitors
+from rlreason.health.subcommand import describe_health, sparkline
 from rlreason.health.watch import MONITORS
 from rlreason.report.sections import health_of, health_table
 from rlreason.report.study import Run, Series, Setting, Study
@@ -66,7 +66,7 @@ def test_rows_of_updates_make_steps_and_a_step_ends_with_its_last_row():
         (0, True, 1), (0, True, 1), (1, False, 2), (2, False, 1),
     ]  # fmt: skip
     assert events[2].metrics["reward/mean"] == 0.25
-    assert [one.rule for one in replayed(rows)] == ["loss"]
+    assert [one.rule for one in replay_monitors(rows)] == ["loss"]
 
 
 def test_the_thresholds_of_a_run_are_its_own_and_what_it_switched_off_is_looked_at():
@@ -91,7 +91,7 @@ def test_notes_are_no_problems_and_a_course_is_drawn():
     assert not any(f.problem for f in found)
     fell = last | {"eval/accuracy": 0.1, "eval/accuracy_low": 0.0, "eval/accuracy_high": 0.2}
     assert [f.problem for f in notes_on_learning([first, fell])] == [True]
-    assert drawn(Course("x", [(1, 2.0), (5, 2.0)])) == "x ▁▁  2 at step 1, 2 at step 5"
+    assert sparkline(MetricCourse("x", [(1, 2.0), (5, 2.0)])) == "x ▁▁  2 at step 1, 2 at step 5"
 
 
 @pytest.mark.long
@@ -240,6 +240,6 @@ def test_whatever_stands_in_the_rows_is_read_to_the_end(rows):
         health = examine(folder)
         assert "killed" in {finding.rule for finding in health.findings}
         json.dumps([finding.plain() for finding in health.findings])
-        assert told("run", health, 100).startswith("run: broken off")
+        assert describe_health("run", health, 100).startswith("run: broken off")
     finally:
         shutil.rmtree(folder)

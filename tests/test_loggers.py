@@ -19,7 +19,7 @@ from wandb.proto import wandb_internal_pb2
 
 from rlreason.config.groups import LOGGERS, LoggerConfig
 from rlreason.records.files import CONTENTS, SUMMARY
-from rlreason.records.loggers.base import AXES, COLUMNS, COUNTERS, Known, Row, Sent
+from rlreason.records.loggers.base import AXES, COLUMNS, COUNTERS, Row, Sent, SentRun
 from rlreason.records.loggers.guarded import QUEUED, SERVICES, Loggers
 from rlreason.records.loggers.services import WandbLogger
 from rlreason.records.writer import RunWriter
@@ -65,7 +65,7 @@ def logger(place, monkeypatch):
     def make(variables: dict[str, str] | None = None, **settings: Any) -> WandbLogger:
         for name, value in (variables or {}).items():
             monkeypatch.setenv(name, value)
-        made.append(WandbLogger(place, LoggerConfig(wandb=True, **settings), {"seed": 0}, Known(f"run{len(made)}")))
+        made.append(WandbLogger(place, LoggerConfig(wandb=True, **settings), {"seed": 0}, SentRun(f"run{len(made)}")))
         return made[-1]
 
     wandb.teardown()  # W&B reads its variables once in a process

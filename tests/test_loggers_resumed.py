@@ -17,7 +17,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from rlreason.config.groups import LoggerConfig
 from rlreason.records.files import LOGGERS, METRICS, step_name
 from rlreason.records.loggers.base import COLUMNS, COUNTERS, Sent, axis_of
-from rlreason.records.loggers.guarded import Loggers, Resumed, caught_up
+from rlreason.records.loggers.guarded import Loggers, Resumed, catch_up_service
 from rlreason.runtime.machine import SWEEP_VARIABLE
 from tests.test_loggers import history, records
 
@@ -203,7 +203,7 @@ class Remote:
 def test_a_service_that_cannot_be_read_is_trusted_to_hold_what_it_was_sent():
     made, resumed = Remote(), Resumed(2, frozenset({("rollouts", 4)}))
     loggers = Loggers()
-    loggers.add("mine", lambda: made, "", lambda one: caught_up(one, [{"train_step": 1}], [], resumed))
+    loggers.add("mine", lambda: made, "", lambda one: catch_up_service(one, [{"train_step": 1}], [], resumed))
     for step in range(2, 6):
         loggers.log({"train_step": step, "train/loss": 0.5})
         loggers.table("rollouts", step, [RESPONSE])

@@ -206,14 +206,14 @@ def test_what_is_off_is_not_looked_at_but_for_lost_weights():
 def test_a_resumed_run_has_the_history_and_the_verdict_of_the_one_before_unless_the_monitor_is_set_otherwise():
     monitors = stopping()
     monitors.check(11, {"rollout/entropy": 0.001})
-    state = json.loads(json.dumps(monitors.state()))
+    state = json.loads(json.dumps(monitors.state_dict()))
     same = Monitors(4, lambda line: None, monitors.settings)
-    same.put(state)
+    same.load_state_dict(state)
     assert same.verdict() == monitors.verdict()
-    assert same.state() == monitors.state()
+    assert same.state_dict() == monitors.state_dict()
     for change in ({"entropy": "warn"}, {"entropy_below": 0.0001}):
         other = Monitors(4, lambda line: None, MonitorsConfig(**({"entropy": "stop"} | change)))
-        other.put(state)
+        other.load_state_dict(state)
         assert other.verdict() == ("finished", "")
 
 

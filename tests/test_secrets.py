@@ -12,8 +12,8 @@ import yaml
 
 from rlreason.config.groups import LoggerConfig
 from rlreason.engines.vllm.start import hide_secrets, last_lines, log_into
-from rlreason.records.loggers.base import Known
-from rlreason.records.loggers.services import chosen, names
+from rlreason.records.loggers.base import SentRun
+from rlreason.records.loggers.services import init_args, run_names
 from rlreason.records.status import write_status
 from rlreason.runtime.text import HIDDEN, redacted
 from tests.starts import ENV, ROOT, SMALL
@@ -118,11 +118,11 @@ def test_what_names_a_run_is_hidden_from_loggers(tmp_path, monkeypatch):
     folder = tmp_path / "run-swordfish-6"
     settings = LoggerConfig(wandb=True, group="g swordfish-6", tags=["a", "swordfish-6"], notes="is swordfish-6")
     own = SimpleNamespace(project=None, run_group=None, run_name=None, console="off", run_id=None, resume=None)
-    given = chosen(settings, folder, own, {}, Known("id", goes_on=False))
+    given = init_args(settings, folder, own, {}, SentRun("id", goes_on=False))
     assert {key: given[key] for key in ("name", "group", "tags", "notes")} == {
         "name": f"run-{HIDDEN}", "group": f"g {HIDDEN}", "tags": ["a", HIDDEN], "notes": f"is {HIDDEN}",
     }  # fmt: skip
-    assert names(settings, folder) == {"project": "rlreason", "name": f"run-{HIDDEN}", "group": f"g {HIDDEN}"}
+    assert run_names(settings, folder) == {"project": "rlreason", "name": f"run-{HIDDEN}", "group": f"g {HIDDEN}"}
 
 
 @pytest.mark.long

@@ -128,7 +128,7 @@ def test_a_signal_interrupts_and_has_a_name(number):
     before = signal.getsignal(number)
     with pytest.raises(KeyboardInterrupt), signals.stoppable():
         me(number)
-    assert signals.asked() == signal.Signals(number).name
+    assert signals.stop_signal() == signal.Signals(number).name
     assert signal.getsignal(number) is before
 
 
@@ -188,7 +188,7 @@ def test_an_ignored_signal_stays_ignored():
     try:
         with signals.stoppable():
             me(signal.SIGHUP)
-        assert signals.asked() is None
+        assert signals.stop_signal() is None
     finally:
         signal.signal(signal.SIGHUP, before)
 

@@ -61,7 +61,7 @@ def main(cfg: DictConfig, words: Sequence[str] = ()) -> float:
         with stderr_logged():
             return job(cfg, words)
     except Exception as error:  # KeyboardInterrupt passes Hydra by itself
-        if signals.asked():  # what fails because everything ends is no error of its own
+        if signals.stop_signal():  # what fails because everything ends is no error of its own
             raise KeyboardInterrupt from None
         raise Ended(error) from error
 

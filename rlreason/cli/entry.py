@@ -68,10 +68,10 @@ def exit_code_of(command: Callable[[], int | None]) -> int:
         finally:
             sys.stdout.flush()  # here, so that a reader who has left, or a full disk, is not met at the process's end
     except ReaderGone:
-        return exit_code(KeyboardInterrupt()) if signals.asked() else ReaderGone.exit_code
+        return exit_code(KeyboardInterrupt()) if signals.stop_signal() else ReaderGone.exit_code
     except (Exception, KeyboardInterrupt) as error:
         signals.arrived()
-        if signals.asked() and not isinstance(error, KeyboardInterrupt):
+        if signals.stop_signal() and not isinstance(error, KeyboardInterrupt):
             error = KeyboardInterrupt()  # it failed because everything ends
         if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
             error = ConfigError(f"{shorten(str(error.filename), 80)} cannot be ({error.strerror}): give a shorter path")
@@ -101,7 +101,7 @@ def run_cli(
             signals.arrived()
             print_error(error)
             code = exit_code(error)
-        if signals.asked():
+        if signals.stop_signal():
             signals.leave(code)
     sys.exit(code)
 

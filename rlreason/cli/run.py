@@ -14,7 +14,7 @@ from rlreason.config.run import AnyRunConfig, works_on_a_model
 from rlreason.config.store import schemas_of
 from rlreason.errors import ConfigError, WaitError
 from rlreason.records.console import Console
-from rlreason.records.files import CONTENTS
+from rlreason.records.files import CONTENTS, LOG
 from rlreason.records.reader import RunFolder
 from rlreason.records.status import known, read_status, write_status, written_at
 from rlreason.records.writer import RunWriter, finish_provenance
@@ -25,7 +25,6 @@ from rlreason.runtime.hang import ended_when_silent, listen, stacks_in
 from rlreason.runtime.machine import divide_memory_finely
 from rlreason.runtime.process import Place, loading, seed_generators
 from rlreason.runtime.signals import FOLLOWS, killed_with_parent
-from rlreason.runtime.streams import NAME as LOG
 from rlreason.runtime.text import first_line, redacted
 
 Start = Callable[[Any, RunWriter, Console], float]
@@ -49,7 +48,7 @@ def run_job(
                     start = _start_of(run)
                 return _started(start, run, folder, config, words, console, clock)
         except BaseException as error:
-            if signals.asked() and not isinstance(error, KeyboardInterrupt):
+            if signals.stop_signal() and not isinstance(error, KeyboardInterrupt):
                 error = KeyboardInterrupt()
             elif (shortage := _shortage_of(run, error)) is not None:
                 log_error(folder, error)

@@ -24,7 +24,7 @@ from rlreason.discovery.turns import Conversation, Question, Reply, chosen_of, f
 from rlreason.records import files
 from rlreason.records.console import Console
 from rlreason.records.rows import Counters
-from rlreason.records.status import where_time_went
+from rlreason.records.status import time_summary
 from rlreason.records.writer import RunWriter
 
 
@@ -164,7 +164,7 @@ def conclude(walk: Walk) -> float:
             "tokens": spending.tokens,
             "cost": spending.cost,
             "program_sha256": walk.best.sha256,
-            **where_time_went(records.clock),
+            **time_summary(records.clock),
             "seconds": round(walk.journal.seconds, 1),
         }
     )

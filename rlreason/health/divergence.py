@@ -1,49 +1,49 @@
-"""Monitors of numbers that run away, and of the mismatch between trainer and engine."""
+"""Monitors of diverging numbers, and of the mismatch between trainer and engine."""
 
 import math
 from collections.abc import Callable, Sequence
 from statistics import median
 
 from rlreason.config.monitors import WEIGHTS
-from rlreason.health.finding import FEWEST_ASKED, SLOWER, Found, Metrics, Monitor, Seen, exploded, in_a_row
+from rlreason.health.finding import FEWEST_ASKED, SLOWER, Alert, Metrics, Monitor, Observation, exploded, in_a_row
 from rlreason.runtime.intervals import fewer_p
 
 BEGINNING = 5  # steps
-POOLED = 8  # evaluations: a run that was at 0 for long and then learned has an accuracy to lose
+POOLED = 8  # evaluations, few, so that a run that was at 0 for long and then learned has an accuracy to lose
 COLLAPSED = 0.2  # of the accuracy before
 COLLAPSE_LEVEL = 1e-4
 WATCHED = ("train/", "rollout/", "reward/", "eval/")  # metrics that must be numbers
 
 
-def _nan(seen: Seen) -> Found | None:
-    """Weights first: from such ones nothing can be sampled. A gradient that is not finite moves no weight."""
+def _nan(seen: Observation) -> Alert | None:
+    """Check weights first, since nothing can be sampled without finite ones. A non-finite gradient moves no weight."""
     if not seen.finite_weights:
-        return Found("weights are no numbers", SLOWER, rule=WEIGHTS)
+        return Alert("weights are no numbers", SLOWER, rule=WEIGHTS)
     if any(not math.isfinite(u.get("train/loss", 0.0)) for u in seen.updates):
-        return Found("the loss is no number", SLOWER, rule="loss")
+        return Alert("the loss is no number", SLOWER, rule="loss")
     tried = [u for u in seen.updates if not u.get("train/empty_updates")]
     if tried and all(u.get("train/skipped_updates") for u in tried):
-        return Found("no update had a finite gradient", SLOWER, rule="gradient")
+        return Alert("no update had a finite gradient", SLOWER, rule="gradient")
     if broken := seen.metrics.get("train/moments_not_finite", 0.0):
         text = f"the optimizer's moments of {broken:.0f} weight tensors are no numbers: every further update is lost"
-        return Found(text, f"{SLOWER}, and go on from an earlier checkpoint", {"tensors": broken}, "optimizer")
+        return Alert(text, f"{SLOWER}, and go on from an earlier checkpoint", {"tensors": broken}, "optimizer")
     judged = ("train/loss", "train/grad_norm")
     wrong = [k for k, v in seen.metrics.items() if k.startswith(WATCHED) and k not in judged and not math.isfinite(v)]
-    return Found(f"{wrong[0]} is no number", SLOWER, rule="metric") if wrong else None
+    return Alert(f"{wrong[0]} is no number", SLOWER, rule="metric") if wrong else None
 
 
-def _skipped(seen: Seen) -> Found | None:
+def _skipped(seen: Observation) -> Alert | None:
     count = seen.metrics.get("train/skipped_updates", 0)
     if not count:
         return None
     text = "the gradient was not finite, so the optimizer step was left out: the run is diverging"
-    return Found(text, SLOWER, {"skipped": count})
+    return Alert(text, SLOWER, {"skipped": count})
 
 
-def _gradient_norm(seen: Seen) -> Found | None:
-    """Steps without a gradient, as where no group is live, say nothing about its usual size.
+def _gradient_norm(seen: Observation) -> Alert | None:
+    """Compare the gradient norm with its median; steps without a gradient, as without a live group, do not count.
 
-    A norm that falls with the loss may rise to what it began with: that is no explosion.
+    A norm that falls with the loss may rise again to its first values: that is no explosion.
     """
     before = [norm for norm in seen.before("train/grad_norm") if norm > 0]
     now = seen.worst("train/grad_norm")
@@ -53,10 +53,10 @@ def _gradient_norm(seen: Seen) -> Found | None:
     if not exploded(now, usual, seen.limits["gradient_norm_factor"]) or now <= max(before[:BEGINNING]):
         return None
     text = f"the gradient norm is {now:.3g}, {now / usual:.0f} times the median of the steps before ({usual:.3g})"
-    return Found(text, SLOWER, {"gradient_norm": now, "median": usual})
+    return Alert(text, SLOWER, {"gradient_norm": now, "median": usual})
 
 
-def _kl(seen: Seen) -> Found | None:
+def _kl(seen: Observation) -> Alert | None:
     for name, of in (("train/kl_reference", "the reference model"), ("train/approx_kl", "the policy that sampled")):
         before, now = seen.before(name), seen.worst(name)
         if now is None or len(before) < seen.limits["kl_after"] or now <= seen.limits["kl_above"]:
@@ -64,14 +64,14 @@ def _kl(seen: Seen) -> Found | None:
         usual = median(before)
         if exploded(now, usual, seen.limits["kl_factor"]):
             text = f"the KL to {of} is {now:.3g} nats per token; the median of the steps before is {usual:.3g}"
-            return Found(text, "lower learning_rate or the updates per batch", {"kl": now, "median": usual})
+            return Alert(text, "lower learning_rate or the updates per batch", {"kl": now, "median": usual})
     return None
 
 
-def _first_ratio(seen: Seen) -> Found | None:
-    """pi / pi_old is 1 as long as the weights are those that sampled: in the first update of a step on fresh samples.
+def _first_ratio(seen: Observation) -> Alert | None:
+    """Check that pi / pi_old is 1 in the first update on fresh samples, when the weights are still those that sampled.
 
-    Its mean may be 1 by chance, so the approximate KL, which is 0 there and never below, is looked at as well.
+    Its mean may be 1 by chance, so the approximate KL, which must be 0 and is never negative, is checked as well.
     """
     first, bound = (seen.updates[0] if seen.updates else {}), seen.limits["first_ratio_bound"]
     if "train/ratio" not in first or seen.metrics.get("rollout/staleness", 0.0):
@@ -84,14 +84,14 @@ def _first_ratio(seen: Seen) -> Found | None:
         f"{kl:.2g} nats per token), and nothing had been learned from the samples yet: it must be 1"
     )
     cure = "compare sampling.temperature with that of learning, turn dropout off, or set model.dtype=float32"
-    return Found(text, cure, {"ratio": ratio, "approx_kl": kl})
+    return Alert(text, cure, {"ratio": ratio, "approx_kl": kl})
 
 
-def _still_weights(seen: Seen) -> Found | None:
-    """An update must move the weights that have a gradient. Adam moves each by about the learning rate.
+def _still_weights(seen: Observation) -> Alert | None:
+    """Check that updates change the weights that have a gradient. Adam moves each by about the learning rate.
 
     Weights in bfloat16 have 8 bits: a change below a 256th of a weight is rounded away. Where the learning rate is
-    below half of its highest, as at the end of a schedule, nothing is concluded.
+    below half of its maximum, as at the end of a schedule, nothing is concluded.
     """
     name, below = "train/weights_changed", seen.limits["still_weights_below"]
     rate, changed = seen.worst("train/learning_rate") or 0.0, seen.worst(name)
@@ -102,26 +102,26 @@ def _still_weights(seen: Seen) -> Found | None:
         return None
     text = f"only {changed:.1%} of the weights that have a gradient change in an update, {row} steps in a row"
     cure = f"keep weights in float32 (model.weights=float32), or raise learning_rate={rate:g}"
-    return Found(text, cure, {"changed": changed, "learning_rate": rate, "steps": row})
+    return Alert(text, cure, {"changed": changed, "learning_rate": rate, "steps": row})
 
 
-def _accuracy(seen: Seen) -> Found | None:
+def _accuracy(seen: Observation) -> Alert | None:
     if not collapsed(seen.evaluations):
         return None
     newest = seen.evaluations[-1]
     best = max(a for e in seen.evaluations if math.isfinite(a := e["eval/accuracy"]))
     now, asked = newest["eval/accuracy"], newest["eval/problems"]
     text = f"accuracy has collapsed to {now:.3g} of {asked:.0f} problems, twice in a row, from {best:.3g} at best"
-    return Found(text, SLOWER, {"best": best, "accuracy": now, "problems": asked})
+    return Alert(text, SLOWER, {"best": best, "accuracy": now, "problems": asked})
 
 
 def collapsed(evaluations: Sequence[Metrics]) -> bool:
-    """Whether the two newest accuracies have fallen to less than a fifth of what the evaluations before had, surely.
+    """Whether the last two accuracies are significantly below a fifth of the accuracy of the evaluations before.
 
     Each of the two is compared with the (up to 8) evaluations before them, pooled; both together by Fisher's exact test
     at 1e-4, which finds all that each alone at 1e-3 would find, and more. Fewer than 8 problems conclude nothing.
     Simulated, accuracies of 0.01 to 0.8, 8 to 256 problems, accuracy unchanged: ends at most 0.2% of runs of 50
-    evaluations (the rule before, 0 right against the best one: up to 100%).
+    evaluations (a rule of 0 right against the best one: up to 100%).
 
     >>> of = lambda *right: [{"eval/accuracy": k / 64, "eval/problems": 64} for k in right]
     >>> collapsed(of(16, 0)), collapsed(of(16, 0, 0)), collapsed(of(3, 5, 2, 0, 0)), collapsed(of(16, 0, 9))
@@ -139,12 +139,12 @@ def collapsed(evaluations: Sequence[Metrics]) -> bool:
 
 
 def questions(evaluation: Metrics) -> int:
-    """How many different questions an evaluation asked: several rows or samples of one are no further evidence."""
+    """Return the number of different questions of an evaluation; repeated rows and samples are no further evidence."""
     return int(evaluation.get("eval/questions", evaluation.get("eval/problems", 0.0)))
 
 
 def pooled(evaluations: Sequence[Metrics], whole: Callable[[float], int] = math.floor) -> tuple[int, int]:
-    """(right, asked) over several evaluations; shares of several samples are made `whole`."""
+    """Return (right, asked) over several evaluations; `whole` rounds the count where there are several samples."""
     asked = [questions(e) for e in evaluations]
     right = [whole(round(e["eval/accuracy"] * n, 6)) for e, n in zip(evaluations, asked, strict=True)]
     return sum(right), sum(asked)
@@ -190,8 +190,8 @@ DIVERGENCE = {
 SAMPLED, EVALUATED = "rollout/mismatch_mean", "eval/mismatch_mean"
 
 
-def _parity(seen: Seen) -> Found | None:
-    """Engine and trainer must give sampled tokens the same probability, while they hold the same weights."""
+def _parity(seen: Observation) -> Alert | None:
+    """Check that engine and trainer give sampled tokens the same probability, while they have the same weights."""
     m, bound = seen.metrics, seen.limits["parity_bound"]
     mismatch = max(m.get(SAMPLED, 0.0), m.get(EVALUATED, 0.0))
     if mismatch <= bound or m.get("rollout/staleness", 0.0):
@@ -202,14 +202,14 @@ def _parity(seen: Seen) -> Found | None:
         f"temperature or precision differ{corrected}"
     )
     cure = "use rollout=hf, model.dtype=float32, or monitors.parity=correct with mismatch=truncate"
-    return Found(text, cure, {"mismatch": mismatch})
+    return Alert(text, cure, {"mismatch": mismatch})
 
 
-def _engine_weights(seen: Seen) -> Found | None:
-    """Rounding keeps the mismatch where it was in the first step; weights that were not handed over let it grow.
+def _engine_weights(seen: Observation) -> Alert | None:
+    """Check that the mismatch stays at its size in the first step; without weight syncs it grows.
 
-    It is compared with the first value of the run, which no update had come before, because it has no usual size:
-    float32 has 1e-7 nats, bfloat16 1e-2.
+    It is compared with the run's first value, before any update, because its size depends on rounding: float32 has
+    1e-7 nats, bfloat16 1e-2.
     """
     above, factor = seen.limits["engine_weights_above"], seen.limits["engine_weights_factor"]
     for name in (SAMPLED, EVALUATED):
@@ -222,7 +222,7 @@ def _engine_weights(seen: Seen) -> Found | None:
                 f"{first:.2g} in the first step: the engine samples from other weights than those that were trained"
             )
             cure = "sync the weights after every update; rollout=hf samples from the trainer's own weights"
-            return Found(text, cure, {"mismatch": now, "first": first})
+            return Alert(text, cure, {"mismatch": now, "first": first})
     return None
 
 

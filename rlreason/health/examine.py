@@ -1,4 +1,4 @@
-"""Examine a run's folder, whether the run has ended, goes on or was killed: how it ended, and what it learned."""
+"""Examine a run's folder, whether the run has ended, still runs or was killed: its end, and what it learned."""
 
 import time
 from collections import Counter
@@ -9,25 +9,24 @@ from typing import Any, NamedTuple
 
 from rlreason.config.monitors import WEIGHTS, monitor_of, settings_of
 from rlreason.errors import ConfigError
-from rlreason.health.finding import COUNTED, WARN_SHARE, Course, Finding
-from rlreason.health.replay import Replayed, Row, as_numbers, replayed, steps_done
+from rlreason.health.finding import COUNTED, WARN_SHARE, Finding, MetricCourse
+from rlreason.health.replay import ReplayedRule, Row, as_numbers, replay_monitors, steps_done
 from rlreason.health.watch import MONITORS
-from rlreason.records.files import CONFIG, ENGINE_LOG, HYDRA, METRICS, STACKS, STATUS
+from rlreason.records.files import CONFIG, ENGINE_LOG, HYDRA, LOG, METRICS, STACKS, STATUS
 from rlreason.records.reader import RunFolder, setting_in
-from rlreason.records.status import how_it_ended
+from rlreason.records.status import read_ending
 from rlreason.runtime.files import holder, sign_of_life
-from rlreason.runtime.streams import NAME as LOG
 from rlreason.runtime.text import duration, few, shorten, spans
 
-LINES = 4  # of a log that are quoted
+LINES = 4  # quoted from a log
 SILENT_S = 3600.0  # without a sign of life; waits.run_s where the run has one
-ENDED = "ended:"  # and the rule: what the monitors do not find again, as an evaluation that was not recorded
+ENDED = "ended:"  # and the rule: an end that the replay does not find, as of an evaluation that was not recorded
 RESUME = "go on from its newest checkpoint (resume=RUN)"
 MEMORY = (
     "the run needs more memory than this machine has free",
     "ask rlreason plan with the run's words for its memory and the settings that fit",
 )
-#: The beginning of a reason, or a part of it -> (the commonest cause, what to try).
+#: A part of a reason -> (the commonest cause, what to try).
 KNOWN = {
     "does not hold the trainer's weights": (
         "a weight sync reached only some tensors, or vLLM computes in another precision",
@@ -41,23 +40,23 @@ KNOWN = {
 }
 
 
-def how_it_stands(folder: RunFolder, done: int, settings: dict[str, Any]) -> tuple[str, list[Finding]]:
-    """(how the run stands in a sentence, what is wrong with that). `done`: the steps that its metrics have."""
-    status, ended = folder.status, how_it_ended(folder.path)
+def describe_state(folder: RunFolder, done: int, settings: dict[str, Any]) -> tuple[str, list[Finding]]:
+    """Return (the run's state in a sentence, the problems of that state). `done`: the steps in its metrics."""
+    status, ended = folder.status, read_ending(folder.path)
     reached = _reached(done, settings)
     if status in (None, "running") and (by := holder(folder.path)):
         return f"under way in {by}{reached}", [*_silent(folder, settings), *_waits(folder)]
     if status is None and not any((folder.path / name).exists() for name in (CONFIG, HYDRA)):
         return f"a copy of its metrics, which does not say how it ended{reached}", []
     if status in (None, "running"):
-        return f"broken off without a word{reached}", [_killed(folder, status), *_waits(folder)]
+        return f"broken off without a word{reached}", [_killed_finding(folder, status), *_waits(folder)]
     word, _, rule = status.partition(":")
     reason = ended.get("reason", "")
     if word in ("finished", "budget", "stopped", "diverged"):
         stands = f"{word}{f' by the rule {rule}' if rule else ''}{reached}"
         asked = word in ("stopped", "diverged") and rule != "dominated"
         return stands, [_ended_by_rule(rule, reason)] if asked else [*_lost_rows(folder, done), *_waits(folder)]
-    return f"{word}{reached}", [_failed(folder, word, reason), *_waits(folder)]
+    return f"{word}{reached}", [_failed_finding(folder, word, reason), *_waits(folder)]
 
 
 def _reached(done: int, settings: dict[str, Any]) -> str:
@@ -74,7 +73,7 @@ def _ended_by_rule(rule: str, reason: str) -> Finding:
 
 
 def _silent(folder: RunFolder, settings: Mapping[str, Any]) -> Iterator[Finding]:
-    """A run that is under way and has shown no sign of life for as long as a sweep would wait for one."""
+    """Yield a finding for a run under way without a sign of life for as long as a sweep would wait."""
     shown, limit = sign_of_life(folder.path), setting_in(settings, "waits.run_s")
     silent = 0.0 if shown is None else time.time() - shown / 1e9
     if silent > (limit if isinstance(limit, int | float) else SILENT_S):
@@ -84,14 +83,14 @@ def _silent(folder: RunFolder, settings: Mapping[str, Any]) -> Iterator[Finding]
 
 
 def _lost_rows(folder: RunFolder, done: int) -> Iterator[Finding]:
-    """An ended run whose summary knows more steps than its metrics."""
+    """Yield a finding for an ended run whose summary has more steps than its metrics."""
     taken = (folder.summary or {}).get("rollout_step")
     if isinstance(taken, int) and done < taken:
         what = f"its metrics end at step {done}, and it took {taken}: {METRICS} was cut, removed or replaced"
         yield Finding("lost_metrics", what, cure="look for a copy; what is left was examined")
 
 
-def _killed(folder: RunFolder, status: str | None) -> Finding:
+def _killed_finding(folder: RunFolder, status: str | None) -> Finding:
     left = "its status still says running, and no process writes there" if status else "it left no status"
     causes = "A process that the system ended for memory, a machine that went down, kill -9, or a job's time limit."
     quoted = _quoted(folder.tail(LOG, LINES), LOG)
@@ -99,7 +98,7 @@ def _killed(folder: RunFolder, status: str | None) -> Finding:
     return Finding("killed", f"the run was killed: {left}", quoted, causes, cure)
 
 
-def _failed(folder: RunFolder, word: str, reason: str) -> Finding:
+def _failed_finding(folder: RunFolder, word: str, reason: str) -> Finding:
     if word == "interrupted":
         what = f"the run was interrupted{f' {reason}' if reason else ''}"
         cure = RESUME if folder.metrics else "start it again"
@@ -134,16 +133,16 @@ CURE = "read grading_incidents.jsonl in the folder; raise grading.timeout_s or g
 
 
 def lost_grades(rows: Sequence[Row], incidents: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
-    """One finding for each kind of failure that touched more than 0.5% of a step's or an evaluation's responses.
+    """Yield a finding for each kind of failure of more than 0.5% of a step's or an evaluation's responses.
 
     `incidents`: the lines of grading_incidents.jsonl.
     """
     for kind, words in COUNTED.items():
-        yield from _found(rows, incidents, kind, words, f"grading/{kind}", "grading/responses")
-    yield from _found(rows, incidents, "eval", "of evaluations got no grade", "eval/grading_failures", "eval/samples")
+        yield from _lost(rows, incidents, kind, words, f"grading/{kind}", "grading/responses")
+    yield from _lost(rows, incidents, "eval", "of evaluations got no grade", "eval/grading_failures", "eval/samples")
 
 
-def _found(
+def _lost(
     rows: Sequence[Row], incidents: Sequence[Mapping[str, Any]], kind: str, words: str, lost: str, asked: str
 ) -> Iterator[Finding]:
     counts = [(int(row.get("rollout_step") or 0), row.get(lost) or 0.0, of) for row in rows if (of := row.get(asked))]
@@ -154,12 +153,12 @@ def _found(
     share = in_all / of_all if of_all > 0 else 1.0
     what = f"{in_all:.0f} of {of_all:.0f} responses ({share:.1%}) {words}; that says nothing about the model"
     evidence = [f"first at step {hit[0]}, in {len(hit)} steps or evaluations", *_reasons(incidents)]
-    courses = [Course(lost, [(step, n) for step, n, _ in counts])] if len(counts) > 1 else []
+    courses = [MetricCourse(lost, [(step, n) for step, n, _ in counts])] if len(counts) > 1 else []
     yield Finding(f"grader_{kind}", what, evidence, CAUSES[kind], CURE, True, hit[0], {"lost": in_all}, courses)
 
 
 def _reasons(incidents: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The commonest reasons, as the grader wrote them down."""
+    """Return the commonest reasons in the grader's log."""
     reasons = Counter(str(row.get("error") or row.get("status")) for row in incidents)
     return [
         f"grading_incidents.jsonl, {count} times: {shorten(reason, 160)}" for reason, count in reasons.most_common(2)
@@ -170,14 +169,14 @@ FEW_LIVE = 0.3  # share of groups with better and worse responses
 MANY_CUT = 0.1  # share of truncated responses
 LATE = 0.25  # of the rows: the end of a run
 FEWEST = 4  # rows that make a course
-#: A note -> the rule of a monitor that says more.
+#: A note -> the rule of a monitor that replaces it.
 SAID_BY = {"accuracy_fell": "accuracy", "few_live_groups": "no_live_group", "many_cut": "truncated"}
 
 
 def notes_on_learning(rows: Sequence[Row], known: Collection[str] = ()) -> Iterator[Finding]:
-    """Accuracy that fell or did not move, few live groups, many cut responses, at the end of the run.
+    """Yield notes on the end of the run: accuracy that fell or did not move, few live groups, many cut responses.
 
-    `known`: the rules of what was found already; the same is not said twice.
+    `known`: the rules of earlier findings, which replace some notes.
     """
     yield from (finding for finding in _notes(rows) if SAID_BY.get(finding.rule) not in known)
 
@@ -186,7 +185,7 @@ def _notes(rows: Sequence[Row]) -> Iterator[Finding]:
     evaluated = [row for row in rows if row.get("eval/accuracy") is not None]
     if len(evaluated) > 1:
         yield from _accuracy(evaluated[0], evaluated[-1])
-    dead, cut = late(rows, "reward/frac_reward_zero_std"), late(rows, "rollout/truncated")
+    dead, cut = mean_at_end(rows, "reward/frac_reward_zero_std"), mean_at_end(rows, "rollout/truncated")
     if dead is not None and 1 - dead < FEW_LIVE:
         what = f"only {1 - dead:.0%} of the groups held better and worse responses in the end: little signal a step"
         cure = "harder or easier questions, a larger group_size, max_resampling_rounds, or fewer steps"
@@ -197,59 +196,59 @@ def _notes(rows: Sequence[Row]) -> Iterator[Finding]:
 
 
 def _accuracy(first: Row, last: Row) -> Iterator[Finding]:
-    """Intervals over problems that overlap: the run may have moved nothing."""
+    """Compare first and last accuracy: overlapping intervals mean that the run may have learned nothing."""
     begin, end = (row["eval/accuracy"] or 0.0 for row in (first, last))
     low, high = last.get("eval/accuracy_low"), last.get("eval/accuracy_high")
     at_first = first.get("eval/accuracy_low"), first.get("eval/accuracy_high")
     if low is None or high is None or at_first[0] is None or at_first[1] is None:
         return
     step = int(last.get("rollout_step") or 0)
-    told = f"accuracy was {begin:.3f} at first and {end:.3f} at step {step}"
+    change = f"accuracy was {begin:.3f} at first and {end:.3f} at step {step}"
     if high < at_first[0]:
         cure = "lower learning_rate, or stop at the best checkpoint (checkpoints/, rlreason curves RUN)"
-        yield Finding("accuracy_fell", f"{told}: surely lower", cure=cure, step=step)
+        yield Finding("accuracy_fell", f"{change}: surely lower", cure=cure, step=step)
     elif low <= at_first[1]:
         cure = "ask more problems (eval.problems), run longer, or run more seeds"
-        what = f"{told}: by these problems nobody can tell whether it learned"
+        what = f"{change}: by these problems nobody can tell whether it learned"
         yield Finding("accuracy_did_not_move", what, cure=cure, problem=False, step=step)
 
 
-def late(rows: Sequence[Row], metric: str) -> float | None:
-    """The mean of a metric over the last quarter of its rows; None where there are too few."""
+def mean_at_end(rows: Sequence[Row], metric: str) -> float | None:
+    """Return the mean of a metric over the last quarter of its rows; None where there are too few."""
     values = [value for row in rows if (value := row.get(metric)) is not None]
     return mean(values[-max(1, int(LATE * len(values))) :]) if len(values) >= FEWEST else None
 
 
-#: What a sound run may show in a step now and then, as where everything in a small batch is mastered: then a note.
+#: Rules that a sound run may meet now and then, as where a small batch is mastered: then they are notes.
 PASSING = ("no_live_group", "identical_samples")
 IN_A_ROW = 10
 
 
 class Health(NamedTuple):
-    """What was found in a run's folder: how it stands in a sentence, and the findings, problems first."""
+    """The result of an examination: the run's state in a sentence, and the findings, problems first."""
 
     stands: str
     findings: Sequence[Finding]
 
     @property
     def healthy(self) -> bool:
-        """Whether nothing is wrong; notes aside."""
+        """Whether there is no problem; notes do not count."""
         return not any(finding.problem for finding in self.findings)
 
 
 def examine(path: Path) -> Health:
-    """Everything that is wrong with the run in this folder. `ConfigError` where it is no folder of a run."""
+    """Find all problems of the run in this folder. `ConfigError` where it is no run folder."""
     broken: list[str] = []
     folder = RunFolder(path, broken.append)
     settings = _settings(folder, broken)
     rows = as_numbers(folder.metrics)
-    stands, ended = how_it_stands(folder, steps_done(rows), settings)
-    course = course_of(rows, settings, how_it_ended(path).get("status", ""))
+    stands, ended = describe_state(folder, steps_done(rows), settings)
+    course = course_of(rows, settings, read_ending(path).get("status", ""))
     seen = {f"{ENDED}{finding.rule}" for finding in course}
     findings = [*(finding for finding in ended if finding.rule not in seen), *course]
     findings += lost_grades(rows, folder.incidents)
-    findings += _noticed(folder, {finding.rule for finding in findings})
-    findings += _broken(broken)
+    findings += _notices_of_run(folder, {finding.rule for finding in findings})
+    findings += _broken_files(broken)
     findings += notes_on_learning(rows, known={finding.rule for finding in findings})
     if not (path / CONFIG).is_file():
         findings.append(
@@ -259,21 +258,21 @@ def examine(path: Path) -> Health:
 
 
 def course_of(rows: Sequence[Row], settings: dict[str, Any], status: str = "") -> list[Finding]:
-    """What the monitors see in the rows (`as_numbers`), each rule once; what the run ended by stands first."""
+    """Return the monitors' findings in the rows (`as_numbers`), each rule once, the one that ended the run first."""
     own = settings.get("monitors") or {}
     group = settings.get("group_size")
     trained = any("eval/accuracy" not in row for row in rows)
     own_limit = setting_in(settings, "eval.sampling.max_tokens") is not None
     limit = "eval.sampling.max_tokens" if own_limit else "" if trained else "sampling.max_tokens"
     size = group if isinstance(group, int) else 8 if any("reward/frac_reward_zero_std" in row for row in rows) else 1
-    found = replayed(rows, own if isinstance(own, dict) else {}, size, limit)
+    found = replay_monitors(rows, own if isinstance(own, dict) else {}, size, limit)
     word, _, rule = status.partition(":")
     after = rule if word == "diverged" else ""
     return [_finding(one, rows, after) for one in sorted(found, key=lambda one: one.rule != rule)]
 
 
-def _finding(one: Replayed, rows: Sequence[Row], diverged: str) -> Finding:
-    """`diverged`: the rule that the run diverged by, which other findings may follow from."""
+def _finding(one: ReplayedRule, rows: Sequence[Row], diverged: str) -> Finding:
+    """Convert a replayed rule to a finding; `diverged`: the rule by which the run diverged, a possible cause of it."""
     steps, monitor = one.steps, MONITORS[one.monitor]
     at = f"first at step {steps[0]}" if len(steps) > 1 else f"at step {steps[0]}"
     evidence = [f"{at}{f', in {len(steps)} steps: {few(spans(steps), 6)}' if len(steps) > 1 else ''}"]
@@ -289,10 +288,10 @@ def _finding(one: Replayed, rows: Sequence[Row], diverged: str) -> Finding:
     )  # fmt: skip
 
 
-def course_in(rows: Sequence[Row], metric: str) -> Course:
-    """How a metric went in these rows."""
+def course_in(rows: Sequence[Row], metric: str) -> MetricCourse:
+    """Return the course of a metric in these rows."""
     points = [(int(row.get("rollout_step") or 0), row.get(metric)) for row in rows]
-    return Course(metric, [(step, float(value)) for step, value in points if value is not None])
+    return MetricCourse(metric, [(step, float(value)) for step, value in points if value is not None])
 
 
 def _settings(folder: RunFolder, broken: list[str]) -> dict[str, Any]:
@@ -306,15 +305,15 @@ def _settings(folder: RunFolder, broken: list[str]) -> dict[str, Any]:
         return {}
 
 
-def _noticed(folder: RunFolder, known: set[str]) -> Iterator[Finding]:
-    """What the run said while it went on and its rows do not show; its summary counts it."""
+def _notices_of_run(folder: RunFolder, known: set[str]) -> Iterator[Finding]:
+    """Yield a note on notices of the run that its rows do not show; its summary counts them."""
     notices = (folder.summary or {}).get("notices")
     if isinstance(notices, dict) and (more := {k: v for k, v in notices.items() if k not in known}):
         counts = ", ".join(f"{name} x{times}" for name, times in more.items())
         yield Finding("noticed", f"the run itself said, on the terminal: {counts}", problem=False)
 
 
-def _broken(lines: Sequence[str]) -> Iterator[Finding]:
+def _broken_files(lines: Sequence[str]) -> Iterator[Finding]:
     if lines:
         cure = "see whether the disk was full, or another program wrote there; what can be read was examined"
         yield Finding(

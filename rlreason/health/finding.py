@@ -1,4 +1,4 @@
-"""A finding, what a monitor sees, and a batch of grades summed up as metrics and warnings."""
+"""Findings, the input and output of a monitor, and metrics and warnings of a batch of grades."""
 
 import math
 import statistics
@@ -12,8 +12,8 @@ from rlreason.types import Grade
 
 
 @dataclass(frozen=True, slots=True)
-class Course:
-    """How a metric went: (step, value) in the order of the rows, values that are numbers alone."""
+class MetricCourse:
+    """The course of a metric: (step, value) in the order of the rows, finite values only."""
 
     metric: str
     points: Sequence[tuple[int, float]]
@@ -21,34 +21,34 @@ class Course:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """`rule`: its name, of a monitor where one has one. `problem`: else it is a note, which makes no run unhealthy."""
+    """A problem or a note about a run. `rule`: its name, often a monitor's. A note makes no run unhealthy."""
 
     rule: str
-    what: str  # what is wrong, in a sentence with its figures
-    evidence: Sequence[str] = ()  # where that stands: steps, files, lines
-    causes: str = ""  # the commonest, in a sentence
+    what: str  # the problem, in a sentence with its figures
+    evidence: Sequence[str] = ()  # steps, files, lines
+    causes: str = ""  # the commonest causes, in a sentence
     cure: str = ""  # what to try
     problem: bool = True
     step: int | None = None  # where it began
     figures: dict[str, float] = field(default_factory=dict)
-    courses: Sequence[Course] = ()
+    courses: Sequence[MetricCourse] = ()
 
     def plain(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return it for JSON."""
         return asdict(self)
 
 
 Metrics = Mapping[str, float]
-FEWEST_ASKED = 8  # questions of an evaluation, below which its answers say too little
+FEWEST_ASKED = 8  # questions; an evaluation of fewer says too little
 SLOWER = "lower learning_rate or max_grad_norm"
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
-    """What the monitors look at behind a step, or behind an evaluation.
+class Observation:
+    """The input of the monitors after a step or an evaluation.
 
     `limits`: the settings in use, by their names in `MonitorsConfig`. `history`: metric -> its first value in the run
-    and those of the steps before, the largest of each step's updates, as far as they were measured.
+    and those of earlier steps, the largest of each step's updates, where measured.
     """
 
     metrics: Metrics
@@ -61,8 +61,8 @@ class Seen:
     eval_limit: str = ""  # the setting at which evaluations cut responses, where it is not that of the rollouts
     steps: bool = True  # whether the run has any, so that an evaluation is one of several
 
-    def finite(self) -> "Seen":
-        """The same without the metrics that are no numbers."""
+    def finite(self) -> "Observation":
+        """Return the same without metrics that are not finite."""
 
         def kept(metrics: Metrics) -> Metrics:
             return {name: value for name, value in metrics.items() if math.isfinite(value)}
@@ -70,17 +70,17 @@ class Seen:
         return replace(self, metrics=kept(self.metrics), updates=[kept(update) for update in self.updates])
 
     def worst(self, name: str) -> float | None:
-        """The largest value of a metric among the step's updates; None where none measured it."""
+        """Return the largest value of a metric among the step's updates; None where none measured it."""
         return max((u[name] for u in self.updates if name in u), default=None)
 
     def before(self, name: str) -> Sequence[float]:
-        """The values of a metric in the steps before."""
+        """Return the values of a metric in the earlier steps."""
         return self.history.get(name, ())
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """What a monitor has found: in words, what helps, and the numbers. `rule`: where it is not the monitor's name."""
+class Alert:
+    """The output of a monitor: a message, its cure, and the numbers. `rule`: where it is not the monitor's name."""
 
     text: str
     cure: str
@@ -89,19 +89,19 @@ class Found:
 
 
 class Monitor(NamedTuple):
-    """`causes`: the commonest ones, in a sentence. `diverges`: a run that it stops has diverged; else it was stopped.
+    """A rule on metrics. `causes`: the commonest ones, in a sentence. `diverges`: a run that it stops has diverged.
 
-    `shown`: the metrics whose course a reader wants to see beside what was found.
+    `shown`: the metrics whose course is shown with the finding.
     """
 
-    look: Callable[[Seen], Found | None]
+    look: Callable[[Observation], Alert | None]
     causes: str
     shown: tuple[str, ...] = ()
     diverges: bool = False
 
 
 def exploded(now: float, usual: float, factor: float) -> bool:
-    """Whether a measure is above so many times its usual size: x > f * median(x before). No number is above nothing.
+    """Whether a value exceeds `factor` times its usual size: x > f * median(x before). False for nan.
 
     >>> exploded(2.1, 0.1, 20), exploded(1.9, 0.1, 20)
     (True, False)
@@ -110,7 +110,7 @@ def exploded(now: float, usual: float, factor: float) -> bool:
 
 
 def in_a_row(values: Sequence[float], holds: Callable[[float], bool]) -> int:
-    """How many of the newest values, one after the other, something holds for.
+    """Count the latest values in a row for which `holds` is true.
 
     >>> in_a_row([0.0, 1.0, 0.0, 0.0], lambda value: value == 0)
     2
@@ -119,9 +119,9 @@ def in_a_row(values: Sequence[float], holds: Callable[[float], bool]) -> int:
 
 
 def start_and_end(values: Sequence[float], width: int) -> tuple[float, float] | None:
-    """The first value, and the median of the last `width`; None where these would hold it.
+    """Return the first value and the median of the last `width`; None where these would include the first.
 
-    The first alone, because a policy can be another one three steps later.
+    The first alone, because a policy can have changed three steps later.
 
     >>> start_and_end([1.0, 5.0, 7.0, 7.0], 3), start_and_end([1.0, 2.0], 2)
     ((1.0, 7.0), None)
@@ -139,7 +139,7 @@ COUNTED = {
 
 
 def grading_metrics(grades: Sequence[Grade]) -> dict[str, float]:
-    """`grading/...`: shares of formats and right answers, of rules that decided, failures by kind, milliseconds.
+    """Return `grading/...`: shares of formats, right answers and deciding rules, failures by kind, milliseconds.
 
     >>> right = Grade(1.0, 1.0, 1.0, "correct", "number")
     >>> m = grading_metrics([right, Grade(1.0, 0.1, 0.1, "wrong", "plugin")])
@@ -166,7 +166,7 @@ def grading_metrics(grades: Sequence[Grade]) -> dict[str, float]:
 
 
 def grading_warnings(grades: Sequence[Grade], reasons: Mapping[str, str] | None = None) -> list[str]:
-    """One sentence for each kind of failure that touched more than 0.5% of the responses.
+    """Return one sentence for each kind of failure of more than 0.5% of the responses.
 
     `reasons`: for a kind of failure, the cause of the last one, where it is known.
     """
@@ -181,12 +181,12 @@ def grading_warnings(grades: Sequence[Grade], reasons: Mapping[str, str] | None 
 
 
 def grading_failures(grades: Sequence[Grade]) -> int:
-    """Grades that say something about the grader instead of the model: they count as not correct, and are shown."""
+    """Count the failures of the grader, which count as not correct and say nothing about the model."""
     return sum(event(grade) in COUNTED for grade in grades)
 
 
 def event(grade: Grade) -> str:
-    """The counter of a grade; `plain` for verdicts on the model rather than on the grader."""
+    """Return the counter of a grade; `plain` for verdicts, which are no failures of the grader."""
     if grade.outcome == "error":
         return {"killed": "kills", "bad_gold": "bad_golds", "bad_response": "bad_responses"}.get(grade.path, "errors")
     return {"timeout": "timeouts", "refused": "refusals"}.get(grade.outcome, "plain")

@@ -1,4 +1,4 @@
-"""Watch a run again from the rows of its metrics: with every monitor on, also those that were off or did not exist."""
+"""Replay the monitors on the recorded metrics of a run, all of them, also those that were off or did not exist."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -7,7 +7,7 @@ from itertools import groupby
 from typing import Any, NamedTuple
 
 from rlreason.config.monitors import MODES, OF_SWEEPS, MonitorsConfig
-from rlreason.health.finding import Found
+from rlreason.health.finding import Alert
 from rlreason.health.watch import Monitors
 
 Row = Mapping[str, float | None]
@@ -15,7 +15,7 @@ LARGEST = 1e300
 
 
 class Event(NamedTuple):
-    """A step with its updates, or an evaluation, as the rows of a run tell them."""
+    """A step with its updates, or an evaluation, from the rows of a run."""
 
     step: int
     metrics: dict[str, float]
@@ -24,28 +24,28 @@ class Event(NamedTuple):
 
 
 @dataclass
-class Replayed:
-    """What one rule has found: at which steps, with the first and the last finding in full."""
+class ReplayedRule:
+    """The alerts of one rule: their steps, and the first and the last one in full."""
 
     monitor: str
     rule: str
-    first: Found
-    last: Found
+    first: Alert
+    last: Alert
     steps: list[int] = field(default_factory=list)
-    of: int = 0  # so many steps and evaluations were looked at
+    of: int = 0  # steps and evaluations examined
 
     @property
     def longest(self) -> int:
-        """The most steps in a row.
+        """The largest number of steps in a row.
 
-        >>> Replayed("m", "m", Found("", ""), Found("", ""), [1, 2, 3, 7, 8]).longest
+        >>> ReplayedRule("m", "m", Alert("", ""), Alert("", ""), [1, 2, 3, 7, 8]).longest
         3
         """
         return max(len(list(group)) for _, group in groupby(enumerate(self.steps), lambda pair: pair[1] - pair[0]))
 
 
 def events_of(rows: Sequence[Row]) -> Iterator[Event]:
-    """The steps and evaluations in the order in which they ended. A step is over with the last row of its number."""
+    """Yield the steps and evaluations in the order in which they ended; a step ends with the last row of its number."""
     plain = [{name: math.nan if v is None else v for name, v in row.items()} for row in rows]
     last = {_step(row): n for n, row in enumerate(plain) if "eval/accuracy" not in row}
     updates: list[dict[str, float]] = []
@@ -66,7 +66,7 @@ def _step(row: Mapping[str, float]) -> int:
 
 
 def as_numbers(rows: Sequence[Row]) -> list[dict[str, float | None]]:
-    """The rows with floats, and None for what was not finite; so is what no run writes, integers too large for one.
+    """Convert the rows to floats, with None for values that are not finite or too large for a float.
 
     >>> as_numbers([{"a": 1, "b": None, "c": 10**400}])
     [{'a': 1.0, 'b': None, 'c': None}]
@@ -75,12 +75,12 @@ def as_numbers(rows: Sequence[Row]) -> list[dict[str, float | None]]:
 
 
 def steps_done(rows: Sequence[Row]) -> int:
-    """The largest step of the rows (`as_numbers`); 0 where they name none."""
+    """Return the largest step of the rows (`as_numbers`); 0 without any."""
     return max((int(row.get("rollout_step") or 0) for row in rows), default=0)
 
 
 def _whole(updates: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """The metrics of a step: means over its updates; what was sampled stands in one row alone.
+    """Return the metrics of a step: means over its updates; those of the samples are in one row only.
 
     >>> _whole([{"train/loss": 1.0, "reward/mean": 0.5}, {"train/loss": 2.0}])
     {'train/loss': 1.5, 'reward/mean': 0.5}
@@ -92,19 +92,19 @@ def _whole(updates: Sequence[Mapping[str, float]]) -> dict[str, float]:
     return {name: sum(values) / len(values) for name, values in named.items()}
 
 
-def replayed(
+def replay_monitors(
     rows: Sequence[Row], settings: Mapping[str, Any] | None = None, group_size: int = 8, eval_limit: str = ""
-) -> list[Replayed]:
-    """What the monitors find in these rows, each rule once, in the order of its first step.
+) -> list[ReplayedRule]:
+    """Return the monitors' alerts in these rows, each rule once, in the order of its first step.
 
-    `settings`: the run's own thresholds, where they are known; `eval_limit` as in `Monitors`. What ended the run does
-    not end the replay.
+    `settings`: the run's own thresholds, where known; `eval_limit` as in `Monitors`. A rule that stopped the run does
+    not stop the replay.
     """
     events = list(events_of(rows))
     trained = any(not event.evaluates for event in events)
     monitors = Monitors(group_size, lambda line: None, _all_on(settings or {}), eval_limit, steps=trained)
-    found: dict[str, Replayed] = {}
-    monitors.heard = lambda step, name, one: _note(found, step, name, one)
+    found: dict[str, ReplayedRule] = {}
+    monitors.on_alert = lambda step, name, one: _note(found, step, name, one)
     evaluations: list[dict[str, float]] = []
     for event in events:
         step = event.step if trained else None
@@ -118,16 +118,16 @@ def replayed(
     return list(found.values())
 
 
-def _note(found: dict[str, Replayed], step: int | None, monitor: str, one: Found) -> None:
+def _note(found: dict[str, ReplayedRule], step: int | None, monitor: str, one: Alert) -> None:
     rule = one.rule or monitor
-    known = found.setdefault(rule, Replayed(monitor, rule, one, one))
+    known = found.setdefault(rule, ReplayedRule(monitor, rule, one, one))
     known.last = one
     if (step or 0) not in known.steps:
         known.steps.append(step or 0)
 
 
 def _all_on(settings: Mapping[str, Any]) -> MonitorsConfig:
-    """The thresholds of a run as far as they can be read, with every monitor warning."""
+    """Return the run's thresholds, where readable, with every monitor set to warn."""
     plain = MonitorsConfig()
     usable = {
         f.name: value

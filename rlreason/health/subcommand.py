@@ -1,7 +1,7 @@
-"""What is wrong with runs that have finished, go on or were broken off: evidence, commonest causes, what to try.
+"""Report the problems of runs that have finished, still run or were broken off: evidence, commonest causes, cures.
 
-The monitors look at the recorded metrics again, all of them, whatever the run had switched off. The exit code is 1
-where a problem was found.
+All monitors are replayed on the recorded metrics, also those that the run had switched off. The exit code is 1 where
+a problem was found.
 """
 
 import argparse
@@ -12,7 +12,7 @@ from typing import Any
 
 from rlreason.errors import ConfigError
 from rlreason.health.examine import Health, examine
-from rlreason.health.finding import Course, Finding
+from rlreason.health.finding import Finding, MetricCourse
 from rlreason.records.console import Console
 from rlreason.records.files import HYDRA
 from rlreason.records.reader import runs_in
@@ -20,22 +20,22 @@ from rlreason.runtime.streams import folded
 from rlreason.runtime.subcommand import Answer, Parser
 
 BARS = "\N{LOWER ONE EIGHTH BLOCK}▂▃▄▅▆▇█"
-COLUMNS = 32  # of a course that is drawn
+COLUMNS = 32  # of a sparkline
 INDENT = "  "
 
 
-def told(name: str, health: Health, width: int) -> str:
-    """All of it for one run."""
+def describe_health(name: str, health: Health, width: int) -> str:
+    """Format the examination of one run."""
     problems = sum(finding.problem for finding in health.findings)
-    verdict = f"{problems} problem{'s' * (problems > 1)}{_first(health)}" if problems else "No problem found"
+    verdict = f"{problems} problem{'s' * (problems > 1)}{_began_first(health)}" if problems else "No problem found"
     lines = [f"{name}: {health.stands}. {verdict}."]
     for finding in health.findings:
-        lines += ["", *_told(finding, width)]
+        lines += ["", *_finding_lines(finding, width)]
     return "\n".join(folded(line, width, len(INDENT) if line[:2] in ("! ", "- ") else None) for line in lines)
 
 
-def _first(health: Health) -> str:
-    """What began first, where several things went wrong: the others may follow from it."""
+def _began_first(health: Health) -> str:
+    """Name the problem that began first, where there are several: the others may follow from it."""
     begun = [finding for finding in health.findings if finding.problem and finding.step is not None]
     if len(begun) < 2:
         return ""
@@ -43,9 +43,10 @@ def _first(health: Health) -> str:
     return f"; what began first is {first.rule}, at step {first.step}"
 
 
-def _told(finding: Finding, width: int) -> Iterator[str]:
+def _finding_lines(finding: Finding, width: int) -> Iterator[str]:
     yield f"{'!' if finding.problem else '-'} {finding.rule}: {finding.what}"
-    rows = [("evidence", line) for line in finding.evidence] + [("course", drawn(course)) for course in finding.courses]
+    rows = [("evidence", line) for line in finding.evidence]
+    rows += [("course", sparkline(course)) for course in finding.courses]
     rows += [("causes", finding.causes), ("try", finding.cure)]
     before = ""
     for title, line in rows:
@@ -54,10 +55,10 @@ def _told(finding: Finding, width: int) -> Iterator[str]:
             before = title
 
 
-def drawn(course: Course) -> str:
-    """A course as a line of bars with its first and its last value.
+def sparkline(course: MetricCourse) -> str:
+    """Draw a course as a line of bars with its first and its last value.
 
-    >>> drawn(Course("train/loss", [(1, 0.0), (2, 0.5), (3, 1.0)]))
+    >>> sparkline(MetricCourse("train/loss", [(1, 0.0), (2, 0.5), (3, 1.0)]))
     'train/loss ▁▅█  0 at step 1, 1 at step 3'
     """
     values = bucketed([value for _, value in course.points], COLUMNS)
@@ -70,7 +71,7 @@ def drawn(course: Course) -> str:
 
 
 def bucketed(values: Sequence[float], most: int) -> list[float]:
-    """Means of neighbours, so that at most so many are left.
+    """Average neighbouring values, so that at most `most` are left.
 
     >>> bucketed([1.0, 3.0, 5.0, 7.0], 2), bucketed([1.0], 2)
     ([2.0, 6.0], [1.0])
@@ -97,7 +98,7 @@ def main(arguments: argparse.Namespace, console: Console) -> Answer:
                 raise
             unread.append(str(error))
             continue
-        texts.append(told(str(folder), health, console.width))
+        texts.append(describe_health(str(folder), health, console.width))
         well &= health.healthy
         figures.append(
             {
@@ -116,7 +117,7 @@ def main(arguments: argparse.Namespace, console: Console) -> Answer:
 
 
 def _runs_of(folder: Path) -> list[Path]:
-    """The folder of a run itself; of a sweep, those of its runs, also of those that never wrote their settings."""
+    """Return the folder of a run itself; of a sweep, those of its runs, also of runs without settings."""
     if not (runs := runs_in(folder)):
         return [folder]
     unbegun = [path.parent for path in folder.glob(f"*/{HYDRA}") if path.parent not in runs]

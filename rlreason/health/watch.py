@@ -1,4 +1,4 @@
-"""Watch a run by the table of all monitors: count what is found, warn, and stop where that is asked for."""
+"""Run all monitors on a run: count their alerts, warn, and stop the run where the settings say so."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -7,12 +7,12 @@ from typing import Any
 
 from rlreason.config.monitors import OF_JOBS, WEIGHTS, MonitorsConfig, limits_of
 from rlreason.health.divergence import DIVERGENCE, ENGINE
-from rlreason.health.finding import Found, Metrics, Monitor, Seen
+from rlreason.health.finding import Alert, Metrics, Monitor, Observation
 from rlreason.health.sampled import REWARDS, SAMPLES
 
-#: A warning of the grader comes in words of its own and is no function of metrics.
+#: All but the grader's warnings, which are texts and no function of metrics.
 MONITORS: dict[str, Monitor] = DIVERGENCE | SAMPLES | REWARDS | ENGINE
-#: Metrics whose values the monitors remember, step by step.
+#: Metrics whose values the monitors keep, step by step.
 REMEMBERED = (
     "train/grad_norm", "train/weights_changed", "train/learning_rate", "train/kl_reference", "train/approx_kl",
     "reward/frac_reward_zero_std", "reward/mean", "reward/min", "reward/max", "reward/format",
@@ -21,15 +21,15 @@ REMEMBERED = (
 )  # fmt: skip
 
 
-WINDOW = 200  # steps that a median looks back; the first of the run is remembered as well
+WINDOW = 200  # steps of a median; the first of the run is kept as well
 
 
 @dataclass
 class Monitors:
-    """Checks every step; gives a new notice to `say` at once, and again at its 10th, 100th ...; counts them all.
+    """Checks every step; prints a new notice by `say`, and again at its 10th, 100th ... time; counts them all.
 
-    `steps`: whether the run has any; a job that only evaluates has none. `eval_limit`: the setting at which
-    evaluations cut responses, where it is not that of the rollouts.
+    `steps`: whether the run has any; a job that only evaluates has none. `eval_limit`: the setting that limits
+    responses of evaluations, where it is not that of the rollouts.
     """
 
     group_size: int
@@ -38,8 +38,8 @@ class Monitors:
     eval_limit: str = ""
     steps: bool = True
     counts: Counter[str] = field(default_factory=Counter)
-    stopped: dict[str, Any] = field(default_factory=dict)  # what ends the run: see `_found`
-    heard: Callable[[int | None, str, Found], object] = lambda step, monitor, found: None  # is told of each finding
+    stopped: dict[str, Any] = field(default_factory=dict)  # the alert that ends the run: see `_record`
+    on_alert: Callable[[int | None, str, Alert], object] = lambda step, monitor, found: None  # is told of each finding
 
     def __post_init__(self) -> None:
         self.limits: dict[str, Any] = {}
@@ -58,20 +58,20 @@ class Monitors:
         finite_weights: bool = True,
         evaluations: Sequence[Metrics] = (),
     ) -> None:
-        """Check a step, or an evaluation; then the metrics join the history.
+        """Check a step or an evaluation, then add the metrics to the history.
 
-        `step`: None where there are no steps. `metrics`: of the step or the evaluation. `updates`: of the step one by
-        one; none: the metrics are those of its only one. `evaluations`: all so far, where one is to be compared.
+        `step`: None where there are no steps. `metrics`: of the step or the evaluation. `updates`: those of the step;
+        none: the metrics are of its only update. `evaluations`: all so far, where one is to be compared.
         """
-        seen = Seen(
+        seen = Observation(
             metrics, updates or [metrics], self.limits, self.history, finite_weights, self.group_size, evaluations,
             self.eval_limit, step is not None,
         )  # fmt: skip
-        numbers = seen.finite()  # what is no number is for `nan` alone to judge
+        numbers = seen.finite()  # only `nan` checks values that are not finite
         for name, monitor in MONITORS.items():
             on = self.limits[name] != "off" or (name == "nan" and not finite_weights)
             if on and (found := monitor.look(seen if name == "nan" else numbers)):
-                self._found(step, name, found, monitor.diverges)
+                self._record(step, name, found, monitor.diverges)
         for name in REMEMBERED:
             value = numbers.worst(name)
             if value is None:  # measured once for the whole step
@@ -84,11 +84,11 @@ class Monitors:
         """Pass on the grader's warnings about a step or an evaluation."""
         if self.limits["grader"] != "off":
             for warning in warnings:
-                self._found(step, "grader", Found(f"{when}{warning}", ""), False)
+                self._record(step, "grader", Alert(f"{when}{warning}", ""), False)
 
-    def _found(self, step: int | None, name: str, found: Found, diverges: bool) -> None:
+    def _record(self, step: int | None, name: str, found: Alert, diverges: bool) -> None:
         rule = found.rule or name
-        self.heard(step, name, found)
+        self.on_alert(step, name, found)
         self.warn(step, rule, _sentence(found))
         fatal = rule == WEIGHTS
         enough = found.numbers.get("steps", 1) >= self.limits.get(f"{name}_steps", 1)
@@ -106,13 +106,13 @@ class Monitors:
     def _settings(self, name: str) -> dict[str, Any]:
         return {key: self.limits[key] for key in (name, *limits_of(name)) if key in self.limits}
 
-    def state(self) -> dict[str, Any]:
-        """What was noticed so far, in plain values."""
+    def state_dict(self) -> dict[str, Any]:
+        """Return counts, the stop and the history as plain values, for a checkpoint."""
         history = {name: list(values) for name, values in self.history.items()}
         return {"counts": dict(self.counts), "stopped": dict(self.stopped), "history": history}
 
-    def put(self, state: Mapping[str, Any]) -> None:
-        """Go on from what was noticed before. What a monitor with other settings has stopped is stopped no more."""
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from this state. A stop by a monitor whose settings have changed is dropped."""
         self.counts = Counter(state["counts"])
         self.history |= {name: list(values) for name, values in state["history"].items()}
         self.stopped = dict(state["stopped"])
@@ -121,25 +121,25 @@ class Monitors:
             self.stopped = {}
 
     def verdict(self) -> tuple[str, str]:
-        """(status, reason): whether a monitor that was asked to stop the run has done so."""
+        """Return (status, reason) of the run: stopped by a monitor, or finished."""
         return (self.stopped["status"], self.stopped["reason"]) if self.stopped else ("finished", "")
 
     def alarm(self) -> dict[str, Any]:
-        """What ended the run, for its summary: monitor, rule, step and numbers; {} where no monitor did."""
+        """Return monitor, rule, step and numbers of the stop, for the summary; {} where no monitor stopped the run."""
         return {key: self.stopped[key] for key in ("monitor", "rule", "step", "numbers")} if self.stopped else {}
 
     def warn(self, step: int | None, name: str, text: str) -> None:
-        """Count a notice of this name, and print it if it is its 1st, 10th, 100th ... time."""
+        """Count a notice of this name, and print it the 1st, 10th, 100th ... time."""
         self.counts[name] += 1
         if str(self.counts[name]).strip("0") == "1":
             times = f" (seen {self.counts[name]} times)" if self.counts[name] > 1 else ""
             self.say(f"! {_at(step)}{text}{times}")
 
 
-def _sentence(found: Found) -> str:
-    """What was found, with the cure: a text that has a colon itself goes on behind a semicolon.
+def _sentence(found: Alert) -> str:
+    """Join message and cure by a colon, or by a semicolon where the message has a colon.
 
-    >>> _sentence(Found("the loss is no number", "lower learning_rate"))
+    >>> _sentence(Alert("the loss is no number", "lower learning_rate"))
     'the loss is no number: lower learning_rate'
     """
     between = "; " if ": " in found.text else ": "

@@ -1,13 +1,13 @@
-"""The checkpoints of a run folder as files: whole or absent, found newest first, checked before they are trusted.
+"""The checkpoints of a run folder as files: written whole or not at all, verified before use. Needs no torch.
 
     checkpoints/step_00012_update_00034_eval_00003/
       model/               the policy, a folder that transformers loads
       state.safetensors    random states, adapters
-      moments.safetensors  moments of the optimizer; of a finished run they go
-      state.json           how far the run was: counters, problems, records, the step in hand
+      moments.safetensors  moments of the optimizer; removed when the run has finished
+      state.json           progress of the run: counters, problems, records, the current step
       manifest.json        size and digest of every file above, written last
 
-A name tells how many steps had begun, how many updates and evaluations were done. Nothing here needs torch.
+A name has the number of steps begun, and of updates and evaluations done.
 """
 
 import hashlib
@@ -24,11 +24,11 @@ from rlreason.records.files import CHECKPOINTS, MANIFEST, MOMENTS, SPREAD, STATE
 from rlreason.runtime.files import explained, whole, write_whole
 
 READ_BYTES = 1 << 20
-FORMAT = 1  # of what stands in a checkpoint
+FORMAT = 1  # version of the contents of a checkpoint
 
 
 def name_of(steps: int, updates: int, evaluations: int) -> str:
-    """The name of the checkpoint of a run that has begun so many steps.
+    """Return the name of a checkpoint after this many begun steps, updates and evaluations.
 
     >>> name_of(12, 34, 3)
     'step_00012_update_00034_eval_00003'
@@ -37,10 +37,9 @@ def name_of(steps: int, updates: int, evaluations: int) -> str:
 
 
 def write_checkpoint(folder: Path, name: str, state: dict[str, Any], write: Callable[[Path], object]) -> Path:
-    """Make the checkpoint `name` of the run in `folder`: `write` puts the large files where it is told to.
+    """Write the checkpoint `name` of the run in `folder`; `write` writes the large files into the given folder.
 
-    It appears under its name when it is complete. `UnwritableError` where the system refuses: then nothing of it
-    stays, and those before are as they were.
+    It gets its name when it is complete. On `UnwritableError` nothing of it stays, and earlier ones are unchanged.
     """
     path = folder / CHECKPOINTS / name
     with explained(path):
@@ -56,7 +55,7 @@ def write_checkpoint(folder: Path, name: str, state: dict[str, Any], write: Call
 
 
 def digest(path: Path) -> str:
-    """32 hex digits of a file's bytes."""
+    """Hash a file's bytes to 32 hex digits."""
     found = hashlib.blake2b(digest_size=16)
     with path.open("rb") as file:
         while part := file.read(READ_BYTES):
@@ -65,13 +64,13 @@ def digest(path: Path) -> str:
 
 
 def checkpoints_in(folder: Path) -> list[Path]:
-    """The complete checkpoints of a run, oldest first."""
+    """Return the complete checkpoints of a run, oldest first."""
     found = [path for path in (folder / CHECKPOINTS).glob("step_*") if path.is_dir() and path.suffix == ""]
     return sorted(found, key=lambda path: [int(number) for number in re.findall(r"\d+", path.name)])
 
 
 def set_aside_behind(path: Path) -> None:
-    """Give every newer checkpoint, of which none could be used, the ending `.broken`: its place is written again."""
+    """Rename every newer checkpoint, none of which could be used, to `.broken`, so that it can be written again."""
     with explained(path):
         for newer in reversed(checkpoints_in(path.parents[1])):
             if newer == path:
@@ -82,18 +81,18 @@ def set_aside_behind(path: Path) -> None:
 
 
 def newest_good(folder: Path, say: Callable[[str], object]) -> Path | None:
-    """The newest checkpoint whose files are as they were written; every one before which it had to go back is said.
+    """Return the newest checkpoint whose files are intact, and report every newer one.
 
     `ConfigError` where there are some and none can be used.
     """
     found = checkpoints_in(folder)
     for path in reversed(found):
-        if not (wrong := what_is_wrong(path)):
+        if not (wrong := checkpoint_fault(path)):
             return path
         before = "the one before it is tried" if path != found[0] else "it is the oldest"
         say(f"! {path} cannot be used ({wrong}): {before}")
     for path in reversed(found):
-        if not what_is_wrong(path, records=False):
+        if not checkpoint_fault(path, records=False):
             say(f"! {path.name} is taken all the same: the rows that are missing stay lost")
             return path
     if found:
@@ -104,8 +103,8 @@ def newest_good(folder: Path, say: Callable[[str], object]) -> Path | None:
     return None
 
 
-def what_is_wrong(path: Path, records: bool = True) -> str:
-    """Why a checkpoint cannot be used; empty where it can be. `records`: those of the run must reach so far, too."""
+def checkpoint_fault(path: Path, records: bool = True) -> str:
+    """Return why a checkpoint cannot be used, or nothing. `records`: check also that the run's records are as long."""
     try:
         listed = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
         for name, (size, written) in listed.items():
@@ -129,15 +128,15 @@ def what_is_wrong(path: Path, records: bool = True) -> str:
 
 
 def read_state(path: Path) -> dict[str, Any]:
-    """How far the run was, from a checkpoint that is good."""
+    """Read the state of the run from an intact checkpoint."""
     state: dict[str, Any] = json.loads((path / STATE).read_text(encoding="utf-8"))
     return state
 
 
 def pruned(names: list[str], accuracies: dict[str, float], keep: int) -> list[str]:
-    """Which of the checkpoints, oldest first, may go: all but the newest `keep` and the newest of the best accuracy.
+    """Return the checkpoints to remove, of these, oldest first: all but the newest `keep` and the newest best one.
 
-    `accuracies`: of those that were evaluated.
+    `accuracies`: of the evaluated ones.
 
     >>> pruned(["a", "b", "c", "d"], {"a": 0.5, "b": 0.7, "c": 0.6}, keep=1)
     ['a', 'c']
@@ -148,24 +147,24 @@ def pruned(names: list[str], accuracies: dict[str, float], keep: int) -> list[st
 
 
 def remove(path: Path) -> None:
-    """Remove a checkpoint: first its manifest, so that half of one is never taken for a whole one."""
+    """Remove a checkpoint, its manifest first, so that a partly removed one is never taken for a whole one."""
     with explained(path):
         (path / MANIFEST).unlink(missing_ok=True)
         shutil.rmtree(path)
 
 
 def moments_in(path: Path) -> dict[str, int]:
-    """The files of a checkpoint that hold moments of the optimizer, with their sizes; none in one of a finished run."""
+    """Return the files with the optimizer's moments and their sizes; none in a checkpoint of a finished run."""
     listed = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
     return {name: size for name, (size, _) in listed.items() if name.partition("/")[0] in (MOMENTS, SPREAD)}
 
 
-def without_moments(path: Path) -> None:
-    """Take the moments out of a checkpoint. The manifest forgets them first, so that what is there stays whole."""
+def remove_moments(path: Path) -> None:
+    """Remove the moments from a checkpoint, from the manifest first, so that the checkpoint stays valid."""
     gone = moments_in(path)
     with explained(path):
         listed = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
-        rest = {name: told for name, told in listed.items() if name not in gone}
+        rest = {name: entry for name, entry in listed.items() if name not in gone}
         write_whole(path / MANIFEST, json.dumps(rest, indent=1) + "\n")
         for name in gone:
             (path / name).unlink(missing_ok=True)
@@ -174,7 +173,7 @@ def without_moments(path: Path) -> None:
 
 
 def linked(source: Path, target: Path) -> None:
-    """`target` becomes a copy of the folder `source` that shares its bytes on the disk, where the disk can do that."""
+    """Copy the folder `source` to `target` with hard links where the file system allows it."""
 
     def link(one: str, other: str) -> None:
         try:

@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 class Column(NamedTuple):
-    """A column of the table of steps: its heading and width, and both where the terminal is narrow."""
+    """A column of the table of steps: its heading and width, and both for a narrow terminal."""
 
     title: str
     width: int
@@ -29,7 +29,7 @@ COLUMNS = (
     Column("format", 7, "form.", 5), Column("length", 7, "len.", 6), Column("entropy", 8, "entr.", 5),
     Column("grad", 7, "grad", 6), Column("time", 6, "time", 5), Column("left", 6, "left", 5),
 )  # fmt: skip
-#: What a column shows of a step, or of an evaluation before the first one: the first of these that there is.
+#: The metrics of each column, of which the first that exists is shown: of a step, or of the first evaluation.
 CELLS = (
     (("reward/mean",), ".3f"),
     (("reward/format", "eval/format"), ".3f"),
@@ -41,7 +41,7 @@ WIDE = sum(column.width + 1 for column in COLUMNS) - 1
 
 
 def clock(seconds: float) -> str:
-    """Minutes and seconds, or hours and minutes.
+    """Format seconds as minutes and seconds, or hours and minutes.
 
     >>> clock(75), clock(3700)
     ('1:15', '1h01')
@@ -51,37 +51,37 @@ def clock(seconds: float) -> str:
 
 
 class Wait:
-    """An activity that takes a while, as it is shown: its name, its progress and its time so far."""
+    """A long activity on the console: its name, its progress and its time so far."""
 
     def __init__(self, what: str, logged: bool, more: Callable[[], str]) -> None:
         self.text = self.what = what
-        self.more = more  # -> the part of the line that changes all the time
-        self.logged = logged  # its line in a log file is not wanted, or was printed
+        self.more = more  # returns the part of the line that changes all the time
+        self.logged = logged  # whether a log file needs no line, or has it
         self.began, self.thread = time.monotonic(), threading.get_ident()
         self.over = threading.Event()
         self.shown = False
         self.own_line = False  # whether `Console.progress` has replaced its line
 
     def part(self, text: str) -> None:
-        """Set its progress, as `3/16 responses`; a call from another thread than the one that waits is ignored."""
+        """Set its progress, such as `3/16 responses`; calls from other threads than the waiting one are ignored."""
         if threading.get_ident() == self.thread and not self.own_line:
             self.text = f"{self.what}: {text}"
 
     def line(self, width: int) -> str:
-        """Its line, cut to `width` columns."""
+        """Return its line, cut to `width` columns."""
         more = "" if self.own_line else self.more()
         spent = f", {clock(time.monotonic() - self.began)}"
         return f"{self.text}{more}"[: width - len(spent)] + spent
 
 
 class Console:
-    """Prints the rows of a run. On a terminal the newest step is shown in place; a log file gets rows only."""
+    """Prints the rows of a run. A terminal shows the latest step in place; a log file gets rows only."""
 
-    shown_after_s = 2.0  # seconds after which a wait is shown on a terminal
-    logged_after_s = 10.0  # and is printed to a log file
+    shown_after_s = 2.0  # seconds before a wait is shown on a terminal
+    logged_after_s = 10.0  # and before it is printed to a log file
 
     def __init__(self, out: TextIO | None = None) -> None:
-        self.n_steps = self.done = 0  # of the table of steps; done before its first row
+        self.n_steps = self.done = 0  # steps of the table, and those before its first row
         self.out = out or sys.stdout or open(os.devnull, "w")  # noqa: SIM115
         self.began: float | None = None
         self.live = self.out.isatty()
@@ -94,26 +94,26 @@ class Console:
         return width_of(self.out)
 
     def say(self, text: str = "") -> None:
-        """Print sentences, broken at the width."""
+        """Print sentences, wrapped to the width."""
         self.table(folded(visible(text), self.width))
 
     def table(self, text: str) -> None:
-        """Print lines as they are, but for what a terminal would obey, which is shown."""
+        """Print lines unchanged, except that control characters are made visible."""
         with self._writing:
             self._wipe()
             print(visible(text), file=self.out, flush=True)
 
     def start(self, n_steps: int, done: int = 0) -> None:
-        """Print the heading of the table of so many steps, and start the clock of its `time` and `left`.
+        """Print the heading of the table of `n_steps` steps, and start the clock of its `time` and `left`.
 
-        `done`: steps that the run had finished when it was interrupted.
+        `done`: steps that a resumed run had already finished.
         """
         self.began, self.n_steps, self.done = time.monotonic(), n_steps, done
         self.say()
         self.table(self._in_columns([c.title if self._is_wide() else c.short for c in COLUMNS]))
 
     def step(self, step: int, accuracy: float, metrics: Mapping[str, float], keep: bool) -> None:
-        """Show a step and the newest accuracy: with `keep` as a row that stays, else in place, on a terminal only."""
+        """Show a step and the latest accuracy: with `keep` as a row that stays, else in place, on a terminal only."""
         alive()
         row = self._row(step, accuracy, metrics)
         if keep:
@@ -132,10 +132,10 @@ class Console:
 
     @contextmanager
     def wait(self, what: str, logged: bool = False, more: Callable[[], str] = str) -> Iterator[Wait]:
-        """Show in this block what is being waited for: from 2 s on in place on a terminal, with the time so far.
+        """Show the activity of this block: in place on a terminal after 2 s, with the time so far.
 
-        In a log file it is one line, from 10 s on; `logged`: none, because it was printed or is repeated often.
-        `more` is called for the rest of the line each time it is shown.
+        A log file gets one line after 10 s; `logged`: none, because it was printed or repeats often. `more` returns
+        the rest of the line each time it is shown.
         """
         alive()
         wait = Wait(what, logged, more)
@@ -154,20 +154,20 @@ class Console:
             watcher.join(1.0)
 
     def each(self, what: str, items: Iterator[T], count: int, done: int = 0) -> Iterator[T]:
-        """What is left of so many items after `done` ones, each waited for as `what 3/16`."""
+        """Yield items `done` to `count`, showing the wait for each as `what 3/16`."""
         for place in range(done, count):
             with self.wait(f"{what} {place + 1}/{count}", logged=True):
                 item = next(items)
             yield item
 
     def part(self, text: str) -> None:
-        """Set the progress of the newest wait, as `3/16 responses`."""
+        """Set the progress of the innermost wait, such as `3/16 responses`."""
         alive()
         if self._waits:
             self._waits[-1].part(text)
 
     def _watch(self, wait: Wait) -> None:
-        with suppress(OSError):  # of a terminal that was closed
+        with suppress(OSError):  # the terminal was closed
             while not wait.over.wait(0.5):
                 spent = time.monotonic() - wait.began
                 if self._waits[-1:] != [wait]:
@@ -208,7 +208,7 @@ class Console:
 
 
 def closing_table(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
-    """The evaluation metrics before and after training, in 60 columns; accuracy with its 95% interval."""
+    """Format the evaluation metrics before and after training, in 60 columns; accuracy with its 95% interval."""
     each = f" x {n}" if (n := round(before["eval/samples"] / before["eval/problems"])) > 1 else ", sampled"
     asked = f"{before['eval/problems']:.0f} problems"
     if "eval/questions" in before:
@@ -222,7 +222,7 @@ def closing_table(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
     rows.append(f"{'accuracy (95% int.)':22} {interval(before):>18} {interval(after):>18}")
     keys = [("format", "eval/format"), ("length, tokens", "eval/length"), ("truncated", "eval/truncated")]
     if any(m.get("eval/reward", m["eval/accuracy"]) != m["eval/accuracy"] for m in (before, after)):
-        keys.insert(0, ("reward", "eval/reward"))  # of one's own, which is more than right or wrong
+        keys.insert(0, ("reward", "eval/reward"))  # a user's reward with more values than right and wrong
     for label, key in keys:
         form = ".1f" if key.endswith("length") else ".3f"
         rows.append(f"{label:22} {before[key]:>18{form}} {after[key]:>18{form}}")

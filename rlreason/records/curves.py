@@ -1,4 +1,4 @@
-"""`curves.png` of one run, drawn from its settings and metrics alone."""
+"""Draw `curves.png` of one run from its settings and metrics."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,12 +12,12 @@ from rlreason.runtime.files import whole
 from rlreason.runtime.signals import held
 from rlreason.runtime.text import visible
 
-#: The formats that matplotlib can write, each by the suffix of the file.
+#: The formats that matplotlib can write, by the suffix of the file.
 FORMATS = ("png", "pdf", "svg", "svgz", "eps", "ps", "pgf", "jpg", "jpeg", "tif", "tiff", "webp", "raw", "rgba")
 
 
-def show_as_they_are(fig: Any) -> None:
-    """Headings and labels hold names that others chose: no control characters, and a dollar is no formula."""
+def make_text_plain(fig: Any) -> None:
+    """Show the texts of a figure without control characters and formulas, since they contain users' names."""
     from matplotlib.text import Text
 
     numbers = {label for ax in fig.axes for label in (*ax.get_xticklabels(), *ax.get_yticklabels())}
@@ -29,14 +29,14 @@ def show_as_they_are(fig: Any) -> None:
 
 @contextmanager
 def picture(path: Path, title: str, size: tuple[float, float], rows: int = 1, columns: int = 1) -> Iterator[Any]:
-    """Yields the axes to draw on, `size` in inches; `path` is written when the block ends, as its suffix says."""
-    with held():  # an import that a signal cuts in two cannot be done again
-        from matplotlib.figure import Figure  # and not pyplot, whose choice of a screen is the caller's
+    """Yield the axes to draw on, `size` in inches; write `path`, in the format of its suffix, when the block ends."""
+    with held():  # an import that a signal interrupts cannot be repeated
+        from matplotlib.figure import Figure  # not pyplot, whose choice of a screen is the caller's
 
     fig = Figure(figsize=size, layout="constrained")
     yield fig.subplots(rows, columns)
     fig.suptitle(title, fontsize=11, x=0.01, ha="left")
-    show_as_they_are(fig)
+    make_text_plain(fig)
     with whole(path) as partial:
         fig.savefig(partial, dpi=130, format=path.suffix[1:] or "png")
 
@@ -63,17 +63,17 @@ Rows = list[dict[str, Any]]  # of `metrics.jsonl`: numbers, or None
 
 
 def series(rows: Rows, name: str) -> tuple[list[float], list[float]]:
-    """The values of one metric over the optimizer updates, or over the evaluations of a job without any."""
+    """Return the values of one metric over the optimizer updates, or the evaluations of a job without updates."""
     named = [row for row in rows if row.get(name) is not None]
     at = [row["train_step"] if "train_step" in row else row.get("eval_step", 0) for row in named]
     return at, [row[name] for row in named]
 
 
 def panels_of(rows: Rows, algorithm: str) -> list[Panel]:
-    """What was learned, how long responses grew, how sure the model is, how steady; more where more was measured.
+    """Choose the panels: accuracy, length, entropy and gradient norm, and more where more was measured.
 
-    Where given or found responses are imitated, the loss says something, and in expert iteration the entropy of
-    correct and other responses; where several updates use one rollout batch, how far the policy moved within it.
+    Imitation adds the loss, and expert iteration the entropy of correct and other responses; several updates on one
+    rollout batch add how far the policy moved within it.
     """
     seen = {name for row in rows for name in row}
     imitates = algorithm in ("sft", "ei")
@@ -86,7 +86,7 @@ def panels_of(rows: Rows, algorithm: str) -> list[Panel]:
 
 
 def draw_curves(run: RunFolder) -> Path:
-    """The panels of a run over its optimizer updates, as `curves.png` in its folder.
+    """Draw the panels of a run over its optimizer updates into `curves.png` in its folder; return the path.
 
     Raises `ConfigError` where it has no metrics yet.
     """
@@ -106,7 +106,7 @@ def draw_curves(run: RunFolder) -> Path:
 
 
 def draw_panel(ax: Any, rows: Rows, panel: Panel) -> None:
-    """One heading and its lines; for the accuracy also its interval, and the whole split's at the end."""
+    """Draw one panel; that of the accuracy also has its interval, and the final accuracy on the whole split."""
     heading, lines = panel
     drawn = [(name, label) for name, label in lines if series(rows, name)[0]]
     for name, label in drawn:
@@ -123,7 +123,7 @@ def draw_panel(ax: Any, rows: Rows, panel: Panel) -> None:
     ax.xaxis.get_major_locator().set_params(integer=True)
     ax.grid(alpha=0.25)
     if heading.startswith("accuracy"):
-        _, rewards = series(rows, "reward/mean")  # of one's own, it may lie anywhere
+        _, rewards = series(rows, "reward/mean")  # a user's reward may have any range
         low, high = min([0, *rewards]), max([1, *rewards])
         ax.set_ylim(low - 0.02 * (high - low), high + 0.02 * (high - low))
     elif heading.startswith(("response", "entropy", "clip")):
@@ -133,7 +133,7 @@ def draw_panel(ax: Any, rows: Rows, panel: Panel) -> None:
 
 
 def draw_interval(ax: Any, rows: Rows) -> None:
-    """The 95% interval of each accuracy."""
+    """Draw the 95% interval of each accuracy."""
     bounds = ("eval/accuracy_low", "eval/accuracy_high")
     measured = [row for row in rows if all(row.get(name) is not None for name in ("eval/accuracy", *bounds))]
     (at, low), (_, high) = (series(measured, name) for name in bounds)
@@ -141,7 +141,7 @@ def draw_interval(ax: Any, rows: Rows) -> None:
 
 
 def draw_whole_split(ax: Any, rows: Rows) -> None:
-    """The accuracy on the whole split, with its interval, where that was asked at the end."""
+    """Draw the final accuracy on the whole split with its interval, where there is one."""
     names = [f"final/accuracy{end}" for end in ("_low", "", "_high")]
     whole = next((row for row in rows if (row.get("final/problems") or 0) > (row.get("eval/problems") or 0)), {})
     if all(whole.get(name) is not None for name in names):
@@ -153,10 +153,7 @@ def draw_whole_split(ax: Any, rows: Rows) -> None:
 
 
 def title_of(run: RunFolder) -> str:
-    """Model, data, objective and seed of a run, and a reward that is a function of one's own.
-
-    Empty in the place of a setting that the run does not have.
-    """
+    """Return model, data, objective and seed of a run, and a user's reward; missing settings are empty."""
     model, data, loss, algorithm, seed = (
         "" if (value := run.setting(key)) is None else value
         for key in ("model.name", "data.name", "loss.loss_type", "algorithm", "seed")

@@ -13,15 +13,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rlreason.errors import ConfigError
-from rlreason.runtime import hang as stacks
+from rlreason.runtime import hang, streams
 from rlreason.runtime.files import explained, whole
 from rlreason.runtime.signals import held, removed_if_left
-from rlreason.runtime.streams import NAME as LOG
 from rlreason.runtime.text import few
 
-HYDRA = ".hydra"  # what Hydra writes before the run begins
+HYDRA = ".hydra"  # written by Hydra before the run begins
 CONFIG = "config.yaml"  # every setting with its value
-STATUS = "status.json"  # how the run stands or ended
+STATUS = "status.json"  # the run's current state or its end
 PROVENANCE = "provenance.json"  # commit, command, versions; the version of the folder and the schemas of its settings
 OBJECTIVE = "objective.md"
 FUNCTIONS = "own_functions.txt"  # sources of the user's own rewards, data and losses
@@ -30,45 +29,46 @@ SUMMARY = "summary.json"  # written last
 CURVES = "curves.png"
 PROFILE_TRACE, PROFILE_TABLE = "profile.json.gz", "profile.md"  # of one step, where profile=true
 INCIDENTS = "grading_incidents.jsonl"
-GROWING = (METRICS, INCIDENTS)  # by a line at a time; a checkpoint knows how long they were
+GROWING = (METRICS, INCIDENTS)  # by a line at a time; a checkpoint has their lengths
 ENGINE_LOG = "vllm.log"
-ENGINE_LOGS = (ENGINE_LOG, *(f"vllm_{k}.log" for k in range(2, 17)))  # of as many engines as sample side by side
-RANKS_LOG = "ranks.log"  # what the ranks besides the first print, where several train
-STACKS = stacks.NAME  # what every process did where one was waited for too long
+ENGINE_LOGS = (ENGINE_LOG, *(f"vllm_{k}.log" for k in range(2, 17)))  # one for each engine
+RANKS_LOG = "ranks.log"  # output of the ranks besides the first, where several train
+STACKS = hang.NAME  # stacks of every process, where a wait took too long
+LOG = streams.NAME
 MODEL = "model"
 CHECKPOINTS = "checkpoints"  # a folder for each; see records/checkpoints.py
 STATE, TENSORS, MANIFEST = "state.json", "state.safetensors", "manifest.json"  # in a checkpoint, with MODEL
-MOMENTS, SPREAD = "moments.safetensors", "moments"  # those of the optimizer: a file, or a folder where ranks have parts
+MOMENTS, SPREAD = "moments.safetensors", "moments"  # of the optimizer: a file, or a folder where ranks have parts
 WANDB, TENSORBOARD = "wandb", "tensorboard"  # folders of loggers
-LOGGERS = "loggers.json"  # logger -> the name that its service knows the run by
+LOGGERS = "loggers.json"  # logger -> the run's id in its service
 ROLLOUTS, EVALS = "rollouts", "evals"  # folders with a file of responses for each step
 RESPONSES = "responses.jsonl"  # of a job that does not train, in the order of the problems
-UNFINISHED = "responses.unfinished.jsonl"  # those of an interrupted job, in the order in which they ended
+UNFINISHED = "responses.unfinished.jsonl"  # responses of an interrupted job, in the order in which they ended
 PASS_RATES = "pass_rates.jsonl"
 BEST_OF_N_NUMBERS, BEST_OF_N_PICTURE = "best_of_n.csv", "best_of_n.png"
-CALLS = "calls.jsonl"  # of a run of discovery: every request and what came of it, as it happens
+CALLS = "calls.jsonl"  # of a run of discovery: every request and its result, as it happens
 CONVERSATION, PROGRAM = "conversation_log.json", "program.py"  # the conversation as a whole, the best program so far
 REPORT, SCORE_PICTURE = "report.md", "score.png"
 CASES = "inspect.md"
-COMPLIANCE = "compliance.md"  # of a run that is held to the rules of a leaderboard; its last line is the verdict
-#: `STACKS` is open before a run takes its folder, so it is none of them.
+COMPLIANCE = "compliance.md"  # the check of a leaderboard's rules; its last line is the verdict
+#: Without `STACKS`, which is open before a run takes its folder.
 CONTENTS = (
     CONFIG, STATUS, PROVENANCE, OBJECTIVE, FUNCTIONS, METRICS, CURVES, PROFILE_TRACE, PROFILE_TABLE, INCIDENTS,
     ROLLOUTS, EVALS, MODEL, f"{MODEL}.partial", CHECKPOINTS, WANDB, TENSORBOARD, LOGGERS, *ENGINE_LOGS, RANKS_LOG, LOG,
     RESPONSES,
     UNFINISHED, PASS_RATES, BEST_OF_N_NUMBERS, BEST_OF_N_PICTURE, CASES, COMPLIANCE, CALLS, CONVERSATION, PROGRAM,
 )  # fmt: skip
-SET_ASIDE = "broken_off_"  # and a number: a folder in the run folder, for what an earlier run left there
+SET_ASIDE = "broken_off_"  # and a number: a folder in the run folder for the files of an earlier run
 
-VERSION = 1  # of a folder's contents, in `provenance.json` as "schema_version"; a later one is refused
+VERSION = 1  # of a folder's contents, in `provenance.json` as "schema_version"; later ones are refused
 
-_STEP_FILE = re.compile(r"step_(\d+)(?:_update_(\d+))?\.jsonl(?:\.gz)?")  # one that a person has unpacked, too
+_STEP_FILE = re.compile(r"step_(\d+)(?:_update_(\d+))?\.jsonl(?:\.gz)?")  # also one that a person has unpacked
 
 
 class ResponseFile(NamedTuple):
     """A file of graded responses. `step` is None in a job without steps.
 
-    `update`: the optimizer update behind which it was evaluated, where that was not the last one of a step.
+    `update`: the optimizer update after which it was evaluated, where that was not the last one of a step.
     """
 
     path: Path
@@ -78,7 +78,7 @@ class ResponseFile(NamedTuple):
 
 
 def step_name(step: int, update: int | None = None) -> str:
-    """The name of a step's file of responses.
+    """Return the name of a step's file of responses.
 
     >>> step_name(3), step_name(4, update=9)
     ('step_00003.jsonl.gz', 'step_00004_update_00009.jsonl.gz')
@@ -87,7 +87,7 @@ def step_name(step: int, update: int | None = None) -> str:
 
 
 def response_files(folder: Path, kind: str) -> list[ResponseFile]:
-    """The files of `rollouts/` or `evals/` in a run folder, in the order of their steps; [] where there are none."""
+    """Return the files of `rollouts/` or `evals/` in a run folder, in the order of their steps."""
     found = [
         ResponseFile(path, kind, int(named[1]), int(named[2]) if named[2] else None)
         for path in (folder / kind).glob("step_*.jsonl*")
@@ -97,20 +97,20 @@ def response_files(folder: Path, kind: str) -> list[ResponseFile]:
 
 
 NAMED = 3  # broken lines of a file that are reported one by one
-Checks = Callable[[dict[str, Any]], str]  # what is wrong with a row, empty where nothing is
-PACKED = ".gz"  # ends the name of a file that is compressed
+Checks = Callable[[dict[str, Any]], str]  # returns the fault of a row, or an empty text
+PACKED = ".gz"  # suffix of a compressed file
 LEVEL = 1  # of zlib: token ids and log-probabilities hardly get smaller with more
-DAMAGED = (EOFError, gzip.BadGzipFile, zlib.error)  # what a compressed file that is cut or altered raises
+DAMAGED = (EOFError, gzip.BadGzipFile, zlib.error)  # errors of a compressed file that is truncated or altered
 
 
 def opened(path: Path) -> BufferedIOBase:
-    """A file of lines to read, unpacked where it is compressed."""
+    """Open a file of lines for reading, decompressed where it is compressed."""
     return gzip.open(path, "rb") if path.suffix == PACKED else path.open("rb")
 
 
 @contextmanager
 def written(path: Path) -> Iterator[BufferedIOBase]:
-    """A file of lines to write, compressed where its name says so; it replaces the old one when the block ends.
+    """Yield a file of lines to write, compressed if its suffix says so; it replaces the old one when the block ends.
 
     The same lines give the same bytes. `UnwritableError` where the system refuses.
     """
@@ -124,7 +124,7 @@ def written(path: Path) -> Iterator[BufferedIOBase]:
 
 @contextmanager
 def growing(path: Path) -> Iterator[Callable[[Iterable[Mapping[str, Any]]], None]]:
-    """Yields a function that adds rows to what becomes the file when the block ends; where it fails, nothing is left.
+    """Yield a function that adds rows to a file, which appears when the block ends; a failure leaves nothing.
 
     Unlike in `written`, a signal ends the block between two additions. `UnwritableError` where the system refuses.
     """
@@ -147,7 +147,7 @@ def growing(path: Path) -> Iterator[Callable[[Iterable[Mapping[str, Any]]], None
 
 
 def finite(value: Any) -> Any:
-    """The value with null for every number that is not finite: JSON has no word for them.
+    """Replace every number that is not finite by None, since JSON has no such numbers.
 
     >>> finite({"a": [1.5, float("nan")]})
     {'a': [1.5, None]}
@@ -160,20 +160,20 @@ def finite(value: Any) -> Any:
 
 
 def line_of(row: Mapping[str, Any]) -> bytes:
-    """A row as a line of JSON, with null for every number that is not finite.
+    """Return a row as a line of JSON, with null for every number that is not finite.
 
     >>> line_of({"a": [1.5, float("inf")]})
     b'{"a": [1.5, null]}\\n'
     """
     try:
         text = json.dumps(row, allow_nan=False)
-    except ValueError:  # rare, and looking at every number of every row first would cost more than writing it
+    except ValueError:  # rare, and checking every number first would cost more than writing the row
         text = json.dumps(finite(row), allow_nan=False)
     return text.encode() + b"\n"
 
 
 def read_lines(path: Path, wrong: Checks, say: Callable[[str], None]) -> list[tuple[int, dict[str, Any]]]:
-    """(line number, row) of every line that can be used; the others are named to `say` in one line, and left out.
+    """Return (line number, row) of every usable line; report the others to `say` in one line.
 
     Raises `ConfigError` where the file cannot be opened.
     """
@@ -183,10 +183,7 @@ def read_lines(path: Path, wrong: Checks, say: Callable[[str], None]) -> list[tu
 def each_line(
     path: Path, wrong: Checks, say: Callable[[str], None], shortened: Callable[[bytes], bytes] = bytes
 ) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The same one by one, for a file that is larger than what is kept of it.
-
-    `shortened`: takes from a line what is not needed, before it is parsed.
-    """
+    """Yield the same one by one, for a large file; `shortened` removes unneeded parts of a line before parsing."""
     broken, number = list[str](), 0
     try:
         with opened(path) as file:
@@ -195,8 +192,8 @@ def each_line(
                     continue
                 try:
                     row = parsed(shortened(line))
-                    if said := wrong(row):
-                        raise ValueError(said)
+                    if fault := wrong(row):
+                        raise ValueError(fault)
                 except (ValueError, RecursionError) as error:
                     broken.append(f"{number} ({error})")
                 else:
@@ -210,7 +207,7 @@ def each_line(
 
 
 def parsed(line: bytes) -> dict[str, Any]:
-    r"""The JSON object in a line.
+    r"""Parse the JSON object in a line.
 
     >>> parsed(b'{"a": 1}\n')
     {'a': 1}

@@ -1,4 +1,4 @@
-"""What is needed to repeat a run on another machine: versions, hardware, data, and the commit of the code."""
+"""Collect what is needed to repeat a run on another machine: versions, hardware, data, and the commit of the code."""
 
 import hashlib
 import os
@@ -13,48 +13,48 @@ from pathlib import Path
 from typing import Any
 
 from rlreason.records.files import VERSION
-from rlreason.runtime.machine import ALLOCATION, DRIVER, SWEEP_VARIABLE, driver_gpus, told_in, usable_processors
+from rlreason.runtime.machine import ALLOCATION, DRIVER, SWEEP_VARIABLE, driver_gpus, usable_processors, value_in
 from rlreason.runtime.text import redacted
 from rlreason.runtime.version import __version__
 
-ROOT = Path(__file__).resolve().parents[2]  # of the checkout that this package stands in, where there is one
-GIT_S = 30.0  # a git that takes longer, on a file system that hangs, is given up
+ROOT = Path(__file__).resolve().parents[2]  # of this package's checkout, where there is one
+GIT_S = 30.0  # time limit of git, which may hang with its file system
 DIGITS = 16  # of a digest
 
 
 def commit_of(root: Path = ROOT) -> str | None:
-    """The checkout's commit, with `+changes` when files differ from it; None outside a checkout."""
+    """Return the checkout's commit, with `+changes` when files differ from it; None outside a checkout."""
     if not (root / ".git").exists():
         return None
-    commit, changed = _asked(root, "rev-parse", "HEAD"), _asked(root, "status", "--porcelain")
+    commit, changed = _git(root, "rev-parse", "HEAD"), _git(root, "status", "--porcelain")
     if commit is None or changed is None:
         return None
     return commit.strip() + ("+changes" if changed.strip() else "")
 
 
 def own_code(root: Path = ROOT) -> dict[str, str] | None:
-    """The commit of another checkout that the current folder lies in, such as one with rewards of the user's own.
+    """Return {"commit"} of another checkout that the current folder is in, such as one with a user's rewards.
 
-    {"commit"}; None outside any other checkout.
+    None outside any other checkout.
     """
     with suppress(OSError):
         here = Path.cwd()
-        top = _asked(here, "rev-parse", "--show-toplevel")
+        top = _git(here, "rev-parse", "--show-toplevel")
         if top and (place := Path(top.rstrip("\n"))).resolve() != root and (commit := commit_of(place)):
             return {"commit": commit}
     return None
 
 
 def package_digest() -> str:
-    """A digest of this package's source files: it names the code where there is no git, too."""
+    """Hash this package's source files, which identifies the code also without git."""
     digest, package = hashlib.sha256(), ROOT / __name__.partition(".")[0]
     for path in sorted(package.rglob("*.py")):
         digest.update(f"{path.relative_to(package)}\0".encode() + path.read_bytes())
     return digest.hexdigest()[:DIGITS]
 
 
-def _asked(root: Path, *words: str) -> str | None:
-    """What git prints; None where it fails or is not there."""
+def _git(root: Path, *words: str) -> str | None:
+    """Run git and return its output; None where it fails or is not installed."""
     command = ["git", "-C", str(root), "-c", "core.fsmonitor=false", "--no-optional-locks", *words]
     env = os.environ | {"GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"}
     with suppress(OSError, subprocess.SubprocessError):
@@ -67,7 +67,7 @@ PACKAGES = (
     "torch", "transformers", "numpy", "tokenizers", "safetensors", "math-verify", "hydra-core", "omegaconf", "vllm",
     "flash-attn", "bitsandbytes", "peft",
 )  # fmt: skip
-#: Variables of the environment that decide numbers or speed. No other one is written down.
+#: Environment variables that affect numbers or speed. No others are recorded.
 VARIABLES = (
     "OMP_NUM_THREADS", "MKL_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "CUBLAS_WORKSPACE_CONFIG", "PYTHONHASHSEED",
     "TOKENIZERS_PARALLELISM", "HF_HUB_OFFLINE", "VLLM_CPU_KVCACHE_SPACE", "VLLM_ATTENTION_BACKEND",
@@ -77,16 +77,16 @@ MACHINE = ("python", "platform", "cpu_count")
 
 
 def provenance(schemas: Mapping[str, str], words: Sequence[str] = ()) -> dict[str, Any]:
-    """The version of the folder, and where, when and by what the run was started: a command line of these words.
+    """Return the version of the folder, and where, when and by which command line the run was started.
 
-    `schemas`: which classes its settings are of, by their names in `config.store.SCHEMAS`. Nothing that needs torch:
-    see `setup.origin` for that.
+    `schemas`: the names of the settings' classes in `config.store.SCHEMAS`. Facts that need torch come from
+    `training.summary.facts_of`.
     """
     return {
         "schema_version": VERSION,
         "schemas": dict(schemas),
         "command": shlex.join(["python", "-m", "rlreason", *redacted(list(words))]),
-        "directory": _directory(),  # what the paths in it start from
+        "directory": _directory(),  # for relative paths in it
         **({"sweep": sweep} if (sweep := os.environ.get(SWEEP_VARIABLE)) else {}),
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         **environment(),
@@ -94,7 +94,7 @@ def provenance(schemas: Mapping[str, str], words: Sequence[str] = ()) -> dict[st
 
 
 def environment() -> dict[str, Any]:
-    """The code, the libraries and the machine of this process."""
+    """Return the code, the libraries and the machine of this process."""
     return {
         "rlreason": __version__,
         "commit": commit_of(),
@@ -102,7 +102,7 @@ def environment() -> dict[str, Any]:
         **({"own_code": own} if (own := own_code()) else {}),
         "python": platform.python_version(),
         "platform": platform.platform(),
-        "cpu_count": usable_processors(),  # that this process may use
+        "cpu_count": usable_processors(),  # of this process
         "packages": {name: found for name in PACKAGES if (found := _version(name))},
         "hardware": hardware(),
         "environment": {name: os.environ[name] for name in VARIABLES if name in os.environ},
@@ -110,11 +110,11 @@ def environment() -> dict[str, Any]:
 
 
 def hardware() -> dict[str, Any]:
-    """Processor, memory and graphics cards as the system names them, without loading a library for it."""
-    gpus, driver = driver_gpus(), told_in(DRIVER / "version", "NVRM version:")
+    """Return processor, memory and graphics cards as the system names them, without loading a library."""
+    gpus, driver = driver_gpus(), value_in(DRIVER / "version", "NVRM version:")
     return {
-        "cpu": told_in(Path("/proc/cpuinfo"), "model name") or platform.processor() or platform.machine(),
-        "processors": os.cpu_count(),  # that there are
+        "cpu": value_in(Path("/proc/cpuinfo"), "model name") or platform.processor() or platform.machine(),
+        "processors": os.cpu_count(),  # of the machine
         "memory_gb": _memory_gb(),
         **({"gpus": gpus} if gpus else {}),
         **({"driver": driver} if driver else {}),
@@ -122,7 +122,7 @@ def hardware() -> dict[str, Any]:
 
 
 def part_line(earlier: Mapping[str, Any]) -> str:
-    """A line on an earlier part of a run that was resumed, from its provenance: when, by what code, how it ended.
+    """Describe an earlier part of a resumed run by its provenance: when, by which code, how it ended.
 
     >>> part_line({"started": "2026-01-31T12:00:00+0000", "commit": "0123456789abcdef+changes",
     ...            "command": "python -m rlreason seed=1", "ended": "2026-01-31T12:05:00+0000",
@@ -136,12 +136,13 @@ def part_line(earlier: Mapping[str, Any]) -> str:
     if status != "running":
         ended = f"{status} {reason}".strip()
     commit = f"commit {short(earlier['commit'])}" if earlier.get("commit") else ""
-    about = ", ".join(filter(None, (str(earlier.get("started") or "at an unknown time"), commit, _typed(earlier))))
+    command = str(earlier.get("command") or "")
+    about = ", ".join(filter(None, (str(earlier.get("started") or "at an unknown time"), commit, command)))
     return f"{about}: {ended}"
 
 
 def code_differs(earlier: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    """A sentence where the code of a run is another than that of its earlier part; "" where it is the same.
+    """Return a sentence where the code of a run has changed since its earlier part; "" where it is the same.
 
     >>> code_differs({"commit": "0" * 40, "code": "ab"}, {"commit": "1" * 40, "code": "cd"})
     'the code has changed: commit 0000000000 then, commit 1111111111 now'
@@ -157,9 +158,9 @@ def code_differs(earlier: Mapping[str, Any], now: Mapping[str, Any]) -> str:
 
 
 def differences(then: Mapping[str, Any], now: Mapping[str, Any], keys: Sequence[str]) -> list[str]:
-    """One line for each of these facts, and for each inside a group of them, that is another now.
+    """Return one line for each of these facts, also inside groups, that has changed.
 
-    A fact that one of the two does not know is left out, but inside a group: there it was not there.
+    A fact that is missing on one side is skipped; inside a group it counts as none.
 
     >>> differences({"python": "3.11", "packages": {"torch": "2.11"}}, {"python": "3.12", "packages": {}},
     ...             ["python", "packages"])
@@ -175,12 +176,12 @@ def differences(then: Mapping[str, Any], now: Mapping[str, Any], keys: Sequence[
             inner = differences({n: a.get(n) for n in names}, {n: b.get(n) for n in names}, names)
             found += [f"{key}.{line}" for line in inner]
         elif a != b:
-            found.append(f"{key}: {_said(a)} then, {_said(b)} now")
+            found.append(f"{key}: {_shortened(a)} then, {_shortened(b)} now")
     return found
 
 
 def short(commit: str) -> str:
-    """A commit as people quote it.
+    """Shorten a commit for display.
 
     >>> short("0123456789abcdef+changes")
     '0123456789+changes'
@@ -189,17 +190,13 @@ def short(commit: str) -> str:
     return plain[:10] + plus + rest
 
 
-def _typed(told: Mapping[str, Any]) -> str:
-    return str(told.get("command") or "")
-
-
-def _named_code(told: Mapping[str, Any]) -> str:
-    commit, own = told.get("commit"), told.get("own_code")
-    named = f"commit {short(commit)}" if commit else f"rlreason {told.get('rlreason')} (no git)"
+def _named_code(origin: Mapping[str, Any]) -> str:
+    commit, own = origin.get("commit"), origin.get("own_code")
+    named = f"commit {short(commit)}" if commit else f"rlreason {origin.get('rlreason')} (no git)"
     return f"{named} with own code {short(own['commit'])}" if own else named
 
 
-def _said(value: Any) -> str:
+def _shortened(value: Any) -> str:
     text = "none" if value in (None, "", [], {}) else str(value)
     return text if len(text) <= 100 else f"{text[:97]}..."
 

@@ -1,7 +1,7 @@
-"""Read a run folder back, of a run that has ended or is still under way: the one place that opens its files to read.
+"""Read a run folder, of a run that has ended or still runs: the only place that opens its files for reading.
 
-Plain data only, without torch and Hydra. What a run did not leave is None, [] or one line that names it; a line that
-cannot be used is named once on standard error and left out.
+Returns plain data, without torch and Hydra. A missing file is None or []; a line that cannot be used is reported once
+on standard error and left out.
 """
 
 import json
@@ -24,13 +24,13 @@ TAIL_BYTES, TAIL_CHARS = 16_384, 200  # of a log that are read, and of a line th
 
 
 def runs_in(folder: Path) -> list[Path]:
-    """The folders of the runs of a sweep, by name; [] where `folder` is a run's own, or holds none."""
+    """Return the folders of the runs of a sweep, by name; [] where `folder` is a run's own, or has none."""
     inner = [] if (folder / files.CONFIG).exists() else folder.glob(f"*/{files.CONFIG}")
     return sorted(path.parent for path in inner if not path.parent.name.startswith((".", files.SET_ASIDE)))
 
 
 def refuse_unbegun(path: Path) -> None:
-    """`ConfigError` for the folder of a run that was killed before it wrote its settings: there is nothing to read."""
+    """`ConfigError` for the folder of a run that was killed before it wrote its settings."""
     if not (path / files.CONFIG).exists() and any((path / name).exists() for name in (files.HYDRA, files.STATUS)):
         raise ConfigError(
             f"{path} has no {files.CONFIG}, as a run that was killed before it began: give the folder of one run, "
@@ -39,7 +39,7 @@ def refuse_unbegun(path: Path) -> None:
 
 
 def setting_in(settings: Mapping[str, Any], key: str) -> Any:
-    """One of nested settings by its dotted name; None where there is none."""
+    """Return one of nested settings by its dotted name; None where there is none."""
     node: Any = settings
     for name in key.split("."):
         node = node.get(name) if isinstance(node, Mapping) else None
@@ -47,7 +47,7 @@ def setting_in(settings: Mapping[str, Any], key: str) -> Any:
 
 
 class RunFolder:
-    """One run's folder; each of its files is read when it is asked for.
+    """One run's folder; each of its files is read when it is needed.
 
     Raises `ConfigError` where there is no such folder, or where a later version wrote it.
     """
@@ -64,7 +64,7 @@ class RunFolder:
 
     @cached_property
     def version(self) -> int:
-        """The version of the folder's contents, see `files.VERSION`, which is also taken where none is named."""
+        """The version of the folder's contents; `files.VERSION` where it has none."""
         version = self.provenance.get("schema_version", files.VERSION)
         if type(version) is not int or version < 1:  # True is an int too
             raise ConfigError(
@@ -75,7 +75,7 @@ class RunFolder:
 
     @property
     def schemas(self) -> dict[str, str]:
-        """Which classes the settings are of, as `config.store.schemas_of` named them; {} where none are."""
+        """The names of the settings' classes, from `config.store.schemas_of`; {} where there are none."""
         schemas = self.provenance.get("schemas")
         return schemas if isinstance(schemas, dict) else {}
 
@@ -111,11 +111,11 @@ class RunFolder:
         raise ConfigError(f"{path} holds no settings ({found}): give the folder of one run")
 
     def setting(self, key: str) -> Any:
-        """One setting by its dotted name; None where the run has none of this name."""
+        """Return one setting by its dotted name; None where the run has none of this name."""
         return setting_in(self.settings, key)
 
     def grading(self, evaluates: bool = False) -> tuple[str, str | None, dict[str, Any]]:
-        """(reward, verifier of the data, group `grading`) of the run's responses, or of those of its evaluations."""
+        """Return (reward, verifier of the data, group `grading`) of the run's responses, or of its evaluations'."""
         of = "eval." if evaluates and self.setting("eval") else ""  # null there: as in training
         own = self.setting(f"{of}reward") if of else None
         reward = own or (of and self.setting(f"{of}prompt.reward")) or self.setting("prompt.reward")
@@ -131,17 +131,17 @@ class RunFolder:
 
     @property
     def status(self) -> str | None:
-        """How the run stands or ended, in a word of `status.STATUSES`; None where it did not get so far."""
+        """The run's status, one of `status.STATUSES`; None where it wrote none."""
         return read_status(self.path)
 
     @cached_property
     def summary(self) -> dict[str, Any] | None:
-        """`summary.json`; None where the run did not come to an end of its own."""
+        """`summary.json`; None where the run did not end by itself."""
         return self._object(files.SUMMARY)
 
     @property
     def model(self) -> Path | None:
-        """The folder of the saved model; None where the run left none."""
+        """The folder of the saved model; None where there is none."""
         path = self.path / files.MODEL
         return path if path.is_dir() else None
 
@@ -159,12 +159,12 @@ class RunFolder:
 
     @cached_property
     def incidents(self) -> list[dict[str, Any]]:
-        """The pairs of answer and ground truth on which grading failed, with the reasons; [] where none did."""
+        """The pairs of answer and ground truth on which grading failed, with the reasons."""
         path = self.path / files.INCIDENTS
         return [row for _, row in read_lines(path, lambda row: "", self._say_once)] if path.is_file() else []
 
     def tail(self, name: str, lines: int) -> list[str]:
-        """The last lines of a log of the folder that are not blank; [] where there is none."""
+        """Return the last lines of a log in the folder that are not blank; [] where there is none."""
         path = self.path / name
         try:
             with path.open("rb") as file:
@@ -176,15 +176,15 @@ class RunFolder:
         return [shorten(line, TAIL_CHARS) for line in found[-lines:]]
 
     def rollouts(self) -> list[ResponseFile]:
-        """The saved training steps, oldest first."""
+        """Return the saved training steps, oldest first."""
         return files.response_files(self.path, files.ROLLOUTS)
 
     def evaluations(self) -> list[ResponseFile]:
-        """The saved evaluations of a training run, oldest first."""
+        """Return the saved evaluations of a training run, oldest first."""
         return files.response_files(self.path, files.EVALS)
 
     def responses(self, step: int | None = None, rollouts: bool = False) -> ResponseFile:
-        """The responses of a job that does not train, or a training run's newest evaluation, or those of `step`.
+        """Return the responses of a job that does not train, or of a training run's last evaluation, or of `step`.
 
         `rollouts`: those that a training run learned from, not its evaluations.
         """
@@ -209,7 +209,7 @@ class RunFolder:
         )
 
     def rows(self, file: ResponseFile, needed: Sequence[str]) -> dict[int, Row]:
-        """The responses of a file by line number, each with the needed fields (`rows.FIELDS`)."""
+        """Return the responses of a file by line number, each with the needed fields (`rows.FIELDS`)."""
 
         def wrong(row: Row) -> str:
             return "" if row.keys() == {"identity"} else lacks(row, needed)  # the head of an unfinished evaluation
@@ -218,7 +218,7 @@ class RunFolder:
         return {number: row for number, row in found if row.keys() != {"identity"}}
 
     def _object(self, name: str) -> dict[str, Any] | None:
-        """The JSON object that is a file of its own; None where there is none, or where it is broken, which is said."""
+        """Read a file with one JSON object; None where there is none, or where it is broken, which is reported."""
         path = self.path / name
         if not path.is_file():
             return None

@@ -31,26 +31,26 @@ from rlreason.records.loggers.guarded import Resumed
 from rlreason.records.status import known
 from rlreason.runtime.files import explained, removed
 
-#: Settings that an interrupted job may go on without: they change its speed, its memory or what it shows.
+#: Settings that may differ when an interrupted job resumes: they change its speed, its memory or its output.
 HARMLESS = (
     "threads", "log_generations", "micro_batch_tokens", "gpus", "parallel", "rollout.max_rows", "rollout.kv_cache_gb",
     "model.check_memory",
 )  # fmt: skip
-#: Settings that a training run may go on with others of, by their names or those of their groups.
+#: Settings that may differ when a training run resumes, by their names or those of their groups.
 MAY_CHANGE = (
     "n_steps", "eval_every", "save_rollouts_every", "save_model", "threads", "log_generations", "profile", "checkpoint",
     "logger", "waits", "monitors", "budget", "rollout.timeout_s", "gpus", "parallel",
-    # what a plan offers where memory does not suffice, and the run learns the same with, but for roundings
+    # savings of memory that a plan suggests; the run learns the same except for rounding
     "micro_batch_tokens", "model.gradient_checkpointing", "model.check_memory", "rollout.max_rows", "rollout.sleep",
     "rollout.kv_cache_gb",
 )  # fmt: skip
 
 
-def goes_on(folder: Path, config: str) -> bool:
-    """Whether a job with this config continues the interrupted one in the folder: one of the same algorithm.
+def resumes_job(folder: Path, config: str) -> bool:
+    """Whether a job with this config resumes the interrupted one in the folder, which has the same algorithm.
 
-    With other settings it is refused (`ConfigError`): it was probably meant to go on, and its responses must not be
-    mixed with others.
+    `ConfigError` where other settings differ: it was probably meant to resume, and its responses must not be mixed
+    with others.
     """
     path = folder / CONFIG
     if not path.exists() or not (folder / UNFINISHED).exists():
@@ -66,12 +66,12 @@ def goes_on(folder: Path, config: str) -> bool:
     return True
 
 
-def where_it_goes_on(folder: Path, config: str, say: Callable[[str], object]) -> Path | None:
-    """The checkpoint from which a training run with this config goes on; None: it begins anew.
+def checkpoint_to_resume(folder: Path, config: str, say: Callable[[str], object]) -> Path | None:
+    """Return the checkpoint from which a training run with this config resumes; None: it begins anew.
 
-    A run that came to its end goes on where it is to have more steps now, or a larger budget, or another setting of
-    the monitor that has stopped it. `ConfigError` where the folder holds a run with other
-    settings, but for those of `MAY_CHANGE`, or one that has nothing left to do.
+    A run that has ended resumes with more steps, a larger budget, or another setting of the monitor that stopped it.
+    `ConfigError` where the folder has a run with other settings, except for `MAY_CHANGE`, or one with nothing left to
+    do.
     """
     path = folder / CONFIG
     if not path.exists() or not checkpoints_in(folder):
@@ -101,9 +101,9 @@ def where_it_goes_on(folder: Path, config: str, say: Callable[[str], object]) ->
 
 
 def refuse_other_run(folder: Path, config: str) -> None:
-    """`ConfigError` where the folder holds another training run, or one that has nothing left to do.
+    """`ConfigError` where the folder has another training run, or one with nothing left to do.
 
-    Nothing where its config is damaged: see `where_it_goes_on`.
+    A damaged config is not refused here: see `checkpoint_to_resume`.
     """
     path = folder / CONFIG
     before = flat_text(path.read_text(encoding="utf-8", errors="replace")) if path.exists() else {}
@@ -120,11 +120,11 @@ def _refuse_other(folder: Path, before: dict[str, Any], now: dict[str, Any]) -> 
             f"with it (resume={folder}), or choose another folder"
         )
     if finished and not _has_more_to_do(folder, before, now):
-        raise ConfigError(f"hydra.run.dir={folder} holds {_what_would_do(folder, before)}")
+        raise ConfigError(f"hydra.run.dir={folder} holds {_how_to_resume(folder, before)}")
 
 
 def describe_place(state: Mapping[str, Any]) -> str:
-    """Where a checkpoint was written, from its state.
+    """Describe when a checkpoint was written, from its state.
 
     >>> describe_place({"begun": 12, "recorded": 12, "step": None})
     'the end of step 12'
@@ -137,7 +137,7 @@ def describe_place(state: Mapping[str, Any]) -> str:
 
 
 def _has_more_to_do(folder: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
-    """Whether a run that came to an end of its own can go on, because what ended it is set otherwise now."""
+    """Whether a run that ended by itself can resume, because the setting that ended it has changed."""
     status = _ended_as(folder)
     kind, _, rule = status.partition(":")
     if kind == "budget":
@@ -148,8 +148,8 @@ def _has_more_to_do(folder: Path, before: Mapping[str, Any], now: Mapping[str, A
     return kind == "finished" and isinstance(old, int) and isinstance(new, int) and new > old
 
 
-def _what_would_do(folder: Path, before: Mapping[str, Any]) -> str:
-    """A run that came to its end, and with which settings it would go on."""
+def _how_to_resume(folder: Path, before: Mapping[str, Any]) -> str:
+    """Describe a run that has ended, and the settings with which it would resume."""
     status = _ended_as(folder)
     kind, _, rule = status.partition(":")
     again = f"choose another folder, or type resume={folder}"
@@ -165,16 +165,16 @@ def _what_would_do(folder: Path, before: Mapping[str, Any]) -> str:
 
 
 def _ended_as(folder: Path) -> str:
-    """The status in a run's summary; "" where none can be read."""
-    try:  # not the status file: a start that was killed has left its own there
+    """Return the status in a run's summary; "" where none can be read."""
+    try:  # not the status file, which a killed start may have overwritten
         return known(str(json.loads((folder / SUMMARY).read_text(encoding="utf-8"))["status"]))
     except (OSError, ValueError, KeyError, TypeError):
         return ""
 
 
-def reopened(folder: Path, checkpoint: Path) -> None:
-    """A finished run is no longer one: its summary gets another name. To be called before anything else is changed,
-    so that it goes on also where this start is killed.
+def reopen(folder: Path, checkpoint: Path) -> None:
+    """Rename the summary of a finished run, so that the run counts as unfinished. Called before any other change, so
+    that the run can resume also if this start is killed.
     """
     if (summary := folder / SUMMARY).exists():
         with explained(summary):
@@ -182,13 +182,13 @@ def reopened(folder: Path, checkpoint: Path) -> None:
 
 
 def cut_back(folder: Path, state: Mapping[str, Any]) -> Resumed:
-    """Take the records of a run back to where a checkpoint was written; returns what was cut off.
+    """Cut the records of a run back to a checkpoint; return what was cut off.
 
-    Files of responses behind it go, and so do the model and the curves of what came after.
+    Later files of responses are removed, and so are the later model and curves.
     """
     rows = 0
     for name in GROWING:
-        path, size = folder / name, state["offsets"].get(name, 0)  # 0: there was none then
+        path, size = folder / name, state["offsets"].get(name, 0)  # 0: the file did not exist
         if not path.exists() and not size:
             continue
         with explained(path), path.open("a+b") as grown:
@@ -202,7 +202,7 @@ def cut_back(folder: Path, state: Mapping[str, Any]) -> Resumed:
     with explained(folder):
         for file in (*rollouts, *evaluations):
             file.path.unlink()
-        for kind in (CHECKPOINTS, ROLLOUTS, EVALS):  # of a process that was killed while it wrote
+        for kind in (CHECKPOINTS, ROLLOUTS, EVALS):  # left by a process that was killed while writing
             for old in (folder / kind).glob("*.partial"):
                 removed(old)
         for name in (MODEL, CURVES):
@@ -211,7 +211,7 @@ def cut_back(folder: Path, state: Mapping[str, Any]) -> Resumed:
 
 
 def whole_lines(text: bytes) -> bytes:
-    """What comes before the last line where that is broken off.
+    """Return the text without an incomplete last line.
 
     >>> whole_lines(b"1\\n2\\n3")
     b'1\\n2\\n'
@@ -220,7 +220,7 @@ def whole_lines(text: bytes) -> bytes:
 
 
 def changed(old: dict[str, Any], new: dict[str, Any], allowed: tuple[str, ...] = HARMLESS) -> str:
-    """The settings in which two configs differ, as text: three at most; empty where only the `allowed` ones do.
+    """Return the settings in which two configs differ, as text, three at most; empty where only `allowed` ones do.
 
     >>> changed({"seed": 0, "sampling.max_tokens": 48}, {"seed": 0, "sampling.max_tokens": 64})
     'sampling.max_tokens=48 there, 64 here'
@@ -232,12 +232,12 @@ def changed(old: dict[str, Any], new: dict[str, Any], allowed: tuple[str, ...] =
         for key in dict.fromkeys((*old, *new))
         if old.get(key) != new.get(key) and not any(key == name or key.startswith(f"{name}.") for name in allowed)
     ]
-    said = [f"{key}={old.get(key, 'not set')} there, {new.get(key, 'not set')} here" for key in keys[:3]]
-    return "; ".join(said) + f"; and {len(keys) - 3} more" * (len(keys) > 3)
+    shown = [f"{key}={old.get(key, 'not set')} there, {new.get(key, 'not set')} here" for key in keys[:3]]
+    return "; ".join(shown) + (f"; and {len(keys) - 3} more" if len(keys) > 3 else "")
 
 
 def settings_changed(old: str, new: str, allowed: tuple[str, ...] = HARMLESS) -> str:
-    """The same for two configs as text: the settings in which they differ.
+    """Return the same for two configs as YAML texts.
 
     >>> settings_changed("loss: {beta: 0.1}", "loss: {beta: 0.2}")
     'loss.beta=0.1 there, 0.2 here'
@@ -246,7 +246,7 @@ def settings_changed(old: str, new: str, allowed: tuple[str, ...] = HARMLESS) ->
 
 
 def flat_text(config: str) -> dict[str, Any]:
-    """The settings of a config by their dotted names; {} where it is no config at all."""
+    """Return the settings of a YAML text by their dotted names; {} where it is no config."""
     try:
         settings = yaml.safe_load(config)
     except yaml.YAMLError:
@@ -254,17 +254,17 @@ def flat_text(config: str) -> dict[str, Any]:
     return flat(settings) if isinstance(settings, dict) else {}
 
 
-#: Settings that a run may go on with others of: what it may spend, where the same model is asked, how long it waits.
+#: Settings that may differ when a run of discovery resumes: its budget, where the same model is served, its waits.
 DISCOVERY_MAY_CHANGE = (
     "budget", "waits", "client.base_url", "client.env_variable", "client.timeout_s", "client.retries", "client.pause_s",
     "client.max_tokens", "client.extra", "client.prompt_price", "client.completion_price", "score.workers",
 )  # fmt: skip
 
 
-def discovery_goes_on(folder: Path, config: str) -> bool:
-    """Whether a run with this config continues the one in the folder; a finished one where its budget was raised.
+def resumes_discovery(folder: Path, config: str) -> bool:
+    """Whether a run with this config resumes the one in the folder; a finished one only with a larger budget.
 
-    `ConfigError` where the folder holds one with other settings, or one that has nothing left to do.
+    `ConfigError` where the folder has one with other settings, or one with nothing left to do.
     """
     path = folder / CONFIG
     now = flat_text(config)

@@ -1,4 +1,4 @@
-"""A graded response as a row of a file, there and back; the log of responses, and the counters of every row."""
+"""Convert graded responses to rows of a file and back; the log of responses, and the counters of every row."""
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -17,7 +17,7 @@ from rlreason.types import Grade, Problem, Response, Sample
 Row = dict[str, Any]
 NUMBER = (int, float)
 
-#: The fields of a row that something needs, with the types of their values.
+#: The fields of a row that are read, with the types of their values.
 FIELDS: dict[str, type | tuple[type, ...]] = {
     "gold": object,
     "sample": int,
@@ -26,11 +26,11 @@ FIELDS: dict[str, type | tuple[type, ...]] = {
     **dict.fromkeys(("prompt_ids", "token_ids", "log_probs", "trainer_log_probs"), list),
     "prompt_reward": dict,
 }
-#: Fields that a row may have, or have as null; another value of another type is not usable.
+#: Fields that a row may lack, or have as null; a value of another type is not usable.
 OPTIONAL = ("trainer_log_probs", "prompt_reward", "entropy")
-PER_TOKEN = ("log_probs", "trainer_log_probs")  # as long as the row's token_ids
+PER_TOKEN = ("log_probs", "trainer_log_probs")  # as many values as the row's token_ids
 GRADE = ("reward", "format_reward", "answer_reward", "outcome", "path")
-#: What a row needs to be graded again, to be shown to a person, and to be learned from.
+#: The fields needed to grade a row again, to show it to a person, and to learn from it.
 TO_REGRADE = ("response", "gold", "outcome")
 TO_SHOW = (*TO_REGRADE, "problem_id", "question", "format_reward", "path", "length", "finish_reason")
 TO_LEARN = (
@@ -40,7 +40,7 @@ TO_LEARN = (
 
 
 def lacks(row: Row, needed: Iterable[str]) -> str:
-    """Which of the needed fields a row lacks, or holds something else in; empty where it has them all.
+    """Return the needed fields that a row lacks or has with unusable values, as text; empty where it has them all.
 
     >>> lacks({"response": "4", "outcome": 1.0}, TO_REGRADE), lacks({"token_ids": [1, None]}, ["token_ids"])
     ("no 'gold', no usable 'outcome'", "no usable 'token_ids'")
@@ -63,13 +63,13 @@ def _fits(row: Row, name: str) -> bool:
 
 
 def write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Replace a file by these rows, one a line; a number that is not finite becomes null."""
+    """Replace a file by these rows, one per line; a number that is not finite becomes null."""
     with written(path) as file:
         file.writelines(map(line_of, rows))
 
 
 def response_row(step: int, s: Sample, problem: Problem) -> Row:
-    """Enough to read the response, to grade it again, and to compute any loss on it without sampling."""
+    """Return a row with which a response can be read, graded again, and used in any loss without sampling."""
     return {
         "step": step,
         "problem_id": s.group,
@@ -92,13 +92,13 @@ def response_row(step: int, s: Sample, problem: Problem) -> Row:
 
 
 def numbered_row(sample: Sample, problem: Problem, number: int) -> Row:
-    """A response of a job without steps, and which of its problem's it is."""
+    """Return the row of a response of a job without steps, with its number among the problem's responses."""
     row: Row = finite(response_row(0, sample, problem) | {"sample": number})
     return row
 
 
 def grade_columns(grade: Grade) -> Row:
-    """The fields of a row that tell its grade."""
+    """Return the fields of a row with its grade."""
     return {
         "reward": grade.reward,
         "format_reward": grade.format,
@@ -109,12 +109,12 @@ def grade_columns(grade: Grade) -> Row:
 
 
 def grade_of(row: Row) -> Grade:
-    """The grade that a row tells."""
+    """Return the grade of a row."""
     return Grade(row["format_reward"], row["answer_reward"], row["reward"], row["outcome"], row["path"])
 
 
 def sample_of(row: Row) -> Sample:
-    """The sample that a row was written from: the response and its grade. The row needs the fields of `TO_LEARN`."""
+    """Return the sample of a row, its response and grade. The row needs the fields of `TO_LEARN`."""
     response = Response(
         problem_id=row["problem_id"],
         prompt_ids=row["prompt_ids"],
@@ -129,7 +129,7 @@ def sample_of(row: Row) -> Sample:
 
 
 class ResponseLog:
-    """The responses that are already there, by problem; and a log for those that come."""
+    """The log of a job's responses: those of an interrupted part, by problem, and new ones as they end."""
 
     def __init__(
         self,
@@ -139,10 +139,10 @@ class ResponseLog:
         n: int,
         say: Callable[[str], None] = print_stderr,
     ) -> None:
-        """`identity` says what is asked of whom: responses to anything else are refused with a `ConfigError`.
+        """`identity` names the model and the problems: a log of others is refused with a `ConfigError`.
 
-        Problems that lack some of their `n` responses are asked again as a whole, also where a line is broken, as the
-        last one is that a killed process wrote.
+        Problems that lack some of their `n` responses are sampled again, also where a line is broken, such as the
+        last one of a killed process.
         """
         self.path = folder / UNFINISHED
         self._problems = {p.id: p for p in problems}
@@ -165,18 +165,18 @@ class ResponseLog:
         write_whole(self.path, "".join(json.dumps(row) + "\n" for row in again))
 
     def add(self, number: int, sample: Sample) -> None:
-        """Write a response down at once; `number` is its place among the responses to its problem."""
+        """Append a response; `number` is its index among the responses to its problem."""
         row = numbered_row(sample, self._problems[sample.group], number)
         append_line(self.path, json.dumps(row | {"log_probs": sample.response.log_probs}))
 
     def remove(self) -> None:
-        """To be called when everything that follows from the responses is written."""
+        """Remove the log, once all results of the responses are written."""
         self.path.unlink(missing_ok=True)
 
 
 @dataclass
 class Counters:
-    """Everything counted since the run began, an interrupted part before it included.
+    """Counts since the run began, earlier interrupted parts included.
 
         rollout_step      steps of the algorithm begun: a rollout batch in GRPO and EI, a batch of traces in SFT
         train_step        optimizer updates, those left out because their gradient was not finite included
@@ -196,48 +196,48 @@ class Counters:
     tokens_generated: int = 0
     tokens_trained: int = 0
     clock: Clock = field(default_factory=Clock)
-    newest: dict[str, float] = field(default_factory=dict)  # metrics of the newest update
-    # Seconds of the newest "step", its "tokens", seconds of the newest evaluation per "problem", as far as known; and
-    # how many seconds all steps had taken at the end of the newest ("until").
+    newest: dict[str, float] = field(default_factory=dict)  # metrics of the last update
+    # Of the last step: seconds ("step") and "tokens"; of the last evaluation: seconds per "problem"; and the seconds of
+    # all steps up to the end of the last one ("until").
     pace: dict[str, float] = field(default_factory=dict)
 
     def sampled(self, samples: Sequence[Sample]) -> None:
-        """A rollout step has begun with these samples; none in SFT."""
+        """Count a rollout step that has begun with these samples; none in SFT."""
         self.rollout_step += 1
         self.tokens_generated += sum(len(s.response.token_ids) for s in samples)
 
     def learned(self, update: Mapping[str, float]) -> None:
-        """An optimizer update has these metrics; one in which nothing carried loss is none."""
+        """Count an optimizer update with these metrics; one without loss does not count."""
         self.newest = dict(update)
         self.train_step += not update.get("train/empty_updates")
         self.tokens_trained += int(update.get("train/tokens", 0))
 
     def step_ended(self, tokens: int) -> None:
-        """A step is recorded, which has sampled so many tokens: the next one is expected to be like it."""
+        """Note the time and tokens of a recorded step, from which the next one is estimated."""
         spent = self._spent()
         self.pace |= {"step": spent - self.pace.get("until", 0.0), "tokens": tokens, "until": spent}
 
     def _spent(self) -> float:
-        """Seconds of steps and checkpoints."""
+        """Return the seconds of steps and checkpoints."""
         return sum(value for name, value in self.clock.phases().items() if name not in ("setup", "eval"))
 
-    def state(self) -> dict[str, Any]:
-        """The counters as they stand now, with the metrics of the newest update, the pace and the clock."""
+    def state_dict(self) -> dict[str, Any]:
+        """Return the counters, the metrics of the last update, the pace and the clock, for a checkpoint."""
         pace = {f"pace/{name}": value for name, value in self.pace.items()}
         newest = {f"newest/{name}": value for name, value in self.newest.items()}
-        return self.row() | newest | pace | {"clock": self.clock.state()}
+        return self.row() | newest | pace | {"clock": self.clock.state_dict()}
 
-    def put(self, state: Mapping[str, Any]) -> None:
-        """Go on counting from here, now."""
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue counting from this state."""
         self.rollout_step, self.train_step = int(state["rollout_step"]), int(state["train_step"])
         self.eval_step = int(state["eval_step"])
         self.tokens_generated, self.tokens_trained = int(state["tokens/generated"]), int(state["tokens/trained"])
-        self.clock.put(state["clock"])
+        self.clock.load_state_dict(state["clock"])
         self.newest, self.pace = below(state, "newest/"), below(state, "pace/")
         self.pace.setdefault("until", self._spent())
 
     def row(self) -> dict[str, float]:
-        """The counters as they stand now, under the names above."""
+        """Return the counters under the names above."""
         return {
             "rollout_step": self.rollout_step,
             "train_step": self.train_step,

@@ -1,4 +1,4 @@
-"""How a run stands or ended, its exit code, and where its time went."""
+"""The status of a run, its exit code, and a summary of its time."""
 
 import errno
 import json
@@ -16,7 +16,7 @@ from rlreason.runtime.text import redacted
 
 
 class Ending(NamedTuple):
-    """What a status means. `of_its_own`: the run came to an end that its settings foresaw and left a `summary.json`."""
+    """The meaning of a status. `of_its_own`: the run ended as its settings provide and left a `summary.json`."""
 
     meaning: str
     exit_code: int | None
@@ -35,11 +35,11 @@ STATUSES: dict[str, Ending] = {
 
 
 RESOURCES = ResourceError.exit_code
-SHORTAGES = ("can't allocate memory", "CUDA error: out of memory", "No space left on device")  # in others' errors
+SHORTAGES = ("can't allocate memory", "CUDA error: out of memory", "No space left on device")  # in libraries' errors
 
 
 def ending(status: str) -> Ending:
-    """The row of a status, whatever its rule.
+    """Return the row of a status, whatever its rule.
 
     >>> ending("diverged:loss").exit_code, ending("finished").of_its_own
     (5, True)
@@ -48,7 +48,7 @@ def ending(status: str) -> Ending:
 
 
 def known(status: str) -> str:
-    """The status where it is one of the table, else `failed`.
+    """Return the status if it is in the table, else `failed`.
 
     >>> known("diverged:loss"), known("")
     ('diverged:loss', 'failed')
@@ -57,30 +57,30 @@ def known(status: str) -> str:
 
 
 def read_status(folder: Path) -> str | None:
-    """The status in a run's `status.json`, else in its `summary.json`; None where neither can be read."""
+    """Return the status in a run's `status.json`, else in its `summary.json`; None where neither can be read."""
     for name in (STATUS, SUMMARY):
         with suppress(OSError, ValueError, AttributeError):  # a file that is not there, or broken
             return known(str(json.loads((folder / name).read_text(encoding="utf-8")).get("status", "")))
     return None
 
 
-def how_it_ended(folder: Path) -> dict[str, str]:
-    """When and how the run in the folder ended: {"ended", "status", "reason"}; {} while it runs, or was killed."""
+def read_ending(folder: Path) -> dict[str, str]:
+    """Return when and how the run ended: {"ended", "status", "reason"}; {} while it runs, or if it was killed."""
     with suppress(OSError, ValueError, KeyError, TypeError):
-        told = json.loads((folder / STATUS).read_text(encoding="utf-8"))
-        if told["status"] != "running":
-            return {"ended": str(told["time"]), "status": str(told["status"]), "reason": str(told["reason"])}
+        row = json.loads((folder / STATUS).read_text(encoding="utf-8"))
+        if row["status"] != "running":
+            return {"ended": str(row["time"]), "status": str(row["status"]), "reason": str(row["reason"])}
     return {}
 
 
 def written_at(folder: Path) -> int | None:
-    """When the folder's status was last written, in nanoseconds; None before its first."""
+    """Return when the folder's status was last written, in nanoseconds; None where it has none."""
     path = folder / STATUS
     return path.stat().st_mtime_ns if path.exists() else None
 
 
 def exit_code(error: BaseException) -> int:
-    """The exit code of a run that this ended.
+    """Return the exit code of a run that ended with this error.
 
     >>> exit_code(KeyboardInterrupt()), exit_code(ConfigError("a wrong word")), exit_code(MemoryError())
     (130, 2, 4)
@@ -93,7 +93,7 @@ def exit_code(error: BaseException) -> int:
 
 
 def _is_shortage(error: BaseException) -> bool:
-    """Whether memory or disk ran out. Torch and safetensors say so in errors of their own, known by name or text."""
+    """Whether memory or disk ran out. Errors of torch and safetensors are recognised by name or text."""
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":  # torch's, without importing it
         return True
     if isinstance(error, OSError):
@@ -102,7 +102,7 @@ def _is_shortage(error: BaseException) -> bool:
 
 
 def write_status(folder: Path, status: str, reason: str = "") -> None:
-    """`status.json`, replaced as a whole: {"status", "reason", "time"}."""
+    """Replace `status.json`: {"status", "reason", "time"}."""
     assert ending(status)
     row = {"status": status, "reason": redacted(reason), "time": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
     path, text = folder / STATUS, json.dumps(row, indent=2) + "\n"
@@ -111,13 +111,13 @@ def write_status(folder: Path, status: str, reason: str = "") -> None:
     except UnwritableError:
         if not path.exists():
             raise
-        with path.open("r+", encoding="utf-8") as file:  # on a full disk there is still the old one's place
+        with path.open("r+", encoding="utf-8") as file:  # a full disk still has the space of the old one
             file.write(text)
             file.truncate()
 
 
 def sweep_code(statuses: Sequence[str]) -> int:
-    """A sweep's exit code: 0 when every run came to an end of its own, 130 when interrupted, else 1.
+    """Return a sweep's exit code: 0 when every run ended by itself, 130 when interrupted, else 1.
 
     >>> sweep_code(["finished", "diverged:loss"]), sweep_code(["finished", "failed"])
     (0, 1)
@@ -127,11 +127,11 @@ def sweep_code(statuses: Sequence[str]) -> int:
     return 0 if all(ending(status).of_its_own for status in statuses) else 1
 
 
-SHOWN = 4  # phases that a person is told
+SHOWN = 4  # phases in the line
 
 
-def where_time_went(clock: Clock) -> dict[str, Any]:
-    """For `summary.json`: seconds, and those of each phase; tokens per second; peak of memory in GB."""
+def time_summary(clock: Clock) -> dict[str, Any]:
+    """Return seconds, also of each phase, tokens per second and the peak of memory in GB, for `summary.json`."""
     return {
         "seconds": round(clock.total(), 1),
         "phases": {name: round(value, 3) for name, value in clock.phases().items()},
@@ -141,7 +141,7 @@ def where_time_went(clock: Clock) -> dict[str, Any]:
 
 
 def time_line(summary: Mapping[str, Any]) -> str:
-    """The same in a sentence; empty where the summary has none of it.
+    """Return the same as a line; empty where the summary has none of it.
 
     >>> time_line({"phases": {"train": 6.0, "rollout": 3.0, "other": 1.0}, "peak_gb": 1.25,
     ...            "perf/train_tokens_per_second": 1200.0, "perf/train_mfu": 0.31})
@@ -152,9 +152,9 @@ def time_line(summary: Mapping[str, Any]) -> str:
     if not total:
         return ""
     longest = sorted(phases.items(), key=lambda item: -item[1])[:SHOWN]
-    said = [", ".join(f"{name} {value / total:.0%}" for name, value in longest)]
+    parts = [", ".join(f"{name} {value / total:.0%}" for name, value in longest)]
     for name in ("rollout", "train"):
         if (speed := summary.get(f"perf/{name}_tokens_per_second")) is not None:
             used = summary.get(f"perf/{name}_mfu")
-            said.append(f"{name} {speed:.0f} tokens/s" + (f" ({used:.0%} of peak FLOPs)" if used is not None else ""))
-    return "; ".join([f"time       {said[0]}", *said[1:], f"memory {summary['peak_gb']:.1f} GB"])
+            parts.append(f"{name} {speed:.0f} tokens/s" + (f" ({used:.0%} of peak FLOPs)" if used is not None else ""))
+    return "; ".join([f"time       {parts[0]}", *parts[1:], f"memory {summary['peak_gb']:.1f} GB"])

@@ -17,7 +17,7 @@ from rlreason.health.examine import course_of, lost_grades
 from rlreason.health.replay import as_numbers
 from rlreason.records.files import CONFIG, METRICS, RESPONSES, STATUS, ResponseFile, each_line
 from rlreason.records.reader import RunFolder, runs_in
-from rlreason.records.status import how_it_ended, read_status
+from rlreason.records.status import read_ending, read_status
 from rlreason.report.study import AXES, RUNNING, Answers, Problem, Run, Series, Setting, Study, labels_of
 from rlreason.report.verdicts import flattered, picked
 from rlreason.runtime.files import LARGEST, holder, number
@@ -81,7 +81,7 @@ def _status(folder: Path, state: RunState | None) -> tuple[str, str]:
         return ("interrupted", "it left no status") if begun else (WAITING, "")
     if status == RUNNING and holder(folder) is None:
         return "interrupted", KILLED
-    return status, how_it_ended(folder).get("reason", "")
+    return status, read_ending(folder).get("reason", "")
 
 
 def settings_of(reader: RunFolder) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Where the seconds of a run go, phase by phase, and how much work each phase has done."""
+"""Measure the seconds of a run by phase, and the work that each phase has done."""
 
 import resource
 import sys
@@ -20,7 +20,7 @@ PEAK_TFLOPS = (
 
 
 def peak_tflops(gpu: str) -> float | None:
-    """Dense bfloat16 TFLOP/s that a GPU of this name can do at most; None where they are not known.
+    """Return the peak dense bfloat16 TFLOP/s of a GPU of this name; None where unknown.
 
     >>> peak_tflops("NVIDIA H100 80GB HBM3"), peak_tflops("NVIDIA A100-SXM4-40GB"), peak_tflops("Tesla T4")
     (989.0, 312.0, None)
@@ -30,7 +30,7 @@ def peak_tflops(gpu: str) -> float | None:
     (None, None)
     """
     words = gpu.replace("-", " ").split()
-    if {"Laptop", "MIG", "D"} & set(words):  # another chip, or a part of one
+    if {"Laptop", "MIG", "D"} & set(words):  # another chip, or part of one
         return None
     for part, peak in PEAK_TFLOPS:
         wanted = part.split()
@@ -40,9 +40,9 @@ def peak_tflops(gpu: str) -> float | None:
 
 
 class ModelSize(NamedTuple):
-    """What FLOPs are counted by, and by what their rate is divided."""
+    """The sizes from which FLOPs are computed, and the peak for their utilisation."""
 
-    parameters: int  # that multiply: an input embedding that is no output layer too only looks up
+    parameters: int  # of matrix products: without an input embedding that is not also the output layer
     layers: int
     width: int  # of all heads together
     peak_tflops: float | None = None  # of the device; None: not known
@@ -50,15 +50,15 @@ class ModelSize(NamedTuple):
 
 
 class Work(NamedTuple):
-    """What was done in a phase. A backward pass costs twice its forward pass: training counts positions three times."""
+    """The work of a phase. A backward pass costs twice its forward pass: training counts positions three times."""
 
     seconds: float = 0.0
-    tokens: int = 0  # that the phase is there for: response tokens sampled, or tokens trained on
-    positions: int = 0  # that went through the model: prompts too
-    contexts: int = 0  # of each position, how many it attended to; their sum
+    tokens: int = 0  # response tokens sampled, or tokens trained on
+    positions: int = 0  # through the model, prompts included
+    contexts: int = 0  # the sum over positions of the positions attended to
 
     def plus(self, other: "Work") -> "Work":
-        """Both together."""
+        """Return the sum."""
         return Work(
             self.seconds + other.seconds,
             self.tokens + other.tokens,
@@ -67,12 +67,12 @@ class Work(NamedTuple):
         )
 
     def negative(self) -> "Work":
-        """To take it off again with `plus`."""
+        """Return the negative, to subtract it with `plus`."""
         return Work(-self.seconds, -self.tokens, -self.positions, -self.contexts)
 
 
 def group_work(prompt: int, responses: Iterable[int], passes: int = 1) -> Work:
-    """The work of one prompt with its responses, from their lengths in tokens; the prompt counts once.
+    """Return the work of one prompt with its responses, from their lengths in tokens; the prompt counts once.
 
         positions   P + sum_i R_i
         contexts    P (P + 1) / 2 + sum_i (R_i P + R_i (R_i + 1) / 2)
@@ -91,7 +91,7 @@ def group_work(prompt: int, responses: Iterable[int], passes: int = 1) -> Work:
 
 
 def flops(work: Work, model: ModelSize) -> float:
-    """FLOPs that the work takes: 2 N for each position, 4 L d for each pair of a position and one that it attends to.
+    """Return the FLOPs of the work: 2 N for each position, 4 L d for each pair of a position and one it attends to.
 
     With the backward pass that is 6 N a token and 12 L d a pair. What a program computes twice (a prompt repeated,
     activations of a checkpointed layer) does not count.
@@ -103,7 +103,7 @@ def flops(work: Work, model: ModelSize) -> float:
 
 
 def rates(work: dict[str, Work], model: ModelSize | None) -> dict[str, float]:
-    """`perf/PHASE_tokens_per_second` and, where the device's peak is known, `perf/PHASE_mfu`, a share of 1.
+    """Return `perf/PHASE_tokens_per_second` and, where the device's peak is known, `perf/PHASE_mfu`, a share of 1.
 
     >>> rates({"train": Work(2.0, 100, 300, 0)}, ModelSize(10**9, 1, 1, peak_tflops=1.0))
     {'perf/train_tokens_per_second': 50.0, 'perf/train_mfu': 0.3}
@@ -126,28 +126,28 @@ GB = 1e9
 
 
 class Clock:
-    """Belongs to the thread that makes it, the loop's: there a phase is what is waited for, elsewhere it is work.
+    """Measures phases. In the thread that makes it, the loop's, they are `time/...`, in other threads `busy/...`.
 
-    `row` has what came since the row before, so a run's rows add up to its whole.
+    `row` has the times since the row before, so that a run's rows sum to its total.
     """
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = defaultdict(float)  # time/... and busy/... so far
         self.work: dict[str, Work] = defaultdict(Work)  # phase -> all of it so far
-        self.model: ModelSize | None = None  # by which FLOPs are counted; None: not at all
-        self.gauge: Callable[[], float] | None = None  # peak bytes of a GPU since it was asked last
+        self.model: ModelSize | None = None  # for FLOPs; None: they are not computed
+        self.gauge: Callable[[], float] | None = None  # returns the peak bytes of a GPU since its last call
         self.annotate: Callable[[str], AbstractContextManager[object]] = nullcontext  # names phases in a trace
         self.peaks: dict[str, float] = {}  # phase -> bytes of a GPU, in this process
-        self._told: dict[str, float] = {}  # of `seconds` in rows so far
+        self._told: dict[str, float] = {}  # the part of `seconds` already in rows
         self._told_work: dict[str, Work] = {}
-        self._told_peaks: dict[str, float] = {}  # of phases since the newest row
+        self._told_peaks: dict[str, float] = {}  # of phases since the last row
         self._owner = threading.get_ident()
         self._now = {self._owner: (SETUP, time.monotonic())}  # thread -> (phase, since when)
         self._guard = threading.Lock()
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """What happens in this block counts as `name`, and no longer as the phase around it."""
+        """Count this block as `name`, and not as the phase around it."""
         before = self._switch(name)
         try:
             with self.annotate(name):
@@ -156,11 +156,11 @@ class Clock:
             self._switch(before)
 
     def begin(self, name: str = OTHER) -> None:
-        """From here on, what stands in no block of a phase counts as `name`."""
+        """From now on count the time outside of `phase` blocks as `name`."""
         self._switch(name)
 
     def _switch(self, name: str | None) -> str | None:
-        """End the phase of this thread, begin another; returns the one that ended. None: nothing is counted."""
+        """End the phase of this thread, begin another, and return the one that ended. None: no phase."""
         thread, now = threading.get_ident(), time.monotonic()
         before, since = self._now.get(thread, (None, now))
         if before is not None:
@@ -180,12 +180,12 @@ class Clock:
         return f"time/{phase}" if thread == self._owner else f"busy/{phase}"
 
     def busy(self, name: str, seconds: float) -> None:
-        """Another thread has worked for so long."""
+        """Add the working time of another thread."""
         with self._guard:
             self.seconds[f"busy/{name}"] += seconds
 
     def parts_of(self, phase: str, told: Mapping[str, float]) -> dict[str, float]:
-        """Take `time/PART` of what was told of a phase that has ended as a phase of its own; returns the rest."""
+        """Move the `time/PART` metrics of an ended phase to phases of their own; return the other metrics."""
         for name, seconds in told.items():
             if name.startswith("time/") and name != f"time/{phase}":
                 with self._guard:
@@ -194,25 +194,25 @@ class Clock:
         return {name: value for name, value in told.items() if not name.startswith("time/")}
 
     def worked(self, name: str, work: Work) -> None:
-        """Count what a phase has done."""
+        """Add the work of a phase."""
         with self._guard:
             self.work[name] = self.work[name].plus(work)
 
     def phases(self) -> dict[str, float]:
-        """Seconds of each phase of the loop so far, the present one included."""
+        """Return the seconds of each phase of the loop so far, the current one included."""
         found = {name[5:]: value for name, value in self._up_to_now().items() if name.startswith("time/")}
         return {name: value for name, value in found.items() if value > 0}
 
     def spent(self, phase: str) -> float:
-        """Seconds of one phase of the loop so far."""
+        """Return the seconds of one phase of the loop so far."""
         return self._up_to_now().get(f"time/{phase}", 0.0)
 
     def total(self) -> float:
-        """Seconds of everything."""
+        """Return the seconds of all phases."""
         return sum(self.phases().values())
 
     def active(self) -> float:
-        """Seconds of sampling and learning, and of writing it down."""
+        """Return the seconds of sampling and learning, and of writing their records."""
         return sum(value for name, value in self.phases().items() if name not in RESTING)
 
     def _up_to_now(self) -> dict[str, float]:
@@ -223,7 +223,7 @@ class Clock:
         return found
 
     def row(self) -> dict[str, float]:
-        """What came since the row before: seconds, tokens per second, peaks of memory."""
+        """Return seconds, tokens per second and peaks of memory since the row before."""
         seconds = self._up_to_now()
         with self._guard:
             work = dict(self.work)
@@ -238,24 +238,24 @@ class Clock:
         }
 
     def overall(self) -> dict[str, float]:
-        """Tokens per second and utilisation of the whole run, as `perf/...`."""
+        """Return tokens per second and utilisation of the whole run, as `perf/...`."""
         with self._guard:
             return rates(dict(self.work), self.model)
 
     def peak(self) -> float:
-        """Bytes at most: of the GPU where it is measured, else of the process."""
+        """Return the peak bytes: of the GPU where it is measured, else of the process."""
         return max(self.peaks.values(), default=0.0) if self.gauge is not None else process_peak()
 
-    def state(self) -> dict[str, dict[str, list[float]]]:
-        """Everything counted so far and what of it stood in rows, in plain values."""
+    def state_dict(self) -> dict[str, dict[str, list[float]]]:
+        """Return all counts so far and the parts already in rows, as plain values."""
         names, work = self._up_to_now(), dict(self.work)
         return {
             "seconds": {name: [value, self._told.get(name, 0.0)] for name, value in names.items()},
             "work": {name: [*done, *self._told_work.get(name, Work())] for name, done in work.items()},
         }
 
-    def put(self, state: Mapping[str, Mapping[str, list[float]]]) -> None:
-        """Go on from this state; what this process has spent so far comes on top and stands in no row yet."""
+    def load_state_dict(self, state: Mapping[str, Mapping[str, list[float]]]) -> None:
+        """Continue from this state; the time of this process so far is added and will be in the next row."""
         for name, (value, told) in state["seconds"].items():
             self.seconds[name] += value
             self._told[name] = self._told.get(name, 0.0) + told
@@ -266,6 +266,6 @@ class Clock:
 
 
 def process_peak() -> float:
-    """Bytes that this process has had in memory at most since it began (its peak resident set)."""
+    """Return the peak resident set of this process in bytes."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak * (1.0 if sys.platform == "darwin" else 1024.0)

@@ -1,4 +1,4 @@
-"""The difference between two settings over seeds and problems, what it says, and what a design can show.
+"""Estimate the difference between two settings over seeds and problems, interpret it, and plan a design.
 
 Seeds are the sample where a *setting* is judged; problems alone are never enough. p-values of several comparisons are
 corrected together (Holm).
@@ -15,7 +15,7 @@ from rlreason.runtime.intervals import Z95, Floats
 
 SEEDS = "seeds and problems"  # both settings ran these seeds
 UNPAIRED = "unpaired seeds"  # the settings ran other seeds: Welch
-PROBLEMS = "problems"  # one seed: two trained models are told apart, not two settings
+PROBLEMS = "problems"  # one seed: this compares two trained models, not two settings
 LEVEL = 0.05
 SMALLEST_P = 1e-12
 FEW_PROBLEMS = 64  # with fewer, their part of an interval has Student's t instead of the normal quantile
@@ -26,7 +26,7 @@ TIED = 1e-9  # standard errors below it are rounding: accuracies of a million an
 class Difference:
     """One setting minus another, in accuracy (0 to 1). `low` to `high` is the 95% interval, `half` its half width.
 
-    `p`: the level at which the half width equals |mean|. The last three numbers are what the interval is made of:
+    `p`: the level at which the half width equals |mean|. The interval consists of the last three numbers:
 
         half(level)^2 = (t_{dof, 1 - level/2} se_seeds)^2 + (z_{1 - level/2} se_extra)^2
 
@@ -48,12 +48,12 @@ class Difference:
 
     @property
     def parts(self) -> tuple[float, float, float, float]:
-        """What `half_width` takes behind a level."""
+        """The arguments of `half_width` after the level."""
         return self.se_seeds, self.se_extra, self.dof, self.dof_extra
 
 
 def half_width(level: float, se_seeds: float, se_extra: float, dof: float, dof_extra: float = math.inf) -> float:
-    """(t_{dof, 1 - level/2} se_seeds) and (z_{1 - level/2} se_extra) in quadrature; in the unit of the two.
+    """Add (t_{dof, 1 - level/2} se_seeds) and (z_{1 - level/2} se_extra) in quadrature; in the unit of the two.
 
     >>> round(half_width(0.05, 0.01, 0.0, 3), 4), round(half_width(0.05, 0.0, 0.01, 3), 4)
     (0.0318, 0.0196)
@@ -67,7 +67,7 @@ def half_width(level: float, se_seeds: float, se_extra: float, dof: float, dof_e
 
 
 def p_value(mean: float, se_seeds: float, se_extra: float, dof: float, dof_extra: float = math.inf) -> float:
-    """The level at which the half width equals |mean|, by bisection; 1 for no difference, 0 below 1e-12.
+    """Return the level at which the half width equals |mean|, by bisection; 1 for no difference, 0 below 1e-12.
 
     >>> round(p_value(0.0318245, 0.01, 0.0, 3), 4), p_value(0.0, 0.0, 0.0, 3), p_value(0.1, 0.0, 0.0, 3)
     (0.05, 1.0, 0.0)
@@ -87,7 +87,7 @@ def p_value(mean: float, se_seeds: float, se_extra: float, dof: float, dof_extra
 
 
 def difference(mean: float, se: tuple[float, float, float], seeds: int, problems: int, over: str) -> Difference:
-    """A `Difference` from its mean and its (se_seeds, se_extra, dof). One problem tells nothing of others."""
+    """Build a `Difference` from its mean and (se_seeds, se_extra, dof). One problem says nothing about others."""
     of_problems = (math.inf, math.inf) if problems == 1 else (se[1], _dof_extra(problems))
     if max(se[0], of_problems[0]) < TIED:  # no problem tells anything else: the rule of three, +- 3 / P
         of_problems = 3.0 / problems / Z95, math.inf
@@ -102,7 +102,7 @@ def _dof_extra(problems: int) -> float:
 
 
 def paired_difference(d: Floats) -> Difference:
-    """The difference between two settings from d (seeds S, problems P): one's correctness minus the other's.
+    """Return the difference between two settings from d (seeds S, problems P): one's correctness minus the other's.
 
     `d[s, p]` is the mean over the samples of a problem. D is the mean of d, and
 
@@ -130,7 +130,7 @@ def paired_difference(d: Floats) -> Difference:
 
 
 def tied_or(se_seeds: float, extra: float, of_problems: float) -> float:
-    """se_extra: `extra`, or the larger of it and the standard error over problems where the seeds tie.
+    """Return se_extra: `extra`, or the larger of it and the standard error over problems where the seeds tie.
 
     Few seeds agree to the last answer by chance (2 seeds on 100 problems in 4% of pairs). Such a spread of 0 holds
     nothing of the noise of sampling, and `extra` leaves out what seeds do not share. Simulated, families of 16 equal
@@ -144,7 +144,7 @@ def tied_or(se_seeds: float, extra: float, of_problems: float) -> float:
 
 
 def shared_variance(d: Floats) -> float:
-    """The variance between problems that all seeds share: max(MS_problem - MS_residual, 0) / S; 0 for one problem.
+    """Return the variance between problems that seeds share: max(MS_problem - MS_residual, 0) / S; 0 for one problem.
 
         MS_problem  = S sum_p (d_.p - D)^2 / (P - 1)
         MS_residual = sum_sp (d_sp - d_s. - d_.p + D)^2 / ((S - 1)(P - 1))
@@ -161,7 +161,7 @@ def shared_variance(d: Floats) -> float:
 
 
 def residual_variance(d: Floats) -> float:
-    """MS_residual of the layout (seeds, problems): what neither the seed nor the problem explains. See above.
+    """Return MS_residual of the layout (seeds, problems), unexplained by seed and problem. See above.
 
     >>> residual_variance(np.array([[1.0, 0.0], [0.0, 1.0]]))
     1.0
@@ -172,7 +172,7 @@ def residual_variance(d: Floats) -> float:
 
 
 def unpaired_difference(a: Floats, b: Floats) -> Difference:
-    """The difference a - b between settings of other seeds, (seeds, problems) each, on the same problems: Welch (1947).
+    """Return a - b for settings of different seeds, (seeds, problems) each, on the same problems: Welch (1947).
 
         se_seeds^2 = s_a^2 / S_a + s_b^2 / S_b
         se_extra^2 = max(V - MS_residual,a / S_a - MS_residual,b / S_b, 0) / P
@@ -207,7 +207,7 @@ def unpaired_difference(a: Floats, b: Floats) -> Difference:
 
 
 def compared(a: Mapping[int, Floats], b: Mapping[int, Floats]) -> Difference:
-    """The difference a - b of two settings: seed -> correctness (problems). `ValueError` where one has no seed.
+    """Return the difference a - b of two settings: seed -> correctness (problems). `ValueError` where one has no seed.
 
     Paired over the seeds where one setting has run all those of the other, or both share at least three; else Welch.
 
@@ -222,7 +222,7 @@ def compared(a: Mapping[int, Floats], b: Mapping[int, Floats]) -> Difference:
 
 
 def _se_of_problems(d: Floats) -> float:
-    """Standard error of a mean over problems; 0 for one problem."""
+    """Return the standard error of a mean over problems; 0 for one problem."""
     return float(d.std(ddof=1)) / math.sqrt(len(d)) if len(d) > 1 else 0.0
 
 
@@ -231,10 +231,10 @@ MOST_SEEDS = 1000
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """What differences of two settings vary by, as variances in squared units of accuracy (0 to 1).
+    """The variances of differences between two settings, in squared units of accuracy (0 to 1).
 
-    Of one seed's mean difference over P problems: `seeds` + `residual` / P. What all seeds share because they answer
-    the same problems: `shared` / P.
+    Of one seed's mean difference over P problems: `seeds` + `residual` / P. Shared by all seeds, which answer the same
+    problems: `shared` / P.
     """
 
     seeds: float
@@ -242,18 +242,18 @@ class Spread:
     shared: float = 0.0
 
 
-#: Nothing is known: seeds spread by 2 to 5 points on each setting, half of which both settings share (so that the
+#: Without data: seeds spread by 2 to 5 points on each setting, half of which both settings share (so that the
 #: difference spreads by as much), and the difference of two models' answers to one problem has the variance 0.225. With
 #: 256 to 1,024 problems this gives the half widths of a simulation: 2 seeds 16-40 points, 3 5-13, 4 4-9, 5 3-7, 8 2-5.
 ASSUMED = Spread(0.02**2, 0.225), Spread(0.05**2, 0.225)
 
 
 def smallest_difference(seeds: int, problems: int, spread: Spread, level: float = LEVEL) -> float:
-    """The half width to expect of the interval over so many seeds and problems: a smaller difference stays unsettled.
+    """Return the expected half width over so many seeds and problems: a smaller difference stays undecided.
 
         sqrt((t_{S-1} c4(S) s)^2 / S + z^2 shared / P),   s^2 = seeds + residual / P
 
-    c4(S) = E[s] / sigma of S normal values: what is expected is a half width, not its square. With one seed the
+    c4(S) = E[s] / sigma of S normal values: the expectation is of a half width, not of its square. With one seed the
     interval is over problems, z sqrt((residual + shared) / P), and of two trained models, not of two settings.
 
     >>> [[round(100 * smallest_difference(s, p, a)) for s in (2, 3, 4, 5, 8)] for p, a in zip((1024, 256), ASSUMED)]
@@ -276,7 +276,7 @@ def c4(n: int) -> float:
 
 
 def assumed_range(seeds: int, problems: int, level: float = LEVEL) -> tuple[float, float]:
-    """The smallest difference to expect where nothing is known: from seeds that spread little to such that spread much.
+    """Return the range of the smallest detectable difference without data: for a small and a large spread of seeds.
 
     >>> low, high = assumed_range(4, 1024)
     >>> round(low, 3), round(high, 3)
@@ -287,7 +287,7 @@ def assumed_range(seeds: int, problems: int, level: float = LEVEL) -> tuple[floa
 
 
 def spread_of(differences: Iterable[Difference]) -> Spread | None:
-    """The spread that differences over several seeds have shown, the mean of theirs; None where there is none such.
+    """Return the mean spread of the differences over several seeds; None without such.
 
     The residual of problems is part of the spread over seeds here: it holds for so many problems as they had.
 
@@ -304,7 +304,7 @@ def spread_of(differences: Iterable[Difference]) -> Spread | None:
 
 
 def seeds_needed(found: Difference, level: float = LEVEL) -> int | None:
-    """The fewest seeds with which the half width would be below a difference of this size, at the observed spreads.
+    """Return the fewest seeds with which the half width is below a difference of this size, at the observed spreads.
 
     None: more than a thousand, as where the problems that all seeds share are what is uncertain. Of one seed, for
     which no spread over seeds is known, the middle of the assumed ones counts. `level`: smaller for one of several
@@ -332,7 +332,7 @@ def seeds_needed(found: Difference, level: float = LEVEL) -> int | None:
 
 
 def points(accuracy: float) -> str:
-    """A difference in accuracy with three digits, as accuracies are shown.
+    """Format a difference in accuracy with three digits, as accuracies are shown.
 
     >>> points(0.0456), points(-0.0001)
     ('0.046', '0.000')
@@ -342,7 +342,7 @@ def points(accuracy: float) -> str:
 
 
 def sentence(found: Difference, adjusted_p: float | None = None, family: int = 1) -> str:
-    """Whether one setting is better than another, and by how much; "cannot tell" where the interval holds 0.
+    """State whether one setting is better than another, and by how much; "cannot tell" where the interval includes 0.
 
     `adjusted_p`: by Holm over a `family` of comparisons, which then decides; the interval shown is the raw one.
 
@@ -378,7 +378,7 @@ def _cannot_tell(found: Difference, level: float, one_seed: bool) -> str:
 
 
 def settling(found: Difference, level: float = LEVEL) -> str:
-    """How many seeds would settle a difference of this size.
+    """State how many seeds would decide a difference of this size.
 
     >>> from rlreason.runtime.differences import difference
     >>> settling(difference(0.0, (0.01, 0.0, 3.0), 4, 256, "seeds and problems"))
@@ -390,7 +390,7 @@ def settling(found: Difference, level: float = LEVEL) -> str:
 
 
 def holm(p_values: Sequence[float], family: int | None = None) -> list[float]:
-    """The p-values adjusted by Holm's step-down rule (1979), in the order given.
+    """Adjust the p-values by Holm's step-down rule (1979), in the order given.
 
     The k-th smallest is multiplied by m - k + 1, and none is smaller than the ones before it or larger than 1. Among
     verdicts with adjusted p <= 0.05 any is wrong in at most 5% of the families, however their members depend.

@@ -1,13 +1,13 @@
-"""A signal while Python still imports: one line and exit code 130, since there is nothing to clean up yet.
+"""Handle a signal while Python still imports: one line and exit code 130, since there is nothing to clean up yet.
 
-Imports only what every interpreter has loaded already, so that it can be the first thing a program does.
+Imports only what every interpreter has already loaded, so that it can run before anything else.
 """
 
 import _signal  # the part of `signal` in C; the rest of it imports enum and more
 import os
 
-CODE = 130  # as in the table of status.py
-terminal = 2  # the file that was standard error when the process began; stderr_log.py redirects 2 during a run
+CODE = 130  # as in records/status.py
+terminal = 2  # the original standard error; streams.py redirects 2 during a run
 NAMES = {_signal.SIGINT: "SIGINT", _signal.SIGTERM: "SIGTERM", _signal.SIGHUP: "SIGHUP"}
 
 

@@ -26,13 +26,13 @@ ELSEWHERE = ", or choose another folder (hydra.run.dir)"
 
 @contextmanager
 def whole(path: Path) -> Iterator[Path]:
-    """Yields a temporary path for a file or a folder, which is renamed to `path` when the block ends.
+    """Yield a temporary path for a file or a folder, which is renamed to `path` when the block ends.
 
-    Readers see the old file or the new one, never half of one; a block that fails leaves the old one alone.
-    `UnwritableError` where the system refuses.
+    Readers see the old file or the new one, never a part; a block that fails keeps the old one. `UnwritableError`
+    where the system refuses.
     """
     partial = path.with_name(path.name + ".partial")
-    _remove(partial)  # of a process that was killed
+    _remove(partial)  # left by a killed process
     try:
         with held(), removed_if_left(partial), explained(path):  # a signal waits until it has been written
             yield partial
@@ -80,7 +80,7 @@ def explained(path: Path) -> Iterator[None]:
 
 
 def unwritable(path: Path | str, number: int) -> UnwritableError:
-    """The error for a file that could not be written, by the system's error number.
+    """Return the error for a file that could not be written, by the system's error number.
 
     >>> print(unwritable("a.json", errno.ENOSPC))
     a.json cannot be written (No space left on device): free some space, or choose another folder (hydra.run.dir)
@@ -94,7 +94,7 @@ def unwritable(path: Path | str, number: int) -> UnwritableError:
 
 
 def removed(path: Path) -> None:
-    """Remove a file, a link or a whole folder; one that is not there is no error."""
+    """Remove a file, a link or a whole folder, if it exists."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
@@ -106,13 +106,13 @@ def _remove(path: Path) -> None:
         removed(path)
 
 
-LARGEST = 1e100  # a figure beyond this is none
+LARGEST = 1e100  # larger numbers are invalid
 
 
-def fields_of(kind: type, told: dict[str, Any]) -> dict[str, Any]:
-    """Those of `told` that the dataclass has. `TypeError` for a value of another type than its field's."""
+def fields_of(kind: type, values: dict[str, Any]) -> dict[str, Any]:
+    """Return the values that are fields of the dataclass. `TypeError` for a value of another type than its field's."""
     kinds = get_type_hints(kind)
-    found = {field.name: told[field.name] for field in fields(kind) if field.name in told}
+    found = {field.name: values[field.name] for field in fields(kind) if field.name in values}
     for name, value in found.items():
         if not fits(value, kinds[name]):
             raise TypeError(f"{name} has a value of another type")
@@ -120,12 +120,12 @@ def fields_of(kind: type, told: dict[str, Any]) -> dict[str, Any]:
 
 
 def number(value: Any) -> float | None:
-    """The value as a figure; None where it is none, or no finite one."""
+    """Return the value as a float; None where it is no finite number."""
     return float(value) if isinstance(value, int | float) and abs(value) < LARGEST else None
 
 
 def fits(value: Any, kind: Any) -> bool:
-    """Whether a value is of an annotated type: any, a plain one, or a list, dict, tuple or union of such.
+    """Whether a value has an annotated type: any, a plain one, or a list, dict, tuple or union of such.
 
     >>> fits({"lr": "1e-3"}, dict[str, str]), fits([1, None], list[int]), fits(1, float | None), fits(True, int)
     (True, False, True, False)
@@ -147,27 +147,27 @@ def fits(value: Any, kind: Any) -> bool:
 
 
 NAME = ".lock"
-EVERY_S = 1.0  # between two signs of life: this is asked after every token
-WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL)  # what file systems without locks answer
+EVERY_S = 1.0  # between two signs of life, since `alive` is called after every token
+WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL)  # errors of file systems without locks
 CURE = "wait for it, or choose another folder"
 
 _held: set[Path] = set()  # locks of this process
-_shown_at = -EVERY_S  # on the monotonic clock
+_last_sign = -EVERY_S  # on the monotonic clock
 
 
 @contextmanager
 def run_lock(folder: Path, say: Callable[[str], None], key: str = "hydra.run.dir") -> Iterator[None]:
-    """In this block no other process, and nothing else in this one, has the folder by this function.
+    """Lock the folder in this block against other processes and other runs of this one.
 
-    The folder is made where it is missing, and removed again where nothing was written into it. `ConfigError` where
-    another has it; `UnwritableError` where it cannot be made. Where the file system knows no locks, one line is said.
-    `key`: the setting that names the folder.
+    The folder is created if needed, and removed again if nothing was written into it. `ConfigError` where it is
+    locked; `UnwritableError` where it cannot be created. On a file system without locks there is a warning. `key`: the
+    setting that names the folder.
     """
     path = Path(os.path.realpath(folder)) / NAME
     made = _made(path.parent)
     try:
         with _own(path, folder, key):
-            with held():  # else a signal could come between the lock and the block that gives it back
+            with held():  # else a signal could come between the lock and the block that releases it
                 file = _acquired(path, folder, say, key)
             try:
                 yield
@@ -180,28 +180,28 @@ def run_lock(folder: Path, say: Callable[[str], None], key: str = "hydra.run.dir
 
 
 def alive() -> None:
-    """Say that the work goes on: sets the time of the lock files of this process, at most once a second.
+    """Give a sign of life: touch the lock files of this process, at most once a second.
 
-    To be called from the work itself and from no timer: a sweep ends a run that shows no sign of life for
-    `waits.run_s` seconds. It knows nothing of which run in the process goes on.
+    Must be called from the work itself and not from a timer: a sweep ends a run without a sign of life for
+    `waits.run_s` seconds. It does not tell apart several runs in one process.
     """
-    global _shown_at
+    global _last_sign
     now = time.monotonic()
-    if now - _shown_at < EVERY_S:
+    if now - _last_sign < EVERY_S:
         return
-    _shown_at = now
+    _last_sign = now
     for path in list(_held):
-        with suppress(OSError):  # by its path: closing a file that was opened for it would give the lock up
+        with suppress(OSError):  # by its path: opening and closing the file would release the lock
             os.utime(path)
 
 
-def shown_at() -> float:
-    """When this process last said so, in seconds of the monotonic clock."""
-    return _shown_at
+def last_sign() -> float:
+    """Return the time of this process's last sign of life, in seconds of the monotonic clock."""
+    return _last_sign
 
 
 def sign_of_life(folder: Path) -> int | None:
-    """When the run in this folder last said that it goes on: a number that changes; None before its first."""
+    """Return the time of the last sign of life of the run in this folder, in nanoseconds; None before its first."""
     try:
         return (folder / NAME).stat().st_mtime_ns
     except OSError:
@@ -209,9 +209,9 @@ def sign_of_life(folder: Path) -> int | None:
 
 
 def holder(folder: Path) -> str | None:
-    """Who writes into this folder now, in words; None where nobody does. It takes the lock for an instant."""
+    """Return who has locked this folder, as text; None where no one has. It takes the lock for an instant."""
     path = Path(os.path.realpath(folder)) / NAME
-    if path in _held:  # closing a file that was opened for it would give the lock up
+    if path in _held:  # opening and closing the file would release the lock
         return "this process"
     try:
         file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
@@ -228,7 +228,7 @@ def holder(folder: Path) -> str | None:
 
 
 def _made(folder: Path) -> list[Path]:
-    """Make the folder; returns it and those above it as far as they were missing, itself first."""
+    """Create the folder; return it and its parents that were missing, itself first."""
     missing = [path for path in (folder, *folder.parents) if not path.exists()]
     with explained(folder):
         folder.mkdir(parents=True, exist_ok=True)
@@ -237,7 +237,7 @@ def _made(folder: Path) -> list[Path]:
 
 @contextmanager
 def _own(path: Path, folder: Path, key: str) -> Iterator[None]:
-    """Hold the folder against other runs in this process."""
+    """Lock the folder against other runs in this process."""
     if path in _held:
         raise ConfigError(f"{key}={folder} is being written by another run of this process: {CURE}")
     _held.add(path)
@@ -248,7 +248,7 @@ def _own(path: Path, folder: Path, key: str) -> Iterator[None]:
 
 
 def _acquired(path: Path, folder: Path, say: Callable[[str], None], key: str) -> int:
-    """The open, locked file, in which stands who we are."""
+    """Return the open, locked file, in which our process id is written."""
     while True:
         with explained(path):
             file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -269,35 +269,35 @@ def _acquired(path: Path, folder: Path, say: Callable[[str], None], key: str) ->
             )
         if _is_still(path, file):
             break
-        os.close(file)  # whoever had it has removed it meanwhile
-    with suppress(OSError):  # on a full disk the lock holds all the same
+        os.close(file)  # its owner has removed it meanwhile
+    with suppress(OSError):  # on a full disk the lock still holds
         os.ftruncate(file, 0)
         os.write(file, f"{os.getpid()}\n{time.strftime('%Y-%m-%d %H:%M:%S')}\n".encode())
     return file
 
 
 def _released(path: Path, file: int) -> None:
-    if os.getpid() == _pid_in(file):  # and not a fork, whose lock it never was
+    if os.getpid() == _pid_in(file):  # not a fork, which never had the lock
         with suppress(OSError):
             path.unlink()
     os.close(file)
 
 
 def _pid_in(file: int) -> int:
-    """The process that wrote the file; this one where it says nothing, as on a full disk."""
+    """Return the process id in the file; this process's where it is empty, as on a full disk."""
     first = os.pread(file, 32, 0).split(b"\n")[0]
     return int(first) if first.isdigit() else os.getpid()
 
 
 def _is_still(path: Path, file: int) -> bool:
-    """Whether the path leads to this very file."""
+    """Whether the path is still this very file."""
     with suppress(OSError):
         return os.path.samestat(path.stat(), os.fstat(file))
     return False
 
 
 def _named(holder: str) -> str:
-    """Who has a lock, by the text in its file.
+    """Describe the owner of a lock from the text in its file.
 
     >>> _named("12\\n2026-01-02 03:04:05\\n"), _named("")
     ('process 12 since 2026-01-02 03:04:05', 'another process')

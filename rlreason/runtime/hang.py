@@ -1,4 +1,4 @@
-"""Find and end a run that hangs: dump the stacks of its processes, and watch for signs of life."""
+"""Detect and end a run that hangs: watch for signs of life, and write the stacks of its processes."""
 
 import faulthandler
 import os
@@ -17,7 +17,7 @@ from rlreason.runtime.text import redacted, shorten
 
 NAME = "stacks.txt"
 LIMIT_S = 2.0  # for all processes together
-EACH_S = 0.5  # for one: a process that is stopped, or waits in the kernel for a disk, does not answer
+EACH_S = 0.5  # for one, since a process that is stopped or waits for a disk in the kernel does not answer
 POLL_S = 0.02
 COMMAND_CHARS = 150
 
@@ -25,22 +25,22 @@ _listening: list[IO[bytes]] = []  # faulthandler writes into the last one
 
 
 def listen() -> None:
-    """Let SIGUSR1 write this process's stacks into the file that the environment names, as long as it lives."""
+    """Let SIGUSR1 write this process's stacks into the file named by the environment, until the process ends."""
     if path := os.environ.get(STACKS_VARIABLE):
-        with suppress(OSError, AttributeError):  # no such place any more; no such signal
-            _register(Path(path).open("ab", buffering=0))  # noqa: SIM115  # as long as the process lives
+        with suppress(OSError, AttributeError):  # the folder is gone; there is no such signal
+            _register(Path(path).open("ab", buffering=0))  # noqa: SIM115  # open until the process ends
 
 
 @contextmanager
 def stacks_in(folder: Path) -> Iterator[Path]:
-    """In this block SIGUSR1 writes this process's stacks into the folder's `stacks.txt`, which is yielded.
+    """Let SIGUSR1 write this process's stacks into the folder's `stacks.txt` in this block; yield its path.
 
-    The processes that it starts do the same, if they `listen`. An empty file is removed in the end.
+    Processes started in the block do the same if they `listen`. An empty file is removed at the end.
     """
     path = Path(os.path.abspath(folder)) / NAME
     before = os.environ.get(STACKS_VARIABLE)
     file = None
-    with suppress(OSError):  # a full disk is said by whoever has to write
+    with suppress(OSError):  # a full disk is reported by others that write
         file = path.open("ab", buffering=0)
         _register(file)
     os.environ[STACKS_VARIABLE] = str(path)
@@ -58,10 +58,10 @@ def stacks_in(folder: Path) -> Iterator[Path]:
 
 
 def write_stacks(path: Path, why: str, process: int | None = None) -> str:
-    """Add the stacks of a process, this one by default, and of all below it to a file; takes up to about 2 s.
+    """Append the stacks of a process, this one by default, and of all its descendants to a file, within about 2 s.
 
-    Returns where they are, as the end of a sentence; empty where the file cannot be written. The other processes
-    write into the file that they were told of, which is this one in a run.
+    Return where they are, as the end of a sentence; empty where the file cannot be written. Other processes write into
+    the file named by their environment, which is this one in a run.
     """
     top = os.getpid() if process is None else process
     until = time.monotonic() + LIMIT_S
@@ -82,13 +82,13 @@ def write_stacks(path: Path, why: str, process: int | None = None) -> str:
 
 
 def dump(why: str) -> str:
-    """`write_stacks` of this process into the file of the run that is under way; nothing outside a run."""
+    """Call `write_stacks` for this process with the file of the current run; do nothing outside a run."""
     path = os.environ.get(STACKS_VARIABLE)
     return write_stacks(Path(path), why) if path else ""
 
 
 def described(process: int) -> str:
-    """One line on a process: `process 12, sleeping in futex_wait: python -m rlreason ...`."""
+    """Describe a process in one line: `process 12, sleeping in futex_wait: python -m rlreason ...`."""
     place = Path(f"/proc/{process}")
     state = _status(place).get("State", "?").partition("(")[2].strip(")") or "gone"
     where = _text(place / "wchan").strip()
@@ -97,14 +97,14 @@ def described(process: int) -> str:
 
 
 def listens(process: int) -> bool:
-    """Whether the process has a handler for SIGUSR1, which would end it otherwise."""
+    """Whether the process has a handler for SIGUSR1; without one the signal would end it."""
     with suppress(ValueError):
         return bool(int(_status(Path(f"/proc/{process}")).get("SigCgt", "0"), 16) >> (signal.SIGUSR1 - 1) & 1)
     return False
 
 
 def _ask(process: int, file: IO[bytes], until: float) -> None:
-    """Let another process add its stacks, and wait until it has; a note where it does not."""
+    """Have another process append its stacks, and wait for it; write a note where it does not."""
     if not listens(process):
         file.write(b"(it writes no stacks)\n")
         return
@@ -142,7 +142,7 @@ def _tidy(path: Path) -> None:
 
 
 def _status(place: Path) -> dict[str, str]:
-    """The lines of a process's /proc/PID/status by their names; {} where there is no such file."""
+    """Return the lines of a process's /proc/PID/status by their names; {} where there is no such file."""
     pairs = (line.partition(":") for line in _text(place / "status").splitlines())
     return {name: value.strip() for name, _, value in pairs}
 
@@ -159,9 +159,9 @@ TICK_S = 1.0
 
 
 class Silence:
-    """How long something has not changed, in seconds that this process has lived through.
+    """Measures how long a value has not changed, in seconds of this process's running time.
 
-    A suspended machine, a stopped process (Ctrl-Z) and a set clock add nothing: between two looks, `most_s` count.
+    A suspended machine, a stopped process (Ctrl-Z) and a changed clock do not count: each look adds at most `most_s`.
     """
 
     def __init__(self, most_s: float = 3 * TICK_S) -> None:
@@ -170,7 +170,7 @@ class Silence:
         self._at = time.monotonic()
 
     def look(self, now: object) -> float:
-        """The silence so far, 0 where `now` is another value than at the last look."""
+        """Return the seconds without a change, 0 where `now` differs from the last look."""
         before, self._at = self._at, time.monotonic()
         self.seconds = self.seconds + min(self._at - before, self.most_s) if now == self._seen else 0.0
         self._seen = now
@@ -178,7 +178,7 @@ class Silence:
 
 
 def silent_for(limit_s: float) -> str:
-    """What is wrong with a run that has been silent so long.
+    """Return the message for a run without a sign of life for this long.
 
     >>> silent_for(60)
     'no sign of life (a token, a response, an update, a new phase) within waits.run_s=60 s'
@@ -188,10 +188,10 @@ def silent_for(limit_s: float) -> str:
 
 @contextmanager
 def ended_when_silent(limit_s: float | None, note: Callable[[str], object]) -> Iterator[None]:
-    """In this block the process ends, with exit code 1, where `files.alive` was not called for so long; None: never.
+    """End the process in this block, with exit code 1, when `files.alive` was not called for `limit_s`; None: never.
 
-    Its stacks are written first, then `note` is called with what happened. Its children are killed. A process that is
-    being stopped by a signal is left to the limit of that stop.
+    First its stacks are written and `note` is called with the reason; its children are killed. A process that a
+    signal is stopping has that stop's own limit.
     """
     if limit_s is None:
         yield
@@ -207,12 +207,12 @@ def ended_when_silent(limit_s: float | None, note: Callable[[str], object]) -> I
 def _watch(limit_s: float, note: Callable[[str], object], over: threading.Event) -> None:
     silence, process = Silence(), os.getpid()
     while not over.wait(min(TICK_S, limit_s / 4)):
-        if silence.look(files.shown_at()) <= limit_s or signals.asked() or os.getpid() != process:
+        if silence.look(files.last_sign()) <= limit_s or signals.stop_signal() or os.getpid() != process:
             continue
         why = silent_for(limit_s)
         text = f"{why}: it hangs, or needs more{dump(why)}"
         if over.is_set():
             return
-        with suppress(Exception):  # such as a full disk, which must not keep it from ending
+        with suppress(Exception):  # such as a full disk, which must not prevent the end
             note(text)
         signals.leave_at_once(f"ended: {text}", CODE)

@@ -1,4 +1,4 @@
-"""Intervals and the best of k draws, as pure functions of plain numbers and arrays."""
+"""Confidence intervals, tests and the expected best of k draws, as pure functions of numbers and arrays."""
 
 import math
 from collections.abc import Hashable, Sequence
@@ -11,7 +11,7 @@ Floats = NDArray[np.float64]
 
 
 def wilson_interval(successes: float, n: float, z: float = Z95) -> tuple[float, float]:
-    """95% interval of a proportion (Wilson 1927), within [0, 1] and accurate for small n and proportions near 0 or 1.
+    """Return the 95% interval of a proportion (Wilson 1927), accurate for small n and proportions near 0 or 1.
 
         (p + z^2/2n +- z sqrt(p(1-p)/n + z^2/4n^2)) / (1 + z^2/n)
 
@@ -29,7 +29,7 @@ def wilson_interval(successes: float, n: float, z: float = Z95) -> tuple[float, 
 
 
 def fewer_p(k: int, n: int, k_before: int, n_before: int) -> float:
-    """Fisher's exact p-value, one-sided: k or fewer of n right, where k_before of n_before were, by one probability.
+    """Return Fisher's exact p-value, one-sided: k or fewer of n right, where k_before of n_before were before.
 
         P(X <= k),   X hypergeometric:  C(K, i) C(N-K, n-i) / C(N, n),   K = k + k_before,  N = n + n_before
 
@@ -49,7 +49,7 @@ def fewer_p(k: int, n: int, k_before: int, n_before: int) -> float:
 
 
 def cluster_interval(successes: Sequence[float], sizes: Sequence[int], z: float = Z95) -> tuple[float, float]:
-    """95% interval of a proportion whose trials come in clusters, such as several samples of one problem.
+    """Return the 95% interval of a proportion whose trials come in clusters, such as several samples of one problem.
 
     `successes[k]` of the `sizes[k]` trials of cluster k.
 
@@ -75,7 +75,7 @@ def cluster_interval(successes: Sequence[float], sizes: Sequence[int], z: float 
 
 
 def cluster_variance(successes: Sequence[float], sizes: Sequence[int]) -> float:
-    """Cluster-robust variance of a proportion (Liang and Zeger 1986); 0 for K < 2.
+    """Return the cluster-robust variance of a proportion (Liang and Zeger 1986); 0 for K < 2.
 
     K/(K-1) sum_k (y_k - p n_k)^2 / n^2
     """
@@ -87,7 +87,7 @@ def cluster_variance(successes: Sequence[float], sizes: Sequence[int]) -> float:
 
 
 def of_clusters(values: Floats, clusters: Sequence[Hashable]) -> Floats:
-    """(..., problems) -> (..., K) a value for each cluster, such as the rows that ask one question, with equal means.
+    """Convert (..., problems) to (..., K), a value per cluster, such as the rows of one question, with equal means.
 
         v_k = m + (y_k - m n_k) K / n,   m = y / n the mean of a row of `values`, y_k the sum over its n_k of cluster k
 
@@ -109,7 +109,7 @@ def of_clusters(values: Floats, clusters: Sequence[Hashable]) -> Floats:
 
 
 def mean_interval(values: Sequence[float]) -> tuple[float, float, float]:
-    """(mean, low, high) of independent values, such as the accuracies of seeds: Student's t, S - 1 degrees of freedom.
+    """Return (mean, low, high) of independent values, such as seeds' accuracies: Student's t, S - 1 degrees of freedom.
 
         mean +- t_{S-1, 0.975} s / sqrt(S)
 
@@ -130,7 +130,7 @@ def mean_interval(values: Sequence[float]) -> tuple[float, float, float]:
 
 
 def bootstrap_intervals(values: Floats, seed: int, draws: int = 4000) -> tuple[Floats, Floats]:
-    """95% percentile intervals (Efron 1979) of the column means of `values` (problems, columns).
+    """Return 95% percentile intervals (Efron 1979) of the column means of `values` (problems, columns).
 
     Problems are drawn with replacement, the same ones for every column, so that columns can be compared.
 
@@ -145,7 +145,7 @@ def bootstrap_intervals(values: Floats, seed: int, draws: int = 4000) -> tuple[F
 
 
 def mismatch_metrics(mismatches: Sequence[float], prefix: str) -> dict[str, float]:
-    """Mean, 99th percentile (nearest rank) and maximum of |log p_engine - log p_trainer| in nats, over sampled tokens.
+    """Return mean, 99th percentile (nearest rank) and maximum of |log p_engine - log p_trainer| in nats, over tokens.
 
     Named `PREFIX/mismatch_mean`, `_p99` and `_max`; no metrics without tokens.
 
@@ -164,7 +164,7 @@ LARGEST_TABLE = 4_000_000  # weights that `best_of_interval` holds at a time
 
 
 def best_of(scores: Sequence[float], k: int) -> float:
-    """Expected maximum of k draws, from m >= k independent ones of the same kind: unbiased, and no draw is wasted.
+    """Return the expected maximum of k draws, from m >= k independent ones: unbiased, and every draw is used.
 
         E = sum over i = k .. m of  x_(i) C(i-1, k-1) / C(m, k),     x_(1) <= ... <= x_(m)
 
@@ -181,7 +181,7 @@ def best_of(scores: Sequence[float], k: int) -> float:
 
 
 def best_of_curve(scores: Sequence[float], ks: Sequence[int] | None = None) -> list[float]:
-    """`best_of` for each of `ks`; for k = 1 .. m where None.
+    """Return `best_of` for each of `ks`; for k = 1 .. m where None.
 
     >>> [round(best, 1) for best in best_of_curve([0, 22, 438])]
     [153.3, 299.3, 438.0]
@@ -192,7 +192,7 @@ def best_of_curve(scores: Sequence[float], ks: Sequence[int] | None = None) -> l
 
 
 def weights_of_ranks(m: int, k: int) -> Floats:
-    """(m,) the probability that the i-th smallest of m is the largest of k drawn without replacement.
+    """Return (m,) the probability that the i-th smallest of m is the largest of k drawn without replacement.
 
         w_i = C(i-1, k-1) / C(m, k):   w_m = k/m,   w_(i-1) = w_i (i-k) / (i-1)
 
@@ -208,7 +208,7 @@ def weights_of_ranks(m: int, k: int) -> Floats:
 def best_of_interval(
     scores: Sequence[float], ks: Sequence[int], seed: int = 0, draws: int = 1000
 ) -> tuple[Floats, Floats]:
-    """95% bootstrap interval (percentiles, Efron 1979) of `best_of` for each of `ks`: low (ks,) and high (ks,).
+    """Return the 95% bootstrap interval (percentiles, Efron 1979) of `best_of` for each of `ks`: low and high (ks,).
 
     The m scores are drawn with replacement, the same ones for every k. For k near m the interval rests on the few
     largest scores and is too narrow: no upper end lies above the largest score.
@@ -229,7 +229,7 @@ def best_of_interval(
 
 
 def rank_sum_p(a: Sequence[float], b: Sequence[float]) -> float:
-    """Two-sided p-value of Wilcoxon's rank-sum test, exact with ties: all C(n_a + n_b, n_a) splits are counted.
+    """Return the two-sided p-value of Wilcoxon's rank-sum test, exact with ties: over all C(n_a + n_b, n_a) splits.
 
     Equal values share the mean of their ranks. Under "both come from one distribution" every split is as likely, so
     p = 2 min(P(W <= w), P(W >= w)), at most 1. `ValueError` where a side is empty. Of a few values no p is small:
@@ -255,7 +255,7 @@ def rank_sum_p(a: Sequence[float], b: Sequence[float]) -> float:
 
 
 def smallest_p(n_a: int, n_b: int) -> float:
-    """The smallest p-value that the rank-sum test of so many values can give: 2 / C(n_a + n_b, n_a).
+    """Return the smallest p-value of the rank-sum test with these numbers of values: 2 / C(n_a + n_b, n_a).
 
     >>> smallest_p(3, 3), round(smallest_p(5, 5), 4)
     (0.1, 0.0079)

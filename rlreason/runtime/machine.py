@@ -1,4 +1,4 @@
-"""The processors and GPUs that this process may use, read without torch."""
+"""Find the processors and GPUs that this process may use, without torch."""
 
 import importlib.metadata
 import math
@@ -12,34 +12,34 @@ DRIVER = Path("/proc/driver/nvidia")
 DEVICES = Path("/dev")
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 GPU_TORCH = "pip install --force-reinstall 'torch>=2.11,<2.14'"
-#: Where torch reads how it divides a GPU's memory: the later name is the general one, the first is read by vLLM, too.
+#: The variables of torch's GPU memory allocator: the second name is the general one; vLLM reads only the first.
 ALLOCATION = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 
 
 class Unseen(NamedTuple):
-    """Why torch reaches none of the GPUs that are here, and what helps."""
+    """Why torch reaches none of the machine's GPUs, and the cure."""
 
     words: str
     cure: str
-    by_setting: bool  # a variable of the environment hides them, which may be meant
+    by_setting: bool  # an environment variable hides them, possibly on purpose
 
 
 def driver_gpus(driver: Path = DRIVER, devices: Path = DEVICES) -> list[str]:
-    """The names of NVIDIA's GPUs that this machine, container or job has; one that has no name is "a GPU"."""
-    names = [name for place in _entries(driver / "gpus") if (name := told_in(place / "information", "Model"))]
+    """Return the names of the NVIDIA GPUs of this machine, container or job; one without a name is "a GPU"."""
+    names = [name for place in _entries(driver / "gpus") if (name := value_in(place / "information", "Model"))]
     return names or ["a GPU" for place in _entries(devices) if place.name.removeprefix("nvidia").isdecimal()]
 
 
 def torch_has_gpus() -> bool:
-    """Whether the torch that is installed was built to compute on GPUs; without loading it."""
+    """Whether the installed torch was built for GPUs; without importing it."""
     try:
         return importlib.metadata.version("torch").partition("+")[2] != "cpu"
     except importlib.metadata.PackageNotFoundError:
         return False
 
 
-def told_in(path: Path, begins: str) -> str:
-    """What stands behind the colon of a file's first line that begins like this; "" where there is none."""
+def value_in(path: Path, begins: str) -> str:
+    """Return the text after the colon of a file's first line that begins like this; "" where there is none."""
     with suppress(OSError), path.open(encoding="utf-8", errors="replace") as file:
         for line in file:
             if line.startswith(begins):
@@ -48,7 +48,7 @@ def told_in(path: Path, begins: str) -> str:
 
 
 def why_unseen(gpus: Sequence[str], visible: str | None, torch: str, built_for: str | None) -> Unseen | None:
-    """Why torch reaches none of these GPUs; None where the machine has none.
+    """Return why torch reaches none of these GPUs; None where the machine has none.
 
     `visible`: CUDA_VISIBLE_DEVICES; `torch`: its version; `built_for`: the version of CUDA that it was built for.
 
@@ -80,10 +80,10 @@ def why_unseen(gpus: Sequence[str], visible: str | None, torch: str, built_for: 
 
 
 def divide_memory_finely(environ: MutableMapping[str, str] = os.environ, gpus: Sequence[str] | None = None) -> None:
-    """Have torch grow its parts of a GPU's memory, where nothing else is set: to be called before it is imported.
+    """Let torch expand its segments of GPU memory, unless set otherwise; must be called before torch is imported.
 
-    Rows and caches grow by and by here, and a part that is a little too small for the next one would be kept beside
-    it. vLLM turns this off around the memory that sleeps (its pull request 40812, older than all versions used here).
+    Rows and caches grow step by step, and a segment that is a little too small would be kept next to the next one.
+    vLLM turns this off around the memory that sleeps (its pull request 40812, older than all versions used here).
     """
     if not any(name in environ for name in ALLOCATION) and (driver_gpus() if gpus is None else gpus):
         environ[ALLOCATION[0]] = "expandable_segments:True"
@@ -101,24 +101,23 @@ V1_MOUNTS = ("cpu", "cpu,cpuacct", "cpuacct,cpu")
 
 
 def usable_processors() -> int:
-    """Processors that this process may keep busy, at least 1: its affinity, or fewer where a cgroup limits its time."""
+    """Return the processors that this process may use, at least 1: its affinity, or fewer where a cgroup limits it."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     quota = cgroup_quota(_text("/proc/self/cgroup") or "", _text)
     return max(1, math.ceil(min(allowed, quota)))  # a quota of 1.5 keeps two threads busy most of the time
 
 
 def default_threads(of_torch: int) -> int:
-    """Threads for numerical work where none are set: `of_torch`, but no more than this process's processors.
-
-    `of_torch` is torch's own choice, which counts cores and reads OMP_NUM_THREADS.
+    """Return the default number of threads: torch's own choice `of_torch`, which counts cores and reads
+    OMP_NUM_THREADS, but no more than this process's processors.
     """
     return min(of_torch, usable_processors())
 
 
 def shares(processors: Sequence[int], parts: int) -> list[list[int]]:
-    """Processors, by their numbers, divided among `parts` that run side by side; the rest goes to the last ones.
+    """Divide processors, by their numbers, among `parts` that run side by side; the rest goes to the last ones.
 
-    Where there are fewer processors than parts, each part gets all of them: the system divides the time.
+    Where there are fewer processors than parts, each part gets all of them.
 
     >>> shares([0, 1, 2, 5, 7], 2), shares([0], 2)
     ([[0, 1], [2, 5, 7]], [[0], [0]])
@@ -131,7 +130,7 @@ def shares(processors: Sequence[int], parts: int) -> list[list[int]]:
 
 @contextmanager
 def children_on(processors: Collection[int] | None) -> Iterator[None]:
-    """Processes that this thread starts in the block run on these processors; None: on those of this thread."""
+    """Run processes that this thread starts in the block on these processors; None: on those of this thread."""
     if processors is None or not hasattr(os, "sched_setaffinity"):
         yield
         return
@@ -144,7 +143,7 @@ def children_on(processors: Collection[int] | None) -> Iterator[None]:
 
 
 def cgroup_quota(memberships: str, read: Read) -> float:
-    """Processors' worth of time that the control groups allow, infinity where they set no limit.
+    """Return the processors' worth of time that the control groups allow, infinity without a limit.
 
     `memberships` is the text of /proc/self/cgroup. Version 2 states "quota period" in cpu.max, version 1 in two files;
     the limits of all groups above one hold for it, too.
@@ -167,13 +166,13 @@ def cgroup_quota(memberships: str, read: Read) -> float:
 
 
 def _folders(mount: str, path: str) -> Iterator[str]:
-    """The folders of a group and of all above it. In a container the path may be the host's: only the top is there."""
+    """Yield the folders of a group and its parents. In a container the path may be the host's: only the top exists."""
     for group in (PurePosixPath("/", path), *PurePosixPath("/", path).parents):
         yield f"/sys/fs/cgroup{mount}{group}".rstrip("/")
 
 
 def _quota(time: str | None = None, period: str | None = None) -> float:
-    """Time over period, both in microseconds; infinity where there is no limit ("max", -1) or no number."""
+    """Return time over period, both in microseconds; infinity without a limit ("max", -1) or a number."""
     try:
         allowed, every = float(time or "max"), float(period or 0)
     except ValueError:
@@ -189,6 +188,6 @@ def _text(path: str) -> str | None:
 
 
 SWEEP_VARIABLE = "RLREASON_JOB_OF_SWEEP"  # the sweep's name, for the processes that a sweep starts
-STACKS_VARIABLE = "RLREASON_STACKS"  # the file for a process's stacks on SIGUSR1 (stacks.py)
+STACKS_VARIABLE = "RLREASON_STACKS"  # the file for a process's stacks on SIGUSR1 (runtime/hang.py)
 FORKS_VARIABLE = "RLREASON_FORKS"  # 0: every run of a sweep loads its libraries itself (sweeps/forks.py)
 GPUS_VARIABLE = "RLREASON_GPUS"  # GPUs that sweeps hand out, instead of those that are found (sweeps/gpus.py)

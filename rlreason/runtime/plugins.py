@@ -1,6 +1,6 @@
-"""Rewards, data and losses of the user's own: `module:function`, an announced name, or a Python object.
+"""Load users' rewards, data and losses: `module:function`, an entry point's name, or a Python object.
 
-A run knows each by a text of the form `module:function`; `load` finds it by that text.
+A run refers to each by a text of the form `module:function`; `load` finds it by that text.
 """
 
 import difflib
@@ -23,15 +23,15 @@ from typing import Any
 
 from rlreason.errors import ConfigError
 
-GIVEN = "python"  # stands in place of the module where an object has none that can be imported
-PLAIN = (int, float, complex, str, bytes, bool, type(None))  # values whose text tells all of them
+GIVEN = "python"  # the module's name in the text of an object that cannot be imported
+PLAIN = (int, float, complex, str, bytes, bool, type(None))  # values that are determined by their text
 
 _known: dict[str, Any] = {}
 
 
 @contextmanager
 def known_as(thing: Any) -> Iterator[str]:
-    """The name under which `load` finds the object inside the block."""
+    """Register the object in this block; yield the name by which `load` finds it."""
     if place := import_path(thing):
         yield place
         return
@@ -44,12 +44,12 @@ def known_as(thing: Any) -> Iterator[str]:
 
 
 def find(name: str) -> Any:
-    """The object of that name, or None."""
+    """Return the registered object of that name, or None."""
     return _known.get(name)
 
 
 def import_path(thing: Any) -> str | None:
-    """`module:function` where a fresh process finds this very function under it; else None.
+    """Return `module:function` if a new process would import this very function by it; else None.
 
     >>> import_path(textwrap.dedent), import_path(lambda: 0)
     ('textwrap:dedent', None)
@@ -62,16 +62,16 @@ def import_path(thing: Any) -> str | None:
         found = getattr(found, part, None)
     file = getattr(sys.modules.get(module), "__file__", None)
     spec = _spec(module) if found is thing else None
-    with suppress(OSError):  # of a spec without a file
+    with suppress(OSError):  # the spec has no file
         if spec and spec.origin and file and Path(spec.origin).samefile(file):
             return f"{module}:{name}"
     return None
 
 
 def label_of(thing: Any) -> str:
-    """A name for an object that cannot be imported: what it is called, and a hash of its source and of all it holds.
+    """Return a name for an object that cannot be imported: its own name, and a hash of its source and contents.
 
-    What holds something that cannot be hashed, such as a lock, has another name each time.
+    An object with contents that cannot be hashed, such as a lock, gets another name each time.
     """
     function = thing.func if isinstance(thing, partial) else getattr(thing, "function", thing)
     called = getattr(function, "__name__", type(function).__name__)
@@ -84,9 +84,9 @@ def label_of(thing: Any) -> str:
 
 
 def _state(value: Any, seen: dict[int, tuple[int, Any]]) -> str:
-    """A text that differs where two values may behave differently, and is the same in every process if it can be.
+    """Return a text that differs where two values may behave differently, and is the same in every process if possible.
 
-    `seen`: the number of each value on the way, and the value, so that it lives as long as its id is needed.
+    `seen`: id -> (its number, the value, which keeps the id valid), for repeated values.
     """
     if isinstance(value, PLAIN):
         return repr(value)
@@ -124,7 +124,7 @@ def _state(value: Any, seen: dict[int, tuple[int, Any]]) -> str:
 
 
 def _plainly_made(kind: Any) -> bool:
-    """Whether all that an object of this class holds are its attributes: it has no part written in C, and no slots."""
+    """Whether an object of this class has no contents but its attributes: no C part, and no slots."""
     plain = kind.__reduce_ex__ is object.__reduce_ex__ and kind.__reduce__ is object.__reduce__
     return plain and not any("__slots__" in vars(one) for one in kind.__mro__)
 
@@ -139,7 +139,7 @@ def _pickled(value: Any) -> str:
 
 
 def source_of(thing: Any) -> str:
-    """The source of a function, of what a `functools.partial` calls or of an object's class; empty where there is none.
+    """Return the source of a function, of a `functools.partial`'s function or of an object's class; empty without one.
 
     A `Loss` has its function's.
     """
@@ -151,7 +151,7 @@ def source_of(thing: Any) -> str:
 
 
 def written_source(name: str) -> str:
-    """What a run keeps of a function by its name: the source of an object, else the file that its module lies in."""
+    """Return the source that a run records of a function: of a registered object, else its module's whole file."""
     if (thing := find(name)) is not None:
         return source_of(thing) or "(the source cannot be had)\n"
     spec = _spec(name.partition(":")[0])
@@ -162,11 +162,11 @@ def written_source(name: str) -> str:
 
 
 def _spec(module: str) -> ModuleSpec | None:
-    """Where Python would find a module now, whatever is loaded under that name already. Parents are not imported."""
+    """Return where Python would find a module now, ignoring loaded modules. Parents are not imported."""
     parts, places, spec = module.split("."), None, None
     for number in range(1, len(parts) + 1):
         name, spec = ".".join(parts[:number]), None
-        with suppress(Exception):  # of a finder that somebody has installed
+        with suppress(Exception):  # of a third-party finder
             spec = next((s for f in sys.meta_path if (s := f.find_spec(name, places))), None)
         if spec is None:
             return None
@@ -175,9 +175,9 @@ def _spec(module: str) -> ModuleSpec | None:
 
 
 def for_workers(reward: str | Callable[..., Any]) -> tuple[str, bytes | None]:
-    """(its name, how it travels to another process): None where that process can import it.
+    """Return a reward's name and its pickle for worker processes; None where they can import it.
 
-    Raises `ConfigError` for a function that cannot be sent.
+    Raises `ConfigError` for a function that cannot be pickled.
     """
     thing = find(reward) if isinstance(reward, str) else reward
     if thing is None:
@@ -191,7 +191,7 @@ def for_workers(reward: str | Callable[..., Any]) -> tuple[str, bytes | None]:
 
     try:
         return name, cloudpickle.dumps(thing)
-    except Exception as error:  # pickle's own, or that of an object which refuses
+    except Exception as error:  # of pickle, or of an object that refuses
         reason = next(iter(str(error).splitlines()), type(error).__name__)
         raise ConfigError(
             f"reward={name} cannot be sent to the processes that grade ({reason}): take that out of the function, or "
@@ -204,7 +204,7 @@ class NotImportableError(Exception):
 
 
 def load(name: str) -> Callable[..., Any]:
-    """The function `module:function`: a given object, or from the current folder or wherever Python finds modules."""
+    """Load the function `module:function`: a registered object, or one from the current folder or Python's path."""
     if (given := find(name)) is not None:
         return given  # type: ignore[no-any-return]
     module, _, function = name.partition(":")
@@ -228,10 +228,10 @@ def load(name: str) -> Callable[..., Any]:
 
 
 def judging(function: Callable[..., Any], name: str) -> Callable[..., Any]:
-    """The function, refused where it cannot be called with two values, as the grader does."""
+    """Return the function; `NotImportableError` where it cannot be called with two values, as the grader does."""
     try:
         signature = inspect.signature(function)
-    except (TypeError, ValueError):  # of some functions written in C nothing is known
+    except (TypeError, ValueError):  # some functions in C have no signature
         return function
     try:
         signature.bind("response", "reference answer")
@@ -256,7 +256,7 @@ def _module(name: str) -> ModuleType:
 
 
 def _missing(name: str, part: str) -> str:
-    """A module that is nowhere, or lies in the current folder while Python does not look there."""
+    """Return the message for a missing module, or for one in the current folder that is not on Python's path."""
     here = Path.cwd()
     path = here.joinpath(*part.split("."))
     if (path.is_dir() or path.with_suffix(".py").is_file()) and str(here) not in map(_absolute, sys.path):
@@ -275,7 +275,7 @@ def _absolute(entry: str) -> str:
 
 
 def described(error: BaseException) -> str:
-    """An error in the user's code: its kind, its first line, and where in that code it was raised.
+    """Describe an error in the user's code: its type, its first line, and where in that code it was raised.
 
     >>> described(ValueError("no sum"))
     'ValueError: no sum'
@@ -293,7 +293,7 @@ def _is_theirs(file: str) -> bool:
     return not file.startswith("<") and Path(__file__).parents[1] not in Path(file).parents and "importlib" not in file
 
 
-#: Where an entry point's name stands in for `module:function`, and the group that it is announced in.
+#: The settings that take an entry point's name for `module:function`, and the entry point's group.
 GROUPS = {
     "loss": "rlreason.losses",
     "data": "rlreason.data",
@@ -303,9 +303,9 @@ GROUPS = {
 
 
 def announced(key: str) -> dict[str, str]:
-    """Name -> `module:function` of what may stand at a setting. Nothing is imported, so a broken package harms nobody.
+    """Return name -> `module:function` of the entry points for a setting, without importing their packages.
 
-    Of two packages that announce one name, the first in the order of their places is taken.
+    Of two packages with the same name, the first in the order of their places counts.
 
     >>> announced("seed")
     {}
@@ -322,25 +322,25 @@ Data = str | Callable[..., Any] | Iterable[Any]  # a name, a function that makes
 def as_settings(
     *, reward: str | Callable[..., Any] | None = None, loss: Any = None, data: Data | None = None
 ) -> Iterator[list[str]]:
-    """The words of a command line that name these inside the block, such as `prompt.reward=module:function`.
+    """Yield the overrides for these inside the block, such as `prompt.reward=module:function`.
 
-    A function that can be imported is named by its place, so that a command line can repeat the run. Any other object
-    has a name of its own here, which nobody knows after the block. Raises `ConfigError` for what cannot be used.
+    A function that can be imported is named by its path, so that a command line can repeat the run. Any other object
+    is registered under a name until the end of the block. Raises `ConfigError` for what cannot be used.
     """
     given = {"prompt.reward": reward, "loss": loss, "data": data if data is None else _function(data)}
     with ExitStack() as block:
-        words = []
+        overrides = []
         for key, value in given.items():
             if value is None:
                 continue
             if not isinstance(value, str) and not callable(value):
                 raise ConfigError(f"{key.rpartition('.')[2]}={value!r:.60} is no function: give one, or its name")
-            words.append(f"{key}={value if isinstance(value, str) else block.enter_context(known_as(value))}")
-        yield words
+            overrides.append(f"{key}={value if isinstance(value, str) else block.enter_context(known_as(value))}")
+        yield overrides
 
 
 def _function(data: Data) -> str | Callable[..., Any]:
-    """Rows as a function that returns them."""
+    """Return rows as a function that returns them."""
     if isinstance(data, str) or callable(data):
         return data
     if not isinstance(data, Iterable):

@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-NAME = "generator."  # of a tensor that is a state
+NAME = "generator."  # prefix of a tensor that is a generator's state
 
 
 def seed_generators(seed: int) -> None:
-    """Begin as in every other run of this seed."""
+    """Seed the generators of Python, numpy and torch."""
     import numpy as np
     import torch
 
@@ -28,7 +28,7 @@ def seed_generators(seed: int) -> None:
 
 
 def random_states() -> "tuple[dict[str, Any], dict[str, Tensor]]":
-    """The states of all of them: Python's and numpy's in plain values, torch's as tensors by name."""
+    """Return the states of all generators: Python's and numpy's as plain values, torch's as tensors by name."""
     import numpy as np
     import torch
 
@@ -41,7 +41,7 @@ def random_states() -> "tuple[dict[str, Any], dict[str, Tensor]]":
 
 
 def set_random_states(plain: dict[str, Any], tensors: "dict[str, Tensor]") -> None:
-    """Put every generator back; those of GPUs as far as there are as many."""
+    """Restore every generator; those of the GPUs that exist here."""
     import numpy as np
     import torch
 
@@ -55,7 +55,7 @@ def set_random_states(plain: dict[str, Any], tensors: "dict[str, Tensor]") -> No
             torch.cuda.set_rng_state(state, i)
 
 
-#: How the variables begin that a run and its libraries set.
+#: Prefixes of the variables that a run and its libraries set.
 VARIABLES = ("GLOO_", "PYTORCH_", "TOKENIZERS_", "TORCHINDUCTOR_", "TRITON_", "VLLM_")
 
 
@@ -65,7 +65,7 @@ def _variables() -> dict[str, str]:
 
 @contextmanager
 def process_state_kept() -> Iterator[None]:
-    """A block for a run, which begins as in a process of its own: with gradients and float32."""
+    """Start the block with gradients and float32, as in a new process, and restore the process's state after it."""
     import torch
 
     threads, dtype, variables, generators = (
@@ -86,10 +86,10 @@ def process_state_kept() -> Iterator[None]:
 
 @contextmanager
 def loading(for_good: bool = False) -> Iterator[None]:
-    """A block that loads modules, without collection.
+    """Import modules in this block without garbage collection.
 
-    `for_good`: what lives at its end is never looked through again, for a process that loads nothing for others. In a
-    notebook, whose user may have garbage of his own by then, it must be False.
+    `for_good`: objects alive at its end are never collected. Must be False in a notebook, whose user may have garbage
+    of their own by then.
     """
     was_on = gc.isenabled()
     gc.disable()
@@ -102,14 +102,14 @@ def loading(for_good: bool = False) -> Iterator[None]:
             gc.enable()
 
 
-#: The variables that tell a process its place. Rank 0 starts others (engines, graders) that have no place among these.
+#: The variables of a process's rank. Other processes that rank 0 starts (engines, graders) must not have them.
 NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 ADDRESS = "127.0.0.1"  # of processes that rank 0 starts itself
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The number of this process, of how many, and its number on its machine."""
+    """The rank of this process, the number of ranks, and its rank on its machine."""
 
     rank: int
     world: int
@@ -117,7 +117,7 @@ class Place:
 
 
 def place_of(env: Mapping[str, str] = os.environ) -> Place | None:
-    """The place that the environment tells; None for a process that stands alone.
+    """Read the process's place from the environment; None for a single process.
 
     >>> place_of({"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "MASTER_ADDR": "node0", "MASTER_PORT": "29400"})
     Place(rank=5, world=8, local=1)
@@ -131,7 +131,7 @@ def place_of(env: Mapping[str, str] = os.environ) -> Place | None:
 
 
 def own_gpu(visible: str | None, number: int) -> str:
-    """CUDA_VISIBLE_DEVICES of the process with this number on its machine: the one GPU that it is to see.
+    """Return CUDA_VISIBLE_DEVICES of the process with this number on its machine: its one GPU.
 
     So `cuda` means its own GPU in every process and thread. Beyond the end of the list: none.
 
@@ -145,10 +145,10 @@ def own_gpu(visible: str | None, number: int) -> str:
 
 
 def world_of(gpus: str, place: Place | None, visible: int) -> int:
-    """How many ranks train: those that torchrun has started, else as many as the setting says.
+    """Return the number of ranks: those that torchrun has started, else by the setting.
 
-    `visible`: GPUs here; 0 where there are none, and the ranks share the processor. `ConfigError` where the two differ,
-    or there are fewer GPUs.
+    `visible`: GPUs here; without any, the ranks share the processor. `ConfigError` where torchrun and the setting
+    differ, or there are too few GPUs.
 
     >>> world_of("auto", None, 8), world_of("2", None, 0), world_of("auto", Place(0, 4, 0), 4)
     (1, 2, 4)

@@ -1,12 +1,12 @@
-"""How a process of this program ends on SIGINT, SIGTERM or SIGHUP: in order at the first, at once at the second.
+"""End a process on SIGINT, SIGTERM or SIGHUP: cleanly at the first, immediately at the second.
 
     while Python imports      early_signals.py: one line, exit code 130
     in a command              `stoppable`: KeyboardInterrupt in the main thread, or where a `held` block ends
-    a second signal, or       `leave_at_once`: what runs below this process is killed, its temporary folders go
+    a second signal, or       `leave_at_once`: child processes are killed, temporary folders are removed
     a stop that takes long
 
-A signal that was ignored when the process began stays ignored: SIGHUP under nohup, SIGINT behind a script's `&`.
-Nothing slow is imported here.
+A signal that was ignored when the process began stays ignored: SIGHUP under nohup, SIGINT after a script's `&`.
+Imports nothing slow.
 """
 
 import _thread
@@ -30,21 +30,21 @@ from rlreason.errors import ReaderGone
 from rlreason.runtime.early_signals import CODE, end_with
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-LIMIT_S = 120.0  # for an orderly end: the model is saved, curves are drawn
+LIMIT_S = 120.0  # for a clean end: the model is saved, curves are drawn
 ONCE_S = 0.5  # signals less than this apart count as one: `timeout` and some launchers send theirs twice
-LOST_S = 30.0  # after which a library is taken to have caught the KeyboardInterrupt
-LAST_S = 10.0  # for an end at once, after which the process exits whatever hangs
-FOLLOWS = "RLREASON_FOLLOWS"  # environment: the parent process with which this one is to end
+LOST_S = 30.0  # after this time a library is assumed to have caught the KeyboardInterrupt
+LAST_S = 10.0  # for an immediate end, after which the process exits in any case
+FOLLOWS = "RLREASON_FOLLOWS"  # environment variable: the parent process with which this one ends
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 
 
 @dataclass
 class _Stop:
-    """The state of a stop: which signal came, and what has happened since."""
+    """The state of a stop: the signal, and its progress."""
 
     limit_s: float = LIMIT_S
-    patient: frozenset[int] = frozenset()  # these never count as a second signal
+    patient: frozenset[int] = frozenset()  # signals that never count as a second one
     process: int = field(default_factory=os.getpid)
     main: int = field(default_factory=lambda: threading.main_thread().ident or 0)
     first: int | None = None  # the signal that requested the stop
@@ -53,20 +53,20 @@ class _Stop:
     raised: bool = False  # KeyboardInterrupt was raised
     lost: bool = False  # it was raised where Python drops exceptions, as in __del__
     again: bool = False  # this call of the handler repeats the first signal
-    arrived: bool = False  # cleaning up has begun: nothing is raised any more
-    commands: bool = False  # the process is there for a command of this program
+    arrived: bool = False  # clean-up has begun: nothing is raised any more
+    commands: bool = False  # the process runs a command of this program
 
 
 _stop = _Stop()
 _folders: set[Path] = set()  # to be removed, however the process ends
-_callbacks: list[Callable[[], object]] = []  # called before an end at once
+_callbacks: list[Callable[[], object]] = []  # called before an immediate end
 
 
 @contextmanager
 def stoppable(limit_s: float = LIMIT_S, patient: tuple[int, ...] = ()) -> Iterator[None]:
-    """In this block the first signal raises KeyboardInterrupt; after `limit_s` seconds the process ends at once.
+    """Raise KeyboardInterrupt at the first signal in this block; end the process `limit_s` seconds later.
 
-    `patient`: signals that do not count as a second one, such as those that a sweep passes on.
+    `patient`: signals that do not count as a second one, such as those that a sweep forwards.
     """
     global _stop
     _stop = mine = _Stop(limit_s, frozenset(patient), commands=True)
@@ -88,7 +88,7 @@ def stoppable(limit_s: float = LIMIT_S, patient: tuple[int, ...] = ()) -> Iterat
 
 
 def _install(handler: Callable[[int, FrameType | None], object]) -> dict[int, Any]:
-    """Set the handler for every signal that is not ignored; returns those before."""
+    """Set the handler for every signal that is not ignored; return the earlier handlers."""
     if threading.current_thread() is not threading.main_thread():
         return {}
     heeded = [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
@@ -96,28 +96,28 @@ def _install(handler: Callable[[int, FrameType | None], object]) -> dict[int, An
 
 
 def owns_process() -> bool:
-    """Whether this process is there for a command of this program, and not for somebody's script."""
+    """Whether this process runs a command of this program, and not a user's script."""
     return _stop.commands
 
 
-def asked() -> str | None:
-    """The name of the signal that requested the stop; None where there was none."""
+def stop_signal() -> str | None:
+    """Return the name of the signal that requested the stop; None where there was none."""
     return None if _stop.first is None else signal.Signals(_stop.first).name
 
 
 def why_stopped(error: KeyboardInterrupt) -> str:
-    """What ended a command before its end, and how far it was, as far as the error tells."""
-    by = "" if isinstance(error, ReaderGone) else f"by {asked() or 'a signal'}"
+    """Return what interrupted a command, and its progress, where the error has it."""
+    by = "" if isinstance(error, ReaderGone) else f"by {stop_signal() or 'a signal'}"
     return f"{by} {error}".strip()
 
 
 def arrived() -> None:
-    """To be called when cleaning up begins: from here on only a second signal, or the time limit, interrupts it."""
+    """Note that clean-up begins: from now on only a second signal, or the time limit, interrupts it."""
     _stop.arrived = _stop.first is not None
 
 
 class held:  # noqa: N801  # reads as a word, `with held():`
-    """A block that a signal does not interrupt: KeyboardInterrupt is raised when the outermost one ends."""
+    """A block that a signal does not interrupt: KeyboardInterrupt is raised when the outermost block ends."""
 
     def __enter__(self) -> Self:
         self.counts = threading.current_thread() is threading.main_thread()  # others are never interrupted
@@ -137,7 +137,7 @@ def _raise() -> None:
 
 
 def _on_signal(number: int, frame: FrameType | None) -> None:
-    if os.getpid() != _stop.process:  # a fork, which has nothing of its own to clean up
+    if os.getpid() != _stop.process:  # a fork, which has nothing to clean up
         os._exit(CODE)
     if _stop.first is None:
         _stop.first, _stop.at = number, time.monotonic()
@@ -153,7 +153,7 @@ def _on_signal(number: int, frame: FrameType | None) -> None:
 
 
 def _watch(stop: _Stop) -> None:
-    """The thread that ends the process where a stop takes too long, and repeats a KeyboardInterrupt that was lost."""
+    """End the process where a stop takes too long, and repeat a lost KeyboardInterrupt; runs in a thread."""
     repeat_at = LOST_S
     while stop is _stop:
         time.sleep(0.1)
@@ -167,7 +167,7 @@ def _watch(stop: _Stop) -> None:
 
 @contextmanager
 def temporary_folder(prefix: str, place: Path | None = None) -> Iterator[str]:
-    """Yields the path of a new folder, removed at the end of the block or of the process, whichever is first."""
+    """Yield the path of a new folder, removed at the end of the block or of the process, whichever is first."""
     path = Path(tempfile.mkdtemp(prefix=prefix, dir=place))
     with removed_if_left(path):
         try:
@@ -178,7 +178,7 @@ def temporary_folder(prefix: str, place: Path | None = None) -> Iterator[str]:
 
 @contextmanager
 def removed_if_left(path: Path) -> Iterator[None]:
-    """Remove this file or folder if the process ends at once in this block."""
+    """Remove this file or folder if the process ends immediately in this block."""
     _folders.add(path)
     try:
         yield
@@ -188,7 +188,7 @@ def removed_if_left(path: Path) -> Iterator[None]:
 
 @contextmanager
 def before_leaving(callback: Callable[[], object]) -> Iterator[None]:
-    """Call `callback`, which must be quick, first if the process ends at once in this block."""
+    """Call `callback`, which must be quick, first if the process ends immediately in this block."""
     _callbacks.append(callback)
     try:
         yield
@@ -208,7 +208,7 @@ def leave(code: int) -> NoReturn:
 
 
 def leave_at_once(text: str, code: int = CODE) -> NoReturn:
-    """End the process and all processes below it, and remove its temporary folders; from any thread."""
+    """End the process and all its descendants, and remove its temporary folders; from any thread."""
     _thread.start_new_thread(_last_resort, ())
     for callback in list(_callbacks):
         with suppress(BaseException):
@@ -233,7 +233,7 @@ def _clear() -> None:
 
 
 def below(process: int) -> list[int]:
-    """Ids of all processes below this one, parents first, without Python's resource tracker. Linux only."""
+    """Return the ids of all descendants of a process, parents first, without Python's resource tracker. Linux only."""
     found: list[int] = []
     for listed in Path(f"/proc/{process}/task").glob("*/children"):  # Linux; elsewhere there is no such file
         with suppress(OSError):
@@ -244,13 +244,13 @@ def below(process: int) -> list[int]:
 
 
 def killed_with_parent() -> None:
-    """Let the kernel kill this process when the thread that started it ends; it has nothing of its own to tidy up."""
+    """Let the kernel kill this process, which needs no clean-up, when the thread that started it ends."""
     _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 @contextmanager
 def adopting() -> Iterator[None]:
-    """In this block a process below this one becomes its child when its own parent ends. Linux only."""
+    """Adopt descendants of this process whose own parent ends in this block. Linux only."""
     _prctl(PR_SET_CHILD_SUBREAPER, 1)
     try:
         yield
@@ -264,7 +264,7 @@ def _prctl(option: int, value: int) -> None:
 
 
 def follow() -> None:
-    """Let the kernel send SIGTERM to this process when the parent that the environment names ends."""
+    """Let the kernel send SIGTERM to this process when the parent named by the environment ends."""
     parent = os.environ.pop(FOLLOWS, None)
     if parent is None:
         return

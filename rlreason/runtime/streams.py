@@ -1,4 +1,4 @@
-"""Standard output and standard error: any text can be written; what libraries print goes to the run's log."""
+"""Standard output and standard error: write any text, and send libraries' output to the run's log."""
 
 import errno
 import faulthandler
@@ -21,18 +21,18 @@ from rlreason.runtime.files import whole
 from rlreason.runtime.text import redacted, visible
 
 READER_GONE = (errno.EPIPE, errno.EIO)  # a pipe without a reader, a terminal that was closed
-LOG_WIDTH = 120  # columns of what goes to a file or a pipe
-LINE_ANEW = "\r\033[K"  # our own code: the current line of the terminal is emptied
-_LABEL = re.compile(r" *(?:! |\S+ {2,})?")  # `! ` or a first word: the rest is indented by it
+LOG_WIDTH = 120  # columns of a file or a pipe
+LINE_ANEW = "\r\033[K"  # our only control code: clears the current line of the terminal
+_LABEL = re.compile(r" *(?:! |\S+ {2,})?")  # `! ` or a first word, to which following lines are indented
 
 
 class Outlet(io.TextIOWrapper):
-    """A standard stream that replaces what its encoding lacks, and ends the command when its reader has gone.
+    """A standard stream that replaces characters its encoding lacks, and ends the command when its reader is gone.
 
-    It obeys `LINE_ANEW`, and on standard error a carriage return, as of a library's progress bar; nothing else.
+    Of control codes it passes only `LINE_ANEW` and, on standard error, a carriage return, as of a progress bar.
 
-    `ReaderGone` is raised once and in the main thread; what is written after that is discarded, so that a command can
-    clean up. Another error, such as a full disk behind `> FILE`, gets the stream's name as its file name.
+    `ReaderGone` is raised once and in the main thread; later output is discarded, so that a command can clean up.
+    Another error, such as a full disk with `> FILE`, gets the stream's name as its file name.
     """
 
     def __init__(self, stream: io.TextIOWrapper, errors: str) -> None:
@@ -44,13 +44,13 @@ class Outlet(io.TextIOWrapper):
         self._obeyed = re.compile(f"({'|'.join(map(re.escape, codes))})")
 
     def write(self, text: str, /) -> int:
-        """Write the text; returns its length. `ReaderGone` or `OSError`, see the class."""
-        parts = self._obeyed.split(text)  # every second one is a code that is obeyed
+        """Write the text and return its length. `ReaderGone` or `OSError`, see the class."""
+        parts = self._obeyed.split(text)  # every second one is a code to pass on
         self._do(super().write, "".join(part if place % 2 else visible(part) for place, part in enumerate(parts)))
         return len(text)
 
     def flush(self) -> None:
-        """Write what is buffered; errors as in `write`."""
+        """Write the buffer; errors as in `write`."""
         self._do(super().flush)
 
     def _do(self, action: Callable[..., Any], *arguments: str) -> None:
@@ -59,7 +59,7 @@ class Outlet(io.TextIOWrapper):
         except BlockingIOError:
             raise
         except OSError as error:
-            self._discard()  # or what is buffered would fail again when the process ends
+            self._discard()  # else writing the buffer would fail again when the process ends
             self._gone = error.errno in READER_GONE
             if not self._gone:
                 error.filename = error.filename or self.title
@@ -77,7 +77,7 @@ class Outlet(io.TextIOWrapper):
 def settle_streams() -> None:
     """Replace standard output and standard error of this process by `Outlet`s; a second call does nothing.
 
-    Streams that a notebook or a test has put in their place are left alone.
+    Streams replaced by a notebook or a test are left alone.
     """
     if sys.stdout is None:  # closed by the shell, as by `>&-`
         sys.stdout = open(os.devnull, "w", encoding="utf-8", errors="replace")  # noqa: SIM115
@@ -88,14 +88,14 @@ def settle_streams() -> None:
 
 
 def print_stderr(text: str) -> None:
-    """Print a message line by line on standard error; on a terminal, each is broken at its width."""
+    """Print a message line by line on standard error, wrapped to the width of a terminal."""
     for line in visible(text).splitlines():
         message = f"rlreason: {line}" if line else ""
         print(folded(message, width_of(sys.stderr), below=10) if sys.stderr.isatty() else message, file=sys.stderr)
 
 
 def width_of(stream: TextIO) -> int:
-    """Columns for text in a stream: the terminal's (COLUMNS, where it is set), or 120 for a file or pipe."""
+    """Return the columns of a stream: the terminal's (COLUMNS, where it is set), or 120 for a file or pipe."""
     if not stream.isatty():
         return LOG_WIDTH
     with suppress(ValueError):
@@ -108,9 +108,9 @@ def width_of(stream: TextIO) -> int:
 
 
 def folded(text: str, width: int, below: int | None = None) -> str:
-    """Every line of a text in at most `width` columns, broken at spaces.
+    """Wrap every line of a text to `width` columns, at spaces.
 
-    The rest of a broken line is indented to the text after its label, or to the column `below`.
+    The rest of a wrapped line is indented to the text after its label, or to the column `below`.
 
     >>> print(folded("records    runs/grpo/one and others\\n! a notice", 34))
     records    runs/grpo/one and
@@ -146,7 +146,7 @@ class StderrFilter(io.TextIOBase):
         self._at_line_start, self._ours = True, False  # _ours: the current line begins with OURS
 
     def write(self, text: str, /) -> int:
-        """Write each line to the terminal or the log; returns the number of characters."""
+        """Write each line to the terminal or the log; return the number of characters."""
         for part in text.splitlines(keepends=True):
             if self._at_line_start:
                 self._ours = part.startswith(OURS)
@@ -155,7 +155,7 @@ class StderrFilter(io.TextIOBase):
                 self.terminal.write(visible(part))
                 self.terminal.flush()
             else:
-                with suppress(OSError):  # a full disk is no reason to stop a library
+                with suppress(OSError):  # a full disk must not stop a library
                     self.log.write(_logged(part))
         return len(text)
 
@@ -180,7 +180,7 @@ class StderrFilter(io.TextIOBase):
 
 
 class _StderrFile:
-    """The file that standard error is redirected to: a temporary one until the run has a folder."""
+    """The target of the redirected standard error: a temporary file until the run has a folder."""
 
     def __init__(self) -> None:
         self.spool = tempfile.TemporaryFile()  # noqa: SIM115
@@ -200,7 +200,7 @@ class _StderrFile:
         return self.spool.read()
 
     def tidy(self) -> None:
-        """Remove the log where it is empty, and hide what native code wrote into it that nobody else may read."""
+        """Remove the log where it is empty, and hide secrets that native code wrote into it."""
         if self.path is not None:
             with suppress(OSError):
                 if not self.path.stat().st_size:
@@ -215,9 +215,9 @@ _active: list[_StderrFile] = []
 
 @contextmanager
 def stderr_logged() -> Iterator[None]:
-    """Redirect standard error in this block, the time of a run.
+    """Redirect standard error during a run, the block.
 
-    What was written before the run had a folder is shown in the terminal if the program fails.
+    Output from before the run had a folder is shown in the terminal if the program fails.
     """
     if sys.stderr is None:  # closed by the shell
         yield
@@ -244,7 +244,7 @@ def stderr_logged() -> Iterator[None]:
         raise
     finally:
         _active.remove(file)
-        if not signals.asked():  # else the process is about to end while threads of libraries still write
+        if not signals.stop_signal():  # else the process is about to end while threads of libraries still write
             if sys.stderr is filtered:
                 sys.stderr = python
             with suppress(OSError):
@@ -261,23 +261,23 @@ def stderr_logged() -> Iterator[None]:
 
 
 def log_stderr_in(folder: Path) -> None:
-    """Write what was and will be printed on standard error into the folder's `log.txt`."""
+    """Write past and later output to standard error into the folder's `log.txt`."""
     for file in _active:
         file.move_to(folder)
 
 
 def _redacted_bytes(text: bytes) -> bytes:
-    """A log without secrets, whatever its encoding."""
+    """Hide secrets in a log of any encoding."""
     return _logged(text.decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape")
 
 
 def _logged(text: str) -> str:
-    """A text for the log: secrets are hidden, what a terminal would obey is shown, a progress bar takes lines."""
+    """Prepare a text for the log: hide secrets, show control characters, and put a progress bar on lines."""
     return visible(redacted(re.sub("\r\n?", "\n", text)))
 
 
 def _show(args: threading.ExceptHookArgs, terminal: TextIO) -> None:
-    """An error that ended a thread, as Python shows it."""
+    """Print an error that ended a thread, as Python does."""
     if args.exc_type is not SystemExit:
         name = args.thread.name if args.thread else "an unknown thread"
         error = traceback.format_exception(args.exc_type, args.exc_value, args.exc_traceback)

@@ -1,4 +1,4 @@
-"""What a verb of the command line (`rlreason VERB ...`) is made of: its arguments, and its answer."""
+"""The parser and the result of a subcommand (`rlreason SUBCOMMAND ...`)."""
 
 import argparse
 import os
@@ -9,24 +9,24 @@ from rlreason.errors import ConfigError
 
 
 class Answer(NamedTuple):
-    """What a verb found out: `text` for a person, and the same as `figures` for `--json`."""
+    """The result of a subcommand: `text` for a person, and the same as `figures` for `--json`."""
 
     text: str
     figures: dict[str, Any] | list[dict[str, Any]]
-    exit_code: int = 0  # of the run that it started, or of an expectation that was not met
+    exit_code: int = 0  # of the run that it started, or of a failed expectation
 
 
 class Parser(argparse.ArgumentParser):
-    """The arguments of a verb. A mistake in them is a `ConfigError`: one line, exit code 2."""
+    """Parses the arguments of a subcommand. A mistake is a `ConfigError`: one line, exit code 2."""
 
     def error(self, message: str) -> NoReturn:
-        """Raise `ConfigError` with the message and how to write the command."""
+        """Raise `ConfigError` with the message and the usage."""
         raise ConfigError(f"{message}: write {' '.join(self.format_usage().split()[1:])}")
 
     def add_run(self, help: str, several: bool = False) -> None:
         """Add RUN, the folder of a run, as `arguments.run`; with `several`, one or more as `arguments.runs`.
 
-        A folder that holds the runs of a sweep is refused as `arguments.run`, and stands for all of them in `runs`.
+        The folder of a sweep is refused as `arguments.run`, and means all of its runs in `runs`.
         """
         if several:
             self.add_argument("runs", metavar="RUN", type=run_folder, nargs="+", help=help)
@@ -35,7 +35,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def refuse_target(option: str, target: Path | str) -> None:
-    """`ConfigError` where no file can be written as an option's FILE: to be called before the work begins."""
+    """`ConfigError` where an option's FILE cannot be written; called before the work begins."""
     path = Path(target).absolute()
     if not str(target) or path.is_dir():
         raise ConfigError(f"{option} '{target}' is no file: give the path of one")
@@ -46,7 +46,7 @@ def refuse_target(option: str, target: Path | str) -> None:
 
 
 def run_folder(word: str) -> Path:
-    """The folder of a run; `ConfigError` where it is no folder."""
+    """Return the folder of a run; `ConfigError` where it is no folder."""
     folder = Path(word)
     if not folder.is_dir():
         raise ConfigError(f"RUN={word} is no folder: give the folder of a run, as printed at its start")

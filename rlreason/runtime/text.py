@@ -1,4 +1,4 @@
-"""Short and safe forms of texts: shorten, hide secrets, and tell which questions are one."""
+"""Shorten texts, hide secrets and control characters, and recognise equal questions."""
 
 import os
 import re
@@ -8,13 +8,13 @@ from functools import lru_cache
 from itertools import groupby
 from typing import Any, Literal, TypeVar, cast
 
-#: What a terminal obeys instead of showing it: control characters but for new line and tab, and what turns the
-#: direction of writing, or breaks lines where nobody expects it.
+#: Characters that control a terminal: control characters except new line and tab, and those that change the
+#: direction of writing or break lines unexpectedly.
 _OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 
 
 def visible(text: str) -> str:
-    r"""The text with every character that a terminal would obey as an escape: what others wrote is shown as it is.
+    r"""Escape every character that controls a terminal.
 
     >>> print(visible("a\x1b[2Jb\r\u202e"), visible("\u00e9\n"), end="")
     a\x1b[2Jb\x0d\u202e é
@@ -28,7 +28,7 @@ def _escape(character: str) -> str:
 
 
 def shorten(text: str, max_chars: int, keep: Literal["start", "end", "both"] = "start") -> str:
-    """At most `max_chars` characters of a text: its start or end on one line, or both ends; a mark says what is cut.
+    """Cut a text to `max_chars` characters: its start or end on one line, or both ends; a mark shows the cut.
 
     >>> shorten("one\\n  two three", 7), shorten("one two three", 5, "end"), shorten("one", 7)
     ('one two ...', '... three', 'one')
@@ -45,7 +45,7 @@ def shorten(text: str, max_chars: int, keep: Literal["start", "end", "both"] = "
 
 
 def few(names: Sequence[str], show: int = 5) -> str:
-    """The first `show` names, and the number of the others.
+    """List the first `show` names, and the number of the others.
 
     >>> few(["a", "b", "c"], 2)
     'a, b and 1 more'
@@ -54,7 +54,7 @@ def few(names: Sequence[str], show: int = 5) -> str:
 
 
 def spans(numbers: Sequence[int]) -> list[str]:
-    """Rising numbers, those in a row as one.
+    """Format rising numbers, with consecutive ones as a span.
 
     >>> spans([1, 2, 3, 10, 20])
     ['1-3', '10', '20']
@@ -65,7 +65,7 @@ def spans(numbers: Sequence[int]) -> list[str]:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's message; its type's name where there is no message.
+    """Return the first line of an error's message; its type's name where there is no message.
 
     >>> first_line(ValueError("no file\\n  details")), first_line(KeyError())
     ('no file', 'KeyError')
@@ -74,7 +74,7 @@ def first_line(error: BaseException) -> str:
 
 
 def duration(seconds: float) -> str:
-    """A time as a person says it, rounded.
+    """Format a time, rounded.
 
     >>> duration(42.2), duration(250), duration(7500)
     ('42 s', '4 min', '2.1 h')
@@ -84,7 +84,7 @@ def duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
 
 
-#: Characters that Unicode's compatibility form leaves apart: apostrophes, dashes, the full stop of Chinese, times.
+#: Characters that Unicode's compatibility form does not unify: apostrophes, dashes, the Chinese full stop, times.
 _ALIKE = str.maketrans(
     dict.fromkeys("\xb4`\u2018\u2019\u201b\u02bc\u2032", "'")
     | dict.fromkeys("\u201c\u201d\u201e\xab\xbb\u2033", '"')
@@ -95,7 +95,7 @@ _RAISED = {"<super>": "^", "<sub>": "_", "<fraction>": " "}  # a raised 2 does n
 _LABEL = re.compile(r"^(?:[\W_]*(?:question|problem|q)\s*\d*[*_\s]*[:.](?!\d)[*_\s]*)+")
 _THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
 _IN_WORD = re.compile(r"(?<=[^\W\d_]{2})'(?=[^\W\d_]{1,2}\b)")  # Janet's, don't; not f'(x)
-#: Punctuation of sentences: behind a word or a number, and no cell of a grid, no 1.5, .5, 1:30 and 1,2, no 5! and n!.
+#: Punctuation of sentences: after a word or a number, and no cell of a grid, no 1.5, .5, 1:30 and 1,2, no 5! and n!.
 _SENTENCE = re.compile(
     r"""(?<=[^\W_])(?:[.:?]|\.{3})(?=\s|$|[')\]])|(?<=[^\W\d_]{2})\s?[?:.]+(?=\s|$)|(?<=[)\]%$'?!])[.:?]+(?=\s|$)"""
     r"""|\s\.(?=\s[^\W\d_]{2})|(?<=\S)\s\?+$|(?<!\d)[,;]|[,;](?!\d)|(?<=[^\W\d_]{2})[!']+|(?<=\s)'"""
@@ -104,12 +104,12 @@ _HYPHEN = re.compile(r"(?<=[^\W\d_]{2})-(?=[^\W\d_]{2})")  # twenty-five; not a 
 _STRONG = re.compile(r"(?<!\S)(\*\*|__)(?=\S)(.+?)(?<=\S)\1(?![^\W_])")  # **words**; not 2 ** 3 ** 4
 
 
-@lru_cache(1 << 16)  # evaluations ask the same ones again and again
+@lru_cache(1 << 16)  # evaluations repeat their questions
 def question_key(question: str) -> str:
-    r"""What a question is recognised by, whoever wrote it down: words, numbers and the signs of formulas.
+    r"""Return the key of a question, the same for all its spellings: words, numbers and the signs of formulas.
 
     Case, white space, width (NFKC), invisible characters, apostrophes, punctuation of sentences and a leading
-    "Question:" do not count. Signs that may change what is asked do: no two sums become one.
+    "Question:" do not count. Signs that may change the meaning do: two different sums have different keys.
 
     >>> question_key("Question: What is Janet\u2019s share\u200b of \uff045,000 ?")
     'what is janets share of $5000'
@@ -127,13 +127,13 @@ def question_key(question: str) -> str:
 
 
 def question_keys(questions: Iterable[tuple[str, str]]) -> dict[str, str]:
-    """Id -> `question_key`, of (id, question); rows without a question are recognised by their id alone."""
+    """Return id -> `question_key` of (id, question); the key of a row without a question is its id."""
     return {id: question_key(question) if question.strip() else f"\0{id}" for id, question in questions}
 
 
 HIDDEN = "<redacted>"  # a plain word in YAML, JSON and a shell's quotes
 ENDINGS = ("KEY", "TOKEN", "SECRET", "PASSWORD")  # of the name of a setting or variable whose value is hidden
-SHORTEST = 8  # characters of a secret: shorter ones are words, numbers and switches
+SHORTEST = 8  # characters of a secret: shorter values are words, numbers and switches
 
 _NAME = r"(?<![\w.-])(?:[\w.-]*[._-]key|[\w.-]*(?:token|secret|password))"
 #: `name=value` anywhere, and `name: value` as a line of YAML.
@@ -144,10 +144,10 @@ T = TypeVar("T")
 
 
 def redacted(value: T) -> T:
-    """The value with `HIDDEN` in place of secrets, in a text or in the texts of nested dicts and lists.
+    """Replace secrets by `HIDDEN`, in a text or in the texts of nested dicts and lists.
 
-    Secrets are the values of variables of the environment and of settings whose names end in KEY, TOKEN, SECRET or
-    PASSWORD, and passwords in addresses.
+    Secrets are the values of environment variables and of settings whose names end in KEY, TOKEN, SECRET or PASSWORD,
+    and passwords in addresses.
 
     >>> redacted("logger.token=swordfish sampling.max_tokens=10000000 https://me:pass@host/x")
     'logger.token=<redacted> sampling.max_tokens=10000000 https://me:<redacted>@host/x'

@@ -257,7 +257,7 @@ def _launched(launch: Launch, runs: Sequence[PlannedRun], kills: bool) -> Sequen
         with signals.held() if kills else nullcontext():  # else it is interrupted in the middle of last checkpoints
             return launch(runs)
     except Exception as error:
-        if signals.asked():
+        if signals.stop_signal():
             raise KeyboardInterrupt from None
         return [error] * len(runs)  # those that have ended have said so
 
@@ -285,7 +285,7 @@ class Follower:
 
     def _follow(self) -> None:
         while not self._over.wait(LOOK_S):
-            if self.sweep.kills and signals.asked():  # the jobs stop their runs, and the launcher comes to its end
+            if self.sweep.kills and signals.stop_signal():  # the jobs stop their runs, and the launcher ends
                 self.sweep.end()
             with suppress(OSError):  # nobody reads what is printed any more
                 self.look()

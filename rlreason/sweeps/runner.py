@@ -287,7 +287,7 @@ def held(
         try:
             yield board
         except BaseException as error:
-            board.finish("interrupted" if isinstance(error, KeyboardInterrupt) or signals.asked() else "failed")
+            board.finish("interrupted" if isinstance(error, KeyboardInterrupt) or signals.stop_signal() else "failed")
             raise
         board.finish({0: "finished", 130: "interrupted"}.get(code_of(board.state), "failed"))
 

@@ -13,7 +13,7 @@ from typing import Any
 from rlreason.errors import ConfigError
 from rlreason.records.files import SUMMARY, finite
 from rlreason.records.reader import RunFolder, runs_in
-from rlreason.records.status import ending, how_it_ended, known, read_status
+from rlreason.records.status import ending, known, read_ending, read_status
 from rlreason.runtime.files import fields_of, holder, number, write_whole
 from rlreason.runtime.streams import print_stderr
 from rlreason.sweeps.design import Design, Key, Setting
@@ -190,9 +190,9 @@ def refreshed(run: RunState, folder: Path, say: Callable[[str], None] | None = N
         return _with_figures(run, summary)
     status = read_status(place)
     if (place / SUMMARY).exists() and status is not None and ending(status).of_its_own:  # a broken summary was told
-        run.status, run.reason = status, how_it_ended(place).get("reason", "")
+        run.status, run.reason = status, read_ending(place).get("reason", "")
     elif DOMINATED in (status, run.status):
-        run.status, run.reason = DOMINATED, run.reason or how_it_ended(place).get("reason", "")
+        run.status, run.reason = DOMINATED, run.reason or read_ending(place).get("reason", "")
     elif status is None or ending(status).of_its_own:  # a folder that was moved away, or is to go on
         if run.of_its_own:
             run.status, run.reason, run.started, run.ended, run.seconds = WAITING, "", None, None, None
@@ -203,7 +203,7 @@ def refreshed(run: RunState, folder: Path, say: Callable[[str], None] | None = N
         alive = holder(place) is not None
         run.status, run.reason = ("running", "") if alive else ("interrupted", KILLED)
     else:
-        run.status, run.reason = status, how_it_ended(place).get("reason", "")
+        run.status, run.reason = status, read_ending(place).get("reason", "")
     return run
 
 

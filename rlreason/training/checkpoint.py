@@ -243,8 +243,8 @@ class Checkpointer:
         `drawn`: sampling and grading are at rest, and the draws they have made belong to the snapshot.
         """
         self.snapshot = Snapshot(
-            self.counters.state(),
-            self.monitors.state(),
+            self.counters.state_dict(),
+            self.monitors.state_dict(),
             self.records.offsets(),
             random_states(),
             self.engine.weight_version,
@@ -344,8 +344,8 @@ class Checkpointer:
         if len(plain["optimizer"]) != len(self.learner.parameters):
             raise ConfigError(f"{path} is of another model or other adapters: choose another folder")
         set_moments(self.learner, plain["optimizer"], tensors)
-        self.counters.put(plain["counters"])
-        self.monitors.put(plain["monitors"])
+        self.counters.load_state_dict(plain["counters"])
+        self.monitors.load_state_dict(plain["monitors"])
         step = None if plain["step"] is None else step_from(plain["step"])
         self.position.load_state_dict(plain["position"], step)
         draws, ahead = plain["draws"], plain["ahead"]

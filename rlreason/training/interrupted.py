@@ -31,7 +31,7 @@ def handle_interruption(
     console: Console,
 ) -> None:
     """Save what a run that ends with this error has; raise KeyboardInterrupt after a signal."""
-    if signals.asked() is None and not isinstance(error, KeyboardInterrupt):
+    if signals.stop_signal() is None and not isinstance(error, KeyboardInterrupt):
         trainer_intact = isinstance(error, EngineError)
         if trainer_intact and checkpointer and checkpointer.begun and checkpointer.settings.every != 0:
             try_to(console, checkpointer.write)

@@ -29,7 +29,7 @@ from rlreason.model.policy import weights_hash
 from rlreason.records.console import Console, clock
 from rlreason.records.files import PASS_RATES, RESPONSES
 from rlreason.records.rows import Counters, ResponseLog, Row, numbered_row
-from rlreason.records.status import where_time_went
+from rlreason.records.status import time_summary
 from rlreason.records.writer import RunWriter
 from rlreason.runtime.text import few
 from rlreason.training.build import Components
@@ -214,7 +214,7 @@ def conclude(records: RunWriter, components: Components, responses: Responses, m
         "weights": r.weights,
         **({"start": asdict(components.start)} if components.start else {}),
         "protocol": r.protocol,
-        **where_time_went(records.clock),
+        **time_summary(records.clock),
         "seconds": round(r.seconds, 1),  # of sampling
         "threads": torch.get_num_threads(),
     }

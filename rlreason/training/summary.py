@@ -38,7 +38,7 @@ from rlreason.records.console import Console, closing_table
 from rlreason.records.files import COMPLIANCE, CURVES, EVALS, MODEL, step_name
 from rlreason.records.loggers.guarded import Loggers
 from rlreason.records.rows import Counters
-from rlreason.records.status import time_line, where_time_went
+from rlreason.records.status import time_line, time_summary
 from rlreason.runtime.machine import SWEEP_VARIABLE
 from rlreason.runtime.text import redacted, shorten
 from rlreason.training.build import Components
@@ -189,7 +189,7 @@ def course_summary(monitors: Monitors, counters: Counters) -> dict[str, Any]:
         "notices": dict(monitors.counts),
         "alarm": monitors.alarm(),
         **{name: round(value, 1) for name, value in counters.row().items()},
-        **where_time_went(counters.clock),
+        **time_summary(counters.clock),
         "threads": torch.get_num_threads(),
     }
 

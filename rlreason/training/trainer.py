@@ -87,7 +87,7 @@ def train(run: RunConfig, records: RunWriter, console: Console) -> float:
         if run.save_model or run.checkpoint.every != 0:
             components.policy.try_saving()  # after the facts: saving completes the model's config
         if records.checkpoint is not None:
-            start_loggers(run, components.loggers, records.folder, console, records.go_on(facts, console.say))
+            start_loggers(run, components.loggers, records.folder, console, records.resume(facts, console.say))
         records.add_provenance(facts)
         print_header(console, run, components, records.folder, algorithm.n_steps)
         card = run.card().with_head(str(components.policy.head_dtype).removeprefix("torch."))

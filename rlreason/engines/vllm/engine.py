@@ -237,7 +237,7 @@ class VLLMEngine:
                             finished(place, responses[place])
             finally:
                 # Interrupted: the next call must not see these. After a signal there is no next call.
-                if under_way and self._thread.failure is None and signals.asked() is None:
+                if under_way and self._thread.failure is None and signals.stop_signal() is None:
                     self._thread.call(lambda: engine.abort_request(sorted(under_way)), CLOSING_S)
         return [responses[place] for place in range(len(prompts) * n)]
 

@@ -1,8 +1,6 @@
-"""Services that a run's metrics are also sent to: Weights & Biases, TensorBoard, Trackio. The run folder is the record.
+"""Send a run's metrics to Weights & Biases, TensorBoard and Trackio as well. The run folder is the record.
 
-base.py        what a logger is, and over which counter each metric is drawn
-guarded.py     the loggers of a run together: none of them can fail or hold it
-resumed.py     a run that goes on from a checkpoint: nothing is sent twice, and nothing is missing
-silence.py     what the services say is kept from the terminal
-*_logger.py    one service each
+base.py        the interface of a logger, the counter of each metric, and silencing a service's output
+guarded.py     all loggers of a run: none of them can stop it, and a resumed run sends nothing twice
+services.py    one logger for each service
 """

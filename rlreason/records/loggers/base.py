@@ -1,4 +1,4 @@
-"""What a logger of a run is, over which counter each metric is drawn, and how a service is kept quiet."""
+"""The interface of a logger, the counter over which each metric is drawn, and silencing a service's output."""
 
 import builtins
 import threading
@@ -16,7 +16,7 @@ from rlreason.config.groups import LoggerConfig
 Row = Mapping[str, float]
 Table = tuple[str, int]  # (rollouts or evals, step)
 
-#: What is shown of a response.
+#: The columns of a response.
 COLUMNS = (
     "question", "response", "gold", "format_reward", "answer_reward", "reward", "outcome", "entropy", "length",
 )  # fmt: skip
@@ -38,14 +38,11 @@ AXES: dict[str, tuple[str, ...]] = {
 }
 COUNTERS = ("rollout_step", "train_step", "eval_step")
 
-LIMIT_S = 60.0  # that a run waits for a service, at its start and at its end
+LIMIT_S = 60.0  # a run waits this long for a service, at its start and at its end
 
 
-class Known(NamedTuple):
-    """The name that a service knows a run by, whether this process goes on with the run, and what was logged before.
-
-    `calls`: how many rows and tables the earlier parts of the run have sent, at most.
-    """
+class SentRun(NamedTuple):
+    """A run's id in a service, whether this process resumes it, and `calls`, the most rows and tables sent before."""
 
     id: str
     goes_on: bool = False
@@ -54,9 +51,9 @@ class Known(NamedTuple):
 
 @dataclass
 class Sent:
-    """What a service holds already of what it will be offered; each is passed over once.
+    """What a service already has of the rows and tables to come, which are skipped once each.
 
-    `metrics`: (metric, value of its counter) -> how often. `rows`: first rows to pass over whatever is in them.
+    `metrics`: (metric, value of its counter) -> how often. `rows`: the number of first rows to skip entirely.
     """
 
     metrics: Counter[tuple[str, int]] = field(default_factory=Counter)
@@ -64,25 +61,25 @@ class Sent:
     rows: int = 0
 
     def add(self, row: Mapping[str, object]) -> None:
-        """The service holds this row, which has every counter."""
+        """Count a row that the service has; it has every counter."""
         counters = {name: int(float(str(row[name]))) for name in COUNTERS if name in row}
         for name in row:
             if (axis := axis_of(name)) in counters and name not in COUNTERS:
                 self.metrics[name, counters[axis]] += 1
 
     def new_in(self, row: Row) -> Row | None:
-        """The row without the metrics that are there already; None where that leaves none."""
+        """Return the row without the metrics that the service has; None where none are left."""
         if self.rows:
             self.rows -= 1
             return None
-        if not self.metrics:  # always, in a run that does not go on
+        if not self.metrics:  # always, in a run that is not resumed
             return row
         there = {name for name in row if name not in COUNTERS and self._take(name, int(row[axis_of(name)]))}
         left = {name: value for name, value in row.items() if name not in there}
         return None if there and left.keys() <= set(COUNTERS) else left
 
     def has_table(self, name: str, step: int) -> bool:
-        """Whether the table is there already."""
+        """Whether the service already has the table."""
         self.tables[name, step] -= 1
         return self.tables[name, step] >= 0
 
@@ -93,32 +90,32 @@ class Sent:
 
 
 class Logger(Protocol):
-    """One run in one service. Anything here may raise or hang: `guarded.Loggers` sees to that."""
+    """One run in one service. Any method may raise or hang: `guarded.Loggers` handles that."""
 
     cure: str  # what a user can do where it fails; that of the class where it does not start
-    place: str  # where a person finds the run, or the command that shows it; may be empty
+    place: str  # the run's address, or the command that shows it; may be empty
 
-    def __init__(self, folder: Path, settings: LoggerConfig, config: dict[str, Any], known: Known) -> None:
-        """Start a run in the service, or go on with it. `config`: all settings of the run in `folder`, nested dicts."""
+    def __init__(self, folder: Path, settings: LoggerConfig, config: dict[str, Any], known: SentRun) -> None:
+        """Start or resume a run in the service. `config`: all settings of the run in `folder`, nested dicts."""
 
     def sent(self) -> Sent | None:
-        """What the service holds of the run that goes on; None: it is trusted to hold what it was sent."""
+        """Return what the service has of a resumed run; None: everything that was sent to it."""
 
     def log(self, row: Row) -> None:
-        """One row of metrics, every counter in it."""
+        """Log a row of metrics with every counter."""
 
     def table(self, name: str, step: int, rows: Sequence[Mapping[str, Any]], counters: Row) -> None:
-        """Responses of a step to read, with `COLUMNS`; `name` is `rollouts` or `evals`."""
+        """Log responses of a step, with `COLUMNS`; `name` is `rollouts` or `evals`."""
 
     def finish(self, summary: Mapping[str, Any], counters: Row) -> None:
-        """The run came to an end of its own, or was interrupted, at these counters."""
+        """End a run that has ended by itself or was interrupted, at these counters."""
 
     def abandon(self) -> None:
-        """The run failed."""
+        """End a run that has failed."""
 
 
 def axis_of(metric: str) -> str:
-    """The counter that a metric is drawn over.
+    """Return the counter over which a metric is drawn.
 
     >>> axis_of("reward/mean"), axis_of("eval/accuracy")
     ('rollout_step', 'train_step')
@@ -128,7 +125,7 @@ def axis_of(metric: str) -> str:
 
 
 def sendable(value: Any) -> Any:
-    r"""The value with every character that UTF-8 has no bytes for replaced: a lone surrogate from a JSON file.
+    r"""Replace every character that UTF-8 cannot encode, such as a lone surrogate from a JSON file.
 
     >>> sendable({"question": "\ud800?", "entropy": None})
     {'question': '??', 'entropy': None}
@@ -145,14 +142,14 @@ _lock = threading.Lock()
 
 
 def listen() -> list[tuple[str, str]]:
-    """(function, text) of all that silenced functions are told in this thread from here on, instead of showing it."""
+    """Collect (function, text) of all later calls of silenced functions in this thread, instead of showing them."""
     heard: list[tuple[str, str]] = []
     _thread.heard = heard
     return heard
 
 
 def silence(module: ModuleType, name: str) -> None:
-    """Have a function that a module shows texts with be heard in the threads that listen, and be itself in others."""
+    """Silence a function with which a module shows texts, in the threads that `listen`; other threads still show."""
     shows = vars(module).get(name) or vars(builtins).get(name)
     with _lock:
         if shows is None or hasattr(shows, "heard"):

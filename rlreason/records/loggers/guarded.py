@@ -1,4 +1,4 @@
-"""The loggers of a run together, each in a thread of its own: whatever one does, the run goes on."""
+"""All loggers of a run, each in a thread of its own, so that a failing or slow one never stops the run."""
 
 import json
 import math
@@ -17,7 +17,7 @@ from uuid import uuid4
 from rlreason.config.groups import LoggerConfig
 from rlreason.config.leaves import PACKAGES
 from rlreason.records.files import EVALS, LOGGERS, ROLLOUTS, response_files
-from rlreason.records.loggers.base import COLUMNS, COUNTERS, LIMIT_S, Known, Logger, Row, Sent, Table, sendable
+from rlreason.records.loggers.base import COLUMNS, COUNTERS, LIMIT_S, Logger, Row, Sent, SentRun, Table, sendable
 from rlreason.records.loggers.services import TensorBoardLogger, TrackioLogger, WandbLogger
 from rlreason.records.reader import RunFolder
 from rlreason.runtime.files import write_whole
@@ -26,17 +26,17 @@ from rlreason.runtime.text import redacted
 
 @dataclass(frozen=True)
 class Resumed:
-    """What will come again of what was sent: so many first rows, and these tables.
+    """What a resumed run will send again: the number of first rows, and these tables.
 
-    The run folder is as it was at the checkpoint: `metrics.jsonl` is cut, later files of responses are gone.
+    The run folder is already cut back to the checkpoint.
     """
 
     rows_sent: int = 0
     tables_sent: frozenset[Table] = frozenset()
 
 
-def caught_up(logger: Logger, rows: Sequence[Row], tables: Iterable[Table], resumed: Resumed) -> Sent:
-    """Send what the service has lost of the rows that the run folder kept; returns what it holds of those to come.
+def catch_up_service(logger: Logger, rows: Sequence[Row], tables: Iterable[Table], resumed: Resumed) -> Sent:
+    """Send recorded rows that the service has lost; return what it already has of the rows to come.
 
     A lost table is not sent again: its responses are in the run folder.
     """
@@ -51,22 +51,22 @@ def caught_up(logger: Logger, rows: Sequence[Row], tables: Iterable[Table], resu
     return sent
 
 
-def kept_rows(folder: Path) -> list[dict[str, float]]:
-    """The rows of the run folder as they were sent; what was not finite comes back as no number."""
+def recorded_rows(folder: Path) -> list[dict[str, float]]:
+    """Return the rows of the run folder as they were sent; null becomes nan."""
     found = RunFolder(folder).metrics
     return [{name: math.nan if value is None else value for name, value in row.items()} for row in found]
 
 
-def kept_tables(folder: Path) -> Iterable[Table]:
-    """The files of responses in the run folder."""
+def recorded_tables(folder: Path) -> Iterable[Table]:
+    """Yield the tables of the responses in the run folder."""
     for kind in (ROLLOUTS, EVALS):
         yield from ((kind, file.step) for file in response_files(folder, kind) if file.step is not None)
 
 
 def identities(folder: Path, chosen: Iterable[str], goes_on: bool) -> dict[str, str]:
-    """Logger -> the name that its service knows the run by. They stand in the run folder before anything is sent.
+    """Return logger -> the run's id in its service; written to the run folder before anything is sent.
 
-    `goes_on`: a logger that the run had before keeps its name.
+    `goes_on`: a logger that the run had before keeps its id.
     """
     path = folder / LOGGERS
     known: dict[str, str] = {}
@@ -75,7 +75,7 @@ def identities(folder: Path, chosen: Iterable[str], goes_on: bool) -> dict[str, 
             found = json.loads(path.read_text(encoding="utf-8"))
         except ValueError:
             found = None
-        known = {name: str(told) for name, told in found.items()} if isinstance(found, dict) else {}
+        known = {name: str(id) for name, id in found.items()} if isinstance(found, dict) else {}
     known |= {name: uuid4().hex[:12] for name in chosen if name not in known}
     write_whole(path, json.dumps(known, indent=1) + "\n")
     return known
@@ -83,14 +83,14 @@ def identities(folder: Path, chosen: Iterable[str], goes_on: bool) -> dict[str, 
 
 SERVICES: dict[str, type[Logger]] = {"wandb": WandbLogger, "tensorboard": TensorBoardLogger, "trackio": TrackioLogger}
 QUEUED = 1000  # calls that may wait for a slow logger
-GIVEN_UP_S = 10.0  # that a failed run waits for its loggers,
-STOPPED_S = 20.0  # and one that was interrupted: somebody waits for it to end
+GIVEN_UP_S = 10.0  # a failed run waits this long for its loggers,
+STOPPED_S = 20.0  # and an interrupted one this long
 REASON_CHARS = 200
 
 
 @dataclass
-class Call:
-    """Something for a logger to do. `fails`: what is said of it where that fails; `last`: nothing comes after it."""
+class LoggerCall:
+    """A call of a logger. `fails`: the message where it fails; `last`: no call comes after it."""
 
     fails: str
     act: Callable[[], object]
@@ -98,22 +98,22 @@ class Call:
     done: Event = field(default_factory=Event)
 
 
-class Guarded:
-    """One logger, or what is left of it: `failure` says what became of one that failed."""
+class GuardedLogger:
+    """One logger in a thread; `failure` says why it has failed, if it has."""
 
     def __init__(self, name: str, cure: str) -> None:
-        self.name, self.cure, self.failure, self.said = name, cure, "", False
+        self.name, self.cure, self.failure, self.reported = name, cure, "", False
         self.logger: Logger | None = None
-        self.sent = Sent()  # what comes and is there already
-        self._calls: Queue[Call] = Queue(QUEUED)
+        self.sent = Sent()  # what the service already has of the calls to come
+        self._calls: Queue[LoggerCall] = Queue(QUEUED)
         Thread(target=self._work, name=f"logger {name}", daemon=True).start()
 
-    def put(self, fails: str, act: Callable[[Logger], object], last: bool = False) -> Call:
-        """Have the logger do something, after what it was given before."""
-        return self._put(Call(fails, lambda: self.logger and act(self.logger), last))
+    def put(self, fails: str, act: Callable[[Logger], object], last: bool = False) -> LoggerCall:
+        """Queue a call of the logger."""
+        return self._put(LoggerCall(fails, lambda: self.logger and act(self.logger), last))
 
     def start(self, make: Callable[[], Logger], until: float, catch_up: Callable[[Logger], Sent] | None = None) -> None:
-        """Make the logger, have it catch up, and wait for it, up to a time on the monotonic clock."""
+        """Make the logger, let it catch up, and wait for it, up to a time on the monotonic clock."""
 
         def made() -> None:
             self.logger = logger = make()
@@ -121,10 +121,10 @@ class Guarded:
             if catch_up is not None:
                 self.sent = catch_up(logger)
 
-        self.wait(self._put(Call("could not start", made)), until)
+        self.wait(self._put(LoggerCall("could not start", made)), until)
 
-    def log(self, row: Row) -> Call:
-        """A row, without what is there already."""
+    def log(self, row: Row) -> LoggerCall:
+        """Queue a row, without the metrics that the service already has."""
 
         def act(logger: Logger) -> None:
             if (left := self.sent.new_in(row)) is not None:
@@ -132,8 +132,8 @@ class Guarded:
 
         return self.put("failed", act)
 
-    def table(self, name: str, step: int, rows: Sequence[Mapping[str, Any]], counters: Row) -> Call:
-        """A table that is not there already."""
+    def table(self, name: str, step: int, rows: Sequence[Mapping[str, Any]], counters: Row) -> LoggerCall:
+        """Queue a table, unless the service already has it."""
 
         def act(logger: Logger) -> None:
             if not self.sent.has_table(name, step):
@@ -141,12 +141,12 @@ class Guarded:
 
         return self.put("failed", act)
 
-    def wait(self, call: Call, until: float) -> None:
-        """Wait for a call to be done, up to a time on the monotonic clock; one that failed is not waited for again."""
+    def wait(self, call: LoggerCall, until: float) -> None:
+        """Wait for a call, up to a time on the monotonic clock; a failed logger is not waited for again."""
         if not self.failure and not call.done.wait(max(until - time.monotonic(), 0.0)):
             self._fail(call.fails, "no answer in time")
 
-    def _put(self, call: Call) -> Call:
+    def _put(self, call: LoggerCall) -> LoggerCall:
         try:
             if call.last or not self.failure:
                 self._calls.put_nowait(call)
@@ -166,7 +166,7 @@ class Guarded:
             if not self.failure:
                 try:
                     call.act()
-                except BaseException as error:  # of others' code, in a thread of our own
+                except BaseException as error:  # from the service's code, in our thread
                     if isinstance(error, ImportError):
                         self.cure = PACKAGES.get(self.name, ("", self.cure))[1]
                     self._fail(call.fails, reason(error))
@@ -178,68 +178,68 @@ class Guarded:
 
 
 def reason(error: BaseException) -> str:
-    """What an error says, in a line of `REASON_CHARS` at most; without W&B's advice on its time limit, which is ours.
+    """Return an error's text in a line of at most `REASON_CHARS`, without W&B's advice on a time limit that is ours.
 
     >>> reason(ValueError("no key:\\n  log in")), reason(TimeoutError())
     ('no key: log in', 'TimeoutError')
     >>> reason(OSError("timed out Consider increasing the init_timeout setting")), reason(OSError("ab " * 100))[-9:]
     ('timed out', 'ab ab ...')
     """
-    said = " ".join(str(error).split()).partition(" Consider increasing ")[0]
-    if len(said) > REASON_CHARS:
-        cut = said[: REASON_CHARS - 4]
-        said = f"{cut.rpartition(' ')[0] or cut} ..."
-    return said or type(error).__name__
+    text = " ".join(str(error).split()).partition(" Consider increasing ")[0]
+    if len(text) > REASON_CHARS:
+        cut = text[: REASON_CHARS - 4]
+        text = f"{cut.rpartition(' ')[0] or cut} ..."
+    return text or type(error).__name__
 
 
 class Loggers:
     """All loggers of a run; without any, every method does nothing.
 
-    `say` prints what became of one that failed; `limit_s`: how long the run waits for a start, and for the end.
+    `say` reports a failed one; `limit_s`: how long the run waits for a start, and for the end.
     """
 
     def __init__(self, say: Callable[[str], object] = print, limit_s: float = LIMIT_S) -> None:
-        self._say, self._limit_s, self._guarded = say, limit_s, list[Guarded]()
+        self._say, self._limit_s, self._guarded = say, limit_s, list[GuardedLogger]()
         self._counters: dict[str, float] = dict.fromkeys(COUNTERS, 0)
         self._ended = False
 
     def start(
         self, settings: LoggerConfig, folder: Path, config: Mapping[str, Any], resumed: Resumed | None = None
     ) -> None:
-        """Start the chosen ones, one after the other: what they import is not made for two threads.
+        """Start the chosen loggers one after the other, since their imports are not thread-safe.
 
-        `resumed`: the run goes on from a checkpoint, and each logger with its own run in the service.
+        `resumed`: the run resumes from a checkpoint, and each logger resumes its run in the service.
         """
         if not settings.chosen:
             return
         known, catch_up, calls = identities(folder, settings.chosen, resumed is not None), None, 0
         if resumed is not None:
-            rows, tables = [self._whole(row) for row in kept_rows(folder)], list(kept_tables(folder))
-            catch_up = partial(caught_up, rows=rows, tables=tables, resumed=resumed)
+            rows, tables = [self._whole(row) for row in recorded_rows(folder)], list(recorded_tables(folder))
+            catch_up = partial(catch_up_service, rows=rows, tables=tables, resumed=resumed)
             calls = len(rows) + len(tables) + resumed.rows_sent + len(resumed.tables_sent)
         shown = sendable(redacted(config))
         for name in settings.chosen:
-            service, run = SERVICES[name], Known(known[name], resumed is not None, calls)
+            service, run = SERVICES[name], SentRun(known[name], resumed is not None, calls)
             self.add(name, partial(service, folder, settings, shown, run), service.cure, catch_up)
 
     def add(
         self, name: str, make: Callable[[], Logger], cure: str, catch_up: Callable[[Logger], Sent] | None = None
     ) -> None:
-        """Start one. `cure`: what a user can do where that fails; `catch_up`: what it does first in a resumed run."""
-        guarded = Guarded(name, cure)
+        """Start one. `cure`: what a user can do where that fails; `catch_up`: the first call in a resumed run."""
+        guarded = GuardedLogger(name, cure)
         self._guarded.append(guarded)
         guarded.start(make, time.monotonic() + self._limit_s, catch_up)
         self._report()
 
     def log(self, row: dict[str, float]) -> None:
-        """One row of metrics; it gets the newest value of the counters that it lacks."""
+        """Log a row of metrics, completed by the latest counters."""
         whole = self._whole(row)
         for guarded in self._guarded:
             guarded.log(whole)
         self._report()
 
     def table(self, name: str, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Responses of a step to read; `name` is `rollouts` or `evals`."""
+        """Log responses of a step; `name` is `rollouts` or `evals`."""
         if not self._guarded:
             return
         counters, shown = dict(self._counters), [{name: sendable(row[name]) for name in COLUMNS} for row in rows]
@@ -248,32 +248,32 @@ class Loggers:
         self._report()
 
     def finish(self, summary: Mapping[str, Any]) -> None:
-        """The run came to an end of its own. A second end is none."""
+        """End the loggers of a run that has ended by itself; after another end, do nothing."""
         shown, counters = sendable(summary), dict(self._counters)
         self._end("could not end in order", lambda logger: logger.finish(shown, counters), self._limit_s)
 
     def interrupted(self) -> None:
-        """The run was interrupted: what it has sent is finished as far as the time allows."""
+        """End the loggers of an interrupted run, as far as the time allows."""
         shown, counters, limit_s = {"status": "interrupted"}, dict(self._counters), min(STOPPED_S, self._limit_s)
         self._end("could not end in order", lambda logger: logger.finish(shown, counters), limit_s)
 
     def abandon(self) -> None:
-        """The run failed; after another end, nothing."""
+        """End the loggers of a failed run; after another end, do nothing."""
         self._end("could not end in order", lambda logger: logger.abandon(), min(GIVEN_UP_S, self._limit_s))
 
     @property
     def failed(self) -> dict[str, str]:
-        """What became of those that failed, by their names."""
+        """The failures of the loggers that have failed, by name."""
         return {guarded.name: guarded.failure for guarded in self._guarded if guarded.failure}
 
     @property
     def places(self) -> dict[str, str]:
-        """Where a person finds the run in each service, as far as it can be found there; what became of the others."""
+        """The run's place in each service, or the failure of the logger."""
         places = {g.name: g.failure or (g.logger.place if g.logger else "") for g in self._guarded}
         return {name: place for name, place in places.items() if place}
 
     def _whole(self, row: dict[str, float]) -> dict[str, float]:
-        """The row with the newest value of the counters that it lacks."""
+        """Complete the row by the latest counters."""
         self._counters |= {name: row[name] for name in COUNTERS if name in row}
         return self._counters | row
 
@@ -289,7 +289,7 @@ class Loggers:
 
     def _report(self) -> None:
         for guarded in self._guarded:
-            if guarded.failure and not guarded.said:
-                guarded.said = True
-                said = f"! logger={guarded.name} {guarded.failure}: {guarded.cure}"
-                self._say(f"{said}; the run folder has everything")
+            if guarded.failure and not guarded.reported:
+                guarded.reported = True
+                message = f"! logger={guarded.name} {guarded.failure}: {guarded.cure}"
+                self._say(f"{message}; the run folder has everything")

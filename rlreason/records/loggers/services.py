@@ -13,17 +13,28 @@ import yaml
 
 from rlreason.config.groups import LOGGERS, LoggerConfig
 from rlreason.records.files import TENSORBOARD
-from rlreason.records.loggers.base import AXES, COLUMNS, COUNTERS, LIMIT_S, Known, Row, Sent, axis_of, listen, silence
+from rlreason.records.loggers.base import (
+    AXES,
+    COLUMNS,
+    COUNTERS,
+    LIMIT_S,
+    Row,
+    Sent,
+    SentRun,
+    axis_of,
+    listen,
+    silence,
+)
 from rlreason.runtime.machine import SWEEP_VARIABLE
 from rlreason.runtime.text import redacted
 
-HEADER = 7  # bytes of a file of W&B's that holds nothing
-#: Seconds that W&B waits for its server at the start, and at the end: a little less than the run waits for W&B.
+HEADER = 7  # bytes of an empty file of W&B's
+#: Seconds that W&B waits for its server at the start and at the end, a little less than the run waits for W&B.
 TIMEOUTS = {"init_timeout": LIMIT_S / 2, "finish_timeout": 0.75 * LIMIT_S}
 
 
-def changed(wandb: Any) -> dict[str, Any]:
-    """W&B's settings by those of its variables that are others now than when it read them, once in a process."""
+def changed_settings(wandb: Any) -> dict[str, Any]:
+    """Return W&B's settings whose environment variables have changed since W&B read them, once in a process."""
     before, now = wandb.Settings(), wandb.Settings()
     before.update_from_env_vars(getattr(wandb.setup(), "_settings_environ", None) or os.environ)
     now.update_from_env_vars(os.environ)
@@ -31,30 +42,30 @@ def changed(wandb: Any) -> dict[str, Any]:
     return {name: getattr(now, name) for name in names if getattr(now, name) != getattr(before, name)}
 
 
-def chosen(settings: LoggerConfig, folder: Path, own: Any, new: dict[str, Any], known: Known) -> dict[str, Any]:
-    """Arguments of `wandb.init`: what the user set, and our defaults where W&B has no value of its own.
+def init_args(settings: LoggerConfig, folder: Path, own: Any, new: dict[str, Any], known: SentRun) -> dict[str, Any]:
+    """Return the arguments of `wandb.init`: the user's settings, and our defaults where W&B has no value of its own.
 
-    `own` are W&B's settings from its variables and files. What stands there is not passed, so it holds, except for what
-    is `new` there since W&B read them. Secrets in what names the run are hidden.
+    `own` are W&B's settings from its variables and files, which are not passed, so that they hold, except for those
+    `new` since W&B read them. Secrets in the run's names are hidden.
     """
     given = {field.name: getattr(settings, field.name) for field in fields(settings) if field.name not in LOGGERS}
     defaults = {"project": "rlreason", "group": os.environ.get(SWEEP_VARIABLE), "name": folder.name}
     named = {"project": own.project, "group": own.run_group, "name": own.run_name}
     kept = {key: value for key, value in given.items() if value is not None}
     place = {} if "WANDB_DIR" in os.environ else {"dir": str(folder)}
-    ours = new | {"silent": True, "finish_timeout_raises": True, "reinit": "create_new"}  # beside the user's own runs
-    ours |= {"disable_git": True}  # it would keep the difference from a commit, with what is secret in it
+    ours = new | {"silent": True, "finish_timeout_raises": True, "reinit": "create_new"}  # next to the user's runs
+    ours |= {"disable_git": True}  # it would keep the difference from a commit, secrets included
     ours |= {"x_disable_meta": True} if redacted(sys.argv) != sys.argv else {}  # it would keep the command
     ours |= {"console": "off"} if own.console == "auto" else {}  # a run reports for itself
     ours |= {key: value for key, value in TIMEOUTS.items() if f"WANDB_{key.upper()}" not in os.environ}
     place |= {} if own.run_id else {"id": known.id}
     place |= {"resume": "allow"} if known.goes_on and not own.resume else {}
-    told = {key: value for key, value in defaults.items() if value and not named[key]} | kept
-    return place | {"settings": ours} | dict(redacted(told))
+    names = {key: value for key, value in defaults.items() if value and not named[key]} | kept
+    return place | {"settings": ours} | dict(redacted(names))
 
 
 def refuse_without_login(settings: LoggerConfig, own: Any) -> None:
-    """Without a login W&B would ask for one on a terminal, and hold the run."""
+    """`ValueError` without a login, for which W&B would prompt on a terminal and block the run."""
     if (settings.mode or own.mode) != "online":
         return
     from wandb.sdk.lib.wbauth import authenticate_session
@@ -64,56 +75,56 @@ def refuse_without_login(settings: LoggerConfig, own: Any) -> None:
 
 
 class WandbLogger:
-    """A run of W&B's, with a step axis for every metric."""
+    """A run in W&B, with a step axis for every metric."""
 
     cure = "run `wandb login`, set WANDB_API_KEY, or use logger.mode=offline"
 
-    def __init__(self, folder: Path, settings: LoggerConfig, config: dict[str, Any], known: Known) -> None:
+    def __init__(self, folder: Path, settings: LoggerConfig, config: dict[str, Any], known: SentRun) -> None:
         import wandb
         from wandb.errors import term
 
         silence(term, "_log")
         listen()
-        new = changed(wandb)
+        new = changed_settings(wandb)
         own = wandb.setup().settings.model_copy(update=new)
         refuse_without_login(settings, own)
-        self.run = wandb.init(**chosen(settings, folder, own, new, known), config=config)
+        self.run = wandb.init(**init_args(settings, folder, own, new, known), config=config)
         self._new = self.run.disabled or not (
             earlier_parts(self.run) if is_offline(self.run) else self.run.starting_step
         )
-        # W&B's own counter, where it does not know how far the run was
+        # W&B's own counter, where it does not know the run's progress
         self._step = known.calls if is_offline(self.run) and not self._new else None
         self._table = wandb.Table
-        self.place, self.cure = found(self.run)
+        self.place, self.cure = place_and_cure(self.run)
         for counter in COUNTERS:
             self.run.define_metric(counter)
         for counter, names in AXES.items():
             for name in names:
-                # as the handout's snippet: an evaluation is drawn over its number
+                # as in the handout's snippet: evaluations are drawn over their number
                 self.run.define_metric(name, step_metric="eval_step" if name == "eval/*" else counter)
 
     def sent(self) -> Sent | None:
-        """Nothing where W&B has nothing of the run; else it is trusted."""
+        """Return an empty `Sent` where W&B has nothing of the run, else None."""
         return Sent() if self._new else None
 
     def log(self, row: Row) -> None:
-        """One row."""
+        """Log a row."""
         self._log(dict(row))
 
     def table(self, name: str, step: int, rows: Sequence[Mapping[str, Any]], counters: Row) -> None:
-        """The responses of a step as a table, at the counters of the newest row."""
+        """Log the responses of a step as a table, at the counters of the last row."""
         data = [[step, *(row[column] for column in COLUMNS)] for row in rows]
         self._log({f"generations/{name}": self._table(["step", *COLUMNS], data), **counters})
 
     def finish(self, summary: Mapping[str, Any], counters: Row) -> None:
-        """The summary, and everything sent; `TimeoutError` where that takes too long."""
+        """Send the summary and everything else; `TimeoutError` where that takes too long."""
         self.run.summary.update(dict(summary))
         self.run.finish()
         if not self.run.disabled and not os.path.isdir(self.run.settings.sync_dir):
             raise FileNotFoundError(f"{self.run.settings.sync_dir} was removed")
 
     def abandon(self) -> None:
-        """Ended as a failed run."""
+        """End it as a failed run."""
         self.run.finish(exit_code=1)
 
     def _log(self, values: dict[str, Any]) -> None:
@@ -124,20 +135,20 @@ class WandbLogger:
 
 
 def is_offline(run: Any) -> bool:
-    """Whether nothing is sent to a server while the run goes on."""
+    """Whether nothing is sent to a server during the run."""
     return run.settings.mode in ("offline", "dryrun")
 
 
 def earlier_parts(run: Any) -> list[Path]:
-    """W&B's folders of the parts of a run before this one, oldest first."""
+    """Return W&B's folders of the earlier parts of a run, oldest first."""
     here = Path(run.settings.sync_dir)
     files = [file for file in here.parent.glob(f"*run-*-{run.id}/*.wandb") if file.stat().st_size > HEADER]
     folders = [file.parent for file in files if file.parent.name != here.name]
     return sorted(folders, key=lambda folder: folder.name.rpartition("run-")[2])
 
 
-def found(run: Any) -> tuple[str, str]:
-    """(where a person finds a W&B run, empty where it is switched off; what to do when it fails)."""
+def place_and_cure(run: Any) -> tuple[str, str]:
+    """Return (the place of a W&B run, empty where W&B is disabled; the cure when it fails)."""
     if run.disabled:
         return "", "leave logger=wandb out"
     here = Path(run.settings.sync_dir)
@@ -154,11 +165,11 @@ _STEP = re.compile(r"step: (\d+)")  # in its first line
 
 
 class TensorBoardLogger:
-    """Each metric over its counter, responses, settings and summary as text."""
+    """A run in TensorBoard: each metric over its counter; responses, settings and summary as text."""
 
     cure = f"see that the run folder's {TENSORBOARD}/ can be written, or choose logger=none"
 
-    def __init__(self, folder: Path, settings: LoggerConfig, config: dict[str, Any], known: Known) -> None:
+    def __init__(self, folder: Path, settings: LoggerConfig, config: dict[str, Any], known: SentRun) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
         self._folder = folder / TENSORBOARD
@@ -169,7 +180,7 @@ class TensorBoardLogger:
             self._text("config", yaml.safe_dump(config, sort_keys=False, allow_unicode=True), 0)
 
     def sent(self) -> Sent:
-        """What stands in the event files of the parts before; what was not yet written when one was killed does not."""
+        """Return the contents of the earlier parts' event files, without what a killed part had not written."""
         from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
 
         sent = Sent()
@@ -177,52 +188,52 @@ class TensorBoardLogger:
             for event in LegacyEventFileLoader(str(path)).Load():
                 for value in event.summary.value:
                     if kind := _TABLE.fullmatch(value.tag):
-                        said = _STEP.search(value.tensor.string_val[0].decode("utf-8", "replace"))
-                        sent.tables.update([(kind[1], int(said[1]))] if said else [])
+                        step = _STEP.search(value.tensor.string_val[0].decode("utf-8", "replace"))
+                        sent.tables.update([(kind[1], int(step[1]))] if step else [])
                     else:
                         sent.metrics[value.tag, event.step] += 1
         return sent
 
     def log(self, row: Row) -> None:
-        """Every metric at the step of its counter."""
+        """Log every metric at the step of its counter."""
         self._check()
         for name, value in row.items():
             if name not in COUNTERS:
                 self._writer.add_scalar(name, value, int(row[axis_of(name)]))
 
     def table(self, name: str, step: int, rows: Sequence[Mapping[str, Any]], counters: Row) -> None:
-        """The responses of a step as one text."""
+        """Log the responses of a step as one text."""
         shown = "\n\n".join("\n".join(f"{column}: {row[column]}" for column in COLUMNS) for row in rows)
         tag = f"generations/{name}"
         self._text(tag, f"step: {step}\n\n{shown}", int(counters[axis_of(tag)]))
-        self._writer.flush()  # or what was shown may be lost with the process
+        self._writer.flush()  # else it may be lost with the process
 
     def finish(self, summary: Mapping[str, Any], counters: Row) -> None:
-        """The summary as text, and everything to the disk."""
+        """Log the summary as text and write everything to the disk."""
         self._text("summary", yaml.safe_dump(summary, sort_keys=False, allow_unicode=True), int(counters["train_step"]))
         self.abandon()
 
     def abandon(self) -> None:
-        """Everything to the disk."""
+        """Write everything to the disk."""
         self._writer.close()
 
     def _check(self) -> None:
-        """The folder holds its file: TensorBoard would fail in a thread of its own, with a traceback."""
+        """`FileNotFoundError` where the folder was emptied: TensorBoard would fail in a thread, with a traceback."""
         if not any(self._folder.iterdir()):
             raise FileNotFoundError(f"{self._folder} was emptied")
 
     def _text(self, tag: str, text: str, step: int) -> None:
-        """A text as it is: TensorBoard reads Markdown, in which four spaces keep a line from being read."""
+        """Log an unformatted text: TensorBoard reads Markdown, in which four spaces mark literal lines."""
         self._check()
         self._writer.add_text(tag, "\n".join(f"    {line}" for line in text.splitlines()), step)
 
 
-OWN = {"step", "timestamp"}  # columns of its store
-WARNS = "_emit_nonfatal_warning"  # what Trackio says through it, it goes on after
+OWN = {"step", "timestamp"}  # columns of Trackio's store
+WARNS = "_emit_nonfatal_warning"  # the function of Trackio's warnings, after which it continues
 
 
-def names(settings: LoggerConfig, folder: Path) -> dict[str, Any]:
-    """What names the run in Trackio, without secrets: "project", "name" and "group", which may be None."""
+def run_names(settings: LoggerConfig, folder: Path) -> dict[str, Any]:
+    """Return the run's names in Trackio, without secrets: "project", "name" and "group", which may be None."""
     named = {
         "project": settings.project or "rlreason",
         "name": settings.name or folder.name,
@@ -232,22 +243,22 @@ def names(settings: LoggerConfig, folder: Path) -> dict[str, Any]:
 
 
 class TrackioLogger:
-    """Every row at the newest `train_step`; any counter can be chosen as the axis, since every row has them all."""
+    """A run in Trackio: rows at the latest `train_step`; every row has all counters, so any can be the axis."""
 
     cure = "see that Trackio's folder (TRACKIO_DIR) can be written, or choose logger=none"
 
-    def __init__(self, folder: Path, settings: LoggerConfig, config: dict[str, Any], known: Known) -> None:
+    def __init__(self, folder: Path, settings: LoggerConfig, config: dict[str, Any], known: SentRun) -> None:
         import trackio
         from trackio import run, utils
 
         for module in (trackio, run, utils):
             silence(module, "print")
             silence(module, WARNS)
-        self._heard = listen()  # in this thread, whose current run, kept in a context variable, is nobody else's either
+        self._heard = listen()  # in this thread, which also has its own current run, a context variable of Trackio's
         elsewhere = os.environ.get("TRACKIO_SPACE_ID") or os.environ.get("TRACKIO_SERVER_URL", "").partition("?")[0]
-        named = names(settings, folder)
+        named = run_names(settings, folder)
         self._local, self._table, self._text = not elsewhere, trackio.Table, trackio.Markdown
-        callers = trackio.config  # of a run of the user's own, which the module shows
+        callers = trackio.config  # of a user's own run, which the module shows
         self._run = trackio.init(
             **named,
             config=config,
@@ -256,15 +267,15 @@ class TrackioLogger:
             auto_log_cpu=False,
         )
         trackio.config = callers
-        self._run.id = known.id  # nothing was sent yet; Trackio's own way to go on takes the newest run of this name
+        self._run.id = known.id  # nothing was sent yet; Trackio itself would resume the newest run of this name
         self._store = vars(trackio)["SQLiteStorage"]
         self._heard.clear()  # it started
-        self._lost = dict[str, str]()  # what the run warns of, in threads of Trackio's too
+        self._lost = dict[str, str]()  # the run's warnings, also from Trackio's threads
         vars(self._run)["_warn_once"] = self._lost.setdefault
         self.place = elsewhere or f"trackio show --project {shlex.quote(named['project'])}"
 
     def sent(self) -> Sent | None:
-        """What stands in Trackio's store on this computer; None where the run is kept elsewhere."""
+        """Return what Trackio's store on this computer has; None where the run is stored elsewhere."""
         if not self._local:
             return None
         sent, run = Sent(), self._run
@@ -278,28 +289,28 @@ class TrackioLogger:
         return sent
 
     def log(self, row: Row) -> None:
-        """One row; what Trackio could not keep of those before is an error here."""
+        """Log a row; raise where Trackio could not store earlier ones."""
         self._run.log(dict(row), step=int(row["train_step"]))
         if self._local:
             self._check()
 
     def table(self, name: str, step: int, rows: Sequence[Mapping[str, Any]], counters: Row) -> None:
-        """The responses of a step as a table."""
+        """Log the responses of a step as a table."""
         data = [[step, *(row[column] for column in COLUMNS)] for row in rows]
         self._run.log({f"generations/{name}": self._table(["step", *COLUMNS], data)}, step=int(counters["train_step"]))
 
     def finish(self, summary: Mapping[str, Any], counters: Row) -> None:
-        """The summary as text, and everything to its place."""
+        """Log the summary as text and send everything."""
         text = yaml.safe_dump(summary, sort_keys=False, allow_unicode=True)
         self._run.log({"summary": self._text(f"```yaml\n{text}```")}, step=int(counters["train_step"]))
         self.abandon()
         self._check()
 
     def abandon(self) -> None:
-        """Everything to its place."""
+        """Send everything."""
         self._run.finish()
 
     def _check(self) -> None:
-        """Trackio warns of what it could not write or send, and goes on."""
+        """`OSError` where Trackio has warned that it could not write or send."""
         if lost := [*self._lost.values(), *(text for name, text in self._heard if name == WARNS)]:
             raise OSError(lost[0])
