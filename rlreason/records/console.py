@@ -145,7 +145,7 @@ class Console:
         try:
             yield wait
         except Exception as error:
-            error.add_note(f"in: {wait.text}")  # the first one is of the innermost wait: setup/out_of_memory.py
+            error.add_note(f"in: {wait.text}")  # the first note is of the innermost wait
             raise
         finally:
             alive()
