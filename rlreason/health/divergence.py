@@ -140,7 +140,8 @@ def collapsed(evaluations: Sequence[Metrics]) -> bool:
 
 def questions(evaluation: Metrics) -> int:
     """Return the number of different questions of an evaluation; repeated rows and samples are no further evidence."""
-    return int(evaluation.get("eval/questions", evaluation.get("eval/problems", 0.0)))
+    count = evaluation.get("eval/questions", evaluation.get("eval/problems", 0.0))
+    return int(count) if math.isfinite(count) else 0
 
 
 def pooled(evaluations: Sequence[Metrics], whole: Callable[[float], int] = math.floor) -> tuple[int, int]:
