@@ -1,7 +1,7 @@
-"""`rlreason ...` and `python -m rlreason ...`: a verb reads runs, anything else are the settings of runs to start.
+"""`rlreason ...` and `python -m rlreason ...`: subcommands read runs, overrides start them.
 
-Nothing slow is imported before signals are heeded, and a verb imports neither Hydra's command line nor torch, but for
-`rerun`, which starts a run.
+Nothing slow is imported before the signal handlers are in place, and a subcommand imports neither Hydra's command line
+nor torch (except `rerun`, which starts a run).
 """
 
 import sys
@@ -13,10 +13,10 @@ from rlreason.runtime.process import loading, place_of
 
 
 def main() -> None:
-    """Do what the command line asks and end the process with its exit code."""
+    """Run the command line and end the process with its exit code."""
     if (place := place_of()) is None:
         return run()
-    from rlreason.cli.run import leading, serve  # this is one of several processes that are to train together
+    from rlreason.cli.run import leading, serve  # one of several processes that train together
 
     if place.rank:
         sys.exit(serve(place))
@@ -25,7 +25,7 @@ def main() -> None:
 
 
 def run() -> None:
-    """What `main` does in a process that has the command to itself, or is the first of several."""
+    """Run the command line in the only process of the command, or in the first of several."""
     heed_signals()
     divide_memory_finely()  # torch reads it when it is imported, here or in a process that is started from here
     if missing := [name for name in ("hydra", "torch", "transformers") if find_spec(name) is None]:
@@ -37,10 +37,10 @@ def run() -> None:
         sys.exit(2)
     with loading():
         from rlreason.cli.entry import run_cli
-        from rlreason.cli.subcommands import named_verb, run_verb
+        from rlreason.cli.subcommands import named_subcommand, run_subcommand
 
-    if verb := named_verb(sys.argv[1:]):
-        run_cli(lambda: run_verb(verb, sys.argv[2:]))
+    if subcommand := named_subcommand(sys.argv[1:]):
+        run_cli(lambda: run_subcommand(subcommand, sys.argv[2:]))
     with loading():
         from rlreason.cli.command import cli
 

@@ -14,10 +14,9 @@ import pytest
 
 from rlreason.records.console import Console
 from rlreason.report import compare
-from rlreason.report import verdicts as chosen
 from rlreason.report.study import Answers, Problem, Run, Setting, Study
 from rlreason.report.tabular import study_of_file
-from rlreason.report.verdicts import verdicts_of
+from rlreason.report.verdicts import best_of, comparing_half, verdicts_of
 from tests.settings_of_nothing import arms
 from tests.sweep_folders import sweep
 
@@ -60,8 +59,8 @@ def best_of_five(rng, n: int, seeds: int, spread: float) -> float:
     wrong = 0
     for _ in range(n):
         answers = arms(rng, seeds, 2 * PROBLEMS, (spread,) * 10)
-        sides = [chosen.best_of(study(answers[k : k + 5])) for k in (0, 5)]
-        joined = Study("x", "?", [], sides, among=chosen.comparing_half(sides))
+        sides = [best_of(study(answers[k : k + 5])) for k in (0, 5)]
+        joined = Study("x", "?", [], sides, among=comparing_half(sides))
         wrong += verdicts_of(joined)[0].outcome in DIRECTIONS
     return wrong / n
 
@@ -97,7 +96,7 @@ def test_a_known_difference_is_covered():
 
 @pytest.mark.long
 def test_two_hundred_pairs_through_the_command_and_real_files(tmp_path):
-    """Every pair through the verb: half as CSV, half as the folders of a sweep."""
+    """Every pair through the subcommand: half as CSV, half as the folders of a sweep."""
     rng, verdicts = np.random.default_rng(10), []
     console = Console()
     for k in range(200):

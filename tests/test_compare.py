@@ -1,4 +1,4 @@
-"""The verb compare: sides of every kind, outcomes as exit codes and as JSON, and mistakes in one line."""
+"""The subcommand compare: sides of every kind, outcomes as exit codes and as JSON, and mistakes in one line."""
 
 import json
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.sweep_folders import PROTOCOL, answers, sweep
-from tests.test_verbs import verb
+from tests.test_subcommands import subcommand
 
 CHANCE = {"1e-4": 0.5, "1e-3": 0.8, "1e-2": 0.2}
 LR = {"learning_rate": "1e-4"}
@@ -28,7 +28,7 @@ def rates(tmp_path):
 def told(capsys, *words) -> list[dict]:
     """The JSON of a comparison."""
     capsys.readouterr()
-    assert verb("compare", *words, "--json") == 0
+    assert subcommand("compare", *words, "--json") == 0
     return json.loads(capsys.readouterr().out)
 
 
@@ -40,7 +40,7 @@ def test_a_sweep_alone_compares_all_its_settings_with_its_reference(rates, capsy
     assert (better["seeds"], better["problems"]) == (4, 200)
     assert 0 < better["low"] < better["difference"] < better["high"] <= 1
     assert better["p"] <= better["adjusted_p"] <= 0.05
-    assert verb("compare", rates) == 0
+    assert subcommand("compare", rates) == 0
     said = capsys.readouterr().out
     assert "1e-3 is better than 1e-4 by " in said
     assert "4 paired seeds" in said
@@ -51,20 +51,20 @@ def test_two_settings_of_a_sweep_are_compared_and_expectations_are_exit_codes(ra
     a, b = rates / "learning_rate=1e-4", rates / "learning_rate=1e-3"
     assert [one["verdict"] for one in told(capsys, a, b)] == ["better"]
     assert [one["verdict"] for one in told(capsys, b, a)] == ["worse"]
-    assert verb("compare", a, b, "--expect", "better") == 0
-    assert verb("compare", a, b, "--expect", "same") == 1
+    assert subcommand("compare", a, b, "--expect", "better") == 0
+    assert subcommand("compare", a, b, "--expect", "same") == 1
     assert "expected same" in capsys.readouterr().out
-    assert verb("compare", rates, "--expect", "better") == 1  # not every one of them
+    assert subcommand("compare", rates, "--expect", "better") == 1  # not every one of them
 
 
 def test_a_setting_that_may_have_been_picked_as_the_best_is_said_to_be(rates, capsys):
     a, b = rates / "learning_rate=1e-4", rates / "learning_rate=1e-3"
-    assert verb("compare", a, b) == 0
+    assert subcommand("compare", a, b) == 0
     said = " ".join(capsys.readouterr().out.split())
     assert "learning_rate=1e-3 was the best of 3" in said
     assert said.count("its lead is flattered") == 1
     assert "reference" not in said
-    assert verb("compare", a, rates / "learning_rate=1e-2") == 0
+    assert subcommand("compare", a, rates / "learning_rate=1e-2") == 0
     assert "flattered" not in capsys.readouterr().out
 
 
@@ -73,7 +73,7 @@ def test_single_runs_are_models_and_never_settle_what_settings_do(rates, capsys)
     (one,) = told(capsys, a, b)
     assert (one["verdict"], one["seeds"]) == ("cannot tell", 1)
     assert "not the settings" in one["sentence"]
-    assert verb("compare", a, b, "--expect", "better") == 1
+    assert subcommand("compare", a, b, "--expect", "better") == 1
 
 
 def test_of_two_sweeps_the_best_settings_are_compared_on_problems_that_did_not_choose(rates, tmp_path, capsys):
@@ -82,7 +82,7 @@ def test_of_two_sweeps_the_best_settings_are_compared_on_problems_that_did_not_c
     (one,) = told(capsys, other, rates)
     assert one["setting"] == "rates: 1e-3"
     assert (one["verdict"], one["problems"] < 200) == ("better", True)
-    assert verb("compare", other, rates) == 0
+    assert subcommand("compare", other, rates) == 0
     said = " ".join(capsys.readouterr().out.split())
     assert "best of 3 settings on one half" in said
     assert "tuned over 3 settings" in said
@@ -91,7 +91,7 @@ def test_of_two_sweeps_the_best_settings_are_compared_on_problems_that_did_not_c
 def test_settings_measured_otherwise_are_refused_with_what_differs(tmp_path, capsys):
     other = {"b": {"prompt": "{question}!", "reward": "r1_zero", "sampling.temperature": 0.5, "data": "d", "hash": "b"}}
     sweep(tmp_path / "s", "x", ["a", "b"], lambda v, s: answers(s, 0.5), reference={"x": "a"}, protocols=other)
-    assert verb("compare", tmp_path / "s") == 2
+    assert subcommand("compare", tmp_path / "s") == 2
     assert "prompt is {question}! in b" in capsys.readouterr().err
     sweep(tmp_path / "p", "prompt", ["a", "b"], lambda v, s: answers(s, 0.5), reference={"prompt": "a"}, protocols={
         "b": {"prompt": "{question}!", "reward": "r1_zero", "sampling.temperature": 1.0, "data": "d", "hash": "b"},
@@ -125,12 +125,12 @@ def test_of_two_files_the_best_settings_are_compared_on_problems_that_did_not_ch
     (one,) = told(capsys, old, new)
     assert (one["setting"], one["reference"], one["verdict"]) == ("new.csv: c", "old.csv: b", "better")
     assert 20 < one["problems"] < 60  # of 80
-    assert verb("compare", old, new) == 0
+    assert subcommand("compare", old, new) == 0
     said = " ".join(capsys.readouterr().out.split())
     assert "c was tuned over 3 settings" in said
     for file, name in ((old, "a"), (new, "c")):
         file.write_text(CSV + f"{name},0,p4,1\n{name}x,0,p4,0\n")
-    assert verb("compare", old, new) == 2
+    assert subcommand("compare", old, new) == 2
     assert "too few problems" in capsys.readouterr().err
 
 
@@ -144,16 +144,16 @@ def test_a_file_is_compared_with_runs_whose_problems_it_names_and_how_it_was_mea
         assert (one["setting"], one["verdict"], one["seeds"], one["problems"]) == ("theirs.csv", "better", 4, 200)
         assert "theirs.csv does not say" in one["notes"][0]
     file.write_text(CSV + rows("theirs", 4, 0.9).replace(",p", ",q"))
-    assert verb("compare", file, rates / "learning_rate=1e-4") == 2
+    assert subcommand("compare", file, rates / "learning_rate=1e-4") == 2
     assert "no problem in common" in capsys.readouterr().err
-    assert verb("compare", tmp_path / "nothere.csv") == 2
+    assert subcommand("compare", tmp_path / "nothere.csv") == 2
     assert "nothere.csv is not there" in capsys.readouterr().err
 
 
 def test_a_refused_pair_stands_in_json_with_exit_code_2(tmp_path, capsys):
     other = PROTOCOL | {"sampling.temperature": 0.0, "hash": "bb"}
     sweep(tmp_path / "s", "x", ["a", "b"], lambda v, s: answers(s, 0.6), protocols={"b": other})
-    assert verb("compare", tmp_path / "s", "--json") == 2
+    assert subcommand("compare", tmp_path / "s", "--json") == 2
     (one,) = json.loads(capsys.readouterr().out)
     assert (one["verdict"], one["difference"]) == ("not compared", None)
     assert "sampling.temperature is 0.0 in b and 1.0 in a" in one["sentence"]
@@ -202,7 +202,7 @@ def test_samples_of_a_problem_are_its_mean_and_shares_are_allowed(tmp_path, caps
 def test_a_file_that_is_wrong_is_one_line(text, says, tmp_path, capsys):
     file = tmp_path / "wrong.csv"
     file.write_bytes(text.encode("utf-8", "surrogateescape"))
-    assert verb("compare", file) in (2, 3)
+    assert subcommand("compare", file) in (2, 3)
     said = capsys.readouterr()
     assert (said.out, len(said.err.splitlines())) == ("", 1)
     assert says in said.err
@@ -242,7 +242,7 @@ def test_runs_of_trl_in_one_folder_are_seeds(tmp_path, capsys):
     (found,) = told(capsys, tmp_path / "one", tmp_path / "two")
     assert (found["verdict"], found["seeds"], found["problems"]) == ("better", 3, 80)
     completions(tmp_path / "one" / "again", 0.5)
-    assert verb("compare", tmp_path / "one", tmp_path / "two") == 2
+    assert subcommand("compare", tmp_path / "one", tmp_path / "two") == 2
     assert "the number of its seed" in capsys.readouterr().err
 
 
@@ -254,7 +254,7 @@ def test_what_is_no_side_is_one_line(rates, tmp_path, capsys):
         ([rates / "learning_rate=7"], "no run of"),
         ([rates, "--equal-within", "0"], "--equal-within"),
     ):
-        assert verb("compare", *words) == 2
+        assert subcommand("compare", *words) == 2
         said = capsys.readouterr()
         assert (said.out, len(said.err.splitlines())) == ("", 1)
         assert says in said.err
@@ -263,5 +263,5 @@ def test_what_is_no_side_is_one_line(rates, tmp_path, capsys):
 def test_same_needs_an_interval_inside_the_width(tmp_path, capsys):
     sweep(tmp_path / "s", "x", ["a", "b"], lambda v, s: answers(s, 0.6, 400), reference={"x": "a"})
     assert [one["verdict"] for one in told(capsys, tmp_path / "s")] == ["same"]
-    assert verb("compare", tmp_path / "s", "--expect", "same") == 0
+    assert subcommand("compare", tmp_path / "s", "--expect", "same") == 0
     assert "2 points between b and a" in " ".join(capsys.readouterr().out.split())

@@ -16,7 +16,7 @@ from rlreason.cli.entry import PACKAGE, exit_code_of
 from rlreason.cli.flags import composing, read
 from rlreason.cli.queries import answer
 from rlreason.cli.setting_candidates import of_override
-from rlreason.cli.subcommands import VERBS, named_verb, run_verb
+from rlreason.cli.subcommands import SUBCOMMANDS, named_subcommand, run_subcommand
 from rlreason.cli.suggestions import chosen, keys_to_set, options
 
 
@@ -129,15 +129,15 @@ def test_bash_gets_the_part_that_it_replaces_quoted_as_the_rest_of_the_word():
     assert in_bash(["logger=[wandb", "seed=0", "loss="], "rlreason ", "") == ["logger=[wandb", "seed=0 ", "loss="]
 
 
-def test_the_verb_and_hydras_flag_print_the_script_and_refuse_other_shells(capsys):
-    verb = named_verb(["completion"])
-    assert verb in VERBS
+def test_the_subcommand_and_hydras_flag_print_the_script_and_refuse_other_shells(capsys):
+    subcommand = named_subcommand(["completion"])
+    assert subcommand in SUBCOMMANDS
     for shell, script in SCRIPTS.items():
-        run_verb(verb, [shell])
+        run_subcommand(subcommand, [shell])
         with composing(asked := read(["-sc", f"install={shell}"])):
             answer(asked)
         assert capsys.readouterr().out == 2 * script
-    assert exit_code_of(lambda: run_verb(verb, ["nosh"])) == 2
+    assert exit_code_of(lambda: run_subcommand(subcommand, ["nosh"])) == 2
     said = capsys.readouterr()
     assert (said.out, len(said.err.splitlines())) == ("", 1)
     assert "SHELL: invalid choice: 'nosh' (choose from " in said.err

@@ -17,7 +17,7 @@ from rlreason.cli.flags import composing, read, without_sweep_words
 from rlreason.cli.multirun import composed, fixed
 from rlreason.cli.option_files import own_names
 from rlreason.cli.options import refuse_wrong_choices
-from rlreason.cli.subcommands import named_verb, parser_of
+from rlreason.cli.subcommands import named_subcommand, parser_of
 from rlreason.data.tasks import make_stories
 from rlreason.discovery.turns import problem_named
 from rlreason.runtime.plugins import GROUPS
@@ -25,7 +25,7 @@ from tests.starts import ROOT, Started
 
 README = (ROOT / "README.md").read_text("utf-8")
 PAGES = {path.name: path.read_text("utf-8") for path in sorted((ROOT / "docs").glob("*.md"))}
-NONE_WHOLE = ("architecture.md", "completion.md")  # one names a verb, one shows what Tab completes
+NONE_WHOLE = ("architecture.md", "completion.md")  # one names a subcommand, one shows what Tab completes
 FENCED = re.compile(r"^```(\w*)\n(.*?)^```$", re.M | re.S)
 #: The numbers of a run are brought down to these.
 MOST = {
@@ -67,9 +67,9 @@ def placeholders(tmp_path, monkeypatch) -> None:
 
 
 def check(words: list[str]) -> None:
-    """Read the words of a verb, or compose those of a run."""
-    if verb := named_verb(words):
-        parser_of(verb).parse_args(words[1:])
+    """Read the words of a subcommand, or compose those of a run."""
+    if subcommand := named_subcommand(words):
+        parser_of(subcommand).parse_args(words[1:])
     else:
         own = [re.sub(r"\bmy_losses\b", "examples.own_loss", word) for word in words]
         config_of([word for word in own if not word.startswith("resume=")])
@@ -141,7 +141,7 @@ def test_a_command_of_the_readme_does_what_it_says(words, real, tmp_path):
         typed = [typed[0], "n_steps=3"]
     elif "algorithm=discover" in words:
         typed.append("budget.calls=12")
-    elif not named_verb(words) and read(typed).starts:
+    elif not named_subcommand(words) and read(typed).starts:
         typed = smaller(typed)
     (tmp_path / "runs").mkdir()
     with serving() as server:

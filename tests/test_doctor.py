@@ -32,7 +32,7 @@ from rlreason.cli.doctor.look import gpus_used, libraries_of, run_findings
 from rlreason.cli.doctor.machine import Machine, disk_findings, gpu_findings, machine_findings, read_machine
 from rlreason.cli.doctor.probing import Found, Probe, probe_findings
 from rlreason.cli.entry import exit_code_of
-from rlreason.cli.subcommands import named_verb, run_verb
+from rlreason.cli.subcommands import named_subcommand, run_subcommand
 from rlreason.config.store import typed
 from rlreason.model.shapes import Device, Driver, believed_device, query_driver
 from rlreason.training.preflight import too_few_gpus
@@ -420,8 +420,8 @@ def test_the_doctor_imports_the_vllm_that_a_run_asks_for(tmp_path):
 )
 def test_a_mistake_in_the_words_is_one_line(words, says, tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
-    verb = named_verb(["doctor"])
-    assert exit_code_of(lambda: run_verb(verb, words)) == 2
+    subcommand = named_subcommand(["doctor"])
+    assert exit_code_of(lambda: run_subcommand(subcommand, words)) == 2
     said = capfd.readouterr()
     assert (said.out, len(said.err.splitlines())) == ("", 1)
     assert says in said.err

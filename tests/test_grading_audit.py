@@ -8,7 +8,7 @@ import pytest
 
 from rlreason.config.groups import GradingConfig
 from rlreason.grading.build import SETTINGS
-from tests.test_verbs import verb
+from tests.test_subcommands import subcommand
 
 CASES = [  # response, gold, reward as saved
     ("</think> <answer>38</answer>", "38", 1.0),
@@ -20,7 +20,7 @@ CASES = [  # response, gold, reward as saved
 
 
 def regrade(run: Path | str, *words: str) -> int:
-    return verb("inspect", run, "--regrade", *words)
+    return subcommand("inspect", run, "--regrade", *words)
 
 
 @pytest.fixture

@@ -95,7 +95,7 @@ def test_notes_are_no_problems_and_a_course_is_drawn():
 
 
 @pytest.mark.long
-def test_the_verb_on_a_run_a_sweep_and_a_run_that_broke_off(tmp_path):
+def test_the_subcommand_on_a_run_a_sweep_and_a_run_that_broke_off(tmp_path):
     words = words_of("monitors.entropy=stop", "monitors.entropy_below=20", "hydra.run.dir=both/stopped")
     assert rlreason(*words, cwd=tmp_path).returncode == 0
     fine = words_of("monitors.truncated_above=1", "prompt.reward=own_reward:halves", "hydra.run.dir=both/fine")

@@ -9,7 +9,7 @@ from rlreason.evaluation.cases import reasons_for
 from rlreason.grading import Grader
 from rlreason.grading.build import RunGrading
 from rlreason.records.reader import RunFolder
-from tests.test_verbs import verb
+from tests.test_subcommands import subcommand
 
 CONFIG = "data: {name: gsm8k}\nprompt: {reward: REWARD}\ngrading: {extract: strict, timeout_s: 5.0, workers: 1}\n"
 
@@ -88,7 +88,7 @@ def test_the_guess_follows_the_settings_that_the_run_was_graded_with(tmp_path, c
     (tmp_path / "config.yaml").write_text(json.dumps({"prompt": {"reward": "r1_zero"}, "grading": grading}))
     (row, *_) = rows_of({f"</think> <answer>{answer}</answer>": ""}, "r1_zero")
     save(tmp_path / "responses.jsonl", [row | {"gold": gold, "outcome": "wrong", "reward": 0.0, "answer_reward": 0.0}])
-    assert verb("inspect", tmp_path) == 0
+    assert subcommand("inspect", tmp_path) == 0
     out = capsys.readouterr().out
     assert f"      1  {told}" in out
 
@@ -114,7 +114,7 @@ def test_what_else_is_worth_knowing_comes_behind():
 def test_every_category_is_shown_with_its_count_and_written(run, capsys):
     sizes = {"format0": 8, "format1_wrong": 6, "correct": 1, "truncated": 1}
     for category, size in sizes.items():
-        assert verb("inspect", run, "--category", category, "-n", "3") == 0
+        assert subcommand("inspect", run, "--category", category, "-n", "3") == 0
         out = capsys.readouterr().out
         assert "15 responses: 1 correct, 6 format1_wrong, 8 format0" in out
         assert out.count("\n--- ") == min(3, size)
@@ -122,7 +122,7 @@ def test_every_category_is_shown_with_its_count_and_written(run, capsys):
     assert "cut at the token limit" in out
     text = (run / "inspect.md").read_text()
     assert "| `no </think>` | 1 |" in text
-    assert verb("inspect", run, "--markdown", run / "mine.md") == 0
+    assert subcommand("inspect", run, "--markdown", run / "mine.md") == 0
     assert (run / "mine.md").read_text().count("\n## ") == 10
 
 
@@ -131,7 +131,7 @@ def test_a_second_grader_that_disagrees_makes_a_suspect(tmp_path, capsys):
     rows = rows_of({"\\boxed{17}": "", "\\boxed{18}": "", "none": ""}, "question_only")
     rows[1] |= {"outcome": "wrong", "reward": 0.0, "answer_reward": 0.0}  # as a parser with a fault would have it
     save(tmp_path / "responses.jsonl", rows)
-    assert verb("inspect", tmp_path, "--category", "disagree") == 0
+    assert subcommand("inspect", tmp_path, "--category", "disagree") == 0
     out = capsys.readouterr().out
     assert "parser suspect" in out
     assert out.count("\n--- ") == 1
@@ -149,9 +149,9 @@ def test_training_runs_show_their_newest_evaluation_or_the_step_asked_for(tmp_pa
         (["--rollouts"], "rollouts/step_00003.jsonl"),
         (["--step", "3"], "rollouts/step_00003.jsonl"),
     ):
-        assert verb("inspect", tmp_path, *words, "-n", "1") == 0
+        assert subcommand("inspect", tmp_path, *words, "-n", "1") == 0
         assert file in capsys.readouterr().out
-    assert verb("inspect", tmp_path, "--step", "7") == 2
+    assert subcommand("inspect", tmp_path, "--step", "7") == 2
     assert "saved the steps" in capsys.readouterr().err
 
 
@@ -160,7 +160,7 @@ def test_an_unfinished_evaluation_is_readable(tmp_path, capsys):
     save(tmp_path / "responses.unfinished.jsonl", [{"identity": "x"}, *rows_of(R1_ZERO, "r1_zero")[:4]])
     with (tmp_path / "responses.unfinished.jsonl").open("a") as file:
         file.write('{"problem_id": "p9", "resp')
-    assert verb("inspect", tmp_path, "-n", "2") == 0
+    assert subcommand("inspect", tmp_path, "-n", "2") == 0
     assert "4 responses" in capsys.readouterr().out
 
 
@@ -178,7 +178,7 @@ def test_an_unfinished_evaluation_is_readable(tmp_path, capsys):
 def test_a_mistake_is_one_line_and_exit_code_2(words, says, run, capsys, tmp_path_factory):
     empty = tmp_path_factory.mktemp("empty")
     given = {"RUN": str(run), ".": str(empty), "nowhere": str(empty / "nowhere")}
-    assert verb("inspect", *(given.get(word, word) for word in words)) == 2
+    assert subcommand("inspect", *(given.get(word, word) for word in words)) == 2
     err = capsys.readouterr().err
     assert says in err
     assert len(err.strip().splitlines()) == 1

@@ -41,7 +41,7 @@ from rlreason.training.warm_start import StartWeights
 from rlreason.types import Grade, Problem, Response, Sample
 from tests.run_records import append, lines_of, put_lines
 from tests.starts import rlreason
-from tests.test_verbs import verb
+from tests.test_subcommands import subcommand
 
 TINY = ("model.width=32", "model.warm_start.steps=0", "data.n_train=256", "data.n_validation=32")
 QUIET = Console(out=open(os.devnull, "w"))  # noqa: SIM115 - lives as long as the tests
@@ -206,7 +206,7 @@ def test_advantages_are_those_that_the_run_recorded(folder):
 
 
 def laboratory(folder, *words):
-    return verb("inspect", folder, "--gradients", *words)
+    return subcommand("inspect", folder, "--gradients", *words)
 
 
 def test_the_command_leaves_a_table_a_picture_and_numbers(folder, capsys):

@@ -17,7 +17,7 @@ from rlreason.records.rows import TO_LEARN, sample_of, write_rows
 from rlreason.records.writer import RunWriter, rewrite_rows
 from rlreason.types import Grade, Problem, Response, Sample
 from tests.run_records import lines_of
-from tests.test_verbs import verb
+from tests.test_subcommands import subcommand
 
 PROBLEM = Problem("p", "3+4?", "7")
 
@@ -61,7 +61,7 @@ def test_plain_and_packed_runs_hold_the_same_and_every_reader_takes_both(tmp_pat
     assert {found.kind: found.equal for found in compared(one, other)}["responses"]
     for folder in (new, old):
         for options in ((), ("--rollouts",), ("--regrade", "--write")):
-            assert verb("inspect", folder, *options) == 0
+            assert subcommand("inspect", folder, *options) == 0
         assert len(list(folder.glob("rollouts/step_*"))) == 2
         assert all(
             "previous_grade" in row for row in RunFolder(folder).rows(RunFolder(folder).rollouts()[0], ()).values()

@@ -187,7 +187,7 @@ def test_a_state_that_is_there_is_read_again(tmp_path, run):
     assert "12 ended before" in plan_text(design(tmp_path / "lr"), [run])
 
 
-def test_the_verb_says_the_same_for_numbers_given_by_hand(tmp_path):
+def test_the_subcommand_says_the_same_for_numbers_given_by_hand(tmp_path):
     done = rlreason("plan", "--seeds", "4", "--problems", "1024", "--minutes", "1", "--runs", "10", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "a difference below about 0.036 to 0.076" in " ".join(done.stdout.split())
@@ -200,7 +200,7 @@ def test_the_verb_says_the_same_for_numbers_given_by_hand(tmp_path):
     assert "--seeds none must be a whole number" in wrong.stderr
 
 
-def test_the_verb_plans_the_memory_of_words_before_anything_is_downloaded(tmp_path):
+def test_the_subcommand_plans_the_memory_of_words_before_anything_is_downloaded(tmp_path):
     words = ("model=qwen2_5_math_1_5b", "data=gsm8k", "rollout=vllm")
     done = rlreason("plan", *words, "--seeds", "4", "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr

@@ -17,7 +17,7 @@ from rlreason.records.rows import TO_LEARN, TO_SHOW, lacks, sample_of
 from rlreason.records.writer import RunWriter
 from rlreason.types import Grade, Problem, Response, Sample
 from tests.run_records import append
-from tests.test_verbs import verb
+from tests.test_subcommands import subcommand
 
 PACKAGE = Path(rlreason.__file__).parent
 PROBLEM = Problem("p", "How many?", "7")
@@ -69,7 +69,7 @@ def test_every_command_goes_on_behind_broken_lines(run, capsys):
     }
     for (name, *options), path in broken.items():
         append(path, b"".join(sorted(BROKEN, key=lambda line: line[-1:] != b"\n")))
-        assert verb(name, run, *options) == 0
+        assert subcommand(name, run, *options) == 0
         told = [text for text in capsys.readouterr().err.splitlines() if "left out" in text]
         assert [text.startswith(f"rlreason: {path}: left out line ") for text in told] == [True]
 
@@ -117,7 +117,7 @@ def test_a_folder_of_a_later_version_is_one_line(run, capsys):
     assert told["schema_version"] == files.VERSION
     (run / "provenance.json").write_text(json.dumps(told | {"schema_version": 99}))
     for name, *options in (("curves",), ("inspect",), ("inspect", "--regrade")):
-        assert verb(name, run, *options) == 2
+        assert subcommand(name, run, *options) == 2
         said = capsys.readouterr().err
         assert said == f"rlreason: {run} is a run folder of version 99, and this program reads up to version 1" + (
             ": update rlreason\n"
@@ -156,7 +156,7 @@ def test_what_is_no_run_of_a_sweep_is_left_out_and_a_run_that_never_began_is_sai
         (tmp_path / name / files.CONFIG).write_text("algorithm: grpo\n")
     assert [path.name for path in runs_in(tmp_path / "sweep")] == ["a"]
     for name in ("inspect", "curves"):
-        assert verb(name, tmp_path / "killed") == 2
+        assert subcommand(name, tmp_path / "killed") == 2
         assert "killed before it began" in capsys.readouterr().err
 
 
@@ -184,7 +184,7 @@ def test_a_field_that_cannot_be_learned_from_makes_a_row_unusable(run, change, s
 @pytest.mark.parametrize("version", ["7.1", 1.5, True, None, -1])
 def test_a_version_that_is_none_is_refused(run, version, capsys):
     (run / "provenance.json").write_text(json.dumps({"schema_version": version}))
-    assert verb("inspect", run) == 2
+    assert subcommand("inspect", run) == 2
     assert f"schema_version={version!r}, which is no version" in capsys.readouterr().err
 
 
@@ -198,7 +198,7 @@ def test_a_version_that_is_none_is_refused(run, version, capsys):
 def test_a_broken_document_is_one_line(run, file, text, words, says, capsys):
     (run / file).write_text(text)
     (run / "evals/step_00009.jsonl.gz").mkdir()
-    assert verb(*words, run) == 2
+    assert subcommand(*words, run) == 2
     said = capsys.readouterr().err
     assert says in said
     assert len(said.splitlines()) == 1

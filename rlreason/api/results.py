@@ -84,7 +84,7 @@ class Run:
     def responses(self) -> Rows:
         """Every saved response with its question, ground truth and grade; `kind` is "training" or "evaluation".
 
-        Much to read of a long run: keep the list, or choose files with the verb `inspect`.
+        Much to read of a long run: keep the list, or choose files with the subcommand `inspect`.
         """
         reader = self._reader()
         names = (RESPONSES, UNFINISHED)

@@ -1,20 +1,20 @@
-"""What a word may become behind a verb: flags, runs and files; the part of completion that needs no Hydra."""
+"""What a word may become behind a subcommand: flags, runs and files; the part of completion that needs no Hydra."""
 
 import argparse
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from rlreason.cli.subcommands import Verb, parser_of
+from rlreason.cli.subcommands import Subcommand, parser_of
 from rlreason.records.files import CONFIG, SET_ASIDE
 
 RUNS, DEEP = Path("runs"), 4  # where runs are when nothing else was said, and how many folders below it they may be
 FILES = ("config_dir", "config_path", "experimental_rerun")  # Hydra's flags that name a file or a folder
 
 
-def of_verb(verb: Verb, before: Sequence[str], word: str) -> list[str]:
-    """Flags, their values, and what the verb reads."""
-    parser = parser_of(verb)
+def of_subcommand(subcommand: Subcommand, before: Sequence[str], word: str) -> list[str]:
+    """Flags, their values, and what the subcommand reads."""
+    parser = parser_of(subcommand)
     given = [one for at, one in enumerate(before) if not one.startswith("-") and not taker(parser, before[:at])]
     places = [action for action in parser._actions if not action.option_strings]
     many = places[-1].nargs == "+"

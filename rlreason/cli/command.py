@@ -25,7 +25,7 @@ from rlreason.cli.queries import answer, rerun_config
 from rlreason.cli.resume import continued
 from rlreason.cli.run import ended_when_it_hangs, run_job
 from rlreason.cli.start_sweep import start_sweep, start_sweep_run
-from rlreason.cli.subcommands import refuse_wrong_verb, verbs_help
+from rlreason.cli.subcommands import refuse_wrong_subcommand, subcommands_help
 from rlreason.config.store import register, typed
 from rlreason.errors import ConfigError
 from rlreason.records.console import Console
@@ -107,9 +107,9 @@ def do(words: Sequence[str]) -> int:
     `resume=RUN` among them stands for the words that started RUN.
     """
     with mistakes_in(words):
-        refuse_wrong_verb(words)
+        refuse_wrong_subcommand(words)
         register()
-        OmegaConf.register_new_resolver("verbs", verbs_help, replace=True)  # for --help: conf/config.yaml
+        OmegaConf.register_new_resolver("subcommands", subcommands_help, replace=True)  # for --help: conf/config.yaml
         resumed = continued(words)
         words = resumed.words
         if resumed.sweep:

@@ -16,8 +16,8 @@ from collections.abc import Sequence
 from contextlib import redirect_stdout, suppress
 from io import StringIO
 
-from rlreason.cli.candidates import of_verb
-from rlreason.cli.subcommands import VERBS, named_verb
+from rlreason.cli.candidates import of_subcommand
+from rlreason.cli.subcommands import SUBCOMMANDS, named_subcommand
 from rlreason.records.console import Console
 from rlreason.runtime.subcommand import Answer, Parser
 
@@ -95,16 +95,16 @@ def answers(line: str) -> list[str]:
 def candidates(words: Sequence[str]) -> list[str]:
     """The whole words that the last of the words may become, in order.
 
-    They come from where the command itself takes them: verbs from their table, flags from the parsers, settings and
+    They come from where the command itself reads them: subcommands from the table, flags from parsers, settings and
     options from what Hydra composes.
     """
     *before, word = words
-    if verb := named_verb(before):
-        found = of_verb(verb, before[1:], word)
+    if subcommand := named_subcommand(before):
+        found = of_subcommand(subcommand, before[1:], word)
     else:
         from rlreason.cli.setting_candidates import of_runs  # with Hydra, where half the time goes
 
-        found = ([] if before else [verb.name for verb in VERBS]) + of_runs(before, word)
+        found = ([] if before else [subcommand.name for subcommand in SUBCOMMANDS]) + of_runs(before, word)
     return sorted({one for one in found if one.startswith(word) and one.isprintable()})
 
 

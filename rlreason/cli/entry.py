@@ -143,14 +143,16 @@ def runs(name: str, package: Path = PACKAGE) -> bool:
 
 def instead(name: str) -> str:
     """What to type instead of `python -m NAME`, in one line."""
-    from rlreason.cli.subcommands import VERBS
+    from rlreason.cli.subcommands import SUBCOMMANDS
 
     last = name.rpartition(".")[2]
     trained = {path.stem for folder in (PACKAGE, PACKAGE.parent) for path in (folder / "conf/algorithm").glob("*.yaml")}
-    verbs = {verb.module: f"python -m rlreason {verb.name} {verb.takes}" for verb in VERBS}
-    meant = verbs.get(name) or MEANT.get(last)
+    subcommands = {
+        subcommand.module: f"python -m rlreason {subcommand.name} {subcommand.takes}" for subcommand in SUBCOMMANDS
+    }
+    meant = subcommands.get(name) or MEANT.get(last)
     meant = meant or (f"python -m rlreason algorithm={last}" if last in trained else "")
-    others = ", ".join(other for other in ("python -m rlreason", *verbs.values()) if other != meant)
+    others = ", ".join(other for other in ("python -m rlreason", *subcommands.values()) if other != meant)
     return f"{name} is no command: " + (f"type {meant}, or one of {others}" if meant else f"type one of {others}")
 
 

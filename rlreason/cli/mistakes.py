@@ -11,7 +11,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from rlreason.cli.aliases import PLACED
-from rlreason.cli.subcommands import VERBS, named_verb
+from rlreason.cli.subcommands import SUBCOMMANDS, named_subcommand
 from rlreason.cli.suggestions import (
     EQUIVALENTS,
     algorithms_with,
@@ -107,10 +107,10 @@ def unknown_group(word: str) -> str:
 
 
 def no_override(word: str, is_first: bool = False) -> str:
-    """A word without an equals sign: what it may have been meant as; a verb, where it comes first."""
+    """A word without an equals sign: what it may have been meant as; a subcommand, where it comes first."""
     said = f"{word} is neither an option nor an override: "
-    if verb := named_verb([word]):
-        return f"{said}a verb comes first, as in rlreason {verb.name} {verb.takes}"
+    if subcommand := named_subcommand([word]):
+        return f"{said}a subcommand comes first, as in rlreason {subcommand.name} {subcommand.takes}"
     groups, cfg = options(), chosen([], "config")
     if word in groups:
         return f"{said}write key=value, as in {word}={groups[word][0]} ({', '.join(groups[word])})"
@@ -123,8 +123,8 @@ def no_override(word: str, is_first: bool = False) -> str:
     meant = [f"--{flag}" for flag in near(word, flags, cutoff=0.8)] or choices_named(word)
     meant = meant or [f"{like}=..." for like in near(word, [*groups, *keys_to_set(cfg)], cutoff=0.7)]
     if is_first and not meant and re.fullmatch(r"[A-Za-z][\w-]{0,30}", word):
-        *names, last = (verb.name for verb in VERBS)
-        return f"{word} is no verb: {', '.join(names)} and {last} are; settings are key=value"
+        *names, last = (subcommand.name for subcommand in SUBCOMMANDS)
+        return f"{word} is no subcommand: {', '.join(names)} and {last} are; settings are key=value"
     return f"{said}{did_you_mean(meant)} write key=value (python -m rlreason --help)".replace(":  ", ": ")
 
 

@@ -1,13 +1,12 @@
-"""The verbs: `rlreason VERB ...` reads what runs have left; `rerun` alone starts one, by the words of another.
+"""Dispatch `rlreason SUBCOMMAND ...`. Subcommands read run folders; only `rerun` starts a run.
 
-One table stands behind dispatch, --help and suggestions.
-
-A verb is one line of `VERBS` and its module, whose docstring `rlreason VERB --help` shows and which offers
+Dispatch, --help and suggestions read one table, `SUBCOMMANDS`. A subcommand is one line of it and a module, whose
+docstring is shown by `rlreason SUBCOMMAND --help` and which defines
 
     add_arguments(parser)                 its options; `parser.add_run` adds RUN, the folder of a run
-    main(arguments, console) -> Answer    what it found out; `console` shows what is waited for
+    main(arguments, console) -> Answer    its result; `console` shows progress
 
-`--json` is the same for all: it prints the figures alone, and `--json FILE` writes them.
+`--json` is the same for all: it prints only the figures, and `--json FILE` writes them.
 """
 
 import argparse
@@ -31,8 +30,8 @@ from rlreason.runtime.subcommand import Answer, Parser, refuse_target
 STDOUT = "-"  # as the FILE of --json
 
 
-class Verb(NamedTuple):
-    """A verb, the module that does it, what is given to it, and what it is for in one line."""
+class Subcommand(NamedTuple):
+    """A subcommand: its name, module, arguments as --help names them, and purpose in one line."""
 
     name: str
     module: str
@@ -40,98 +39,99 @@ class Verb(NamedTuple):
     line: str
 
 
-VERBS = (
-    Verb("inspect", "rlreason.cli.inspect", "RUN", "responses, with a guess at what went wrong in each"),
-    Verb("report", "rlreason.cli.report", "RUN ...", "verdicts, curves and tables of runs and sweeps, as a page"),
-    Verb(
+SUBCOMMANDS = (
+    Subcommand("inspect", "rlreason.cli.inspect", "RUN", "responses, with a guess at what went wrong in each"),
+    Subcommand("report", "rlreason.cli.report", "RUN ...", "verdicts, curves and tables of runs and sweeps, as a page"),
+    Subcommand(
         "compare", "rlreason.report.compare", "RUN ...", "which setting is better, by how much, or that nobody can tell"
     ),
-    Verb(
+    Subcommand(
         "score",
         "rlreason.discovery.score",
         "PROGRAM",
         "a program of discovery: run in a sandbox, its set checked exactly",
     ),
-    Verb("health", "rlreason.health.subcommand", "RUN ...", "what is wrong with a run: evidence, causes, what to try"),
-    Verb(
+    Subcommand(
+        "health", "rlreason.health.subcommand", "RUN ...", "what is wrong with a run: evidence, causes, what to try"
+    ),
+    Subcommand(
         "doctor",
         "rlreason.cli.doctor.subcommand",
         "[WORD ...]",
         "what this machine can do, and whether a run of these words fits",
     ),
-    Verb(
+    Subcommand(
         "check",
         "rlreason.courses.check.subcommand",
         "MODULE",
         "your own functions or train loop of a handout, held against ours",
     ),
-    Verb("curves", "rlreason.cli.curves", "RUN", "draw curves.png again, also of a run that is under way"),
-    Verb(
+    Subcommand("curves", "rlreason.cli.curves", "RUN", "draw curves.png again, also of a run that is under way"),
+    Subcommand(
         "plan",
         "rlreason.cli.plan",
         "[WORD ...]",
         "the memory of a run of these words; --seeds S: what they can show",
     ),
-    Verb(
+    Subcommand(
         "rerun",
         "rlreason.cli.rerun",
         "RUN [WORD ...]",
         "start it again: what differs here, and in what it comes to",
     ),
-    Verb("completion", "rlreason.cli.completion", "SHELL", "what makes bash, fish or zsh complete words with Tab"),
+    Subcommand(
+        "completion", "rlreason.cli.completion", "SHELL", "what makes bash, fish or zsh complete words with Tab"
+    ),
 )
-#: Ways to use a verb that have a line of their own in --help.
+#: Further lines of --help: a subcommand with one of its options.
 WAYS = (
     ("inspect RUN --regrade", "grade its rollouts again: now, with math-verify, or with a function of yours"),
     ("inspect RUN --gradients", "its rollouts under every objective: loss, gradient, clipping"),
 )
-#: First words that are no verbs here: what to type for them.
+#: First words that are not subcommands -> what to type instead.
 MEANT = {"lab": "rlreason inspect RUN --gradients", "audit": "rlreason inspect RUN --regrade", "train": "rlreason"}
 
 
-def named_verb(words: Sequence[str]) -> Verb | None:
-    """The verb that a command line begins with, if it does."""
-    return next((verb for verb in VERBS if [verb.name] == list(words[:1])), None)
+def named_subcommand(words: Sequence[str]) -> Subcommand | None:
+    """Return the subcommand that a command line begins with, or None."""
+    return next((subcommand for subcommand in SUBCOMMANDS if [subcommand.name] == list(words[:1])), None)
 
 
-def refuse_wrong_verb(words: Sequence[str]) -> None:
-    """`ConfigError` where the first word is nearly a verb. An override has an equals sign, and a verb has none.
+def refuse_wrong_subcommand(words: Sequence[str]) -> None:
+    """Raise `ConfigError` if the first word is nearly a subcommand, which has no equals sign, as an override has.
 
-    >>> refuse_wrong_verb(["inspct", "runs/a"])
+    >>> refuse_wrong_subcommand(["inspct", "runs/a"])
     Traceback (most recent call last):
-    rlreason.errors.ConfigError: inspct is no verb: did you mean rlreason inspect? (rlreason --help lists the verbs)
+    rlreason.errors.ConfigError: inspct is no subcommand: did you mean rlreason inspect? (rlreason --help lists them)
     """
     if not words or not re.fullmatch(r"[A-Za-z][\w-]*", words[0]):
         return
-    near = difflib.get_close_matches(words[0].lower(), [verb.name for verb in VERBS], n=1, cutoff=0.75)
+    near = difflib.get_close_matches(words[0].lower(), [one.name for one in SUBCOMMANDS], n=1, cutoff=0.75)
     if meant := MEANT.get(words[0].lower()) or (f"rlreason {near[0]}" if near else ""):
-        raise ConfigError(f"{words[0]} is no verb: did you mean {meant}? (rlreason --help lists the verbs)")
+        raise ConfigError(f"{words[0]} is no subcommand: did you mean {meant}? (rlreason --help lists them)")
 
 
-def verbs_help() -> str:
-    """The lines of `rlreason --help` about the verbs."""
-    rows = [(f"{verb.name} {verb.takes}", verb.line) for verb in VERBS] + list(WAYS)
+def subcommands_help() -> str:
+    """Return the lines of `rlreason --help` about the subcommands."""
+    rows = [(f"{subcommand.name} {subcommand.takes}", subcommand.line) for subcommand in SUBCOMMANDS] + list(WAYS)
     return "\n".join(f"  rlreason {usage:<25} {line}" for usage, line in sorted(rows))
 
 
-def parser_of(verb: Verb) -> Parser:
-    """The parser of a verb's words."""
-    module = import_module(verb.module)
-    parser = Parser(prog=f"rlreason {verb.name}", description=module.__doc__)
+def parser_of(subcommand: Subcommand) -> Parser:
+    """Build the argument parser of a subcommand."""
+    module = import_module(subcommand.module)
+    parser = Parser(prog=f"rlreason {subcommand.name}", description=module.__doc__)
     module.add_arguments(parser)
     help_json = "print the figures as JSON and nothing else; with FILE, write them there"
     parser.add_argument("--json", nargs="?", const=STDOUT, metavar="FILE", help=help_json)
     return parser
 
 
-def run_verb(verb: Verb, words: Sequence[str]) -> int:
-    """Do what `rlreason VERB WORDS` asks and show its answer; returns the exit code.
-
-    `ConfigError` for a user's mistake.
-    """
-    module = import_module(verb.module)
-    arguments = parser_of(verb).parse_args(_json_alone(words))
-    refuse_no_run(arguments, verb.name)
+def run_subcommand(subcommand: Subcommand, words: Sequence[str]) -> int:
+    """Run a subcommand, print its answer and return the exit code; `ConfigError` for a user's mistake."""
+    module = import_module(subcommand.module)
+    arguments = parser_of(subcommand).parse_args(_json_alone(words))
+    refuse_no_run(arguments, subcommand.name)
     target = arguments.json
     if target not in (None, STDOUT):
         refuse_target("--json", target)
@@ -139,30 +139,30 @@ def run_verb(verb: Verb, words: Sequence[str]) -> int:
     try:
         answer: Answer = module.main(arguments, console)
     except UnwritableError as error:
-        error.args = (str(error).replace(ELSEWHERE, ""),)  # a setting of runs, which no verb has
+        error.args = (str(error).replace(ELSEWHERE, ""),)  # subcommands do not have that setting
         raise
-    told = answer.figures if isinstance(answer.figures, list) else {"verb": verb.name, **answer.figures}
-    figures = json.dumps(finite(told), indent=1, default=str)
+    figures = answer.figures if isinstance(answer.figures, list) else {"verb": subcommand.name, **answer.figures}
+    text = json.dumps(finite(figures), indent=1, default=str)
     if target == STDOUT:
-        print(figures.replace("\x7f", "\\u007f"))  # the one control character that JSON leaves as it is
+        print(text.replace("\x7f", "\\u007f"))  # the one control character that JSON does not escape
         return answer.exit_code
     if answer.text:
         console.table(answer.text)
     if target:
-        write_whole(Path(target), figures + "\n")
+        write_whole(Path(target), text + "\n")
         console.say(f"figures: {target}")
     return answer.exit_code
 
 
-def refuse_no_run(arguments: argparse.Namespace, verb: str) -> None:
-    """`ConfigError` for a run that never began, and for a sweep's folder where one run is read."""
+def refuse_no_run(arguments: argparse.Namespace, subcommand: str) -> None:
+    """Raise `ConfigError` for a run that never began, and for a sweep's folder where one run is read."""
     for folder in [arguments.run] if "run" in arguments else getattr(arguments, "runs", []):
-        if verb != "health":  # which says why such a run never began
+        if subcommand != "health":  # `health` says why such a run never began
             refuse_unbegun(folder)
-        if (Path(folder) / CONVERSATION).exists() and verb not in ("report", "rerun"):
+        if (Path(folder) / CONVERSATION).exists() and subcommand not in ("report", "rerun"):
             raise ConfigError(
-                f"RUN={folder} is a run of discovery, which rlreason {verb} cannot read: read its report.md, or its "
-                f"{CONVERSATION}; several of them: rlreason report RUN RUN"
+                f"RUN={folder} is a run of discovery, which rlreason {subcommand} cannot read: read its report.md, or "
+                f"its {CONVERSATION}; several of them: rlreason report RUN RUN"
             )
     if inner := runs_in(arguments.run) if "run" in arguments else []:
         raise ConfigError(
@@ -171,7 +171,7 @@ def refuse_no_run(arguments: argparse.Namespace, verb: str) -> None:
 
 
 def _json_alone(words: Sequence[str]) -> list[str]:
-    """The words with a `-` after a `--json` that a folder follows: it is RUN, not FILE, unless RUN stands before.
+    """Insert `-` after a `--json` that is followed by a folder: the folder is RUN, not FILE, unless RUN came before.
 
     >>> _json_alone(["--json", "/"]), _json_alone(["/", "--json"]), _json_alone(["/", "--json", "a.json"])
     (['--json', '-', '/'], ['/', '--json'], ['/', '--json', 'a.json'])

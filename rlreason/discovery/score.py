@@ -191,7 +191,7 @@ SMALLEST_MB = 64
 
 
 def add_arguments(parser: Parser) -> None:
-    """The arguments of the verb."""
+    """The arguments of the subcommand."""
     parser.add_argument("program", metavar="PROGRAM", help="a file of Python")
     parser.add_argument("--problem", default="kissing_11", help=f"{', '.join(shipped())}, or the folder of one's own")
     parser.add_argument("--timeout", type=float, default=600.0, metavar="SECONDS", help="for the program (600)")

@@ -1,1 +1,1 @@
-"""From runs to a verdict: the verbs `report` and `compare`, in the terminal, as a page and as Markdown. No torch."""
+"""Turn runs into verdicts: `report` and `compare`, in the terminal, as a page and as Markdown. No torch."""

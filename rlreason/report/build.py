@@ -5,7 +5,6 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from rlreason.report import verdicts as words
 from rlreason.report.charts import figures_of, forest_of, legend_of
 from rlreason.report.content import SIGNS, Case, Detail, Figure, Report, Table, Verdict, written_out
 from rlreason.report.pictures import svg_of
@@ -23,7 +22,7 @@ from rlreason.report.tables import (
     settings_table,
     what_differs,
 )
-from rlreason.report.verdicts import EQUAL_WITHIN, verdicts_of
+from rlreason.report.verdicts import EQUAL_WITHIN, summary_of, verdicts_of
 from rlreason.runtime.files import write_whole
 from rlreason.runtime.text import few
 
@@ -34,7 +33,7 @@ def build_report(study: Study, equal_within: float = EQUAL_WITHIN) -> Report:
     return Report(
         name=study.name,
         question=study.question,
-        summary=words.summary_of(verdicts, study),
+        summary=summary_of(verdicts, study),
         lead=lead_of(study),
         legend=legend_of(study, verdicts),
         verdicts=verdicts,

@@ -12,13 +12,12 @@ from typing import Any
 
 from rlreason.errors import ConfigError
 from rlreason.records.console import Console
-from rlreason.report import verdicts as chosen
 from rlreason.report.content import Verdict
 from rlreason.report.read import read_given, study_of
 from rlreason.report.remarks import warnings_of
 from rlreason.report.study import Setting, Study
 from rlreason.report.tabular import beside_runs, is_tabular, study_of_file
-from rlreason.report.verdicts import EQUAL_WITHIN, verdicts_of
+from rlreason.report.verdicts import EQUAL_WITHIN, best_of, comparing_half, how_chosen, unequal_tuning, verdicts_of
 from rlreason.runtime.streams import folded
 from rlreason.runtime.subcommand import Answer, Parser
 
@@ -101,7 +100,7 @@ def compared_study(paths: Sequence[Path]) -> Study:
     studies = [_study_of(path, of_file) for path, of_file in zip(paths, tabular, strict=True)]
     files, others = ([s for s, of_file in zip(studies, tabular, strict=True) if of_file is of] for of in (True, False))
     unknown = beside_runs(files, others)
-    sides = [chosen.best_of(study) for study in studies]
+    sides = [best_of(study) for study in studies]
     labels = _labels(paths, studies, sides)
     _refuse_the_same(paths, sides)
     joined = Study(
@@ -116,16 +115,14 @@ def compared_study(paths: Sequence[Path]) -> Study:
     )
     tried = [len(study.settings) for study in studies]
     if max(tried) > 1:
-        joined.among = chosen.comparing_half(joined.settings)
+        joined.among = comparing_half(joined.settings)
         if not joined.among:
             raise ConfigError(
                 f"{paths[0]}: too few problems to keep half of them from choosing: give one setting a side"
             )
-        joined.notes += [chosen.how_chosen(label, of) for label, of in zip(labels, tried, strict=True) if of > 1]
+        joined.notes += [how_chosen(label, of) for label, of in zip(labels, tried, strict=True) if of > 1]
         joined.notes += [
-            text
-            for k in range(1, len(tried))
-            if (text := chosen.unequal_tuning(labels[k], tried[k], labels[0], tried[0]))
+            text for k in range(1, len(tried)) if (text := unequal_tuning(labels[k], tried[k], labels[0], tried[0]))
         ]
     return joined
 

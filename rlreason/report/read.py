@@ -12,7 +12,7 @@ import yaml
 
 from rlreason.config.leaves import flat, resource_dir
 from rlreason.errors import ConfigError
-from rlreason.evaluation.cases import CATEGORY_TEXTS as CATEGORIES
+from rlreason.evaluation.cases import CATEGORY_TEXTS
 from rlreason.health.examine import course_of, lost_grades
 from rlreason.health.replay import as_numbers
 from rlreason.records.files import CONFIG, METRICS, RESPONSES, STATUS, ResponseFile, each_line
@@ -164,7 +164,7 @@ def answers_of(file: ResponseFile, say: Say) -> Answers | None:
         rows = each_line(file.path, _wrong, say, without_ids)
         correct: dict[str, list[int]] = {}
         told: dict[str, tuple[str, Mapping[str, Any]]] = {}
-        categories = dict.fromkeys(CATEGORIES, 0)
+        categories = dict.fromkeys(CATEGORY_TEXTS, 0)
         for _, row in rows:
             right = row["outcome"] == "correct"
             correct.setdefault(row["problem_id"], []).append(right)

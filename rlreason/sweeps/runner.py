@@ -26,8 +26,7 @@ from rlreason.runtime.text import shorten
 from rlreason.sweeps.board import Board
 from rlreason.sweeps.closing import SweepRun
 from rlreason.sweeps.design import Composed, Design, PlannedRun, refuse_changed, wait_for_earlier
-from rlreason.sweeps.forks import THREADS as OMP
-from rlreason.sweeps.forks import Forks, Process, can_fork
+from rlreason.sweeps.forks import THREADS, Forks, Process, can_fork
 from rlreason.sweeps.gpus import GpuPlan
 from rlreason.sweeps.state import DOMINATED, WAITING, SweepState, new_state
 
@@ -106,7 +105,7 @@ class Start:
     @property
     def omp_threads(self) -> str | None:
         """OMP_NUM_THREADS of its environment; None where it is not set."""
-        given = os.environ.get(OMP)
+        given = os.environ.get(THREADS)
         return given if self.threads is None else str(_at_most(given, self.threads))
 
 
@@ -121,7 +120,7 @@ class Child:
         words = [*start.sources, *overrides, f"hydra.run.dir='{folder}'"]
         early = early_stacks(start.place)
         env: dict[str, str | None] = {**os.environ, SWEEP_VARIABLE: start.sweep, STACKS_VARIABLE: str(early)}
-        env[OMP] = start.omp_threads
+        env[THREADS] = start.omp_threads
         if threading.current_thread() is threading.main_thread():
             env[signals.FOLLOWS] = str(os.getpid())
         env |= {**start.environment, **({VISIBLE: ",".join(start.gpus)} if start.gpus else {})}

@@ -227,10 +227,10 @@ class AskedRun(NamedTuple):
     folder: Path
 
 
-def asked_run(words: Sequence[str], verb: str, note: Callable[[str], object]) -> AskedRun:
+def asked_run(words: Sequence[str], subcommand: str, note: Callable[[str], object]) -> AskedRun:
     """The run of these words, composed and checked as a start would; `ConfigError` in one line for a mistake.
 
-    What only a start refuses (a missing package, a full disk) is left to findings. `verb`: who asks, for messages.
+    What only a start refuses (a missing package, a full disk) is left to findings. `subcommand`: named in messages.
     """
     from rlreason.cli.aliases import translated
     from rlreason.cli.check import checked, place_of, quoted
@@ -241,11 +241,13 @@ def asked_run(words: Sequence[str], verb: str, note: Callable[[str], object]) ->
 
     with mistakes_in(words):
         if wrong := next((word for word in words if "=" not in word and not word.startswith(("~", "-"))), None):
-            raise ConfigError(f"{wrong} is no setting of a run: write rlreason {verb} key=value ...")
+            raise ConfigError(f"{wrong} is no setting of a run: write rlreason {subcommand} key=value ...")
         register()
         asked = read(words)
         if asked.multirun or not asked.starts:
-            raise ConfigError(f"rlreason {verb} looks at one run: leave the flags out, and give each setting one value")
+            raise ConfigError(
+                f"rlreason {subcommand} looks at one run: leave the flags out, and give each setting one value"
+            )
         with composing(asked), in_one_line(asked.overrides, asked.config_name):
             rest, _ = without_sweep_words(asked.overrides, False)
             overrides = translated(quoted(rest, False), note)
@@ -254,7 +256,7 @@ def asked_run(words: Sequence[str], verb: str, note: Callable[[str], object]) ->
             folder = place_of(overrides, asked.config_name, "run")
     if not works_on_a_model(run):
         raise ConfigError(
-            f"rlreason {verb} is about runs that load a model here, and algorithm={run.algorithm} loads none"
+            f"rlreason {subcommand} is about runs that load a model here, and algorithm={run.algorithm} loads none"
         )
     return AskedRun(run, folder)
 

@@ -1,5 +1,5 @@
 """`rlreason check MODULE`: somebody's own functions or train loop of a handout, held against ours.
 
 The right answers are those of `rlreason.courses`. `wrong/` holds families of known mistakes: whichever of them gives
-what the user's function gives, on every trial, names the bug. This file imports nothing: the verb starts without torch.
+what the user's function gives, on every trial, names the bug. Imports nothing: `check` starts without torch.
 """

@@ -20,7 +20,7 @@ WIDTH = 100
 
 
 def add_arguments(parser: Parser) -> None:
-    """The arguments of the verb."""
+    """The arguments of the subcommand."""
     parser.add_argument("module", metavar="MODULE", help="package.module, or the path of a .py file")
     parser.add_argument(
         "--course",

@@ -19,8 +19,7 @@ from rlreason.discovery.report.settings import (
     facts_of_draw,
     kind_of_draw,
 )
-from rlreason.discovery.report.texts import counted, figure, listed, said, table
-from rlreason.discovery.report.texts import whole_number as whole
+from rlreason.discovery.report.texts import counted, figure, listed, said, table, whole_number
 from rlreason.records.curves import picture
 from rlreason.report.content import evenly, written_out
 from rlreason.report.specifications import LIGHT
@@ -302,9 +301,8 @@ def more_draws(panel: Panel) -> str:
     """The words that give more draws of the same kind."""
     used = [log.seed for setting in panel.settings for log in setting.logs if log.strategy == "simple"]
     calls = max(1, *(log.calls for setting in panel.settings for log in setting.logs))
-    return (
-        f"More: the same command with `strategy=simple seed={whole(max(used, default=-1) + 1)} budget.calls={calls}`."
-    )
+    seed = whole_number(max(used, default=-1) + 1)
+    return f"More: the same command with `strategy=simple seed={seed} budget.calls={calls}`."
 
 
 def verdict(one: Comparison, family: Sequence[Comparison]) -> str:

@@ -25,8 +25,8 @@ from rlreason.discovery.report.texts import (
     said,
     table,
     times_word,
+    whole_number,
 )
-from rlreason.discovery.report.texts import whole_number as whole
 from rlreason.records.files import PROGRAM
 
 MOST_BYTES = 1 << 24  # of a program
@@ -130,9 +130,9 @@ def _of_set(result: Result | None) -> str:
     """The largest squared norm and the smallest squared distance of a set, where the verifier tells them."""
     told = []
     if result and result.max_squared_norm is not None:
-        told.append(f"the largest squared norm is {whole(result.max_squared_norm)}")
+        told.append(f"the largest squared norm is {whole_number(result.max_squared_norm)}")
     if result and result.min_squared_distance is not None:
-        told.append(f"the smallest squared distance is {whole(result.min_squared_distance)}")
+        told.append(f"the smallest squared distance is {whole_number(result.min_squared_distance)}")
     return listed(told)
 
 
@@ -343,7 +343,7 @@ def quotes(logs: Sequence[Log]) -> list[str]:
         return ["No reply has moved the score."]
     lines: list[str] = []
     for log, turn, before in moved:
-        run = "" if len(logs) == 1 else f"{said(log.strategy, 40)}, seed {whole(log.seed)}, "
+        run = "" if len(logs) == 1 else f"{said(log.strategy, 40)}, seed {whole_number(log.seed)}, "
         lines += ["", f"**{run}turn {turn.id}: {figure(before)} to {figure(turn.credit)}**"]
         same = turn.prompt == log.first_prompt
         lines[-1] += f" ({PROMPTS.get(turn.prompt_kind) or said(turn.prompt_kind, 40)}{', see above' * same}). "

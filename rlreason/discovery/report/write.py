@@ -18,9 +18,9 @@ from rlreason.discovery.report.texts import (
     records_of,
     said,
     standing,
+    whole_number,
     write_keeping,
 )
-from rlreason.discovery.report.texts import whole_number as whole
 from rlreason.errors import ConfigError
 from rlreason.records.files import CONVERSATION, REPORT, SCORE_PICTURE, SET_ASIDE
 from rlreason.runtime.subcommand import Answer
@@ -101,7 +101,7 @@ def _what(settings: Sequence[Setting]) -> str:
     """The runs in a heading."""
     logs = [log for setting in settings for log in setting.logs]
     if len(logs) == 1:
-        return f"{logs[0].strategy} with {logs[0].model}, seed {whole(logs[0].seed)}"
+        return f"{logs[0].strategy} with {logs[0].model}, seed {whole_number(logs[0].seed)}"
     return f"{counted(len(logs), 'run')} with {listed(list(dict.fromkeys(one.strategy for one in settings)))}"
 
 

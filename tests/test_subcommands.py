@@ -1,4 +1,4 @@
-"""`rlreason VERB ...`: every verb on a run's folder, its figures as JSON, and its mistakes."""
+"""`rlreason SUBCOMMAND ...`: every subcommand on a run's folder, its figures as JSON, and its mistakes."""
 
 import json
 import os
@@ -10,7 +10,13 @@ import pytest
 
 from rlreason.cli.entry import PACKAGE, exit_code_of
 from rlreason.cli.flags import composing, read
-from rlreason.cli.subcommands import VERBS, named_verb, refuse_wrong_verb, run_verb, verbs_help
+from rlreason.cli.subcommands import (
+    SUBCOMMANDS,
+    named_subcommand,
+    refuse_wrong_subcommand,
+    run_subcommand,
+    subcommands_help,
+)
 from rlreason.cli.suggestions import chosen, keys_below, options
 from rlreason.errors import ConfigError
 from rlreason.records.writer import RunWriter
@@ -28,12 +34,12 @@ CURVES = {"n_list": [1, 4], "best_of_n": {"pass@N": [[0.2, 0.1, 0.3], [0.5, 0.4,
 SLOW = {"torch", "transformers", "hydra", "vllm", "wandb"}
 
 
-def verb(*words: object) -> int:
-    """The exit code of `rlreason VERB ...`, in this process."""
+def subcommand(*words: object) -> int:
+    """The exit code of `rlreason SUBCOMMAND ...`, in this process."""
     texts = list(map(str, words))
-    chosen = named_verb(texts)
+    chosen = named_subcommand(texts)
     assert chosen
-    return exit_code_of(lambda: run_verb(chosen, texts[1:]))
+    return exit_code_of(lambda: run_subcommand(chosen, texts[1:]))
 
 
 def shell(*words: object, cwd: Path) -> subprocess.CompletedProcess[str]:
@@ -72,11 +78,11 @@ FIGURES = {
 
 
 @pytest.mark.parametrize("words", SHOWN, ids=" ".join)
-def test_a_verb_starts_at_once_and_its_json_holds_the_figures_that_it_prints(words, run, tmp_path, monkeypatch, capsys):
+def test_a_subcommand_starts_at_once_and_its_json_holds_what_it_prints(words, run, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     text, key = SHOWN[words]
     name, *options = words
-    assert verb(name, run, *options, "--json", run / "figures.json") == 0
+    assert subcommand(name, run, *options, "--json", run / "figures.json") == 0
     said = capsys.readouterr()
     assert text in said.out
     assert said.out.endswith(f"figures: {run / 'figures.json'}\n")
@@ -90,18 +96,18 @@ def test_a_verb_starts_at_once_and_its_json_holds_the_figures_that_it_prints(wor
     assert not loaded & (SLOW | ({"matplotlib"} if name == "inspect" else set()))
 
 
-def test_the_json_of_a_verb_is_written_whole_or_not_at_all(run, tmp_path, capsys):
+def test_the_json_of_a_subcommand_is_written_whole_or_not_at_all(run, tmp_path, capsys):
     target = tmp_path / "nowhere/figures.json"
-    assert verb("inspect", run, "--json", target) == 2
+    assert subcommand("inspect", run, "--json", target) == 2
     assert "lies in no folder" in capsys.readouterr().err
     target = tmp_path / "figures.json"
     target.write_text("before")
-    assert verb("inspect", run, "--step", "9", "--json", target) == 2
+    assert subcommand("inspect", run, "--step", "9", "--json", target) == 2
     assert "the steps 0, 1, 2" in capsys.readouterr().err
     assert target.read_text() == "before"
-    assert verb("inspect", run, "--json", "-") == 0
+    assert subcommand("inspect", run, "--json", "-") == 0
     assert json.loads(capsys.readouterr().out)["responses"] == 2
-    assert verb("curves", run, "--json", "-") == 0
+    assert subcommand("curves", run, "--json", "-") == 0
     assert json.loads(capsys.readouterr().out)["last"]["train/loss"] is None  # JSON has no word for NaN
 
 
@@ -117,16 +123,16 @@ def test_the_json_of_a_verb_is_written_whole_or_not_at_all(run, tmp_path, capsys
 def test_where_nothing_can_be_written_is_said_before_the_work(words, says, run, tmp_path, capsys):
     name, *options = (word.replace("HERE", str(tmp_path)) for word in words)
     (run / "inspect.md").unlink(missing_ok=True)
-    assert verb(name, run, *options) == 2
+    assert subcommand(name, run, *options) == 2
     said = capsys.readouterr()
     assert says.replace("HERE", str(tmp_path)) in said.err
     assert (said.out, len(said.err.splitlines()), (run / "inspect.md").exists()) == ("", 1, False)
 
 
-def test_a_verb_does_not_name_a_setting_that_it_does_not_have(run, capsys):
+def test_a_subcommand_does_not_name_a_setting_that_it_does_not_have(run, capsys):
     (run / "curves.png").unlink(missing_ok=True)
     (run / "curves.png").mkdir()
-    assert verb("curves", run) == 2
+    assert subcommand("curves", run) == 2
     said = capsys.readouterr().err
     assert "curves.png cannot be written" in said
     assert "hydra.run.dir" not in said
@@ -143,52 +149,52 @@ def test_a_folder_that_is_no_runs_is_one_line_and_exit_code_2(words, run, tmp_pa
         run / "metrics.jsonl": "is no folder",
     }
     for folder, text in says.items():
-        assert verb(name, folder, *options) == 2
+        assert subcommand(name, folder, *options) == 2
         said = capsys.readouterr()
         assert (said.out, len(said.err.splitlines())) == ("", 1)
         assert str(folder) in said.err
         assert text in said.err
 
 
-def test_a_verb_without_its_words_or_with_wrong_ones_says_how_to_write_it(run, capsys):
-    for verb_of_table in VERBS:
-        takes = verb_of_table.takes.split()[0]
+def test_a_subcommand_without_its_words_or_with_wrong_ones_says_how_to_write_it(run, capsys):
+    for subcommand_of_table in SUBCOMMANDS:
+        takes = subcommand_of_table.takes.split()[0]
         if not takes.startswith("["):  # whose words may be left out
-            assert verb(verb_of_table.name) == 2
-            assert f"{takes}: write rlreason {verb_of_table.name} " in capsys.readouterr().err
+            assert subcommand(subcommand_of_table.name) == 2
+            assert f"{takes}: write rlreason {subcommand_of_table.name} " in capsys.readouterr().err
         with pytest.raises(SystemExit):
-            verb(verb_of_table.name, "--help")
+            subcommand(subcommand_of_table.name, "--help")
         assert "--json" in capsys.readouterr().out
-    assert verb("curves", run, "--stp", "3") == 2
+    assert subcommand("curves", run, "--stp", "3") == 2
     assert "--stp 3" in capsys.readouterr().err
 
 
-def test_the_table_stands_behind_help_and_what_is_said_of_a_wrong_verb():
-    lines = verbs_help()
-    assert all(f"rlreason {one.name} {one.takes}" in lines and one.line in lines for one in VERBS)
+def test_the_table_stands_behind_help_and_what_is_said_of_a_wrong_subcommand():
+    lines = subcommands_help()
+    assert all(f"rlreason {one.name} {one.takes}" in lines and one.line in lines for one in SUBCOMMANDS)
     for word, says in {
         "inspct": "did you mean rlreason inspect?",
         "Compare": "did you mean rlreason compare?",
         "audit": "did you mean rlreason inspect RUN --regrade?",
     }.items():
-        with pytest.raises(ConfigError, match=rf"^{word} is no verb: ") as caught:
-            refuse_wrong_verb([word, "runs/x"])
+        with pytest.raises(ConfigError, match=rf"^{word} is no subcommand: ") as caught:
+            refuse_wrong_subcommand([word, "runs/x"])
         assert says in str(caught.value)
     for words in ([], ["seed=1"], ["-m"], ["~std_norm"], ["grpo"]):  # what the settings' own messages are for
-        refuse_wrong_verb(words)
+        refuse_wrong_subcommand(words)
 
 
-def test_no_group_or_setting_is_nearly_a_verb():
+def test_no_group_or_setting_is_nearly_a_subcommand():
     with composing(read([])):
         groups, settings = options(), keys_below(chosen([], "config"))
     for word in {*groups, *settings, *(name for names in groups.values() for name in names)}:
-        refuse_wrong_verb([word])
+        refuse_wrong_subcommand([word])
 
 
-def test_wrong_verbs_and_a_reader_who_leaves_have_their_exit_codes(run, tmp_path):
+def test_wrong_subcommands_and_a_reader_who_leaves_have_their_exit_codes(run, tmp_path):
     for words, says in (
         (("inspct", run, "--json"), "did you mean rlreason inspect?"),
-        (("summary", run), "summary is no verb: inspect, "),
+        (("summary", run), "summary is no subcommand: inspect, "),
         (("grpo",), "algorithm=grpo"),
     ):
         done = shell("-m", "rlreason", *words, cwd=tmp_path)
