@@ -38,7 +38,7 @@ def test_a_winner_of_another_model_is_refused_with_the_cure(tmp_path, monkeypatc
     words = ["-m", "sweep=grpo_baselines", f"carry={tmp_path}/tiny"]
     asked = check_words([*words, "seed=0,1"], note=str)
     assert asked.design is not None
-    assert "learning_rate=1e-3" in asked.design.runs[0].words
+    assert "learning_rate=1e-3" in asked.design.runs[0].overrides
     with pytest.raises(ConfigError) as caught:
         check_words([*words, "model=local", f"model.path={tmp_path}", "scale=laptop", "data=stories"], note=str)
     said = str(caught.value)

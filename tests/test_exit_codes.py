@@ -17,7 +17,7 @@ from rlreason.errors import ConfigError, DataError, EngineError, ResourceError
 from rlreason.records.status import read_status, write_status
 from rlreason.sweeps.closing import SweepRun, runs_table
 from rlreason.sweeps.launched import Sweep
-from rlreason.sweeps.runner import came_to
+from rlreason.sweeps.runner import run_outcome
 from tests.test_end_to_end import SMALL, rlreason
 from tests.waiting import wait_for
 
@@ -90,16 +90,16 @@ def test_a_run_of_a_sweep_is_whole_when_it_came_to_an_end_of_its_own(tmp_path):
         folder.mkdir()
         if summary:
             (folder / "summary.json").write_text(json.dumps(summary))
-        return came_to(folder, code)
+        return run_outcome(folder, code)
 
     assert not left({"status": "finished", "accuracy": 0.5}, 0).failed
     assert left({"status": "diverged:loss", "accuracy": 0.0}, 5).status == "diverged:loss"
     assert not left({"status": "diverged:loss"}, 5).failed
     crashed = left({"status": "finished"}, 1)
-    assert (crashed.status, crashed.shown) == ("failed", "failed (exit code 1)")
-    assert left(None, 2).shown == "failed (exit code 2)"
+    assert (crashed.status, crashed.status_text) == ("failed", "failed (exit code 1)")
+    assert left(None, 2).status_text == "failed (exit code 2)"
     assert left(None, 130).status == "interrupted"
-    assert left(None, -9).shown == "failed (signal SIGKILL)"
+    assert left(None, -9).status_text == "failed (signal SIGKILL)"
     text = runs_table([left({"status": "diverged:loss", "accuracy": 0.0, "length": 3.0}, 5), left(None, 4)])
     assert "diverged:loss" in text
     assert "failed (exit code 4)" in text
@@ -107,7 +107,7 @@ def test_a_run_of_a_sweep_is_whole_when_it_came_to_an_end_of_its_own(tmp_path):
 
 def test_a_killed_run_is_marked_by_its_sweep(tmp_path):
     write_status(tmp_path, "running")
-    came_to(tmp_path, -9)
+    run_outcome(tmp_path, -9)
     assert json.loads((tmp_path / "status.json").read_text())["reason"] == "signal SIGKILL"
 
 

@@ -15,7 +15,7 @@ import pytest
 from rlreason.runtime import signals
 from rlreason.runtime.machine import FORKS_VARIABLE, STACKS_VARIABLE, SWEEP_VARIABLE
 from rlreason.sweeps.forks import THREADS, Forked, Forks, can_fork
-from rlreason.sweeps.runner import Child, Start, stop
+from rlreason.sweeps.runner import Child, RunStart, stop
 from tests.starts import SMALL
 from tests.waiting import wait_for
 
@@ -119,10 +119,10 @@ SWEEP = """
 import os, sys, time
 from pathlib import Path
 from rlreason.sweeps.forks import Forks
-from rlreason.sweeps.runner import Child, Start
+from rlreason.sweeps.runner import Child, RunStart
 forks = Forks("1")
 assert forks.ready()
-start = Start("a", [], Path.cwd(), threads=1, forks=forks)
+start = RunStart("a", [], Path.cwd(), threads=1, forks=forks)
 child = Child(start, Path("run"), sys.argv[1:], None)
 print(child.process.pid, forks._server.pid, flush=True)
 time.sleep(6000)
@@ -150,7 +150,7 @@ def test_where_the_server_has_gone_a_run_is_started_anew(tmp_path, capfd):
     assert forks.ready()
     forks._server.kill()
     forks._server.wait()
-    given = Start("a", [], tmp_path, threads=1, forks=forks)
+    given = RunStart("a", [], tmp_path, threads=1, forks=forks)
     for number in range(2):
         child = Child(given, tmp_path / f"run{number}", ["n_steps=0"], None)
         assert isinstance(child.process, subprocess.Popen)
@@ -187,7 +187,9 @@ forks.close()
 def test_two_at_once_are_stopped_together(forks, tmp_path):
     consoles = [tmp_path / name for name in ("one", "two")]
     children = [
-        Child(Start("a", [], tmp_path, path, threads=1, forks=forks), tmp_path / f"{path.name} run", ENDLESS[:-1], None)
+        Child(
+            RunStart("a", [], tmp_path, path, threads=1, forks=forks), tmp_path / f"{path.name} run", ENDLESS[:-1], None
+        )
         for path in consoles
     ]
     assert all(isinstance(child.process, Forked) for child in children)

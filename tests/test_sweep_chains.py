@@ -28,7 +28,7 @@ def settings_of(sweep_name: str, carried: list[str], *words: str) -> list[str]:
         runs = design_of(asked, note=str, carried=carried).runs
         found = []
         for run in runs:
-            cfg = compose("config", run.words)
+            cfg = compose("config", run.overrides)
             OmegaConf.resolve(cfg)
             found.append(repr(typed(cfg, of_sweep=True)))
     return found
@@ -65,7 +65,7 @@ def test_every_stage_of_the_assignment_composes_with_every_winner_of_those_befor
             for before in won:
                 for winner in won[before]:
                     for run in design_of(of_stage, note=str, carried=winner).runs:
-                        checked(run.words, "config", of_sweep=True)
+                        checked(run.overrides, "config", of_sweep=True)
             file, runs = file_of([f"sweep={stage}"]), design_of(of_stage, note=str).runs
             if file.carries and stage != "grpo_learning_rate":  # a number composes with everything
                 winners = [[f"{key}={value}" for key, value in run.setting.items()] for run in runs]
@@ -120,7 +120,7 @@ def test_words_that_make_the_same_run_are_said():
     asked = read(["-m", "off_policy=on_policy,e1_quarter", "epochs_per_rollout=1", "train_batch_size=64", "seed=0"])
     with composing(asked):
         runs = design_of(asked, note=str).runs
-        words = [list(run.words) for run in runs]
+        words = [list(run.overrides) for run in runs]
         line, *rest = the_same([checked(own, "config", of_sweep=True) for own in words], words)
     assert not rest
     assert line.startswith("off_policy=on_policy and off_policy=e1_quarter")

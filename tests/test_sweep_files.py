@@ -71,7 +71,7 @@ def test_every_cell_of_every_sweep_composes_and_keeps_the_rules(name, place, eve
             return
         runs = design_of(asked, note=str).runs
         for run in runs if every else (runs[0], runs[-1]):
-            cfg = compose("config", run.words)
+            cfg = compose("config", run.overrides)
             OmegaConf.resolve(cfg)
             typed(cfg, of_sweep=True)
 
@@ -141,7 +141,7 @@ def test_the_words_of_a_sweep_reach_no_run(tmp_path, monkeypatch):
     asked = check_words(["-m", "loss=gspo,cispo", "jobs=2", "dry=true", "sweep_name=mine"], note=str)
     assert (asked.own.jobs, asked.own.dry, asked.folder) == (2, True, Path("runs/sweeps/mine"))
     assert asked.design is not None
-    assert asked.design.runs[0].words == ["loss=gspo", "seed=0"]
+    assert asked.design.runs[0].overrides == ["loss=gspo", "seed=0"]
     for word in ("jobs=0", "dry=maybe", "sweep_name=a/b", "carry=nowhere", "carry=[]"):
         assert mistake("-m", "seed=0,1", word).startswith(f"{word} ")
     assert mistake("seed=0", "jobs=2").startswith("jobs=2 ")
@@ -153,11 +153,16 @@ def test_the_embedded_block_is_read_at_its_scale_alone_and_typed_words_win():
     rates = {run.setting["learning_rate"] for run in designed("sweep=grpo_learning_rate").runs}
     assert rates == {"3e-5", "1e-4", "3e-4", "1e-3", "0.01"}
     paper = designed("sweep=grpo_learning_rate", "experiment=cs336_2025")
-    assert paper.runs[0].words == ["sweep=grpo_learning_rate", "experiment=cs336_2025", "learning_rate=1e-6", "seed=0"]
+    assert paper.runs[0].overrides == [
+        "sweep=grpo_learning_rate",
+        "experiment=cs336_2025",
+        "learning_rate=1e-6",
+        "seed=0",
+    ]
     assert paper.reference == {"learning_rate": "1e-5"}
     mine = designed("sweep=grpo_learning_rate", "data=stories", "n_steps=2", "learning_rate=1e-3,2e-3")
     assert [run.setting["learning_rate"] for run in mine.runs] == ["1e-3", "2e-3"]
-    assert mine.runs[0].words[1:3] == ["data=stories", "n_steps=2"]
+    assert mine.runs[0].overrides[1:3] == ["data=stories", "n_steps=2"]
     assert mine.reference is None
     assert "run a sweep for each scale" in mistake("-m", "sweep=grpo_learning_rate", "scale=embedded,laptop")
 
@@ -168,11 +173,11 @@ def test_cells_multiply_with_axes_and_seeds_and_are_named_in_full():
     assert star.axes == ["group_size", "question_batch_size", "sft_epochs"]
     assert star.runs[0].name == "group_size=4,question_batch_size=256,sft_epochs=2,seed=0"
     assert star.reference == star.runs[0].setting
-    assert [word for word in star.runs[1].words if word.startswith("question_batch_size")] == [
+    assert [word for word in star.runs[1].overrides if word.startswith("question_batch_size")] == [
         "question_batch_size=128"
     ]
     after = designed("sweep=pku_before_and_after", "experiment=pku_hw3", "model=qwen3_0_6b_base").runs[1]
-    assert after.words[-2:] == ["model.path='runs/sweeps/pku_grpo/seed=${seed}'", "seed=0"]
+    assert after.overrides[-2:] == ["model.path='runs/sweeps/pku_grpo/seed=${seed}'", "seed=0"]
     assert len(designed("sweep=sft_dataset_size", "data=gsm8k", "model=smollm2_135m").runs) == 10
     sizes = designed("sweep=sft_dataset_size")
     assert len(sizes.settings()) == 10
@@ -197,7 +202,7 @@ def test_a_typed_word_that_takes_a_cells_own_setting_away_is_refused(words, cell
 def test_a_stage_that_goes_on_with_a_model_keeps_it_where_the_first_one_was_typed(tmp_path):
     """model.path=DIR took the second cell of pku_before_and_after away."""
     runs = designed("sweep=pku_before_and_after", "experiment=pku_hw3", f"model.path={tmp_path}").runs
-    paths = [[word for word in run.words if word.startswith("model.path=")] for run in runs]
+    paths = [[word for word in run.overrides if word.startswith("model.path=")] for run in runs]
     assert paths == [[f"model.path={tmp_path}"], ["model.path='runs/sweeps/pku_grpo/seed=${seed}'"]]
 
 
@@ -229,7 +234,7 @@ def test_a_block_may_be_like_another_and_a_file_of_ones_own_works_the_same(tmp_p
     design = designed(*words)
     assert design.reference == {"loss": "gspo", "n_steps": "40"}
     assert [run.name for run in design.runs][:2] == ["loss=gspo,n_steps=40,seed=3", "loss=cispo,n_steps=7,seed=3"]
-    assert "data=stories_long" in design.runs[0].words
+    assert "data=stories_long" in design.runs[0].overrides
     check_words(["-m", *words], note=str)
 
 
@@ -262,7 +267,7 @@ def test_what_is_carried_gives_way_to_what_was_typed_and_to_what_the_sweep_sets(
         asked = read(["-m", *words])
         won = ["learning_rate=1e-3", "loss=no_baseline", "off_policy=e4_full"]
         with composing(asked):
-            return design_of(asked, note=str, carried=won).runs[0].words
+            return design_of(asked, note=str, carried=won).runs[0].overrides
 
     words = carried("sweep=grpo_off_policy_clip_ablation", "learning_rate=3e-3")
     assert [word for word in words if word.startswith(("learning_rate", "loss", "off_policy"))] == [
@@ -287,11 +292,11 @@ def test_a_chain_has_its_stages_in_folders_below_its_own(chain):
         assert first.design is not None
         assert first.design.folder == Path("runs/sweeps/mine/grpo_baselines")
         assert first.design.seeds == [0, 1]
-        assert "n_steps=2" in first.design.runs[0].words
+        assert "n_steps=2" in first.design.runs[0].overrides
         second = stage_of(chain, chain.chain[1], note=str, started=False)
     assert second.design is not None
-    assert "n_steps=2" not in second.design.runs[0].words  # nothing is trained there
-    assert "model.path='runs/sweeps/mine/pku_grpo/seed=${seed}'" in second.design.runs[1].words
+    assert "n_steps=2" not in second.design.runs[0].overrides  # nothing is trained there
+    assert "model.path='runs/sweeps/mine/pku_grpo/seed=${seed}'" in second.design.runs[1].overrides
 
 
 def test_of_very_many_runs_those_that_show_each_value_are_checked():

@@ -21,7 +21,7 @@ from rlreason.runtime.files import holder, run_lock
 from rlreason.runtime.machine import usable_processors
 from rlreason.sweeps.closing import closing, rows_of, settings_table
 from rlreason.sweeps.design import Composed, Design, PlannedRun, refuse_changed, wait_for_earlier
-from rlreason.sweeps.runner import Work, code_of, run_sweep
+from rlreason.sweeps.runner import SweepWork, code_of, run_sweep
 from rlreason.sweeps.state import FILE, RunState, SweepState, new_state, read_state, write_state
 from tests.starts import rlreason
 from tests.sweep_folders import sweep
@@ -56,8 +56,8 @@ def finished(folder: Path, accuracy: float | None = 0.5, config: str = CONFIG, *
     (folder / "summary.json").write_text(json.dumps(summary | more))
 
 
-def work(of: Design, **more: object) -> Work:
-    return Work(of, lambda run: Composed(CONFIG, 60.0), command="python -m rlreason -m x", **more)
+def work(of: Design, **more: object) -> SweepWork:
+    return SweepWork(of, lambda run: Composed(CONFIG, 60.0), command="python -m rlreason -m x", **more)
 
 
 def test_what_is_known_of_a_sweep_comes_from_its_folders(tmp_path):

@@ -20,7 +20,7 @@ from rlreason.errors import ConfigError
 from rlreason.runtime.machine import usable_processors
 from rlreason.sweeps.design import Composed
 from rlreason.sweeps.gpus import GpuPlan, gpu_plan, machine_gpus, own_gpus
-from rlreason.sweeps.runner import Work, run_sweep
+from rlreason.sweeps.runner import SweepWork, run_sweep
 from rlreason.sweeps.state import read_state
 from tests.starts import ENV, SMALL, rlreason
 from tests.test_sweeps import BROKEN, CONFIG, design
@@ -122,7 +122,7 @@ def check_apart(said: str, each: int) -> int:
 def test_the_runs_of_a_sweep_have_gpus_of_their_own(tmp_path, capfd, per_run, side_by_side):
     plan = GpuPlan(("0", "1", "2"), per_run)
     grid = design(tmp_path, "1", seeds=side_by_side + 1, words=(BROKEN,))
-    work = Work(grid, lambda run: Composed(CONFIG, 60.0), gpus=plan)
+    work = SweepWork(grid, lambda run: Composed(CONFIG, 60.0), gpus=plan)
     assert plan.side_by_side(None, 4) == side_by_side
     run_sweep(work, 4)  # more than there are GPUs for: the others wait
     said = capfd.readouterr().out

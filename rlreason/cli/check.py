@@ -161,7 +161,7 @@ def checked_sweep(asked: Asked, note: Note) -> Asked:
     if before:
         from rlreason.sweeps.carry import model_of, refuse_other_model
 
-        cfg = composed(design.runs[0].words, asked.config_name)
+        cfg = composed(design.runs[0].overrides, asked.config_name)
         refuse_other_model(before, model_of(lambda key: OmegaConf.select(cfg, key)))
     runs = check_runs(asked, shown_first(design), design.folder, note)
     gpus = _gpus(asked, runs, note)
@@ -201,12 +201,13 @@ def _arms(asked: Asked, folder: Path, earlier: Sequence[str], note: Note) -> lis
     broad = file_of(asked.overrides).best_of
     if broad not in earlier or not _compares(folder / broad, note):
         return []
-    from rlreason.sweeps.carry import best_arms, in_words
+    from rlreason.sweeps.carry import best_arms, setting_text
 
     arms = best_arms(folder / broad)
     if with_meant(map(key_of, asked.overrides)) & arms[0].keys():
         return []
-    note(f"note: {broad} hands on its best settings: {'; '.join(map(in_words, arms[1:])) or 'none but the reference'}")
+    best = "; ".join(map(setting_text, arms[1:])) or "none but the reference"
+    note(f"note: {broad} hands on its best settings: {best}")
     return arms
 
 
@@ -239,7 +240,7 @@ def shown_first(design: Design) -> list[list[str]]:
     for run in design.runs:
         new = {*run.setting.items(), ("seed", str(run.seed))} - seen
         seen |= new
-        (first if new else later).append(list(run.words))
+        (first if new else later).append(list(run.overrides))
     return [*first, *later][:MOST_RUNS_CHECKED]
 
 

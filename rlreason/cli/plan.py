@@ -20,7 +20,7 @@ from rlreason.runtime.differences import ASSUMED, LEVEL, Spread, smallest_differ
 from rlreason.runtime.streams import folded
 from rlreason.runtime.subcommand import Answer, Parser
 from rlreason.runtime.text import duration
-from rlreason.sweeps.plan import problems_of, shown_by
+from rlreason.sweeps.plan import power_text, problems_of
 
 MOST = 10**7
 SETTINGS = 2
@@ -97,7 +97,7 @@ def _of_seeds(arguments: argparse.Namespace, problems: int) -> tuple[list[str], 
     residual = ASSUMED[0].residual
     given = None if arguments.spread is None else Spread(arguments.spread**2, residual)
     spread = None if given is None else (given, f"seeds that spread by {arguments.spread:g}, half of it in both")
-    lines = [f"can show   {shown_by(seeds, problems, spread, comparisons)}"]
+    lines = [f"can show   {power_text(seeds, problems, spread, comparisons)}"]
     spreads = ASSUMED if given is None else (given,)
     figures: dict[str, Any] = {
         "seeds": seeds,

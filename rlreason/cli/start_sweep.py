@@ -21,14 +21,14 @@ from rlreason.errors import ConfigError
 from rlreason.records.status import sweep_code
 from rlreason.runtime import signals
 from rlreason.runtime.text import redacted
-from rlreason.sweeps.carry import in_words, watch
+from rlreason.sweeps.carry import setting_text, watch
 from rlreason.sweeps.closing import closing, runs_table
 from rlreason.sweeps.design import Composed, Design, PlannedRun
 from rlreason.sweeps.elsewhere import RayCluster, SlurmCluster, run_elsewhere
-from rlreason.sweeps.gpus import gpus_asked
+from rlreason.sweeps.gpus import gpus_needed
 from rlreason.sweeps.launched import LOG, Sweep, launch_sweep
 from rlreason.sweeps.plan import one_formula, plan_text
-from rlreason.sweeps.runner import Work, code_of, run_sweep
+from rlreason.sweeps.runner import SweepWork, code_of, run_sweep
 from rlreason.sweeps.state import FILE, SweepState, read_state
 
 DESIGNED = ("hydra.sweep.", "hydra.run.", "hydra.mode", "hydra.sweeper.params")  # of Hydra's words, what a design says
@@ -65,8 +65,8 @@ def losses_of(asked: Asked, design: Design) -> dict[str, AnyRunConfig]:
     """The settings of one run of each setting, where their losses may differ; nothing else is worth the time."""
     if not {"loss", "loss.loss_type", "objective"} & set(design.axes):
         return {}
-    of_each = {in_words(run.setting): run for run in reversed(design.runs)}
-    return {name: run_of(asked, of_each[name]) for name in map(in_words, design.settings())}
+    of_each = {setting_text(run.setting): run for run in reversed(design.runs)}
+    return {name: run_of(asked, of_each[name]) for name in map(setting_text, design.settings())}
 
 
 def first_run(asked: Asked, design: Design) -> AnyRunConfig:
@@ -76,7 +76,7 @@ def first_run(asked: Asked, design: Design) -> AnyRunConfig:
 
 def run_of(asked: Asked, run: PlannedRun) -> AnyRunConfig:
     """The settings of a planned run."""
-    cfg = compose(asked.config_name, list(run.words))
+    cfg = compose(asked.config_name, list(run.overrides))
     OmegaConf.resolve(cfg)
     return typed(cfg, of_sweep=True, absent=[] if asked.own.dry else None)  # said when they were checked
 
@@ -146,7 +146,7 @@ def run_design(hydra: Hydra, asked: Asked, design: Design, task: Task) -> SweepS
     """
     command = shlex.join(["python", "-m", "rlreason", *sys.argv[1:]])
     after_run = after_run_of(announce(asked, design), design)
-    work = Work(
+    work = SweepWork(
         design, partial(composed_run, asked.config_name), asked.sources(), command, after_run, asked.carried, asked.gpus
     )
     launcher = chosen_launcher(asked.overrides)
@@ -175,11 +175,11 @@ def print_table(folder: Path) -> SweepState:
     return state
 
 
-def _launched(hydra: Hydra, asked: Asked, work: Work, launcher: str, task: Task) -> None:
+def _launched(hydra: Hydra, asked: Asked, work: SweepWork, launcher: str, task: Task) -> None:
     """Run a sweep by one of Hydra's launchers."""
     design = work.design
     jobs = jobs_of(asked, design)
-    words = [*design.runs[0].words, *words_of_launcher(asked), *jobs.words]
+    words = [*design.runs[0].overrides, *words_of_launcher(asked), *jobs.words]
     if launcher in (SLURM, RAY):
         settings = settings_of(hydra, asked.config_name, words, design.folder)
         place = design.folder / f".{launcher}"
@@ -189,20 +189,20 @@ def _launched(hydra: Hydra, asked: Asked, work: Work, launcher: str, task: Task)
     start = launcher_of(hydra, asked.config_name, words, design.folder, task)
 
     def launch(runs: Sequence[PlannedRun]) -> Sequence[Exception | None]:
-        return start([(run.name, run.words) for run in runs])
+        return start([(run.name, run.overrides) for run in runs])
 
     launch_sweep(work, launcher, launch, jobs.side_by_side, jobs.batch, jobs.shows_gpus)
 
 
 def composed_run(config_name: str, run: PlannedRun) -> Composed:
     """The config of a run of a sweep, as the run will write it. Hydra must be ready to compose."""
-    cfg = compose(config_name, list(run.words))
+    cfg = compose(config_name, list(run.overrides))
     asked = typed(cfg, of_sweep=True)
     may_fork = (
         works_on_a_model(asked) and asked.rollout.engine != "vllm"
     )  # which decides as it is loaded how it uses the processors
     config = redacted(OmegaConf.to_yaml(cfg, resolve=True))
-    return Composed(config, asked.waits.run_s, gpus_asked(asked), may_fork)
+    return Composed(config, asked.waits.run_s, gpus_needed(asked), may_fork)
 
 
 def start_sweep_run(cfg: DictConfig) -> float:
@@ -213,7 +213,7 @@ def start_sweep_run(cfg: DictConfig) -> float:
     run = typed(cfg, of_sweep=True)
     config, hydra_config = redacted(OmegaConf.to_yaml(cfg, resolve=True)), HydraConfig.get()
     folder, name = Path(hydra_config.runtime.output_dir), Path(hydra_config.sweep.dir).name
-    composed = Composed(config, run.waits.run_s, gpus_asked(run))
+    composed = Composed(config, run.waits.run_s, gpus_needed(run))
     return Sweep.of_environment().run(name, folder, list(hydra_config.overrides.task), composed).accuracy
 
 

@@ -339,7 +339,9 @@ def study_of(given: Sequence[Given]) -> Study:
     state = first.state
     axes = list(dict.fromkeys(key for setting in settings for key, _ in setting.key))
     name = state.name if state is not None else first.path.resolve().name
-    sweep = state.asked if state is not None else str(first.runs[0].provenance.get("sweep", "")) if first.runs else ""
+    sweep = (
+        state.requested if state is not None else str(first.runs[0].provenance.get("sweep", "")) if first.runs else ""
+    )
     study = Study(
         name,
         question_of(sweep if state is not None else sweep or name, axes),

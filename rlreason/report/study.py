@@ -13,7 +13,7 @@ from rlreason.records.status import ending
 from rlreason.runtime.differences import Difference, compared
 from rlreason.runtime.intervals import Floats, of_clusters
 from rlreason.runtime.text import question_keys
-from rlreason.sweeps.closing import told_apart
+from rlreason.sweeps.closing import split_differences
 from rlreason.sweeps.design import Key
 
 #: What a curve may be drawn against -> the counter of `metrics.jsonl` that it is.
@@ -270,9 +270,9 @@ def unequal(setting: Setting, reference: Setting, on_purpose: Sequence[str]) -> 
     others, intended = list[str](), list[str]()
     for run in runs[1:]:
         if runs[0].protocol is not None and run.protocol is not None:
-            found = told_apart(runs[0].protocol, run.protocol, on_purpose)
+            found = split_differences(runs[0].protocol, run.protocol, on_purpose)
         else:
-            found = told_apart(_measuring(runs[0]), _measuring(run), on_purpose)
+            found = split_differences(_measuring(runs[0]), _measuring(run), on_purpose)
         others += found[0]
         intended += found[1]
     others += _asked_otherwise(setting, reference)

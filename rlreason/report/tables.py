@@ -15,7 +15,7 @@ from rlreason.report.verdicts import p_word, signed, verdicts_of
 from rlreason.runtime.differences import paired_difference
 from rlreason.runtime.intervals import Floats
 from rlreason.runtime.text import duration, few, shorten
-from rlreason.sweeps.closing import REFERENCE, Judged
+from rlreason.sweeps.closing import REFERENCE, JudgedSetting
 from rlreason.sweeps.design import Key
 
 NONE = "\N{EN DASH}"
@@ -108,12 +108,12 @@ def accuracy_of(one: Setting, among: set[str] | None = None) -> tuple[float, flo
     return mean_of_setting(np.stack(list(side.correctness(sorted(problems), side.questions).values())))
 
 
-def in_brief(study: Study) -> dict[Key, Judged]:
+def in_brief(study: Study) -> dict[Key, JudgedSetting]:
     """Each setting's accuracy and verdict as the report has them, for the table that ends a sweep."""
     words = {verdict.setting: verdict.word for verdict in verdicts_of(study)}
     first = study.reference
     return {
-        one.runs[0].setting: Judged(accuracy_of(one), REFERENCE if one is first else words[one.label])
+        one.runs[0].setting: JudgedSetting(accuracy_of(one), REFERENCE if one is first else words[one.label])
         for one in study.settings
     }
 

@@ -1,4 +1,4 @@
-"""What a finished sweep hands on, and which setting of a running one can no longer win."""
+"""Decide what a finished sweep hands on to the next, and which settings of a running sweep can no longer win."""
 
 import difflib
 import itertools
@@ -18,23 +18,23 @@ from rlreason.sweeps.closing import (
     CHOOSING,
     COMPARING,
     Outcomes,
-    asked_by_all,
+    common_problems,
     correctness,
     mean_of,
     outcomes_of,
     refuse_unequal,
 )
 from rlreason.sweeps.design import FEWEST_SEEDS, SWEEPS, Key, Setting
-from rlreason.sweeps.state import FILE, RunState, SweepState, read_state, sweeps_asked
+from rlreason.sweeps.state import FILE, RunState, SweepState, read_state, sweeps_named
 
-BEST = 3  # settings of a broad sweep that a focused one runs again, beside the reference
+BEST = 3  # settings of a broad sweep that a focused one runs again, besides the reference
 GIVE = "give carry= a sweep that has finished"
 
 
 @dataclass(frozen=True, slots=True)
 class Carried:
-    """What a sweep hands on. `difference`: the best setting minus the reference, on the problems that chose it;
-    `apart`: the same on those that did not. Both are None where the reference is the best itself.
+    """What a sweep hands on. `difference`: best setting minus reference, on the problems that chose it; `apart`: the
+    same on the other problems. Both are None where the reference is the best setting.
     """
 
     sweep: str  # its folder
@@ -50,14 +50,14 @@ class Carried:
     model: str = ""  # that it was chosen with
 
     def plain(self) -> dict[str, Any]:
-        """The same for JSON."""
+        """Return the same for JSON."""
         return asdict(self)
 
 
 def sweep_folder(word: str, model: str = "", data: str = "") -> Path:
-    """The folder that `carry=` names: a folder, or below runs/sweeps one of this name or of a sweep that is sweep=word.
+    """Return the folder that `carry=` names: a path, or below runs/sweeps a folder of this name or with this `sweep=`.
 
-    Of several the one with this model and data, then one that is whole, then the one of this name, then the newest.
+    Of several, prefer the same model and data, then a finished sweep, then the exact name, then the newest.
     `ConfigError` where there is none.
     """
     if word and Path(word).is_dir():
@@ -69,13 +69,13 @@ def sweep_folder(word: str, model: str = "", data: str = "") -> Path:
             runs = read_state(folder, lambda _: None).runs
             first = next((folder / run.name for run in runs if (folder / run.name / CONFIG).exists()), None)
             setting = RunFolder(first).setting if first is not None else lambda _: None
-        except ConfigError:  # `carry` says what is wrong, where there is no other
+        except ConfigError:  # `carry` reports what is wrong, if there is no other
             return False, False, False, folder in named, 0.0
         whole = all(run.of_its_own for run in runs)
         same = model_of(setting) == model, setting("data.name") == data
         return *same, whole, folder in named, (folder / FILE).stat().st_mtime if (folder / FILE).exists() else 0.0
 
-    if found := list(dict.fromkeys([*named, *sweeps_asked(SWEEPS, word)])):
+    if found := list(dict.fromkeys([*named, *sweeps_named(SWEEPS, word)])):
         return max(found, key=nearness)
     names = sorted({path.name for path in SWEEPS.glob("*") if path.is_dir()})
     near = difflib.get_close_matches(word, names, n=1)
@@ -84,59 +84,59 @@ def sweep_folder(word: str, model: str = "", data: str = "") -> Path:
 
 
 def carry(folder: Path) -> Carried:
-    """What the finished sweep in a folder hands on.
+    """Return what the finished sweep in a folder hands on.
 
-    `ConfigError` where it is not finished, where runs of it failed, where it names no reference, or where its settings
-    were not measured in one way on the same problems.
+    `ConfigError` if it is unfinished, has failed runs, names no reference, or measured its settings with different
+    protocols or on different problems.
     """
     state = read_state(folder)
     reference, grouped = _measured(state, folder)
     everyone = [one for of_setting in grouped.values() for one in of_setting]
     varied = refuse_unequal(everyone, state.axes)
-    problems = {half: asked_by_all(everyone, half) for half in (CHOOSING, COMPARING)}
+    problems = {half: common_problems(everyone, half) for half in (CHOOSING, COMPARING)}
     right = {half: {key: correctness(of, problems[half]) for key, of in grouped.items()} for half in problems}
-    carried = chosen(right[CHOOSING], right[COMPARING], reference, folder)
-    said = [carried.sentence, *_marks(state, folder, varied, [one.name for one in everyone])]
+    carried = choose_setting(right[CHOOSING], right[COMPARING], reference, folder)
+    said = [carried.sentence, *_caveats(state, folder, varied, [one.name for one in everyone])]
     return replace(carried, sentence="; ".join(said), model=model_of(RunFolder(folder / everyone[0].name).setting))
 
 
 def best_arms(folder: Path) -> list[Setting]:
-    """The reference of a finished sweep, then its best other settings on the problems that choose, BEST at most.
+    """Return the reference of a finished sweep and its best other settings (at most BEST) on the problems that choose.
 
-    Settings of which every run diverged are none of them. `ConfigError` as in `carry`.
+    Settings whose runs all diverged are left out. `ConfigError` as in `carry`.
     """
     state = read_state(folder)
     reference, grouped = _measured(state, folder)
     everyone = [one for of_setting in grouped.values() for one in of_setting]
     refuse_unequal(everyone, state.axes)
-    problems = asked_by_all(everyone, CHOOSING)
+    problems = common_problems(everyone, CHOOSING)
     others = [key for key, of in grouped.items() if key != reference and any(one.right is not None for one in of)]
     others.sort(key=lambda key: mean_of(correctness(grouped[key], problems)), reverse=True)
     return [dict(key) for key in (reference, *others[:BEST])]
 
 
 def _measured(state: SweepState, folder: Path) -> tuple[Key, dict[Key, list[Outcomes]]]:
-    """The reference of a sweep, and the outcomes of each setting. `ConfigError` where it does not hand anything on."""
+    """Return the reference of a finished sweep, and the outcomes of each setting."""
     _refuse_unfinished(state, folder)
     refuse_shared_time(state.runs)
     reference = _reference(state, folder)
     grouped: dict[Key, list[Outcomes]] = {}
     for run in state.runs:
-        if (found := outcomes_of(folder, run)) is not None:  # none: of a setting that was stopped on the way
+        if (found := outcomes_of(folder, run)) is not None:  # None: its setting was stopped
             grouped.setdefault(run.key, []).append(found)
     if reference not in grouped:
-        raise ConfigError(f"carry={folder}: no run of its reference {in_words(dict(reference))} has ended: {GIVE}")
+        raise ConfigError(f"carry={folder}: no run of its reference {setting_text(dict(reference))} has ended: {GIVE}")
     return reference, grouped
 
 
 def model_of(setting: Callable[[str], Any]) -> str:
-    """The model of a run, by a function that tells its settings."""
+    """Return the model of a run as text; `setting` looks up a key of its config."""
     name, path = setting("model.name"), setting("model.path")
     return f"{name} ({path})" if path else str(name)
 
 
 def refuse_other_model(carried: Sequence[Carried], model: str) -> None:
-    """`ConfigError` where a winner was chosen with another model: good learning rates differ by a hundred."""
+    """Raise `ConfigError` if a winner was chosen with another model: good learning rates differ by a factor of 100."""
     for one in carried:
         if one.words and one.model != model:
             raise ConfigError(
@@ -145,19 +145,19 @@ def refuse_other_model(carried: Sequence[Carried], model: str) -> None:
             )
 
 
-def chosen(
+def choose_setting(
     choosing: Mapping[Key, Mapping[int, Floats]],
     comparing: Mapping[Key, Mapping[int, Floats]],
     reference: Key,
     folder: Path,
 ) -> Carried:
-    """The rule itself: setting -> seed -> correctness (problems of a half), for both halves."""
+    """Apply the rule. `choosing`, `comparing`: setting -> seed -> correctness (problems of that half)."""
     means = {key: mean_of(of_seeds) for key, of_seeds in choosing.items()}
     best = max(means, key=lambda key: (means[key], key == reference))
     others = [key for key in choosing if key != reference]
-    shown = {in_words(dict(key)): mean for key, mean in means.items()}
+    shown = {setting_text(dict(key)): mean for key, mean in means.items()}
     if best == reference:
-        text = f"{folder.name}: keeps the default {in_words(dict(reference))}: no other setting had a larger mean"
+        text = f"{folder.name}: keeps the default {setting_text(dict(reference))}: no other setting had a larger mean"
         return Carried(
             str(folder), [], True, dict(best), dict(reference), shown, None, None, None, text
         )  # fmt: skip
@@ -167,7 +167,7 @@ def chosen(
     takes = difference.mean > 0 and p <= LEVEL and difference.over != PROBLEMS
     apart = compared(comparing[best], comparing[reference])
     verdict = sentence(difference, p, len(others))
-    name, default = in_words(dict(best)), in_words(dict(reference))
+    name, default = setting_text(dict(best)), setting_text(dict(reference))
     if takes:
         text = f"{folder.name}: carries {name}: {verdict} than {default}; on the problems that did not choose it: "
         text += sentence(apart)
@@ -181,10 +181,10 @@ def chosen(
     )  # fmt: skip
 
 
-def in_words(setting: Setting) -> str:
-    """A setting as it is typed.
+def setting_text(setting: Setting) -> str:
+    """Return a setting as it is typed.
 
-    >>> in_words({"loss": "grpo_clip", "epochs": "2"}), in_words({})
+    >>> setting_text({"loss": "grpo_clip", "epochs": "2"}), setting_text({})
     ('loss=grpo_clip epochs=2', 'the default')
     """
     return " ".join(f"{key}={value}" for key, value in setting.items()) or "the default"
@@ -192,7 +192,7 @@ def in_words(setting: Setting) -> str:
 
 def _refuse_unfinished(state: SweepState, folder: Path) -> None:
     if bad := [run for run in state.runs if not run.of_its_own]:
-        names = few([f"{run.name}: {run.shown}" for run in bad], 3)
+        names = few([f"{run.name}: {run.status_text}" for run in bad], 3)
         again = f" ({state.command})" if state.command else ""
         raise ConfigError(
             f"carry={folder} has not finished: {len(bad)} of its {len(state.runs)} runs did not come to their end "
@@ -201,7 +201,7 @@ def _refuse_unfinished(state: SweepState, folder: Path) -> None:
 
 
 def refuse_shared_time(runs: Sequence[RunState]) -> None:
-    """`ConfigError` where runs shared the machine and were ended by the clock: each had a part of the time alone."""
+    """Raise `ConfigError` if runs that shared the machine were ended by the clock: their budgets were not equal."""
     odd = [run.name for run in runs if run.shared_machine and run.status == "budget" and "budget.hours" in run.reason]
     if odd:
         raise ConfigError(
@@ -211,7 +211,7 @@ def refuse_shared_time(runs: Sequence[RunState]) -> None:
 
 
 def _reference(state: SweepState, folder: Path) -> Key:
-    """The reference among the settings: they may have more keys than it names, as long as one setting fits."""
+    """Return the one setting that matches the reference; settings may have more keys than it names."""
     if state.reference is None:
         raise ConfigError(
             f"carry={folder} holds no setting that the others are compared with: name it in its file's block "
@@ -223,35 +223,35 @@ def _reference(state: SweepState, folder: Path) -> Key:
     if len(fitting) != 1:
         many = "several of its settings have" if fitting else "none of its settings is"
         raise ConfigError(
-            f"carry={folder}: {many} its reference {in_words(state.reference)}: run a sweep that holds it once"
+            f"carry={folder}: {many} its reference {setting_text(state.reference)}: run a sweep that holds it once"
         )
     return fitting[0]
 
 
-def _marks(state: SweepState, folder: Path, varied: Sequence[str], measured: Collection[str]) -> list[str]:
-    """What has to be said with a verdict: ends before the last step, missing seeds, and what it was measured with."""
-    marks = []
+def _caveats(state: SweepState, folder: Path, varied: Sequence[str], measured: Collection[str]) -> list[str]:
+    """Return what limits a verdict: early ends, missing seeds, a varied protocol; and the model and data used."""
+    caveats = []
     for run in state.runs:
         if run.name not in measured:
-            marks.append(f"{run.name} has no final evaluation ({run.status})")
+            caveats.append(f"{run.name} has no final evaluation ({run.status})")
         elif run.status != "finished":
-            marks.append(f"{run.name} counts as {run.status} left it")
+            caveats.append(f"{run.name} counts as {run.status} left it")
     seeds = {run.seed for run in state.runs}
     for setting in dict.fromkeys(run.key for run in state.runs):
         if missing := sorted(seeds - {run.seed for run in state.runs if run.key == setting}):
-            marks.append(f"{in_words(dict(setting))} has not run seed {few([str(seed) for seed in missing])}")
+            caveats.append(f"{setting_text(dict(setting))} has not run seed {few([str(seed) for seed in missing])}")
     if varied:
-        marks.append(f"the sweep varies the protocol's {', '.join(varied)} on purpose")
+        caveats.append(f"the sweep varies the protocol's {', '.join(varied)} on purpose")
     first = RunFolder(folder / next(iter(measured)))
     names = [f"{key}={name}" for key in ("model", "data") if (name := first.setting(f"{key}.name"))]
-    return [*marks, *([f"chosen with {' '.join(names)}"] if names else [])]
+    return [*caveats, *([f"chosen with {' '.join(names)}"] if names else [])]
 
 
 Right = Mapping[Key, Mapping[int, Floats]]  # setting -> seed -> correctness (problems)
 
 
-class Verdict(NamedTuple):
-    """A setting that loses surely, against which, by how much, and at which level."""
+class SureLoss(NamedTuple):
+    """A setting that surely loses: to which, by how much, and at which level."""
 
     setting: Key
     better: Key
@@ -260,10 +260,11 @@ class Verdict(NamedTuple):
     level: float
 
 
-def losers(right: Right, reference: Key | None, settings: int, planned_seeds: int) -> list[Verdict]:
-    """The settings that surely lose: at each the clearest verdict. The rule is that of the module.
+def losers(right: Right, reference: Key | None, settings: int, planned_seeds: int) -> list[SureLoss]:
+    """Return the settings that surely lose, each with its clearest comparison.
 
-    `right`: of the runs that have ended. `settings`, `planned_seeds`: how many the sweep has in all.
+    `right`: of the runs that have ended. `settings`, `planned_seeds`: how many the sweep has in all. The level is
+    divided by the number of looks, and Holm's method corrects over the pairs.
     """
     looks = planned_seeds - FEWEST_SEEDS
     if looks < 1:
@@ -271,24 +272,20 @@ def losers(right: Right, reference: Key | None, settings: int, planned_seeds: in
     level = LEVEL / looks
     pairs = [(key, reference) for key in right if key != reference] if reference else itertools.combinations(right, 2)
     family = settings - 1 if reference else settings * (settings - 1) // 2
-    looked = [(a, b, compared(_shared(right, a, b), _shared(right, b, a))) for a, b in pairs if _enough(right, a, b)]
-    found: dict[Key, Verdict] = {}
+    enough = [(a, b) for a, b in pairs if b in right and len(right[a].keys() & right[b].keys()) >= FEWEST_SEEDS]
+    looked = [(a, b, compared(_shared(right, a, b), _shared(right, b, a))) for a, b in enough]
+    found: dict[Key, SureLoss] = {}
     for (a, b, d), p in zip(looked, holm([d.p for _, _, d in looked], family), strict=True):
         worse, better, minus = (a, b, d) if d.mean < 0 else (b, a, _turned(d))
         if p > level or worse == reference:
             continue
         if worse not in found or p < found[worse].adjusted_p:
-            found[worse] = Verdict(worse, better, minus, p, level)
+            found[worse] = SureLoss(worse, better, minus, p, level)
     return list(found.values())
 
 
-def _enough(right: Right, a: Key, b: Key | None) -> bool:
-    return b is not None and b in right and len(right[a].keys() & right[b].keys()) >= FEWEST_SEEDS
-
-
-def _shared(right: Right, one: Key, other: Key | None) -> dict[int, Floats]:
-    """The runs of a setting whose seeds the other one has run too."""
-    assert other is not None
+def _shared(right: Right, one: Key, other: Key) -> dict[int, Floats]:
+    """Return the runs of one setting whose seeds the other has run too."""
     return {seed: values for seed, values in right[one].items() if seed in right[other]}
 
 
@@ -299,9 +296,11 @@ def _turned(d: Difference) -> Difference:
 
 
 def watch(folder: Path, say: Callable[[str], None] = print_stderr) -> Callable[[SweepState], list[dict[str, Any]]]:
-    """What a sweep in a folder asks after each run: which settings are to be stopped, as `SweepState.stopped_settings`.
+    """Return a function that is called after each run and returns the settings to stop, as
+    `SweepState.stopped_settings`.
 
-    The files of each run are read once. Settings that cannot be compared stop nothing, and why is said once.
+    The files of each run are read once. If the settings cannot be compared, nothing is stopped and the reason is
+    printed once.
     """
     known: dict[str, Outcomes] = {}
     said: set[str] = set()
@@ -319,13 +318,13 @@ def watch(folder: Path, say: Callable[[str], None] = print_stderr) -> Callable[[
 
 
 def to_stop(state: SweepState, ended: Sequence[tuple[RunState, Outcomes]]) -> list[dict[str, Any]]:
-    """The settings to stop: those that surely lose and have runs that are left. `ConfigError`: they are not alike."""
+    """Return the settings to stop: sure losers with runs left. `ConfigError` if the runs are not comparable."""
     if not ended:
         return []
     refuse_shared_time([run for run, _ in ended])
     outcomes = [one for _, one in ended]
     refuse_unequal(outcomes, state.axes)
-    problems = asked_by_all(outcomes, CHOOSING)
+    problems = common_problems(outcomes, CHOOSING)
     grouped: dict[Key, list[Outcomes]] = {}
     for run, one in ended:
         grouped.setdefault(run.key, []).append(one)
@@ -334,28 +333,30 @@ def to_stop(state: SweepState, ended: Sequence[tuple[RunState, Outcomes]]) -> li
     left = {run.key for run in state.runs if not run.of_its_own}
     reference = next((key for key in settings if dict(key) == state.reference), None)
     if state.reference is not None and reference is None:
-        raise ConfigError(f"the sweep's reference {in_words(state.reference)} is none of its settings: run it as well")
+        raise ConfigError(
+            f"the sweep's reference {setting_text(state.reference)} is none of its settings: run it as well"
+        )
     already = [one["setting"] for one in state.stopped_settings]
     seeds = len({run.seed for run in state.runs})
     return [
-        {"setting": dict(verdict.setting), **_told(verdict)}
+        {"setting": dict(verdict.setting), **_stop_entry(verdict)}
         for verdict in losers(right, reference, len(settings), seeds)
         if verdict.setting in left and dict(verdict.setting) not in already
     ]
 
 
-def _told(verdict: Verdict) -> dict[str, Any]:
+def _stop_entry(verdict: SureLoss) -> dict[str, Any]:
     d, better = verdict.difference, dict(verdict.better)
     reason = (
-        f"worse than {in_words(better)} by {points(-d.mean)} ({points(-d.high)} to {points(-d.low)}) over {d.seeds} "
-        f"seeds and {d.problems} problems; Holm's p {verdict.adjusted_p:.2g}, below {verdict.level:.2g}"
+        f"worse than {setting_text(better)} by {points(-d.mean)} ({points(-d.high)} to {points(-d.low)}) over "
+        f"{d.seeds} seeds and {d.problems} problems; Holm's p {verdict.adjusted_p:.2g}, below {verdict.level:.2g}"
     )
     numbers = {"difference": d.mean, "low": d.low, "high": d.high, "seeds": d.seeds, "problems": d.problems}
     return {"reason": reason, "better": better, **numbers, "p": verdict.adjusted_p, "level": verdict.level}
 
 
 def _outcomes(state: SweepState, folder: Path, known: dict[str, Outcomes]) -> list[tuple[RunState, Outcomes]]:
-    """The outcomes of the runs that came to an end of their own."""
+    """Return the outcomes of the runs that reached an end of their own."""
     found = []
     for run in state.runs:
         if run.name not in known and run.of_its_own and (one := outcomes_of(folder, run)) is not None:

@@ -1,4 +1,8 @@
-"""The table at the end of a sweep: its settings over their seeds, with the report's verdicts."""
+"""Build the table at the end of a sweep: its settings over their seeds, with the report's verdicts.
+
+Also reads the final evaluation of each run (`Outcomes`) and checks that runs are comparable, for carry.py and the
+report.
+"""
 
 import math
 import zlib
@@ -26,23 +30,23 @@ REFERENCE = "reference"
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
-    """What the report says of a setting: accuracy with its 95% interval, and the verdict in a word."""
+class JudgedSetting:
+    """The report's result for a setting: accuracy with its 95% interval, and the verdict in a word."""
 
     accuracy: tuple[float, float, float] | None
     verdict: str
 
 
-Judgements = Mapping[Key, Judged]
+Judgements = Mapping[Key, JudgedSetting]
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
-    """One setting of a sweep. The interval is the report's, else over its seeds; of one seed, over its problems."""
+class SettingRow:
+    """One setting of a sweep. The interval is the report's, else over its seeds; with one seed, over its problems."""
 
     setting: Setting
     runs: list[RunState]
-    mean: float | None  # accuracy, or score, over those seeds that have one
+    mean: float | None  # accuracy, or score, over the seeds that have one
     interval: tuple[float, float] | None
     over_seeds: bool
     length: float | None
@@ -50,41 +54,41 @@ class Row:
 
     @property
     def measured(self) -> list[RunState]:
-        """The runs that came to a figure."""
+        """Return the runs that have a figure."""
         return [run for run in self.runs if run.figure is not None]
 
 
-def rows_of(state: SweepState, judged: Judgements = MappingProxyType({})) -> list[Row]:
-    """A row for each setting: the largest mean first, and those without any figure last. `judged`: by the report."""
+def rows_of(state: SweepState, judged: Judgements = MappingProxyType({})) -> list[SettingRow]:
+    """Return a row for each setting, largest mean first, those without a figure last. `judged`: from the report."""
     grouped: dict[Key, list[RunState]] = {}
     for run in state.runs:
         grouped.setdefault(run.key, []).append(run)
-    rows = [_row(dict(setting), runs, judged.get(setting)) for setting, runs in grouped.items()]
+    rows = [_setting_row(dict(setting), runs, judged.get(setting)) for setting, runs in grouped.items()]
     return sorted(rows, key=lambda row: -math.inf if row.mean is None else row.mean, reverse=True)
 
 
-def _row(setting: Setting, runs: list[RunState], judged: Judged | None) -> Row:
+def _setting_row(setting: Setting, runs: list[RunState], judged: JudgedSetting | None) -> SettingRow:
     values = [run.figure for run in runs if run.figure is not None]
     lengths = [run.length for run in runs if run.length is not None]
     length = sum(lengths) / len(lengths) if lengths else None
     verdict = "" if judged is None else judged.verdict
     if not values:
-        return Row(setting, runs, None, None, False, length, verdict)
+        return SettingRow(setting, runs, None, None, False, length, verdict)
     if judged is not None:
         mean, *ends = judged.accuracy or (sum(values) / len(values),)
         interval = (ends[0], ends[1]) if ends else None
-        return Row(setting, runs, mean, interval, len(values) > 1, length, verdict)
+        return SettingRow(setting, runs, mean, interval, len(values) > 1, length, verdict)
     if len(values) == 1:
         interval = next(run.accuracy_interval for run in runs if run.figure is not None)
-        return Row(setting, runs, values[0], interval, False, length, verdict)
+        return SettingRow(setting, runs, values[0], interval, False, length, verdict)
     mean, low, high = mean_interval(values)
     if not any(run.score is not None for run in runs):
         low, high = max(low, 0.0), min(high, 1.0)
-    return Row(setting, runs, mean, (low, high), True, length, verdict)
+    return SettingRow(setting, runs, mean, (low, high), True, length, verdict)
 
 
 def settings_table(state: SweepState, judged: Judgements = MappingProxyType({})) -> str:
-    """The settings with the swept axes as columns.
+    """Return the table of settings, with the swept axes as columns.
 
     >>> runs = [RunState(f"lr={lr},seed={s}", [], {"lr": lr}, s, "finished", accuracy=a, length=9.0)
     ...         for lr, s, a in (("1", 0, 0.5), ("1", 1, 0.6), ("2", 0, 0.7))]
@@ -117,7 +121,7 @@ def settings_table(state: SweepState, judged: Judgements = MappingProxyType({}))
     return "\n".join(map(set_out, [head, *lines]))
 
 
-def _cells(row: Row, state: SweepState, several: bool, judged: bool) -> list[str]:
+def _cells(row: SettingRow, state: SweepState, several: bool, judged: bool) -> list[str]:
     values = [row.setting.get(axis, "-") for axis in state.axes]
     shown = "{:.1f}".format if any(run.score is not None for run in row.runs) else "{:.3f}".format
     interval = "-"
@@ -141,7 +145,7 @@ def _cells(row: Row, state: SweepState, several: bool, judged: bool) -> list[str
 
 
 def closing(state: SweepState, folder: Path, judged: Judgements = MappingProxyType({})) -> str:
-    """The table with all that has to be said with it: one line each. `judged`: what the report says of the settings."""
+    """Return the table followed by its notes, one a line. `judged`: from the report."""
     lines = [settings_table(state, judged)]
     rows = rows_of(state, judged)
     measured = [row for row in rows if row.mean is not None]
@@ -149,7 +153,7 @@ def closing(state: SweepState, folder: Path, judged: Judgements = MappingProxyTy
         lines.append("one seed: the intervals are over problems and tell these trained models apart, not the settings")
     elif not all(row.over_seeds for row in measured):
         lines.append("a setting with one seed has no interval over seeds: nothing is to be said of it")
-    lines += [f"! {r.name}: {r.shown}" for r in state.runs if r.status not in ("finished", WAITING) or r.reason]
+    lines += [f"! {r.name}: {r.status_text}" for r in state.runs if r.status not in ("finished", WAITING) or r.reason]
     if left := sum(run.status in (WAITING, "interrupted", "failed") for run in state.runs):
         waiting = sum(run.status == WAITING for run in state.runs)
         wait = f"{waiting} run{'s' * (waiting > 1)} wait{'s' * (waiting == 1)}; " * bool(waiting)
@@ -164,14 +168,14 @@ def closing(state: SweepState, folder: Path, judged: Judgements = MappingProxyTy
 
 
 def _cards(state: SweepState, folder: Path) -> list[str]:
-    """The verdict of each run that was held to the rules of a leaderboard."""
+    """Return the verdict of each run that was checked against the rules of a leaderboard."""
     cards = {run.name: folder / run.name / COMPLIANCE for run in state.runs}
     verdicts = {name: path.read_text(encoding="utf-8").splitlines() for name, path in cards.items() if path.exists()}
     return [f"{name}: {lines[-1]}; see {cards[name]}" for name, lines in verdicts.items() if lines]
 
 
 def _protocols(state: SweepState, folder: Path) -> list[str]:
-    """How the accuracies were measured; what differs, once for each way."""
+    """Return the protocol hashes, and a line for each difference between protocols."""
     found: dict[str, tuple[str, Protocol]] = {}
     for run in state.runs:
         if run.protocol is None or run.protocol in found or not (folder / run.name / SUMMARY).exists():
@@ -187,7 +191,7 @@ def _protocols(state: SweepState, folder: Path) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class SweepRun:
-    """One run of a sweep: its folder's name, its `summary.json`, or a status alone with the reason for it."""
+    """One run of a sweep: its folder's name, its `summary.json`, or only a status with its reason."""
 
     name: str
     summary: dict[str, Any]
@@ -195,28 +199,28 @@ class SweepRun:
 
     @property
     def accuracy(self) -> float:
-        """The accuracy of the last evaluation; not a number where the summary has none."""
+        """Return the accuracy of the last evaluation; NaN where the summary has none."""
         accuracy = self.summary.get("accuracy")
-        return math.nan if accuracy is None else float(accuracy)  # null: weights that are no numbers have none
+        return math.nan if accuracy is None else float(accuracy)  # null: NaN weights have none
 
     @property
     def status(self) -> str:
-        """How the run ended: a status of `records.status.STATUSES`."""
+        """Return how the run ended: one of `records.status.STATUSES`."""
         return known(str(self.summary.get("status", "")))
 
     @property
     def failed(self) -> bool:
-        """Whether the run did not come to an end of its own."""
+        """Return whether the run failed to reach an end of its own."""
         return not ending(self.status).of_its_own
 
     @property
-    def shown(self) -> str:
-        """The status as the table shows it, with the reason."""
+    def status_text(self) -> str:
+        """Return the status with its reason, as the table shows it."""
         return str(self.summary["status"]) + f" ({self.reason})" * bool(self.reason)
 
 
 def runs_table(runs: list[SweepRun]) -> str:
-    """One line per run, in the order they ran, named by the overrides in which the runs differ.
+    """Return one line per run, in the order they ran, named by the overrides in which the runs differ.
 
     >>> print(runs_table([SweepRun("lr=1", {"status": "failed"}, "exit code 1")]))
     run     accuracy         length         status
@@ -232,11 +236,11 @@ def runs_table(runs: list[SweepRun]) -> str:
         if "accuracy_before" in s:
             accuracy = f"{s['accuracy_before']:.3f} -> {run.accuracy:.3f}"
             length = f"{s['length_before']:5.1f} -> {s['length']:5.1f}"
-            rows.append(f"{name:{width}}  {accuracy}   {length} {run.shown}")
+            rows.append(f"{name:{width}}  {accuracy}   {length} {run.status_text}")
         elif "accuracy" in s:  # a job that does not train
-            rows.append(f"{name:{width}}           {s['accuracy']:.3f}            {s['length']:5.1f} {run.shown}")
+            rows.append(f"{name:{width}}           {s['accuracy']:.3f}            {s['length']:5.1f} {run.status_text}")
         else:
-            rows.append(f"{name:{width}}         -              -         {run.shown}")
+            rows.append(f"{name:{width}}         -              -         {run.status_text}")
     protocols = {
         name: run.summary["protocol"] for name, run in zip(names, runs, strict=True) if "protocol" in run.summary
     }
@@ -266,7 +270,7 @@ ON_PURPOSE = {
 class Outcomes:
     """The final evaluation of one run. `right`: problem -> share of its responses that are correct.
 
-    None: it diverged and no evaluation tells of it; it counts as wrong on every problem.
+    None: it diverged without an evaluation, and counts as wrong on every problem.
     """
 
     name: str
@@ -278,7 +282,7 @@ class Outcomes:
 
 
 def half_of(question: str) -> str:
-    """Which half of the problems a question is in: crc32 of its text, even or odd.
+    """Return the half of the problems that a question is in: crc32 of its text, even or odd.
 
     >>> half_of("What is 1+1?"), half_of("What is 1+2?")
     ('comparing', 'choosing')
@@ -287,9 +291,9 @@ def half_of(question: str) -> str:
 
 
 def outcomes_of(folder: Path, run: RunState, say: Callable[[str], None] = print_stderr) -> Outcomes | None:
-    """The outcomes of a run below the folder of its sweep; None where it did not come to an end of its own.
+    """Return the outcomes of a run in a sweep's folder; None if it did not reach an end of its own.
 
-    `ConfigError` where it did and its final evaluation cannot be read.
+    `ConfigError` if it did and its final evaluation cannot be read.
     """
     place = folder / run.name
     summary = None if not place.is_dir() else RunFolder(place, say).summary
@@ -313,9 +317,9 @@ def outcomes_of(folder: Path, run: RunState, say: Callable[[str], None] = print_
 
 
 def _final(place: Path, say: Callable[[str], None]) -> ResponseFile:
-    """The file of the final evaluation: the last one of a training, or all responses of a job without steps.
+    """Return the file of the final evaluation: the last one of a training, or all responses of a job without steps.
 
-    Where the evaluation that was due behind a step has ended the run, the final one bears that step's last update.
+    If the evaluation after a step ended the run, the final one has the number of that step's last update.
     """
     if saved := RunFolder(place, say).evaluations():
         return saved[-1]
@@ -325,7 +329,7 @@ def _final(place: Path, say: Callable[[str], None]) -> ResponseFile:
 
 
 def purposes(axes: Iterable[str]) -> tuple[str, ...]:
-    """The parts of the protocol that sweeping these settings changes on purpose.
+    """Return the parts of the protocol that sweeping these settings changes on purpose.
 
     >>> purposes(["eval.sampling.temperature", "learning_rate"]), purposes(["prompt"])[:2]
     (('sampling.temperature',), ('prompt', 'chat.'))
@@ -341,8 +345,8 @@ def purposes(axes: Iterable[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(found))
 
 
-def told_apart(one: Protocol, two: Protocol, meant: Iterable[str]) -> tuple[list[str], list[str]]:
-    """(what differs between two protocols and should not, a line each; the parts that differ and were `meant` to)."""
+def split_differences(one: Protocol, two: Protocol, meant: Iterable[str]) -> tuple[list[str], list[str]]:
+    """Return (unintended differences between two protocols, a line each; the differing parts that were `meant` to)."""
     others, intended = list[str](), list[str]()
     for line in differences(one, two):
         name = line.partition(":")[0]
@@ -352,12 +356,12 @@ def told_apart(one: Protocol, two: Protocol, meant: Iterable[str]) -> tuple[list
 
 
 def refuse_unequal(outcomes: Sequence[Outcomes], axes: Iterable[str]) -> list[str]:
-    """Which parts of the protocol the sweep varied on purpose; `ConfigError` for everything else that differs."""
+    """Return the parts of the protocol that the sweep varied on purpose; `ConfigError` for any other difference."""
     meant, varied = purposes(axes), list[str]()
     measured = [one for one in outcomes if one.protocol is not None]
     for one in measured[1:]:
         first = measured[0]
-        others, intended = told_apart(first.protocol or {}, one.protocol or {}, meant)
+        others, intended = split_differences(first.protocol or {}, one.protocol or {}, meant)
         varied += intended
         if others:
             raise ConfigError(
@@ -367,11 +371,11 @@ def refuse_unequal(outcomes: Sequence[Outcomes], axes: Iterable[str]) -> list[st
     return list(dict.fromkeys(varied))
 
 
-def asked_by_all(outcomes: Sequence[Outcomes], half: str) -> list[str]:
-    """The problems of a half, sorted; `ConfigError` where the runs did not ask the same ones, or there are none."""
+def common_problems(outcomes: Sequence[Outcomes], half: str) -> list[str]:
+    """Return the problems of a half, sorted; `ConfigError` if the runs asked different problems, or there are none."""
     measured = [one for one in outcomes if one.right is not None]
     if not measured:
-        return ["none"]  # every run diverged: wrong on whatever there was to ask
+        return ["none"]  # every run diverged: wrong on every problem
     first = measured[0]
     for one in measured[1:]:
         if one.half != first.half:
@@ -390,7 +394,7 @@ def asked_by_all(outcomes: Sequence[Outcomes], half: str) -> list[str]:
 
 
 def correctness(outcomes: Sequence[Outcomes], problems: Sequence[str]) -> dict[int, Floats]:
-    """Seed -> correctness on each question that the problems ask (`of_clusters`), of the runs of one setting."""
+    """Return seed -> correctness on each question of the problems (`of_clusters`), for the runs of one setting."""
     asked = next(([one.questions.get(name, name) for name in problems] for one in outcomes if one.questions), problems)
     return {
         one.seed: of_clusters(np.array([(one.right or {}).get(name, 0.0) for name in problems]), asked)
@@ -399,5 +403,5 @@ def correctness(outcomes: Sequence[Outcomes], problems: Sequence[str]) -> dict[i
 
 
 def mean_of(of_seeds: Mapping[int, Floats]) -> float:
-    """The mean accuracy over the seeds of a setting."""
+    """Return the mean accuracy over the seeds of a setting."""
     return float(np.mean([values.mean() for values in of_seeds.values()]))

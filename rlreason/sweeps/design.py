@@ -1,4 +1,4 @@
-"""What a sweep is before it runs, and what its folder may hold when it starts."""
+"""Describe a sweep before it runs (`Design`), and check that its folder holds only runs of the same settings."""
 
 import time
 from collections.abc import Callable, Collection
@@ -12,7 +12,7 @@ from rlreason.records.reader import RunFolder
 from rlreason.records.resume import HARMLESS, MAY_CHANGE, settings_changed
 from rlreason.runtime.files import holder
 
-FEWEST_SEEDS = 3  # that must have ended before a sweep gives a setting up
+FEWEST_SEEDS = 3  # that must have ended before a sweep stops a setting
 SWEEPS = Path("runs/sweeps")  # sweeps write below it, unless hydra.sweep.dir says otherwise
 Setting = dict[str, str]  # swept key -> value as typed
 Key = tuple[tuple[str, str], ...]  # the same as the key of a mapping
@@ -20,66 +20,64 @@ Key = tuple[tuple[str, str], ...]  # the same as the key of a mapping
 
 @dataclass(frozen=True, slots=True)
 class PlannedRun:
-    """One run of a sweep."""
-
     name: str  # of its folder: the swept values in full, keys in alphabetical order, the seed last
-    words: list[str]  # its overrides, for `python -m rlreason`; without hydra's own
+    overrides: list[str]  # for `python -m rlreason`; without hydra's own
     setting: Setting  # the swept values in the order of the name, without the seed
     seed: int
 
     @property
     def key(self) -> Key:
-        """Its setting as a key."""
+        """Return its setting as a key."""
         return tuple(self.setting.items())
 
 
 @dataclass(frozen=True, slots=True)
 class Design:
-    """A whole sweep, each of its runs composed and checked."""
+    """A whole sweep; each of its runs has been composed and checked."""
 
     name: str
     folder: Path
     runs: list[PlannedRun]
     axes: list[str]  # the swept keys without the seed, in alphabetical order
     reference: Setting | None = None  # the setting that the others are compared with; None: the file names none
-    sweep: str = ""  # the file that was asked for by sweep=; none where its axes were typed
+    sweep: str = ""  # the file given by sweep=; "" where the axes were typed
 
     @property
     def seeds(self) -> list[int]:
-        """Those of all runs, sorted."""
+        """Return the seeds of all runs, sorted."""
         return sorted({run.seed for run in self.runs})
 
     def settings(self) -> list[Setting]:
-        """Each setting once, in the order of the runs."""
+        """Return each setting once, in the order of the runs."""
         return [dict(key) for key in dict.fromkeys(run.key for run in self.runs)]
 
 
 WAIT_S = 60.0  # for runs of an earlier start of the sweep, which end by themselves when it is killed
-#: Settings that a finished run may have had otherwise: they change none of its figures.
+#: Settings in which a finished run may differ: they change none of its figures.
 SAME_FIGURES = (*HARMLESS, "checkpoint", "logger", "waits", "save_rollouts_every", "monitors.dominated")
 CURES = "move its folder away, or give the sweep a folder of its own (sweep_name=NAME, or hydra.sweep.dir=DIR)"
 
 
 @dataclass(frozen=True, slots=True)
 class Composed:
-    """What a sweep has to know of a run."""
+    """What a sweep needs of a run's composed config."""
 
     config: str  # as the run writes it to its folder
     limit_s: float | None = None  # waits.run_s
-    gpus: int = 1  # that it asks for by its settings, where it can have GPUs at all
-    may_fork: bool = True  # False: its libraries are to be loaded in a process of its own (see forks.py)
+    gpus: int = 1  # that it needs by its settings
+    may_fork: bool = True  # False: its process must load its libraries itself (see forks.py)
 
 
 def refuse_changed(design: Design, composed: Callable[[PlannedRun], Composed]) -> None:
-    """`ConfigError` where a run has ended, or is half done, in its folder with other settings than it has now."""
+    """Raise `ConfigError` if a finished or half-done run in its folder has other settings than it has now."""
     for run in design.runs:
         folder = design.folder / run.name
         finished = (folder / SUMMARY).exists()
         if not (folder / CONFIG).exists() or not (finished or checkpoints_in(folder)):
             continue
         allowed = SAME_FIGURES if finished else MAY_CHANGE
-        if not any(word.startswith("rollout=") for word in run.words):
-            allowed = (*allowed, "rollout.engine")  # rollout=auto, which a node of a cluster may decide otherwise
+        if not any(word.startswith("rollout=") for word in run.overrides):
+            allowed = (*allowed, "rollout.engine")  # rollout=auto, which a node of a cluster may decide differently
         now = composed(run).config
         if different := settings_changed(RunFolder(folder).config, now, allowed):
             kind = "finished" if finished else "half-done"
@@ -92,9 +90,9 @@ def refuse_changed(design: Design, composed: Callable[[PlannedRun], Composed]) -
 def wait_for_earlier(
     design: Design, say: Callable[[str], object], limit_s: float = WAIT_S, under_way: Collection[str] = ()
 ) -> None:
-    """Wait while runs of an earlier start still write into their folders; `ConfigError` where that takes too long.
+    """Wait while runs of an earlier start still write into their folders; `ConfigError` after `limit_s` seconds.
 
-    `under_way`: names of runs that are not waited for.
+    `under_way`: names of runs not to wait for.
     """
     end, said = time.monotonic() + limit_s, False
     places = {run.name: design.folder / run.name for run in design.runs if run.name not in under_way}

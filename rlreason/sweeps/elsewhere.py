@@ -1,4 +1,7 @@
-"""Run a sweep on other machines: as jobs of Slurm, or as tasks of Ray."""
+"""Run a sweep on other machines: as jobs of Slurm, or as tasks of Ray.
+
+`run_elsewhere` starts a `Job` for each run through a `Cluster` and follows what the jobs write in the sweep's folder.
+"""
 
 import hashlib
 import json
@@ -22,66 +25,66 @@ from rlreason.runtime.text import few, first_line, shorten
 from rlreason.sweeps.board import Board
 from rlreason.sweeps.design import Composed, PlannedRun
 from rlreason.sweeps.launched import LOG, Follower, Sweep
-from rlreason.sweeps.runner import CONSOLES, PATIENCE_S, Work, held
+from rlreason.sweeps.runner import CONSOLES, PATIENCE_S, SweepWork, locked_sweep
 from rlreason.sweeps.state import SweepState
 
-LOOK_S = 1.0  # between two looks at which jobs have ended
+LOOK_S = 1.0  # between two checks for jobs that have ended
 
 
 class Cluster(Protocol):
-    """What starts jobs on other machines."""
+    """A service that starts jobs on other machines."""
 
     name: str  # of the launcher
-    outlives: bool  # whether its jobs go on where the process of the sweep is killed
+    outlives: bool  # whether its jobs continue when the process of the sweep is killed
 
     def under_way(self) -> Mapping[str, str]:
-        """Of the runs that have jobs from an earlier start of the sweep, waiting or under way: name -> `Job.digest`."""
+        """Return the runs whose jobs of an earlier start still wait or run: name -> `Job.digest`."""
 
     def start(self, jobs: Sequence["Job"]) -> str:
-        """Start jobs, and say how in a few words."""
+        """Start jobs; return a short message on how."""
 
     def over(self) -> list[tuple[str, Exception | None]]:
-        """The runs whose jobs have ended since this was last asked, each with what went wrong in the job itself."""
+        """Return the runs whose jobs have ended since the last call, each with the error of the job itself."""
 
     @property
     def left(self) -> int:
-        """How many jobs have not ended."""
+        """Return how many jobs have not ended."""
 
     def stop(self) -> None:
-        """End all jobs: those under way were told, and get time to do so in order."""
+        """End all jobs; those that run have been notified, and get time to end in order."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """What any process of any machine that sees the sweep's folder needs to run one run."""
+    """All that a process on any machine that sees the sweep's folder needs to run one run."""
 
     sweep: Sweep
     name: str  # of the sweep
     run: PlannedRun
     folder: Path
     composed: Composed
-    directory: str = field(default_factory=os.getcwd)  # that paths in its words start from
+    directory: str = field(default_factory=os.getcwd)  # that paths in its overrides are relative to
 
     @property
     def digest(self) -> str:
-        """Of its run's settings."""
+        """Return a hash of its run's settings."""
         return hashlib.sha256(self.composed.config.encode()).hexdigest()[:16]
 
 
 def run_job(job: Job) -> str:
-    """Run it to its end; how it ended. It tells the sweep by itself."""
+    """Run a job to its end and return its status; it reports to the sweep by itself."""
     os.chdir(job.directory)
-    return job.sweep.run(job.name, job.folder, job.run.words, job.composed).status
+    return job.sweep.run(job.name, job.folder, job.run.overrides, job.composed).status
 
 
-def run_elsewhere(work: Work, cluster: Cluster, place: Path, side_by_side: int) -> SweepState:
+def run_elsewhere(work: SweepWork, cluster: Cluster, place: Path, side_by_side: int) -> SweepState:
     """Run what is left of a sweep on a cluster. `place`: a folder for what the jobs write, in the sweep's.
 
-    Jobs of an earlier start that go on are followed, not started again. On KeyboardInterrupt all of them are ended in
-    order first.
+    Jobs of an earlier start that still run are followed, not started again. On KeyboardInterrupt all are ended in order
+    first.
     """
     folder = work.design.folder
-    with held(work, side_by_side, cluster.name, cluster.under_way) as board:
+    with locked_sweep(work, side_by_side, cluster.name, cluster.under_way) as board:
         going = cluster.under_way()
         log, consoles = str(place.absolute() / LOG), str(folder.absolute() / CONSOLES)
         sweep = Sweep(list(work.sources), log, consoles, outlives=cluster.outlives)
@@ -102,7 +105,7 @@ def run_elsewhere(work: Work, cluster: Cluster, place: Path, side_by_side: int) 
 
 
 def _run_jobs(
-    work: Work, board: Board, cluster: Cluster, sweep: Sweep, jobs: Sequence[Job], going: Mapping[str, str]
+    work: SweepWork, board: Board, cluster: Cluster, sweep: Sweep, jobs: Sequence[Job], going: Mapping[str, str]
 ) -> None:
     new = [job for job in jobs if job.run.name not in going]
     with _followed(work, board, sweep, [job.run for job in jobs if job.run.name in going]) as follower:
@@ -110,7 +113,7 @@ def _run_jobs(
             if new:
                 with signals.held():  # else jobs could start and stay unknown
                     said = cluster.start(new)
-                board.says(f"== {said}")
+                board.message(f"== {said}")
             _until_all_have_ended(cluster, follower, [job.run for job in jobs])
         except BaseException:
             signals.arrived()
@@ -119,8 +122,10 @@ def _run_jobs(
             raise
 
 
-def _refuse_others(work: Work, jobs: Sequence[Job], going: Mapping[str, str]) -> None:
-    """`ConfigError` where jobs of an earlier start go on whose runs are others now, or are not asked for any more."""
+def _refuse_others(work: SweepWork, jobs: Sequence[Job], going: Mapping[str, str]) -> None:
+    """Raise `ConfigError` if jobs of an earlier start still run with other settings, or are no longer part of the
+    sweep.
+    """
     changed = [job.run.name for job in jobs if going.get(job.run.name, job.digest) != job.digest]
     gone = [name for name in going if name not in {run.name for run in work.design.runs}]
     for names, how in ((changed, "with other settings"), (gone, "that this sweep does not have")):
@@ -141,14 +146,14 @@ def _until_all_have_ended(cluster: Cluster, follower: Follower, runs: Sequence[P
 
 
 @contextmanager
-def _followed(work: Work, board: Board, sweep: Sweep, going: Sequence[PlannedRun]) -> Iterator[Follower]:
-    """A follower of what jobs write. Of runs that go on, what was written before counts: whether they have begun."""
+def _followed(work: SweepWork, board: Board, sweep: Sweep, going: Sequence[PlannedRun]) -> Iterator[Follower]:
+    """Follow what jobs write. For runs still in progress, read the earlier lines to learn whether they have begun."""
     follower = Follower(work, board, sweep)
     before: dict[str, dict[str, Any]] = {}
     for line in sweep.new_lines(follower.read):
         before[line.get("begun", line.get("name", ""))] = line
     for run in going:
-        board.says(f"== {run.name}: its job of an earlier start goes on, and is followed")
+        board.message(f"== {run.name}: its job of an earlier start goes on, and is followed")
         if "begun" in (line := before.get(run.name, {})):
             board.begun(run.name, line["gpus"])
     follower.start()
@@ -160,10 +165,10 @@ def _followed(work: Work, board: Board, sweep: Sweep, going: Sequence[PlannedRun
 
 SLURM_LAUNCHER = "submitit_slurm"
 COMMANDS = ("sbatch", "srun", "squeue", "scancel")
-ASK_S = 10.0  # between two questions to Slurm, which serves many
-RESULT_S = 30.0  # for the result of a job that Slurm does not know any more to be seen on this machine
+ASK_S = 10.0  # between two calls of squeue, which many users share
+RESULT_S = 30.0  # for the result file of a job that has left Slurm's queue to appear on this machine
 QUEUED = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "SUSPENDED")
-#: Parameters that submitit names alike for every cluster; the others are Slurm's.
+#: Parameters that submitit names in the same way for every cluster; the others are Slurm's.
 PLAIN = (
     "timeout_min", "cpus_per_task", "gpus_per_node", "tasks_per_node", "mem_gb", "nodes", "name", "stderr_to_stdout",
 )  # fmt: skip
@@ -185,7 +190,7 @@ class SlurmCluster:
         self._submitted = str(self.settings.pop("submitit_folder"))
         self._jobs: dict[str, str] = {}  # run -> job, of those that have not ended
         self._asked_at, self._states = -ASK_S, dict[str, str]()
-        self._gone_at: dict[str, float] = {}  # when Slurm knew nothing of a job any more
+        self._gone_at: dict[str, float] = {}  # when a job had left Slurm's queue
         self._digests: dict[str, str] = {}  # run -> `Job.digest`
         self._looked = False
 
@@ -198,7 +203,7 @@ class SlurmCluster:
                 self._jobs = {run: job for run, (job, _) in told.items()}
                 self._digests = {run: digest for run, (_, digest) in told.items()}
             try:
-                states = self._asked() if self._jobs else {}
+                states = self._queue() if self._jobs else {}
             except (OSError, subprocess.SubprocessError) as error:
                 raise ConfigError(
                     f"{self._file} names jobs of an earlier start, and Slurm does not say whether they go on "
@@ -227,8 +232,8 @@ class SlurmCluster:
     def over(self) -> list[tuple[str, Exception | None]]:
         """See `Cluster`."""
         if time.monotonic() - self._asked_at >= ASK_S:
-            with suppress(OSError, subprocess.SubprocessError):  # it is busy: what is known stands
-                self._states = self._asked()
+            with suppress(OSError, subprocess.SubprocessError):  # it is busy: keep the last states
+                self._states = self._queue()
         found = [(run, *result) for run, job in self._jobs.items() if (result := self._result(job))]
         for run, _ in found:
             del self._jobs[run]
@@ -244,7 +249,7 @@ class SlurmCluster:
         end, queued = time.monotonic() + PATIENCE_S, True
         while self._jobs and time.monotonic() < end:
             with suppress(OSError, subprocess.SubprocessError):
-                self._states = self._asked()
+                self._states = self._queue()
                 self._jobs = {run: job for run, job in self._jobs.items() if job in self._states}
                 if queued:
                     self._cancel([job for job in self._jobs.values() if self._states[job] in QUEUED])
@@ -267,8 +272,8 @@ class SlurmCluster:
         executor.update_parameters(**{k if k in PLAIN else f"slurm_{k}": value for k, value in given.items()})
         return executor
 
-    def _asked(self) -> dict[str, str]:
-        """Job -> state, of this user's jobs that wait or are under way."""
+    def _queue(self) -> dict[str, str]:
+        """Return job -> state of this user's waiting and running jobs."""
         self._asked_at = time.monotonic()
         command = ["squeue", "--noheader", "--array", f"--user={os.getuid()}", "--format=%i %T"]
         told = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
@@ -280,7 +285,7 @@ class SlurmCluster:
         return JobPaths(self._submitted, job, 0)
 
     def _result(self, job: str) -> tuple[Exception | None] | None:
-        """What went wrong in a job that has ended; None while it has not, or may yet leave a result."""
+        """Return a 1-tuple with the error of a job that has ended; None while it runs, or may yet leave a result."""
         from submitit.core.utils import pickle_load
 
         with suppress(OSError, EOFError):
@@ -310,7 +315,7 @@ INSTALL = "hydra/launcher=ray: Ray is not installed: pip install 'rlreason[ray]'
 
 
 def fitting(machine: tuple[float, float], processors: float, gpus: int) -> int:
-    """How many runs a machine of so many (processors, GPUs) has room for.
+    """Return how many runs fit on a machine with these (processors, GPUs).
 
     >>> fitting((16, 8), 4, 1), fitting((16, 2), 4, 1), fitting((16, 0), 4, 0), fitting((2, 0), 4, 0)
     (4, 2, 4, 0)
@@ -322,7 +327,7 @@ def fitting(machine: tuple[float, float], processors: float, gpus: int) -> int:
 class RayCluster:
     """See `elsewhere.Cluster`. `settings`: those of `conf/hydra/launcher/ray.yaml`. `gpus`: of each run."""
 
-    name, outlives = RAY_LAUNCHER, False  # the tasks of a process that has ended are ended by Ray
+    name, outlives = RAY_LAUNCHER, False  # Ray ends the tasks of a process that has ended
 
     def __init__(self, settings: Mapping[str, Any], gpus: int) -> None:
         if find_spec("ray") is None:
@@ -335,10 +340,10 @@ class RayCluster:
         return {}
 
     def start(self, jobs: Sequence[Job]) -> str:
-        """See `Cluster`. `ConfigError` where there is no such cluster, or none that could ever run such a task."""
+        """See `Cluster`. `ConfigError` if there is no such cluster, or no machine of it could ever run such a task."""
         import ray
 
-        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # a cluster that is started here tells nobody of it
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # no usage reports
         address = self.settings.get("address")
         try:
             handler = signal.getsignal(signal.SIGTERM)
@@ -372,7 +377,7 @@ class RayCluster:
             error: Exception | None = None
             try:
                 ray.get(one)
-            except Exception as raised:  # of the task, or of Ray, whose worker has gone
+            except Exception as raised:  # of the task, or of Ray, whose worker has died
                 error = raised
             found.append((self._tasks.pop(one), error))
         return found
@@ -383,7 +388,7 @@ class RayCluster:
         return len(self._tasks)
 
     def stop(self) -> None:
-        """See `Cluster`. Tasks that wait find that the sweep is over."""
+        """See `Cluster`. Waiting tasks find that the sweep is over."""
         import ray
 
         if self._tasks:

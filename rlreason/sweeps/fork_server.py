@@ -1,9 +1,9 @@
-"""The process from which the runs of a sweep are forked: it loads libraries, runs nothing itself, and has no threads.
+"""Serve forks to a sweep: load the libraries of its runs, then fork a process per run. It has no threads.
 
-    python -m rlreason.sweeps.fork_server SOCKET MODULE ...        started by `forks.py`, and by nobody else
+    python -m rlreason.sweeps.fork_server SOCKET MODULE ...        started only by `forks.py`
 
-It ends with the sweep: its socket ends then, and the kernel kills it. Signals that a terminal sends to all processes
-of a command wait until it has ended: they are for the sweep and the runs.
+It ends with the sweep: its socket closes, and the kernel kills it. Signals that a terminal sends to all processes of a
+command are blocked here: they are for the sweep and the runs.
 """
 
 import io
@@ -24,11 +24,11 @@ from rlreason.runtime.process import loading
 from rlreason.runtime.signals import SIGNALS, killed_with_parent
 
 READY = -1
-ADOPTED_S = 10.0  # until a run has the sweep as its parent
+ADOPTED_S = 10.0  # for a run to become a child of the sweep
 
 
 def serve(connection: socket.socket) -> dict[str, Any] | None:
-    """Fork a process for each request. Returns in such a process, with its request, or with None at the end of all."""
+    """Fork a process for each request. Return in that process with its request, or None when the sweep has ended."""
     while True:
         head, streams, *_ = socket.recv_fds(connection, 8, 2)
         if len(head) < 8:
@@ -54,7 +54,7 @@ def serve(connection: socket.socket) -> dict[str, Any] | None:
 
 
 def adopted(parent: int) -> bool:
-    """Wait until this process is a child of `parent`; False where it does not become one."""
+    """Wait until this process is a child of `parent`; return False if that does not happen."""
     end = time.monotonic() + ADOPTED_S
     while os.getppid() != parent:
         if time.monotonic() > end:
@@ -64,17 +64,17 @@ def adopted(parent: int) -> bool:
 
 
 def answered(connection: socket.socket, well: bool) -> None:
-    """Tell the sweep the id of this process; 0, and an end of it, where it is not the sweep's child."""
+    """Send the id of this process to the sweep; send 0 and exit if it is not the sweep's child."""
     try:
         connection.sendall(struct.pack("q", os.getpid() if well else 0))
-    except OSError:  # it took too long: the sweep has started the run otherwise
+    except OSError:  # it took too long: the sweep has started the run normally
         well = False
     if not well:
         os._exit(1)
 
 
 def become(request: dict[str, Any], signals_before: dict[int, Any]) -> None:
-    """Make this process what a new one would be that the sweep had started."""
+    """Give this process the environment, folder, processors, streams and arguments that the sweep sent."""
     os.environ.clear()
     os.environ.update(request["env"])
     os.chdir(request["folder"])
@@ -86,7 +86,7 @@ def become(request: dict[str, Any], signals_before: dict[int, Any]) -> None:
     sys.argv = ["rlreason", *request["words"]]
     invalidate_caches()
     if seed := getattr(getattr(sys.modules.get("numpy"), "random", None), "seed", None):
-        seed()  # Python's own generators seed themselves anew after a fork
+        seed()  # Python's own generators reseed themselves after a fork
     for number, handler in signals_before.items():
         signal.signal(number, handler)
     heed_signals()
@@ -94,7 +94,7 @@ def become(request: dict[str, Any], signals_before: dict[int, Any]) -> None:
 
 
 def _anew(stream: Any, number: int) -> Any:
-    """The stream on what its file descriptor is now: a file is buffered, a terminal by lines."""
+    """Reopen a stream on its file descriptor: buffered for a file, by lines for a terminal."""
     if stream is None:  # it was closed when the process began
         return None
     if number == 0:
@@ -106,7 +106,7 @@ def _anew(stream: Any, number: int) -> Any:
 
 
 def main() -> None:
-    """Load the modules, say so, and serve."""
+    """Load the modules, report that they are loaded, and serve."""
     killed_with_parent()
     signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     before: dict[int, Any] = {number: signal.getsignal(number) for number in SIGNALS}

@@ -1,13 +1,12 @@
-"""Starts the runs of a sweep from a process that has loaded their libraries, which takes seconds, once for all runs.
+"""Fork the runs of a sweep from a process that has loaded their libraries once for all, which takes seconds.
 
     sweep ── server (`fork_server.py`) ── an instant's process ── run
       └──────────────────────────────────────────────────────────┘ adopted: the run is a child of the sweep itself
 
-So a run is waited for, signalled, followed to its end and found by its parent like one that is started anew. It has
-its own environment, folder, streams, signal handlers, processors and interpreter state; what it shares with the other
-runs of the sweep are the loaded modules and the seed of Python's hashes. Its command line, as `ps` shows it, is the
-server's. Where this package's code has changed meanwhile, a run loads it anew. Linux only, and not where there is a
-GPU, whose driver a fork must not inherit.
+A forked run is waited for and signalled like one that was started normally. It has its own environment, folder,
+streams, signal handlers, processors and interpreter state; it shares the loaded modules and the seed of Python's hashes
+with the other runs. `ps` shows the server's command line for it. If this package's code has changed meanwhile, a run
+starts normally. Linux only, and not where there is a GPU, whose driver a fork must not inherit.
 """
 
 import json
@@ -28,30 +27,30 @@ from rlreason.runtime import signals
 from rlreason.runtime.machine import FORKS_VARIABLE
 
 SERVER = "rlreason.sweeps.fork_server"
-#: What a run loads. Not what only some runs need.
+#: Modules that every run needs.
 PRELOADED = (
     "rlreason.cli.command", "rlreason.training.trainer", "rlreason.training.jobs", "rlreason.training.preflight",
     "matplotlib.figure",
     "matplotlib.backends.backend_agg",
 )  # fmt: skip
-READY = -1  # what the server says when it has loaded them
-ANSWER_S = 30.0  # for a fork to say its process id
-WAIT_S = 0.01  # between two looks at whether a process has ended
+READY = -1  # sent by the server when it has loaded them
+ANSWER_S = 30.0  # for a fork to send its process id
+WAIT_S = 0.01  # between two polls of a process
 THREADS = "OMP_NUM_THREADS"  # libraries read it as they are loaded
 GPUS = ("/proc/driver/nvidia", "/dev/nvidia0", "/dev/kfd", "/dev/dxg")
 
 
 class Process(Protocol):
-    """What a sweep needs of the process of a run: a part of `subprocess.Popen`."""
+    """The process of a run: a part of `subprocess.Popen`."""
 
     pid: int
     returncode: Any  # None while it runs; below 0: by a signal
 
     def poll(self) -> int | None:
-        """Its exit code; None while it runs."""
+        """Return its exit code; None while it runs."""
 
     def wait(self, timeout: float | None = None) -> int:
-        """Its exit code, when it has ended; `TimeoutExpired` where that takes longer."""
+        """Wait for its exit code; `TimeoutExpired` after `timeout` seconds."""
 
     def send_signal(self, sig: int) -> None:
         """Send it a signal, unless it has ended."""
@@ -76,7 +75,7 @@ class Forked:
         if self.returncode is None:
             try:
                 pid, status = os.waitpid(self.pid, os.WNOHANG)
-            except ChildProcessError:  # somebody else has waited for it
+            except ChildProcessError:  # it was already waited for
                 self.returncode = 1
             else:
                 self.returncode = os.waitstatus_to_exitcode(status) if pid else None
@@ -107,7 +106,7 @@ class Forked:
 
 
 def can_fork() -> bool:
-    """Whether runs can be started so here: asked without loading what would open a GPU."""
+    """Return whether runs can be forked here, without loading what would open a GPU."""
     return (
         sys.platform == "linux"
         and os.environ.get(FORKS_VARIABLE) != "0"
@@ -117,9 +116,9 @@ def can_fork() -> bool:
 
 
 class Forks:
-    """A server from whose process runs are forked. `threads`: what their OMP_NUM_THREADS will be; None: not set.
+    """A server process from which runs are forked. `threads`: their OMP_NUM_THREADS; None: not set.
 
-    `modules`: what it loads first. To be closed in the end; runs that are under way are not affected by that.
+    `modules`: loaded first. Must be closed at the end; runs in progress are not affected by that.
     """
 
     def __init__(self, threads: str | None, modules: Sequence[str] = PRELOADED) -> None:
@@ -129,15 +128,15 @@ class Forks:
         self._socket, others = socket.socketpair()
         argv = [sys.executable, "-m", SERVER, str(others.fileno()), *modules]
         with others:
-            quiet = subprocess.DEVNULL  # what libraries say as they load goes into the log of a run otherwise
+            quiet = subprocess.DEVNULL  # else messages of loading libraries would go into the log of a run
             self._server = subprocess.Popen(argv, env=env, pass_fds=[others.fileno()], stdout=quiet, stderr=quiet)
         self._usable: bool | None = None  # None: it is still loading
         self._code = _code()
 
     def ready(self) -> bool:
-        """Wait until the server has loaded what the runs need; False where it cannot, or has ended."""
+        """Wait until the server has loaded its modules; return False if it failed or ended."""
         if self._usable is None:
-            self._usable = self._said(None) == READY
+            self._usable = self._receive(None) == READY
         return self._usable
 
     def start(
@@ -147,9 +146,9 @@ class Forks:
         out: IO[bytes] | None,
         processors: Sequence[int] | None,
     ) -> Forked | None:
-        """The process of `python -m rlreason WORDS`, as a child of this one; None where it cannot be forked.
+        """Fork `python -m rlreason WORDS` as a child of this process; return None if that is not possible.
 
-        `out`: where it prints, None: where this process does. `processors`: those that it may use; None: all of them.
+        `out`: where it prints; None: where this process does. `processors`: those it may use; None: all.
         """
         if not self._usable or env.get(THREADS) != self.threads or _code() != self._code:
             return None
@@ -160,16 +159,16 @@ class Forks:
             with signals.adopting():
                 socket.send_fds(self._socket, [struct.pack("q", len(message))], streams)
                 self._socket.sendall(message)
-                pid = self._said(ANSWER_S)
+                pid = self._receive(ANSWER_S)
         except OSError:
             pid = 0
-        if pid <= 0:  # one that answers too late finds nobody, and ends
+        if pid <= 0:  # a fork that answers too late finds the socket closed, and ends
             self._usable = False
             self._socket.close()
         return Forked(pid) if pid > 0 else None
 
-    def _said(self, seconds: float | None) -> int:
-        """The server's next number; 0 where it says none."""
+    def _receive(self, seconds: float | None) -> int:
+        """Return the server's next number; 0 if none arrives within `seconds`."""
         self._socket.settimeout(seconds)
         with suppress(OSError):
             word = self._socket.recv(8, socket.MSG_WAITALL)
@@ -177,14 +176,13 @@ class Forks:
         return 0
 
     def close(self) -> None:
-        """End the server."""
         self._socket.close()
         self._server.kill()
         self._server.wait()
 
 
 def _code() -> dict[str, tuple[int, int]]:
-    """The state of this package's files: runs take the code as it is when they start, and write down which it was."""
+    """Return the state of this package's files: a run uses the code as it is at its start, and records which it was."""
     found = {}
     for path in Path(__file__).parents[1].rglob("*.py"):
         with suppress(OSError):

@@ -1,4 +1,4 @@
-"""GPUs of this machine for the runs of a sweep: which there are, how many each gets, and which are its own in turn."""
+"""Find the GPUs of this machine for the runs of a sweep, decide how many each run gets, and reserve them in turn."""
 
 import fcntl
 import time
@@ -16,14 +16,14 @@ from rlreason.runtime.text import few
 
 SETTINGS = "gpus, rollout.gpus, rollout.placement"
 ALL_SHARED = "gpus_per_run=0 lets every run see all of them"
-WAIT_S = 1.0  # between two looks of a job at whether a GPU has become free
+WAIT_S = 1.0  # between two checks of a job for a free GPU
 
 
 def machine_gpus(environ: Mapping[str, str], note: Callable[[str], object] = print) -> list[str]:
-    """The GPUs that runs started from here may use, as CUDA_VISIBLE_DEVICES would name them; none: there are none.
+    """Return the GPUs that runs started here may use, as CUDA_VISIBLE_DEVICES would name them.
 
-    Those of RLREASON_GPUS, where it is set; else those of CUDA_VISIBLE_DEVICES, kept as they are (numbers or UUIDs), or
-    all that nvidia-smi lists. A job of Slurm finds those that Slurm has given it. Loads no torch.
+    Those of RLREASON_GPUS if it is set; else those of CUDA_VISIBLE_DEVICES, unchanged (numbers or UUIDs), or all that
+    nvidia-smi lists. A Slurm job gets those that Slurm gave it. Does not load torch.
 
     >>> machine_gpus({"RLREASON_GPUS": "0, 2"})
     ['0', '2']
@@ -42,7 +42,7 @@ def machine_gpus(environ: Mapping[str, str], note: Callable[[str], object] = pri
 
 
 def _names(text: str, there: int | None = None) -> list[str]:
-    """The entries of such a list, each once; CUDA reads it up to the first that names no GPU.
+    """Return the entries of such a list, each once; CUDA reads it up to the first that names no GPU.
 
     >>> _names("GPU-ab, GPU-cd"), _names("1,0,-1,2"), _names("0,7,1", 2), _names("")
     (['GPU-ab', 'GPU-cd'], ['1', '0'], ['0'], [])
@@ -55,8 +55,8 @@ def _names(text: str, there: int | None = None) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def gpus_asked(run: AnyRunConfig) -> int:
-    """GPUs that a run needs by its settings: those of its ranks, and those that sample behind or beside them.
+def gpus_needed(run: AnyRunConfig) -> int:
+    """Return how many GPUs a run needs by its settings: for its ranks and for its engines.
 
     `gpus=auto` is one rank, outside torchrun.
     """
@@ -69,9 +69,9 @@ def gpus_asked(run: AnyRunConfig) -> int:
 
 @dataclass(frozen=True, slots=True)
 class GpuPlan:
-    """What a sweep hands out: these GPUs of this machine, by name; none where there are none, or others do it.
+    """How a sweep hands out GPUs of this machine. `names`: empty if there are none, or if a launcher hands them out.
 
-    `per_run`: as typed, for every run; None: as many as each asks for. `least` and `most`: what the runs ask for.
+    `per_run`: as typed, for every run; None: as many as each needs. `least` and `most`: what the runs need.
     """
 
     names: tuple[str, ...] = ()
@@ -81,20 +81,20 @@ class GpuPlan:
 
     @property
     def apart(self) -> bool:
-        """Whether runs get GPUs of their own on this machine."""
+        """Return whether runs get GPUs of their own on this machine."""
         return bool(self.names) and self.per_run != 0 and self.most > 0
 
     @property
     def handed_out(self) -> tuple[str, ...]:
-        """Those that runs get, in turn."""
+        """Return the GPUs that are given to runs in turn."""
         return self.names if self.apart else ()
 
     def of_run(self, asked: int) -> int:
-        """GPUs for a run that asks for so many."""
+        """Return the number of GPUs for a run that needs `asked`."""
         return asked if self.per_run is None else self.per_run
 
     def side_by_side(self, jobs: int | None, runs: int, without: int = 1) -> int:
-        """Runs at a time: `jobs` where it is typed, but no more than the GPUs suffice for; `without` GPUs: so many.
+        """Return how many runs fit at a time: `jobs` if typed, limited by the GPUs; without GPUs, `without`.
 
         >>> GpuPlan(("0", "1", "2", "3"), 2).side_by_side(None, 8), GpuPlan(("0",)).side_by_side(4, 8)
         (2, 1)
@@ -107,7 +107,7 @@ class GpuPlan:
         return max(1, min(jobs or fit, fit, runs))
 
     def line(self, jobs: int | None, runs: int) -> str:
-        """The line of a sweep's plan about them; "" where this machine has none to hand out.
+        """Return the line about GPUs in a sweep's plan; "" if this machine has none to hand out.
 
         >>> GpuPlan(("0", "1", "2")).line(None, 8)
         '0, 1, 2: 1 a run, 3 runs side by side (jobs=N: N of them; gpus_per_run=0 lets every run see all of them)'
@@ -129,12 +129,14 @@ class GpuPlan:
 
 
 def gpu_plan(runs: Sequence[AnyRunConfig], names: Sequence[str], per_run: int | None, here: bool) -> GpuPlan:
-    """What a sweep of these runs hands out. `names`: the GPUs of this machine. `here`: whether its runs are here.
+    """Plan the GPUs of a sweep. `names`: the GPUs of this machine. `here`: whether its runs are here.
 
-    `ConfigError` where a run could never start: more GPUs for each than there are, or fewer than one asks for.
+    `ConfigError` if a run could never start: more GPUs for each than there are, or fewer than one needs.
     """
-    elsewhere = not here and not torch_has_gpus()  # where nobody can look, what is installed tells what is meant
-    asked = [0 if elsewhere else gpus_asked(run) for run in runs] or [1]
+    elsewhere = (
+        not here and not torch_has_gpus()
+    )  # the other machines cannot be inspected: assume that they are like this one
+    asked = [0 if elsewhere else gpus_needed(run) for run in runs] or [1]
     plan = GpuPlan(tuple(names) if here else (), per_run, min(asked), max(asked))
     there = f"{len(names)} GPUs ({few(names, 16)})" if len(names) > 1 else "one GPU" if names else "no GPU"
     if per_run and per_run < plan.most:
@@ -158,10 +160,10 @@ def gpu_plan(runs: Sequence[AnyRunConfig], names: Sequence[str], per_run: int | 
 
 @contextmanager
 def own_gpus(names: Sequence[str], count: int, place: Path, over: Callable[[], bool]) -> Iterator[list[str] | None]:
-    """In this block, `count` of these GPUs that no other job of the sweep has; None where it is `over` before.
+    """Reserve `count` of these GPUs for the block; None if the sweep is `over` before they are free.
 
-    For jobs in several processes of this machine: each keeps a file of `place` locked for each of its GPUs, and the
-    kernel gives them back however the process ends.
+    For jobs in several processes of this machine: each locks a file in `place` for each of its GPUs, and the kernel
+    releases the locks however the process ends.
     """
     if not count:
         yield []
@@ -176,10 +178,10 @@ def own_gpus(names: Sequence[str], count: int, place: Path, over: Callable[[], b
 
 
 def _locked(names: Sequence[str], count: int, place: Path, kept: ExitStack) -> list[str]:
-    """The first `count` of them that are free, or fewer, each by a locked file that `kept` closes."""
+    """Return the first `count` free GPUs, or fewer, each with a locked file that `kept` closes."""
     gpus: list[str] = []
     with (place / "guard").open("a") as guard:
-        fcntl.flock(guard, fcntl.LOCK_EX)  # one job looks at a time: two could hold each other's halves
+        fcntl.flock(guard, fcntl.LOCK_EX)  # one job at a time: else two could each lock half of what both need
         for name in names:
             file = kept.enter_context((place / f"{quote(name, safe='')}.lock").open("a"))
             with suppress(BlockingIOError):

@@ -1,4 +1,8 @@
-"""Run a sweep by one of Hydra's launchers, which decides where its jobs run."""
+"""Run a sweep by one of Hydra's launchers, which decides where its jobs run.
+
+Each job runs one run in a process (`Sweep.run`) and adds a line to a log at its start and end; a `Follower` in the
+process of the sweep reads the log.
+"""
 
 import json
 import os
@@ -22,7 +26,17 @@ from rlreason.sweeps.board import Board
 from rlreason.sweeps.closing import SweepRun
 from rlreason.sweeps.design import Composed, PlannedRun
 from rlreason.sweeps.gpus import own_gpus
-from rlreason.sweeps.runner import CONSOLES, PATIENCE_S, POLL_S, Child, Start, Work, came_to, held, stop
+from rlreason.sweeps.runner import (
+    CONSOLES,
+    PATIENCE_S,
+    POLL_S,
+    Child,
+    RunStart,
+    SweepWork,
+    locked_sweep,
+    run_outcome,
+    stop,
+)
 from rlreason.sweeps.state import DOMINATED, WAITING, SweepState
 
 SWEEP = "RLREASON_SWEEP"  # environment: a `Sweep` as JSON, for the processes that a launcher starts
@@ -30,28 +44,28 @@ SWEEP = "RLREASON_SWEEP"  # environment: a `Sweep` as JSON, for the processes th
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """What every job of a sweep needs, in whichever process a launcher runs it."""
+    """The data that every job of a sweep needs, in whichever process a launcher runs it."""
 
     sources: list[str]  # flags by which a run finds the same options
-    log: str  # a file, to which each job adds lines; those on another machine add theirs to one beside it
+    log: str  # a file to which each job adds lines; jobs on another machine use a file next to it
     consoles: str | None = None  # the folder for the output of each run; None: it goes where the job's goes
     threads: int | None = None  # of each run, at most
-    environment: dict[str, str | None] = field(default_factory=dict)  # what each run has otherwise than its job
+    environment: dict[str, str | None] = field(default_factory=dict)  # in which each run differs from its job
     gpus: Sequence[str] = ()  # of this machine, which its runs get in turn
-    gpus_per_run: int | None = None  # None: as many as each asks for
+    gpus_per_run: int | None = None  # None: as many as each needs
     locks: str = ""  # the folder of this machine in which jobs lock the GPUs of their runs
-    outlives: bool = False  # its jobs go on where the process of the sweep is killed
+    outlives: bool = False  # its jobs continue when the process of the sweep is killed
     kills: bool = False  # the launcher kills all jobs and their runs as soon as one of them raises
     parent: int = field(default_factory=os.getpid)  # the process of the sweep, with which its jobs end
     host: str = field(default_factory=socket.gethostname)
 
     @classmethod
     def of_environment(cls) -> "Sweep":
-        """The sweep that this process belongs to; `KeyError` where there is none."""
+        """Return the sweep that this process belongs to; `KeyError` if there is none."""
         return cls(**json.loads(os.environ[SWEEP]))
 
     def announce(self) -> None:
-        """Put the sweep into the environment of the processes to come."""
+        """Put the sweep into the environment of the processes that it will start."""
         os.environ[SWEEP] = json.dumps(asdict(self))
 
     def note(self, run: SweepRun) -> None:
@@ -66,7 +80,7 @@ class Sweep:
             file.write(json.dumps(line) + "\n")
 
     def new_lines(self, read: dict[str, int]) -> list[dict[str, Any]]:
-        """The lines that have been added since. `read`: file -> how many of its lines are known, kept up to date here.
+        """Return the lines added since the last call. `read`: file -> number of lines read so far, updated here.
 
         {"begun", "pid", "host", "gpus"} at a start, a `SweepRun` at an end.
         """
@@ -78,12 +92,12 @@ class Sweep:
         return found
 
     def runs(self) -> list[SweepRun]:
-        """The runs that have ended, in the order of their ends."""
+        """Return the runs that have ended, in the order of their ends."""
         return [SweepRun(**line) for line in self.new_lines({}) if "name" in line]
 
     @property
     def over(self) -> bool:
-        """Whether the sweep has been stopped, or killed: no further run is to start, and those under way end."""
+        """Return whether the sweep was stopped or killed: no run may start any more, and those in progress end."""
         if Path(f"{self.log}.stop").exists():
             return True
         return not self.outlives and self.host == socket.gethostname() and not _alive(self.parent)
@@ -93,7 +107,7 @@ class Sweep:
         Path(f"{self.log}.stop").touch()
 
     def leave_out(self, names: Sequence[str]) -> None:
-        """Have these runs not started any more, and those under way ended by their jobs."""
+        """Have these runs not started any more, and those in progress ended by their jobs."""
         with Path(f"{self.log}.left_out").open("a", encoding="utf-8") as file:
             file.writelines(f"{name}\n" for name in names)
 
@@ -103,10 +117,10 @@ class Sweep:
         return False
 
     def run(self, name: str, folder: Path, overrides: Sequence[str], composed: Composed) -> SweepRun:
-        """Run one job of the sweep called `name` in a process, and log it; a finished one is not run again.
+        """Run one job of the sweep called `name` in a process, and log it; skip a finished run.
 
-        A finished run of another config than that of `composed` in `folder` is a `ConfigError`. Where this is
-        interrupted, the process is stopped and its run logged first and, with a launcher that `kills`, returned.
+        Raise `ConfigError` if `folder` holds a finished run with another config. On an interruption the process is
+        stopped and its run logged first and, with a launcher that `kills`, returned.
         """
         if os.getpid() != self.parent:  # a launcher's own process, which would wait for further jobs
             signals.killed_with_parent()
@@ -117,15 +131,14 @@ class Sweep:
             if self.over or self._is_left_out(folder.name):
                 return SweepRun(folder.name, {"status": "interrupted"})
             count = 0 if not self.gpus else composed.gpus if self.gpus_per_run is None else self.gpus_per_run
-            with own_gpus(self.gpus, count, Path(self.locks), lambda: self._ends(folder.name)) as gpus:
+            with own_gpus(self.gpus, count, Path(self.locks), lambda: self._must_end(folder.name)) as gpus:
                 if gpus is None:
                     return SweepRun(folder.name, {"status": "interrupted"})
                 ended = self._in_process(name, folder, overrides, composed.limit_s, gpus)
         self.note(ended)
         return ended
 
-    def _ends(self, name: str) -> bool:
-        """Whether this run is to end."""
+    def _must_end(self, name: str) -> bool:
         return self.over or self._is_left_out(name)
 
     def _in_process(
@@ -133,19 +146,19 @@ class Sweep:
     ) -> SweepRun:
         console = Path(self.consoles, f"{folder.name}.log") if self.consoles else None
         place = Path(self.log).parent
-        start = Start(name, self.sources, place, console, None, self.threads, self.environment, gpus=gpus)
+        start = RunStart(name, self.sources, place, console, None, self.threads, self.environment, gpus=gpus)
         child = None
         try:
-            with signals.held():  # else a run could start and stay unknown
+            with signals.held():  # else a run could start unrecorded
                 child = Child(start, folder, overrides, limit_s)
                 about = {"pid": child.process.pid, "host": socket.gethostname(), "gpus": gpus}
                 self._add({"begun": folder.name, **about})
             while (ended := child.look()) is None:
-                if self._ends(folder.name):
+                if self._must_end(folder.name):
                     return stop([child])[0]
                 time.sleep(4 * POLL_S)
             return ended
-        except BaseException as error:  # KeyboardInterrupt; or Slurm ends the job, of which submitit tells by its own
+        except BaseException as error:  # KeyboardInterrupt, or submitit's own when Slurm ends the job
             if isinstance(error, KeyboardInterrupt):
                 signals.arrived()
             ended = None if child is None else stop([child])[0]
@@ -157,7 +170,7 @@ class Sweep:
 
 
 def _finished_before(folder: Path, config: str) -> SweepRun | None:
-    """The run in the folder, where it came to its end with this config; with another it is refused."""
+    """Return the finished run in the folder, if its config is the same; `ConfigError` if it is another."""
     run = RunFolder(folder) if folder.is_dir() else None
     if run is None or run.summary is None:
         return None
@@ -167,7 +180,7 @@ def _finished_before(folder: Path, config: str) -> SweepRun | None:
 
 
 def _alive(process: int) -> bool:
-    """Whether there is such a process, and it has not ended; one that nobody has waited for has."""
+    """Return whether the process exists and is no zombie."""
     try:
         os.kill(process, 0)
     except ProcessLookupError:
@@ -180,7 +193,7 @@ def _alive(process: int) -> bool:
 
 
 def end_processes(ids: Sequence[int]) -> None:
-    """End runs that jobs have started: politely, and by force where that takes too long."""
+    """End runs that jobs have started: by SIGTERM, then by SIGKILL."""
     for one in ids:
         with suppress(OSError):
             os.kill(one, signal.SIGTERM)
@@ -195,23 +208,23 @@ def end_processes(ids: Sequence[int]) -> None:
 JOBS = ".jobs-"
 LOG = "runs.jsonl"
 KILLS = ("joblib",)  # launchers that kill all processes below them when they are interrupted
-LOOK_S = 0.3  # between two looks at what the jobs have written
-#: Starts these runs as jobs and waits for them; returns what went wrong in each job before its run, or None.
+LOOK_S = 0.3  # between two reads of what the jobs have written
+#: Starts these runs as jobs and waits for them; returns for each job the error outside its run, or None.
 Launch = Callable[[Sequence[PlannedRun]], Sequence[Exception | None]]
 
 
 def launch_sweep(
-    work: Work, launcher: str, launch: Launch, side_by_side: int, batch: int | None = None, shows_gpus: bool = True
+    work: SweepWork, launcher: str, launch: Launch, side_by_side: int, batch: int | None = None, shows_gpus: bool = True
 ) -> SweepState:
-    """Run what is left of a sweep by a launcher of this name, `batch` runs at a time where it is given.
+    """Run what is left of a sweep by the launcher of this name, `batch` runs at a time if given.
 
-    `side_by_side`: how many of them the launcher runs at a time, who share this machine's processors. `shows_gpus`:
-    False where the launcher hides from its jobs the GPUs that this process sees. Runs with GPUs of their own see those
-    in all cases. On KeyboardInterrupt all runs are stopped in order first.
+    `side_by_side`: how many the launcher runs at a time, which share this machine's processors. `shows_gpus`: False if
+    the launcher hides this process's GPUs from its jobs; runs with GPUs of their own see those in all cases. On
+    KeyboardInterrupt all runs are stopped in order first.
     """
     folder = work.design.folder
     with (
-        held(work, side_by_side, launcher) as board,
+        locked_sweep(work, side_by_side, launcher) as board,
         _place(folder) as place,
         signals.temporary_folder("rlreason-gpus-") as locks,
     ):
@@ -243,7 +256,7 @@ def launch_sweep(
 
 @contextmanager
 def _place(folder: Path) -> Iterator[str]:
-    """A folder for what the jobs write, in that of the sweep, which other machines may see; those left behind go."""
+    """Make a folder for what the jobs write inside the sweep's, which other machines may see; remove old ones."""
     for old in folder.glob(f"{JOBS}*"):
         removed(old)
     with signals.temporary_folder(JOBS, folder) as place:
@@ -254,44 +267,43 @@ def _launched(launch: Launch, runs: Sequence[PlannedRun], kills: bool) -> Sequen
     if not runs:
         return []
     try:
-        with signals.held() if kills else nullcontext():  # else it is interrupted in the middle of last checkpoints
+        with signals.held() if kills else nullcontext():  # else it would interrupt final checkpoints
             return launch(runs)
     except Exception as error:
         if signals.stop_signal():
             raise KeyboardInterrupt from None
-        return [error] * len(runs)  # those that have ended have said so
+        return [error] * len(runs)  # runs that have ended are in the log
 
 
 def _kill_launcher() -> None:
-    """End what is left of a launcher below this process: its runs have ended."""
+    """Kill the launcher's processes below this one; its runs have ended."""
     for one in signals.below(os.getpid()):
         with suppress(OSError):
             os.kill(one, signal.SIGKILL)
 
 
 class Follower:
-    """The thread that reads what the jobs say, until `finish`."""
+    """A thread that reads what the jobs write, until `finish`."""
 
-    def __init__(self, work: Work, board: Board, sweep: Sweep) -> None:
+    def __init__(self, work: SweepWork, board: Board, sweep: Sweep) -> None:
         self.work, self.board, self.sweep = work, board, sweep
-        self.ids: dict[str, int] = {}  # run -> its process, while it is under way
-        self.read: dict[str, int] = {}  # file -> its lines that were taken in
+        self.ids: dict[str, int] = {}  # run -> its process, while it runs
+        self.read: dict[str, int] = {}  # file -> number of lines read
         self._over, self._guard = threading.Event(), threading.Lock()
         self._thread = threading.Thread(target=self._follow, name="follower", daemon=True)
 
     def start(self) -> None:
-        """Begin to follow."""
         self._thread.start()
 
     def _follow(self) -> None:
         while not self._over.wait(LOOK_S):
             if self.sweep.kills and signals.stop_signal():  # the jobs stop their runs, and the launcher ends
                 self.sweep.end()
-            with suppress(OSError):  # nobody reads what is printed any more
+            with suppress(OSError):  # no one reads the output any more
                 self.look()
 
     def look(self) -> None:
-        """Take in what has been written since the last look."""
+        """Read what was written since the last look."""
         with self._guard:
             for line in self.sweep.new_lines(self.read):
                 if "begun" in line:
@@ -316,25 +328,25 @@ class Follower:
         end_processes([self.ids[name] for name in live if name in self.ids])
 
     def failed(self, runs: Sequence[PlannedRun], errors: Sequence[Exception | None]) -> None:
-        """Jobs are over: a run that has not said how it ended has failed."""
+        """Record as failed each run whose job is over and that reported no end."""
         self.look()
         for planned, error in zip(runs, errors, strict=False):
             with self._guard:
                 if self.board.state.run(planned.name).status not in (WAITING, "running"):
                     continue
-                came_to(self.work.folder_of(planned), -signal.SIGKILL)  # its folder says so, too
+                run_outcome(self.work.folder_of(planned), -signal.SIGKILL)  # records it in the folder, too
                 reason = "its job ended without a word" if error is None else first_line(error)
                 self.board.ended(SweepRun(planned.name, {"status": "failed"}, reason))
 
     def end_runs(self) -> None:
-        """Stop what is under way."""
+        """End the runs in progress."""
         self.look()
         end_processes([one for name, one in self.ids.items() if name in self.board.running()])
 
     def finish(self) -> None:
-        """The sweep is over: what nobody has told of is read from the run folders."""
+        """Stop following; for runs without a reported end, read it from their folders."""
         self._over.set()
         self._thread.join(10)
         self.look()
         for name in self.board.running():
-            self.board.ended(came_to(self.work.design.folder / name, -signal.SIGTERM))
+            self.board.ended(run_outcome(self.work.design.folder / name, -signal.SIGTERM))

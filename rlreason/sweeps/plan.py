@@ -1,4 +1,4 @@
-"""What a sweep is about to do, and what it will take in time and disk."""
+"""Describe what a sweep is about to do, and estimate its time, its disk space and the differences that it can show."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,22 +25,22 @@ from rlreason.runtime.differences import (
     spread_of,
 )
 from rlreason.runtime.text import duration, few
-from rlreason.sweeps.carry import in_words
+from rlreason.sweeps.carry import setting_text
 from rlreason.sweeps.design import FEWEST_SEEDS, Design, Key
 from rlreason.sweeps.state import FILE, RunState, SweepState, read_state
 
-MEASURED = ("finished", "budget")  # ends that a run's time and size may be taken from
-#: What must be equal in a run of another sweep for its time to say something of this one's.
+MEASURED = ("finished", "budget")  # statuses of runs whose time and size are used
+#: Settings that must be equal for the time of another sweep's run to be used for this one.
 ALIKE = (
     "algorithm", "n_steps", "model.name", "model.path", "data.name", "rollout_batch_size", "question_batch_size",
     "train_batch_size", "epochs_per_rollout", "sampling.max_tokens", "group_size", "prompt.name", "eval.card",
     "budget.hours", "budget.tokens", "budget.steps", "budget.calls", "strategy", "client.model", "problem",
 )  # fmt: skip
-LOOKED_AT = 6  # other sweeps, the newest first: a plan is to come at once
+LOOKED_AT = 6  # other sweeps, the newest first: a plan must be quick
 
 
-class Cost(NamedTuple):
-    """Of one run: its wall clock in seconds, what it leaves in bytes, and which runs these come from."""
+class RunCost(NamedTuple):
+    """The cost of one run: wall clock in seconds, size on disk in bytes, and the runs that these were measured on."""
 
     seconds: float
     size: float
@@ -48,7 +48,7 @@ class Cost(NamedTuple):
 
 
 def state_so_far(design: Design) -> SweepState | None:
-    """What is known of the sweep from an earlier start; None where there was none."""
+    """Return the state of the sweep from an earlier start, or None."""
     if not (design.folder / FILE).exists():
         return None
     try:
@@ -57,8 +57,8 @@ def state_so_far(design: Design) -> SweepState | None:
         return None
 
 
-def cost_of(design: Design, run: AnyRunConfig, before: SweepState | None) -> Cost | None:
-    """The mean cost of finished runs of this sweep, else of one beside it that is alike; None where there are none."""
+def cost_of(design: Design, run: AnyRunConfig, before: SweepState | None) -> RunCost | None:
+    """Return the mean cost of finished runs of this sweep, else of a similar sweep next to it, or None."""
     if before and (found := _mean(before, design.folder, "this sweep")):
         return found
     for folder in _others(design.folder):
@@ -67,13 +67,13 @@ def cost_of(design: Design, run: AnyRunConfig, before: SweepState | None) -> Cos
             ended = next((one for one in _measured(state) if (folder / one.name).is_dir()), None)
             if ended and alike(RunFolder(folder / ended.name, lambda _: None), run):
                 return _mean(state, folder, folder.name)
-        except ConfigError:  # of a later version, or broken: another one may tell
+        except ConfigError:  # of a later version, or broken: try another
             continue
     return None
 
 
 def alike(folder: RunFolder, run: AnyRunConfig) -> bool:
-    """Whether a run in a folder had the settings that decide over its time, as far as both have them."""
+    """Return whether a run in a folder had the settings that determine its time, as far as both have them."""
     return all(folder.setting(key) == _setting(run, key) for key in ALIKE)
 
 
@@ -84,7 +84,7 @@ def _setting(run: Any, key: str) -> Any:
 
 
 def _others(folder: Path) -> Iterator[Path]:
-    """Sweeps beside this one and the stages of such, the newest first."""
+    """Yield the sweeps next to this one and the stages of such, newest first."""
     here = folder.parent
     files = [path for pattern in (f"*/{FILE}", f"*/*/{FILE}") for path in here.glob(pattern)]
     newest = sorted(files, key=lambda path: path.stat().st_mtime, reverse=True)
@@ -95,8 +95,8 @@ def _measured(state: SweepState) -> list[RunState]:
     return [run for run in state.runs if run.status in MEASURED and run.seconds]
 
 
-def _mean(state: SweepState, folder: Path, name: str) -> Cost | None:
-    """Over the finished runs; those that had the machine for themselves where there are any."""
+def _mean(state: SweepState, folder: Path, name: str) -> RunCost | None:
+    """Average over the finished runs; only over those that had the machine to themselves, if there are any."""
     ended = _measured(state)
     alone = [run for run in ended if not run.shared_machine]
     if not ended:
@@ -106,18 +106,18 @@ def _mean(state: SweepState, folder: Path, name: str) -> Cost | None:
     source += ", which shared the machine" * (not alone)
     sizes = [size_of(folder / run.name) for run in used[:5]]
     seconds = sum((run.seconds or 0.0) - start_paid_once(RunFolder(folder / run.name, lambda _: None)) for run in used)
-    return Cost(max(seconds, 0.0) / len(used), sum(sizes) / len(sizes), source)
+    return RunCost(max(seconds, 0.0) / len(used), sum(sizes) / len(sizes), source)
 
 
 def start_paid_once(run: RunFolder) -> float:
-    """Seconds in which a run taught its start model that the next ones find in the cache."""
+    """Return the seconds in which a run trained its start model, which later runs find in the cache."""
     start = (run.summary or {}).get("start") or {}
     made = start.get("source") == "made" and run.setting("model.cache") is not None
     return float(start.get("seconds") or 0.0) if made else 0.0
 
 
 def size_of(folder: Path) -> int:
-    """Bytes of all files below a folder."""
+    """Return the bytes of all files in a folder."""
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
 
 
@@ -139,11 +139,11 @@ def plan_text(
     apart: bool = False,
     alike: Sequence[str] = (),
 ) -> str:
-    """The plan of a sweep, a line for each of its parts.
+    """Return the plan of a sweep, a line for each part.
 
-    `runs`: their settings, the first at least. `space`: bytes that a run may write, by its settings; counts where no
-    run has finished. `hands_out`: what is to be said of launcher and GPUs, by label. `apart`: runs share no memory with
-    each other. `alike`: see `one_formula`.
+    `runs`: their settings, at least the first. `space`: bytes that a run may write by its settings, used if no run has
+    finished. `hands_out`: lines on launcher and GPUs, by label. `apart`: runs do not share memory. `alike`: see
+    `one_formula`.
     """
     before = state_so_far(design)
     settings, seeds = design.settings(), design.seeds
@@ -169,7 +169,7 @@ def plan_text(
 
 
 def varied(design: Design) -> dict[str, str]:
-    """What differs between the runs, beside the seed: the swept settings with their values, in their order."""
+    """Return what differs between the runs apart from the seed: the swept settings with their values, in order."""
     lines = []
     for axis in design.axes:
         values = list(dict.fromkeys(run.setting[axis] for run in design.runs if axis in run.setting))
@@ -178,9 +178,10 @@ def varied(design: Design) -> dict[str, str]:
 
 
 def one_formula(runs: Mapping[str, AnyRunConfig]) -> list[str]:
-    """The settings, by what they are called, that are one formula under the rest of their settings, a line each.
+    """Return a line for each group of settings that are the same formula under the rest of their settings.
 
-    With one update per rollout batch the ratio is 1 where it is used, so that neither it nor its clip does anything.
+    `runs`: setting as text -> its config. With one update per rollout batch the ratio is 1 wherever it is used, so
+    neither it nor its clip has an effect.
     """
     called: dict[str, list[str]] = {}
     for name, run in runs.items():
@@ -200,11 +201,11 @@ def _compared(design: Design) -> str:
         return "with nothing: there is one setting"
     if design.reference is None:
         return "each setting with each: the sweep names no reference"
-    return f"each setting with {in_words(design.reference)}"
+    return f"each setting with {setting_text(design.reference)}"
 
 
-def time_line(cost: Cost | None, left: int, jobs: int) -> str:
-    """How long the runs that are left will take, and by what that is known."""
+def time_line(cost: RunCost | None, left: int, jobs: int) -> str:
+    """Return how long the remaining runs will take, and from which runs that is known."""
     if not left:
         return "none: every run has ended"
     if cost is None:
@@ -216,9 +217,9 @@ def time_line(cost: Cost | None, left: int, jobs: int) -> str:
 
 
 def disk_line(
-    cost: Cost | None, runs: Sequence[AnyRunConfig], left: int, space: Callable[[AnyRunConfig], float] | None
+    cost: RunCost | None, runs: Sequence[AnyRunConfig], left: int, space: Callable[[AnyRunConfig], float] | None
 ) -> str:
-    """What the runs that are left will write."""
+    """Return how much the remaining runs will write."""
     if cost is not None:
         return f"about {decimal_size(cost.size * left)}: {decimal_size(cost.size)} a run, by {cost.source}"
     if space is None:
@@ -231,18 +232,18 @@ def disk_line(
 
 
 def memory_line(runs: Sequence[AnyRunConfig], jobs: int) -> dict[str, str]:
-    """What the largest of these runs takes at its peak, and that `jobs` run side by side; nothing without a model."""
+    """Return the peak memory of the largest run, and that of `jobs` runs side by side; {} without a model."""
     device = believed_device()
-    told = [planned(run, device) for run in runs if works_on_a_model(run)]
-    if not told:
+    plans = [planned(run, device) for run in runs if works_on_a_model(run)]
+    if not plans:
         return {}
-    largest = max(told, key=lambda one: one.plan.peak if one.plan else 0)
+    largest = max(plans, key=lambda one: one.plan.peak if one.plan else 0)
     side = f"; {jobs} runs side by side take {jobs} times that" if jobs > 1 and largest.plan else ""
     return {"memory": one_line(largest) + side}
 
 
 def can_show(design: Design, run: AnyRunConfig, before: SweepState | None) -> str:
-    """The smallest difference between two settings that the seeds and problems of a sweep can show."""
+    """Return the smallest difference between two settings that the sweep's seeds and problems can show."""
     counts = Counter(one.key for one in design.runs)
     if not works_on_a_model(run):
         return _best_scores(run, min(counts.values()))
@@ -254,11 +255,11 @@ def can_show(design: Design, run: AnyRunConfig, before: SweepState | None) -> st
     pairs = n - 1 if design.reference is not None else n * (n - 1) // 2
     fewest = min(counts.values())
     idle = run.monitors.dominated == "stop" and fewest <= FEWEST_SEEDS
-    return shown_by(fewest, problems, spread, pairs) + halves(problems) + IDLE * idle
+    return power_text(fewest, problems, spread, pairs) + half_note(problems) + IDLE * idle
 
 
 def _best_scores(run: AnyRunConfig, seeds: int) -> str:
-    """What a sweep of discovery shows, and may spend."""
+    """Return what a sweep of discovery shows, and may spend."""
     shown = "best scores, one seed each: no distribution" if seeds == 1 else f"best scores over {seeds} seeds"
     return f"{shown}; each run spends at most {run.most_spent}"
 
@@ -269,22 +270,26 @@ def _one_setting(seeds: int) -> str:
     return f"a mean over {seeds} seeds with its interval" + "; two seeds never settle anything" * (seeds == 2)
 
 
-def shown_by(seeds: int, problems: int | None, spread: tuple[Spread, str] | None, comparisons: int = 1) -> str:
-    """The same in words, by numbers. `spread`: what has been seen, and where; None: it is assumed.
+def power_text(seeds: int, problems: int | None, spread: tuple[Spread, str] | None, comparisons: int = 1) -> str:
+    """Return the smallest difference in words. `spread`: as measured, and on what; None: it is assumed.
 
-    >>> shown_by(2, 1024, None)[:75]
+    >>> power_text(2, 1024, None)[:75]
     'two seeds never settle anything: with 1024 problems a difference below abou'
     """
-    asked = problems or 1000
-    on = f"{asked} problems" if problems else f"about {asked} problems (their number is not known before they are read)"
+    assumed = problems or 1000
+    on = (
+        f"{assumed} problems"
+        if problems
+        else f"about {assumed} problems (their number is not known before they are read)"
+    )
     if seeds == 1:
-        apart = points(smallest_difference(1, asked, ASSUMED[0]))
+        apart = points(smallest_difference(1, assumed, ASSUMED[0]))
         return (
             f"no difference between settings: one seed tells two trained models apart, from about {apart} on "
             f"with {on}; add seed=0,1,2,3"
         )
     by = ASSUMED_SPREAD if spread is None else spread[1]
-    width, strictest = (_width(seeds, asked, spread, level) for level in (LEVEL, LEVEL / comparisons))
+    width, strictest = (_width(seeds, assumed, spread, level) for level in (LEVEL, LEVEL / comparisons))
     text = f'with {on} a difference below about {width} stays "cannot tell" ({by})'
     if comparisons > 1:
         text += f"; by Holm over {comparisons} comparisons, at worst one below {strictest}"
@@ -298,13 +303,13 @@ def _width(seeds: int, problems: int, spread: tuple[Spread, str] | None, level: 
     return f"{points(min(1.0, low))} to {points(min(1.0, high))}"
 
 
-def halves(problems: int | None) -> str:
-    """What is left for carry= and monitors.dominated, which read the half of the problems that chooses."""
+def half_note(problems: int | None) -> str:
+    """Return the number of problems for carry= and monitors.dominated, which read only the half that chooses."""
     return f"; carry= and monitors.dominated read half of them, about {problems // 2}" if problems else ""
 
 
 def problems_of(run: RunConfig, before: SweepState | None) -> int | None:
-    """How many problems the final evaluation asks; None where nobody knows before they are read."""
+    """Return how many problems the final evaluation asks; None if unknown before they are read."""
     if before and (seen := [one.problems for one in before.runs if one.problems]):
         return min(seen)
     asked, there = run.evaluation.final_problems, run.problems_there
@@ -313,9 +318,9 @@ def problems_of(run: RunConfig, before: SweepState | None) -> int | None:
 
 
 def seen_spread(before: SweepState | None) -> tuple[Spread, str] | None:
-    """How much the differences between settings have spread over seeds so far; None with fewer than two seeds of two.
+    """Return how much the differences between settings have spread over seeds; None below two settings of two seeds.
 
-    By the accuracies of the finished runs, each setting against the reference, or else the first: the mean variance.
+    From the accuracies of the finished runs, each setting against the reference, or else the first: the mean variance.
     """
     if before is None:
         return None

@@ -1,4 +1,8 @@
-"""Run a sweep: its runs as processes, some at a time, each looked after until it ends."""
+"""Run a sweep on this machine: its runs as processes, some at a time, each watched until it ends.
+
+`run_sweep` locks the sweep's folder (`locked_sweep`) and loops; a `Child` is the process of one run, whose outcome is
+read from its exit code and its folder (`run_outcome`).
+"""
 
 import os
 import signal
@@ -31,19 +35,19 @@ from rlreason.sweeps.gpus import GpuPlan
 from rlreason.sweeps.state import DOMINATED, WAITING, SweepState, new_state
 
 GRACE_S = 10.0  # beyond the limit at which a run ends itself
-TICK_S = 1.0  # between two looks at its signs of life
+TICK_S = 1.0  # between two checks for signs of life
 TERM_S = 30.0  # for a run that hangs to end in order, with a checkpoint
 
 
 def early_stacks(place: Path) -> Path:
-    """A new file for the stacks of a run that has no folder yet."""
+    """Make a file for the stacks of a run that has no folder yet."""
     number, path = tempfile.mkstemp(dir=place, prefix="stacks-")
     os.close(number)
     return Path(path)
 
 
 class Watch:
-    """Over the run in `folder`, which may show no sign of life for `limit_s` seconds; None: for any time.
+    """Watch the run in `folder`, which may be silent for `limit_s` seconds; None: for any time.
 
     `early`: see `early_stacks`.
     """
@@ -53,11 +57,11 @@ class Watch:
         self._silence = Silence()
 
     def hangs(self) -> bool:
-        """Whether the run has been silent for too long; to be asked every `TICK_S` seconds or so."""
+        """Return whether the run has been silent for too long; to be called about every `TICK_S` seconds."""
         return self.limit_s is not None and self._silence.look(sign_of_life(self.folder)) > self.limit_s + GRACE_S
 
     def end(self) -> None:
-        """End a run that hangs; its stacks are in its folder then."""
+        """End a run that hangs, after writing its stacks to its folder."""
         assert self.limit_s is not None
         write_stacks(self.folder / STACKS, silent_for(self.limit_s), self.process.pid)
         with suppress(OSError), (self.folder / STACKS).open("ab") as file:
@@ -66,14 +70,14 @@ class Watch:
 
 
 def _end(process: Process) -> None:
-    """SIGTERM, and if that does not help SIGKILL, for it and for all below it."""
+    """Send SIGTERM, and if that does not help SIGKILL, to the process and all its descendants."""
     process.terminate()
     with suppress(subprocess.TimeoutExpired):
         process.wait(TERM_S)
         return
     below = signals.below(process.pid)
     process.kill()
-    with suppress(subprocess.TimeoutExpired):  # one that waits in the kernel for a disk
+    with suppress(subprocess.TimeoutExpired):  # it may wait in the kernel for a disk
         process.wait(TERM_S)
     for one in below:
         with suppress(OSError):
@@ -81,12 +85,12 @@ def _end(process: Process) -> None:
 
 
 PATIENCE_S = signals.LIMIT_S + 10  # for a run that was sent SIGTERM to clean up
-AT_ONCE_S = 3.0  # for one that was sent a second signal
+SECOND_SIGNAL_S = 3.0  # for one that was sent a second signal
 POLL_S = 0.05
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
+class RunStart:
     """How a run of a sweep is started.
 
     `sources`: flags by which it finds the same options. `place`: a folder for what a process writes before it has one.
@@ -96,27 +100,27 @@ class Start:
     sources: Sequence[str]
     place: Path
     console: Path | None = None  # the file that its output is added to; None: this process's own streams
-    processors: Sequence[int] | None = None  # that it may use; None: all that this process may
+    processors: Sequence[int] | None = None  # that it may use; None: those of this process
     threads: int | None = None  # for numerical work, at most; None: its own choice
     environment: Mapping[str, str | None] = field(default_factory=dict)  # changes to this process's; None: not set
     forks: Forks | None = None  # from which it is forked; None: its process loads its libraries itself
-    gpus: Sequence[str] = ()  # that it alone has, and sees; none: those that this process sees
+    gpus: Sequence[str] = ()  # reserved for it, and all that it sees; (): those that this process sees
 
     @property
     def omp_threads(self) -> str | None:
-        """OMP_NUM_THREADS of its environment; None where it is not set."""
+        """Return OMP_NUM_THREADS for its environment; None where it is not set."""
         given = os.environ.get(THREADS)
         return given if self.threads is None else str(_at_most(given, self.threads))
 
 
 class Child:
-    """The process of one run of a sweep.
+    """The process of one run of a sweep, with the run's `overrides`, writing into `folder`.
 
-    `overrides`: the run's, which writes into `folder`. One that shows no sign of life for `limit_s` seconds is ended
-    and counts as failed. To be made in the main thread: the kernel ends a process with the *thread* that started it.
+    A run that is silent for `limit_s` seconds is ended and counts as failed. Make it in the main thread: the kernel
+    ends a process with the *thread* that started it.
     """
 
-    def __init__(self, start: Start, folder: Path, overrides: Sequence[str], limit_s: float | None) -> None:
+    def __init__(self, start: RunStart, folder: Path, overrides: Sequence[str], limit_s: float | None) -> None:
         words = [*start.sources, *overrides, f"hydra.run.dir='{folder}'"]
         early = early_stacks(start.place)
         env: dict[str, str | None] = {**os.environ, SWEEP_VARIABLE: start.sweep, STACKS_VARIABLE: str(early)}
@@ -136,40 +140,40 @@ class Child:
         self._watch, self._looked = Watch(self.process, folder, limit_s, early), time.monotonic()
 
     def look(self) -> SweepRun | None:
-        """What the run came to; None while it is under way."""
+        """Return the outcome of the run; None while it is in progress."""
         if self.process.poll() is not None:
-            return came_to(self.folder, self.process.returncode, self.console)
+            return run_outcome(self.folder, self.process.returncode, self.console)
         if time.monotonic() - self._looked >= TICK_S:
             self._looked = time.monotonic()
             if self._watch.hangs() and self.limit_s is not None:
                 self._watch.end()
-                return came_to_nothing(self.folder, self.limit_s)
+                return hung_run(self.folder, self.limit_s)
         return None
 
 
 def _started(
     words: Sequence[str], env: Mapping[str, str], out: IO[bytes] | None, processors: Sequence[int] | None
 ) -> Process:
-    """A process that loads its libraries itself."""
+    """Start a process that loads its libraries itself."""
     with children_on(processors):
         argv = [sys.executable, "-m", "rlreason", *words]
         return subprocess.Popen(argv, env=env, stdout=out, stderr=out)
 
 
 def stop(children: Sequence[Child]) -> list[SweepRun]:
-    """Stop runs with SIGTERM, and wait until they have recorded how they ended; at a second signal stop them at once.
+    """Stop runs with SIGTERM, and wait until they have recorded how they ended; at a second signal kill them.
 
     Ctrl-C on a terminal has reached them already: a further SIGTERM does not count as a second signal to a run of a
     sweep, a further SIGINT does.
     """
     alive = [child.process for child in children if child.process.poll() is None]
 
-    def at_once() -> None:
+    def end_now() -> None:
         for process in alive:
             process.send_signal(signal.SIGINT)
-        _wait(alive, AT_ONCE_S)
+        _wait(alive, SECOND_SIGNAL_S)
 
-    with signals.before_leaving(at_once):
+    with signals.before_leaving(end_now):
         try:
             for process in alive:
                 process.terminate()
@@ -179,11 +183,11 @@ def stop(children: Sequence[Child]) -> list[SweepRun]:
                 process.kill()
             for process in alive:
                 process.wait()
-    return [came_to(child.folder, child.process.returncode) for child in children]
+    return [run_outcome(child.folder, child.process.returncode) for child in children]
 
 
 def _wait(processes: Sequence[Process], seconds: float) -> None:
-    """Wait for all of them; `TimeoutExpired` where that takes longer."""
+    """Wait for all of them; `TimeoutExpired` after `seconds`."""
     end = time.monotonic() + seconds
     for process in processes:
         process.wait(max(0.01, end - time.monotonic()))
@@ -197,17 +201,17 @@ def _at_most(given: str | None, threads: int) -> int:
     return min(int(given), threads) if given and given.isdigit() and int(given) else threads
 
 
-def came_to_nothing(folder: Path, limit_s: float) -> SweepRun:
-    """The run in `folder`, which was ended because it hung: said here and in its folder."""
+def hung_run(folder: Path, limit_s: float) -> SweepRun:
+    """Return the outcome of a run that was ended because it hung; print that and record it in its folder."""
     why = f"{silent_for(limit_s)}; what its processes did then is in {folder / STACKS}"
     print(f"! {folder.name} was ended: {why}; type the sweep again, and it goes on", flush=True)
-    if read_status(folder) in ("running", "interrupted"):  # it knows of a signal alone
+    if read_status(folder) in ("running", "interrupted"):  # all that the run knows of is a signal
         write_status(folder, "failed", why)
     return SweepRun(folder.name, {"status": "failed"}, f"silent for waits.run_s={limit_s:g} s")
 
 
-def came_to(folder: Path, code: int, console: Path | None = None) -> SweepRun:
-    """The run in `folder` whose process ended with `code` (below 0: by a signal); `console`: what it has printed."""
+def run_outcome(folder: Path, code: int, console: Path | None = None) -> SweepRun:
+    """Return the outcome of the run whose process ended with `code` (below 0: by a signal). `console`: its output."""
     summary = RunFolder(folder).summary if folder.is_dir() else None
     if summary is not None and ending(read_status(folder) or "finished").exit_code == code:
         return SweepRun(folder.name, summary)
@@ -222,7 +226,7 @@ def came_to(folder: Path, code: int, console: Path | None = None) -> SweepRun:
 
 
 def _last_line(path: Path) -> str:
-    """The last line of a file that says something, without the program's name; "" where there is none."""
+    """Return the last non-empty line of a file, without the program's name; "" if there is none."""
     with suppress(OSError), path.open("rb") as file:
         file.seek(max(0, path.stat().st_size - 4000))
         lines = [line.strip() for line in file.read().decode("utf-8", "replace").splitlines()]
@@ -236,11 +240,11 @@ say = partial(print, flush=True)
 
 
 @dataclass(frozen=True)
-class Work:
-    """What is needed to run a sweep.
+class SweepWork:
+    """All that is needed to run a sweep.
 
-    `composed`: the config and the limits of one of its runs. `after_run`: asked when a run has ended which settings
-    are to be stopped. `carried`: see `SweepState`. `gpus`: what its runs get of this machine's.
+    `composed`: returns the config and limits of a run. `after_run`: called after each run, returns the settings to
+    stop. `carried`: see `SweepState`. `gpus`: what its runs get of this machine's.
     """
 
     design: Design
@@ -252,7 +256,7 @@ class Work:
     gpus: GpuPlan = field(default_factory=GpuPlan)
 
     def todo(self, board: Board) -> list[PlannedRun]:
-        """The runs that did not end before; the others are said."""
+        """Return the runs that have not ended; print the others."""
         left = []
         for planned in self.design.runs:
             run = board.state.run(planned.name)
@@ -263,18 +267,17 @@ class Work:
         return left
 
     def folder_of(self, run: PlannedRun) -> Path:
-        """Where it writes."""
         return self.design.folder / run.name
 
 
 @contextmanager
-def held(
-    work: Work, side_by_side: int, launcher: str, under_way: Callable[[], Collection[str]] = tuple
+def locked_sweep(
+    work: SweepWork, side_by_side: int, launcher: str, under_way: Callable[[], Collection[str]] = tuple
 ) -> Iterator[Board]:
-    """The sweep's folder, which no other process has in this block; and the state of the sweep, up to date at its end.
+    """Lock the sweep's folder for the block; yield the board, which records the sweep's end.
 
-    `ConfigError` where another sweep has the folder, a run of an earlier start still writes, or a run there has other
-    settings than now. `under_way`: names of runs that are known to go on, and are not waited for.
+    `ConfigError` if another sweep has the folder, a run of an earlier start still writes, or a run there has other
+    settings than now. `under_way`: names of runs known to be still running, not waited for.
     """
     folder = work.design.folder
     with run_lock(folder, say, "hydra.sweep.dir"):
@@ -292,39 +295,38 @@ def held(
 
 
 def code_of(state: SweepState) -> int:
-    """The exit code of a sweep that has ended: see `records.status.sweep_code`."""
+    """Return the exit code of a sweep that has ended: see `records.status.sweep_code`."""
     return sweep_code(["failed" if run.status in (WAITING, "running") else run.status for run in state.runs])
 
 
-def run_sweep(work: Work, jobs: int = 1) -> SweepState:
-    """Run what is left of a sweep, `jobs` runs at a time, each on its share of the processors; returns its state.
+def run_sweep(work: SweepWork, jobs: int = 1) -> SweepState:
+    """Run what is left of a sweep, `jobs` runs at a time, each on its share of the processors; return its state.
 
-    What fails leaves the others alone. On KeyboardInterrupt all runs are stopped in order first. Runs in the main
-    thread: the kernel ends a process with the thread that started it.
+    A failed run does not affect the others. On KeyboardInterrupt all runs are stopped in order first. Call it in the
+    main thread: the kernel ends a process with the thread that started it.
     """
-    with held(work, jobs, "basic") as board, signals.temporary_folder("rlreason-sweep-") as place:
+    with locked_sweep(work, jobs, "basic") as board, signals.temporary_folder("rlreason-sweep-") as place:
         _Loop(work, board, jobs, Path(place)).run()
     return board.state
 
 
 class _Loop:
-    """Starts runs while there are free places, and looks after those under way."""
+    """Start runs while there are free places, and watch those in progress."""
 
-    def __init__(self, work: Work, board: Board, jobs: int, place: Path) -> None:
+    def __init__(self, work: SweepWork, board: Board, jobs: int, place: Path) -> None:
         self.work, self.board, self.jobs, self.place = work, board, jobs, place
         self.waiting = work.todo(board)
-        self.running: dict[int, tuple[PlannedRun, Child]] = {}  # by place
+        self.running: dict[int, tuple[PlannedRun, Child]] = {}  # by slot
         allowed = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
         self.processors = shares(allowed, jobs) if allowed and jobs > 1 else [None] * jobs
         self.threads = None if jobs == 1 else max(1, usable_processors() // jobs)
         self.forks: Forks | None = None
-        self._next: tuple[str, Composed] | None = None  # the run whose turn it is, composed once while it waits
+        self._next: tuple[str, Composed] | None = None  # the next run, composed once while it waits
 
     def run(self) -> None:
-        """Until every run has ended."""
         try:
             if len(self.waiting) > 1 and can_fork():
-                self.forks = Forks(Start("", (), self.place, threads=self.threads).omp_threads)
+                self.forks = Forks(RunStart("", (), self.place, threads=self.threads).omp_threads)
                 self.forks.ready()
             while self.waiting or self.running:
                 self._fill()
@@ -355,12 +357,12 @@ class _Loop:
                 gpus = self._gpus(composed)
                 if gpus is None:
                     return
-                with signals.held():  # else a run could start and stay unknown
+                with signals.held():  # else a run could start unrecorded
                     self.waiting.pop(0)
                     self.running[number] = planned, self._start(planned, number, composed, gpus)
 
     def _gpus(self, composed: Composed) -> list[str] | None:
-        """GPUs for a run, the first that no other has; None where too few are free."""
+        """Return GPUs for a run, the first free ones; None if too few are free."""
         taken = [gpu for _, child in self.running.values() for gpu in child.gpus]
         free = [gpu for gpu in self.work.gpus.handed_out if gpu not in taken]
         count = self.work.gpus.of_run(composed.gpus) if self.work.gpus.apart else 0
@@ -368,15 +370,15 @@ class _Loop:
 
     def _start(self, planned: PlannedRun, number: int, composed: Composed, gpus: Sequence[str]) -> Child:
         console = None if self.jobs == 1 else self.work.design.folder / CONSOLES / f"{planned.name}.log"
-        start = Start(
+        start = RunStart(
             self.work.design.name, self.work.sources, self.place, console, self.processors[number], self.threads,
             forks=self.forks if composed.may_fork else None, gpus=gpus,
         )  # fmt: skip
         self.board.begun(planned.name, gpus)
-        return Child(start, self.work.folder_of(planned), planned.words, composed.limit_s)
+        return Child(start, self.work.folder_of(planned), planned.overrides, composed.limit_s)
 
     def _after_run(self) -> None:
-        """Stop the settings that cannot win any more."""
+        """Stop the settings that can no longer win."""
         if self.work.after_run is None or not (stops := self.work.after_run(self.board.state)):
             return
         live = self.board.stop_settings(list(stops))

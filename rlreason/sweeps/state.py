@@ -1,7 +1,7 @@
-"""`sweep.json`, beside the runs of a sweep: what is known of each, written as a whole, readable while it runs.
+"""Read and write `sweep.json`, next to the runs of a sweep: the state of each, written as a whole, readable any time.
 
-The run folders are the truth: figures come from their `summary.json`, and what this file lacks, or all of it where
-it is missing or damaged, is read from them again.
+The run folders are authoritative: figures come from their `summary.json`, and whatever this file lacks (or all of it,
+if it is missing or damaged) is read from them again.
 """
 
 import json
@@ -27,7 +27,7 @@ KILLED = "killed without a chance to say so"
 
 @dataclass(slots=True)
 class RunState:
-    """What is known of one run."""
+    """The state of one run."""
 
     name: str
     overrides: list[str]
@@ -38,8 +38,8 @@ class RunState:
     started: str | None = None  # ISO 8601 with the offset from UTC
     ended: str | None = None
     seconds: float | None = None  # wall clock of the process, over all its parts
-    gpus: list[str] = field(default_factory=list)  # that it had to itself when it ran last, as CUDA_VISIBLE_DEVICES
-    shared_machine: bool = False  # another run of the sweep ran beside it: its times compare with nothing
+    gpus: list[str] = field(default_factory=list)  # reserved for its last start, as in CUDA_VISIBLE_DEVICES
+    shared_machine: bool = False  # another run of the sweep ran at the same time: its times are not comparable
     accuracy: float | None = None  # of the final evaluation; 0.0 counts for a diverged run that has none
     accuracy_interval: tuple[float, float] | None = None  # 95%, over problems
     accuracy_before: float | None = None
@@ -50,28 +50,28 @@ class RunState:
 
     @property
     def figure(self) -> float | None:
-        """What the run came to: its accuracy, or its score."""
+        """Return its accuracy, or its score."""
         return self.accuracy if self.score is None else self.score
 
     @property
     def key(self) -> Key:
-        """Its setting as a key."""
+        """Return its setting as a key."""
         return tuple(self.setting.items())
 
     @property
     def of_its_own(self) -> bool:
-        """Whether it came to an end of its own: there is nothing left to run."""
+        """Return whether it reached an end of its own: there is nothing left to run."""
         return self.status not in (WAITING, "running") and ending(self.status).of_its_own
 
     @property
-    def shown(self) -> str:
-        """The status with the reason for it."""
+    def status_text(self) -> str:
+        """Return the status with its reason."""
         return self.status + f" ({self.reason})" * bool(self.reason)
 
 
 @dataclass(slots=True)
 class SweepState:
-    """What is known of a sweep."""
+    """The state of a sweep."""
 
     name: str
     command: str
@@ -82,18 +82,18 @@ class SweepState:
     launcher: str
     runs: list[RunState]
     carried: list[dict[str, Any]] = field(default_factory=list)  # what carry= brought, see sweeps/carry.py
-    #: By monitors.dominated: {"setting": Setting, "reason": str} and what else the rule tells.
+    #: By monitors.dominated: {"setting": Setting, "reason": str} and the rule's figures.
     stopped_settings: list[dict[str, Any]] = field(default_factory=list)
-    sweep: str | None = None  # what was asked for by sweep=, "" where nothing was; None: the file does not say
+    sweep: str | None = None  # the value of sweep=, "" without it; None: the file does not say
     version: int = VERSION
 
     @property
-    def asked(self) -> str:
-        """The `sweep=` that it is, whatever its folder is called; by the folder where its file does not say."""
+    def requested(self) -> str:
+        """Return the `sweep=` that it was started with, whatever its folder is called; by the folder if unknown."""
         return self.name.partition(",")[0] if self.sweep is None else self.sweep
 
     def run(self, name: str) -> RunState:
-        """The run of this name; `KeyError` where there is none."""
+        """Return the run of this name; `KeyError` if there is none."""
         for run in self.runs:
             if run.name == name:
                 return run
@@ -101,21 +101,21 @@ class SweepState:
 
 
 def new_state(design: Design, jobs: int, launcher: str, command: str, carried: Sequence[dict[str, Any]]) -> SweepState:
-    """The state of a sweep that begins, or goes on: then with what its folder tells of the runs that it had before."""
+    """Return the state of a sweep that starts, or resumes: then with what its folder records of earlier runs."""
     before: SweepState | None = None
     if (design.folder / FILE).exists() or runs_in(design.folder):
         before = read_state(design.folder)
     old = {run.name: run for run in before.runs} if before else {}
     runs = []
     for planned in design.runs:
-        run = RunState(planned.name, list(planned.words), dict(planned.setting), planned.seed)
+        run = RunState(planned.name, list(planned.overrides), dict(planned.setting), planned.seed)
         if (was := old.get(planned.name)) is not None:
             run.started, run.ended, run.seconds, run.shared_machine, run.gpus = (
                 was.started, was.ended, was.seconds, was.shared_machine, was.gpus
             )  # fmt: skip
         runs.append(refreshed(run, design.folder))
     planned_names = {run.name for run in runs}
-    for was in before.runs if before else []:  # of other seeds or values, typed before
+    for was in before.runs if before else []:  # of other seeds or values, typed earlier
         same_axes = list(was.setting) == [key for key in design.axes if key in was.setting]
         if was.name not in planned_names and same_axes and (design.folder / was.name / SUMMARY).exists():
             runs.append(refreshed(was, design.folder))
@@ -131,7 +131,7 @@ def new_state(design: Design, jobs: int, launcher: str, command: str, carried: S
 
 
 def keep_stopped(state: SweepState) -> SweepState:
-    """Give the runs of stopped settings that did not end before their status; returns the state."""
+    """Set the status of unfinished runs of stopped settings; return the state."""
     for one in state.stopped_settings:
         for run in state.runs:
             if run.setting == one["setting"] and not run.of_its_own:
@@ -140,15 +140,15 @@ def keep_stopped(state: SweepState) -> SweepState:
 
 
 def write_state(folder: Path, state: SweepState) -> None:
-    """Replace `sweep.json` as a whole. `UnwritableError` where the system refuses."""
+    """Replace `sweep.json` as a whole. `UnwritableError` if the system refuses."""
     write_whole(folder / FILE, json.dumps(finite(asdict(state)), indent=1) + "\n")
 
 
 def read_state(folder: Path, say: Callable[[str], None] | None = None) -> SweepState:
-    """What is known of the sweep in a folder, while it runs or later; `ConfigError` where there is no sweep.
+    """Return the state of the sweep in a folder, while it runs or later; `ConfigError` if there is no sweep.
 
-    Runs that the file calls waiting or running are looked up in their folders: the sweep may have been killed. Folders
-    that cannot be read are told to `say`, and stand as the file has them; without it, they are a `ConfigError`.
+    Runs that the file calls waiting or running are looked up in their folders: the sweep may have been killed.
+    Unreadable folders are reported to `say` and keep the file's state; without `say`, they are a `ConfigError`.
     """
     state = _parsed(folder / FILE)
     if state is None:
@@ -170,14 +170,14 @@ def read_state(folder: Path, say: Callable[[str], None] | None = None) -> SweepS
     return state
 
 
-def sweeps_asked(folder: Path, name: str) -> list[Path]:
-    """The folders below one, stages of chains too, of sweeps that were asked for by `sweep=name`."""
+def sweeps_named(folder: Path, name: str) -> list[Path]:
+    """Return the folders in `folder`, stages of chains too, of sweeps that were started as `sweep=name`."""
     files = sorted(path for pattern in (f"*/{FILE}", f"*/*/{FILE}") for path in folder.glob(pattern))
-    return [path.parent for path in files if (state := _parsed(path)) is not None and state.asked == name]
+    return [path.parent for path in files if (state := _parsed(path)) is not None and state.requested == name]
 
 
 def refreshed(run: RunState, folder: Path, say: Callable[[str], None] | None = None) -> RunState:
-    """The same run with what its own folder, below that of the sweep, tells of it now; for one that nobody starts."""
+    """Return the run updated from its own folder, below that of the sweep; for a run that is not being started."""
     place = folder / run.name
     try:
         summary = RunFolder(place, say or print_stderr).summary if (place / SUMMARY).exists() else None
@@ -189,11 +189,11 @@ def refreshed(run: RunState, folder: Path, say: Callable[[str], None] | None = N
     if summary is not None:
         return _with_figures(run, summary)
     status = read_status(place)
-    if (place / SUMMARY).exists() and status is not None and ending(status).of_its_own:  # a broken summary was told
+    if (place / SUMMARY).exists() and status is not None and ending(status).of_its_own:  # a broken summary was reported
         run.status, run.reason = status, read_ending(place).get("reason", "")
     elif DOMINATED in (status, run.status):
         run.status, run.reason = DOMINATED, run.reason or read_ending(place).get("reason", "")
-    elif status is None or ending(status).of_its_own:  # a folder that was moved away, or is to go on
+    elif status is None or ending(status).of_its_own:  # a folder that was moved away, or is to be resumed
         if run.of_its_own:
             run.status, run.reason, run.started, run.ended, run.seconds = WAITING, "", None, None, None
             run.accuracy, run.accuracy_interval, run.protocol, run.score = None, None, None, None
@@ -208,7 +208,7 @@ def refreshed(run: RunState, folder: Path, say: Callable[[str], None] | None = N
 
 
 def _with_figures(run: RunState, summary: dict[str, Any]) -> RunState:
-    """The run with the status and the figures of its `summary.json`."""
+    """Return the run with the status and figures of its `summary.json`."""
     run.status, run.reason = known(str(summary.get("status", ""))), str(summary.get("reason", ""))
     run.accuracy, run.accuracy_before = number(summary.get("accuracy")), number(summary.get("accuracy_before"))
     run.score = number(summary.get("score"))
@@ -230,23 +230,23 @@ def _with_figures(run: RunState, summary: dict[str, Any]) -> RunState:
 
 
 def _parsed(path: Path) -> SweepState | None:
-    """The file's content; None where it is missing, damaged or of a later version."""
+    """Return the file's content; None if it is missing, damaged or of a later version."""
     try:
-        told = json.loads(path.read_text(encoding="utf-8"))
-        if told["version"] != VERSION:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        if content["version"] != VERSION:
             return None
-        runs = [RunState(**fields_of(RunState, run)) for run in told["runs"]]
+        runs = [RunState(**fields_of(RunState, run)) for run in content["runs"]]
         if any(Path(run.name).is_absolute() or ".." in Path(run.name).parts for run in runs):
             return None
         for run in runs:
             run.accuracy_interval = tuple(run.accuracy_interval) if run.accuracy_interval else None  # type: ignore[assignment]
-        return SweepState(**fields_of(SweepState, told | {"runs": runs}))
+        return SweepState(**fields_of(SweepState, content | {"runs": runs}))
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return None
 
 
 def _rebuilt(folder: Path) -> SweepState | None:
-    """The state as far as the run folders tell it: settings and seeds from their names; None where there are none."""
+    """Rebuild the state from the run folders: settings and seeds from their names; None if there are none."""
     runs = []
     for place in runs_in(folder):
         setting = dict(part.partition("=")[::2] for part in place.name.split(",") if "=" in part)
@@ -259,7 +259,7 @@ def _rebuilt(folder: Path) -> SweepState | None:
 
 
 def _overall(state: SweepState) -> str:
-    """How a sweep stands that nobody runs any more."""
+    """Return the status of a sweep that no process runs any more."""
     if any(run.status in (WAITING, "running", "interrupted") for run in state.runs):
         return "interrupted"
     return "finished" if all(run.of_its_own for run in state.runs) else "failed"

@@ -62,7 +62,7 @@ def _below(folder: Path, depth: int) -> Iterator[Found]:
         algorithms = {algorithm_of(folder / run.name) for run in state.runs} - {NO_ALGORITHM}
         only = algorithms.pop() if len(algorithms) == 1 else NO_ALGORITHM
         first = next((folder / run.name for run in state.runs if (folder / run.name / CONFIG).exists()), None)
-        yield Found(folder, state.asked or folder.name, begun, True, only, state.asked, *_facts(first))
+        yield Found(folder, state.requested or folder.name, begun, True, only, state.requested, *_facts(first))
     elif (folder / CONFIG).exists():
         begun = (folder / CONFIG).stat().st_mtime
         yield Found(folder, folder.name, begun, False, algorithm_of(folder), "", *_facts(folder))
