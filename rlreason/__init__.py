@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 __all__ = ["Grader", "Run", "compose", "evaluate", "load_run", "train"]
 
 
-def __getattr__(name: str) -> Any:  # imported when it is asked for, so that `import rlreason` itself is quick
+def __getattr__(name: str) -> Any:  # imported on first use, so that `import rlreason` is quick
     if name in __all__:
         return getattr(import_module("rlreason.grading" if name == "Grader" else "rlreason.api"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from rlreason.cli.check import check_words
+from rlreason.cli.check import check_command_line
 from rlreason.config.fields import MAX_SEED
 from rlreason.config.groups import GradingConfig
 from rlreason.engines.base import Prompt, Sampling, seed_for
@@ -144,14 +144,14 @@ def test_the_first_samples_alone_are_an_evaluation_of_one_response_each():
 )
 def test_nonsense_is_one_line_with_the_cure(words, says):
     with pytest.raises(ConfigError) as error:
-        check_words(["algorithm=best_of_n", *words])
+        check_command_line(["algorithm=best_of_n", *words])
     assert says in str(error.value)
     assert len(str(error.value).splitlines()) == 1
 
 
 def test_whatever_needs_random_numbers_takes_the_smallest_and_the_largest_seed(policy):
     for seed in (0, MAX_SEED):
-        check_words(["algorithm=best_of_n", f"seed={seed}"])
+        check_command_line(["algorithm=best_of_n", f"seed={seed}"])
         with_intervals({"a": np.random.default_rng(0).random((8, 1))}, seed)
         subsets_of(12, 5, seed, most=1)
         torch.manual_seed(seed)

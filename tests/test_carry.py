@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from rlreason.cli.check import check_words
+from rlreason.cli.check import check_command_line
 from rlreason.errors import ConfigError
 from rlreason.sweeps.carry import carry, losers, sweep_folder, watch
 from rlreason.sweeps.closing import CHOOSING, COMPARING, half_of, purposes
@@ -36,11 +36,11 @@ def test_a_winner_of_another_model_is_refused_with_the_cure(tmp_path, monkeypatc
     monkeypatch.chdir(tmp_path)
     sweep(tmp_path / "tiny", "learning_rate", list(CHANCE), by_chance, reference=LR)
     words = ["-m", "sweep=grpo_baselines", f"carry={tmp_path}/tiny"]
-    asked = check_words([*words, "seed=0,1"], note=str)
+    asked = check_command_line([*words, "seed=0,1"], note=str)
     assert asked.design is not None
     assert "learning_rate=1e-3" in asked.design.runs[0].overrides
     with pytest.raises(ConfigError) as caught:
-        check_words([*words, "model=local", f"model.path={tmp_path}", "scale=laptop", "data=stories"], note=str)
+        check_command_line([*words, "model=local", f"model.path={tmp_path}", "scale=laptop", "data=stories"], note=str)
     said = str(caught.value)
     assert f"local ({tmp_path})" in said
     assert "(learning_rate=1e-3)" in said

@@ -11,7 +11,7 @@ import pytest
 
 from rlreason.cli import entry as modules
 from rlreason.cli.aliases import NAMES, translated
-from rlreason.cli.check import check_words
+from rlreason.cli.check import check_command_line
 from rlreason.cli.flags import composing, read
 from rlreason.cli.multirun import runs_of
 from rlreason.config.leaves import refuse_own_input, resource_dir
@@ -31,7 +31,7 @@ def ours(*words: str) -> list[str]:
 
 def mistake(*words: str) -> str:
     with pytest.raises(ConfigError) as caught:
-        check_words(words, note=lambda text: None)
+        check_command_line(words, note=lambda text: None)
     assert len(str(caught.value).splitlines()) == 1
     return str(caught.value)
 
@@ -82,11 +82,13 @@ def test_the_names_of_the_handouts_start_a_run(tmp_path, monkeypatch):
         "n_grpo_steps=200", "advantage_eps=1e-6", "rollout_batch_size=256", "epochs_per_rollout_batch=1",
         "gpu_memory_utilization=0.85", "loss_type=reinforce_with_baseline", "use_std_normalization=True",
     ]  # fmt: skip
-    check_words([*common, *grpo])
-    check_words([*common, "loss_type=grpo_clip", "cliprange=0.2", "length_norm=constant", "normalize_constant=48"])
-    check_words([*common, "normalize_by_std=False"])
-    check_words(["algorithm=ei", *common, "n_ei_steps=5", "ei_batch_size=512"])
-    check_words(["algorithm=ei", "D_b=512", "G=4"])
+    check_command_line([*common, *grpo])
+    check_command_line(
+        [*common, "loss_type=grpo_clip", "cliprange=0.2", "length_norm=constant", "normalize_constant=48"]
+    )
+    check_command_line([*common, "normalize_by_std=False"])
+    check_command_line(["algorithm=ei", *common, "n_ei_steps=5", "ei_batch_size=512"])
+    check_command_line(["algorithm=ei", "D_b=512", "G=4"])
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -98,7 +100,7 @@ def test_every_name_of_the_table_is_a_setting(name):
 
 
 def test_a_sweep_over_a_handouts_switch_runs_both_arms():
-    asked = check_words(["-m", "use_std_normalization=True,False"], note=lambda text: None)
+    asked = check_command_line(["-m", "use_std_normalization=True,False"], note=lambda text: None)
     with composing(asked):
         assert list(runs_of(asked.overrides, multirun=True)) == [["std_norm=group_std"], ["std_norm=none"]]
 
@@ -120,11 +122,11 @@ def test_a_value_that_a_handouts_name_does_not_have_is_refused(words, says):
 
 def test_what_a_name_is_here_is_said_once():
     said: list[str] = []
-    check_words(["n_grpo_steps=3", "use_std_normalization=False", "gpu_memory_utilization=0.9"], said.append)
+    check_command_line(["n_grpo_steps=3", "use_std_normalization=False", "gpu_memory_utilization=0.9"], said.append)
     assert [re.findall(r"[\w=]+", line)[1] for line in said[:2]] == ["n_grpo_steps", "use_std_normalization=False"]
     assert "gpu_memory_utilization" in said[2]
     again: list[str] = []
-    check_words(["n_grpo_steps=3", "n_grpo_steps=4"], again.append)
+    check_command_line(["n_grpo_steps=3", "n_grpo_steps=4"], again.append)
     assert len(again) == 1
 
 
@@ -150,14 +152,14 @@ def mine(tmp_path) -> Path:
 def test_flags_are_read_wherever_they_stand(mine, flag, monkeypatch):
     monkeypatch.chdir(mine.parent)
     asked = read(["loss=mine", *flag.format(mine.name).split(), "seed=1", "-m"])
-    assert asked.words() == ["--multirun", f"--config-dir={mine}", "loss=mine", "seed=1"]
+    assert asked.arguments() == ["--multirun", f"--config-dir={mine}", "loss=mine", "seed=1"]
     assert (asked.multirun, asked.starts, asked.sources()) == (True, True, [f"--config-dir={mine}"])
 
 
 def test_a_folder_of_ones_own_options_is_composed_and_checked(mine):
     flags = ["--config-dir", str(mine)]
-    check_words(["loss=Mine", *flags, "seed=1"])
-    check_words([*flags, "-m", "loss=glob(m*)"])
+    check_command_line(["loss=Mine", *flags, "seed=1"])
+    check_command_line([*flags, "-m", "loss=glob(m*)"])
     assert "mine" in mistake(*flags, "loss=typo").replace("loss=typo", "")
     assert mistake(*flags, "loss=mine", "learning_rate=-1").startswith("learning_rate=-1.0 ")
     assert "loss=mine" in mistake("loss=mine")  # nothing of it stays
@@ -186,14 +188,14 @@ def test_no_flag_and_no_size_of_a_sweep_hides_a_mistake(words, says):
 
 def test_both_ends_of_an_interval_that_a_plug_in_draws_from_are_checked(mine):
     drawing = ["-cd", str(mine), "-m", "hydra/sweeper=drawing"]
-    check_words([*drawing, "learning_rate=tag(log,interval(1e-5,1e-3))"])
+    check_command_line([*drawing, "learning_rate=tag(log,interval(1e-5,1e-3))"])
     assert "learning_rate=-1.0" in mistake(*drawing, "learning_rate=interval(-1,1)")
     assert "loss=typo" in mistake(*drawing, "learning_rate=interval(1e-5,1)", "loss=typo")
 
 
 def test_what_is_asked_of_hydra_alone_is_left_to_it():
     for words in (["-sc", "install=bash"], ["--hydra-help"], ["--experimental-rerun", "x.pickle"]):
-        assert not check_words(words).starts
+        assert not check_command_line(words).starts
 
 
 def test_every_module_runs_or_says_what_to_type():
@@ -238,15 +240,15 @@ def test_a_config_that_breaks_rules_is_shown_and_the_rules_are_said(tmp_path):
 
 
 def test_a_sweep_may_set_what_some_of_its_runs_read_and_no_other(capsys, monkeypatch):
-    check_words(["-m", "loss_type=grpo_clip,grpo_no_clip", "cliprange=0.1"])
+    check_command_line(["-m", "loss_type=grpo_clip,grpo_no_clip", "cliprange=0.1"])
     assert "note: in some runs of this sweep, loss.cliprange=0.1" in capsys.readouterr().out
-    check_words(["-m", "use_std_normalization=True,False", "advantage_eps=1e-4"])
-    check_words(["model.lora.alpha=32"])
+    check_command_line(["-m", "use_std_normalization=True,False", "advantage_eps=1e-4"])
+    check_command_line(["model.lora.alpha=32"])
     assert "note: model.lora.alpha " in capsys.readouterr().out
     with pytest.raises(ConfigError, match=r"loss.cliprange=0.1 .*loss=grpo_clip or loss=gspo"):
-        check_words(["-m", "loss=grpo_no_clip,reinforce_with_baseline", "loss.cliprange=0.1"])
+        check_command_line(["-m", "loss=grpo_no_clip,reinforce_with_baseline", "loss.cliprange=0.1"])
     monkeypatch.setenv(SWEEP_VARIABLE, "grid")  # as in the process of one run of a sweep
-    check_words(["loss=grpo_no_clip", "loss.cliprange=0.1"])
+    check_command_line(["loss=grpo_no_clip", "loss.cliprange=0.1"])
     assert "note: in some runs of this sweep, loss.cliprange=0.1" in capsys.readouterr().out
 
 

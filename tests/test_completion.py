@@ -17,7 +17,7 @@ from rlreason.cli.flags import composing, read
 from rlreason.cli.queries import answer
 from rlreason.cli.setting_candidates import of_override
 from rlreason.cli.subcommands import SUBCOMMANDS, named_subcommand, run_subcommand
-from rlreason.cli.suggestions import chosen, keys_to_set, options
+from rlreason.cli.suggestions import config_of, keys_to_set, options
 
 
 @pytest.fixture
@@ -61,7 +61,7 @@ WRONG += ["model.path=~nobody/", "model.path=/nowhere/", "loss=[", "sweep=,", "l
 
 def test_what_an_override_may_become(here):
     with composing(read([])):
-        cfg = chosen([], "config")
+        cfg = config_of([], "config")
         for word, expected in (WORDS | {word: [] for word in WRONG}).items():
             assert sorted(one for one in of_override(word, cfg) if one.startswith(word)) == expected
         assert of_override("std_norm=none,group_mean,", cfg, multirun=True) == [
@@ -72,7 +72,7 @@ def test_what_an_override_may_become(here):
 
 def test_every_setting_and_every_choice_of_a_run_is_reached_by_tabs_alone():
     with composing(read([])):
-        cfg = chosen([], "config")
+        cfg = config_of([], "config")
 
         def reached(place: str) -> list[str]:
             keys = [key for key in of_override(place, cfg) if key.startswith(place)]

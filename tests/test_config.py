@@ -9,7 +9,7 @@ import pytest
 from hydra import initialize_config_dir
 from omegaconf import OmegaConf
 
-from rlreason.cli.check import check_words
+from rlreason.cli.check import check_command_line
 from rlreason.cli.multirun import runs_of
 from rlreason.config.leaves import leaves, resource_dir
 from rlreason.config.rules import broken_rules
@@ -28,7 +28,7 @@ SWEEPS = sorted(p.stem for p in resource_dir("multirun_sweeps").glob("*.yaml"))
 
 def mistake(*words: str) -> str:
     with pytest.raises(ConfigError) as caught:
-        check_words(list(words))
+        check_command_line(list(words))
     return str(caught.value)
 
 
@@ -110,7 +110,7 @@ def test_every_run_of_a_stage_can_start(name, tmp_path, monkeypatch):
         model = tmp_path / f"runs/sweeps/{stage}/seed={seed}/model"
         model.mkdir(parents=True)
         (model / "config.json").write_text("{}")
-    check_words(["-m", f"sweep={name}"])
+    check_command_line(["-m", f"sweep={name}"])
     with initialize_config_dir(str(CONF), version_base="1.3"):
         runs = list(runs_of([f"sweep={name}", "seed=0,1"], multirun=True))
     assert len(runs) == 2

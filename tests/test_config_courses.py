@@ -5,7 +5,7 @@ from fractions import Fraction
 import pytest
 from hydra import compose, initialize_config_dir
 
-from rlreason.cli.check import check_words
+from rlreason.cli.check import check_command_line
 from rlreason.config.leaves import resource_dir
 from rlreason.config.store import typed
 from rlreason.errors import ConfigError
@@ -89,5 +89,5 @@ def test_an_experiment_may_set_the_numbers_of_the_loss(tmp_path):
             assert (run.loss.loss_type, *run.loss.numbers().values()) == ("gspo", 3e-4, 3e-4)
         with pytest.raises(ConfigError, match="loss=grpo_clip and loss=gspo"):
             typed(compose("config", [mine, "experiment=open"]))
-    check_words(["-m", "loss=grpo_clip,gspo", "loss.cliprange_low=3e-4", "loss.cliprange_high=3e-4",
+    check_command_line(["-m", "loss=grpo_clip,gspo", "loss.cliprange_low=3e-4", "loss.cliprange_high=3e-4",
                  "loss.cliprange=null"])  # fmt: skip

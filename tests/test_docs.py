@@ -13,7 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from examples.scripted_server import serving
 from rlreason.cli.aliases import translated
-from rlreason.cli.flags import composing, read, without_sweep_words
+from rlreason.cli.flags import composing, read, split_sweep_options
 from rlreason.cli.multirun import composed, fixed
 from rlreason.cli.option_files import own_names
 from rlreason.cli.options import refuse_wrong_choices
@@ -51,7 +51,7 @@ def config_of(words: list[str]) -> DictConfig:
     """Compose what the runs of a command line share."""
     asked = read(words)
     with composing(asked):
-        rest, _ = without_sweep_words(asked.overrides, asked.multirun)
+        rest, _ = split_sweep_options(asked.overrides, asked.multirun)
         ours = translated(own_names(rest, note=str), note=str)
         refuse_wrong_choices(ours)
         return composed(fixed(ours), asked.config_name)

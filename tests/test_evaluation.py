@@ -9,7 +9,7 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config
 
-from rlreason.cli.check import check_words
+from rlreason.cli.check import check_command_line
 from rlreason.data.prompts import load_template
 from rlreason.engines.base import Sampling
 from rlreason.engines.rollouts import Rollouts
@@ -250,13 +250,13 @@ def test_another_model_is_another_model(policy):
 )
 def test_a_mistake_is_one_line_with_the_cure(words, says):
     with pytest.raises(ConfigError) as error:
-        check_words(["algorithm=evaluate", *words])
+        check_command_line(["algorithm=evaluate", *words])
     assert says in str(error.value)
     assert len(str(error.value).splitlines()) == 1
 
 
 def test_a_greedy_evaluation_of_one_response_each_is_allowed():
-    check_words(["algorithm=evaluate", "sampling.temperature=0"])
+    check_command_line(["algorithm=evaluate", "sampling.temperature=0"])
 
 
 def test_nothing_to_grade_is_one_line_with_the_cure(tmp_path):

@@ -16,9 +16,9 @@ from hydra import compose
 from omegaconf import OmegaConf
 
 from rlreason import evaluate, train
-from rlreason.cli.check import check_words
+from rlreason.cli.check import check_command_line
 from rlreason.cli.flags import composing, read
-from rlreason.cli.resume import composed_settings, plain, words_of, words_to_evaluate
+from rlreason.cli.resume import composed_settings, evaluation_overrides, overrides_of, plain
 from rlreason.config.data import of_function
 from rlreason.config.groups import no_reward
 from rlreason.config.store import typed
@@ -107,7 +107,7 @@ def mine(tmp_path, monkeypatch) -> str:
 
 def settings(*words: str):
     """The checked settings of these words, with the options that are no files."""
-    asked = check_words(["--cfg=job", *words])
+    asked = check_command_line(["--cfg=job", *words])
     with composing(asked):
         cfg = compose("config", list(asked.overrides))
         OmegaConf.resolve(cfg)
@@ -119,7 +119,7 @@ def test_a_loss_of_ones_own_is_an_option_with_its_numbers(mine):
     assert run.loss.numbers() == {"tau": 0.25, "shift": 1.0}
     assert broken_loss(run) == ""
     with composing(read([])):
-        assert f"loss={mine}:asymmetric" in words_of(run)
+        assert f"loss={mine}:asymmetric" in overrides_of(run)
     card = objective_card(run)
     text = " ".join(card.fitted(1000).split())
     assert f"a negative advantage weighs tau {mine}:asymmetric; tau=0.25, shift=1" in text
@@ -333,14 +333,14 @@ def test_what_is_given_anew_takes_the_place_of_a_gone_object():
         ran["loss"]["loss_type"] = "python:gone-1"  # no evaluation has a use for it
     with composing(read([])):
         with pytest.raises(ConfigError, match="Python object"):
-            words_to_evaluate(ran, "/")
+            evaluation_overrides(ran, "/")
         with as_settings(reward=gone, data=[{"question": "3+1?", "answer": 4}]) as other:
-            found = composed_settings([*words_to_evaluate(ran, "/", other), *other])
+            found = composed_settings([*evaluation_overrides(ran, "/", other), *other])
         assert (found.eval_problems, found.prompt.reward) == (None, other[0].partition("=")[2])
         anew = ["data=stories", "prompt.reward=r1_zero"]
-        found = composed_settings([*words_to_evaluate(ran, "/", anew), *anew])
+        found = composed_settings([*evaluation_overrides(ran, "/", anew), *anew])
         assert (found.data.name, found.data.get("limit"), found.algorithm) == ("stories", None, "evaluate")
-        found = composed_settings([*words_of(OmegaConf.create(ran), [*anew, "loss=gspo"]), *anew])
+        found = composed_settings([*overrides_of(OmegaConf.create(ran), [*anew, "loss=gspo"]), *anew])
         assert (found.data.name, found.eval_problems, found.prompt.reward) == ("stories", 1, "r1_zero")
 
 

@@ -248,9 +248,9 @@ def test_the_disk_must_hold_what_a_run_surely_writes(composed, tmp_path):
 TORCH_FREE = """
 import sys
 from rlreason.config.store import register
-from rlreason.cli.check import check_words
+from rlreason.cli.check import check_command_line
 register()
-check_words(["prompt.reward=rlreason.grading.verifiers.countdown:r1_zero", "threads=1"])
+check_command_line(["prompt.reward=rlreason.grading.verifiers.countdown:r1_zero", "threads=1"])
 import rlreason.training.preflight
 sys.exit("torch" in sys.modules or "transformers" in sys.modules)
 """

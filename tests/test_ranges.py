@@ -9,7 +9,7 @@ from typing import Any, get_args, get_type_hints
 
 import pytest
 
-from rlreason.cli.check import check_words
+from rlreason.cli.check import check_command_line
 from rlreason.config.fields import RANGES, range_of
 from rlreason.config.groups import GradingConfig
 from rlreason.config.leaves import resource_dir
@@ -103,7 +103,7 @@ def test_an_extreme_value_is_accepted_or_one_line(composed_run, name):
 )
 def test_what_cannot_fit_is_refused_before_anything_is_loaded(words, says):
     with pytest.raises(ConfigError) as caught:
-        check_words(words)
+        check_command_line(words)
     assert says in str(caught.value)
     assert len(str(caught.value).splitlines()) == 1
 

@@ -12,7 +12,7 @@ from rlreason import Run, compose, evaluate, load_run, train
 from rlreason.cli.completion import answers
 from rlreason.cli.flags import composing, read
 from rlreason.cli.rerun import compared, first_difference
-from rlreason.cli.resume import continued, recorded_start
+from rlreason.cli.resume import expand_resume, recorded_start
 from rlreason.errors import ConfigError
 from rlreason.records.reader import RunFolder
 from rlreason.runtime.text import HIDDEN
@@ -41,7 +41,7 @@ def left(tmp_path, monkeypatch):
 
 def test_words_without_the_word_are_left_alone(left):
     for words in ([], ["seed=1"], ["-m", "seed=1,2"], ["--help"], ["resume"], ["resumes=1"]):
-        assert continued(words).words == words
+        assert expand_resume(words).words == words
 
 
 @pytest.mark.parametrize(
@@ -59,14 +59,14 @@ def test_words_without_the_word_are_left_alone(left):
 )
 def test_the_word_stands_for_the_words_of_the_run_in_its_folder(command, given, words, left):
     left(f"python -m rlreason {command}")
-    assert continued(given).words == [*words, "hydra.run.dir=runs/a"]
+    assert expand_resume(given).words == [*words, "hydra.run.dir=runs/a"]
 
 
 def test_a_folder_is_spelled_so_that_hydra_reads_it(left, tmp_path):
     odd = left(folder="runs/a=b c")
-    (last,) = [word for word in continued([f"resume={odd}"]).words if word.startswith("hydra.run.dir=")]
+    (last,) = [word for word in expand_resume([f"resume={odd}"]).words if word.startswith("hydra.run.dir=")]
     assert last == "hydra.run.dir='runs/a=b c'"
-    assert continued([f"resume={tmp_path}/runs/a=b c"]).words[-1] == f"hydra.run.dir='{tmp_path}/runs/a=b c'"
+    assert expand_resume([f"resume={tmp_path}/runs/a=b c"]).words[-1] == f"hydra.run.dir='{tmp_path}/runs/a=b c'"
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_what_cannot_go_on_is_one_line(given, says, left):
     left("something else", folder="runs/b")
     Path("empty").mkdir()
     with pytest.raises(ConfigError) as caught:
-        continued(given)
+        expand_resume(given)
     assert says in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -98,24 +98,24 @@ def test_a_sweep_is_told_by_its_own_command(left):
     command = "python -m rlreason -m sweep=grpo_baselines 'data.path=my data'"
     Path("grid/sweep.json").write_text(json.dumps({"command": command}))
     with pytest.raises(ConfigError, match=r"rlreason -m sweep=grpo_baselines 'data.path=my data'\), or give"):
-        continued(["resume=grid"])
+        expand_resume(["resume=grid"])
 
 
 def test_a_secret_that_was_not_written_down_must_be_given_again(left):
     left(f"python -m rlreason 'a.token={HIDDEN}' seed=1")
     with pytest.raises(ConfigError, match=r"a\.token was a secret.*give it again as a\.token=VALUE"):
-        continued(["resume=runs/a"])
-    assert continued(["resume=runs/a", "a.token=x"]).words == ["seed=1", "a.token=x", "hydra.run.dir=runs/a"]
+        expand_resume(["resume=runs/a"])
+    assert expand_resume(["resume=runs/a", "a.token=x"]).words == ["seed=1", "a.token=x", "hydra.run.dir=runs/a"]
 
 
 def test_a_run_of_a_sweep_and_one_from_elsewhere_say_so(left):
     left(sweep="grid", directory="/far/away")
-    found = continued(["resume=runs/a"])
+    found = expand_resume(["resume=runs/a"])
     assert found.sweep == "grid"
     assert found.notes == [
         "runs/a was started in /far/away: what its command names by a relative path is looked up here"
     ]
-    assert recorded_start(Path("runs/a"), "RUN").asked.overrides == ["seed=1"]
+    assert recorded_start(Path("runs/a"), "RUN").request.overrides == ["seed=1"]
 
 
 def test_tab_offers_runs_behind_the_word(left):

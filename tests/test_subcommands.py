@@ -17,7 +17,7 @@ from rlreason.cli.subcommands import (
     run_subcommand,
     subcommands_help,
 )
-from rlreason.cli.suggestions import chosen, keys_below, options
+from rlreason.cli.suggestions import config_of, keys_below, options
 from rlreason.errors import ConfigError
 from rlreason.records.writer import RunWriter
 from rlreason.types import Grade, Problem, Response, Sample
@@ -186,7 +186,7 @@ def test_the_table_stands_behind_help_and_what_is_said_of_a_wrong_subcommand():
 
 def test_no_group_or_setting_is_nearly_a_subcommand():
     with composing(read([])):
-        groups, settings = options(), keys_below(chosen([], "config"))
+        groups, settings = options(), keys_below(config_of([], "config"))
     for word in {*groups, *settings, *(name for names in groups.values() for name in names)}:
         refuse_wrong_subcommand([word])
 

@@ -8,7 +8,7 @@ import pytest
 from hydra import compose
 from omegaconf import OmegaConf
 
-from rlreason.cli.check import checked, stage_of, the_same, words_of_stage
+from rlreason.cli.check import checked, repeated_runs, request_of_stage, stage_of
 from rlreason.cli.design import design_of, file_of
 from rlreason.cli.flags import composing, read
 from rlreason.config.store import typed
@@ -61,7 +61,7 @@ def test_every_stage_of_the_assignment_composes_with_every_winner_of_those_befor
         asked = replace(asked, chain=tuple(chain), folder=Path("x"))
         won: dict[str, list[list[str]]] = {}
         for stage in chain:
-            of_stage = words_of_stage(asked, stage)
+            of_stage = request_of_stage(asked, stage)
             for before in won:
                 for winner in won[before]:
                     for run in design_of(of_stage, note=str, carried=winner).runs:
@@ -121,7 +121,7 @@ def test_words_that_make_the_same_run_are_said():
     with composing(asked):
         runs = design_of(asked, note=str).runs
         words = [list(run.overrides) for run in runs]
-        line, *rest = the_same([checked(own, "config", of_sweep=True) for own in words], words)
+        line, *rest = repeated_runs([checked(own, "config", of_sweep=True) for own in words], words)
     assert not rest
     assert line.startswith("off_policy=on_policy and off_policy=e1_quarter")
 

@@ -8,7 +8,7 @@ import pytest
 from hydra import compose
 from omegaconf import OmegaConf
 
-from rlreason.cli.check import check_words, shown_first, stage_of
+from rlreason.cli.check import check_command_line, runs_to_check, stage_of
 from rlreason.cli.design import design_of, file_of
 from rlreason.cli.flags import Asked, composing, read
 from rlreason.config.leaves import resource_dir
@@ -39,7 +39,7 @@ def own(folder: Path, text: str) -> list[str]:
 
 def mistake(*words: str) -> str:
     with pytest.raises(ConfigError) as caught:
-        check_words(list(words), note=str)
+        check_command_line(list(words), note=str)
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
@@ -138,8 +138,8 @@ def test_a_sweep_has_a_folder_of_its_own(words, folder):
 
 def test_the_words_of_a_sweep_reach_no_run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    asked = check_words(["-m", "loss=gspo,cispo", "jobs=2", "dry=true", "sweep_name=mine"], note=str)
-    assert (asked.own.jobs, asked.own.dry, asked.folder) == (2, True, Path("runs/sweeps/mine"))
+    asked = check_command_line(["-m", "loss=gspo,cispo", "jobs=2", "dry=true", "sweep_name=mine"], note=str)
+    assert (asked.options.jobs, asked.options.dry, asked.folder) == (2, True, Path("runs/sweeps/mine"))
     assert asked.design is not None
     assert asked.design.runs[0].overrides == ["loss=gspo", "seed=0"]
     for word in ("jobs=0", "dry=maybe", "sweep_name=a/b", "carry=nowhere", "carry=[]"):
@@ -235,7 +235,7 @@ def test_a_block_may_be_like_another_and_a_file_of_ones_own_works_the_same(tmp_p
     assert design.reference == {"loss": "gspo", "n_steps": "40"}
     assert [run.name for run in design.runs][:2] == ["loss=gspo,n_steps=40,seed=3", "loss=cispo,n_steps=7,seed=3"]
     assert "data=stories_long" in design.runs[0].overrides
-    check_words(["-m", *words], note=str)
+    check_command_line(["-m", *words], note=str)
 
 
 @pytest.mark.parametrize(
@@ -281,7 +281,7 @@ def chain(tmp_path, monkeypatch) -> Asked:
     monkeypatch.chdir(tmp_path)
     register()
     words = own(tmp_path, "chain: [grpo_baselines, pku_before_and_after]\nhydra: {sweeper: {params: {seed: '0,1'}}}\n")
-    return check_words(["-m", *words, "n_steps=2", "group_size=4", "experiment=null"], note=str)
+    return check_command_line(["-m", *words, "n_steps=2", "group_size=4", "experiment=null"], note=str)
 
 
 @pytest.mark.long
@@ -301,6 +301,6 @@ def test_a_chain_has_its_stages_in_folders_below_its_own(chain):
 
 def test_of_very_many_runs_those_that_show_each_value_are_checked():
     design = designed("seed=range(40)", "learning_rate=1e-3,1e-4,1e-5", "group_size=2,4,8")
-    words = [word for run in shown_first(design) for word in run]
+    words = [word for run in runs_to_check(design) for word in run]
     assert len(design.runs) == 360
     assert {"seed=39", "learning_rate=1e-5", "group_size=8"} <= set(words)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from rlreason.cli.flags import without_sweep_words
+from rlreason.cli.flags import split_sweep_options
 from rlreason.cli.options import set_up
 from rlreason.errors import ConfigError
 from rlreason.runtime.machine import usable_processors
@@ -173,9 +173,9 @@ def test_more_gpus_than_there_are_are_refused_before_anything_starts(tmp_path, w
 @pytest.mark.parametrize("value", ["-1", "1.5", "x", ""])
 def test_gpus_per_run_is_a_number_or_auto(value):
     with pytest.raises(ConfigError, match=f"gpus_per_run={value} must be a whole number or auto"):
-        without_sweep_words([f"gpus_per_run={value}"], multirun=True)
-    assert without_sweep_words(["gpus_per_run=auto"], multirun=True)[1].gpus_per_run is None
-    assert without_sweep_words(["gpus_per_run=0"], multirun=True)[1].gpus_per_run == 0
+        split_sweep_options([f"gpus_per_run={value}"], multirun=True)
+    assert split_sweep_options(["gpus_per_run=auto"], multirun=True)[1].gpus_per_run is None
+    assert split_sweep_options(["gpus_per_run=0"], multirun=True)[1].gpus_per_run == 0
 
 
 def visible(grid: Path) -> list[str]:

@@ -17,7 +17,7 @@ from recording import Recording
 from test_chat import QWEN3, with_template
 from test_end_to_end import rlreason
 
-from rlreason.cli.check import check_words
+from rlreason.cli.check import check_command_line
 from rlreason.config.conditions import CONDITIONS
 from rlreason.config.groups import PromptConfig
 from rlreason.config.leaves import leaves
@@ -314,7 +314,7 @@ def test_a_setting_that_is_read_or_was_not_given_is_no_mistake(words):
 
 def test_a_sweep_is_refused_before_its_first_run():
     with pytest.raises(ConfigError, match=r"^kl_estimator=k2 "):
-        check_words(["-m", "kl_estimator=k3,k2", "seed=0"])
+        check_command_line(["-m", "kl_estimator=k3,k2", "seed=0"])
 
 
 @pytest.mark.long

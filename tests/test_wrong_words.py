@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rlreason.cli import suggestions as nearest
-from rlreason.cli.check import check_words
+from rlreason.cli.check import check_command_line
 from rlreason.cli.command import answer_question
 from rlreason.cli.entry import PACKAGE
 from rlreason.cli.flags import composing, read
@@ -96,7 +96,7 @@ LINES = [
 def ask(words: list[str]) -> None:
     """What the command does with words, up to where a run would start."""
     with mistakes_in(words):
-        asked = check_words(words, note=lambda text: None)
+        asked = check_command_line(words, note=lambda text: None)
         assert not asked.starts, "these words would start a run"
         with composing(asked), in_one_line(asked.overrides, composing=True):
             answer_question(asked)
@@ -135,7 +135,7 @@ def test_every_habit_and_every_equivalent_names_settings_that_there_are():
     known = set(nearest.keys_of_options())
     for algorithm, table in EQUIVALENTS.items():
         with composing(read([])):
-            keys = nearest.keys_below(nearest.chosen([f"algorithm={algorithm}"], "config"))
+            keys = nearest.keys_below(nearest.config_of([f"algorithm={algorithm}"], "config"))
         known |= set(keys)
         for theirs, ours in table.items():
             assert ours.partition(",")[0] in keys, (algorithm, ours)
@@ -146,7 +146,7 @@ def test_every_habit_and_every_equivalent_names_settings_that_there_are():
 
 def test_an_experiment_or_a_sweep_that_is_none_is_left_out():
     words = ["experiment=null", "sweep=None", "std_norm=off", "logger=null"]
-    assert check_words(words).overrides == ["std_norm=none", "logger=none"]
+    assert check_command_line(words).overrides == ["std_norm=none", "logger=none"]
 
 
 def test_a_sweeps_file_may_use_a_handouts_names_and_spellings(tmp_path):
@@ -154,7 +154,7 @@ def test_a_sweeps_file_may_use_a_handouts_names_and_spellings(tmp_path):
     file = tmp_path / "sweep/mine.yaml"
     head = "# @package _global_\nhydra: {sweeper: {params: {"
     file.write_text(f"{head}n_grpo_steps: '1,2', std_norm: 'false', seed: 0}}}}}}\n")
-    asked = check_words(["-cd", str(tmp_path), "-m", "sweep=mine"], note=lambda text: None)
+    asked = check_command_line(["-cd", str(tmp_path), "-m", "sweep=mine"], note=lambda text: None)
     assert asked.overrides == [
         "sweep=mine",
         "~hydra.sweeper.params.n_grpo_steps",
@@ -199,7 +199,7 @@ def test_a_broken_config_is_named_whether_it_is_run_or_shown(tmp_path):
 
 def test_a_path_with_letters_beyond_ascii_needs_no_quotes(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert check_words(["hydra.run.dir=läufe/größe"]).overrides == ["hydra.run.dir='läufe/größe'"]
+    assert check_command_line(["hydra.run.dir=läufe/größe"]).overrides == ["hydra.run.dir='läufe/größe'"]
 
 
 RUN = Path(PACKAGE).parent

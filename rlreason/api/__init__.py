@@ -1,4 +1,4 @@
-"""Runs from Python: what the command line does, in this process, and values to go on with.
+"""Run from Python what the command line runs, in this process, and return values to work with.
 
 Hydra is imported when a function is called, and torch when a run starts.
 """
@@ -26,10 +26,10 @@ def train(
     data: Any = None,
     quiet: bool = False,
 ) -> Run:
-    """Start the run that these words of the command line ask for, and return it when it has ended.
+    """Start the run of these overrides, and return it when it has ended.
 
         run = train("loss=grpo_clip", "n_steps=20", "hydra.run.dir=runs/clip")
-        run = train("resume=runs/clip", "n_steps=40")  # goes on with it, in its folder
+        run = train("resume=runs/clip", "n_steps=40")  # resumes it, in its folder
 
     `config`: what `compose` returned, changed or not; `overrides` then come on top. `reward`, `loss`, `data`: of your
     own, as functions. `quiet`: print nothing. A run that diverged is returned too: see its `status`.
@@ -53,7 +53,7 @@ def evaluate(
     """Measure a model as it is: `train` with `algorithm=evaluate`.
 
     evaluate("model=local", "model.path=DIR", "data=gsm8k", "data.path=DIR", "eval_problems=200")
-    evaluate(run, "eval.samples=4")  # the model that a run has saved, asked as it was at the end of training
+    evaluate(run, "eval.samples=4")  # a run's saved model, evaluated as at the end of training
     """
     from rlreason.api.start import start
 
@@ -64,10 +64,10 @@ def evaluate(
 
 
 def compose(*overrides: str) -> DictConfig:
-    """The settings of the run that these words ask for, to be read or changed, and given to `train(config=...)`.
+    """Return the settings of the run of these overrides, to be read or changed, and given to `train(config=...)`.
 
-    Types and names are checked at once, by the command line's rules when the run starts. Settings that follow from
-    others, such as `train_batch_size` from `rollout_batch_size`, follow when the run starts, unless changed themselves.
+    Types and names are checked here, the command line's rules when the run starts. Settings that follow from others,
+    such as `train_batch_size` from `rollout_batch_size`, follow when the run starts, unless changed themselves.
     """
     from rlreason.api.start import settings
 

@@ -1,4 +1,4 @@
-"""`Run`: what a run left in its folder, as plain Python values."""
+"""Read what a run left in its folder as plain Python values."""
 
 from os import PathLike
 from pathlib import Path
@@ -13,13 +13,13 @@ Rows = list[dict[str, Any]]
 
 
 class Run:
-    """A run's folder. Each property reads the files as they are when it is asked for, also while the run is under way.
+    """A run's folder. Each property reads the files when it is used, also while the run is in progress.
 
-    Lists hold one flat dict a row, ready for `pandas.DataFrame`. What the run did not leave is None or [].
+    Lists hold one flat dict per row, ready for `pandas.DataFrame`. What the run did not leave is None or [].
     """
 
     def __init__(self, folder: str | PathLike[str]) -> None:
-        """`ConfigError` where the folder is none of a run."""
+        """Raise `ConfigError` if the folder is not that of a run."""
         if not isinstance(folder, str | PathLike):
             raise ConfigError(f"{folder!r:.60} is no folder: give the folder of a run, as printed at its start")
         self.folder = Path(folder).absolute()  # wherever the program goes
@@ -42,37 +42,39 @@ class Run:
 
     @property
     def status(self) -> str | None:
-        """How it stands or ended: finished, diverged:RULE, interrupted, failed, running ..."""
+        """Return its status: finished, diverged:RULE, interrupted, failed, running ..."""
         return self._reader().status
 
     @property
     def config(self) -> dict[str, Any]:
-        """Every setting with its value, groups as dicts inside."""
+        """Return every setting with its value, groups as nested dicts."""
         return self._reader().settings
 
     @property
     def summary(self) -> dict[str, Any]:
-        """`summary.json`; {} where the run did not come to an end of its own."""
+        """Return `summary.json`; {} if the run did not reach an end of its own."""
         return self._reader().summary or {}
 
     @property
     def accuracy(self) -> float | None:
-        """Of the last evaluation, over all its problems; None where the run did not come to an end of its own."""
+        """Return that of the last evaluation, over all its problems; None for an unfinished run."""
         return self.summary.get("accuracy")
 
     @property
     def model(self) -> Path | None:
-        """The folder of the saved model, which `transformers` loads; None where there is none."""
+        """Return the folder of the saved model, which `transformers` loads; None if there is none."""
         return self._reader().model
 
     @property
     def metrics(self) -> Rows:
-        """The rows of `metrics.jsonl`: one for each optimizer update and each evaluation, under their full names."""
+        """Return the rows of `metrics.jsonl`: one for each optimizer update and each evaluation, under their full
+        names.
+        """
         return self._reader().metrics
 
     @property
     def evaluations(self) -> Rows:
-        """One row for each evaluation: the step, the updates so far, and its numbers (accuracy, accuracy_low ...)."""
+        """Return a row for each evaluation: the step, the updates so far, and its numbers (accuracy ...)."""
         rows = [row for row in self.metrics if "eval/accuracy" in row]
         return [
             {"step": row.get("rollout_step"), "train_step": row.get("train_step")}
@@ -82,9 +84,9 @@ class Run:
 
     @property
     def responses(self) -> Rows:
-        """Every saved response with its question, ground truth and grade; `kind` is "training" or "evaluation".
+        """Return every saved response with its question, ground truth and grade; `kind` is "training" or "evaluation".
 
-        Much to read of a long run: keep the list, or choose files with the subcommand `inspect`.
+        A long run has many: keep the list, or choose files with the subcommand `inspect`.
         """
         reader = self._reader()
         names = (RESPONSES, UNFINISHED)
@@ -97,7 +99,7 @@ class Run:
 
 
 def _flat(row: dict[str, Any]) -> dict[str, Any]:
-    """A row whose dicts became columns of their own.
+    """Return a row whose nested dicts are columns.
 
     >>> _flat({"step": 1, "facts": {"level": "3"}})
     {'step': 1, 'facts.level': '3'}
@@ -109,5 +111,5 @@ def _flat(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def load_run(folder: str | PathLike[str]) -> Run:
-    """The run in a folder, also one that was started from the command line. `ConfigError` where it holds none."""
+    """Return the run in a folder, also one started from the command line; `ConfigError` if it holds none."""
     return Run(folder)

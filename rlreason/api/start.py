@@ -1,7 +1,7 @@
-"""A run in this process, which may be a notebook's or that of a program with Hydra of its own: one at a time.
+"""Run one run in this process, which may be a notebook's or that of a program with Hydra of its own.
 
-A run from Python is made of the same words as one from the command line and goes through the same checks; it says in
-its folder with which command it can be repeated. Nothing here ends the process, and mistakes are raised.
+A run from Python is made of the same words as one from the command line and goes through the same checks; its folder
+records the command that repeats it. Nothing here ends the process, and mistakes are raised.
 """
 
 import os
@@ -18,11 +18,11 @@ from omegaconf import DictConfig, OmegaConf
 
 from rlreason.api.results import Run
 from rlreason.cli.aliases import translated
-from rlreason.cli.check import check_words, quoted
-from rlreason.cli.flags import Asked, composing, read
+from rlreason.cli.check import check_command_line, quoted
+from rlreason.cli.flags import Request, composing, read
 from rlreason.cli.mistakes import in_one_line, mistakes_in
 from rlreason.cli.options import own_hydra
-from rlreason.cli.resume import continued, key_of, remember, words_of, words_to_evaluate
+from rlreason.cli.resume import evaluation_overrides, expand_resume, key_of, overrides_of, remember
 from rlreason.cli.run import run_job
 from rlreason.config.run import RunConfig, works_on_a_model
 from rlreason.config.store import typed
@@ -39,23 +39,23 @@ _under_way = threading.Lock()  # held by the one run of this process
 
 
 def _of_run(run: Run, anew: Sequence[str]) -> list[str]:
-    """Words that evaluate the run's model as the run did, but for what the words that follow choose anew."""
+    """Return overrides that evaluate the run's model as the run did, except what `anew` chooses."""
     if run.model is None:
         raise ConfigError(f"{run.folder} holds no saved model: give a run of save_model=true, or model.path=FOLDER")
     with composing(read([])), mistakes_in(anew):
         follow = translated(quoted(anew, multirun=False), note=lambda _: None)
-        config, asked = run.config, run.summary.get("eval_problems")
-        if asked and config.get("eval_problems"):  # a scale's may be more than there were
-            config["eval_problems"] = min(asked, config["eval_problems"])
-        return words_to_evaluate(config, str(run.model.absolute()), follow)
+        config, problems = run.config, run.summary.get("eval_problems")
+        if problems and config.get("eval_problems"):  # a scale's number may exceed those there were
+            config["eval_problems"] = min(problems, config["eval_problems"])
+        return evaluation_overrides(config, str(run.model.absolute()), follow)
 
 
 def settings(overrides: Sequence[object]) -> DictConfig:
-    """What the words compose to; see `rlreason.compose`."""
+    """Return what the overrides compose to; see `rlreason.compose`."""
     with own_hydra():
-        asked = check_words(["--cfg=job", *continued(_one_run(overrides)).words], note=print)
-        with composing(asked):
-            return _composed(asked)
+        request = check_command_line(["--cfg=job", *expand_resume(_one_run(overrides)).words], note=print)
+        with composing(request):
+            return _composed(request)
 
 
 def start(
@@ -65,7 +65,7 @@ def start(
     objects: dict[str, Any],
     quiet: bool,
 ) -> Run:
-    """The run that `first` and then `overrides` ask for, when it has ended; see `rlreason.train`."""
+    """Run what `first` and then `overrides` request, and return it when it has ended; see `rlreason.train`."""
     if place_of():
         raise ConfigError(
             "torchrun has started this script several times: run it once, and say gpus=2, which starts the other ranks"
@@ -79,29 +79,29 @@ def start(
         console = Console(out)
         with own_hydra():
             if isinstance(first, Run):
-                if (first.config.get("eval") or {}).get("prompt"):  # it is asked with that prompt
+                if (first.config.get("eval") or {}).get("prompt"):  # keep that prompt
                     own = [word.replace("prompt.reward=", "eval.reward=", 1) for word in own]
                 first = _of_run(first, [*own, *typed_words])
-            resumed = continued([*_words_of(config, own), *first, *own, *typed_words])
+            resumed = expand_resume([*_config_overrides(config, own), *first, *own, *typed_words])
             stack.enter_context(_of_sweep(resumed.sweep))
             for line in resumed.notes:
                 console.say(f"note: {line}")
-            asked = check_words(resumed.words, note=console.say)
-            with composing(asked):
-                cfg = _composed(asked)
+            request = check_command_line(resumed.words, note=console.say)
+            with composing(request):
+                cfg = _composed(request)
             run = typed(cfg, of_sweep=resumed.sweep is not None)
             if not works_on_a_model(run):
                 raise ConfigError(f"algorithm={run.algorithm} is started by python -m rlreason: leave it out here")
-            folder = _folder_of(asked)
+            folder = _folder_of(request)
         stack.enter_context(process_state_kept())
         divide_memory_finely()
-        run_job(run, folder, redacted(OmegaConf.to_yaml(cfg)), asked.words(), console)
+        run_job(run, folder, redacted(OmegaConf.to_yaml(cfg)), request.arguments(), console)
     return Run(folder)
 
 
 @contextmanager
 def _alone() -> Iterator[None]:
-    """Refuse a second run while one is under way: a run sets the state of the whole process."""
+    """Refuse a second run while one is in progress: a run sets the state of the whole process."""
     if not _under_way.acquire(blocking=False):
         raise ConfigError(
             "another run of this process is under way: wait until it has ended, or start one by python -m rlreason"
@@ -114,7 +114,7 @@ def _alone() -> Iterator[None]:
 
 @contextmanager
 def _of_sweep(name: str | None) -> Iterator[None]:
-    """In this block a run that a sweep had started is one of that sweep again; None: it was none."""
+    """Make a run in this block one of the sweep `name`; None: of no sweep."""
     before = os.environ.get(SWEEP_VARIABLE)
     if name is not None:
         os.environ[SWEEP_VARIABLE] = name
@@ -127,7 +127,7 @@ def _of_sweep(name: str | None) -> Iterator[None]:
 
 
 def _refuse_twice(own: Sequence[str], words: Sequence[str]) -> None:
-    """`ConfigError` where a word chooses what was given as an argument too: one of them would silently have no effect.
+    """Raise `ConfigError` if an override also sets what was given as an argument: one of them would have no effect.
 
     >>> _refuse_twice(["loss=python:f-1"], ["loss.tau=0.5"])
     """
@@ -138,33 +138,33 @@ def _refuse_twice(own: Sequence[str], words: Sequence[str]) -> None:
                 raise ConfigError(f"{name}= is given twice, as an argument and as {word}: leave one of them out")
 
 
-def _words_of(config: DictConfig | RunConfig | None, anew: Sequence[str]) -> list[str]:
+def _config_overrides(config: DictConfig | RunConfig | None, anew: Sequence[str]) -> list[str]:
     if config is None:
         return []
     if not isinstance(config, DictConfig | RunConfig):
         kind = type(config).__name__
         raise ConfigError(f"config= is of type {kind}: give what rlreason.compose(...) returned, and words as texts")
     with composing(read([])):
-        return words_of(config, anew)
+        return overrides_of(config, anew)
 
 
-def _composed(asked: Asked) -> DictConfig:
-    """The config of checked words without Hydra's part, every value in place."""
-    with mistakes_in(asked.overrides), in_one_line(asked.overrides, composing=True):
-        cfg = hydra_compose(asked.config_name, list(asked.overrides))
+def _composed(request: Request) -> DictConfig:
+    """Return the config of checked overrides without Hydra's part, with every value resolved."""
+    with mistakes_in(request.overrides), in_one_line(request.overrides, composing=True):
+        cfg = hydra_compose(request.config_name, list(request.overrides))
         OmegaConf.resolve(cfg)
-    remember(cfg, asked.overrides)
+    remember(cfg, request.overrides)
     return cfg
 
 
-def _folder_of(asked: Asked) -> Path:
-    """The run's folder.
+def _folder_of(request: Request) -> Path:
+    """Return the run's folder.
 
-    A name of its own that holds the time gets a number where the same second has begun another run.
+    A default name with the time gets a number if another run began in the same second.
     """
-    assert asked.folder is not None
-    folder = asked.folder.absolute()
-    if not any(word.startswith("hydra.run.dir=") for word in asked.overrides):
+    assert request.folder is not None
+    folder = request.folder.absolute()
+    if not any(word.startswith("hydra.run.dir=") for word in request.overrides):
         numbered = (folder.with_name(f"{folder.name}_{n}") for n in range(2, 10**6))
         while folder.exists():
             folder = next(numbered)
@@ -172,7 +172,7 @@ def _folder_of(asked: Asked) -> Path:
 
 
 def _one_run(overrides: Sequence[object]) -> list[str]:
-    """The words, which ask for one run in this process; `ConfigError` where they ask for anything else."""
+    """Return the overrides, which must request one run in this process; `ConfigError` otherwise."""
     parser, words = OverridesParser.create(), list[str]()
     for word in overrides:
         if not isinstance(word, str):
@@ -188,7 +188,7 @@ def _one_run(overrides: Sequence[object]) -> list[str]:
             raise ConfigError(f"{word} would change the whole process: leave it out, or start it by python -m rlreason")
         try:
             [override] = parser.parse_overrides(quoted([word], multirun=False))
-        except HydraException:  # said when it is checked
+        except HydraException:  # reported when it is checked
             continue
         if override.is_sweep_override() or (key == "sweep" and override.value() is not None):
             raise ConfigError(

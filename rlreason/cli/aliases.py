@@ -1,4 +1,4 @@
-"""What the courses' handouts and papers call a setting or a value, and what it is called here.
+"""Translate the names and values of the courses' handouts and of papers to the ones used here.
 
 One table. Names are translated on parsed overrides, so that every form of Hydra's grammar is covered: sweeps, lists,
 quotes, prefixes.
@@ -25,7 +25,7 @@ MAY_BE_ABSENT = ("experiment", "sweep")  # groups without which a run is whole
 
 @dataclass(frozen=True)
 class Name:
-    """Our `key` for a name; `values` where its values are called otherwise too, and then no others are accepted."""
+    """Our `key` for a name, and our `values` if its values differ too; then no others are accepted."""
 
     key: str
     values: Mapping[str, str] | None = None
@@ -55,14 +55,14 @@ NAMES: dict[str, Name] = {
     "normalize_constant": Name("length_norm.constant"),
     "normalization_constant": Name("length_norm.constant"),
 }
-#: Options of a group that have another name in a handout.
+#: Options of a group with another name in a handout.
 OPTIONS: dict[str, dict[str, str]] = {"length_norm": {"masked_normalize": "constant"}}
 
-#: Keys that hold an option of a group under a place of its own, and that group: typed as any setting is, they stand
-#: for Hydra's own spelling (eval.prompt=r1_zero for prompt@eval.prompt=r1_zero).
+#: Keys that hold an option of a group in another place -> that group: typed as any setting, they stand for Hydra's own
+#: spelling (eval.prompt=r1_zero for prompt@eval.prompt=r1_zero).
 PLACED = {"eval.prompt": "prompt", "eval.data": "data"}
 
-#: Short names that are settings too, each for the longer one that says more.
+#: Short name that is a setting too -> the longer one, which says more.
 SHORT = {"eval_problems": "eval.problems", "samples": "eval.samples"}
 
 #: A handout's setting that has no counterpart: vLLM's share of the GPU. Its memory is planned in GB here.
@@ -70,9 +70,9 @@ GPU_SHARE = "gpu_memory_utilization"
 
 
 def translated(words: Sequence[str], note: Callable[[str], object] = print) -> list[str]:
-    """The overrides under our names and options; `note` is called once per name, with what it is called here.
+    """Return the overrides under our names and options; `note` is called once per name with our name.
 
-    What cannot be parsed stays as it is: whoever composes it says what is wrong. Hydra must be ready to compose.
+    An override that cannot be parsed is left unchanged: composing it reports the error. Hydra must be ready to compose.
     """
     parser = OverridesParser.create()
     said: dict[str, str] = {}
@@ -80,7 +80,7 @@ def translated(words: Sequence[str], note: Callable[[str], object] = print) -> l
     for word in words:
         try:
             override = parser.parse_override(word)
-        except Exception:  # of Hydra, or of what it stumbles over in an odd word
+        except Exception:  # of Hydra, which fails on odd words in many ways
             out.append(word)
             continue
         if override.key_or_group == GPU_SHARE:
@@ -88,11 +88,11 @@ def translated(words: Sequence[str], note: Callable[[str], object] = print) -> l
             continue
         if group := PLACED.get(override.key_or_group):
             if override.value_type is ValueType.ELEMENT and _text(override.value()).lower() in NONE:
-                out.append(f"~{group}@{override.key_or_group}")  # Hydra's way to choose no option
+                out.append(f"~{group}@{override.key_or_group}")  # Hydra's spelling of no option
                 continue
             override = _with(override, key=group, package=override.key_or_group, values=_refuse_null)
         if override.key_or_group in MAY_BE_ABSENT and _text(override.value()).lower() in NONE:
-            continue  # as without it: Hydra has no word for that
+            continue  # the same as without it: Hydra has no word for that
         name = NAMES.get(override.key_or_group)
         if (found := _of_packages(override)) and (now := _with_values(override, found)) != word:
             said.setdefault(word, f"{word} is {now} here")
@@ -113,7 +113,6 @@ def translated(words: Sequence[str], note: Callable[[str], object] = print) -> l
 
 
 def _renamed(override: Override, name: Name) -> Override:
-    """The override under our key, with our values."""
     renamed = _with(override, key=name.key)
     if name.values is None or override.value_type is None:
         return renamed
@@ -134,19 +133,19 @@ def _renamed(override: Override, name: Name) -> Override:
 
 
 def _of_packages(override: Override) -> dict[str, QuotedString]:
-    """The names of rewards that installed packages announced; those of data and losses are options."""
+    """Return the names of rewards that installed packages announce; those of data and losses are options."""
     if not override.key_or_group.endswith("reward") or override.value_type is None:
         return {}
     return {name: QuotedString(found, Quote.single) for name, found in announced(override.key_or_group).items()}
 
 
 def _with_values(override: Override, found: Mapping[str, Any]) -> str:
-    """The override as a word, each value that has another name here under that."""
+    """Return the override with each value replaced by its name here."""
     return str(_with(override, values=lambda given: found.get(_text(given), given)).input_line)
 
 
 def _option_names(override: Override) -> Override:
-    """Where the key is a config group, the option's own spelling: case, hyphens and dots do not matter there."""
+    """For a config group, return the option's own spelling, ignoring case, hyphens and dots."""
     if override.value_type is None or not _is_group(override.key_or_group):
         return override
     loader = GlobalHydra.instance().config_loader()
@@ -180,7 +179,7 @@ def _is_group(key: str) -> bool:
 
 
 def _folded(option: str) -> str:
-    """A name without what does not matter in it.
+    """Return a name without the characters that are ignored.
 
     >>> _folded("GRPO-No-Clip"), _folded("Qwen3-0.6B") == _folded("qwen3_0_6b")
     ('grponoclip', True)
@@ -198,7 +197,7 @@ def _with(
     values: Callable[[Any], Any] | None = None,
     package: str | None = None,
 ) -> Override:
-    """The override, parsed and as a word, under another key or place or with each of its values replaced."""
+    """Return the override, parsed and as text, with another key or package, or with each of its values replaced."""
     place = package or override.package
     new, before = replace(override, key_or_group=key or override.key_or_group, package=place), override._value
     text = "" if override.value_type is None else "=" + override.get_value_string()
@@ -215,7 +214,7 @@ def _with(
 
 
 def _choices(sweep: ChoiceSweep) -> str:
-    """A sweep over values, as it is typed."""
+    """Return a sweep over values as it is typed."""
     text = ",".join(Transformer.str(one) for one in sweep.list)
     text = text if sweep.simple_form and not sweep.shuffle and not sweep.tags else f"choice({text})"
     text = f"shuffle({text})" if sweep.shuffle else text
@@ -223,7 +222,7 @@ def _choices(sweep: ChoiceSweep) -> str:
 
 
 def _refuse_two_names(words: Sequence[str]) -> None:
-    """One setting under two names would silently keep the later value."""
+    """Refuse one setting under two names, since only the later value would count."""
     seen: dict[str, tuple[str, str]] = {}
     for word in words:
         typed = word.partition("=")[0].lstrip("+~")
@@ -234,7 +233,7 @@ def _refuse_two_names(words: Sequence[str]) -> None:
 
 
 def _gpu_share(override: Override) -> str:
-    """The note on a share of the GPU, which is understood and not needed; nonsense, or a sweep of it, is refused."""
+    """Return a note that a share of the GPU is not needed here; refuse a wrong value or a sweep of it."""
     given = override.value()
     cure = "leave it out, or give vLLM's cache a size by rollout.kv_cache_gb=GB"
     if override.is_sweep_override():

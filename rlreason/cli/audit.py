@@ -1,7 +1,7 @@
 """Grade the saved rollouts of a run again: `rlreason inspect RUN --regrade [--other module:function] [--write]`.
 
-Compares the rewards that a run was trained on with this grader as it is now, with plain math-verify and with
-any other function, and shows where they disagree.
+Compares the rewards that a run was trained on with the current grader, with plain math-verify and with any other
+function, and shows where they disagree.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,9 +26,9 @@ EXAMPLES = 5
 
 
 def regrade(folder: Path, other: str | None, write: bool, console: Console) -> Answer:
-    """How graders judge the rollouts of a run, `other` among them; with `write`, today's grades are saved.
+    """Grade the rollouts of a run with several graders, including `other`; with `write`, save the current grades.
 
-    Raises `ConfigError` where the run's own reward fails on every response; then nothing is written.
+    Raise `ConfigError` if the run's own reward fails on every response; then nothing is written.
     """
     run = RunFolder(folder)
     graded, files = RunGrading.of(*run.grading()), run.rollouts()
@@ -60,20 +60,20 @@ def regrade(folder: Path, other: str | None, write: bool, console: Console) -> A
 
 
 def other_graders(reward: str, other: str | None) -> dict[str, str]:
-    """Name -> reward function: what a run's grading is compared with."""
+    """Return name -> reward function: what a run's grading is compared with."""
     graders = {"math-verify": f"rlreason.grading.peers:{reward}_math_verify"} if reward in NAMED_REWARDS else {}
     return graders | ({other: other} if other else {})
 
 
 def are_correct(grades: Sequence[Grade]) -> list[bool]:
-    """Whether each response earned a grade that counts as correct."""
+    """Return for each response whether its grade counts as correct."""
     return [grade.outcome == "correct" for grade in grades]
 
 
 def grade_rows(rows: Sequence[Row], graded: RunGrading, console: Console) -> list[Grade]:
-    """The rows' responses graded again, in order; what the grader warns of goes to stderr.
+    """Grade the rows' responses again, in order; the grader's warnings go to stderr.
 
-    Raises `ConfigError` before any is graded, where a function cannot be had.
+    Raise `ConfigError` before grading if a function cannot be loaded.
     """
     with graded.grader() as grader, console.wait(f"grading with {graded.reward}"):
         if grader.plugin and (why := graded.lacking(grader)):
@@ -85,10 +85,10 @@ def grade_rows(rows: Sequence[Row], graded: RunGrading, console: Console) -> lis
 
 
 def agreement(marks: Mapping[str, Sequence[bool]]) -> dict[str, dict[str, Any]]:
-    """Of each grader: its share of correct responses, of agreement with `now`, and the rows where they differ.
+    """Return for each grader its share of correct responses, its agreement with `now`, and the rows that differ.
 
-    marks: grader -> whether it calls each response correct. `only_it`, `only_now`: places of rows that only this grader
-    calls correct, or only the present one.
+    marks: grader -> whether it calls each response correct. `only_it`, `only_now`: indices of rows that only this
+    grader, or only the current one, calls correct.
 
     >>> agreement({"saved": [True, True], "now": [True, False]})["saved"]
     {'correct': 1.0, 'agrees': 0.5, 'only_it': [1], 'only_now': []}
@@ -110,7 +110,7 @@ def agreement(marks: Mapping[str, Sequence[bool]]) -> dict[str, dict[str, Any]]:
 
 
 def report(graders: Mapping[str, Mapping[str, Any]], rows: Sequence[Row]) -> str:
-    """A line per grader, and examples of its disagreements with the present one."""
+    """Return a line per grader, and examples of its disagreements with the current one."""
     width = max(map(len, graders)) + 2
     lines = ["", f"{'grader':<{width}}{'right':>8}{'agree':>8}{'only it':>9}{'only now':>10}"]
     examples = []
@@ -123,9 +123,9 @@ def report(graders: Mapping[str, Mapping[str, Any]], rows: Sequence[Row]) -> str
 
 
 def save(files: Sequence[ResponseFile], found: Sequence[Mapping[int, Row]], grades: Sequence[Grade]) -> None:
-    """Each file is replaced as a whole, so an interruption leaves every file either old or new.
+    """Replace each file as a whole, so that an interruption leaves every file either old or new.
 
-    found: of each file, its rows by line number; grades: of all of them, in order. Other lines stay as they are.
+    found: for each file its rows by line number; grades: of all rows, in order. Other lines are unchanged.
     """
     left = iter(grades)
     for file, rows in zip(files, found, strict=True):
@@ -133,7 +133,7 @@ def save(files: Sequence[ResponseFile], found: Sequence[Mapping[int, Row]], grad
 
 
 def regraded(row: Row, grade: Grade) -> Row:
-    """The row with its new grade; the one that the run was trained on is kept, however often this runs."""
+    """Return the row with its new grade, keeping the grade that the run was trained on."""
     new = {name: value for name, value in grade_columns(grade).items() if name != "path"}
     previous = row.get("previous_grade") or {key: row.get(key) for key in new}
     return {**row, **new, "previous_grade": previous}

@@ -1,4 +1,4 @@
-"""Check the words of a command line before Hydra acts on them: every run and every sweep that they ask for."""
+"""Check a command line before Hydra acts on it: every run and every sweep that it requests."""
 
 import itertools
 import os
@@ -12,7 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from rlreason.cli.aliases import translated
 from rlreason.cli.design import BASIC, design_of, file_of, folder_of
-from rlreason.cli.flags import Asked, composing, read, without_sweep_words
+from rlreason.cli.flags import Request, composing, read, split_sweep_options
 from rlreason.cli.mistakes import in_one_line, mistakes_in
 from rlreason.cli.multirun import composed, fixed, runs_of, with_meant, with_own_names
 from rlreason.cli.option_files import own_names
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 def place_of(overrides: Sequence[str], name: str, kind: str) -> Path:
-    """The folder of a run (`kind` run) or of a drawn sweep (sweep). `ConfigError` where its setting names none."""
+    """Return the folder of a run (`kind` run) or of a drawn sweep (sweep); `ConfigError` if its setting names none."""
     plain = [w for w in overrides if kind == "run" or w.startswith(("sweep=", "hydra.", "hydra/"))]
     place = composed(plain, name).hydra[kind].dir
     if not place:
@@ -47,19 +47,19 @@ def place_of(overrides: Sequence[str], name: str, kind: str) -> Path:
 
 
 def check_runs(
-    asked: Asked, combinations: Sequence[Sequence[str]], folder: Path, note: Callable[[str], object]
+    request: Request, combinations: Sequence[Sequence[str]], folder: Path, note: Callable[[str], object]
 ) -> list[AnyRunConfig]:
-    """Refuse runs that could not begin: their words, and the folder that they or their sweep will write to.
+    """Refuse runs that could not begin, by their overrides or by the folder that they or their sweep would write to.
 
-    Returns their settings.
+    Return their settings.
     """
-    name, multirun, in_sweep = asked.config_name, asked.multirun, SWEEP_VARIABLE in os.environ
-    said: dict[str, str] = {}  # of each setting that some run would not read, what is to be said of it
-    nobody: dict[str, str] = {}  # what none of them would read
-    words = {word.partition("=")[0] for word in asked.overrides}
+    name, multirun, in_sweep = request.config_name, request.multirun, SWEEP_VARIABLE in os.environ
+    said: dict[str, str] = {}  # setting that some run would not read -> the message about it
+    nobody: dict[str, str] = {}  # the same for settings that no run would read
+    words = {word.partition("=")[0] for word in request.overrides}
     of_sweeps = [f"monitors.{monitor}" for monitor in OF_SWEEPS] if multirun or in_sweep else []
     runs = []
-    absent: list[str] | None = [] if asked.own.dry else None
+    absent: list[str] | None = [] if request.options.dry else None
     for number, combination in enumerate(combinations):
         run = checked(combination, name, multirun or in_sweep, absent)
         runs.append(run)
@@ -67,18 +67,18 @@ def check_runs(
         unread = {k: v for k, v in unread_keys(run).items() if k not in of_sweeps}
         nobody = {key: where for key, where in unread.items() if not number or key in nobody}
     useless = [line for key, line in said.items() if key in nobody]
-    if useless and not in_sweep:  # of a sweep's own run, another one reads it
+    if useless and not in_sweep:  # in a sweep, another run may read it
         raise ConfigError("\n".join(useless))
     for line in said.values():
         note(f"note: in some runs of this sweep, {line}")
-    for key in sorted(words & nobody.keys() - said.keys()):  # given as they are anyway: no harm, but no effect either
+    for key in sorted(words & nobody.keys() - said.keys()):  # set to their current value: harmless, but without effect
         note(f"note: {key} has no effect: it is read {nobody[key]}")
-    if same := the_same(runs, combinations):
+    if same := repeated_runs(runs, combinations):
         raise ConfigError("; ".join([*same[:3], *([f"and {len(same) - 3} more"] if same[3:] else [])]))
     if absent is None:
         _check_writable(folder)
     from rlreason.discovery.asking import refuse_unready
-    from rlreason.training.preflight import (  # it loads the grader: only where runs are to start
+    from rlreason.training.preflight import (  # it loads the grader: only if runs are to start
         planned_warnings,
         preflight,
     )
@@ -96,8 +96,8 @@ def check_runs(
     return runs
 
 
-def the_same(runs: Sequence[AnyRunConfig], combinations: Sequence[Sequence[str]]) -> list[str]:
-    """A line for each run that has all settings of an earlier one, though its words differ."""
+def repeated_runs(runs: Sequence[AnyRunConfig], combinations: Sequence[Sequence[str]]) -> list[str]:
+    """Return a line for each run with the same settings as an earlier one, though its overrides differ."""
     first: dict[str, set[str]] = {}
     lines = []
     for run, words in zip(runs, combinations, strict=True):
@@ -115,7 +115,7 @@ def _check_writable(folder: Path) -> None:
         missing = [p for p in (folder, *folder.absolute().parents) if not p.exists()]
         if not place.is_dir() or not os.access(place, os.W_OK):
             raise PermissionError(f"{place} is no writable folder")
-        for path in reversed(missing):  # only trying tells, where the file system has rules of its own
+        for path in reversed(missing):  # try it: file systems have rules of their own
             path.mkdir()
         for path in missing:
             path.rmdir()
@@ -130,7 +130,7 @@ def _check_writable(folder: Path) -> None:
 def checked(
     overrides: Sequence[str], name: str, of_sweep: bool = False, absent: list[str] | None = None
 ) -> AnyRunConfig:
-    """The settings of one run, checked by its rules; `absent` as `typed` has it."""
+    """Return the settings of one run, checked by its rules; `absent` as in `typed`."""
     with in_one_line(overrides, name, composing=True):
         cfg = compose(name, list(overrides))
         OmegaConf.resolve(cfg)
@@ -145,95 +145,98 @@ MOST_RUNS_CHECKED = 200  # composing one run takes about 0.1 s
 Note = Callable[[str], object]
 
 
-def checked_sweep(asked: Asked, note: Note) -> Asked:
-    """The sweep with its folder, and with its design or, of a chain, its stages. Hydra must be ready to compose.
+def checked_sweep(request: Request, note: Note) -> Request:
+    """Return the sweep with its folder, and with its design or, for a chain, its stages. Hydra must be ready to
+    compose.
 
-    `ConfigError` where a run could not begin; of a drawn sweep, where one of the ends that it draws between could not.
+    `ConfigError` if a run could not begin; for a drawn sweep, if one of the ends of its intervals could not.
     """
-    base = composed(fixed(asked.overrides), asked.config_name)
-    file = file_of(asked.overrides)
+    base = composed(fixed(request.overrides), request.config_name)
+    file = file_of(request.overrides)
     if base.hydra.runtime.choices["hydra/sweeper"] != BASIC:
-        return _checked_drawn(asked, file, note)
+        return _checked_drawn(request, file, note)
     if file.chain:
-        return _checked_chain(asked, file, note)
-    before = _carried(asked.own.carry, note, base)
-    design = design_of(asked, note, _words_of(before, note))
+        return _checked_chain(request, file, note)
+    before = _carried(request.options.carry, note, base)
+    design = design_of(request, note, _carried_overrides(before, note))
     if before:
         from rlreason.sweeps.carry import model_of, refuse_other_model
 
-        cfg = composed(design.runs[0].overrides, asked.config_name)
+        cfg = composed(design.runs[0].overrides, request.config_name)
         refuse_other_model(before, model_of(lambda key: OmegaConf.select(cfg, key)))
-    runs = check_runs(asked, shown_first(design), design.folder, note)
-    gpus = _gpus(asked, runs, note)
-    overrides = with_own_names(asked.overrides, asked.config_name, note)
+    runs = check_runs(request, runs_to_check(design), design.folder, note)
+    gpus = _gpus(request, runs, note)
+    overrides = with_own_names(request.overrides, request.config_name, note)
     plain = tuple(one.plain() for one in before)
-    return replace(asked, overrides=overrides, folder=design.folder, design=design, carried=plain, gpus=gpus)
+    return replace(request, overrides=overrides, folder=design.folder, design=design, carried=plain, gpus=gpus)
 
 
 def stage_of(
-    asked: Asked, stage: str, note: Note = print, started: bool = True, most: int = MOST_RUNS_CHECKED
-) -> Asked:
-    """One sweep of a chain, with its design and every run checked; it writes to a folder below the chain's.
+    request: Request, stage: str, note: Note = print, started: bool = True, most: int = MOST_RUNS_CHECKED
+) -> Request:
+    """Return one sweep of a chain, with its design and every run checked; it writes to a folder below the chain's.
 
-    `asked`: the chain, as `check_words` gave it. `started`: the stages before it have finished, and what they hand on
-    is taken; what was typed and what the stage itself sets go before that. `most` of its runs are checked. Hydra must
-    be ready to compose (`composing(asked)`). `ConfigError` where a stage before is not whole, or a run of this one
-    could not begin.
+    `request`: the chain, from `check_command_line`. `started`: the stages before it have finished, and what they hand
+    on is used; overrides and the stage's own settings take precedence. At most `most` of its runs are checked. Hydra
+    must be ready to compose (`composing(request)`). `ConfigError` if an earlier stage is incomplete, or a run of this
+    one could not begin.
     """
-    assert asked.folder is not None
-    earlier = asked.chain[: asked.chain.index(stage)] if started else ()
+    assert request.folder is not None
+    earlier = request.chain[: request.chain.index(stage)] if started else ()
     handing = [name for name in earlier if file_of([f"sweep={name}"]).carries]
-    before = _carried([str(folder) for name in handing if _compares(folder := asked.folder / name, note)], note)
-    own = words_of_stage(asked, stage)
-    with in_one_line(own.overrides, asked.config_name):
-        arms = _arms(own, asked.folder, earlier, note)
-        design = design_of(own, note, _words_of(before, note), asked.folder / stage, arms)
-        runs = shown_first(design)
-        if not started:  # a model that a stage before will leave is not there yet
-            runs = [words for words in runs if not any(str(asked.folder) in word for word in words)]
-        gpus = _gpus(asked, check_runs(own, runs[:most], design.folder, note), note)
+    before = _carried([str(folder) for name in handing if _compares(folder := request.folder / name, note)], note)
+    own = request_of_stage(request, stage)
+    with in_one_line(own.overrides, request.config_name):
+        arms = _arms(own, request.folder, earlier, note)
+        design = design_of(own, note, _carried_overrides(before, note), request.folder / stage, arms)
+        runs = runs_to_check(design)
+        if not started:  # the model of an earlier stage does not exist yet
+            runs = [words for words in runs if not any(str(request.folder) in word for word in words)]
+        gpus = _gpus(request, check_runs(own, runs[:most], design.folder, note), note)
     carried = tuple(one.plain() for one in before)
     return replace(own, folder=design.folder, design=design, carried=carried, gpus=gpus)
 
 
-def _arms(asked: Asked, folder: Path, earlier: Sequence[str], note: Note) -> list[Setting]:
-    """The settings that a stage takes from a broader one before it; none where those were typed."""
-    broad = file_of(asked.overrides).best_of
+def _arms(request: Request, folder: Path, earlier: Sequence[str], note: Note) -> list[Setting]:
+    """Return the settings that a stage takes from an earlier, broader one; [] if those were typed."""
+    broad = file_of(request.overrides).best_of
     if broad not in earlier or not _compares(folder / broad, note):
         return []
     from rlreason.sweeps.carry import best_arms, setting_text
 
     arms = best_arms(folder / broad)
-    if with_meant(map(key_of, asked.overrides)) & arms[0].keys():
+    if with_meant(map(key_of, request.overrides)) & arms[0].keys():
         return []
     best = "; ".join(map(setting_text, arms[1:])) or "none but the reference"
     note(f"note: {broad} hands on its best settings: {best}")
     return arms
 
 
-def _gpus(asked: Asked, runs: Sequence[AnyRunConfig], note: Note) -> GpuPlan:
-    """The GPUs for such runs. `ConfigError` where there are fewer than one of them needs."""
-    here = chosen_launcher(asked.overrides) in HERE
+def _gpus(request: Request, runs: Sequence[AnyRunConfig], note: Note) -> GpuPlan:
+    """Return the GPUs for such runs; `ConfigError` if one of them needs more."""
+    here = chosen_launcher(request.overrides) in HERE
     names = machine_gpus(os.environ, note) if here else []
     try:
-        return gpu_plan(runs, names, asked.own.gpus_per_run, here)
+        return gpu_plan(runs, names, request.options.gpus_per_run, here)
     except ConfigError as error:
-        if not asked.own.dry:
+        if not request.options.dry:
             raise
         note(f"! not here: {error}")
         return gpu_plan(runs, names, None, here=False)
 
 
 def _compares(folder: Path, note: Note) -> bool:
-    """Whether a stage that has ended holds the setting that its others are compared with; else it hands nothing on."""
+    """Return whether a finished stage includes its reference setting; otherwise it hands nothing on."""
     if read_state(folder).reference is not None:
         return True
     note(f"note: {folder.name} hands nothing on: the setting that its file compares with was not among what was run")
     return False
 
 
-def shown_first(design: Design) -> list[list[str]]:
-    """The words of the runs to check: of all, or where they are very many of those that show each value first."""
+def runs_to_check(design: Design) -> list[list[str]]:
+    """Return the overrides of the runs to check: of all, or if there are very many, of those that show each value
+    first.
+    """
     seen: set[tuple[str, str]] = set()
     first: list[list[str]] = []
     later: list[list[str]] = []
@@ -244,44 +247,43 @@ def shown_first(design: Design) -> list[list[str]]:
     return [*first, *later][:MOST_RUNS_CHECKED]
 
 
-def _checked_chain(asked: Asked, file: SweepFile, note: Note) -> Asked:
-    """The chain, each stage as it is when the ones before it hand nothing on."""
-    if asked.own.carry:
+def _checked_chain(request: Request, file: SweepFile, note: Note) -> Request:
+    """Check the chain, each stage as it is when the stages before it hand nothing on."""
+    if request.options.carry:
         raise ConfigError(
-            f"carry={asked.own.carry[0]} with sweep={file.name}: a chain carries by itself, from stage to stage: leave "
-            "it out"
+            f"carry={request.options.carry[0]} with sweep={file.name}: a chain carries by itself, from stage to stage: "
+            "leave it out"
         )
-    base = composed(fixed(asked.overrides), asked.config_name)
-    asked = replace(asked, chain=tuple(file.chain), folder=folder_of(asked, [], base))
+    base = composed(fixed(request.overrides), request.config_name)
+    request = replace(request, chain=tuple(file.chain), folder=folder_of(request, [], base))
     said: dict[str, None] = {}
     for stage in file.chain:
-        stage_of(asked, stage, lambda text: said.setdefault(str(text)), started=False)
+        stage_of(request, stage, lambda text: said.setdefault(str(text)), started=False)
     for text in said:
         note(text)
-    return asked
+    return request
 
 
-def words_of_stage(asked: Asked, stage: str) -> Asked:
-    """What was asked of a chain, asked of one of its sweeps: without the settings that only others of them have."""
-    given = {key_of(word) for word in asked.overrides}
-    axes = [f"{key}={value}" for key, value in file_of(asked.overrides).axes.items() if key not in given]
-    words = [word for word in asked.overrides if key_of(word) not in ("sweep", "hydra.sweep.dir")]
+def request_of_stage(request: Request, stage: str) -> Request:
+    """Return the request for one sweep of a chain, without the settings that only other stages have."""
+    given = {key_of(word) for word in request.overrides}
+    axes = [f"{key}={value}" for key, value in file_of(request.overrides).axes.items() if key not in given]
+    words = [word for word in request.overrides if key_of(word) not in ("sweep", "hydra.sweep.dir")]
     choices = [word for word in words if key_of(word) in options()]
-    of_stage = {stage: _setting_names(stage, choices, asked.config_name)}
+    of_stage = {stage: _setting_names(stage, choices, request.config_name)}
     for word in [word for word in words if word not in choices and not word.startswith("hydra")]:
         if (key := key_of(word)) in of_stage[stage]:
             continue
-        for other in asked.chain:
-            of_stage.setdefault(other, _setting_names(other, choices, asked.config_name))
+        for other in request.chain:
+            of_stage.setdefault(other, _setting_names(other, choices, request.config_name))
         if any(key in names for names in of_stage.values()):
             words.remove(word)
-    return replace(
-        asked, overrides=[f"sweep={stage}", *words, *axes], own=replace(asked.own, sweep_name=None), chain=()
-    )
+    overrides = [f"sweep={stage}", *words, *axes]
+    return replace(request, overrides=overrides, options=replace(request.options, sweep_name=None), chain=())
 
 
 def _setting_names(stage: str, choices: Sequence[str], name: str) -> set[str]:
-    """The dotted keys that a sweep's runs have, groups of settings too."""
+    """Return the dotted keys that a sweep's runs have, including groups of settings."""
     cfg = OmegaConf.to_container(composed([f"sweep={stage}", *fixed(list(choices))], name))
     assert isinstance(cfg, dict)
 
@@ -295,10 +297,12 @@ def _setting_names(stage: str, choices: Sequence[str], name: str) -> set[str]:
 
 
 def _carried(sweeps: Sequence[str], note: Note, base: DictConfig | None = None) -> list["Carried"]:
-    """What these sweeps hand on, to one whose config, but for its axes, is `base`; see `sweep_folder` for names."""
+    """Return what these sweeps hand on, to a sweep whose config, except its axes, is `base`; names as in
+    `sweep_folder`.
+    """
     if not sweeps:
         return []
-    from rlreason.sweeps.carry import carry, model_of, sweep_folder  # its statistics take a while to load
+    from rlreason.sweeps.carry import carry, model_of, sweep_folder  # slow to import
 
     def setting(key: str) -> Any:
         return OmegaConf.select(base, key) if base is not None else None
@@ -309,15 +313,19 @@ def _carried(sweeps: Sequence[str], note: Note, base: DictConfig | None = None) 
     return found
 
 
-def _words_of(before: Sequence["Carried"], note: Note) -> list[str]:
-    """The words that the sweeps before bring in; a later one decides over an earlier one."""
+def _carried_overrides(before: Sequence["Carried"], note: Note) -> list[str]:
+    """Return the overrides that earlier sweeps hand on; a later sweep takes precedence."""
     words = {key_of(word): word for one in before for word in translated(one.words, note)}
     return list(words.values())
 
 
-def _checked_drawn(asked: Asked, file: SweepFile, note: Note) -> Asked:
-    """A sweep whose values a plug-in draws: there is no design, and of an axis both ends are checked."""
-    plain = {"jobs": asked.own.jobs is not None, "dry": asked.own.dry, "carry": bool(asked.own.carry)}
+def _checked_drawn(request: Request, file: SweepFile, note: Note) -> Request:
+    """Check a sweep whose values a plug-in draws: there is no design, and both ends of each axis are checked."""
+    plain = {
+        "jobs": request.options.jobs is not None,
+        "dry": request.options.dry,
+        "carry": bool(request.options.carry),
+    }
     if unread := [word for word, given in plain.items() if given]:
         raise ConfigError(
             f"{unread[0]}= is for runs that are known beforehand, and hydra/sweeper draws them: leave one of them out"
@@ -327,23 +335,23 @@ def _checked_drawn(asked: Asked, file: SweepFile, note: Note) -> Asked:
             f"sweep={file.name} has cells, a block embedded or a chain, which no other sweeper knows: leave "
             "hydra/sweeper out, or give it axes of your own"
         )
-    if (launcher := chosen_launcher(asked.overrides)) == RAY:
+    if (launcher := chosen_launcher(request.overrides)) == RAY:
         raise ConfigError(
             f"{GROUP}={launcher} is for runs that are known beforehand, and hydra/sweeper draws them: leave it out"
         )
-    overrides = with_own_names(asked.overrides, asked.config_name, note)
-    if name := asked.own.sweep_name:
+    overrides = with_own_names(request.overrides, request.config_name, note)
+    if name := request.options.sweep_name:
         overrides.append(f"hydra.sweep.dir='{SWEEPS / name}'")
-    folder = place_of(overrides, asked.config_name, "sweep")
-    runs = itertools.islice(runs_of(overrides, True, asked.config_name), MOST_RUNS_CHECKED)
-    gpus = _gpus(asked, check_runs(asked, list(runs), folder, note), note)
-    return replace(asked, overrides=overrides, folder=folder, gpus=gpus)
+    folder = place_of(overrides, request.config_name, "sweep")
+    runs = itertools.islice(runs_of(overrides, True, request.config_name), MOST_RUNS_CHECKED)
+    gpus = _gpus(request, check_runs(request, list(runs), folder, note), note)
+    return replace(request, overrides=overrides, folder=folder, gpus=gpus)
 
 
 def quoted(overrides: Sequence[str], multirun: bool) -> list[str]:
-    """Quote a value that Hydra cannot read bare: with an equals sign, as the folders of sweeps, or letters like ü.
+    """Quote values that Hydra cannot read bare: with an equals sign, such as folders of sweeps, or letters such as ü.
 
-    In a sweep a comma separates values, so a value that holds one is left alone.
+    In a sweep a comma separates values, so a value that contains one is left alone.
 
     >>> quoted(["model.path=runs/sweeps/x/seed=0", "seed=0,1", "a='b=c'"], multirun=True)
     ["model.path='runs/sweeps/x/seed=0'", 'seed=0,1', "a='b=c'"]
@@ -358,37 +366,39 @@ def quoted(overrides: Sequence[str], multirun: bool) -> list[str]:
     return [one(word) for word in overrides]
 
 
-def check_words(words: Sequence[str], note: Callable[[str], object] = print) -> Asked:
-    """Check a command line before anything runs, and return it under our names; `ConfigError` in one line a mistake.
+def check_command_line(words: Sequence[str], note: Callable[[str], object] = print) -> Request:
+    """Check a command line before anything runs and return it under our names; `ConfigError` in one line for a mistake.
 
-    A question must compose; runs must also keep the rules and have a folder to write to.
+    A question must compose; runs must also obey the rules and have a folder to write to.
     """
     with mistakes_in(words):
-        asked = read(words)
-        if not asked.composes:
-            return asked
-        with composing(asked), in_one_line(asked.overrides, asked.config_name):
-            rest, own = without_sweep_words(asked.overrides, asked.multirun)
+        request = read(words)
+        if not request.composes:
+            return request
+        with composing(request), in_one_line(request.overrides, request.config_name):
+            rest, sweep_options = split_sweep_options(request.overrides, request.multirun)
             rest = own_names(rest, note)
-            words = [_without_detour(word) for word in quoted(rest, asked.multirun)]
-            asked = replace(asked, overrides=translated(words, note), own=own)
-            refuse_wrong_choices(asked.overrides)
-            if asked.starts and asked.multirun:
-                asked = checked_sweep(asked, note)
-            elif asked.starts:
-                _refuse_sweep_alone(asked)
-                folder = place_of(asked.overrides, asked.config_name, "run")
-                check_runs(asked, [asked.overrides], folder, note)
-                asked = replace(asked, folder=folder)
+            words = [_without_detour(word) for word in quoted(rest, request.multirun)]
+            request = replace(request, overrides=translated(words, note), options=sweep_options)
+            refuse_wrong_choices(request.overrides)
+            if request.starts and request.multirun:
+                request = checked_sweep(request, note)
+            elif request.starts:
+                sweep = composed(request.overrides, request.config_name).hydra.runtime.choices.get("sweep")
+                if sweep and SWEEP_VARIABLE not in os.environ:
+                    raise ConfigError(f"sweep={sweep} is a grid of runs: add -m (python -m rlreason -m sweep={sweep})")
+                folder = place_of(request.overrides, request.config_name, "run")
+                check_runs(request, [request.overrides], folder, note)
+                request = replace(request, folder=folder)
             else:
-                if asked.multirun:  # about what all the runs of the sweep share
-                    asked = replace(asked, overrides=fixed(asked.overrides))
-                _check_question(asked)
-    return asked
+                if request.multirun:  # the part that all runs of the sweep share
+                    request = replace(request, overrides=fixed(request.overrides))
+                _check_question(request)
+    return request
 
 
 def _without_detour(word: str) -> str:
-    """The run's folder without any a/.. where there is no a: it would be made on the way there, and stay.
+    """Return the run's folder without any a/.. where there is no a, which would be created on the way and left there.
 
     >>> _without_detour("hydra.run.dir=/nowhere/../q"), _without_detour("hydra.run.dir='nowhere/../a=b'")
     ('hydra.run.dir=/q', "hydra.run.dir='a=b'")
@@ -400,21 +410,15 @@ def _without_detour(word: str) -> str:
     return f"{key}={value.replace(place, os.path.normpath(place))}"
 
 
-def _refuse_sweep_alone(asked: Asked) -> None:
-    sweep = composed(asked.overrides, asked.config_name).hydra.runtime.choices.get("sweep")
-    if sweep and SWEEP_VARIABLE not in os.environ:
-        raise ConfigError(f"sweep={sweep} is a grid of runs: add -m (python -m rlreason -m sweep={sweep})")
+def check_rules(request: Request) -> None:
+    """Raise `ConfigError` if the request composes but breaks a rule. Hydra must be ready to compose."""
+    checked(request.overrides, request.config_name)
 
 
-def check_rules(asked: Asked) -> None:
-    """Refuse what was asked when it composes and breaks a rule. Hydra must be ready to compose."""
-    checked(asked.overrides, asked.config_name)
-
-
-def _check_question(asked: Asked) -> None:
-    part = asked.flags.get("package")
-    if not asked.overrides and not part:
+def _check_question(request: Request) -> None:
+    part = request.flags.get("package")
+    if not request.overrides and not part:
         return
-    cfg = composed(asked.overrides, asked.config_name)
+    cfg = composed(request.overrides, request.config_name)
     if part and part != "_global_" and OmegaConf.select(cfg, part) is None:
         raise ConfigError(f"--package={part} is no part of the config: python -m rlreason --cfg job shows it whole")

@@ -1,7 +1,7 @@
-"""The command line of runs: compose the config, check it, run one run per process, end with the run's own exit code.
+"""Run the command line of runs: compose the config, check it, run one run per process, exit with the run's code.
 
-Hydra starts jobs from here alone. Heavy libraries are imported when a checked run starts, so that `--help` and a typo
-are answered at once.
+Hydra starts jobs only from here. Heavy libraries are imported when a checked run starts, so that `--help` and a typo
+are answered quickly.
 """
 
 import os
@@ -17,12 +17,12 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
-from rlreason.cli.check import check_rules, check_words
+from rlreason.cli.check import check_command_line, check_rules
 from rlreason.cli.entry import run_cli
-from rlreason.cli.flags import Asked, composing, read
+from rlreason.cli.flags import Request, composing, read
 from rlreason.cli.mistakes import in_one_line, mistakes_in
 from rlreason.cli.queries import answer, rerun_config
-from rlreason.cli.resume import continued
+from rlreason.cli.resume import expand_resume
 from rlreason.cli.run import ended_when_it_hangs, run_job
 from rlreason.cli.start_sweep import start_sweep, start_sweep_run
 from rlreason.cli.subcommands import refuse_wrong_subcommand, subcommands_help
@@ -43,7 +43,7 @@ from rlreason.sweeps.runner import PATIENCE_S
 
 
 class Ended(BaseException):
-    """Carries what ended a job past Hydra's runner, which would print it in its own way."""
+    """Carries the error that ended a job past Hydra's runner, which would print it in its own way."""
 
     def __init__(self, error: Exception) -> None:
         super().__init__(error)
@@ -51,9 +51,9 @@ class Ended(BaseException):
 
 
 def main(cfg: DictConfig, words: Sequence[str] = ()) -> float:
-    """One job: a whole run, or, inside a sweep, the start of a process of its own.
+    """Run one job: a whole run, or, inside a sweep, the start of a process of its own.
 
-    `words`: those of the command line that starts the run.
+    `words`: the command line that starts the run.
     """
     try:
         if HydraConfig.get().mode is RunMode.MULTIRUN:
@@ -61,13 +61,13 @@ def main(cfg: DictConfig, words: Sequence[str] = ()) -> float:
         with stderr_logged():
             return job(cfg, words)
     except Exception as error:  # KeyboardInterrupt passes Hydra by itself
-        if signals.stop_signal():  # what fails because everything ends is no error of its own
+        if signals.stop_signal():  # a failure caused by the end of the process is no error of its own
             raise KeyboardInterrupt from None
         raise Ended(error) from error
 
 
 def job(cfg: DictConfig, words: Sequence[str]) -> float:
-    """A run in this process. It ends the process itself where its end has an exit code of its own."""
+    """Run in this process, and exit it if the run's status has an exit code of its own."""
     run = typed(cfg, of_sweep=SWEEP_VARIABLE in os.environ)
     config = redacted(OmegaConf.to_yaml(cfg, resolve=True))
     folder = Path(HydraConfig.get().runtime.output_dir)
@@ -80,7 +80,7 @@ def job(cfg: DictConfig, words: Sequence[str]) -> float:
 
 
 def hide_in_hydras_files(folder: Path) -> None:
-    """Hydra writes its own view of the settings, and the words as they were typed, before a run begins."""
+    """Redact secrets in Hydra's own record of the settings and overrides, which it writes before a run begins."""
     for path in (folder / HYDRA).glob("*.yaml"):
         text = path.read_text(encoding="utf-8")
         if (plain := redacted(text)) != text:
@@ -88,21 +88,17 @@ def hide_in_hydras_files(folder: Path) -> None:
 
 
 def cli() -> None:
-    """Do what the settings and flags on the command line ask, and end the process. A user's mistake: exit code 2."""
+    """Run the command line and end the process. A user's mistake: exit code 2."""
     signals.follow()
     listen()
     of_sweep = SWEEP_VARIABLE in os.environ
-    # The sweep waits longer than its run may take; what it passes on to the run is no second signal there.
+    # A sweep waits longer than its run may take; the SIGTERM that it passes on to the run is no second signal there.
+    command = partial(do, sys.argv[1:])
     run_cli(command, patient=(signal.SIGTERM,)) if of_sweep else run_cli(command, limit_s=PATIENCE_S + 10)
 
 
-def command() -> int:
-    """Do what the words of this process ask; returns the exit code."""
-    return do(sys.argv[1:])
-
-
 def do(words: Sequence[str]) -> int:
-    """Check the words, then answer them or start what they ask for; returns the exit code.
+    """Check the words, then answer them or start what they request; return the exit code.
 
     `resume=RUN` among them stands for the words that started RUN.
     """
@@ -110,54 +106,54 @@ def do(words: Sequence[str]) -> int:
         refuse_wrong_subcommand(words)
         register()
         OmegaConf.register_new_resolver("subcommands", subcommands_help, replace=True)  # for --help: conf/config.yaml
-        resumed = continued(words)
+        resumed = expand_resume(words)
         words = resumed.words
         if resumed.sweep:
-            os.environ[SWEEP_VARIABLE] = resumed.sweep  # its settings are checked, and its loggers group it, as before
+            os.environ[SWEEP_VARIABLE] = resumed.sweep  # settings are checked and loggers group it as in the sweep
     with mistakes_in(words):
         question = not read(words).starts
         note = partial(print, file=sys.stderr if question else sys.stdout)
         for line in resumed.notes:
             note(f"note: {line}")
-        asked = check_words(words, note)
+        request = check_command_line(words, note)
         try:
             with (
-                composing(asked) as hydra,
-                in_one_line(asked.overrides, asked.config_name, composing=not asked.starts),
+                composing(request) as hydra,
+                in_one_line(request.overrides, request.config_name, composing=not request.starts),
             ):
-                return start_runs(hydra, asked, words) if asked.starts else answer_question(asked)
+                return start_runs(hydra, request, words) if request.starts else answer_question(request)
         except Ended as end:
             error = end.error
         raise error  # with its own cause and traceback
 
 
-def start_runs(hydra: Hydra, asked: Asked, words: Sequence[str]) -> int:
-    """Start the run or the sweep."""
-    if asked.multirun and place_of():
+def start_runs(hydra: Hydra, request: Request, words: Sequence[str]) -> int:
+    """Start the run or the sweep; return the exit code."""
+    if request.multirun and place_of():
         raise ConfigError("-m with torchrun: each run of a sweep starts its own ranks: leave torchrun out, add gpus=2")
-    if asked.multirun:
-        return start_sweep(hydra, asked, main)
-    assert asked.folder is not None
-    if asked.folder.is_dir():
-        refuse_folder(asked, asked.folder)
-    hydra.run(asked.config_name, partial(main, words=words), [*asked.overrides, "hydra.mode=RUN"])
+    if request.multirun:
+        return start_sweep(hydra, request, main)
+    assert request.folder is not None
+    if request.folder.is_dir():
+        refuse_folder(request, request.folder)
+    hydra.run(request.config_name, partial(main, words=words), [*request.overrides, "hydra.mode=RUN"])
     return 0
 
 
-def refuse_folder(asked: Asked, folder: Path) -> None:
-    """Refuse a folder that is another run's, before Hydra writes its own view of the settings there."""
-    cfg = compose(asked.config_name, list(asked.overrides))
+def refuse_folder(request: Request, folder: Path) -> None:
+    """Refuse a folder that belongs to another run, before Hydra writes its own files there."""
+    cfg = compose(request.config_name, list(request.overrides))
     run = typed(cfg, of_sweep=SWEEP_VARIABLE in os.environ)
     with run_lock(folder, lambda _: None):
         refuse_taken(folder, redacted(OmegaConf.to_yaml(cfg, resolve=True)), run.trains)
 
 
-def answer_question(asked: Asked) -> int:
-    """Answer a question."""
-    if file := asked.flags.get("experimental_rerun"):
+def answer_question(request: Request) -> int:
+    """Answer a command line that starts no runs; return the exit code."""
+    if file := request.flags.get("experimental_rerun"):
         main(rerun_config(file), sys.argv[1:])
         return 0
-    answer(asked)
-    if asked.flags.keys() & {"cfg", "info"}:
-        check_rules(asked)  # the config was shown; what is wrong with it is said too
+    answer(request)
+    if request.flags.keys() & {"cfg", "info"}:
+        check_rules(request)  # after the config, also print what is wrong with it
     return 0

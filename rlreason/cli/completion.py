@@ -1,4 +1,4 @@
-"""Complete the words of rlreason with Tab: print what a shell needs for it, or the answers for one command line.
+"""Complete the words of rlreason with Tab: print what a shell needs for it, or the completions of one command line.
 
 For bash, a line in ~/.bashrc, and for zsh in ~/.zshrc:
 
@@ -21,8 +21,8 @@ from rlreason.cli.subcommands import SUBCOMMANDS, named_subcommand
 from rlreason.records.console import Console
 from rlreason.runtime.subcommand import Answer, Parser
 
-#: By shell: what makes it ask `rlreason completion SHELL LINE`, with the command as it was typed. Nothing that was
-#: typed is evaluated, and what could be wrong with it is not shown.
+#: Shell -> the script that makes it call `rlreason completion SHELL LINE` with the command as it was typed. Nothing
+#: that was typed is evaluated, and errors are not shown.
 SCRIPTS = {
     "bash": r"""_rlreason() {
     local found
@@ -59,7 +59,7 @@ for python in python python3
 end
 """,
 }
-_OPEN_ENDED = re.compile(r".*[=./,]|.*=\[.*", re.DOTALL)  # words that go on: no space follows
+_OPEN_ENDED = re.compile(r".*[=./,]|.*=\[.*", re.DOTALL)  # incomplete words: no space follows
 _CURSOR = "\0"
 
 
@@ -73,7 +73,7 @@ def add_arguments(parser: Parser) -> None:
 
 
 def main(arguments: argparse.Namespace, console: Console) -> Answer:
-    """The script of a shell, or the answers to a line, one in each line of text."""
+    """Return the script of a shell, or the completions of a line, one per line of text."""
     if arguments.line is None:
         script = SCRIPTS[arguments.shell]
         return Answer(script.rstrip("\n"), {"shell": arguments.shell, "script": script})
@@ -83,9 +83,9 @@ def main(arguments: argparse.Namespace, console: Console) -> Answer:
 
 
 def answers(line: str) -> list[str]:
-    """The words that the last one of a command line may become; [] where something in it is wrong.
+    """Return the completions of the last word of a command line; [] if something in it is wrong.
 
-    Somebody is typing: no mistake of theirs, and none of the program's, may appear between the words.
+    The user is still typing: no error message may appear among the completions.
     """
     with suppress(Exception, SystemExit), redirect_stdout(StringIO()):
         return candidates(typed_words(line))
@@ -93,7 +93,7 @@ def answers(line: str) -> list[str]:
 
 
 def candidates(words: Sequence[str]) -> list[str]:
-    """The whole words that the last of the words may become, in order.
+    """Return what the last word may become, as whole words, in order.
 
     They come from where the command itself reads them: subcommands from the table, flags from parsers, settings and
     options from what Hydra composes.
@@ -102,27 +102,27 @@ def candidates(words: Sequence[str]) -> list[str]:
     if subcommand := named_subcommand(before):
         found = of_subcommand(subcommand, before[1:], word)
     else:
-        from rlreason.cli.setting_candidates import of_runs  # with Hydra, where half the time goes
+        from rlreason.cli.setting_candidates import of_runs  # slow to import: Hydra
 
         found = ([] if before else [subcommand.name for subcommand in SUBCOMMANDS]) + of_runs(before, word)
     return sorted({one for one in found if one.startswith(word) and one.isprintable()})
 
 
 def typed_words(line: str) -> list[str]:
-    """The words behind the program's name, without quotes, the last as far as it was typed.
+    """Return the words after the program's name, without quotes, the last as far as it was typed.
 
     >>> typed_words("rlreason loss=gspo 'model.path=my mo"), typed_words("A=1 python3 -m rlreason ")
     (['loss=gspo', 'model.path=my mo'], [''])
     """
     words = _split(line)[0]
-    while len(words) > 1 and re.match(r"\w+=", words[0]):  # of the environment
+    while len(words) > 1 and re.match(r"\w+=", words[0]):  # environment variables
         del words[0]
     is_module = words[1:3] == ["-m", "rlreason"]
     return words[3 if is_module else 1 :] or [""]
 
 
 def _split(line: str) -> tuple[list[str], str]:
-    """The words of a line and the quote that is still open at its end; ([""], "") where it cannot be read."""
+    """Return the words of a line and the quote that is still open at its end; ([""], "") if it cannot be read."""
     for quote in ("", "'", '"'):
         with suppress(ValueError):
             words = shlex.split(f"{line}{_CURSOR}{quote}")
@@ -131,15 +131,15 @@ def _split(line: str) -> tuple[list[str], str]:
 
 
 def in_bash(found: list[str], line: str, tail: str | None) -> list[str]:
-    r"""The answers as bash inserts them: in place of `tail`, quoted, with a space behind what is complete.
+    r"""Return the completions as bash inserts them: in place of `tail`, quoted, with a space after complete words.
 
-    bash breaks a word at = and : and replaces the last part only.
+    bash breaks a word at = and : and replaces only the last part.
 
     >>> in_bash(["model.path=my model/"], "rlreason model.path=m", "m"), in_bash(["loss=gspo"], "rlreason lo", "lo")
     (['my\\ model/'], ['loss=gspo '])
     """
     words, quote = _split(line)
-    word, ends = words[-1], [tail or "", _split(tail or "")[0][-1]]  # bash has taken an open quote off, not backslashes
+    word, ends = words[-1], [tail or "", _split(tail or "")[0][-1]]  # bash has removed quotes, but not backslashes
     end = word if tail is None else next((end for end in ends if word.endswith(end)), None)
     if end is None:
         return []

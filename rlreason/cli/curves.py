@@ -1,4 +1,4 @@
-"""Draw RUN/curves.png from RUN/metrics.jsonl: again, or for a run that is still under way."""
+"""Draw RUN/curves.png from RUN/metrics.jsonl again, or of a run that is still in progress."""
 
 import argparse
 
@@ -15,7 +15,7 @@ def add_arguments(parser: Parser) -> None:
 
 
 def main(arguments: argparse.Namespace, console: Console) -> Answer:
-    """Draw the curves; `ConfigError` where there is nothing to draw from."""
+    """Draw the curves; `ConfigError` if there is nothing to draw."""
     run = RunFolder(arguments.run)
     with console.wait("drawing the curves"):
         picture = draw_curves(run)

@@ -1,6 +1,6 @@
-"""The design of a sweep, from the words of its command line and its file: its runs, their names and their folder.
+"""Design a sweep from its overrides and its file: its runs, their names and their folder.
 
-Every run is a command of its own: what the file's blocks say of it stands among its words.
+Every run is a command of its own: the settings of the file's blocks are among its overrides.
 """
 
 import re
@@ -11,7 +11,7 @@ from pathlib import Path
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, OmegaConf
 
-from rlreason.cli.flags import Asked, Loader
+from rlreason.cli.flags import Loader, Request
 from rlreason.cli.multirun import MEANS, Grid, canonical, canonical_word, composed, fixed, grid_of, parsed
 from rlreason.cli.options import Repository
 from rlreason.cli.resume import key_of
@@ -22,13 +22,13 @@ from rlreason.errors import ConfigError
 from rlreason.runtime.text import few
 from rlreason.sweeps.design import SWEEPS, Design, PlannedRun, Setting
 
-BESIDE = ("algorithm", "data", "experiment", "model", "scale")  # where typed, they make another sweep of the same name
+BESIDE = ("algorithm", "data", "experiment", "model", "scale")  # if typed, they are part of the sweep's folder name
 ONE_SCALE = ("experiment", "model", "scale")  # a block `embedded` is for one value of each
-BASIC = "basic"  # the sweeper of Hydra's whose runs are known beforehand
+BASIC = "basic"  # Hydra's sweeper, whose runs are known beforehand
 
 
 def named_sweep(overrides: Sequence[str]) -> str | None:
-    """The sweep that the overrides choose.
+    """Return the sweep that the overrides choose.
 
     >>> named_sweep(["sweep=a", "seed=0,1"]), named_sweep(["seed=0,1"])
     ('a', None)
@@ -38,31 +38,31 @@ def named_sweep(overrides: Sequence[str]) -> str | None:
 
 
 def file_of(overrides: Sequence[str]) -> SweepFile:
-    """The file of the sweep that was asked for; an empty one where none was. Hydra must be ready to compose."""
+    """Return the file of the requested sweep, or an empty one. Hydra must be ready to compose."""
     name = named_sweep(overrides)
     if name is None:
         return SweepFile("")
     loader = GlobalHydra.instance().config_loader()
     assert isinstance(loader, Loader)
     repository = loader.repository
-    assert isinstance(repository, Repository)  # not yet one of Hydra's copies
+    assert isinstance(repository, Repository)  # not one of Hydra's copies
     return sweep_file(name, repository.sweep_content)
 
 
 def design_of(
-    asked: Asked,
+    request: Request,
     note: Callable[[str], object] = print,
     carried: Sequence[str] = (),
     folder: Path | None = None,
     arms: Sequence[Setting] = (),
 ) -> Design:
-    """The design of the sweep that was asked for, its runs not yet checked. Hydra must be ready to compose.
+    """Return the design of the requested sweep, its runs not yet checked. Hydra must be ready to compose.
 
-    `carried`: words from finished sweeps, which what was typed and what the sweep itself sets go before. `folder`: of
-    the sweep, whatever the words say. `arms`: settings in the place of its own, the reference first. `ConfigError`
-    where its file is not sound or a word is wrong.
+    `carried`: overrides from finished sweeps, with lower precedence than typed ones and the sweep's own. `folder`: of
+    the sweep, whatever the overrides say. `arms`: settings that replace its own, the reference first. `ConfigError` if
+    its file or an override is wrong.
     """
-    words, name = asked.overrides, asked.config_name
+    words, name = request.overrides, request.config_name
     whole = file_of(words)
     if whole.chain:
         raise ConfigError(f"sweep={whole.name} is a chain of sweeps, and no sweep of a chain: leave it out there")
@@ -73,10 +73,10 @@ def design_of(
     file = with_params(at_scale(whole, base, words), whole, base)
     if arms:
         others = {key: value for key, value in file.axes.items() if not set(MEANS.get(key, ())) & arms[0].keys()}
-        words_of = [[f"{key}={value}" for key, value in arm.items()] for arm in arms]
-        file = replace(file, axes=others, cells=words_of, reference=words_of[0])
+        of_arms = [[f"{key}={value}" for key, value in arm.items()] for arm in arms]
+        file = replace(file, axes=others, cells=of_arms, reference=of_arms[0])
     grid = grid_of(words, file, carried, base.hydra.runtime.choices["hydra/sweeper"] == BASIC, note)
-    place = folder or folder_of(asked, grid.swept, base)
+    place = folder or folder_of(request, grid.swept, base)
     runs = _runs(grid.beside(place), name, note)
     axes = list(runs[0].setting)
     _refuse_strange_reference(file, {*grid.swept, *(key_of(word) for word in words)})
@@ -84,7 +84,7 @@ def design_of(
 
 
 def at_scale(file: SweepFile, base: DictConfig, words: Sequence[str]) -> SweepFile:
-    """The sweep as it is at the scale of its runs. `base`: their config, with Hydra's own settings."""
+    """Return the sweep at the scale of its runs. `base`: their config, with Hydra's own settings."""
     if file.embedded is None:
         return file
     for override in parsed(words):
@@ -98,40 +98,41 @@ def at_scale(file: SweepFile, base: DictConfig, words: Sequence[str]) -> SweepFi
 
 
 def with_params(file: SweepFile, whole: SweepFile, base: DictConfig) -> SweepFile:
-    """The same with the axes as Hydra's sweeper got them, which may be from elsewhere; the embedded ones stay."""
+    """Return the file with the axes that Hydra's sweeper got, which may come from elsewhere, and its embedded axes."""
     embedded = {key: value for key, value in file.axes.items() if whole.axes.get(key) != value}
     params = base.hydra.sweeper.get("params") or {}
     return replace(file, axes={str(key): plain_word(value) for key, value in params.items()} | embedded)
 
 
-def folder_of(asked: Asked, swept: Sequence[str], base: DictConfig) -> Path:
-    """Where a sweep writes: hydra.sweep.dir where it was given, or else below runs/sweeps.
+def folder_of(request: Request, swept: Sequence[str], base: DictConfig) -> Path:
+    """Return where a sweep writes: hydra.sweep.dir if given, or else a folder below runs/sweeps.
 
-    There by `sweep_name`; or by the sweep's name, or without one by the swept keys, and by what of `BESIDE` was typed.
+    That is named by `sweep_name`, or by the sweep's name (without one the swept keys) and the typed overrides among
+    `BESIDE`.
     """
     given = str(base.hydra.sweep.dir or "")
-    typed = {key_of(word) for word in asked.overrides}
+    typed = {key_of(word) for word in request.overrides}
     if "hydra.sweep.dir" in typed:
-        if asked.own.sweep_name:
+        if request.options.sweep_name:
             raise ConfigError(
-                f"sweep_name={asked.own.sweep_name} and hydra.sweep.dir={given} both name the sweep's folder: leave "
-                "one of them out"
+                f"sweep_name={request.options.sweep_name} and hydra.sweep.dir={given} both name the sweep's folder: "
+                "leave one of them out"
             )
         if not given:
             raise ConfigError("hydra.sweep.dir= names no folder: give one, or leave it out")
         return Path(given)
-    if asked.own.sweep_name:
-        return SWEEPS / asked.own.sweep_name
-    name = named_sweep(asked.overrides)
-    if given != str(SWEEPS / (name or "sweep")):  # of the file
+    if request.options.sweep_name:
+        return SWEEPS / request.options.sweep_name
+    name = named_sweep(request.overrides)
+    if given != str(SWEEPS / (name or "sweep")):  # set by the file
         return Path(given)
-    beside = sorted(word for word in fixed(asked.overrides) if key_of(word) in BESIDE)
+    beside = sorted(word for word in fixed(request.overrides) if key_of(word) in BESIDE)
     first = name or ",".join(swept) or "seeds"
     return SWEEPS / run_name_of([first, *beside])
 
 
 def run_name_of(parts: Sequence[str]) -> str:
-    """A folder name from a first name and words; the rules for odd characters are those of runs.
+    """Return a folder name from a first name and overrides; the rules for special characters are those of runs.
 
     >>> run_name_of(["grpo_baselines", "experiment=cs336_2025"])
     'grpo_baselines,experiment=cs336_2025'
@@ -141,7 +142,7 @@ def run_name_of(parts: Sequence[str]) -> str:
 
 
 def _runs(grid: Grid, name: str, note: Callable[[str], object]) -> list[PlannedRun]:
-    """Every run once, in order."""
+    """Return every run once, in order."""
     filled = [_filled(grid, cell, name) for cell in grid.cells]
     default = None if "seed" in grid.axes or _seed_in(grid.shared) else str(composed(grid.shared, name).seed)
     runs: dict[str, PlannedRun] = {}
@@ -163,7 +164,7 @@ def _runs(grid: Grid, name: str, note: Callable[[str], object]) -> list[PlannedR
 
 
 def _parts(setting: Setting) -> list[str]:
-    """The words of a setting, texts without their quotes."""
+    """Return the overrides of a setting, texts without their quotes."""
     return [f"{key}={value.strip(chr(39) + chr(34))}" for key, value in setting.items()]
 
 
@@ -172,7 +173,7 @@ def _seed_in(words: Sequence[str]) -> bool:
 
 
 def _filled(grid: Grid, cell: Sequence[str], name: str) -> Setting:
-    """What a cell has for the keys that only others set: values of its config, so that names and tables are whole."""
+    """Fill in the keys that only other cells set, from the config, so that names and tables are complete."""
     keys = {key_of(word) for other in grid.cells for word in other} - {key_of(word) for word in cell}
     if not keys:
         return {}
@@ -181,7 +182,7 @@ def _filled(grid: Grid, cell: Sequence[str], name: str) -> Setting:
 
 
 def _values_in(cfg: DictConfig, keys: Iterable[str]) -> Setting:
-    """The values that a config has for some keys, options by their names."""
+    """Return the values of some keys in a config, options by their names."""
     choices = {key.rpartition("@")[2]: option for key, option in cfg.hydra.runtime.choices.items()}
     found = {}
     for key in sorted(keys):
@@ -193,12 +194,12 @@ def _values_in(cfg: DictConfig, keys: Iterable[str]) -> Setting:
 
 
 def plain_word(value: object) -> str:
-    """A value of a config as it is typed."""
+    """Return a value of a config as it is typed."""
     return typed_word(OmegaConf.to_container(value) if OmegaConf.is_list(value) else value)
 
 
 def _refuse_strange_reference(file: SweepFile, known: set[str]) -> None:
-    """A key that neither varies nor was typed would fit every run, so that the first one became the reference."""
+    """Refuse a reference key that neither varies nor was typed: it would match every run."""
     varied = {key_of(f"{key}=") for key in file.axes} | {key_of(word) for cell in file.cells for word in cell}
     for word in file.reference:
         if word != FIRST and key_of(word) not in known | varied:
@@ -209,7 +210,9 @@ def _refuse_strange_reference(file: SweepFile, known: set[str]) -> None:
 
 
 def _spelled(words: Sequence[str], grid: Grid, name: str) -> list[str]:
-    """The words of a reference in numbers, an option that no run has any more as what it sets of the swept settings."""
+    """Return the overrides of a reference in numbers; an option that no run has any more, as the swept settings it
+    sets.
+    """
     found = []
     for word in words:
         inner = [key for key in MEANS.get(key_of(word), ()) if key in grid.swept and key_of(word) not in grid.swept]
@@ -220,7 +223,7 @@ def _spelled(words: Sequence[str], grid: Grid, name: str) -> list[str]:
 
 
 def _reference(runs: Sequence[PlannedRun], words: Sequence[str]) -> Setting | None:
-    """The setting that the words describe, the first of several; None where no run has it."""
+    """Return the setting that the overrides describe, the first of several; None if no run has it."""
     if words == [FIRST]:
         return runs[0].setting
     wanted = dict(canonical_word(word).partition("=")[::2] for word in words)

@@ -1,4 +1,4 @@
-"""How every command ends: one-line mistakes, broken pipes, signals, exit codes; and what `python -m` may run."""
+"""End every command in one way: one-line mistakes, broken pipes, signals, exit codes; and refuse wrong `python -m`."""
 
 import errno
 import sys
@@ -16,10 +16,10 @@ from rlreason.runtime.text import shorten
 
 
 def find_modules_here() -> None:
-    """Look for modules in the current folder too, as `python -m` does: for a `module:function` of one's own.
+    """Add the current folder to sys.path, as `python -m` does, so that a user's `module:function` is found.
 
-    A script that pip installed looks in its own folder instead. Python's own rule against it (`-P`, `-I`,
-    PYTHONSAFEPATH) is kept. Processes that grade get the whole path; those of a sweep are started by `python -m`.
+    A script installed by pip has its own folder there instead. Python's own rule against it (`-P`, `-I`,
+    PYTHONSAFEPATH) is respected. Processes that grade get the whole path; those of a sweep are started by `python -m`.
     """
     try:
         here = str(Path.cwd())
@@ -30,7 +30,7 @@ def find_modules_here() -> None:
 
 
 def print_error(error: BaseException) -> bool:
-    """Print in one line what ended a command; False for an error of the program, which needs its traceback."""
+    """Print in one line what ended a command; return False for an error of the program, which needs its traceback."""
     if isinstance(error, ConfigError):
         print_stderr(str(error))
     elif isinstance(error, KeyboardInterrupt):
@@ -44,7 +44,7 @@ def print_error(error: BaseException) -> bool:
 
 
 def shortage(error: BaseException) -> str:
-    """What ran out, and what helps.
+    """Return what ran out, and what helps.
 
     >>> shortage(MemoryError())
     'out of memory: lower micro_batch_tokens or rollout.max_rows, or take a smaller model (rlreason plan adds it up)'
@@ -66,13 +66,13 @@ def exit_code_of(command: Callable[[], int | None]) -> int:
         try:
             return command() or 0
         finally:
-            sys.stdout.flush()  # here, so that a reader who has left, or a full disk, is not met at the process's end
+            sys.stdout.flush()  # here: a reader who has left, or a full disk, must not fail at the process's end
     except ReaderGone:
         return exit_code(KeyboardInterrupt()) if signals.stop_signal() else ReaderGone.exit_code
     except (Exception, KeyboardInterrupt) as error:
         signals.arrived()
         if signals.stop_signal() and not isinstance(error, KeyboardInterrupt):
-            error = KeyboardInterrupt()  # it failed because everything ends
+            error = KeyboardInterrupt()  # it failed because the process was ending
         if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
             error = ConfigError(f"{shorten(str(error.filename), 80)} cannot be ({error.strerror}): give a shorter path")
         with suppress(ReaderGone):
@@ -86,8 +86,8 @@ def run_cli(
 ) -> NoReturn:
     """Run a command and end the process with its exit code.
 
-    After a signal the command has `limit_s` seconds to tidy up, and a second signal ends it at once, unless its number
-    is among the `patient` ones.
+    After a signal the command has `limit_s` seconds to clean up; a second signal ends it immediately, unless it is one
+    of the `patient` ones.
     """
 
     def from_here() -> int | None:
@@ -107,7 +107,7 @@ def run_cli(
 
 
 PACKAGE = Path(__file__).resolve().parents[1]
-#: Where the name of a module suggests a command: what to type for it. Algorithms need no line here.
+#: Last name of a module -> the command to type. Algorithms need no line here.
 MEANT = {
     "evaluation": "python -m rlreason algorithm=evaluate",
     "expert_iteration": "python -m rlreason algorithm=ei",
@@ -117,7 +117,7 @@ MEANT = {
 
 
 def module_of(argv: list[str], original: list[str]) -> str:
-    """The module that `python -m NAME` names in the original words.
+    """Return the module that `python -m NAME` names in the original words.
 
     >>> module_of(["-m", "x"], ["python", "-X", "dev", "-m", "rlreason.plot", "x"])
     'rlreason.plot'
@@ -129,7 +129,7 @@ def module_of(argv: list[str], original: list[str]) -> str:
 
 
 def runs(name: str, package: Path = PACKAGE) -> bool:
-    """Whether `python -m NAME` does something.
+    """Return whether `python -m NAME` runs something.
 
     >>> runs("rlreason"), runs("rlreason.training.ship"), runs("rlreason.training.trainer")
     (True, True, False)
@@ -141,8 +141,8 @@ def runs(name: str, package: Path = PACKAGE) -> bool:
     return file.is_file() and (path.name == "__main__" or '\nif __name__ == "__main__":' in file.read_text("utf-8"))
 
 
-def instead(name: str) -> str:
-    """What to type instead of `python -m NAME`, in one line."""
+def suggestion(name: str) -> str:
+    """Return in one line what to type instead of `python -m NAME`."""
     from rlreason.cli.subcommands import SUBCOMMANDS
 
     last = name.rpartition(".")[2]
@@ -157,8 +157,8 @@ def instead(name: str) -> str:
 
 
 def refuse_wrong_module() -> None:
-    """Called while `python -m` looks for its module: what cannot run ends with exit code 2 and what to type."""
+    """Exit with code 2 and a suggestion if `python -m` is looking for a module that cannot be run."""
     name = module_of(sys.argv, sys.orig_argv)
     if name.partition(".")[0] == PACKAGE.name and not runs(name):
-        print(f"rlreason: {instead(name)}", file=sys.stderr)
+        print(f"rlreason: {suggestion(name)}", file=sys.stderr)
         sys.exit(2)

@@ -1,4 +1,4 @@
-"""The flags of a command line, the words of a sweep that are no settings of its runs, and Hydra made ready."""
+"""Parse a command line into flags, overrides and options of sweeps, and make Hydra ready to compose."""
 
 import argparse
 import difflib
@@ -32,20 +32,20 @@ NAME = re.compile(r"\w[\w.,=+-]*")
 
 
 @dataclass(frozen=True, slots=True)
-class SweepWords:
-    """What they ask for."""
+class SweepOptions:
+    """Options of a sweep on the command line that are no settings of its runs."""
 
     jobs: int | None = None  # runs side by side; null: as many as GPUs suffice for; without GPUs one, of launchers more
-    gpus_per_run: int | None = None  # that each run has to itself; auto (null): as many as its settings ask for
-    dry: bool = False  # stop after the plan: nothing runs here, so that what the runs need may be elsewhere
+    gpus_per_run: int | None = None  # reserved for each run; auto (null): as many as its settings need
+    dry: bool = False  # stop after the plan; what the runs need may be on another machine
     carry: tuple[str, ...] = ()  # finished sweeps, by name or folder, whose winners are taken over
     sweep_name: str | None = None  # of the sweep's folder below runs/sweeps
 
 
-def without_sweep_words(overrides: Sequence[str], multirun: bool) -> tuple[list[str], SweepWords]:
-    """The overrides without these words, and what they ask for. `ConfigError` for a wrong one, and outside a sweep.
+def split_sweep_options(overrides: Sequence[str], multirun: bool) -> tuple[list[str], SweepOptions]:
+    """Split off the options of a sweep; `ConfigError` for a wrong one, and outside a sweep.
 
-    >>> rest, own = without_sweep_words(["seed=0,1", "jobs=2", "carry=[a,b]", "dry=yes"], multirun=True)
+    >>> rest, options = split_sweep_options(["seed=0,1", "jobs=2", "carry=[a,b]", "dry=yes"], multirun=True)
     >>> rest, own.jobs, own.dry, own.carry
     (['seed=0,1'], 2, True, ('a', 'b'))
     """
@@ -61,7 +61,7 @@ def without_sweep_words(overrides: Sequence[str], multirun: bool) -> tuple[list[
             raise ConfigError(f"{key}={given[key]} and {word} both set {key}: leave one of them out")
         else:
             given[key] = value
-    return rest, SweepWords(**{key: _READ[key](_unquoted(value)) for key, value in given.items()})  # type: ignore[arg-type]
+    return rest, SweepOptions(**{key: _READ[key](_unquoted(value)) for key, value in given.items()})  # type: ignore[arg-type]
 
 
 def _jobs(value: str) -> int:
@@ -124,49 +124,49 @@ OWN_CONFIGS = {"discover": "discover"}  # algorithms that share no settings with
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """A command line in its two halves: `flags` by name, such as {"multirun": True}, and the overrides in order."""
+class Request:
+    """A parsed command line: `flags` by name, such as {"multirun": True}, and the overrides in order."""
 
     flags: dict[str, Any]
     overrides: list[str]
-    folder: Path | None = None  # where the run, or the sweep, will write; once it was checked
-    own: SweepWords = field(default_factory=SweepWords)  # the words that are no settings
+    folder: Path | None = None  # where the run or sweep will write; set by the check
+    options: SweepOptions = field(default_factory=SweepOptions)
     design: Design | None = None  # of a sweep whose runs are known beforehand: not drawn by a plug-in, and no chain
-    gpus: GpuPlan = field(default_factory=GpuPlan)  # of the sweep's runs, once it was checked
-    chain: tuple[str, ...] = ()  # the sweeps of a chain, which run one after the other: see `check_sweep.stage_of`
+    gpus: GpuPlan = field(default_factory=GpuPlan)  # of the sweep's runs; set by the check
+    chain: tuple[str, ...] = ()  # the sweeps of a chain, which run one after the other: see `check.stage_of`
     carried: tuple[dict[str, Any], ...] = ()  # what carry= took from finished sweeps, for sweep.json
 
     @property
     def multirun(self) -> bool:
-        """Whether it asks for a sweep: by -m, or by the setting that -m stands for."""
+        """Return whether it requests a sweep: by -m, or by the setting that -m stands for."""
         return bool(self.flags.get("multirun")) or "hydra.mode=MULTIRUN" in self.overrides
 
     @property
     def composes(self) -> bool:
-        """Whether the overrides are composed at all; completion and a rerun from a pickle read theirs otherwise."""
+        """Return whether its overrides are composed; completion and a rerun from a pickle read theirs differently."""
         return not any(self.flags.get(name) for name in ("shell_completion", "hydra_help", "experimental_rerun"))
 
     @property
     def starts(self) -> bool:
-        """Whether runs are to start, instead of a question being answered."""
+        """Return whether runs are to start, rather than a question to be answered."""
         return self.composes and not any(self.flags.get(name) for name in ("help", "cfg", "info"))
 
     @property
     def config_name(self) -> str:
-        """The config that the overrides change: `config`, unless --config-name or the algorithm chooses another."""
+        """Return the config that is overridden: `config`, unless --config-name or the algorithm selects another."""
         chosen = {word.partition("=")[2] for word in self.overrides if word.startswith("algorithm=")}
         return self.flags.get("config_name") or OWN_CONFIGS.get(",".join(chosen).lower()) or "config"
 
-    def words(self) -> list[str]:
-        """The command line again, flags first: Hydra's parser stops at overrides that follow a flag that follows one.
+    def arguments(self) -> list[str]:
+        """Return the command line again, flags first: Hydra's parser stops at overrides between flags.
 
-        >>> read(["seed=0,1", "-m", "loss=gspo"]).words()
+        >>> read(["seed=0,1", "-m", "loss=gspo"]).arguments()
         ['--multirun', 'seed=0,1', 'loss=gspo']
         """
         return [*_spelt(self.flags), *self.overrides]
 
     def sources(self) -> list[str]:
-        """The flags that the processes of a sweep need too, to find the same options.
+        """Return the flags that the processes of a sweep need to find the same options.
 
         >>> read(["-m", "-cd", "/", "seed=0,1"]).sources()
         ['--config-dir=/']
@@ -180,7 +180,7 @@ def _spelt(flags: dict[str, Any]) -> list[str]:
 
 
 class _Parser(argparse.ArgumentParser):
-    """Mistakes as everywhere in this program: one line, exit code 2."""
+    """A parser whose errors are one line, with exit code 2."""
 
     def error(self, message: str) -> NoReturn:
         cure = "python -m rlreason --hydra-help lists the flags"
@@ -198,14 +198,14 @@ class _Parser(argparse.ArgumentParser):
 
 
 def flags_parser() -> argparse.ArgumentParser:
-    """The parser of Hydra's flags, with this program's version."""
+    """Return the parser of Hydra's flags, with this program's version."""
     parser = _Parser(add_help=False, parents=[get_args_parser()], conflict_handler="resolve")
     parser.add_argument("--version", action="version", version=f"rlreason {__version__}")
     return parser
 
 
-def read(words: Sequence[str]) -> Asked:
-    """Split a command line; `ConfigError` where a flag is unknown, does not go with another, or names no folder.
+def read(words: Sequence[str]) -> Request:
+    """Parse a command line; `ConfigError` if a flag is unknown, conflicts with another, or names no folder.
 
     `--version` is answered here, with this program's.
     """
@@ -230,18 +230,18 @@ def read(words: Sequence[str]) -> Asked:
         raise ConfigError(
             f"--config-path={path} is no absolute path of a folder: give one, or add options by --config-dir DIR"
         )
-    return Asked(flags, overrides)
+    return Request(flags, overrides)
 
 
 class Loader(ConfigLoaderImpl):
-    """Lists options from the sources as they stand: Hydra's own copies every stored config for each question."""
+    """Lists options directly from the sources: Hydra's own loader copies every stored config for each call."""
 
     def __init__(self, config_search_path: ConfigSearchPath) -> None:
         super().__init__(config_search_path)
         self.repository = Repository(config_search_path)
 
     def __reduce__(self) -> tuple[Callable[[ConfigSearchPath], "Loader"], tuple[ConfigSearchPath]]:
-        """For the processes of a launcher: the place to search goes there, and what was listed here does not."""
+        """Pickle only the search path, for the processes of a launcher."""
         return _loader_there, (self.config_search_path,)
 
     def get_group_options(
@@ -251,39 +251,39 @@ class Loader(ConfigLoaderImpl):
         config_name: str | None = None,
         overrides: list[str] | None = None,
     ) -> list[str]:
-        """The options of a group, by name, as Hydra's loader lists them."""
-        if overrides:  # they may bring in a place to search
+        """Return the options of a group, by name, as Hydra's loader lists them."""
+        if overrides:  # they may add to the search path
             return super().get_group_options(group_name, results_filter, config_name, overrides)
         return self.repository.get_group_options(group_name, results_filter)
 
 
 def _loader_there(config_search_path: ConfigSearchPath) -> Loader:
-    Plugins.instance()  # makes the kinds of sources known
+    Plugins.instance()  # registers the kinds of sources
     register()
     return Loader(config_search_path)
 
 
 @contextmanager
-def composing(asked: Asked) -> Iterator[Hydra]:
-    """Hydra ready to compose, answer and run what was asked, with the options that the flags bring in."""
-    conf = asked.flags.get("config_path") or str(resource_dir("conf"))
+def composing(request: Request) -> Iterator[Hydra]:
+    """Make Hydra ready for the block to compose, answer and run the request, with the options that the flags add."""
+    conf = request.flags.get("config_path") or str(resource_dir("conf"))
     with initialize_config_dir(str(resource_dir("conf")), version_base="1.3"):  # and restored afterwards
         search_path = create_config_search_path(conf)
-        if folder := asked.flags.get("config_dir"):
+        if folder := request.flags.get("config_dir"):
             place = SearchPathQuery(provider="schema")
             search_path.prepend("command-line", f"file://{folder}", anchor=place)
         loader = Loader(search_path)
-        if not loader.repository.config_exists(asked.config_name):
-            raise ConfigError(_no_config(asked, loader))
+        if not loader.repository.config_exists(request.config_name):
+            raise ConfigError(_no_config(request, loader))
         hydra = Hydra(task_name="rlreason", config_loader=loader)
         GlobalHydra.instance().clear()
         GlobalHydra.instance().initialize(hydra)
         yield hydra
 
 
-def _no_config(asked: Asked, loader: Loader) -> str:
-    """What is said where there is no file to compose."""
-    name, path = asked.config_name, asked.flags.get("config_path")
+def _no_config(request: Request, loader: Loader) -> str:
+    """Return the message if there is no file to compose."""
+    name, path = request.config_name, request.flags.get("config_path")
     if path:
         return f"--config-path={path} holds no {name}.yaml: give a folder that does, or add options by --config-dir DIR"
     there = [found for found in loader.get_group_options("") if not found.startswith("_")]

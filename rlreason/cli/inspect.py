@@ -23,7 +23,7 @@ from rlreason.runtime.streams import folded
 from rlreason.runtime.subcommand import Answer, Parser, refuse_target
 from rlreason.runtime.text import visible
 
-#: The options that each way to inspect reads; another one given with it would do nothing.
+#: Kind of inspection -> the options that it reads; another one would have no effect.
 READ_BY = {
     "regrade": ("other", "write"),
     "gradients": ("step",),
@@ -72,7 +72,7 @@ def main(arguments: argparse.Namespace, console: Console) -> Answer:
 
 
 def refuse_unread(arguments: argparse.Namespace) -> None:
-    """`ConfigError` for an option that the chosen way to inspect would not read."""
+    """Raise `ConfigError` for an option that the chosen kind of inspection would not read."""
     way = "regrade" if arguments.regrade else "gradients" if arguments.gradients else ""
     given = [name for names in READ_BY.values() for name in names if getattr(arguments, name) not in (None, False)]
     for name in given:
@@ -85,7 +85,7 @@ def refuse_unread(arguments: argparse.Namespace) -> None:
 def inspect(
     run: RunFolder, file: ResponseFile, category: str | None, n: int, target: Path | None, console: Console
 ) -> Answer:
-    """The first `n` responses of a category in a file of a run, written to `target` as Markdown too."""
+    """Show the first `n` responses of a category in a file of a run, and write them to `target` as Markdown."""
     rows = list(run.rows(file, TO_SHOW).values())
     if not rows:
         raise DataError(f"{file.path} holds no responses: choose another run or step")
@@ -119,21 +119,21 @@ def inspect(
 
 
 def opinions(rows: Sequence[Row], graded: RunGrading, console: Console) -> list[bool | None]:
-    """What plain math-verify thinks of each formatted answer; None where it was not asked or could not say."""
-    asked = [row for row in rows if row["format_reward"] > 0] if graded.reward in NAMED_REWARDS else []
-    if not asked:
+    """Return plain math-verify's verdict on each formatted answer; None where it does not apply or has none."""
+    formatted = [row for row in rows if row["format_reward"] > 0] if graded.reward in NAMED_REWARDS else []
+    if not formatted:
         return [None] * len(rows)
     plain = graded._replace(reward=f"rlreason.grading.peers:{graded.reward}_math_verify")
-    grades = grade_rows(asked, plain, console)
+    grades = grade_rows(formatted, plain, console)
     thought = {
         id(row): None if grade.outcome in ("timeout", "error") else grade.outcome == "correct"
-        for row, grade in zip(asked, grades, strict=True)
+        for row, grade in zip(formatted, grades, strict=True)
     }
     return [thought.get(id(row)) for row in rows]
 
 
 def disagreeing(rows: Sequence[Row], graded: RunGrading, console: Console) -> list[Row]:
-    """Rows whose answer a second grader judges otherwise; `ConfigError` for a reward that has no second grader."""
+    """Return the rows that a second grader judges differently; `ConfigError` for a reward without a second grader."""
     if graded.reward not in NAMED_REWARDS:
         raise ConfigError(
             f"--category disagree: {graded.reward} has no second grader; only {' and '.join(NAMED_REWARDS)} have one"

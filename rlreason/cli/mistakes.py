@@ -1,4 +1,4 @@
-"""Hydra's and OmegaConf's errors in one line each, and words that name nothing."""
+"""Turn the errors of Hydra and OmegaConf into one line each, and explain words that name nothing."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -16,7 +16,7 @@ from rlreason.cli.suggestions import (
     EQUIVALENTS,
     algorithms_with,
     choices_named,
-    chosen,
+    config_of,
     did_you_mean,
     keys_below,
     keys_to_set,
@@ -30,7 +30,7 @@ from rlreason.records.status import RESOURCES, exit_code
 
 
 def choices_among(overrides: Sequence[str]) -> list[str]:
-    """The overrides that choose an option, of the readable ones."""
+    """Return the overrides that choose an option, of those that can be parsed."""
     parser, found, groups = OverridesParser.create(), [], options()
     for word in overrides:
         try:
@@ -45,8 +45,8 @@ def choices_among(overrides: Sequence[str]) -> list[str]:
 
 
 def unknown_key(key: str, choices: Sequence[str], name: str) -> str:
-    """Which setting a key that this run does not have may have meant: another run's, or one spelt alike."""
-    cfg = chosen(choices, name)
+    """Return what an unknown key may mean: a setting of another run, or one spelled similarly."""
+    cfg = config_of(choices, name)
     if key.startswith("hydra."):
         return _unknown_to_hydra(key, cfg)
     algorithm = str(cfg.get("algorithm"))
@@ -67,7 +67,7 @@ def unknown_key(key: str, choices: Sequence[str], name: str) -> str:
 def _unknown_in_group(key: str, group: str, cfg: DictConfig, choices: Sequence[str]) -> str:
     node = OmegaConf.select(cfg, group)
     top = next((place for place in PLACED if f"{group}.".startswith(f"{place}.")), group.partition(".")[0])
-    whose = PLACED.get(top, top)  # the group of options
+    whose = PLACED.get(top, top)  # group of options
     has_options = group == top and whose in options()
     said = f"{key} is no setting of " + (f"the chosen option of {group}" if has_options else group)
     of_others = [f"{top}={option}" for option in options_with(whose, key[len(top) + 1 :])]
@@ -96,7 +96,7 @@ def _unknown_to_hydra(key: str, cfg: DictConfig) -> str:
 
 
 def unknown_group(word: str) -> str:
-    """Which group of options a word may have meant."""
+    """Return which group of options a word may mean."""
     group, _, package = word.partition("@")
     if package:
         return f"{word}=... puts an option in another place than its own: write {group}=OPTION"
@@ -107,11 +107,11 @@ def unknown_group(word: str) -> str:
 
 
 def no_override(word: str, is_first: bool = False) -> str:
-    """A word without an equals sign: what it may have been meant as; a subcommand, where it comes first."""
+    """Return what a word without an equals sign may mean; a subcommand, if it comes first."""
     said = f"{word} is neither an option nor an override: "
     if subcommand := named_subcommand([word]):
         return f"{said}a subcommand comes first, as in rlreason {subcommand.name} {subcommand.takes}"
-    groups, cfg = options(), chosen([], "config")
+    groups, cfg = options(), config_of([], "config")
     if word in groups:
         return f"{said}write key=value, as in {word}={groups[word][0]} ({', '.join(groups[word])})"
     if word in keys_to_set(cfg):
@@ -128,7 +128,7 @@ def no_override(word: str, is_first: bool = False) -> str:
     return f"{said}{did_you_mean(meant)} write key=value (python -m rlreason --help)".replace(":  ", ": ")
 
 
-USUAL = ("r1_zero", "jsonl")  # options for an example
+USUAL = ("r1_zero", "jsonl")  # options used as examples
 LONGEST_SHOWN = 100  # characters of one word in a message
 TYPES = {"Integer": "a whole number", "Float": "a number", "Boolean": "true or false"}
 REASONS = {
@@ -136,7 +136,7 @@ REASONS = {
     "Invalid type assigned": "it is a group of settings, each with a name of its own",
     "is not a ListConfig": "it is a list, as in [1,2]",
 }
-#: Texts of Hydra's about one word, and ours.
+#: Hydra's message about one word -> ours.
 SIMPLE = {
     r"(?:Ambiguous value for argument|Sweep parameters) '(.+)'": (
         "WORD names several values: add -m to run each of them, or use [a,b] for a list"
@@ -148,7 +148,7 @@ SIMPLE = {
     r"Multiple values for ([^.\s]+)\.": "WORD is chosen already: write WORD=OPTION, without a +",
     r"not supported: '\++([^'=]+)": "WORD is chosen already: write WORD=OPTION, without a +",
 }
-#: Lines of Hydra's messages that help nobody here.
+#: Lines of Hydra's messages that do not help here.
 NOISE = (
     "full_key:",
     "object_type=",
@@ -163,23 +163,23 @@ NOISE = (
 
 @contextmanager
 def mistakes_in(words: Sequence[str]) -> Iterator[None]:
-    """Words as they can be shown in a line: no line breaks or control characters, and cut where they are very long."""
+    """Make the words printable in error messages of the block: no control characters, and cut if they are very long."""
     try:
         yield
     except ConfigError as error:
         text = str(error)
         parts = {part for word in words for part in (word, *word.lstrip("+~").partition("=")[::2]) if len(part) > 1}
         for part in sorted(parts, key=len, reverse=True):
-            text = text.replace(part, shown(part))
+            text = text.replace(part, printable(part))
         if text == str(error):
             raise
         raise type(error)(text) from error
 
 
-def shown(word: str) -> str:
-    r"""A word as it is shown.
+def printable(word: str) -> str:
+    r"""Return a word as it is printed in a message.
 
-    >>> shown("seed=1\nx"), shown("seed=" + "9" * 5000)[-30:]
+    >>> printable("seed=1\nx"), printable("seed=" + "9" * 5000)[-30:]
     ('seed=1\\nx', '999999999... (5005 characters)')
     """
     plain = "".join(c if c.isprintable() else repr(c)[1:-1] for c in word)
@@ -188,9 +188,9 @@ def shown(word: str) -> str:
 
 @contextmanager
 def in_one_line(overrides: Sequence[str], name: str = "config", composing: bool = False) -> Iterator[None]:
-    """Hydra's mistakes about these words as a `ConfigError`.
+    """Raise Hydra's errors about these overrides as a `ConfigError`.
 
-    While it is `composing`, only Hydra is at work, which stumbles over odd words in ways of its own: any error is one.
+    While it is `composing`, only Hydra is at work, which fails on odd words in many ways: any error counts.
     """
     try:
         yield
@@ -211,7 +211,7 @@ def in_one_line(overrides: Sequence[str], name: str = "config", composing: bool 
 
 
 def _below_null(overrides: Sequence[str]) -> str:
-    """What is said of a setting of an option that was not chosen."""
+    """Return the message about a setting of an option that was not chosen."""
     plain = [word.lstrip("+") for word in overrides]
     chosen_places = {word.partition("=")[0].partition("@")[2] for word in plain if not word.startswith("~")}
     for place, group in PLACED.items():
@@ -225,16 +225,16 @@ def _below_null(overrides: Sequence[str]) -> str:
 
 
 def _reason(error: Exception) -> str:
-    """What an error says, in a line; where in a file, if it knows."""
+    """Return the message of an error in a line, with its position in a file if it has one."""
     if mark := getattr(error, "problem_mark", None):
         return f"{mark.name}, line {mark.line + 1}: {getattr(error, 'problem', '')}"
     return next(iter(str(error).splitlines()), "") or type(error).__name__
 
 
 def one_line(error: Exception, overrides: Sequence[str] = (), name: str = "config") -> str:
-    """Hydra's message in one line, with the nearest right word where a word was not known."""
+    """Return Hydra's message in one line, with the nearest right word for an unknown one."""
     cause = error.__cause__ or error
-    if isinstance(cause, ConfigError):  # one of our resolvers said it
+    if isinstance(cause, ConfigError):  # from one of our resolvers
         return str(cause)
     text, full_key = f"{error}\n{cause}", getattr(cause, "full_key", None)
     if unknown := re.search(r"Key '([^']+)' (?:is )?not in '?\w+'?", text):
@@ -266,7 +266,7 @@ def one_line(error: Exception, overrides: Sequence[str] = (), name: str = "confi
 
 
 def _plain(error: Exception, full_key: str | None, overrides: Sequence[str]) -> str:
-    """What is left of Hydra's message, behind the word that it is about."""
+    """Return the rest of Hydra's message after the word that it is about."""
     lines = [line.strip() for line in str(error).splitlines()]
     text = " ".join(line for line in lines if line and not line.startswith(NOISE)).rstrip(".")
     text = re.sub(r"^\w+ raised while resolving interpolation: ", "", text)

@@ -1,4 +1,4 @@
-"""The runs of a sweep as lists of overrides: its axes and cells, from the command line and its file."""
+"""Expand a sweep into the overrides of its runs: its axes and cells, from the command line and its file."""
 
 import itertools
 import re
@@ -21,7 +21,7 @@ from rlreason.errors import ConfigError
 
 
 def with_own_names(overrides: list[str], name: str, note: Callable[[str], object]) -> list[str]:
-    """The overrides, with what a sweep's file gives the sweeper under another's names or spellings moved among them."""
+    """Return the overrides, and under our names those that a sweep's file gives the sweeper under others."""
     params = composed(fixed(overrides), name).hydra.sweeper.get("params") or {}
     words = {f"{_of_file(str(key))}={value}": str(key) for key, value in params.items()}
     ours = translated(list(words), note)
@@ -33,14 +33,14 @@ def with_own_names(overrides: list[str], name: str, note: Callable[[str], object
 
 
 def _of_file(key: str) -> str:
-    """A key of a sweep's file, which Hydra takes word for word."""
+    """Parse a key of a sweep's file, which Hydra takes literally."""
     if key in PLACED:
         raise ConfigError(f"{key} in the file of a sweep holds an option: write {PLACED[key]}@{key} there")
     return key
 
 
 def runs_of(overrides: list[str], multirun: bool, name: str = "config") -> Iterable[list[str]]:
-    """The overrides of each run of a sweep (one list for a single run), each value early in at least one of them."""
+    """Return the overrides of each run of a sweep (one list for a single run); early runs cover every value."""
     if not multirun:
         return [overrides]
     typed = parsed(overrides)
@@ -55,18 +55,18 @@ def runs_of(overrides: list[str], multirun: bool, name: str = "config") -> Itera
 
 
 def fixed(overrides: list[str]) -> list[str]:
-    """Those that name one value."""
+    """Return the overrides that name one value."""
     return [str(o.input_line) for o in parsed(overrides) if not o.is_sweep_override()]
 
 
 def composed(overrides: Sequence[str], name: str) -> DictConfig:
-    """The config of one run, unchecked and with Hydra's own settings."""
+    """Return the config of one run, unchecked and with Hydra's own settings."""
     with in_one_line(overrides, name, composing=True):
         return compose(name, list(overrides), return_hydra_config=True)
 
 
 def parsed(overrides: Sequence[str]) -> list[Override]:
-    """The overrides as Hydra reads them; `ConfigError` for one that it cannot read."""
+    """Parse overrides as Hydra does; `ConfigError` for one that it cannot read."""
     parser, found = OverridesParser.create(config_loader=GlobalHydra.instance().config_loader()), []
     for word in overrides:
         with in_one_line([word], composing=True):
@@ -75,7 +75,9 @@ def parsed(overrides: Sequence[str]) -> list[Override]:
 
 
 def values_of(override: Override, basic: bool) -> list[str]:
-    """The overrides that a sweep over one key stands for; of an interval, which a plug-in draws from, both ends."""
+    """Return the overrides that a sweep over one key stands for; for an interval, which a plug-in draws from, both
+    ends.
+    """
     interval = override.value()
     if not isinstance(interval, IntervalSweep):
         with in_one_line([str(override.input_line)], composing=True):  # a range of step 0
@@ -92,7 +94,7 @@ def values_of(override: Override, basic: bool) -> list[str]:
 
 
 def _spread(axes: list[list[str]]) -> Iterator[tuple[str, ...]]:
-    """Every combination once; those that show each value of each axis come first, so that a check may stop early.
+    """Return every combination once, first those that cover each value of each axis, so that a check may stop early.
 
     >>> list(_spread([["a", "b"], ["x", "y", "z"]]))[:3]
     [('a', 'x'), ('b', 'y'), ('a', 'z')]
@@ -114,7 +116,7 @@ MEANS = {
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """What the runs of a sweep share, and what differs between them."""
+    """What the runs of a sweep share, and how they differ."""
 
     shared: list[str]
     axes: Axes
@@ -122,12 +124,12 @@ class Grid:
 
     @property
     def swept(self) -> list[str]:
-        """The keys in which runs differ, without the seed, as they are typed, in alphabetical order."""
+        """Return the keys in which runs differ, without the seed, as they are typed, in alphabetical order."""
         keys = {key_of(key) for key in self.axes} | {key_of(word) for cell in self.cells for word in cell}
         return sorted(keys - {"seed"})
 
     def combinations(self) -> Iterator[tuple[int, list[str]]]:
-        """The number of its cell, and the words of each run; every setting once before the next seed."""
+        """Return for each run the number of its cell and its overrides; every setting before the next seed."""
         axes = dict(sorted(self.axes.items(), key=lambda axis: axis[0] != "seed"))
         seeds = [[word] for word in axes.pop("seed", [])] or [[]]
         for seed, (number, cell) in itertools.product(seeds, enumerate(self.cells)):
@@ -135,7 +137,7 @@ class Grid:
                 yield number, [*self.around(cell), *combination, *seed]
 
     def beside(self, folder: Path) -> "Grid":
-        """The grid with the folder that holds the sweep's own in the place of `{sweeps}`."""
+        """Return the grid with `{sweeps}` replaced by the folder that holds the sweep's own."""
 
         def there(words: Sequence[str]) -> list[str]:
             return [word.replace(BESIDE, str(folder.parent)) for word in words]
@@ -144,7 +146,7 @@ class Grid:
         return Grid(there(self.shared), axes, [there(cell) for cell in self.cells])
 
     def around(self, cell: Sequence[str]) -> list[str]:
-        """What the runs of a cell share; the cell decides over what the others have."""
+        """Return what the runs of a cell share; the cell's own values take precedence."""
         own = {key_of(word) for word in cell}
         return [*(word for word in self.shared if key_of(word) not in own), *cell]
 
@@ -166,7 +168,7 @@ def grid_of(
     left = typed | {key for key, meant in MEANS.items() if typed.issuperset(meant)}
     of_file = [
         o
-        for o in parsed([word for word in axis_words(file.axes) if key_of(word) not in left])
+        for o in parsed([word for word in axis_overrides(file.axes) if key_of(word) not in left])
         if o.is_sweep_override() or not covered(key_of(str(o.input_line)), typed)
     ]
     _refuse_both(file, {key_of(str(o.input_line)) for o in of_file if o.is_sweep_override()})
@@ -186,16 +188,16 @@ def grid_of(
     return Grid(shared, axes, cells)
 
 
-def axis_words(axes: Mapping[str, str]) -> list[str]:
+def axis_overrides(axes: Mapping[str, str]) -> list[str]:
     """
-    >>> axis_words({"seed": "0,1"})
+    >>> axis_overrides({"seed": "0,1"})
     ['seed=0,1']
     """
     return [f"{key}={value}" for key, value in axes.items()]
 
 
 def covered(key: str, typed: set[str]) -> bool:
-    """Whether a key, or the group that it stands in, was typed.
+    """Return whether a key, or the group that contains it, was typed.
 
     >>> covered("data.max_events", {"data"}), covered("data", {"data.max_events"})
     (True, False)
@@ -204,7 +206,7 @@ def covered(key: str, typed: set[str]) -> bool:
 
 
 def with_meant(keys: Iterable[str]) -> set[str]:
-    """The keys, and those that options of them set.
+    """Return the keys, and those that options of them set.
 
     >>> sorted(with_meant({"off_policy", "seed"}))
     ['epochs_per_rollout', 'off_policy', 'seed', 'train_batch_size']
@@ -214,7 +216,7 @@ def with_meant(keys: Iterable[str]) -> set[str]:
 
 
 def canonical(value: str) -> str:
-    """A number in its shortest spelling, so that it is the same in every name; any other text as it is.
+    """Return a number in its shortest spelling, so that it is the same in every name; other text unchanged.
 
     >>> [canonical(text) for text in ("0.0001", "1e-04", "3e-05", "0.50", "1024", "true", "'a b'", "1e5", "2.0")]
     ['1e-4', '1e-4', '3e-5', '0.5', '1024', 'true', "'a b'", '1e5', '2.0']
@@ -241,7 +243,7 @@ def _values(override: Override, basic: bool) -> list[str]:
 
 
 def _translated(file: SweepFile, note: Callable[[str], object]) -> SweepFile:
-    """The file under our names and options; Hydra takes the keys of axes word for word."""
+    """Return the file under our names and options; Hydra takes the keys of axes literally."""
     for key in file.axes:
         if key in PLACED:
             raise ConfigError(f"{key} in the file of a sweep holds an option: write {PLACED[key]}@{key} there")
@@ -251,7 +253,7 @@ def _translated(file: SweepFile, note: Callable[[str], object]) -> SweepFile:
         refuse_wrong_choices(found)
         return found
 
-    axes = dict(word.partition("=")[::2] for word in ours(axis_words(file.axes)))
+    axes = dict(word.partition("=")[::2] for word in ours(axis_overrides(file.axes)))
     cells = [ours(cell) for cell in file.cells]
     for cell in cells:
         for override in parsed(cell):
@@ -272,7 +274,7 @@ def _refuse_both(file: SweepFile, axes: set[str]) -> None:
 
 
 def _refuse_taken(file: SweepFile, typed: Mapping[str, Override]) -> None:
-    """A cell keeps its own settings; one that goes on with what an earlier stage left has another start anyway."""
+    """Refuse overrides of a cell's own settings."""
     for cell in file.cells:
         of_stage = any(BESIDE in word for word in cell)
         for word in cell:
@@ -285,7 +287,7 @@ def _refuse_taken(file: SweepFile, typed: Mapping[str, Override]) -> None:
 
 
 def _not_set(words: Sequence[str], typed: set[str], file: SweepFile, note: Callable[[str], object]) -> list[str]:
-    """The carried words that neither was typed nor the sweep itself has a value for; the others are said."""
+    """Return the carried overrides that were neither typed nor set by the sweep itself; report the others."""
     varied = {key_of(key) for key in file.axes} | {key_of(word) for cell in file.cells for word in cell}
     own = file.settings | with_meant(varied) | (file.chosen.keys() & {"std_norm"})
     own |= {"loss"} if "objective" in file.chosen else set()

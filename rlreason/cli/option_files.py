@@ -1,4 +1,4 @@
-"""What the option files say they are for, and the words of `algorithm=discover`."""
+"""Read what each option file sets and its purpose, and translate the overrides of `algorithm=discover`."""
 
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -26,7 +26,7 @@ class Option(NamedTuple):
 
 
 def flat(settings: Any, prefix: str = "") -> dict[str, Any]:
-    """Nested settings by their dotted keys.
+    """Return nested settings by their dotted keys.
 
     >>> flat({"a": {"b": 1}, "c": None}, "x.")
     {'x.a.b': 1, 'x.c': None}
@@ -41,7 +41,7 @@ HYDRAS = "hydra"  # a group of Hydra's own, such as its launchers: no setting of
 
 @cache
 def options() -> dict[str, list[Option]]:
-    """Every group that a person chooses from, with the options that come with the package."""
+    """Return every group that a user chooses from, with the options that come with the package."""
     groups = [path for path in sorted(resource_dir("conf").iterdir()) if path.is_dir() and path.name != HYDRAS]
     folders = {folder.name: folder for folder in groups}
     folders["sweep"] = resource_dir("multirun_sweeps")
@@ -58,7 +58,7 @@ def _read(file: Path, group: str) -> Option:
 
 
 def _sets(file: Path, group: str) -> dict[str, Any]:
-    """What a file sets, other options that it chooses included, as it would be typed; and its schema, as `schema`."""
+    """Return what a file sets, including other options that it chooses, as typed; and its schema, as `schema`."""
     whole = group == "sweep" or file.read_text("utf-8").startswith("# @package _global_")
     content: Any = OmegaConf.to_container(OmegaConf.load(file))
     content = plain_part(content) if group == "sweep" else content
@@ -94,7 +94,7 @@ OF_MODELS = (
 
 
 def own_names(words: Sequence[str], note: Callable[[str], object] = print) -> list[str]:
-    """The words with discovery's names of settings where it was chosen; `ConfigError` where others were chosen beside.
+    """Return the words with discovery's names of settings if it is chosen; `ConfigError` with others next to it.
 
     >>> own_names(["algorithm=discover", "model=Qwen/Qwen3-32B"], note=lambda line: None)
     ['algorithm=discover', 'client.model=Qwen/Qwen3-32B']

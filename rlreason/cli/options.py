@@ -1,4 +1,4 @@
-"""Options of groups: those of one's own, their choices checked before Hydra composes, and launchers."""
+"""Options of groups: find the user's own, check choices before Hydra composes, and set up launchers."""
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
@@ -43,14 +43,14 @@ SETTINGS = {"loss": own_loss_config, "data": of_function}  # group -> its settin
 
 
 class Repository(ConfigRepository):
-    """Hydra's, with these options; it lives as long as one command."""
+    """Hydra's repository of configs, with the user's options; it lives as long as one command."""
 
     def __init__(self, config_search_path: ConfigSearchPath) -> None:
         super().__init__(config_search_path)
-        self._announced = cache(announced)  # reading the metadata of every package takes 10 ms
+        self._announced = cache(announced)  # reading the metadata of all packages takes 10 ms
 
     def load_config(self, config_path: str) -> ConfigResult | None:
-        """The config at a path, or that of a function. `ConfigError` where the function cannot be used."""
+        """Return the config at a path, or that of a function; `ConfigError` if the function cannot be used."""
         if (function := self._function(config_path)) is None:
             result = super().load_config(config_path)
             if result and config_path.startswith("sweep/") and isinstance(result.config, DictConfig):
@@ -69,7 +69,7 @@ class Repository(ConfigRepository):
         return ConfigResult("rlreason", function, node, {"package": None}, defaults_list=[])
 
     def sweep_content(self, name: str) -> dict[str, Any]:
-        """All that the file of a sweep holds, the blocks that Hydra does not get too. `ConfigError`: there is none."""
+        """Return all of a sweep's file, with the blocks that Hydra does not get; `ConfigError` if there is none."""
         path = f"sweep/{name}"
         source = self._find_object_source(path, ObjectType.CONFIG)
         if source is None:
@@ -80,31 +80,31 @@ class Repository(ConfigRepository):
         return content(source.load_config(path).config)
 
     def config_exists(self, config_path: str) -> bool:
-        """Whether there is such an option."""
+        """Return whether there is such an option."""
         return self._function(config_path) is not None or super().config_exists(config_path)
 
     def get_group_options(self, group_name: str, results_filter: ObjectType | None = ObjectType.CONFIG) -> list[str]:
-        """The options of a group: those of installed packages too, which a file of the same name goes before."""
+        """Return the options of a group, with those of installed packages; a file of the same name wins."""
         has_names = group_name in SETTINGS and results_filter is not ObjectType.GROUP
         names = self._announced(group_name) if has_names else {}
         return sorted({*super().get_group_options(group_name, results_filter), *names})
 
     def _function(self, config_path: str) -> str | None:
-        """`module:function`, where an option names one."""
+        """Return `module:function`, if an option names one."""
         group, _, option = config_path.partition("/")
         if group not in SETTINGS or super().config_exists(config_path):
             return None
         return option if names_function(option) else self._announced(group).get(option)
 
 
-_LASTING = (Plugins, SourcesRegistry)  # found once per process, and not changed by composing
-_OF_HYDRA = ("hydra", "_dummy_empty_config_.yaml")  # what Hydra itself keeps in its store of configs
+_LASTING = (Plugins, SourcesRegistry)  # set once per process, and not changed by composing
+_OF_HYDRA = ("hydra", "_dummy_empty_config_.yaml")  # Hydra's own entries in its store of configs
 
 
 @contextmanager
 def own_hydra() -> Iterator[None]:
-    """In this block Hydra knows our schemas and resolvers, and no config of anybody else's."""
-    Plugins.instance()  # before the copy: what a plug-in's module stores while it is imported is to stay
+    """Give Hydra our schemas and resolvers for the block, and no one else's configs."""
+    Plugins.instance()  # before the copy: keep what the modules of plug-ins store on import
     stored = ConfigStore.instance().repo
     theirs, resolvers = Singleton._instances, BaseContainer._resolvers
     Singleton._instances = {kind: one for kind, one in theirs.items() if kind in _LASTING}
@@ -126,8 +126,8 @@ PACKAGES = {
     SLURM: "launchers",
     RAY: "ray",
 }  # launcher -> extra that brings it
-WEEK, DAY = 7 * 24 * 60, 24 * 60  # minutes; submitit ends a job after an hour where nothing is said
-#: For each GPU of a run, and for a run without one: processors, and gigabytes of memory. By itself Slurm gives one.
+WEEK, DAY = 7 * 24 * 60, 24 * 60  # minutes; submitit's default is an hour
+#: Processors and gigabytes of memory for each GPU of a run, and for a run without one. Slurm's default: one.
 WITH_GPU, WITHOUT = (8, 64), (4, 16)
 
 
@@ -135,19 +135,19 @@ WITH_GPU, WITHOUT = (8, 64), (4, 16)
 class Jobs:
     """How a launcher runs the runs of a sweep.
 
-    `batch`: how many are handed to it at a time; None: all. `side_by_side`: how many of them it runs at a time.
-    `shows_gpus`: False where it hides this machine's GPUs from its jobs. `gpus`: of each run, where the launcher hands
-    them out.
+    `batch`: how many it is given at a time; None: all. `side_by_side`: how many of them it runs at a time.
+    `shows_gpus`: False if it hides this machine's GPUs from its jobs. `gpus`: of each run, if the launcher hands them
+    out.
     """
 
     batch: int | None
     side_by_side: int
     shows_gpus: bool
-    words: list[str]  # of Hydra's, which set the launcher up
+    words: list[str]  # Hydra's overrides that set up the launcher
     gpus: int = 0
 
     def line(self, launcher: str) -> str:
-        """What was set for a launcher, for the plan of a sweep.
+        """Return what was set for a launcher, for the plan of a sweep.
 
         >>> Jobs(None, 2, True, ["hydra.launcher.n_jobs=2"]).line("joblib")
         'joblib: n_jobs=2 (hydra.launcher.KEY=VALUE sets another)'
@@ -162,7 +162,7 @@ class Jobs:
 
 
 def chosen_launcher(words: Sequence[str]) -> str:
-    """The launcher that the words of a command line choose.
+    """Return the launcher that the overrides choose.
 
     >>> chosen_launcher(["seed=0,1", "hydra/launcher=joblib"]), chosen_launcher(["seed=0"])
     ('joblib', 'basic')
@@ -172,10 +172,10 @@ def chosen_launcher(words: Sequence[str]) -> str:
 
 
 def set_up(launcher: str, words: Sequence[str], jobs: int | None, runs: int, gpus: GpuPlan | None = None) -> Jobs:
-    """What a launcher needs for `runs` runs, `jobs` at a time; None: as many as `gpus` suffice for.
+    """Set up a launcher for `runs` runs, `jobs` at a time; None: as many as `gpus` suffice for.
 
-    Without GPUs that are None: as many as there are processors, of this program's own loop one. Hydra's words of the
-    command line (`hydra.launcher.n_jobs=2`, `hydra.sweeper.max_batch_size=2`) win.
+    Without GPUs None means as many as there are processors, and one for this program's own loop. Hydra's overrides on
+    the command line (`hydra.launcher.n_jobs=2`, `hydra.sweeper.max_batch_size=2`) take precedence.
 
     >>> jobs = set_up("joblib", [], 2, 6)
     >>> (jobs.batch, jobs.side_by_side, jobs.words)
@@ -191,14 +191,14 @@ def set_up(launcher: str, words: Sequence[str], jobs: int | None, runs: int, gpu
         n_jobs = int(given.get("hydra.launcher.n_jobs", width))
         width = n_jobs if n_jobs > 0 else usable_processors()
         own["n_jobs"] = width
-    elif launcher == LOCAL:  # it starts all that it is given at once
+    elif launcher == LOCAL:  # it starts all its jobs together
         batch = width = batch or width
         own["timeout_min"] = WEEK
     elif launcher in (SLURM, RAY):
         each = plan.of_run(plan.most)
         own |= _of_slurm(each, jobs, given) if launcher == SLURM else {}
         width, batch = max(1, min(jobs or runs, runs)), None
-    elif launcher != BASIC:  # on other machines, for all that is known here
+    elif launcher != BASIC:  # probably on other machines
         width, batch = jobs or 1, batch or jobs
     shows = launcher != LOCAL or "hydra.launcher.gpus_per_node" in given
     named = {f"hydra.launcher.{key}": value for key, value in own.items()}
@@ -206,7 +206,7 @@ def set_up(launcher: str, words: Sequence[str], jobs: int | None, runs: int, gpu
 
 
 def _of_slurm(gpus: int, jobs: int | None, given: Collection[str]) -> dict[str, int]:
-    """What a job of Slurm asks for. GPUs that were asked for otherwise (gres, gpus_per_task) are not named twice."""
+    """Return what a job of Slurm requests. GPUs requested in another way (gres, gpus_per_task) are not named twice."""
     processors, memory = WITH_GPU if gpus else WITHOUT
     own = {"timeout_min": DAY, "cpus_per_task": processors * max(1, gpus), "mem_gb": memory * max(1, gpus)}
     otherwise = {"gres", "gpus_per_task"} & {key.removeprefix("hydra.launcher.") for key in given}
@@ -215,7 +215,7 @@ def _of_slurm(gpus: int, jobs: int | None, given: Collection[str]) -> dict[str, 
 
 
 def settings_of(hydra: Hydra, config_name: str, words: Sequence[str], folder: Path) -> dict[str, Any]:
-    """The settings of the launcher that these words choose and set up, for a sweep in a folder."""
+    """Return the settings of the launcher that these overrides choose and set up, for a sweep in a folder."""
     config = hydra.compose_config(
         config_name, _multirun_words(words, folder), run_mode=RunMode.MULTIRUN, with_log_configuration=False
     )
@@ -231,9 +231,9 @@ def _multirun_words(words: Sequence[str], folder: Path) -> list[str]:
 def launcher_of(
     hydra: Hydra, config_name: str, words: Sequence[str], folder: Path, task: Callable[[DictConfig], Any]
 ) -> Callable[[Sequence[tuple[str, Sequence[str]]]], list[Exception | None]]:
-    """A function that has the chosen launcher run jobs, (name, overrides) each, in their folders below `folder`.
+    """Return a function that has the chosen launcher run jobs, (name, overrides) each, in their folders below `folder`.
 
-    `words`: those that choose it and set it up. It returns what went wrong in each job, and waits for all.
+    `words`: the overrides that choose and set it up. The function returns the error of each job, and waits for all.
     """
     here = _multirun_words(words, folder)
     config = hydra.compose_config(config_name, here, run_mode=RunMode.MULTIRUN, with_log_configuration=False)
@@ -246,7 +246,7 @@ def launcher_of(
 
 
 class _Launch:
-    """Runs batches, numbered on."""
+    """Runs batches, numbered consecutively."""
 
     def __init__(self, launcher: Launcher) -> None:
         self.launcher, self.done = launcher, 0
@@ -271,13 +271,13 @@ SEVERAL = ("experiment", "logger")  # groups of which a run may have several opt
 
 
 def refuse_wrong_choices(overrides: Sequence[str]) -> None:
-    """`ConfigError` where a word chooses what is no option, or takes away what every run needs."""
+    """Raise `ConfigError` if a word chooses no existing option, or removes what every run needs."""
     parser = OverridesParser.create(config_loader=GlobalHydra.instance().config_loader())
     groups = options()
     for word in overrides:
         try:
             [override] = parser.parse_overrides([word])
-        except Exception:  # said where it is composed
+        except Exception:  # reported when it is composed
             continue
         group = override.key_or_group
         _refuse_mere_name(override, groups, overrides)
@@ -318,7 +318,7 @@ def _refuse_taking_away(override: Override, groups: dict[str, list[str]]) -> Non
 
 
 def _refuse_mere_name(override: Override, groups: dict[str, list[str]], words: Sequence[str]) -> None:
-    """A name is what records call an option: that of another option would be recorded, and nothing else changed."""
+    """Refuse to set an option's name to that of another option: it would be recorded, and nothing else changed."""
     place, _, last = override.key_or_group.rpartition(".")
     kind = PLACED.get(place, place)
     if last != "name" or kind not in NAMED or override.value_type is None:
@@ -360,7 +360,7 @@ def _refuse_unknown(override: Override, group: str, offered: list[str]) -> None:
 
 
 def _values(override: Override) -> Iterator[Any]:
-    """Each value that a word gives: those of a sweep and those of a list one by one."""
+    """Return each value of an override: those of a sweep and those of a list one by one."""
     value = override._value
     if isinstance(value, Glob):
         yield from override.sweep_iterator()
@@ -376,13 +376,13 @@ def _values(override: Override) -> Iterator[Any]:
 
 
 def _lists(override: Override) -> list[list[Any]]:
-    """The lists that a word gives; of a sweep, each of them."""
+    """Return the lists of an override; for a sweep, each of them."""
     value = override._value
     return [one for one in (value.list if isinstance(value, ChoiceSweep) else [value]) if isinstance(one, list)]
 
 
 def _is_ours(group: str) -> bool:
-    """Whether it is a group of this program, and not one of Hydra's or of the user's."""
+    """Return whether a group is this program's, not Hydra's or the user's."""
     return group in MAY_BE_ABSENT or (resource_dir("conf") / group).is_dir()
 
 
@@ -391,7 +391,7 @@ def _of_hydra(group: str) -> list[str]:
 
 
 def _refuse_lost_places(override: Override) -> None:
-    """Hydra warns of a place that is not there, and goes on without what it would bring in."""
+    """Refuse a missing place in the search path, of which Hydra only warns."""
     for place in _values(override):
         path = str(place.text if isinstance(place, QuotedString) else place)
         if not path.startswith("pkg://") and not Path(path.removeprefix("file://")).is_dir():
@@ -399,7 +399,7 @@ def _refuse_lost_places(override: Override) -> None:
 
 
 def _exists(group: str, option: str) -> bool:
-    """Whether there is such an option, in a folder of the group too."""
+    """Return whether there is such an option, also in a folder of the group."""
     loader = GlobalHydra.instance().config_loader()
     if option in loader.get_group_options(group):
         return True

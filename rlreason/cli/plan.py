@@ -1,7 +1,7 @@
-"""What a run of these words takes of memory, and what so many seeds and problems can show, before anything is loaded.
+"""Show the memory that a run of these overrides takes, and what numbers of seeds and problems can show.
 
-Words are those of a run, as in `rlreason plan model=qwen3_0_6b`; none: the default run. With `--seeds`, the smallest
-difference between two settings that a sweep would settle, where accuracies go from 0 to 1; a sweep says the same of
+Overrides are those of a run, as in `rlreason plan model=qwen3_0_6b`; none: the default run. With `--seeds`, the
+smallest difference of two settings that a sweep would settle, where accuracies go from 0 to 1; a sweep says the same of
 itself before it starts (python -m rlreason -m ... dry=true). `rlreason doctor` looks at the machine as well.
 """
 
@@ -9,7 +9,7 @@ import argparse
 from collections.abc import Callable
 from typing import Any
 
-from rlreason.cli.doctor.look import asked_run
+from rlreason.cli.doctor.look import requested_run
 from rlreason.config.run import RunConfig
 from rlreason.errors import ConfigError
 from rlreason.model.savings import Planned, cure, planned, table, verdict
@@ -55,12 +55,12 @@ def add_arguments(parser: Parser) -> None:
 
 
 def main(arguments: argparse.Namespace, console: Console) -> Answer:
-    """The memory plan of the words, and what the seeds can show; either where it is asked for."""
+    """Return the memory plan of the run, and what the seeds can show; either one if requested."""
     if arguments.seeds is None and (given := _idle(arguments)):
         raise ConfigError(f"{given} is about seeds of several runs: add --seeds 4, or leave it out")
     lines, figures, problems = list[str](), dict[str, Any](), arguments.problems
     if arguments.words or arguments.seeds is None:
-        run = asked_run(arguments.words, "plan", console.say).run
+        run = requested_run(arguments.words, "plan", console.say).run
         told = plan_here(run)
         helps = f"cure: {cure(told)}" if cure(told) else ""
         said = [folded(text, console.width, 0) for text in (verdict(told), helps) if text]
@@ -75,14 +75,14 @@ def main(arguments: argparse.Namespace, console: Console) -> Answer:
 
 
 def plan_here(run: RunConfig) -> Planned:
-    """The memory plan of a run on this machine, as far as it can be told without torch."""
+    """Return the memory plan of a run on this machine, as far as it is known without torch."""
     from rlreason.training.fits import assumed_prompt
 
     return planned(run, believed_device(), assumed_prompt(run))
 
 
 def _idle(arguments: argparse.Namespace) -> str:
-    """An option that only seeds give a meaning, and that was given."""
+    """Return an option that was given but only has a meaning with seeds."""
     given = {"spread": arguments.spread, "runs": arguments.count, "minutes": arguments.minutes}
     given |= {
         "problems": arguments.problems,
@@ -92,7 +92,7 @@ def _idle(arguments: argparse.Namespace) -> str:
 
 
 def _of_seeds(arguments: argparse.Namespace, problems: int) -> tuple[list[str], dict[str, Any]]:
-    """The smallest difference by the numbers given, and the time of all runs."""
+    """Return the smallest difference for these numbers, and the time of all runs."""
     seeds, comparisons = arguments.seeds, max(1, arguments.settings - 1)
     residual = ASSUMED[0].residual
     given = None if arguments.spread is None else Spread(arguments.spread**2, residual)

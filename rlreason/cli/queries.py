@@ -1,4 +1,4 @@
-"""What a command line asks of Hydra without starting a run: help, the composed config, completion, a rerun's config."""
+"""Answer what a command line asks of Hydra without a run: help, the composed config, completion, a rerun's config."""
 
 import pickle
 import warnings
@@ -12,15 +12,15 @@ from hydra.main import _get_rerun_conf
 from omegaconf import DictConfig
 
 from rlreason.cli.completion import SCRIPTS
-from rlreason.cli.flags import Asked
+from rlreason.cli.flags import Request
 from rlreason.errors import ConfigError
 
 
-def answer(asked: Asked) -> None:
-    """Print what was asked for. Hydra must be ready to compose (`flags.composing`)."""
+def answer(request: Request) -> None:
+    """Print the answer. Hydra must be ready to compose (`flags.composing`)."""
     hydra: Hydra | None = GlobalHydra.instance().hydra
     assert hydra is not None
-    flags, name, overrides = asked.flags, asked.config_name, list(asked.overrides)
+    flags, name, overrides = request.flags, request.config_name, list(request.overrides)
     resolve = bool(flags.get("resolve"))
     if flags.get("help"):
         hydra.app_help(name, get_args_parser(), Namespace(overrides=overrides, resolve=resolve))
@@ -36,9 +36,9 @@ def answer(asked: Asked) -> None:
 
 
 def _complete(hydra: Hydra, name: str, overrides: list[str]) -> None:
-    """Hydra's way to ask for completion: it installs this program's own, see `completion.py`."""
-    asked, _, shell = "".join(overrides).partition("=")
-    if asked == "install" and shell in SCRIPTS:
+    """Answer Hydra's request for completion by installing this program's own, see `completion.py`."""
+    action, _, shell = "".join(overrides).partition("=")
+    if action == "install" and shell in SCRIPTS:
         print(SCRIPTS[shell], end="")
         return
     try:
@@ -51,7 +51,7 @@ def _complete(hydra: Hydra, name: str, overrides: list[str]) -> None:
 
 
 def rerun_config(path: str) -> DictConfig:
-    """The config that Hydra's callback for reruns left in a file, with Hydra's own settings in place."""
+    """Return the config that Hydra's callback for reruns left in a file, with Hydra's own settings."""
     if not Path(path).is_file():
         raise ConfigError(f"--experimental-rerun={path} is no file: give a config.pickle, or write the overrides again")
     try:

@@ -21,7 +21,7 @@ from rlreason.runtime.subcommand import Answer, Parser
 
 HTML, MARKDOWN = "report.html", "report.md"
 COURSES = ("cs336_2025", "cs336_2026", "pku_hw3")
-RUNS = Path("runs")  # what a write-up gathers, where nothing is given
+RUNS = Path("runs")  # gathered by default for a write-up
 
 
 def add_arguments(parser: Parser) -> None:
@@ -53,7 +53,7 @@ def main(arguments: argparse.Namespace, console: Console) -> Answer:
 
 
 def report_of_discovery(arguments: argparse.Namespace, console: Console) -> Answer | None:
-    """The report of runs of discovery; None where none is given. `ConfigError` where others are given beside them."""
+    """Write the report of runs of discovery; None if there is none. `ConfigError` if mixed with other runs."""
     from rlreason.discovery.report.write import report_of, runs_below
 
     found = {folder: runs_below([folder]) for folder in arguments.runs}
@@ -71,7 +71,7 @@ def report_of_discovery(arguments: argparse.Namespace, console: Console) -> Answ
 
 
 def refuse_missing_libraries() -> None:
-    """`ConfigError` where the libraries that draw and write a page are not installed."""
+    """Raise `ConfigError` if the libraries that draw and write a page are not installed."""
     from importlib.util import find_spec
 
     if missing := [name for name in ("vl_convert", "jinja2") if find_spec(name) is None]:
@@ -79,7 +79,7 @@ def refuse_missing_libraries() -> None:
 
 
 def folder_of(run: Path) -> Path:
-    """Where the report of what was given goes: into it, or into its sweep where it is a setting (SWEEP/KEY=VALUE)."""
+    """Return the folder of the report: the one that was given, or its sweep if it is a setting (SWEEP/KEY=VALUE)."""
     folder = run if run.is_dir() or "=" not in run.name else run.parent
     if not folder.is_dir():
         raise ConfigError(f"RUN={run} is no folder: give the folder of a run or of a sweep, as printed at its start")
@@ -87,7 +87,7 @@ def folder_of(run: Path) -> Path:
 
 
 def refuse_out(out: Path) -> Path:
-    """The folder to write into, made where it is missing; `ConfigError` where it cannot be written to."""
+    """Return the folder to write into, created if missing; `ConfigError` if it cannot be written to."""
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -98,7 +98,7 @@ def refuse_out(out: Path) -> Path:
 
 
 def write_report(runs: list[Path], out: Path) -> Report:
-    """Read the runs, and write both forms of their report."""
+    """Read the runs, and write their report as a page and as Markdown."""
     report = build_report(read_study(runs))
     try:
         write_whole(out / HTML, page_of(report))
@@ -109,7 +109,7 @@ def write_report(runs: list[Path], out: Path) -> Report:
 
 
 def answer_of(report: Report, out: Path, width: int) -> Answer:
-    """What the report says in the terminal, and the same as figures."""
+    """Return the report for the terminal, and the same as figures."""
     lines = [report.question, folded(report.summary, width), ""]
     lines += [folded(f"{verdict.word}: {verdict.sentence}", width) for verdict in report.verdicts]
     lines += [folded(f"! {line}", width) for line in (*report.warnings, *report.problems)]

@@ -1,4 +1,4 @@
-"""Start a run again by its own words, say what is different here, and compare the two when the second has ended.
+"""Start a run again by its own words, print what differs here, and compare the two when the second has ended.
 
 Words behind RUN replace those that RUN was started with, as in `rlreason rerun RUN seed=1`. It runs in a new folder,
 RUN_rerun unless hydra.run.dir=FOLDER names another. On one machine's processor two runs of the same words are equal bit
@@ -28,12 +28,12 @@ from rlreason.records.reader import RunFolder
 from rlreason.runtime.machine import SWEEP_VARIABLE
 from rlreason.runtime.subcommand import Answer, Parser
 
-#: Metrics that a clock decides. Nothing else may differ between two runs of the same words on the same machine.
+#: Metrics that depend on time. Nothing else may differ between two runs of the same words on the same machine.
 CLOCK = re.compile(r"time/|busy/|perf/|memory/|grading/ms_|eval/tokens_per_second")
 
 
 class Compared(NamedTuple):
-    """Of one kind of record: whether it is the same in both runs, None where one of them has none, and a sentence."""
+    """The comparison of one kind of record: whether both runs agree (None if one has none), and a sentence."""
 
     kind: str
     equal: bool | None
@@ -41,12 +41,12 @@ class Compared(NamedTuple):
 
 
 def compared(one: RunFolder, other: RunFolder) -> list[Compared]:
-    """Metrics, responses and weights of two runs; each is said in a sentence of its own."""
+    """Compare metrics, responses and weights of two runs, a sentence each."""
     return [_metrics(one.metrics, other.metrics), _responses(one.path, other.path), _weights(one.model, other.model)]
 
 
 def without_clock(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A row of metrics without what a clock decides.
+    """Return a row of metrics without those that depend on time.
 
     >>> without_clock({"train/loss": 0.5, "time/total": 3.0, "grading/ms_p99": 1.0})
     {'train/loss': 0.5}
@@ -55,7 +55,7 @@ def without_clock(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def first_difference(one: Sequence[Mapping[str, Any]], other: Sequence[Mapping[str, Any]]) -> tuple[int, str] | None:
-    """(number of the row, name of the metric) where two lists of rows first differ, as far as both go; None: nowhere.
+    """Return (row number, metric) where two lists of rows first differ, over their common length; None if equal.
 
     >>> first_difference([{"a": 1.0}, {"a": 1.0, "b": 2.0}], [{"a": 1.0}, {"a": 1.0, "b": 3.0}, {}])
     (2, 'b')
@@ -94,7 +94,7 @@ def _responses(one: Path, other: Path) -> Compared:
 
 
 def _response_files(folder: Path) -> dict[str, Path]:
-    """The files of responses by their names in the run folder, compressed or not."""
+    """Return the files of responses by their names in the run folder, without the ending of compressed ones."""
     found = [file.path for kind in (files.ROLLOUTS, files.EVALS) for file in files.response_files(folder, kind)]
     if (whole := folder / files.RESPONSES).is_file():
         found.append(whole)
@@ -102,7 +102,7 @@ def _response_files(folder: Path) -> dict[str, Path]:
 
 
 def _first_line(one: Path, other: Path) -> int | None:
-    """The number of the first line in which two files differ; None where they are equal."""
+    """Return the number of the first line in which two files differ; None if equal."""
     with opened(one) as a, opened(other) as b:
         for number, (line, twin) in enumerate(zip_longest(a, b), 1):
             if line != twin:
@@ -120,7 +120,7 @@ def _weights(one: Path | None, other: Path | None) -> Compared:
 
 
 def weights_digest(model: Path) -> str:
-    """8 hex digits of every byte of a model folder's safetensors files."""
+    """Return 8 hex digits of a hash of all bytes of a model folder's safetensors files."""
     digest = hashlib.sha256()
     for path in sorted(model.glob("*.safetensors")):
         digest.update(f"{path.name}\0".encode())
@@ -146,7 +146,7 @@ def main(arguments: argparse.Namespace, console: Console) -> Answer:
     if wrong := next((word for word in words if key_of(word) == WORD or "=" not in word.lstrip("~")), None):
         raise ConfigError(f"{wrong} is no setting of a run: write key=value behind RUN, or start it without rerun")
     recorded, now = recorded_start(then, "RUN"), _folder(then, words)
-    command = recorded.with_words([word for word in words if key_of(word) != RUN_DIR], now)
+    command = recorded.with_overrides([word for word in words if key_of(word) != RUN_DIR], now)
     told = RunFolder(then).provenance
     for line in recorded.notes:
         console.say(f"note: {line}")
@@ -178,7 +178,7 @@ def main(arguments: argparse.Namespace, console: Console) -> Answer:
 
 
 def _folder(then: Path, words: Sequence[str]) -> Path:
-    """Where it runs: the folder that was asked for, or the first one beside RUN that is free."""
+    """Return the folder to run in: the requested one, or the first free one next to RUN."""
     for word in words:
         if key_of(word) == RUN_DIR:
             place = Path(word.partition("=")[2].strip("'\""))
@@ -194,7 +194,7 @@ def _folder(then: Path, words: Sequence[str]) -> Path:
 
 
 def _code_of(command: Sequence[str]) -> int:
-    """The exit code of the run: a run that diverged ends by its own."""
+    """Return the exit code of the run; a diverged run has its own."""
     try:
         return do(command)
     except SystemExit as end:
@@ -203,7 +203,7 @@ def _code_of(command: Sequence[str]) -> int:
 
 @contextmanager
 def _printing_aside(aside: bool) -> Iterator[None]:
-    """In this block what a run prints goes to standard error, where standard output is for the figures alone."""
+    """Send what a run prints in this block to standard error, if standard output is for the figures."""
     if not aside:
         yield
         return

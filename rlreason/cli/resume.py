@@ -1,4 +1,4 @@
-"""`resume=RUN`: the words that started a run, from its records; and settings as words."""
+"""Find the words that started a run (`resume=RUN`) from its records, and turn settings into overrides."""
 
 import json
 import re
@@ -14,7 +14,7 @@ from hydra.core.override_parser.types import Quote, QuotedString
 from omegaconf import DictConfig, OmegaConf
 
 from rlreason.cli.aliases import NAMES, SHORT
-from rlreason.cli.flags import Asked, read
+from rlreason.cli.flags import Request, read
 from rlreason.cli.mistakes import in_one_line
 from rlreason.cli.suggestions import options
 from rlreason.config.algorithms import EvaluateConfig
@@ -28,21 +28,21 @@ from rlreason.records.reader import RunFolder, runs_in, setting_in
 from rlreason.runtime.text import HIDDEN
 
 PLAIN = re.compile(r"(?!(?:null|true|false|inf|nan)$)[A-Za-z_/][\w./-]*", re.IGNORECASE | re.ASCII)
-_COMPOSED = "composed by rlreason from: "  # a flag of a config, behind it the words that it came from
-SHARED = ("dtype", "weights", "attention")  # settings that every model has, however it was made
-GROUPS = ("model", "data", "prompt", "eval.prompt", "eval.data")  # whose options are found again by their names
+_COMPOSED = "composed by rlreason from: "  # a flag of a config, followed by its overrides
+SHARED = ("dtype", "weights", "attention")  # settings that every model has
+GROUPS = ("model", "data", "prompt", "eval.prompt", "eval.data")  # whose options are found by their names
 
 
 def remember(cfg: DictConfig, words: Sequence[str]) -> None:
-    """Let a config know the words that it was composed from, in copies of it too."""
+    """Make a config remember the overrides that it was composed from, also in copies of it."""
     cfg._set_flag(_COMPOSED + shlex.join(words), True)
 
 
-def words_of(config: DictConfig | RunConfig, anew: Sequence[str] = ()) -> list[str]:
-    """Words that compose to these settings: those it came from, and one for each value that was changed since.
+def overrides_of(config: DictConfig | RunConfig, anew: Sequence[str] = ()) -> list[str]:
+    """Return overrides that compose to these settings: the original ones, and one for each value changed since.
 
-    `anew`: words that follow and choose a part of them anew, which is left to them. Hydra must be ready to compose.
-    `ConfigError` where no words could give them.
+    `anew`: overrides that follow and choose a part of them again, which is left to them. Hydra must be ready to
+    compose. `ConfigError` if no overrides can give them.
     """
     now = plain(config)
     flags = config._metadata.flags or {} if isinstance(config, DictConfig) else {}
@@ -54,7 +54,7 @@ def words_of(config: DictConfig | RunConfig, anew: Sequence[str] = ()) -> list[s
 
 
 def key_of(word: str) -> str:
-    """The setting that a word sets, or the place of the option that it chooses.
+    """Return the setting that an override sets, or the place of the option that it chooses.
 
     >>> key_of("prompt@eval.prompt=r1_zero"), key_of("++data=gsm8k")
     ('eval.prompt', 'data')
@@ -63,12 +63,12 @@ def key_of(word: str) -> str:
 
 
 def without(words: Sequence[str], keys: Set[str]) -> list[str]:
-    """The words that set none of these, nor anything inside."""
+    """Return the overrides that set none of these keys, nor anything inside them."""
     return [word for word in words if not any(f"{key_of(word)}.".startswith(f"{key}.") for key in keys)]
 
 
 def replaced(settings: Mapping[str, Any], base: Mapping[str, Any], keys: Set[str], prefix: str = "") -> dict[str, Any]:
-    """The settings, those of `keys` as in `base`.
+    """Return the settings with those of `keys` as in `base`.
 
     >>> replaced({"seed": 1, "prompt": {"reward": "mine"}}, {"prompt": {"reward": "r1_zero"}}, {"prompt.reward"})
     {'seed': 1, 'prompt': {'reward': 'r1_zero'}}
@@ -86,13 +86,13 @@ def replaced(settings: Mapping[str, Any], base: Mapping[str, Any], keys: Set[str
 
 
 def composed_settings(words: Sequence[str]) -> DictConfig:
-    """What these words compose to, unchecked. Hydra must be ready."""
+    """Return what these words compose to, unchecked. Hydra must be ready."""
     with in_one_line(words, composing=True):
         return compose("config", list(words))
 
 
 def plain(config: DictConfig | RunConfig) -> dict[str, Any]:
-    """Settings as nested dicts, without Hydra's own."""
+    """Return settings as nested dicts, without Hydra's own."""
     cfg = OmegaConf.structured(config) if isinstance(config, RunConfig) else config
     found = OmegaConf.to_container(cfg, resolve=True)
     if not isinstance(found, dict) or "algorithm" not in found:
@@ -101,7 +101,7 @@ def plain(config: DictConfig | RunConfig) -> dict[str, Any]:
 
 
 def named_options(settings: Mapping[str, Any]) -> list[str]:
-    """The options by which settings without a memory name themselves."""
+    """Return the options by which settings without remembered overrides name themselves."""
     words, known = [f"algorithm={settings['algorithm']}"], options()
     for group in GROUPS:
         node: Any = settings
@@ -116,7 +116,7 @@ def named_options(settings: Mapping[str, Any]) -> list[str]:
 
 
 def differences(base: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
-    """A word for each setting of `now` that is another in `base`."""
+    """Return an override for each setting of `now` that differs from `base`."""
     for key, value in now.items():
         before = base.get(key)
         if isinstance(value, dict) and isinstance(before, dict) and value.keys() == before.keys():
@@ -126,7 +126,7 @@ def differences(base: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "
 
 
 def spelled(value: Any) -> str:
-    """A value as Hydra reads it back.
+    """Return a value as Hydra can read it back.
 
     >>> spelled(["</answer>", "a"]), spelled("null"), spelled({"question": "my q"}), spelled(1e-06)
     ("['</answer>',a]", "'null'", "{question:'my q'}", '1e-06')
@@ -140,11 +140,12 @@ def spelled(value: Any) -> str:
     return typed_word(value)
 
 
-def words_to_evaluate(settings: Mapping[str, Any], model: str, anew: Sequence[str] = ()) -> list[str]:
-    """Words of `algorithm=evaluate` on a model folder, asked and judged as in the run that had these settings.
+def evaluation_overrides(settings: Mapping[str, Any], model: str, anew: Sequence[str] = ()) -> list[str]:
+    """Return overrides of `algorithm=evaluate` on a model folder, with the evaluation of the run that had these
+    settings.
 
-    `anew`: words that follow and choose a part of them anew. Other data are asked whatever data the run had for
-    evaluations, and all of them.
+    `anew`: overrides that follow and choose a part of them again. Other data are asked in full, whichever part the run
+    used for evaluations.
     """
     kept = {field.name for field in fields(EvaluateConfig)} - {"model"}
     keys = set(map(key_of, anew)) - {"model"}
@@ -176,20 +177,20 @@ PROGRAM = ["python", "-m", "rlreason"]
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """How a run was started, from its provenance. `sweep`: the name of the sweep that it is a run of."""
+    """How a run was started, from its provenance. `sweep`: the name of its sweep."""
 
-    asked: Asked
+    request: Request
     sweep: str | None = None
-    notes: list[str] = field(default_factory=list)  # to be said before the words are used again
+    notes: list[str] = field(default_factory=list)  # printed before the words are used again
 
-    def with_words(self, words: Sequence[str], folder: Path) -> list[str]:
-        """The words again, for this folder, with these behind them: they replace what sets the same.
+    def with_overrides(self, words: Sequence[str], folder: Path) -> list[str]:
+        """Return the words again, for this folder, with these after them: they replace those that set the same.
 
-        `ConfigError` where a secret stood in a word that nothing replaces.
+        `ConfigError` if one of the words contained a secret and is not replaced.
         """
         new = read(words)
         given = {setting_of(word) for word in new.overrides}
-        kept = [word for word in self.asked.overrides if setting_of(word) not in given]
+        kept = [word for word in self.request.overrides if setting_of(word) not in given]
         for word in kept:
             if HIDDEN in word:
                 key = key_of(word)
@@ -197,47 +198,47 @@ class Recorded:
                     f"the value of {key} was a secret, which {folder} does not hold: give it again as {key}=VALUE"
                 )
         overrides = [*kept, *new.overrides, f"{RUN_DIR}={spelled(str(folder))}"]
-        return replace(self.asked, flags=self.asked.flags | new.flags, overrides=overrides).words()
+        return replace(self.request, flags=self.request.flags | new.flags, overrides=overrides).arguments()
 
 
 @dataclass(frozen=True, slots=True)
-class Continued:
-    """The words of a command line with those that `resume=RUN` stood for in its place."""
+class Expanded:
+    """The words of a command line, with `resume=RUN` replaced by the words that it stands for."""
 
     words: list[str]
     sweep: str | None = None
     notes: list[str] = field(default_factory=list)
 
 
-def continued(words: Sequence[str]) -> Continued:
-    """Put the words that started RUN in the place of `resume=RUN`; other words behind it win.
+def expand_resume(words: Sequence[str]) -> Expanded:
+    """Replace `resume=RUN` by the words that started RUN; other words after it take precedence.
 
-    `ConfigError` where RUN is no run that can go on, and beside words that say otherwise where to run.
+    `ConfigError` if RUN cannot be resumed, or if other words name another folder.
     """
     resumes = [word for word in words if _is_resume(word)]
     if not resumes:
-        return Continued(list(words))
+        return Expanded(list(words))
     others = [word for word in words if not _is_resume(word)]
     if len(resumes) > 1:
         raise ConfigError(
             f"{' and '.join(resumes)} ask for {len(resumes)} runs to go on: give one, and start the other"
         )
     folder = _folder(resumes[0].partition("=")[2])
-    asked = read(others)
-    if asked.multirun:
+    request = read(others)
+    if request.multirun:
         raise ConfigError(
             f"{resumes[0]} goes on with one run, and -m starts many: leave -m out; a sweep goes on when its own "
             "command is typed again"
         )
-    if place := next((word for word in asked.overrides if key_of(word) in PLACES), None):
+    if place := next((word for word in request.overrides if key_of(word) in PLACES), None):
         raise ConfigError(f"{resumes[0]} goes on in that folder, and {place} names one too: leave {place} out")
     recorded = recorded_start(folder, WORD)
-    others += engine_kept(folder, [*recorded.asked.overrides, *asked.overrides])
-    return Continued(recorded.with_words(others, folder), recorded.sweep, recorded.notes)
+    others += engine_override(folder, [*recorded.request.overrides, *request.overrides])
+    return Expanded(recorded.with_overrides(others, folder), recorded.sweep, recorded.notes)
 
 
 def recorded_start(folder: Path, name: str) -> Recorded:
-    """How the run in a folder was started; `ConfigError` where that is not known. `name`: what the folder is given as.
+    """Return how the run in a folder was started; `ConfigError` if that is unknown. `name`: the folder as typed.
 
     The words that said where it runs are left out.
     """
@@ -257,18 +258,18 @@ def recorded_start(folder: Path, name: str) -> Recorded:
         raise ConfigError(
             f"{name}={folder} has no {PROVENANCE} that tells its command: type that command with {RUN_DIR}={folder}"
         )
-    asked = read(command[len(PROGRAM) :])
-    flags = {flag: value for flag, value in asked.flags.items() if flag not in ("multirun", "run")}
-    overrides = [word for word in asked.overrides if not _is_resume(word) and key_of(word) not in PLACES]
+    request = read(command[len(PROGRAM) :])
+    flags = {flag: value for flag, value in request.flags.items() if flag not in ("multirun", "run")}
+    overrides = [word for word in request.overrides if not _is_resume(word) and key_of(word) not in PLACES]
     sweep = told.get("sweep")
     place = told.get("directory")
     moved = bool(place) and str(place) != str(Path.cwd())
     notes = [f"{folder} was started in {place}: what its command names by a relative path is looked up here"]
-    return Recorded(Asked(flags, overrides), str(sweep) if sweep else None, notes if moved else [])
+    return Recorded(Request(flags, overrides), str(sweep) if sweep else None, notes if moved else [])
 
 
-def engine_kept(folder: Path, words: Sequence[str]) -> list[str]:
-    """The word for the engine that `rollout=auto` chose where the run began, if it would choose another one here."""
+def engine_override(folder: Path, words: Sequence[str]) -> list[str]:
+    """Return the override for the engine that `rollout=auto` chose at the start, if it would now choose another."""
     settings = RunFolder(folder).settings
     engine, path = setting_in(settings, "rollout.engine"), setting_in(settings, "model.path")
     if engine is None or engine == engine_here(path) or any(setting_of(word) == "rollout" for word in words):
@@ -277,7 +278,7 @@ def engine_kept(folder: Path, words: Sequence[str]) -> list[str]:
 
 
 def setting_of(word: str) -> str:
-    """What a word sets, under our name for it.
+    """Return the setting that a word sets, under our name.
 
     >>> setting_of("n_grpo_steps=20"), setting_of("eval_problems=8"), setting_of("+loss=gspo")
     ('n_steps', 'eval.problems', 'loss')
@@ -297,7 +298,7 @@ def _is_resume(word: str) -> bool:
 
 
 def _folder(value: str) -> Path:
-    """The folder that was typed, in quotes or not, with the ~ that a shell leaves behind an equals sign."""
+    """Return the folder that was typed, in quotes or not, with the ~ that a shell leaves after an equals sign."""
     text = value.strip()
     if len(text) > 1 and text[0] == text[-1] and text[0] in "'\"":
         text = text[1:-1]
@@ -306,12 +307,12 @@ def _folder(value: str) -> Path:
     path = Path(text)
     try:
         return path if path.exists() else path.expanduser()
-    except (OSError, RuntimeError):  # a name that is too long; no such user
+    except (OSError, RuntimeError):  # the name is too long; no such user
         return path
 
 
 def _sweeps_command(folder: Path) -> str:
-    """The command that started the sweep, in brackets, where it was written down."""
+    """Return the command that started the sweep, in brackets, if it was recorded."""
     with suppress(OSError, ValueError, TypeError, KeyError):
         if command := json.loads((folder / SWEEP_STATE).read_text(encoding="utf-8"))["command"]:
             return f" ({command})"

@@ -1,4 +1,4 @@
-"""One run, from its checked settings to the end of its records; ranks, and runs that hang."""
+"""Run one run, from its checked settings to the end of its records; handle ranks, and runs that hang."""
 
 import os
 import signal
@@ -33,18 +33,19 @@ Start = Callable[[Any, RunWriter, Console], float]
 def run_job(
     run: AnyRunConfig, folder: Path, config: str, words: Sequence[str], console: Console, own_process: bool = False
 ) -> float:
-    """Do what the settings say, leave everything in `folder`, return the accuracy.
+    """Run what the settings say, leave everything in `folder`, return the accuracy.
 
-    `config` is the settings' text for the folder, and `words` those of the command line that starts this run. What
-    ends it early is written to its status and raised. `own_process`: this process is there for the run alone.
+    `config`: the settings as text for the folder; `words`: the command line that starts this run. An early end is
+    written to its status and raised. `own_process`: this process exists only for the run.
     """
     refuse_own_input(run, folder, CONTENTS)
-    with run_lock(folder, console.say):  # and what follows it, so that nothing is said in the folder of another's run
+    with run_lock(folder, console.say):  # errors are handled inside: nothing may be written to another run's folder
         before = written_at(folder)
         try:
             with stacks_in(folder), signals.before_leaving(lambda: mark_ended(folder, KeyboardInterrupt())):
                 clock = Clock()
-                with console.wait(f"loading {_loaded_for(run)}"), loading(for_good=own_process):
+                libraries = "torch and transformers" if works_on_a_model(run) else "the client and the sandbox"
+                with console.wait(f"loading {libraries}"), loading(for_good=own_process):
                     start = _start_of(run)
                 return _started(start, run, folder, config, words, console, clock)
         except BaseException as error:
@@ -55,14 +56,14 @@ def run_job(
                 shortage.__cause__ = error
                 error = shortage
             if written_at(folder) != before:  # the folder became this run's own
-                with suppress(OSError):  # a full disk has no room for this either, and must not hide what happened
+                with suppress(OSError):  # a full disk must not hide the error
                     mark_ended(folder, error)
                     finish_provenance(folder)
             raise error
 
 
 def _start_of(run: AnyRunConfig) -> Start:
-    """What does the work, with the libraries that it needs."""
+    """Return the function that does the work, importing the libraries it needs."""
     if not works_on_a_model(run):
         from rlreason.discovery.loop import discover
 
@@ -74,10 +75,6 @@ def _start_of(run: AnyRunConfig) -> Start:
     from rlreason.training.jobs import start
 
     return start
-
-
-def _loaded_for(run: AnyRunConfig) -> str:
-    return "torch and transformers" if works_on_a_model(run) else "the client and the sandbox"
 
 
 def _started(
@@ -99,7 +96,7 @@ def _started(
 
 
 def _shortage_of(run: AnyRunConfig, error: BaseException) -> ConfigError | None:
-    """What ends a run whose GPU had too little memory, in one line; None for any other error."""
+    """Return in one line what ended a run whose GPU had too little memory; None for any other error."""
     if not works_on_a_model(run) or not isinstance(error, Exception):
         return None
     from rlreason.training.fits import out_of_memory
@@ -108,16 +105,16 @@ def _shortage_of(run: AnyRunConfig, error: BaseException) -> ConfigError | None:
 
 
 def log_error(folder: Path, error: BaseException) -> None:
-    """Write an error with its traceback into the folder's log, for whoever looks closer than its one line."""
+    """Write an error with its traceback into the folder's log."""
     with suppress(OSError), (folder / LOG).open("a", encoding="utf-8") as log:
         log.write(redacted("".join(traceback.format_exception(error))))
 
 
 def mark_ended(folder: Path, error: BaseException) -> None:
-    """Say in the folder of a run that was under way what ended it."""
+    """Record in the folder of a run that was in progress what ended it."""
     if read_status(folder) != "running":
         return
-    if (summary := RunFolder(folder).summary) is not None:  # a finished run, before it was given more steps
+    if (summary := RunFolder(folder).summary) is not None:  # a finished run that was given more steps
         write_status(folder, known(str(summary.get("status"))), str(summary.get("reason", "")))
         return
     if isinstance(error, KeyboardInterrupt):
@@ -132,8 +129,8 @@ IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def serve(place: Place) -> int:
-    """Follow rank 0 to the end of its run; returns the exit code."""
-    killed_with_parent()  # it has nothing to tidy up
+    """Follow rank 0 to the end of its run; return the exit code."""
+    killed_with_parent()  # it has nothing to clean up
     for number in IGNORED:
         signal.signal(number, signal.SIG_IGN)
     listen()
@@ -150,7 +147,7 @@ def serve(place: Place) -> int:
 
 
 def _follow(place: Place, store: object, limit_s: float) -> int:
-    """The run's work; an error is left for rank 0 to say."""
+    """Do this rank's part of the run; an error is left for rank 0 to report."""
     from rlreason.model.devices import pick_device
     from rlreason.training.build_ranks import follow
     from rlreason.training.ranks import Ranks, is_gone
@@ -162,7 +159,7 @@ def _follow(place: Place, store: object, limit_s: float) -> int:
             name, arguments = order
             orders[name](*arguments)
     except Exception as error:
-        if isinstance(error, RuntimeError) and is_gone(error):  # rank 0 ended, and says why
+        if isinstance(error, RuntimeError) and is_gone(error):  # rank 0 ended, and reports why
             print(f"rank {place.rank}: rank 0 has gone", file=sys.stderr)
             return 1
         ranks.leave_error(f"{type(error).__name__}: {first_line(error)}")
@@ -172,7 +169,7 @@ def _follow(place: Place, store: object, limit_s: float) -> int:
 
 @contextmanager
 def leading() -> Iterator[None]:
-    """Around what rank 0 does: where it has begun no run that trains, the others are told so, and end.
+    """Wrap what rank 0 does: if it starts no training run, tell the other ranks, which then end.
 
     It ends in order, as by SIGTERM, when torchrun does.
     """
@@ -187,7 +184,7 @@ def leading() -> Iterator[None]:
 
 @contextmanager
 def ended_when_it_hangs(run: AnyRunConfig, folder: Path) -> Iterator[None]:
-    """In this block the process ends where its run shows no sign of life for `waits.run_s`; it can go on later.
+    """End the process of this block if its run shows no sign of life for `waits.run_s`; it can be resumed later.
 
     For processes that do nothing else than this run.
     """

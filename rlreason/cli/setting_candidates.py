@@ -1,4 +1,4 @@
-"""What a word may become among the words that start runs: settings and options, from what Hydra composes, and flags."""
+"""List completions of the words that start runs: flags, and the settings and options of what Hydra composes."""
 
 import re
 from collections.abc import Sequence
@@ -11,65 +11,67 @@ from omegaconf import BooleanNode, Container, DictConfig, Node, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from rlreason.cli.aliases import NAMES, PLACED, translated
-from rlreason.cli.candidates import of_flags, paths, runs_or_files, taker
-from rlreason.cli.flags import Asked, composing, flags_parser, read
+from rlreason.cli.candidates import awaiting_value, of_flags, paths, runs_or_files
+from rlreason.cli.flags import Request, composing, flags_parser, read
 from rlreason.cli.mistakes import choices_among
 from rlreason.cli.options import PLUGINS
-from rlreason.cli.suggestions import chosen, options
+from rlreason.cli.suggestions import config_of, options
 from rlreason.config.groups import NAMED_REWARDS
 from rlreason.config.leaves import INPUTS, typed_word
 from rlreason.config.store import register
 from rlreason.errors import ConfigError
 from rlreason.objectives.rules import OPTIONS
 
-RESUME = "resume="  # see resume_word.py
+RESUME = "resume="  # see resume.py
 LISTS = ("experiment", "logger")  # groups of which a run may have several options, as in [a,b]
 FOLDERS = ("hydra.run.dir", "hydra.sweep.dir", "model.cache")  # settings that name a place to write to
 
 
 def of_runs(before: Sequence[str], word: str) -> list[str]:
-    """Flags, settings and options: what starts runs."""
+    """Return completions: flags, settings and options."""
     parser = flags_parser()
-    if word.startswith("-") or taker(parser, before):
+    if word.startswith("-") or awaiting_value(parser, before):
         return of_flags(parser, before, word)
     if word.startswith(RESUME):
         return [f"{RESUME}{run}" for run in runs_or_files(word.removeprefix(RESUME))]
     try:
-        asked = read([one for one in before if not "--version".startswith(one)])
-    except ConfigError:  # in words that are not in question
-        asked = Asked({}, [one for one in before if "=" in one and not one.startswith("-")])
+        request = read([one for one in before if not "--version".startswith(one)])
+    except ConfigError:  # in other words
+        request = Request({}, [one for one in before if "=" in one and not one.startswith("-")])
     register()
-    with composing(asked):
-        others = [RESUME] * (not asked.multirun and len(word) > 1)  # rarely meant where any word may follow
-        return of_flags(parser, before, word) + others + of_override(word, _composed(asked), asked.multirun)
+    with composing(request):
+        others = [RESUME] * (not request.multirun and len(word) > 1)  # rarely meant if nothing is typed yet
+        return of_flags(parser, before, word) + others + of_override(word, _composed(request), request.multirun)
 
 
-def _composed(asked: Asked) -> DictConfig:
-    """The config that the words before choose, with Hydra's part."""
-    words = asked.overrides
+def _composed(request: Request) -> DictConfig:
+    """Return the config that the previous words choose, with Hydra's part."""
+    words = request.overrides
     with suppress(ConfigError):  # one of them cannot be translated
         words = translated(words, note=lambda _: None)
-    return chosen(choices_among(words), asked.config_name)
+    return config_of(choices_among(words), request.config_name)
 
 
 def of_override(word: str, cfg: DictConfig, multirun: bool = False) -> list[str]:
-    """What an override may become in a run of this config, a level at a time. Hydra must be ready to compose."""
+    """Return what an override may become in a run of this config, a level at a time. Hydra must be ready to compose."""
     plain = word.lstrip("+")
     key, equals, value = plain.partition("=")
     found = _values_of(key, value, cfg, multirun) if equals else _keys(plain, cfg)
-    if plus := word[: len(word) - len(plain)]:  # of what a run has, Hydra takes ++ alone, and no choice of an option
+    if plus := word[
+        : len(word) - len(plain)
+    ]:  # for existing settings Hydra accepts only ++, and no choice of an option
         groups = _groups(cfg)
         found = [one for one in found if plus == "++" and _ours(one.partition("=")[0]) not in groups]
     return [plus + one for one in found]
 
 
 def _keys(word: str, cfg: DictConfig) -> list[str]:
-    """What may stand before the equals sign: `loss=`, `loss.`, `sampling.temperature=`."""
+    """Return what may stand before the equals sign: `loss=`, `loss.`, `sampling.temperature=`."""
     place, dot, _ = word.rpartition(".")
     node = _select(cfg, place) if dot else cfg
     inner = dict(node.items_ex(resolve=False)) if isinstance(node, DictConfig) else {}
     if not dot and not word.startswith("h"):
-        inner.pop("hydra", None)  # rarely meant: its settings are many
+        inner.pop("hydra", None)  # rarely meant, and its settings are many
     keys = [
         f"{place}{dot}{name!s}" + ("." if isinstance(child, DictConfig) and not child._is_none() else "=")
         for name, child in inner.items()
@@ -81,9 +83,9 @@ def _keys(word: str, cfg: DictConfig) -> list[str]:
 
 
 def _groups(cfg: DictConfig) -> dict[str, str]:
-    """What an option can be chosen for in this run, each with the group of the options, as {"eval.prompt": "prompt"}.
+    """Return the places of options in this run, each with its group, such as {"eval.prompt": "prompt"}.
 
-    Only choices that are there: the axes of an objective are GRPO's alone.
+    Only existing choices: only GRPO has the axes of an objective.
     """
     there, chooses = options(), list(map(str, cfg.hydra.runtime.choices))
     placed = {key: group for key, group in PLACED.items() if f"{group}@{key}" in chooses}
@@ -92,7 +94,7 @@ def _groups(cfg: DictConfig) -> dict[str, str]:
 
 
 def _values_of(key: str, value: str, cfg: DictConfig, multirun: bool) -> list[str]:
-    """The words KEY=VALUE with what the value may become; of a list or, in a sweep, of several, the last of them."""
+    """Return the words KEY=VALUE that the value may become; of a list or sweep, the last value is completed."""
     name, ours, head = NAMES.get(key), _ours(key), ""
     if group := _groups(cfg).get(ours):
         words = GlobalHydra.instance().config_loader().get_group_options(group)
@@ -104,7 +106,7 @@ def _values_of(key: str, value: str, cfg: DictConfig, multirun: bool) -> list[st
         words = list({ours: theirs for theirs, ours in reversed([*name.values.items()])}.values())  # a spelling of each
     if value.startswith("[") and group in LISTS:
         head, value, multirun = "[", value[1:], True
-        words = [word for word in words if word != "none"]  # which nothing stands beside
+        words = [word for word in words if word != "none"]  # which excludes others
     if multirun:
         *given, _ = value.split(",")
         head, words = head + "".join(f"{one}," for one in given), [word for word in words if word not in given]
@@ -112,12 +114,12 @@ def _values_of(key: str, value: str, cfg: DictConfig, multirun: bool) -> list[st
 
 
 def _ours(key: str) -> str:
-    """Our key for one that may be a handout's."""
+    """Return our key for one that may be a handout's."""
     return NAMES[key].key if key in NAMES else key
 
 
 def _words(key: str, cfg: DictConfig) -> list[str]:
-    """The words that a setting takes; of any other the value that it has."""
+    """Return the words that a setting accepts; for any other setting its current value."""
     place, _, name = key.rpartition(".")
     parent = _select(cfg, place) if place else cfg
     if not isinstance(parent, DictConfig):
@@ -138,7 +140,7 @@ def _words(key: str, cfg: DictConfig) -> list[str]:
 
 
 def _select(cfg: DictConfig, key: str) -> Any:
-    """What the config has under a key; None where it has nothing, and where what was typed is no key."""
+    """Return what the config has under a key; None if there is nothing, or the key is no key."""
     with suppress(OmegaConfBaseException, ValueError):
         return OmegaConf.select(cfg, key) if key else None
     return None

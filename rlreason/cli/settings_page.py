@@ -1,8 +1,8 @@
-"""Writes docs/settings.md, every setting and option as the code has them: `python -m rlreason.cli.settings_page`.
+"""Write docs/settings.md, every setting and option as the code has them: `python -m rlreason.cli.settings_page`.
 
-Types, defaults, ranges, words and conditions are those that a run is held to. What a setting is for is the comment
-behind its field or above it, what a number of a loss is for the cure of its range, and what an option is for the
-comment at the beginning of its file. An argument names another file to write.
+Types, defaults, ranges, choices and conditions are those that runs are checked against. What a setting is for is the
+comment after its field or above it, what a number of a loss is for is the cure of its range, and what an option is for
+is the comment at the top of its file. An argument names another file to write.
 """
 
 import re
@@ -18,7 +18,7 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 from rlreason.cli.aliases import NAMES
-from rlreason.cli.flags import Asked
+from rlreason.cli.flags import Request
 from rlreason.cli.option_files import Option, flat, options
 from rlreason.config.conditions import CONDITIONS
 from rlreason.config.fields import comment, range_of
@@ -26,7 +26,7 @@ from rlreason.config.leaves import resource_dir, typed_word
 from rlreason.config.store import SCHEMAS, register
 from rlreason.objectives.rules import OPTIONS
 
-#: The algorithms' settings, that of the plain command first.
+#: The algorithms' settings, the default one first.
 ALGORITHMS: Mapping[str, type] = {"grpo": SCHEMAS["schema"]["grpo"], **SCHEMAS["schema"]}
 OF_NO_GROUP = "settings"  # where they stand in ORDER
 ORDER = (
@@ -62,15 +62,15 @@ Setting = tuple[type, Field[Any], str]  # the class that holds it, its field, an
 
 @cache
 def plain(algorithm: str) -> dict[str, Any]:
-    """Every setting of the command `algorithm=NAME`."""
+    """Return every setting of the command `algorithm=NAME`."""
     register()
     with initialize_config_dir(str(resource_dir("conf")), version_base="1.3"):
         words = [f"algorithm={algorithm}"]
-        return flat(OmegaConf.to_container(compose(Asked({}, words).config_name, words), resolve=True))
+        return flat(OmegaConf.to_container(compose(Request({}, words).config_name, words), resolve=True))
 
 
 def spelled(kind: Any, key: str) -> str:
-    """The type of a field in words.
+    """Return the type of a field in words.
 
     >>> spelled(list[str] | None, "x"), spelled(float, "x")
     ('list of str or null', 'float')
@@ -85,9 +85,9 @@ def spelled(kind: Any, key: str) -> str:
 
 
 def default(field: Field[Any], key: str, algorithms: Iterable[str], schema: str = "") -> str:
-    """The default of a setting, under `algorithms` where the plain command has it, and which groups change it.
+    """Return the default of a setting, under `algorithms` where the plain command has it, and which groups change it.
 
-    Of a setting that one `schema` of its group has, only the options of this schema change it.
+    For a setting that only one `schema` of its group has, only the options of this schema count.
     """
     own = field.default if field.default_factory is MISSING else field.default_factory()
     values = {name: plain(name)[key] for name in algorithms if key in plain(name)} or {"": own}
@@ -108,19 +108,19 @@ def default(field: Field[Any], key: str, algorithms: Iterable[str], schema: str 
 
 
 def rule(key: str, words: Sequence[str]) -> str:
-    """What a value is held to: the words to choose from, or a range."""
+    """Return the choices of a setting, or its range."""
     objective = {"loss.loss_type": "loss_type", "length_norm.kind": "length_norm"}.get(key, key)
     bounds = range_of(key)
     if bounds is None:
         words = words or list(OPTIONS.get(objective, ())) or [option.name for option in options().get(key, ())]
         return ", ".join(f"`{word}`" for word in words)
     low, high = f"{'above ' * bounds.above}{_number(bounds.low)}", f"{'below ' * bounds.below}{_number(bounds.high)}"
-    # This machine's number of processors is not the reader's.
+    # The reader's machine has another number of processors.
     return f"{low} to {'64, or to the number of processors' if 'processors' in bounds.cure else high}"
 
 
 def about(kind: type, field: Field[Any], key: str, shared: Sequence[str]) -> str:
-    """What a setting is for, other names that it has, and when it is read besides the `shared` conditions."""
+    """Return what a setting is for, its other names, and when it is read besides the `shared` conditions."""
     bounds = range_of(key)
     said = comment(kind, field.name) or (bounds.cure if bounds and key.startswith("loss.") else "")
     said = _text(re.sub(r"^[a-z]+ ", lambda word: word[0].capitalize(), said.removesuffix(".")))
@@ -131,7 +131,7 @@ def about(kind: type, field: Field[Any], key: str, shared: Sequence[str]) -> str
 
 
 def conditions_of(key: str) -> list[str]:
-    """Under which conditions a setting is read; without one, every run that has it reads it."""
+    """Return under which conditions a setting is read; without one, every run that has it reads it."""
     return list(dict.fromkeys(condition.where for condition in CONDITIONS if key in condition.keys))
 
 
@@ -145,7 +145,7 @@ def _code(text: str) -> str:
 
 
 def _text(text: str) -> str:
-    """A comment as it stands in a table of Markdown."""
+    """Return a comment as the text of a Markdown table."""
     return re.sub(r"([<>|])", r"\\\1", text)
 
 
@@ -154,7 +154,7 @@ def _number(number: float) -> str:
 
 
 def settings_of(kind: type, prefix: str) -> Iterator[Setting]:
-    """Every setting below a dataclass."""
+    """Return every setting below a dataclass."""
     for field in fields(kind):
         if is_dataclass(field.default_factory):
             yield from settings_of(field.default_factory, f"{prefix}{field.name}.")
@@ -163,7 +163,7 @@ def settings_of(kind: type, prefix: str) -> Iterator[Setting]:
 
 
 def table(rows: Sequence[Setting], algorithms: Iterable[str], schema: str = "") -> list[str]:
-    """Lines of Markdown: one for every setting, and first the conditions under which all of them are read."""
+    """Return Markdown lines: the conditions under which all settings are read, then a line for each setting."""
     every = [conditions_of(key) for _, _, key in rows]
     shared = [where for where in every[0] if len(rows) > 1 and all(where in one for one in every)]
     lines = [f"All are read {where}.\n" for where in shared]
@@ -180,7 +180,7 @@ def table(rows: Sequence[Setting], algorithms: Iterable[str], schema: str = "") 
 
 
 def option_table(group: str, offered: Iterable[Option]) -> list[str]:
-    """Lines of Markdown: one for every option of a group, with what it sets."""
+    """Return Markdown lines: one for every option of a group, with what it sets."""
     lines = [f"| `{group}=` | what it is | sets |", "| --- | --- | --- |"]
     for option in offered:
         sets = [
@@ -192,7 +192,7 @@ def option_table(group: str, offered: Iterable[Option]) -> list[str]:
 
 
 def group_section(group: str) -> list[str]:
-    """Lines of Markdown: what a group is for, its options and its settings."""
+    """Return Markdown lines: what a group is for, its options and its settings."""
     holders = {name: field for name, schema in ALGORITHMS.items() for field in fields(schema) if field.name == group}
     kind: Any = next((f.default_factory for f in holders.values() if is_dataclass(f.default_factory)), None)
     apart: dict[str, Any] = {n: f.default_factory for n, f in holders.items() if kind and f.default_factory is not kind}
@@ -229,7 +229,7 @@ def _named(algorithms: Iterable[str]) -> str:
 
 
 def of_no_group() -> dict[tuple[str, ...], list[Setting]]:
-    """The settings outside groups, by the algorithms that have them; one that two of them define apart stands twice."""
+    """Return the settings outside groups, by algorithm; one that two of them define separately appears twice."""
     holders: dict[tuple[type, str], list[str]] = {}
     for name, schema in ALGORITHMS.items():
         for field in fields(schema):
@@ -246,7 +246,7 @@ def of_no_group() -> dict[tuple[str, ...], list[Setting]]:
 
 
 def page() -> str:
-    """The whole page."""
+    """Return the whole page."""
     sections: dict[str, list[str]] = {}
     held = [
         field.name for schema in ALGORITHMS.values() for field in fields(schema) if is_dataclass(field.default_factory)

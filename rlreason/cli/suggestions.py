@@ -1,4 +1,4 @@
-"""Did you mean: the nearest right words for one that is not known, or that another program uses."""
+"""Suggest the nearest right words for an unknown one, or for one that another program uses."""
 
 import difflib
 import re
@@ -15,7 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 from rlreason.cli.aliases import NAMES
 from rlreason.config.store import SCHEMAS
 
-#: What other programs call a setting: suggested, not translated, since theirs may differ in a unit or a default.
+#: Other programs' name -> settings: suggested, not translated, since theirs may differ in a unit or a default.
 HABITS: dict[str, tuple[str, ...]] = {
     "lr": ("learning_rate",),
     **dict.fromkeys(("batch_size", "bs"), ("train_batch_size", "micro_batch_tokens")),
@@ -47,7 +47,7 @@ _OF_GRPO_IN_EI = {
     "rollout_batch_size": "question_batch_size, the questions of a step, each with group_size responses",
     "epochs_per_rollout": "sft_epochs",
 }
-#: By algorithm: what does there what a setting of another algorithm does.
+#: Algorithm -> setting of another algorithm -> its equivalent.
 EQUIVALENTS: dict[str, dict[str, str]] = {
     "grpo": {
         "question_batch_size": "rollout_batch_size, which counts responses: questions times group_size",
@@ -65,7 +65,7 @@ EQUIVALENTS: dict[str, dict[str, str]] = {
 
 
 MOST = 3  # suggestions at once
-NOT_FOR_CHOOSING = ("hydra", "schema")  # groups
+INTERNAL_GROUPS = ("hydra", "schema")
 
 
 def did_you_mean(shown: Iterable[str]) -> str:
@@ -78,7 +78,7 @@ def did_you_mean(shown: Iterable[str]) -> str:
 
 
 def near(word: str, known: Iterable[str], count: int = 1, cutoff: float = 0.6) -> list[str]:
-    """The nearest of the known words, whatever their case.
+    """Return the nearest of the known words, ignoring case.
 
     >>> near("GROPO", ["grpo", "ei"])
     ['grpo']
@@ -88,7 +88,7 @@ def near(word: str, known: Iterable[str], count: int = 1, cutoff: float = 0.6) -
 
 
 def nearest_options(word: str, offered: Sequence[str]) -> list[str]:
-    """The options that a word may stand for: one that is spelt alike, or else those that it shortens.
+    """Return the options that a word may mean: one spelled similarly, or else those that it abbreviates.
 
     >>> nearest_options("grpo_lr", ["grpo_learning_rate", "grpo_off_policy"]), nearest_options("q", ["xy"])
     (['grpo_learning_rate'], [])
@@ -97,7 +97,7 @@ def nearest_options(word: str, offered: Sequence[str]) -> list[str]:
 
 
 def shortens(word: str, name: str) -> bool:
-    """Whether a word is put together from the beginnings of a name's words, in their order.
+    """Return whether a word consists of the beginnings of a name's words, in their order.
 
     >>> shortens("grpo_lr", "grpo_learning_rate"), shortens("qwen3", "qwen3_1_7b"), shortens("rate", "grpo_off_policy")
     (True, True, False)
@@ -109,10 +109,10 @@ def shortens(word: str, name: str) -> bool:
     return bool(letters) and len(letters) in reached
 
 
-def chosen(choices: Sequence[str], name: str) -> DictConfig:
-    """The config of these options without the settings that were given, so that it composes; Hydra's part too.
+def config_of(choices: Sequence[str], name: str) -> DictConfig:
+    """Return the config of these options without the settings that were given, so that it composes; with Hydra's part.
 
-    A file that brings in the mistake itself is left out.
+    A file that contains the mistake itself is left out.
     """
     of_files = ("experiment=", "sweep=")
     for words in (list(choices), [word for word in choices if not word.lstrip("+").startswith(of_files)]):
@@ -124,7 +124,7 @@ def chosen(choices: Sequence[str], name: str) -> DictConfig:
 
 
 def keys_below(node: Any, prefix: str = "") -> list[str]:
-    """Every key as it is typed on the command line: `seed`, `sampling`, `sampling.max_tokens` ..."""
+    """Return every key as it is typed on the command line: `seed`, `sampling`, `sampling.max_tokens` ..."""
     if isinstance(node, DictConfig):
         node = OmegaConf.to_container(node)
     if not isinstance(node, dict):
@@ -133,21 +133,21 @@ def keys_below(node: Any, prefix: str = "") -> list[str]:
 
 
 def keys_to_set(cfg: DictConfig) -> list[str]:
-    """The keys that take a value or an option: no group that holds settings and has no options, as `sampling`."""
+    """Return the keys that take a value or an option: no group of settings without options, such as `sampling`."""
     keys, groups = [key for key in keys_below(cfg) if not key.startswith("hydra")], options()
     holders = {key.rpartition(".")[0] for key in keys}
     return [key for key in keys if key not in holders or key in groups]
 
 
 def options() -> dict[str, list[str]]:
-    """Every group that a person chooses from, with its options; those of one's own folders too."""
+    """Return every group that a user chooses from, with its options, including those of the user's own folders."""
     loader = GlobalHydra.instance().config_loader()
-    groups = [group for group in loader.list_groups("") if group not in NOT_FOR_CHOOSING]
+    groups = [group for group in loader.list_groups("") if group not in INTERNAL_GROUPS]
     return {group: loader.get_group_options(group, ObjectType.CONFIG) for group in groups}
 
 
 def choices_named(word: str) -> list[str]:
-    """The choices whose option has this name, or else one that is near.
+    """Return the choices whose option has this name, or else a similar one. Short names must agree more closely.
 
     A short name is near to too many others, so more of it must agree.
     """
@@ -158,10 +158,10 @@ def choices_named(word: str) -> list[str]:
 
 
 def settings_like(word: str, cfg: DictConfig) -> list[str]:
-    """What may be meant by a setting that the config does not have, each as it is typed."""
+    """Return what a setting that the config does not have may mean, as it is typed."""
     keys = keys_to_set(cfg)
     last = word.rpartition(".")[2]
-    if word in NAMES:  # known on the command line, where it is translated, and in no file
+    if word in NAMES:  # translated on the command line, but not in files
         return [NAMES[word].key]
     if exact := [choice for choice in choices_named(word) if choice.endswith(f"={word}")]:
         return exact
@@ -183,7 +183,7 @@ def settings_like(word: str, cfg: DictConfig) -> list[str]:
 
 
 def keys_of_options() -> list[str]:
-    """The settings that some option of a group has, whichever is chosen."""
+    """Return the settings that any option of a group has."""
     groups = {group.removeprefix("schema/"): nodes for group, nodes in SCHEMAS.items() if "/" in group}
     keys = [
         f"{group}.{field.name}"
@@ -196,13 +196,13 @@ def keys_of_options() -> list[str]:
 
 
 def algorithms_with(key: str) -> list[str]:
-    """The algorithms that have a setting, by its whole key or by the group that it stands in."""
+    """Return the algorithms that have a setting, by its whole key or by the group that contains it."""
     top = key.partition(".")[0]
     return [name for name, node in SCHEMAS["schema"].items() if top in {field.name for field in fields(node)}]
 
 
 def options_with(group: str, rest: str) -> list[str]:
-    """The options of a group whose schema has a setting: `n_train` of `data` is one of stories'."""
+    """Return the options of a group whose schema has a setting, such as `n_train` of `data`, which stories have."""
     loader = GlobalHydra.instance().config_loader()
     nodes = SCHEMAS.get(f"schema/{group}", {})
     if not isinstance(loader, ConfigLoaderImpl):

@@ -33,6 +33,7 @@ class Board:
         self.write()
 
     def write(self) -> None:
+        """Write `sweep.json`."""
         write_state(self.folder, self.state)
 
     def running(self) -> list[str]:

@@ -20,6 +20,8 @@ Key = tuple[tuple[str, str], ...]  # the same as the key of a mapping
 
 @dataclass(frozen=True, slots=True)
 class PlannedRun:
+    """One run of a sweep."""
+
     name: str  # of its folder: the swept values in full, keys in alphabetical order, the seed last
     overrides: list[str]  # for `python -m rlreason`; without hydra's own
     setting: Setting  # the swept values in the order of the name, without the seed

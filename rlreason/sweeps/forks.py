@@ -176,6 +176,7 @@ class Forks:
         return 0
 
     def close(self) -> None:
+        """End the server."""
         self._socket.close()
         self._server.kill()
         self._server.wait()

@@ -133,9 +133,7 @@ def gpu_plan(runs: Sequence[AnyRunConfig], names: Sequence[str], per_run: int | 
 
     `ConfigError` if a run could never start: more GPUs for each than there are, or fewer than one needs.
     """
-    elsewhere = (
-        not here and not torch_has_gpus()
-    )  # the other machines cannot be inspected: assume that they are like this one
+    elsewhere = not here and not torch_has_gpus()  # other machines are assumed to be like this one
     asked = [0 if elsewhere else gpus_needed(run) for run in runs] or [1]
     plan = GpuPlan(tuple(names) if here else (), per_run, min(asked), max(asked))
     there = f"{len(names)} GPUs ({few(names, 16)})" if len(names) > 1 else "one GPU" if names else "no GPU"

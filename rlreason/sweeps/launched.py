@@ -293,6 +293,7 @@ class Follower:
         self._thread = threading.Thread(target=self._follow, name="follower", daemon=True)
 
     def start(self) -> None:
+        """Start to follow."""
         self._thread.start()
 
     def _follow(self) -> None:

@@ -267,6 +267,7 @@ class SweepWork:
         return left
 
     def folder_of(self, run: PlannedRun) -> Path:
+        """Return the folder that a run writes to."""
         return self.design.folder / run.name
 
 

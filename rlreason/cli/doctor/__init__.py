@@ -1,1 +1,1 @@
-"""What this machine can do, and whether a run of given settings fits: findings with their cures, before a run."""
+"""Check before a run what this machine can do and whether the run fits: findings with their cures."""

