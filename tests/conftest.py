@@ -12,7 +12,7 @@ import pytest
 import torch
 from hydra import compose, initialize_config_dir
 
-from rlreason.cli.flags import Asked
+from rlreason.cli.flags import Request
 from rlreason.config.leaves import resource_dir
 from rlreason.config.store import register
 from rlreason.data.tasks import habit_trace, make_stories
@@ -50,7 +50,7 @@ def _hydra_store() -> None:
 def composed():
     """A config from words of the command line."""
     with initialize_config_dir(str(resource_dir("conf")), version_base="1.3"):
-        yield lambda *overrides: compose(Asked({}, list(overrides)).config_name, list(overrides))
+        yield lambda *overrides: compose(Request({}, list(overrides)).config_name, list(overrides))
 
 
 @pytest.fixture

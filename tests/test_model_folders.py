@@ -13,7 +13,7 @@ from transformers import Phi3Config, Phi3ForCausalLM
 
 from rlreason.api import train
 from rlreason.cli.doctor.look import weight_findings
-from rlreason.cli.doctor.probing import Found
+from rlreason.cli.doctor.probing import ProbeResult
 from rlreason.config.store import typed
 from rlreason.data.prompts import load_template
 from rlreason.engines.base import Prompt, Sampling
@@ -93,7 +93,7 @@ def test_weights_that_were_not_loaded_are_refused_by_a_run_and_by_the_doctor(sav
         look_into(str(saved))
     assert str(of_doctor.value) == str(of_run.value)
     assert "\n" not in str(of_run.value)
-    [finding] = weight_findings(Found({"refused": str(of_doctor.value)}))
+    [finding] = weight_findings(ProbeResult({"refused": str(of_doctor.value)}))
     assert finding.state == "fail"
     assert finding.cure
 

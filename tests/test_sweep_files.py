@@ -10,7 +10,7 @@ from omegaconf import OmegaConf
 
 from rlreason.cli.check import check_command_line, runs_to_check, stage_of
 from rlreason.cli.design import design_of, file_of
-from rlreason.cli.flags import Asked, composing, read
+from rlreason.cli.flags import Request, composing, read
 from rlreason.config.leaves import resource_dir
 from rlreason.config.store import register, run_name, typed
 from rlreason.config.sweep_files import sweep_file
@@ -65,7 +65,7 @@ def test_every_cell_of_every_sweep_composes_and_keeps_the_rules(name, place, eve
             (model / "config.json").write_text("{}")
     if name.startswith("stage_") and place != PLACES[0]:
         return  # three stages of the tiny model
-    asked: Asked = read(["-m", f"sweep={name}", *place])
+    asked: Request = read(["-m", f"sweep={name}", *place])
     with composing(asked):
         if file_of(asked.overrides).chain:
             return
@@ -277,7 +277,7 @@ def test_what_is_carried_gives_way_to_what_was_typed_and_to_what_the_sweep_sets(
 
 
 @pytest.fixture
-def chain(tmp_path, monkeypatch) -> Asked:
+def chain(tmp_path, monkeypatch) -> Request:
     monkeypatch.chdir(tmp_path)
     register()
     words = own(tmp_path, "chain: [grpo_baselines, pku_before_and_after]\nhydra: {sweeper: {params: {seed: '0,1'}}}\n")
