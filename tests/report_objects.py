@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 
 from rlreason.report.charts import figures_of, forest_of, legend_of
-from rlreason.report.content import Case, Detail, Report, Shown, Table, Verdict
-from rlreason.report.study import Run, Series, Setting, Study
+from rlreason.report.content import Case, Detail, Report, ShownResponse, Table, Verdict
+from rlreason.report.study import Series, Setting, Study, StudyRun
 from rlreason.runtime.differences import paired_difference
 
 METRICS = (
@@ -32,7 +32,7 @@ def series_of(steps: np.ndarray, y: np.ndarray, tokens: float = 4000.0, seconds:
     return Series({"step": steps, "time": seconds * steps, "tokens": tokens * steps, "updates": steps}, y)
 
 
-def run_of(label: str, seed: int, level: float, steps: int = 200, planned: int = 200) -> Run:
+def run_of(label: str, seed: int, level: float, steps: int = 200, planned: int = 200) -> StudyRun:
     """One run whose accuracy rises towards `level`; one of fewer steps than planned was stopped."""
     rng = np.random.default_rng([seed, int(1000 * level)])
     at, evaluations = np.arange(1.0, steps + 1), np.arange(0.0, steps + 1, 5)
@@ -47,7 +47,9 @@ def run_of(label: str, seed: int, level: float, steps: int = 200, planned: int =
     }
     series |= {name: series_of(at, rng.uniform(0.01, 1, steps)) for name in METRICS}
     status = "finished" if steps == planned else "stopped:test"
-    return Run(Path(f"runs/{label}"), f"{label},seed={seed}", (), seed, status, series=series, planned_steps=planned)
+    return StudyRun(
+        Path(f"runs/{label}"), f"{label},seed={seed}", (), seed, status, series=series, planned_steps=planned
+    )
 
 
 def study_of(labels: Sequence[str] = ("1e-5", "3e-5", "1e-4"), seeds: int = 4, steps: int = 200) -> Study:
@@ -86,7 +88,7 @@ def report_of(study: Study | None = None, text: str = "some text") -> Report:
     labels = [setting.label for setting in study.settings]
     table = Table("Settings", ["setting", "accuracy", text], [[label, "0.5\n0.4 to 0.6", text] for label in labels])
     shown = [
-        Shown(label, 5, outcome, text, "file:1")
+        ShownResponse(label, 5, outcome, text, "file:1")
         for label, outcome in zip(labels, ("correct", "wrong", "no format"), strict=False)
     ]
     return Report(

@@ -14,7 +14,7 @@ import pytest
 
 from rlreason.records.console import Console
 from rlreason.report import compare
-from rlreason.report.study import Answers, Problem, Run, Setting, Study
+from rlreason.report.study import Answers, GradedProblem, Setting, Study, StudyRun
 from rlreason.report.tabular import study_of_file
 from rlreason.report.verdicts import best_of, comparing_half, verdicts_of
 from tests.settings_of_nothing import arms
@@ -35,8 +35,10 @@ def study(answers, names=None) -> Study:
         key = (("x", name),)
         runs = []
         for seed, row in enumerate(of):
-            problems = {f"p{j}": Problem(float(right), 1, f"What is {j}?") for j, right in enumerate(row)}
-            runs.append(Run(None, name, key, seed, "finished", final=Answers(problems), accuracy=float(row.mean())))
+            problems = {f"p{j}": GradedProblem(float(right), 1, f"What is {j}?") for j, right in enumerate(row)}
+            runs.append(
+                StudyRun(None, name, key, seed, "finished", final=Answers(problems), accuracy=float(row.mean()))
+            )
         settings.append(Setting(key, name, runs))
     return Study("x", "?", ["x"], settings)
 

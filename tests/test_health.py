@@ -21,7 +21,7 @@ from rlreason.health.replay import events_of, replay_monitors
 from rlreason.health.subcommand import describe_health, sparkline
 from rlreason.health.watch import MONITORS
 from rlreason.report.sections import health_of, health_table
-from rlreason.report.study import Run, Series, Setting, Study
+from rlreason.report.study import Series, Setting, Study, StudyRun
 from tests.small_runs import words_of
 from tests.starts import rlreason
 
@@ -202,7 +202,7 @@ def test_a_report_counts_problems_and_no_notes():
     problems = [Finding("truncated", "90% were cut", step=2)]
     series = {"train/loss": Series({}, np.ones(1))}
     runs = [
-        Run(Path(str(seed)), str(seed), (), seed, "finished", series=series, findings=found)
+        StudyRun(Path(str(seed)), str(seed), (), seed, "finished", series=series, findings=found)
         for seed, found in enumerate([notes, [*problems, *notes]])
     ]
     study = Study("s", "?", [], [Setting((), "all", runs)])

@@ -17,7 +17,7 @@ import yaml
 from rlreason.errors import ConfigError
 from rlreason.records.console import Console
 from rlreason.report.assignment import FILES, MARKDOWN, PAGE, write_up
-from rlreason.report.assignment.courses import agreement, course_of, directions_table, verdict_of, words_of
+from rlreason.report.assignment.courses import agreement, course_of, directions_table, typed_settings, verdict_of
 from rlreason.report.assignment.figures import (
     against_bar,
     bar_line,
@@ -479,7 +479,7 @@ def test_agreement_of_every_pair_of_words():
         assert agreement(published, "cannot tell") == "cannot tell"
         assert agreement(published, "not compared") == "not comparable"
     assert agreement("better", "worse") == agreement("same", "worse") == "disagrees"
-    assert words_of("learning_rate=0.01") == words_of("learning_rate=1e-2")
+    assert typed_settings("learning_rate=0.01") == typed_settings("learning_rate=1e-2")
     assert directions_table(course_of("pku_hw3"), {}) is None
 
 

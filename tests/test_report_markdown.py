@@ -6,7 +6,7 @@ from xml.etree import ElementTree
 import pytest
 
 from rlreason.report.build import FILES, build_report, fenced, table_lines, text, write_markdown
-from rlreason.report.content import Case, Detail, Shown, Table
+from rlreason.report.content import Case, Detail, ShownResponse, Table
 from rlreason.report.read import read_study
 from tests.sweep_folders import answers, sweep
 
@@ -38,7 +38,7 @@ def test_the_document_has_verdict_tables_and_pictures_that_exist(report, tmp_pat
 
 
 def test_texts_of_others_are_text(report, tmp_path):
-    report.cases = [Case(HOSTILE, HOSTILE, {0: [Shown("1", 0, "wrong", HOSTILE, "evals/a:1")]})]
+    report.cases = [Case(HOSTILE, HOSTILE, {0: [ShownResponse("1", 0, "wrong", HOSTILE, "evals/a:1")]})]
     report.details = [Detail(HOSTILE, text=HOSTILE), Detail("t", table=Table("t", ["a", "b"], [[HOSTILE, "x"]]))]
     report.warnings = [HOSTILE]
     write_markdown(report, tmp_path / "report.md")

@@ -8,7 +8,7 @@ import pytest
 from rlreason.report import remarks
 from rlreason.report.read import read_study
 from rlreason.report.sections import LONGEST, cases_of, shown_text, slices_of, slices_table
-from rlreason.report.study import Answers, Problem, Run, Series, Setting, Study
+from rlreason.report.study import Answers, GradedProblem, Series, Setting, Study, StudyRun
 from rlreason.report.tables import (
     axes_table,
     best_checkpoint,
@@ -25,14 +25,14 @@ from rlreason.report.verdicts import verdicts_of
 from tests.sweep_folders import answers, sweep
 
 
-def run(folder, name, seed, right, **more) -> Run:
+def run(folder, name, seed, right, **more) -> StudyRun:
     """A finished run with these right answers; `more` replaces fields."""
     problems = {
-        f"p{k}": Problem(float(ok), 1, "What is " + "1 + " * (k % 7) + f"{k}?", {"level": k % 3})
+        f"p{k}": GradedProblem(float(ok), 1, "What is " + "1 + " * (k % 7) + f"{k}?", {"level": k % 3})
         for k, ok in enumerate(right)
     }
     settings = {"lr": name, "seed": seed, "algorithm": "grpo"}
-    made = Run(folder, f"lr={name},seed={seed}", (("lr", name),), seed, "finished", settings=settings)
+    made = StudyRun(folder, f"lr={name},seed={seed}", (("lr", name),), seed, "finished", settings=settings)
     made.final, made.accuracy = Answers(problems, 40), float(np.mean(right))
     made.seconds, made.totals, made.planned_steps = 60.0, {"step": 40.0, "tokens": 2e5, "updates": 40.0}, 40
     steps = np.array([0.0, 20.0, 40.0])
@@ -81,7 +81,7 @@ def test_slices_differ_only_by_holm_over_all_of_them(tmp_path):
     for one in of.settings[1].runs:  # better on level 0 alone
         for name, problem in list(one.final.problems.items()):
             if problem.facts["level"] == 0:
-                one.final.problems[name] = Problem(1.0, 1, problem.question, problem.facts)
+                one.final.problems[name] = GradedProblem(1.0, 1, problem.question, problem.facts)
     table = slices_table(of)
     signs = {row[0].replace("\n", " "): row[3].startswith("\N{BLACK UP-POINTING TRIANGLE}") for row in table.rows}
     assert signs["level 0"]
@@ -90,7 +90,7 @@ def test_slices_differ_only_by_holm_over_all_of_them(tmp_path):
     assert {s.kind for s in slices_of(of)} == {"level", "question length"}  # no evaluation before training
     for setting in of.settings:
         for one in setting.runs:
-            one.start = Answers({name: Problem(float(k % 2), 1) for k, name in enumerate(one.final.problems)})
+            one.start = Answers({name: GradedProblem(float(k % 2), 1) for k, name in enumerate(one.final.problems)})
     kinds = {s.name: len(s.problems) for s in slices_of(of) if s.kind.startswith("difficulty")}
     assert kinds == {"solved by no starting run": 100, "by all": 100}
 
@@ -99,8 +99,8 @@ def test_pass_at_k_needs_samples(tmp_path):
     of = study(tmp_path, {"1": 0.5})
     assert passes_table(of) is None
     for one in of.runs:
-        one.final = Answers({"a": Problem(1, 4), "b": Problem(0, 4)})
-        one.start = Answers({"a": Problem(0, 4), "b": Problem(0, 4)})
+        one.final = Answers({"a": GradedProblem(1, 4), "b": GradedProblem(0, 4)})
+        one.start = Answers({"a": GradedProblem(0, 4), "b": GradedProblem(0, 4)})
     table = passes_table(of)
     assert list(table.head) == ["setting", "training", "k = 1", "k = 2", "k = 4"]
     assert [list(row)[1:] for row in table.rows] == [
@@ -114,9 +114,9 @@ def test_pass_at_k_before_and_after_is_of_the_same_problems(tmp_path):
     """The evaluation before training asks fewer problems: what only the final one asks is no progress."""
     of = study(tmp_path, {"1": 0.5})
     for one in of.runs:
-        hard = {f"hard{k}": Problem(1, 4) for k in range(10)}
+        hard = {f"hard{k}": GradedProblem(1, 4) for k in range(10)}
         one.start = Answers(hard)
-        one.final = Answers({**hard, **{f"easy{k}": Problem(4, 4) for k in range(30)}})
+        one.final = Answers({**hard, **{f"easy{k}": GradedProblem(4, 4) for k in range(30)}})
     table = passes_table(of)
     before, after = ([*row][2:] for row in table.rows)
     assert before == after == ["25.0%", "50.0%", "100.0%"]

@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rlreason.report.build import lead_of
+from rlreason.report.build import introduction_of
 from rlreason.report.content import Verdict
 from rlreason.report.remarks import warnings_of
-from rlreason.report.study import Answers, Problem, Run, Series, Setting, Study, labels_of
+from rlreason.report.study import Answers, GradedProblem, Series, Setting, Study, StudyRun, labels_of
 from rlreason.report.verdicts import size, summary_of, verdicts_of
 
 PROBLEMS = 200
@@ -24,15 +24,15 @@ def hits(share: float, flips: int = 0, problems: int = PROBLEMS) -> np.ndarray:
     return right
 
 
-def run_of(key: str, seed: int, right: np.ndarray | None) -> Run:
-    run = Run(
+def run_of(key: str, seed: int, right: np.ndarray | None) -> StudyRun:
+    run = StudyRun(
         Path(key), f"{key},seed={seed}", (("x", key),), seed, "finished" if right is not None else "diverged:loss"
     )
     run.planned_steps, run.totals = 40, {"step": 40.0}
     if right is None:
         run.accuracy = 0.0
         return run
-    run.final = Answers({f"p{k}": Problem(float(ok), 1, f"What is {k}?") for k, ok in enumerate(right)}, 40)
+    run.final = Answers({f"p{k}": GradedProblem(float(ok), 1, f"What is {k}?") for k, ok in enumerate(right)}, 40)
     run.accuracy = float(right.mean())
     return run
 
@@ -201,7 +201,7 @@ def test_one_name_for_two_questions_is_not_compared() -> None:
 
 def test_a_run_that_is_not_there_is_said_to_be_gone() -> None:
     study = study_of(R=seeds(0.5), A=seeds(0.7))
-    study.settings[1].runs[3] = Run(Path("A"), "A,seed=3", (("x", "A"),), 3, "waiting")
+    study.settings[1].runs[3] = StudyRun(Path("A"), "A,seed=3", (("x", "A"),), 3, "waiting")
     assert "Seed 3 of A does not enter" in verdict_of(study).sentence
 
 
@@ -229,7 +229,7 @@ def test_a_run_that_failed_is_not_said_to_have_stopped() -> None:
     run = study.settings[1].runs[0]
     run.status, run.totals = "failed", {"step": 5.0}
     assert "Seed 0 of A failed at step 5 of 40" in verdict_of(study).sentence
-    assert "ended early" in lead_of(study)
+    assert "ended early" in introduction_of(study)
 
 
 def test_runs_that_are_equal_in_every_seed_are_said_to_be_and_need_no_more_seeds() -> None:

@@ -153,11 +153,11 @@ def run_design(hydra: Hydra, request: Request, design: Design, task: Task) -> Sw
 def print_table(folder: Path) -> SweepState:
     """Print a sweep's settings with the intervals and verdicts of the report, and its notes."""
     from rlreason.report.read import read_study  # slow to import
-    from rlreason.report.tables import in_brief
+    from rlreason.report.tables import judged_settings
 
     state = read_state(folder)
     scored = any(run.score is not None for run in state.runs)  # of discovery, which has a report of its own
-    print("\n" + closing(state, folder, {} if scored else in_brief(read_study([folder]))), flush=True)
+    print("\n" + closing(state, folder, {} if scored else judged_settings(read_study([folder]))), flush=True)
     return state
 
 

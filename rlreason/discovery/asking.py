@@ -25,9 +25,9 @@ from rlreason.discovery.client import (
     worth_retrying,
 )
 from rlreason.discovery.journal import Journal, Prices, Spending, id_of, prompt_bound, use_of
-from rlreason.discovery.sandbox.contained import Limits, in_words, protections
+from rlreason.discovery.sandbox.contained import Limits, protections, protections_text
 from rlreason.discovery.score import STOPPED, score_program
-from rlreason.discovery.turns import Problem, Question, Reply, first_prompt, problem_named, templates_of
+from rlreason.discovery.turns import DiscoveryProblem, Question, Reply, first_prompt, problem_named, templates_of
 from rlreason.errors import ConfigError
 from rlreason.records.console import Console
 from rlreason.records.writer import RunWriter
@@ -259,7 +259,7 @@ class Asker:
 
 
 @dataclass
-class Best:
+class BestProgram:
     """The best program so far, and where it came from."""
 
     score: int
@@ -273,12 +273,12 @@ class Walk:
     """A run on its way: its parts, and all replies so far."""
 
     run: DiscoverConfig
-    problem: Problem
+    problem: DiscoveryProblem
     journal: Journal
     asker: Asker
     records: RunWriter
     console: Console
-    best: Best
+    best: BestProgram
     known_turns: int  # of earlier parts, the last of which may not be whole
     on_disk: int  # score of the program in the folder
     replies: list[Reply] = field(default_factory=list)
@@ -291,7 +291,12 @@ class Walk:
 
 
 def set_up(
-    run: DiscoverConfig, problem: Problem, journal: Journal, records: RunWriter, console: Console, stop: threading.Event
+    run: DiscoverConfig,
+    problem: DiscoveryProblem,
+    journal: Journal,
+    records: RunWriter,
+    console: Console,
+    stop: threading.Event,
 ) -> Walk:
     """The parts of a run; its beginning is written down, or read where it goes on."""
     limits = limits_of(run)
@@ -312,7 +317,7 @@ def set_up(
     start = journal.begin["start"]
     known = [result["score"] for result in journal.scores.values() if isinstance(result.get("score"), int)]
     best_known = max([start["result"]["score"], *known])
-    best = Best(start["result"]["score"], start["source"], start["result"]["program_sha256"])
+    best = BestProgram(start["result"]["score"], start["source"], start["result"]["program_sha256"])
     spending = Spending(run.budget, Prices(run.client.prompt_price, run.client.completion_price))
     asker = Asker(run, endpoint, Client(endpoint), journal, spending, score)
     return Walk(run, problem, journal, asker, records, console, best, journal.last_turn, best_known)
@@ -350,7 +355,7 @@ def endpoint_of(run: DiscoverConfig, model: str | None = None) -> Endpoint:
 
 
 def begin(
-    run: DiscoverConfig, problem: Problem, endpoint: Endpoint, journal: Journal, console: Console,
+    run: DiscoverConfig, problem: DiscoveryProblem, endpoint: Endpoint, journal: Journal, console: Console,
     score: Callable[[str], dict[str, Any]],
 ) -> Endpoint:  # fmt: skip
     """Write down what the run is made of, its start program scored; returns the endpoint with its model."""
@@ -373,7 +378,7 @@ def begin(
     return endpoint
 
 
-def start_source(run: DiscoverConfig, problem: Problem) -> str:
+def start_source(run: DiscoverConfig, problem: DiscoveryProblem) -> str:
     """The program that the model begins with."""
     if run.start is None:
         return problem.starter_source.decode("utf-8")
@@ -383,7 +388,7 @@ def start_source(run: DiscoverConfig, problem: Problem) -> str:
         raise ConfigError(f"start={run.start} cannot be read ({error}): give a file of Python") from error
 
 
-def refuse_other_problem(begun: dict[str, Any], problem: Problem) -> None:
+def refuse_other_problem(begun: dict[str, Any], problem: DiscoveryProblem) -> None:
     """`ConfigError` where the problem is another than the one that the run began with."""
     if begun.get("problem_hash") != problem.hash:
         raise ConfigError(
@@ -399,7 +404,7 @@ def announce(walk: Walk) -> None:
     say(f"problem    {walk.problem.title}: begins with {walk.best.score} {walk.problem.unit}")
     say(f"asks       {walk.asker.endpoint.model}, {asks}; at most {run.most_spent}")
     limits = limits_of(run)
-    held = in_words(protections(limits), briefly=True)
+    held = protections_text(protections(limits), briefly=True)
     say(f"programs   {duration(limits.timeout_s)} and {limits.memory_mb} MB each; held back by {held}")
     if walk.known_turns:
         say(f"goes on    in turn {walk.known_turns}, after {len(walk.journal.asked)} calls, none of which is repeated")

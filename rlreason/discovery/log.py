@@ -8,12 +8,12 @@ from typing import Any
 
 from rlreason.config.discover import DiscoverConfig
 from rlreason.discovery.journal import Spending
-from rlreason.discovery.turns import Problem, Reply, without_measurements
+from rlreason.discovery.turns import DiscoveryProblem, Reply, without_measurements
 
 
 def log_of(
     run: DiscoverConfig,
-    problem: Problem,
+    problem: DiscoveryProblem,
     begin: Mapping[str, Any],
     replies: Sequence[Reply],
     spending: Spending,

@@ -15,7 +15,7 @@ from dataclasses import asdict
 from functools import partial
 
 from rlreason.config.discover import DiscoverConfig
-from rlreason.discovery.asking import Best, Walk, announce, set_up
+from rlreason.discovery.asking import BestProgram, Walk, announce, set_up
 from rlreason.discovery.journal import Journal
 from rlreason.discovery.log import log_of
 from rlreason.discovery.report.write import write_run_report
@@ -37,7 +37,7 @@ def discover(run: DiscoverConfig, records: RunWriter, console: Console) -> float
     with stopped_at_the_end() as stop:
         walk = set_up(run, problem, journal, records, console, stop)
         announce(walk)
-        walk.asker.keep = partial(kept, walk)
+        walk.asker.keep = partial(save_if_better, walk)
         if not walk.known_turns:
             write_documents(walk)
         turn, conversation = 0, Conversation(1, run.client.system, walk.begin["first"])
@@ -87,14 +87,14 @@ def take_in(walk: Walk, replies: list[Reply]) -> list[Reply]:
     """The replies, among all of the run and with the best program so far."""
     for reply in replies:
         if reply.score > walk.best.score and reply.program is not None and reply.result is not None:
-            walk.best = Best(reply.score, reply.program, reply.result["program_sha256"], reply.id)
+            walk.best = BestProgram(reply.score, reply.program, reply.result["program_sha256"], reply.id)
             reply.improved = True
         reply.best_so_far = walk.best.score
     walk.replies += replies
     return replies
 
 
-def kept(walk: Walk, reply: Reply) -> None:
+def save_if_better(walk: Walk, reply: Reply) -> None:
     """The program of a reply is put into the folder at once where it is better than the one there."""
     if reply.score > walk.on_disk and reply.program is not None:
         walk.records.document(files.PROGRAM, reply.program)
@@ -120,13 +120,13 @@ def write_turn(walk: Walk, turn: int, replies: list[Reply]) -> None:
     records.metrics(Counters(rollout_step=turn, clock=records.clock).row() | row)
     if again:
         return
-    walk.console.say(f"turn {turn:<5} {spending.calls:>4} calls  best {walk.best.score:<6} {came_of(replies)}")
+    walk.console.say(f"turn {turn:<5} {spending.calls:>4} calls  best {walk.best.score:<6} {outcomes_text(replies)}")
     for reply in replies:
         if reply.result and reply.result["alarm"]:
             walk.console.say(f"! ALARM, no score for reply {reply.id}: {reply.result['alarm']}")
 
 
-def came_of(replies: list[Reply]) -> str:
+def outcomes_text(replies: list[Reply]) -> str:
     """What came of replies, in a few words each."""
     said = []
     for reply in replies:

@@ -14,15 +14,15 @@ from typing import Any
 from rlreason.discovery.sandbox.contained import (
     RUN_CHECK,
     RUN_PROGRAM,
-    Given,
     Limits,
     Outcome,
-    in_words,
+    ProgramOutput,
     protections,
+    protections_text,
     read_channel,
     run_contained,
 )
-from rlreason.discovery.turns import Problem, problem_named, shipped
+from rlreason.discovery.turns import DiscoveryProblem, problem_named, shipped
 from rlreason.errors import ConfigError, DataError
 from rlreason.records.console import Console
 from rlreason.runtime.subcommand import Answer, Parser
@@ -68,7 +68,7 @@ class Score:
 
 
 def score_program(
-    source: bytes, problem: Problem, limits: Limits | None = None, stop: Callable[[], bool] = lambda: False
+    source: bytes, problem: DiscoveryProblem, limits: Limits | None = None, stop: Callable[[], bool] = lambda: False
 ) -> Score:
     """Run a program and check its set. Whatever it does, this returns within the limits and leaves nothing behind.
 
@@ -84,7 +84,7 @@ def score_program(
     outcome = run_contained(arguments, source, limits, limits.timeout_s, readable=[str(RUN_PROGRAM)], stop=stop)
     score.seconds, score.peak_memory_mb = round(outcome.seconds, 3), round(outcome.peak_mb, 1)
     score.protections, score.left_behind = outcome.protections, outcome.left_behind
-    score.output_tail = shown(outcome.tail.decode("utf-8", "backslashreplace"))
+    score.output_tail = visible_text(outcome.tail.decode("utf-8", "backslashreplace"))
     given = read_channel(outcome.channel, problem.most_rows, problem.most_digits)
     if why := why_not(outcome, given, limits):
         return failed(score, *why)
@@ -102,7 +102,7 @@ def refuse_other_systems() -> None:
         )
 
 
-def why_not(outcome: Outcome, given: Given, limits: Limits) -> tuple[str, str] | None:
+def why_not(outcome: Outcome, given: ProgramOutput, limits: Limits) -> tuple[str, str] | None:
     """(kind, text) of what kept a program from giving a set; None where it gave one."""
     over = {
         "timeout": f"the program took longer than {limits.timeout_s:g} s",
@@ -129,7 +129,9 @@ def why_not(outcome: Outcome, given: Given, limits: Limits) -> tuple[str, str] |
     return None
 
 
-def checked(score: Score, rows: list[list[int]], problem: Problem, limits: Limits, stop: Callable[[], bool]) -> Score:
+def checked(
+    score: Score, rows: list[list[int]], problem: DiscoveryProblem, limits: Limits, stop: Callable[[], bool]
+) -> Score:
     """The score with the verifier's verdict on the rows."""
     verifier = problem.folder / problem.verifier
     asked = {"rows": [" ".join(map(str, row)) for row in rows], "options": dict(problem.options)}
@@ -150,7 +152,7 @@ def checked(score: Score, rows: list[list[int]], problem: Problem, limits: Limit
     with suppress(ValueError):
         told = json.loads(outcome.channel)
     if outcome.stopped or outcome.exit != 0 or not isinstance(told, dict) or type(told.get("score")) is not int:
-        why = outcome.why or shown(outcome.tail.decode("utf-8", "replace"))[-300:] or "it gave no score"
+        why = outcome.why or visible_text(outcome.tail.decode("utf-8", "replace"))[-300:] or "it gave no score"
         raise DataError(f"the verifier {verifier} failed: {why}: correct it")
     names = {field_name for field_name in Score.__dataclass_fields__ if field_name != "facts"}
     valid = told.pop("valid", False) is True
@@ -165,7 +167,7 @@ def checked(score: Score, rows: list[list[int]], problem: Problem, limits: Limit
 
 def failed(score: Score, kind: str, text: str) -> Score:
     """The score of a program that gave no set."""
-    score.error_kind, score.error = kind, shown(text) or kind
+    score.error_kind, score.error = kind, visible_text(text) or kind
     return score
 
 
@@ -175,10 +177,10 @@ _UNSEEN = re.compile(
 )
 
 
-def shown(text: str) -> str:
+def visible_text(text: str) -> str:
     r"""A text of a program's as it may be shown: cut, without secrets, and nothing in it that cannot be seen.
 
-    >>> print(shown("a\x1b[2J\u200b"))
+    >>> print(visible_text("a\x1b[2J\u200b"))
     a\x1b[2J\u200b
     """
     lines = text[:SHOWN].split("\n")
@@ -207,7 +209,7 @@ def main(arguments: argparse.Namespace, console: Console) -> Answer:
     with console.wait(f"running {arguments.program}, for {duration(limits.timeout_s)} at most"):
         protections(limits)
         score = score_program(source, problem, limits)
-    return Answer(told(score, problem.unit), score.as_dict(), 0 if score.valid else 1)
+    return Answer(score_text(score, problem.unit), score.as_dict(), 0 if score.valid else 1)
 
 
 def limits_of(arguments: argparse.Namespace) -> Limits:
@@ -234,7 +236,7 @@ def source_of(word: str) -> bytes:
         raise ConfigError(f"PROGRAM={word} cannot be read ({error.strerror}): give a file of Python") from error
 
 
-def told(score: Score, unit: str) -> str:
+def score_text(score: Score, unit: str) -> str:
     """The score for a person."""
     if score.valid:
         lines = [f"valid: {score.score} {unit}"]
@@ -260,4 +262,4 @@ def told(score: Score, unit: str) -> str:
         lines.append("! processes of the program could not be ended: look for them with ps, and end them by hand")
     if score.output_tail:
         lines += ["the end of what it printed, none of which counts:", score.output_tail[-400:]]
-    return "\n".join([*lines, f"protections: {in_words(score.protections)}"])
+    return "\n".join([*lines, f"protections: {protections_text(score.protections)}"])

@@ -147,7 +147,7 @@ FILE = "problem.yaml"
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class DiscoveryProblem:
     """A problem. `prompt` is a template; `options` go to the verifier; `record` lists what others reached."""
 
     folder: Path
@@ -185,7 +185,7 @@ def shipped() -> list[str]:
     return sorted(path.parent.name for path in HOME.glob(f"*/{FILE}"))
 
 
-def problem_named(name: str, key: str = "problem") -> Problem:
+def problem_named(name: str, key: str = "problem") -> DiscoveryProblem:
     """A problem by its name, or by the path of its folder; `ConfigError` where it is none. `key`: the setting."""
     folder = HOME / name if re.fullmatch(r"\w+", name) and (HOME / name / FILE).is_file() else Path(name)
     if not (folder / FILE).is_file():
@@ -195,7 +195,7 @@ def problem_named(name: str, key: str = "problem") -> Problem:
     return read_problem(folder.absolute())
 
 
-def read_problem(folder: Path) -> Problem:
+def read_problem(folder: Path) -> DiscoveryProblem:
     """The problem in a folder; `ConfigError` where its file is not sound."""
     path = folder / FILE
     try:
@@ -217,7 +217,7 @@ def read_problem(folder: Path) -> Problem:
         raise ConfigError(f"{path} lacks {', '.join(missing)}: add it")
     own: dict[str, Any] = {"unit": "points", "starter": "starter.py", "verifier": "verify.py"} | told
     own["record"] = tuple(row for row in told.get("record", []) if isinstance(row, dict))
-    problem = Problem(folder, folder.name, **own)
+    problem = DiscoveryProblem(folder, folder.name, **own)
     for file in (folder / problem.starter, folder / problem.verifier, problem.prompt_file()):
         if not file.is_file():
             raise ConfigError(f"{path} names {file.name}, and {file} is no file: add it, or correct the name")
@@ -231,7 +231,7 @@ OF_THE_PROGRAM = ("exception", "exit", "type", "size", "no_points", "memory")
 FRAME = "-----"
 
 
-def templates_of(files: PromptFilesConfig, problem: Problem) -> dict[str, str]:
+def templates_of(files: PromptFilesConfig, problem: DiscoveryProblem) -> dict[str, str]:
     """The text of each template; `ConfigError` where a file is not there."""
     found = {}
     for kind in KINDS:
@@ -246,7 +246,7 @@ def templates_of(files: PromptFilesConfig, problem: Problem) -> dict[str, str]:
     return found
 
 
-def _file(given: str, problem: Problem, key: str) -> Path:
+def _file(given: str, problem: DiscoveryProblem, key: str) -> Path:
     for path in (problem.folder / given, resource_dir("prompts") / given, Path(given).expanduser()):
         if path.is_file():
             return path
@@ -265,7 +265,7 @@ def filled(template: str, values: Mapping[str, Any]) -> str:
 
 
 def first_prompt(
-    template: str, problem: Problem, start: str, result: Mapping[str, Any], more: Mapping[str, Any]
+    template: str, problem: DiscoveryProblem, start: str, result: Mapping[str, Any], more: Mapping[str, Any]
 ) -> str:
     """The task. `start`: the program that the model begins with, `result`: what it was worth; `more`: other values."""
     hints = f"\n{problem.hints.strip()}\n" if more.get("hints") else ""

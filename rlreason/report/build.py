@@ -34,7 +34,7 @@ def build_report(study: Study, equal_within: float = EQUAL_WITHIN) -> Report:
         name=study.name,
         question=study.question,
         summary=summary_of(verdicts, study),
-        lead=lead_of(study),
+        lead=introduction_of(study),
         legend=legend_of(study, verdicts),
         verdicts=verdicts,
         facts=facts_of(study),
@@ -63,7 +63,7 @@ def tables_of(study: Study, verdicts: Sequence[Verdict]) -> list[Table]:
     return tables
 
 
-def lead_of(study: Study) -> str:
+def introduction_of(study: Study) -> str:
     """What was compared with what, in two sentences."""
     n, seeds = len(study.settings), {len(one.runs) for one in study.settings}
     each = (

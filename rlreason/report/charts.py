@@ -8,9 +8,9 @@ import numpy as np
 
 from rlreason.report import specifications
 from rlreason.report.content import GRID, MOST_COLOURS, Band, Curves, Entry, Figure, Line, Verdict, band_of
-from rlreason.report.measures import ACCURACY, MEASURES, PERCENT, Measure, value_word
+from rlreason.report.measures import ACCURACY, MEASURES, PERCENT, Measure, value_text
 from rlreason.report.specifications import variable
-from rlreason.report.study import AXES, RUNNING, Run, Setting, Study
+from rlreason.report.study import AXES, RUNNING, Setting, Study, StudyRun
 from rlreason.report.verdicts import EQUAL_WITHIN, signed
 from rlreason.runtime.intervals import mean_interval
 from rlreason.runtime.text import few
@@ -81,7 +81,7 @@ def _lines(study: Study, measure: Measure) -> tuple[list[Line], int]:
     return lines, dropped
 
 
-def stopped_early(run: Run) -> bool:
+def stopped_early(run: StudyRun) -> bool:
     """Whether a run ended before its last step; one that is still under way has not."""
     word = run.status.partition(":")[0]
     return word not in ("finished", RUNNING, "waiting")
@@ -126,7 +126,7 @@ def _alt(study: Study, measure: Measure, by_setting: Mapping[str, Sequence[Line]
             last[label] = float(bands[label].mean[-1])
         elif lines:
             last[label] = float(np.mean([line.y[-1] for line in lines]))
-    values = [f"{label} {value_word(value, measure.format)}" for label, value in last.items()]
+    values = [f"{label} {value_text(value, measure.format)}" for label, value in last.items()]
     band = " with a 95% band" if any(b.low is not None for b in bands.values()) else ""
     count = f"{len(last)} setting{'s' * (len(last) != 1)}"
     start = f"{measure.title} ({measure.unit}) by {specifications.STEP_TITLE} for {count}"
@@ -150,7 +150,7 @@ def _of_way(study: Study, way: str) -> Figure | None:
     if not rows["means"]:
         return None
     last = {
-        row["setting"]: f"{row['setting']} {value_word(row['y'], PERCENT)} at N = {row['x']}" for row in rows["means"]
+        row["setting"]: f"{row['setting']} {value_text(row['y'], PERCENT)} at N = {row['x']}" for row in rows["means"]
     }
     measure = Measure(f"best_of_n/{re.sub(r'[^A-Za-z0-9]+', '_', way)}", way, "share of problems solved", PERCENT, [])
     alt = f"{way}: share of problems solved by responses to choose from, with a 95% band. {few([*last.values()], 8)}."

@@ -221,7 +221,7 @@ class Table:
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
+class ShownResponse:
     """One response of a setting to a problem at a step. `text` is cut and free of control characters."""
 
     setting: str
@@ -237,7 +237,7 @@ class Case:
 
     question: str
     ground_truth: str
-    steps: Mapping[int, Sequence[Shown]]  # step -> a response of each setting
+    steps: Mapping[int, Sequence[ShownResponse]]  # step -> a response of each setting
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rlreason.report.study import Run, Series
+from rlreason.report.study import Series, StudyRun
 
 PERCENT, FINE_PERCENT, PLAIN, SHORT, GENERAL = ".0%", ".1%", ".2f", "~s", "~g"
 DEPTH = "logarithmic axis"
@@ -23,7 +23,7 @@ class Measure:
     share: bool = False  # lies in 0 to 1
     log: bool = False  # on a logarithmic axis
 
-    def of(self, run: Run) -> Series | None:
+    def of(self, run: StudyRun) -> Series | None:
         """What a run measured; None where it did not."""
         found = next((run.series[source] for source in self.sources if source in run.series), None)
         if found is None:
@@ -124,10 +124,10 @@ MEASURES = [
 ]
 
 
-def value_word(value: float, pattern: str) -> str:
+def value_text(value: float, pattern: str) -> str:
     """A value as a sentence has it.
 
-    >>> value_word(0.7625, ".0%"), value_word(123.4, "~s"), value_word(0.00123, "~g"), value_word(0.5, ".2f")
+    >>> value_text(0.7625, ".0%"), value_text(123.4, "~s"), value_text(0.00123, "~g"), value_text(0.5, ".2f")
     ('76.2%', '123', '0.0012', '0.50')
     """
     if pattern.endswith("%"):

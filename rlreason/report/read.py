@@ -18,7 +18,7 @@ from rlreason.health.replay import as_numbers
 from rlreason.records.files import CONFIG, METRICS, RESPONSES, STATUS, ResponseFile, each_line
 from rlreason.records.reader import RunFolder, runs_in
 from rlreason.records.status import read_ending, read_status
-from rlreason.report.study import AXES, RUNNING, Answers, Problem, Run, Series, Setting, Study, labels_of
+from rlreason.report.study import AXES, RUNNING, Answers, GradedProblem, Series, Setting, Study, StudyRun, labels_of
 from rlreason.report.verdicts import flattered, picked
 from rlreason.runtime.files import LARGEST, holder, number
 from rlreason.runtime.text import few
@@ -33,13 +33,13 @@ MOST_SETTINGS = 5000  # of a run's config; what has more is none
 Say = Callable[[str], None]
 
 
-def read_run(folder: Path, setting: Key, seed: int | None, state: RunState | None, say: Say) -> Run:
+def read_run(folder: Path, setting: Key, seed: int | None, state: RunState | None, say: Say) -> StudyRun:
     """One run; what is broken in its folder is told to `say`, a line each, and left out.
 
     `state`: what its sweep knows of it. A run that is still under way has no final evaluation.
     """
     status, reason = _status(folder, state)
-    run = Run(folder, folder.name, setting, seed or 0, status, reason)
+    run = StudyRun(folder, folder.name, setting, seed or 0, status, reason)
     if state is not None:
         run.shared_machine, run.seconds = state.shared_machine, state.seconds
     if not folder.is_dir():
@@ -65,7 +65,7 @@ def read_run(folder: Path, setting: Key, seed: int | None, state: RunState | Non
     return run
 
 
-def _unreadable(run: Run, why: str) -> Run:
+def _unreadable(run: StudyRun, why: str) -> StudyRun:
     if run.status.partition(":")[0] not in (RUNNING, WAITING):
         run.status, run.reason = "failed", f"its folder cannot be read: {why}"
     return run
@@ -130,7 +130,7 @@ def _column(rows: Sequence[Mapping[str, Any]], name: str) -> Any:
     return np.fromiter(drawn, np.float64)
 
 
-def _with_answers(run: Run, reader: RunFolder, say: Say) -> None:
+def _with_answers(run: StudyRun, reader: RunFolder, say: Say) -> None:
     """Take the first evaluation and the last one, and the accuracy of the last."""
     evaluations = reader.evaluations()
     if evaluations and evaluations[0].step == 0 and (len(evaluations) > 1 or not run.ended):
@@ -178,7 +178,7 @@ def answers_of(file: ResponseFile, say: Say) -> Answers | None:
     if not correct:
         say(f"{file.path} holds no response that can be used: its run is not compared")
         return None
-    problems = {name: Problem(sum(right), len(right), *told[name]) for name, right in correct.items()}
+    problems = {name: GradedProblem(sum(right), len(right), *told[name]) for name, right in correct.items()}
     return Answers(problems, file.step, categories)
 
 
@@ -248,11 +248,11 @@ MOST_KEYS = 4  # in which loose runs differ: with more, they are told apart by t
 
 
 @dataclass(slots=True)
-class Given:
+class ReportInput:
     """What one argument stands for: runs, and the sweep that they belong to, if any."""
 
     path: Path
-    runs: list[Run]
+    runs: list[StudyRun]
     state: SweepState | None = None
     part: bool = False  # a setting of that sweep, not all of it
     problems: list[str] = field(default_factory=list)  # what was broken
@@ -268,7 +268,7 @@ def read_study(folders: Sequence[Path], say: Callable[[str], None] | None = None
     return study_of([read_given(folder, say) for folder in folders])
 
 
-def read_given(path: Path, say: Callable[[str], None] | None = None) -> Given:
+def read_given(path: Path, say: Callable[[str], None] | None = None) -> ReportInput:
     """The runs that one argument stands for; `ConfigError` where it is none of what is understood."""
     problems: list[str] = []
 
@@ -281,10 +281,10 @@ def read_given(path: Path, say: Callable[[str], None] | None = None) -> Given:
     if not path.is_dir():
         return _setting_of_a_sweep(path, note, problems)
     if (path / CONFIG).exists() or ((path / STATUS).exists() and not runs_in(path)):
-        return Given(path, [read_run(path, (), None, _state_in_sweep(path), note)], problems=problems)
+        return ReportInput(path, [read_run(path, (), None, _state_in_sweep(path), note)], problems=problems)
     if (path / FILE).exists() or runs_in(path):
         state = read_state(path, note)
-        return Given(path, _runs_of(path, state, note), state, problems=problems)
+        return ReportInput(path, _runs_of(path, state, note), state, problems=problems)
     if inner := sorted(file.parent.name for file in path.glob(f"*/{FILE}")):
         raise ConfigError(
             f"RUNS={path} holds the sweeps {few(inner)}: give one of them, as each asks a question of its own"
@@ -302,11 +302,11 @@ def _state_in_sweep(path: Path) -> RunState | None:
         return None
 
 
-def _runs_of(path: Path, state: SweepState, note: Say) -> list[Run]:
+def _runs_of(path: Path, state: SweepState, note: Say) -> list[StudyRun]:
     return [read_run(path / run.name, run.key, run.seed, run, note) for run in state.runs]
 
 
-def _setting_of_a_sweep(path: Path, note: Say, problems: list[str]) -> Given:
+def _setting_of_a_sweep(path: Path, note: Say, problems: list[str]) -> ReportInput:
     """SWEEP/KEY=VALUE,...: the runs of a sweep whose names hold all these parts, whatever their seeds."""
     sweep, asked = path.parent, set(path.name.split(","))
     if "=" in path.name and sweep.is_dir() and ((sweep / FILE).exists() or runs_in(sweep)):
@@ -315,14 +315,14 @@ def _setting_of_a_sweep(path: Path, note: Say, problems: list[str]) -> Given:
         state.runs = [run for run in everyone if asked <= set(run.name.split(","))]
         if state.runs:
             of = picked(state.runs, everyone)
-            return Given(path, _runs_of(sweep, state, note), state, part=True, problems=problems, picked=of)
+            return ReportInput(path, _runs_of(sweep, state, note), state, part=True, problems=problems, picked=of)
         names = [run.name for run in everyone]
         raise ConfigError(f"RUNS={path}: no run of {sweep} has {path.name}: its runs are {few(names, 3)}")
     what = "is no folder" if path.exists() else "is not there"
     raise ConfigError(f"RUNS={path} {what}: give the folder of a run or of a sweep, as printed at its start")
 
 
-def study_of(given: Sequence[Given]) -> Study:
+def study_of(given: Sequence[ReportInput]) -> Study:
     """One study of what was given: its settings are told apart by what was swept, or by what differs in their configs.
 
     The reference is that of the first sweep given whole, else the first setting given.
@@ -366,12 +366,12 @@ def study_of(given: Sequence[Given]) -> Study:
     return study
 
 
-def _one_sweep(given: Sequence[Given]) -> bool:
+def _one_sweep(given: Sequence[ReportInput]) -> bool:
     """Whether everything given is of one sweep."""
     return len({one.path.parent if one.part else one.path for one in given}) == 1 and all(one.state for one in given)
 
 
-def settings_of_groups(groups: Mapping[Key, list[Run]]) -> list[Setting]:
+def settings_of_groups(groups: Mapping[Key, list[StudyRun]]) -> list[Setting]:
     """Settings with their runs by seed; `label_all` names them, once it is known which is the reference."""
     return [Setting(key, "", sorted(runs, key=lambda run: run.seed)) for key, runs in groups.items()]
 
@@ -382,19 +382,19 @@ def label_all(settings: Sequence[Setting]) -> None:
         setting.label = label
 
 
-def _by_key(runs: Sequence[Run]) -> dict[Key, list[Run]]:
-    groups: dict[Key, list[Run]] = {}
+def _by_key(runs: Sequence[StudyRun]) -> dict[Key, list[StudyRun]]:
+    groups: dict[Key, list[StudyRun]] = {}
     for run in runs:
         groups.setdefault(run.setting, []).append(run)
     return groups
 
 
-def _by_config(runs: Sequence[Run]) -> dict[Key, list[Run]]:
+def _by_config(runs: Sequence[StudyRun]) -> dict[Key, list[StudyRun]]:
     """Runs by what differs between their configs; of one config and one seed, by their folders."""
     differing = differing_keys([run.settings for run in runs if run.settings])
     if len(differing) > MOST_KEYS:
         return _by_name(runs)
-    groups: dict[Key, list[Run]] = {}
+    groups: dict[Key, list[StudyRun]] = {}
     for run in runs:
         key = tuple((name, _word(run.settings.get(name))) for name in differing) if run.settings else ()
         groups.setdefault(key or run.setting, []).append(run)
@@ -403,13 +403,13 @@ def _by_config(runs: Sequence[Run]) -> dict[Key, list[Run]]:
     return _given_keys(groups)
 
 
-def _by_name(runs: Sequence[Run]) -> dict[Key, list[Run]]:
+def _by_name(runs: Sequence[StudyRun]) -> dict[Key, list[StudyRun]]:
     """Runs by the names of their folders without the seed, and by the folders around them where those are equal."""
-    of_name: dict[Key, list[Run]] = {}
+    of_name: dict[Key, list[StudyRun]] = {}
     for run in runs:
         parts = [part for part in run.name.split(",") if not part.startswith("seed=")]
         of_name.setdefault((("run", ",".join(parts) or run.folder.parent.name),), []).append(run)
-    groups: dict[Key, list[Run]] = {}
+    groups: dict[Key, list[StudyRun]] = {}
     for (pair,), of in of_name.items():
         places = {run.folder.parent for run in of}
         for run in of:
@@ -418,7 +418,7 @@ def _by_name(runs: Sequence[Run]) -> dict[Key, list[Run]]:
     return _given_keys(groups)
 
 
-def _given_keys(groups: dict[Key, list[Run]]) -> dict[Key, list[Run]]:
+def _given_keys(groups: dict[Key, list[StudyRun]]) -> dict[Key, list[StudyRun]]:
     for key, of in groups.items():
         for run in of:
             run.setting = key
@@ -463,7 +463,7 @@ def _put_reference_first(study: Study, state: SweepState | None) -> None:
 def _name_twins(study: Study) -> None:
     """Two runs of one setting and seed: the first counts, and the others are named."""
     for setting in study.settings:
-        seen: dict[int, Run] = {}
+        seen: dict[int, StudyRun] = {}
         for run in list(setting.runs):
             if run.seed in seen:
                 study.problems.append(

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from rlreason.health.examine import FEW_LIVE, LATE, MANY_CUT
-from rlreason.report.study import Run, Setting, Study, side_of
+from rlreason.report.study import Setting, Study, StudyRun, side_of
 from rlreason.report.tables import NONE, millions
 from rlreason.report.verdicts import SATURATED
 from rlreason.runtime.text import duration, few
@@ -27,7 +27,7 @@ def warnings_of(study: Study) -> list[str]:
     return [line for check in checks for line in check(study)]
 
 
-def late(run: Run, metric: str) -> float | None:
+def late(run: StudyRun, metric: str) -> float | None:
     """The mean of a metric over the last quarter of its points; None where the run has none."""
     series = run.series.get(metric)
     if series is None or not len(series.y):
@@ -186,7 +186,7 @@ def _overlap(study: Study) -> Iterator[str]:
 
 
 def _control(study: Study) -> Iterator[str]:
-    def is_one(run: Run) -> bool:
+    def is_one(run: StudyRun) -> bool:
         model = f"{run.settings.get('model.name')} {run.settings.get('model.path')}".lower()
         return "qwen" in model and "math" in str(run.settings.get("data.name")).lower()
 
@@ -220,5 +220,5 @@ def _code(study: Study) -> Iterator[str]:
             yield f"Not all runs had the same {what.removeprefix('the ')}: {len(values)} different ones are on record."
 
 
-def _values(runs: Sequence[Run], name: str) -> set[str]:
+def _values(runs: Sequence[StudyRun], name: str) -> set[str]:
     return {str(run.provenance[name]) for run in runs if run.provenance.get(name)}

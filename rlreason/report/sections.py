@@ -11,9 +11,9 @@ import numpy as np
 from rlreason.errors import ConfigError
 from rlreason.health.finding import Finding
 from rlreason.records.files import EVALS, ResponseFile, each_line, response_files
-from rlreason.report.content import Case, Shown, Table
+from rlreason.report.content import Case, ShownResponse, Table
 from rlreason.report.read import without_ids
-from rlreason.report.study import Pairing, Problem, Run, Study, pair, side_of
+from rlreason.report.study import GradedProblem, Pairing, Study, StudyRun, pair, side_of
 from rlreason.report.tables import NONE, percent
 from rlreason.report.verdicts import signed
 from rlreason.runtime.differences import LEVEL, PROBLEMS, holm
@@ -50,7 +50,7 @@ def slices_of(study: Study) -> list[Slice]:
     return found
 
 
-def _problems(study: Study) -> dict[str, Problem]:
+def _problems(study: Study) -> dict[str, GradedProblem]:
     """Those that every run answered."""
     finals = [run.final.problems for run in study.runs if run.final is not None]
     if not finals:
@@ -59,7 +59,7 @@ def _problems(study: Study) -> dict[str, Problem]:
     return {name: finals[0][name] for name in sorted(common)}
 
 
-def _by_facts(problems: Mapping[str, Problem]) -> Iterator[tuple[str, dict[str, set[str]]]]:
+def _by_facts(problems: Mapping[str, GradedProblem]) -> Iterator[tuple[str, dict[str, set[str]]]]:
     for fact in dict.fromkeys(name for problem in problems.values() for name in problem.facts):
         parts: dict[str, set[str]] = {}
         for name, problem in problems.items():
@@ -68,7 +68,7 @@ def _by_facts(problems: Mapping[str, Problem]) -> Iterator[tuple[str, dict[str, 
             yield str(fact), dict(sorted(parts.items()))
 
 
-def _by_length(problems: Mapping[str, Problem]) -> dict[str, set[str]]:
+def _by_length(problems: Mapping[str, GradedProblem]) -> dict[str, set[str]]:
     """Thirds by the characters of the question."""
     lengths = {name: len(problem.question) for name, problem in problems.items()}
     if len(set(lengths.values())) < 3:
@@ -171,7 +171,7 @@ def cases_of(study: Study) -> list[Case]:
     return cases
 
 
-def _one_seed(study: Study) -> dict[str, Run]:
+def _one_seed(study: Study) -> dict[str, StudyRun]:
     """A run of each setting, up to SETTINGS of them, with the smallest seed that they share."""
     saved = [(one, {run.seed: run for run in one.runs if run.final is not None}) for one in study.settings]
     saved = [(one, of) for one, of in saved if of][:SETTINGS]
@@ -181,12 +181,12 @@ def _one_seed(study: Study) -> dict[str, Run]:
     return {one.label: of[min(shared or of)] for one, of in saved}
 
 
-def _last_of_each_step(run: Run) -> dict[int, ResponseFile]:
+def _last_of_each_step(run: StudyRun) -> dict[int, ResponseFile]:
     """Step -> its evaluation; where there are two of one step, the later one, which is the final one."""
     return {file.step: file for file in response_files(run.folder, EVALS) if file.step is not None}
 
 
-def _chosen(runs: Sequence[Run]) -> list[str]:
+def _chosen(runs: Sequence[StudyRun]) -> list[str]:
     """The problems to show."""
     finals = [run.final.problems for run in runs if run.final is not None]
     common = set(finals[0]).intersection(*finals[1:]) if finals else set()
@@ -224,13 +224,13 @@ def _wrong(row: dict[str, Any]) -> str:
 
 def _side_by_side(
     problem: str, step: int, labels: Sequence[str], found: dict[tuple[str, int], Found], files: Any
-) -> list[Shown]:
+) -> list[ShownResponse]:
     shown = []
     for label in labels:
         if (one := found.get((label, step), {}).get(problem)) is not None:
             row, line = one
             where = Path(*files[label][step].path.parts[-3:])
-            shown.append(Shown(label, step, outcome_of(row), shown_text(row["response"]), f"{where}:{line}"))
+            shown.append(ShownResponse(label, step, outcome_of(row), shown_text(row["response"]), f"{where}:{line}"))
     return shown
 
 
@@ -266,7 +266,7 @@ def health_table(study: Study) -> Table | None:
     """Each thing that is wrong with the runs of a setting: in how many, where first, why, what to try."""
     rows = []
     for one in study.settings:
-        found: dict[str, list[tuple[Run, Finding]]] = {}
+        found: dict[str, list[tuple[StudyRun, Finding]]] = {}
         for run in one.runs:
             for finding in filter(lambda finding: finding.problem, run.findings):
                 found.setdefault(finding.rule, []).append((run, finding))

@@ -31,7 +31,7 @@ class Series:
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class GradedProblem:
     """One problem of an evaluation and how its responses were graded."""
 
     correct: float  # how many of its responses, or the sum of their shares
@@ -49,13 +49,13 @@ class Problem:
 class Answers:
     """The graded responses of one evaluation, by problem."""
 
-    problems: Mapping[str, Problem]  # problem id -> what came of it
+    problems: Mapping[str, GradedProblem]  # problem id -> what came of it
     step: int | None = None  # None: of a job without steps
     categories: Mapping[str, int] = field(default_factory=dict)  # format1_wrong ... -> responses; see evaluation.tables
 
 
 @dataclass(slots=True)
-class Run:
+class StudyRun:
     """One run as its folder tells it."""
 
     folder: Path
@@ -103,7 +103,7 @@ class Setting:
 
     key: Key
     label: str  # short, one of its kind in a study: "3e-5", "group_size=8 sft_epochs=2"
-    runs: list[Run]
+    runs: list[StudyRun]
     best_of: int = 0  # of how many settings it was the best on these problems, where others of them are left out
 
     @property
@@ -142,7 +142,7 @@ class Study:
         return self.settings[0]
 
     @property
-    def runs(self) -> list[Run]:
+    def runs(self) -> list[StudyRun]:
         """All runs, by setting."""
         return [run for setting in self.settings for run in setting.runs]
 
@@ -275,11 +275,11 @@ def unequal(setting: Setting, reference: Setting, on_purpose: Sequence[str]) -> 
             found = split_differences(_measuring(runs[0]), _measuring(run), on_purpose)
         others += found[0]
         intended += found[1]
-    others += _asked_otherwise(setting, reference)
+    others += _asks_other_questions(setting, reference)
     return list(dict.fromkeys(others)), list(dict.fromkeys(intended))
 
 
-def _asked_otherwise(setting: Setting, reference: Setting) -> list[str]:
+def _asks_other_questions(setting: Setting, reference: Setting) -> list[str]:
     """Whether one problem id stands for two questions."""
     first, second = (next((r.final.problems for r in s.runs if r.final is not None), {}) for s in (reference, setting))
     for name in sorted(first.keys() & second.keys()):
@@ -288,16 +288,16 @@ def _asked_otherwise(setting: Setting, reference: Setting) -> list[str]:
     return []
 
 
-def _measured(run: Run) -> bool:
+def _measured(run: StudyRun) -> bool:
     return run.final is not None and run.status != RUNNING
 
 
-def _says_how(run: Run) -> bool:
+def _says_how(run: StudyRun) -> bool:
     """Whether anything is known of how a run was measured: nothing is of a file of results."""
     return run.protocol is not None or bool(run.settings)
 
 
-def _measuring(run: Run) -> dict[str, Any]:
+def _measuring(run: StudyRun) -> dict[str, Any]:
     """The settings that decide how a run's accuracy is measured."""
     found = {key: value for key, value in run.settings.items() if key.startswith(tuple(f"{m}." for m in MEASURED_BY))}
     found |= {key: run.settings[key] for key in MEASURED_BY if key in run.settings}

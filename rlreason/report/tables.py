@@ -10,8 +10,8 @@ from rlreason.evaluation.selection import pass_at
 from rlreason.records.files import OBJECTIVE
 from rlreason.report.content import SIGNS, Detail, Table, Verdict
 from rlreason.report.read import differing_keys
-from rlreason.report.study import Answers, Run, Setting, Study, side_of
-from rlreason.report.verdicts import p_word, signed, verdicts_of
+from rlreason.report.study import Answers, Setting, Study, StudyRun, side_of
+from rlreason.report.verdicts import p_text, signed, verdicts_of
 from rlreason.runtime.differences import paired_difference
 from rlreason.runtime.intervals import Floats
 from rlreason.runtime.text import duration, few, shorten
@@ -77,7 +77,7 @@ def _row(one: Setting, verdict: Verdict | None, is_reference: bool) -> list[str]
         if verdict.difference is not None and verdict.adjusted_p is not None:
             found = verdict.difference
             difference = f"{signed(found.mean)}\n{signed(found.low)} to {signed(found.high)}"
-            word += f"\n{p_word(verdict.adjusted_p)}"
+            word += f"\n{p_text(verdict.adjusted_p)}"
     return [
         one.label,
         _accuracy(one, measured),
@@ -90,7 +90,7 @@ def _row(one: Setting, verdict: Verdict | None, is_reference: bool) -> list[str]
     ]
 
 
-def _accuracy(one: Setting, measured: Sequence[Run]) -> str:
+def _accuracy(one: Setting, measured: Sequence[StudyRun]) -> str:
     side = side_of(one)
     if not measured or not side.right:
         return NONE
@@ -108,7 +108,7 @@ def accuracy_of(one: Setting, among: set[str] | None = None) -> tuple[float, flo
     return mean_of_setting(np.stack(list(side.correctness(sorted(problems), side.questions).values())))
 
 
-def in_brief(study: Study) -> dict[Key, JudgedSetting]:
+def judged_settings(study: Study) -> dict[Key, JudgedSetting]:
     """Each setting's accuracy and verdict as the report has them, for the table that ends a sweep."""
     words = {verdict.setting: verdict.word for verdict in verdicts_of(study)}
     first = study.reference
@@ -118,7 +118,7 @@ def in_brief(study: Study) -> dict[Key, JudgedSetting]:
     }
 
 
-def best_checkpoint(runs: Sequence[Run]) -> str:
+def best_checkpoint(runs: Sequence[StudyRun]) -> str:
     """The mean over runs of their best evaluation, and of how many it is the best."""
     found = [run.evaluations for run in runs if len(run.evaluations) > 1]
     if not found:
@@ -127,7 +127,7 @@ def best_checkpoint(runs: Sequence[Run]) -> str:
     return f"{percent(best)}*\nbest of {max(map(len, found))}"
 
 
-def _on_fewer(run: Run) -> bool:
+def _on_fewer(run: StudyRun) -> bool:
     """Whether the evaluations of the curve asked fewer problems than the final one."""
     interim = run.settings.get("interim_eval_problems") or run.settings.get("eval_problems")
     return isinstance(interim, int) and run.final is not None and interim < len(run.final.problems)
@@ -186,8 +186,8 @@ ONE_SAMPLE = "Every problem was asked once, so there is no pass@k: eval.samples=
 def pass_curve(answers: Answers) -> dict[int, float]:
     """k -> pass@k over the problems, unbiased (Chen et al. 2021), for k = 1, 2, 4 ... up to the fewest samples.
 
-    >>> from rlreason.report.study import Problem
-    >>> pass_curve(Answers({"a": Problem(1, 4), "b": Problem(4, 4)}))
+    >>> from rlreason.report.study import GradedProblem
+    >>> pass_curve(Answers({"a": GradedProblem(1, 4), "b": GradedProblem(4, 4)}))
     {1: 0.625, 2: 0.75, 4: 1.0}
     """
     fewest = min((p.samples for p in answers.problems.values()), default=0)
@@ -227,7 +227,7 @@ def passes_table(study: Study) -> Table | None:
     )
 
 
-def before_and_after(run: Run) -> tuple[Answers | None, Answers | None]:
+def before_and_after(run: StudyRun) -> tuple[Answers | None, Answers | None]:
     """The answers before and after training, both to the problems that were asked both times.
 
     An evaluation before training may ask fewer than the final one does. Without either, the other is whole.
@@ -303,7 +303,7 @@ def log_of(study: Study) -> Table:
     return Table("Experiment log", head, rows, frozenset({1, 4, 5, 6}), labels=frozenset({0}))
 
 
-def _log_row(run: Run, label: str) -> list[str]:
+def _log_row(run: StudyRun, label: str) -> list[str]:
     word, _, rule = run.status.partition(":")
     reached = run.totals.get("step")
     steps = NONE if reached is None else f"{reached:.0f}"
@@ -320,7 +320,7 @@ def _log_row(run: Run, label: str) -> list[str]:
     ]
 
 
-def _last(run: Run) -> float:
+def _last(run: StudyRun) -> float:
     return run.accuracy if run.accuracy is not None else run.evaluations[-1][1]
 
 
@@ -406,7 +406,7 @@ def _machine(study: Study) -> Table:
     return Table("Code and machine", ["", "value"], [row for row in rows if row[1]])
 
 
-def _values(runs: Sequence[Run], *names: str) -> str:
+def _values(runs: Sequence[StudyRun], *names: str) -> str:
     counts: dict[str, int] = {}
     for run in runs:
         value: Any = run.provenance

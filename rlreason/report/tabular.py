@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rlreason.errors import ConfigError, DataError
-from rlreason.report.study import Answers, Problem, Run, Setting, Study, labels_of
+from rlreason.report.study import Answers, GradedProblem, Setting, Study, StudyRun, labels_of
 from rlreason.runtime.text import few, shorten
 
 COLUMNS = ("setting", "seed", "problem", "correct")
@@ -63,8 +63,8 @@ def _setting(name: str, seeds: dict[int, dict[str, list[float]]], path: Path) ->
     key = (("setting", name),)
     runs = []
     for seed, of in sorted(seeds.items()):
-        problems = {one: Problem(right, int(samples), one) for one, (right, samples) in of.items()}
-        run = Run(path, f"{name},seed={seed}", key, seed, "finished", final=Answers(problems))
+        problems = {one: GradedProblem(right, int(samples), one) for one, (right, samples) in of.items()}
+        run = StudyRun(path, f"{name},seed={seed}", key, seed, "finished", final=Answers(problems))
         run.accuracy = sum(p.correct for p in problems.values()) / sum(p.samples for p in problems.values())
         runs.append(run)
     return Setting(key, name, runs)

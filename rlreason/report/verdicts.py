@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 
 from rlreason.report.content import Verdict
-from rlreason.report.study import Pairing, Run, Setting, Study, pair, side_of, unequal
+from rlreason.report.study import Pairing, Setting, Study, StudyRun, pair, side_of, unequal
 from rlreason.runtime.differences import LEVEL, PROBLEMS, UNPAIRED, Difference, holm, seeds_needed
 from rlreason.runtime.text import few
 from rlreason.sweeps.closing import CHOOSING, COMPARING, half_of
@@ -46,7 +46,7 @@ def interval(found: Difference) -> str:
     return f"95% interval {size(low)} to {size(high)}"
 
 
-def p_word(p: float) -> str:
+def p_text(p: float) -> str:
     """A p-value: 'p = 0.024' or 'p < 0.001'."""
     return "p < 0.001" if p < 0.001 else f"p = {p:.3f}"
 
@@ -58,10 +58,10 @@ def outcome_of(found: Difference, adjusted_p: float, equal_within: float) -> str
     """
     if found.over == PROBLEMS:
         return "cannot tell"
-    return of_models(found, adjusted_p, equal_within)
+    return models_outcome(found, adjusted_p, equal_within)
 
 
-def of_models(found: Difference, adjusted_p: float, equal_within: float) -> str:
+def models_outcome(found: Difference, adjusted_p: float, equal_within: float) -> str:
     """The same where what is compared are the models themselves."""
     if adjusted_p <= LEVEL:
         return "better" if found.mean > 0 else "worse"
@@ -102,14 +102,16 @@ def settling(found: Difference, comparisons: int = 1) -> str:
     return "Not even a thousand seeds would settle a difference of this size."
 
 
-def of_one_seed(a: str, b: str, found: Difference, outcome: str, comparisons: int, equal_within: float) -> str:
+def one_seed_sentence(a: str, b: str, found: Difference, outcome: str, comparisons: int, equal_within: float) -> str:
     """The verdict where a side has one seed: over problems only, and of the trained models."""
     start = "One seed on a side: this compares these trained models, not the settings."
     said = sentence(f"Model {a}", b, found, outcome, comparisons, equal_within, settles=False)
     return f"{start} {said.replace('(95% interval', '(over problems only, 95% interval')}"
 
 
-def of_diverged(a: str, b: str, found: Difference, outcome: str, diverged: int, seeds: int, comparisons: int) -> str:
+def diverged_sentence(
+    a: str, b: str, found: Difference, outcome: str, diverged: int, seeds: int, comparisons: int
+) -> str:
     """The verdict on a setting that diverged in some seeds."""
     start = f"{a} diverged in {diverged} of {seeds} seed{'s' * (seeds != 1)}."
     if outcome in ("better", "worse"):
@@ -118,7 +120,7 @@ def of_diverged(a: str, b: str, found: Difference, outcome: str, diverged: int, 
     return f"{start} {sentence(a, b, found, 'cannot tell', comparisons, 0.0)}"
 
 
-def of_saturated(means: tuple[float, float]) -> str:
+def saturated_note(means: tuple[float, float]) -> str:
     """That a task cannot separate two settings, where both are at its end; else nothing."""
     if max(means) < SATURATED[0]:
         return f"Both are below {SATURATED[0]:.0%}: this task cannot separate them."
@@ -137,7 +139,7 @@ def small_line(found: Difference, adjusted_p: float, comparisons: int, by_seed: 
         seeds = f"{found.seeds} or more seeds, unpaired"
     family = f" (Holm, {comparisons} comparisons)" if comparisons > 1 else ""
     problems = f"{found.problems:,} problem{'s' * (found.problems != 1)}"
-    return f"{seeds} \N{MIDDLE DOT} {problems} \N{MIDDLE DOT} {p_word(adjusted_p)}{family}"
+    return f"{seeds} \N{MIDDLE DOT} {problems} \N{MIDDLE DOT} {p_text(adjusted_p)}{family}"
 
 
 def summary_of(verdicts: Sequence[Verdict], study: Study) -> str:
@@ -221,18 +223,18 @@ def _verdict(
         small = small_line(difference, p, comparisons, len(pairing.by_seed))
         pair_typed = (one.typed, reference.typed)
         return Verdict(a, reference.label, "same", text, small, difference, p, pairing.by_seed, pair_typed, "same")
-    models = of_models(difference, p, equal_within)
+    models = models_outcome(difference, p, equal_within)
     outcome = models if fixed else outcome_of(difference, p, equal_within)
     diverged, measured = sum(run.diverged for run in one.runs), sum(run.accuracy is not None for run in one.runs)
     if diverged and difference.over != PROBLEMS:
-        text = of_diverged(a, b, difference, outcome, diverged, measured, comparisons)
+        text = diverged_sentence(a, b, difference, outcome, diverged, measured, comparisons)
     elif difference.over == PROBLEMS and not fixed:
         models_of = (_model(one, pairing), _model(reference, pairing))
-        text = of_one_seed(*models_of, difference, models, comparisons, equal_within)
+        text = one_seed_sentence(*models_of, difference, models, comparisons, equal_within)
     else:
         text = sentence(a, b, difference, outcome, comparisons, equal_within, settles=not fixed)
     if outcome in ("cannot tell", "same"):
-        text = " ".join(filter(None, [text, of_saturated(pairing.means)]))
+        text = " ".join(filter(None, [text, saturated_note(pairing.means)]))
     if outcome == "cannot tell" and difference.seeds == 2 and not fixed:
         width = size(difference.high - difference.low)
         text += f" Two seeds never settle anything: the interval is {width} points wide."
@@ -256,7 +258,7 @@ def equal_runs(one: Setting, reference: Setting) -> bool:
     return mine.keys() == its.keys() and all(_equal(mine[seed], its[seed]) for seed in mine)
 
 
-def _equal(one: Run, other: Run) -> bool:
+def _equal(one: StudyRun, other: StudyRun) -> bool:
     if one.final is None or other.final is None or GRADIENT not in one.series.keys() & other.series.keys():
         return False
     shares = [
@@ -340,7 +342,7 @@ def _of_runs(setting: Setting) -> list[str]:
     return marks
 
 
-def _step(run: Run) -> int:
+def _step(run: StudyRun) -> int:
     if run.totals.get("step") is not None:
         return int(run.totals["step"])
     return run.final.step or 0 if run.final else 0
@@ -370,7 +372,7 @@ def _mean(setting: Setting) -> float:
     return float(np.mean(accuracies)) if accuracies else -1.0
 
 
-def share_on(run: Run, half: str) -> float:
+def share_on(run: StudyRun, half: str) -> float:
     """The accuracy of a run's final evaluation on one half of its problems; 0 for a diverged run without one."""
     shares = [p.share for p in run.final.problems.values() if half_of(p.question) == half] if run.final else []
     return float(np.mean(shares)) if shares else 0.0

@@ -12,14 +12,14 @@ from rlreason.discovery.report.read import Log
 from rlreason.discovery.report.settings import (
     FEW,
     ORDER,
-    Baseline,
     Comparison,
-    Setting,
+    SamplingBaseline,
+    SeedGroup,
     differing,
     facts_of_draw,
     kind_of_draw,
 )
-from rlreason.discovery.report.texts import counted, figure, listed, said, table, whole_number
+from rlreason.discovery.report.texts import counted, figure, inline, listed, table, whole_number
 from rlreason.records.curves import picture
 from rlreason.report.content import evenly, written_out
 from rlreason.report.specifications import LIGHT
@@ -40,13 +40,13 @@ class Panel:
     """The runs whose first calls are draws of one kind, with their baseline."""
 
     title: str
-    settings: Sequence[Setting]
-    baseline: Baseline
+    settings: Sequence[SeedGroup]
+    baseline: SamplingBaseline
 
 
-def panels_of(settings: Sequence[Setting], baselines: Mapping[str, Baseline]) -> list[Panel]:
+def panels_of(settings: Sequence[SeedGroup], baselines: Mapping[str, SamplingBaseline]) -> list[Panel]:
     """A panel for each kind of draw, titled with what tells it apart from the others."""
-    kinds: dict[str, list[Setting]] = {}
+    kinds: dict[str, list[SeedGroup]] = {}
     for setting in settings:
         kinds.setdefault(kind_of_draw(setting.logs[0]), []).append(setting)
     facts = {key: facts_of_draw(of_kind[0].logs[0]) for key, of_kind in kinds.items()}
@@ -83,7 +83,7 @@ def label(text: str, most: int) -> str:
     return shorten(written_out(text), most)
 
 
-def colours_of(settings: Sequence[Setting]) -> dict[str, tuple[str, str]]:
+def colours_of(settings: Sequence[SeedGroup]) -> dict[str, tuple[str, str]]:
     """Label -> (colour, style of line): a strategy has its own where no two settings share it."""
     strategies = [setting.strategy for setting in settings]
     own = len(set(strategies)) == len(strategies) and set(strategies) <= set(ORDER)
@@ -112,7 +112,7 @@ def _draw_baseline(ax: Any, panel: Panel) -> None:
     )
 
 
-def _draw_setting(ax: Any, setting: Setting, colour: str, style: str) -> None:
+def _draw_setting(ax: Any, setting: SeedGroup, colour: str, style: str) -> None:
     """A thin line for each run, and the median of the seeds over the calls that all ended ones made."""
     logs, many = setting.logs, len(setting.logs) > 1
     for log in logs[:MOST_LINES]:
@@ -199,7 +199,7 @@ MOST_SEEDS = 20  # named in a cell
 SEVERAL = 5  # seeds that a command proposes
 
 
-def distribution(settings: Sequence[Setting]) -> list[str]:
+def distribution(settings: Sequence[SeedGroup]) -> list[str]:
     """A table with the final score of every seed, and what one seed cannot tell."""
     head = [
         "setting",
@@ -220,13 +220,13 @@ def distribution(settings: Sequence[Setting]) -> list[str]:
     lines[-1] += f" The interval is Student's t over seeds, for {FEWEST_FOR_MEAN} or more."
     if any(log.ended is None for setting in settings for log in setting.logs):
         lines[-1] += " \\* has not ended."
-    alone = [said(setting.label) for setting in settings if len(setting.logs) == 1]
+    alone = [inline(setting.label) for setting in settings if len(setting.logs) == 1]
     if alone:
         lines += ["", f"One seed: no distribution. It says little about a setting ({listed(alone)}): add seeds."]
     return lines
 
 
-def _row(setting: Setting) -> list[str]:
+def _row(setting: SeedGroup) -> list[str]:
     logs = setting.logs
     finals = [log.best.score for log in logs]
     each = [f"{figure(log.best.score)}{'' if log.ended is not None else chr(92) + '*'}" for log in logs[:MOST_SEEDS]]
@@ -235,7 +235,7 @@ def _row(setting: Setting) -> list[str]:
     told = f"{figure(round(mean, 1))} ({figure(round(low, 1))} to {figure(round(high, 1))})"
     told = f"{figure(mean)} (all alike)" if min(finals) == max(finals) else told
     return [
-        said(setting.label),
+        inline(setting.label),
         str(len(logs)),
         ", ".join(each) + more,
         figure(statistics.median(finals)),
@@ -261,12 +261,12 @@ def baseline_lines(panels: Sequence[Panel], comparisons: Sequence[Comparison]) -
         "program, as no run is."
     ]
     for panel in panels:
-        of = f" ({said(panel.title)})" if len(panels) > 1 else ""
+        of = f" ({inline(panel.title)})" if len(panels) > 1 else ""
         lines += ["", f"**Independent draws{of}:** {_reach(panel)}"]
     lines.append("")
     if any(len(one.setting.ended) < len(one.setting.logs) for one in comparisons):
         lines += ["Runs that have not ended are left out of what follows.", ""]
-    lines += [f"- **{said(one.setting.label)}:** {verdict(one, comparisons)}" for one in comparisons]
+    lines += [f"- **{inline(one.setting.label)}:** {verdict(one, comparisons)}" for one in comparisons]
     return lines
 
 
@@ -288,7 +288,7 @@ def _reach(panel: Panel) -> str:
     return text
 
 
-def _expected(baseline: Baseline, k: int) -> str:
+def _expected(baseline: SamplingBaseline, k: int) -> str:
     """The expected best of k draws with its interval, where there are draws enough for one."""
     (best,) = baseline.expected([k])
     if baseline.count < FEW:

@@ -20,7 +20,7 @@ START = "start"  # what `Best.turn` names where no turn has been better
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class LoggedCall:
     """One request to the model's endpoint: each counts as one, whatever came of it."""
 
     id: str
@@ -32,7 +32,7 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
+class LoggedReply:
     """What the model answered."""
 
     content: str | None
@@ -71,9 +71,9 @@ class Turn:
     sample: int
     prompt: str
     prompt_kind: str  # "first", "error", "extend", "no_code"
-    calls: tuple[Call, ...]
+    calls: tuple[LoggedCall, ...]
     sees: list[str] = field(default_factory=list)
-    reply: Reply | None = None
+    reply: LoggedReply | None = None
     program: str | None = None
     program_sha256: str | None = None
     result: Result | None = None
@@ -100,7 +100,7 @@ class Turn:
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
+class LoggedStart:
     """The program that the run began with."""
 
     program: str  # its name
@@ -139,7 +139,7 @@ class Log:
     seed: int
     settings: dict[str, Any]
     first_prompt: str
-    start: Start
+    start: LoggedStart
     turns: tuple[Turn, ...]
     spent: Spent
     best: Best
@@ -251,7 +251,7 @@ def _levels(document: Any) -> int:
 def _log(told: Any, at: str) -> Log:
     told = {**told, "folder": Path()} if isinstance(told, dict) else told
     parts = {"start": _start, "turns": _each(_turn), "spent": _plain(Spent), "best": _plain(Best)}
-    log = _made(Log, told, at, parts)
+    log = _read_object(Log, told, at, parts)
     seen: set[str] = set()
     for k, turn in enumerate(log.turns):
         if turn.id in seen:
@@ -262,17 +262,21 @@ def _log(told: Any, at: str) -> Log:
     return log
 
 
-def _start(told: Any, at: str) -> Start:
-    return _made(Start, told, at, {"result": _or_none(_plain(Result))})
+def _start(told: Any, at: str) -> LoggedStart:
+    return _read_object(LoggedStart, told, at, {"result": _or_none(_plain(Result))})
 
 
 def _turn(told: Any, at: str) -> Turn:
-    parts = {"calls": _each(_plain(Call)), "reply": _or_none(_plain(Reply)), "result": _or_none(_plain(Result))}
-    return _made(Turn, told, at, parts)
+    parts = {
+        "calls": _each(_plain(LoggedCall)),
+        "reply": _or_none(_plain(LoggedReply)),
+        "result": _or_none(_plain(Result)),
+    }
+    return _read_object(Turn, told, at, parts)
 
 
 def _plain(kind: type[Any]) -> Reader:
-    return lambda told, at: _made(kind, told, at, {})
+    return lambda told, at: _read_object(kind, told, at, {})
 
 
 def _or_none(read: Reader) -> Reader:
@@ -288,7 +292,7 @@ def _each(read: Reader) -> Reader:
     return read_each
 
 
-def _made(kind: type[Kind], told: Any, at: str, parts: dict[str, Reader]) -> Kind:
+def _read_object(kind: type[Kind], told: Any, at: str, parts: dict[str, Reader]) -> Kind:
     """The dataclass from an object of the file; `parts` reads the fields that are objects themselves."""
     if not isinstance(told, dict):
         raise _WrongError(f"{at or 'it'} is no object")
@@ -303,7 +307,7 @@ def _made(kind: type[Kind], told: Any, at: str, parts: dict[str, Reader]) -> Kin
         if name in parts:
             value = parts[name](value, where)
         elif not fits(value, expected):
-            raise _WrongError(f"{where}={_shown(value)} is no {_word(expected)}")
+            raise _WrongError(f"{where}={_shown(value)} is no {_type_name(expected)}")
         elif isinstance(value, int | float) and name not in UNBOUNDED and not 0 <= value <= LARGEST:
             raise _WrongError(f"{where}={_shown(value)} lies outside 0 to {LARGEST:,}")
         found[name] = value
@@ -320,17 +324,17 @@ def _fields(kind: Any) -> dict[str, tuple[Any, bool]]:
     }
 
 
-def _word(expected: Any) -> str:
+def _type_name(expected: Any) -> str:
     """A type as a person says it.
 
-    >>> _word(int | None), _word(list[str])
+    >>> _type_name(int | None), _type_name(list[str])
     ('whole number or null', 'list of texts')
     """
     words = {int: "whole number", float: "number", str: "text", NoneType: "null", list[str]: "list of texts"}
     if expected in words:
         return words[expected]
     parts = get_args(expected)
-    return " or ".join(map(_word, parts)) if NoneType in parts else "object"
+    return " or ".join(map(_type_name, parts)) if NoneType in parts else "object"
 
 
 def _shown(value: Any) -> str:

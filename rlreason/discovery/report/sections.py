@@ -11,18 +11,18 @@ from typing import Any, NamedTuple
 
 from rlreason.config.leaves import flat, typed_word
 from rlreason.discovery.report.read import Log, Result, Turn
-from rlreason.discovery.report.settings import Setting
+from rlreason.discovery.report.settings import SeedGroup
 from rlreason.discovery.report.texts import (
     ERRORS,
     PROMPTS,
     STRATEGIES,
     counted,
     figure,
+    inline,
     listed,
     name_in,
-    of_call,
+    outcome_text,
     quoted,
-    said,
     table,
     times_word,
     whole_number,
@@ -33,7 +33,7 @@ MOST_BYTES = 1 << 24  # of a program
 DEFAULT_PROBLEM = "kissing_11"  # of `rlreason score`, which needs no word for it
 
 
-def progress(settings: Sequence[Setting]) -> str:
+def progress(settings: Sequence[SeedGroup]) -> str:
     """The initial and the final score, and in how many calls."""
     logs = [log for setting in settings for log in setting.logs]
     starts = listed(sorted({figure(log.start.score) for log in logs}))
@@ -47,7 +47,7 @@ def progress(settings: Sequence[Setting]) -> str:
     log = logs[0]
     valid = sum(turn.is_valid for turn in log.turns)
     text = (
-        f"The score went from {starts} ({said(name_in(log.start.program), 60)}) to {figure(log.best.score)} in "
+        f"The score went from {starts} ({inline(name_in(log.start.program), 60)}) to {figure(log.best.score)} in "
         f"{counted(log.calls, 'call')}, of which {log.answered:,} gave a reply and {valid:,} a valid set."
     )
     xs, bests = log.curve()
@@ -58,24 +58,24 @@ def progress(settings: Sequence[Setting]) -> str:
     return text + ("" if log.ended is not None else " The run has not ended.")
 
 
-def of_one_run(log: Log) -> list[str]:
+def run_lines(log: Log) -> list[str]:
     """Score, hash, figures of the set, how to check it, and what is wrong with a set that is not valid."""
     result = log.best_turn.result if log.best_turn else log.start.result
     whose = f"the program of turn {log.best.turn}" if log.best_turn else "the program that the run began with"
-    lines = [f"**{figure(log.best.score)} {said(log.unit, 40)}**, by {whose}. {_file(log)}"]
+    lines = [f"**{figure(log.best.score)} {inline(log.unit, 40)}**, by {whose}. {_file(log)}"]
     if told := _of_set(result):
         lines[0] += f" In its set {told}."
     lines += invalid(result)
     return [*lines, "", "Check it again, RUN being the folder of this report:", "", *command(log, "RUN")]
 
 
-def of_several(settings: Sequence[Setting]) -> list[str]:
+def joint_lines(settings: Sequence[SeedGroup]) -> list[str]:
     """The largest set of each setting, said to be the best of so many runs."""
     rows = []
     for setting in settings:
         log = max(setting.logs, key=lambda one: one.best.score)
         runs, sha = len(setting.logs), hash_word(log.best.program_sha256)
-        rows.append([said(setting.label), figure(log.best.score), str(runs), said(name_of(log)), sha])
+        rows.append([inline(setting.label), figure(log.best.score), str(runs), inline(name_of(log)), sha])
     head = ["setting", "its largest set", "of so many runs", "run", "SHA-256 of its program"]
     best = max((log for setting in settings for log in setting.logs), key=lambda one: one.best.score)
     result = best.best_turn.result if best.best_turn else best.start.result
@@ -142,10 +142,10 @@ def invalid(result: Result | None) -> list[str]:
         return []
     lines = [
         "",
-        f"It is not valid: {said(result.alarm or result.error or result.error_kind or 'no reason given', 400)}",
+        f"It is not valid: {inline(result.alarm or result.error or result.error_kind or 'no reason given', 400)}",
     ]
     if result.worst_pair is not None:
-        lines += ["", f"The worst pair: {said(json.dumps(result.worst_pair), 400)}"]
+        lines += ["", f"The worst pair: {inline(json.dumps(result.worst_pair), 400)}"]
     return lines
 
 
@@ -154,34 +154,34 @@ MOST_SETTINGS = 20  # shown in a sentence
 MOST_STARTS = 3  # programs to begin with
 
 
-def methodology(settings: Sequence[Setting]) -> list[str]:
+def methodology(settings: Sequence[SeedGroup]) -> list[str]:
     """How the runs worked, in sentences that follow from their logs alone."""
     logs = [log for setting in settings for log in setting.logs]
     one = logs[0]
-    problem = said(name_in(one.problem))
+    problem = inline(name_in(one.problem))
     lines = [
         "A language model writes whole programs, and a verifier scores the set that each one gives. The problem: "
-        f"**{said(one.title) or problem}** ({problem}); the score counts {said(one.unit)}.",
+        f"**{inline(one.title) or problem}** ({problem}); the score counts {inline(one.unit)}.",
         "",
-        f"- **Model:** {listed(sorted({said(log.model) for log in logs}))}, through an OpenAI-compatible endpoint.",
+        f"- **Model:** {listed(sorted({inline(log.model) for log in logs}))}, through an OpenAI-compatible endpoint.",
     ]
     common = _common(settings)
     for setting in settings:
         means = STRATEGIES.get(setting.strategy)
         own = {key: word for key, word in _words(setting).items() if key not in common}
-        lines.append(f"- **Strategy {said(setting.label)}**{f': {means}' if means else ''}.{_told(own)}")
+        lines.append(f"- **Strategy {inline(setting.label)}**{f': {means}' if means else ''}.{_told(own)}")
         lines.append(f"  {_spent(setting.logs)}")
     if common:
         several = "All settings alike" if len(settings) > 1 else "Settings"
         lines.append(f"- **{several}:**{_told(common, '')} Budgets are hard caps, which count retries.")
     lines += [f"- **Prompts:** {_prompts(logs)}", f"- **Verifier:** {_verifier(logs)}"]
-    starts = sorted({f"{said(name_in(log.start.program))} ({figure(log.start.score)})" for log in logs})
+    starts = sorted({f"{inline(name_in(log.start.program))} ({figure(log.start.score)})" for log in logs})
     more = [f"{len(starts) - MOST_STARTS} more"] if len(starts) > MOST_STARTS else []
     lines.append(f"- **Starting point:** {listed([*starts[:MOST_STARTS], *more])}.")
     return [*lines, "", "The first prompt, cut:", "", *quoted(one.first_prompt, QUOTED, lines=14)]
 
 
-def _words(setting: Setting) -> dict[str, str]:
+def _words(setting: SeedGroup) -> dict[str, str]:
     """The settings of a run as they are typed, but for budgets that are not set."""
     told = flat(setting.logs[0].settings)
     return {
@@ -191,7 +191,7 @@ def _words(setting: Setting) -> dict[str, str]:
     }
 
 
-def _common(settings: Sequence[Setting]) -> dict[str, str]:
+def _common(settings: Sequence[SeedGroup]) -> dict[str, str]:
     """What all of them have alike."""
     every = [_words(setting) for setting in settings]
     return {key: word for key, word in every[0].items() if all(other.get(key) == word for other in every)}
@@ -200,7 +200,7 @@ def _common(settings: Sequence[Setting]) -> dict[str, str]:
 def _told(words: Mapping[str, str], start: str = " Its own settings:") -> str:
     if not words:
         return ""
-    shown = [said(word, 60) for word in list(words.values())[:MOST_SETTINGS]]
+    shown = [inline(word, 60) for word in list(words.values())[:MOST_SETTINGS]]
     more = f" and {len(words) - MOST_SETTINGS} more" if len(words) > MOST_SETTINGS else ""
     return f"{start} {', '.join(shown)}{more}."
 
@@ -217,7 +217,7 @@ def _spent(logs: Sequence[Log]) -> str:
     words += f" (those of {counted(estimated, 'call')} not as the server counted them)" if estimated else ""
     words += f", cost {cost:g}" if cost else ""
     words += "" if len(logs) == 1 else f", in {len(logs)} runs"
-    reasons = Counter(said(log.ended, 120) if log.ended is not None else "it has not ended" for log in logs)
+    reasons = Counter(inline(log.ended, 120) if log.ended is not None else "it has not ended" for log in logs)
     if len(logs) == 1:
         return f"{words}. End: {next(iter(reasons))}."
     return f"{words}. Ends: {'; '.join(f'{why} ({times})' for why, times in reasons.most_common(5))}."
@@ -228,7 +228,7 @@ def _prompts(logs: Sequence[Log]) -> str:
     one = next(iter(systems)) if len(systems) == 1 else None
     system = "several system prompts" if len(systems) > 1 else "a system prompt" if one else "no system prompt"
     kinds = Counter(turn.prompt_kind for log in logs for turn in log.turns)
-    told = [f"{PROMPTS.get(kind) or said(kind, 40)} {times_word(times)}" for kind, times in kinds.most_common(8)]
+    told = [f"{PROMPTS.get(kind) or inline(kind, 40)} {times_word(times)}" for kind, times in kinds.most_common(8)]
     hints = {log.settings["hints"] for log in logs if isinstance(log.settings.get("hints"), bool)}
     with_hints = {(True,): " with hints on known constructions", (False,): " without hints"}.get(tuple(hints), "")
     return f"{system}; the first prompt has {len(logs[0].first_prompt):,} characters{with_hints}. Sent: {listed(told)}."
@@ -247,7 +247,9 @@ def _verifier(logs: Sequence[Log]) -> str:
     if not protections:
         return f"{text} The log does not name the protections that held."
     held = sorted(set.intersection(*map(set, protections)))
-    return f"{text} Protections that held: {listed([said(name, 120) for name in held]) or 'not the same ones always'}."
+    return (
+        f"{text} Protections that held: {listed([inline(name, 120) for name in held]) or 'not the same ones always'}."
+    )
 
 
 def _names(protections: Any) -> list[str]:
@@ -259,19 +261,24 @@ def _names(protections: Any) -> list[str]:
 GROUPS = ("call", "program", "set", "verdict", "valid set")  # the first column of the table, in its order
 
 
-def failures(settings: Sequence[Setting]) -> list[str]:
+def failures(settings: Sequence[SeedGroup]) -> list[str]:
     """A table of what came of calls, programs and sets, with a column for each setting."""
     columns = [_outcomes(setting.logs) for setting in settings]
     keys = sorted({key for column in columns for key in column}, key=lambda key: (GROUPS.index(key[0]), key[1]))
     if not keys:
         return ["No call has been made yet."]
-    rows = [[key[0], said(key[1], 40), _meaning(key), *(f"{column[key]:,}" for column in columns)] for key in keys]
+    rows = [[key[0], inline(key[1], 40), _meaning(key), *(f"{column[key]:,}" for column in columns)] for key in keys]
     examples = _examples([log for setting in settings for log in setting.logs])
-    head = ["what", "kind", "meaning", *(said(one.label, 60) if len(settings) > 1 else "times" for one in settings)]
+    head = [
+        "what",
+        "kind",
+        "meaning",
+        *(inline(one.label, 60) if len(settings) > 1 else "times" for one in settings),
+    ]
     lines = table(head, rows, frozenset(range(3, len(head))))
     if examples:
         lines += ["", "The first error of the most frequent kinds:", ""]
-        lines += [f"- {said(kind, 40)}: {said(error, 200)}" for kind, error in examples]
+        lines += [f"- {inline(kind, 40)}: {inline(error, 200)}" for kind, error in examples]
     return lines
 
 
@@ -292,7 +299,7 @@ def _outcomes(logs: Sequence[Log]) -> Counter[tuple[str, str]]:
 
 def _meaning(key: tuple[str, str]) -> str:
     of, kind = key
-    return of_call(kind) if of == "call" else ERRORS[kind][1] if kind in ERRORS else ""
+    return outcome_text(kind) if of == "call" else ERRORS[kind][1] if kind in ERRORS else ""
 
 
 def _examples(logs: Sequence[Log]) -> list[tuple[str, str]]:
@@ -343,10 +350,10 @@ def quotes(logs: Sequence[Log]) -> list[str]:
         return ["No reply has moved the score."]
     lines: list[str] = []
     for log, turn, before in moved:
-        run = "" if len(logs) == 1 else f"{said(log.strategy, 40)}, seed {whole_number(log.seed)}, "
+        run = "" if len(logs) == 1 else f"{inline(log.strategy, 40)}, seed {whole_number(log.seed)}, "
         lines += ["", f"**{run}turn {turn.id}: {figure(before)} to {figure(turn.credit)}**"]
         same = turn.prompt == log.first_prompt
-        lines[-1] += f" ({PROMPTS.get(turn.prompt_kind) or said(turn.prompt_kind, 40)}{', see above' * same}). "
+        lines[-1] += f" ({PROMPTS.get(turn.prompt_kind) or inline(turn.prompt_kind, 40)}{', see above' * same}). "
         lines[-1] += "The reply, cut:" if same else "The prompt and the reply, cut:"
         lines += ["", *([] if same else [*quoted(turn.prompt, QUOTED, lines=10), ""])]
         content = (turn.reply.content if turn.reply else "") or turn.program or ""

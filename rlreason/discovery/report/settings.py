@@ -19,7 +19,7 @@ FEW = 5  # with fewer draws, no interval is told: they have shown too little of 
 
 
 @dataclass(frozen=True, slots=True)
-class Baseline:
+class SamplingBaseline:
     """Independent draws of one kind. `scores`: of each call, in the order of runs and turns; 0 where it gave no set."""
 
     key: str
@@ -60,7 +60,7 @@ def draws_of(log: Log) -> list[int]:
     return found
 
 
-def baselines_of(logs: Iterable[Log]) -> dict[str, Baseline]:
+def baselines_of(logs: Iterable[Log]) -> dict[str, SamplingBaseline]:
     """The baseline of each kind of draw, by `kind_of_draw`; without draws it has none of its own."""
     kinds: dict[str, list[Log]] = {}
     for log in logs:
@@ -69,7 +69,7 @@ def baselines_of(logs: Iterable[Log]) -> dict[str, Baseline]:
     for key, of_kind in kinds.items():
         drawn = [draws_of(log) for log in of_kind]
         scores = tuple(score for one in drawn for score in one)
-        found[key] = Baseline(key, of_kind[0].start.score, scores, sum(map(bool, drawn)))
+        found[key] = SamplingBaseline(key, of_kind[0].start.score, scores, sum(map(bool, drawn)))
     return found
 
 
@@ -94,7 +94,7 @@ ORDER = ("simple", "best_of_n", "refine", "hybrid")  # of the strategies in tabl
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class SeedGroup:
     """Runs that differ in their seeds alone."""
 
     label: str
@@ -115,8 +115,8 @@ class Setting:
 class Comparison:
     """A setting against independent draws at equal calls. `word`: better, worse, cannot tell, itself or no draws."""
 
-    setting: Setting
-    baseline: Baseline
+    setting: SeedGroup
+    baseline: SamplingBaseline
     word: str
     calls: int = 0  # the fewest that any seed made, and at most as many as there are draws
     bests: tuple[int, ...] = ()  # of the seeds at so many calls
@@ -125,14 +125,14 @@ class Comparison:
     can_tell: bool = False  # whether any outcome of so few values could have been told apart
 
 
-def settings_of(logs: Sequence[Log]) -> list[Setting]:
+def settings_of(logs: Sequence[Log]) -> list[SeedGroup]:
     """Runs by what they have in common but for the seed, labelled by the strategy and what tells them apart."""
     groups: dict[str, list[Log]] = {}
     for log in logs:
         groups.setdefault(json.dumps(_facts(log), sort_keys=True), []).append(log)
     found = [sorted(group, key=lambda log: (log.seed, str(log.folder))) for group in groups.values()]
     labels = labels_of([group[0] for group in found])
-    made = [Setting(label, tuple(group)) for label, group in zip(labels, found, strict=True)]
+    made = [SeedGroup(label, tuple(group)) for label, group in zip(labels, found, strict=True)]
     return sorted(made, key=lambda one: (place_of(one.strategy), one.label))
 
 
@@ -184,7 +184,7 @@ def without_copies(logs: Sequence[Log]) -> tuple[list[Log], list[str]]:
     return found, lines
 
 
-def compared(settings: Sequence[Setting], baselines: Mapping[str, Baseline]) -> list[Comparison]:
+def compared(settings: Sequence[SeedGroup], baselines: Mapping[str, SamplingBaseline]) -> list[Comparison]:
     """Every setting against the baseline of its draws, by a rank test whose p-values are adjusted by Holm.
 
     A setting's seeds at the fewest calls that any of them made are held against groups of as many draws in a row:
@@ -196,7 +196,7 @@ def compared(settings: Sequence[Setting], baselines: Mapping[str, Baseline]) -> 
     return [one if one.word else _judged(one, adjusted.get(k, 1.0), len(tested) or 1) for k, one in enumerate(found)]
 
 
-def _raw(setting: Setting, baseline: Baseline) -> Comparison:
+def _raw(setting: SeedGroup, baseline: SamplingBaseline) -> Comparison:
     if is_sampling(setting.logs):
         return Comparison(setting, baseline, "itself")
     calls = min(baseline.count, *(log.calls for log in setting.ended))

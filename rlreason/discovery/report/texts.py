@@ -14,10 +14,10 @@ from rlreason.runtime.text import shorten
 _LINKED = re.compile(r"(?<=[:])//|(?<=\bwww)\.|[@$]", re.IGNORECASE)
 
 
-def said(given: str, most: int = 160) -> str:
+def inline(given: str, most: int = 160) -> str:
     r"""A text of others within a line: cut, all of Markdown and HTML written out, and nothing made a link or formula.
 
-    >>> said("<b>*a*</b> $x$ https://evil.test @all")
+    >>> inline("<b>*a*</b> $x$ https://evil.test @all")
     '&lt;b&gt;\\*a\\*&lt;/b&gt; \\$x\\$ https:\\/\\/evil.test \\@all'
     """
     return _LINKED.sub(lambda found: "".join(f"\\{one}" for one in found[0]), text(shorten(given, most)))
@@ -115,15 +115,19 @@ def standing(record: Sequence[Mapping[str, Any]], score: int, unit: str) -> list
     if not record:
         return ["The problem names no records."]
     rows = [
-        [said(typed_word(row.get("score")), 30), said(str(row.get("who") or ""), 80), said(str(row.get("note") or ""))]
+        [
+            inline(typed_word(row.get("score")), 30),
+            inline(str(row.get("who") or ""), 80),
+            inline(str(row.get("note") or "")),
+        ]
         for row in record
     ]
-    lines = [*table([said(unit, 30), "who", "note"], rows, frozenset({0})), ""]
+    lines = [*table([inline(unit, 30), "who", "note"], rows, frozenset({0})), ""]
     known = sorted(records_of(record), key=lambda one: one[0])
     below, above = [one for one in known if one[0] <= score], [one for one in known if one[0] > score]
-    reached = f"reaches {figure(below[-1][0])} ({said(below[-1][1], 80)})" if below else "reaches none of these"
+    reached = f"reaches {figure(below[-1][0])} ({inline(below[-1][1], 80)})" if below else "reaches none of these"
     if above:
-        ahead = f"; the next above it is {figure(above[0][0])} ({said(above[0][1], 80)})."
+        ahead = f"; the next above it is {figure(above[0][0])} ({inline(above[0][1], 80)})."
     else:
         ahead = ", the highest figure of the table: check it by other means before you believe it."
     return [*lines, f"The best score here, {figure(score)}, {reached}{ahead}" if known else ""]
@@ -139,7 +143,7 @@ BEFORE = "report.before"  # .md: a report without the heading, which somebody el
 _FENCE = re.compile(rb" {0,3}(`{3,}|~{3,})(.*)")
 
 
-def kept_text(report: Path) -> bytes:
+def reader_text(report: Path) -> bytes:
     """What is to follow the part that is written anew: the reader's text of a report that is there, or an invitation.
 
     A report without the heading is somebody's own: it is kept beside the new one, which says so.
@@ -244,10 +248,10 @@ ERRORS = {
 }
 
 
-def of_call(outcome: str) -> str:
+def outcome_text(outcome: str) -> str:
     """An outcome of a call in words; "" for one that is not known.
 
-    >>> of_call("http_429")
+    >>> outcome_text("http_429")
     'the endpoint refused it with status 429'
     """
     status = outcome.removeprefix("http_")

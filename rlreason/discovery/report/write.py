@@ -8,15 +8,15 @@ from typing import Any
 
 from rlreason.discovery.report.picture import MOST_PANELS, Panel, baseline_lines, distribution, draw, panels_of
 from rlreason.discovery.report.read import Log, is_discover_run, read_log
-from rlreason.discovery.report.sections import failures, methodology, of_one_run, of_several, progress, quotes
-from rlreason.discovery.report.settings import Setting, baselines_of, compared, settings_of, without_copies
+from rlreason.discovery.report.sections import failures, joint_lines, methodology, progress, quotes, run_lines
+from rlreason.discovery.report.settings import SeedGroup, baselines_of, compared, settings_of, without_copies
 from rlreason.discovery.report.texts import (
     counted,
-    kept_text,
+    inline,
     listed,
     name_in,
+    reader_text,
     records_of,
-    said,
     standing,
     whole_number,
     write_keeping,
@@ -83,21 +83,21 @@ def _write(logs: Sequence[Log], record: Record, out: Path, left_out: Sequence[st
     panels = panels_of(settings, baselines)
     one = logs[0]
     title = one.title or name_in(one.problem)
-    lines = [f"# {said(title)}: {said(_what(settings))}", ""]
+    lines = [f"# {inline(title)}: {inline(_what(settings))}", ""]
     if left_out:
-        lines += ["Left out:", "", *(f"- {said(line, 300)}" for line in left_out), ""]
+        lines += ["Left out:", "", *(f"- {inline(line, 300)}" for line in left_out), ""]
     lines += ["## Methodology", "", *methodology(settings), "", "## Process", "", *_process(settings, panels)]
-    lines += ["", "## Final result", "", *(of_one_run(one) if len(logs) == 1 else of_several(settings))]
+    lines += ["", "## Final result", "", *(run_lines(one) if len(logs) == 1 else joint_lines(settings))]
     best = max(log.best.score for log in logs)
     lines += ["", "## Where the record stands", "", *standing(record, best, one.unit)]
     lines += ["", "## Seeds", "", *distribution(settings), "", *baseline_lines(panels, compared(settings, baselines))]
     out.mkdir(parents=True, exist_ok=True)
     draw(out / SCORE_PICTURE, f"{title}: {_what(settings)}", one.unit, panels, records_of(record))
-    write_keeping(out / REPORT, "\n".join(lines) + "\n\n", kept_text(out / REPORT))
+    write_keeping(out / REPORT, "\n".join(lines) + "\n\n", reader_text(out / REPORT))
     return out / REPORT
 
 
-def _what(settings: Sequence[Setting]) -> str:
+def _what(settings: Sequence[SeedGroup]) -> str:
     """The runs in a heading."""
     logs = [log for setting in settings for log in setting.logs]
     if len(logs) == 1:
@@ -105,7 +105,7 @@ def _what(settings: Sequence[Setting]) -> str:
     return f"{counted(len(logs), 'run')} with {listed(list(dict.fromkeys(one.strategy for one in settings)))}"
 
 
-def _process(settings: Sequence[Setting], panels: Sequence[Panel]) -> list[str]:
+def _process(settings: Sequence[SeedGroup], panels: Sequence[Panel]) -> list[str]:
     logs = [log for setting in settings for log in setting.logs]
     lines = [progress(settings), "", f"![The best score so far against the calls of the model]({SCORE_PICTURE})", ""]
     if len(panels) > MOST_PANELS:

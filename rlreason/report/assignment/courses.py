@@ -18,7 +18,7 @@ SAME_SIZE = 0.1  # how far the parameters of a model may be from those of the co
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class AssignmentQuestion:
     """One question of a handout; see the head of courses.yaml for its fields."""
 
     id: str
@@ -54,7 +54,7 @@ class Question:
 
 
 @dataclass(frozen=True, slots=True)
-class Got:
+class PublishedFigure:
     """A figure that somebody published: `low` to `high`, accuracies of 0 to 1."""
 
     question: str
@@ -87,18 +87,18 @@ class Direction:
 
 
 @dataclass(frozen=True, slots=True)
-class Course:
+class Assignment:
     """An assignment: its questions in the handout's order, and what others got with its model on its data."""
 
     name: str
     title: str
-    questions: Sequence[Question]
+    questions: Sequence[AssignmentQuestion]
     model: str  # names as in conf/
     model_name: str
     data: str
     data_name: str
     a_right_loop: str
-    figures: Sequence[Got]
+    figures: Sequence[PublishedFigure]
     directions: Sequence[Direction]
     parameters: float  # of the model
     problems: int  # to validate on, at least
@@ -115,18 +115,18 @@ class Course:
         return right_size and (there is None or there >= self.problems)
 
 
-def course_of(name: str) -> Course:
+def course_of(name: str) -> Assignment:
     """The course of this name. `KeyError` for another."""
     courses = yaml.safe_load(COURSES.read_text("utf-8"))
     told = yaml.safe_load(PUBLISHED.read_text("utf-8"))
     sources, published = told["sources"], told["courses"][name]
     figures = [
-        Got(**{**one, "low": one["low"] / 100, "high": one["high"] / 100, "source": sources[one["source"]]})
+        PublishedFigure(**{**one, "low": one["low"] / 100, "high": one["high"] / 100, "source": sources[one["source"]]})
         for one in published.pop("figures")
     ]
     directions = [Direction(**{**one, "source": sources[one["source"]]}) for one in published.pop("directions")]
     questions = questions_of(courses, name)
-    return Course(
+    return Assignment(
         name=name,
         title=courses[name]["title"],
         questions=questions,
@@ -137,12 +137,14 @@ def course_of(name: str) -> Course:
     )
 
 
-def questions_of(courses: Mapping[str, Any], name: str) -> list[Question]:
+def questions_of(courses: Mapping[str, Any], name: str) -> list[AssignmentQuestion]:
     """The questions of a course; those that it takes from another run that other's commands with its own experiment."""
-    found: list[Question] = []
+    found: list[AssignmentQuestion] = []
     for told in courses[name]["questions"]:
         if "take" not in told:
-            found.append(Question(**{("instead" if key == "or" else key): value for key, value in told.items()}))
+            found.append(
+                AssignmentQuestion(**{("instead" if key == "or" else key): value for key, value in told.items()})
+            )
             continue
         other = told["take"]["course"]
         theirs = questions_of(courses, other)
@@ -152,7 +154,7 @@ def questions_of(courses: Mapping[str, Any], name: str) -> list[Question]:
     return found
 
 
-def _in_course(question: Question, theirs: str, ours: str) -> Question:
+def _in_course(question: AssignmentQuestion, theirs: str, ours: str) -> AssignmentQuestion:
     def mine(command: str) -> str:
         return command.replace(f"experiment={theirs}", f"experiment={ours}").removesuffix(" data.path=MATH_DIR")
 
@@ -182,18 +184,18 @@ def agreement(published: str, found: str, but: str = "") -> str:
 def verdict_of(direction: Direction, verdicts: Sequence[Verdict]) -> Verdict | None:
     """The verdict on exactly the pair of settings that a direction is about; None where there is none."""
     for a, b in direction.pairs:
-        wanted, against = words_of(a), words_of(b)
+        wanted, against = typed_settings(a), typed_settings(b)
         for verdict in verdicts:
-            setting, reference = (words_of(typed) for typed in verdict.typed)
+            setting, reference = (typed_settings(typed) for typed in verdict.typed)
             if setting - reference == wanted - against and against <= reference:
                 return verdict
     return None
 
 
-def words_of(typed: str) -> set[tuple[str, str | float]]:
+def typed_settings(typed: str) -> set[tuple[str, str | float]]:
     """The settings of a line as (key, value), numbers by their value: 1e-2 is 0.01.
 
-    >>> words_of("learning_rate=1e-2 loss=grpo_clip") == words_of("loss=grpo_clip learning_rate=0.01")
+    >>> typed_settings("learning_rate=1e-2 loss=grpo_clip") == typed_settings("loss=grpo_clip learning_rate=0.01")
     True
     """
     found: set[tuple[str, str | float]] = set()
@@ -206,7 +208,7 @@ def words_of(typed: str) -> set[tuple[str, str | float]]:
     return found
 
 
-def directions_table(course: Course, verdicts: Mapping[str, Sequence[Verdict]]) -> Table | None:
+def directions_table(course: Assignment, verdicts: Mapping[str, Sequence[Verdict]]) -> Table | None:
     """All published directions of a course. `verdicts`: question -> verdicts of its sweeps. None: nothing published."""
     rows = []
     for direction in course.directions:

@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from rlreason.report.assignment.courses import Course, Got, Question
+from rlreason.report.assignment.courses import Assignment, AssignmentQuestion, PublishedFigure
 from rlreason.report.charts import figures_of, legend_of
 from rlreason.report.content import GRID, Curves, Entry, Figure, Line, Table, band_of
 from rlreason.report.measures import DEPTH
 from rlreason.report.remarks import late
 from rlreason.report.specifications import STEP_TITLE, Spec, ticks_of
-from rlreason.report.study import Run, Series, Setting, Study
+from rlreason.report.study import Series, Setting, Study, StudyRun
 from rlreason.report.tables import accuracy_of
 from rlreason.report.verdicts import best_of, comparing_half
 from rlreason.runtime.differences import LEVEL, TIED, holm, p_value
@@ -148,7 +148,7 @@ CAUSES = (
 )
 
 
-def interval_of(runs: Sequence[Run], among: set[str] | None = None) -> tuple[float, float, float] | None:
+def interval_of(runs: Sequence[StudyRun], among: set[str] | None = None) -> tuple[float, float, float] | None:
     """(mean, low, high) of the final accuracies, within 0 to 1; None where no run has one.
 
     Several seeds: Student's interval of their mean, or where they tie that of the settings' table; one: Wilson's over
@@ -167,7 +167,7 @@ def interval_of(runs: Sequence[Run], among: set[str] | None = None) -> tuple[flo
     return shares[0], *wilson_interval(shares[0] * n, n)
 
 
-def _share(run: Run, among: set[str] | None) -> float | None:
+def _share(run: StudyRun, among: set[str] | None) -> float | None:
     if among is None or run.final is None:
         return run.accuracy
     chosen = [problem.share for name, problem in run.final.problems.items() if name in among]
@@ -198,7 +198,7 @@ def against_bar(found: tuple[float, float, float], bar: float) -> str:
     return "reached" if found[1] >= bar else "not reached" if found[2] < bar else "cannot tell"
 
 
-def bar_line(course: Course, question: Question, study: Study) -> str:
+def bar_line(course: Assignment, question: AssignmentQuestion, study: Study) -> str:
     """The best setting against the pass bar, on the problems that did not choose it; '' where there is no bar."""
     if question.bar is None:
         return ""
@@ -219,7 +219,7 @@ def bar_line(course: Course, question: Question, study: Study) -> str:
     return f"Pass bar {percent(question.bar)}, {study.name}: {reached}, as {which}.{of_theirs}"
 
 
-def _fewer(question: Question, study: Study) -> str:
+def _fewer(question: AssignmentQuestion, study: Study) -> str:
     """What has to be said where the runs came to fewer steps than the bar is set for."""
     ran = max((int(run.totals.get("step") or run.planned_steps or 0) for run in study.runs), default=0)
     if not 0 < ran < question.steps:
@@ -231,7 +231,7 @@ def _seeds(setting: Setting) -> int:
     return sum(run.accuracy is not None for run in setting.runs)
 
 
-def is_of(course: Course, study: Study) -> bool:
+def is_of(course: Assignment, study: Study) -> bool:
     """Whether all runs that have begun have the model and the data of the published figures."""
     return all(course.is_of(run.settings, run.provenance) for run in study.runs if run.settings)
 
@@ -246,7 +246,7 @@ def what_ran(study: Study) -> str:
     return f"model {' and '.join(models)} on {' and '.join(data)}{planned}, {seeds} seed{'s' * (seeds != 1)}"
 
 
-def with_bands(figure: Figure, course: Course, question: Question, study: Study) -> Figure:
+def with_bands(figure: Figure, course: Assignment, question: AssignmentQuestion, study: Study) -> Figure:
     """The picture of the accuracy with the published bands of its question, where model and data are theirs."""
     bands = [{"low": got.low, "high": got.high} for got in _bands(course, question)]
     if figure.name != "eval/accuracy" or not bands or not is_of(course, study):
@@ -261,11 +261,11 @@ def _seen(band: dict[str, float]) -> dict[str, float]:
     return {"low": band["low"] - wide, "high": band["high"] + wide}
 
 
-def _bands(course: Course, question: Question) -> list[Got]:
+def _bands(course: Assignment, question: AssignmentQuestion) -> list[PublishedFigure]:
     return [got for got in course.figures if got.question == question.id and got.band]
 
 
-def published_line(course: Course, question: Question, study: Study) -> str:
+def published_line(course: Assignment, question: AssignmentQuestion, study: Study) -> str:
     """How far the best setting is from what others got; '' where theirs is another model, or nothing is known."""
     told = [got for got in course.figures if got.question == question.id]
     if not told:
@@ -277,14 +277,14 @@ def published_line(course: Course, question: Question, study: Study) -> str:
         return ""
     low = min(got.low for got in bands)
     if found[2] >= low:
-        return f"Others got {'; '.join(map(got_words, bands))}: this is not below it."
+        return f"Others got {'; '.join(map(published_text, bands))}: this is not below it."
     right = f"A right loop is at {course.a_right_loop}" if course.a_right_loop else f"Others are at {percent(low)}"
     below = "far below" if found[2] < FAR * low else "below"
     causes = _fewer(question, study) or f" Commonest causes: {CAUSES}."
     return f"{right}; you are {below}, at {percent(found[0])}.{causes}"
 
 
-def got_words(got: Got) -> str:
+def published_text(got: PublishedFigure) -> str:
     """'50.5 to 71.7% (a right loop, 1e-5 to 3e-5)'."""
     number = re.sub(r"\.0$", "", f"{100 * got.low:.1f}")
     to = f" to {re.sub(r'[.]0$', '', f'{100 * got.high:.1f}')}" if got.high > got.low else ""

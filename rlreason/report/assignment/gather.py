@@ -10,7 +10,7 @@ from typing import Any
 from rlreason.errors import ConfigError
 from rlreason.records.files import CONFIG, STATUS
 from rlreason.records.reader import RunFolder, setting_in
-from rlreason.report.assignment.courses import Course, Question
+from rlreason.report.assignment.courses import Assignment, AssignmentQuestion
 from rlreason.report.build import build_report
 from rlreason.report.content import Report
 from rlreason.report.read import read_study, settings_of
@@ -23,7 +23,7 @@ NO_ALGORITHM = ""
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class Candidate:
     """A sweep, or a run by itself."""
 
     path: Path
@@ -35,7 +35,7 @@ class Found:
     settings: Mapping[str, Any] = field(default_factory=dict)  # of its first run, by dotted names
     provenance: Mapping[str, Any] = field(default_factory=dict)  # the same run's
 
-    def nearness(self, course: Course) -> tuple[bool, int, int, float]:
+    def nearness(self, course: Assignment) -> tuple[bool, int, int, float]:
         """How near it is to what is handed in: model and data, then their names, then its work, then the newest."""
         names = {"model.name": course.model, "data.name": course.data}
         named = sum(self.settings.get(key) == name for key, name in names.items())
@@ -44,28 +44,28 @@ class Found:
         return course.is_of(self.settings, self.provenance), named, work, self.begun
 
 
-def found_below(folder: Path) -> list[Found]:
+def found_below(folder: Path) -> list[Candidate]:
     """All sweeps and runs by themselves below a folder, the newest first. `ConfigError` where there is no folder."""
     if not folder.is_dir():
         raise ConfigError(f"RUN={folder} is no folder: give the folder that holds the runs, such as runs")
     return sorted(_below(folder, DEEPEST), key=lambda one: (-one.begun, str(one.path)))
 
 
-def _below(folder: Path, depth: int) -> Iterator[Found]:
+def _below(folder: Path, depth: int) -> Iterator[Candidate]:
     if (folder / FILE).exists():
         begun = (folder / FILE).stat().st_mtime
         try:
             state = read_state(folder, lambda _: None)
         except ConfigError:  # whoever reads it says what is wrong with it
-            yield Found(folder, folder.name, begun, True, NO_ALGORITHM, folder.name)
+            yield Candidate(folder, folder.name, begun, True, NO_ALGORITHM, folder.name)
             return
         algorithms = {algorithm_of(folder / run.name) for run in state.runs} - {NO_ALGORITHM}
         only = algorithms.pop() if len(algorithms) == 1 else NO_ALGORITHM
         first = next((folder / run.name for run in state.runs if (folder / run.name / CONFIG).exists()), None)
-        yield Found(folder, state.requested or folder.name, begun, True, only, state.requested, *_facts(first))
+        yield Candidate(folder, state.requested or folder.name, begun, True, only, state.requested, *_facts(first))
     elif (folder / CONFIG).exists():
         begun = (folder / CONFIG).stat().st_mtime
-        yield Found(folder, folder.name, begun, False, algorithm_of(folder), "", *_facts(folder))
+        yield Candidate(folder, folder.name, begun, False, algorithm_of(folder), "", *_facts(folder))
     elif depth:
         with os.scandir(folder) as entries:
             inner = sorted(e.path for e in entries if e.is_dir(follow_symlinks=False) and not e.name.startswith("."))
@@ -120,8 +120,8 @@ def unfit(
     settings: Mapping[str, Any],
     provenance: Mapping[str, Any],
     summary: Mapping[str, Any],
-    question: Question,
-    course: Course,
+    question: AssignmentQuestion,
+    course: Assignment,
     starts: Collection[str],
 ) -> str:
     """Why such a run does not answer a question; "" where nothing tells against it.
@@ -159,15 +159,15 @@ def trained_by(settings: Mapping[str, Any], provenance: Mapping[str, Any]) -> st
 
 
 @dataclass(slots=True)
-class Read:
+class ReadStudy:
     """A study with its report."""
 
-    found: Found
+    found: Candidate
     study: Study
     report: Report
 
 
-def values_of(read: Read, key: str) -> set[str]:
+def values_of(read: ReadStudy, key: str) -> set[str]:
     """The values of a setting among the runs of a study."""
     return {plain(run.settings.get(key)) for run in read.study.runs}
 
@@ -176,11 +176,11 @@ def values_of(read: Read, key: str) -> set[str]:
 class Gathered:
     """What lies below the runs folder, by name."""
 
-    course: Course
-    found: list[Found]
+    course: Assignment
+    found: list[Candidate]
     problems: list[str] = field(default_factory=list)  # folders that could not be read
     carried: set[str] = field(default_factory=set)  # what earlier sections said of what the chain brought
-    _read: dict[Path, Read | None] = field(default_factory=dict)
+    _read: dict[Path, ReadStudy | None] = field(default_factory=dict)
 
     @property
     def named(self) -> set[str]:
@@ -188,25 +188,25 @@ class Gathered:
         return {name for question in self.course.questions for name in (*question.sweeps, question.instead) if name}
 
     @property
-    def all_read(self) -> list[Read]:
+    def all_read(self) -> list[ReadStudy]:
         """What has been read so far."""
         return [read for read in self._read.values() if read is not None]
 
-    def nearest(self, found: Iterable[Found]) -> list[Found]:
+    def nearest(self, found: Iterable[Candidate]) -> list[Candidate]:
         """These, what is nearest to the handout's model, data and steps first: the real one before a rehearsal."""
         return sorted(found, key=lambda one: one.nearness(self.course), reverse=True)
 
-    def sweep(self, name: str) -> Read | None:
+    def sweep(self, name: str) -> ReadStudy | None:
         """The nearest sweep of a name; None where there is none that can be read."""
         named = self.nearest(one for one in self.found if one.is_sweep and one.sweep == name)
         return self.read(named[0]) if named else None
 
-    def of_algorithm(self, question: Question) -> tuple[list[Read], list[str]]:
+    def of_algorithm(self, question: AssignmentQuestion) -> tuple[list[ReadStudy], list[str]]:
         """The nearest runs or sweeps of the question's algorithm that have its settings and that no question names.
 
         One, or one for each value of what has to be there in each; and what is wrong with others, a sentence each.
         """
-        taken, refused, lacking = list[Read](), list[str](), set(question.values(question.each))
+        taken, refused, lacking = list[ReadStudy](), list[str](), set(question.values(question.each))
         for one in self.nearest(self.found) if question.algorithm else ():
             if one.algorithm != question.algorithm or one.sweep in self.named:
                 continue
@@ -225,21 +225,21 @@ class Gathered:
                 break
         return taken, refused
 
-    def _starts(self, one: Found) -> set[str]:
+    def _starts(self, one: Candidate) -> set[str]:
         """The weights that training runs of its model began with, but for models that were trained before."""
         name = one.settings.get("model.name")
         like = [f for f in self.found if f.algorithm in TRAINING and f.settings.get("model.name") == name]
         untrained = [f for f in like if not trained_by(f.settings, f.provenance)]
         return {str(setting_in(f.provenance, "model.start_weights")) for f in untrained} - {"None"}
 
-    def read(self, one: Found) -> Read | None:
+    def read(self, one: Candidate) -> ReadStudy | None:
         """The study of a folder; what is wrong with a folder that has none stands in `problems`."""
         if one.path not in self._read:
             try:
                 study = read_study([one.path])
                 for setting in study.settings if one.sweep == "pku_before_and_after" else ():  # not by long paths
                     setting.label = f"{'after' if 'pku_grpo' in setting.typed else 'before'} GRPO"
-                self._read[one.path] = Read(one, study, build_report(study))
+                self._read[one.path] = ReadStudy(one, study, build_report(study))
             except ConfigError as error:
                 self.problems.append(str(error))
                 self._read[one.path] = None

@@ -17,7 +17,7 @@ from rlreason.records.files import METRICS, each_line
 from rlreason.report.assignment import MARKDOWN, draw
 from rlreason.report.assignment.courses import course_of
 from rlreason.report.assignment.documents import FILES, markdown_of
-from rlreason.report.assignment.gather import Found, Gathered, found_below
+from rlreason.report.assignment.gather import Candidate, Gathered, found_below
 from rlreason.report.assignment.sections import write_up_of
 from rlreason.runtime.files import whole, write_whole
 
@@ -39,7 +39,7 @@ def keep(course: str, runs: Path, out: Path) -> list[str]:
     return document.problems
 
 
-def archive(found: Found, runs: list[Path], problems: list[str]) -> bytes:
+def archive(found: Candidate, runs: list[Path], problems: list[str]) -> bytes:
     """RUN/metrics.jsonl of every run as .tar.gz, the same bytes for the same runs."""
     packed_file = io.BytesIO()
     with (

@@ -23,20 +23,20 @@ from rlreason.report.assignment.figures import (
     with_bands,
     with_interval,
 )
-from rlreason.report.assignment.gather import Gathered, Read, last_line
+from rlreason.report.assignment.gather import Gathered, ReadStudy, last_line
 from rlreason.report.assignment.section import Picture, Quote, Section
 from rlreason.report.compare import compared_study
 from rlreason.report.content import MOST_COLOURS, Entry, Figure, Table
 from rlreason.report.sections import shown_text
 from rlreason.report.specifications import SETTING
-from rlreason.report.study import Run, Setting, Study
+from rlreason.report.study import Setting, Study, StudyRun
 from rlreason.report.verdicts import best_of, comparing_half, how_chosen, verdicts_of
 
 SFT, EI, ON_POLICY = "sft_dataset_size", "expert_iteration", "grpo_learning_rate"
 ENTROPY = "eval/entropy"  # measured alike in all runs, over the responses to validation problems
 
 
-def against_sft(section: Section, read: Read, gathered: Gathered) -> None:
+def against_sft(section: Section, read: ReadStudy, gathered: Gathered) -> None:
     """The verdict of expert iteration against SFT, on the default setting of each, and expert iteration's own gain."""
     section.lines += across_steps(read)
     sft = gathered.sweep(SFT)
@@ -57,13 +57,13 @@ def against_sft(section: Section, read: Read, gathered: Gathered) -> None:
     section.verdicts.append((asked, verdicts_of(study)))
 
 
-def folder_of(read: Read) -> Path:
+def folder_of(read: ReadStudy) -> Path:
     """The reference of a sweep as `compare` takes it: SWEEP/KEY=VALUE,..."""
     words = [f"{key}={value}" for key, value in read.study.reference.key]
     return read.found.path / ",".join(words) if words else read.found.path
 
 
-def across_steps(read: Read) -> list[str]:
+def across_steps(read: ReadStudy) -> list[str]:
     """What the steps of expert iteration brought the reference, step by step."""
     reached: dict[int, list[float]] = {}
     for run in read.study.reference.runs:
@@ -81,7 +81,7 @@ def _steps(reached: dict[int, list[float]]) -> str:
     return ", ".join(str(step) for step in sorted(reached))
 
 
-def entropy(section: Section, read: Read, gathered: Gathered) -> None:
+def entropy(section: Section, read: ReadStudy, gathered: Gathered) -> None:
     """The entropy of GRPO's responses beside expert iteration's: a picture against steps, and first and last values."""
     sides: list[tuple[str, Setting]] = []
     on_policy = gathered.sweep(ON_POLICY)
@@ -124,7 +124,7 @@ def entropy_table(sides: list[tuple[str, Setting]]) -> Table | None:
     return Table("Entropy: GRPO and expert iteration", head, rows, frozenset({1, 2, 3, 4}), note)
 
 
-def leaderboard(section: Section, read: Read, gathered: Gathered) -> None:
+def leaderboard(section: Section, read: ReadStudy, gathered: Gathered) -> None:
     """Its accuracy on problems that did not choose, its curve with the axis ending at 4 h, its compliance."""
     study = read.study
     best = best_of(study)
@@ -156,7 +156,7 @@ CASES = 10
 GUESSED = "r1_zero"  # the reward of a `Grader` without further words
 
 
-def quotes_of(run: Run, problems: list[str]) -> Iterator[tuple[str, list[Quote]]]:
+def quotes_of(run: StudyRun, problems: list[str]) -> Iterator[tuple[str, list[Quote]]]:
     """(title, the first ten responses) of each failing category; lines that are broken are named in `problems`."""
     rows = rows_of(run, problems)
     for category, title in FAILING.items():
@@ -167,7 +167,7 @@ def quotes_of(run: Run, problems: list[str]) -> Iterator[tuple[str, list[Quote]]
             yield f"{title}: {shown} (seed {run.seed})", found
 
 
-def rows_of(run: Run, problems: list[str]) -> dict[str, list[tuple[int, dict[str, Any]]]]:
+def rows_of(run: StudyRun, problems: list[str]) -> dict[str, list[tuple[int, dict[str, Any]]]]:
     """Category -> (line, row) of its first CASES responses."""
     found: dict[str, list[tuple[int, dict[str, Any]]]] = {category: [] for category in FAILING}
     try:
@@ -182,7 +182,7 @@ def rows_of(run: Run, problems: list[str]) -> dict[str, list[tuple[int, dict[str
     return found
 
 
-def _quote(row: dict[str, Any], line: int, run: Run) -> Quote:
+def _quote(row: dict[str, Any], line: int, run: StudyRun) -> Quote:
     """With a guess at why, where the run was graded by the reward that this grader has."""
     known = run.protocol is not None and run.protocol.get("reward") == GUESSED
     why = "; ".join(str(reason) for reason in reasons(row, Grader())) if known else ""
@@ -191,13 +191,13 @@ def _quote(row: dict[str, Any], line: int, run: Run) -> Quote:
     return Quote(question, gold, response, shown_text(why), f"{where}:{line}")
 
 
-Part = Callable[[Section, Read, Gathered], None]
+Part = Callable[[Section, ReadStudy, Gathered], None]
 CORRECT = "correct"
 LIMIT = "data.limit"  # the number of examples
 CATEGORIES = {CORRECT: "format 1, answer 1", **FAILING}
 
 
-def categories(section: Section, read: Read, gathered: Gathered) -> None:
+def categories(section: Section, read: ReadStudy, gathered: Gathered) -> None:
     """The three categories of each run, in figures and in words, and ten responses of each failing one."""
     rows, runs = [], [run for run in read.study.runs if run.final is not None and run.final.categories]
     for run in runs:
@@ -221,7 +221,7 @@ def categories(section: Section, read: Read, gathered: Gathered) -> None:
     section.quotes += quotes_of(first, section.problems)
 
 
-def filtered(section: Section, read: Read, gathered: Gathered) -> None:
+def filtered(section: Section, read: ReadStudy, gathered: Gathered) -> None:
     """The size of the set that a filter left."""
     for one in read.study.settings:
         sizes = [run.summary.get("data_sizes") for run in one.runs]
@@ -236,7 +236,7 @@ def filtered(section: Section, read: Read, gathered: Gathered) -> None:
             section.lines.append(f"{one.label}: the filtered set has {kept:,} of {before:,} traces ({share}){left}.")
 
 
-def equal_updates(section: Section, read: Read, gathered: Gathered) -> None:
+def equal_updates(section: Section, read: ReadStudy, gathered: Gathered) -> None:
     """Verdicts among the settings of a sweep that differ from its reference in how long they train."""
     for budget, study in by_budget(read.study):
         if len(study.settings) > 1 and read.study.reference.key not in [one.key for one in study.settings]:
@@ -257,19 +257,19 @@ def by_budget(study: Study) -> list[tuple[str, Study]]:
     return [(budget, replace(study, settings=of)) for budget, of in groups.items()] or [("", study)]
 
 
-def other_metrics(section: Section, read: Read, gathered: Gathered) -> None:
+def other_metrics(section: Section, read: ReadStudy, gathered: Gathered) -> None:
     """Two or three sentences on metrics other than the accuracy, and the table behind them."""
     if (table := metrics_table(read.study, f"Other metrics at the end of training: {read.study.name}")) is not None:
         section.lines += metric_sentences(read.study)
         section.tables.append(table)
 
 
-def cases(section: Section, read: Read, gathered: Gathered) -> None:
+def cases(section: Section, read: ReadStudy, gathered: Gathered) -> None:
     """The same problems' responses over training."""
     section.cases += read.report.cases
 
 
-def log(section: Section, read: Read, gathered: Gathered) -> None:
+def log(section: Section, read: ReadStudy, gathered: Gathered) -> None:
     """The experiment log: what ran, what ended early, and why."""
     study, table = read.study, read.report.log
     ranges = {axis: dict.fromkeys(dict(one.key).get(axis, "-") for one in study.settings) for axis in study.axes}
@@ -278,7 +278,7 @@ def log(section: Section, read: Read, gathered: Gathered) -> None:
     section.tables.append(Table(f"{table.title}: {study.name}", table.head, table.rows, table.numbers, table.note))
 
 
-def best_of_n(section: Section, read: Read, gathered: Gathered) -> None:
+def best_of_n(section: Section, read: ReadStudy, gathered: Gathered) -> None:
     """pass@N and Best@N in one picture and in a table, and the gap between them in words."""
     ways = [figure for figure in read.report.figures if figure.name.startswith("best_of_n/")]
     section.pictures += in_one(section, ways, len(read.study.settings) > 1)

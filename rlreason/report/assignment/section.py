@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from rlreason.report.assignment.courses import Question
+from rlreason.report.assignment.courses import AssignmentQuestion
 from rlreason.report.content import Case, Entry, Figure, Table, Verdict
 
 DONE, PARTLY, NOT_YET, IN_WORDS = "done", "partly", "not yet run", "in words"
@@ -33,7 +33,7 @@ class Quote:
 class Section:
     """One question's answer."""
 
-    question: Question
+    question: AssignmentQuestion
     state: str  # DONE, PARTLY, NOT_YET or IN_WORDS
     missing: list[str] = field(default_factory=list)  # commands that are still to be run
     lines: list[str] = field(default_factory=list)  # paragraphs
@@ -59,7 +59,7 @@ class WriteUp:
 
     @property
     def checklist(self) -> Table:
-        """Question, state, and the command of what is missing."""
+        """AssignmentQuestion, state, and the command of what is missing."""
         rows = []
         for section in self.sections:
             commands = section.missing or section.question.all_commands

@@ -3,18 +3,18 @@
 import re
 from dataclasses import replace
 
-from rlreason.report.assignment.courses import Course, Question, directions_table
+from rlreason.report.assignment.courses import Assignment, AssignmentQuestion, directions_table
 from rlreason.report.assignment.figures import (
     against,
     bar_line,
-    got_words,
     is_of,
     of_budget,
     published_line,
+    published_text,
     what_ran,
     with_bands,
 )
-from rlreason.report.assignment.gather import Gathered, Read, values_of
+from rlreason.report.assignment.gather import Gathered, ReadStudy, values_of
 from rlreason.report.assignment.parts import PARTS, by_budget
 from rlreason.report.assignment.section import DONE, IN_WORDS, NOT_YET, PARTLY, Picture, Section, WriteUp
 from rlreason.report.charts import figures_of, legend_of
@@ -37,7 +37,7 @@ def write_up_of(gathered: Gathered) -> WriteUp:
     found = {one.question.id: [v for _, verdicts in one.verdicts for v in verdicts] for one in sections}
     return WriteUp(
         f"{course.title}: write-up",
-        lead_of(gathered, sections),
+        introduction_lines(gathered, sections),
         sections,
         directions_table(course, found),
         published_table(course),
@@ -45,7 +45,7 @@ def write_up_of(gathered: Gathered) -> WriteUp:
     )
 
 
-def lead_of(gathered: Gathered, sections: list[Section]) -> list[str]:
+def introduction_lines(gathered: Gathered, sections: list[Section]) -> list[str]:
     """How much is there, and what it cost."""
     read = gathered.all_read
     done = sum(section.state == DONE for section in sections)
@@ -90,7 +90,7 @@ def rehearsal_lines(gathered: Gathered) -> list[str]:
     ]
 
 
-def section_of(question: Question, gathered: Gathered) -> Section:
+def section_of(question: AssignmentQuestion, gathered: Gathered) -> Section:
     """One question: its state, and all that its studies show."""
     section = Section(question, NOT_YET)
     if question.note:
@@ -123,7 +123,7 @@ def section_of(question: Question, gathered: Gathered) -> Section:
     return section
 
 
-def answers_of(question: Question, gathered: Gathered) -> tuple[list[Read], list[str]]:
+def answers_of(question: AssignmentQuestion, gathered: Gathered) -> tuple[list[ReadStudy], list[str]]:
     """The studies that answer a question, in its own order; and what is wrong with others, a sentence each."""
     reads, refused = [read for name in question.sweeps if (read := gathered.sweep(name)) is not None], list[str]()
     if not reads:
@@ -133,7 +133,7 @@ def answers_of(question: Question, gathered: Gathered) -> tuple[list[Read], list
     return reads, refused
 
 
-def reference_of(read: Read) -> Read:
+def reference_of(read: ReadStudy) -> ReadStudy:
     """The reference of a sweep as a study of its own: the run that a question asks for, where it has not run alone."""
     from rlreason.report.build import build_report
 
@@ -141,10 +141,10 @@ def reference_of(read: Read) -> Read:
     study = Study(
         whole.name, f"How does {whole.reference.label}, the default, do?", [], [whole.reference], folders=whole.folders
     )
-    return Read(read.found, study, build_report(study))
+    return ReadStudy(read.found, study, build_report(study))
 
 
-def add(section: Section, read: Read, gathered: Gathered) -> None:
+def add(section: Section, read: ReadStudy, gathered: Gathered) -> None:
     """What one study shows of a question."""
     question, study, course = section.question, read.study, gathered.course
     if len(study.settings) == 1 and question.instead == read.found.name:
@@ -170,7 +170,7 @@ def add(section: Section, read: Read, gathered: Gathered) -> None:
     section.problems += read.report.problems
 
 
-def pictures_of(question: Question, read: Read, course: Course) -> list[Picture]:
+def pictures_of(question: AssignmentQuestion, read: ReadStudy, course: Assignment) -> list[Picture]:
     """The pictures that the handout asks for, of one study; several studies of a question have stems of their own."""
     found = []
     for budget, study in by_budget(read.study):
@@ -186,16 +186,16 @@ def pictures_of(question: Question, read: Read, course: Course) -> list[Picture]
     return found
 
 
-def stem(question: Question, read: Read, figure: str) -> str:
+def stem(question: AssignmentQuestion, read: ReadStudy, figure: str) -> str:
     """The name of a picture's file, without its ending."""
     own = [question.id] if read.found.name in (question.id, question.instead) else [question.id, read.found.name]
     return "_".join([*own, re.sub(r"\W", "_", figure)])
 
 
-def published_table(course: Course) -> Table | None:
+def published_table(course: Assignment) -> Table | None:
     """What others got, with their sources; None where nothing is known."""
     if not course.figures:
         return None
-    rows: list[list[str]] = [[got.question, got_words(got), got.source] for got in course.figures]
+    rows: list[list[str]] = [[got.question, published_text(got), got.source] for got in course.figures]
     note = f"{course.model_name} on {course.data_name}; mostly one seed each, and no target."
     return Table("What others got", ["question", "figure", "source"], rows, note=note)
