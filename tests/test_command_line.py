@@ -211,13 +211,13 @@ def test_every_module_runs_or_says_what_to_type():
         "rlreason.discovery.sandbox.run_check", "rlreason.courses.check.child", "rlreason.cli.doctor.probe",
     }  # fmt: skip
     for name in names - runnable:
-        text = modules.instead(name)
+        text = modules.suggestion(name)
         assert text.startswith(f"{name} ")
         commands = text.partition(": type ")[2].replace(", or one of ", ", ").split(", ")
         assert len(commands) == len(set(commands))
         assert len(text.splitlines()) == 1
-    assert "rlreason algorithm=grpo" in modules.instead("rlreason.training.algorithms.grpo")
-    assert "rlreason curves RUN" in modules.instead("rlreason.cli.curves")
+    assert "rlreason algorithm=grpo" in modules.suggestion("rlreason.training.algorithms.grpo")
+    assert "rlreason curves RUN" in modules.suggestion("rlreason.cli.curves")
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Build every section of a report from a study, and write it as Markdown."""
+"""Build every section of a report from a study, and write the report as Markdown."""
 
 import html
 import re
@@ -28,7 +28,7 @@ from rlreason.runtime.text import few
 
 
 def build_report(study: Study, equal_within: float = EQUAL_WITHIN) -> Report:
-    """The whole report of a study."""
+    """Build the whole report of a study."""
     verdicts = verdicts_of(study, equal_within)
     return Report(
         name=study.name,
@@ -50,7 +50,7 @@ def build_report(study: Study, equal_within: float = EQUAL_WITHIN) -> Report:
 
 
 def tables_of(study: Study, verdicts: Sequence[Verdict]) -> list[Table]:
-    """The settings, two axes, slices, pass@k, best of N: those that there is something to say in."""
+    """Return the tables with content: settings, two axes, slices, pass@k, best of N."""
     passes = passes_table(study)
     found = [settings_table(study, verdicts), axes_table(study, verdicts), slices_table(study), passes]
     found += [best_of_n_table(study), health_table(study)]
@@ -64,7 +64,7 @@ def tables_of(study: Study, verdicts: Sequence[Verdict]) -> list[Table]:
 
 
 def introduction_of(study: Study) -> str:
-    """What was compared with what, in two sentences."""
+    """Return what was compared with what, in two sentences."""
     n, seeds = len(study.settings), {len(one.runs) for one in study.settings}
     each = (
         f"{min(seeds)} seed{'s' * (min(seeds) > 1)} each" if len(seeds) == 1 else f"{min(seeds)} to {max(seeds)} seeds"
@@ -85,7 +85,7 @@ def introduction_of(study: Study) -> str:
 
 
 def facts_of(study: Study) -> list[tuple[str, str]]:
-    """The strip below the first screen."""
+    """Return the facts below the first screen."""
     hashes = list(dict.fromkeys(str(run.protocol.get("hash")) for run in study.runs if run.protocol is not None))
     measured = sum(run.protocol is not None for run in study.runs)
     if len(hashes) == 1:
@@ -106,7 +106,7 @@ def facts_of(study: Study) -> list[tuple[str, str]]:
 
 
 def _carried(study: Study) -> list[str]:
-    """What `carry=` brought, in its own sentences."""
+    """Return what `carry=` brought, in the sentences of that sweep."""
     return [f"Carried from an earlier sweep: {one.get('sentence', '')}" for one in study.carried if one.get("sentence")]
 
 
@@ -116,7 +116,7 @@ _SPECIAL = re.compile(r"([\\`*_\[\]|~])")
 
 
 def write_markdown(report: Report, target: Path) -> None:
-    """Write `target` and, in the folder FILES beside it, its pictures. `UnwritableError` where the system refuses."""
+    """Write `target` and, in the folder FILES next to it, its pictures. `UnwritableError` if the system refuses."""
     files = target.parent / FILES
     files.mkdir(parents=True, exist_ok=True)
     drawn = [figure for figure in report.figures if figure.name in PICTURES]
@@ -130,7 +130,7 @@ def write_markdown(report: Report, target: Path) -> None:
 
 
 def markdown_lines(report: Report, drawn: Sequence[Figure], names: dict[str, str]) -> Iterator[str]:
-    """The lines of the document; `names`: the files of the pictures, without their endings."""
+    """Yield the lines of the document; `names`: the files of the pictures, without their endings."""
     yield f"# {text(report.question)}"
     yield from ("", f"**{text(report.summary)}**", "", text(report.lead), "")
     for verdict in report.verdicts:
@@ -156,7 +156,7 @@ def markdown_lines(report: Report, drawn: Sequence[Figure], names: dict[str, str
 
 
 def text(given: str) -> str:
-    r"""A text that stays text in Markdown and in the HTML that it may hold: on one line, nothing of it obeyed.
+    r"""Escape a text for Markdown and the HTML in it, on one line.
 
     >>> text("<b> a|b *c*\u202e")
     '&lt;b&gt; a\\|b \\*c\\*⟨U+202E⟩'
@@ -167,7 +167,7 @@ def text(given: str) -> str:
 
 
 def picture(figure: Figure, stem: str) -> list[str]:
-    """A picture that follows the reader's colour scheme, with its alternative text."""
+    """Return a picture that follows the reader's colour scheme, with its alternative text."""
     alt = html.escape(" ".join(written_out(figure.alt).split()))
     return [
         "",
@@ -177,7 +177,7 @@ def picture(figure: Figure, stem: str) -> list[str]:
 
 
 def table_lines(table: Table) -> list[str]:
-    """A table; lines within a cell are broken."""
+    """Return a table in Markdown; lines within a cell are broken."""
 
     def row(cells: Sequence[str]) -> str:
         return "| " + " | ".join("<br>".join(map(text, cell.split("\n"))) for cell in cells) + " |"
@@ -188,7 +188,7 @@ def table_lines(table: Table) -> list[str]:
 
 
 def fenced(content: str) -> list[str]:
-    """Text as it is, in a fence longer than any run of backticks in it.
+    """Return text in a fence longer than any run of backticks in it.
 
     >>> fenced("a```b")
     ['````text', 'a```b', '````']
@@ -199,7 +199,7 @@ def fenced(content: str) -> list[str]:
 
 
 def case_lines(case: Case) -> Iterator[str]:
-    """One problem: its question, and the responses of each step below each other."""
+    """Yield one problem: its question, and the responses of each step below each other."""
     yield from ("", f"### {text(case.question)}", "", f"Right answer: {text(case.ground_truth)}")
     for step, shown in case.steps.items():
         for one in shown:
@@ -212,6 +212,6 @@ def case_lines(case: Case) -> Iterator[str]:
 
 
 def detail_lines(detail: Detail) -> list[str]:
-    """Something to open: a table, or text as it is."""
+    """Return a collapsible section: a table, or plain text."""
     inner = table_lines(detail.table) if detail.table is not None else fenced(detail.text)
     return ["", "<details>", f"<summary>{text(detail.title)}</summary>", "", *inner, "", "</details>"]

@@ -1,4 +1,4 @@
-"""The pictures of a study: curves over training, what N responses are worth, where the time went, the differences."""
+"""Build the pictures of a study: curves over training, accuracy of N responses, shares of time, differences."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -23,9 +23,9 @@ Rows = dict[str, list[dict[str, Any]]]
 
 
 def legend_of(study: Study, verdicts: Sequence[Verdict]) -> list[Entry]:
-    """Each setting's colour, in their order: 0 is the reference.
+    """Return each setting's colour, in their order: 0 is the reference.
 
-    Of more settings than there are colours, the reference and those that differ most from it have one.
+    With more settings than colours, the reference and those that differ most from it get one.
     """
     others = [setting.label for setting in study.settings[1:]]
     if len(study.settings) > MOST_COLOURS:
@@ -39,14 +39,14 @@ def legend_of(study: Study, verdicts: Sequence[Verdict]) -> list[Entry]:
 
 
 def figures_of(study: Study) -> list[Figure]:
-    """All pictures of a study but the forest, validation accuracy first; one that has no data is left out."""
+    """Return all pictures of a study except the forest, validation accuracy first; those without data are left out."""
     over_training = [figure for measure in MEASURES if (figure := _over_training(study, measure)) is not None]
     phases = _phases(study)
     return [*over_training, *_best_of_n(study), *([phases] if phases is not None else [])]
 
 
 def _over_training(study: Study, measure: Measure) -> Figure | None:
-    """One measure against step, time, tokens and updates; None where no run has two points of it."""
+    """Plot one measure against step, time, tokens and updates; None if no run has two points of it."""
     lines, dropped = _lines(study, measure)
     if not any(len(line.y) > 1 for line in lines):
         return None
@@ -65,7 +65,7 @@ def _over_training(study: Study, measure: Measure) -> Figure | None:
 
 
 def _lines(study: Study, measure: Measure) -> tuple[list[Line], int]:
-    """A line for each run that has data, and how many values a logarithmic axis has no place for."""
+    """Return a line for each run with data, and how many values do not fit on a logarithmic axis."""
     lines, dropped = [], 0
     for setting in study.settings:
         for run in setting.runs:
@@ -82,13 +82,13 @@ def _lines(study: Study, measure: Measure) -> tuple[list[Line], int]:
 
 
 def stopped_early(run: StudyRun) -> bool:
-    """Whether a run ended before its last step; one that is still under way has not."""
+    """Return whether a run ended before its last step; not for a run in progress."""
     word = run.status.partition(":")[0]
     return word not in ("finished", RUNNING, "waiting")
 
 
 def _bands(by_setting: Mapping[str, Sequence[Line]], axis: str, measure: Measure) -> dict[str, Band]:
-    """Mean and band of each setting whose runs all have this axis and share a range of it."""
+    """Return mean and band of each setting whose runs all have this axis and share a range of it."""
     points = 0 if axis in ("step", "updates") else GRID
     found = {}
     for label, lines in by_setting.items():
@@ -101,7 +101,7 @@ def _bands(by_setting: Mapping[str, Sequence[Line]], axis: str, measure: Measure
 
 
 def _seeds_word(settings: Sequence[Setting]) -> str:
-    """'mean of 4 seeds', or of as many as there are."""
+    """Return 'mean of 4 seeds', or of the actual number."""
     counts = sorted({len(setting.runs) for setting in settings})
     if counts == [1]:
         return "one seed each"
@@ -119,7 +119,7 @@ def _subtitle_of_first(study: Study, lines: Sequence[Line]) -> str:
 
 
 def _alt(study: Study, measure: Measure, by_setting: Mapping[str, Sequence[Line]], bands: Mapping[str, Band]) -> str:
-    """What is on a picture, for who cannot see it, with the last values."""
+    """Return the alternative text of a picture, with the last values."""
     last = {}
     for label, lines in by_setting.items():
         if label in bands:
@@ -134,7 +134,7 @@ def _alt(study: Study, measure: Measure, by_setting: Mapping[str, Sequence[Line]
 
 
 def _best_of_n(study: Study) -> list[Figure]:
-    """What N responses are worth by each way to choose among them, where runs have measured it."""
+    """Plot the accuracy of N responses by each way to choose among them, if runs have measured it."""
     measured = [run for run in study.runs if run.summary.get("n_list") and run.summary.get("best_of_n")]
     ways = list(dict.fromkeys(way for run in measured for way in run.summary["best_of_n"]))
     return [figure for way in ways if (figure := _of_way(study, str(way))) is not None]
@@ -161,7 +161,7 @@ def _of_way(study: Study, way: str) -> Figure | None:
 
 
 def _points_of_way(summaries: Sequence[Mapping[str, Any]], way: str) -> dict[int, tuple[float, float, float]]:
-    """N -> (value, low, high): of one run its own interval over problems, of several the one over seeds."""
+    """Return N -> (value, low, high): the interval over problems for one run, over seeds for several."""
     of_runs: dict[int, list[Sequence[float]]] = {}
     for summary in summaries:
         for n, point in zip(summary.get("n_list") or [], (summary.get("best_of_n") or {}).get(way, []), strict=False):
@@ -177,7 +177,7 @@ def _points_of_way(summaries: Sequence[Mapping[str, Any]], way: str) -> dict[int
 
 
 def _phases(study: Study) -> Figure | None:
-    """Shares of the time that each setting's runs spent in each phase."""
+    """Plot the shares of time that each setting's runs spent in each phase."""
     seconds = {setting.label: _seconds_of(setting) for setting in study.settings}
     seconds = {label: phases for label, phases in seconds.items() if sum(phases.values()) > 0}
     if not seconds:
@@ -207,7 +207,7 @@ def _phases(study: Study) -> Figure | None:
 
 
 def _seconds_of(setting: Setting) -> dict[str, float]:
-    """Phase -> seconds, over all runs of a setting."""
+    """Return phase -> seconds, over all runs of a setting."""
     found: dict[str, float] = {}
     for run in setting.runs:
         for name, series in run.series.items():
@@ -217,7 +217,7 @@ def _seconds_of(setting: Setting) -> dict[str, float]:
 
 
 def forest_of(verdicts: Sequence[Verdict], same_within: float = EQUAL_WITHIN) -> Figure | None:
-    """The differences with their intervals and a tick for each seed; None where nothing was compared."""
+    """Plot the differences with their intervals and a tick per seed; None if nothing was compared."""
     compared = [(verdict, verdict.difference) for verdict in verdicts if verdict.difference is not None]
     if not compared:
         return None

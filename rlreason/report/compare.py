@@ -41,7 +41,7 @@ def add_arguments(parser: Parser) -> None:
 
 
 def main(arguments: argparse.Namespace, console: Console) -> Answer:
-    """The verdict on each pair, in words and figures."""
+    """Return the verdict on each pair, as text and figures."""
     if not 0 < arguments.equal_within < 100:
         raise ConfigError(f"--equal-within {arguments.equal_within:g} is no width: give points above 0 and below 100")
     with console.wait("reading"):
@@ -61,7 +61,7 @@ def main(arguments: argparse.Namespace, console: Console) -> Answer:
 
 
 def entry(verdict: Verdict, notes: Sequence[str] = ()) -> dict[str, Any]:
-    """A verdict for JSON; the difference and its ends are in accuracy, 0 to 1. `notes`: what is said of all of them."""
+    """Return a verdict for JSON; the difference and its ends are accuracies, 0 to 1. `notes`: apply to all verdicts."""
     found = verdict.difference
     return {
         "setting": verdict.typed[0],
@@ -87,7 +87,7 @@ def _lines(verdict: Verdict) -> list[str]:
 
 
 def compared_study(paths: Sequence[Path]) -> Study:
-    """The study of what was given: `paths[0]` is the reference, or holds it where it stands alone."""
+    """Return the study of the arguments: `paths[0]` is the reference, or contains it if it is alone."""
     if len(paths) == 1:
         path = paths[0]
         study = _study_of(path, is_tabular(path))
@@ -132,12 +132,12 @@ def _study_of(path: Path, of_file: bool) -> Study:
 
 
 def _of_one_sweep(paths: Sequence[Path]) -> bool:
-    """Whether all sides are settings of one sweep, SWEEP/KEY=VALUE."""
+    """Return whether all sides are settings of one sweep, SWEEP/KEY=VALUE."""
     return len({path.parent.resolve() for path in paths}) == 1 and all("=" in path.name for path in paths)
 
 
 def _refuse_the_same(paths: Sequence[Path], sides: Sequence[Setting]) -> None:
-    """`ConfigError` where a side is compared with its own runs."""
+    """Raise `ConfigError` if a side is compared with its own runs."""
     seen: dict[tuple[tuple[Path, str], ...], Path] = {}
     for path, side in zip(paths, sides, strict=True):
         runs = tuple((run.folder.resolve(), run.name) for run in side.runs)
@@ -147,7 +147,7 @@ def _refuse_the_same(paths: Sequence[Path], sides: Sequence[Setting]) -> None:
 
 
 def _labels(paths: Sequence[Path], studies: Sequence[Study], sides: Sequence[Setting]) -> list[str]:
-    """What each side is called: its setting where the sweep is the same, else with the folder that was given."""
+    """Return the name of each side: its setting if the sweep is the same, else with the folder that was given."""
     given = [path.name or str(path) for path in paths]
     if len(set(given)) < len(given):
         given = [str(path) for path in paths]

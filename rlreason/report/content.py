@@ -1,4 +1,4 @@
-"""What a report shows, before it is known whether as a page or as Markdown; curves over runs."""
+"""Define the content of a report, independent of page or Markdown, and reduce curves of runs to what is drawn."""
 
 import math
 import re
@@ -19,7 +19,7 @@ LEAST_POINTS = 12  # of a thin line, however many there are
 
 @dataclass(frozen=True, slots=True)
 class Band:
-    """The mean of a setting's seeds where all of them have data, and its 95% interval; `low` is None for one seed."""
+    """The mean over a setting's seeds where all have data, and its 95% interval; `low` is None for one seed."""
 
     x: Floats  # (points,)
     mean: Floats  # (points,)
@@ -27,14 +27,14 @@ class Band:
     high: Floats | None = None
 
     def at(self, at: Places) -> "Band":
-        """The band at some of its points."""
+        """Return the band at some of its points."""
         ends = (None, None) if self.low is None or self.high is None else (self.low[at], self.high[at])
         return Band(self.x[at], self.mean[at], *ends)
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """What one run measured."""
+    """The values that one run measured."""
 
     setting: str  # its label
     seed: int
@@ -45,7 +45,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Curves:
-    """One picture's curves: a line for each run, a band for each setting."""
+    """The curves of one picture: a line for each run, a band for each setting."""
 
     lines: Sequence[Line]
     bands: Mapping[str, Mapping[str, Band]]  # axis -> label of a setting -> its band there
@@ -54,14 +54,14 @@ class Curves:
 def band_of(
     xs: Sequence[Floats], ys: Sequence[Floats], points: int = 0, share: bool = False, log: bool = False
 ) -> Band | None:
-    """Mean and band over seeds: mean +- t_{S-1, 0.975} s / sqrt(S), at each x that lies inside every seed's range.
+    """Return mean and band over seeds: mean +- t_{S-1, 0.975} s / sqrt(S), at each x inside every seed's range.
 
-    `xs`, `ys`: of each seed. `points`: of an even grid over the range that all share; 0: at every x that some
-    seed has in it. Between two measurements a seed's value is interpolated, beyond its first and last never. `share`:
-    the band ends at 0 and 1. `log`: for a logarithmic axis, the band ends at a third of the mean.
+    `xs`, `ys`: of each seed. `points`: of an even grid over the common range; 0: at every x that some seed has in it. A
+    seed's value is interpolated between measurements, and never extrapolated. `share`: the band ends at 0 and 1. `log`:
+    for a logarithmic axis, the band ends at a third of the mean.
 
-    None where the seeds share no range. A run that was broken off therefore ends its setting's band, and does not move
-    the mean behind it.
+    None if the seeds share no range. A run that broke off therefore ends its setting's band, and does not move the mean
+    after it.
 
     >>> x, y = np.array([1.0, 2.0, 3.0]), np.array([0.2, 0.4, 0.9])
     >>> band = band_of([x, x[:2]], [y, y[:2] + 0.02], share=True)
@@ -90,14 +90,14 @@ def band_of(
 
 
 def t_quantile(dof: int, level: float = LEVEL) -> float:
-    """The quantile 1 - level/2 of Student's t: `t_quantile(3)` is 3.18."""
+    """Return the quantile 1 - level/2 of Student's t: `t_quantile(3)` is 3.18."""
     from scipy.special import stdtrit  # here: a tenth of a second to import
 
     return float(stdtrit(dof, 1 - level / 2))
 
 
 def floored(low: Floats, mean: Floats) -> Floats:
-    """The lower edge of a band on a logarithmic axis, which has no 0: a third of the mean at least.
+    """Return the lower edge of a band on a logarithmic axis, which has no 0: at least a third of the mean.
 
     >>> floored(np.array([-1.0, 0.5]), np.array([0.3, 0.6])).round(2)
     array([0.1, 0.5])
@@ -106,7 +106,7 @@ def floored(low: Floats, mean: Floats) -> Floats:
 
 
 def last_of_each(x: Floats, y: Floats) -> tuple[Floats, Floats]:
-    """x, rising, and y with the last of several values at one x: what was measured there once all was done.
+    """Return x, rising, and y with the last of several values at one x.
 
     >>> last_of_each(np.array([0.0, 1.0, 1.0]), np.array([5.0, 6.0, 7.0]))
     (array([0., 1.]), array([5., 7.]))
@@ -118,9 +118,9 @@ def last_of_each(x: Floats, y: Floats) -> tuple[Floats, Floats]:
 
 
 def thinned(y: Floats, points: int) -> Places:
-    """Which of the values of a line to draw, as rising places: the first and last, and each bucket's least and most.
+    """Return the rising indices of a line's values to draw: first, last, and minimum and maximum of each bucket.
 
-    All where there are at most `points`. So no peak is lost, however many are left out.
+    All of them for at most `points` values. No peak is lost, however many values are left out.
 
     >>> thinned(np.array([0.0, 1, 9, 1, 1, -5, 1, 1, 1, 2]), 6)
     array([0, 1, 2, 5, 6, 9])
@@ -135,7 +135,7 @@ def thinned(y: Floats, points: int) -> Places:
 
 
 def points_each(lines: int, together: int) -> int:
-    """How many points each of so many lines may have, for a picture of `together`.
+    """Return how many points each of `lines` lines may have, for a picture of `together`.
 
     >>> points_each(12, 8000), points_each(2000, 8000)
     (666, 12)
@@ -144,7 +144,7 @@ def points_each(lines: int, together: int) -> int:
 
 
 def evenly(count: int, most: int) -> Places:
-    """At most `most` of `count` places, evenly, with the first and the last.
+    """Return at most `most` of `count` indices, evenly spaced, including the first and the last.
 
     >>> evenly(5, 3), evenly(2, 3)
     (array([0, 2, 4]), array([0, 1]))
@@ -166,7 +166,7 @@ MOST_COLOURS = 8  # settings that have a colour of their own
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """One setting against the reference."""
+    """The verdict on one setting against the reference."""
 
     setting: str  # labels
     reference: str
@@ -191,10 +191,10 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One picture, from one description: `specification` is Vega-Lite, with colours as CSS variables.
+    """One picture: `specification` is Vega-Lite, with colours as CSS variables.
 
-    Its data sets have names. `rows` has them; where they are made of `curves`, what they hold depends on the axis, and
-    `rows` has only the others. Settings get their colours from the legend when it is drawn (pictures.py).
+    Its data sets are named. `rows` has them; those made of `curves` depend on the axis and are not in `rows`. Settings
+    get their colours from the legend when the picture is drawn (pictures.py).
     """
 
     name: str  # "eval/accuracy", "forest" ...: letters, digits, / and _
@@ -210,7 +210,7 @@ class Figure:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table. A cell may hold several lines, the later ones small; columns in `numbers` stand right."""
+    """A table. A cell may hold several lines, the later ones small; columns in `numbers` are right-aligned."""
 
     title: str
     head: Sequence[str]
@@ -233,7 +233,7 @@ class ShownResponse:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One problem whose responses are shown over training, settings side by side."""
+    """One problem with its responses over training, settings side by side."""
 
     question: str
     ground_truth: str
@@ -242,7 +242,7 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Detail:
-    """Something to be opened: a table, or text that keeps its line breaks."""
+    """A collapsible section: a table, or text with its line breaks."""
 
     title: str
     text: str = ""
@@ -278,7 +278,7 @@ _OBEYED = re.compile(
 
 
 def written_out(text: str) -> str:
-    r"""The text with such characters as their code points.
+    r"""Return the text with such characters as their code points.
 
     >>> written_out("a\u202eb\x1b[2J"), written_out("two\n\tlines")
     ('a⟨U+202E⟩b⟨U+001B⟩[2J', 'two\n\tlines')
@@ -290,7 +290,7 @@ def written_out(text: str) -> str:
 
 
 def all_written_out(value: Any) -> Any:
-    r"""The same for every text in lists and dicts.
+    r"""Apply `written_out` to every text in lists and dicts.
 
     >>> all_written_out({"a": ["\u202e", 1]})
     {'a': ['⟨U+202E⟩', 1]}

@@ -1,4 +1,4 @@
-"""What a report draws over training: each measure's name, unit and axis, and how it is made of a run's metrics."""
+"""Define what a report draws over training: each measure's name, unit, axis, and source in a run's metrics."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ DEPTH = "logarithmic axis"
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """One picture's measure. `sources`: metrics of which the first that any run has is drawn."""
+    """The measure of one picture. `sources`: metrics; the first that any run has is drawn."""
 
     name: str
     title: str
@@ -24,7 +24,7 @@ class Measure:
     log: bool = False  # on a logarithmic axis
 
     def of(self, run: StudyRun) -> Series | None:
-        """What a run measured; None where it did not."""
+        """Return the series of a run; None if it was not measured."""
         found = next((run.series[source] for source in self.sources if source in run.series), None)
         if found is None:
             return None
@@ -34,7 +34,7 @@ class Measure:
 
 
 def difference_of(a: Series, b: Series) -> Series | None:
-    """One metric minus another where both were measured: in rows that agree on every axis.
+    """Return one metric minus another, in the rows that agree on every axis.
 
     >>> import numpy as np
     >>> at = {"step": np.array([0.0, 1.0])}
@@ -125,7 +125,7 @@ MEASURES = [
 
 
 def value_text(value: float, pattern: str) -> str:
-    """A value as a sentence has it.
+    """Return a value as text in a sentence.
 
     >>> value_text(0.7625, ".0%"), value_text(123.4, "~s"), value_text(0.00123, "~g"), value_text(0.5, ".2f")
     ('76.2%', '123', '0.0012', '0.50')

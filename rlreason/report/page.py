@@ -1,4 +1,4 @@
-"""A report as one HTML file that needs nothing else, and the data that its script draws."""
+"""Write a report as one self-contained HTML file, with the data that its script draws."""
 
 import base64
 import hashlib
@@ -39,10 +39,10 @@ UNITS = {120.0: ("seconds", 1), 7200.0: ("minutes", 60), float("inf"): ("hours",
 
 
 def data_of(figures: Sequence[Figure], specifications: Sequence[Any], legend: Sequence[Entry]) -> dict[str, Any]:
-    """All of it, for `as_json`. `specifications`: of the figures, compiled.
+    """Return all data for `as_json`. `specifications`: of the figures, compiled.
 
-    A line's x are numbers of `columns`, which hold every array once: runs of one length share their steps. Where a line
-    is thinned, `at` says which places of its columns its values are of.
+    The x of a line are indices into `columns`, which hold every array once: runs of one length share their steps. For a
+    thinned line, `at` has the indices of its values in those columns.
     """
     columns = Columns()
     places = {entry.label: k for k, entry in enumerate(legend) if entry.colour is not None}
@@ -66,14 +66,14 @@ def data_of(figures: Sequence[Figure], specifications: Sequence[Any], legend: Se
 
 
 class Columns:
-    """Arrays of numbers, each once."""
+    """Arrays of numbers, each stored once."""
 
     def __init__(self) -> None:
         self.made: list[list[float]] = []
         self._places: dict[bytes, int] = {}
 
     def place(self, values: Floats) -> int:
-        """The number of the column with these values."""
+        """Return the index of the column with these values."""
         key = values.tobytes()
         if key not in self._places:
             self._places[key] = len(self.made)
@@ -82,7 +82,7 @@ class Columns:
 
 
 def _lines(curves: Curves, places: dict[str, int], columns: Columns) -> list[dict[str, Any]]:
-    """The thin lines of the settings that have a colour."""
+    """Return the thin lines of the settings that have a colour."""
     points = points_each(len(curves.lines), TOGETHER)
     return [_line(line, places[line.setting], points, columns) for line in curves.lines if line.setting in places]
 
@@ -103,7 +103,7 @@ def _line(line: Line, place: int, points: int, columns: Columns) -> dict[str, An
 
 
 def _bands(curves: Curves, places: dict[str, int]) -> dict[str, list[dict[str, Any]]]:
-    """Axis -> the mean and band of each setting; of one without a colour the mean alone."""
+    """Return axis -> mean and band of each setting; only the mean for one without a colour."""
     found: dict[str, list[dict[str, Any]]] = {}
     for axis, bands in curves.bands.items():
         points = points_of_means(len(bands))
@@ -119,7 +119,7 @@ def _band(band: Band, place: int) -> dict[str, Any]:
 
 
 def short(values: Floats, digits: int = DIGITS) -> list[float]:
-    """Numbers with so many significant digits, whole ones without a point; none that is not finite.
+    """Round to significant digits, whole numbers without a point; values that are not finite become None.
 
     >>> short(np.array([0.123456, 278696.0, 3.0]))
     [0.1235, 278700, 3]
@@ -129,7 +129,7 @@ def short(values: Floats, digits: int = DIGITS) -> list[float]:
 
 
 def axes_of(figures: Sequence[Figure]) -> dict[str, dict[str, Any]]:
-    """The axes that a page's switch offers, those along which its runs moved: title and unit of each."""
+    """Return the axes of a page's switch, along which its runs moved: title and unit of each."""
     ends = dict.fromkeys(AXES, 0.0)
     for curves in (figure.curves for figure in figures if figure.curves is not None):
         for line in curves.lines:
@@ -144,7 +144,7 @@ def axes_of(figures: Sequence[Figure]) -> dict[str, dict[str, Any]]:
 
 
 def as_json(data: Any) -> str:
-    r"""JSON that can stand inside a <script> element, whatever its texts are.
+    r"""Return JSON that is safe inside a <script> element, whatever its texts.
 
     >>> print(as_json({"a": "</script>"}))
     {"a":"\u003c/script\u003e"}
@@ -162,7 +162,7 @@ WORDS = {"same": "same within 2"}  # of a verdict's tag, where it is not the ver
 
 
 def page_of(report: Report) -> str:
-    """The whole page. `ConfigError` where vl-convert or jinja2 are not installed."""
+    """Return the whole page. `ConfigError` if vl-convert or jinja2 are not installed."""
     figures = [*report.figures, *([report.forest] if report.forest is not None else [])]
     specifications = [compiled(figure, report.legend) for figure in figures]
     pictures = {}
@@ -191,7 +191,7 @@ def page_of(report: Report) -> str:
 
 
 def policy_of(scripts: list[str]) -> str:
-    """The content policy of a page with these scripts: nothing is loaded, sent or evaluated."""
+    """Return the content policy of a page with these scripts: nothing is loaded, sent or evaluated."""
     hashes = " ".join(f"'sha256-{base64.b64encode(hashlib.sha256(s.encode()).digest()).decode()}'" for s in scripts)
     return (
         f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; "
@@ -200,7 +200,7 @@ def policy_of(scripts: list[str]) -> str:
 
 
 def style() -> str:
-    """The style sheet: colours for light, dark and paper before the rules of style.css."""
+    """Return the style sheet: colours for light, dark and paper, then the rules of style.css."""
     light, dark = (f"{css_variables(dark)}color-scheme:{('light', 'dark')[dark]};" for dark in (False, True))
     return "\n".join(
         [
@@ -240,19 +240,19 @@ def _template() -> Any:
 
 
 def breakable(text: str) -> Any:
-    """A heading that may be broken behind = and _, as the names of settings have no spaces."""
+    """Return a heading that may be broken after = and _, since names of settings have no spaces."""
     from markupsafe import Markup, escape
 
     return Markup(re.sub("([=_])", r"\1<wbr>", str(escape(written_out(text)))))
 
 
 def is_curve(figure: Figure) -> bool:
-    """Whether a figure has the switch of axes, a cursor and a zoom."""
+    """Return whether a figure has the switch of axes, a cursor and a zoom."""
     return figure.curves is not None
 
 
 def _trusted(texts: dict[str, str]) -> dict[str, Any]:
-    """What the template takes as it is: our own files, pictures made by vl-convert, JSON made by `as_json`."""
+    """Mark as safe what the template does not escape: our own files, pictures of vl-convert, JSON of `as_json`."""
     from markupsafe import Markup
 
     return {name: Markup(text) for name, text in texts.items()}

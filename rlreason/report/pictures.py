@@ -1,6 +1,6 @@
-"""Figures as pictures: compiled for the page, and drawn as SVG or PNG, all from one Vega-Lite specification.
+"""Compile figures for the page, and draw them as SVG or PNG, all from one Vega-Lite specification.
 
-vl-convert compiles and draws without a browser; it is imported when it is used.
+vl-convert compiles and draws without a browser; it is imported on first use.
 """
 
 import re
@@ -22,24 +22,24 @@ LONGEST_BESIDE = 24  # characters of a label; with longer ones the legend stands
 
 
 def svg_of(figure: Figure, legend: Sequence[Entry], dark: bool = False) -> str:
-    """A figure by itself as SVG: title and legend inside, plain colours on the colour of the page."""
+    """Return a standalone figure as SVG: with title and legend, in plain colours on the colour of the page."""
     drawn: str = _library().vega_to_svg(_alone(figure, legend, dark))
     return _short_numbers(drawn)
 
 
 def png_of(figure: Figure, legend: Sequence[Entry]) -> bytes:
-    """The same as PNG, light."""
+    """Return the same as PNG, light."""
     drawn: bytes = _library().vega_to_png(_alone(figure, legend, dark=False), scale=SCALE)
     return drawn
 
 
 def svg_in_page(compiled: Spec, rows: Rows, width: int, prefix: str) -> str:
-    """A compiled figure as SVG for a page: no title, colours as CSS variables, ids that begin with `prefix`."""
+    """Return a compiled figure as SVG for a page: no title, colours as CSS variables, ids beginning with `prefix`."""
     return with_own_ids(_short_numbers(_library().vega_to_svg(with_rows(compiled, rows, width))), prefix)
 
 
 def with_own_ids(svg: str, prefix: str) -> str:
-    """An SVG whose ids, and what refers to them, begin with a prefix: several stand in one page.
+    """Prefix the ids of an SVG and their references, since several are on one page.
 
     >>> with_own_ids('<clipPath id="clip0"/><g clip-path="url(#clip0)"/>', "p1")
     '<clipPath id="p1-clip0"/><g clip-path="url(#p1-clip0)"/>'
@@ -49,7 +49,7 @@ def with_own_ids(svg: str, prefix: str) -> str:
 
 
 def compiled(figure: Figure, legend: Sequence[Entry]) -> Spec:
-    """A figure's specification as Vega, for a page: the title of a switched x axis is the signal `xtitle`."""
+    """Compile a figure's specification to Vega, for a page: the title of a switched x axis is the signal `xtitle`."""
     return _compile(coloured(figure.specification, legend))
 
 
@@ -75,12 +75,12 @@ def _library() -> Any:
 
 
 def vega_version() -> str:
-    """The version of Vega that compiles the pictures."""
+    """Return the version of Vega that compiles the pictures."""
     return str(_library().get_vega_version())
 
 
 def _alone(figure: Figure, legend: Sequence[Entry], dark: bool) -> Spec:
-    """The compiled figure with all that a page has around it."""
+    """Return the compiled figure with all that a page has around it."""
     specification = coloured(figure.specification, legend, shown=figure.curves is not None or MEANS in figure.rows)
     others = sum(entry.colour is None for entry in legend)
     subtitle = [figure.subtitle] + ([f"thin and grey: {others} other settings"] if others else [])
@@ -92,7 +92,7 @@ def _alone(figure: Figure, legend: Sequence[Entry], dark: bool) -> Spec:
 
 
 def coloured(specification: Mapping[str, Any], legend: Sequence[Entry], shown: bool = False) -> Spec:
-    """A specification whose settings have the colours, dashes and markers of the legend; `shown`: with the legend.
+    """Return a specification with the legend's colours, dashes and markers; `shown`: including the legend.
 
     >>> encoding = {"color": {"field": "setting", "type": "nominal", "legend": None}}
     >>> coloured({"encoding": encoding}, [Entry("a", 0), Entry("b", None)])["encoding"]["color"]["scale"]
@@ -127,7 +127,7 @@ def coloured(specification: Mapping[str, Any], legend: Sequence[Entry], shown: b
 
 
 def with_rows(compiled: Spec, rows: Rows, width: int) -> Spec:
-    """A compiled specification with its data, and a width of its own instead of that of an element around it."""
+    """Return a compiled specification with its data and a fixed width."""
     data = [{**of, "values": rows[of["name"]]} if of["name"] in rows else of for of in compiled["data"]]
     signals = [
         {"name": "width", "value": width} if signal["name"] == "width" else signal for signal in compiled["signals"]
@@ -136,7 +136,7 @@ def with_rows(compiled: Spec, rows: Rows, width: int) -> Spec:
 
 
 def rows_of(figure: Figure, legend: Sequence[Entry]) -> Rows:
-    """All data sets of a figure as it stands at first: curves against the step."""
+    """Return all data sets of a figure in its initial state: curves against the step."""
     rows = {name: [dict(row) for row in of] for name, of in figure.rows.items()}
     if figure.curves is not None:
         rows |= _rows_against_step(figure.curves, legend)
@@ -145,7 +145,7 @@ def rows_of(figure: Figure, legend: Sequence[Entry]) -> Rows:
 
 
 def points_of_means(settings: int) -> int:
-    """How many points the mean of each of so many settings may have."""
+    """Return how many points the mean of each of `settings` settings may have."""
     return min(MOST_OF_A_MEAN, points_each(settings, MEANS_TOGETHER))
 
 
@@ -176,7 +176,7 @@ def _rows_against_step(curves: Curves, legend: Sequence[Entry]) -> Rows:
 
 
 def quarters(count: int) -> list[int]:
-    """Which points of a mean have a marker.
+    """Return the indices of the points of a mean that have a marker.
 
     >>> quarters(9), quarters(2), quarters(1)
     ([2, 4, 6, 8], [0, 1], [0])
@@ -185,7 +185,7 @@ def quarters(count: int) -> list[int]:
 
 
 def _short_numbers(svg: str) -> str:
-    """An SVG whose coordinates have one decimal, which makes it a third smaller; what is read keeps all of its digits.
+    """Round the coordinates of an SVG to one decimal, which makes it a third smaller; text keeps its digits.
 
     >>> _short_numbers('<path aria-label="lr 0.01" d="M1.2345,6"/><text x="1.25">lr 0.01</text>')
     '<path aria-label="lr 0.01" d="M1.2,6"/><text x="1.2">lr 0.01</text>'

@@ -34,9 +34,9 @@ Say = Callable[[str], None]
 
 
 def read_run(folder: Path, setting: Key, seed: int | None, state: RunState | None, say: Say) -> StudyRun:
-    """One run; what is broken in its folder is told to `say`, a line each, and left out.
+    """Read one run; broken parts of its folder are reported to `say`, a line each, and left out.
 
-    `state`: what its sweep knows of it. A run that is still under way has no final evaluation.
+    `state`: from its sweep. A run in progress has no final evaluation.
     """
     status, reason = _status(folder, state)
     run = StudyRun(folder, folder.name, setting, seed or 0, status, reason)
@@ -72,7 +72,7 @@ def _unreadable(run: StudyRun, why: str) -> StudyRun:
 
 
 def _status(folder: Path, state: RunState | None) -> tuple[str, str]:
-    """How a run stands: by its sweep, else by its own folder."""
+    """Return the status of a run: from its sweep, else from its own folder."""
     if state is not None:
         return state.status, state.reason
     status = read_status(folder)
@@ -85,9 +85,9 @@ def _status(folder: Path, state: RunState | None) -> tuple[str, str]:
 
 
 def settings_of(reader: RunFolder) -> dict[str, Any]:
-    """Every setting by its dotted name. `ConfigError` for a config that is none, or that names parts of itself.
+    """Return every setting by its dotted name; `ConfigError` for a config that is invalid or has aliases.
 
-    Aliases are refused where it is read: a few lines of them can stand for more values than any memory holds.
+    A few lines of aliases can expand to more values than fit into memory.
     """
     text = reader.config
     if _ALIAS.search(text):
@@ -104,7 +104,7 @@ def settings_of(reader: RunFolder) -> dict[str, Any]:
 
 
 def _series(reader: RunFolder, say: Say) -> tuple[dict[str, Series], dict[str, float]]:
-    """The curves of a run's metrics, and where each counter ended."""
+    """Return the curves of a run's metrics, and the final value of each counter."""
     try:
         rows = reader.metrics
     except ConfigError as error:
@@ -124,14 +124,14 @@ def _series(reader: RunFolder, say: Say) -> tuple[dict[str, Series], dict[str, f
 
 
 def _column(rows: Sequence[Mapping[str, Any]], name: str) -> Any:
-    """One metric of all rows; NaN where a row has none, or one too large to be drawn."""
+    """Return one metric of all rows; NaN if a row has none, or one too large to be drawn."""
     values = (row.get(name) for row in rows)
     drawn = (math.nan if value is None or not abs(value) < LARGEST else float(value) for value in values)
     return np.fromiter(drawn, np.float64)
 
 
 def _with_answers(run: StudyRun, reader: RunFolder, say: Say) -> None:
-    """Take the first evaluation and the last one, and the accuracy of the last."""
+    """Read the first and the last evaluation, and the accuracy of the last."""
     evaluations = reader.evaluations()
     if evaluations and evaluations[0].step == 0 and (len(evaluations) > 1 or not run.ended):
         run.start = answers_of(evaluations[0], say)
@@ -159,7 +159,7 @@ def _of_a_job(folder: Path) -> ResponseFile | None:
 
 
 def answers_of(file: ResponseFile, say: Say) -> Answers | None:
-    """The graded responses of a file by problem; None where none can be used, which is told."""
+    """Return the graded responses of a file by problem; None, after a report to `say`, if none can be used."""
     try:
         rows = each_line(file.path, _wrong, say, without_ids)
         correct: dict[str, list[int]] = {}
@@ -192,9 +192,9 @@ def _wrong(row: dict[str, Any]) -> str:
 
 
 def without_ids(line: bytes) -> bytes:
-    r"""A line of responses without its token ids and log-probabilities, which are most of it and are not needed.
+    r"""Strip token ids and log-probabilities from a line of responses: they are most of it and not needed.
 
-    Within a string of JSON every quote has a backslash before it, so these bytes can only be the name of a field.
+    Inside a JSON string every quote has a backslash before it, so these bytes can only be the name of a field.
 
     >>> without_ids(b'{"response": ", \\"prompt_ids\\": [", "prompt_ids": [1], "token_ids": [2]}\n')
     b'{"response": ", \\"prompt_ids\\": ["}\n'
@@ -208,10 +208,10 @@ _COMMENT = re.compile(r"#\s?(.*)")
 
 
 def question_of(sweep: str, axes: Sequence[str], folder: Path | None = None) -> str:
-    """The question of the sweep of this name.
+    """Return the question of the sweep of this name.
 
-    It is the first one in the comment of its file in `multirun_sweeps/` (`folder`), or else its first sentence; a sweep
-    that was typed has none.
+    It is the first question in the comment of its file in `multirun_sweeps/` (`folder`), or else its first sentence; a
+    sweep that was typed has none.
 
     >>> question_of("mine", ["learning_rate"]), question_of("mine", [])
     ('Which learning_rate?', 'How do these runs compare?')
@@ -227,7 +227,7 @@ def question_of(sweep: str, axes: Sequence[str], folder: Path | None = None) -> 
 
 
 def first_question(text: str) -> str:
-    """The first question of the comment that a file begins with, or else its first sentence, behind the first colon.
+    """Return the first question of a file's opening comment, or else its first sentence after the first colon.
 
     >>> first_question("# CS336, lr: which rate is\\n# best? And why?\\na: 1")
     'Which rate is best?'
@@ -249,7 +249,7 @@ MOST_KEYS = 4  # in which loose runs differ: with more, they are told apart by t
 
 @dataclass(slots=True)
 class ReportInput:
-    """What one argument stands for: runs, and the sweep that they belong to, if any."""
+    """The runs of one argument, and their sweep, if any."""
 
     path: Path
     runs: list[StudyRun]
@@ -260,16 +260,15 @@ class ReportInput:
 
 
 def read_study(folders: Sequence[Path], say: Callable[[str], None] | None = None) -> Study:
-    """One study of everything given: runs, sweeps, settings of sweeps (SWEEP/KEY=VALUE).
+    """Read all arguments into one study: runs, sweeps, settings of sweeps (SWEEP/KEY=VALUE).
 
-    `say` gets a line for whatever is broken, which stands in `Study.problems` too. `ConfigError` where nothing was
-    found at all.
+    `say` gets a line for whatever is broken, also in `Study.problems`. `ConfigError` if nothing was found.
     """
     return study_of([read_given(folder, say) for folder in folders])
 
 
 def read_given(path: Path, say: Callable[[str], None] | None = None) -> ReportInput:
-    """The runs that one argument stands for; `ConfigError` where it is none of what is understood."""
+    """Read the runs of one argument; `ConfigError` if it is none of these."""
     problems: list[str] = []
 
     def note(text: str) -> None:
@@ -293,7 +292,7 @@ def read_given(path: Path, say: Callable[[str], None] | None = None) -> ReportIn
 
 
 def _state_in_sweep(path: Path) -> RunState | None:
-    """What the sweep beside a run knows of it."""
+    """Return the state of a run in the sweep that contains it."""
     if not (path.parent / FILE).exists():
         return None
     try:
@@ -307,7 +306,7 @@ def _runs_of(path: Path, state: SweepState, note: Say) -> list[StudyRun]:
 
 
 def _setting_of_a_sweep(path: Path, note: Say, problems: list[str]) -> ReportInput:
-    """SWEEP/KEY=VALUE,...: the runs of a sweep whose names hold all these parts, whatever their seeds."""
+    """Read SWEEP/KEY=VALUE,...: the runs of a sweep whose names have all these parts, of any seed."""
     sweep, asked = path.parent, set(path.name.split(","))
     if "=" in path.name and sweep.is_dir() and ((sweep / FILE).exists() or runs_in(sweep)):
         state = read_state(sweep, note)
@@ -323,9 +322,9 @@ def _setting_of_a_sweep(path: Path, note: Say, problems: list[str]) -> ReportInp
 
 
 def study_of(given: Sequence[ReportInput]) -> Study:
-    """One study of what was given: its settings are told apart by what was swept, or by what differs in their configs.
+    """Return one study of the inputs; settings are distinguished by what was swept, or by differences of their configs.
 
-    The reference is that of the first sweep given whole, else the first setting given.
+    The reference is that of the first whole sweep, else the first setting given.
     """
     first = given[0]
     whole = [one for one in given if one.state is not None]
@@ -367,12 +366,12 @@ def study_of(given: Sequence[ReportInput]) -> Study:
 
 
 def _one_sweep(given: Sequence[ReportInput]) -> bool:
-    """Whether everything given is of one sweep."""
+    """Return whether all inputs are of one sweep."""
     return len({one.path.parent if one.part else one.path for one in given}) == 1 and all(one.state for one in given)
 
 
 def settings_of_groups(groups: Mapping[Key, list[StudyRun]]) -> list[Setting]:
-    """Settings with their runs by seed; `label_all` names them, once it is known which is the reference."""
+    """Return settings with their runs by seed; `label_all` names them once the reference is known."""
     return [Setting(key, "", sorted(runs, key=lambda run: run.seed)) for key, runs in groups.items()]
 
 
@@ -390,7 +389,7 @@ def _by_key(runs: Sequence[StudyRun]) -> dict[Key, list[StudyRun]]:
 
 
 def _by_config(runs: Sequence[StudyRun]) -> dict[Key, list[StudyRun]]:
-    """Runs by what differs between their configs; of one config and one seed, by their folders."""
+    """Group runs by what differs between their configs; by folder if config and seed are the same."""
     differing = differing_keys([run.settings for run in runs if run.settings])
     if len(differing) > MOST_KEYS:
         return _by_name(runs)
@@ -404,7 +403,7 @@ def _by_config(runs: Sequence[StudyRun]) -> dict[Key, list[StudyRun]]:
 
 
 def _by_name(runs: Sequence[StudyRun]) -> dict[Key, list[StudyRun]]:
-    """Runs by the names of their folders without the seed, and by the folders around them where those are equal."""
+    """Group runs by the names of their folders without the seed, and by the parent folders if those are equal."""
     of_name: dict[Key, list[StudyRun]] = {}
     for run in runs:
         parts = [part for part in run.name.split(",") if not part.startswith("seed=")]
@@ -426,7 +425,7 @@ def _given_keys(groups: dict[Key, list[StudyRun]]) -> dict[Key, list[StudyRun]]:
 
 
 def differing_keys(configs: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The settings in which configs differ, but for the seed and what changes no figure.
+    """Return the settings in which configs differ, except the seed and what changes no figure.
 
     >>> differing_keys([{"seed": 0, "lr": 1, "n": 2, "threads": 1}, {"seed": 1, "lr": 1, "n": 3, "threads": 2}])
     ['n']
@@ -445,7 +444,7 @@ def _word(value: Any) -> str:
 
 
 def _put_reference_first(study: Study, state: SweepState | None) -> None:
-    """The sweep's reference, which may name fewer keys than a setting has, goes first; without one the first does."""
+    """Move the sweep's reference, which may name fewer keys than a setting has, to the front."""
     named = state.reference if state is not None else None
     if named is None:
         return
@@ -461,7 +460,7 @@ def _put_reference_first(study: Study, state: SweepState | None) -> None:
 
 
 def _name_twins(study: Study) -> None:
-    """Two runs of one setting and seed: the first counts, and the others are named."""
+    """Report two runs of one setting and seed: only the first counts."""
     for setting in study.settings:
         seen: dict[int, StudyRun] = {}
         for run in list(setting.runs):

@@ -1,4 +1,4 @@
-"""What a reader has to know before believing a report: a plain sentence for each thing that is odd in the runs."""
+"""Warn of everything odd in the runs that a reader must know, a plain sentence each."""
 
 from collections.abc import Iterator, Sequence
 
@@ -19,7 +19,7 @@ CONTROL = "python -m rlreason -m sweep=controls seed=0,1,2,3"
 
 
 def warnings_of(study: Study) -> list[str]:
-    """One sentence for each thing that is odd; [] where nothing is."""
+    """Return the warnings, a sentence each."""
     checks = (
         _seeds, _ends, _collapsed, _copies, _saturated, _unequal_budgets, _live_groups, _truncated, _mismatch, _noise,
         _overlap, _control, _grading, _shared, _code,
@@ -28,7 +28,7 @@ def warnings_of(study: Study) -> list[str]:
 
 
 def late(run: StudyRun, metric: str) -> float | None:
-    """The mean of a metric over the last quarter of its points; None where the run has none."""
+    """Return the mean of a metric over the last quarter of its points, or None."""
     series = run.series.get(metric)
     if series is None or not len(series.y):
         return None
@@ -36,7 +36,7 @@ def late(run: StudyRun, metric: str) -> float | None:
 
 
 def mean_late(one: Setting, metric: str) -> float | None:
-    """The same over the runs of a setting."""
+    """Return the same over the runs of a setting."""
     found = [value for run in one.runs if (value := late(run, metric)) is not None]
     return float(np.mean(found)) if found else None
 
@@ -76,7 +76,7 @@ def _ends(study: Study) -> Iterator[str]:
 
 
 def _collapsed(study: Study) -> Iterator[str]:
-    """Runs that end at half of their best accuracy or less, and ten points or more below it, monitored or not."""
+    """Warn of runs that end at half of their best accuracy or less, and at least ten points below it."""
     for one in study.settings:
         ended = [run for run in one.runs if not run.diverged and run.accuracy is not None and run.evaluations]
         pairs = [(max(y for _, y in run.evaluations), run.accuracy or 0.0) for run in ended]
@@ -90,7 +90,7 @@ def _collapsed(study: Study) -> Iterator[str]:
 
 
 def _copies(study: Study) -> Iterator[str]:
-    """Seeds whose answers are all the same, right and wrong ones: one model counted more than once tells too much."""
+    """Warn of seeds whose answers are all the same, right and wrong: one model counted more than once."""
     for one in study.settings:
         answers = side_of(one).right.values()
         mixed = [of for of in answers if of and len(of) >= FEW_PROBLEMS and len(set(of.values())) > 1]
@@ -130,7 +130,7 @@ def _unequal_budgets(study: Study) -> Iterator[str]:
 
 
 def budget_of(study: Study) -> str:
-    """Steps and tokens of the runs, and whether they are equal, in words."""
+    """Return steps and tokens of the runs in words, and whether they are equal."""
     steps = {run.planned_steps for run in study.runs if run.planned_steps}
     per_setting = [total for one in study.settings if (total := _total(one, "tokens"))]
     parts = []

@@ -1,4 +1,4 @@
-"""Sections of a report: accuracy on parts of the problems, cases over training, health of the runs."""
+"""Build sections of a report: accuracy on parts of the problems, cases over training, health of the runs."""
 
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,7 +25,7 @@ FEWEST_PROBLEMS = 8  # of a part
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """A part of the problems, by what makes it one."""
+    """A part of the problems, and what defines it."""
 
     kind: str  # "level", "question length" ...
     name: str
@@ -33,7 +33,7 @@ class Slice:
 
 
 def slices_of(study: Study) -> list[Slice]:
-    """The parts of the problems that all runs answered: by fact, by length of the question, by difficulty at the start.
+    """Split the problems that all runs answered: by fact, by length of the question, by difficulty at the start.
 
     Parts of fewer than FEWEST_PROBLEMS problems are left out, and so is a kind with one part.
     """
@@ -51,7 +51,7 @@ def slices_of(study: Study) -> list[Slice]:
 
 
 def _problems(study: Study) -> dict[str, GradedProblem]:
-    """Those that every run answered."""
+    """Return the problems that every run answered."""
     finals = [run.final.problems for run in study.runs if run.final is not None]
     if not finals:
         return {}
@@ -69,7 +69,7 @@ def _by_facts(problems: Mapping[str, GradedProblem]) -> Iterator[tuple[str, dict
 
 
 def _by_length(problems: Mapping[str, GradedProblem]) -> dict[str, set[str]]:
-    """Thirds by the characters of the question."""
+    """Split into thirds by the characters of the question."""
     lengths = {name: len(problem.question) for name, problem in problems.items()}
     if len(set(lengths.values())) < 3:
         return {}
@@ -82,7 +82,7 @@ def _by_length(problems: Mapping[str, GradedProblem]) -> dict[str, set[str]]:
 
 
 def _by_difficulty(study: Study) -> dict[str, set[str]]:
-    """By how many of the evaluations before training solved a problem: none, some or all."""
+    """Split by how many evaluations before training solved a problem: none, some or all."""
     starts = [run.start.problems for run in study.runs if run.start is not None]
     if not starts:
         return {}
@@ -96,7 +96,7 @@ def _by_difficulty(study: Study) -> dict[str, set[str]]:
 
 
 def slices_table(study: Study) -> Table | None:
-    """Each slice: the reference's accuracy, and the others' differences to it; a sign where Holm allows one."""
+    """Return for each slice the reference's accuracy and the others' differences; a sign where Holm allows one."""
     slices, reference = slices_of(study), side_of(study.reference)
     others = [(one, side_of(one)) for one in study.settings[1:]]
     if not slices or not reference.right or not any(side.right for _, side in others):
@@ -143,10 +143,10 @@ Found = dict[str, tuple[dict[str, Any], int]]  # problem -> its first response, 
 
 
 def cases_of(study: Study) -> list[Case]:
-    """Problems by a rule fixed before looking, responses of the smallest seed that all settings share.
+    """Select problems by a fixed rule, with responses of the smallest seed that all settings share.
 
     One problem that all settings solve in the end, one that none does, one that some do, and the first, in the order of
-    a hash. The steps are those of the reference. [] where the runs have saved no evaluations.
+    a hash. The steps are those of the reference. [] if the runs have saved no evaluations.
     """
     runs = _one_seed(study)
     files = {label: _last_of_each_step(run) for label, run in runs.items()}
@@ -172,7 +172,7 @@ def cases_of(study: Study) -> list[Case]:
 
 
 def _one_seed(study: Study) -> dict[str, StudyRun]:
-    """A run of each setting, up to SETTINGS of them, with the smallest seed that they share."""
+    """Return a run of each of up to SETTINGS settings, with the smallest seed that they share."""
     saved = [(one, {run.seed: run for run in one.runs if run.final is not None}) for one in study.settings]
     saved = [(one, of) for one, of in saved if of][:SETTINGS]
     if not saved:
@@ -182,12 +182,12 @@ def _one_seed(study: Study) -> dict[str, StudyRun]:
 
 
 def _last_of_each_step(run: StudyRun) -> dict[int, ResponseFile]:
-    """Step -> its evaluation; where there are two of one step, the later one, which is the final one."""
+    """Return step -> evaluation; of two of one step the later one, which is the final one."""
     return {file.step: file for file in response_files(run.folder, EVALS) if file.step is not None}
 
 
 def _chosen(runs: Sequence[StudyRun]) -> list[str]:
-    """The problems to show."""
+    """Return the problems to show."""
     finals = [run.final.problems for run in runs if run.final is not None]
     common = set(finals[0]).intersection(*finals[1:]) if finals else set()
     for run in runs:
@@ -204,7 +204,7 @@ def _chosen(runs: Sequence[StudyRun]) -> list[str]:
 
 
 def _responses(file: ResponseFile, problems: Sequence[str]) -> Found:
-    """The first response to each of these problems, with its line."""
+    """Return the first response to each of these problems, with its line."""
     found: Found = {}
     try:
         for number, row in each_line(file.path, _wrong, lambda _: None, without_ids):
@@ -235,14 +235,14 @@ def _side_by_side(
 
 
 def outcome_of(row: dict[str, Any]) -> str:
-    """correct, wrong or no format."""
+    """Return "correct", "wrong" or "no format"."""
     if row["outcome"] == "correct":
         return "correct"
     return "wrong" if float(row.get("format_reward") or 0) > 0 else "no format"
 
 
 def shown_text(text: str) -> str:
-    r"""A text of at most LONGEST characters, with what a reader could not see written out.
+    r"""Return at most LONGEST characters of a text, with invisible characters written out.
 
     >>> shown_text("a\u202eb"), shown_text("x" * 601)[-23:]
     ('a\\u202eb', 'x ... 1 more characters')
@@ -256,14 +256,14 @@ NOTE = "What the monitors find in the recorded metrics, all of them on. For one 
 
 
 def health_of(study: Study) -> str:
-    """How many of the runs have something wrong, in words."""
+    """Return in words how many of the runs have something wrong."""
     read = [run for run in study.runs if run.series]
     ill = sum(any(finding.problem for finding in run.findings) for run in read)
     return f"something is wrong in {ill} of {len(read)} runs" if ill else f"nothing is wrong in {len(read)} runs"
 
 
 def health_table(study: Study) -> Table | None:
-    """Each thing that is wrong with the runs of a setting: in how many, where first, why, what to try."""
+    """Return each problem of a setting's runs: how many have it, where first, why, and what to try."""
     rows = []
     for one in study.settings:
         found: dict[str, list[tuple[StudyRun, Finding]]] = {}

@@ -1,4 +1,4 @@
-"""Vega-Lite specifications as plain dicts, with the colours and markers of a report."""
+"""Build Vega-Lite specifications as plain dicts, with the colours and markers of a report."""
 
 import json
 import math
@@ -79,17 +79,17 @@ _VARIABLE = re.compile(r"var\(--([\w-]+)\)")
 
 
 def variable(name: str) -> str:
-    """A colour by its name, as a page has it: `variable("s0")` is 'var(--s0)'."""
+    """Return a colour as a CSS variable: `variable("s0")` is 'var(--s0)'."""
     return f"var(--{name})"
 
 
 def colour_of(place: int | None) -> str:
-    """The name of the colour of an `Entry`: 's2'; 'rest' where it has none of its own."""
+    """Return the name of the colour of an `Entry`: 's2'; 'rest' if it has none of its own."""
     return "rest" if place is None else f"s{place}"
 
 
 def css_variables(dark: bool = False) -> str:
-    """The declarations of all colours, for one block of a style sheet.
+    """Return the declarations of all colours, for one block of a style sheet.
 
     >>> css_variables().partition(";")[0]
     '--s0:#363B43'
@@ -98,7 +98,7 @@ def css_variables(dark: bool = False) -> str:
 
 
 def without_variables(specification: Any, dark: bool = False) -> Any:
-    """The same specification with colours as they are instead of CSS variables, which only a page knows.
+    """Return the specification with plain colours instead of CSS variables, which only a page defines.
 
     >>> without_variables({"color": "var(--s1)"})
     {'color': '#1895D8'}
@@ -172,7 +172,7 @@ def _framed(alt: str, height: Any, layers: Sequence[Spec]) -> Spec:
 
 
 def ticks_of(low: float, high: float) -> list[float]:
-    """Where a logarithmic axis has its lines: at powers of ten, with 2 and 5 where they are few.
+    """Return where a logarithmic axis has its lines: at powers of ten, with 2 and 5 if those are few.
 
     >>> ticks_of(0.02, 30.0), ticks_of(0.3, 0.8)
     ([0.1, 1.0, 10.0], [0.5])
@@ -198,7 +198,7 @@ def count_axis(title: str, counts: Sequence[int]) -> Spec:
 
 
 def curves(measure: Measure, x: Spec, alt: str, height: int, log_range: tuple[float, float] | None) -> Spec:
-    """Bands, a thin line for each run, means, markers at quarters, and a cross where a run was stopped.
+    """Return bands, a thin line per run, means, markers at quarters, and a cross where a run was stopped.
 
     Data sets: `published` {low, high}, `means` {setting, x, y, low, high}, `seeds` {setting, run, x, y}, `marks` and
     `stops` {setting, x, y}. `log_range`: of the values, for a logarithmic axis.
@@ -245,12 +245,12 @@ def curves(measure: Measure, x: Spec, alt: str, height: int, log_range: tuple[fl
 
 
 def lines_of(settings: Sequence[str]) -> int:
-    """How many lines the longest label takes beside its row: a long one has a line for each of its words."""
+    """Return how many lines the longest label takes next to its row, a line per word if it is long."""
     return max((len(label.split(" ")) for label in settings if len(label) > LONGEST_LINE), default=1)
 
 
 def _settings_down(settings: Sequence[str]) -> Spec:
-    """The y of a picture with a row for each setting. Labels of fewer lines than others have blank ones above them."""
+    """Return the y of a picture with a row per setting; labels with fewer lines than others start with blank ones."""
     lines = lines_of(settings)
     words = f"split(pad('', floor(({lines} - length(split(datum.label, ' '))) / 2), ' ') + datum.label, ' ')"
     whole = f"split(pad('', floor(({lines} - 1) / 2), '\\n') + datum.label, '\\n')"
@@ -273,12 +273,12 @@ def _settings_down(settings: Sequence[str]) -> Spec:
 
 
 def row_height(settings: Sequence[str], few: int, many: int) -> Spec:
-    """Pixels of each setting's row: less where there are many, more where long labels take several lines."""
+    """Return the pixels of each setting's row: fewer if there are many, more for labels of several lines."""
     return {"step": max(few if len(settings) <= FEW_ROWS else many, lines_of(settings) * LINE_HEIGHT + 6)}
 
 
 def forest(settings: Sequence[str], reference: str, same_within: float, alt: str) -> Spec:
-    """An interval for each setting, a tick for each seed, a line at 0 and a strip of what counts as no difference.
+    """Return an interval per setting, a tick per seed, a line at 0 and a strip for what counts as no difference.
 
     Data sets: `pairs` {setting, x, low, high} and `seeds` {setting, x}, in accuracy points.
     """
@@ -327,7 +327,7 @@ def forest(settings: Sequence[str], reference: str, same_within: float, alt: str
 
 
 def stacked(settings: Sequence[str], parts: Mapping[str, str], alt: str) -> Spec:
-    """A bar of shares for each setting. `parts`: name of a part -> its colour.
+    """Return a bar of shares for each setting. `parts`: name of a part -> its colour.
 
     Data set: `parts` {setting, part, share, place}, place being the order within a bar.
     """

@@ -1,4 +1,4 @@
-"""What was read of the runs of a report: settings, runs, answers; and which answers two sides share."""
+"""Hold what a report compares: settings, runs and answers; and pair the answers that two sides share."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,7 +24,7 @@ LONGEST_NAME = 32  # of a reference in a sentence
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """One metric of one run, in the order in which it was written. Values that were not finite are left out."""
+    """One metric of one run, in the order in which it was written, without values that are not finite."""
 
     x: Mapping[str, Floats]  # axis of AXES -> (points,); an axis that the rows lack is not there
     y: Floats  # (points,)
@@ -32,7 +32,7 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class GradedProblem:
-    """One problem of an evaluation and how its responses were graded."""
+    """One problem of an evaluation and the grades of its responses."""
 
     correct: float  # how many of its responses, or the sum of their shares
     samples: int
@@ -41,7 +41,7 @@ class GradedProblem:
 
     @property
     def share(self) -> float:
-        """The share of its responses that are correct."""
+        """Return the share of its responses that are correct."""
         return self.correct / self.samples if self.samples else 0.0
 
 
@@ -56,7 +56,7 @@ class Answers:
 
 @dataclass(slots=True)
 class StudyRun:
-    """One run as its folder tells it."""
+    """One run as read from its folder."""
 
     folder: Path
     name: str  # of its folder
@@ -80,17 +80,17 @@ class StudyRun:
 
     @property
     def ended(self) -> bool:
-        """Whether it came to an end of its own: its final evaluation is the one that was planned."""
+        """Return whether it reached an end of its own, so that its final evaluation is the planned one."""
         return self.status.partition(":")[0] != "waiting" and ending(self.status).of_its_own
 
     @property
     def diverged(self) -> bool:
-        """Whether a monitor called it diverged."""
+        """Return whether a monitor called it diverged."""
         return self.status.partition(":")[0] == "diverged"
 
     @property
     def evaluations(self) -> list[tuple[int, float]]:
-        """(step, accuracy) of each evaluation, oldest first."""
+        """Return (step, accuracy) of each evaluation, oldest first."""
         found = self.series.get("eval/accuracy")
         if found is None or "step" not in found.x:
             return []
@@ -99,7 +99,7 @@ class StudyRun:
 
 @dataclass(slots=True)
 class Setting:
-    """What was varied, and the runs that have it: one for each seed."""
+    """The varied values, and the runs that have them: one for each seed."""
 
     key: Key
     label: str  # short, one of its kind in a study: "3e-5", "group_size=8 sft_epochs=2"
@@ -108,18 +108,18 @@ class Setting:
 
     @property
     def name(self) -> str:
-        """What the reference is called in a sentence: a long label would be read again in each."""
+        """Return its name in a sentence if it is the reference; a long label is shortened."""
         return self.label if len(self.label) <= LONGEST_NAME else "the reference"
 
     @property
     def typed(self) -> str:
-        """The setting as it is typed: the name in `compare --json`."""
+        """Return the setting as it is typed: the name in `compare --json`."""
         return " ".join(f"{key}={value}" for key, value in self.key) or self.label
 
 
 @dataclass(slots=True)
 class Study:
-    """Everything that one report compares. `settings[0]` is the reference."""
+    """All that one report compares. `settings[0]` is the reference."""
 
     name: str  # of the sweep, or of the first folder
     question: str  # as its sweep file asks it, else made from what differs
@@ -138,25 +138,25 @@ class Study:
 
     @property
     def reference(self) -> Setting:
-        """The setting that the others are compared with."""
+        """Return the setting that the others are compared with."""
         return self.settings[0]
 
     @property
     def runs(self) -> list[StudyRun]:
-        """All runs, by setting."""
+        """Return all runs, by setting."""
         return [run for setting in self.settings for run in setting.runs]
 
     @property
     def seeds(self) -> list[int]:
-        """The seeds of all runs, sorted."""
+        """Return the seeds of all runs, sorted."""
         return sorted({run.seed for run in self.runs})
 
 
 def labels_of(keys: Sequence[Key]) -> list[str]:
-    """A short name for each setting, the reference first: the value alone where one key differs.
+    """Return a short name for each setting, the reference first: only the value if one key differs.
 
-    Where every other setting differs from the reference in one key, that key; else all that differ, by the last parts
-    of their names.
+    If every other setting differs from the reference in one key, that key; else all that differ, by the last parts of
+    their names.
 
     >>> labels_of([(("learning_rate", "1e-5"),), (("learning_rate", "3e-5"),)])
     ['1e-5', '3e-5']
@@ -191,11 +191,10 @@ NO_TRAINING = ("evaluate", "best_of_n")  # algorithms
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """What one side of a comparison answered: seed -> problem -> share of correct responses.
+    """The answers of one side of a comparison: seed -> problem -> share of correct responses.
 
-    None: a diverged run that can answer nothing; it is wrong on every problem. `fixed`: models that were not trained
-    here, so that the side is a model and no setting. `questions`: problem -> what it asks, by which repeated rows are
-    one problem.
+    None: a diverged run without answers; it is wrong on every problem. `fixed`: models that were not trained here, so
+    that the side is a model and no setting. `questions`: problem -> what it asks; repeated rows are one problem.
     """
 
     right: Mapping[int, Mapping[str, float] | None]
@@ -204,12 +203,12 @@ class Side:
 
     @property
     def problems(self) -> set[str] | None:
-        """Those that all its runs answered; None where none answered any."""
+        """Return the problems that all its runs answered; None if none answered any."""
         answered = [set(of) for of in self.right.values() if of is not None]
         return set.intersection(*answered) if answered else None
 
     def correctness(self, problems: Sequence[str], questions: Mapping[str, str]) -> dict[int, Floats]:
-        """Seed -> correctness on each question that these problems ask (`of_clusters`)."""
+        """Return seed -> correctness on each question that these problems ask (`of_clusters`)."""
         asked = [questions.get(name, name) for name in problems]
         return {
             seed: np.zeros(len(set(asked))) if of is None else of_clusters(np.array([of[p] for p in problems]), asked)
@@ -219,7 +218,7 @@ class Side:
 
 @dataclass(frozen=True, slots=True)
 class Pairing:
-    """The difference of a side to the reference, and what it rests on."""
+    """The difference of a side to the reference, and the data behind it."""
 
     difference: Difference
     problems: Sequence[str]
@@ -229,7 +228,7 @@ class Pairing:
 
 
 def side_of(setting: Setting) -> Side:
-    """The final answers of a setting's runs; runs under way have none."""
+    """Return the final answers of a setting's runs; runs in progress have none."""
     right: dict[int, Mapping[str, float] | None] = {}
     for run in setting.runs:
         if run.final is not None:
@@ -243,7 +242,7 @@ def side_of(setting: Setting) -> Side:
 
 
 def pair(side: Side, reference: Side, among: set[str] | None = None) -> Pairing | None:
-    """The difference over the problems that every run of both sides answered (`among` them); None without any.
+    """Return the difference over the problems that every run of both sides answered (`among` them), or None.
 
     >>> found = pair(Side({0: {"a": 1.0, "b": 1.0}}), Side({0: {"a": 0.0, "b": 1.0}}))
     >>> found.difference.mean, found.problems, found.by_seed
@@ -265,7 +264,7 @@ def pair(side: Side, reference: Side, among: set[str] | None = None) -> Pairing 
 
 
 def unequal(setting: Setting, reference: Setting, on_purpose: Sequence[str]) -> tuple[list[str], list[str]]:
-    """(how two settings were measured differently, a line each; the parts of the protocol that differ on purpose)."""
+    """Return (how two settings were measured differently, a line each; the parts that differ on purpose)."""
     runs = [run for one in (reference, setting) for run in one.runs if _measured(run) and _says_how(run)]
     others, intended = list[str](), list[str]()
     for run in runs[1:]:
@@ -280,7 +279,7 @@ def unequal(setting: Setting, reference: Setting, on_purpose: Sequence[str]) -> 
 
 
 def _asks_other_questions(setting: Setting, reference: Setting) -> list[str]:
-    """Whether one problem id stands for two questions."""
+    """Return whether one problem id stands for two questions."""
     first, second = (next((r.final.problems for r in s.runs if r.final is not None), {}) for s in (reference, setting))
     for name in sorted(first.keys() & second.keys()):
         if first[name].question != second[name].question:
@@ -293,12 +292,12 @@ def _measured(run: StudyRun) -> bool:
 
 
 def _says_how(run: StudyRun) -> bool:
-    """Whether anything is known of how a run was measured: nothing is of a file of results."""
+    """Return whether it is known how a run was measured; for a file of results it is not."""
     return run.protocol is not None or bool(run.settings)
 
 
 def _measuring(run: StudyRun) -> dict[str, Any]:
-    """The settings that decide how a run's accuracy is measured."""
+    """Return the settings that determine how a run's accuracy is measured."""
     found = {key: value for key, value in run.settings.items() if key.startswith(tuple(f"{m}." for m in MEASURED_BY))}
     found |= {key: run.settings[key] for key in MEASURED_BY if key in run.settings}
     return found | {f"data.{key}": run.settings.get(f"data.{key}") for key in DATA}

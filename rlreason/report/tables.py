@@ -1,4 +1,4 @@
-"""The tables of a report: settings, costs, pass@k, the experiment log, and what differed."""
+"""Build the tables of a report: settings, costs, pass@k, the experiment log, and differences of configs."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -22,12 +22,12 @@ NONE = "\N{EN DASH}"
 
 
 def percent(share: float) -> str:
-    """A level: `percent(0.7468)` is '74.7%'."""
+    """Return a share as text: `percent(0.7468)` is '74.7%'."""
     return f"{100 * share:.1f}%"
 
 
 def millions(tokens: float) -> str:
-    """A number of tokens.
+    """Return a number of tokens as text.
 
     >>> millions(278_696), millions(12_345_678), millions(0)
     ('0.28 M', '12.3 M', '0')
@@ -36,10 +36,11 @@ def millions(tokens: float) -> str:
 
 
 def mean_of_setting(right: Floats) -> tuple[float, float, float]:
-    """(mean, low, high) of a setting's accuracy, from its answers (seeds, problems), by the interval of differences.
+    """Return (mean, low, high) of a setting's accuracy, from its answers (seeds, problems), by the interval of
+    differences.
 
-    It is the interval of a difference to a setting that is always wrong: seeds and problems are samples. One seed: over
-    problems only.
+    It is the interval of a difference to a setting that is always wrong: seeds and problems are samples. With one seed:
+    over problems only.
 
     >>> mean, low, high = mean_of_setting(np.array([[1, 0, 1, 1], [1, 0, 1, 0.0]]))
     >>> mean, low, high
@@ -50,7 +51,7 @@ def mean_of_setting(right: Floats) -> tuple[float, float, float]:
 
 
 def settings_table(study: Study, verdicts: Sequence[Verdict]) -> Table:
-    """Each setting: its mean, what it differs by from the reference, its seeds, its best checkpoint, and its cost."""
+    """Return for each setting its mean, difference to the reference, seeds, best checkpoint, and cost."""
     of = {verdict.setting: verdict for verdict in verdicts}
     head = ["setting", "accuracy", "difference", "verdict", "seeds", "best checkpoint", "time a run", "tokens a run"]
     rows = [_row(one, of.get(one.label), one is study.reference) for one in study.settings]
@@ -100,7 +101,7 @@ def _accuracy(one: Setting, measured: Sequence[StudyRun]) -> str:
 
 
 def accuracy_of(one: Setting, among: set[str] | None = None) -> tuple[float, float, float] | None:
-    """`mean_of_setting` of the problems that all its runs answered (`among` them); None where they answered none."""
+    """Return `mean_of_setting` on the problems that all its runs answered (`among` them), or None."""
     side = side_of(one)
     problems = side.problems if among is None or side.problems is None else side.problems & among
     if not problems:
@@ -109,7 +110,7 @@ def accuracy_of(one: Setting, among: set[str] | None = None) -> tuple[float, flo
 
 
 def judged_settings(study: Study) -> dict[Key, JudgedSetting]:
-    """Each setting's accuracy and verdict as the report has them, for the table that ends a sweep."""
+    """Return each setting's accuracy and verdict for the table at the end of a sweep."""
     words = {verdict.setting: verdict.word for verdict in verdicts_of(study)}
     first = study.reference
     return {
@@ -119,7 +120,7 @@ def judged_settings(study: Study) -> dict[Key, JudgedSetting]:
 
 
 def best_checkpoint(runs: Sequence[StudyRun]) -> str:
-    """The mean over runs of their best evaluation, and of how many it is the best."""
+    """Return the mean over runs of their best evaluation, and the largest number of evaluations it was chosen from."""
     found = [run.evaluations for run in runs if len(run.evaluations) > 1]
     if not found:
         return NONE
@@ -128,7 +129,7 @@ def best_checkpoint(runs: Sequence[StudyRun]) -> str:
 
 
 def _on_fewer(run: StudyRun) -> bool:
-    """Whether the evaluations of the curve asked fewer problems than the final one."""
+    """Return whether the evaluations of the curve asked fewer problems than the final one."""
     interim = run.settings.get("interim_eval_problems") or run.settings.get("eval_problems")
     return isinstance(interim, int) and run.final is not None and interim < len(run.final.problems)
 
@@ -139,7 +140,7 @@ def _mean_of(values: Sequence[float | None], shown: object) -> str:
 
 
 def axes_table(study: Study, verdicts: Sequence[Verdict]) -> Table | None:
-    """Where two keys were swept: one against the other, with the mean accuracy and the difference to the reference."""
+    """Return one swept key against another, with the mean accuracy and the difference to the reference."""
     varied = [axis for axis in study.axes if len({dict(one.key).get(axis) for one in study.settings}) > 1]
     if len(varied) != 2:
         return None
@@ -184,7 +185,7 @@ ONE_SAMPLE = "Every problem was asked once, so there is no pass@k: eval.samples=
 
 
 def pass_curve(answers: Answers) -> dict[int, float]:
-    """k -> pass@k over the problems, unbiased (Chen et al. 2021), for k = 1, 2, 4 ... up to the fewest samples.
+    """Return k -> pass@k over the problems, unbiased (Chen et al. 2021), k = 1, 2, 4 ... to the fewest samples.
 
     >>> from rlreason.report.study import GradedProblem
     >>> pass_curve(Answers({"a": GradedProblem(1, 4), "b": GradedProblem(4, 4)}))
@@ -197,7 +198,7 @@ def pass_curve(answers: Answers) -> dict[int, float]:
 
 
 def passes_table(study: Study) -> Table | None:
-    """pass@k of each setting before and after training, the mean over seeds; None where problems were asked once."""
+    """Return pass@k of each setting before and after training, the mean over seeds; None with one sample a problem."""
     rows, ks, fewest = [], list[int](), None
     for one in study.settings:
         pairs = [before_and_after(run) for run in one.runs]
@@ -228,7 +229,7 @@ def passes_table(study: Study) -> Table | None:
 
 
 def before_and_after(run: StudyRun) -> tuple[Answers | None, Answers | None]:
-    """The answers before and after training, both to the problems that were asked both times.
+    """Return the answers before and after training, both to the problems that were asked both times.
 
     An evaluation before training may ask fewer than the final one does. Without either, the other is whole.
     """
@@ -251,7 +252,7 @@ def _mean(answers: Sequence[Answers | None]) -> dict[int, float]:
 
 
 def best_of_n_table(study: Study) -> Table | None:
-    """What each way to choose among N responses came to, of runs of algorithm=best_of_n; None where there is none."""
+    """Return the accuracy of each way to choose among N responses, of runs of algorithm=best_of_n, or None."""
     rows: list[list[str]] = []
     numbers: list[int] = []
     for one in study.settings:
@@ -297,7 +298,7 @@ SHOWN = {
 
 
 def log_of(study: Study) -> Table:
-    """A row for each run, by setting and seed."""
+    """Return a row for each run, by setting and seed."""
     head = ["setting", "seed", "state", "why", "steps", "last accuracy", "time"]
     rows = [_log_row(run, setting.label) for setting in study.settings for run in setting.runs]
     return Table("Experiment log", head, rows, frozenset({1, 4, 5, 6}), labels=frozenset({0}))
@@ -336,7 +337,7 @@ LONGEST = 80  # characters of a value in a table
 
 
 def configs_table(study: Study) -> Table | None:
-    """The settings in which the runs' configs differ, but for the seed; None where they do not."""
+    """Return the settings in which the runs' configs differ, except the seed, or None."""
     firsts = [one.runs[0].settings for one in study.settings if one.runs and one.runs[0].settings]
     names = differing_keys(firsts)
     if not names:
@@ -357,7 +358,7 @@ def _word(value: Any) -> str:
 
 
 def details_of(study: Study) -> list[Detail]:
-    """Everything that is to be opened: configs, protocol, objectives, code and machine, cost, method."""
+    """Return all collapsible sections: configs, protocol, objectives, code and machine, cost, method."""
     found = []
     if (table := configs_table(study)) is not None:
         found.append(Detail(table.title, table=table))
@@ -387,7 +388,7 @@ def _protocol(study: Study) -> Table | None:
 
 
 def _cards(study: Study) -> list[Detail]:
-    """The objective cards, each once, with the settings that have it."""
+    """Return the objective cards, each once, with the settings that have it."""
     cards: dict[str, list[str]] = {}
     for one in study.settings:
         for run in one.runs[:1]:
@@ -399,7 +400,7 @@ def _cards(study: Study) -> list[Detail]:
 
 
 def _machine(study: Study) -> Table:
-    """What ran it; a value that differs between runs is given with its number of runs."""
+    """Return the machine and versions; a value that differs between runs has its number of runs."""
     rows = [[name, _values(study.runs, name)] for name in ("rlreason", "commit", "python", "platform")]
     rows += [[name, _values(study.runs, "packages", name)] for name in ("torch", "transformers", "vllm", "math-verify")]
     rows += [["processor", _values(study.runs, "hardware", "cpu")], ["GPU", _values(study.runs, "hardware", "gpus")]]
@@ -419,7 +420,7 @@ def _values(runs: Sequence[StudyRun], *names: str) -> str:
 
 
 def cost_of(study: Study) -> str:
-    """Time and tokens of all runs, in words."""
+    """Return time and tokens of all runs, in words."""
     seconds = sum(run.seconds or 0.0 for run in study.runs)
     tokens = sum(run.totals.get("tokens", 0.0) for run in study.runs)
     begun = sum(run.seconds is not None for run in study.runs)
@@ -428,7 +429,7 @@ def cost_of(study: Study) -> str:
 
 
 def what_differs(study: Study) -> str:
-    """The swept keys, and how many other settings differ with them, in words."""
+    """Return the swept keys, and how many other settings differ with them, in words."""
     if len(study.settings) < 2:
         return "the seed alone"
     axes = few([axis for axis in study.axes if _varies(axis, study.settings)] or study.axes, 3)

@@ -1,4 +1,4 @@
-"""Results of any program as a study: a CSV with the columns setting, seed, problem, correct; or TRL's completions."""
+"""Read results of any program as a study: a CSV with columns setting, seed, problem, correct; or TRL's completions."""
 
 import csv
 import math
@@ -18,12 +18,12 @@ Cells = dict[str, dict[int, dict[str, list[float]]]]  # setting -> seed -> probl
 
 
 def is_tabular(path: Path) -> bool:
-    """Whether an argument is a file of results, or a folder of TRL's completions."""
+    """Return whether an argument is a file of results, or a folder of TRL's completions."""
     return path.is_file() or bool(trl_files(path))
 
 
 def study_of_file(path: Path) -> Study:
-    """The settings of a CSV file, the first one as the reference; or of TRL's completions, one setting.
+    """Return the settings of a CSV file, the first one as the reference; or one setting of TRL's completions.
 
     `DataError` names the file, the line, the rule and the cure.
     """
@@ -37,7 +37,7 @@ def study_of_file(path: Path) -> Study:
 
 
 def beside_runs(files: Sequence[Study], others: Sequence[Study]) -> list[str]:
-    """Let files be compared with runs whose problems they name, by id or by question; what to say of each file."""
+    """Match files to runs whose problems they name, by id or by question; return a note on each file."""
     named = {name for study in files for run in study.runs if run.final for name in run.final.problems}
     questions: dict[str, str] = {}  # of the runs' problems, by what they go by here
     for run in (run for study in others for run in study.runs):
@@ -82,7 +82,7 @@ def _of_csv(path: Path) -> Cells:
 
 
 def _rows(path: Path) -> Iterator[tuple[str, int, str, float]]:
-    """(setting, seed, problem, correct) of each row."""
+    """Yield (setting, seed, problem, correct) of each row."""
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             reader = csv.reader(file)
@@ -137,9 +137,9 @@ def _correct(path: Path, line: int, word: str) -> float:
 
 
 def trl_files(path: Path) -> dict[int, Path]:
-    """The last completions that TRL has logged, by seed; {} where there are none.
+    """Return the last completions that TRL has logged, by seed.
 
-    A file, an output_dir, or a folder with an output_dir for each seed: what stands last in its name is the seed.
+    A file, an output_dir, or a folder with an output_dir for each seed: the number at the end of its name is the seed.
     """
     if path.is_file():
         return {0: path} if path.suffix == ".parquet" else {}
@@ -157,21 +157,21 @@ def trl_files(path: Path) -> dict[int, Path]:
 
 
 def _last_of(folder: Path) -> Path | None:
-    """The completions of the last step in an output_dir, or in its folder of completions."""
+    """Return the completions of the last step in an output_dir, or in its folder of completions."""
     found = [file for place in (folder, folder / "completions") for file in place.glob("completions_*.parquet")]
     return max(found, key=lambda file: (len(file.stem), file.stem), default=None)
 
 
 def _name(path: Path) -> str:
-    """What a run of TRL's is called: its output_dir."""
+    """Return the name of a run of TRL's: its output_dir."""
     folder = path.parent if path.is_file() else path
     return (folder.resolve().parent if folder.name == "completions" else folder.resolve()).name or path.stem
 
 
 def _of_trl(path: Path) -> dict[str, list[float]]:
-    """The last step's completions: a problem is a prompt, and correct is its first reward, which must lie in 0 to 1.
+    """Read the last step's completions: a problem is a prompt, and correct is its first reward, in 0 to 1.
 
-    A reward that is called accuracy or correct goes before the first.
+    A reward that is called accuracy or correct takes precedence.
     """
     try:
         from pyarrow import parquet

@@ -1,4 +1,4 @@
-"""The verdict on each setting against its reference, and what it says in words."""
+"""Judge each setting against its reference, and put the verdict into words."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -20,13 +20,13 @@ MOST_NAMED = 3  # settings that a summary names one by one
 
 
 def size(difference: float) -> str:
-    """An amount in points, without a sign: `size(-0.127)` is '12.7'."""
+    """Return an amount in points, without a sign: `size(-0.127)` is '12.7'."""
     points = 100 * abs(difference)
     return f"{points:.1f}" if points >= 0.05 or not points else f"{points:.1g}"
 
 
 def signed(difference: float) -> str:
-    """A difference in points with its sign.
+    """Return a difference in points with its sign.
 
     >>> signed(-0.0173), signed(0.089), signed(0.0001)
     ('\N{MINUS SIGN}1.7', '+8.9', '0.0')
@@ -36,25 +36,25 @@ def signed(difference: float) -> str:
 
 
 def between(found: Difference) -> str:
-    """Where the difference lies."""
+    """Return the interval of a difference, with signs."""
     return f"between {signed(found.low)} and {signed(found.high)} accuracy points"
 
 
 def interval(found: Difference) -> str:
-    """The interval of a difference whose sign is known, as amounts."""
+    """Return the interval of a difference whose sign is known, as amounts."""
     low, high = sorted((abs(found.low), abs(found.high)))
     return f"95% interval {size(low)} to {size(high)}"
 
 
 def p_text(p: float) -> str:
-    """A p-value: 'p = 0.024' or 'p < 0.001'."""
+    """Return a p-value as text: 'p = 0.024' or 'p < 0.001'."""
     return "p < 0.001" if p < 0.001 else f"p = {p:.3f}"
 
 
 def outcome_of(found: Difference, adjusted_p: float, equal_within: float) -> str:
-    """better, worse, same or cannot tell, by the interval of a difference and its p-value adjusted by Holm.
+    """Return better, worse, same or cannot tell, by the interval of a difference and its p-value adjusted by Holm.
 
-    One seed on a side tells trained models apart and no settings: `cannot tell`, whatever the interval.
+    One seed on a side compares trained models but not settings: `cannot tell`, whatever the interval.
     """
     if found.over == PROBLEMS:
         return "cannot tell"
@@ -62,7 +62,7 @@ def outcome_of(found: Difference, adjusted_p: float, equal_within: float) -> str
 
 
 def models_outcome(found: Difference, adjusted_p: float, equal_within: float) -> str:
-    """The same where what is compared are the models themselves."""
+    """Return the same if the models themselves are compared."""
     if adjusted_p <= LEVEL:
         return "better" if found.mean > 0 else "worse"
     return "same" if -equal_within < found.low and found.high < equal_within else "cannot tell"
@@ -71,7 +71,7 @@ def models_outcome(found: Difference, adjusted_p: float, equal_within: float) ->
 def sentence(
     a: str, b: str, found: Difference, outcome: str, comparisons: int, equal_within: float, settles: bool = True
 ) -> str:
-    """The verdict on `a` against the reference `b`. `settles`: say what it would take to tell."""
+    """Return the verdict on `a` against the reference `b`. `settles`: add what it would take to tell."""
     if outcome in ("better", "worse"):
         return f"{a} is {outcome} than {b} by {size(found.mean)} accuracy points ({interval(found)})."
     if outcome == "same":
@@ -88,7 +88,7 @@ def sentence(
 
 
 def settling(found: Difference, comparisons: int = 1) -> str:
-    """What it would take to tell: seeds, or problems."""
+    """Return what it would take to tell: seeds, or problems."""
     if abs(found.mean) < 0.0005:
         if found.high - found.low > WIDE:
             return "More seeds and problems would narrow the interval; none would settle so small a difference."
@@ -103,7 +103,7 @@ def settling(found: Difference, comparisons: int = 1) -> str:
 
 
 def one_seed_sentence(a: str, b: str, found: Difference, outcome: str, comparisons: int, equal_within: float) -> str:
-    """The verdict where a side has one seed: over problems only, and of the trained models."""
+    """Return the verdict if a side has one seed: over problems only, and of the trained models."""
     start = "One seed on a side: this compares these trained models, not the settings."
     said = sentence(f"Model {a}", b, found, outcome, comparisons, equal_within, settles=False)
     return f"{start} {said.replace('(95% interval', '(over problems only, 95% interval')}"
@@ -112,7 +112,7 @@ def one_seed_sentence(a: str, b: str, found: Difference, outcome: str, compariso
 def diverged_sentence(
     a: str, b: str, found: Difference, outcome: str, diverged: int, seeds: int, comparisons: int
 ) -> str:
-    """The verdict on a setting that diverged in some seeds."""
+    """Return the verdict on a setting that diverged in some seeds."""
     start = f"{a} diverged in {diverged} of {seeds} seed{'s' * (seeds != 1)}."
     if outcome in ("better", "worse"):
         where = "above" if outcome == "better" else "below"
@@ -121,7 +121,7 @@ def diverged_sentence(
 
 
 def saturated_note(means: tuple[float, float]) -> str:
-    """That a task cannot separate two settings, where both are at its end; else nothing."""
+    """Return a note if both settings are at the end of a task's range, so that it cannot separate them; else ""."""
     if max(means) < SATURATED[0]:
         return f"Both are below {SATURATED[0]:.0%}: this task cannot separate them."
     if min(means) > SATURATED[1]:
@@ -130,7 +130,7 @@ def saturated_note(means: tuple[float, float]) -> str:
 
 
 def small_line(found: Difference, adjusted_p: float, comparisons: int, by_seed: int) -> str:
-    """What a verdict rests on, in brief."""
+    """Return the basis of a verdict, in brief."""
     if found.over == PROBLEMS:
         seeds = "one seed on a side"
     elif by_seed and found.over != "unpaired seeds":
@@ -143,7 +143,7 @@ def small_line(found: Difference, adjusted_p: float, comparisons: int, by_seed: 
 
 
 def summary_of(verdicts: Sequence[Verdict], study: Study) -> str:
-    """All verdicts of a study in one sentence."""
+    """Return all verdicts of a study in one sentence."""
     if not verdicts:
         return _of_one_setting(study)
     reference = study.reference.name
@@ -189,7 +189,7 @@ EQUAL_WITHIN = 0.02  # accuracy: "no difference larger than 2 points"
 
 
 def verdicts_of(study: Study, equal_within: float = EQUAL_WITHIN) -> list[Verdict]:
-    """One verdict for each setting but the reference, in their order, by Holm over all that could be compared."""
+    """Return a verdict for each setting but the reference, in order, by Holm over all comparisons."""
     reference = study.reference
     others = study.settings[1:]
     refused = {id(one): unequal(one, reference, study.on_purpose) for one in others}
@@ -253,7 +253,7 @@ def _verdict(
 
 
 def equal_runs(one: Setting, reference: Setting) -> bool:
-    """Whether two settings came to the same curves and the same answers in every seed: they were one formula."""
+    """Return whether two settings have the same curves and answers in every seed: they are one formula."""
     mine, its = ({run.seed: run for run in setting.runs} for setting in (one, reference))
     return mine.keys() == its.keys() and all(_equal(mine[seed], its[seed]) for seed in mine)
 
@@ -270,7 +270,7 @@ def _equal(one: StudyRun, other: StudyRun) -> bool:
 
 
 def _model(setting: Setting, pairing: Pairing) -> str:
-    """What the trained model of a comparison of one seed is called."""
+    """Return the name of the trained model in a comparison of one seed."""
     several = sum(run.accuracy is not None for run in setting.runs) > 1
     return setting.label + (f", seed {min(pairing.by_seed)}" if several and pairing.by_seed else "")
 
@@ -291,7 +291,7 @@ def _not_compared(one: Setting, reference: Setting, differing: Sequence[str]) ->
 def marks_of(
     one: Setting, reference: Setting, pairing: Pairing, on_purpose: Sequence[str], whole: bool = True
 ) -> list[str]:
-    """What has to be said with a verdict, a sentence each. `whole`: all problems were to be compared on."""
+    """Return the caveats of a verdict, a sentence each. `whole`: all problems were to be compared on."""
     marks = [
         f"{setting.label} was chosen on these same problems, as the best of {setting.best_of} settings."
         for setting in (one, reference)
@@ -317,7 +317,7 @@ def marks_of(
 
 
 def _lacking(settings: Sequence[Setting], asked: int) -> str:
-    """'seed 1 of b answered 7', of the runs that answered fewer problems than others."""
+    """Return 'seed 1 of b answered 7', for the runs that answered fewer problems than others."""
     answered = [
         (f"seed {run.seed} of {s.label}", len(run.final.problems)) for s in settings for run in s.runs if run.final
     ]
@@ -363,7 +363,7 @@ def _of_seeds(one: Setting, reference: Setting, pairing: Pairing) -> list[str]:
 
 
 def best_of(study: Study) -> Setting:
-    """The setting with the best mean over its seeds on the half that chooses; the reference where they tie."""
+    """Return the setting with the best mean over its seeds on the half that chooses; the reference on a tie."""
     return max(study.settings, key=lambda one: (_mean(one), one is study.reference))
 
 
@@ -373,13 +373,13 @@ def _mean(setting: Setting) -> float:
 
 
 def share_on(run: StudyRun, half: str) -> float:
-    """The accuracy of a run's final evaluation on one half of its problems; 0 for a diverged run without one."""
+    """Return the accuracy of a run's final evaluation on one half; 0 for a diverged run without one."""
     shares = [p.share for p in run.final.problems.values() if half_of(p.question) == half] if run.final else []
     return float(np.mean(shares)) if shares else 0.0
 
 
 def comparing_half(settings: Sequence[Setting]) -> set[str]:
-    """The problems that chose nothing."""
+    """Return the problems that were not used for choosing."""
     found: set[str] = set()
     for run in (run for setting in settings for run in setting.runs):
         if run.final is not None:
@@ -388,7 +388,7 @@ def comparing_half(settings: Sequence[Setting]) -> set[str]:
 
 
 def how_chosen(label: str, of: int) -> str:
-    """Said with a comparison of a setting that was chosen."""
+    """Return a note on how a setting was chosen."""
     return (
         f"{label} was the best of {of} settings on one half of the problems; the verdict is on the other half, which "
         "did not choose."
@@ -396,7 +396,7 @@ def how_chosen(label: str, of: int) -> str:
 
 
 def picked(runs: Sequence[RunState], everyone: Sequence[RunState]) -> int:
-    """Of how many settings of its sweep, `everyone`, the one of `runs` was the best, if of three or more; else 0."""
+    """Return the number of settings in `everyone` if that of `runs` was the best, and they are 3 or more; else 0."""
     means = {key: np.mean([run.accuracy or 0.0 for run in of]) for key, of in _by_setting(everyone).items()}
     mine = _by_setting(runs)
     if len(mine) != 1 or len(means) < 3 or max(means, key=lambda key: means[key]) not in mine:
@@ -405,7 +405,7 @@ def picked(runs: Sequence[RunState], everyone: Sequence[RunState]) -> int:
 
 
 def flattered(name: str, of: int) -> str:
-    """Said of a setting that was the best of so many on the problems that it is compared on."""
+    """Return a note on a setting that was the best of several on the problems that it is compared on."""
     return (
         f"{name} was the best of {of} settings on these problems: if it is compared for that, its lead is "
         "flattered. Fresh seeds would settle it; the whole sweep, given alone, is corrected for all its settings."
@@ -420,5 +420,5 @@ def _by_setting(runs: Sequence[RunState]) -> dict[Key, list[RunState]]:
 
 
 def unequal_tuning(a: str, of_a: int, b: str, of_b: int) -> str:
-    """Said where one side was tuned over more settings than the other; else nothing."""
+    """Return a note if one side was tuned over more settings than the other; else ""."""
     return "" if of_a == of_b else f"{a} was tuned over {of_a} setting{'s' * (of_a > 1)}, {b} over {of_b}."

@@ -1,4 +1,4 @@
-"""The write-up of a whole assignment, in the handout's order, from the runs below one folder."""
+"""Write up a whole assignment, in the handout's order, from the runs below one folder."""
 
 from pathlib import Path
 
@@ -17,9 +17,9 @@ MARKDOWN, PAGE = "writeup.md", "writeup.html"
 
 
 def write_up(course: str, runs: Path, out: Path | None, console: Console) -> Answer:
-    """Write writeup.md with its pictures and writeup.html, of the sweeps and runs below `runs`, into `out`.
+    """Write writeup.md with its pictures and writeup.html, from the sweeps and runs below `runs`, into `out`.
 
-    `out`: the runs folder where None. `ConfigError` where there is no such folder, or where it cannot be written to.
+    `out`: None: the runs folder. `ConfigError` if there is no such folder, or it cannot be written to.
     """
     gathered = Gathered(course_of(course), found_below(runs))
     target = out if out is not None else runs
@@ -33,14 +33,14 @@ def write_up(course: str, runs: Path, out: Path | None, console: Console) -> Ans
 
 
 def write_document(document: WriteUp, out: Path) -> None:
-    """Both forms, and the pictures in light and dark."""
+    """Write both forms, with pictures in light and dark."""
     drawn = draw(document, out / FILES)
     write_whole(out / MARKDOWN, markdown_of(document))
     write_whole(out / PAGE, page_of(document, drawn))
 
 
 def draw(document: WriteUp, files: Path, dark: bool = True) -> dict[str, str]:
-    """Write the pictures of a document, for dark pages too where that is asked for; returns stem -> light SVG."""
+    """Write the pictures of a document, with `dark` also for dark pages; return stem -> light SVG."""
     files.mkdir(parents=True, exist_ok=True)
     drawn = {}
     for one in (one for section in document.sections for one in section.pictures):
@@ -52,7 +52,7 @@ def draw(document: WriteUp, files: Path, dark: bool = True) -> dict[str, str]:
 
 
 def answer_of(document: WriteUp, out: Path) -> Answer:
-    """The checklist in the terminal, and as figures."""
+    """Return the checklist for the terminal, and as figures."""
     lines = [document.title, document.lead[0], ""]
     width = max(len(section.question.id) for section in document.sections)
     for section in document.sections:

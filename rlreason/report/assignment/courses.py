@@ -1,4 +1,4 @@
-"""The questions of an assignment and what others published, as the two data files have them."""
+"""Read the questions of an assignment and published figures from the two data files."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -40,22 +40,22 @@ class AssignmentQuestion:
 
     @property
     def all_commands(self) -> list[str]:
-        """The commands that run all of its sweeps."""
+        """Return the commands that run all of its sweeps."""
         return list(dict.fromkeys(filter(None, map(self.command_of, self.sweeps or [""]))))
 
     def values(self, key: str) -> list[str]:
-        """What one of its settings may be, as typed."""
+        """Return the allowed values of one of its settings, as typed."""
         value = self.settings.get(key, [])
         return ["null" if one is None else str(one) for one in (value if isinstance(value, list) else [value])]
 
     def command_of(self, sweep: str) -> str:
-        """The command that runs one of its sweeps."""
+        """Return the command that runs one of its sweeps."""
         return self.commands.get(sweep, self.command)
 
 
 @dataclass(frozen=True, slots=True)
 class PublishedFigure:
-    """A figure that somebody published: `low` to `high`, accuracies of 0 to 1."""
+    """A published figure: `low` to `high`, accuracies of 0 to 1."""
 
     question: str
     what: str
@@ -67,7 +67,7 @@ class PublishedFigure:
 
 @dataclass(frozen=True, slots=True)
 class Direction:
-    """How one published setting did against another."""
+    """The published verdict on one setting against another."""
 
     question: str
     setting: str  # as typed
@@ -82,7 +82,7 @@ class Direction:
 
     @property
     def pairs(self) -> list[tuple[str, str]]:
-        """The pairs of settings that it is a direction of."""
+        """Return the pairs of settings that it applies to."""
         return [(self.setting, self.reference)] + ([(self.small[0], self.small[1])] if self.small else [])
 
 
@@ -105,7 +105,7 @@ class Assignment:
     lacks: str = ""  # what the handout asks for and no command makes
 
     def is_of(self, settings: Mapping[str, Any], provenance: Mapping[str, Any]) -> bool:
-        """Whether a run has the course's model and data: by their names, and by their sizes where they are recorded."""
+        """Return whether a run has the course's model and data: by name, and by size if recorded."""
         models = (self.model, f"{self.model}_base")
         if settings.get("model.name") not in models or settings.get("data.name") != self.data:
             return False
@@ -116,7 +116,7 @@ class Assignment:
 
 
 def course_of(name: str) -> Assignment:
-    """The course of this name. `KeyError` for another."""
+    """Return the course of this name; `KeyError` if there is none."""
     courses = yaml.safe_load(COURSES.read_text("utf-8"))
     told = yaml.safe_load(PUBLISHED.read_text("utf-8"))
     sources, published = told["sources"], told["courses"][name]
@@ -138,7 +138,7 @@ def course_of(name: str) -> Assignment:
 
 
 def questions_of(courses: Mapping[str, Any], name: str) -> list[AssignmentQuestion]:
-    """The questions of a course; those that it takes from another run that other's commands with its own experiment."""
+    """Return the questions of a course; those taken from another have its commands with this course's experiment."""
     found: list[AssignmentQuestion] = []
     for told in courses[name]["questions"]:
         if "take" not in told:
@@ -167,7 +167,7 @@ HEAD = ["question", "setting against reference", "published", "found here", "the
 
 
 def agreement(published: str, found: str, but: str = "") -> str:
-    """What two directions say about each other; `found` is a verdict's word or outcome.
+    """Return how two directions relate; `found` is a verdict's word or outcome.
 
     >>> [agreement("worse", word) for word in ("worse", "diverged", "better", "same", "cannot tell")]
     ['agrees', 'agrees', 'disagrees', 'disagrees', 'cannot tell']
@@ -182,7 +182,7 @@ def agreement(published: str, found: str, but: str = "") -> str:
 
 
 def verdict_of(direction: Direction, verdicts: Sequence[Verdict]) -> Verdict | None:
-    """The verdict on exactly the pair of settings that a direction is about; None where there is none."""
+    """Return the verdict on exactly the pair of settings of a direction, or None."""
     for a, b in direction.pairs:
         wanted, against = typed_settings(a), typed_settings(b)
         for verdict in verdicts:
@@ -193,7 +193,7 @@ def verdict_of(direction: Direction, verdicts: Sequence[Verdict]) -> Verdict | N
 
 
 def typed_settings(typed: str) -> set[tuple[str, str | float]]:
-    """The settings of a line as (key, value), numbers by their value: 1e-2 is 0.01.
+    """Return the settings of a line as (key, value), numbers by their value: 1e-2 is 0.01.
 
     >>> typed_settings("learning_rate=1e-2 loss=grpo_clip") == typed_settings("loss=grpo_clip learning_rate=0.01")
     True
@@ -209,7 +209,7 @@ def typed_settings(typed: str) -> set[tuple[str, str | float]]:
 
 
 def directions_table(course: Assignment, verdicts: Mapping[str, Sequence[Verdict]]) -> Table | None:
-    """All published directions of a course. `verdicts`: question -> verdicts of its sweeps. None: nothing published."""
+    """Return all published directions of a course, or None. `verdicts`: question -> verdicts of its sweeps."""
     rows = []
     for direction in course.directions:
         found = verdict_of(direction, verdicts.get(direction.question, []))
@@ -241,7 +241,7 @@ def _found(verdict: Verdict) -> str:
 
 
 def _short(typed: str, other: str) -> str:
-    """Of a setting, the words that the other has not."""
+    """Return the overrides of a setting that the other does not have."""
     theirs = other.split()
     return " ".join(word for word in typed.split() if word not in theirs) or typed
 

@@ -1,4 +1,4 @@
-"""A write-up as Markdown with SVG files beside it, and as one HTML file."""
+"""Write a write-up as Markdown with SVG files next to it, and as one HTML file."""
 
 import html
 import re
@@ -17,7 +17,7 @@ FILES = "writeup_files"  # beside the Markdown
 
 
 def markdown_of(document: WriteUp, dark: bool = True) -> str:
-    """The whole document; `dark`: its pictures are there for dark pages too."""
+    """Return the whole document; `dark`: with pictures for dark pages."""
     return "\n".join(_lines(document, dark)) + "\n"
 
 
@@ -36,7 +36,7 @@ def _lines(document: WriteUp, dark: bool) -> Iterator[str]:
 
 
 def checklist_lines(table: Table) -> Iterator[str]:
-    """The checklist, its commands as code that can be copied: they are this package's own, and hold no backtick."""
+    """Return the checklist, its commands as code to copy: they are this package's own, without backticks."""
     yield from ("", f"## {text(table.title)}", "", f"| {' | '.join(table.head)} |", "| --- | --- | --- |")
     for question, state, commands in table.rows:
         code = "<br>".join(f"`{command}`" for command in commands.split("\n")) if commands else "\N{EN DASH}"
@@ -45,12 +45,12 @@ def checklist_lines(table: Table) -> Iterator[str]:
 
 
 def table_of(table: Table, level: str) -> list[str]:
-    """A table under its title."""
+    """Return a table under its title."""
     return ["", f"{level} {text(table.title)}", "", *table_lines(table)]
 
 
 def section_lines(number: int, section: Section, dark: bool) -> Iterator[str]:
-    """One question."""
+    """Yield the lines of one question."""
     question = section.question
     yield from ("", f"## {number}. {text(question.title)} (`{question.id}`)", "")
     yield f"*Handed in: {text(question.asks)}.* State: **{section.state}**."
@@ -76,21 +76,21 @@ def section_lines(number: int, section: Section, dark: bool) -> Iterator[str]:
 
 
 def verdict_lines(verdicts: Sequence[Verdict]) -> Iterator[str]:
-    """One line for each verdict."""
+    """Return one line for each verdict."""
     for verdict in verdicts:
         small = f" <small>{text(verdict.small)}</small>" if verdict.small else ""
         yield f"- **{SIGNS[verdict.word]} {verdict.word}:** {text(verdict.sentence)}{small}"
 
 
 def picture_lines(one: Picture, dark: bool) -> list[str]:
-    """A picture for light and, where there is one, for dark pages, with its alternative text."""
+    """Return a picture for light and, if there is one, for dark pages, with its alternative text."""
     alt = html.escape(" ".join(written_out(one.figure.alt).split()))
     other = f'<source media="(prefers-color-scheme: dark)" srcset="{FILES}/{one.stem}_dark.svg">' if dark else ""
     return ["", f'<picture>{other}<img alt="{alt}" src="{FILES}/{one.stem}.svg"></picture>']
 
 
 def quote_lines(quotes: Sequence[Quote]) -> Iterator[str]:
-    """Responses one below the other."""
+    """Return responses one below the other."""
     for number, quote in enumerate(quotes, 1):
         guess = f" Guess: {text(quote.why)}." if quote.why else ""
         yield from (
@@ -105,7 +105,7 @@ POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri
 
 
 def page_of(document: WriteUp, pictures: Mapping[str, str]) -> str:
-    """The whole page. `pictures`: stem -> SVG as it was drawn. `ConfigError` where jinja2 is not installed."""
+    """Return the whole page. `pictures`: stem -> SVG as drawn. `ConfigError` if jinja2 is not installed."""
     try:
         import jinja2
         from markupsafe import Markup
@@ -131,7 +131,7 @@ def page_of(document: WriteUp, pictures: Mapping[str, str]) -> str:
 
 
 def themed(svg: str, prefix: str) -> str:
-    """A light picture whose colours follow the page's, and whose ids are its own.
+    """Return a light picture whose colours follow the page's, with ids of its own.
 
     >>> themed('<g id="a" clip-path="url(#a)" fill="#1895D8"/>', "p")
     '<g id="p-a" clip-path="url(#p-a)" fill="var(--s1)"/>'

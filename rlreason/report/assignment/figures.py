@@ -1,4 +1,4 @@
-"""Pictures and tables that only a write-up has: other axes, pass bars, other metrics."""
+"""Build pictures and tables that only a write-up has: other axes, pass bars, other metrics."""
 
 import copy
 import math
@@ -29,7 +29,7 @@ Rows = dict[str, list[dict[str, Any]]]
 
 
 def against(figure: Figure, axis: str) -> Figure | None:
-    """A figure of curves with another of AXES as its x; None where its runs have not counted it."""
+    """Return a figure of curves with another of AXES as x; None if its runs have not counted it."""
     if figure.curves is None or not any(axis in line.x for line in figure.curves.lines):
         return None
     lines = [replace(line, x={"step": line.x[axis]}) for line in figure.curves.lines if axis in line.x]
@@ -46,7 +46,7 @@ def against(figure: Figure, axis: str) -> Figure | None:
 
 
 def of_budget(figure: Figure, budget: str) -> Figure:
-    """A picture of runs of one budget; its steps on a logarithmic axis where one is a tenth as long as another."""
+    """Return a picture of runs of one budget; steps are logarithmic if one run is ten times as long as another."""
     ends = [float(line.x["step"][-1]) for line in figure.curves.lines] if figure.curves is not None else []
     drawn = figure.specification
     if ends and max(ends) >= 10 * min(ends):
@@ -56,7 +56,7 @@ def of_budget(figure: Figure, budget: str) -> Figure:
 
 
 def with_x(specification: Any, title: str, scale: Spec | None = None, axis: Spec | None = None) -> Spec:
-    """A specification of curves whose x has this title and, where given, this of its scale and axis."""
+    """Return a specification of curves whose x has this title and, if given, this scale and axis."""
 
     def walk(value: Any) -> None:
         if isinstance(value, dict):
@@ -75,9 +75,9 @@ def with_x(specification: Any, title: str, scale: Spec | None = None, axis: Spec
 
 
 def leaderboard_figures(study: Study, figure: Figure) -> list[Figure]:
-    """Accuracy against hours of wall clock, evaluations and all, on an axis that ends at 4 h.
+    """Plot accuracy against hours of wall clock, including evaluations, on an axis that ends at 4 h.
 
-    Where every run ends within a tenth of it, a second picture over their own time.
+    If every run ends within a tenth of it, add a second picture over their own time.
     """
     lines = [
         Line(one.label, run.seed, {"step": hours}, run.series["eval/accuracy"].y[-len(hours) :])
@@ -96,7 +96,7 @@ def leaderboard_figures(study: Study, figure: Figure) -> list[Figure]:
 
 
 def _hours(series: Any) -> Floats | None:
-    """The hours at which each evaluation was made, from `time/total`; None where they were not counted."""
+    """Return the hours at which each evaluation was made, from `time/total`; None if they were not counted."""
     accuracy: Series | None = series.get("eval/accuracy")
     total: Series | None = series.get("time/total")
     if accuracy is None or total is None or "time" not in accuracy.x or "time" not in total.x:
@@ -109,7 +109,7 @@ def _hours(series: Any) -> Floats | None:
 
 
 def _over_clock(figure: Figure, lines: Sequence[Line], unit: str, end: float) -> Figure:
-    """Accuracy against hours or seconds since the start; `end`: where the axis ends."""
+    """Plot accuracy against hours or seconds since the start; `end`: where the axis ends."""
     bands = {}
     for label in dict.fromkeys(line.setting for line in lines):
         of = [line for line in lines if line.setting == label]
@@ -127,14 +127,14 @@ def _over_clock(figure: Figure, lines: Sequence[Line], unit: str, end: float) ->
 
 
 def side_by_side(name: str, title: str, sides: Sequence[tuple[str, Setting]]) -> tuple[Study, list[Entry]]:
-    """A study of single settings of several sweeps under these labels, and its legend; nothing is compared."""
+    """Return a study of single settings of several sweeps under these labels, and its legend, without comparisons."""
     settings = [Setting((("run", label),), label, one.runs) for label, one in sides]
     study = Study(name, title, ["run"], settings)
     return study, legend_of(study, [])
 
 
 def figure_named(study: Study, name: str) -> Figure | None:
-    """One of a study's pictures."""
+    """Return one of a study's pictures."""
     return next((figure for figure in figures_of(study) if figure.name == name), None)
 
 
@@ -149,10 +149,10 @@ CAUSES = (
 
 
 def interval_of(runs: Sequence[StudyRun], among: set[str] | None = None) -> tuple[float, float, float] | None:
-    """(mean, low, high) of the final accuracies, within 0 to 1; None where no run has one.
+    """Return (mean, low, high) of the final accuracies, within 0 to 1; None if no run has one.
 
-    Several seeds: Student's interval of their mean, or where they tie that of the settings' table; one: Wilson's over
-    its problems. `among`: the problems that count.
+    Several seeds: Student's interval of their mean, or on a tie that of the settings' table; one: Wilson's over its
+    problems. `among`: the problems that count.
     """
     shares = [share for run in runs if (share := _share(run, among)) is not None]
     if not shares:
@@ -175,7 +175,7 @@ def _share(run: StudyRun, among: set[str] | None) -> float | None:
 
 
 def percent(value: float) -> str:
-    """A share as a sentence has it.
+    """Return a share as text in a sentence.
 
     >>> percent(0.4567)
     '45.7%'
@@ -184,13 +184,13 @@ def percent(value: float) -> str:
 
 
 def with_interval(found: tuple[float, float, float], seeds: int) -> str:
-    """'45.7% (40.1% to 51.0%, 4 seeds)'."""
+    """Return '45.7% (40.1% to 51.0%, 4 seeds)'."""
     over = f"{seeds} seeds" if seeds > 1 else "one seed, over its problems"
     return f"{percent(found[0])} ({percent(found[1])} to {percent(found[2])}, {over})"
 
 
 def against_bar(found: tuple[float, float, float], bar: float) -> str:
-    """Whether a mean with its interval reaches a bar.
+    """Return whether a mean with its interval reaches a bar.
 
     >>> [against_bar(found, 0.25) for found in ((0.5, 0.4, 0.6), (0.3, 0.2, 0.4), (0.1, 0.0, 0.2))]
     ['reached', 'cannot tell', 'not reached']
@@ -199,7 +199,7 @@ def against_bar(found: tuple[float, float, float], bar: float) -> str:
 
 
 def bar_line(course: Assignment, question: AssignmentQuestion, study: Study) -> str:
-    """The best setting against the pass bar, on the problems that did not choose it; '' where there is no bar."""
+    """Return the best setting against the pass bar, on the problems that did not choose it; '' without a bar."""
     if question.bar is None:
         return ""
     best = best_of(study)
@@ -220,7 +220,7 @@ def bar_line(course: Assignment, question: AssignmentQuestion, study: Study) -> 
 
 
 def _fewer(question: AssignmentQuestion, study: Study) -> str:
-    """What has to be said where the runs came to fewer steps than the bar is set for."""
+    """Return a caveat if the runs made fewer steps than the bar is set for."""
     ran = max((int(run.totals.get("step") or run.planned_steps or 0) for run in study.runs), default=0)
     if not 0 < ran < question.steps:
         return ""
@@ -232,12 +232,12 @@ def _seeds(setting: Setting) -> int:
 
 
 def is_of(course: Assignment, study: Study) -> bool:
-    """Whether all runs that have begun have the model and the data of the published figures."""
+    """Return whether all runs that have begun have the model and data of the published figures."""
     return all(course.is_of(run.settings, run.provenance) for run in study.runs if run.settings)
 
 
 def what_ran(study: Study) -> str:
-    """'model tiny on stories_long, 40 steps', from the runs' own settings."""
+    """Return 'model tiny on stories_long, 40 steps', from the runs' own settings."""
     models = sorted({str(run.settings.get("model.name", "?")) for run in study.runs})
     data = sorted({str(run.settings.get("data.name", "?")) for run in study.runs})
     steps = sorted({run.planned_steps for run in study.runs if run.planned_steps})
@@ -247,7 +247,7 @@ def what_ran(study: Study) -> str:
 
 
 def with_bands(figure: Figure, course: Assignment, question: AssignmentQuestion, study: Study) -> Figure:
-    """The picture of the accuracy with the published bands of its question, where model and data are theirs."""
+    """Add the published bands of a question to its accuracy picture, if model and data are the same."""
     bands = [{"low": got.low, "high": got.high} for got in _bands(course, question)]
     if figure.name != "eval/accuracy" or not bands or not is_of(course, study):
         return figure
@@ -256,7 +256,7 @@ def with_bands(figure: Figure, course: Assignment, question: AssignmentQuestion,
 
 
 def _seen(band: dict[str, float]) -> dict[str, float]:
-    """A band of a single number, wide enough to be seen."""
+    """Return a band widened enough to be visible if it is a single number."""
     wide = max(0.0, 0.01 - (band["high"] - band["low"])) / 2
     return {"low": band["low"] - wide, "high": band["high"] + wide}
 
@@ -266,7 +266,7 @@ def _bands(course: Assignment, question: AssignmentQuestion) -> list[PublishedFi
 
 
 def published_line(course: Assignment, question: AssignmentQuestion, study: Study) -> str:
-    """How far the best setting is from what others got; '' where theirs is another model, or nothing is known."""
+    """Return the distance of the best setting from published figures; '' for another model, or without figures."""
     told = [got for got in course.figures if got.question == question.id]
     if not told:
         return ""
@@ -285,7 +285,7 @@ def published_line(course: Assignment, question: AssignmentQuestion, study: Stud
 
 
 def published_text(got: PublishedFigure) -> str:
-    """'50.5 to 71.7% (a right loop, 1e-5 to 3e-5)'."""
+    """Return '50.5 to 71.7% (a right loop, 1e-5 to 3e-5)'."""
     number = re.sub(r"\.0$", "", f"{100 * got.low:.1f}")
     to = f" to {re.sub(r'[.]0$', '', f'{100 * got.high:.1f}')}" if got.high > got.low else ""
     return f"{number}{to}% ({got.what})"
@@ -301,12 +301,12 @@ OTHERS = {
 
 
 def values_of(setting: Setting, metric: str) -> dict[int, float]:
-    """Seed -> where the metric ended."""
+    """Return seed -> final value of the metric."""
     return {run.seed: value for run in setting.runs if (value := late(run, metric)) is not None}
 
 
 def metrics_table(study: Study, title: str = "Other metrics at the end of training") -> Table | None:
-    """Each setting's metrics over the last quarter of its steps, mean and interval over seeds; None without any."""
+    """Return each setting's metrics over the last quarter of its steps, with intervals over seeds, or None."""
     known = [metric for metric in OTHERS if any(values_of(one, metric) for one in study.settings)]
     if not known:
         return None
@@ -317,7 +317,7 @@ def metrics_table(study: Study, title: str = "Other metrics at the end of traini
 
 
 def cell(values: Sequence[float]) -> str:
-    """A mean with its interval, as a table has it.
+    """Return a mean with its interval for a table.
 
     >>> cell([1.0, 2.0, 3.0]), cell([0.5]), cell([])
     ('2\\n0 to 4.48', '0.5', '\N{EN DASH}')
@@ -330,10 +330,10 @@ def cell(values: Sequence[float]) -> str:
 
 
 def metric_sentences(study: Study, most: int = 3) -> list[str]:
-    """A sentence for each setting, of the metrics whose difference from the reference's excludes zero over seeds.
+    """Return a sentence per setting on the metrics whose difference from the reference excludes zero over seeds.
 
-    Pairs of the same seed, Student's 95% interval of their differences; what is said counts by Holm's correction over
-    all metrics of all settings. With fewer than two pairs the two curves are described, and nothing is judged.
+    Pairs of the same seed, Student's 95% interval of their differences; Holm's correction over all metrics of all
+    settings decides what counts. With fewer than two pairs the two curves are described without a verdict.
     """
     reference, told, silent = study.reference, list[str](), list[str]()
     tested = [
@@ -364,7 +364,7 @@ def metric_sentences(study: Study, most: int = 3) -> list[str]:
 
 
 def _described(one: Setting) -> str:
-    """Where the curves of a setting began and ended, and how its runs did where they did not finish."""
+    """Describe where the curves of a setting began and ended, and how its unfinished runs ended."""
     said = []
     curves = [[accuracy for _, accuracy in run.evaluations] for run in one.runs if run.evaluations]
     if curves:
@@ -378,7 +378,7 @@ def _described(one: Setting) -> str:
 
 
 def _difference(one: Setting, reference: Setting, metric: str) -> tuple[str, float] | None:
-    """(the difference in words, its p-value by Student's t over pairs); None with fewer than two pairs."""
+    """Return (the difference in words, its p-value by Student's t over pairs); None with fewer than two pairs."""
     mine, its = values_of(one, metric), values_of(reference, metric)
     seeds = sorted(mine.keys() & its.keys())
     if len(seeds) < 2:

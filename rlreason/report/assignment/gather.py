@@ -24,7 +24,7 @@ NO_ALGORITHM = ""
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A sweep, or a run by itself."""
+    """A sweep, or a single run, that may answer a question."""
 
     path: Path
     name: str  # what the sweep is, sweep=NAME, or else of the folder
@@ -36,7 +36,7 @@ class Candidate:
     provenance: Mapping[str, Any] = field(default_factory=dict)  # the same run's
 
     def nearness(self, course: Assignment) -> tuple[bool, int, int, float]:
-        """How near it is to what is handed in: model and data, then their names, then its work, then the newest."""
+        """Return a sort key by closeness to the handout: model and data, their names, amount of work, recency."""
         names = {"model.name": course.model, "data.name": course.data}
         named = sum(self.settings.get(key) == name for key, name in names.items())
         sizes = [self.settings.get(key) for key in ("n_steps", "rollout_batch_size", "question_batch_size")]
@@ -45,7 +45,7 @@ class Candidate:
 
 
 def found_below(folder: Path) -> list[Candidate]:
-    """All sweeps and runs by themselves below a folder, the newest first. `ConfigError` where there is no folder."""
+    """Return all sweeps and single runs below a folder, newest first; `ConfigError` if there is no folder."""
     if not folder.is_dir():
         raise ConfigError(f"RUN={folder} is no folder: give the folder that holds the runs, such as runs")
     return sorted(_below(folder, DEEPEST), key=lambda one: (-one.begun, str(one.path)))
@@ -74,7 +74,7 @@ def _below(folder: Path, depth: int) -> Iterator[Candidate]:
 
 
 def algorithm_of(run: Path) -> str:
-    """The algorithm of a run: the first word of its config, which is small."""
+    """Return the algorithm of a run from the start of its config, without parsing it."""
     try:
         lines = (run / CONFIG).read_text("utf-8", errors="replace").splitlines()
     except OSError:
@@ -83,7 +83,7 @@ def algorithm_of(run: Path) -> str:
 
 
 def _facts(run: Path | None) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The settings and the provenance of a run; nothing where they cannot be read."""
+    """Return the settings and the provenance of a run; empty if they cannot be read."""
     try:
         reader = RunFolder(run, lambda _: None) if run is not None else None
         return (settings_of(reader), reader.provenance) if reader is not None else ({}, {})
@@ -92,7 +92,7 @@ def _facts(run: Path | None) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def last_line(path: Path) -> str:
-    """The last line of a small text file, '' where there is none."""
+    """Return the last line of a small text file, '' if there is none."""
     try:
         lines = path.read_text("utf-8", errors="replace").split("\n")
     except OSError:
@@ -106,7 +106,7 @@ TRAINING = ("grpo", "sft", "ei")
 
 
 def plain(value: Any) -> str:
-    """A setting's value as the questions have it: the built-in model's shorter form of a prompt is the prompt.
+    """Return a setting's value as in the questions: the built-in model's shorter prompts count as the prompts.
 
     >>> plain("r1_zero_short"), plain(None), plain(1.0)
     ('r1_zero', 'null', '1')
@@ -124,7 +124,7 @@ def unfit(
     course: Assignment,
     starts: Collection[str],
 ) -> str:
-    """Why such a run does not answer a question; "" where nothing tells against it.
+    """Return why a run does not answer a question; "" if it does.
 
     `starts`: hashes of the weights that training runs of this model began with.
     """
@@ -149,7 +149,7 @@ def unfit(
 
 
 def trained_by(settings: Mapping[str, Any], provenance: Mapping[str, Any]) -> str:
-    """The run that left the model which a run starts from; "" where it is no run's, or none that trained."""
+    """Return the run that left the model which a run starts from; "" if no training run did."""
     path = settings.get("model.path")
     place = Path(str(provenance.get("directory") or ".")) / Path(str(path)).expanduser()
     for folder in (place, *place.parents)[:4] if path else ():
@@ -168,13 +168,13 @@ class ReadStudy:
 
 
 def values_of(read: ReadStudy, key: str) -> set[str]:
-    """The values of a setting among the runs of a study."""
+    """Return the values of a setting among the runs of a study."""
     return {plain(run.settings.get(key)) for run in read.study.runs}
 
 
 @dataclass(slots=True)
 class Gathered:
-    """What lies below the runs folder, by name."""
+    """The sweeps and runs below the runs folder, by name."""
 
     course: Assignment
     found: list[Candidate]
@@ -184,27 +184,27 @@ class Gathered:
 
     @property
     def named(self) -> set[str]:
-        """The sweeps that some question names."""
+        """Return the sweeps that some question names."""
         return {name for question in self.course.questions for name in (*question.sweeps, question.instead) if name}
 
     @property
     def all_read(self) -> list[ReadStudy]:
-        """What has been read so far."""
+        """Return the studies read so far."""
         return [read for read in self._read.values() if read is not None]
 
     def nearest(self, found: Iterable[Candidate]) -> list[Candidate]:
-        """These, what is nearest to the handout's model, data and steps first: the real one before a rehearsal."""
+        """Sort by closeness to the handout's model, data and steps: real runs before rehearsals."""
         return sorted(found, key=lambda one: one.nearness(self.course), reverse=True)
 
     def sweep(self, name: str) -> ReadStudy | None:
-        """The nearest sweep of a name; None where there is none that can be read."""
+        """Return the nearest readable sweep of a name, or None."""
         named = self.nearest(one for one in self.found if one.is_sweep and one.sweep == name)
         return self.read(named[0]) if named else None
 
     def of_algorithm(self, question: AssignmentQuestion) -> tuple[list[ReadStudy], list[str]]:
-        """The nearest runs or sweeps of the question's algorithm that have its settings and that no question names.
+        """Return the nearest runs or sweeps of the question's algorithm and settings that no question names.
 
-        One, or one for each value of what has to be there in each; and what is wrong with others, a sentence each.
+        One, or one for each value of the question's `each`; and the faults of the others, a sentence each.
         """
         taken, refused, lacking = list[ReadStudy](), list[str](), set(question.values(question.each))
         for one in self.nearest(self.found) if question.algorithm else ():
@@ -226,14 +226,14 @@ class Gathered:
         return taken, refused
 
     def _starts(self, one: Candidate) -> set[str]:
-        """The weights that training runs of its model began with, but for models that were trained before."""
+        """Return the weights that training runs of its model began with, without models trained before."""
         name = one.settings.get("model.name")
         like = [f for f in self.found if f.algorithm in TRAINING and f.settings.get("model.name") == name]
         untrained = [f for f in like if not trained_by(f.settings, f.provenance)]
         return {str(setting_in(f.provenance, "model.start_weights")) for f in untrained} - {"None"}
 
     def read(self, one: Candidate) -> ReadStudy | None:
-        """The study of a folder; what is wrong with a folder that has none stands in `problems`."""
+        """Read the study of a folder; add a message to `problems` if it has none."""
         if one.path not in self._read:
             try:
                 study = read_study([one.path])

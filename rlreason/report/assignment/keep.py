@@ -1,7 +1,7 @@
-"""Keep a write-up in a repository: `python -m rlreason.report.assignment.keep COURSE RUNS FOLDER`.
+"""Store a write-up in a repository: `python -m rlreason.report.assignment.keep COURSE RUNS FOLDER`.
 
-FOLDER gets writeup.md, its pictures for light pages alone, and the metrics.jsonl of every run, one compressed archive
-for each sweep, with decimals cut to four significant digits: together a few MB.
+FOLDER gets writeup.md, its pictures for light pages only, and the metrics.jsonl of every run, one compressed archive
+per sweep, with decimals cut to four significant digits: a few MB in total.
 """
 
 import gzip
@@ -26,7 +26,7 @@ DIGITS = 4
 
 
 def keep(course: str, runs: Path, out: Path) -> list[str]:
-    """Write all of it into `out`; returns what was broken in the folders, a line each."""
+    """Write all of it into `out`; return what was broken in the folders, a line each."""
     gathered = Gathered(course_of(course), found_below(runs))
     document = write_up_of(gathered)
     draw(document, out / FILES, dark=False)
@@ -40,7 +40,7 @@ def keep(course: str, runs: Path, out: Path) -> list[str]:
 
 
 def archive(found: Candidate, runs: list[Path], problems: list[str]) -> bytes:
-    """RUN/metrics.jsonl of every run as .tar.gz, the same bytes for the same runs."""
+    """Write RUN/metrics.jsonl of every run as .tar.gz, with the same bytes for the same runs."""
     packed_file = io.BytesIO()
     with (
         gzip.GzipFile(fileobj=packed_file, mode="wb", mtime=0) as packed,
@@ -58,7 +58,7 @@ def archive(found: Candidate, runs: list[Path], problems: list[str]) -> bytes:
 
 
 def shortened(row: dict[str, Any]) -> dict[str, Any]:
-    """A row whose decimals have four significant digits; whole numbers stay as they are.
+    """Round a row's decimals to four significant digits; whole numbers are unchanged.
 
     >>> shortened({"step": 123456, "loss": 0.0123456, "stop": None})
     {'step': 123456, 'loss': 0.01235, 'stop': None}
@@ -67,7 +67,7 @@ def shortened(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def main(words: list[str]) -> None:
-    """COURSE RUNS FOLDER; what is wrong is said in one line."""
+    """Run with the arguments COURSE RUNS FOLDER; print errors in one line."""
     if len(words) != 3:
         raise SystemExit("write python -m rlreason.report.assignment.keep COURSE RUNS FOLDER")
     try:

@@ -1,4 +1,4 @@
-"""Sections that one question has and others have not: categories, bars, algorithms side by side, cases."""
+"""Build sections that only one question has: categories, bars, algorithms side by side, cases."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -37,7 +37,7 @@ ENTROPY = "eval/entropy"  # measured alike in all runs, over the responses to va
 
 
 def against_sft(section: Section, read: ReadStudy, gathered: Gathered) -> None:
-    """The verdict of expert iteration against SFT, on the default setting of each, and expert iteration's own gain."""
+    """Compare expert iteration with SFT, on the default setting of each, and give expert iteration's own gain."""
     section.lines += across_steps(read)
     sft = gathered.sweep(SFT)
     if sft is None:
@@ -58,13 +58,13 @@ def against_sft(section: Section, read: ReadStudy, gathered: Gathered) -> None:
 
 
 def folder_of(read: ReadStudy) -> Path:
-    """The reference of a sweep as `compare` takes it: SWEEP/KEY=VALUE,..."""
+    """Return the reference of a sweep as `compare` takes it: SWEEP/KEY=VALUE,..."""
     words = [f"{key}={value}" for key, value in read.study.reference.key]
     return read.found.path / ",".join(words) if words else read.found.path
 
 
 def across_steps(read: ReadStudy) -> list[str]:
-    """What the steps of expert iteration brought the reference, step by step."""
+    """Describe the gain of the reference in each step of expert iteration."""
     reached: dict[int, list[float]] = {}
     for run in read.study.reference.runs:
         for step, accuracy in dict(run.evaluations).items():
@@ -82,7 +82,7 @@ def _steps(reached: dict[int, list[float]]) -> str:
 
 
 def entropy(section: Section, read: ReadStudy, gathered: Gathered) -> None:
-    """The entropy of GRPO's responses beside expert iteration's: a picture against steps, and first and last values."""
+    """Compare the entropy of GRPO's and expert iteration's responses: a picture, and first and last values."""
     sides: list[tuple[str, Setting]] = []
     on_policy = gathered.sweep(ON_POLICY)
     if on_policy is not None:
@@ -102,7 +102,7 @@ def entropy(section: Section, read: ReadStudy, gathered: Gathered) -> None:
 
 
 def entropy_table(sides: list[tuple[str, Setting]]) -> Table | None:
-    """The entropy of responses to validation problems, at the first and the last evaluation; None without any."""
+    """Return the entropy of responses to validation problems, at the first and last evaluation, or None."""
     rows = []
     for label, one in sides:
         found = [run.series[ENTROPY].y for run in one.runs if ENTROPY in run.series and len(run.series[ENTROPY].y)]
@@ -125,7 +125,7 @@ def entropy_table(sides: list[tuple[str, Setting]]) -> Table | None:
 
 
 def leaderboard(section: Section, read: ReadStudy, gathered: Gathered) -> None:
-    """Its accuracy on problems that did not choose, its curve with the axis ending at 4 h, its compliance."""
+    """Add its accuracy on problems that did not choose, its curve on an axis to 4 h, and its compliance."""
     study = read.study
     best = best_of(study)
     several = len(study.settings) > 1
@@ -157,7 +157,7 @@ GUESSED = "r1_zero"  # the reward of a `Grader` without further words
 
 
 def quotes_of(run: StudyRun, problems: list[str]) -> Iterator[tuple[str, list[Quote]]]:
-    """(title, the first ten responses) of each failing category; lines that are broken are named in `problems`."""
+    """Return (title, first ten responses) of each failing category; broken lines are added to `problems`."""
     rows = rows_of(run, problems)
     for category, title in FAILING.items():
         found = [_quote(row, line, run) for line, row in rows[category]]
@@ -168,7 +168,7 @@ def quotes_of(run: StudyRun, problems: list[str]) -> Iterator[tuple[str, list[Qu
 
 
 def rows_of(run: StudyRun, problems: list[str]) -> dict[str, list[tuple[int, dict[str, Any]]]]:
-    """Category -> (line, row) of its first CASES responses."""
+    """Return category -> (line, row) of its first CASES responses."""
     found: dict[str, list[tuple[int, dict[str, Any]]]] = {category: [] for category in FAILING}
     try:
         for line, row in each_line(run.folder / RESPONSES, lambda row: lacks(row, TO_SHOW), problems.append):
@@ -183,7 +183,7 @@ def rows_of(run: StudyRun, problems: list[str]) -> dict[str, list[tuple[int, dic
 
 
 def _quote(row: dict[str, Any], line: int, run: StudyRun) -> Quote:
-    """With a guess at why, where the run was graded by the reward that this grader has."""
+    """Return a response with a guess at its failure, if the run's reward is the grader's."""
     known = run.protocol is not None and run.protocol.get("reward") == GUESSED
     why = "; ".join(str(reason) for reason in reasons(row, Grader())) if known else ""
     where = Path(run.folder.name, RESPONSES)
@@ -198,7 +198,7 @@ CATEGORIES = {CORRECT: "format 1, answer 1", **FAILING}
 
 
 def categories(section: Section, read: ReadStudy, gathered: Gathered) -> None:
-    """The three categories of each run, in figures and in words, and ten responses of each failing one."""
+    """Count the three categories of each run, and quote ten responses of each failing one."""
     rows, runs = [], [run for run in read.study.runs if run.final is not None and run.final.categories]
     for run in runs:
         assert run.final is not None
@@ -222,7 +222,7 @@ def categories(section: Section, read: ReadStudy, gathered: Gathered) -> None:
 
 
 def filtered(section: Section, read: ReadStudy, gathered: Gathered) -> None:
-    """The size of the set that a filter left."""
+    """Give the size of the set that a filter left."""
     for one in read.study.settings:
         sizes = [run.summary.get("data_sizes") for run in one.runs]
         told = {
@@ -237,7 +237,7 @@ def filtered(section: Section, read: ReadStudy, gathered: Gathered) -> None:
 
 
 def equal_updates(section: Section, read: ReadStudy, gathered: Gathered) -> None:
-    """Verdicts among the settings of a sweep that differ from its reference in how long they train."""
+    """Compare the settings of a sweep that differ from its reference in how long they train."""
     for budget, study in by_budget(read.study):
         if len(study.settings) > 1 and read.study.reference.key not in [one.key for one in study.settings]:
             asked = f"{study.name}, among those with {budget}, against {study.reference.label}"
@@ -245,9 +245,9 @@ def equal_updates(section: Section, read: ReadStudy, gathered: Gathered) -> None
 
 
 def by_budget(study: Study) -> list[tuple[str, Study]]:
-    """A sweep of numbers of examples as a study of each budget, with that in words; else the study itself and ''.
+    """Return the studies of each budget of a sweep over numbers of examples, with a text; else the study and ''.
 
-    The largest number of examples stands first, as what the others are compared with.
+    The largest number of examples is first, as the reference.
     """
     groups: dict[str, list[Setting]] = {}
     sizes = [(dict(one.key).get(LIMIT, "null"), one) for one in study.settings if study.axes[:1] == [LIMIT]]
@@ -258,19 +258,19 @@ def by_budget(study: Study) -> list[tuple[str, Study]]:
 
 
 def other_metrics(section: Section, read: ReadStudy, gathered: Gathered) -> None:
-    """Two or three sentences on metrics other than the accuracy, and the table behind them."""
+    """Write two or three sentences on metrics other than the accuracy, and their table."""
     if (table := metrics_table(read.study, f"Other metrics at the end of training: {read.study.name}")) is not None:
         section.lines += metric_sentences(read.study)
         section.tables.append(table)
 
 
 def cases(section: Section, read: ReadStudy, gathered: Gathered) -> None:
-    """The same problems' responses over training."""
+    """Show responses to the same problems over training."""
     section.cases += read.report.cases
 
 
 def log(section: Section, read: ReadStudy, gathered: Gathered) -> None:
-    """The experiment log: what ran, what ended early, and why."""
+    """Return the experiment log: what ran, what ended early, and why."""
     study, table = read.study, read.report.log
     ranges = {axis: dict.fromkeys(dict(one.key).get(axis, "-") for one in study.settings) for axis in study.axes}
     run = "; ".join(f"{axis} {', '.join(values)}" for axis, values in ranges.items())
@@ -279,7 +279,7 @@ def log(section: Section, read: ReadStudy, gathered: Gathered) -> None:
 
 
 def best_of_n(section: Section, read: ReadStudy, gathered: Gathered) -> None:
-    """pass@N and Best@N in one picture and in a table, and the gap between them in words."""
+    """Show pass@N and Best@N in a picture and a table, and describe the gap between them."""
     ways = [figure for figure in read.report.figures if figure.name.startswith("best_of_n/")]
     section.pictures += in_one(section, ways, len(read.study.settings) > 1)
     section.tables += [table for table in read.report.tables if table.title == "Best of N"]
