@@ -1,1 +1,1 @@
-"""`algorithm=discover`: a language model proposes programs, a verifier that cannot be talked to scores them."""
+"""`algorithm=discover`: a language model proposes programs, and an exact verifier scores them in a sandbox."""

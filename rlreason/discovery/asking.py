@@ -1,4 +1,4 @@
-"""Begin a run of discovery, and ask the questions of a turn until each has a program."""
+"""Set up a run of discovery, and ask the questions of a turn until each has a program."""
 
 import hashlib
 import math
@@ -39,12 +39,12 @@ Scorer = Callable[[str], dict[str, Any]]
 
 
 def _unheard(outcome: str) -> bool:
-    """Whether the endpoint did not let the model hear of a request, or nobody heard of it again."""
+    """Return whether the model never received a request, or its answer was lost."""
     return outcome in ("connection", "timeout") or outcome.startswith("http_")
 
 
 class Asker:
-    """Asks one endpoint, writes everything into the journal, and has programs scored as they come."""
+    """Sends requests to one endpoint, records everything in the journal, and has programs scored as they arrive."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class Asker:
         spending: Spending,
         score: Scorer,
     ) -> None:
-        """`score`: of a program's source, called in threads of its own, `score.workers` at a time."""
+        """`score`: scores a program's source, called in threads of its own, `score.workers` at a time."""
         self.run, self.endpoint, self.client = run, endpoint, client
         self.journal, self.spending, self._score = journal, spending, score
         self.ended = ""  # which budget allows no more
@@ -68,7 +68,7 @@ class Asker:
         self._places = threading.BoundedSemaphore(run.score.workers)
 
     def replies(self, question: Question, samples: int) -> list[Reply]:
-        """The replies to a question; fewer where the budget ends, none where it allowed nothing."""
+        """Return the replies to a question; fewer if the budget ends, [] if it allows none."""
         replies = [Reply(question, sample) for sample in range(samples)]
         self.current, by_id = replies, {reply.id: reply for reply in replies}
         for reply in replies:
@@ -92,7 +92,7 @@ class Asker:
         return begun
 
     def _from_journal(self, reply: Reply) -> None:
-        """What earlier parts of the run have asked and heard."""
+        """Restore the requests and answers of earlier parts of the run."""
         attempt = 1
         while (id := id_of(reply.question.turn, reply.sample, attempt)) in self.journal.asked:
             asked, answer = self.journal.asked[id], self.journal.answers.get(id)
@@ -113,9 +113,10 @@ class Asker:
         reply.calls.append(told)
 
     def _asks_again(self, reply: Reply) -> bool:
-        """Whether a reply is to be asked for, once more.
+        """Return whether to request a reply (again).
 
-        What an earlier part of the run has not reached, or was not let in by, is tried anew: that may be mended.
+        Requests of an earlier part that did not reach the model, or were not let in, are repeated: the cause may be
+        gone.
         """
         if self.ended or reply.program is not None:
             return False
@@ -126,12 +127,12 @@ class Asker:
         return len(failed) <= self.run.client.retries
 
     def _counts(self, call: dict[str, Any]) -> bool:
-        """Whether a call is one of the tries for its reply: of this part, or one that the model has answered."""
+        """Return whether a call counts as a try for its reply: one of this part, or one that the model has answered."""
         outcome = call["outcome"]
         return outcome != "interrupted" and (call["id"] not in self._earlier or not _unheard(outcome))
 
     def _pause(self, waiting: list[Reply]) -> None:
-        """Wait before questions are asked again, as long as the longest of them asks for."""
+        """Wait before requests are repeated, as long as the longest wait among them."""
         seconds = 0.0
         for reply in waiting:
             if (attempt := reply.attempt) is not None and self._counts(reply.calls[-1]):
@@ -147,7 +148,7 @@ class Asker:
 
     @property
     def _seconds_left(self) -> float:
-        """Of the hours that the run may take."""
+        """Return the remaining seconds of the run's hours."""
         hours = self.run.budget.hours
         return math.inf if hours is None else max(0.0, hours * 3600 - self.journal.seconds)
 
@@ -183,7 +184,7 @@ class Asker:
         threading.Thread(target=run, daemon=True, name=f"{kind} {id}").start()
 
     def _collect(self, replies: dict[str, Reply], whole: bool = False) -> None:
-        """Take in answers until all that was asked has come, and scores until none is missing where `whole`."""
+        """Receive answers until all requests are answered, and with `whole` until all programs are scored."""
         while self._asked or (whole and self._scoring):
             alive()
             self.journal.beat()
@@ -203,7 +204,7 @@ class Asker:
             self._scoring.add(id)
 
     def _last_answers(self, replies: dict[str, Reply]) -> None:
-        """Write down what comes back within a few seconds: it is paid for, and the next part need not ask again."""
+        """Record answers that arrive within a few seconds: they are paid for, and need not be requested again."""
         until = time.monotonic() + PATIENCE_S
         while self._asked and (wait := until - time.monotonic()) > 0:
             with suppress(queue.Empty):
@@ -224,7 +225,7 @@ class Asker:
         reply.attempt, reply.program = attempt, program
 
     def _begin_scoring(self, reply: Reply) -> bool:
-        """Have a reply's program scored, unless it was before: in an earlier part, or in another reply."""
+        """Have a reply's program scored, unless it was scored before: in an earlier part, or in another reply."""
         assert reply.program is not None
         source = reply.program
         digest = hashlib.sha256(source.encode("utf-8", "replace")).hexdigest()
@@ -250,7 +251,7 @@ class Asker:
         self.keep(reply)
 
     def _refuse_if_unreachable(self, replies: list[Reply]) -> None:
-        """`ConfigError` where the endpoint answered none of a turn's questions: the run can go on later."""
+        """Raise `ConfigError` if the endpoint answered none of a turn's questions: the run can be resumed."""
         last = [reply.calls[-1]["outcome"] for reply in replies if not reply.content]
         if self.ended or not replies or len(last) < len(replies):
             return
@@ -260,7 +261,7 @@ class Asker:
 
 @dataclass
 class BestProgram:
-    """The best program so far, and where it came from."""
+    """The best program so far, and its origin."""
 
     score: int
     source: str
@@ -270,7 +271,7 @@ class BestProgram:
 
 @dataclass
 class Walk:
-    """A run on its way: its parts, and all replies so far."""
+    """A run in progress: its parts, and all replies so far."""
 
     run: DiscoverConfig
     problem: DiscoveryProblem
@@ -285,7 +286,7 @@ class Walk:
 
     @property
     def begin(self) -> dict[str, Any]:
-        """What the run is made of, as the journal has it."""
+        """Return the setup of the run, from the journal."""
         assert self.journal.begin is not None
         return self.journal.begin
 
@@ -298,7 +299,7 @@ def set_up(
     console: Console,
     stop: threading.Event,
 ) -> Walk:
-    """The parts of a run; its beginning is written down, or read where it goes on."""
+    """Build the parts of a run; its setup is recorded, or read if it is resumed."""
     limits = limits_of(run)
 
     def over() -> bool:
@@ -324,7 +325,7 @@ def set_up(
 
 
 def refuse_unready(run: DiscoverConfig) -> None:
-    """`ConfigError` where a run could not begin: no address, no such problem, prompt or start program."""
+    """Raise `ConfigError` if a run could not begin: no address, or no such problem, prompt or start program."""
     problem = problem_named(run.problem)
     templates_of(run.prompts, problem)
     start_source(run, problem)
@@ -332,13 +333,13 @@ def refuse_unready(run: DiscoverConfig) -> None:
 
 
 def limits_of(run: DiscoverConfig) -> Limits:
-    """The limits of every program."""
+    """Return the limits of every program."""
     s = run.score
     return Limits(timeout_s=s.timeout_s, memory_mb=s.memory_mb, check_timeout_s=s.check_timeout_s, cpus=s.cpus)
 
 
 def endpoint_of(run: DiscoverConfig, model: str | None = None) -> Endpoint:
-    """Where questions go; `ConfigError` where nobody says. `model`: what the run has asked so far, where it goes on."""
+    """Return where requests are sent; `ConfigError` if unknown. `model`: that of the run so far, if it is resumed."""
     client = run.client
     url = client.base_url or os.environ.get("OPENAI_BASE_URL")
     if not url:
@@ -358,7 +359,7 @@ def begin(
     run: DiscoverConfig, problem: DiscoveryProblem, endpoint: Endpoint, journal: Journal, console: Console,
     score: Callable[[str], dict[str, Any]],
 ) -> Endpoint:  # fmt: skip
-    """Write down what the run is made of, its start program scored; returns the endpoint with its model."""
+    """Record the setup of the run, with its start program scored; return the endpoint with its model."""
     templates = templates_of(run.prompts, problem)
     source = start_source(run, problem)
     with console.wait("scoring the start program"):
@@ -379,7 +380,7 @@ def begin(
 
 
 def start_source(run: DiscoverConfig, problem: DiscoveryProblem) -> str:
-    """The program that the model begins with."""
+    """Return the program that the model begins with."""
     if run.start is None:
         return problem.starter_source.decode("utf-8")
     try:
@@ -389,7 +390,7 @@ def start_source(run: DiscoverConfig, problem: DiscoveryProblem) -> str:
 
 
 def refuse_other_problem(begun: dict[str, Any], problem: DiscoveryProblem) -> None:
-    """`ConfigError` where the problem is another than the one that the run began with."""
+    """Raise `ConfigError` if the problem differs from the one that the run began with."""
     if begun.get("problem_hash") != problem.hash:
         raise ConfigError(
             f"problem={problem.name}: its files have changed since this run began, and scores would not compare: put "
@@ -398,7 +399,7 @@ def refuse_other_problem(begun: dict[str, Any], problem: DiscoveryProblem) -> No
 
 
 def announce(walk: Walk) -> None:
-    """What is about to be asked of whom, and how programs are held back."""
+    """Print where requests go, and how programs are contained."""
     run, say = walk.run, walk.console.say
     asks = f"{run.strategy}" + f", {run.side_by_side} replies at a time" * (run.side_by_side > 1)
     say(f"problem    {walk.problem.title}: begins with {walk.best.score} {walk.problem.unit}")

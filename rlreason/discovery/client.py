@@ -52,7 +52,7 @@ _CURES = (
 
 
 def worth_retrying(outcome: str) -> bool:
-    """Whether the same question may be answered when it is asked again.
+    """Return whether the same question may be answered if it is asked again.
 
     `outcome`: of an `Attempt`, or no_code (a reply without a program) or truncated (it ended amid its program).
 
@@ -79,11 +79,11 @@ def pause_s(attempt_number: int, retry_after_s: float | None, seed: int) -> floa
 
 
 def refusal(attempt: Attempt, endpoint: Endpoint) -> str:
-    """One line for the user about a request that is not worth another: the setting, its value, what is wrong, the cure.
+    """Return one line on a request that is not worth retrying: the setting, its value, the error, the cure.
 
     >>> print(refusal(Attempt("http_401", detail="HTTP 401: no such key"), Endpoint("http://h/v1", "m")))
     client.base_url=http://h/v1 asks for a key and none was sent: put one into the environment variable that \
-client.env_variable names (HTTP 401: no such key)
+    client.env_variable names (HTTP 401: no such key)
     """
     at = f"client.base_url={one_line(endpoint.base_url, endpoint.key)}"
     model = f"client.model={one_line(endpoint.model, endpoint.key)}"
@@ -146,9 +146,10 @@ Message = Mapping[str, Any]
 
 
 class Client:
-    """Asks one endpoint; threads may share it. `ConfigError` for an address or a key that no request can hold.
+    """Sends requests to one endpoint; threads may share it. `ConfigError` for an address or key that is invalid in a
+    request.
 
-    Each request has a connection of its own: between two of them a model thinks for longer than servers keep one open.
+    Each request has a connection of its own: a model thinks for longer than servers keep one open.
     """
 
     def __init__(self, endpoint: Endpoint) -> None:
@@ -204,7 +205,7 @@ class Client:
         return self._attempt(request)
 
     def stop(self) -> None:
-        """End what other threads ask, now and later: unless their answer is there, they get the outcome interrupted."""
+        """End the requests of other threads, now and later; without an answer yet, their outcome is interrupted."""
         self._stopped.set()
         for request in self._running.copy():
             request.cut()
@@ -234,7 +235,7 @@ class Client:
 
 
 def _merged(body: Mapping[str, Any], extra: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of both, `extra`'s where both have one; mappings go into each other, None takes a field out.
+    """Merge the fields of both; `extra` takes precedence, mappings are merged, None removes a field.
 
     >>> _merged({"a": {"b": 1}, "c": 2, "d": 3}, {"a": {"e": 4}, "c": None, "d": 5})
     {'a': {'b': 1, 'e': 4}, 'd': 5}
@@ -310,7 +311,7 @@ class _Request(threading.Thread):
                 return
 
     def _see(self, event: str, info: Mapping[str, Any]) -> None:
-        """Hear of each step of the connection; keep what it is read through, and end it where it was cut before."""
+        """Handle each step of the connection; keep its stream, and close it if it was cut before."""
         self.connected |= event.endswith("send_request_headers.started")
         if event.endswith(("connect_tcp.complete", "start_tls.complete")):
             self._stream = info.get("return_value")
@@ -318,7 +319,7 @@ class _Request(threading.Thread):
                 self._shut()
 
     def cut(self) -> None:
-        """End the connection, and with it the thread, wherever it is; one that has ended is left alone."""
+        """Close the connection, which ends the thread; no effect if it has ended."""
         self._was_cut.set()
         self._shut()
 
@@ -333,7 +334,7 @@ LIMIT_S = 20.0
 
 
 def only_model(endpoint: Endpoint) -> Endpoint:
-    """The endpoint with the one model that it lists; `ConfigError` where it lists none, or several."""
+    """Return the endpoint with the only model that it lists; `ConfigError` if it lists none, or several."""
     import httpx
 
     url = endpoint.url.replace("/chat/completions", "/models")

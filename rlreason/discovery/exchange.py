@@ -1,4 +1,4 @@
-"""What is asked of a server and what it answers, as plain data; the program in a reply."""
+"""Define requests to a server and its answers as plain data, and find the program in a reply."""
 
 import ast
 import json
@@ -45,7 +45,7 @@ class Endpoint:
 
     @property
     def url(self) -> str:
-        """Where questions are posted. `ConfigError` where `base_url` is no web address.
+        """Return where requests are posted; `ConfigError` if `base_url` is no web address.
 
         >>> Endpoint("http://127.0.0.1:8000/v1/", "m").url, Endpoint("https://host/v1?version=1", "m").url
         ('http://127.0.0.1:8000/v1/chat/completions', 'https://host/v1/chat/completions?version=1')
@@ -55,7 +55,7 @@ class Endpoint:
 
     @property
     def on_this_computer(self) -> bool:
-        """Whether the server runs on this computer's loopback address, which no proxy reaches.
+        """Return whether the server runs on this computer's loopback address, which no proxy reaches.
 
         >>> [Endpoint(f"http://{host}/v1", "m").on_this_computer for host in ("127.0.0.1:80", "[::1]", "host")]
         [True, True, False]
@@ -101,7 +101,7 @@ class Attempt:
 
 
 def without_key(text: str, key: str | None) -> str:
-    """The text with this key hidden; a key of a few characters only where it stands as a word.
+    """Return the text with this key hidden; a very short key only as a whole word.
 
     >>> without_key("no such key: swordfish", "swordfish"), without_key("a bad key: a", "a")
     ('no such key: <redacted>', '<redacted> bad key: <redacted>')
@@ -113,7 +113,7 @@ def without_key(text: str, key: str | None) -> str:
 
 
 def one_line(text: str, key: str | None) -> str:
-    """At most `LINE_CHARS` characters of a text on one line: no secret, nothing that a terminal would obey.
+    """Return at most `LINE_CHARS` characters of a text on one line, without secrets and control characters.
 
     >>> one_line("Incorrect API key\\n  provided: swordfish\\x1b[2J", "swordfish")
     'Incorrect API key provided: <redacted>\\\\x1b[2J'
@@ -129,7 +129,7 @@ _OPEN, _CLOSE = "<think>", "</think>"
 
 
 def read_answer(status: int, headers: Mapping[str, str], body: bytes, key: str | None) -> Attempt:
-    """The attempt that a server's answer makes. `headers`: by lower-case names. `key`: hidden in its `detail`.
+    """Return the attempt of a server's answer. `headers`: by lower-case names. `key`: hidden in its `detail`.
 
     A status other than 2xx is http_NNN, and so is a reply of status 200 that holds an error with a code of its own.
 
@@ -175,12 +175,12 @@ def _read(status: int, headers: Mapping[str, str], body: bytes, key: str | None)
 
 
 def without_thinking(content: str) -> tuple[str, str | None]:
-    """A reply's content and the thinking in front of it; thinking that never ends leaves no content.
+    """Return a reply's content and the thinking in front of it; unfinished thinking leaves no content.
 
-    Some servers leave the first mark in the prompt, so that the reply has the last one alone.
+    Some servers put the first mark into the prompt, so that the reply has only the last one.
 
     >>> without_thinking("<think>\\nA square?\\n</think>\\n\\nYes."), without_thinking("<think>A square"), \
-without_thinking("A square?</think>Yes.")
+    without_thinking("A square?</think>Yes.")
     (('Yes.', 'A square?'), ('', 'A square'), ('Yes.', 'A square?'))
     """
     begin = content.find(_OPEN)
@@ -194,7 +194,7 @@ without_thinking("A square?</think>Yes.")
 
 
 def _parsed(headers: Mapping[str, str], body: bytes) -> dict[str, Any] | None:
-    """The object of JSON in a body, or the one that a stream of events adds up to; None where it is neither."""
+    """Return the JSON object of a body, or the sum of a stream of events; None if it is neither."""
     try:
         if "text/event-stream" in headers.get("content-type", ""):
             return _added_up(body.decode("utf-8"))
@@ -205,7 +205,7 @@ def _parsed(headers: Mapping[str, str], body: bytes) -> dict[str, Any] | None:
 
 
 def _added_up(text: str) -> dict[str, Any] | None:
-    """The pieces of a streamed reply as a whole one; None where the stream has no end."""
+    """Join the pieces of a streamed reply; None if the stream has no end."""
     content, reasoning = list[str](), list[str]()
     finish_reason, usage, ended = None, None, False
     for line in text.split("\n"):
@@ -241,7 +241,7 @@ def _first_choice(answer: Mapping[str, Any], name: str = "message") -> tuple[dic
 
 
 def _texts_of(message: Mapping[str, Any]) -> tuple[str, str | None] | None:
-    """Content and thinking of a message; None where the content is of another type."""
+    """Return content and thinking of a message; None if the content is of another type."""
     content = message.get("content")
     parts = content if isinstance(content, list) else ["" if content is None else content]
     said, thought = list[str](), list[str]()
@@ -260,7 +260,7 @@ def _texts_of(message: Mapping[str, Any]) -> tuple[str, str | None] | None:
 
 
 def _text_in(part: Any) -> str | None:
-    """The text of a part of a content: a text, or a mapping with one under `text` or `thinking`, also in a list."""
+    """Return the text of a part of a content: a text, or a mapping with `text` or `thinking`, also in a list."""
     if isinstance(part, dict):
         part = part.get("text", part.get("thinking"))
         if isinstance(part, list):
@@ -270,7 +270,7 @@ def _text_in(part: Any) -> str | None:
 
 
 def _plain(text: str) -> str:
-    """The text as one that can be written: half a character, which JSON can hold, becomes a question mark."""
+    """Return a text that can be encoded: half a character, which JSON can hold, becomes a question mark."""
     return text.encode("utf-8", "replace").decode("utf-8")
 
 
@@ -286,7 +286,7 @@ def _count(value: Any) -> int | None:
 
 
 def _error_of(answer: Mapping[str, Any] | None) -> str:
-    """The message of an error, in the shapes that servers give it; "" where there is none."""
+    """Return the message of an error, in the shapes that servers use; "" if there is none."""
     error = (answer or {}).get("error") or (answer or {}).get("detail") or (answer or {}).get("message")
     if isinstance(error, dict):
         error = error.get("message") or error
@@ -294,7 +294,7 @@ def _error_of(answer: Mapping[str, Any] | None) -> str:
 
 
 def _code_of(answer: Mapping[str, Any]) -> int | None:
-    """The status within an error that came with status 200, as gateways send it."""
+    """Return the status of an error that came with status 200, as gateways send it."""
     error = answer.get("error")
     code = error.get("code") if isinstance(error, dict) else None
     return code if type(code) is int and 400 <= code < 600 else None
@@ -308,7 +308,7 @@ def _why_empty(message: Mapping[str, Any], reasoning: str | None, finish_reason:
 
 
 def _wait_of(headers: Mapping[str, str]) -> float | None:
-    """Seconds that `Retry-After` asks for, as a number or as a date; None where it says nothing that can be read."""
+    """Return the seconds of `Retry-After`, as a number or as a date; None if it is missing or unreadable."""
     text = headers.get("retry-after", "").strip()
     if _DECIMAL.fullmatch(text):
         return float(text)
@@ -391,7 +391,7 @@ def program_in(content: str) -> str | None:
 
 
 def _blocks(text: str) -> Iterator[str]:
-    """The blocks of Python and of no stated language, from first to last, without the indentation of their fences."""
+    """Return the blocks of Python and of no stated language, in order, without the indentation of their fences."""
     fences = [
         _Fence(m.start(), m.end(), len(m["indent"].expandtabs(4)), m["fence"], m["info"].strip())
         for m in islice(_FENCE.finditer(text), FENCES)
@@ -436,12 +436,12 @@ def _end(text: str, fences: list[_Fence], n: int) -> tuple[int | None, bool]:
 
 
 def _dedented(text: str, indent: int) -> str:
-    """The lines of a block without as much white space as its fence has in front of it."""
+    """Remove from a block's lines as much white space as its fence has in front of it."""
     return re.sub(rf"^[ \t]{{1,{indent}}}", "", text, flags=re.MULTILINE) if indent else text
 
 
 def _tree(text: str) -> ast.Module | None:
-    """The syntax tree of a text; None where it is no Python, or too large or too deep to say."""
+    """Return the syntax tree of a text; None if it is no Python, or too large or deep."""
     if len(text) > PARSED_CHARS:
         return None
     with _WARNINGS, warnings.catch_warnings():
@@ -453,14 +453,14 @@ def _tree(text: str) -> ast.Module | None:
 
 
 def _defines(tree: ast.Module) -> bool:
-    """Whether a program defines a name of the interface and uses none of its functions without defining it."""
+    """Return whether a program defines a name of the interface and uses none of its functions without defining it."""
     defined = set(_bound(tree.body))
     used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
     return not defined.isdisjoint(NAMES) and not (used & {"run_code", "get_centers"}) - defined
 
 
 def _bound(body: list[ast.stmt]) -> Iterator[str]:
-    """Names that statements define at the top of a module, also under `if`, `try`, `with` and in loops."""
+    """Return names that statements define at the top of a module, also under `if`, `try`, `with` and in loops."""
     waiting: list[ast.AST] = list(body)
     while waiting:
         node = waiting.pop()

@@ -1,4 +1,4 @@
-"""What a run has done and spent, written down before and after everything that costs."""
+"""Record what a run has done and spent, before and after everything that costs."""
 
 import json
 import time
@@ -17,7 +17,7 @@ BEAT_S = 2.0
 
 
 def id_of(turn: int, sample: int, attempt: int) -> str:
-    """The id of a request.
+    """Return the id of a request.
 
     >>> id_of(3, 0, 2)
     '3.0.2'
@@ -29,7 +29,7 @@ class Journal:
     """The events of a run, those of its earlier parts first."""
 
     def __init__(self, path: Path, say: Callable[[str], object]) -> None:
-        """Reads what is there; a last line that a killed process left unfinished is cut off."""
+        """Read existing events; an unfinished last line of a killed process is cut off."""
         self.path = path
         self.begin: dict[str, Any] | None = None
         self.asked: dict[str, dict[str, Any]] = {}  # id -> the event before it was sent
@@ -43,12 +43,12 @@ class Journal:
 
     @property
     def seconds(self) -> float:
-        """Wall clock of all parts so far."""
+        """Return the wall clock of all parts so far."""
         return self.seconds_before + time.monotonic() - self._began
 
     @property
     def last_turn(self) -> int:
-        """The newest turn of which something was asked; 0 before the first."""
+        """Return the newest turn with a request; 0 before the first."""
         return max((int(id.partition(".")[0]) for id in self.asked), default=0)
 
     def _take(self, event: dict[str, Any]) -> None:
@@ -65,7 +65,7 @@ class Journal:
                 self.by_program[event["result"]["program_sha256"]] = event["result"]
 
     def write(self, event: str, **what: Any) -> None:
-        """Add an event; it is in the file when this returns. `UnwritableError` where the system refuses."""
+        """Append an event; it is in the file when this returns. `UnwritableError` if the system refuses."""
         told = {"event": event, "at": round(self.seconds, 3), **what}
         append_line(self.path, json.dumps(finite(told), allow_nan=False))
         before = self.seconds_before
@@ -73,19 +73,19 @@ class Journal:
         self.seconds_before, self._beaten = before, time.monotonic()
 
     def beat(self) -> None:
-        """Write down that time passes, every two seconds at most: a killed run has spent it."""
+        """Record that time passes, at most every two seconds, so that a killed run has counted it."""
         if time.monotonic() - self._beaten > BEAT_S:
             self.write("alive")
 
     def answer(self, id: str, attempt: Attempt, outcome: str, **more: Any) -> None:
-        """A request has come back: with this outcome, which knows more than the attempt's own."""
+        """Record the answer to a request, with an outcome that may be more specific than the attempt's."""
         told = {name: getattr(attempt, name) for name in ("content", "reasoning", "finish_reason", "detail")}
         counts = {name: getattr(attempt, name) for name in ("prompt_tokens", "completion_tokens")}
         self.write("answer", id=id, outcome=outcome, **told, **counts, **more)
 
 
 def _read(path: Path, say: Callable[[str], object]) -> list[dict[str, Any]]:
-    """The events in a file; `ConfigError` where a line that is not the last one is damaged."""
+    """Read the events of a file; `ConfigError` if a line other than the last is damaged."""
     if not path.exists():
         return []
     data = path.read_bytes()
@@ -109,7 +109,7 @@ def _read(path: Path, say: Callable[[str], object]) -> list[dict[str, Any]]:
 
 
 def _is_sound(event: dict[str, Any]) -> bool:
-    """Whether an event has what the run goes on with."""
+    """Return whether an event has all that resuming needs."""
     needed: dict[str, dict[str, type | tuple[type, ...]]] = {
         "begin": {"model": str, "first": str, "problem": str, "templates": dict, "start": dict},
         "ask": {"id": str, "prompt_bound": int, "max_tokens": int},
@@ -127,13 +127,13 @@ COUNTED, AT_MOST, ESTIMATED = "by the server", "at most", "estimated"
 
 @dataclass(frozen=True, slots=True)
 class Prices:
-    """Of a million tokens; None: not known."""
+    """Prices of a million tokens; None: unknown."""
 
     prompt: float | None = None
     completion: float | None = None
 
     def cost(self, prompt_tokens: int, completion_tokens: int) -> float:
-        """What so many tokens cost; 0 where the prices are not known.
+        """Return the cost of so many tokens; 0 if the prices are unknown.
 
         >>> Prices(1.0, 2.0).cost(500_000, 250_000)
         1.0
@@ -143,7 +143,7 @@ class Prices:
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """Tokens of one request, and how they are known."""
+    """Tokens of one request, and how they were counted."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -151,7 +151,7 @@ class Use:
 
 
 def prompt_bound(messages: list[dict[str, str]]) -> int:
-    """Tokens of a prompt, at most: every token stands for a byte or more.
+    """Return an upper bound on a prompt's tokens: every token is at least one byte.
 
     >>> prompt_bound([{"role": "user", "content": "abcd"}])
     20
@@ -160,10 +160,10 @@ def prompt_bound(messages: list[dict[str, str]]) -> int:
 
 
 def use_of(asked: Mapping[str, Any], answer: Mapping[str, Any] | None) -> Use:
-    """What a request took: as the server says, else the most that it can have been.
+    """Return what a request used: as the server says, else an upper bound.
 
-    `asked`, `answer`: its events in the journal; no answer: it was sent, perhaps, and nobody heard of it again. Errors
-    that servers give before they begin cost nothing.
+    `asked`, `answer`: its events in the journal; no answer: it may have been sent, and the answer was lost. Errors that
+    servers return before they begin cost nothing.
     """
     if answer is None:
         return Use(asked["prompt_bound"], asked["max_tokens"], AT_MOST)
@@ -177,7 +177,7 @@ def use_of(asked: Mapping[str, Any], answer: Mapping[str, Any] | None) -> Use:
 
 
 class Spending:
-    """The sum over all requests so far, and what is set aside for those under way."""
+    """The sum over all requests so far, and the amount reserved for those in progress."""
 
     def __init__(self, budget: DiscoverBudgetConfig, prices: Prices) -> None:
         self.budget, self.prices = budget, prices
@@ -186,16 +186,16 @@ class Spending:
 
     @property
     def tokens(self) -> int:
-        """Tokens of prompts and replies."""
+        """Return the tokens of prompts and replies."""
         return self.prompt_tokens + self.completion_tokens
 
     @property
     def cost(self) -> float:
-        """By the prices."""
+        """Return the cost by the prices."""
         return self.prices.cost(self.prompt_tokens, self.completion_tokens)
 
     def add(self, use: Use) -> None:
-        """A request of an earlier part."""
+        """Add a request of an earlier part."""
         self.calls += 1
         self._count(use)
 
@@ -204,20 +204,20 @@ class Spending:
         self.completion_tokens += use.completion_tokens
 
     def begin(self, id: str, bound: int, max_tokens: int) -> None:
-        """A request is about to be sent."""
+        """Reserve the most that a request may use, before it is sent."""
         self.calls += 1
         self._under_way[id] = Use(bound, max_tokens)
 
     def end(self, id: str, use: Use) -> None:
-        """It has come back."""
+        """Replace the reservation of a request by its use."""
         del self._under_way[id]
         self._count(use)
 
     def room(self, bound: int, max_tokens: int, seconds: float) -> tuple[int, str]:
-        """(tokens that a reply may have now, ""), or (0, which budget is spent).
+        """Return (tokens that a reply may have now, ""), or (0, the budget that is spent).
 
         bound: tokens of the prompt at most. seconds: of the run so far. A reply is shortened to what is left, down to
-        `FEWEST` tokens or to `max_tokens` where these are fewer.
+        `FEWEST` tokens or to `max_tokens` if that is less.
         """
         budget = self.budget
         if budget.calls is not None and self.calls >= budget.calls:

@@ -20,7 +20,7 @@ def log_of(
     best: Mapping[str, Any],
     ended: str | None,
 ) -> dict[str, Any]:
-    """The log. `begin`: the journal's first event; `best`: score, sha256 and turn of the best program."""
+    """Return the log. `begin`: the journal's first event; `best`: score, sha256 and turn of the best program."""
     start, client = begin["start"], run.client
     return {
         "problem": run.problem,

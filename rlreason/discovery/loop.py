@@ -29,7 +29,7 @@ from rlreason.records.writer import RunWriter
 
 
 def discover(run: DiscoverConfig, records: RunWriter, console: Console) -> float:
-    """Do the run, leave everything in the folder of `records`, return the best score."""
+    """Run `algorithm=discover`, leave everything in the folder of `records`, return the best score."""
     refuse_other_systems()
     problem = problem_named(run.problem)
     records.clock.begin()
@@ -59,7 +59,7 @@ def discover(run: DiscoverConfig, records: RunWriter, console: Console) -> float
 
 @contextmanager
 def stopped_at_the_end() -> Iterator[threading.Event]:
-    """An event that is set when the block ends: programs under way are ended with it."""
+    """Yield an event that is set when the block ends, which ends running programs."""
     stop = threading.Event()
     try:
         yield stop
@@ -68,7 +68,7 @@ def stopped_at_the_end() -> Iterator[threading.Event]:
 
 
 def ask(walk: Walk, question: Question) -> list[Reply]:
-    """The replies to a question, with the best program so far written down."""
+    """Return the replies to a question, after recording the best program so far."""
     with walk.records.clock.phase("discover"):
         what = f"turn {question.turn}: asking and scoring"
         with walk.console.wait(what):
@@ -84,7 +84,7 @@ def ask(walk: Walk, question: Question) -> list[Reply]:
 
 
 def take_in(walk: Walk, replies: list[Reply]) -> list[Reply]:
-    """The replies, among all of the run and with the best program so far."""
+    """Add replies to those of the run, and update the best program."""
     for reply in replies:
         if reply.score > walk.best.score and reply.program is not None and reply.result is not None:
             walk.best = BestProgram(reply.score, reply.program, reply.result["program_sha256"], reply.id)
@@ -95,14 +95,14 @@ def take_in(walk: Walk, replies: list[Reply]) -> list[Reply]:
 
 
 def save_if_better(walk: Walk, reply: Reply) -> None:
-    """The program of a reply is put into the folder at once where it is better than the one there."""
+    """Write the program of a reply to the folder if it is better than the one there."""
     if reply.score > walk.on_disk and reply.program is not None:
         walk.records.document(files.PROGRAM, reply.program)
         walk.on_disk = reply.score
 
 
 def write_turn(walk: Walk, turn: int, replies: list[Reply]) -> None:
-    """The log and the best program, each replaced as a whole; a row of metrics; a line for a person."""
+    """Write the log and the best program, each as a whole, a row of metrics, and a line on the console."""
     records, spending = walk.records, walk.asker.spending
     again = turn < walk.known_turns  # the log on the disk knows more than this
     if not again:
@@ -127,7 +127,7 @@ def write_turn(walk: Walk, turn: int, replies: list[Reply]) -> None:
 
 
 def outcomes_text(replies: list[Reply]) -> str:
-    """What came of replies, in a few words each."""
+    """Return the outcomes of replies, in a few words each."""
     said = []
     for reply in replies:
         if reply.result is None:
@@ -140,14 +140,14 @@ def outcomes_text(replies: list[Reply]) -> str:
 
 
 def write_documents(walk: Walk, ended: str | None = None) -> None:
-    """`program.py` and `conversation_log.json` as they are now."""
+    """Write the current `program.py` and `conversation_log.json`."""
     log = log_of(walk.run, walk.problem, walk.begin, walk.replies, walk.asker.spending, asdict(walk.best), ended)
     walk.records.document(files.PROGRAM, walk.best.source)
     walk.records.document(files.CONVERSATION, json.dumps(log, indent=1, ensure_ascii=False) + "\n")
 
 
 def conclude(walk: Walk) -> float:
-    """The last log, the summary and the report."""
+    """Write the last log, the summary and the report."""
     ended, records, spending = walk.asker.ended, walk.records, walk.asker.spending
     write_documents(walk, ended)
     report = write_run_report(records.folder, list(walk.problem.record))

@@ -1,4 +1,4 @@
-"""Score a program: run it in a sandbox, and check exactly the set that it gives."""
+"""Score a program: run it in a sandbox, and check its set exactly."""
 
 import argparse
 import hashlib
@@ -35,7 +35,7 @@ SHOWN = 2000  # characters of an error and of the output's tail
 
 @dataclass(slots=True)
 class Score:
-    """What a program is worth, and why it is worth nothing where it is. docs/discovery.md explains the fields."""
+    """The score of a program, or why it has none. docs/discovery.md explains the fields."""
 
     problem: str
     program_sha256: str
@@ -57,11 +57,11 @@ class Score:
 
     @property
     def valid(self) -> bool:
-        """Whether the set counts."""
+        """Return whether the set counts."""
         return self.validity == 1.0
 
     def as_dict(self) -> dict[str, Any]:
-        """All of it as one flat dictionary."""
+        """Return all of it as one flat dictionary."""
         told = asdict(self)
         facts = told.pop("facts")
         return {**told, **facts}
@@ -70,10 +70,10 @@ class Score:
 def score_program(
     source: bytes, problem: DiscoveryProblem, limits: Limits | None = None, stop: Callable[[], bool] = lambda: False
 ) -> Score:
-    """Run a program and check its set. Whatever it does, this returns within the limits and leaves nothing behind.
+    """Run a program and check its set, within the limits and leaving nothing behind, whatever it does.
 
-    `stop`: looked at all the time; once it is true, everything is ended. `ConfigError` where this system has no sandbox
-    at all, or the problem's verifier fails.
+    `stop`: polled; once it returns True, everything is ended. `ConfigError` if this system has no sandbox, or the
+    problem's verifier fails.
     """
     limits = limits or Limits()
     score = Score(problem.name, hashlib.sha256(source).hexdigest())
@@ -94,7 +94,7 @@ def score_program(
 
 
 def refuse_other_systems() -> None:
-    """`ConfigError` where there are neither namespaces nor /proc."""
+    """Raise `ConfigError` without namespaces and /proc."""
     if sys.platform != "linux":
         raise ConfigError(
             f"programs are scored on Linux alone, and this is {sys.platform}: nothing here would hold a program back. "
@@ -103,7 +103,7 @@ def refuse_other_systems() -> None:
 
 
 def why_not(outcome: Outcome, given: ProgramOutput, limits: Limits) -> tuple[str, str] | None:
-    """(kind, text) of what kept a program from giving a set; None where it gave one."""
+    """Return (kind, text) of why a program gave no set; None if it gave one."""
     over = {
         "timeout": f"the program took longer than {limits.timeout_s:g} s",
         "memory": f"the program took more than {limits.memory_mb} MB of memory",
@@ -132,7 +132,7 @@ def why_not(outcome: Outcome, given: ProgramOutput, limits: Limits) -> tuple[str
 def checked(
     score: Score, rows: list[list[int]], problem: DiscoveryProblem, limits: Limits, stop: Callable[[], bool]
 ) -> Score:
-    """The score with the verifier's verdict on the rows."""
+    """Return the score with the verifier's verdict on the rows."""
     verifier = problem.folder / problem.verifier
     asked = {"rows": [" ".join(map(str, row)) for row in rows], "options": dict(problem.options)}
     outcome = run_contained(
@@ -166,7 +166,7 @@ def checked(
 
 
 def failed(score: Score, kind: str, text: str) -> Score:
-    """The score of a program that gave no set."""
+    """Return the score of a program that gave no set."""
     score.error_kind, score.error = kind, visible_text(text) or kind
     return score
 
@@ -178,7 +178,7 @@ _UNSEEN = re.compile(
 
 
 def visible_text(text: str) -> str:
-    r"""A text of a program's as it may be shown: cut, without secrets, and nothing in it that cannot be seen.
+    r"""Return a program's text as it may be displayed: cut, without secrets and invisible characters.
 
     >>> print(visible_text("a\x1b[2J\u200b"))
     a\x1b[2J\u200b
@@ -193,7 +193,7 @@ SMALLEST_MB = 64
 
 
 def add_arguments(parser: Parser) -> None:
-    """The arguments of the subcommand."""
+    """Add the arguments of `rlreason score`."""
     parser.add_argument("program", metavar="PROGRAM", help="a file of Python")
     parser.add_argument("--problem", default="kissing_11", help=f"{', '.join(shipped())}, or the folder of one's own")
     parser.add_argument("--timeout", type=float, default=600.0, metavar="SECONDS", help="for the program (600)")
@@ -213,7 +213,7 @@ def main(arguments: argparse.Namespace, console: Console) -> Answer:
 
 
 def limits_of(arguments: argparse.Namespace) -> Limits:
-    """The limits that were asked for; `ConfigError` where one is out of its range."""
+    """Return the requested limits; `ConfigError` if one is out of range."""
     for option, value in (("--timeout", arguments.timeout), ("--check-timeout", arguments.check_timeout)):
         if not 0 < value <= 7 * 86400:
             raise ConfigError(f"{option} {value:g} must be above 0 and at most {7 * 86400} seconds: give another")
@@ -225,7 +225,7 @@ def limits_of(arguments: argparse.Namespace) -> Limits:
 
 
 def source_of(word: str) -> bytes:
-    """The program's source; `ConfigError` where there is no such file."""
+    """Return the program's source; `ConfigError` if there is no such file."""
     path = Path(word)
     try:
         if not path.is_file():
@@ -237,7 +237,7 @@ def source_of(word: str) -> bytes:
 
 
 def score_text(score: Score, unit: str) -> str:
-    """The score for a person."""
+    """Return the score as text."""
     if score.valid:
         lines = [f"valid: {score.score} {unit}"]
     elif score.alarm:

@@ -1,4 +1,4 @@
-"""The turns of a run as plain data, the texts that a model is told, and the problem."""
+"""Define the turns of a run as plain data, the texts that a model is given, and the problem."""
 
 import hashlib
 import re
@@ -21,7 +21,7 @@ PROGRAM_KEYS = ("seconds", "check_seconds", "peak_memory_mb", "output_tail", "le
 
 @dataclass(slots=True)
 class Question:
-    """What a turn asks: the messages, the last of which is its prompt."""
+    """The messages of a turn, the last of which is its prompt."""
 
     turn: int
     conversation: int
@@ -31,13 +31,13 @@ class Question:
 
     @property
     def prompt(self) -> str:
-        """The new message."""
+        """Return the new message."""
         return self.messages[-1]["content"]
 
 
 @dataclass(slots=True)
 class Reply:
-    """One reply to a question, with every request that it took; what its program was worth, where it held one."""
+    """One reply to a question, with all its requests, and the score of its program if it has one."""
 
     question: Question
     sample: int
@@ -51,21 +51,21 @@ class Reply:
 
     @property
     def id(self) -> str:
-        """ "TURN.SAMPLE"."""
+        """Return "TURN.SAMPLE"."""
         return f"{self.question.turn}.{self.sample}"
 
     @property
     def content(self) -> str:
-        """What the model said; "" where it said nothing."""
+        """Return the model's text; "" if there is none."""
         return self.attempt.content if self.attempt else ""
 
     @property
     def score(self) -> int:
-        """Of its program; 0 where there is none, or it gave no valid set."""
+        """Return the score of its program; 0 if there is none, or it gave no valid set."""
         return int(self.result["score"]) if self.result else 0
 
     def as_row(self) -> dict[str, Any]:
-        """Its entry in the log."""
+        """Return its entry in the log."""
         told = self.attempt
         said = None
         if told is not None and (told.content or told.reasoning):
@@ -90,14 +90,14 @@ class Reply:
 
 
 def without_measurements(result: dict[str, Any] | None) -> dict[str, Any] | None:
-    """A result without times and sizes: the same replies make the same log twice."""
+    """Return a result without times and sizes: the same replies make the same log twice."""
     return None if result is None else {name: value for name, value in result.items() if name not in PROGRAM_KEYS}
 
 
 def chosen_of(replies: Sequence[Reply]) -> Reply | None:
-    """The reply that a conversation goes on with: the best set, else one that gave points, else one with a program.
+    """Return the reply to continue a conversation from: the best set, else one with points, else one with a program.
 
-    The first of equals. None where nothing came back.
+    The first on a tie. None if there was no reply.
     """
     answered = [reply for reply in replies if reply.content]
     if not answered:
@@ -107,7 +107,7 @@ def chosen_of(replies: Sequence[Reply]) -> Reply | None:
 
 @dataclass(slots=True)
 class Conversation:
-    """One conversation with the model: the replies that it went on with, and what was said after each."""
+    """One conversation with the model: the replies it continued from, and the message after each."""
 
     number: int
     system: str | None
@@ -116,15 +116,15 @@ class Conversation:
     without_progress: int = 0  # turns since its best program
 
     def add(self, reply: Reply, kind: str, text: str) -> None:
-        """The conversation goes on with this reply, and with this message after it."""
+        """Continue the conversation from this reply, with this message after it."""
         better = reply.score > max((one.score for one, _, _ in self.exchanges), default=0)
         self.without_progress = 0 if better else self.without_progress + 1
         self.exchanges.append((reply, kind, text))
 
     def ask(self, turn: int, history: int) -> Question:
-        """The next question: the first message, the best reply so far, the last `history` replies.
+        """Return the next question: the first message, the best reply so far, the last `history` replies.
 
-        With history=0 it goes on from the best alone; where nothing was valid yet, from the last.
+        With history=0 it continues from the best reply only; if none was valid yet, from the last.
         """
         shown = set(range(len(self.exchanges))[-history:] if history else ())
         scores = [reply.score for reply, _, _ in self.exchanges]
@@ -165,28 +165,28 @@ class DiscoveryProblem:
 
     @property
     def starter_source(self) -> bytes:
-        """The starter program."""
+        """Return the starter program."""
         return (self.folder / self.starter).read_bytes()
 
     @property
     def hash(self) -> str:
-        """Of what scores depend on: the verifier and its options, and how much is taken from a program."""
+        """Return a hash of what scores depend on: the verifier, its options, and the limits on a program's set."""
         more = repr((sorted(self.options.items()), self.most_rows, self.most_digits)).encode()
         return hashlib.sha256((self.folder / self.verifier).read_bytes() + more).hexdigest()[:16]
 
     def prompt_file(self) -> Path:
-        """Where its prompt stands."""
+        """Return the path of its prompt."""
         own = self.folder / self.prompt
         return own if own.is_file() else resource_dir("prompts") / self.prompt
 
 
 def shipped() -> list[str]:
-    """The names of the problems that come with the package."""
+    """Return the names of the problems that come with the package."""
     return sorted(path.parent.name for path in HOME.glob(f"*/{FILE}"))
 
 
 def problem_named(name: str, key: str = "problem") -> DiscoveryProblem:
-    """A problem by its name, or by the path of its folder; `ConfigError` where it is none. `key`: the setting."""
+    """Return a problem by name, or by the path of its folder; `ConfigError` if there is none. `key`: the setting."""
     folder = HOME / name if re.fullmatch(r"\w+", name) and (HOME / name / FILE).is_file() else Path(name)
     if not (folder / FILE).is_file():
         raise ConfigError(
@@ -196,7 +196,7 @@ def problem_named(name: str, key: str = "problem") -> DiscoveryProblem:
 
 
 def read_problem(folder: Path) -> DiscoveryProblem:
-    """The problem in a folder; `ConfigError` where its file is not sound."""
+    """Read the problem in a folder; `ConfigError` if its file is wrong."""
     path = folder / FILE
     try:
         told = yaml.safe_load(path.read_text(encoding="utf-8"))
@@ -232,7 +232,7 @@ FRAME = "-----"
 
 
 def templates_of(files: PromptFilesConfig, problem: DiscoveryProblem) -> dict[str, str]:
-    """The text of each template; `ConfigError` where a file is not there."""
+    """Return the text of each template; `ConfigError` if a file is missing."""
     found = {}
     for kind in KINDS:
         given: str | None = getattr(files, kind)
@@ -256,7 +256,7 @@ def _file(given: str, problem: DiscoveryProblem, key: str) -> Path:
 
 
 def filled(template: str, values: Mapping[str, Any]) -> str:
-    """The template with `{name}` replaced for the names in `values`; other braces, as those of a program, stay.
+    """Replace `{name}` in the template for the names in `values`; other braces, as those of a program, stay.
 
     >>> filled("{score} of {x: 1}", {"score": 22})
     '22 of {x: 1}'
@@ -267,14 +267,14 @@ def filled(template: str, values: Mapping[str, Any]) -> str:
 def first_prompt(
     template: str, problem: DiscoveryProblem, start: str, result: Mapping[str, Any], more: Mapping[str, Any]
 ) -> str:
-    """The task. `start`: the program that the model begins with, `result`: what it was worth; `more`: other values."""
+    """Return the task. `start`: the program to begin with, `result`: its score; `more`: other values."""
     hints = f"\n{problem.hints.strip()}\n" if more.get("hints") else ""
     values = {**more, "starter": start.strip(), "score": result["score"], "unit": problem.unit, "hints": hints}
     return re.sub(r"\n{3,}", "\n\n", filled(template, values)).strip()
 
 
 def feedback(templates: Mapping[str, str], result: Mapping[str, Any] | None, best: int, unit: str) -> tuple[str, str]:
-    """(kind, text) of what is said after a reply: by what its program was worth; None: it held none."""
+    """Return (kind, text) of the message after a reply, by the result of its program; None: it had none."""
     if result is None:
         return "no_code", filled(templates["no_code"], {"best": best, "unit": unit})
     kind = "extend" if result["validity"] == 1.0 else "error"
@@ -290,7 +290,7 @@ def feedback(templates: Mapping[str, str], result: Mapping[str, Any] | None, bes
 
 
 def error_text(result: Mapping[str, Any]) -> str:
-    """The exact error; where the program itself has written it, cut, and marked as words that are no instructions.
+    """Return the exact error; text written by the program itself is cut, and marked as not being instructions.
 
     >>> error_text({"error": "Dimension is 10, expected 11", "error_kind": "dimension"})
     'Dimension is 10, expected 11'

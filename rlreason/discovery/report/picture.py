@@ -1,4 +1,4 @@
-"""score.png: the best score against calls of the model; the distribution over seeds."""
+"""Draw score.png: the best score against calls of the model; and describe the distribution over seeds."""
 
 import statistics
 from collections.abc import Mapping, Sequence
@@ -45,7 +45,7 @@ class Panel:
 
 
 def panels_of(settings: Sequence[SeedGroup], baselines: Mapping[str, SamplingBaseline]) -> list[Panel]:
-    """A panel for each kind of draw, titled with what tells it apart from the others."""
+    """Return a panel for each kind of draw, titled by what distinguishes it."""
     kinds: dict[str, list[SeedGroup]] = {}
     for setting in settings:
         kinds.setdefault(kind_of_draw(setting.logs[0]), []).append(setting)
@@ -55,7 +55,7 @@ def panels_of(settings: Sequence[SeedGroup], baselines: Mapping[str, SamplingBas
 
 
 def draw(path: Path, title: str, unit: str, panels: Sequence[Panel], record: Sequence[tuple[float, str]]) -> None:
-    """Write the picture. `record`: (score, who) of what others reached; those within the range get a line."""
+    """Draw the picture. `record`: (score, who) of what others reached; those within the range get a line."""
     panels = panels[:MOST_PANELS]
     colours = colours_of([setting for panel in panels for setting in panel.settings])
     with picture(path, label(title, 90), (8.5, 1.6 + 3.4 * len(panels)), rows=len(panels)) as axes:
@@ -79,12 +79,12 @@ def draw(path: Path, title: str, unit: str, panels: Sequence[Panel], record: Seq
 
 
 def label(text: str, most: int) -> str:
-    """A text of others in a picture: on one line, cut, without characters that would be obeyed or cannot be drawn."""
+    """Make a foreign text safe for a picture: on one line, cut, without control characters."""
     return shorten(written_out(text), most)
 
 
 def colours_of(settings: Sequence[SeedGroup]) -> dict[str, tuple[str, str]]:
-    """Label -> (colour, style of line): a strategy has its own where no two settings share it."""
+    """Return label -> (colour, line style): a strategy has its own if no two settings share it."""
     strategies = [setting.strategy for setting in settings]
     own = len(set(strategies)) == len(strategies) and set(strategies) <= set(ORDER)
     places = [ORDER.index(one) if own else k for k, one in enumerate(strategies)]
@@ -96,7 +96,7 @@ def colours_of(settings: Sequence[SeedGroup]) -> dict[str, tuple[str, str]]:
 
 
 def _draw_baseline(ax: Any, panel: Panel) -> None:
-    """The expected best of k draws, from 0 calls on, as far as there are draws and calls to compare with."""
+    """Draw the expected best of k draws, from 0 calls on, as far as there are draws and calls to compare with."""
     reach = min(panel.baseline.count, max(log.calls for one in panel.settings for log in one.logs))
     if reach < 2:
         return
@@ -113,7 +113,7 @@ def _draw_baseline(ax: Any, panel: Panel) -> None:
 
 
 def _draw_setting(ax: Any, setting: SeedGroup, colour: str, style: str) -> None:
-    """A thin line for each run, and the median of the seeds over the calls that all ended ones made."""
+    """Draw a thin line per run, and the median of the seeds over the calls that all ended ones made."""
     logs, many = setting.logs, len(setting.logs) > 1
     for log in logs[:MOST_LINES]:
         xs, ys = log.curve()
@@ -134,7 +134,7 @@ def _at_each(log: Log, calls: Sequence[int]) -> list[int]:
 
 
 def _draw_programs(ax: Any, log: Log, colour: str) -> None:
-    """Of a single run, each reply: a dot at the score of a valid set, a cross at 0 for any other."""
+    """Draw each reply of a single run: a dot at the score of a valid set, a cross at 0 for any other."""
     xs, _ = log.curve()
     at = [(x, turn.credit, turn.is_valid) for x, turn in zip(xs[1:], log.turns, strict=True) if turn.reply is not None]
     valid, other = [(x, y) for x, y, ok in at if ok], [(x, y) for x, y, ok in at if not ok]
@@ -147,7 +147,7 @@ def _draw_programs(ax: Any, log: Log, colour: str) -> None:
 
 
 def _draw_record(ax: Any, panel: Panel, record: Sequence[tuple[float, str]]) -> None:
-    """A line for each record within the range, which reaches to the next one above if that is not far."""
+    """Draw a line for each record within the range, extended to the next one above if that is near."""
     best = float(max(1, *(max(log.curve()[1]) for one in panel.settings for log in one.logs)))
     if panel.baseline.count:
         best = max(best, *panel.baseline.expected([panel.baseline.count]))
@@ -165,7 +165,7 @@ def _draw_record(ax: Any, panel: Panel, record: Sequence[tuple[float, str]]) -> 
 
 
 def spread(heights: Sequence[float], gap: float) -> list[float]:
-    """Rising heights moved apart to at least `gap`, those that were too near around their common middle.
+    """Move rising heights apart to at least `gap`, each cluster around its middle.
 
     >>> spread([0, 50, 51, 100], 10)
     [0.0, 45.5, 55.5, 100.0]
@@ -184,7 +184,7 @@ def _bottom(group: Sequence[float], gap: float) -> float:
 
 
 def _legend(every: Sequence[Any]) -> None:
-    """One legend below all panels: an entry for each name."""
+    """Draw one legend below all panels: an entry for each name."""
     entries: dict[str, Any] = {}
     for ax in every:
         for handle, name in zip(*ax.get_legend_handles_labels(), strict=True):
@@ -200,7 +200,7 @@ SEVERAL = 5  # seeds that a command proposes
 
 
 def distribution(settings: Sequence[SeedGroup]) -> list[str]:
-    """A table with the final score of every seed, and what one seed cannot tell."""
+    """Return a table with the final score of every seed, and a note on what one seed cannot show."""
     head = [
         "setting",
         "seeds",
@@ -247,14 +247,14 @@ def _row(setting: SeedGroup) -> list[str]:
 
 
 def share_of_valid(logs: Sequence[Log]) -> str:
-    """Replies with a valid set, of all replies."""
+    """Return the replies with a valid set, of all replies."""
     replies = sum(log.answered for log in logs)
     valid = sum(turn.is_valid for log in logs for turn in log.turns)
     return f"{valid} of {replies} ({min(valid / replies, 1):.0%})" if replies else "no reply"
 
 
 def baseline_lines(panels: Sequence[Panel], comparisons: Sequence[Comparison]) -> list[str]:
-    """Each baseline with how far it goes, then each setting against its own."""
+    """Describe each baseline with its extent, then each setting against its own."""
     lines = [
         "A draw is one call of the first prompt with nothing before it, by whatever strategy; calls that gave no valid "
         "set count as 0, retries too, because the budget counts them. The best of k draws is never below the starting "
@@ -289,7 +289,7 @@ def _reach(panel: Panel) -> str:
 
 
 def _expected(baseline: SamplingBaseline, k: int) -> str:
-    """The expected best of k draws with its interval, where there are draws enough for one."""
+    """Return the expected best of k draws, with its interval if there are enough draws."""
     (best,) = baseline.expected([k])
     if baseline.count < FEW:
         return figure(round(best, 1))
@@ -298,7 +298,7 @@ def _expected(baseline: SamplingBaseline, k: int) -> str:
 
 
 def more_draws(panel: Panel) -> str:
-    """The words that give more draws of the same kind."""
+    """Return the overrides that give more draws of the same kind."""
     used = [log.seed for setting in panel.settings for log in setting.logs if log.strategy == "simple"]
     calls = max(1, *(log.calls for setting in panel.settings for log in setting.logs))
     seed = whole_number(max(used, default=-1) + 1)
@@ -306,7 +306,7 @@ def more_draws(panel: Panel) -> str:
 
 
 def verdict(one: Comparison, family: Sequence[Comparison]) -> str:
-    """A setting against independent draws, and "cannot tell" where the seeds or draws are too few to say."""
+    """Compare a setting with independent draws; "cannot tell" if seeds or draws are too few."""
     if one.word == "itself":
         return "independent draws itself: it makes the baseline, and is not held against it."
     if one.word == "no draws":
@@ -332,7 +332,7 @@ def verdict(one: Comparison, family: Sequence[Comparison]) -> str:
 
 
 def _too_few(one: Comparison, family: int) -> str:
-    """Why no outcome could have told, and what would change that."""
+    """Explain why no outcome could have been significant, and what would change that."""
     seeds, groups = len(one.bests), len(one.groups)
     needed = next((n for n in range(groups, 60) if n and smallest_p(seeds, n) * family <= LEVEL), None)
     start = (

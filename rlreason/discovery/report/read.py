@@ -1,4 +1,4 @@
-"""Read `conversation_log.json` of a discover run, and what follows from it alone."""
+"""Read `conversation_log.json` of a discover run, and derive figures from it."""
 
 import json
 from collections.abc import Callable, Hashable
@@ -21,7 +21,7 @@ START = "start"  # what `Best.turn` names where no turn has been better
 
 @dataclass(frozen=True, slots=True)
 class LoggedCall:
-    """One request to the model's endpoint: each counts as one, whatever came of it."""
+    """One request to the model's endpoint: each counts as one, whatever its outcome."""
 
     id: str
     outcome: str  # "ok", or what went wrong: "http_429", "timeout", "no_code" ...
@@ -33,7 +33,7 @@ class LoggedCall:
 
 @dataclass(frozen=True, slots=True)
 class LoggedReply:
-    """What the model answered."""
+    """The model's reply."""
 
     content: str | None
     reasoning: str | None = None
@@ -42,7 +42,7 @@ class LoggedReply:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What the verifier said of a program. Distances and norms are squared, and exact."""
+    """The verifier's result on a program. Distances and norms are squared, and exact."""
 
     score: int
     validity: float  # 1.0 or 0.0
@@ -59,13 +59,13 @@ class Result:
 
     @property
     def credit(self) -> int:
-        """The score where the set is valid and raised no alarm, else 0."""
+        """Return the score if the set is valid and raised no alarm, else 0."""
         return self.score if self.validity == 1 and self.alarm is None else 0
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One prompt with its calls, the reply, its program and the verdict on it. `sees`: ids of the turns before it."""
+    """One prompt with its calls, reply, program and verdict. `sees`: ids of the turns before it."""
 
     turn: int
     sample: int
@@ -80,22 +80,22 @@ class Turn:
 
     @property
     def id(self) -> str:
-        """As the log names it: "TURN.SAMPLE"."""
+        """Return its id in the log: "TURN.SAMPLE"."""
         return f"{self.turn}.{self.sample}"
 
     @property
     def credit(self) -> int:
-        """What its program is worth; 0 where there is none."""
+        """Return the score of its program; 0 if there is none."""
         return self.result.credit if self.result else 0
 
     @property
     def is_valid(self) -> bool:
-        """Whether the reply held a program whose set is valid."""
+        """Return whether the reply had a program with a valid set."""
         return self.result is not None and self.result.validity == 1 and self.result.alarm is None
 
     @property
     def is_independent(self) -> bool:
-        """Whether the model saw the bare first prompt and nothing else."""
+        """Return whether the model saw only the bare first prompt."""
         return self.prompt_kind == FIRST and not self.sees
 
 
@@ -111,7 +111,7 @@ class LoggedStart:
 
 @dataclass(frozen=True, slots=True)
 class Spent:
-    """What the run has used up; tokens and cost as far as they are known."""
+    """What the run has used so far; tokens and cost as far as they are known."""
 
     calls: int
     prompt_tokens: int | None = None
@@ -130,7 +130,7 @@ class Best:
 
 @dataclass(frozen=True, slots=True)
 class Log:
-    """One run. `ended` is None while it is under way, and for one that was killed."""
+    """One run. `ended` is None while it is in progress, and if it was killed."""
 
     folder: Path
     problem: str
@@ -150,28 +150,28 @@ class Log:
 
     @property
     def calls(self) -> int:
-        """How many requests its turns made, retries counted."""
+        """Return how many requests its turns made, including retries."""
         return sum(len(turn.calls) for turn in self.turns)
 
     @property
     def answered(self) -> int:
-        """How many of its calls brought a reply, with a program or without."""
+        """Return how many of its calls brought a reply, with a program or without."""
         return sum(call.outcome in REPLIED for turn in self.turns for call in turn.calls)
 
     @property
     def replies(self) -> list[Turn]:
-        """The turns that ended with a reply."""
+        """Return the turns that ended with a reply."""
         return [turn for turn in self.turns if turn.reply is not None]
 
     @property
     def best_turn(self) -> Turn | None:
-        """The turn of the best program; None where that is the one the run began with."""
+        """Return the turn of the best program; None if that is the one the run began with."""
         return next((turn for turn in self.turns if turn.id == self.best.turn), None)
 
     def curve(self) -> tuple[list[int], list[int]]:
-        """(calls, best score so far): from 0 calls and the starting score, a point after each turn, in their order.
+        """Return (calls, best score so far): from 0 calls and the starting score, a point after each turn, in order.
 
-        A turn's score counts once its last call is made. It is worked out from the verdicts.
+        A turn's score counts once its last call is made. It is computed from the verdicts.
         """
         calls, best = [0], [self.start.score]
         for turn in self.turns:
@@ -180,7 +180,7 @@ class Log:
         return calls, best
 
     def best_at(self, calls: int) -> int:
-        """The best score after so many calls; a turn whose calls go beyond them does not count yet."""
+        """Return the best score after so many calls; a turn with later calls does not count yet."""
         xs, ys = self.curve()
         return max(y for x, y in zip(xs, ys, strict=True) if x <= calls)
 
@@ -194,20 +194,20 @@ Reader = Callable[[Any, str], Any]
 
 
 class _WrongError(Exception):
-    """What is wrong with a file, without its path."""
+    """An error in a file, without its path."""
 
 
 def is_discover_run(folder: Path) -> bool:
-    """Whether a folder holds the log of a discover run, readable or not."""
+    """Return whether a folder has the log of a discover run, readable or not."""
     with suppress(OSError, ValueError):
         return (folder / files.CONVERSATION).is_file()
     return False
 
 
 def read_log(folder: Path) -> Log:
-    """The log of a run that has ended, was killed or is under way.
+    """Read the log of a run that has ended, was killed or is in progress.
 
-    `ConfigError`, one line with the file's path, where there is none or where anything in it is not what it must be.
+    `ConfigError`, one line with the file's path, if there is none or anything in it is wrong.
     """
     path = folder / files.CONVERSATION
     try:
@@ -238,7 +238,7 @@ def _refuse_constant(name: str) -> None:
 
 
 def _levels(document: Any) -> int:
-    """How deep lists and objects lie within one another, at most one more than MOST_LEVELS."""
+    """Return how deep lists and objects are nested, at most one more than MOST_LEVELS."""
     level, within = 0, [document]
     while within and level <= MOST_LEVELS:
         inner: list[Any] = []
@@ -293,7 +293,7 @@ def _each(read: Reader) -> Reader:
 
 
 def _read_object(kind: type[Kind], told: Any, at: str, parts: dict[str, Reader]) -> Kind:
-    """The dataclass from an object of the file; `parts` reads the fields that are objects themselves."""
+    """Read a dataclass from an object of the file; `parts` reads the fields that are objects themselves."""
     if not isinstance(told, dict):
         raise _WrongError(f"{at or 'it'} is no object")
     found: dict[str, Any] = {}
@@ -316,7 +316,7 @@ def _read_object(kind: type[Kind], told: Any, at: str, parts: dict[str, Reader])
 
 @cache
 def _fields(kind: Any) -> dict[str, tuple[Any, bool]]:
-    """Name -> (type, whether it must be there)."""
+    """Return name -> (type, whether it is required)."""
     hints = get_type_hints(kind)
     return {
         field.name: (hints[field.name], field.default is MISSING and field.default_factory is MISSING)
@@ -325,7 +325,7 @@ def _fields(kind: Any) -> dict[str, tuple[Any, bool]]:
 
 
 def _type_name(expected: Any) -> str:
-    """A type as a person says it.
+    """Return a type in words.
 
     >>> _type_name(int | None), _type_name(list[str])
     ('whole number or null', 'list of texts')

@@ -1,4 +1,4 @@
-"""The sections of a discovery report: results, how the runs worked, outcomes, quotes."""
+"""Build the sections of a discovery report: results, methodology, outcomes, quotes."""
 
 import hashlib
 import json
@@ -34,7 +34,7 @@ DEFAULT_PROBLEM = "kissing_11"  # of `rlreason score`, which needs no word for i
 
 
 def progress(settings: Sequence[SeedGroup]) -> str:
-    """The initial and the final score, and in how many calls."""
+    """Return the initial and the final score, and the number of calls."""
     logs = [log for setting in settings for log in setting.logs]
     starts = listed(sorted({figure(log.start.score) for log in logs}))
     if len(logs) > 1:
@@ -59,7 +59,7 @@ def progress(settings: Sequence[SeedGroup]) -> str:
 
 
 def run_lines(log: Log) -> list[str]:
-    """Score, hash, figures of the set, how to check it, and what is wrong with a set that is not valid."""
+    """Return score, hash, figures of the set, how to check it, and the faults of an invalid set."""
     result = log.best_turn.result if log.best_turn else log.start.result
     whose = f"the program of turn {log.best.turn}" if log.best_turn else "the program that the run began with"
     lines = [f"**{figure(log.best.score)} {inline(log.unit, 40)}**, by {whose}. {_file(log)}"]
@@ -70,7 +70,7 @@ def run_lines(log: Log) -> list[str]:
 
 
 def joint_lines(settings: Sequence[SeedGroup]) -> list[str]:
-    """The largest set of each setting, said to be the best of so many runs."""
+    """Return the largest set of each setting, named the best of so many runs."""
     rows = []
     for setting in settings:
         log = max(setting.logs, key=lambda one: one.best.score)
@@ -91,7 +91,7 @@ def joint_lines(settings: Sequence[SeedGroup]) -> list[str]:
 
 
 def command(log: Log, run: str) -> list[str]:
-    """The command that scores a run's program again, in a fence."""
+    """Return the command that scores a run's program again, in a fence."""
     is_shipped = re.fullmatch(r"[a-z0-9_]+", log.problem) is not None  # else it is somebody's folder
     problem = "" if log.problem == DEFAULT_PROBLEM else f" --problem {log.problem if is_shipped else 'FOLDER'}"
     told = [] if is_shipped else ["", "FOLDER is that of the problem."]
@@ -99,17 +99,17 @@ def command(log: Log, run: str) -> list[str]:
 
 
 def name_of(log: Log) -> str:
-    """The name of a run's folder."""
+    """Return the name of a run's folder."""
     return log.folder.resolve().name
 
 
 def hash_word(sha256: str | None) -> str:
-    """A hash as code; what is none is said to be."""
+    """Return a hash as code, or a note if it is no hash."""
     return f"`{sha256}`" if sha256 and re.fullmatch(r"[0-9a-f]{64}", sha256) else "not in the log"
 
 
 def _file(log: Log) -> str:
-    """The program's hash, and whether the file in the folder has it."""
+    """Return the program's hash, and whether the file in the folder matches it."""
     told = f"{PROGRAM} has the SHA-256 {hash_word(log.best.program_sha256)}."
     found = _sha256(log.folder / PROGRAM)
     if found is None:
@@ -127,7 +127,7 @@ def _sha256(path: Path) -> str | None:
 
 
 def _of_set(result: Result | None) -> str:
-    """The largest squared norm and the smallest squared distance of a set, where the verifier tells them."""
+    """Return the largest squared norm and smallest squared distance of a set, if the verifier gives them."""
     told = []
     if result and result.max_squared_norm is not None:
         told.append(f"the largest squared norm is {whole_number(result.max_squared_norm)}")
@@ -137,7 +137,7 @@ def _of_set(result: Result | None) -> str:
 
 
 def invalid(result: Result | None) -> list[str]:
-    """Why a set is not valid, with its worst pair; [] for one that is, and for one without a verdict."""
+    """Return why a set is invalid, with its worst pair; [] for a valid one, or without a verdict."""
     if result is None or (result.validity == 1 and result.alarm is None):
         return []
     lines = [
@@ -155,7 +155,7 @@ MOST_STARTS = 3  # programs to begin with
 
 
 def methodology(settings: Sequence[SeedGroup]) -> list[str]:
-    """How the runs worked, in sentences that follow from their logs alone."""
+    """Describe how the runs worked, in sentences that follow only from their logs."""
     logs = [log for setting in settings for log in setting.logs]
     one = logs[0]
     problem = inline(name_in(one.problem))
@@ -182,7 +182,7 @@ def methodology(settings: Sequence[SeedGroup]) -> list[str]:
 
 
 def _words(setting: SeedGroup) -> dict[str, str]:
-    """The settings of a run as they are typed, but for budgets that are not set."""
+    """Return the settings of a run as they are typed, without unset budgets."""
     told = flat(setting.logs[0].settings)
     return {
         key: f"{key}={typed_word(value)}"
@@ -192,7 +192,7 @@ def _words(setting: SeedGroup) -> dict[str, str]:
 
 
 def _common(settings: Sequence[SeedGroup]) -> dict[str, str]:
-    """What all of them have alike."""
+    """Return what all settings share."""
     every = [_words(setting) for setting in settings]
     return {key: word for key, word in every[0].items() if all(other.get(key) == word for other in every)}
 
@@ -262,7 +262,7 @@ GROUPS = ("call", "program", "set", "verdict", "valid set")  # the first column 
 
 
 def failures(settings: Sequence[SeedGroup]) -> list[str]:
-    """A table of what came of calls, programs and sets, with a column for each setting."""
+    """Return a table of the outcomes of calls, programs and sets, with a column for each setting."""
     columns = [_outcomes(setting.logs) for setting in settings]
     keys = sorted({key for column in columns for key in column}, key=lambda key: (GROUPS.index(key[0]), key[1]))
     if not keys:
@@ -326,12 +326,12 @@ class Moved(NamedTuple):
 
     @property
     def gain(self) -> int:
-        """By how much."""
+        """Return the increase."""
         return self.turn.credit - self.before
 
 
 def most_moving(logs: Sequence[Log]) -> list[Moved]:
-    """The turns with the largest gains, at most MOST_QUOTED, in the order of runs and turns."""
+    """Return the turns with the largest gains, at most MOST_QUOTED, in the order of runs and turns."""
     found = []
     for log in logs:
         best = log.start.score
@@ -344,7 +344,7 @@ def most_moving(logs: Sequence[Log]) -> list[Moved]:
 
 
 def quotes(logs: Sequence[Log]) -> list[str]:
-    """The prompts and replies that moved the score most: cut, and fenced as what others wrote."""
+    """Quote the prompts and replies that raised the score most, cut and fenced."""
     moved = most_moving(logs)
     if not moved:
         return ["No reply has moved the score."]

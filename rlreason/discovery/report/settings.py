@@ -1,4 +1,4 @@
-"""Runs of one problem put together: seeds of one setting, against independent draws."""
+"""Group runs of one problem by their settings, and compare them with independent draws."""
 
 import hashlib
 import json
@@ -20,7 +20,7 @@ FEW = 5  # with fewer draws, no interval is told: they have shown too little of 
 
 @dataclass(frozen=True, slots=True)
 class SamplingBaseline:
-    """Independent draws of one kind. `scores`: of each call, in the order of runs and turns; 0 where it gave no set."""
+    """Independent draws of one kind. `scores`: of each call, in the order of runs and turns; 0 without a set."""
 
     key: str
     start: int  # the score of the program that the runs began with
@@ -29,20 +29,20 @@ class SamplingBaseline:
 
     @property
     def count(self) -> int:
-        """How many calls it can be told for."""
+        """Return the number of calls for which it is defined."""
         return len(self.scores)
 
     def expected(self, calls: Sequence[int]) -> list[float]:
-        """The expected best after each number of calls, each at most `count`."""
+        """Return the expected best after each number of calls, each at most `count`."""
         return best_of_curve(self._values(), calls)
 
     def interval(self, calls: Sequence[int]) -> tuple[list[float], list[float]]:
-        """95% bootstrap interval of the same, low and high."""
+        """Return a 95% bootstrap interval of the same, low and high."""
         low, high = best_of_interval(self._values(), calls)
         return low.tolist(), high.tolist()
 
     def groups(self, calls: int) -> list[int]:
-        """The best of each group of so many draws in a row: what runs of independent sampling would have ended with."""
+        """Return the best of each consecutive group of so many draws, as from runs of independent sampling."""
         whole = min(self.count // calls, MOST_GROUPS)
         values = self._values()
         return [max(values[k * calls : (k + 1) * calls]) for k in range(whole)]
@@ -52,7 +52,7 @@ class SamplingBaseline:
 
 
 def draws_of(log: Log) -> list[int]:
-    """The score of every call of the bare first prompt in a run; see the module for what counts."""
+    """Return the score of every call of the bare first prompt in a run; see the module for what counts."""
     found: list[int] = []
     for turn in log.turns:
         if turn.is_independent and turn.calls:
@@ -61,7 +61,7 @@ def draws_of(log: Log) -> list[int]:
 
 
 def baselines_of(logs: Iterable[Log]) -> dict[str, SamplingBaseline]:
-    """The baseline of each kind of draw, by `kind_of_draw`; without draws it has none of its own."""
+    """Return the baseline of each kind of draw, by `kind_of_draw`, if there are draws."""
     kinds: dict[str, list[Log]] = {}
     for log in logs:
         kinds.setdefault(kind_of_draw(log), []).append(log)
@@ -74,19 +74,19 @@ def baselines_of(logs: Iterable[Log]) -> dict[str, SamplingBaseline]:
 
 
 def kind_of_draw(log: Log) -> str:
-    """What two runs must have in common for a call of the first prompt to be the same draw: equal texts then."""
+    """Return what two runs must share for a call of the first prompt to be the same draw, as text."""
     return json.dumps(facts_of_draw(log), sort_keys=True)
 
 
 def facts_of_draw(log: Log) -> dict[str, Any]:
-    """The same by name: settings by their dotted names, and what has a field of its own in the log."""
+    """Return the same by name: settings by their dotted names, and fields of the log."""
     settings = {key: value for key, value in flat(log.settings).items() if key.partition(".")[0] not in APART}
     own = {"problem": log.problem, "model": log.model, "system prompt": log.system, "first prompt": log.first_prompt}
     return {**settings, **own, "starting score": log.start.score}
 
 
 def is_sampling(logs: Sequence[Log]) -> bool:
-    """Whether runs consist of independent draws alone: they are the baseline, and cannot be held against it."""
+    """Return whether runs consist only of independent draws: they are the baseline itself."""
     return all(turn.is_independent for log in logs for turn in log.turns)
 
 
@@ -95,19 +95,19 @@ ORDER = ("simple", "best_of_n", "refine", "hybrid")  # of the strategies in tabl
 
 @dataclass(frozen=True, slots=True)
 class SeedGroup:
-    """Runs that differ in their seeds alone."""
+    """Runs that differ only in their seeds."""
 
     label: str
     logs: tuple[Log, ...]  # by seed
 
     @property
     def strategy(self) -> str:
-        """Of all of them."""
+        """Return the strategy of all of them."""
         return self.logs[0].strategy
 
     @property
     def ended(self) -> list[Log]:
-        """Those that have come to their end; all of them where none has."""
+        """Return those that have ended; all of them if none has."""
         return [log for log in self.logs if log.ended is not None] or list(self.logs)
 
 
@@ -126,7 +126,7 @@ class Comparison:
 
 
 def settings_of(logs: Sequence[Log]) -> list[SeedGroup]:
-    """Runs by what they have in common but for the seed, labelled by the strategy and what tells them apart."""
+    """Group runs by all but the seed, labelled by the strategy and their differences."""
     groups: dict[str, list[Log]] = {}
     for log in logs:
         groups.setdefault(json.dumps(_facts(log), sort_keys=True), []).append(log)
@@ -137,12 +137,12 @@ def settings_of(logs: Sequence[Log]) -> list[SeedGroup]:
 
 
 def place_of(strategy: str) -> int:
-    """Where a strategy stands in tables and pictures; unknown ones come last."""
+    """Return the position of a strategy in tables and pictures; unknown ones are last."""
     return ORDER.index(strategy) if strategy in ORDER else len(ORDER)
 
 
 def labels_of(logs: Sequence[Log]) -> list[str]:
-    """A label for each of several settings: its strategy, and what differs among those of one strategy."""
+    """Return a label for each setting: its strategy, and what differs among those of one strategy."""
     labels = []
     for log in logs:
         alike = [_facts(other) for other in logs if other.strategy == log.strategy]
@@ -151,7 +151,7 @@ def labels_of(logs: Sequence[Log]) -> list[str]:
 
 
 def differing(own: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) -> list[str]:
-    """`key=value` for what differs; texts of prompts only where nothing shorter does, by the beginning of a hash.
+    """Return `key=value` for what differs; texts of prompts, as the start of a hash, only if nothing shorter differs.
 
     >>> differing({"n": 4, "first prompt": "a"}, [{"n": 2, "first prompt": "b"}])
     ['n=4']
@@ -168,7 +168,7 @@ def _facts(log: Log) -> dict[str, Any]:
 
 
 def without_copies(logs: Sequence[Log]) -> tuple[list[Log], list[str]]:
-    """Runs without those whose prompts and replies are word for word another's, and a line about each left out."""
+    """Return runs without those whose prompts and replies all equal another's, and a line about each."""
     kept: dict[str, Log] = {}
     lines, found = [], []
     for log in logs:
@@ -185,10 +185,10 @@ def without_copies(logs: Sequence[Log]) -> tuple[list[Log], list[str]]:
 
 
 def compared(settings: Sequence[SeedGroup], baselines: Mapping[str, SamplingBaseline]) -> list[Comparison]:
-    """Every setting against the baseline of its draws, by a rank test whose p-values are adjusted by Holm.
+    """Compare every setting with the baseline of its draws, by a rank test whose p-values are adjusted by Holm.
 
-    A setting's seeds at the fewest calls that any of them made are held against groups of as many draws in a row:
-    what runs of independent sampling would have ended with. Both sides are samples, and no shape is assumed.
+    A setting's seeds at the fewest calls that any of them made are compared with consecutive groups of as many draws,
+    as from runs of independent sampling. Both sides are samples, and no shape is assumed.
     """
     found = [_raw(setting, baselines[kind_of_draw(setting.logs[0])]) for setting in settings]
     tested = [k for k, one in enumerate(found) if one.word == "" and one.groups and len(one.bests) > 1]

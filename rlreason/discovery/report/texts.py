@@ -1,4 +1,4 @@
-"""Texts in a discovery report: safe forms, names for kinds of calls, records, what a reader wrote."""
+"""Make texts safe for a discovery report, name kinds of calls, and keep what a reader wrote."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,7 @@ _LINKED = re.compile(r"(?<=[:])//|(?<=\bwww)\.|[@$]", re.IGNORECASE)
 
 
 def inline(given: str, most: int = 160) -> str:
-    r"""A text of others within a line: cut, all of Markdown and HTML written out, and nothing made a link or formula.
+    r"""Make a foreign text safe within a line: cut, with all of Markdown and HTML escaped, no links or formulas.
 
     >>> inline("<b>*a*</b> $x$ https://evil.test @all")
     '&lt;b&gt;\\*a\\*&lt;/b&gt; \\$x\\$ https:\\/\\/evil.test \\@all'
@@ -24,7 +24,7 @@ def inline(given: str, most: int = 160) -> str:
 
 
 def quoted(given: str, most: int, lines: int = 24) -> list[str]:
-    """A text of others in a fence that it cannot end: its beginning and its end where it is long."""
+    """Return a foreign text in a fence that it cannot end: only beginning and end if it is long."""
     every = given.splitlines()
     if len(every) > lines:
         half = lines // 2
@@ -34,13 +34,13 @@ def quoted(given: str, most: int, lines: int = 24) -> list[str]:
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], numbers: frozenset[int] = frozenset()) -> list[str]:
-    """A table of cells that are Markdown already; columns in `numbers` stand right."""
+    """Return a table of cells that are already Markdown; columns in `numbers` are right-aligned."""
     marks = ["--:" if k in numbers else "---" for k in range(len(head))]
     return ["| " + " | ".join(row) + " |" for row in (head, marks, *rows)]
 
 
 def name_in(path: str) -> str:
-    """The last part of a path that somebody gave: where it lay is nobody's business.
+    """Return the last part of a path; the folders above it are private.
 
     >>> name_in("/home/me/mine.py"), name_in("kissing_11")
     ('mine.py', 'kissing_11')
@@ -49,7 +49,7 @@ def name_in(path: str) -> str:
 
 
 def counted(number: int, noun: str) -> str:
-    """A number with its noun.
+    """Return a number with its noun.
 
     >>> counted(1, "seed"), counted(2000, "call")
     ('1 seed', '2,000 calls')
@@ -58,7 +58,7 @@ def counted(number: int, noun: str) -> str:
 
 
 def times_word(number: int) -> str:
-    """How often.
+    """Return "once", "twice" and so on.
 
     >>> times_word(1), times_word(2), times_word(3)
     ('once', 'twice', '3 times')
@@ -67,7 +67,7 @@ def times_word(number: int) -> str:
 
 
 def listed(parts: Sequence[str]) -> str:
-    """Parts of a sentence.
+    """Join parts of a sentence.
 
     >>> listed(["a"]), listed(["a", "b", "c"])
     ('a', 'a, b and c')
@@ -76,7 +76,7 @@ def listed(parts: Sequence[str]) -> str:
 
 
 def figure(value: float) -> str:
-    """A score or a mean of scores: whole where it is, else with one digit.
+    """Return a score or a mean of scores: as a whole number, or else with one digit.
 
     >>> figure(438.0), figure(153.33), figure(1234)
     ('438', '153.3', '1,234')
@@ -85,7 +85,7 @@ def figure(value: float) -> str:
 
 
 def whole_number(value: int) -> str:
-    """A whole number of any size, cut in its middle where it is long.
+    """Return a whole number of any size, cut in its middle if it is long.
 
     >>> whole_number(10**50)
     '100000000000...000000000000 (51 digits)'
@@ -101,7 +101,7 @@ LARGEST_SCORE = 1e15
 
 
 def records_of(record: Sequence[Mapping[str, Any]]) -> list[tuple[float, str]]:
-    """(score, who) of the entries of a problem's `record` that have a number as their score."""
+    """Return (score, who) of the entries of a problem's `record` that have a number as their score."""
     found = []
     for row in record:
         score = row.get("score")
@@ -111,7 +111,7 @@ def records_of(record: Sequence[Mapping[str, Any]]) -> list[tuple[float, str]]:
 
 
 def standing(record: Sequence[Mapping[str, Any]], score: int, unit: str) -> list[str]:
-    """Where the record of a problem stands, and where a score stands among it."""
+    """Return the record of a problem, and where a score ranks among it."""
     if not record:
         return ["The problem names no records."]
     rows = [
@@ -144,9 +144,9 @@ _FENCE = re.compile(rb" {0,3}(`{3,}|~{3,})(.*)")
 
 
 def reader_text(report: Path) -> bytes:
-    """What is to follow the part that is written anew: the reader's text of a report that is there, or an invitation.
+    """Return the text after the generated part: the reader's text of an existing report, or an invitation.
 
-    A report without the heading is somebody's own: it is kept beside the new one, which says so.
+    A report without the heading is someone's own: it is moved next to the new one, which says so.
     """
     if not report.is_file():
         return INVITATION.encode()
@@ -168,13 +168,13 @@ def reader_text(report: Path) -> bytes:
 
 
 def write_keeping(report: Path, text: str, kept: bytes) -> None:
-    """Replace the report, atomically. `UnwritableError` where the system refuses."""
+    """Replace the report, atomically. `UnwritableError` if the system refuses."""
     with explained(report), whole(report) as partial:
         partial.write_bytes(text.encode() + kept)
 
 
 def _place_of_heading(old: bytes) -> int | None:
-    """Where the first line with the heading begins that is not inside a fence, as what models wrote is."""
+    """Return the position of the first line with the heading outside fences, which quote what models wrote."""
     place, fence, last = 0, b"", None
     for line in old.splitlines(keepends=True):
         stripped = line.rstrip()
@@ -194,7 +194,7 @@ def _place_of_heading(old: bytes) -> int | None:
 
 
 def _unused(path: Path) -> Path:
-    """The path, or one with a number where something lies there."""
+    """Return the path, or one with a number if it exists."""
     number, found = 1, path
     while found.exists() or found.is_symlink():
         number += 1
@@ -249,7 +249,7 @@ ERRORS = {
 
 
 def outcome_text(outcome: str) -> str:
-    """An outcome of a call in words; "" for one that is not known.
+    """Return an outcome of a call in words; "" if it is unknown.
 
     >>> outcome_text("http_429")
     'the endpoint refused it with status 429'

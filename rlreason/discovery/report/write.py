@@ -29,19 +29,19 @@ Record = Sequence[Mapping[str, Any]]
 
 
 def write_run_report(folder: Path, record: Record) -> Path:
-    """Write FOLDER/report.md and FOLDER/score.png of one run, ended or not; returns the report's path.
+    """Write FOLDER/report.md and FOLDER/score.png of one run, ended or not; return the report's path.
 
     `record`: what others reached, as rows of {"score", "who", "note"}. `ConfigError` for a log that cannot be used,
-    `UnwritableError` where the system refuses.
+    `UnwritableError` if the system refuses.
     """
     return _write([read_log(folder)], record, folder, [])
 
 
 def write_joint_report(folders: Sequence[Path], record: Record, out: Path) -> Path:
-    """Write OUT/report.md and OUT/score.png of several runs of one problem; returns the report's path.
+    """Write OUT/report.md and OUT/score.png of several runs of one problem; return the report's path.
 
-    `folders`: runs, or folders such as a sweep's that hold them. One whose log cannot be used is left out and named.
-    `ConfigError` where none is left, or where they are of several problems.
+    `folders`: runs, or folders such as a sweep's that hold them. A run whose log cannot be used is left out and named.
+    `ConfigError` if none is left, or they are of several problems.
     """
     logs, problems = [], []
     for folder in runs_below(folders):
@@ -60,7 +60,7 @@ def write_joint_report(folders: Sequence[Path], record: Record, out: Path) -> Pa
 
 
 def runs_below(folders: Sequence[Path]) -> list[Path]:
-    """The runs among folders and right within them, each once: as given, those of one folder by name."""
+    """Return the runs among folders and directly in them, each once: as given, those of one folder by name."""
     found: dict[Path, Path] = {}
     for folder in folders:
         inner = [folder]
@@ -98,7 +98,7 @@ def _write(logs: Sequence[Log], record: Record, out: Path, left_out: Sequence[st
 
 
 def _what(settings: Sequence[SeedGroup]) -> str:
-    """The runs in a heading."""
+    """Return the runs as a heading."""
     logs = [log for setting in settings for log in setting.logs]
     if len(logs) == 1:
         return f"{logs[0].strategy} with {logs[0].model}, seed {whole_number(logs[0].seed)}"
@@ -115,7 +115,7 @@ def _process(settings: Sequence[SeedGroup], panels: Sequence[Panel]) -> list[str
 
 
 def report_of(folders: Sequence[Path], out: Path) -> Answer:
-    """Write the report of these runs into `out`, and say what each came to."""
+    """Write the report of these runs into `out`, and print the result of each."""
     record = record_in(folders)
     alone = len(folders) == 1 and folders[0].resolve() == out.resolve()
     written = write_run_report(out, record) if alone else write_joint_report(folders, record, out)
@@ -132,7 +132,7 @@ def report_of(folders: Sequence[Path], out: Path) -> Answer:
 
 
 def record_in(folders: Sequence[Path]) -> list[dict[str, Any]]:
-    """What others reached on the problem, as the first of the runs has it that tells."""
+    """Return what others reached on the problem, from the first run that has it."""
     for folder in folders:
         with suppress(OSError, ValueError, AttributeError, RecursionError):
             told = json.loads((folder / CONVERSATION).read_text(encoding="utf-8")).get("record")

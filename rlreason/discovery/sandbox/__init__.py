@@ -1,5 +1,5 @@
-"""Run a program that nobody trusts: in namespaces where the system allows them, within limits, its processes all ended.
+"""Run untrusted programs: in namespaces if the system allows them, within limits, ending all their processes.
 
-`contained.py` is this side. `warden.py`, `linux.py` and `run_program.py` run on the other one: as scripts, by a Python
+`contained.py` is this side. `warden.py`, `linux.py` and `run_program.py` are the other side: scripts, run by a Python
 that imports nothing of this package.
 """

@@ -1,4 +1,4 @@
-"""This side of the sandbox: start a command, read what it says within bounds, say what protects it."""
+"""Start a command in the sandbox, read its output within bounds, and report which protections are active."""
 
 import ctypes
 import fcntl
@@ -41,7 +41,7 @@ SYSTEM = (
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a program may take; for all of its processes together where it says so."""
+    """Limits of a program, some for all of its processes together."""
 
     timeout_s: float = 600.0  # wall clock, from the start of its Python
     memory_mb: int = 2048  # together; each process may have as much data
@@ -133,7 +133,7 @@ def _pipe() -> tuple[int, ...]:
 
 
 def _raised(*ends: int) -> tuple[int, ...]:
-    """The same files under numbers above those of standard streams, some of which may be closed in this process."""
+    """Duplicate files to numbers above those of standard streams, some of which may be closed in this process."""
     raised = tuple(fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, 10) for end in ends)
     for end in ends:
         os.close(end)
@@ -156,11 +156,11 @@ class _Pipes:
         stack.callback(self._close, *self._open)
 
     def close_far_ends(self) -> None:
-        """Close what the other side alone uses."""
+        """Close the ends of the other side."""
         self._close(self.channel[1], self.status[1], self.output[1], self.leash[0], self.stdin)
 
     def let_go(self) -> None:
-        """Let go of the leash: the warden ends everything."""
+        """Release the leash: the warden ends everything."""
         self._close(self.leash[1])
 
     def _close(self, *ends: int | None) -> None:
@@ -227,7 +227,7 @@ def _watch(
 def _over(
     pid: int, limits: Limits, outcome: Outcome, sent: int, seconds: float, timeout_s: float, folder: str
 ) -> str | None:
-    """The limit that is exceeded now, if one is."""
+    """Return the limit that is currently exceeded, or None."""
     below = descendants(pid, limits.processes + 2)
     used = used_mb(below, limits.memory_mb) + unmapped_mb(below, folder)
     outcome.peak_mb = max(outcome.peak_mb, used)
@@ -275,7 +275,7 @@ def remove_leftovers() -> None:
 
 
 def without(roots: Sequence[str], hidden: str) -> tuple[list[str], list[str]]:
-    """(what lies in these folders but for one that is `hidden`, the folders on the way to it)."""
+    """Return (all in these folders except the `hidden` one, the folders on the way to it)."""
     whole, opened, unread = list[str](), list[str](), list(roots)
     while unread:
         path = unread.pop()
@@ -291,12 +291,12 @@ def without(roots: Sequence[str], hidden: str) -> tuple[list[str], list[str]]:
 
 @cache  # hundreds of packages, the same for every program
 def pythons_but_this() -> tuple[list[str], list[str]]:
-    """What a program may read of this Python: (all but this package, the folders on the way to it)."""
+    """Return what a program may read of this Python: (all but this package, the folders on the way to it)."""
     return without(pythons_folders(), PACKAGE)
 
 
 def pythons_folders() -> list[str]:
-    """Where this Python, its standard library and its packages lie."""
+    """Return the folders of this Python, its standard library and its packages."""
     paths = [sys.prefix, sys.base_prefix, *site.getsitepackages(), *sysconfig.get_paths().values()]
     real = {os.path.realpath(path) for path in (*paths, os.path.dirname(os.path.realpath(sys.executable)))}
     kept = sorted(path for path in {*paths, *real} if os.path.isdir(path) and path != "/")
@@ -308,10 +308,10 @@ PR_SET_DUMPABLE = 4
 
 @cache
 def protections(limits: Limits) -> dict[str, str]:
-    """Those that are active here, by name, from one trial. Empty where a program could not be started at all.
+    """Return the protections active here, by name, from one trial; {} if no program can be started.
 
-    Where a program shares this process's view of processes, from now on nobody but root reads this process's memory and
-    environment, which may hold keys.
+    If a program shares this process's view of processes, only root can read this process's memory and environment from
+    now on, which may hold keys.
     """
     remove_leftovers()
     outcome = run_contained(["-c", "pass"], b"", limits, 20.0)
@@ -322,7 +322,7 @@ def protections(limits: Limits) -> dict[str, str]:
 
 
 def missing(active: Mapping[str, str]) -> list[str]:
-    """What a program could do here that a better system would not allow, one clause each.
+    """Return what a program could do here that a better system would prevent, one clause each.
 
     >>> missing({"namespaces": "files, processes, network", "files": "read-only", "Landlock": "version 7"})
     []
@@ -344,7 +344,7 @@ def missing(active: Mapping[str, str]) -> list[str]:
 
 
 def protections_text(active: Mapping[str, str], briefly: bool = False) -> str:
-    """For a person: what is active, by name alone where `briefly`; and what is not held back."""
+    """Return in words what is active, only by name if `briefly`, and what is not prevented."""
     has = "; ".join(name if briefly else f"{name} ({what})" for name, what in active.items()) or "none"
     lacks = missing(active)
     return has + (f". Not held back on this system: it could {', and '.join(lacks)}" if lacks else "")
@@ -356,7 +356,7 @@ ERROR = re.compile(rb"error (no_points|type|size|memory|exit|exception)")
 
 
 class ProgramOutput(NamedTuple):
-    """The rows that a program gave, or the kind of error and its text: words of the program's, which may say anything.
+    """The rows that a program gave, or the kind of error and its text, which the program itself may have written.
 
     Kind "channel": something else was written there. None for both: nothing was.
     """
@@ -367,7 +367,7 @@ class ProgramOutput(NamedTuple):
 
 
 def read_channel(data: bytes, most_rows: int, most_digits: int) -> ProgramOutput:
-    """Rows from the channel's bytes.
+    """Parse rows from the channel's bytes.
 
     >>> read_channel(b"points\\n1 -2\\n0 3\\nend 2\\n", 10, 10).rows
     [[1, -2], [0, 3]]

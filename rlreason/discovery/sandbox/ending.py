@@ -1,4 +1,4 @@
-"""End every process below this one, those too that are started meanwhile. A part of the script `warden.py`."""
+"""End every process below this one, including those started meanwhile. A part of the script `warden.py`."""
 
 import os
 import signal
@@ -8,7 +8,7 @@ ENDING_S = 5.0
 
 
 def descendants(pid: int, most: int = 100_000) -> list[int]:
-    """Every process below one, wherever in the tree; about `most` of them, where there are more."""
+    """Return every process below one, anywhere in the tree; about `most` of them if there are more."""
     found: list[int] = []
     unread = [pid]
     while unread and len(found) <= most:
@@ -25,13 +25,13 @@ def descendants(pid: int, most: int = 100_000) -> list[int]:
 
 
 def groups_of(pids: list[int]) -> set[int]:
-    """The process groups of processes, but for this one's."""
+    """Return the process groups of processes, without this one's."""
     found = {attempt(os.getpgid, pid) for pid in pids}
     return found - {None, os.getpgid(0)}
 
 
 def attempt(call, *values):  # type: ignore[no-untyped-def]
-    """What a call of the system returns; None where it is refused, as for a process that has ended."""
+    """Return the result of a system call; None if it is refused, as for a process that has ended."""
     try:
         return call(*values)
     except OSError:
@@ -39,7 +39,7 @@ def attempt(call, *values):  # type: ignore[no-untyped-def]
 
 
 def end_all() -> bool:
-    """Kill every process below this one, those too that are started meanwhile; False where some live on."""
+    """Kill every process below this one, including those started meanwhile; return False if some survive."""
     until = time.monotonic() + ENDING_S
     while time.monotonic() < until:
         left = descendants(os.getpid())

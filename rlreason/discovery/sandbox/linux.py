@@ -1,7 +1,7 @@
-"""What Linux offers to contain a process, as thin calls: namespaces, mounts, Landlock, privileges. No policy here.
+"""Thin wrappers of Linux calls that contain a process: namespaces, mounts, Landlock, privileges. No policy here.
 
-Runs as a part of the script `warden.py` and imports the standard library alone. Constants are those of the kernel's
-headers. Every call raises `OSError` with the kernel's number where it is refused.
+Runs as a part of the script `warden.py` and imports only the standard library. Constants are those of the kernel's
+headers. A refused call raises `OSError` with the kernel's number.
 """
 
 import ctypes
@@ -48,19 +48,19 @@ def _checked(result: int) -> int:
 
 
 def unshare(flags: int) -> None:
-    """Move this process into new namespaces (those of processes hold its children)."""
+    """Move this process into new namespaces (of processes: its children)."""
     _checked(_libc.unshare(flags))
 
 
 def map_ids(uid: int, gid: int, inner: int) -> None:
-    """In a new user namespace, be `inner` there for the user and the group that this process had outside."""
+    """In a new user namespace, map `inner` to the user and group that this process had outside."""
     for name, text in (("setgroups", "deny"), ("uid_map", f"{inner} {uid} 1"), ("gid_map", f"{inner} {gid} 1")):
         with open(f"/proc/self/{name}", "w") as file:
             file.write(text)
 
 
 def prctl(option: int, *values: int) -> None:
-    """prctl(2)."""
+    """Call prctl(2)."""
     padded = [ctypes.c_ulong(value) for value in (*values, 0, 0, 0, 0)[:4]]
     _checked(_libc.prctl(option, *padded))
 
@@ -73,12 +73,12 @@ def mount(kind: str | None, target: str, flags: int = 0, data: str | None = None
 
 
 def mount_tmpfs(target: str, megabytes: int) -> None:
-    """A file system in memory, of a bounded size."""
+    """Mount a file system in memory, of a bounded size."""
     mount("tmpfs", target, MS_NOSUID | MS_NODEV, f"size={megabytes}m,nr_inodes=20000,mode=0700")
 
 
 def all_mounts_read_only() -> None:
-    """Make every mount below / read-only, in this mount namespace alone."""
+    """Make every mount below / read-only, only in this mount namespace."""
     attributes = struct.pack("QQQQ", MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID, 0, 0, 0)
     _checked(
         _libc.syscall(
@@ -88,7 +88,7 @@ def all_mounts_read_only() -> None:
 
 
 def landlock_version() -> int:
-    """Which version of Landlock the kernel has; `OSError` where it has none, or it is switched off."""
+    """Return the kernel's version of Landlock; `OSError` if it has none, or it is switched off."""
     return _checked(_libc.syscall(SYS_LANDLOCK_CREATE, None, ctypes.c_size_t(0), ctypes.c_uint(1)))
 
 
@@ -155,7 +155,7 @@ def refuse_system_calls(numbers: Iterable[int], socket: int, architecture: int, 
 
 
 def drop_privileges_of_root() -> None:
-    """Take from a process of root's, and from all that it starts, every privilege that root has over others."""
+    """Drop every privilege that root has over others, for this process and all that it starts."""
     prctl(PR_SET_SECUREBITS, SECURE_NO_ROOT)
     for capability in range(64):
         try:

@@ -23,7 +23,7 @@ LONGEST_TEXT = 4000
 
 
 class Refused(Exception):  # noqa: N818  # what is said, not an error of this program
-    """Why there is no set: its kind and what is said of it."""
+    """Why there is no set: its kind and a message."""
 
     def __init__(self, kind: str, text: str) -> None:
         super().__init__(text)
@@ -31,7 +31,7 @@ class Refused(Exception):  # noqa: N818  # what is said, not an error of this pr
 
 
 def main() -> None:
-    """Run, write, end. Threads and exit functions of the program get no turn."""
+    """Run, write, end. Threads and exit functions of the program do not run."""
     program, most_rows, most_digits = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
     sys.argv[:] = [program]
     for name in THREADS:  # threads that wait for each other on few processors take ten times as long
@@ -59,7 +59,7 @@ def main() -> None:
 
 
 def loaded(path: str) -> types.ModuleType:
-    """The program as a module of the name `program`."""
+    """Load the program as a module named `program`."""
     with open(path, "rb") as file:
         source = file.read()
     module = types.ModuleType("program")
@@ -71,7 +71,7 @@ def loaded(path: str) -> types.ModuleType:
 
 
 def value_of(module: types.ModuleType) -> object:
-    """What the program gives, by the first of the interfaces that it has."""
+    """Return the program's set, by the first of the interfaces that it has."""
     names = module.__dict__
     if "run_code" in names:
         return without_dimension(names["run_code"]())
@@ -83,22 +83,22 @@ def value_of(module: types.ModuleType) -> object:
 
 
 def without_dimension(given: object) -> object:
-    """The points of (points, d)."""
+    """Return the points of (points, d)."""
     return given[0] if isinstance(given, tuple) and len(given) == 2 and not is_row(given[1]) else given
 
 
 def is_row(value: object) -> bool:
-    """Whether a value may be a row of numbers, going by its class alone."""
+    """Return whether a value may be a row of numbers, by its class."""
     return isinstance(value, (list, tuple)) or is_array(value)
 
 
 def is_array(value: object) -> bool:
-    """Whether a value is an array of numpy's, of whatever."""
+    """Return whether a value is an array of numpy's, of any type."""
     return type(value).__module__ == "numpy" and type(value).__name__ == "ndarray"
 
 
 def listed(value: object) -> object:
-    """An array of integers or objects as lists, anything else as it is. `Refused` for an array of anything else."""
+    """Return arrays of integers or objects as lists, other values unchanged; `Refused` for other arrays."""
     if not is_array(value):
         return value
     kind, axes = value.dtype.kind, value.ndim  # type: ignore[attr-defined]
@@ -109,7 +109,7 @@ def listed(value: object) -> object:
 
 
 def rows_text(given: object, most_rows: int, most_digits: int) -> str:
-    """The rows as text. `Refused` where something is no plain integer, or there is too much of it."""
+    """Return the rows as text; `Refused` if something is no plain integer, or there is too much of it."""
     given = listed(given)
     if isinstance(given, (str, bytes, bytearray, dict)) or not hasattr(type(given), "__iter__"):
         raise Refused("type", f"the points are of class {type(given).__name__}: give a list of lists of integers")
@@ -122,7 +122,7 @@ def rows_text(given: object, most_rows: int, most_digits: int) -> str:
 
 
 def row_text(row: object, number: int, most_digits: int) -> str:
-    """One row as text."""
+    """Return one row as text."""
     row = listed(row)
     if not isinstance(row, (list, tuple)):
         raise Refused("type", f"point {number} is of class {type(row).__name__}: a point is a list of integers")
@@ -142,7 +142,7 @@ def row_text(row: object, number: int, most_digits: int) -> str:
 
 
 def described(error: BaseException, program: str) -> str:
-    """The error with the lines of the program that it passed, as Python shows it."""
+    """Return the error with the lines of the program in its traceback, as Python prints it."""
     import traceback
 
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == program]

@@ -1,4 +1,4 @@
-"""What processes take together, read from /proc."""
+"""Measure what processes use together, read from /proc."""
 
 import os
 from collections.abc import Sequence
@@ -10,10 +10,10 @@ PAGE_MB = os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
 def used_mb(pids: Sequence[int], precise_above_mb: float) -> float:
-    """Megabytes of memory of their own that processes hold together, without what lies in files.
+    """Return the megabytes of memory of their own that processes hold together, without files.
 
-    Pages that they share count once for each, which takes little time; where that comes to more than
-    `precise_above_mb`, they are shared out as the kernel does (PSS).
+    Shared pages count once for each process, which is fast; above `precise_above_mb` they are divided as the kernel
+    does (PSS).
     """
     resident = 0.0
     for pid in pids:
@@ -36,10 +36,10 @@ def _proportional_mb(pid: int) -> float:
 
 
 def unmapped_mb(pids: Sequence[int], folder: str) -> float:
-    """Megabytes that the processes of a sandbox hold beside what is in their memory now.
+    """Return the megabytes that the processes of a sandbox hold outside their mapped memory.
 
-    Files of its two file systems in memory, `folder` and /dev/shm, as the first process sees them, where it has its
-    own; and shared memory without a file, which may be written and given out of sight: by its size.
+    Files of its two file systems in memory, `folder` and /dev/shm, as the first process sees them, if it has its own;
+    and shared memory without a file, which may be written and unmapped: by its size.
     """
     found, sizes = 0.0, dict[str, int]()
     for pid in pids[:MOST_READ]:

@@ -63,7 +63,7 @@ def main() -> None:
 
 
 def namespaces(active: dict[str, str]) -> set[str]:
-    """Enter the namespaces that the system allows; returns their names."""
+    """Enter the namespaces that the system allows; return their names."""
     uid, gid = os.getuid(), os.getgid()
     found: set[str] = set()
     if tried(lambda: (linux.unshare(linux.CLONE_NEWUSER), linux.map_ids(uid, gid, INNER_ID))):
@@ -83,7 +83,7 @@ def namespaces(active: dict[str, str]) -> set[str]:
 
 
 def tried(action) -> bool:  # type: ignore[no-untyped-def]
-    """Whether an action succeeds in a process of its own: what cannot be undone is not tried in this one."""
+    """Return whether an action succeeds in a process of its own, for actions that cannot be undone."""
     child = os.fork()
     if child == 0:
         try:
@@ -123,12 +123,12 @@ def first_process(options: dict, active: dict[str, str], spaces: set[str]) -> No
 
 
 def line(told: dict) -> bytes:
-    """A line of the status pipe."""
+    """Write a line to the status pipe."""
     return json.dumps(told).encode() + b"\n"
 
 
 def mounts(options: dict, active: dict[str, str], spaces: set[str]) -> None:
-    """Everything read-only, but for a scratch folder in memory that ends with the program."""
+    """Make everything read-only, except a scratch folder in memory that ends with the program."""
     linux.mount(None, "/", linux.MS_REC | linux.MS_PRIVATE)
     try:
         linux.all_mounts_read_only()
@@ -157,7 +157,7 @@ def mounts(options: dict, active: dict[str, str], spaces: set[str]) -> None:
 
 
 def become(options: dict, active: dict[str, str], spaces: set[str]) -> None:
-    """Give up what the program must not have, and become it."""
+    """Drop what the program must not have, and execute it."""
     linux.prctl(linux.PR_SET_PDEATHSIG, signal.SIGKILL)
     os.setsid()
     for number in range(1, signal.NSIG):
@@ -200,7 +200,7 @@ def become(options: dict, active: dict[str, str], spaces: set[str]) -> None:
 
 
 def without_root(options: dict, active: dict[str, str]) -> None:
-    """For root without a user namespace: be nobody where Python can be read so, else be root without its privileges."""
+    """As root without a user namespace, become nobody if Python is then readable, else drop root's privileges."""
     nobody = 65534
 
     def switch() -> None:
@@ -224,7 +224,7 @@ def without_root(options: dict, active: dict[str, str]) -> None:
 
 
 def limits(options: dict) -> None:
-    """Resource limits of each process. What all of them take together is watched by `contained.py`."""
+    """Set resource limits of each process. Their total use is watched by `contained.py`."""
     memory, megabyte = options["memory_mb"], 2**20
     seconds = int(options["timeout_s"] * options["cpus"]) + 5
     for which, limit in (
@@ -245,7 +245,7 @@ def limits(options: dict) -> None:
 
 
 def bound_processes(more: int) -> None:
-    """This user may start so many more processes and threads: without a namespace, all of the user's count."""
+    """Let this user start `more` processes and threads; without a namespace, all of the user's count."""
     there = 0
     for name in os.listdir("/proc"):
         try:

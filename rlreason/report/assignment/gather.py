@@ -74,7 +74,7 @@ def _below(folder: Path, depth: int) -> Iterator[Candidate]:
 
 
 def algorithm_of(run: Path) -> str:
-    """Return the algorithm of a run from the start of its config, without parsing it."""
+    """Return the algorithm of a run, read from the text of its config."""
     try:
         lines = (run / CONFIG).read_text("utf-8", errors="replace").splitlines()
     except OSError:
