@@ -16,7 +16,7 @@ from rlreason.courses.check.calling import Yours
 from rlreason.courses.check.child import findings_of
 from rlreason.courses.check.engine import examine, first_difference
 from rlreason.courses.check.functions.registry import SUBJECTS
-from rlreason.courses.check.subject import COURSES, LOOP, Case, NotWrittenError, course_of, functions_of
+from rlreason.courses.check.subject import COURSES, LOOP, CallCase, NotWrittenError, course_of, functions_of
 from tests import right_functions_2025, right_functions_2026, right_loop, right_loop_left_padded, right_odd
 from tests.planted import module_of, planted_text
 from tests.planted_bugs import adversary, functions_2025, functions_2026, left_padded, loop, overlooked
@@ -183,7 +183,7 @@ def test_most_known_mistakes_show_in_some_case(subject):
     assert sum(shows) > 0.7 * len(shows)
 
 
-def _differs(subject, case: Case, knobs) -> bool:
+def _differs(subject, case: CallCase, knobs) -> bool:
     try:
         seen = subject.observe(subject.wrong(knobs), case.inputs)
     except Exception:  # a mistake may make nonsense of a case

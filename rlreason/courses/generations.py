@@ -33,7 +33,7 @@ def init_vllm(model_id: str, device: str, seed: int, gpu_memory_utilization: flo
 
 
 def load_policy_into_vllm_instance(policy: PreTrainedModel, llm: Any) -> None:
-    """Let `llm`, of `init_vllm`, sample from the weights that `policy` has now.
+    """Copy the current weights of `policy` into `llm`, made by `init_vllm`.
 
     The prefix cache is emptied: it holds keys and values of the old weights.
     """

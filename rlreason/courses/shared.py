@@ -1,4 +1,4 @@
-"""What both years share: tokenizing, log-probabilities, calls of the reward function, groups."""
+"""Functions that both years share: tokenizing, log-probabilities, calls of the reward function, groups."""
 
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -65,7 +65,7 @@ def summarize(stats: dict[str, Tensor], response_mask: Tensor) -> dict[str, Tens
 
 
 def required(value: Value | None, name: str, option: str) -> Value:
-    """`value`; a `ValueError` that names the option where it is None."""
+    """Return `value`; raise a `ValueError` that names the option if it is None."""
     if value is None:
         raise ValueError(f"{name}=None: {option!r} needs it")
     return value
@@ -95,7 +95,7 @@ def tokenize_prompt_and_output(
 
 
 def _pad_id(tokenizer: PreTrainedTokenizerBase) -> int:
-    """The pad token's id, or the end token's where there is none: padding is never trained on."""
+    """Return the pad token's id, or the end token's if there is none: padding is never trained on."""
     for token_id in (tokenizer.pad_token_id, tokenizer.eos_token_id):
         if token_id is not None:
             return int(token_id)

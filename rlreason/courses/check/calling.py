@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from rlreason.courses.check.runner import TimeUpError
-from rlreason.courses.check.subject import Fault, Kind, UnwrittenFault, shown, their_error
+from rlreason.courses.check.subject import Fault, Kind, UnwrittenFault, short_text, their_error
 
 
 class Yours:
-    """The user's function, called by the handout's names, or by position where it has others."""
+    """The user's function, called by the handout's names, or by position if it has others."""
 
     def __init__(self, function: Callable[..., Any], parameters: Sequence[str]) -> None:
         self.function, self.positions = function, dict[str, int]()
@@ -38,7 +38,7 @@ class Yours:
         self._match(own, parameters)
 
     def _match(self, own: list[inspect.Parameter], parameters: Sequence[str]) -> None:
-        """Pair the handout's names with the function's: equal names first, the others by their places."""
+        """Pair the handout's names with the function's: equal names first, the others by position."""
         names = {p.name for p in own if p.kind is not p.POSITIONAL_ONLY}
         self.accepted = set(parameters) & names
         places = [p for p in own if p.kind is not p.KEYWORD_ONLY]
@@ -56,7 +56,7 @@ class Yours:
         ]
 
     def fits(self) -> None:
-        """`Fault` where the signature cannot take what the handout hands over."""
+        """Raise `Fault` if the signature cannot take the handout's arguments."""
         if self.lacks:
             named = ", ".join(self.lacks)
             kind = Kind(f"its parameters do not fit the handout: there is none called {named}", "the def line")
@@ -69,7 +69,7 @@ class Yours:
             raise Fault(kind)
 
     def __call__(self, **given: Any) -> Any:
-        """Its answer; `Fault` where it raises or changes what it was given."""
+        """Return its answer; `Fault` if it raises or changes its inputs."""
         kept = {name: _copy(value) for name, value in given.items()}
         flags = {name: value.requires_grad for name, value in given.items() if isinstance(value, Tensor)}
         try:
@@ -119,11 +119,11 @@ def _copy(value: Any) -> Any:
 
 
 def _short(value: Tensor) -> str:
-    return shown(value)[:200]
+    return short_text(value)[:200]
 
 
 def fresh(inputs: dict[str, Any], *leaves: str) -> dict[str, Any]:
-    """Copies of the inputs, those named in `leaves` as tensors that collect a gradient."""
+    """Copy the inputs, those named in `leaves` as tensors that collect a gradient."""
     copies = {name: _copy(value) for name, value in inputs.items()}
     for name in leaves:
         copies[name] = copies[name].requires_grad_()
@@ -131,7 +131,7 @@ def fresh(inputs: dict[str, Any], *leaves: str) -> dict[str, Any]:
 
 
 def answer_parts(answer: Any, what: Sequence[str]) -> tuple[Any, ...]:
-    """The parts of a returned tuple; `Fault` where it is none of that length."""
+    """Return the parts of a returned tuple; `Fault` if it is none of that length."""
     if isinstance(answer, tuple | list) and len(answer) == len(what):
         return tuple(answer)
     got = f"a tuple of {len(answer)}" if isinstance(answer, tuple | list) else _type(answer)
@@ -140,7 +140,7 @@ def answer_parts(answer: Any, what: Sequence[str]) -> tuple[Any, ...]:
 
 
 def tensor(value: Any, what: str, scalar: bool = False) -> Tensor:
-    """The value as a detached tensor; `Fault` where it is none. A scalar may be a number, or of shape (1,)."""
+    """Return the value as a detached tensor; `Fault` if it is none. A scalar may be a number, or of shape (1,)."""
     if isinstance(value, Tensor):
         return value.detach().reshape(()) if scalar and value.numel() == 1 else value.detach()
     if scalar and isinstance(value, int | float):
@@ -158,7 +158,7 @@ class NotLoadedError(Exception):
 
 
 def load_module(word: str) -> ModuleType:
-    """The module `package.module`, or that of a file `path/to/module.py`; `NotLoadedError` where it cannot be had."""
+    """Load `package.module`, or the module of a file `path/to/module.py`; `NotLoadedError` if that fails."""
     path = Path(word)
     if word.endswith(".py") or path.is_file():
         return _of_file(path)
@@ -184,7 +184,7 @@ def load_module(word: str) -> ModuleType:
 
 
 def _of_file(path: Path) -> ModuleType:
-    """The module of a file; its folder and those above that hold its package can be imported from."""
+    """Load the module of a file; its folder and the folder of its package can be imported from."""
     if not path.is_file():
         raise NotLoadedError("is no file: give the path of a .py file, or the dotted name of a module")
     path = path.resolve()

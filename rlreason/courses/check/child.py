@@ -11,13 +11,13 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from rlreason.courses.check.subject import COURSES, LOOP, SECONDS_TO_IMPORT, course_of, fits, functions_of, year_told
+from rlreason.courses.check.subject import COURSES, LOOP, SECONDS_TO_IMPORT, course_of, fits, functions_of, year_of
 
 Said = dict[str, Any]
 
 
 def main(words: list[str]) -> None:
-    """Check what the words ask for, and end without waiting for threads that user code has left."""
+    """Run the check of the arguments, and exit without waiting for threads of user code."""
     descriptor, module, course, seconds, *skipped = words
     channel = os.fdopen(int(descriptor), "w", encoding="utf-8", buffering=1)
     os.set_inheritable(int(descriptor), False)
@@ -52,7 +52,7 @@ def checked(word: str, course: str, seconds: float, skipped: set[str]) -> Iterat
         yield {"say": "mistake", "text": f"MODULE={word} has none of the functions that are checked: {names}"}
         return
     if misfit := next((name for name in functions if course and not fits(name, functions[name], course)), ""):
-        told = f"{misfit} has the parameters of {year_told(misfit, functions[misfit])}: leave --course out"
+        told = f"{misfit} has the parameters of {year_of(misfit, functions[misfit])}: leave --course out"
         yield {"say": "mistake", "text": f"--course {course}: {told}"}
         return
     yield {"say": "module", "course": year, "names": list(functions)}
@@ -73,7 +73,7 @@ def checked(word: str, course: str, seconds: float, skipped: set[str]) -> Iterat
 
 def _of_function(name: str, function: Callable[..., Any], course: str, seconds: float) -> Said:
     from rlreason.courses.check.runner import TimeUpError, time_limit
-    from rlreason.courses.check.subject import Finding, NotWrittenError
+    from rlreason.courses.check.subject import Bug, NotWrittenError
 
     notes: list[str] = []
     try:
@@ -83,15 +83,15 @@ def _of_function(name: str, function: Callable[..., Any], course: str, seconds: 
         return {"say": "done", "name": name, "state": "not written", "findings": [], "notes": []}
     except TimeUpError:
         kind = f"it does not end: stopped after {seconds:g} s"
-        findings = [Finding(name, kind, "loops whose end is never reached")]
+        findings = [Bug(name, kind, "loops whose end is never reached")]
     state = "bug" if findings else "ok"
     return {"say": "done", "name": name, "state": state, "findings": [f.as_dict() for f in findings], "notes": notes}
 
 
 def findings_of(name: str, function: Callable[..., Any], course: str, notes: list[str] | None = None) -> list[Any]:
-    """The bugs of one function or loop; what was not tried goes into `notes`.
+    """Return the bugs of one function or loop; cases that were not tried are added to `notes`.
 
-    To be called in the process of the check alone, or by a test.
+    Call it only in the process of the check, or in a test.
     """
     from rlreason.courses.check.calling import Yours
     from rlreason.courses.check.engine import examine

@@ -1,4 +1,4 @@
-"""Try one function on all its cases, explain what differs, and shrink the inputs that show it."""
+"""Try one function on all its cases, explain differences, and shrink the inputs that show them."""
 
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -9,9 +9,9 @@ from torch import Tensor
 
 from rlreason.courses.check.calling import Yours
 from rlreason.courses.check.subject import (
-    Case,
+    Bug,
+    CallCase,
     Fault,
-    Finding,
     Inputs,
     Kind,
     Knobs,
@@ -19,7 +19,7 @@ from rlreason.courses.check.subject import (
     Seen,
     Subject,
     UnwrittenFault,
-    shown,
+    short_text,
     shown_inputs,
 )
 
@@ -27,7 +27,7 @@ RELATIVE, OF_LARGEST, ABSOLUTE = 2e-4, 2e-5, 1e-6
 
 
 def places(yours: Tensor, ours: Tensor) -> Tensor:
-    """Where two tensors of one shape differ by more than rounding, as bool. NaN equals NaN."""
+    """Return where two tensors of one shape differ by more than rounding, as bool. NaN equals NaN."""
     a, b = yours.detach().double(), ours.detach().double()
     finite = b[b.isfinite()].abs()
     largest = finite.max() if len(finite) else b.new_zeros(())
@@ -37,7 +37,7 @@ def places(yours: Tensor, ours: Tensor) -> Tensor:
 
 
 def first_difference(yours: Seen, ours: Seen) -> str | None:
-    """The name of the first observation that differs, in shape or in value; None: all are equal."""
+    """Return the name of the first observation that differs in shape or value; None if all are equal."""
     for name, right in ours.items():
         got = yours.get(name)
         if got is None or got.shape != right.shape or bool(places(got, right).any()):
@@ -46,7 +46,7 @@ def first_difference(yours: Seen, ours: Seen) -> str | None:
 
 
 def clearly_apart(yours: Seen, ours: Seen) -> bool:
-    """Whether they differ by more than a hair, so that a counter-example shows it in four digits."""
+    """Return whether they differ enough for a counter-example to show it in four digits."""
     for name, right in ours.items():
         got = yours.get(name)
         if got is None or got.shape != right.shape:
@@ -60,7 +60,7 @@ def clearly_apart(yours: Seen, ours: Seen) -> bool:
 
 
 def multiple(yours: Tensor, ours: Tensor) -> float | None:
-    """The number k with yours = k ours everywhere, where there is one other than 1."""
+    """Return the number k other than 1 with yours = k ours everywhere, or None."""
     a, b = yours.detach().double().flatten(), ours.detach().double().flatten()
     if a.shape != b.shape or not bool(b.any()) or not bool(a.isfinite().all() & b.isfinite().all()):
         return None
@@ -70,7 +70,7 @@ def multiple(yours: Tensor, ours: Tensor) -> float | None:
 
 
 def is_wild(value: Tensor) -> bool:
-    """Whether it holds infinite values or NaN."""
+    """Return whether it has infinite values or NaN."""
     return bool((~torch.isfinite(value.detach().double())).any())
 
 
@@ -78,8 +78,10 @@ SECONDS, CALLS = 0.7, 120
 Pair = tuple[Seen, Seen]  # what ours gives, what the user's gives
 
 
-def shrunk(subject: Subject, case: Case, seen: Pair, still: Callable[[Case], Pair | None]) -> tuple[Case, Pair]:
-    """A case as small as it gets while `still` answers, and its answer. Bounded in time and calls."""
+def shrunk(
+    subject: Subject, case: CallCase, seen: Pair, still: Callable[[CallCase], Pair | None]
+) -> tuple[CallCase, Pair]:
+    """Return the smallest case for which `still` answers, and its answer. Bounded in time and calls."""
     until, left = time.monotonic() + SECONDS, CALLS
     moved = True
     while moved:
@@ -100,7 +102,7 @@ def shrunk(subject: Subject, case: Case, seen: Pair, still: Callable[[Case], Pai
 
 
 def without(inputs: Inputs, names: Collection[str], places: Sequence[int], dim: int) -> Inputs:
-    """The inputs without these places along a dimension of the tensors (or items of the lists) called `names`."""
+    """Remove places along a dimension of the tensors (or items of the lists) called `names`."""
     out = dict(inputs)
     for name in names:
         value = inputs.get(name)
@@ -112,7 +114,7 @@ def without(inputs: Inputs, names: Collection[str], places: Sequence[int], dim: 
 
 
 def simpler_numbers(inputs: Inputs, names: Collection[str]) -> Iterator[Inputs]:
-    """Each tensor of numbers rounded to integers, to halves, to one decimal."""
+    """Yield each tensor of numbers rounded to integers, to halves, to one decimal."""
     for name in names:
         value = inputs.get(name)
         if isinstance(value, Tensor) and value.is_floating_point():
@@ -131,7 +133,7 @@ def simpler_numbers(inputs: Inputs, names: Collection[str]) -> Iterator[Inputs]:
 def smaller_tensors(
     inputs: Inputs, rows: Collection[str], columns: Collection[str], numbers: Collection[str], group: int = 1
 ) -> Iterator[Inputs]:
-    """Without a group of rows, without a column, with simpler numbers: one change at a time."""
+    """Yield inputs without a group of rows, without a column, with simpler numbers: one change at a time."""
     n_rows = next((len(inputs[name]) for name in rows if inputs.get(name) is not None), 0)
     for first in range(n_rows - group, -1, -group):
         if n_rows > group:
@@ -143,16 +145,16 @@ def smaller_tensors(
     yield from simpler_numbers(inputs, numbers)
 
 
-def examine(subject: Subject, yours: Yours) -> list[Finding]:
-    """The bugs found in the user's function; empty where it does on every trial what ours does.
+def examine(subject: Subject, yours: Yours) -> list[Bug]:
+    """Return the bugs found in the user's function; [] if it agrees with ours on every trial.
 
-    `NotWrittenError` where no case is written yet.
+    `NotWrittenError` if no case is written yet.
     """
     try:
         yours.fits()
     except Fault as fault:
-        return [Finding(subject.name, *fault.kind, yours=fault.yours)]
-    findings: list[Finding] = []
+        return [Bug(subject.name, *fault.kind, yours=fault.yours)]
+    findings: list[Bug] = []
     trials = [_Trial(subject, yours, case) for case in subject.cases()]
     if trials and all(isinstance(trial.fault, UnwrittenFault) for trial in trials):
         raise NotWrittenError
@@ -175,9 +177,9 @@ def examine(subject: Subject, yours: Yours) -> list[Finding]:
 
 
 class _Trial:
-    """A case with what ours gives and what the user's gives: an observation, or the fault."""
+    """A case with our result and the user's: an observation, or the fault."""
 
-    def __init__(self, subject: Subject, yours: Yours, case: Case) -> None:
+    def __init__(self, subject: Subject, yours: Yours, case: CallCase) -> None:
         self.case = case
         self.ours = subject.observe(subject.ours, case.inputs)
         self.fault: Fault | None = None
@@ -191,8 +193,8 @@ class _Trial:
         )
 
 
-def _of_branch(subject: Subject, yours: Yours, trials: Sequence[_Trial]) -> Iterator[Finding]:
-    """The bugs that the cases of one branch show."""
+def _of_branch(subject: Subject, yours: Yours, trials: Sequence[_Trial]) -> Iterator[Bug]:
+    """Return the bugs that the cases of one branch show."""
     comparable = [trial for trial in trials if trial.fault is None]
     differing = [trial for trial in comparable if trial.differs]
     if differing:
@@ -205,8 +207,8 @@ def _of_branch(subject: Subject, yours: Yours, trials: Sequence[_Trial]) -> Iter
 _RANDOM = Kind("the same inputs do not give the same answer twice", "random numbers, and what is kept between calls")
 
 
-def _explained(subject: Subject, yours: Yours, comparable: list[_Trial], differing: list[_Trial]) -> Finding:
-    """The known mistake that gives what the user's gives on every trial; else what the difference looks like."""
+def _explained(subject: Subject, yours: Yours, comparable: list[_Trial], differing: list[_Trial]) -> Bug:
+    """Return the known mistake that gives the user's results on every trial; else a description of the difference."""
     again = _Trial(subject, yours, differing[0].case)
     if again.fault is None and first_difference(again.yours, differing[0].yours) is not None:
         return _example(subject, yours, differing[0], _RANDOM, None)
@@ -225,7 +227,7 @@ def _explained(subject: Subject, yours: Yours, comparable: list[_Trial], differi
 
 
 def _matching(subject: Subject, trials: list[_Trial]) -> Knobs | None:
-    """The known mistake, if any, that gives what was seen in every trial."""
+    """Return the known mistake that gives the observations of every trial, or None."""
     for knob, values in subject.knobs.items() if subject.wrong else ():
         for value in values:
             if all(_reproduces(subject, t.case, t.yours, {knob: value}) for t in trials):
@@ -233,8 +235,8 @@ def _matching(subject: Subject, trials: list[_Trial]) -> Knobs | None:
     return None
 
 
-def _reproduces(subject: Subject, case: Case, seen: Seen, knobs: Knobs) -> bool:
-    """Whether the function with these mistakes in it gives what was seen."""
+def _reproduces(subject: Subject, case: CallCase, seen: Seen, knobs: Knobs) -> bool:
+    """Return whether the function with these mistakes gives the observation."""
     assert subject.wrong is not None
     try:
         guess = subject.observe(subject.wrong(knobs), case.inputs)
@@ -243,10 +245,10 @@ def _reproduces(subject: Subject, case: Case, seen: Seen, knobs: Knobs) -> bool:
     return guess.keys() == seen.keys() and first_difference(guess, seen) is None
 
 
-def _example(subject: Subject, yours: Yours, trial: _Trial, kind: Kind, knobs: Knobs | None) -> Finding:
-    """The finding with the smallest inputs on which it still shows."""
+def _example(subject: Subject, yours: Yours, trial: _Trial, kind: Kind, knobs: Knobs | None) -> Bug:
+    """Return the bug with the smallest inputs that still show it."""
 
-    def still(case: Case) -> tuple[Seen, Seen] | None:
+    def still(case: CallCase) -> tuple[Seen, Seen] | None:
         try:
             ours, got = subject.observe(subject.ours, case.inputs), subject.observe(yours, case.inputs)
         except Fault:
@@ -261,24 +263,24 @@ def _example(subject: Subject, yours: Yours, trial: _Trial, kind: Kind, knobs: K
     ours, got = seen
     name = first_difference(got, ours) or next(iter(ours))
     note = _where(case, name, got, ours)
-    return Finding(
+    return Bug(
         subject.name,
         kind.name,
         kind.where,
         shown_inputs(case.inputs),
-        f"{name} {shown(got[name])}" if name in got else f"no {name}",
-        f"{name} {shown(ours[name])}",
+        f"{name} {short_text(got[name])}" if name in got else f"no {name}",
+        f"{name} {short_text(ours[name])}",
         note,
     )
 
 
 def _is_like(got: Seen, before: Seen) -> bool:
-    """NaN stays NaN and numbers stay numbers, so that shrinking does not walk into another bug."""
+    """Return whether NaN stayed NaN and numbers numbers, so that shrinking does not reach another bug."""
     return all(is_wild(got[name]) == is_wild(before[name]) for name in got.keys() & before.keys())
 
 
-def _where(case: Case, name: str, got: Seen, ours: Seen) -> str:
-    """What is special about the case, and the first place of difference."""
+def _where(case: CallCase, name: str, got: Seen, ours: Seen) -> str:
+    """Return what is special about the case, and the first place of difference."""
     a, b = got.get(name), ours[name]
     if a is None or a.shape != b.shape:
         return ""
@@ -292,7 +294,7 @@ def _where(case: Case, name: str, got: Seen, ours: Seen) -> str:
 
 
 def _generic(differing: list[_Trial]) -> Kind:
-    """What a difference looks like that no known mistake explains."""
+    """Describe a difference that no known mistake explains."""
     trial = differing[0]
     name = first_difference(trial.yours, trial.ours) or ""
     got, right = trial.yours.get(name), trial.ours[name]
@@ -315,12 +317,12 @@ def _generic(differing: list[_Trial]) -> Kind:
     return Kind(f"other {name} than ours{told}", "the place that the smallest example shows")
 
 
-def _of_fault(subject: Subject, yours: Yours, trial: _Trial, always: bool) -> Finding:
-    """A fault with the smallest inputs that still bring it about."""
+def _of_fault(subject: Subject, yours: Yours, trial: _Trial, always: bool) -> Bug:
+    """Return a fault with the smallest inputs that still cause it."""
     assert trial.fault is not None
     fault = trial.fault
 
-    def still(case: Case) -> tuple[Seen, Seen] | None:
+    def still(case: CallCase) -> tuple[Seen, Seen] | None:
         try:
             subject.observe(yours, case.inputs)
         except Fault as other:
@@ -330,6 +332,6 @@ def _of_fault(subject: Subject, yours: Yours, trial: _Trial, always: bool) -> Fi
 
     case, _ = shrunk(subject, trial.case, ({}, {}), still)
     told = [] if always else [f"not always: with {trial.case.about or 'these inputs'}"]
-    return Finding(
+    return Bug(
         subject.name, *fault.kind, shown_inputs(case.inputs), fault.yours, fault.ours or "an answer", "; ".join(told)
     )

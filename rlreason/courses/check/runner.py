@@ -1,4 +1,4 @@
-"""Check a module in a process of its own: a crash or a hang there is a finding."""
+"""Check a module in a process of its own, so that a crash or a hang there is a result."""
 
 import json
 import os
@@ -21,7 +21,7 @@ GRACE = 2.0  # beyond the child's own limit, for code that cannot be interrupted
 
 @dataclass
 class Checked:
-    """What is known of a module."""
+    """The results of a module."""
 
     course: str = ""
     names: list[str] = field(default_factory=list)
@@ -54,7 +54,7 @@ def _death(name: str, how: str) -> dict[str, Any]:
 def _one_process(
     module: str, course: str, seconds: float, done: Checked, report: Callable[[str], None]
 ) -> tuple[str, str] | None:
-    """Let one process check what is left. Returns the function that it died in, and how; None: it came to its end."""
+    """Let one process check what is left; return the function in which it died, and how, or None."""
     read, write = os.pipe()
     command = [
         sys.executable,
@@ -123,7 +123,7 @@ def _followed(
 
 
 def _noted(record: dict[str, Any], done: Checked, report: Callable[[str], None], now: str) -> str:
-    """Take in what the process says; returns the function that it is at."""
+    """Record a message of the process; return the function that it is checking."""
     match record["say"]:
         case "mistake":
             raise ConfigError(record["text"])
@@ -157,7 +157,7 @@ def _ended(process: subprocess.Popen[bytes], module: str, now: str, errors: byte
 
 
 class TimeUpError(BaseException):
-    """The time limit of a function has passed. Not an `Exception`, so that the user's own `except` lets it through."""
+    """The time limit of a function has passed. Not an `Exception`, so that user code does not catch it."""
 
 
 @contextmanager

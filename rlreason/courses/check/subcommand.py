@@ -20,7 +20,7 @@ WIDTH = 100
 
 
 def add_arguments(parser: Parser) -> None:
-    """The arguments of the subcommand."""
+    """Add the arguments of `rlreason check`."""
     parser.add_argument("module", metavar="MODULE", help="package.module, or the path of a .py file")
     parser.add_argument(
         "--course",
@@ -42,11 +42,11 @@ def main(arguments: argparse.Namespace, console: Console) -> Answer:
     with console.wait(f"checking {arguments.module}") as wait:
         done = check_module(arguments.module, course, arguments.timeout, wait.part)
     figures = figures_of(arguments.module, done)
-    return Answer(told(figures), figures, 1 if figures["bugs"] else 0)
+    return Answer(report_text(figures), figures, 1 if figures["bugs"] else 0)
 
 
 def figures_of(module: str, done: Checked) -> dict[str, Any]:
-    """Everything that was found out, for --json."""
+    """Return all results for --json."""
     findings = [finding for result in done.results.values() for finding in result["findings"]]
     states = {name: result["state"] for name, result in done.results.items()}
     missing = [name for name in (*COURSES[done.course], LOOP) if name not in states]
@@ -62,8 +62,8 @@ def figures_of(module: str, done: Checked) -> dict[str, Any]:
     }
 
 
-def told(figures: dict[str, Any]) -> str:
-    """The same for a person."""
+def report_text(figures: dict[str, Any]) -> str:
+    """Return the same as text."""
     states = figures["functions"]
     width = max(map(len, states)) + 2
     lines = [f"{name:<{width}}{_STATE[state]}" for name, state in states.items()]
@@ -89,7 +89,7 @@ _STATE = {"ok": "ok", "bug": "BUG", "not written": "not written yet"}
 
 
 def _finding_lines(finding: dict[str, Any]) -> list[str]:
-    """One bug: kind, where to look, and the smallest example."""
+    """Return one bug: kind, where to look, and the smallest example."""
     rows = [("where to look", finding["where"]), *finding["inputs"].items()]
     rows += [(label, finding[label]) for label in ("yours", "ours") if finding[label]]
     if finding["note"]:

@@ -1,4 +1,4 @@
-"""The records of a check, the handouts' names of functions, and a finding as text."""
+"""Define the records of a check and the handouts' names of functions, and format a bug as text."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Kind(NamedTuple):
 
 
 class Fault(Exception):  # noqa: N818  # it is a result: what the user's function did instead of answering
-    """The function gave nothing that can be compared: it raised, or returned another type, or changed its inputs."""
+    """The function gave nothing comparable: it raised, returned another type, or changed its inputs."""
 
     def __init__(self, kind: Kind, yours: str = "", ours: str = "") -> None:
         super().__init__(kind.name)
@@ -36,7 +36,7 @@ class Fault(Exception):  # noqa: N818  # it is a result: what the user's functio
 
 
 class UnwrittenFault(Fault):
-    """This call raised NotImplementedError, or gave back None: nobody has written this case yet."""
+    """This call raised NotImplementedError, or returned None: the case is not written yet."""
 
 
 class NotWrittenError(Exception):
@@ -44,7 +44,7 @@ class NotWrittenError(Exception):
 
 
 @dataclass(frozen=True)
-class Case:
+class CallCase:
     """Arguments of one call, by the handout's names. `branch`: cases of one branch share a diagnosis."""
 
     inputs: Inputs
@@ -53,8 +53,8 @@ class Case:
 
 
 @dataclass(frozen=True)
-class Finding:
-    """One bug, as it is shown."""
+class Bug:
+    """One bug, as it is reported."""
 
     function: str
     kind: str
@@ -65,7 +65,7 @@ class Finding:
     note: str = ""  # what else is known of it
 
     def as_dict(self) -> dict[str, Any]:
-        """For the channel and for JSON."""
+        """Return it for the channel and for JSON."""
         return asdict(self)
 
 
@@ -74,18 +74,18 @@ def _no_smaller(inputs: Inputs) -> Iterator[Inputs]:
 
 
 Function = Callable[..., Any]
-Property = Callable[[Any], Iterable[Finding]]
+Property = Callable[[Any], Iterable[Bug]]
 
 
 @dataclass(frozen=True)
 class Subject:
-    """All that is tried of one function of a handout."""
+    """All cases and known mistakes of one function of a handout."""
 
     name: str
     course: str  # the handout whose signature it has; several with a space between
     parameters: tuple[str, ...]  # the handout's, in order
     ours: Function
-    cases: Callable[[], Sequence[Case]]
+    cases: Callable[[], Sequence[CallCase]]
     observe: Callable[[Function, Inputs], Seen]
     wrong: Callable[[Knobs], Function] | None = None  # the function with these mistakes in it
     knobs: Mapping[str, Mapping[str, Kind]] = field(default_factory=dict)
@@ -99,10 +99,10 @@ class Subject:
 LONGEST = 400
 
 
-def shown(value: Any) -> str:
-    """A value as short text: a tensor as nested lists of four digits.
+def short_text(value: Any) -> str:
+    """Return a value as short text: a tensor as nested lists of four digits.
 
-    >>> shown([1.0, "a", 0.33333333])
+    >>> short_text([1.0, "a", 0.33333333])
     "[1, 'a', 0.3333]"
     """
     if hasattr(value, "detach"):
@@ -125,16 +125,16 @@ def _numbers(value: Any) -> str:
 
 
 def shown_inputs(inputs: dict[str, Any]) -> dict[str, str]:
-    """Every input by name; what has a `told` attribute says itself what it is."""
+    """Return every input by name as text; an object with a `told` attribute provides its own."""
     out = {}
     for name, value in inputs.items():
         if value is not None and not name.startswith("_"):
-            out[name] = value.told if hasattr(value, "told") else shown(value)
+            out[name] = value.told if hasattr(value, "told") else short_text(value)
     return out
 
 
 def their_error(error: BaseException) -> str:
-    """An error in the user's code: its kind, its first line, and the last line of that code that it came through.
+    """Return an error in the user's code: its kind, its first line, and the last line of that code in its traceback.
 
     >>> their_error(ValueError("no sum"))
     'ValueError: no sum'
@@ -147,7 +147,7 @@ def their_error(error: BaseException) -> str:
 
 
 def _is_library(file: str) -> bool:
-    """Whether a file is of this package, of an installed one, or of Python itself."""
+    """Return whether a file is of this package, of an installed one, or of Python itself."""
     roots = (Path(__file__).parents[1] / "check", *(Path(sysconfig.get_path(n)) for n in ("stdlib", "purelib")))
     return file.startswith("<") or "site-packages" in file or any(root in Path(file).parents for root in roots)
 
@@ -189,7 +189,7 @@ _TELLS = {
 
 
 def functions_of(module: ModuleType) -> dict[str, Callable[..., Any]]:
-    """The functions that a module has of the handouts', by their names; `run_NAME` counts as NAME."""
+    """Return the functions of a module that have a handout's name; `run_NAME` counts as NAME."""
     names = dict.fromkeys([*COURSES["cs336_2025"], *COURSES["cs336_2026"], LOOP])
     found = {}
     for name in names:
@@ -202,12 +202,12 @@ def functions_of(module: ModuleType) -> dict[str, Callable[..., Any]]:
 
 
 def course_of(functions: Mapping[str, Callable[..., Any]]) -> str:
-    """The year whose functions these are, by names that only one has and by parameters; 2025 where nothing tells."""
+    """Return the year of these functions, by names that only one year has and by parameters; 2025 by default."""
     votes = {"cs336_2025": 0, "cs336_2026": 0}
     for name, function in functions.items():
         of = [year for year in votes if name in COURSES[year]]
         if name in _TELLS:
-            told = year_told(name, function)
+            told = year_of(name, function)
             if told:
                 votes[told] += 1
         elif len(of) == 1:
@@ -215,8 +215,8 @@ def course_of(functions: Mapping[str, Callable[..., Any]]) -> str:
     return max(votes, key=lambda year: votes[year])
 
 
-def year_told(name: str, function: Callable[..., Any]) -> str:
-    """The year that a function's parameters tell; empty where they do not."""
+def year_of(name: str, function: Callable[..., Any]) -> str:
+    """Return the year of a function by its parameters; "" if they fit both."""
     if name not in _TELLS:
         return ""
     try:
@@ -227,6 +227,6 @@ def year_told(name: str, function: Callable[..., Any]) -> str:
 
 
 def fits(name: str, function: Callable[..., Any], course: str) -> bool:
-    """Whether a function's parameters are of this course's year, or do not tell."""
-    told = year_told(name, function)
+    """Return whether a function's parameters fit this course's year."""
+    told = year_of(name, function)
     return not told or COURSES[told] == COURSES[course]

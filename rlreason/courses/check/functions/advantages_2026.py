@@ -12,7 +12,7 @@ from rlreason.courses.check.engine import places, smaller_tensors, without
 from rlreason.courses.check.functions.advantage_hints import hints
 from rlreason.courses.check.functions.rewards import POSITIVE, ROUND
 from rlreason.courses.check.functions.tensors import given
-from rlreason.courses.check.subject import Case, Fault, Finding, Function, Inputs, Knobs, Seen, Subject
+from rlreason.courses.check.subject import Bug, CallCase, Fault, Function, Inputs, Knobs, Seen, Subject
 from rlreason.courses.check.wrong.advantages import KNOBS, advantages
 
 
@@ -36,7 +36,7 @@ def observe_2026(function: Function, inputs: Inputs) -> Seen:
     return {"advantages": tensor(parts[0], "advantages")}
 
 
-def _cases_2026() -> list[Case]:
+def _cases_2026() -> list[CallCase]:
     cases = []
     for baseline in ("mean", "none"):
         for normalizer in ("std", "none", "mean"):
@@ -50,7 +50,7 @@ def _cases_2026() -> list[Case]:
                     "advantage_normalizer": normalizer,
                 }
                 about = f"baseline={baseline}, advantage_normalizer={normalizer}"
-                cases.append(Case(inputs, branch=f"{baseline}/{normalizer}", about=about))
+                cases.append(CallCase(inputs, branch=f"{baseline}/{normalizer}", about=about))
     equal = {
         "raw_rewards": torch.tensor([1.0, 1.0, 1.0, 0.0, 0.0, 0.0]),
         "group_size": 3,
@@ -61,8 +61,8 @@ def _cases_2026() -> list[Case]:
     by_mean = {**equal, "advantage_normalizer": "mean"}
     return [
         *cases,
-        Case(equal, branch="mean/std", about="all rewards equal"),
-        Case(by_mean, branch="mean/mean", about="all rewards equal"),
+        CallCase(equal, branch="mean/std", about="all rewards equal"),
+        CallCase(by_mean, branch="mean/mean", about="all rewards equal"),
     ]
 
 
@@ -104,7 +104,7 @@ def _defaults_2026(function: Function) -> Iterator[Any]:
     if got.shape != ours.shape or bool(places(got, ours).any()):
         kind = "with its options left out, it takes other defaults than the handout's"
         shown = {name: str(value.tolist() if isinstance(value, Tensor) else value) for name, value in inputs.items()}
-        yield Finding(
+        yield Bug(
             "compute_group_normalized_rewards",
             kind,
             "the defaults in the def line",

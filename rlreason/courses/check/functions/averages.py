@@ -9,7 +9,7 @@ from rlreason.courses import cs336_2025, cs336_2026
 from rlreason.courses.check.calling import fresh, tensor
 from rlreason.courses.check.engine import smaller_tensors
 from rlreason.courses.check.functions.tensors import given, gradient, ragged_mask, random
-from rlreason.courses.check.subject import Case, Function, Inputs, Kind, Knobs, Seen, Subject
+from rlreason.courses.check.subject import CallCase, Function, Inputs, Kind, Knobs, Seen, Subject
 from rlreason.courses.check.wrong import aggregation
 from rlreason.courses.check.wrong.scoring import MASKED_KNOBS, masked_average
 
@@ -22,14 +22,14 @@ def step_knobs(*names: str) -> dict[str, Mapping[str, Kind]]:
     return {name: STEP_KNOBS[name] for name in names}
 
 
-def _masked_cases(extra: Inputs) -> list[Case]:
+def _masked_cases(extra: Inputs) -> list[CallCase]:
     cases = []
     for number, dim in enumerate((1, 0, None, -1)):
         value = (torch.randn(3, 5, generator=random(number)) * 2).round(decimals=2)
         mask = ragged_mask([(0, 2), (1, 3), (2, 2)], 5)
         value[0, 0] = value[2, 1] = 0.0  # 0 is a value like any other
         inputs: Inputs = {"tensor": value, "mask": mask, **extra, "dim": dim}
-        cases.append(Case(inputs, branch="all" if dim is None else "dim", about=f"dim={dim}"))
+        cases.append(CallCase(inputs, branch="all" if dim is None else "dim", about=f"dim={dim}"))
     return cases
 
 
@@ -88,7 +88,7 @@ MEAN = Subject(
 )
 
 
-def _aggregate_cases() -> list[Case]:
+def _aggregate_cases() -> list[CallCase]:
     cases = []
     for how in ("sequence", "constant"):
         for number, constant in enumerate((7, 20, 3)):
@@ -100,7 +100,7 @@ def _aggregate_cases() -> list[Case]:
                 "loss_normalization": how,
                 "normalization_constant": constant,
             }
-            cases.append(Case(inputs, branch=how, about=f"loss_normalization={how}"))
+            cases.append(CallCase(inputs, branch=how, about=f"loss_normalization={how}"))
     return cases
 
 

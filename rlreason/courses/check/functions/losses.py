@@ -9,7 +9,7 @@ from rlreason.courses import cs336_2025, cs336_2026
 from rlreason.courses.check.calling import answer_parts, fresh, tensor
 from rlreason.courses.check.engine import smaller_tensors
 from rlreason.courses.check.functions.tensors import advantages, given, gradient, log_probs, ragged_mask
-from rlreason.courses.check.subject import Case, Function, Inputs, Kind, Knobs, Seen, Subject
+from rlreason.courses.check.subject import CallCase, Function, Inputs, Kind, Knobs, Seen, Subject
 from rlreason.courses.check.wrong.losses import KNOBS, token_loss
 
 _ROWS = ("raw_rewards_or_advantages", "raw_rewards", "advantages", "policy_log_probs", "old_log_probs", "response_mask")
@@ -61,9 +61,9 @@ def _shapes() -> Iterator[tuple[int, int, int]]:
     yield from ((3, 5, 0), (4, 4, 3), (2, 6, 5), (1, 4, 7), (5, 3, 11))
 
 
-def _naive_cases() -> list[Case]:
+def _naive_cases() -> list[CallCase]:
     return [
-        Case(
+        CallCase(
             {"raw_rewards_or_advantages": advantages(b, s), "policy_log_probs": log_probs(b, t, s)[0]},
             about="as many rows as positions" if b == t else "",
         )
@@ -91,12 +91,12 @@ NAIVE = Subject(
 )
 
 
-def _clip_cases() -> list[Case]:
+def _clip_cases() -> list[CallCase]:
     cases = []
     for (b, t, s), c in zip(_shapes(), (0.2, 0.1, 0.5, 0.3, 0.2), strict=True):
         policy, old = log_probs(b, t, s)
         cases.append(
-            Case(
+            CallCase(
                 {
                     "advantages": advantages(b, s),
                     "policy_log_probs": policy,
@@ -109,7 +109,11 @@ def _clip_cases() -> list[Case]:
     policy, old = log_probs(2, 4, 21)
     zero = {"advantages": torch.zeros(2, 1), "policy_log_probs": policy, "old_log_probs": old, "cliprange": 0.2}
     on_policy = {**cases[0].inputs, "old_log_probs": cases[0].inputs["policy_log_probs"].clone()}
-    return [*cases, Case(zero, about="advantages of 0"), Case(on_policy, about="equal old and new log-probabilities")]
+    return [
+        *cases,
+        CallCase(zero, about="advantages of 0"),
+        CallCase(on_policy, about="equal old and new log-probabilities"),
+    ]
 
 
 def _clip_wrong(knobs: Knobs) -> Function:
@@ -159,13 +163,13 @@ def dispatched_wrong(knobs: Knobs) -> Function:
     return wrong
 
 
-def _dispatch_cases() -> list[Case]:
+def _dispatch_cases() -> list[CallCase]:
     cases = []
     for loss_type in METHOD_OF:
         for case in _clip_cases()[:4]:
             rewards = torch.tensor([1.0, 0.0, 0.5, 1.0, 0.0])[: len(case.inputs["advantages"]), None].clone()
             inputs = {"policy_log_probs": None, "loss_type": loss_type, "raw_rewards": rewards, **case.inputs}
-            cases.append(Case(inputs, branch=loss_type, about=f"loss_type={loss_type}"))
+            cases.append(CallCase(inputs, branch=loss_type, about=f"loss_type={loss_type}"))
     return cases
 
 
@@ -202,7 +206,7 @@ def loss_wrong_2026(knobs: Knobs) -> Function:
     return wrong
 
 
-def _cases_2026() -> list[Case]:
+def _cases_2026() -> list[CallCase]:
     cases = []
     spans = [(1, 3), (2, 4), (0, 2), (3, 3)]
     for method in ("none", "noclip", "grpo", "gspo"):
@@ -221,7 +225,7 @@ def _cases_2026() -> list[Case]:
                 "response_mask": mask,
             }
             shape = "rewards of shape (batch,)" if number % 2 else "rewards of shape (batch, 1)"
-            cases.append(Case(inputs, branch=method, about=f"importance_reweighting_method={method}, {shape}"))
+            cases.append(CallCase(inputs, branch=method, about=f"importance_reweighting_method={method}, {shape}"))
     return cases
 
 

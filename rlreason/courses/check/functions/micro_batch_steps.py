@@ -12,7 +12,7 @@ from rlreason.courses.check.engine import smaller_tensors
 from rlreason.courses.check.functions.averages import SPANS, step_knobs
 from rlreason.courses.check.functions.losses import dispatched_wrong
 from rlreason.courses.check.functions.tensors import advantages, given, log_probs, ragged_mask
-from rlreason.courses.check.subject import Case, Fault, Finding, Function, Inputs, Knobs, Seen, Subject
+from rlreason.courses.check.subject import Bug, CallCase, Fault, Function, Inputs, Knobs, Seen, Subject
 from rlreason.courses.check.wrong import aggregation, losses
 
 
@@ -31,7 +31,7 @@ def _grad(leaf: Tensor) -> Tensor:
     return torch.zeros_like(leaf) if leaf.grad is None else leaf.grad.clone()
 
 
-def _sft_cases() -> list[Case]:
+def _sft_cases() -> list[CallCase]:
     cases = []
     for number, (accumulation, constant) in enumerate(((2, 1.0), (4, 5.0), (1, 3.0), (3, 1.0))):
         rows = 3 if number < 3 else 2
@@ -42,7 +42,9 @@ def _sft_cases() -> list[Case]:
             "gradient_accumulation_steps": accumulation,
             "normalize_constant": constant,
         }
-        cases.append(Case(inputs, about=f"gradient_accumulation_steps={accumulation}, normalize_constant={constant}"))
+        cases.append(
+            CallCase(inputs, about=f"gradient_accumulation_steps={accumulation}, normalize_constant={constant}")
+        )
     return cases
 
 
@@ -83,7 +85,7 @@ SFT = Subject(
 )
 
 
-def _grpo_cases() -> list[Case]:
+def _grpo_cases() -> list[CallCase]:
     cases = []
     for loss_type in ("no_baseline", "reinforce_with_baseline", "grpo_no_clip", "grpo_clip"):
         for number, (accumulation, c) in enumerate(((2, 0.2), (1, 0.1), (4, 0.5))):
@@ -101,7 +103,7 @@ def _grpo_cases() -> list[Case]:
                 "cliprange": c,
             }
             about = f"loss_type={loss_type}, gradient_accumulation_steps={accumulation}"
-            cases.append(Case(inputs, branch=loss_type, about=about))
+            cases.append(CallCase(inputs, branch=loss_type, about=about))
     return cases
 
 
@@ -125,7 +127,7 @@ def _grpo_wrong(knobs: Knobs) -> Function:
     return wrong
 
 
-def _metadata(function: Any) -> Iterator[Finding]:
+def _metadata(function: Any) -> Iterator[Bug]:
     """A property that finds no bug, as the handout leaves metadata open: notes which numbers of it move with positions
     where the mask is false."""
     case = next(c for c in _grpo_cases() if c.branch == "grpo_clip")

@@ -12,7 +12,7 @@ from rlreason.courses.check.functions import (
     scoring,
     train_step,
 )
-from rlreason.courses.check.subject import Subject, year_told
+from rlreason.courses.check.subject import Subject, year_of
 
 SUBJECTS: tuple[Subject, ...] = (
     *scoring.SUBJECTS,
@@ -27,6 +27,6 @@ SUBJECTS: tuple[Subject, ...] = (
 
 def subject_of(name: str, function: Callable[..., Any], course: str) -> Subject:
     """What is checked of a function: by its own parameters where they tell the year, else of this course."""
-    year = year_told(name, function) or course
+    year = year_of(name, function) or course
     of_name = [subject for subject in SUBJECTS if subject.name == name]
     return next((subject for subject in of_name if year in subject.course.split()), of_name[0])

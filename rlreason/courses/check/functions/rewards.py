@@ -11,7 +11,7 @@ from rlreason.courses.check.calling import answer_parts, tensor
 from rlreason.courses.check.engine import first_difference, without
 from rlreason.courses.check.functions.advantage_hints import hints
 from rlreason.courses.check.functions.tensors import given
-from rlreason.courses.check.subject import Case, Function, Inputs, Kind, Knobs, Seen, Subject
+from rlreason.courses.check.subject import CallCase, Function, Inputs, Kind, Knobs, Seen, Subject
 from rlreason.courses.check.wrong.advantages import KNOBS, advantages
 
 _REWARD = "the call of reward_fn, and what is read from the dictionary that it returns"
@@ -106,7 +106,7 @@ POSITIVE = [1.0, 3.0, 0.0, 0.5, 2.0, 2.0, 0.25, 1.0, 0.0, 0.0, 4.0, 1.0]
 _ONE_ANSWER = "two questions of one answer"
 
 
-def _cases_2025() -> list[Case]:
+def _cases_2025() -> list[CallCase]:
     cases = []
     settings = ((ROUND, 3, 0.5), (ROUND, 4, 0.25), (UNEVEN, 4, 1e-6), (ROUND, 2, 0.125), (UNEVEN, 6, 0.5))
     for by_std in (True, False):
@@ -120,7 +120,7 @@ def _cases_2025() -> list[Case]:
                 "advantage_eps": eps,
                 "normalize_by_std": by_std,
             }
-            cases.append(Case(inputs, branch=str(by_std), about=f"normalize_by_std={by_std}"))
+            cases.append(CallCase(inputs, branch=str(by_std), about=f"normalize_by_std={by_std}"))
     same = {**cases[0].inputs, "rollout_responses": [f"a1|t{i // 3}" for i in range(12)], "advantage_eps": 1e-6}
     twins = ["a0.5|t0", "a1|t0", "a0.5|t0", "a0.5|t0", "a1|t0", "a0|t0"]
     again = {**cases[0].inputs, "rollout_responses": twins, "repeated_ground_truths": ["t0"] * 3 + ["t1"] * 3}
@@ -132,10 +132,10 @@ def _cases_2025() -> list[Case]:
     }
     return [
         *cases,
-        Case(shared, branch="True", about=_ONE_ANSWER),
-        Case(shared | {"normalize_by_std": False}, branch="False", about=_ONE_ANSWER),
-        Case(same, branch="True", about="all rewards equal"),
-        Case(again, branch="True", about="equal texts under two questions"),
+        CallCase(shared, branch="True", about=_ONE_ANSWER),
+        CallCase(shared | {"normalize_by_std": False}, branch="False", about=_ONE_ANSWER),
+        CallCase(same, branch="True", about="all rewards equal"),
+        CallCase(again, branch="True", about="equal texts under two questions"),
     ]
 
 
@@ -243,10 +243,10 @@ def _wrong_rewards(knobs: Knobs) -> Function:
     return wrong
 
 
-def _reward_cases() -> list[Case]:
+def _reward_cases() -> list[CallCase]:
     names = ("reward_fn", "rollout_responses", "repeated_ground_truths")
     return [
-        Case({name: case.inputs[name] for name in names}, about=case.about if "equal texts" in case.about else "")
+        CallCase({name: case.inputs[name] for name in names}, about=case.about if "equal texts" in case.about else "")
         for case in [*_cases_2025()[:3], _cases_2025()[-1]]
     ]
 

@@ -11,19 +11,19 @@ from rlreason.courses.check.calling import tensor
 from rlreason.courses.check.engine import first_difference, smaller_tensors, without
 from rlreason.courses.check.functions.tensors import given, gradient, random
 from rlreason.courses.check.functions.tokens import byte_tokenizer, small_model, word_tokenizer
-from rlreason.courses.check.subject import Case, Fault, Function, Inputs, Kind, Knobs, Seen, Subject
+from rlreason.courses.check.subject import CallCase, Fault, Function, Inputs, Kind, Knobs, Seen, Subject
 from rlreason.courses.check.wrong.scoring import ENTROPY_KNOBS, LABEL_KNOBS, entropy, response_log_probs
 from rlreason.courses.check.wrong.tokenizing import KNOBS as TOKEN_KNOBS
 from rlreason.courses.check.wrong.tokenizing import tokenized
 
 
-def _entropy_cases() -> list[Case]:
+def _entropy_cases() -> list[CallCase]:
     cases = [
-        Case({"logits": (torch.randn(b, t, v, generator=random(s)) * 2).round(decimals=1)})
+        CallCase({"logits": (torch.randn(b, t, v, generator=random(s)) * 2).round(decimals=1)})
         for s, (b, t, v) in enumerate(((2, 3, 5), (3, 3, 3), (1, 4, 7)))
     ]
     large = torch.tensor([[[150.0, 149.0, -150.0], [-140.0, -141.0, -141.0]]])
-    return [*cases, Case({"logits": large}, branch="large", about="logits far from 0")]
+    return [*cases, CallCase({"logits": large}, branch="large", about="logits far from 0")]
 
 
 def _observe_entropy(function: Function, inputs: Inputs) -> Seen:
@@ -55,7 +55,7 @@ ENTROPY = Subject(
 )
 
 
-def _scored_cases() -> list[Case]:
+def _scored_cases() -> list[CallCase]:
     model = small_model()
     cases = []
     for seed, (b, t) in enumerate(((2, 5), (3, 4), (1, 6))):
@@ -63,7 +63,7 @@ def _scored_cases() -> list[Case]:
         labels = torch.randint(3, model.config.vocab_size, (b, t), generator=random(seed + 7))
         for want in (True, False):
             inputs: Inputs = {"model": model, "input_ids": ids, "labels": labels, "return_token_entropy": want}
-            cases.append(Case(inputs, about=f"return_token_entropy={want}"))
+            cases.append(CallCase(inputs, about=f"return_token_entropy={want}"))
     return cases
 
 
@@ -108,7 +108,7 @@ _PAD_IS_END = "pad token equal to the end token"
 _ONE_TOKEN = "a prompt of one token"
 
 
-def _token_cases() -> list[Case]:
+def _token_cases() -> list[CallCase]:
     prompts = ["what is two plus three ?", "so ?", "what is six ?"]
     outputs = ["five . <eos>", "so four plus two is six . <eos>", "."]
     made = [
@@ -122,7 +122,7 @@ def _token_cases() -> list[Case]:
         (["the apples ", "so\n"], [" are red\n", " 7+3=10 "], byte_tokenizer(), _SPACE),
     ]  # fmt: skip
     return [
-        Case({"prompt_strs": p, "output_strs": o, "tokenizer": t}, about=about) for p, o, t, about in made
+        CallCase({"prompt_strs": p, "output_strs": o, "tokenizer": t}, about=about) for p, o, t, about in made
     ]  # fmt: skip
 
 

@@ -11,11 +11,11 @@ from rlreason.courses.check.functions.tokens import small_model, word_tokenizer
 from rlreason.courses.check.loop import judge
 from rlreason.courses.check.loop.gradients import with_gradients
 from rlreason.courses.check.loop.metrics import not_a_mean, numbers, unlike
-from rlreason.courses.check.loop.recording import RecordedSGD, Recorder, Sample, scored
+from rlreason.courses.check.loop.recording import RecordedSample, RecordedSGD, Recorder, scored
 from rlreason.courses.check.loop.seeing import seen_weights
-from rlreason.courses.check.loop.tables import Options, Update
+from rlreason.courses.check.loop.tables import Options, RecordedUpdate
 from rlreason.courses.check.loop.truths import of_truths
-from rlreason.courses.check.subject import Fault, Finding, NotWrittenError, Subject, UnwrittenFault, shown
+from rlreason.courses.check.subject import Bug, Fault, NotWrittenError, Subject, UnwrittenFault, short_text
 
 NAME = "grpo_train_step"
 PARAMETERS = (
@@ -80,7 +80,7 @@ class Stage:
         self.tokenizer = word_tokenizer()
         self.recorder = Recorder(self.model)
         self.optimizer = RecordedSGD(self.model, 0.5, self.recorder)
-        self.updates: list[Update] = []
+        self.updates: list[RecordedUpdate] = []
         self.recorder.on_step = self._step
         prompts = [p for p in PROMPTS for _ in range(4)]
         truths = [f"truth {p % 2}" for p in range(3) for _ in range(4)]  # two questions have the same answer
@@ -91,7 +91,7 @@ class Stage:
             "repeated_ground_truths": truths,
         }
         self.samples = [
-            Sample(
+            RecordedSample(
                 i,
                 i // 4,
                 0,
@@ -154,7 +154,7 @@ class Stage:
         seen = seen_weights(self.recorder.forwards, self.samples, self.width, 1.0)
         self.update_from(seen, list(self.samples))
 
-    def update_from(self, seen: dict[str, Any], samples: list[Sample]) -> None:
+    def update_from(self, seen: dict[str, Any], samples: list[RecordedSample]) -> None:
         """Take in an optimizer step; rows that were not gone through have weight 0."""
         order = {s.number: i for i, s in enumerate(seen["samples"])}
         weights = None
@@ -165,7 +165,7 @@ class Stage:
                     weights[row] = seen["weights"][order[s.number]]
         place = {s.number: i for i, s in enumerate(samples)}
         micro = [[place[seen["samples"][i].number] for i in rows] for rows in seen["micro"]]
-        update = Update(
+        update = RecordedUpdate(
             self.objective(), samples, samples, micro, torch.zeros(0), len(samples), weights,
             self.options.get("gradient_accumulation_steps", 1), outside=seen["outside"],
             temperature_seen=seen["temperature_seen"],
@@ -180,12 +180,12 @@ class Stage:
         self.updates.append(update)
 
 
-def problems(function: Yours) -> list[Finding]:
+def problems(function: Yours) -> list[Bug]:
     """The bugs of the user's step, tried with one setting after the other; the first that shows any ends the trial.
 
     An error is shown where nothing else is found. `NotWrittenError` where each setting says that it is not written.
     """
-    faults: list[Finding] = []
+    faults: list[Bug] = []
     unwritten = 0
     for about, options in SETTINGS:
         stage = Stage(options)
@@ -198,7 +198,7 @@ def problems(function: Yours) -> list[Finding]:
             if about == OPEN and not stage.updates:
                 function.notes.append(f"not tried, as it refuses it: {about} ({fault.yours})")
             else:
-                faults.append(Finding(NAME, *fault.kind, {"setting": about}, fault.yours, fault.ours))
+                faults.append(Bug(NAME, *fault.kind, {"setting": about}, fault.yours, fault.ours))
             continue
         found = list(_after(stage, about, value, metadata))
         if found:
@@ -208,11 +208,11 @@ def problems(function: Yours) -> list[Finding]:
     return faults[:1]
 
 
-def _after(stage: Stage, about: str, loss: torch.Tensor, metadata: Any) -> Iterator[Finding]:
+def _after(stage: Stage, about: str, loss: torch.Tensor, metadata: Any) -> Iterator[Bug]:
     told = {"setting": about}
     if len(stage.updates) != 1:
         kind = f"the optimizer takes {len(stage.updates)} steps where one is asked for"
-        yield Finding(NAME, kind, "the calls of optimizer.step()", told, f"{len(stage.updates)} steps", "1 step")
+        yield Bug(NAME, kind, "the calls of optimizer.step()", told, f"{len(stage.updates)} steps", "1 step")
         return
     found = list(of_truths(NAME, stage.samples, stage.reward.asked, stage.texts["repeated_ground_truths"], told))
     if any(f.half for f in stage.updates[0].forwards):
@@ -224,16 +224,16 @@ def _after(stage: Stage, about: str, loss: torch.Tensor, metadata: Any) -> Itera
     left = [p.grad for p in stage.model.parameters() if p.grad is not None and bool(p.grad.any())]
     if left:
         where = "zero_grad after the step"
-        yield Finding(NAME, "gradients are left behind after the step", where, told, "gradients", "none")
+        yield Bug(NAME, "gradients are left behind after the step", where, told, "gradients", "none")
     right = _loss(stage.updates[0])
     if abs(float(loss) - right) > 1e-4 * (1 + abs(right)):
         kind = "the loss that is returned is not the batch's loss before the step"
         where = "what is added up over the micro-batches and returned"
-        yield Finding(NAME, kind, where, told, f"loss {float(loss):.5g}", f"loss {right:.5g}")
+        yield Bug(NAME, kind, where, told, f"loss {float(loss):.5g}", f"loss {right:.5g}")
     yield from _metadata(stage, about, metadata)
 
 
-def _loss(update: Update) -> float:
+def _loss(update: RecordedUpdate) -> float:
     """The loss of the batch before the step, by our own functions."""
     o: Any = update.options  # its words are those that the functions take
     rewards = torch.tensor([s.reward for s in update.samples])
@@ -255,11 +255,11 @@ def _loss(update: Update) -> float:
     return float(cs336_2026.aggregate_loss_across_microbatch(loss, update.mask, o.length_norm, int(o.constant)))
 
 
-def _metadata(stage: Stage, about: str, metadata: Any) -> Iterator[Finding]:
+def _metadata(stage: Stage, about: str, metadata: Any) -> Iterator[Bug]:
     """Entropies and clip fractions that are means over other places than response tokens."""
     for name, got, right in unlike(numbers(metadata), stage.updates[0], lenient=True):
         told = {"setting": about}
-        yield Finding(NAME, *not_a_mean(name), told, f"{name} {shown(got)}", f"{name} {shown(right)}")
+        yield Bug(NAME, *not_a_mean(name), told, f"{name} {short_text(got)}", f"{name} {short_text(right)}")
 
 
 SUBJECTS = (

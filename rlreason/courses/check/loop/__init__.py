@@ -1,1 +1,1 @@
-"""The check of a train loop: a recorded run of it on a small model, and what its every update should have been."""
+"""Check a train loop: record a run of it on a small model, and compute what every update should have been."""

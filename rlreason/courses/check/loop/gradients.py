@@ -11,8 +11,8 @@ from torch import Tensor
 from rlreason.courses.check.engine import multiple
 from rlreason.courses.check.loop.recording import scored
 from rlreason.courses.check.loop.seeing import find
-from rlreason.courses.check.loop.tables import Update, right_weights
-from rlreason.courses.check.subject import Finding, Kind
+from rlreason.courses.check.loop.tables import RecordedUpdate, right_weights
+from rlreason.courses.check.subject import Bug, Kind
 
 _ZERO = "where zero_grad is called, relative to backward and step"
 _CLIP = "the call of clip_grad_norm_: once, on the whole gradient, right before the step"
@@ -27,21 +27,23 @@ def same_gradients(a: Sequence[Tensor], b: Sequence[Tensor]) -> bool:
     return gap <= 2e-3 * float(right.abs().max()) + 1e-7
 
 
-def has_right_gradient(update: Update) -> bool:
+def has_right_gradient(update: RecordedUpdate) -> bool:
     """Whether the gradient at the step is the right one."""
     return same_gradients(update.gradients["at step"], update.gradients["right"])
 
 
-def of_gradients(function: str, wrong: Sequence[Update], updates: Sequence[Update], about: str) -> Iterator[Finding]:
+def of_gradients(
+    function: str, wrong: Sequence[RecordedUpdate], updates: Sequence[RecordedUpdate], about: str
+) -> Iterator[Bug]:
     """Gradients that go wrong between backward and step: clipping and clearing."""
     for update in wrong:
         for kind, guess in guesses(update):
             if same_gradients(update.gradients["at step"], guess):
-                yield Finding(function, *kind, {"scenario": about}, *_apart(update))
+                yield Bug(function, *kind, {"scenario": about}, *_apart(update))
                 return
 
 
-def _apart(update: Update) -> tuple[str, str]:
+def _apart(update: RecordedUpdate) -> tuple[str, str]:
     """Yours and ours: the norms, or the direction where these are equal."""
     at_step, right = (torch.cat([g.flatten() for g in update.gradients[n]]) for n in ("at step", "right"))
     yours, ours = (f"gradient of norm {float(g.norm()):.4g} at the step" for g in (at_step, right))
@@ -51,14 +53,14 @@ def _apart(update: Update) -> tuple[str, str]:
     return yours, ours
 
 
-def _other_norm(update: Update) -> bool:
+def _other_norm(update: RecordedUpdate) -> bool:
     """Whether the gradient has the right direction and another length."""
     factor = multiple(*(torch.cat([g.flatten() for g in update.gradients[n]]) for n in ("at step", "full")))
     limit, factor_is_round = float(update.gradients["limit"][0]), factor is not None and _is_round(factor)
     return factor is not None and 0 < factor < 1 and (limit < _norm(update.gradients["full"]) or not factor_is_round)
 
 
-def is_scaled(update: Update) -> bool:
+def is_scaled(update: RecordedUpdate) -> bool:
     """Whether the gradient is the right one times a number that is not far from 1."""
     if not update.gradients:
         return False
@@ -71,7 +73,7 @@ def _is_round(factor: float) -> bool:
     return abs(1 / factor - round(1 / factor)) < 1e-2
 
 
-def guesses(update: Update) -> Iterator[tuple[Kind, list[Tensor]]]:
+def guesses(update: RecordedUpdate) -> Iterator[tuple[Kind, list[Tensor]]]:
     """Gradients at the step under mistakes of clearing and clipping."""
     full, limit = update.gradients["full"], float(update.gradients["limit"][0])
     if any(f.foreign for f in update.forwards):
@@ -120,7 +122,7 @@ def _norm(gradients: Sequence[Tensor]) -> float:
     return float(torch.cat([g.flatten() for g in gradients]).norm())
 
 
-def with_gradients(update: Update, model: Any, limit: float, before: list[Tensor]) -> None:
+def with_gradients(update: RecordedUpdate, model: Any, limit: float, before: list[Tensor]) -> None:
     """Fill in the update's gradients: as they stand at the step, as they should, and what guesses need."""
     parameters = list(model.parameters())
     update.gradients["at step"] = [torch.zeros_like(p) if p.grad is None else p.grad.clone() for p in parameters]
@@ -141,7 +143,7 @@ def with_gradients(update: Update, model: Any, limit: float, before: list[Tensor
             update.gradients[f"micro {number}"] = through(chosen)
 
 
-def plain(function: str, update: Update, about: str) -> Finding:
+def plain(function: str, update: RecordedUpdate, about: str) -> Bug:
     """A wrong gradient of which nothing else is known."""
     at_step, right = update.gradients["at step"], update.gradients["right"]
     factor = multiple(torch.cat([g.flatten() for g in at_step]), torch.cat([g.flatten() for g in right]))
@@ -157,10 +159,10 @@ def plain(function: str, update: Update, about: str) -> Finding:
         name, where = "the gradient is clipped to another norm than max_grad_norm", _CLIP
     elif factor is not None:
         name = f"the gradient at the optimizer step is {factor:.4g} times what it should be"
-    return Finding(function, name, where, {"scenario": about}, *_apart(update))
+    return Bug(function, name, where, {"scenario": about}, *_apart(update))
 
 
-def _begun_twice(update: Update) -> bool:
+def _begun_twice(update: RecordedUpdate) -> bool:
     """Whether every row begins with something else than its prompt: padding would leave out the longest row."""
     starts = [start for f in update.forwards for ids in f.ids.tolist() for _, start in find(ids, update.samples)[:1]]
     return bool(starts) and min(starts) > 0

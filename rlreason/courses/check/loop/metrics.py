@@ -1,4 +1,4 @@
-"""Entropies and clip fractions that a loop or a step reports, held against means over response tokens."""
+"""Compare entropies and clip fractions that a loop or a step reports with means over response tokens."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from rlreason.courses.check.loop.seeing import find
-from rlreason.courses.check.loop.tables import Update
+from rlreason.courses.check.loop.tables import RecordedUpdate
 from rlreason.courses.check.subject import Kind
 from rlreason.objectives.measures import compute_entropy
 
@@ -19,13 +19,13 @@ _CLIPPED = {"clipfraction", "clipfrac", "meanclipfraction", "clippedfraction", "
 
 
 def not_a_mean(name: str) -> Kind:
-    """The kind of bug of a number that is no mean over response tokens."""
+    """Return the kind of bug of a number that is no mean over response tokens."""
     wrong = "is no mean over the update's response tokens: prompt or padding positions, or another divisor"
     return Kind(f"the reported {name} {wrong}", f"the mean that makes {name}: which positions it is over")
 
 
 def numbers(row: Any) -> dict[str, float]:
-    """What is a number in a dictionary of metrics."""
+    """Return the numbers in a dictionary of metrics."""
     found = {}
     for name, value in row.items() if isinstance(row, dict) else ():
         with suppress(TypeError, ValueError, RuntimeError):
@@ -33,7 +33,9 @@ def numbers(row: Any) -> dict[str, float]:
     return found
 
 
-def unlike(reported: Mapping[str, float], update: Update, lenient: bool = False) -> Iterator[tuple[str, float, float]]:
+def unlike(
+    reported: Mapping[str, float], update: RecordedUpdate, lenient: bool = False
+) -> Iterator[tuple[str, float, float]]:
     """(name, as reported, as it should be) of entropies and clip fractions that are no mean over response tokens.
 
     A mean over tokens, a mean of the responses' means and one of the micro-batches' means are all right; where
@@ -62,8 +64,8 @@ def _means(parts: Parts, lenient: bool) -> list[float]:
     return [float(torch.cat(rows).mean()), by_row, sum(passes) / len(passes), *(passes if lenient else [])]
 
 
-def _entropies(update: Update) -> Iterator[Parts]:
-    """Entropies of the response tokens at the sampling temperature and at 1; nothing where logits are not known."""
+def _entropies(update: RecordedUpdate) -> Iterator[Parts]:
+    """Return entropies of the response tokens at the sampling temperature and at 1; {} if logits are unknown."""
     if any(forward.logits is None for forward in update.forwards):
         return
     for t in dict.fromkeys((update.options.temperature, 1.0)):
@@ -79,7 +81,7 @@ def _entropies(update: Update) -> Iterator[Parts]:
         yield parts
 
 
-def _clipped(update: Update) -> Iterator[Parts]:
+def _clipped(update: RecordedUpdate) -> Iterator[Parts]:
     """Whether a response token's clipped term is the smaller one, and whether its ratio is outside the range."""
     o = update.options
     if o.method not in ("grpo", "gspo"):
@@ -95,8 +97,8 @@ def _clipped(update: Update) -> Iterator[Parts]:
         yield [[hits[i, : len(update.samples[i].token_ids)].float() for i in rows] for rows in update.micro]
 
 
-def _centered(update: Update) -> Tensor:
-    """(n,) rewards less their group's mean: the signs of the advantages."""
+def _centered(update: RecordedUpdate) -> Tensor:
+    """Return (n,) rewards minus their group's mean: the signs of the advantages."""
 
     def mean(rewards: Sequence[float]) -> float:
         return sum(rewards) / len(rewards)

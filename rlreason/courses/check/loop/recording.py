@@ -1,4 +1,4 @@
-"""What a loop or a train step does to a model, recorded: forward passes, gradients of logits, optimizer steps."""
+"""Record what a loop or a train step does to a model: forward passes, gradients of logits, optimizer steps."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Forward:
 
 
 @dataclass(eq=False)
-class Sample:
+class RecordedSample:
     """A response that was sampled or given, with what the right answer is computed from."""
 
     number: int
@@ -43,12 +43,12 @@ class Sample:
 
     @property
     def ids(self) -> list[int]:
-        """Prompt and response."""
+        """Return prompt and response."""
         return self.prompt_ids + self.token_ids
 
 
 class Recorder:
-    """Hooks on a model that write down its forward passes; `on_step` is called before each optimizer step."""
+    """Hooks on a model that record its forward passes; `on_step` is called before each optimizer step."""
 
     def __init__(self, model: Any) -> None:
         self.model, self.paused = model, False
@@ -85,7 +85,7 @@ class Recorder:
 
     @contextmanager
     def pause(self) -> Iterator[None]:
-        """Nothing is written down inside: for the check's own passes."""
+        """Record nothing in this block: for the check's own passes."""
         self.paused = True
         try:
             yield
@@ -93,14 +93,14 @@ class Recorder:
             self.paused = False
 
     def step(self) -> None:
-        """An optimizer step is about to be taken."""
+        """Record that an optimizer step is about to be taken."""
         with self.pause():
             self.on_step()
         self.forwards = []
 
 
 class RecordedSGD(torch.optim.SGD):
-    """Plain gradient descent that tells a recorder of each step."""
+    """Plain gradient descent that notifies a recorder of each step."""
 
     told = "plain gradient descent"
 
@@ -109,13 +109,13 @@ class RecordedSGD(torch.optim.SGD):
         self.recorder, self.steps = recorder, 0
 
     def step(self, closure: Any = None) -> Any:  # type: ignore[override]
-        """Tell, then step."""
+        """Notify, then step."""
         self.recorder.step()
         self.steps += 1
         return super().step(closure)
 
 
-def scored(model: Any, samples: Sequence[Sample], temperature: float, width: int) -> tuple[Tensor, Tensor]:
+def scored(model: Any, samples: Sequence[RecordedSample], temperature: float, width: int) -> tuple[Tensor, Tensor]:
     """(log-probabilities (n, width) of the response tokens with gradient, logits there (n, width, vocab))."""
     longest = max(len(s.ids) for s in samples)
     ids = torch.zeros(len(samples), longest, dtype=torch.long)
@@ -132,14 +132,14 @@ def scored(model: Any, samples: Sequence[Sample], temperature: float, width: int
     return (there / temperature).log_softmax(-1).gather(-1, labels[..., None])[..., 0], there
 
 
-def mask_of(samples: Sequence[Sample], width: int) -> Tensor:
+def mask_of(samples: Sequence[RecordedSample], width: int) -> Tensor:
     """(n, width) bool, true on response tokens."""
     lengths = torch.tensor([len(s.token_ids) for s in samples])
     return torch.arange(width)[None] < lengths[:, None]
 
 
 def padded(rows: Sequence[Tensor], width: int) -> Tensor:
-    """(n, width), zeros behind each row's end."""
+    """Return (n, width), zeros after each row's end."""
     out = torch.zeros(len(rows), width)
     for number, row in enumerate(rows):
         out[number, : len(row)] = row

@@ -1,4 +1,4 @@
-"""The runs of a train loop that are tried: their settings, and which of them a loop may refuse."""
+"""Define the runs of a train loop to try: their settings, and which of them a loop may refuse."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class Scenario:
-    """A run that is tried. `open`: handouts leave it open, so a loop may refuse it."""
+    """A run to try. `open`: handouts leave it open, so a loop may refuse it."""
 
     about: str
     settings: Settings

@@ -12,15 +12,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlreason.courses.check.loop.recording import Forward, Sample
+from rlreason.courses.check.loop.recording import Forward, RecordedSample
 
 
 def seen_weights(
-    forwards: Sequence[Forward], known: Sequence[Sample], width: int, temperature: float
+    forwards: Sequence[Forward], known: Sequence[RecordedSample], width: int, temperature: float
 ) -> dict[str, Any]:
     """What the recorded gradients of logits say: samples, micro-batches, weights, and what else got a gradient."""
     places: dict[int, int] = {}
-    samples: list[Sample] = []
+    samples: list[RecordedSample] = []
     micro: list[list[int]] = []
     rows: list[Tensor] = []
     outside: dict[str, float] = {}
@@ -67,7 +67,7 @@ def seen_weights(
     }
 
 
-def other_context(forwards: Sequence[Forward], samples: Sequence[Sample], there: Tensor) -> bool:
+def other_context(forwards: Sequence[Forward], samples: Sequence[RecordedSample], there: Tensor) -> bool:
     """Whether recorded logits differ from those of the samples by themselves, `there` (n, width, vocab)."""
     place = {s.number: i for i, s in enumerate(samples)}
     for forward in forwards:
@@ -82,7 +82,7 @@ def other_context(forwards: Sequence[Forward], samples: Sequence[Sample], there:
     return False
 
 
-def find(ids: Sequence[int], known: Sequence[Sample]) -> list[tuple[Sample, int]]:
+def find(ids: Sequence[int], known: Sequence[RecordedSample]) -> list[tuple[RecordedSample, int]]:
     """The samples that stand in a row of ids, all but perhaps their last token, and where each begins."""
     text = f" {' '.join(map(str, ids))} "
     found = []
@@ -100,7 +100,7 @@ def find(ids: Sequence[int], known: Sequence[Sample]) -> list[tuple[Sample, int]
 
 
 def _read(
-    gradient: Tensor, logits: Tensor, sample: Sample, start: int, temperatures: Sequence[float]
+    gradient: Tensor, logits: Tensor, sample: RecordedSample, start: int, temperatures: Sequence[float]
 ) -> tuple[Tensor, dict[float, float]]:
     """The weights of a sample's tokens, and how badly each temperature explains the gradient (0: exactly)."""
     first = start + len(sample.prompt_ids) - 1
@@ -120,7 +120,7 @@ def _read(
     return weights, misses
 
 
-def _shifts(gradient: Tensor, ids: Sequence[int], sample: Sample, start: int) -> dict[int, int]:
+def _shifts(gradient: Tensor, ids: Sequence[int], sample: RecordedSample, start: int) -> dict[int, int]:
     """Whether the tokens that are learned at a response's places stand `shift` places off the right ones."""
     first = start + len(sample.prompt_ids) - 1
     at = [p for p in range(first, min(first + len(sample.token_ids), len(gradient))) if bool(gradient[p].any())]
@@ -140,7 +140,7 @@ def trained_token(gradient: Tensor) -> int:
     return int(gradient.abs().argmax())
 
 
-def _note_outside(outside: dict[str, float], gradient: Tensor, sample: Sample, start: int) -> None:
+def _note_outside(outside: dict[str, float], gradient: Tensor, sample: RecordedSample, start: int) -> None:
     """Gradients before the response and behind it."""
     first = start + len(sample.prompt_ids) - 1
     last = first + len(sample.token_ids)

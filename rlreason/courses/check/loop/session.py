@@ -18,10 +18,10 @@ import torch
 
 from rlreason.courses.check.functions.tokens import small_model, story_tokenizer
 from rlreason.courses.check.loop.gradients import has_right_gradient, with_gradients
-from rlreason.courses.check.loop.recording import RecordedSGD, Recorder, Sample, scored
+from rlreason.courses.check.loop.recording import RecordedSample, RecordedSGD, Recorder, scored
 from rlreason.courses.check.loop.scenarios import Scenario
 from rlreason.courses.check.loop.seeing import other_context, seen_weights
-from rlreason.courses.check.loop.tables import Options, Update
+from rlreason.courses.check.loop.tables import Options, RecordedUpdate
 from rlreason.data.tasks import make_stories
 
 METHOD_OF = {"reinforce_with_baseline": "none", "grpo_no_clip": "noclip", "grpo_clip": "grpo"}
@@ -31,7 +31,7 @@ PIECES = ("7", "+", "3", "=", "10", " ", "b", "u", "ys", "so", "9", "-", "1", "h
 
 
 @dataclass(frozen=True)
-class Response:
+class LoopResponse:
     """What `generate` returns for each response."""
 
     prompt: str
@@ -69,10 +69,10 @@ class Session:
         kinds = [place % scenario.answers for place in range(len(stories))]
         self.truths = [f"{stories[kind].answer}/{kind}" for kind in kinds]
         self.flat: dict[int, str] = {}  # step -> the ground truth whose responses all earn the same
-        self.samples: list[Sample] = []
+        self.samples: list[RecordedSample] = []
         self.calls: list[dict[str, Any]] = []  # of generate
         self.judgements: list[tuple[str, str]] = []  # of reward_fn
-        self.updates: list[Update] = []
+        self.updates: list[RecordedUpdate] = []
         self.before = [torch.zeros_like(p) for p in self.model.parameters()]
         self.start = [p.detach().clone() for p in self.model.parameters()]
         self.metrics: Any = None
@@ -122,14 +122,14 @@ class Session:
         temperature: float = 1.0,
         max_tokens: int = 16,
         seed: int | None = None,
-    ) -> list[Response]:
+    ) -> list[LoopResponse]:
         """n responses to each prompt, prompt by prompt. With a seed, a prompt's responses depend on it alone."""
         prompts = [prompts] if isinstance(prompts, str) else list(prompts)
         call = {"prompts": prompts, "n": n, "temperature": temperature, "max_tokens": max_tokens, "seed": seed}
         self.calls.append(call)
         if self.scenario.flat and temperature == self.settings.sampling_temperature and prompts[0] in self.prompts:
             self.flat.setdefault(self.optimizer.steps, self.truths[self.prompts.index(prompts[0])])
-        new: list[Sample] = []
+        new: list[RecordedSample] = []
         call["samples"] = new
         for prompt in prompts:
             for k in range(n):
@@ -143,11 +143,11 @@ class Session:
                     s.old = values if t == temperature else s.old
                     s.old_untempered = values if t == 1.0 else s.old_untempered
         return [
-            Response(prompt, list(s.prompt_ids), list(s.token_ids), s.text, s.old.tolist(), s.truncated)
+            LoopResponse(prompt, list(s.prompt_ids), list(s.token_ids), s.text, s.old.tolist(), s.truncated)
             for s, prompt in zip(new, (p for p in prompts for _ in range(n)), strict=True)
         ]
 
-    def _sample(self, prompt: str, seed: str, max_tokens: int) -> Sample:
+    def _sample(self, prompt: str, seed: str, max_tokens: int) -> RecordedSample:
         """A response by its seed alone; without one it differs from the others to its question in more than its end."""
         for attempt in range(20):
             made = self._drawn(prompt, Random(seed or f"{len(self.samples)}/{attempt}"), max_tokens)
@@ -156,7 +156,7 @@ class Session:
                 break
         return made
 
-    def _drawn(self, prompt: str, rng: Random, max_tokens: int) -> Sample:
+    def _drawn(self, prompt: str, rng: Random, max_tokens: int) -> RecordedSample:
         truncated = rng.random() < 0.5
         length = max_tokens if truncated else rng.randint(2, max_tokens - 1)
         ids: list[int] = []
@@ -167,7 +167,7 @@ class Session:
         place = self.prompts.index(prompt) if prompt in self.prompts else -1
         truth = self.truths[place] if place >= 0 else ""
         prompt_ids = self.tokenizer.encode(prompt, add_special_tokens=False)
-        return Sample(
+        return RecordedSample(
             len(self.samples), place, self.optimizer.steps, prompt_ids, ids, text, truth, truncated,
             self._reward(text, truth)["reward"], self._reward(text, truth), place=place,
         )  # fmt: skip
@@ -189,7 +189,7 @@ class Session:
         calls = [c for c in self.calls if c["temperature"] == asked] or self.calls
         return [c for c in calls if c["n"] > 1 or len(set(c["prompts"])) < len(c["prompts"])] or calls
 
-    def training(self) -> list[Sample]:
+    def training(self) -> list[RecordedSample]:
         """What was sampled to learn from. A question that is asked twice in a step has two groups."""
         samples = [s for call in self.training_calls() for s in call["samples"]]
         seen: Counter[tuple[int, int]] = Counter()
@@ -199,13 +199,13 @@ class Session:
                 seen[s.round, s.place] += 1
         return samples
 
-    def rollout(self) -> list[Sample]:
+    def rollout(self) -> list[RecordedSample]:
         """What was sampled last: all since the last optimizer step before which anything was."""
         samples = self.training()
         latest = max((s.round for s in samples), default=0)
         return [s for s in samples if s.round == latest]
 
-    def _refreshed(self, rollout: list[Sample], samples: list[Sample], width: int) -> torch.Tensor:
+    def _refreshed(self, rollout: list[RecordedSample], samples: list[RecordedSample], width: int) -> torch.Tensor:
         """Log-probabilities of an update's samples when its pass over the rollout began."""
         taken = sum(u.rollout[:1] == rollout[:1] for u in self.updates)
         if taken % -(-len(rollout) // self.settings.train_batch_size) == 0:
@@ -213,7 +213,7 @@ class Session:
             self.at_epoch = {s.number: row for s, row in zip(rollout, rows, strict=True)}
         return torch.stack([self.at_epoch[s.number] for s in samples])
 
-    def _by_order(self, seen: dict[str, Any], rollout: list[Sample]) -> None:
+    def _by_order(self, seen: dict[str, Any], rollout: list[RecordedSample]) -> None:
         """Where logits cannot be seen, as in packed rows, a train batch not found is the next one of the rollout."""
         size = self.settings.train_batch_size
         if len(seen["samples"]) != size:
@@ -221,7 +221,7 @@ class Session:
             seen["samples"] = rollout[taken * size : (taken + 1) * size]
         seen |= {"micro": [list(range(len(seen["samples"])))], "outside": {}, "strangers": []}
 
-    def _with_gradients(self, update: Update) -> None:
+    def _with_gradients(self, update: RecordedUpdate) -> None:
         """Gradients by separate groups, and, where that is wrong, by one group of a question that was asked twice."""
         with_gradients(update, self.model, self.settings.max_grad_norm, self.before)
         if any(s.prompt >= AGAIN for s in update.rollout) and not has_right_gradient(update):
@@ -238,13 +238,15 @@ class Session:
         samples = seen["samples"]
         parameters = list(self.model.parameters())
         if not samples or not rollout:
-            update = Update(o, rollout, rollout[:1], [[0]], torch.zeros(1, width), 1, None, strangers=seen["strangers"])
+            update = RecordedUpdate(
+                o, rollout, rollout[:1], [[0]], torch.zeros(1, width), 1, None, strangers=seen["strangers"]
+            )
             if rollout:
                 update.log_probs = torch.zeros(1, width)
         else:
             size = self.settings.train_batch_size
             size = len(samples) if len(samples) < size and len(rollout) % size else size
-            update = Update(
+            update = RecordedUpdate(
                 o, rollout, samples, seen["micro"], torch.zeros(0), size, seen["weights"],
                 self.settings.gradient_accumulation_steps, outside=seen["outside"],
                 temperature_seen=seen["temperature_seen"],

@@ -1,4 +1,4 @@
-"""The weight of every response token in an update, d loss / d log pi: as it should be and by a mistake."""
+"""Compute the weight of every response token in an update, d loss / d log pi: the right one, and those by mistakes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlreason.courses.check.loop.recording import Forward, Sample, mask_of, padded
+from rlreason.courses.check.loop.recording import Forward, RecordedSample, mask_of, padded
 from rlreason.courses.check.subject import Kind, Knobs
 from rlreason.courses.check.wrong import advantages, aggregation, losses
 from rlreason.objectives.advantages import compute_group_advantages
@@ -36,12 +36,12 @@ class Options:
 
 
 @dataclass
-class Update:
-    """One optimizer step: what was learned from, and everything that its right gradient follows from."""
+class RecordedUpdate:
+    """One optimizer step: its samples, and all that its right gradient follows from."""
 
     options: Options
-    rollout: list[Sample]  # everything that was sampled with it, in that order
-    samples: list[Sample]  # those in this step
+    rollout: list[RecordedSample]  # everything that was sampled with it, in that order
+    samples: list[RecordedSample]  # those in this step
     micro: list[list[int]]  # their places in `samples`, by backward call
     log_probs: Tensor  # (n, width), before the step
     size: int  # the sequences that the loss is a mean over
@@ -53,8 +53,8 @@ class Update:
     temperature_seen: float | None = None  # at which the gradient is that of log-probabilities; None: at none
     gradients: dict[str, list[Tensor]] = field(default_factory=dict)  # as they were, as they should be, ...
     strangers: list[list[int]] = field(default_factory=list)  # rows learned from that nobody sampled
-    unseen: list[Sample] = field(default_factory=list)  # given for this step and in no pass of it
-    earlier: list[Sample] = field(default_factory=list)  # of rollouts before this one
+    unseen: list[RecordedSample] = field(default_factory=list)  # given for this step and in no pass of it
+    earlier: list[RecordedSample] = field(default_factory=list)  # of rollouts before this one
     refreshed: Tensor | None = None  # (n, width): log-probabilities when this pass over the rollout began
     other_context: bool = False  # the logits of some response are not those of prompt and response alone
     forwards: list[Forward] = field(default_factory=list)  # the passes that it was learned by
@@ -63,7 +63,7 @@ class Update:
 
     @property
     def width(self) -> int:
-        """Of the longest response of the rollout."""
+        """Return the length of the longest response of the rollout."""
         return self.log_probs.shape[1]
 
     @property
@@ -77,17 +77,17 @@ class Update:
             return self.refreshed
         return padded([s.old_untempered if how == "untempered" else s.old for s in self.samples], self.width)
 
-    def group(self, s: Sample) -> int:
-        """The number of a sample's group."""
+    def group(self, s: RecordedSample) -> int:
+        """Return the number of a sample's group."""
         return s.place if self.merged else s.prompt
 
     def places(self) -> list[int]:
-        """Of each sample, its place in the rollout."""
+        """Return for each sample its index in the rollout."""
         order = {s.number: i for i, s in enumerate(self.rollout)}
         return [order[s.number] for s in self.samples]
 
 
-def right_weights(update: Update) -> Tensor:
+def right_weights(update: RecordedUpdate) -> Tensor:
     """(n, width): the weights by `rlreason.objectives`."""
     o = update.options
     rewards = torch.tensor([s.reward for s in update.rollout])
@@ -186,7 +186,7 @@ KNOBS: Mapping[str, Mapping[str, Kind]] = {
 }
 
 
-def wrong_weights(update: Update, k: Knobs) -> Tensor:
+def wrong_weights(update: RecordedUpdate, k: Knobs) -> Tensor:
     """(n, width): the weights with these mistakes."""
     o = update.options
     a = advantages_with(update, k)[:, None]
@@ -218,15 +218,15 @@ def wrong_weights(update: Update, k: Knobs) -> Tensor:
     return torch.autograd.grad(total, leaf)[0] * mask
 
 
-def _rewards(samples: Sequence[Sample], k: Knobs) -> Tensor:
-    """(n,) rewards, or what was taken for them."""
+def _rewards(samples: Sequence[RecordedSample], k: Knobs) -> Tensor:
+    """Return (n,) rewards, or what was mistaken for them."""
     part = k.get("part", "")
     if part == "binary":
         return torch.tensor([float(s.reward > 0) for s in samples])
     return torch.tensor([s.parts.get(part, s.reward) for s in samples])
 
 
-def advantages_with(update: Update, k: Knobs) -> Tensor:
+def advantages_with(update: RecordedUpdate, k: Knobs) -> Tensor:
     """(n,) of the update's samples, with mistakes."""
     o, order = update.options, k.get("order", "")
     if order == "by_truth":
@@ -246,7 +246,7 @@ def advantages_with(update: Update, k: Knobs) -> Tensor:
     return by_place[torch.tensor([number[s.number] for s in update.samples])]
 
 
-def _by_truth(update: Update, k: Knobs) -> Tensor:
+def _by_truth(update: RecordedUpdate, k: Knobs) -> Tensor:
     """(n,) advantages where a group is all responses whose questions have one ground truth."""
     o, truths = update.options, [s.truth for s in update.rollout]
     if len(set(truths)) == len({update.group(s) for s in update.rollout}):

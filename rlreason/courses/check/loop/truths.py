@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from rlreason.courses.check.loop.recording import Sample
-from rlreason.courses.check.subject import Finding
+from rlreason.courses.check.loop.recording import RecordedSample
+from rlreason.courses.check.subject import Bug
 
 _CALL = "the call of reward_fn: what is handed to it as response and as ground truth"
 
 
 def of_truths(
     function: str,
-    samples: Sequence[Sample],
+    samples: Sequence[RecordedSample],
     judgements: Sequence[tuple[str, str]],
     truths: Sequence[str],
     told: dict[str, str],
-) -> Iterator[Finding]:
+) -> Iterator[Bug]:
     """Responses that were judged, but never with their own question's ground truth: the first one."""
     asked = set(judgements)
     texts = {text for text, _ in judgements}
@@ -29,11 +29,11 @@ def of_truths(
         elif "swapped" not in kind:
             yours = f"judged text {next((text for text, truth in judgements if truth == s.truth), 'nothing')!r}"
         more = told | {"response": repr(s.text), "its ground truth": repr(s.truth)}
-        yield Finding(function, kind, _CALL, more, yours, "this response judged by this ground truth")
+        yield Bug(function, kind, _CALL, more, yours, "this response judged by this ground truth")
         return
 
 
-def _kind(s: Sample, judgements: Sequence[tuple[str, str]], texts: set[str], truths: Sequence[str]) -> str:
+def _kind(s: RecordedSample, judgements: Sequence[tuple[str, str]], texts: set[str], truths: Sequence[str]) -> str:
     if any(truth == s.text for _, truth in judgements):
         return "reward_fn gets ground truth and response in swapped places"
     if s.text in texts:

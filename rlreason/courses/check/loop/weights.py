@@ -1,4 +1,4 @@
-"""Weights of response tokens that are not right: the mistake that gives them, or what they look like."""
+"""Find wrong weights of response tokens: the mistake that gives them, or a description."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ import torch
 from torch import Tensor
 
 from rlreason.courses.check.engine import is_wild, multiple
-from rlreason.courses.check.loop.recording import Sample
-from rlreason.courses.check.loop.tables import KNOBS, Update, advantages_with, right_weights, wrong_weights
-from rlreason.courses.check.subject import Finding, Kind, shown
+from rlreason.courses.check.loop.recording import RecordedSample
+from rlreason.courses.check.loop.tables import KNOBS, RecordedUpdate, advantages_with, right_weights, wrong_weights
+from rlreason.courses.check.subject import Bug, Kind, short_text
 
 
-def of_weights(function: str, wrong: Sequence[Update], updates: Sequence[Update], about: str) -> Iterator[Finding]:
-    """Weights of response tokens that are not right."""
+def of_weights(
+    function: str, wrong: Sequence[RecordedUpdate], updates: Sequence[RecordedUpdate], about: str
+) -> Iterator[Bug]:
+    """Report wrong weights of response tokens."""
     visible = [u for u in updates if u.weights is not None]
     bad = [u for u in visible if not _same(u.weights, right_weights(u))]
     if not bad or wrong[0] not in bad:
@@ -33,8 +35,8 @@ def _same(a: Tensor | None, b: Tensor) -> bool:
     return float((a - b).abs().max()) <= 2e-3 * float(b.abs().max()) + 1e-7
 
 
-def _explaining(updates: Sequence[Update]) -> dict[str, str] | None:
-    """The mistake that gives the weights of every update; None where none does."""
+def _explaining(updates: Sequence[RecordedUpdate]) -> dict[str, str] | None:
+    """Return the mistake that gives the weights of every update, or None."""
     ordered = sorted(updates, key=lambda u: _same(u.weights, right_weights(u)))
     for knob, values in KNOBS.items():
         for value in values:
@@ -43,15 +45,15 @@ def _explaining(updates: Sequence[Update]) -> dict[str, str] | None:
     return None
 
 
-def _gives(update: Update, knobs: dict[str, str]) -> bool:
+def _gives(update: RecordedUpdate, knobs: dict[str, str]) -> bool:
     try:
         return _same(update.weights, wrong_weights(update, knobs))
     except Exception:  # a mistake may make nonsense of an update
         return False
 
 
-def _described(bad: Sequence[Update]) -> Kind:
-    """What wrong weights look like that no known mistake explains."""
+def _described(bad: Sequence[RecordedUpdate]) -> Kind:
+    """Describe wrong weights that no known mistake explains."""
     first = bad[0]
     assert first.weights is not None
     right = right_weights(first)
@@ -89,7 +91,7 @@ def _described(bad: Sequence[Update]) -> Kind:
     return Kind("tokens have other weights than they should", "the per-token loss and its mask")
 
 
-def _ends_lost(update: Update, right: Tensor) -> bool:
+def _ends_lost(update: RecordedUpdate, right: Tensor) -> bool:
     """Whether exactly the end tokens of finished responses have no weight."""
     lost = []
     for row, s in enumerate(update.samples):
@@ -104,7 +106,7 @@ def _ends_lost(update: Update, right: Tensor) -> bool:
     return bool(lost) and all(finished == gone for finished, gone in lost) and any(gone for _, gone in lost)
 
 
-def _row_factors(update: Update, right: Tensor) -> list[float] | None:
+def _row_factors(update: RecordedUpdate, right: Tensor) -> list[float] | None:
     """Of each row, the number that its right weights are multiplied with; None where there is none for some row."""
     assert update.weights is not None
     factors = []
@@ -119,7 +121,7 @@ def _row_factors(update: Update, right: Tensor) -> list[float] | None:
     return factors
 
 
-def _of_factors(update: Update, factors: Sequence[float]) -> Kind | None:
+def _of_factors(update: RecordedUpdate, factors: Sequence[float]) -> Kind | None:
     """What rows with these factors have in common: the micro-batch, or their lengths."""
     lengths = update.mask.sum(-1).tolist()
     divided = "what the sum over a response's tokens is divided by"
@@ -141,7 +143,7 @@ def _of_factors(update: Update, factors: Sequence[float]) -> Kind | None:
     return None
 
 
-def _swapped(update: Update, right: Tensor) -> bool:
+def _swapped(update: RecordedUpdate, right: Tensor) -> bool:
     """Whether every response has the advantage of some response, but not all their own."""
     assert update.weights is not None
     if update.options.method != "none":
@@ -150,7 +152,7 @@ def _swapped(update: Update, right: Tensor) -> bool:
     return all(bool(((own - a).abs() < 2e-3 * own.abs().max()).any()) for a in got)
 
 
-def _group_sums(update: Update) -> bool:
+def _group_sums(update: RecordedUpdate) -> bool:
     """Whether advantages as read from the weights add up to something in a group that is whole in the update."""
     if update.options.method != "none" or update.weights is None:
         return False
@@ -163,7 +165,7 @@ def _group_sums(update: Update) -> bool:
     return bool((sums.abs() > 1e-3 * read.abs().max()).any())
 
 
-def _weight_example(function: str, update: Update, kind: Kind, about: str, knobs: dict[str, str] | None) -> Finding:
+def _weight_example(function: str, update: RecordedUpdate, kind: Kind, about: str, knobs: dict[str, str] | None) -> Bug:
     """The response whose weights are furthest off: its question, its group's rewards, and a token's weight."""
     assert update.weights is not None
     right = right_weights(update)
@@ -176,32 +178,34 @@ def _weight_example(function: str, update: Update, kind: Kind, about: str, knobs
     told = {
         "scenario": about,
         "question": repr(update.tokenizer.decode(sample.prompt_ids)) if update.tokenizer else str(sample.prompt),
-        "rewards of its responses": shown([s.reward for s in group]),
-        "this response": f"{sample.text!r}, {len(sample.token_ids)} tokens, reward {shown(sample.reward)}",
+        "rewards of its responses": short_text([s.reward for s in group]),
+        "this response": f"{sample.text!r}, {len(sample.token_ids)} tokens, reward {short_text(sample.reward)}",
     }
     if (mixed := _mixed_group(update, sample, knobs)) is not None:
         questions = len({update.group(s) for s in mixed})
         yours = f"its group is responses to {questions} questions, with rewards of mean {_mean(mixed):.3g}"
         if len(mixed) <= 6:
-            yours += f": {shown([s.reward for s in mixed])}"
-        return Finding(function, *kind, told, yours, f"the responses to its own question, of mean {_mean(group):.3g}")
+            yours += f": {short_text([s.reward for s in mixed])}"
+        return Bug(function, *kind, told, yours, f"the responses to its own question, of mean {_mean(group):.3g}")
     token = repr(update.tokenizer.decode([sample.token_ids[place]])) if update.tokenizer else sample.token_ids[place]
     told["its token"] = f"number {place + 1}, {token}"
     name = "it pulls with weight"  # d loss / d log-probability
     pulls = [f"{name} {float(w[row, place]):.4g}" for w in (update.weights, right)]
-    return Finding(function, *kind, told, f"{pulls[0]} (d loss / d its log-probability)", pulls[1])
+    return Bug(function, *kind, told, f"{pulls[0]} (d loss / d its log-probability)", pulls[1])
 
 
-def _is_live(update: Update, sample: Sample) -> bool:
+def _is_live(update: RecordedUpdate, sample: RecordedSample) -> bool:
     """Whether the rewards of its question differ."""
     return len({s.reward for s in update.rollout if update.group(s) == update.group(sample)}) > 1
 
 
-def _mean(samples: Sequence[Sample]) -> float:
+def _mean(samples: Sequence[RecordedSample]) -> float:
     return sum(s.reward for s in samples) / len(samples)
 
 
-def _mixed_group(update: Update, sample: Sample, knobs: dict[str, str] | None) -> list[Sample] | None:
+def _mixed_group(
+    update: RecordedUpdate, sample: RecordedSample, knobs: dict[str, str] | None
+) -> list[RecordedSample] | None:
     """The responses whose rewards move this one's advantage under a mistake, where they are of several questions."""
     if knobs is None:
         return None

@@ -1,5 +1,5 @@
-"""Families of known mistakes: each function computes what a handout's would with one or two of them in it.
+"""Families of known mistakes: each function computes what a handout's would with one or two of them.
 
-Without any of them they compute what `rlreason.courses` does: a test holds the two together. They serve to name a bug;
-nothing here decides what is right.
+Without mistakes they compute what `rlreason.courses` does, which a test checks. They serve only to name a bug, not to
+decide what is right.
 """

@@ -1,4 +1,4 @@
-"""Wrong advantages: groups, the mean, the standard deviation and eps as they go astray."""
+"""Compute wrong advantages: mistakes in groups, the mean, the standard deviation and eps."""
 
 from torch import Tensor
 
@@ -68,7 +68,7 @@ KNOBS = {
 
 
 def advantages(rewards: Tensor, group_size: int, baseline: str, eps: float, normalizer: str, k: Knobs) -> Tensor:
-    """Advantages (n,) of rewards (n,) in runs of `group_size`, with the mistakes of `k`."""
+    """Return advantages (n,) of rewards (n,) in runs of `group_size`, with the mistakes of `k`."""
     groups = k.get("groups", "")
     n = len(rewards)
     flat = rewards.reshape(-1)

@@ -1,4 +1,4 @@
-"""Wrong averages over tokens and rows: masks, denominators and micro-batches as they go astray."""
+"""Compute wrong averages over tokens and rows: mistakes in masks, denominators and micro-batches."""
 
 import torch
 from torch import Tensor
@@ -70,7 +70,7 @@ KNOBS = {
 
 
 def masked(mask: Tensor, how: str) -> Tensor:
-    """The mask (batch, seq) as bool, gone wrong."""
+    """Return the mask (batch, seq) as bool, with one mistake."""
     m = mask.bool()
     after, before = m.long().cumsum(-1), m.long().flip(-1).cumsum(-1).flip(-1)
     blank = torch.zeros_like(m[:, :1])

@@ -1,4 +1,4 @@
-"""Wrong per-token losses: the ratio, the clip, the advantage and the sequence's ratio as they go astray."""
+"""Compute wrong per-token losses: mistakes in the ratio, the clip, the advantage and the sequence's ratio."""
 
 import torch
 from torch import Tensor

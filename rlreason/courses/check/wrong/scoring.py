@@ -1,4 +1,4 @@
-"""Wrong entropies, log-probabilities and masked averages."""
+"""Compute wrong entropies, log-probabilities and masked averages."""
 
 from typing import Any
 
@@ -99,7 +99,7 @@ def entropy(logits: Tensor, k: Knobs) -> Tensor:
 
 
 def response_log_probs(model: Any, input_ids: Tensor, labels: Tensor, return_token_entropy: bool, k: Knobs) -> Any:
-    """What `get_response_log_probs` gives, with the mistakes of `k`."""
+    """Return the result of `get_response_log_probs` with the mistakes of `k`."""
     logits = model(input_ids).logits
     index = {
         "late": lambda: labels.roll(1, -1),
@@ -124,7 +124,7 @@ def response_log_probs(model: Any, input_ids: Tensor, labels: Tensor, return_tok
 
 
 def masked_average(value: Tensor, mask: Tensor, constant: float | None, dim: int | None, k: Knobs) -> Tensor:
-    """`masked_normalize` by a constant, or `masked_mean` where that is None, with the mistakes of `k`."""
+    """Return `masked_normalize` by a constant, or `masked_mean` if that is None, with the mistakes of `k`."""
     if "falsy" in k and dim == 0:
         dim = None
     how = k.get("dim", "")

@@ -1,4 +1,4 @@
-"""Wrong batches of token ids: tokenizing, special tokens, padding, shifts and masks as they go astray."""
+"""Compute wrong batches of token ids: mistakes in tokenizing, special tokens, padding, shifts and masks."""
 
 from typing import Any
 
@@ -49,7 +49,7 @@ KNOBS = {
 
 
 def tokenized(prompts: list[str], outputs: list[str], tokenizer: Any, k: Knobs) -> dict[str, Tensor]:
-    """What `tokenize_prompt_and_output` gives, with the mistakes of `k`."""
+    """Return the result of `tokenize_prompt_and_output` with the mistakes of `k`."""
     rows = [
         _ids(prompt, output, tokenizer, k.get("encode", "")) for prompt, output in zip(prompts, outputs, strict=True)
     ]
@@ -98,7 +98,7 @@ def _cut(full: Tensor, shift: str) -> dict[str, Tensor]:
 
 
 def _mask(mask: Tensor, real: Tensor, full: Tensor, tokenizer: Any, how: str) -> Tensor:
-    """The mask over the full width, of which the first column is cut off."""
+    """Return the mask over the full width, of which the first column is cut off."""
     blank = torch.zeros_like(mask[:, :1])
     later, sooner = torch.cat([blank, mask[:, :-1]], 1), torch.cat([mask[:, 1:], blank], 1)
     found: Tensor = {
