@@ -67,9 +67,7 @@ class Run:
 
     @property
     def metrics(self) -> Rows:
-        """Return the rows of `metrics.jsonl`: one for each optimizer update and each evaluation, under their full
-        names.
-        """
+        """Return the rows of `metrics.jsonl`: one for each optimizer update and evaluation, under their full names."""
         return self._reader().metrics
 
     @property

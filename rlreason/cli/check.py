@@ -55,7 +55,7 @@ def check_runs(
     """
     name, multirun, in_sweep = request.config_name, request.multirun, SWEEP_VARIABLE in os.environ
     said: dict[str, str] = {}  # setting that some run would not read -> the message about it
-    nobody: dict[str, str] = {}  # the same for settings that no run would read
+    never_read: dict[str, str] = {}  # the same for settings that no run would read
     words = {word.partition("=")[0] for word in request.overrides}
     of_sweeps = [f"monitors.{monitor}" for monitor in OF_SWEEPS] if multirun or in_sweep else []
     runs = []
@@ -65,14 +65,16 @@ def check_runs(
         runs.append(run)
         said |= {k: v for k, v in complaints(run, resource_dir("conf")).items() if k not in of_sweeps}
         unread = {k: v for k, v in unread_keys(run).items() if k not in of_sweeps}
-        nobody = {key: where for key, where in unread.items() if not number or key in nobody}
-    useless = [line for key, line in said.items() if key in nobody]
+        never_read = {key: where for key, where in unread.items() if not number or key in never_read}
+    useless = [line for key, line in said.items() if key in never_read]
     if useless and not in_sweep:  # in a sweep, another run may read it
         raise ConfigError("\n".join(useless))
     for line in said.values():
         note(f"note: in some runs of this sweep, {line}")
-    for key in sorted(words & nobody.keys() - said.keys()):  # set to their current value: harmless, but without effect
-        note(f"note: {key} has no effect: it is read {nobody[key]}")
+    for key in sorted(
+        words & never_read.keys() - said.keys()
+    ):  # set to their current value: harmless, but without effect
+        note(f"note: {key} has no effect: it is read {never_read[key]}")
     if same := repeated_runs(runs, combinations):
         raise ConfigError("; ".join([*same[:3], *([f"and {len(same) - 3} more"] if same[3:] else [])]))
     if absent is None:
@@ -234,9 +236,7 @@ def _compares(folder: Path, note: Note) -> bool:
 
 
 def runs_to_check(design: Design) -> list[list[str]]:
-    """Return the overrides of the runs to check: of all, or if there are very many, of those that show each value
-    first.
-    """
+    """Return the overrides of the runs to check: all, or if there are very many, those that show each value first."""
     seen: set[tuple[str, str]] = set()
     first: list[list[str]] = []
     later: list[list[str]] = []
@@ -297,9 +297,7 @@ def _setting_names(stage: str, choices: Sequence[str], name: str) -> set[str]:
 
 
 def _carried(sweeps: Sequence[str], note: Note, base: DictConfig | None = None) -> list["Carried"]:
-    """Return what these sweeps hand on, to a sweep whose config, except its axes, is `base`; names as in
-    `sweep_folder`.
-    """
+    """Return what these sweeps hand on to one whose config, except its axes, is `base`; names as in `sweep_folder`."""
     if not sweeps:
         return []
     from rlreason.sweeps.carry import carry, model_of, sweep_folder  # slow to import

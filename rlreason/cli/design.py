@@ -210,9 +210,7 @@ def _refuse_strange_reference(file: SweepFile, known: set[str]) -> None:
 
 
 def _spelled(words: Sequence[str], grid: Grid, name: str) -> list[str]:
-    """Return the overrides of a reference in numbers; an option that no run has any more, as the swept settings it
-    sets.
-    """
+    """Return the overrides of a reference in numbers; an option that no run has any more, as the settings it sets."""
     found = []
     for word in words:
         inner = [key for key in MEANS.get(key_of(word), ()) if key in grid.swept and key_of(word) not in grid.swept]

@@ -75,9 +75,7 @@ def parsed(overrides: Sequence[str]) -> list[Override]:
 
 
 def values_of(override: Override, basic: bool) -> list[str]:
-    """Return the overrides that a sweep over one key stands for; for an interval, which a plug-in draws from, both
-    ends.
-    """
+    """Return the overrides that a sweep over one key stands for; both ends of an interval that a plug-in draws from."""
     interval = override.value()
     if not isinstance(interval, IntervalSweep):
         with in_one_line([str(override.input_line)], composing=True):  # a range of step 0

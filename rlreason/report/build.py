@@ -110,7 +110,7 @@ def _carried(study: Study) -> list[str]:
     return [f"Carried from an earlier sweep: {one.get('sentence', '')}" for one in study.carried if one.get("sentence")]
 
 
-FILES = "report_files"  # beside the Markdown
+FILES = "report_files"  # next to the Markdown
 PICTURES = ("eval/accuracy", "length", "entropy", "train/grad_norm")  # the forest comes with them
 _SPECIAL = re.compile(r"([\\`*_\[\]|~])")
 

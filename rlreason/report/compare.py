@@ -1,4 +1,4 @@
-"""Which of two settings is better, by how much, and when nobody can tell.
+"""Which of two settings is better, by how much, and when no one can tell.
 
 A and B are runs, sweeps, settings of a sweep (SWEEP/KEY=VALUE), evaluations, CSV files with the columns
 setting,seed,problem,correct, or folders of TRL's completions. The first is the reference. A sweep or a CSV file alone:

@@ -176,7 +176,7 @@ class Verdict:
     difference: Difference | None = None  # None: not compared
     adjusted_p: float | None = None
     by_seed: Mapping[int, float] = field(default_factory=dict)  # seed -> its mean difference, where seeds are paired
-    typed: tuple[str, str] = ("", "")  # setting and reference as they are typed
+    typed: tuple[str, str] = ("", "")  # setting and reference as typed
     outcome: str = ""  # better, worse, cannot tell or same, by the interval alone; "" where not compared
 
 
@@ -200,10 +200,10 @@ class Figure:
     name: str  # "eval/accuracy", "forest" ...: letters, digits, / and _
     title: str
     subtitle: str  # what is on it, with units
-    alt: str  # the same for who cannot see it, with the last values
+    alt: str  # alternative text, with the last values
     specification: Mapping[str, Any]
     format: str = ""  # of its values, as d3 has it: ".0%"
-    note: str = ""  # what was left out of it
+    note: str = ""  # what is left out
     rows: Mapping[str, Sequence[Mapping[str, Any]]] = field(default_factory=dict)  # name of a data set -> its rows
     curves: Curves | None = None  # against step, time, tokens or updates
 
@@ -259,7 +259,7 @@ class Report:
     lead: str  # what was compared with what
     legend: list[Entry]
     verdicts: list[Verdict]
-    facts: list[tuple[str, str]]  # the strip below the first screen: term, description
+    facts: list[tuple[str, str]]  # below the first screen: term, description
     warnings: list[str]
     figures: list[Figure]  # the first is the first screen's
     tables: list[Table]  # settings, then two axes, slices, pass@k

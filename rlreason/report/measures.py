@@ -18,9 +18,9 @@ class Measure:
     unit: str
     format: str  # of its axis and values, as d3 has it
     sources: Sequence[str]
-    minus: str = ""  # a metric that is taken from the source: source - minus
+    minus: str = ""  # source - minus
     rest: bool = False  # 1 - source
-    share: bool = False  # lies in 0 to 1
+    share: bool = False  # is in 0 to 1
     log: bool = False  # on a logarithmic axis
 
     def of(self, run: StudyRun) -> Series | None:

@@ -112,7 +112,11 @@ SCHEMA = "https://vega.github.io/schema/vega-lite/v6.json"
 SETTING = "setting"  # the field that gives a mark its colour, dash and marker
 STEP_TITLE = "training step"  # of an axis that a page switches
 HEIGHT, FIRST_HEIGHT = 190, 370
-WIDEST_LABEL, LONGEST_LINE, LINE_HEIGHT = 180, 20, 14  # of a setting's label beside its row: pixels, characters, pixels
+WIDEST_LABEL, LONGEST_LINE, LINE_HEIGHT = (
+    180,
+    20,
+    14,
+)  # of a setting's label next to its row: pixels, characters, pixels
 FEW_ROWS = 12
 LONGEST_REFERENCE = 32  # characters of a label in the title of an axis
 FONT = "system-ui, 'Segoe UI', Roboto, 'Liberation Sans', sans-serif"

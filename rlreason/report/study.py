@@ -34,7 +34,7 @@ class Series:
 class GradedProblem:
     """One problem of an evaluation and the grades of its responses."""
 
-    correct: float  # how many of its responses, or the sum of their shares
+    correct: float  # number of correct responses, or the sum of their shares
     samples: int
     question: str = ""
     facts: Mapping[str, Any] = field(default_factory=dict)  # level, subject, source ...
@@ -49,7 +49,7 @@ class GradedProblem:
 class Answers:
     """The graded responses of one evaluation, by problem."""
 
-    problems: Mapping[str, GradedProblem]  # problem id -> what came of it
+    problems: Mapping[str, GradedProblem]  # by problem id
     step: int | None = None  # None: of a job without steps
     categories: Mapping[str, int] = field(default_factory=dict)  # format1_wrong ... -> responses; see evaluation.tables
 
@@ -72,7 +72,7 @@ class StudyRun:
     protocol: Protocol | None = None  # None where the run came to no end of its own
     planned_steps: int | None = None
     seconds: float | None = None  # wall clock, over all its parts
-    shared_machine: bool = False  # its times compare with nothing
+    shared_machine: bool = False  # its times are not comparable
     totals: Mapping[str, float] = field(default_factory=dict)  # axis of AXES -> where its counter ended
     findings: Sequence[Finding] = ()  # what is wrong with its course, by the monitors and the grader's counts
     summary: Mapping[str, Any] = field(default_factory=dict)  # summary.json, or {}
@@ -122,17 +122,17 @@ class Study:
     """All that one report compares. `settings[0]` is the reference."""
 
     name: str  # of the sweep, or of the first folder
-    question: str  # as its sweep file asks it, else made from what differs
+    question: str  # from its sweep file, else made from the differences
     axes: list[str]  # the swept keys
     settings: list[Setting]
     figure: str = "the final evaluation"  # what is compared, fixed before looking
     on_purpose: list[str] = field(
         default_factory=list
     )  # parts of the protocol that the sweep varies, see sweeps.outcomes
-    problems: list[str] = field(default_factory=list)  # what was found broken or missing in the folders, a line each
-    notes: list[str] = field(default_factory=list)  # what the folders say that changes how figures are to be read
+    problems: list[str] = field(default_factory=list)  # broken or missing parts of the folders, a line each
+    notes: list[str] = field(default_factory=list)  # notes on how to read the figures
     among: set[str] | None = None  # the problems to compare on, where others have chosen a setting; None: all
-    carried: list[Mapping[str, Any]] = field(default_factory=list)  # what carry= brought, see sweeps/carry.py
+    carried: list[Mapping[str, Any]] = field(default_factory=list)  # from carry=, see sweeps/carry.py
     command: str = ""  # that started the sweep
     folders: list[Path] = field(default_factory=list)  # as given
 
@@ -222,7 +222,7 @@ class Pairing:
 
     difference: Difference
     problems: Sequence[str]
-    asked: int  # the most problems that a run of either side was asked
+    asked: int  # the largest number of problems that a run of either side answered
     by_seed: Mapping[int, float] = field(default_factory=dict)  # of the seeds that both sides have
     means: tuple[float, float] = (0.0, 0.0)  # accuracy of the side, of the reference
 

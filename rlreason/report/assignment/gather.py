@@ -56,7 +56,7 @@ def _below(folder: Path, depth: int) -> Iterator[Candidate]:
         begun = (folder / FILE).stat().st_mtime
         try:
             state = read_state(folder, lambda _: None)
-        except ConfigError:  # whoever reads it says what is wrong with it
+        except ConfigError:  # reported when it is read
             yield Candidate(folder, folder.name, begun, True, NO_ALGORITHM, folder.name)
             return
         algorithms = {algorithm_of(folder / run.name) for run in state.runs} - {NO_ALGORITHM}

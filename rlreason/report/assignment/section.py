@@ -1,4 +1,4 @@
-"""What stands under one question of a write-up, as plain data; Markdown and page are written from it alone."""
+"""Define the answer to one question of a write-up as plain data; Markdown and page are written only from it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -20,7 +20,7 @@ class Picture:
 
 @dataclass(frozen=True, slots=True)
 class Quote:
-    """One response to a problem, with how it was graded."""
+    """One response to a problem, with its grade."""
 
     question: str
     gold: str
@@ -31,7 +31,7 @@ class Quote:
 
 @dataclass(slots=True)
 class Section:
-    """One question's answer."""
+    """The answer to one question."""
 
     question: AssignmentQuestion
     state: str  # DONE, PARTLY, NOT_YET or IN_WORDS
@@ -53,13 +53,13 @@ class WriteUp:
     title: str
     lead: list[str]
     sections: list[Section]
-    directions: Table | None  # published directions beside what was found
+    directions: Table | None  # published directions next to those found
     published: Table | None
     problems: list[str]
 
     @property
     def checklist(self) -> Table:
-        """AssignmentQuestion, state, and the command of what is missing."""
+        """Return the table of questions: state, and the command for what is missing."""
         rows = []
         for section in self.sections:
             commands = section.missing or section.question.all_commands

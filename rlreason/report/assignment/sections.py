@@ -31,7 +31,7 @@ ONLY = {"filtered": "sft_filtered", "entropy": "grpo_off_policy_focused"}
 
 
 def write_up_of(gathered: Gathered) -> WriteUp:
-    """The whole document."""
+    """Build the whole document."""
     course = gathered.course
     sections = [section_of(question, gathered) for question in course.questions]
     found = {one.question.id: [v for _, verdicts in one.verdicts for v in verdicts] for one in sections}
@@ -46,7 +46,7 @@ def write_up_of(gathered: Gathered) -> WriteUp:
 
 
 def introduction_lines(gathered: Gathered, sections: list[Section]) -> list[str]:
-    """How much is there, and what it cost."""
+    """Return how many questions are answered, and the cost of the runs."""
     read = gathered.all_read
     done = sum(section.state == DONE for section in sections)
     runs = [run for one in read for run in one.study.runs]
@@ -65,7 +65,7 @@ def introduction_lines(gathered: Gathered, sections: list[Section]) -> list[str]
 
 
 def counted(count: int, noun: str) -> str:
-    """A number with its noun.
+    """Return a number with its noun.
 
     >>> counted(1, "run"), counted(228, "run")
     ('1 run', '228 runs')
@@ -74,7 +74,7 @@ def counted(count: int, noun: str) -> str:
 
 
 def rehearsal_lines(gathered: Gathered) -> list[str]:
-    """What is said where runs are not of the handout's model and data: published figures are no measure for them."""
+    """Return a note if runs are not of the handout's model and data: published figures then do not compare."""
     course = gathered.course
     others = [one for one in gathered.all_read if not is_of(course, one.study)]
     if not others:
@@ -91,7 +91,7 @@ def rehearsal_lines(gathered: Gathered) -> list[str]:
 
 
 def section_of(question: AssignmentQuestion, gathered: Gathered) -> Section:
-    """One question: its state, and all that its studies show."""
+    """Return one question: its state, and all that its studies show."""
     section = Section(question, NOT_YET)
     if question.note:
         section.lines.append(question.note)
@@ -124,7 +124,7 @@ def section_of(question: AssignmentQuestion, gathered: Gathered) -> Section:
 
 
 def answers_of(question: AssignmentQuestion, gathered: Gathered) -> tuple[list[ReadStudy], list[str]]:
-    """The studies that answer a question, in its own order; and what is wrong with others, a sentence each."""
+    """Return the studies that answer a question, in its own order; and the faults of others, a sentence each."""
     reads, refused = [read for name in question.sweeps if (read := gathered.sweep(name)) is not None], list[str]()
     if not reads:
         reads, refused = gathered.of_algorithm(question)
@@ -134,7 +134,7 @@ def answers_of(question: AssignmentQuestion, gathered: Gathered) -> tuple[list[R
 
 
 def reference_of(read: ReadStudy) -> ReadStudy:
-    """The reference of a sweep as a study of its own: the run that a question asks for, where it has not run alone."""
+    """Return a sweep's reference as a study of its own, for a question that asks for a run that did not run alone."""
     from rlreason.report.build import build_report
 
     whole = read.study
@@ -145,7 +145,7 @@ def reference_of(read: ReadStudy) -> ReadStudy:
 
 
 def add(section: Section, read: ReadStudy, gathered: Gathered) -> None:
-    """What one study shows of a question."""
+    """Add what one study shows to a section."""
     question, study, course = section.question, read.study, gathered.course
     if len(study.settings) == 1 and question.instead == read.found.name:
         section.lines.append(
@@ -171,7 +171,7 @@ def add(section: Section, read: ReadStudy, gathered: Gathered) -> None:
 
 
 def pictures_of(question: AssignmentQuestion, read: ReadStudy, course: Assignment) -> list[Picture]:
-    """The pictures that the handout asks for, of one study; several studies of a question have stems of their own."""
+    """Return the handout's pictures of one study; several studies of a question have stems of their own."""
     found = []
     for budget, study in by_budget(read.study):
         report = replace(read.report, figures=figures_of(study), legend=legend_of(study, [])) if budget else read.report
@@ -187,13 +187,13 @@ def pictures_of(question: AssignmentQuestion, read: ReadStudy, course: Assignmen
 
 
 def stem(question: AssignmentQuestion, read: ReadStudy, figure: str) -> str:
-    """The name of a picture's file, without its ending."""
+    """Return the name of a picture's file, without its ending."""
     own = [question.id] if read.found.name in (question.id, question.instead) else [question.id, read.found.name]
     return "_".join([*own, re.sub(r"\W", "_", figure)])
 
 
 def published_table(course: Assignment) -> Table | None:
-    """What others got, with their sources; None where nothing is known."""
+    """Return published figures with their sources, or None."""
     if not course.figures:
         return None
     rows: list[list[str]] = [[got.question, published_text(got), got.source] for got in course.figures]

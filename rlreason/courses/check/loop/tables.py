@@ -40,7 +40,7 @@ class RecordedUpdate:
     """One optimizer step: its samples, and all that its right gradient follows from."""
 
     options: Options
-    rollout: list[RecordedSample]  # everything that was sampled with it, in that order
+    rollout: list[RecordedSample]  # all samples of its rollout, in order
     samples: list[RecordedSample]  # those in this step
     micro: list[list[int]]  # their places in `samples`, by backward call
     log_probs: Tensor  # (n, width), before the step
@@ -52,9 +52,9 @@ class RecordedUpdate:
     label_shift: int = 0  # how many places off the tokens are that are learned
     temperature_seen: float | None = None  # at which the gradient is that of log-probabilities; None: at none
     gradients: dict[str, list[Tensor]] = field(default_factory=dict)  # as they were, as they should be, ...
-    strangers: list[list[int]] = field(default_factory=list)  # rows learned from that nobody sampled
-    unseen: list[RecordedSample] = field(default_factory=list)  # given for this step and in no pass of it
-    earlier: list[RecordedSample] = field(default_factory=list)  # of rollouts before this one
+    strangers: list[list[int]] = field(default_factory=list)  # rows learned from that were not sampled
+    unseen: list[RecordedSample] = field(default_factory=list)  # given for this step, but in none of its passes
+    earlier: list[RecordedSample] = field(default_factory=list)  # of earlier rollouts
     refreshed: Tensor | None = None  # (n, width): log-probabilities when this pass over the rollout began
     other_context: bool = False  # the logits of some response are not those of prompt and response alone
     forwards: list[Forward] = field(default_factory=list)  # the passes that it was learned by
