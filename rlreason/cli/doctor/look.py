@@ -156,7 +156,8 @@ def placed(placement: str, device: str, gpus: int = 0, engines: int = 1, ranks: 
         words = "rollout.placement=cpu, and the policy is on the GPU, where vLLM belongs too"
         return DoctorFinding("engine", FAIL, words, "rollout.placement=auto")
     if engines > 1 or ranks > 1:
-        return DoctorFinding("engine", OK, describe_placement(placement, engine_gpus(placement, engines, ranks, gpus), ranks))
+        on = engine_gpus(placement, engines, ranks, gpus)
+        return DoctorFinding("engine", OK, describe_placement(placement, on, ranks))
     if placement == "second_gpu":
         return DoctorFinding("engine", OK, "vllm, in a process and on a GPU of its own (rollout.placement=second_gpu)")
     if device == "cuda":
