@@ -16,6 +16,8 @@ from transformers import (
     Mamba2ForCausalLM,
     MiniMaxConfig,
     MiniMaxForCausalLM,
+    NemotronHConfig,
+    NemotronHForCausalLM,
     Qwen3_5ForCausalLM,
     Qwen3_5TextConfig,
     Qwen3NextConfig,
@@ -139,6 +141,10 @@ def test_a_hybrid_never_sees_two_sequences_in_one_pass(tokenizer):
         (lambda vocab: MiniMaxForCausalLM(MiniMaxConfig(
             vocab_size=vocab, num_hidden_layers=2, head_dim=16, num_local_experts=2, layer_types=MIXED[:2], **SHAPE
         )), "cache.*linear_attention"),
+        (lambda vocab: NemotronHForCausalLM(NemotronHConfig(  # its state drifts from the eighth token on
+            **{**SHAPE, "vocab_size": vocab, "hybrid_override_pattern": "M*M-", "num_hidden_layers": 4, "n_groups": 1,
+               "mamba_num_heads": 8, "mamba_head_dim": 8, "ssm_state_size": 8, "chunk_size": 8, "head_dim": 16}
+        )), "cache.*Mamba2Mixer"),
     ],
 )  # fmt: skip
 def test_a_model_that_does_not_sample_from_its_cache_as_it_scores_is_refused(model, reason, tokenizer):

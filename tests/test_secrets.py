@@ -16,6 +16,7 @@ from rlreason.records.loggers.base import SentRun
 from rlreason.records.loggers.services import init_args, run_names
 from rlreason.records.status import write_status
 from rlreason.runtime.text import HIDDEN, redacted
+from rlreason.sweeps.state import RunState, SweepState, write_state
 from tests.starts import ENV, ROOT, SMALL
 
 
@@ -29,6 +30,12 @@ from tests.starts import ENV, ROOT, SMALL
         "git clone https://me:swordfish@host/repo",
         "postgres://:swordfish@host",
         "a library says environment-fish!",
+        "data.options.apikey=swordfish",
+        "  api_key: a sword and a fish",
+        "client.api_key='sword fish'",
+        '{"api_key": "swordfish"}',
+        "failed with password: swordfish in a line",
+        "https://me:sword@fish@host",
     ],
 )
 def test_the_value_of_a_secret_name_is_hidden(text, monkeypatch):
@@ -151,3 +158,11 @@ def test_a_run_keeps_no_secret_in_any_file(tmp_path):
     assert any(name.endswith(".wandb") for name in found), done.stdout
     for path in files:
         assert b"swordfish" not in path.read_bytes(), path
+
+
+def test_the_record_of_a_sweep_hides_what_its_runs_hide(tmp_path):
+    """Each run's folder hid a password that sweep.json beside them had, in the command and in every run's overrides."""
+    words = ["data.options.db_password=swordfish", "seed=0"]
+    runs = [RunState("seed=0", words, {"data.options.db_password": "swordfish"}, 0)]
+    write_state(tmp_path, SweepState("mine", f"rlreason -m {words[0]}", ["seed"], None, "running", 1, "", runs))
+    assert "swordfish" not in (tmp_path / "sweep.json").read_text()

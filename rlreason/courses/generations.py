@@ -75,12 +75,18 @@ def log_generations(
     (tokens). The averages are of all numbers, and of the length where the reward is positive and where it is not.
     """
     rows = _graded(reward_fn, prompts, rollout_responses, ground_truths)
+    training = model.training
+    model.eval()  # entropies are without dropout
     for row in rows:
+        if not tokenizer.encode(row["response"], add_special_tokens=False):
+            row |= {"token_entropy": 0.0, "length": 0}
+            continue
         one = tokenize_prompt_and_output([row["prompt"]], [row["response"]], tokenizer)
         ids, labels, mask = (one[name].to(model.device) for name in ("input_ids", "labels", "response_mask"))
         entropy = get_response_log_probs(model, ids, labels, return_token_entropy=True)["token_entropy"]
         row["token_entropy"] = masked_mean(entropy, mask, empty="zero").item()
         row["length"] = int(mask.sum())
+    model.train(training)
     metadata = _means(rows)
     for name, right in (("mean_length_correct", True), ("mean_length_incorrect", False)):
         if lengths := [row["length"] for row in rows if (row["reward"] > 0) == right]:

@@ -160,6 +160,8 @@ def _how_to_resume(folder: Path, before: Mapping[str, Any]) -> str:
         return f"a run that ended as {status}: {again} {keys[0]}=warn"
     if kind != "finished":
         return f"a run that ended as {status or 'failed'}: choose another folder"
+    if before.get("n_steps") is None:
+        return "a finished run of so many epochs: choose another folder"
     more = f"to give it more steps than its {before.get('n_steps')}, type resume={folder} n_steps=MORE"
     return f"a finished run: choose another folder, or {more}"
 

@@ -135,12 +135,18 @@ HIDDEN = "<redacted>"  # a plain word in YAML, JSON and a shell's quotes
 ENDINGS = ("KEY", "TOKEN", "SECRET", "PASSWORD")  # of the name of a setting or variable whose value is hidden
 SHORTEST = 8  # characters of a secret: shorter values are words, numbers and switches
 
-_NAME = r"(?<![\w.-])(?:[\w.-]*[._-]key|[\w.-]*(?:token|secret|password))"
-#: `name=value` anywhere, and `name: value` as a line of YAML.
-_SETTING = re.compile(rf"((?:{_NAME}=|^[ -]*{_NAME}: )[\"']?)[^\s\"',;(){{}}[\]]{{{SHORTEST},}}", re.I | re.M)
-_ADDRESS = re.compile(r"(://[^\s/:@'\"]*:)[^\s/@'\"]+(?=@)")
+_NAME = r"(?<![\w.-])(?:[\w.-]+key|[\w.-]*(?:token|secret|password))"
+#: `name=value`, `name="value"` and `name: value` anywhere, and the rest of a line of YAML.
+_VALUE = rf"""(["'])(?:(?!\3).){{{SHORTEST},}}\3|[^\s"',;]{{{SHORTEST},}}"""
+_SETTING = re.compile(rf"""(^[ -]*{_NAME}: )[^\n]{{{SHORTEST},}}|({_NAME}["']?(?:=|: ))(?:{_VALUE})""", re.I | re.M)
+_ADDRESS = re.compile(r"(://[^\s/:@'\"]*:)[^\s/'\"]+(?=@)")
 
 T = TypeVar("T")
+
+
+def _hide(found: re.Match[str]) -> str:
+    quote = found[3] or ""
+    return f"{found[1] or found[2]}{quote}{HIDDEN}{quote}"
 
 
 def redacted(value: T) -> T:
@@ -164,5 +170,5 @@ def redacted(value: T) -> T:
         for name, secret in os.environ.items():
             if name.upper().endswith(ENDINGS) and len(secret) >= SHORTEST:
                 result = result.replace(secret, HIDDEN)
-        result = _ADDRESS.sub(rf"\1{HIDDEN}", _SETTING.sub(rf"\1{HIDDEN}", result))
+        result = _ADDRESS.sub(rf"\1{HIDDEN}", _SETTING.sub(_hide, result))
     return cast("T", result)

@@ -200,7 +200,7 @@ def _compared(design: Design) -> str:
     if len(design.settings()) < 2:
         return "with nothing: there is one setting"
     if design.reference is None:
-        return "each setting with each: the sweep names no reference"
+        return "each setting with each: the sweep names no reference among its values, which carry= would need"
     return f"each setting with {setting_text(design.reference)}"
 
 

@@ -16,6 +16,7 @@ from rlreason.records.reader import RunFolder, runs_in
 from rlreason.records.status import ending, known, read_ending, read_status
 from rlreason.runtime.files import fields_of, holder, number, write_whole
 from rlreason.runtime.streams import print_stderr
+from rlreason.runtime.text import redacted
 from rlreason.sweeps.design import Design, Key, Setting
 
 FILE = "sweep.json"
@@ -141,7 +142,7 @@ def keep_stopped(state: SweepState) -> SweepState:
 
 def write_state(folder: Path, state: SweepState) -> None:
     """Replace `sweep.json` as a whole. `UnwritableError` if the system refuses."""
-    write_whole(folder / FILE, json.dumps(finite(asdict(state)), indent=1) + "\n")
+    write_whole(folder / FILE, json.dumps(finite(redacted(asdict(state))), indent=1) + "\n")
 
 
 def read_state(folder: Path, say: Callable[[str], None] | None = None) -> SweepState:

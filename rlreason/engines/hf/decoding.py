@@ -287,6 +287,8 @@ class UnpaddedBatch(Batch):
             self.read = lambda input_ids, **_: self.policy.read(input_ids, own)
             prompts = self._on_device(np.array([group[0].prompt.token_ids for group in admitted]))
             self.logits = self.policy.logits(self.read(input_ids=prompts)[:, -1])
+            self.counts.prompts += 1
+            self.counts.prompt_tokens += prompts.numel()
             rows = self._on_device(np.repeat(np.arange(len(admitted)), [len(group) for group in admitted]))
         self.own.reorder_cache(rows)  # type: ignore[arg-type]  # any tensor of row numbers
         self.logits = self.logits[rows]

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor, fx, nn
 
 from rlreason.engines.base import Finished, Prompt, Sampling
-from rlreason.engines.hf.decoding import Batch, Counts, SampleUnderWay, UnpaddedBatch
+from rlreason.engines.hf.decoding import PROMPT_TOKENS, Batch, Counts, SampleUnderWay, UnpaddedBatch
 from rlreason.engines.stops import Stops
 from rlreason.model.policy import Policy
 from rlreason.runtime.files import alive
@@ -181,11 +181,12 @@ class HFEngine:
     def _admitted(self, waiting: deque[int], n: int, alive: int, prompts: Sequence[Prompt]) -> list[int]:
         """Take the groups of n that fit next to the `alive` rows, a larger one alone.
 
-        Without packing: only groups of one prompt length, once no row is alive.
+        Without packing: only groups of one prompt length, once no row is alive, as many as are read in one pass.
         """
         admitted, size = list[int](), 0
         while waiting and (alive == 0 or alive + n <= self.max_rows):
-            if not self.policy.packs and alive and size != len(prompts[waiting[0]].token_ids):
+            full = (len(admitted) + 1) * size > PROMPT_TOKENS
+            if not self.policy.packs and alive and (full or size != len(prompts[waiting[0]].token_ids)):
                 break
             size = len(prompts[waiting[0]].token_ids)
             admitted.append(waiting.popleft())
