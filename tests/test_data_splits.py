@@ -10,7 +10,7 @@ import pytest
 from hydra import compose, initialize_config_dir
 from test_data_files import BOX, lines, parse, read, sums
 
-from rlreason.config.data import FileDataConfig
+from rlreason.config.data import DataConfig, FileDataConfig
 from rlreason.config.leaves import resource_dir
 from rlreason.data.ground_truth import check_ground_truths
 from rlreason.data.prepare import (
@@ -227,13 +227,13 @@ def test_the_filter_keeps_what_the_grader_accepts_and_says_how_many(grader):
 def test_ground_truths_that_cannot_be_earned_are_named(grader):
     problems = [*problems_of(3), Problem("bad", "q", r"\boxed{"), Problem("none", "q", "")]
     for on_bad, left in (("keep", 5), ("drop", 3)):
-        kept, (none, bad) = check_ground_truths(problems, grader, on_bad)
+        kept, (none, bad) = check_ground_truths(problems, grader, DataConfig(bad_gold=on_bad))
         assert kept == problems[:left]
         assert none.startswith("! 1 of 5 problems") and none.endswith(": none")  # noqa: PT018
         assert bad.startswith("! 1 of 5 ground truths") and bad.endswith(": bad")  # noqa: PT018
-    assert check_ground_truths(problems[:3], grader, "keep") == (problems[:3], [])
+    assert check_ground_truths(problems[:3], grader, DataConfig()) == (problems[:3], [])
     with pytest.raises(ConfigError, match="nothing can be earned"):
-        check_ground_truths(problems[4:], grader, "keep")
+        check_ground_truths(problems[4:], grader, DataConfig())
 
 
 def test_ground_truths_of_several_lines_or_sentences_are_counted_with_an_example(grader):
@@ -242,7 +242,7 @@ def test_ground_truths_of_several_lines_or_sentences_are_counted_with_an_example
     fine = [*problems_of(3), Problem("matrix", "q", matrix), Problem("words", "q", "the line through A and B")]
     texts = [Problem("lines", "q", "10\n\nNote"), Problem("prose", "q", "She sold all of her clips in May.")]
     for on_bad in ("keep", "drop"):
-        kept, (note,) = check_ground_truths([*fine, *texts], grader, on_bad)
+        kept, (note,) = check_ground_truths([*fine, *texts], grader, DataConfig(bad_gold=on_bad))
         assert kept == [*fine, *texts]
         assert "2 of 7" in note
         assert "lines: '10 Note'" in note

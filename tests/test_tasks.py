@@ -102,7 +102,7 @@ def test_without_the_new_habits_no_random_number_is_drawn_for_them():
 def test_the_models_own_shares_go_before_those_of_the_task():
     def shown(*words: str) -> HabitsConfig:
         run = settings("data=stories_rambling", *words)
-        return lessons_of(run, run.model, read_splits(run.data, print)[0]).shown
+        return lessons_of(run, run.model, read_splits(run.data, print)[0]).effective_habits
 
     habits = settings("data=stories_rambling").data.habits
     assert shown() == habits

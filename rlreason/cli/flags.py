@@ -46,7 +46,7 @@ def split_sweep_options(overrides: Sequence[str], multirun: bool) -> tuple[list[
     """Split off the options of a sweep; `ConfigError` for a wrong one, and outside a sweep.
 
     >>> rest, options = split_sweep_options(["seed=0,1", "jobs=2", "carry=[a,b]", "dry=yes"], multirun=True)
-    >>> rest, own.jobs, own.dry, own.carry
+    >>> rest, options.jobs, options.dry, options.carry
     (['seed=0,1'], 2, True, ('a', 'b'))
     """
     given: dict[str, str] = {}

@@ -243,7 +243,7 @@ def comment(kind: type, name: str) -> str:
 
     >>> from rlreason.config.groups import SamplingConfig
     >>> comment(SamplingConfig, "max_tokens")
-    'a response is cut here'
+    'responses are truncated here'
     """
     said = (_comments(base).get(name, "") for base in reversed(kind.__mro__) if is_dataclass(base))
     return next(filter(None, said), "")

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from itertools import accumulate
 
+from rlreason.config.data import DataConfig
 from rlreason.data.sources import question_hash
 from rlreason.errors import DataError
 from rlreason.grading import Grader
@@ -32,9 +33,9 @@ _MARKER = re.compile(r"(<\|[^<>|\s]*\|>|\[/?INST\]|</?s>|<(?:start|end)_of_turn>
 
 
 def check_ground_truths(
-    problems: Sequence[Problem], grader: Grader | None, on_bad: str, needed: bool = True
+    problems: Sequence[Problem], grader: Grader | None, data: DataConfig, needed: bool = True
 ) -> tuple[list[Problem], list[str]]:
-    """Return (problems, notes): the notes name ground truths that earn no reward; `on_bad="drop"` drops their problems.
+    """Return (problems, notes); the notes name ground truths that earn no reward, dropped with `data.bad_gold=drop`.
 
     Raises `DataError` where no problem can earn a reward, unless answers are not `needed`: SFT learns without them.
     Nothing is checked without a grader or for a plug-in, whose form of an answer is unknown.
@@ -53,7 +54,7 @@ def check_ground_truths(
             "choose data with answers, or say where they stand (data.gold, data.fields.answer, or a file of their own: "
             "data.ground_truth)"
         )
-    done = "dropped" if on_bad == "drop" else "cannot be earned"
+    done = "dropped" if data.bad_gold == "drop" else "cannot be earned"
     notes = []
     if none:
         notes.append(f"! {len(none)} of {len(problems)} problems have no ground truth; {done}: {few(none)}")
@@ -65,7 +66,7 @@ def check_ground_truths(
         )
     if bad := [p.id for p in problems if p.id in wrong and p.answer and p.id not in texts]:
         notes.append(f"! {len(bad)} of {len(problems)} ground truths do not grade themselves right; {done}: {few(bad)}")
-    return [p for p in problems if p.id not in wrong or on_bad == "keep"], notes
+    return [p for p in problems if p.id not in wrong or data.bad_gold == "keep"], notes
 
 
 def is_text(answer: str) -> bool:

@@ -379,7 +379,7 @@ def load_data(run: RunConfig, *, grader: Grader | None = None, judge: Grader | N
     train, sizes = select_training(run, train, validation, grader, say)
     validation = check_validation(run, validation, judge, say, needed=run.samples_training_data)
     if run.samples_training_data:
-        train = with_notes(say, *check_ground_truths(train, grader if run.trains else judge, run.data.bad_gold))
+        train = with_notes(say, *check_ground_truths(train, grader if run.trains else judge, run.data))
     train = with_notes(say, train, repetition_notes(train, "training", same_truth(grader)))
     limit = run.data.limit
     if limit is not None and limit > len(train):
@@ -435,7 +435,7 @@ def check_enough(run: RunConfig, asked: Problems) -> Problems:
 def check_validation(run: RunConfig, asked: Problems, judge: Grader | None, say: Say, needed: bool = True) -> Problems:
     """Check the ground truths of the validation problems and return those to use."""
     with naming_eval_settings(run, "data"):
-        asked = with_notes(say, *check_ground_truths(asked, judge, run.evaluation.data.bad_gold, needed))
+        asked = with_notes(say, *check_ground_truths(asked, judge, run.evaluation.data, needed))
     return with_notes(say, asked, repetition_notes(asked, "validation", same_truth(judge)))
 
 

@@ -81,8 +81,9 @@ def pause_s(attempt_number: int, retry_after_s: float | None, seed: int) -> floa
 def refusal(attempt: Attempt, endpoint: Endpoint) -> str:
     """Return one line on a request that is not worth retrying: the setting, its value, the error, the cure.
 
-    >>> print(refusal(Attempt("http_401", detail="HTTP 401: no such key"), Endpoint("http://h/v1", "m")))
-    client.base_url=http://h/v1 asks for a key and none was sent: put one into the environment variable that \
+    >>> attempt = Attempt("http_401", detail="HTTP 401: no such key")
+    >>> print(refusal(attempt, Endpoint("http://h/v1", "m")))  # doctest: +NORMALIZE_WHITESPACE
+    client.base_url=http://h/v1 asks for a key and none was sent: put one into the environment variable that
     client.env_variable names (HTTP 401: no such key)
     """
     at = f"client.base_url={one_line(endpoint.base_url, endpoint.key)}"
