@@ -50,7 +50,7 @@ format: .venv/installed
 
 # docs/settings.md, from the code.
 docs: .venv/installed
-	$(BIN)/python -m rlreason.cli.settings_page
+	$(BIN)/python tools/settings_page.py
 
 # What a package index gets: the sdist, and the wheel that is built from it.
 dist: .venv/installed

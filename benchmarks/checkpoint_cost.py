@@ -24,7 +24,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from rlreason.records.checkpoints import checkpoints_in, newest_good, read_state  # noqa: E402
+from rlreason.records.files import checkpoints_in, newest_good, read_state  # noqa: E402
 from rlreason.training.checkpoint import read_tensors  # noqa: E402
 
 BUILT_IN = ["n_steps=20"]

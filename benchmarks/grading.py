@@ -15,7 +15,7 @@ sys.path.insert(0, str(ROOT))
 
 from rlreason.config.groups import GradingConfig  # noqa: E402
 from rlreason.grading import Grader  # noqa: E402
-from rlreason.grading.answers.decide import decide_pair  # noqa: E402
+from rlreason.grading.answers.compare import decide_pair  # noqa: E402
 from rlreason.grading.answers.lexer import ComparisonSettings  # noqa: E402
 from rlreason.health.finding import grading_metrics  # noqa: E402
 
@@ -70,7 +70,7 @@ def against_math_verify(pairs: list[Pair]) -> None:
     print(f"\n{f'{len(pairs)} labelled pairs':<40}{'accuracy':>9}{'precision':>10}{'recall':>8}{'ms each':>14}")
     for name, reward in (
         ("this grader", "r1_zero"),
-        ("math-verify", "rlreason.grading.peers:r1_zero_math_verify"),
+        ("math-verify", "rlreason.grading.symbolic:r1_zero_math_verify"),
     ):
         with Grader(GradingConfig(timeout_s=5.0), reward) as grader:
             grader.grade_batch([tagged(r"\int_0^1 x\,dx")], ["0.5"])  # start the worker

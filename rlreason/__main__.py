@@ -8,8 +8,7 @@ import sys
 from importlib.util import find_spec
 
 from rlreason.runtime.early_signals import heed_signals
-from rlreason.runtime.machine import divide_memory_finely
-from rlreason.runtime.process import loading, place_of
+from rlreason.runtime.machine import divide_memory_finely, loading, place_of
 
 
 def main() -> None:

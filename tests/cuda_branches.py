@@ -31,9 +31,9 @@ from transformers import (
 from rlreason.engines.base import Prompt, Sampling
 from rlreason.engines.hf.decoding import Batch, SampleUnderWay
 from rlreason.model.attention import KERNELS, end_to_end
-from rlreason.model.devices import on_device
 from rlreason.model.log_probs import _ChunkedLogProbs, chunked_log_probs, product
 from rlreason.model.packing import GPU, _SharedPromptAttention, attention_by_layout, pack
+from rlreason.model.parameters import on_device
 
 HALF, FULL = torch.bfloat16, torch.float32
 #: Grouped heads; the sizes are those of no other dimension, so that an exchange of two shows.

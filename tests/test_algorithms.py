@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from rlreason.config.training import OptimizationConfig
-from rlreason.data.sampler import ProblemSampler
+from rlreason.data.prompts import ProblemSampler
 from rlreason.engines.base import Sampling
 from rlreason.engines.rollouts import Rollouts, rollout_metrics, score_samples
 from rlreason.model.policy import LogProbScorer
@@ -17,8 +17,7 @@ from rlreason.objectives.objective import LengthNormConfig, Objective
 from rlreason.training.algorithms.base import RolloutPrefetcher, cut_into_batches
 from rlreason.training.algorithms.grpo import GRPO, mixed_groups
 from rlreason.training.algorithms.sft import SFT, ExpertIteration, chosen_responses, sft_sample
-from rlreason.training.learner import Learner
-from rlreason.training.optimization import LearningRateSchedule
+from rlreason.training.learner import Learner, LearningRateSchedule
 from rlreason.types import Collected, Grade, Problem, Response, Sample
 
 

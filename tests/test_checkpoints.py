@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from rlreason.errors import ConfigError, UnwritableError
-from rlreason.records.checkpoints import (
+from rlreason.records.files import (
     checkpoint_fault,
     checkpoints_in,
     linked,

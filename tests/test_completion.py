@@ -14,10 +14,10 @@ import pytest
 from rlreason.cli.completion import SCRIPTS, answers, candidates, in_bash
 from rlreason.cli.entry import PACKAGE, exit_code_of
 from rlreason.cli.flags import composing, read
+from rlreason.cli.mistakes import config_of, keys_to_set, options
 from rlreason.cli.queries import answer
 from rlreason.cli.setting_candidates import of_override
 from rlreason.cli.subcommands import SUBCOMMANDS, named_subcommand, run_subcommand
-from rlreason.cli.suggestions import config_of, keys_to_set, options
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from rlreason.objectives.advantages import BASELINES, STD_NORMS
 from rlreason.objectives.aggregation import AGGREGATIONS
 from rlreason.objectives.losses import LOSSES
 from rlreason.objectives.published import NAMED, with_axes_of
-from rlreason.training.optimization import learning_rate_at
+from rlreason.training.learner import learning_rate_at
 
 CONF = resource_dir("conf")
 GROUPS = sorted(p.name for p in CONF.iterdir() if p.is_dir())

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from rlreason.config.data import CountdownConfig, DataConfig, FieldsConfig, FileDataConfig
 from rlreason.config.fields import wrong_choices
 from rlreason.data.prepare import read_files
-from rlreason.data.rows import field_names, own_id, to_problem
-from rlreason.data.sources import BadRowError, file_rows, fingerprint, read_table
+from rlreason.data.sources import BadRowError, field_names, file_rows, fingerprint, own_id, read_table, to_problem
 from rlreason.errors import ConfigError
 from rlreason.types import Problem
 

@@ -6,7 +6,7 @@ import torch
 from rlreason.config.model import PretrainedModelConfig
 from rlreason.errors import ConfigError
 from rlreason.model.attention import KernelSupport, choose_kernel
-from rlreason.model.devices import Hardware, choose_dtype, choose_types, hardware_here, pick_device, remarks
+from rlreason.model.parameters import Hardware, choose_dtype, choose_types, hardware_here, pick_device, remarks
 from rlreason.runtime.machine import divide_memory_finely, driver_gpus, why_unseen
 
 A100, T4 = Hardware("A100", (8, 0)), Hardware("Tesla T4", (7, 5), bf16=False)

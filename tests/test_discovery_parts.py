@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from examples.scripted_server import serving
-from rlreason.config.discover import ClientConfig, DiscoverBudgetConfig, DiscoverConfig
+from rlreason.config.algorithms import ClientConfig, DiscoverBudgetConfig, DiscoverConfig
 from rlreason.discovery.exchange import Attempt
 from rlreason.discovery.journal import AT_MOST, Prices, Spending, Use, prompt_bound, use_of
 from rlreason.discovery.sandbox.contained import read_channel

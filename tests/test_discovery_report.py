@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlreason.discovery.report.read import is_discover_run, read_log
-from rlreason.discovery.report.settings import baselines_of, compared, draws_of, settings_of
+from rlreason.discovery.report.texts import baselines_of, compared, draws_of, settings_of
 from rlreason.discovery.report.write import write_joint_report, write_run_report
 from rlreason.errors import ConfigError
 from rlreason.evaluation.selection import pass_at

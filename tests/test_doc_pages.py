@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from rlreason.cli.settings_page import page
 from rlreason.config.data import DataConfig
 from rlreason.config.leaves import leaves, resource_dir
 from rlreason.config.model import ModelConfig
 from rlreason.config.store import SCHEMAS
+from tools.settings_page import page
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"

@@ -14,7 +14,8 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
-from rlreason.cli.doctor.findings import (
+from rlreason.cli.doctor_checks import gpus_used, libraries_of, run_findings
+from rlreason.cli.doctor_findings import (
     FAIL,
     NEEDED,
     OK,
@@ -23,14 +24,17 @@ from rlreason.cli.doctor.findings import (
     WARN,
     DoctorFinding,
     Installed,
+    Machine,
+    disk_findings,
+    gpu_findings,
     installed,
     lines_of,
+    machine_findings,
     python_finding,
+    read_machine,
     version_findings,
 )
-from rlreason.cli.doctor.look import gpus_used, libraries_of, run_findings
-from rlreason.cli.doctor.machine import Machine, disk_findings, gpu_findings, machine_findings, read_machine
-from rlreason.cli.doctor.probing import Probe, ProbeResult, probe_findings
+from rlreason.cli.doctor_probes import Probe, ProbeResult, probe_findings
 from rlreason.cli.entry import exit_code_of
 from rlreason.cli.subcommands import named_subcommand, run_subcommand
 from rlreason.config.store import typed

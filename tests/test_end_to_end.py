@@ -12,7 +12,7 @@ import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rlreason.cli.rerun import without_clock
-from rlreason.records.loggers.base import AXES, COUNTERS
+from rlreason.records.loggers import AXES, COUNTERS
 from tests.run_records import lines_of
 from tests.starts import ENV, SMALL, rlreason
 

@@ -9,8 +9,8 @@ from conftest import random_pairs
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from rlreason.engines.base import Prompt, Sampling
+from rlreason.engines.hf.decoding import HEADROOM, PreallocatedCache
 from rlreason.engines.hf.engine import HFEngine
-from rlreason.engines.hf.kv_cache import HEADROOM, PreallocatedCache
 from rlreason.model.policy import LogProbScorer, Policy
 
 STOPS = ("a", "=")

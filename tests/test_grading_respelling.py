@@ -5,7 +5,7 @@ from fractions import Fraction
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from rlreason.grading.answers.decide import decide_pair
+from rlreason.grading.answers.compare import decide_pair
 from rlreason.grading.answers.lexer import ComparisonSettings
 
 DEFAULT = ComparisonSettings()

@@ -12,8 +12,8 @@ from rlreason.config.model import PretrainedModelConfig, type_of_head
 from rlreason.engines.base import Prompt, Sampling
 from rlreason.engines.hf.engine import HFEngine
 from rlreason.errors import ConfigError
-from rlreason.model.devices import Hardware, check_types, choose_types
 from rlreason.model.log_probs import chunked_log_probs, operand, product
+from rlreason.model.parameters import Hardware, check_types, choose_types
 from rlreason.model.policy import LogProbScorer, Policy
 from rlreason.model.tiny import build_model
 from rlreason.objectives.card import imitation_card, objective_card

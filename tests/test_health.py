@@ -15,12 +15,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlreason.health.examine import course_of, examine, notes_on_learning
+from rlreason.health.examine import course_of, describe_health, examine, notes_on_learning, sparkline
 from rlreason.health.finding import Finding, MetricCourse
-from rlreason.health.replay import events_of, replay_monitors
-from rlreason.health.subcommand import describe_health, sparkline
-from rlreason.health.watch import MONITORS
-from rlreason.report.sections import health_of, health_table
+from rlreason.health.watch import MONITORS, events_of, replay_monitors
+from rlreason.report.build import health_of, health_table
 from rlreason.report.study import Series, Setting, Study, StudyRun
 from tests.small_runs import words_of
 from tests.starts import rlreason

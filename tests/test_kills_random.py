@@ -34,9 +34,9 @@ PLACES = {
     "rlreason.training.checkpoint:Checkpointer.take_snapshot:return": 20,
     "rlreason.training.checkpoint:Checkpointer.restore:return": 1,
     "rlreason.training.checkpoint:write_tensors:return": 3,
-    "rlreason.records.checkpoints:digest:return": 60,
-    "rlreason.records.checkpoints:write_checkpoint:return": 3,
-    "rlreason.records.checkpoints:remove:call": 3,
+    "rlreason.records.files:digest:return": 60,
+    "rlreason.records.files:write_checkpoint:return": 3,
+    "rlreason.records.files:remove:call": 3,
     "rlreason.records.resume:cut_back:return": 1,
     "rlreason.training.trainer:Trainer.finish:call": 1,
 }

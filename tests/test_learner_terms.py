@@ -11,7 +11,7 @@ from conftest import PROMPT, random_pairs
 from torch.nn import functional as F
 
 from rlreason.config.training import OptimizationConfig
-from rlreason.data.sampler import ProblemSampler
+from rlreason.data.prompts import ProblemSampler
 from rlreason.engines.base import Sampling
 from rlreason.engines.rollouts import Rollouts, score_samples
 from rlreason.model.log_probs import chunked_log_probs
@@ -19,8 +19,7 @@ from rlreason.model.policy import LogProbScorer, Policy
 from rlreason.model.tiny import build_model
 from rlreason.objectives.objective import LengthNormConfig, LossConfig, Objective
 from rlreason.training.algorithms.grpo import GRPO, with_advantages
-from rlreason.training.learner import Learner
-from rlreason.training.optimization import averaged
+from rlreason.training.learner import Learner, averaged
 from rlreason.types import Grade, Response, Sample
 
 COUNT, GROUP = 16, 4

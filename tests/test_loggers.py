@@ -19,9 +19,8 @@ from wandb.proto import wandb_internal_pb2
 
 from rlreason.config.groups import LOGGERS, LoggerConfig
 from rlreason.records.files import CONTENTS, SUMMARY
-from rlreason.records.loggers.base import AXES, COLUMNS, COUNTERS, Row, Sent, SentRun
-from rlreason.records.loggers.guarded import QUEUED, SERVICES, Loggers
-from rlreason.records.loggers.services import WandbLogger
+from rlreason.records.guarded_loggers import QUEUED, SERVICES, Loggers
+from rlreason.records.loggers import AXES, COLUMNS, COUNTERS, Row, Sent, SentRun, WandbLogger
 from rlreason.records.writer import RunWriter
 from rlreason.runtime.machine import SWEEP_VARIABLE
 from tests.waiting import wait_for

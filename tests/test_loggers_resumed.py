@@ -16,8 +16,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from rlreason.config.groups import LoggerConfig
 from rlreason.records.files import LOGGERS, METRICS, step_name
-from rlreason.records.loggers.base import COLUMNS, COUNTERS, Sent, axis_of
-from rlreason.records.loggers.guarded import Loggers, Resumed, catch_up_service
+from rlreason.records.guarded_loggers import Loggers, Resumed, catch_up_service
+from rlreason.records.loggers import COLUMNS, COUNTERS, Sent, axis_of
 from rlreason.runtime.machine import SWEEP_VARIABLE
 from tests.test_loggers import history, records
 

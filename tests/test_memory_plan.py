@@ -21,9 +21,8 @@ from rlreason.config.store import typed
 from rlreason.data.prepare import read_splits
 from rlreason.engines.base import Demand, Prompt, Sampling
 from rlreason.engines.build import reserve_of, with_planned_cache
-from rlreason.engines.hf.decoding import PROMPT_TOKENS
+from rlreason.engines.hf.decoding import HEADROOM, PROMPT_TOKENS, PreallocatedLayer
 from rlreason.engines.hf.engine import HFEngine
-from rlreason.engines.hf.kv_cache import HEADROOM, PreallocatedLayer
 from rlreason.model import memory as f
 from rlreason.model import memory as head
 from rlreason.model.log_probs import CHUNK, chunked_log_probs
@@ -45,9 +44,9 @@ from rlreason.model.shapes import (
     tiny_shape,
 )
 from rlreason.model.tiny import TAGS, VOCABULARY
-from rlreason.training.fits import assumed_prompt
 from rlreason.training.learner import Learner
 from rlreason.training.parts import make_policy, set_trained
+from rlreason.training.preflight import assumed_prompt
 from rlreason.training.trainer import make_learner
 from rlreason.types import Grade, Response, Sample
 from tests.starts import ROOT

@@ -11,8 +11,7 @@ from rlreason.errors import ConfigError, EngineError, ResourceError
 from rlreason.model.savings import planned, savings
 from rlreason.model.shapes import Device
 from rlreason.records.resume import MAY_CHANGE, changed
-from rlreason.training.fits import out_of_memory
-from rlreason.training.preflight import memory_for
+from rlreason.training.preflight import memory_for, out_of_memory
 from tests.starts import SMALL, rlreason
 
 GIB = 1 << 30

@@ -12,8 +12,8 @@ from safetensors.torch import load_file, save_file
 from transformers import Phi3Config, Phi3ForCausalLM
 
 from rlreason.api import train
-from rlreason.cli.doctor.look import weight_findings
-from rlreason.cli.doctor.probing import ProbeResult
+from rlreason.cli.doctor_checks import weight_findings
+from rlreason.cli.doctor_probes import ProbeResult
 from rlreason.config.store import typed
 from rlreason.data.prompts import load_template
 from rlreason.engines.base import Prompt, Sampling

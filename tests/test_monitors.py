@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from rlreason.config.monitors import MODES, MonitorsConfig, settings_of
+from rlreason.config.groups import MODES, MonitorsConfig, settings_of
 from rlreason.config.store import SCHEMAS
 from rlreason.health.divergence import collapsed
 from rlreason.health.watch import MONITORS, Monitors

@@ -25,8 +25,7 @@ from rlreason.evaluation.cases import curves_table
 from rlreason.health.watch import Monitors
 from rlreason.objectives.card import imitation_card
 from rlreason.objectives.objective import LengthNormConfig
-from rlreason.records.console import Console, closing_table
-from rlreason.records.curves import draw_curves
+from rlreason.records.console import Console, closing_table, draw_curves
 from rlreason.records.files import CONTENTS
 from rlreason.records.reader import RunFolder
 from rlreason.records.status import write_status

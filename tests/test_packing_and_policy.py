@@ -8,7 +8,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, Gemma2Config, Gemm
 
 from rlreason.errors import ConfigError
 from rlreason.model.attention import NAMES, KernelSupport, choose_kernel, end_to_end, one_by_one
-from rlreason.model.checks import check_kernel
+from rlreason.model.loading import check_kernel
 from rlreason.model.log_probs import chunked_log_probs
 from rlreason.model.packing import pack, within_budget
 from rlreason.model.policy import LogProbScorer, Policy, load_policy

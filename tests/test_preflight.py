@@ -17,8 +17,8 @@ from rlreason.errors import ConfigError, DataError, ResourceError
 from rlreason.grading import Grader
 from rlreason.model.shapes import Device, decimal_size, tiny_shape
 from rlreason.records.status import read_status
-from rlreason.training.fits import ProblemCache
 from rlreason.training.preflight import (
+    ProblemCache,
     memory_for,
     missing_packages,
     needed_by,

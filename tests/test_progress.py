@@ -13,17 +13,17 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rlreason.config.training import OptimizationConfig
-from rlreason.data.sampler import ProblemSampler
+from rlreason.data.prompts import ProblemSampler
 from rlreason.engines.base import Prompt, Sampling
 from rlreason.model.parameters import add_lora
 from rlreason.model.policy import Policy
 from rlreason.model.tiny import build_model
 from rlreason.objectives.objective import Objective
-from rlreason.records.checkpoints import checkpoint_fault, checkpoints_in, moments_in, read_state
 from rlreason.records.console import Console
+from rlreason.records.files import checkpoint_fault, checkpoints_in, moments_in, read_state
 from rlreason.records.rows import Counters
 from rlreason.records.writer import RunWriter
-from rlreason.runtime.process import random_states, set_random_states
+from rlreason.runtime.machine import random_states, set_random_states
 from rlreason.training.algorithms.base import RolloutPrefetcher
 from rlreason.training.build import build_components
 from rlreason.training.build_algorithm import make_algorithm

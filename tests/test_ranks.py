@@ -9,16 +9,14 @@ from conftest import random_pairs
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from rlreason.errors import ConfigError
-from rlreason.model.devices import pick_dtype
+from rlreason.model.parameters import pick_dtype
 from rlreason.model.policy import LogProbScorer, Policy
-from rlreason.runtime.process import Place, own_gpu, place_of, world_of
-from rlreason.training.build_algorithm import frozen_copy, learner_settings
-from rlreason.training.build_ranks import make_ranked_learner
+from rlreason.runtime.machine import Place, own_gpu, place_of, world_of
+from rlreason.training.build_algorithm import frozen_copy, learner_settings, make_ranked_learner
 from rlreason.training.checkpoint import moments
-from rlreason.training.distributed import read_whole
+from rlreason.training.distributed import ShardedPolicy, read_whole
 from rlreason.training.learner import Learner
 from rlreason.training.parts import set_trained
-from rlreason.training.sharding import ShardedPolicy
 from rlreason.types import Grade, Response, Sample
 from tests.test_trainer import run_of
 

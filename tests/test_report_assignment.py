@@ -17,7 +17,17 @@ import yaml
 from rlreason.errors import ConfigError
 from rlreason.records.console import Console
 from rlreason.report.assignment import FILES, MARKDOWN, PAGE, write_up
-from rlreason.report.assignment.courses import agreement, course_of, directions_table, typed_settings, verdict_of
+from rlreason.report.assignment.courses import (
+    DONE,
+    IN_WORDS,
+    NOT_YET,
+    PARTLY,
+    agreement,
+    course_of,
+    directions_table,
+    typed_settings,
+    verdict_of,
+)
 from rlreason.report.assignment.figures import (
     against_bar,
     bar_line,
@@ -27,16 +37,15 @@ from rlreason.report.assignment.figures import (
     with_bands,
 )
 from rlreason.report.assignment.gather import Gathered, found_below
-from rlreason.report.assignment.keep import keep
-from rlreason.report.assignment.section import DONE, IN_WORDS, NOT_YET, PARTLY
 from rlreason.report.assignment.sections import write_up_of
 from rlreason.report.charts import figures_of
-from rlreason.report.pictures import svg_of
+from rlreason.report.page import svg_of
 from rlreason.report.read import read_study
 from rlreason.report.specifications import LIGHT
 from rlreason.report.study import Series
 from rlreason.sweeps.state import RunState, SweepState, read_state, write_state
 from tests.sweep_folders import CONFIG, answers, ended, sweep
+from tools.keep_write_up import keep
 
 ROOT = Path(__file__).parents[1]
 COURSES = ("cs336_2025", "cs336_2026", "pku_hw3")
@@ -346,7 +355,7 @@ def test_zero_shot_under_three_prompts_is_put_together_and_lacks_what_has_not_ru
     ("settings", "answers_it"),
     [
         ({}, True),
-        ({"prompt__reward": "rlreason.grading.rewards:coin"}, False),
+        ({"prompt__reward": "rlreason.grading.build:coin"}, False),
         ({"loss__loss_type": "no_baseline"}, False),
         ({"train_batch_size": 8, "rollout_batch_size": 16}, False),
         ({"train_batch_size": 16, "rollout_batch_size": 16}, True),

@@ -12,8 +12,7 @@ from report_objects import HOSTILE, run_of, series_of, study_of, verdicts_of_han
 from rlreason.report import specifications as palette
 from rlreason.report.charts import figures_of, forest_of, legend_of
 from rlreason.report.content import Entry, Figure, band_of, floored, points_each, thinned
-from rlreason.report.page import axes_of, data_of
-from rlreason.report.pictures import compiled, png_of, rows_of, svg_of, vega_version
+from rlreason.report.page import axes_of, compiled, data_of, png_of, rows_of, svg_of, vega_version
 from rlreason.report.study import Study
 from rlreason.runtime.intervals import mean_interval
 

@@ -12,8 +12,7 @@ import yaml
 
 from rlreason.config.groups import LoggerConfig
 from rlreason.engines.vllm.start import hide_secrets, last_lines, log_into
-from rlreason.records.loggers.base import SentRun
-from rlreason.records.loggers.services import init_args, run_names
+from rlreason.records.loggers import SentRun, init_args, run_names
 from rlreason.records.status import write_status
 from rlreason.runtime.text import HIDDEN, redacted
 from rlreason.sweeps.state import RunState, SweepState, write_state

@@ -22,7 +22,7 @@ from rlreason.model.tiny import build_model
 from rlreason.records.console import Console
 from rlreason.training.build import fitting
 from rlreason.training.build_algorithm import make_traces
-from rlreason.training.fits import Part
+from rlreason.training.preflight import Part
 from rlreason.types import Problem
 from tests.run_settings import settings
 

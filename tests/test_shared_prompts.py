@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
 
 from rlreason.config.training import OptimizationConfig
-from rlreason.model.checks import check_sharing
+from rlreason.model.loading import check_sharing
 from rlreason.model.packing import CPU, Attended, attention_by_layout, divide, merged, pack
 from rlreason.model.parameters import add_lora
 from rlreason.model.policy import LogProbScorer, Policy

@@ -24,7 +24,6 @@ from rlreason.records.writer import RunWriter
 from rlreason.training import warm_start as starts
 from rlreason.training.build import build_components
 from rlreason.training.parts import lessons_of, make_policy, teach_habits
-from rlreason.training.ship import make, settings_from, ship
 from rlreason.training.trainer import train
 from rlreason.training.warm_start import (
     SHIPPED,
@@ -38,6 +37,7 @@ from rlreason.training.warm_start import (
 )
 from tests.run_settings import settings
 from tests.waiting import MINUTES, wait_for
+from tools.start_model import make, settings_from, ship
 
 QUICK = ["model.width=32", "model.warm_start.steps=2", "model.warm_start.batch_size=8", "data.n_train=64"]
 WEIGHTS = {"a": torch.arange(6.0).reshape(2, 3), "b": torch.tensor([1.5, -0.0, float("nan")], dtype=torch.bfloat16)}
@@ -331,7 +331,7 @@ def test_the_default_run_starts_from_what_was_shipped_whatever_its_seed():
     policy = make_policy(run, lessons)
     recipe = recipe_of(run.model, policy, lessons_of(run, run.model, lessons))
     found = find_shipped(recipe, print)
-    assert found is not None, "the default start model is another now: python -m rlreason.training.ship"
+    assert found is not None, "the default start model is another now: python tools/start_model.py"
     assert checksum(found) == json.loads((SHIPPED / "r1_zero_short.json").read_text())["weights"]
     assert find_shipped(recipe | {"seed": 1}, print) is None
 

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from rlreason.runtime.process import loading
+from rlreason.runtime.machine import loading
 from tests.starts import SMALL
 
 #: What a run by default has no use for, but a few settings do.

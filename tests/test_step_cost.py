@@ -11,10 +11,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from rlreason.config.training import OptimizationConfig
 from rlreason.engines.base import Prompt, Sampling
-from rlreason.engines.hf import decoding, kv_cache
+from rlreason.engines.hf import decoding
+from rlreason.engines.hf import decoding as kv_cache
 from rlreason.engines.hf.engine import HFEngine
 from rlreason.model import packing
-from rlreason.model.checks import ELEMENTS
+from rlreason.model.loading import ELEMENTS
 from rlreason.model.policy import Policy
 from rlreason.objectives.objective import LossConfig, Objective
 from rlreason.training import learner as learner_module

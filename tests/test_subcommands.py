@@ -10,6 +10,7 @@ import pytest
 
 from rlreason.cli.entry import PACKAGE, exit_code_of
 from rlreason.cli.flags import composing, read
+from rlreason.cli.mistakes import config_of, keys_below, options
 from rlreason.cli.subcommands import (
     SUBCOMMANDS,
     named_subcommand,
@@ -17,7 +18,6 @@ from rlreason.cli.subcommands import (
     run_subcommand,
     subcommands_help,
 )
-from rlreason.cli.suggestions import config_of, keys_below, options
 from rlreason.errors import ConfigError
 from rlreason.records.writer import RunWriter
 from rlreason.types import Grade, Problem, Response, Sample

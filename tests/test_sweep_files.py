@@ -12,8 +12,7 @@ from rlreason.cli.check import check_command_line, runs_to_check, stage_of
 from rlreason.cli.design import design_of, file_of
 from rlreason.cli.flags import Request, composing, read
 from rlreason.config.leaves import resource_dir
-from rlreason.config.store import register, run_name, typed
-from rlreason.config.sweep_files import sweep_file
+from rlreason.config.store import register, run_name, sweep_file, typed
 from rlreason.errors import ConfigError
 from rlreason.sweeps.design import Design
 

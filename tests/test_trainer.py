@@ -10,8 +10,8 @@ import pytest
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
+from rlreason.config.groups import MonitorsConfig
 from rlreason.config.leaves import resource_dir
-from rlreason.config.monitors import MonitorsConfig
 from rlreason.config.store import typed
 from rlreason.config.training import OptimizationConfig
 from rlreason.health.watch import Monitors

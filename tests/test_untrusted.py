@@ -26,7 +26,7 @@ from rlreason.errors import ConfigError
 from rlreason.model.chat import Chat
 from rlreason.model.policy import Policy, load_policy
 from rlreason.model.tiny import build_model, build_tokenizer
-from rlreason.records.curves import picture
+from rlreason.records.console import picture
 from rlreason.records.files import opened
 from rlreason.records.reader import RunFolder
 from rlreason.records.writer import RunWriter, rewrite_rows

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rlreason.cli import suggestions as nearest
+from rlreason.cli import mistakes as nearest
 from rlreason.cli.check import check_command_line
 from rlreason.cli.command import answer_question
 from rlreason.cli.entry import PACKAGE
@@ -130,7 +130,7 @@ def test_a_key_of_another_option_is_answered_with_the_settings_of_the_chosen_one
 
 
 def test_every_habit_and_every_equivalent_names_settings_that_there_are():
-    from rlreason.cli.suggestions import EQUIVALENTS, HABITS
+    from rlreason.cli.mistakes import EQUIVALENTS, HABITS
 
     known = set(nearest.keys_of_options())
     for algorithm, table in EQUIVALENTS.items():

@@ -11,4 +11,4 @@ for sweep in expert_iteration sft_filtered sft_dataset_size leaderboard; do
   python -m rlreason -m sweep="$sweep" seed="$seeds" jobs="$jobs"
 done
 python -m rlreason report --assignment cs336_2025 runs                        # runs/writeup.md and runs/writeup.html
-python -m rlreason.report.assignment.keep cs336_2025 runs docs/rehearsal      # the same, small enough for a repository
+python tools/keep_write_up.py cs336_2025 runs docs/rehearsal      # the same, small enough for a repository

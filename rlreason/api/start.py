@@ -28,9 +28,8 @@ from rlreason.config.run import RunConfig, works_on_a_model
 from rlreason.config.store import typed
 from rlreason.errors import ConfigError
 from rlreason.records.console import Console
-from rlreason.runtime.machine import SWEEP_VARIABLE, divide_memory_finely
+from rlreason.runtime.machine import SWEEP_VARIABLE, divide_memory_finely, place_of, process_state_kept
 from rlreason.runtime.plugins import as_settings
-from rlreason.runtime.process import place_of, process_state_kept
 from rlreason.runtime.text import redacted
 
 #: Settings of Hydra's that a run in this process has: where it writes, and where options are found.

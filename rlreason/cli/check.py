@@ -13,19 +13,17 @@ from omegaconf import DictConfig, OmegaConf
 from rlreason.cli.aliases import translated
 from rlreason.cli.design import BASIC, design_of, file_of, folder_of
 from rlreason.cli.flags import Request, composing, read, split_sweep_options
-from rlreason.cli.mistakes import in_one_line, mistakes_in
+from rlreason.cli.mistakes import in_one_line, mistakes_in, options
 from rlreason.cli.multirun import composed, fixed, runs_of, with_meant, with_own_names
 from rlreason.cli.option_files import own_names
 from rlreason.cli.options import GROUP, HERE, RAY, chosen_launcher, refuse_wrong_choices
 from rlreason.cli.resume import key_of
-from rlreason.cli.suggestions import options
-from rlreason.config.discover import DiscoverConfig
+from rlreason.config.algorithms import DiscoverConfig
+from rlreason.config.groups import OF_SWEEPS
 from rlreason.config.leaves import resource_dir
-from rlreason.config.monitors import OF_SWEEPS
 from rlreason.config.rules import complaints, smaller_last_evaluation, unread_keys
 from rlreason.config.run import AnyRunConfig, works_on_a_model
-from rlreason.config.store import typed
-from rlreason.config.sweep_files import SweepFile
+from rlreason.config.store import SweepFile, typed
 from rlreason.errors import ConfigError
 from rlreason.records.status import RESOURCES, exit_code
 from rlreason.runtime.machine import SWEEP_VARIABLE
@@ -80,10 +78,7 @@ def check_runs(
     if absent is None:
         _check_writable(folder)
     from rlreason.discovery.asking import refuse_unready
-    from rlreason.training.preflight import (  # it loads the grader: only if runs are to start
-        planned_warnings,
-        preflight,
-    )
+    from rlreason.training.preflight import planned_warnings, preflight
 
     for one in runs:
         if isinstance(one, DiscoverConfig):

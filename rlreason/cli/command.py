@@ -35,8 +35,7 @@ from rlreason.records.writer import refuse_taken
 from rlreason.runtime import signals
 from rlreason.runtime.files import run_lock
 from rlreason.runtime.hang import listen
-from rlreason.runtime.machine import SWEEP_VARIABLE
-from rlreason.runtime.process import place_of
+from rlreason.runtime.machine import SWEEP_VARIABLE, place_of
 from rlreason.runtime.streams import stderr_logged
 from rlreason.runtime.text import redacted
 from rlreason.sweeps.runner import PATIENCE_S

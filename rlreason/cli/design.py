@@ -16,8 +16,7 @@ from rlreason.cli.multirun import MEANS, Grid, canonical, canonical_word, compos
 from rlreason.cli.options import Repository
 from rlreason.cli.resume import key_of
 from rlreason.config.leaves import typed_word
-from rlreason.config.store import run_name
-from rlreason.config.sweep_files import FIRST, SweepFile, sweep_file
+from rlreason.config.store import FIRST, SweepFile, run_name, sweep_file
 from rlreason.errors import ConfigError
 from rlreason.runtime.text import few
 from rlreason.sweeps.design import SWEEPS, Design, PlannedRun, Setting

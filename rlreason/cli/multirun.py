@@ -16,7 +16,7 @@ from rlreason.cli.aliases import PLACED, translated
 from rlreason.cli.mistakes import in_one_line
 from rlreason.cli.options import refuse_wrong_choices
 from rlreason.cli.resume import key_of
-from rlreason.config.sweep_files import SweepFile
+from rlreason.config.store import SweepFile
 from rlreason.errors import ConfigError
 
 

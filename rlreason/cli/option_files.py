@@ -11,8 +11,7 @@ from omegaconf import OmegaConf
 from rlreason.cli.flags import OWN_CONFIGS
 from rlreason.config.leaves import resource_dir
 from rlreason.config.rules import NAMING
-from rlreason.config.store import SCHEMAS
-from rlreason.config.sweep_files import plain_part
+from rlreason.config.store import SCHEMAS, plain_part
 from rlreason.errors import ConfigError
 
 

@@ -27,12 +27,11 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.basecontainer import BaseContainer
 
 from rlreason.cli.aliases import MAY_BE_ABSENT, NONE, PLACED
-from rlreason.cli.suggestions import did_you_mean, nearest_options, options
+from rlreason.cli.mistakes import did_you_mean, nearest_options, options
 from rlreason.config.data import of_function
 from rlreason.config.groups import names_function
 from rlreason.config.leaves import resource_dir, typed_word
-from rlreason.config.store import register
-from rlreason.config.sweep_files import BLOCKS, content
+from rlreason.config.store import BLOCKS, content, register
 from rlreason.errors import ConfigError
 from rlreason.objectives.objective import own_loss_config
 from rlreason.runtime.machine import usable_processors

@@ -9,7 +9,7 @@ import argparse
 from collections.abc import Callable
 from typing import Any
 
-from rlreason.cli.doctor.look import requested_run
+from rlreason.cli.doctor_checks import requested_run
 from rlreason.config.run import RunConfig
 from rlreason.errors import ConfigError
 from rlreason.model.savings import Planned, cure, planned, table, verdict
@@ -76,7 +76,7 @@ def main(arguments: argparse.Namespace, console: Console) -> Answer:
 
 def plan_here(run: RunConfig) -> Planned:
     """Return the memory plan of a run on this machine, as far as it is known without torch."""
-    from rlreason.training.fits import assumed_prompt
+    from rlreason.training.preflight import assumed_prompt
 
     return planned(run, believed_device(), assumed_prompt(run))
 

@@ -15,8 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from rlreason.cli.aliases import NAMES, SHORT
 from rlreason.cli.flags import Request, read
-from rlreason.cli.mistakes import in_one_line
-from rlreason.cli.suggestions import options
+from rlreason.cli.mistakes import in_one_line, options
 from rlreason.config.algorithms import EvaluateConfig
 from rlreason.config.groups import engine_here, names_function
 from rlreason.config.leaves import typed_word

@@ -22,8 +22,7 @@ from rlreason.runtime import signals
 from rlreason.runtime.clock import Clock
 from rlreason.runtime.files import run_lock
 from rlreason.runtime.hang import ended_when_silent, listen, stacks_in
-from rlreason.runtime.machine import divide_memory_finely
-from rlreason.runtime.process import Place, loading, seed_generators
+from rlreason.runtime.machine import Place, divide_memory_finely, loading, seed_generators
 from rlreason.runtime.signals import FOLLOWS, killed_with_parent
 from rlreason.runtime.text import first_line, redacted
 
@@ -99,7 +98,7 @@ def _shortage_of(run: AnyRunConfig, error: BaseException) -> ConfigError | None:
     """Return in one line what ended a run whose GPU had too little memory; None for any other error."""
     if not works_on_a_model(run) or not isinstance(error, Exception):
         return None
-    from rlreason.training.fits import out_of_memory
+    from rlreason.training.preflight import out_of_memory
 
     return out_of_memory(run, error)
 
@@ -148,8 +147,8 @@ def serve(place: Place) -> int:
 
 def _follow(place: Place, store: object, limit_s: float) -> int:
     """Do this rank's part of the run; an error is left for rank 0 to report."""
-    from rlreason.model.devices import pick_device
-    from rlreason.training.build_ranks import follow
+    from rlreason.model.parameters import pick_device
+    from rlreason.training.build_algorithm import follow
     from rlreason.training.ranks import Ranks, is_gone
 
     ranks = Ranks(store, place.rank, place.world, pick_device(), limit_s)

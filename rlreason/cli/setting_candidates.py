@@ -13,9 +13,8 @@ from omegaconf.errors import OmegaConfBaseException
 from rlreason.cli.aliases import NAMES, PLACED, translated
 from rlreason.cli.candidates import awaiting_value, of_flags, paths, runs_or_files
 from rlreason.cli.flags import Request, composing, flags_parser, read
-from rlreason.cli.mistakes import choices_among
+from rlreason.cli.mistakes import choices_among, config_of, options
 from rlreason.cli.options import PLUGINS
-from rlreason.cli.suggestions import config_of, options
 from rlreason.config.groups import NAMED_REWARDS
 from rlreason.config.leaves import INPUTS, typed_word
 from rlreason.config.store import register

@@ -77,10 +77,7 @@ def run_of(request: Request, run: PlannedRun) -> AnyRunConfig:
 
 def space_of(run: AnyRunConfig) -> float:
     """Return the bytes that a run may leave, by its settings: model, responses, checkpoints and small files."""
-    from rlreason.training.preflight import (  # slow to import: it knows the tiny model's tokenizer
-        RECORDS,
-        space_needed,
-    )
+    from rlreason.training.preflight import RECORDS, space_needed
 
     return float(RECORDS + (space_needed(run).left if works_on_a_model(run) else 0))
 

@@ -52,17 +52,17 @@ SUBCOMMANDS = (
         "a program of discovery: run in a sandbox, its set checked exactly",
     ),
     Subcommand(
-        "health", "rlreason.health.subcommand", "RUN ...", "what is wrong with a run: evidence, causes, what to try"
+        "health", "rlreason.health.examine", "RUN ...", "what is wrong with a run: evidence, causes, what to try"
     ),
     Subcommand(
         "doctor",
-        "rlreason.cli.doctor.subcommand",
+        "rlreason.cli.doctor",
         "[WORD ...]",
         "what this machine can do, and whether a run of these words fits",
     ),
     Subcommand(
         "check",
-        "rlreason.courses.check.subcommand",
+        "rlreason.courses.check.runner",
         "MODULE",
         "your own functions or train loop of a handout, held against ours",
     ),

@@ -9,11 +9,21 @@ from typing import Any, ClassVar, TypeGuard
 from omegaconf import MISSING
 
 from rlreason.config.data import DataConfig, StoriesConfig
-from rlreason.config.evaluation import EvalConfig, EvalProtocolConfig, complaints, evaluation_of
 from rlreason.config.fields import MADE
-from rlreason.config.groups import GradingConfig, LoggerConfig, PromptConfig, RolloutConfig, SamplingConfig, WaitsConfig
+from rlreason.config.groups import (
+    EvalConfig,
+    EvalProtocolConfig,
+    GradingConfig,
+    LoggerConfig,
+    MonitorsConfig,
+    PromptConfig,
+    RolloutConfig,
+    SamplingConfig,
+    WaitsConfig,
+    complaints,
+    evaluation_of,
+)
 from rlreason.config.model import SHARED_WARM_START, TINY_CONTEXT, ModelConfig
-from rlreason.config.monitors import MonitorsConfig
 
 
 @dataclass

@@ -6,10 +6,13 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from rlreason.courses.generations import evaluate_vllm, init_vllm, load_policy_into_vllm_instance, log_generations
 from rlreason.courses.shared import (
     consecutive_groups,
+    evaluate_vllm,
     get_response_log_probs,
+    init_vllm,
+    load_policy_into_vllm_instance,
+    log_generations,
     required,
     score_rollouts,
     summarize,

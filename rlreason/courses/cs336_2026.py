@@ -7,11 +7,14 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from rlreason.courses.generations import evaluate_vllm, init_vllm, load_policy_into_vllm_instance, log_generations
 from rlreason.courses.shared import (
     RewardFn,
     consecutive_groups,
+    evaluate_vllm,
     get_response_log_probs,
+    init_vllm,
+    load_policy_into_vllm_instance,
+    log_generations,
     required,
     score_rollouts,
     tokenize_prompt_and_output,

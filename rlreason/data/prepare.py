@@ -19,22 +19,25 @@ from rlreason.config.data import (
     RowsDataConfig,
     StoriesConfig,
 )
-from rlreason.config.evaluation import as_eval, naming_eval_settings
+from rlreason.config.groups import as_eval, naming_eval_settings
 from rlreason.config.leaves import SPLITS, locate, may_be_hub_name, resource_dir
 from rlreason.config.rules import too_many_problems
 from rlreason.config.run import RunConfig
 from rlreason.data.ground_truth import check_ground_truths, with_ground_truth
 from rlreason.data.prompts import check_template, filter_correct, prompt_renderer, trace_text, with_traces
-from rlreason.data.rows import Names, field_names, own_id, to_problem
 from rlreason.data.sources import (
+    Names,
     ProblemTable,
     RawRow,
+    field_names,
     file_rows,
     hub_splits,
     make_gym,
+    own_id,
     question_hash,
     read_table,
     rows_of,
+    to_problem,
 )
 from rlreason.data.tasks import load_countdown, make_countdown, make_stories, with_wrong_solutions
 from rlreason.errors import ConfigError, DataError

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rlreason.config.discover import DiscoverConfig
+from rlreason.config.algorithms import DiscoverConfig
 from rlreason.discovery.client import (
     Attempt,
     Client,

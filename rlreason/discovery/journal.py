@@ -2,13 +2,14 @@
 
 import json
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from rlreason.config.discover import DiscoverBudgetConfig
+from rlreason.config.algorithms import DiscoverBudgetConfig, DiscoverConfig
 from rlreason.discovery.exchange import Attempt
+from rlreason.discovery.turns import DiscoveryProblem, Reply, without_measurements
 from rlreason.errors import ConfigError
 from rlreason.records.files import finite
 from rlreason.runtime.files import append_line
@@ -242,3 +243,55 @@ class Spending:
 
 def _left(budget: str, spent: str) -> str:
     return f"{budget}: {spent} are spent, and one more call could exceed it"
+
+
+def log_of(
+    run: DiscoverConfig,
+    problem: DiscoveryProblem,
+    begin: Mapping[str, Any],
+    replies: Sequence[Reply],
+    spending: Spending,
+    best: Mapping[str, Any],
+    ended: str | None,
+) -> dict[str, Any]:
+    """Return the log. `begin`: the journal's first event; `best`: score, sha256 and turn of the best program."""
+    start, client = begin["start"], run.client
+    return {
+        "problem": run.problem,
+        "title": problem.title,
+        "unit": problem.unit,
+        "strategy": run.strategy,
+        "model": begin["model"],
+        "seed": run.seed,
+        "settings": {
+            "replies": run.side_by_side,
+            "temperature": client.temperature,
+            "thinking": client.thinking,
+            "max_tokens": client.max_tokens,
+            "extra": client.extra or {},
+            "retries": client.retries,
+            "hints": run.prompts.hints,
+            "history": run.history if run.converses else 0,
+            "restart_after": run.restart_after,
+            "score": {name: asdict(run.score)[name] for name in ("timeout_s", "memory_mb", "check_timeout_s")},
+            "budget": asdict(run.budget),
+        },
+        "system": client.system,
+        "first_prompt": begin["first"],
+        "start": {
+            "program": start["program"],
+            "program_sha256": start["result"]["program_sha256"],
+            "score": start["result"]["score"],
+            "result": without_measurements(start["result"]),
+        },
+        "turns": [reply.as_row() for reply in replies],
+        "spent": {
+            "calls": spending.calls,
+            "prompt_tokens": spending.prompt_tokens,
+            "completion_tokens": spending.completion_tokens,
+            "cost": round(spending.cost, 9),
+        },
+        "best": {"score": best["score"], "turn": best["turn"], "program_sha256": best["sha256"]},
+        "record": [dict(row) for row in problem.record],
+        "ended": ended,
+    }

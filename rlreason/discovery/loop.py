@@ -14,10 +14,9 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from functools import partial
 
-from rlreason.config.discover import DiscoverConfig
+from rlreason.config.algorithms import DiscoverConfig
 from rlreason.discovery.asking import BestProgram, Walk, announce, set_up
-from rlreason.discovery.journal import Journal
-from rlreason.discovery.log import log_of
+from rlreason.discovery.journal import Journal, log_of
 from rlreason.discovery.report.write import write_run_report
 from rlreason.discovery.score import refuse_other_systems
 from rlreason.discovery.turns import Conversation, Question, Reply, chosen_of, feedback, problem_named

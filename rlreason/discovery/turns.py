@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from rlreason.config.discover import PromptFilesConfig
+from rlreason.config.algorithms import PromptFilesConfig
 from rlreason.config.leaves import resource_dir
 from rlreason.discovery.exchange import Attempt
 from rlreason.errors import ConfigError

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from rlreason.config.run import RunConfig
 from rlreason.errors import ConfigError
-from rlreason.runtime.process import place_of
+from rlreason.runtime.machine import place_of
 
 
 def ranks_here(run: RunConfig) -> int:

@@ -4,8 +4,8 @@ Exact, cheap rules in this process come first (`rlreason.grading.answers`); what
 processes that can be killed, where the symbolic library is loaded. Importing this package is cheap.
 """
 
+from rlreason.grading.build import question_only_reward_fn, r1_zero_reward_fn
 from rlreason.grading.formats import boxed
 from rlreason.grading.grader import Grader, GroundTruth
-from rlreason.grading.rewards import question_only_reward_fn, r1_zero_reward_fn
 
 __all__ = ["Grader", "GroundTruth", "boxed", "question_only_reward_fn", "r1_zero_reward_fn"]

@@ -1,7 +1,9 @@
 """Build the graders of a run from its settings: one for training samples, one for evaluations."""
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,7 +15,7 @@ from rlreason.config.groups import GradingConfig
 from rlreason.config.run import RunConfig
 from rlreason.errors import ConfigError
 from rlreason.grading import verifiers
-from rlreason.grading.grader import Grader
+from rlreason.grading.grader import Grader, GroundTruth
 from rlreason.grading.verifiers import reward_name
 from rlreason.records.files import INCIDENTS
 from rlreason.runtime.plugins import GIVEN
@@ -101,3 +103,85 @@ class RunGrading(NamedTuple):
             "it was a Python object of the program that started the run, so only Python can grade with it again: give "
             "Grader(reward=FUNCTION).grade_batch(...) what load_run(RUN).responses holds"
         )
+
+
+def r1_zero_reward_fn(response: str, ground_truth: GroundTruth, fast: bool = True) -> dict[str, float]:
+    """Reward for `... </think> <answer> ... </answer>`. `fast` decides in process and starts no worker.
+
+    >>> r1_zero_reward_fn("so 19 * 2 </think> <answer> 38 </answer>", "38")
+    {'format_reward': 1.0, 'answer_reward': 1.0, 'reward': 1.0}
+    """
+    return _reward("r1_zero", response, ground_truth, fast)
+
+
+def question_only_reward_fn(response: str, ground_truth: GroundTruth, fast: bool = True) -> dict[str, float]:
+    r"""Reward for an answer in the last `\boxed{...}`. `fast` decides in process and starts no worker.
+
+    >>> question_only_reward_fn(r"It is \boxed{\frac12}.", "0.5")
+    {'format_reward': 1.0, 'answer_reward': 1.0, 'reward': 1.0}
+    """
+    return _reward("question_only", response, ground_truth, fast)
+
+
+def _reward(reward: str, response: str, ground_truth: GroundTruth, fast: bool) -> dict[str, float]:
+    grade = _shared(reward, fast).grade_batch([response], [ground_truth])[0]
+    return {"format_reward": grade.format, "answer_reward": grade.answer, "reward": grade.reward}
+
+
+@cache
+def _shared(reward: str, fast: bool) -> Grader:
+    return Grader(reward=reward, symbolic=not fast)
+
+
+Reward = dict[str, float]
+
+
+def coin(response: str, ground_truth: GroundTruth) -> Reward:
+    """Return 1 or 0, each for half of all responses, whatever they say: a hash of response and ground truth.
+
+    Equal pairs get the same reward, so that a resumed run is graded as before. It teaches which texts were lucky, not
+    the answer.
+
+    >>> [coin(f"so {n}", "4")["reward"] for n in range(8)]
+    [0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 1.0]
+    """
+    digest = hashlib.sha256(f"{ground_truth}\n{response}".encode()).digest()
+    return _rewarded(_graded(response, ground_truth), digest[0] % 2)
+
+
+def format_only(response: str, ground_truth: GroundTruth) -> Reward:
+    """Return 1 for the right format, whatever the answer.
+
+    >>> format_only("so 5 </think> <answer>5</answer>", "4")["reward"], format_only("so 4", "4")["reward"]
+    (1.0, 0.0)
+    >>> format_only("so 4", "4")["format_reward"], coin("so 3", "4")["format_reward"]
+    (0.0, 0.0)
+    """
+    graded = _graded(response, ground_truth)
+    return _rewarded(graded, graded["format_reward"])
+
+
+def inverted(response: str, ground_truth: GroundTruth) -> Reward:
+    r"""Return 1 for a wrong answer in the right format, 0 for a right one.
+
+    >>> inverted(r"\boxed{5}", "4")["reward"], inverted(r"\boxed{4}", "4")["reward"], inverted("so 5", "4")["reward"]
+    (1.0, 0.0, 0.0)
+    """
+    graded = _graded(response, ground_truth)
+    return _rewarded(graded, graded["format_reward"] - graded["answer_reward"])
+
+
+def _graded(response: str, ground_truth: GroundTruth) -> Reward:
+    """Grade by the reward whose format the response has, without the symbolic comparison, which needs a process."""
+    graded = r1_zero_reward_fn(response, ground_truth)
+    return graded if graded["format_reward"] else question_only_reward_fn(response, ground_truth)
+
+
+def _rewarded(graded: Reward, value: float) -> Reward:
+    """Return the control's value, next to the real format reward."""
+    return {"format_reward": graded["format_reward"], "answer_reward": float(value), "reward": float(value)}
+
+
+#: Part of the protocol of every accuracy; accuracies of different versions are not compared. `tests/test_grading.py`
+#: compares the verdicts on all cases with it and says what to do when one changes.
+GRADER_VERSION = 2

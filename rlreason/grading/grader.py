@@ -21,7 +21,7 @@ from rlreason.config.fields import out_of_range, wrong_choices
 from rlreason.config.groups import GradingConfig, names_function
 from rlreason.errors import ConfigError
 from rlreason.grading import plugin
-from rlreason.grading.answers.decide import better, decide
+from rlreason.grading.answers.compare import better, decide
 from rlreason.grading.answers.lexer import ComparisonSettings, Verdict
 from rlreason.grading.formats import FORMATS, Extracted, candidates
 from rlreason.grading.pool import Pool, PoolReply

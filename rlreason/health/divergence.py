@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Sequence
 from statistics import median
 
-from rlreason.config.monitors import WEIGHTS
+from rlreason.config.groups import WEIGHTS
 from rlreason.health.finding import FEWEST_ASKED, SLOWER, Alert, Metrics, Monitor, Observation, exploded, in_a_row
 from rlreason.runtime.intervals import fewer_p
 

@@ -9,8 +9,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from rlreason.config.evaluation import naming_eval_settings
-from rlreason.config.groups import PromptConfig
+from rlreason.config.groups import PromptConfig, naming_eval_settings
 from rlreason.config.model import ModelConfig
 from rlreason.config.run import RunConfig
 from rlreason.data.prompts import prompt_renderer, template_of

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from rlreason.model.devices import lists_on_device
+from rlreason.model.parameters import lists_on_device
 
 FULL = -(1 << 62)  # space left in a closed bin
 

@@ -17,10 +17,12 @@ from transformers.cache_utils import Cache
 from rlreason.data.prompts import appended
 from rlreason.errors import ConfigError
 from rlreason.model.attention import select_kernel
-from rlreason.model.checks import check_head, check_kernel, check_model, check_sharing
-from rlreason.model.devices import DTYPES, free_cached_memory, pick_device, pick_dtype
 from rlreason.model.loading import (
+    check_head,
+    check_kernel,
+    check_model,
     check_saved,
+    check_sharing,
     check_tokenizer,
     load_model,
     load_tokenizer,
@@ -29,7 +31,16 @@ from rlreason.model.loading import (
 )
 from rlreason.model.log_probs import chunked_log_probs, operand, product, use_fast_products, without_padding
 from rlreason.model.packing import PackedBatch, Pair, divide, pack
-from rlreason.model.parameters import merged_weights, model_size, round_weights, seeded
+from rlreason.model.parameters import (
+    DTYPES,
+    free_cached_memory,
+    merged_weights,
+    model_size,
+    pick_device,
+    pick_dtype,
+    round_weights,
+    seeded,
+)
 from rlreason.runtime.files import alive, whole
 from rlreason.runtime.text import first_line
 

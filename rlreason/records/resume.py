@@ -7,12 +7,11 @@ from typing import Any
 
 import yaml
 
-from rlreason.config.discover import DISCOVERY_BUDGETS
+from rlreason.config.algorithms import DISCOVERY_BUDGETS
+from rlreason.config.groups import settings_of
 from rlreason.config.leaves import below, flat
-from rlreason.config.monitors import settings_of
 from rlreason.config.training import BUDGETS, raised
 from rlreason.errors import ConfigError
-from rlreason.records.checkpoints import checkpoints_in, moments_in, newest_good, read_state
 from rlreason.records.files import (
     CALLS,
     CHECKPOINTS,
@@ -25,9 +24,13 @@ from rlreason.records.files import (
     ROLLOUTS,
     SUMMARY,
     UNFINISHED,
+    checkpoints_in,
+    moments_in,
+    newest_good,
+    read_state,
     response_files,
 )
-from rlreason.records.loggers.guarded import Resumed
+from rlreason.records.guarded_loggers import Resumed
 from rlreason.records.status import known
 from rlreason.runtime.files import explained, removed
 

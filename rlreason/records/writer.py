@@ -9,9 +9,18 @@ from typing import Any
 
 from rlreason.errors import ConfigError
 from rlreason.records import files
-from rlreason.records.checkpoints import checkpoints_in, read_state, set_aside_behind
-from rlreason.records.files import DAMAGED, finite, growing, line_of, opened, written
-from rlreason.records.loggers.guarded import Loggers, Resumed
+from rlreason.records.files import (
+    DAMAGED,
+    checkpoints_in,
+    finite,
+    growing,
+    line_of,
+    opened,
+    read_state,
+    set_aside_behind,
+    written,
+)
+from rlreason.records.guarded_loggers import Loggers, Resumed
 from rlreason.records.provenance import code_differs, differences, part_line, provenance
 from rlreason.records.reader import RunFolder
 from rlreason.records.resume import (

@@ -7,8 +7,22 @@ from typing import Any
 import numpy as np
 
 from rlreason.report import specifications
-from rlreason.report.content import GRID, MOST_COLOURS, Band, Curves, Entry, Figure, Line, Verdict, band_of
-from rlreason.report.measures import ACCURACY, MEASURES, PERCENT, Measure, value_text
+from rlreason.report.content import (
+    ACCURACY,
+    GRID,
+    MEASURES,
+    MOST_COLOURS,
+    PERCENT,
+    Band,
+    Curves,
+    Entry,
+    Figure,
+    Line,
+    Measure,
+    Verdict,
+    band_of,
+    value_text,
+)
 from rlreason.report.specifications import variable
 from rlreason.report.study import AXES, RUNNING, Setting, Study, StudyRun
 from rlreason.report.verdicts import EQUAL_WITHIN, signed

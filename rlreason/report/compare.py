@@ -15,8 +15,7 @@ from rlreason.records.console import Console
 from rlreason.report.content import Verdict
 from rlreason.report.read import read_given, study_of
 from rlreason.report.remarks import warnings_of
-from rlreason.report.study import Setting, Study
-from rlreason.report.tabular import beside_runs, is_tabular, study_of_file
+from rlreason.report.study import Setting, Study, beside_runs, is_tabular, study_of_file
 from rlreason.report.verdicts import EQUAL_WITHIN, best_of, comparing_half, how_chosen, unequal_tuning, verdicts_of
 from rlreason.runtime.streams import folded
 from rlreason.runtime.subcommand import Answer, Parser

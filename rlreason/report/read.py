@@ -14,7 +14,7 @@ from rlreason.config.leaves import flat, resource_dir
 from rlreason.errors import ConfigError
 from rlreason.evaluation.cases import CATEGORY_TEXTS
 from rlreason.health.examine import course_of, lost_grades
-from rlreason.health.replay import as_numbers
+from rlreason.health.watch import as_numbers
 from rlreason.records.files import CONFIG, METRICS, RESPONSES, STATUS, ResponseFile, each_line
 from rlreason.records.reader import RunFolder, runs_in
 from rlreason.records.status import read_ending, read_status

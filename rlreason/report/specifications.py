@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rlreason.report.measures import Measure
+from rlreason.report.content import Measure
 
 LIGHT = {
     "s0": "#363B43",

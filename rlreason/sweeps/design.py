@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rlreason.errors import ConfigError
-from rlreason.records.checkpoints import checkpoints_in
-from rlreason.records.files import CONFIG, SUMMARY
+from rlreason.records.files import CONFIG, SUMMARY, checkpoints_in
 from rlreason.records.reader import RunFolder
 from rlreason.records.resume import HARMLESS, MAY_CHANGE, settings_changed
 from rlreason.runtime.files import holder

@@ -20,7 +20,7 @@ from importlib import import_module, invalidate_caches
 from typing import Any
 
 from rlreason.runtime.early_signals import heed_signals
-from rlreason.runtime.process import loading
+from rlreason.runtime.machine import loading
 from rlreason.runtime.signals import SIGNALS, killed_with_parent
 
 READY = -1

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from rlreason.config.evaluation import EvalProtocolConfig
+from rlreason.config.groups import EvalProtocolConfig
 from rlreason.config.run import Asking, RunConfig
 from rlreason.data.prepare import Loaded, load_data, read_splits, subset
 from rlreason.data.prompts import template_of
@@ -26,11 +26,10 @@ from rlreason.model.chat import PromptEncoder, check_prompts, encoder, end_of_tu
 from rlreason.model.policy import LogProbScorer, Policy
 from rlreason.model.tiny import TAGS
 from rlreason.records.console import Console
-from rlreason.records.loggers.guarded import Loggers, Resumed
+from rlreason.records.guarded_loggers import Loggers, Resumed
 from rlreason.runtime.clock import Clock
-from rlreason.training.fits import Part, parts, room_of, too_long
 from rlreason.training.parts import check_hardware, make_policy, set_threads, set_trained, teach_habits
-from rlreason.training.preflight import own_functions, refusal
+from rlreason.training.preflight import Part, own_functions, parts, refusal, room_of, too_long
 from rlreason.training.warm_start import StartWeights
 from rlreason.types import Collected, Problem
 

@@ -1,7 +1,8 @@
 """Write a run's checkpoints and restore a run from one: samples as JSON, moments and weights as tensors."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import TimeoutError as NotInTime
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -11,14 +12,21 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from rlreason.config.training import CheckpointConfig
+from rlreason.config.training import CheckpointConfig, TrainingConfig
 from rlreason.engines.base import Engine
-from rlreason.errors import ConfigError
+from rlreason.errors import ConfigError, EngineError
 from rlreason.evaluation.evaluator import Evaluated, Validation
 from rlreason.grading import Grader
 from rlreason.health.watch import Monitors
 from rlreason.model.policy import Policy
-from rlreason.records.checkpoints import (
+from rlreason.records.console import Console, draw_curves
+from rlreason.records.files import (
+    CHECKPOINTS,
+    MODEL,
+    MOMENTS,
+    SPREAD,
+    SUMMARY,
+    TENSORS,
     checkpoints_in,
     linked,
     moments_in,
@@ -29,14 +37,18 @@ from rlreason.records.checkpoints import (
     remove_moments,
     write_checkpoint,
 )
-from rlreason.records.files import CHECKPOINTS, MODEL, MOMENTS, SPREAD, TENSORS
+from rlreason.records.reader import RunFolder
 from rlreason.records.rows import Counters
+from rlreason.records.status import write_status
 from rlreason.records.writer import RunWriter
+from rlreason.runtime import signals
 from rlreason.runtime.files import explained
-from rlreason.runtime.process import random_states, set_random_states
+from rlreason.runtime.machine import random_states, set_random_states
 from rlreason.training.algorithms.base import RolloutPrefetcher
+from rlreason.training.build import Components
 from rlreason.training.learner import Learner
 from rlreason.training.progress import BYTES_PER_S, CheckpointCost, Position, Snapshot, Step, checkpoint_due
+from rlreason.training.summary import print_loggers
 from rlreason.types import Collected, Grade, Problem, Response, Sample, Update
 
 Plain = dict[str, Any]
@@ -390,3 +402,95 @@ def evaluated_from(plain: dict[str, Any], interim: Sequence[Problem], final: Seq
     """Invert `plain_evaluated`."""
     samples = [sample_from(row) for row in plain["samples"]]
     return Evaluated(samples, plain["metrics"], plain["whole"], final if plain["last"] else interim, plain["last"])
+
+
+AHEAD_S = 8.0  # a stop waits for sampling ahead: without it, the run resumes from an earlier checkpoint
+
+
+def handle_interruption(
+    error: BaseException,
+    run: TrainingConfig,
+    components: Components,
+    checkpointer: Checkpointer | None,
+    records: RunWriter,
+    counters: Counters,
+    console: Console,
+) -> None:
+    """Save what a run that ends with this error has; raise KeyboardInterrupt after a signal."""
+    if signals.stop_signal() is None and not isinstance(error, KeyboardInterrupt):
+        trainer_intact = isinstance(error, EngineError)
+        if trainer_intact and checkpointer and checkpointer.begun and checkpointer.settings.every != 0:
+            try_to(console, checkpointer.write)
+        return
+    stop = error if isinstance(error, KeyboardInterrupt) else KeyboardInterrupt()
+    far = stop_in_order(run, components, checkpointer, records, counters, console, signals.why_stopped(stop))
+    raise type(stop)(f"{stop} {far}".strip()) from None
+
+
+def stop_in_order(
+    run: TrainingConfig,
+    components: Components,
+    checkpointer: Checkpointer | None,
+    records: RunWriter,
+    counters: Counters,
+    console: Console,
+    why: str,
+) -> str:
+    """Stop sampling, write a checkpoint, finish the records, save the model; return how far the run got.
+
+    The status is written first, to be right even if the rest fails. `checkpointer`: None before it was built.
+    """
+    signals.arrived()
+    folder, learned = records.folder, counters.train_step
+    if (folder / SUMMARY).exists():
+        return "when everything was recorded"
+    far = stopped_where(checkpointer, learned)
+    saves = run.save_model and learned > 0 and not records.model.exists()
+    draws, keeps = records.evaluated, checkpointer is not None and checkpointer.begun and run.checkpoint.every != 0
+
+    def last_row() -> None:
+        if learned > records.train_step:  # the newest update has no row yet
+            records.metrics(counters.row() | counters.newest)
+
+    left = " and ".join(["a checkpoint"] * keeps + ["model"] * saves + ["curves"] * draws) or "records"
+    try_to(console, lambda: write_status(folder, "interrupted", f"{why} {far}"))
+    try_to(console, lambda: console.say(f"stopping {far}; leaving {left} (a second signal leaves at once)"))
+    if checkpointer is not None and keeps:
+        try_to(console, lambda: write_last_checkpoint(checkpointer, console))
+    try_to(console, components.close)  # ends sampling ahead, too
+    if checkpointer is not None:
+        try_to(console, checkpointer.prefetcher.close)
+    try_to(console, last_row)
+    if saves and checkpointer is not None:
+        try_to(console, checkpointer.save_model)
+    if draws:
+        try_to(console, lambda: draw_curves(RunFolder(folder)))
+    try_to(console, records.loggers.interrupted)
+    try_to(console, lambda: print_loggers(console, records.loggers))
+    return far
+
+
+def write_last_checkpoint(checkpointer: Checkpointer, console: Console) -> None:
+    """Write a checkpoint of the current position, after waiting for what is being sampled ahead."""
+    with suppress(NotInTime):
+        checkpointer.prefetcher.drain(AHEAD_S)
+    if checkpointer.write() is None:
+        console.say("! no checkpoint of this place: what was sampled ahead had not ended; the run goes on from before")
+
+
+def stopped_where(checkpointer: Checkpointer | None, updates: int) -> str:
+    """Describe the step and the updates so far: "in step 2 of 8, after 1 ..."."""
+    if checkpointer is None or not (begun := max(checkpointer.prefetcher.begun, checkpointer.position.finished)):
+        return "before the first step"
+    made = f"{updates} optimizer update{'s' * (updates != 1)}"
+    return f"in step {begun} of {checkpointer.prefetcher.n_steps}, after {made}"
+
+
+def try_to(console: Console, act: Callable[[], object]) -> None:
+    """Call `act`; print an error and continue, since the terminal may be gone or the disk full."""
+    try:
+        act()
+    except Exception as error:
+        with suppress(OSError):
+            named = str(error) if isinstance(error, ConfigError) else f"{type(error).__name__}: {error}"
+            console.say(f"! while stopping: {named}")

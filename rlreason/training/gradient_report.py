@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from rlreason.config.store import register
-from rlreason.records.console import Console
-from rlreason.records.curves import picture
+from rlreason.records.console import Console, picture
 from rlreason.records.files import finite
 from rlreason.records.reader import RunFolder
 from rlreason.runtime.files import write_whole

@@ -13,7 +13,7 @@ from rlreason.config.store import retyped
 from rlreason.data.prepare import read_splits
 from rlreason.engines.rollouts import token_ids
 from rlreason.errors import ConfigError, DataError
-from rlreason.model.devices import choose_types, hardware_here
+from rlreason.model.parameters import choose_types, hardware_here
 from rlreason.model.policy import Policy, load_policy
 from rlreason.objectives.aggregation import AGGREGATIONS
 from rlreason.objectives.objective import Objective

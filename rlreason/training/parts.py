@@ -14,15 +14,24 @@ from rlreason.config.training import TrainingConfig
 from rlreason.data.tasks import taught
 from rlreason.errors import ConfigError
 from rlreason.model.attention import select_kernel
-from rlreason.model.devices import DTYPES, check_types, choose_types, hardware_here, pick_device, remarks
-from rlreason.model.parameters import add_lora, checkpoint_layers, freeze, model_size
+from rlreason.model.parameters import (
+    DTYPES,
+    add_lora,
+    check_types,
+    checkpoint_layers,
+    choose_types,
+    freeze,
+    hardware_here,
+    model_size,
+    pick_device,
+    remarks,
+)
 from rlreason.model.policy import Policy, load_policy
 from rlreason.model.savings import Parallel, parallel_mode
 from rlreason.model.shapes import Device, ModelShape, processor, shape_from, shape_of
 from rlreason.model.tiny import VOCABULARY, build_model, build_tokenizer, checksum, copy_weights, texts_in
 from rlreason.records.console import Console
-from rlreason.runtime.machine import default_threads
-from rlreason.runtime.process import place_of, world_of
+from rlreason.runtime.machine import default_threads, place_of, world_of
 from rlreason.training.warm_start import Lessons, StartWeights, find_or_make, formats_of, warm_up
 from rlreason.types import Problem
 

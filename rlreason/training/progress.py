@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.profiler import profile, record_function
 
-from rlreason.config.evaluation import sampling_key
+from rlreason.config.groups import sampling_key
 from rlreason.config.training import BudgetConfig, TrainingConfig
 from rlreason.engines.rollouts import rollout_metrics
 from rlreason.health.finding import grading_metrics
@@ -21,7 +21,7 @@ from rlreason.records.files import PROFILE_TABLE, PROFILE_TRACE
 from rlreason.records.rows import Counters
 from rlreason.records.writer import RunWriter
 from rlreason.runtime.clock import Clock, ModelSize, Work, group_work, peak_tflops
-from rlreason.training.optimization import averaged
+from rlreason.training.learner import averaged
 from rlreason.types import Collected, Sample, Update
 
 

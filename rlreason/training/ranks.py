@@ -24,8 +24,7 @@ from rlreason.errors import ConfigError, EngineError
 from rlreason.runtime import signals
 from rlreason.runtime.files import alive
 from rlreason.runtime.hang import dump
-from rlreason.runtime.machine import VISIBLE
-from rlreason.runtime.process import ADDRESS, NAMES, Place, own_gpu, place_of
+from rlreason.runtime.machine import ADDRESS, NAMES, VISIBLE, Place, own_gpu, place_of
 from rlreason.runtime.signals import held
 from rlreason.runtime.text import first_line
 

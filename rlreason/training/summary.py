@@ -16,15 +16,14 @@ import yaml
 from hydra.core.hydra_config import HydraConfig
 from transformers import PreTrainedTokenizerBase
 
-from rlreason.config.groups import PromptConfig
+from rlreason.config.groups import WEIGHTS, PromptConfig, monitor_of
 from rlreason.config.leaves import leaves, resource_dir
-from rlreason.config.monitors import WEIGHTS, monitor_of
 from rlreason.config.run import RunConfig
 from rlreason.config.training import TrainingConfig
 from rlreason.engines.base import Engine, Sampling
 from rlreason.engines.stops import Stops
 from rlreason.engines.vllm.engine import VLLMEngine
-from rlreason.engines.vllm.many import ManyEngines
+from rlreason.engines.vllm.process import ManyEngines
 from rlreason.engines.vllm.start import sampling_arguments
 from rlreason.evaluation.accuracy import describe_accuracies, more_accuracies
 from rlreason.evaluation.evaluator import Evaluated, protocol_of
@@ -36,7 +35,7 @@ from rlreason.model.policy import Policy, weights_hash
 from rlreason.model.shapes import decimal_size
 from rlreason.records.console import Console, closing_table
 from rlreason.records.files import COMPLIANCE, CURVES, EVALS, MODEL, step_name
-from rlreason.records.loggers.guarded import Loggers
+from rlreason.records.guarded_loggers import Loggers
 from rlreason.records.rows import Counters
 from rlreason.records.status import time_line, time_summary
 from rlreason.runtime.machine import SWEEP_VARIABLE

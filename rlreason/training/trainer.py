@@ -16,22 +16,19 @@ from rlreason.evaluation.evaluator import Evaluated, Validation
 from rlreason.evaluation.protocol import write_card
 from rlreason.model.policy import Policy
 from rlreason.objectives.card import TEXT_WIDTH
-from rlreason.records.console import Console
-from rlreason.records.curves import draw_curves
+from rlreason.records.console import Console, draw_curves
 from rlreason.records.files import OBJECTIVE, ROLLOUTS
 from rlreason.records.reader import RunFolder
 from rlreason.records.rows import Counters
 from rlreason.records.writer import RunWriter
 from rlreason.runtime.clock import OTHER
-from rlreason.runtime.process import place_of, world_of
+from rlreason.runtime.machine import place_of, world_of
 from rlreason.runtime.signals import held
 from rlreason.training.algorithms.base import RolloutPrefetcher
 from rlreason.training.build import Components, build_components, start_loggers
 from rlreason.training.build_algorithm import learner_settings, make_algorithm
-from rlreason.training.checkpoint import Checkpointer
-from rlreason.training.interrupted import handle_interruption
-from rlreason.training.learner import Learner
-from rlreason.training.optimization import LearningRateSchedule, averaged, evaluation_due
+from rlreason.training.checkpoint import Checkpointer, handle_interruption
+from rlreason.training.learner import Learner, LearningRateSchedule, averaged, evaluation_due
 from rlreason.training.progress import Profile, Step, StopRule, TrainingWork, make_monitors, measure_flops
 from rlreason.training.summary import (
     LOST,
@@ -54,7 +51,7 @@ def make_learner(run: TrainingConfig, policy: Policy, folder: Path | None = None
     """
     if folder is not None and (world := world_of(run.gpus, place_of(), torch.cuda.device_count())) > 1:
         # Takes half a second to load.
-        from rlreason.training.build_ranks import make_ranked_learner
+        from rlreason.training.build_algorithm import make_ranked_learner
 
         return make_ranked_learner(run, policy, getattr(algorithm, "reference", None), world, folder)
     sampling = (run.rollout.gpus, run.rollout.placement) if run.rollout.engine == "vllm" else (1, "auto")

@@ -96,7 +96,7 @@ def findings_of(name: str, function: Callable[..., Any], course: str, notes: lis
     from rlreason.courses.check.calling import Yours
     from rlreason.courses.check.engine import examine
     from rlreason.courses.check.functions.registry import subject_of
-    from rlreason.courses.check.loop.verdict import problems
+    from rlreason.courses.check.loop.judge import problems
 
     if name == LOOP:
         return problems(function, notes if notes is not None else [])

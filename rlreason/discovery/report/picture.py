@@ -9,18 +9,23 @@ from typing import Any
 import numpy as np
 
 from rlreason.discovery.report.read import Log
-from rlreason.discovery.report.settings import (
+from rlreason.discovery.report.texts import (
     FEW,
     ORDER,
     Comparison,
     SamplingBaseline,
     SeedGroup,
+    counted,
     differing,
     facts_of_draw,
+    figure,
+    inline,
     kind_of_draw,
+    listed,
+    table,
+    whole_number,
 )
-from rlreason.discovery.report.texts import counted, figure, inline, listed, table, whole_number
-from rlreason.records.curves import picture
+from rlreason.records.console import picture
 from rlreason.report.content import evenly, written_out
 from rlreason.report.specifications import LIGHT
 from rlreason.runtime.differences import LEVEL

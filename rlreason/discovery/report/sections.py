@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 
 from rlreason.config.leaves import flat, typed_word
 from rlreason.discovery.report.read import Log, Result, Turn
-from rlreason.discovery.report.settings import SeedGroup
 from rlreason.discovery.report.texts import (
     ERRORS,
     PROMPTS,
     STRATEGIES,
+    SeedGroup,
     counted,
     figure,
     inline,

@@ -9,16 +9,20 @@ from typing import Any
 from rlreason.discovery.report.picture import MOST_PANELS, Panel, baseline_lines, distribution, draw, panels_of
 from rlreason.discovery.report.read import Log, is_discover_run, read_log
 from rlreason.discovery.report.sections import failures, joint_lines, methodology, progress, quotes, run_lines
-from rlreason.discovery.report.settings import SeedGroup, baselines_of, compared, settings_of, without_copies
 from rlreason.discovery.report.texts import (
+    SeedGroup,
+    baselines_of,
+    compared,
     counted,
     inline,
     listed,
     name_in,
     reader_text,
     records_of,
+    settings_of,
     standing,
     whole_number,
+    without_copies,
     write_keeping,
 )
 from rlreason.errors import ConfigError

@@ -5,9 +5,7 @@ from collections.abc import Callable, Sequence
 
 from rlreason.grading.answers import equality
 from rlreason.grading.answers.equality import near, same
-from rlreason.grading.answers.lexer import RefusedError, Token, UnreadableError, tokens
-from rlreason.grading.answers.names import family, name_of, occurs_in
-from rlreason.grading.answers.normalize import plain, whole_text
+from rlreason.grading.answers.lexer import RefusedError, Token, UnreadableError, plain, tokens, whole_text
 from rlreason.grading.answers.parser import Node, number, parse, symbols
 from rlreason.grading.answers.values import (
     Based,
@@ -22,8 +20,11 @@ from rlreason.grading.answers.values import (
     TimeOfDay,
     Value,
     Words,
+    family,
     is_constant,
     is_product,
+    name_of,
+    occurs_in,
     read_quantity,
 )
 from rlreason.grading.answers.vocabulary import SYNONYMS

@@ -4,12 +4,11 @@ from pathlib import Path
 
 from rlreason.errors import ConfigError, UnwritableError
 from rlreason.records.console import Console
-from rlreason.report.assignment.courses import course_of
+from rlreason.report.assignment.courses import WriteUp, course_of
 from rlreason.report.assignment.documents import FILES, markdown_of, page_of
 from rlreason.report.assignment.gather import Gathered, found_below
-from rlreason.report.assignment.section import WriteUp
 from rlreason.report.assignment.sections import write_up_of
-from rlreason.report.pictures import svg_of
+from rlreason.report.page import svg_of
 from rlreason.runtime.files import write_whole
 from rlreason.runtime.subcommand import Answer
 

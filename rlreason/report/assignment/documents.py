@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from rlreason.errors import ConfigError
-from rlreason.report.assignment.section import Picture, Quote, Section, WriteUp
+from rlreason.report.assignment.courses import Picture, Quote, Section, WriteUp
 from rlreason.report.build import case_lines, fenced, table_lines, text
 from rlreason.report.content import SIGNS, Table, Verdict, written_out
 from rlreason.report.page import breakable, style

@@ -11,8 +11,7 @@ import numpy as np
 
 from rlreason.report.assignment.courses import Assignment, AssignmentQuestion, PublishedFigure
 from rlreason.report.charts import figures_of, legend_of
-from rlreason.report.content import GRID, Curves, Entry, Figure, Line, Table, band_of
-from rlreason.report.measures import DEPTH
+from rlreason.report.content import DEPTH, GRID, Curves, Entry, Figure, Line, Table, band_of
 from rlreason.report.remarks import late
 from rlreason.report.specifications import STEP_TITLE, Spec, ticks_of
 from rlreason.report.study import Series, Setting, Study, StudyRun

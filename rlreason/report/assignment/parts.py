@@ -11,6 +11,7 @@ from rlreason.evaluation.cases import category_of, reasons
 from rlreason.grading import Grader
 from rlreason.records.files import COMPLIANCE, RESPONSES, each_line
 from rlreason.records.rows import TO_SHOW, lacks
+from rlreason.report.assignment.courses import Picture, Quote, Section
 from rlreason.report.assignment.figures import (
     cell,
     figure_named,
@@ -24,10 +25,9 @@ from rlreason.report.assignment.figures import (
     with_interval,
 )
 from rlreason.report.assignment.gather import Gathered, ReadStudy, last_line
-from rlreason.report.assignment.section import Picture, Quote, Section
+from rlreason.report.build import shown_text
 from rlreason.report.compare import compared_study
 from rlreason.report.content import MOST_COLOURS, Entry, Figure, Table
-from rlreason.report.sections import shown_text
 from rlreason.report.specifications import SETTING
 from rlreason.report.study import Setting, Study, StudyRun
 from rlreason.report.verdicts import best_of, comparing_half, how_chosen, verdicts_of

@@ -3,7 +3,18 @@
 import re
 from dataclasses import replace
 
-from rlreason.report.assignment.courses import Assignment, AssignmentQuestion, directions_table
+from rlreason.report.assignment.courses import (
+    DONE,
+    IN_WORDS,
+    NOT_YET,
+    PARTLY,
+    Assignment,
+    AssignmentQuestion,
+    Picture,
+    Section,
+    WriteUp,
+    directions_table,
+)
 from rlreason.report.assignment.figures import (
     against,
     bar_line,
@@ -16,7 +27,6 @@ from rlreason.report.assignment.figures import (
 )
 from rlreason.report.assignment.gather import Gathered, ReadStudy, values_of
 from rlreason.report.assignment.parts import PARTS, by_budget
-from rlreason.report.assignment.section import DONE, IN_WORDS, NOT_YET, PARTLY, Picture, Section, WriteUp
 from rlreason.report.charts import figures_of, legend_of
 from rlreason.report.content import Table
 from rlreason.report.study import Study

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import torch
 
-from rlreason.data.sampler import ProblemSampler
+from rlreason.data.prompts import ProblemSampler
 from rlreason.engines.base import Sampling
 from rlreason.engines.rollouts import Rollouts
 from rlreason.runtime.clock import Clock

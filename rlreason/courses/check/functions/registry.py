@@ -3,25 +3,17 @@
 from collections.abc import Callable
 from typing import Any
 
-from rlreason.courses.check.functions import (
-    advantages_2026,
-    averages,
-    losses,
-    micro_batch_steps,
-    rewards,
-    scoring,
-    train_step,
-)
+from rlreason.courses.check.functions import advantages, losses, scoring, steps
 from rlreason.courses.check.subject import Subject, year_of
 
 SUBJECTS: tuple[Subject, ...] = (
-    *scoring.SUBJECTS,
-    *rewards.SUBJECTS,
-    *advantages_2026.SUBJECTS,
-    *losses.SUBJECTS,
-    *averages.SUBJECTS,
-    *micro_batch_steps.SUBJECTS,
-    *train_step.SUBJECTS,
+    *scoring.SCORING,
+    *advantages.REWARDS,
+    *advantages.ADVANTAGES,
+    *losses.LOSSES,
+    *losses.AVERAGES,
+    *steps.MICRO_BATCH_STEPS,
+    *steps.TRAIN_STEPS,
 )
 
 

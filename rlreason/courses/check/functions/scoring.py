@@ -1,20 +1,161 @@
 """Entropies and log-probabilities, and the tokenizing of prompts with outputs."""
 
 from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
 import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from torch import Tensor
+from transformers import PreTrainedTokenizerFast
 
 from rlreason.courses import cs336_2026
 from rlreason.courses.check.calling import tensor
 from rlreason.courses.check.engine import first_difference, smaller_tensors, without
-from rlreason.courses.check.functions.tensors import given, gradient, random
-from rlreason.courses.check.functions.tokens import byte_tokenizer, small_model, word_tokenizer
 from rlreason.courses.check.subject import CallCase, Fault, Function, Inputs, Kind, Knobs, Seen, Subject
-from rlreason.courses.check.wrong.scoring import ENTROPY_KNOBS, LABEL_KNOBS, entropy, response_log_probs
-from rlreason.courses.check.wrong.tokenizing import KNOBS as TOKEN_KNOBS
-from rlreason.courses.check.wrong.tokenizing import tokenized
+from rlreason.courses.check.wrong.tokens import (
+    ENTROPY_KNOBS,
+    LABEL_KNOBS,
+    TOKEN_KNOBS,
+    entropy,
+    response_log_probs,
+    tokenized,
+)
+from rlreason.data.tasks import make_stories
+
+WORDS = [
+    "<pad>",
+    "<eos>",
+    "<bos>",
+    "what",
+    "is",
+    "two",
+    "plus",
+    "three",
+    "?",
+    "four",
+    "five",
+    "six",
+    "so",
+    ".",
+    "seven",
+    "minus",
+    "one",
+    "nine",
+]
+TEXTS = ("what is two plus three?", "the apples are red, the pens are blue", "7+3=10 10-4=6", "bananas and cabbages")
+
+
+class ToldTokenizer(PreTrainedTokenizerFast):
+    """A tokenizer that says in a finding what it is."""
+
+    told = "a tokenizer"
+
+
+@cache
+def word_tokenizer(pad: str = "<pad>", adds_begin: bool = False) -> Any:
+    """One token per word; with `adds_begin` it puts a begin token before every text unless told not to."""
+    core = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="<pad>"))
+    core.pre_tokenizer = pre_tokenizers.WhitespaceSplit()  # type: ignore[assignment]
+    if adds_begin:
+        begin = ("<bos>", WORDS.index("<bos>"))
+        core.post_processor = processors.TemplateProcessing(single="<bos> $A", special_tokens=[begin])  # type: ignore[assignment]
+    tokenizer = ToldTokenizer(tokenizer_object=core, pad_token=pad, eos_token="<eos>", bos_token="<bos>")
+    told = "one token per word, ids " + ", ".join(f"{word} {i}" for i, word in enumerate(WORDS[:2]))
+    tokenizer.told = told + f"; pad_token {pad}" + ("; puts <bos> before every text" if adds_begin else "")
+    return tokenizer
+
+
+@cache
+def byte_tokenizer() -> Any:
+    """Pairs of bytes merged as in real models: two texts tokenized apart need not be the ids of the joined text."""
+    core = Tokenizer(models.BPE())
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # type: ignore[assignment]
+    core.decoder = decoders.ByteLevel()  # type: ignore[assignment]
+    trainer = trainers.BpeTrainer(
+        vocab_size=330,
+        special_tokens=["<eos>", "<pad>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    core.train_from_iterator(list(TEXTS) * 4, trainer)
+    tokenizer = ToldTokenizer(tokenizer_object=core, eos_token="<eos>", pad_token="<pad>")
+    tokenizer.told = "byte pairs, as real models have them"
+    return tokenizer
+
+
+@cache
+def story_tokenizer() -> Any:
+    """Byte pairs learned from the built-in number stories."""
+    from rlreason.model.tiny import build_tokenizer
+
+    texts = [f"{story.question} {story.solution}" for story in make_stories(60, 0)]
+    return build_tokenizer(texts, vocab_size=330)
+
+
+def small_model(seed: int = 0, vocab: int = len(WORDS)) -> Any:
+    """A random Llama of one layer over the words above."""
+    from rlreason.model.tiny import build_model  # here, because transformers' models take a second to import
+
+    model = build_model(vocab, width=16, layers=1, heads=2, init_scale=0.5, seed=seed).eval()
+    model.told = "a small random Llama"
+    return model
+
+
+#: Log-ratios: on, near and far beyond the clip range, on both sides.
+GAPS = (0.0, 0.9, -0.7, 0.12, -0.13, 0.35, -1.4, 1.6, -0.3, 0.05, -0.06, 0.22)
+
+
+def random(seed: int) -> torch.Generator:
+    """A source of random numbers of its own."""
+    return torch.Generator().manual_seed(seed)
+
+
+def ragged_mask(lengths: list[tuple[int, int]], width: int) -> Tensor:
+    """(batch, width) bool, true on `length` positions from `start` on, for every (start, length)."""
+    mask = torch.zeros(len(lengths), width, dtype=torch.bool)
+    for row, (start, length) in enumerate(lengths):
+        mask[row, start : start + length] = True
+    return mask
+
+
+def log_probs(rows: int, width: int, seed: int, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """(policy, old) log-probabilities (rows, width); what stands where the mask is false is larger still."""
+    policy = -0.2 - 2.5 * torch.rand(rows, width, generator=random(seed))
+    gaps = torch.tensor(GAPS)
+    order = torch.randint(len(GAPS), (rows, width), generator=random(seed + 1))
+    gap = gaps[order]
+    if mask is not None:
+        policy, gap = policy.where(mask, policy - 3.0), gap.where(mask, 1.7 * gap + 0.4)
+    return policy, policy - gap
+
+
+def advantages(rows: int, seed: int) -> Tensor:
+    """(rows, 1), of both signs and different sizes."""
+    values = torch.tensor([1.3, -0.8, 0.4, -1.7, 0.9, -0.25, 2.1, -1.1])
+    return values.roll(seed)[:rows, None].clone()
+
+
+def weights_like(value: Tensor) -> Tensor:
+    """Fixed numbers between 0.5 and 1.5, one for each element: a gradient with them shows which goes where."""
+    return 0.5 + torch.rand(value.shape, generator=random(9), dtype=torch.float32).to(value.dtype)
+
+
+def gradient(value: Tensor, leaf: Tensor, where: Tensor | None = None) -> Tensor:
+    """d sum(weights x value) / d leaf; zeros where there is no way back to it."""
+    weighed = weights_like(value) * (value if where is None else value * where.to(value.dtype))
+    if not value.requires_grad:
+        return torch.zeros_like(leaf)
+    (found,) = torch.autograd.grad(weighed.sum(), leaf, allow_unused=True)
+    return torch.zeros_like(leaf) if found is None else found.detach()
+
+
+def given(inputs: Inputs) -> Inputs:
+    """The inputs that a call is given: what begins with an underscore is the check's own."""
+    return {name: value for name, value in inputs.items() if not name.startswith("_")}
+
+
+Call = Function
 
 
 def _entropy_cases() -> list[CallCase]:
@@ -209,4 +350,4 @@ TOKENS = Subject(
     alike=_begin_before_prompts,
     hints=(_only_some,),
 )
-SUBJECTS = (TOKENS, ENTROPY, SCORED)
+SCORING = (TOKENS, ENTROPY, SCORED)

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from rlreason.courses.check.subject import Kind, Knobs
+from rlreason.courses.check.wrong import averages, tokens
+from rlreason.objectives.advantages import compute_group_advantages
+from rlreason.objectives.aggregation import aggregate_loss
+from rlreason.objectives.losses import LOSSES
 
 
 @dataclass
@@ -144,3 +151,245 @@ def padded(rows: Sequence[Tensor], width: int) -> Tensor:
     for number, row in enumerate(rows):
         out[number, : len(row)] = row
     return out
+
+
+LOSS_OF = {"none": "reinforce_with_baseline", "noclip": "grpo_no_clip", "grpo": "grpo_clip", "gspo": "gspo"}
+NORM_OF = {"std": "group_std", "none": "none", "mean": "group_mean"}
+
+
+@dataclass(frozen=True)
+class Options:
+    """The objective of an update."""
+
+    method: str = "none"  # none, noclip, grpo or gspo
+    baseline: str = "mean"
+    normalizer: str = "std"
+    advantage_eps: float = 1e-6
+    cliprange: float = 0.2
+    length_norm: str = "sequence"  # or constant: a sum over the constant
+    constant: float = 1.0
+    temperature: float = 1.0
+
+
+@dataclass
+class RecordedUpdate:
+    """One optimizer step: its samples, and all that its right gradient follows from."""
+
+    options: Options
+    rollout: list[RecordedSample]  # all samples of its rollout, in order
+    samples: list[RecordedSample]  # those in this step
+    micro: list[list[int]]  # their places in `samples`, by backward call
+    log_probs: Tensor  # (n, width), before the step
+    size: int  # the sequences that the loss is a mean over
+    weights: Tensor | None = None  # (n, width): what they were; None where they could not be seen
+    accumulation: int = 1
+    tokenizer: Any = None
+    outside: dict[str, float] = field(default_factory=dict)  # largest gradient at other places, by what is there
+    label_shift: int = 0  # how many places off the tokens are that are learned
+    temperature_seen: float | None = None  # at which the gradient is that of log-probabilities; None: at none
+    gradients: dict[str, list[Tensor]] = field(default_factory=dict)  # as they were, as they should be, ...
+    strangers: list[list[int]] = field(default_factory=list)  # rows learned from that were not sampled
+    unseen: list[RecordedSample] = field(default_factory=list)  # given for this step, but in none of its passes
+    earlier: list[RecordedSample] = field(default_factory=list)  # of earlier rollouts
+    refreshed: Tensor | None = None  # (n, width): log-probabilities when this pass over the rollout began
+    other_context: bool = False  # the logits of some response are not those of prompt and response alone
+    forwards: list[Forward] = field(default_factory=list)  # the passes that it was learned by
+    merged: bool = False  # responses to a question that was asked twice are one group
+    unclear: bool = False  # a question was asked twice, and no way to group its responses explains the gradient
+
+    @property
+    def width(self) -> int:
+        """Return the length of the longest response of the rollout."""
+        return self.log_probs.shape[1]
+
+    @property
+    def mask(self) -> Tensor:
+        """(n, width) bool."""
+        return mask_of(self.samples, self.width)
+
+    def old(self, how: str = "") -> Tensor:
+        """(n, width) log-probabilities of the policy that sampled, or wrong ones."""
+        if how == "refreshed" and self.refreshed is not None:
+            return self.refreshed
+        return padded([s.old_untempered if how == "untempered" else s.old for s in self.samples], self.width)
+
+    def group(self, s: RecordedSample) -> int:
+        """Return the number of a sample's group."""
+        return s.place if self.merged else s.prompt
+
+    def places(self) -> list[int]:
+        """Return for each sample its index in the rollout."""
+        order = {s.number: i for i, s in enumerate(self.rollout)}
+        return [order[s.number] for s in self.samples]
+
+
+def right_weights(update: RecordedUpdate) -> Tensor:
+    """(n, width): the weights by `rlreason.objectives`."""
+    o = update.options
+    rewards = torch.tensor([s.reward for s in update.rollout])
+    groups = torch.tensor([update.group(s) for s in update.rollout])
+    a = compute_group_advantages(
+        rewards, groups, baseline=o.baseline, std_norm=NORM_OF[o.normalizer], advantage_eps=o.advantage_eps
+    )[torch.tensor(update.places())][:, None]
+    leaf, mask = update.log_probs.detach().requires_grad_(), update.mask
+    clip = {"cliprange_low": o.cliprange, "cliprange_high": o.cliprange} if o.method in ("grpo", "gspo") else {}
+    loss, _ = LOSSES[LOSS_OF[o.method]](a, leaf, update.old(), mask, **clip)
+    total = aggregate_loss(
+        loss,
+        mask,
+        "masked_mean" if o.length_norm == "sequence" else "constant",
+        n_sequences=update.size if o.length_norm == "sequence" else 1,
+        n_tokens=0,
+        constant=o.constant,
+    )
+    return torch.autograd.grad(total, leaf)[0]
+
+
+MICRO_KNOBS = {
+    "micro": {
+        "summed": Kind(
+            "responses are summed, not averaged: their number divides nowhere",
+            "what the sum over responses is divided by",
+        ),
+        "live": Kind(
+            "responses to questions whose rewards are all equal are dropped, and the mean is taken over fewer",
+            "what is done with groups of equal rewards: they count in the mean, with advantage 0",
+        ),
+        "not_divided": Kind(
+            "micro-batches are added up without dividing: the gradient grows with their number",
+            "where gradient_accumulation_steps divides the loss",
+        ),
+        "twice": Kind("the loss is divided by the number of micro-batches twice", "where the loss is divided"),
+        "unequal": Kind(
+            "a micro-batch weighs the same however many rows it has: a smaller one counts too much",
+            "what the loss of a micro-batch is divided by, or multiplied with",
+        ),
+        "last": Kind("only the last micro-batch is learned from", "where gradients are cleared"),
+        "by_setting": Kind(
+            "the loss is divided by gradient_accumulation_steps though there are fewer or more micro-batches",
+            "where the loss is divided",
+        ),
+        "share_of_constant": Kind(
+            "the loss of a constant normaliser is divided by the micro-batches besides",
+            "where the loss is divided",
+        ),
+    },
+    "old": {
+        "refreshed": Kind(
+            "old log-probabilities are computed again in each epoch, not once with the samples",
+            "where old log-probabilities are computed: in which loop",
+        ),
+        "untempered": Kind(
+            "old log-probabilities are taken at temperature 1, new ones at the sampling temperature",
+            "where old log-probabilities are computed",
+        ),
+    },
+    "order": {
+        "as_sampled": Kind(
+            "groups mix questions: neighbours in the list of samples are taken for a group",
+            "the order of repeated prompts, and the reshape or loop that forms the groups",
+        ),
+        "of_update": Kind(
+            "groups mix questions: groups are formed within a shuffled or cut train batch",
+            "where advantages are computed: before or after the batch is cut",
+        ),
+        "by_truth": Kind(
+            "groups mix questions: those that have the same ground truth are taken for one group",
+            "how responses are gathered into groups: by their question, never by its ground truth",
+        ),
+    },
+    "part": {
+        "answer_reward": Kind("answer_reward is taken where the total, reward, is asked for", "the use of reward_fn"),
+        "format_reward": Kind("format_reward is taken where the total, reward, is asked for", "the use of reward_fn"),
+        "binary": Kind("rewards are turned into 0 and 1", "what is done with the rewards"),
+    },
+}
+KNOBS: Mapping[str, Mapping[str, Kind]] = {
+    "ratio": tokens.LOSS_KNOBS["ratio"],
+    **MICRO_KNOBS,
+    **averages.ADVANTAGE_KNOBS,
+    **{name: tokens.LOSS_KNOBS[name] for name in ("sign", "pick", "bounds", "advantage", "weight", "sequence")},
+    "method": tokens.LOSS_KNOBS["method"],
+    "mask": {name: averages.AGGREGATION_KNOBS["mask"][name] for name in ("late", "early", "no_first", "no_last")},
+    "rows": averages.AGGREGATION_KNOBS["rows"]
+    | {
+        "width": Kind(
+            "sums over tokens are divided by the padded width or sampling_max_tokens, not by the response's own tokens",
+            "what the sum over a response's tokens is divided by",
+        )
+    },
+    **{name: averages.AGGREGATION_KNOBS[name] for name in ("batch", "constant")},
+}
+
+
+def wrong_weights(update: RecordedUpdate, k: Knobs) -> Tensor:
+    """(n, width): the weights with these mistakes."""
+    o = update.options
+    a = advantages_with(update, k)[:, None]
+    leaf, mask = update.log_probs.detach().requires_grad_(), update.mask
+    if k.get("advantage") == "other_input":
+        a = _rewards(update.samples, k)[:, None]
+    old = update.old(k.get("old", "")).where(mask, update.log_probs)  # behind its end, a response has no ratio
+    total = torch.zeros(())
+    how = o.length_norm
+    parts = update.micro[-1:] if k.get("micro") == "last" else update.micro
+    n_micro = len(update.micro)
+    of_constant = k.get("micro") == "share_of_constant"
+    if "micro" in k and k["micro"] not in ("not_divided", "last") and (how == "constant") != of_constant:
+        raise ValueError("a mistake of the other normaliser")
+    for rows in parts:
+        loss = tokens.token_loss(o.method, a[rows], leaf[rows], old[rows], o.cliprange, mask[rows], k)
+        part = averages.aggregate(loss, mask[rows], how, o.constant, k)
+        share = len(rows) / update.size if how == "sequence" else 1.0
+        share = {
+            "not_divided": 1.0,
+            "twice": share / n_micro,
+            "unequal": 1 / n_micro,
+            "live": len(rows) / len(update.samples),
+            "summed": float(len(rows)),
+            "by_setting": 1 / update.accumulation,
+            "share_of_constant": 1 / n_micro,
+        }.get(k.get("micro", ""), share)
+        total = total + share * part
+    return torch.autograd.grad(total, leaf)[0] * mask
+
+
+def _rewards(samples: Sequence[RecordedSample], k: Knobs) -> Tensor:
+    """Return (n,) rewards, or what was mistaken for them."""
+    part = k.get("part", "")
+    if part == "binary":
+        return torch.tensor([float(s.reward > 0) for s in samples])
+    return torch.tensor([s.parts.get(part, s.reward) for s in samples])
+
+
+def advantages_with(update: RecordedUpdate, k: Knobs) -> Tensor:
+    """(n,) of the update's samples, with mistakes."""
+    o, order = update.options, k.get("order", "")
+    if order == "by_truth":
+        return _by_truth(update, k)
+    members = update.samples if order == "of_update" else update.rollout
+    number = {s.number: i for i, s in enumerate(members)}
+    ranked = list(members) if order else sorted(members, key=update.group)
+    if k.get("after") or k.get("groups"):
+        ranked = list(members)
+    size = max(Counter(update.group(s) for s in update.rollout).values())
+    rewards = _rewards(ranked, k)
+    if len(rewards) % size:
+        raise ValueError("no whole groups")
+    found = averages.advantages(rewards, size, o.baseline, o.advantage_eps, o.normalizer, k)
+    by_place = torch.zeros(len(members))
+    by_place[torch.tensor([number[s.number] for s in ranked])] = found
+    return by_place[torch.tensor([number[s.number] for s in update.samples])]
+
+
+def _by_truth(update: RecordedUpdate, k: Knobs) -> Tensor:
+    """(n,) advantages where a group is all responses whose questions have one ground truth."""
+    o, truths = update.options, [s.truth for s in update.rollout]
+    if len(set(truths)) == len({update.group(s) for s in update.rollout}):
+        raise ValueError("no two questions have the same ground truth")
+    groups = torch.tensor([truths.index(truth) for truth in truths])
+    found = compute_group_advantages(
+        _rewards(update.rollout, k), groups, baseline=o.baseline, std_norm=NORM_OF[o.normalizer],
+        advantage_eps=o.advantage_eps,
+    )  # fmt: skip
+    return found[torch.tensor(update.places())]

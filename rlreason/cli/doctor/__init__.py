@@ -1,1 +1,0 @@
-"""Check before a run what this machine can do and whether the run fits: findings with their cures."""
