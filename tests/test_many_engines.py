@@ -12,7 +12,8 @@ from rlreason.config.groups import RolloutConfig
 from rlreason.engines.base import Demand, Prompt, Sampling, seed_for
 from rlreason.engines.hf.engine import HFEngine
 from rlreason.engines.vllm.engine import VLLMEngine
-from rlreason.engines.vllm.process import HostTransfer, ManyEngines, engine_processes
+from rlreason.engines.vllm.many import ManyEngines
+from rlreason.engines.vllm.process import HostTransfer, engine_processes
 from rlreason.engines.vllm.start import environment
 from rlreason.errors import ConfigError, EngineError
 from rlreason.model.policy import Policy

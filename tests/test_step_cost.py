@@ -51,7 +51,8 @@ def test_lists_reach_the_device_by_copies_that_nobody_waits_for(module):
     for call, name in named:
         given = [ast.unparse(argument) for argument in [*call.args, *(k.value for k in call.keywords)]]
         if name in ("tensor", "as_tensor", "to", "cuda"):
-            assert not any("device" in one for one in given), ast.unparse(call)
+            waits = [one for one in given if "device" in one and one != "parameter.device"]  # restored moments may wait
+            assert not waits, ast.unparse(call)
 
 
 def test_a_wait_in_a_backward_pass_is_seen():

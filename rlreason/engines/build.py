@@ -13,7 +13,8 @@ from rlreason.engines.base import Demand, Engine
 from rlreason.engines.hf.engine import HFEngine
 from rlreason.engines.placement import describe_placement, engine_gpus, ranks_here
 from rlreason.engines.vllm.engine import VLLMEngine
-from rlreason.engines.vllm.process import HostTransfer, ManyEngines, NCCLTransfer
+from rlreason.engines.vllm.many import ManyEngines
+from rlreason.engines.vllm.process import HostTransfer, NCCLTransfer
 from rlreason.engines.vllm.start import plan_memory, require_vllm
 from rlreason.engines.vllm.weight_transfer import InProcessTransfer, WeightTransfer
 from rlreason.engines.weight_check import PROBE_PROMPT, PROBE_TOKENS

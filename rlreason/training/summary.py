@@ -23,7 +23,7 @@ from rlreason.config.training import TrainingConfig
 from rlreason.engines.base import Engine, Sampling
 from rlreason.engines.stops import Stops
 from rlreason.engines.vllm.engine import VLLMEngine
-from rlreason.engines.vllm.process import ManyEngines
+from rlreason.engines.vllm.many import ManyEngines
 from rlreason.engines.vllm.start import sampling_arguments
 from rlreason.evaluation.accuracy import describe_accuracies, more_accuracies
 from rlreason.evaluation.evaluator import Evaluated, protocol_of
