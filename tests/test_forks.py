@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from rlreason.runtime import signals
-from rlreason.runtime.machine import FORKS_VARIABLE, STACKS_VARIABLE, SWEEP_VARIABLE
+from rlreason.runtime.machine import FORKS_VARIABLE, SWEEP_VARIABLE
 from rlreason.sweeps.forks import THREADS, Forked, Forks, can_fork
 from rlreason.sweeps.runner import Child, RunStart, stop
 from tests.starts import SMALL
@@ -49,10 +49,7 @@ def start(forks: Forks, place: Path, *words: str, processors: list[int] | None =
 @pytest.mark.long
 def test_it_is_a_child_with_a_folder_environment_streams_and_processors_of_its_own(forks, tmp_path):
     (processor, *_) = os.sched_getaffinity(0)
-    stacks = tmp_path / "early"
-    process = start(
-        forks, tmp_path, *ENDLESS, processors=[processor], PYTHONHASHSEED="7", **{STACKS_VARIABLE: str(stacks)}
-    )
+    process = start(forks, tmp_path, *ENDLESS, processors=[processor], PYTHONHASHSEED="7")
     seen = psutil.Process(process.pid)
     try:
         wait_for(lambda: (tmp_path / "run/metrics.jsonl").exists() or process.poll() is not None)
@@ -65,8 +62,6 @@ def test_it_is_a_child_with_a_folder_environment_streams_and_processors_of_its_o
             os.readlink("/proc/self/fd/0"),
             str(tmp_path / "out"),
         ]
-        os.kill(process.pid, signal.SIGUSR1)
-        wait_for(lambda: "Thread" in (tmp_path / "run/stacks.txt").read_text())
     finally:
         process.terminate()
         assert process.wait(600) == 130

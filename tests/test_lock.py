@@ -1,20 +1,16 @@
 """One process, and one run in it, for each run folder; and a lock that no dead process leaves behind."""
 
 import errno
-import fcntl
 import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from rlreason.errors import ConfigError, UnwritableError
-from rlreason.runtime import files as lock
-from rlreason.runtime.files import alive, run_lock, sign_of_life
-from tests.waiting import wait_for
+from rlreason.runtime.files import FileLock, holder, run_lock
 
 ROOT = Path(__file__).parents[1]
 HOLDER = """
@@ -30,7 +26,7 @@ with run_lock(Path(sys.argv[1]), print):
 
 
 @pytest.fixture
-def holder(tmp_path):
+def other(tmp_path):
     """Starts a process that has the folder `run` here."""
     started = []
 
@@ -55,27 +51,29 @@ def take(folder: Path) -> list[str]:
     return said
 
 
-def test_a_second_process_is_refused_and_told_by_whom(tmp_path, holder):
-    process = holder()
+def test_a_second_process_is_refused_and_told_by_whom(tmp_path, other):
+    process = other()
     with pytest.raises(ConfigError) as refused:
         take(tmp_path / "run")
     text = str(refused.value)
-    assert text.startswith(f"hydra.run.dir={tmp_path}/run is being written by process {process.pid} ")
+    assert text.startswith(f"hydra.run.dir={tmp_path}/run is being written by process {process.pid}: ")
     assert "wait for it" in text
     assert "\n" not in text
     assert refused.value.exit_code == 2
-    assert (tmp_path / "run/.lock").exists()  # it is the other's
+    assert (tmp_path / "run/.lock").read_text() == f"{process.pid}\n"  # it is the other's
+    assert holder(tmp_path / "run") == f"process {process.pid}"
 
 
 @pytest.mark.parametrize("with_child", [False, True])
-def test_a_killed_process_leaves_no_lock_even_where_one_that_it_started_lives_on(tmp_path, holder, with_child):
-    process = holder(*["child"] * with_child)
+def test_a_killed_process_leaves_no_lock_even_where_one_that_it_started_lives_on(tmp_path, other, with_child):
+    process = other(*["child"] * with_child)
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
     assert len(children) == with_child
     try:
         process.kill()
         process.wait()
         assert (tmp_path / "run/.lock").exists()
+        assert holder(tmp_path / "run") is None
         assert take(tmp_path / "run") == []
     finally:
         for child in children:
@@ -106,28 +104,6 @@ def test_a_start_that_wrote_nothing_leaves_no_folder(tmp_path):
     assert [path.name for path in (tmp_path / "a/b/run").iterdir()] == ["log.txt"]
 
 
-def test_a_file_that_was_removed_meanwhile_is_no_lock(tmp_path):
-    """Whoever opens the file, waits, and locks it only after its holder has removed it, has locked nothing."""
-    old = os.open(tmp_path / ".lock", os.O_RDWR | os.O_CREAT)
-    assert lock._is_still(tmp_path / ".lock", old)
-    (tmp_path / ".lock").unlink()
-    assert not lock._is_still(tmp_path / ".lock", old)
-    (tmp_path / ".lock").touch()
-    assert not lock._is_still(tmp_path / ".lock", old)
-    os.close(old)
-
-
-def test_a_fork_does_not_give_the_lock_back(tmp_path):
-    with run_lock(tmp_path, print) as _:
-        if (child := os.fork()) == 0:
-            try:
-                lock._released(tmp_path / ".lock", os.open(tmp_path / ".lock", os.O_RDWR))
-            finally:
-                os._exit(0)
-        os.waitpid(child, 0)
-        assert (tmp_path / ".lock").exists()
-
-
 def test_a_folder_that_cannot_be_written_to_is_said_in_one_line(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(UnwritableError, match=r"file/run cannot be written"):
@@ -135,26 +111,10 @@ def test_a_folder_that_cannot_be_written_to_is_said_in_one_line(tmp_path):
 
 
 def test_a_file_system_without_locks_is_said_and_used_all_the_same(tmp_path, monkeypatch):
-    def refuse(file: int, kind: int) -> None:
+    def refuse(lock: FileLock) -> None:
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
-    monkeypatch.setattr(fcntl, "lockf", refuse)  # no such file system can be had here
+    monkeypatch.setattr(FileLock, "acquire", refuse)  # no such file system can be had here
     said = take(tmp_path / "run")
     assert len(said) == 1
     assert "without locks" in said[0]
-
-
-@pytest.mark.long
-def test_work_that_goes_on_changes_the_sign_of_life_and_nothing_else_does(tmp_path, monkeypatch):
-    monkeypatch.setattr(lock, "EVERY_S", 0.05)
-    assert sign_of_life(tmp_path / "run") is None
-    with run_lock(tmp_path / "run", print):
-        time.sleep(0.1)
-        first = sign_of_life(tmp_path / "run")
-        time.sleep(0.2)
-        assert sign_of_life(tmp_path / "run") == first
-        wait_for(lambda: alive() or sign_of_life(tmp_path / "run") != first)
-        with pytest.raises(ConfigError):
-            take(tmp_path / "run")
-    alive()  # of no run
-    assert sign_of_life(tmp_path / "run") is None

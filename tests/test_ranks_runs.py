@@ -174,7 +174,6 @@ def test_a_rank_that_is_killed_ends_the_run_in_words(tmp_path):
     assert "rank 1 ended with signal 9" in out
     assert "Traceback" not in out
     assert json.loads((tmp_path / "run" / "status.json").read_text())["status"] == "failed"
-    assert "rank" in (tmp_path / "run" / "stacks.txt").read_text()
 
 
 LOSS = """
@@ -218,7 +217,7 @@ def test_a_rank_that_hangs_ends_the_run_within_its_limit(tmp_path):
     code, out = run.end(600)
     assert code == 1
     assert "waits.run_s=10" in out
-    assert f"process {stopped}, stopped" in (tmp_path / "run" / "stacks.txt").read_text()
+    assert not is_alive(stopped)
 
 
 @pytest.mark.long

@@ -18,7 +18,6 @@ from rlreason.engines.vllm import start as isolation
 from rlreason.engines.vllm.start import SingleThread
 from rlreason.grading.pool import Pool
 from rlreason.runtime import signals
-from rlreason.runtime.hang import write_stacks
 from rlreason.training.algorithms.base import RolloutPrefetcher
 from tests.test_end_to_end import SMALL
 from tests.waiting import wait_for
@@ -77,7 +76,9 @@ class Process:
         try:
             assert self.popen.wait(seconds) == code, self.said
         except subprocess.TimeoutExpired:
-            pytest.fail(f"it did not end within {seconds:g} s:\n{self.said}\n{self.stacks()}")
+            os.killpg(self.popen.pid, signal.SIGKILL)
+            self.popen.wait()
+            pytest.fail(f"it did not end within {seconds:g} s:\n{self.said}")
         assert "Traceback" not in self.said
         assert self.forced or "left at once" not in self.said
         assert psutil.wait_procs(self.family, timeout=600)[1] == []
@@ -85,15 +86,6 @@ class Process:
         kept = "torchinductor_"  # a cache of torch, which outlives every run
         assert [path for path in self.temporary.iterdir() if not path.name.startswith(kept)] == []
         assert not list(self.cwd.rglob("*.partial"))
-
-    def stacks(self) -> str:
-        """What it and all below it do now; then they are killed."""
-        own = list(self.cwd.rglob("stacks.txt"))  # that of a run, into which its processes write
-        path = own[0] if own else self.cwd / "stacks.txt"
-        write_stacks(path, "the test waited too long", self.popen.pid)
-        os.killpg(self.popen.pid, signal.SIGKILL)
-        self.popen.wait()
-        return path.read_text()
 
 
 def left(folder: Path) -> tuple[dict[str, str], list[dict[str, float]]]:

@@ -387,7 +387,6 @@ def test_a_dead_and_a_hung_engine_end_in_one_clear_error_and_the_process_ends(to
     assert "planted failure" in said[0]
     assert "is dead since" in said[1]
     assert "rollout.timeout_s=3" in said[2]
-    assert "in <lambda>" in (tmp_path / "stacks.txt").read_text()  # that sleeps, in vLLM's thread
     assert any(line.startswith("  last lines of ") for line in lines)
     assert int(next(line for line in reversed(lines) if line.startswith("took")).split()[1]) < 60
     assert lines[-1] == "children 0"

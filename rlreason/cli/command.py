@@ -23,7 +23,7 @@ from rlreason.cli.flags import Request, composing, read
 from rlreason.cli.mistakes import in_one_line, mistakes_in
 from rlreason.cli.queries import answer, rerun_config
 from rlreason.cli.resume import expand_resume
-from rlreason.cli.run import ended_when_it_hangs, run_job
+from rlreason.cli.run import run_job
 from rlreason.cli.start_sweep import start_sweep, start_sweep_run
 from rlreason.cli.subcommands import refuse_wrong_subcommand, subcommands_help
 from rlreason.config.store import register, typed
@@ -34,7 +34,6 @@ from rlreason.records.status import ending, read_status
 from rlreason.records.writer import refuse_taken
 from rlreason.runtime import signals
 from rlreason.runtime.files import run_lock
-from rlreason.runtime.hang import listen
 from rlreason.runtime.machine import SWEEP_VARIABLE, place_of
 from rlreason.runtime.streams import stderr_logged
 from rlreason.runtime.text import redacted
@@ -71,8 +70,7 @@ def job(cfg: DictConfig, words: Sequence[str]) -> float:
     config = redacted(OmegaConf.to_yaml(cfg, resolve=True))
     folder = Path(HydraConfig.get().runtime.output_dir)
     hide_in_hydras_files(folder)
-    with ended_when_it_hangs(run, folder):
-        accuracy = run_job(run, folder, config, words, Console(), own_process=True)
+    accuracy = run_job(run, folder, config, words, Console(), own_process=True)
     if code := ending(read_status(folder) or "finished").exit_code:
         sys.exit(code)
     return accuracy
@@ -89,7 +87,6 @@ def hide_in_hydras_files(folder: Path) -> None:
 def cli() -> None:
     """Run the command line and end the process. A user's mistake: exit code 2."""
     signals.follow()
-    listen()
     of_sweep = SWEEP_VARIABLE in os.environ
     # A sweep waits longer than its run may take; the SIGTERM that it passes on to the run is no second signal there.
     command = partial(do, sys.argv[1:])

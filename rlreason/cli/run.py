@@ -1,4 +1,4 @@
-"""Run one run, from its checked settings to the end of its records; handle ranks, and runs that hang."""
+"""Run one run, from its checked settings to the end of its records; handle ranks."""
 
 import os
 import signal
@@ -12,16 +12,15 @@ from typing import Any
 from rlreason.config.leaves import refuse_own_input
 from rlreason.config.run import AnyRunConfig, works_on_a_model
 from rlreason.config.store import schemas_of
-from rlreason.errors import ConfigError, WaitError
+from rlreason.errors import ConfigError
 from rlreason.records.console import Console
-from rlreason.records.files import CONTENTS, LOG
+from rlreason.records.files import CONTENTS, LOG, STACKS
 from rlreason.records.reader import RunFolder
 from rlreason.records.status import known, read_status, write_status, written_at
 from rlreason.records.writer import RunWriter, finish_provenance
 from rlreason.runtime import signals
 from rlreason.runtime.clock import Clock
-from rlreason.runtime.files import run_lock
-from rlreason.runtime.hang import ended_when_silent, listen, stacks_in
+from rlreason.runtime.files import ended_when_it_hangs, run_lock
 from rlreason.runtime.machine import Place, divide_memory_finely, loading, seed_generators
 from rlreason.runtime.signals import FOLLOWS, killed_with_parent
 from rlreason.runtime.text import first_line, redacted
@@ -35,13 +34,15 @@ def run_job(
     """Run what the settings say, leave everything in `folder`, return the accuracy.
 
     `config`: the settings as text for the folder; `words`: the command line that starts this run. An early end is
-    written to its status and raised. `own_process`: this process exists only for the run.
+    written to its status and raised. `own_process`: this process exists only for the run, and ends if that hangs.
     """
     refuse_own_input(run, folder, CONTENTS)
     with run_lock(folder, console.say):  # errors are handled inside: nothing may be written to another run's folder
         before = written_at(folder)
         try:
-            with stacks_in(folder), signals.before_leaving(lambda: mark_ended(folder, KeyboardInterrupt())):
+            limit_s = run.waits.run_s if own_process else None
+            leaving = signals.before_leaving(lambda: mark_ended(folder, KeyboardInterrupt()))
+            with ended_when_it_hangs(folder / STACKS, limit_s), leaving:
                 clock = Clock()
                 libraries = "torch and transformers" if works_on_a_model(run) else "the client and the sandbox"
                 with console.wait(f"loading {libraries}"), loading(for_good=own_process):
@@ -132,7 +133,6 @@ def serve(place: Place) -> int:
     killed_with_parent()  # it has nothing to clean up
     for number in IGNORED:
         signal.signal(number, signal.SIG_IGN)
-    listen()
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     from rlreason.cli.entry import find_modules_here
     from rlreason.training.ranks import own_gpu_only, store_of, wait_for_limit
@@ -179,18 +179,3 @@ def leading() -> Iterator[None]:
         from rlreason.training.ranks import release_torchrun_ranks
 
         release_torchrun_ranks()
-
-
-@contextmanager
-def ended_when_it_hangs(run: AnyRunConfig, folder: Path) -> Iterator[None]:
-    """End the process of this block if its run shows no sign of life for `waits.run_s`; it can be resumed later.
-
-    For processes that do nothing else than this run.
-    """
-
-    def note(text: str) -> None:
-        mark_ended(folder, WaitError(text))
-        finish_provenance(folder)
-
-    with ended_when_silent(run.waits.run_s, note):
-        yield

@@ -126,8 +126,8 @@ class GradingConfig:
 class WaitsConfig:
     """How long a run may be silent. Engine and graders have limits of their own: `rollout.timeout_s`, `grading`."""
 
-    # Seconds without a sign of life (a token, a response, an update, a new phase) after which a run writes down what
-    # its processes do and is ended, by itself or by its sweep; null: it may hang for ever.
+    # Seconds without a sign of life (a token, a response, an update, a new phase) after which a run writes its
+    # process's stacks (stacks.txt) and ends at once, to be resumed; null: it may hang for ever.
     run_s: float | None = 3600.0
 
 

@@ -16,7 +16,6 @@ from typing import Any, Literal
 
 from rlreason.errors import WaitError
 from rlreason.runtime.files import alive
-from rlreason.runtime.hang import dump
 
 LENGTH = struct.Struct(">I")
 
@@ -268,8 +267,7 @@ class Pool:
                 return
             if not worker.ready:
                 limit = f"grading.start_timeout_s={self.start_timeout_s:g} s"
-                stacks = dump(f"no grading worker within {limit}")
-                self.broken = f"a worker did not start within {limit}: raise it where the machine is busy{stacks}"
+                self.broken = f"a worker did not start within {limit}: raise it where the machine is busy"
                 self._late = True
             elif worker.task is not None:
                 results[worker.task] = PoolReply("timeout", error=f"no verdict within {self.timeout_s:g} s")

@@ -18,7 +18,6 @@ from collections.abc import Callable
 from typing import Any
 
 from rlreason.grading.pool import LENGTH, pack
-from rlreason.runtime.hang import listen
 from rlreason.runtime.plugins import NotImportableError, described, judging, load
 
 PR_SET_PDEATHSIG = 1
@@ -36,7 +35,6 @@ def main() -> None:
         sys.exit(2)
     options = json.loads(sys.argv[1])
     _tie_to_parent(options["parent"], options["main_thread"])
-    listen()
     signal.setitimer(signal.ITIMER_REAL, options["start_timeout_s"] + ALARM_SLACK_S)
     requests, replies = os.dup(0), os.dup(1)
     null = os.open(os.devnull, os.O_RDWR)

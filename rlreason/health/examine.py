@@ -1,7 +1,6 @@
 """Examine a run's folder, whether the run has ended, still runs or was killed: its end, and what it learned."""
 
 import argparse
-import time
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import pairwise
@@ -17,13 +16,12 @@ from rlreason.records.console import Console
 from rlreason.records.files import CONFIG, ENGINE_LOG, HYDRA, LOG, METRICS, STACKS, STATUS
 from rlreason.records.reader import RunFolder, runs_in, setting_in
 from rlreason.records.status import read_ending
-from rlreason.runtime.files import holder, sign_of_life
+from rlreason.runtime.files import holder
 from rlreason.runtime.streams import folded
 from rlreason.runtime.subcommand import Answer, Parser
-from rlreason.runtime.text import duration, few, shorten, spans
+from rlreason.runtime.text import few, shorten, spans
 
 LINES = 4  # quoted from a log
-SILENT_S = 3600.0  # without a sign of life; waits.run_s where the run has one
 ENDED = "ended:"  # and the rule: an end that the replay does not find, as of an evaluation that was not recorded
 RESUME = "go on from its newest checkpoint (resume=RUN)"
 MEMORY = (
@@ -49,18 +47,18 @@ def describe_state(folder: RunFolder, done: int, settings: dict[str, Any]) -> tu
     status, ended = folder.status, read_ending(folder.path)
     reached = _reached(done, settings)
     if status in (None, "running") and (by := holder(folder.path)):
-        return f"under way in {by}{reached}", [*_silent(folder, settings), *_waits(folder)]
+        return f"under way in {by}{reached}", [*_hung(folder)]
     if status is None and not any((folder.path / name).exists() for name in (CONFIG, HYDRA)):
         return f"a copy of its metrics, which does not say how it ended{reached}", []
     if status in (None, "running"):
-        return f"broken off without a word{reached}", [_killed_finding(folder, status), *_waits(folder)]
+        return f"broken off without a word{reached}", [_killed_finding(folder, status), *_hung(folder)]
     word, _, rule = status.partition(":")
     reason = ended.get("reason", "")
     if word in ("finished", "budget", "stopped", "diverged"):
         stands = f"{word}{f' by the rule {rule}' if rule else ''}{reached}"
         asked = word in ("stopped", "diverged") and rule != "dominated"
-        return stands, [_ended_by_rule(rule, reason)] if asked else [*_lost_rows(folder, done), *_waits(folder)]
-    return f"{word}{reached}", [_failed_finding(folder, word, reason), *_waits(folder)]
+        return stands, [_ended_by_rule(rule, reason)] if asked else [*_lost_rows(folder, done), *_hung(folder)]
+    return f"{word}{reached}", [_failed_finding(folder, word, reason), *_hung(folder)]
 
 
 def _reached(done: int, settings: dict[str, Any]) -> str:
@@ -74,16 +72,6 @@ def _ended_by_rule(rule: str, reason: str) -> Finding:
     causes = known.causes if known else MONITORS["nan"].causes if rule == WEIGHTS else ""
     cure = f"mend what it says; {again}"
     return Finding(f"{ENDED}{rule}", f"a monitor ended the run: {reason or rule}", causes=causes, cure=cure)
-
-
-def _silent(folder: RunFolder, settings: Mapping[str, Any]) -> Iterator[Finding]:
-    """Yield a finding for a run under way without a sign of life for as long as a sweep would wait."""
-    shown, limit = sign_of_life(folder.path), setting_in(settings, "waits.run_s")
-    silent = 0.0 if shown is None else time.time() - shown / 1e9
-    if silent > (limit if isinstance(limit, int | float) else SILENT_S):
-        causes = "It was stopped (Ctrl-Z), or waits for an engine, a grader or a file system that answers no more."
-        cure = f"look at its process and at {STACKS}; end it, and resume=RUN"
-        yield Finding("silent", f"the run has shown no sign of life for {duration(silent)}", (), causes, cure)
 
 
 def _lost_rows(folder: RunFolder, done: int) -> Iterator[Finding]:
@@ -115,11 +103,12 @@ def _failed_finding(folder: RunFolder, word: str, reason: str) -> Finding:
     return Finding("failed", f"the run failed: {reason or 'it does not say why'}", evidence, causes, cure)
 
 
-def _waits(folder: RunFolder) -> Iterator[Finding]:
+def _hung(folder: RunFolder) -> Iterator[Finding]:
     if stacks := folder.tail(STACKS, 1):
-        causes = "A grader, an engine or a file system that did not answer for a long time."
-        cure = f"read {STACKS}: what every process did meanwhile; the limits are the settings waits.*"
-        yield Finding("waited", "a part of the run was waited for too long", [f"{STACKS}: {stacks[0]}"], causes, cure)
+        causes = "A grader, an engine or a file system that did not answer; a run that was stopped as long (Ctrl-Z)."
+        cure = f"read in {STACKS} what its threads were doing; resume=RUN waits.run_s=N waits longer"
+        what = "the run was ended once because it gave no sign of life within waits.run_s"
+        yield Finding("hung", what, [f"{STACKS}: {stacks[0]}"], causes, cure)
 
 
 def _quoted(lines: list[str], name: str) -> list[str]:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rlreason.errors import ConfigError
-from rlreason.runtime import hang, streams
+from rlreason.runtime import streams
 from rlreason.runtime.files import explained, whole, write_whole
 from rlreason.runtime.signals import held, removed_if_left
 from rlreason.runtime.text import few
@@ -35,7 +35,7 @@ GROWING = (METRICS, INCIDENTS)  # by a line at a time; a checkpoint has their le
 ENGINE_LOG = "vllm.log"
 ENGINE_LOGS = (ENGINE_LOG, *(f"vllm_{k}.log" for k in range(2, 17)))  # one for each engine
 RANKS_LOG = "ranks.log"  # output of the ranks besides the first, where several train
-STACKS = hang.NAME  # stacks of every process, where a wait took too long
+STACKS = "stacks.txt"  # of the threads of a run that hung
 LOG = streams.NAME
 MODEL = "model"
 CHECKPOINTS = "checkpoints"  # a folder for each; see records/checkpoints.py

@@ -1,7 +1,7 @@
-"""Write files atomically, read JSON into dataclasses, and lock a run folder for one process."""
+"""Write files atomically, read JSON into dataclasses, lock a run folder for one process, and end a run that hangs."""
 
 import errno
-import fcntl
+import faulthandler
 import os
 import re
 import shutil
@@ -11,10 +11,12 @@ from contextlib import contextmanager, suppress
 from dataclasses import fields
 from pathlib import Path
 from types import UnionType
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any, BinaryIO, get_args, get_origin, get_type_hints
+
+from filelock import FileLock, Timeout
 
 from rlreason.errors import ConfigError, ResourceError, UnwritableError
-from rlreason.runtime.signals import held, removed_if_left
+from rlreason.runtime.signals import before_leaving, held, removed_if_left
 
 FULL = {
     errno.ENOSPC: "free some space",
@@ -146,12 +148,13 @@ def fits(value: Any, kind: Any) -> bool:
     return isinstance(value, kind)
 
 
-NAME = ".lock"
-EVERY_S = 1.0  # between two signs of life, since `alive` is called after every token
-WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL)  # errors of file systems without locks
+LOCK = ".lock"
 CURE = "wait for it, or choose another folder"
+WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL)  # errors of file systems without locks
+EVERY_S = 1.0  # between two signs of life, since `alive` is called after every token
+GRACE_S = 5.0  # in which a wait with the same limit ends first, with a message
 
-_held: set[Path] = set()  # locks of this process
+_end_after: tuple[float, BinaryIO] | None = None  # see `ended_when_it_hangs`
 _last_sign = -EVERY_S  # on the monotonic clock
 
 
@@ -163,144 +166,103 @@ def run_lock(folder: Path, say: Callable[[str], None], key: str = "hydra.run.dir
     locked; `UnwritableError` where it cannot be created. On a file system without locks there is a warning. `key`: the
     setting that names the folder.
     """
-    path = Path(os.path.realpath(folder)) / NAME
-    made = _made(path.parent)
+    path = Path(os.path.realpath(folder)) / LOCK
+    missing = [place for place in path.parents if not place.exists()]
+    lock = FileLock(path, blocking=False, fallback_to_soft=False)
     try:
-        with _own(path, folder, key):
-            with held():  # else a signal could come between the lock and the block that releases it
-                file = _acquired(path, folder, say, key)
-            try:
-                yield
-            finally:
-                _released(path, file)
+        with explained(path.parent):
+            path.parent.mkdir(parents=True, exist_ok=True)
+        with held():  # else a signal could come between the lock and the block that releases it
+            _acquire(lock, folder, say, key)
+        try:
+            yield
+        finally:
+            with suppress(OSError):
+                path.unlink()
+            lock.release()
     finally:
         with suppress(OSError):
-            for empty in made:
+            for empty in missing:
                 empty.rmdir()
 
 
-def alive() -> None:
-    """Give a sign of life: touch the lock files of this process, at most once a second.
+def _acquire(lock: FileLock, folder: Path, say: Callable[[str], None], key: str) -> None:
+    """Take the lock and write this process's id into its file."""
+    path = Path(lock.lock_file)
+    try:
+        lock.acquire()
+    except Timeout:
+        raise ConfigError(f"{key}={folder} is being written by {_owner(path)}: {CURE}") from None
+    except OSError as error:
+        if error.errno not in WITHOUT_LOCKS:
+            raise unwritable(path, error.errno or errno.EIO) from error
+        say(
+            f"! {folder} lies on a file system without locks ({os.strerror(error.errno)}): nothing holds a "
+            "second run off this folder"
+        )
+    with suppress(OSError):  # on a full disk the lock still holds
+        path.write_text(f"{os.getpid()}\n", encoding="utf-8")
 
-    Must be called from the work itself and not from a timer: a sweep ends a run without a sign of life for
-    `waits.run_s` seconds. It does not tell apart several runs in one process.
+
+def holder(folder: Path) -> str | None:
+    """Return which process has locked this folder, as text; None where none has. It takes the lock for an instant."""
+    path = Path(os.path.realpath(folder)) / LOCK
+    if path.exists():
+        try:
+            with FileLock(path, blocking=False, fallback_to_soft=False):
+                return None
+        except Timeout:
+            return _owner(path)
+        except OSError:
+            return None
+    return None
+
+
+def _owner(path: Path) -> str:
+    """Describe the process whose id is in a lock file."""
+    with suppress(OSError):
+        if number := path.read_text(encoding="utf-8", errors="replace").strip():
+            return "another run of this process" if number == str(os.getpid()) else f"process {number}"
+    return "another process"
+
+
+def alive() -> None:
+    """Give a sign of life, which puts off the end by `ended_when_it_hangs`; at most one a second counts.
+
+    Must be called from the work itself and not from a timer.
     """
     global _last_sign
     now = time.monotonic()
     if now - _last_sign < EVERY_S:
         return
     _last_sign = now
-    for path in list(_held):
-        with suppress(OSError):  # by its path: opening and closing the file would release the lock
-            os.utime(path)
-
-
-def last_sign() -> float:
-    """Return the time of this process's last sign of life, in seconds of the monotonic clock."""
-    return _last_sign
-
-
-def sign_of_life(folder: Path) -> int | None:
-    """Return the time of the last sign of life of the run in this folder, in nanoseconds; None before its first."""
-    try:
-        return (folder / NAME).stat().st_mtime_ns
-    except OSError:
-        return None
-
-
-def holder(folder: Path) -> str | None:
-    """Return who has locked this folder, as text; None where no one has. It takes the lock for an instant."""
-    path = Path(os.path.realpath(folder)) / NAME
-    if path in _held:  # opening and closing the file would release the lock
-        return "this process"
-    try:
-        file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-    except OSError:
-        return None
-    try:
-        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        taken = error.errno in (errno.EACCES, errno.EAGAIN)
-        return _named(os.read(file, 4096).decode("utf-8", "replace")) if taken else None
-    finally:
-        os.close(file)
-    return None
-
-
-def _made(folder: Path) -> list[Path]:
-    """Create the folder; return it and its parents that were missing, itself first."""
-    missing = [path for path in (folder, *folder.parents) if not path.exists()]
-    with explained(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-    return missing
+    if _end_after is not None:
+        faulthandler.dump_traceback_later(_end_after[0], exit=True, file=_end_after[1])
 
 
 @contextmanager
-def _own(path: Path, folder: Path, key: str) -> Iterator[None]:
-    """Lock the folder against other runs in this process."""
-    if path in _held:
-        raise ConfigError(f"{key}={folder} is being written by another run of this process: {CURE}")
-    _held.add(path)
-    try:
-        yield
-    finally:
-        _held.discard(path)
+def ended_when_it_hangs(stacks: Path, limit_s: float | None) -> Iterator[None]:
+    """End the process in this block if `alive` is not called for `limit_s` seconds; None: never.
 
-
-def _acquired(path: Path, folder: Path, say: Callable[[str], None], key: str) -> int:
-    """Return the open, locked file, in which our process id is written."""
-    while True:
-        with explained(path):
-            file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        try:
-            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            if error.errno in (errno.EACCES, errno.EAGAIN):
-                holder = os.read(file, 4096).decode("utf-8", "replace")
-                os.close(file)
-                raise ConfigError(f"{key}={folder} is being written by {_named(holder)}: {CURE}") from None
-            if error.errno not in WITHOUT_LOCKS:
-                os.close(file)
-                with explained(path):
-                    raise
-            say(
-                f"! {folder} lies on a file system without locks ({os.strerror(error.errno)}): nothing holds a "
-                "second run off this folder"
-            )
-        if _is_still(path, file):
-            break
-        os.close(file)  # its owner has removed it meanwhile
-    with suppress(OSError):  # on a full disk the lock still holds
-        os.ftruncate(file, 0)
-        os.write(file, f"{os.getpid()}\n{time.strftime('%Y-%m-%d %H:%M:%S')}\n".encode())
-    return file
-
-
-def _released(path: Path, file: int) -> None:
-    if os.getpid() == _pid_in(file):  # not a fork, which never had the lock
-        with suppress(OSError):
-            path.unlink()
-    os.close(file)
-
-
-def _pid_in(file: int) -> int:
-    """Return the process id in the file; this process's where it is empty, as on a full disk."""
-    first = os.pread(file, 32, 0).split(b"\n")[0]
-    return int(first) if first.isdigit() else os.getpid()
-
-
-def _is_still(path: Path, file: int) -> bool:
-    """Whether the path is still this very file."""
-    with suppress(OSError):
-        return os.path.samestat(path.stat(), os.fstat(file))
-    return False
-
-
-def _named(holder: str) -> str:
-    """Describe the owner of a lock from the text in its file.
-
-    >>> _named("12\\n2026-01-02 03:04:05\\n"), _named("")
-    ('process 12 since 2026-01-02 03:04:05', 'another process')
+    The stacks of its threads are then in the file `stacks`. It ends with exit code 1 and without clean-up, as if it had
+    been killed: its children must end by themselves. Time in which it is stopped (Ctrl-Z) counts, too.
     """
-    lines = holder.splitlines()
-    return f"process {lines[0]} since {lines[1]}" if len(lines) > 1 else "another process"
+    global _end_after
+    if limit_s is None:
+        yield
+        return
+    with stacks.open("ab") as file, before_leaving(lambda: _remove_empty(stacks)):
+        _end_after = (limit_s + GRACE_S, file)
+        faulthandler.dump_traceback_later(limit_s + GRACE_S, exit=True, file=file)
+        try:
+            yield
+        finally:
+            faulthandler.cancel_dump_traceback_later()
+            _end_after = None
+            _remove_empty(stacks)
+
+
+def _remove_empty(path: Path) -> None:
+    with suppress(OSError):
+        if not path.stat().st_size:
+            path.unlink()

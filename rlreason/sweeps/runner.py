@@ -1,4 +1,4 @@
-"""Run a sweep on this machine: its runs as processes, some at a time, each watched until it ends.
+"""Run a sweep on this machine: its runs as processes, some at a time.
 
 `run_sweep` locks the sweep's folder (`locked_sweep`) and loops; a `Child` is the process of one run, whose outcome is
 read from its exit code and its folder (`run_outcome`).
@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -23,9 +22,8 @@ from rlreason.records.files import STACKS
 from rlreason.records.reader import RunFolder
 from rlreason.records.status import ending, read_status, sweep_code, write_status
 from rlreason.runtime import signals
-from rlreason.runtime.files import run_lock, sign_of_life
-from rlreason.runtime.hang import Silence, silent_for, write_stacks
-from rlreason.runtime.machine import STACKS_VARIABLE, SWEEP_VARIABLE, VISIBLE, children_on, shares, usable_processors
+from rlreason.runtime.files import run_lock
+from rlreason.runtime.machine import SWEEP_VARIABLE, VISIBLE, children_on, shares, usable_processors
 from rlreason.runtime.text import shorten
 from rlreason.sweeps.board import Board
 from rlreason.sweeps.closing import SweepRun
@@ -33,56 +31,6 @@ from rlreason.sweeps.design import Composed, Design, PlannedRun, refuse_changed,
 from rlreason.sweeps.forks import THREADS, Forks, Process, can_fork
 from rlreason.sweeps.gpus import GpuPlan
 from rlreason.sweeps.state import DOMINATED, WAITING, SweepState, new_state
-
-GRACE_S = 10.0  # beyond the limit at which a run ends itself
-TICK_S = 1.0  # between two checks for signs of life
-TERM_S = 30.0  # for a run that hangs to end in order, with a checkpoint
-
-
-def early_stacks(place: Path) -> Path:
-    """Make a file for the stacks of a run that has no folder yet."""
-    number, path = tempfile.mkstemp(dir=place, prefix="stacks-")
-    os.close(number)
-    return Path(path)
-
-
-class Watch:
-    """Watch the run in `folder`, which may be silent for `limit_s` seconds; None: for any time.
-
-    `early`: see `early_stacks`.
-    """
-
-    def __init__(self, process: Process, folder: Path, limit_s: float | None, early: Path) -> None:
-        self.process, self.folder, self.limit_s, self.early = process, folder, limit_s, early
-        self._silence = Silence()
-
-    def hangs(self) -> bool:
-        """Return whether the run has been silent for too long; to be called about every `TICK_S` seconds."""
-        return self.limit_s is not None and self._silence.look(sign_of_life(self.folder)) > self.limit_s + GRACE_S
-
-    def end(self) -> None:
-        """End a run that hangs, after writing its stacks to its folder."""
-        assert self.limit_s is not None
-        write_stacks(self.folder / STACKS, silent_for(self.limit_s), self.process.pid)
-        with suppress(OSError), (self.folder / STACKS).open("ab") as file:
-            file.write(self.early.read_bytes())
-        _end(self.process)
-
-
-def _end(process: Process) -> None:
-    """Send SIGTERM, and if that does not help SIGKILL, to the process and all its descendants."""
-    process.terminate()
-    with suppress(subprocess.TimeoutExpired):
-        process.wait(TERM_S)
-        return
-    below = signals.below(process.pid)
-    process.kill()
-    with suppress(subprocess.TimeoutExpired):  # it may wait in the kernel for a disk
-        process.wait(TERM_S)
-    for one in below:
-        with suppress(OSError):
-            os.kill(one, signal.SIGKILL)
-
 
 PATIENCE_S = signals.LIMIT_S + 10  # for a run that was sent SIGTERM to clean up
 SECOND_SIGNAL_S = 3.0  # for one that was sent a second signal
@@ -116,14 +64,13 @@ class RunStart:
 class Child:
     """The process of one run of a sweep, with the run's `overrides`, writing into `folder`.
 
-    A run that is silent for `limit_s` seconds is ended and counts as failed. Make it in the main thread: the kernel
-    ends a process with the *thread* that started it.
+    A run that hangs ends itself. Make it in the main thread: the kernel ends a process with the *thread* that started
+    it.
     """
 
     def __init__(self, start: RunStart, folder: Path, overrides: Sequence[str], limit_s: float | None) -> None:
         words = [*start.sources, *overrides, f"hydra.run.dir='{folder}'"]
-        early = early_stacks(start.place)
-        env: dict[str, str | None] = {**os.environ, SWEEP_VARIABLE: start.sweep, STACKS_VARIABLE: str(early)}
+        env: dict[str, str | None] = {**os.environ, SWEEP_VARIABLE: start.sweep}
         env[THREADS] = start.omp_threads
         if threading.current_thread() is threading.main_thread():
             env[signals.FOLLOWS] = str(os.getpid())
@@ -137,17 +84,11 @@ class Child:
             forked = start.forks.start(words, given, out, start.processors) if start.forks else None
             self.process: Process = forked or _started(words, given, out, start.processors)
         self.folder, self.limit_s, self.console, self.gpus = folder, limit_s, start.console, start.gpus
-        self._watch, self._looked = Watch(self.process, folder, limit_s, early), time.monotonic()
 
     def look(self) -> SweepRun | None:
         """Return the outcome of the run; None while it is in progress."""
         if self.process.poll() is not None:
             return run_outcome(self.folder, self.process.returncode, self.console)
-        if time.monotonic() - self._looked >= TICK_S:
-            self._looked = time.monotonic()
-            if self._watch.hangs() and self.limit_s is not None:
-                self._watch.end()
-                return hung_run(self.folder, self.limit_s)
         return None
 
 
@@ -201,15 +142,6 @@ def _at_most(given: str | None, threads: int) -> int:
     return min(int(given), threads) if given and given.isdigit() and int(given) else threads
 
 
-def hung_run(folder: Path, limit_s: float) -> SweepRun:
-    """Return the outcome of a run that was ended because it hung; print that and record it in its folder."""
-    why = f"{silent_for(limit_s)}; what its processes did then is in {folder / STACKS}"
-    print(f"! {folder.name} was ended: {why}; type the sweep again, and it goes on", flush=True)
-    if read_status(folder) in ("running", "interrupted"):  # all that the run knows of is a signal
-        write_status(folder, "failed", why)
-    return SweepRun(folder.name, {"status": "failed"}, f"silent for waits.run_s={limit_s:g} s")
-
-
 def run_outcome(folder: Path, code: int, console: Path | None = None) -> SweepRun:
     """Return the outcome of the run whose process ended with `code` (below 0: by a signal). `console`: its output."""
     summary = RunFolder(folder).summary if folder.is_dir() else None
@@ -218,7 +150,8 @@ def run_outcome(folder: Path, code: int, console: Path | None = None) -> SweepRu
     if code in (130, ReaderGone.exit_code, -signal.SIGINT, -signal.SIGTERM):
         return SweepRun(folder.name, {"status": "interrupted"})
     reason = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-    if code < 0 and read_status(folder) == "running":  # it could not record that itself
+    if read_status(folder) == "running":  # it could not record that itself
+        reason += f": it hung, see {STACKS}" * (folder / STACKS).exists()
         write_status(folder, "failed", reason)
     if console is not None and (last := _last_line(console)):
         reason += f": {last}"

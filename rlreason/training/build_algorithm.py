@@ -1,7 +1,6 @@
 """Build a run's algorithm from its settings, the traces of SFT, and the settings of the learner."""
 
 import copy
-import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -24,10 +23,8 @@ from rlreason.model.parameters import free_cached_memory, merged_weights
 from rlreason.model.policy import LogProbScorer, Policy
 from rlreason.model.shapes import shape_from
 from rlreason.records.console import Console
-from rlreason.records.files import RANKS_LOG, STACKS
+from rlreason.records.files import RANKS_LOG
 from rlreason.records.status import write_status
-from rlreason.runtime.hang import listen
-from rlreason.runtime.machine import STACKS_VARIABLE
 from rlreason.training.algorithms.base import Algorithm
 from rlreason.training.algorithms.grpo import GRPO
 from rlreason.training.algorithms.sft import SFT, ExpertIteration, sft_sample
@@ -167,14 +164,14 @@ def make_ranked_learner(
     policy.remarks.append(f"{world} {place} train, {has} (parallel={mode}: {why})")
     group = Group(world, run.waits.run_s, folder / RANKS_LOG, partial(write_status, folder, "failed"))
     try:
-        return _make_ranked_learner(run, policy, reference, group, mode, folder)
+        return _make_ranked_learner(run, policy, reference, group, mode)
     except BaseException:
         group.close(at_once=True)
         raise
 
 
 def _make_ranked_learner(
-    run: TrainingConfig, policy: Policy, reference: LogProbScorer | None, group: Group, mode: str, folder: Path
+    run: TrainingConfig, policy: Policy, reference: LogProbScorer | None, group: Group, mode: str
 ) -> Learner:
     ranks = group.join(policy.device)
     with ranks.naming_lost_ranks("the start"):
@@ -182,7 +179,7 @@ def _make_ranked_learner(
         of_policy = {
             name: getattr(policy, name) for name in ("compute_dtype", "weights", "head_dtype", "attention")
         }  # what `auto` resolved to
-        ranks.broadcast((run, mode, str(folder), policy.model.config, policy.tokenizer, of_policy))
+        ranks.broadcast((run, mode, policy.model.config, policy.tokenizer, of_policy))
         whole = {"policy": policy} | ({} if reference is None else {"reference": reference.policy})
         if mode == "replicate":
             send_weights(ranks, policy.model)
@@ -206,9 +203,7 @@ def _make_ranked_learner(
 
 def follow(ranks: Ranks) -> dict[str, RankFunction]:
     """Set up a rank other than 0 and return the functions that rank 0 may call on it, by name."""
-    run, mode, folder, config, tokenizer, of_policy = ranks.broadcast()
-    os.environ[STACKS_VARIABLE] = str(Path(folder).absolute() / STACKS)
-    listen()
+    run, mode, config, tokenizer, of_policy = ranks.broadcast()
     model = from_config(config if mode == "replicate" else one_layer_of(config))
     receive_weights(ranks, model)
     policy = Policy(model, tokenizer, device=ranks.device, **of_policy)  # checks that this device computes alike

@@ -23,7 +23,6 @@ from torch.distributed.rendezvous import rendezvous
 from rlreason.errors import ConfigError, EngineError
 from rlreason.runtime import signals
 from rlreason.runtime.files import alive
-from rlreason.runtime.hang import dump
 from rlreason.runtime.machine import ADDRESS, NAMES, VISIBLE, Place, own_gpu, place_of
 from rlreason.runtime.signals import held
 from rlreason.runtime.text import first_line
@@ -119,7 +118,7 @@ class Ranks:
             limit = f"waits.run_s={self.limit.total_seconds():g} s"
             cause = why or f"a rank has gone, or has not answered within {limit} ({first_line(error)})"
             lost = f"training on {self.world} ranks ended in {name}: {cause}"
-            raise RankError(f"{lost}{dump(lost)}; resume=RUN goes on from the last checkpoint") from error
+            raise RankError(f"{lost}; resume=RUN goes on from the last checkpoint") from error
 
     def leave_error(self, error: str) -> None:
         """Store the error that ends this rank, for rank 0 to report."""
@@ -300,7 +299,7 @@ class Group:
             if not ended or self._over.wait(GRACE_S) or signals.stop_signal():
                 continue
             log = f" (see {self.log})" * bool(self.children)
-            why = f"training on {self.world} ranks: {ended}{log}{dump(ended)}"
+            why = f"training on {self.world} ranks: {ended}{log}"
             with suppress(Exception):  # such as a full disk, which must not prevent the end
                 self.note(why)
             signals.leave_at_once(f"ended: {why}; resume=RUN goes on from the last checkpoint", 1)

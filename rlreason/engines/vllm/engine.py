@@ -49,10 +49,8 @@ from rlreason.engines.weight_check import (
 )
 from rlreason.errors import ConfigError, EngineError
 from rlreason.model.policy import LogProbScorer, Policy
-from rlreason.records.files import STACKS
 from rlreason.runtime import signals
 from rlreason.runtime.files import alive
-from rlreason.runtime.hang import write_stacks
 from rlreason.types import Response
 
 T = TypeVar("T")
@@ -75,8 +73,7 @@ class EngineThread(SingleThread):
             return self.run(function, min(timeout_s, limit_s))
         except TimeoutError as error:
             limit = f"{limit_s:g} s" if limit_s < timeout_s else f"rollout.timeout_s={timeout_s:g}"
-            stacks = write_stacks(self.log.with_name(STACKS), f"no answer of vLLM within {limit}")
-            raise self.failed(f"no answer within {limit}: it hangs, or needs more{stacks}") from error
+            raise self.failed(f"no answer within {limit}: it hangs, or needs more") from error
         except Exception as error:
             raise self.failed(f"{type(error).__name__}: {error}") from error
 

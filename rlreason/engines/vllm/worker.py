@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from rlreason.engines.vllm.start import FILES
-from rlreason.runtime.hang import listen
 
 TRAINER = "RLREASON_TRAINER"  # environment variable: the process id of the trainer, with which the engine ends
 ENDING_S = 5.0
@@ -71,4 +70,3 @@ def end_with(trainer: int) -> None:
 
 if TRAINER in os.environ and os.environ[TRAINER] != str(os.getpid()):
     end_with(int(os.environ[TRAINER]))
-    listen()
