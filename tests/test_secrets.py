@@ -12,7 +12,7 @@ import yaml
 
 from rlreason.config.groups import LoggerConfig
 from rlreason.engines.vllm.start import hide_secrets, last_lines, log_into
-from rlreason.records.loggers import SentRun, init_args, run_names
+from rlreason.records.loggers import LoggedRun, init_args, run_names
 from rlreason.records.status import write_status
 from rlreason.runtime.text import HIDDEN, redacted
 from rlreason.sweeps.state import RunState, SweepState, write_state
@@ -123,8 +123,8 @@ def test_what_names_a_run_is_hidden_from_loggers(tmp_path, monkeypatch):
     monkeypatch.setenv("SOME_TOKEN", "swordfish-6")
     folder = tmp_path / "run-swordfish-6"
     settings = LoggerConfig(wandb=True, group="g swordfish-6", tags=["a", "swordfish-6"], notes="is swordfish-6")
-    own = SimpleNamespace(project=None, run_group=None, run_name=None, console="off", run_id=None, resume=None)
-    given = init_args(settings, folder, own, {}, SentRun("id", goes_on=False))
+    names = ("project", "entity", "run_group", "run_name", "run_tags", "run_notes", "run_id", "mode", "resume")
+    given = init_args(settings, folder, SimpleNamespace(**dict.fromkeys(names)), LoggedRun("id"))
     assert {key: given[key] for key in ("name", "group", "tags", "notes")} == {
         "name": f"run-{HIDDEN}", "group": f"g {HIDDEN}", "tags": ["a", HIDDEN], "notes": f"is {HIDDEN}",
     }  # fmt: skip

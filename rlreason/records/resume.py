@@ -30,7 +30,7 @@ from rlreason.records.files import (
     read_state,
     response_files,
 )
-from rlreason.records.guarded_loggers import Resumed
+from rlreason.records.loggers import Resumed
 from rlreason.records.status import known
 from rlreason.runtime.files import explained, removed
 

@@ -20,7 +20,7 @@ from rlreason.records.files import (
     set_aside_behind,
     written,
 )
-from rlreason.records.guarded_loggers import Loggers, Resumed
+from rlreason.records.loggers import Loggers, Resumed
 from rlreason.records.provenance import code_differs, differences, part_line, provenance
 from rlreason.records.reader import RunFolder
 from rlreason.records.resume import (

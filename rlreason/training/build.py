@@ -26,7 +26,7 @@ from rlreason.model.chat import PromptEncoder, check_prompts, encoder, end_of_tu
 from rlreason.model.policy import LogProbScorer, Policy
 from rlreason.model.tiny import TAGS
 from rlreason.records.console import Console
-from rlreason.records.guarded_loggers import Loggers, Resumed
+from rlreason.records.loggers import Loggers, Resumed
 from rlreason.runtime.clock import Clock
 from rlreason.training.parts import check_hardware, make_policy, set_threads, set_trained, teach_habits
 from rlreason.training.preflight import Part, own_functions, parts, refusal, room_of, too_long

@@ -35,7 +35,7 @@ from rlreason.model.policy import Policy, weights_hash
 from rlreason.model.shapes import decimal_size
 from rlreason.records.console import Console, closing_table
 from rlreason.records.files import COMPLIANCE, CURVES, EVALS, MODEL, step_name
-from rlreason.records.guarded_loggers import Loggers
+from rlreason.records.loggers import Loggers
 from rlreason.records.rows import Counters
 from rlreason.records.status import time_line, time_summary
 from rlreason.runtime.machine import SWEEP_VARIABLE
