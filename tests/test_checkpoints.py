@@ -186,21 +186,22 @@ def test_a_linked_model_folder_is_the_same_bytes_and_outlives_its_source(tmp_pat
 
 
 def test_records_behind_a_checkpoint_are_cut_off_wherever_a_line_ends(tmp_path):
-    (tmp_path / "metrics.jsonl").write_text('{"a": 1}\n{"a": 2}\n{"a": 3}\n{"a": ')
+    one, *others = ('{"train_step": 1}\n', '{"train_step": 2}\n', '{"train_step": 3}\n', '{"train_step": ')
+    (tmp_path / "metrics.jsonl").write_text(one + "".join(others))
     (tmp_path / "grading_incidents.jsonl").write_text("{}\n{}\n")  # there was none at the checkpoint
     for name in ("rollouts/step_00001", "rollouts/step_00002", "evals/step_00000", "evals/step_00001_update_00002"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / f"{name}.jsonl").write_text("{}\n")
     (tmp_path / "model").mkdir()
     (tmp_path / "checkpoints/step_00009.partial/model").mkdir(parents=True)
-    cut_off = cut_back(tmp_path, {"offsets": {"metrics.jsonl": 9}, "recorded": 1, "history": [{}]})
-    assert (tmp_path / "metrics.jsonl").read_text() == '{"a": 1}\n'
+    cut_off = cut_back(tmp_path, {"offsets": {"metrics.jsonl": len(one)}, "recorded": 1, "history": [{}]})
+    assert (tmp_path / "metrics.jsonl").read_text() == one
     incidents = tmp_path / "grading_incidents.jsonl"
     assert not incidents.exists() or incidents.read_text() == ""
     left = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("step_*"))
     assert left == ["evals/step_00000.jsonl", "rollouts/step_00001.jsonl"]
     assert not (tmp_path / "model").exists()
-    assert cut_off.rows_sent == 2
+    assert cut_off.rows_sent == {(0, 2, 0), (0, 3, 0)}
     assert cut_off.tables_sent == {("rollouts", 2), ("evals", 1)}
 
 
@@ -220,7 +221,7 @@ def test_records_that_are_shorter_than_at_a_checkpoint_leave_it_out(tmp_path):
     assert newest_good(tmp_path, said.append) == second  # no checkpoint has them: the newest is as good as any
     assert "had 3 bytes then and has 0" in said[-2]
     assert said[-1].endswith("stay lost")
-    assert cut_back(tmp_path, {"offsets": {"metrics.jsonl": 6}, "recorded": 2, "history": []}).rows_sent == 0
+    assert cut_back(tmp_path, {"offsets": {"metrics.jsonl": 6}, "recorded": 2, "history": []}).rows_sent == set()
     assert not (tmp_path / "metrics.jsonl").read_bytes()  # and not filled up with zeros
     (tmp_path / "metrics.jsonl").write_text("{}\n{")
     cut_back(tmp_path, {"offsets": {"metrics.jsonl": 6}, "recorded": 2, "history": []})

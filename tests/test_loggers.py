@@ -29,6 +29,7 @@ from rlreason.records.loggers import (
     Loggers,
     Resumed,
     WandbLogger,
+    counters_of,
 )
 from rlreason.records.writer import RunWriter
 from rlreason.runtime.machine import SWEEP_VARIABLE
@@ -372,14 +373,19 @@ def in_trackio(place: Path) -> Counter[int]:
 
 @pytest.mark.parametrize("read", [in_tensorboard, in_wandb, in_trackio])
 def test_a_run_that_resumes_goes_on_in_the_same_run_with_every_row_once(place, read, request):
-    """It was interrupted after row 6, and its last checkpoint is from before row 4."""
+    """It was interrupted after row 6, and its last checkpoint is from before row 4.
+
+    One row of the first part does not come again: the evaluation at the end of a run that is then given more steps.
+    """
     name = read.__name__.removeprefix("in_")
     if name == "trackio":
         request.getfixturevalue("trackio")
     wandb.teardown()
     settings = LoggerConfig(**{name: True}, mode="offline" if name == "wandb" else None, name="resumed")
     rows = [{"train_step": step, "train/loss": step / 8} for step in range(1, 10)]
-    for first, last, resumed in ((0, 6, None), (3, 9, Resumed(3, frozenset({("evals", 5)})))):
+    end = {"train_step": 6, "eval_step": 1, "eval/accuracy": 0.5}
+    sent = frozenset(counters_of(row) for row in [*rows[3:6], end])
+    for first, last, resumed in ((0, 6, None), (3, 9, Resumed(sent, frozenset({("evals", 5)})))):
         (place / files.METRICS).write_text("".join(json.dumps(row) + "\n" for row in rows[:first]))
         loggers = Loggers()
         loggers.start(settings, place, {}, resumed)
@@ -387,6 +393,8 @@ def test_a_run_that_resumes_goes_on_in_the_same_run_with_every_row_once(place, r
             loggers.log(row)
             if row["train_step"] == 5:
                 loggers.table("evals", 5, [RESPONSE])
+        if resumed is None:
+            loggers.log(end)
         loggers.interrupted()
         assert not loggers.failed
         time.sleep(1.1 if name == "wandb" else 0)  # its folders are named by the second

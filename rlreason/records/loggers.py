@@ -46,9 +46,12 @@ REASON_CHARS = 200
 
 @dataclass(frozen=True, slots=True)
 class Resumed:
-    """The records that a resumed run writes again: the number of rows, and the (kind, step) of tables."""
+    """The records behind the checkpoint of a resumed run, which the loggers have already.
 
-    rows_sent: int = 0
+    `rows_sent`: the counters of each row (`counters_of`). `tables_sent`: the (kind, step) of each table.
+    """
+
+    rows_sent: frozenset[tuple[float, ...]] = frozenset()
     tables_sent: frozenset[tuple[str, int]] = frozenset()
 
 
@@ -88,6 +91,15 @@ def axis_of(metric: str) -> str:
     """
     counters = (counter for counter, names in AXES.items() if any(fnmatchcase(metric, name) for name in names))
     return next(counters, "train_step")
+
+
+def counters_of(row: Row) -> tuple[float, ...]:
+    """Return the values of `COUNTERS` in a row, which no two rows of a run share.
+
+    >>> counters_of({"rollout_step": 2, "train_step": 8, "eval_step": 1, "train/loss": 0.5})
+    (2, 8, 1)
+    """
+    return tuple(row.get(name, 0) for name in COUNTERS)
 
 
 def init_args(settings: LoggerConfig, folder: Path, own: Any, run: LoggedRun) -> dict[str, Any]:
@@ -266,7 +278,7 @@ class Loggers:
         self._say, self._running = say, dict[str, Logger]()
         self.failed, self.places = dict[str, str](), dict[str, str]()
         self._counters: dict[str, float] = dict.fromkeys(COUNTERS, 0)
-        self._rows_to_skip, self._tables_to_skip = 0, set[tuple[str, int]]()
+        self._resumed = Resumed()
 
     def start(
         self, settings: LoggerConfig, folder: Path, config: Mapping[str, Any], resumed: Resumed | None = None
@@ -276,8 +288,8 @@ class Loggers:
             return
         ids, calls = run_ids(folder, settings.chosen, resumed is not None), 0
         if resumed is not None:
-            self._rows_to_skip, self._tables_to_skip = resumed.rows_sent, set(resumed.tables_sent)
-            calls = len(RunFolder(folder).metrics) + resumed.rows_sent + len(resumed.tables_sent)
+            self._resumed = resumed
+            calls = len(RunFolder(folder).metrics) + len(resumed.rows_sent) + len(resumed.tables_sent)
             calls += sum(len(response_files(folder, kind)) for kind in (ROLLOUTS, EVALS))
         for name in settings.chosen:
             run = LoggedRun(ids[name], resumed is not None, calls)
@@ -289,18 +301,13 @@ class Loggers:
 
     def log(self, row: Row) -> None:
         """Log a row of metrics, completed by the latest counters."""
-        if self._rows_to_skip:
-            self._rows_to_skip -= 1
-            return
         self._counters |= {name: row[name] for name in COUNTERS if name in row}
-        self._each("failed", lambda logger: logger.log(self._counters | dict(row)))
+        if counters_of(self._counters) not in self._resumed.rows_sent:
+            self._each("failed", lambda logger: logger.log(self._counters | dict(row)))
 
     def table(self, name: str, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
         """Log responses of a step; `name` is `rollouts` or `evals`."""
-        if (name, step) in self._tables_to_skip:
-            self._tables_to_skip.remove((name, step))
-            return
-        if self._running:
+        if self._running and (name, step) not in self._resumed.tables_sent:
             responses = [encodable({column: row[column] for column in COLUMNS}) for row in rows]
             self._each("failed", lambda logger: logger.table(name, step, responses, self._counters))
 

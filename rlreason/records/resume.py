@@ -19,7 +19,6 @@ from rlreason.records.files import (
     CURVES,
     EVALS,
     GROWING,
-    METRICS,
     MODEL,
     ROLLOUTS,
     SUMMARY,
@@ -30,7 +29,8 @@ from rlreason.records.files import (
     read_state,
     response_files,
 )
-from rlreason.records.loggers import Resumed
+from rlreason.records.loggers import Resumed, counters_of
+from rlreason.records.reader import RunFolder
 from rlreason.records.status import known
 from rlreason.runtime.files import explained, removed
 
@@ -191,7 +191,7 @@ def cut_back(folder: Path, state: Mapping[str, Any]) -> Resumed:
 
     Later files of responses are removed, and so are the later model and curves.
     """
-    rows = 0
+    rows_before = recorded_rows(folder)
     for name in GROWING:
         path, size = folder / name, state["offsets"].get(name, 0)  # 0: the file did not exist
         if not path.exists() and not size:
@@ -200,7 +200,6 @@ def cut_back(folder: Path, state: Mapping[str, Any]) -> Resumed:
             grown.seek(0)
             kept = whole_lines(grown.read(size))
             grown.seek(len(kept))
-            rows += grown.read().count(b"\n") if name == METRICS else 0
             grown.truncate(len(kept))
     rollouts = [file for file in response_files(folder, ROLLOUTS) if (file.step or 0) > state["recorded"]]
     evaluations = response_files(folder, EVALS)[len(state["history"]) :]
@@ -212,7 +211,13 @@ def cut_back(folder: Path, state: Mapping[str, Any]) -> Resumed:
                 removed(old)
         for name in (MODEL, CURVES):
             removed(folder / name)
-    return Resumed(rows, frozenset((file.kind, file.step or 0) for file in (*rollouts, *evaluations)))
+    tables_sent = frozenset((file.kind, file.step or 0) for file in (*rollouts, *evaluations))
+    return Resumed(rows_before - recorded_rows(folder), tables_sent)
+
+
+def recorded_rows(folder: Path) -> frozenset[tuple[float, ...]]:
+    """Return the counters of every row in `metrics.jsonl`."""
+    return frozenset(counters_of(row) for row in RunFolder(folder).metrics)
 
 
 def whole_lines(text: bytes) -> bytes:

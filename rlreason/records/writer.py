@@ -120,7 +120,7 @@ class RunWriter:
         cut = cut_back(self.folder, state)
         self.evaluated = True
         self.train_step = max((row.get("train_step", 0) for row in RunFolder(self.folder).metrics), default=0)
-        again = f"; {cut.rows_sent} later rows are written again" if cut.rows_sent else ""
+        again = f"; {len(cut.rows_sent)} later rows are written again" if cut.rows_sent else ""
         say(f"goes on    from {describe_place(state)} ({files.CHECKPOINTS}/{self.checkpoint.name}){again}")
         return cut
 
