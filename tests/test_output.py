@@ -25,10 +25,11 @@ from rlreason.evaluation.cases import curves_table
 from rlreason.health.watch import Monitors
 from rlreason.objectives.card import imitation_card
 from rlreason.objectives.objective import LengthNormConfig
-from rlreason.records.console import Console, closing_table, draw_curves
+from rlreason.records.console import Console, closing_table
 from rlreason.records.files import CONTENTS
 from rlreason.records.reader import RunFolder
 from rlreason.records.status import write_status
+from rlreason.records.training_curves import draw_curves
 from rlreason.records.writer import RunWriter
 from rlreason.runtime.files import append_line, write_whole
 from rlreason.runtime.streams import width_of
@@ -272,7 +273,7 @@ def test_errors_are_wrapped_on_a_terminal_alone(capsys):
 
 
 def test_a_wait_is_shown_with_how_far_it_has_come(tmp_path):
-    with terminal(60) as (stream, written):
+    with terminal(80) as (stream, written):
         console = Console(out=stream)
         console.shown_after_s = 600
         with console.wait("quick"):
@@ -283,7 +284,7 @@ def test_a_wait_is_shown_with_how_far_it_has_come(tmp_path):
             wait_for(lambda: wait.shown)
         console.say("done")
         seen = lines_of(written())
-    assert any(re.fullmatch(r"evaluation: 3/16 responses, 12 tokens, \d:\d\d", line) for line in seen)
+    assert any(re.fullmatch(r"evaluation: \[##\.{10}\] 3/16 responses, 12 tokens, \d:\d\d", line) for line in seen)
     assert "quick" not in " ".join(seen)
     assert seen[-2:] == ["done", ""]
     with (tmp_path / "log").open("w") as out:

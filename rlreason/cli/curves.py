@@ -2,8 +2,9 @@
 
 import argparse
 
-from rlreason.records.console import Console, draw_curves, title_of
+from rlreason.records.console import Console
 from rlreason.records.reader import RunFolder
+from rlreason.records.training_curves import draw_curves, title_of
 from rlreason.runtime.streams import folded
 from rlreason.runtime.subcommand import Answer, Parser
 

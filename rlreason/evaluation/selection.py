@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from rlreason.grading import Grader
 from rlreason.grading.answers.compare import Sketch, apart, sketch
-from rlreason.records.console import picture
+from rlreason.records.training_curves import picture
 from rlreason.types import Counted
 
 MOST_SUBSETS = 20_000  # up to this number all are used; beyond, RANDOM_SUBSETS random ones

@@ -19,7 +19,7 @@ from rlreason.evaluation.evaluator import Evaluated, Validation
 from rlreason.grading import Grader
 from rlreason.health.watch import Monitors
 from rlreason.model.policy import Policy
-from rlreason.records.console import Console, draw_curves
+from rlreason.records.console import Console
 from rlreason.records.files import (
     CHECKPOINTS,
     MODEL,
@@ -40,6 +40,7 @@ from rlreason.records.files import (
 from rlreason.records.reader import RunFolder
 from rlreason.records.rows import Counters
 from rlreason.records.status import write_status
+from rlreason.records.training_curves import draw_curves
 from rlreason.records.writer import RunWriter
 from rlreason.runtime import signals
 from rlreason.runtime.files import explained

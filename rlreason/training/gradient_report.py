@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from rlreason.config.store import register
-from rlreason.records.console import Console, picture
+from rlreason.records.console import Console
 from rlreason.records.files import finite
 from rlreason.records.reader import RunFolder
+from rlreason.records.training_curves import picture
 from rlreason.runtime.files import write_whole
 from rlreason.runtime.streams import folded
 from rlreason.runtime.subcommand import Answer

@@ -16,10 +16,11 @@ from rlreason.evaluation.evaluator import Evaluated, Validation
 from rlreason.evaluation.protocol import write_card
 from rlreason.model.policy import Policy
 from rlreason.objectives.card import TEXT_WIDTH
-from rlreason.records.console import Console, draw_curves
+from rlreason.records.console import Console
 from rlreason.records.files import OBJECTIVE, ROLLOUTS
 from rlreason.records.reader import RunFolder
 from rlreason.records.rows import Counters
+from rlreason.records.training_curves import draw_curves
 from rlreason.records.writer import RunWriter
 from rlreason.runtime.clock import OTHER
 from rlreason.runtime.machine import place_of, world_of

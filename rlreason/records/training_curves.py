@@ -1,0 +1,160 @@
+"""Draw pictures by matplotlib: the curves of a training run, and the frame of every other picture."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rlreason.errors import ConfigError
+from rlreason.records.files import CURVES, METRICS
+from rlreason.records.reader import RunFolder
+from rlreason.runtime.files import whole
+from rlreason.runtime.signals import held
+from rlreason.runtime.text import visible
+
+
+def make_text_plain(fig: Any) -> None:
+    """Show the texts of a figure without control characters and formulas, since they contain users' names."""
+    from matplotlib.text import Text
+
+    numbers = {label for ax in fig.axes for label in (*ax.get_xticklabels(), *ax.get_yticklabels())}
+    for text in fig.findobj(Text):
+        if text not in numbers:
+            text.set_text(visible(text.get_text()))
+            text.set_parse_math(False)
+
+
+@contextmanager
+def picture(path: Path, title: str, size: tuple[float, float], rows: int = 1, columns: int = 1) -> Iterator[Any]:
+    """Yield the axes to draw on, `size` in inches; write `path`, in the format of its suffix, when the block ends."""
+    with held():  # an import that a signal interrupts cannot be repeated
+        from matplotlib.figure import Figure  # not pyplot, whose choice of a screen is the caller's
+
+    fig = Figure(figsize=size, layout="constrained")
+    yield fig.subplots(rows, columns)
+    fig.suptitle(title, fontsize=11, x=0.01, ha="left")
+    make_text_plain(fig)
+    with whole(path) as partial:
+        fig.savefig(partial, dpi=130, format=path.suffix[1:] or "png")
+
+
+Panel = tuple[str, tuple[tuple[str, str], ...]]  # heading, ((metric, label), ...)
+PANELS: tuple[Panel, ...] = (
+    ("accuracy and reward", (("eval/accuracy", "validation accuracy"), ("reward/mean", "training reward"))),
+    ("response length (tokens)", (("eval/length", "validation"), ("rollout/length", "training"))),
+    ("entropy (nats per token)", (("eval/entropy", "validation"), ("train/entropy", "training"))),
+)
+STEADINESS: Panel = ("gradient norm before clipping", (("train/grad_norm", "training"),))
+IMITATION: Panel = ("loss (nats per token)", (("train/loss", "training"),))
+BY_OUTCOME: Panel = (
+    "entropy of sampled responses (nats per token)",
+    (("rollout/entropy_correct", "correct"), ("rollout/entropy_wrong", "others")),
+)
+OFF_POLICY: tuple[Panel, ...] = (
+    ("clip fraction", (("train/clip_fraction", "training"),)),
+    ("mean ratio to the policy that sampled", (("train/ratio", "training"),)),
+)
+
+
+Rows = list[dict[str, Any]]  # of `metrics.jsonl`: numbers, or None
+
+
+def series(rows: Rows, name: str) -> tuple[list[float], list[float]]:
+    """Return the values of one metric over the optimizer updates, or the evaluations of a job without updates."""
+    named = [row for row in rows if row.get(name) is not None]
+    at = [row["train_step"] if "train_step" in row else row.get("eval_step", 0) for row in named]
+    return at, [row[name] for row in named]
+
+
+def panels_of(rows: Rows, algorithm: str) -> list[Panel]:
+    """Choose the panels: accuracy, length, entropy and gradient norm, and more where more was measured.
+
+    Imitation adds the loss, and expert iteration the entropy of correct and other responses; several updates on one
+    rollout batch add how far the policy moved within it.
+    """
+    seen = {name for row in rows for name in row}
+    imitates = algorithm in ("sft", "ei")
+    panels = [*PANELS, IMITATION if imitates else STEADINESS]
+    if algorithm == "ei":
+        panels += [BY_OUTCOME, STEADINESS]
+    if "train/ratio" in seen and not imitates:
+        panels += [panel for panel in OFF_POLICY if panel[1][0][0] in seen]
+    return panels
+
+
+def draw_curves(run: RunFolder) -> Path:
+    """Draw the panels of a run over its optimizer updates into `curves.png` in its folder; return the path.
+
+    Raises `ConfigError` where it has no metrics yet.
+    """
+    rows = run.metrics
+    if not rows:
+        raise ConfigError(f"RUN={run.path} holds no {METRICS} with a row in it: give the folder of a training run")
+    panels = panels_of(rows, str(run.setting("algorithm") or ""))
+    columns = (len(panels) + 1) // 2
+    path = run.path / CURVES
+    with picture(path, title_of(run), (5 * columns, 6.4), 2, columns) as axes:
+        places = list(axes.T.flat if columns > 2 else axes.flat)
+        for ax, panel in zip(places, panels, strict=False):
+            draw_panel(ax, rows, panel)
+        for ax in places[len(panels) :]:
+            ax.remove()
+    return path
+
+
+def draw_panel(ax: Any, rows: Rows, panel: Panel) -> None:
+    """Draw one panel; that of the accuracy also has its interval, and the final accuracy on the whole split."""
+    heading, lines = panel
+    drawn = [(name, label) for name, label in lines if series(rows, name)[0]]
+    for name, label in drawn:
+        steps, values = series(rows, name)
+        strong = name.startswith("eval/") or len(drawn) == 1
+        style = {"marker": "o", "markersize": 4, "linewidth": 2} if name.startswith("eval/") else {"linewidth": 1.4}
+        ax.plot(steps, values, label=label, alpha=1.0 if strong else 0.55, **style)
+        if name == "eval/accuracy":
+            draw_interval(ax, rows)
+    if heading.startswith("accuracy"):
+        draw_whole_split(ax, rows)
+    ax.set_title(heading, fontsize=10, loc="left")
+    ax.set_xlabel("optimizer update", fontsize=9)
+    ax.xaxis.get_major_locator().set_params(integer=True)
+    ax.grid(alpha=0.25)
+    if heading.startswith("accuracy"):
+        _, rewards = series(rows, "reward/mean")  # a user's reward may have any range
+        low, high = min([0, *rewards]), max([1, *rewards])
+        ax.set_ylim(low - 0.02 * (high - low), high + 0.02 * (high - low))
+    elif heading.startswith(("response", "entropy", "clip")):
+        ax.set_ylim(bottom=0)
+    if len(drawn) > 1:
+        ax.legend(fontsize=8, frameon=False)
+
+
+def draw_interval(ax: Any, rows: Rows) -> None:
+    """Draw the 95% interval of each accuracy."""
+    bounds = ("eval/accuracy_low", "eval/accuracy_high")
+    measured = [row for row in rows if all(row.get(name) is not None for name in ("eval/accuracy", *bounds))]
+    (at, low), (_, high) = (series(measured, name) for name in bounds)
+    ax.fill_between(at, low, high, alpha=0.15, label="95% interval")
+
+
+def draw_whole_split(ax: Any, rows: Rows) -> None:
+    """Draw the final accuracy on the whole split with its interval, where there is one."""
+    names = [f"final/accuracy{end}" for end in ("_low", "", "_high")]
+    whole = next((row for row in rows if (row.get("final/problems") or 0) > (row.get("eval/problems") or 0)), {})
+    if all(whole.get(name) is not None for name in names):
+        low, value, high = (whole[name] for name in names)
+        label = f"all {whole['final/problems']:.0f} problems"
+        ax.errorbar(
+            whole.get("train_step", 0), value, [[value - low], [high - value]], fmt="D", color="k", ms=4, label=label
+        )
+
+
+def title_of(run: RunFolder) -> str:
+    """Return model, data, objective and seed of a run, and a user's reward; missing settings are empty."""
+    model, data, loss, algorithm, seed = (
+        "" if (value := run.setting(key)) is None else value
+        for key in ("model.name", "data.name", "loss.loss_type", "algorithm", "seed")
+    )
+    reward = str(run.setting("prompt.reward") or "")
+    own = f", reward={reward}" if ":" in reward else ""
+    return f"{model}, {data}: {f'loss={loss}' if loss else algorithm}{own}, seed {seed}"
