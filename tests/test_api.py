@@ -198,7 +198,7 @@ def test_a_value_is_spelled_so_that_hydra_reads_it_back(value):
         (["hydra.mode=MULTIRUN"], "would change the whole process"),
         (["nsteps=3"], "did you mean n_steps"),
         (["loss.cliprange=0.1"], "has no effect"),
-        ([3], "3 is no word"),
+        ([3], "3 is no override"),
         (["hydra.run.dir="], "names no folder"),
         (["hydra.run.dir=p/../q", "group_size=3"], "group_size"),
     ],

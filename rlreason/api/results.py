@@ -23,7 +23,7 @@ class Run:
         if not isinstance(folder, str | PathLike):
             raise ConfigError(f"{folder!r:.60} is no folder: give the folder of a run, as printed at its start")
         self.folder = Path(folder).absolute()  # wherever the program goes
-        self._said = set[str]()
+        self._messages = set[str]()
         reader = self._reader()
         refuse_unbegun(self.folder)
         _ = reader.config
@@ -33,11 +33,11 @@ class Run:
         return f"Run('{self.folder}': {self.status}{accuracy})"
 
     def _reader(self) -> RunFolder:
-        return RunFolder(self.folder, self._say_once)
+        return RunFolder(self.folder, self._print_once)
 
-    def _say_once(self, text: str) -> None:
-        if text not in self._said:
-            self._said.add(text)
+    def _print_once(self, text: str) -> None:
+        if text not in self._messages:
+            self._messages.add(text)
             print_stderr(text)
 
     @property
@@ -88,10 +88,10 @@ class Run:
         """
         reader = self._reader()
         names = (RESPONSES, UNFINISHED)
-        whole = [ResponseFile(path, RESPONSES) for name in names if (path := self.folder / name).is_file()][:1]
+        by_job = [ResponseFile(path, RESPONSES) for name in names if (path := self.folder / name).is_file()][:1]
         return [
             {"kind": "training" if file.kind == ROLLOUTS else "evaluation", "update": file.update} | _flat(row)
-            for file in [*reader.rollouts(), *reader.evaluations(), *whole]
+            for file in [*reader.rollouts(), *reader.evaluations(), *by_job]
             for row in reader.rows(file, ()).values()
         ]
 

@@ -1,7 +1,7 @@
-"""Run one run in this process, which may be a notebook's or that of a program with Hydra of its own.
+"""Start one run in this process, which may be a notebook's or that of a program with Hydra of its own.
 
-A run from Python is made of the same words as one from the command line and goes through the same checks; its folder
-records the command that repeats it. Nothing here ends the process, and mistakes are raised.
+A run from Python has the same overrides as one from the command line and goes through the same checks; its folder
+records the command that repeats it. Nothing here ends the process; mistakes are raised.
 """
 
 import os
@@ -32,27 +32,27 @@ from rlreason.runtime.machine import SWEEP_VARIABLE, divide_memory_finely, place
 from rlreason.runtime.plugins import as_settings
 from rlreason.runtime.text import redacted
 
-#: Settings of Hydra's that a run in this process has: where it writes, and where options are found.
-HYDRAS = ("hydra.run.dir", "hydra.job.name", "hydra.searchpath")
-_under_way = threading.Lock()  # held by the one run of this process
+#: The settings of Hydra that do not change the whole process: where a run writes, and where options are found.
+HYDRA_SETTINGS = ("hydra.run.dir", "hydra.job.name", "hydra.searchpath")
+_running = threading.Lock()  # held by the one run of this process
 
 
-def _of_run(run: Run, anew: Sequence[str]) -> list[str]:
-    """Return overrides that evaluate the run's model as the run did, except what `anew` chooses."""
+def _overrides_to_evaluate(run: Run, overrides: Sequence[str]) -> list[str]:
+    """Return the overrides that evaluate the run's model as the run did, except for what these overrides choose."""
     if run.model is None:
         raise ConfigError(f"{run.folder} holds no saved model: give a run of save_model=true, or model.path=FOLDER")
-    with composing(read([])), mistakes_in(anew):
-        follow = translated(quoted(anew, multirun=False), note=lambda _: None)
+    with composing(read([])), mistakes_in(overrides):
+        chosen = translated(quoted(overrides, multirun=False), note=lambda _: None)
         config, problems = run.config, run.summary.get("eval_problems")
         if problems and config.get("eval_problems"):  # a scale's number may exceed those there were
             config["eval_problems"] = min(problems, config["eval_problems"])
-        return evaluation_overrides(config, str(run.model.absolute()), follow)
+        return evaluation_overrides(config, str(run.model.absolute()), chosen)
 
 
 def settings(overrides: Sequence[object]) -> DictConfig:
     """Return what the overrides compose to; see `rlreason.compose`."""
     with own_hydra():
-        request = check_command_line(["--cfg=job", *expand_resume(_one_run(overrides)).words], note=print)
+        request = check_command_line(["--cfg=job", *expand_resume(_checked_overrides(overrides)).words], note=print)
         with composing(request):
             return _composed(request)
 
@@ -64,25 +64,28 @@ def start(
     objects: dict[str, Any],
     quiet: bool,
 ) -> Run:
-    """Run what `first` and then `overrides` request, and return it when it has ended; see `rlreason.train`."""
+    """Start the run of `first` and then `overrides`, or evaluate the run `first`; return it when it has ended.
+
+    `objects`: the reward, loss and data that were given as Python objects; see `rlreason.train`.
+    """
     if place_of():
         raise ConfigError(
             "torchrun has started this script several times: run it once, and say gpus=2, which starts the other ranks"
         )
-    typed_words = _one_run(overrides)
+    texts = _checked_overrides(overrides)
     with ExitStack() as stack:
         stack.enter_context(_alone())
         own = stack.enter_context(as_settings(**objects))
-        _refuse_twice(own, typed_words)
+        _refuse_twice(own, texts)
         out = stack.enter_context(open(os.devnull, "w")) if quiet else None
         console = Console(out)
         with own_hydra():
             if isinstance(first, Run):
                 if (first.config.get("eval") or {}).get("prompt"):  # keep that prompt
                     own = [word.replace("prompt.reward=", "eval.reward=", 1) for word in own]
-                first = _of_run(first, [*own, *typed_words])
-            resumed = expand_resume([*_config_overrides(config, own), *first, *own, *typed_words])
-            stack.enter_context(_of_sweep(resumed.sweep))
+                first = _overrides_to_evaluate(first, [*own, *texts])
+            resumed = expand_resume([*_config_overrides(config, own), *first, *own, *texts])
+            stack.enter_context(_sweep_variable(resumed.sweep))
             for line in resumed.notes:
                 console.say(f"note: {line}")
             request = check_command_line(resumed.words, note=console.say)
@@ -101,19 +104,19 @@ def start(
 @contextmanager
 def _alone() -> Iterator[None]:
     """Refuse a second run while one is in progress: a run sets the state of the whole process."""
-    if not _under_way.acquire(blocking=False):
+    if not _running.acquire(blocking=False):
         raise ConfigError(
             "another run of this process is under way: wait until it has ended, or start one by python -m rlreason"
         )
     try:
         yield
     finally:
-        _under_way.release()
+        _running.release()
 
 
 @contextmanager
-def _of_sweep(name: str | None) -> Iterator[None]:
-    """Make a run in this block one of the sweep `name`; None: of no sweep."""
+def _sweep_variable(name: str | None) -> Iterator[None]:
+    """Make a run in this block one of the sweep `name`; None: leave the variable as it is."""
     before = os.environ.get(SWEEP_VARIABLE)
     if name is not None:
         os.environ[SWEEP_VARIABLE] = name
@@ -125,26 +128,27 @@ def _of_sweep(name: str | None) -> Iterator[None]:
             os.environ.update({} if before is None else {SWEEP_VARIABLE: before})
 
 
-def _refuse_twice(own: Sequence[str], words: Sequence[str]) -> None:
+def _refuse_twice(own: Sequence[str], overrides: Sequence[str]) -> None:
     """Raise `ConfigError` if an override also sets what was given as an argument: one of them would have no effect.
 
     >>> _refuse_twice(["loss=python:f-1"], ["loss.tau=0.5"])
     """
-    for word in words:
-        for given in own:
-            if key_of(word) == key_of(given) and "=" in word:
-                name = key_of(given).rpartition(".")[2]
-                raise ConfigError(f"{name}= is given twice, as an argument and as {word}: leave one of them out")
+    for override in overrides:
+        for argument in own:
+            if key_of(override) == key_of(argument) and "=" in override:
+                name = key_of(argument).rpartition(".")[2]
+                raise ConfigError(f"{name}= is given twice, as an argument and as {override}: leave one of them out")
 
 
-def _config_overrides(config: DictConfig | RunConfig | None, anew: Sequence[str]) -> list[str]:
+def _config_overrides(config: DictConfig | RunConfig | None, own: Sequence[str]) -> list[str]:
+    """Return the overrides that compose to `config`, without those that `own` sets."""
     if config is None:
         return []
     if not isinstance(config, DictConfig | RunConfig):
         kind = type(config).__name__
         raise ConfigError(f"config= is of type {kind}: give what rlreason.compose(...) returned, and words as texts")
     with composing(read([])):
-        return overrides_of(config, anew)
+        return overrides_of(config, own)
 
 
 def _composed(request: Request) -> DictConfig:
@@ -170,20 +174,20 @@ def _folder_of(request: Request) -> Path:
     return folder
 
 
-def _one_run(overrides: Sequence[object]) -> list[str]:
-    """Return the overrides, which must request one run in this process; `ConfigError` otherwise."""
-    parser, words = OverridesParser.create(), list[str]()
+def _checked_overrides(overrides: Sequence[object]) -> list[str]:
+    """Return the overrides as they are; `ConfigError` unless they request one run in this process."""
+    parser, texts = OverridesParser.create(), list[str]()
     for word in overrides:
         if not isinstance(word, str):
-            raise ConfigError(f"{word!r} is no word of the command line: write it as a text, 'key=value'")
+            raise ConfigError(f"{word!r} is no override: write it as a text, 'key=value'")
         if word.startswith("-"):
             raise ConfigError(
                 f"{word} is a flag of the command line: leave it out here; several runs are a loop of Python's, and "
                 "options of your own are found by 'hydra.searchpath=[FOLDER]'"
             )
-        words.append(word)
+        texts.append(word)
         key = word.lstrip("+~").partition("=")[0]
-        if key.startswith("hydra") and key not in HYDRAS:
+        if key.startswith("hydra") and key not in HYDRA_SETTINGS:
             raise ConfigError(f"{word} would change the whole process: leave it out, or start it by python -m rlreason")
         try:
             [override] = parser.parse_overrides(quoted([word], multirun=False))
@@ -194,4 +198,4 @@ def _one_run(overrides: Sequence[object]) -> list[str]:
                 f"{word} asks for several runs, and this starts one: write a loop of Python's, or start the sweep by "
                 "python -m rlreason -m"
             )
-    return words
+    return texts
