@@ -16,9 +16,9 @@ from rlreason.records.writer import RunWriter
 from rlreason.runtime.clock import Clock, Work, group_work
 from rlreason.training.algorithms.base import RolloutPrefetcher
 from rlreason.training.build import build_components
-from rlreason.training.build_algorithm import make_algorithm
+from rlreason.training.build_algorithm import make_algorithm, make_learner
 from rlreason.training.progress import training_work
-from rlreason.training.trainer import Trainer, make_learner, train
+from rlreason.training.trainer import Trainer, train
 from rlreason.types import Grade, Response, Sample
 from tests.killed import AT
 from tests.small_runs import words_of

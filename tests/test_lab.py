@@ -23,6 +23,7 @@ from rlreason.records.console import Console
 from rlreason.records.reader import RunFolder
 from rlreason.records.status import write_status
 from rlreason.records.writer import RunWriter
+from rlreason.training.build_algorithm import make_learner
 from rlreason.training.laboratory import (
     OWN,
     check_start,
@@ -36,7 +37,6 @@ from rlreason.training.laboratory import (
     with_advantages,
     with_reference,
 )
-from rlreason.training.trainer import make_learner
 from rlreason.training.warm_start import StartWeights
 from rlreason.types import Grade, Problem, Response, Sample
 from tests.run_records import append, lines_of, put_lines

@@ -44,10 +44,10 @@ from rlreason.model.shapes import (
     tiny_shape,
 )
 from rlreason.model.tiny import TAGS, VOCABULARY
+from rlreason.training.build_algorithm import make_learner
 from rlreason.training.learner import Learner
 from rlreason.training.parts import make_policy, set_trained
 from rlreason.training.preflight import assumed_prompt
-from rlreason.training.trainer import make_learner
 from rlreason.types import Grade, Response, Sample
 from tests.starts import ROOT
 

@@ -18,8 +18,8 @@ from rlreason.records.rows import Counters
 from rlreason.records.writer import RunWriter
 from rlreason.training.algorithms.base import RolloutPrefetcher
 from rlreason.training.build import Components, build_components
-from rlreason.training.build_algorithm import make_algorithm
-from rlreason.training.trainer import Trainer, make_learner
+from rlreason.training.build_algorithm import make_algorithm, make_learner
+from rlreason.training.trainer import Trainer
 from rlreason.types import Response
 from tests.starts import rlreason
 from tests.test_trainer import run_of

@@ -26,7 +26,7 @@ from rlreason.records.writer import RunWriter
 from rlreason.runtime.machine import random_states, set_random_states
 from rlreason.training.algorithms.base import RolloutPrefetcher
 from rlreason.training.build import build_components
-from rlreason.training.build_algorithm import make_algorithm
+from rlreason.training.build_algorithm import make_algorithm, make_learner
 from rlreason.training.checkpoint import (
     adapters,
     collected_from,
@@ -39,7 +39,7 @@ from rlreason.training.checkpoint import (
 )
 from rlreason.training.learner import Learner
 from rlreason.training.progress import CheckpointCost, checkpoint_due
-from rlreason.training.trainer import Trainer, make_learner, train
+from rlreason.training.trainer import Trainer, train
 from rlreason.types import Collected, Grade, Response, Sample
 from tests.test_learner import make_samples
 from tests.test_trainer import run_of, trained

@@ -33,11 +33,11 @@ from rlreason.records.writer import RunWriter
 from rlreason.training.algorithms.base import Algorithm
 from rlreason.training.algorithms.grpo import GRPO, with_advantages
 from rlreason.training.build import build_components
-from rlreason.training.build_algorithm import make_algorithm
+from rlreason.training.build_algorithm import make_algorithm, make_learner
 from rlreason.training.jobs import print_start, start
 from rlreason.training.learner import Learner
 from rlreason.training.summary import evaluated_otherwise
-from rlreason.training.trainer import make_learner, train
+from rlreason.training.trainer import train
 from rlreason.types import Grade, Response, Sample
 from tests.run_settings import settings
 from tests.some import some

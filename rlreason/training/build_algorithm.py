@@ -1,4 +1,4 @@
-"""Build a run's algorithm from its settings, the traces of SFT, and the settings of the learner."""
+"""Build a run's algorithm and its learner from the settings, on one rank or several."""
 
 import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -25,6 +25,7 @@ from rlreason.model.shapes import shape_from
 from rlreason.records.console import Console
 from rlreason.records.files import RANKS_LOG
 from rlreason.records.status import write_status
+from rlreason.runtime.machine import place_of, world_of
 from rlreason.training.algorithms.base import Algorithm
 from rlreason.training.algorithms.grpo import GRPO
 from rlreason.training.algorithms.sft import SFT, ExpertIteration, sft_sample
@@ -145,6 +146,31 @@ def learner_settings(run: TrainingConfig) -> dict[str, Any]:
         "micro_batch_tokens": run.micro_batch_tokens,
         "can_restart": run.restarts,
     }
+
+
+def make_learner(run: TrainingConfig, policy: Policy, folder: Path | None = None, algorithm: Any = None) -> Learner:
+    """Build the learner from the run's objective and optimisation settings.
+
+    With `folder` and gpus > 1 it trains on several ranks, which then also compute the `algorithm`'s reference scores;
+    without `folder` it stays in this process.
+    """
+    visible = torch.cuda.device_count()
+    if folder is not None and (world := world_of(run.gpus, place_of(), visible)) > 1:
+        return make_ranked_learner(run, policy, getattr(algorithm, "reference", None), world, folder)
+    engines, placement = (run.rollout.gpus, run.rollout.placement) if run.rollout.engine == "vllm" else (1, "auto")
+    if idle := idle_gpus(visible, engines, placement):
+        policy.remarks.append(f"{idle} more here (gpus=N trains on several, docs/scale.md)")
+    return Learner(policy, **learner_settings(run))
+
+
+def idle_gpus(visible: int, engines: int, placement: str) -> str:
+    """Describe the visible GPUs that a run on one rank leaves idle; "" if there are none.
+
+    >>> idle_gpus(8, 1, "auto"), idle_gpus(2, 1, "second_gpu"), idle_gpus(2, 1, "colocate")
+    ('7 GPUs', '', '1 GPU')
+    """
+    count = visible - (1 + engines if placement == "second_gpu" else max(1, engines))
+    return f"{count} GPU{'s' * (count > 1)}" if count > 0 else ""
 
 
 RankFunction = Callable[..., Any]

@@ -1,4 +1,7 @@
-"""Write a run's checkpoints and restore a run from one: samples as JSON, moments and weights as tensors."""
+"""Write a run's checkpoints, restore a run from one, and save what an interrupted run has.
+
+Samples are kept as JSON, moments and weights as tensors.
+"""
 
 import time
 from collections.abc import Callable, Sequence
@@ -81,12 +84,6 @@ def sample_from(plain: Plain) -> Sample:
     return Sample(**(plain | parts))
 
 
-def to_show(sample: Sample) -> Sample:
-    """Drop what readers of a sample's text do not need: token ids and log-probabilities."""
-    response = replace(sample.response, prompt_ids=[], token_ids=[], log_probs=[])
-    return replace(sample, response=response, log_probs=None, old_log_probs=None, reference_log_probs=None)
-
-
 def plain_collected(collected: Collected) -> Plain:
     """Convert a collection to plain values: each sample once, referred to by index."""
     places: dict[int, int] = {}
@@ -130,6 +127,22 @@ def step_from(plain: Plain) -> Step:
     """Invert `plain_step`."""
     updates = [Update(**update) for update in plain["updates"]]
     return Step(plain["number"], collected_from(plain["collected"]), plain["weight_version"], updates)
+
+
+def plain_evaluated(evaluated: Evaluated, with_texts: bool) -> Plain:
+    """Convert an evaluation to plain values, its samples without token ids and log-probabilities, or left out."""
+    samples = []
+    for sample in evaluated.samples if with_texts else []:
+        response = replace(sample.response, prompt_ids=[], token_ids=[], log_probs=[])
+        bare = replace(sample, response=response, log_probs=None, old_log_probs=None, reference_log_probs=None)
+        samples.append(plain_sample(bare))
+    return {"metrics": evaluated.metrics, "whole": evaluated.whole, "last": evaluated.last, "samples": samples}
+
+
+def evaluated_from(plain: Plain, interim: Sequence[Problem], final: Sequence[Problem]) -> Evaluated:
+    """Invert `plain_evaluated`."""
+    samples = [sample_from(row) for row in plain["samples"]]
+    return Evaluated(samples, plain["metrics"], plain["whole"], final if plain["last"] else interim, plain["last"])
 
 
 OF_OPTIMIZER, OF_WEIGHT = "optimizer.", "weight."
@@ -389,109 +402,92 @@ class Checkpointer:
             self.policy.save(self.records.model)
 
 
-def plain_evaluated(evaluated: Evaluated, shown: bool) -> dict[str, Any]:
-    """Convert an evaluation to plain values, with its samples' texts if they are `shown` at the end of the run."""
-    return {
-        "metrics": evaluated.metrics,
-        "whole": evaluated.whole,
-        "last": evaluated.last,
-        "samples": [plain_sample(to_show(sample)) for sample in evaluated.samples] if shown else [],
-    }
-
-
-def evaluated_from(plain: dict[str, Any], interim: Sequence[Problem], final: Sequence[Problem]) -> Evaluated:
-    """Invert `plain_evaluated`."""
-    samples = [sample_from(row) for row in plain["samples"]]
-    return Evaluated(samples, plain["metrics"], plain["whole"], final if plain["last"] else interim, plain["last"])
-
-
 AHEAD_S = 8.0  # a stop waits for sampling ahead: without it, the run resumes from an earlier checkpoint
 
 
-def handle_interruption(
-    error: BaseException,
-    run: TrainingConfig,
-    components: Components,
-    checkpointer: Checkpointer | None,
-    records: RunWriter,
-    counters: Counters,
-    console: Console,
-) -> None:
-    """Save what a run that ends with this error has; raise KeyboardInterrupt after a signal."""
-    if signals.stop_signal() is None and not isinstance(error, KeyboardInterrupt):
-        trainer_intact = isinstance(error, EngineError)
-        if trainer_intact and checkpointer and checkpointer.begun and checkpointer.settings.every != 0:
-            try_to(console, checkpointer.write)
-        return
-    stop = error if isinstance(error, KeyboardInterrupt) else KeyboardInterrupt()
-    far = stop_in_order(run, components, checkpointer, records, counters, console, signals.why_stopped(stop))
-    raise type(stop)(f"{stop} {far}".strip()) from None
+@dataclass
+class Interruption:
+    """Saves what a run has when an error or a signal ends it."""
 
+    run: TrainingConfig
+    components: Components
+    records: RunWriter
+    counters: Counters
+    console: Console
+    checkpointer: Checkpointer | None = None  # until the trainer is built
 
-def stop_in_order(
-    run: TrainingConfig,
-    components: Components,
-    checkpointer: Checkpointer | None,
-    records: RunWriter,
-    counters: Counters,
-    console: Console,
-    why: str,
-) -> str:
-    """Stop sampling, write a checkpoint, finish the records, save the model; return how far the run got.
+    def handle(self, error: BaseException) -> None:
+        """Save what the run has; after a signal, raise KeyboardInterrupt with how far it got."""
+        if signals.stop_signal() is None and not isinstance(error, KeyboardInterrupt):
+            checkpointer = self.working_checkpointer()
+            if checkpointer is not None and isinstance(error, EngineError):  # the trainer itself is intact
+                self.attempt(checkpointer.write)
+            return
+        stop = error if isinstance(error, KeyboardInterrupt) else KeyboardInterrupt()
+        progress = self.stop_in_order(signals.why_stopped(stop))
+        raise type(stop)(f"{stop} {progress}".strip()) from None
 
-    The status is written first, to be right even if the rest fails. `checkpointer`: None before it was built.
-    """
-    signals.arrived()
-    folder, learned = records.folder, counters.train_step
-    if (folder / SUMMARY).exists():
-        return "when everything was recorded"
-    far = stopped_where(checkpointer, learned)
-    saves = run.save_model and learned > 0 and not records.model.exists()
-    draws, keeps = records.evaluated, checkpointer is not None and checkpointer.begun and run.checkpoint.every != 0
+    def working_checkpointer(self) -> Checkpointer | None:
+        """Return the checkpointer, if checkpoints are wanted and there is something to resume from."""
+        wanted = self.run.checkpoint.every != 0
+        return self.checkpointer if self.checkpointer is not None and self.checkpointer.begun and wanted else None
 
-    def last_row() -> None:
+    def stop_in_order(self, why: str) -> str:
+        """Stop sampling, write a checkpoint, finish the records, save the model; return how far the run got.
+
+        The status is written first, to be right even if the rest fails.
+        """
+        signals.arrived()
+        records, console, learned = self.records, self.console, self.counters.train_step
+        if (records.folder / SUMMARY).exists():
+            return "when everything was recorded"
+        progress = self.describe_progress()
+        checkpointer = self.working_checkpointer()
+        saves_model = self.run.save_model and learned > 0 and not records.model.exists()
+        outputs = {"a checkpoint": checkpointer is not None, "model": saves_model, "curves": records.evaluated}
+        leaving = " and ".join(name for name, wanted in outputs.items() if wanted) or "records"
+        self.attempt(lambda: write_status(records.folder, "interrupted", f"{why} {progress}"))
+        self.attempt(lambda: console.say(f"stopping {progress}; leaving {leaving} (a second signal leaves at once)"))
+        if checkpointer is not None:
+            self.attempt(lambda: self.write_checkpoint(checkpointer))
+        self.attempt(self.components.close)  # ends sampling ahead, too
+        if self.checkpointer is not None:
+            self.attempt(self.checkpointer.prefetcher.close)
         if learned > records.train_step:  # the newest update has no row yet
-            records.metrics(counters.row() | counters.newest)
+            self.attempt(lambda: records.metrics(self.counters.row() | self.counters.newest))
+        if saves_model and self.checkpointer is not None:
+            self.attempt(self.checkpointer.save_model)
+        if records.evaluated:
+            self.attempt(lambda: draw_curves(RunFolder(records.folder)))
+        self.attempt(records.loggers.interrupted)
+        self.attempt(lambda: print_loggers(console, records.loggers))
+        return progress
 
-    left = " and ".join(["a checkpoint"] * keeps + ["model"] * saves + ["curves"] * draws) or "records"
-    try_to(console, lambda: write_status(folder, "interrupted", f"{why} {far}"))
-    try_to(console, lambda: console.say(f"stopping {far}; leaving {left} (a second signal leaves at once)"))
-    if checkpointer is not None and keeps:
-        try_to(console, lambda: write_last_checkpoint(checkpointer, console))
-    try_to(console, components.close)  # ends sampling ahead, too
-    if checkpointer is not None:
-        try_to(console, checkpointer.prefetcher.close)
-    try_to(console, last_row)
-    if saves and checkpointer is not None:
-        try_to(console, checkpointer.save_model)
-    if draws:
-        try_to(console, lambda: draw_curves(RunFolder(folder)))
-    try_to(console, records.loggers.interrupted)
-    try_to(console, lambda: print_loggers(console, records.loggers))
-    return far
+    def write_checkpoint(self, checkpointer: Checkpointer) -> None:
+        """Write a checkpoint of the current position, after waiting for what is being sampled ahead."""
+        with suppress(NotInTime):
+            checkpointer.prefetcher.drain(AHEAD_S)
+        if checkpointer.write() is None:
+            self.console.say(
+                "! no checkpoint of this place: what was sampled ahead had not ended; the run goes on from before"
+            )
 
+    def describe_progress(self) -> str:
+        """Describe the step and the updates so far: "in step 2 of 8, after 1 ..."."""
+        if self.checkpointer is None:
+            return "before the first step"
+        prefetcher, updates = self.checkpointer.prefetcher, self.counters.train_step
+        begun = max(prefetcher.begun, self.checkpointer.position.finished)
+        if begun == 0:
+            return "before the first step"
+        plural = "" if updates == 1 else "s"
+        return f"in step {begun} of {prefetcher.n_steps}, after {updates} optimizer update{plural}"
 
-def write_last_checkpoint(checkpointer: Checkpointer, console: Console) -> None:
-    """Write a checkpoint of the current position, after waiting for what is being sampled ahead."""
-    with suppress(NotInTime):
-        checkpointer.prefetcher.drain(AHEAD_S)
-    if checkpointer.write() is None:
-        console.say("! no checkpoint of this place: what was sampled ahead had not ended; the run goes on from before")
-
-
-def stopped_where(checkpointer: Checkpointer | None, updates: int) -> str:
-    """Describe the step and the updates so far: "in step 2 of 8, after 1 ..."."""
-    if checkpointer is None or not (begun := max(checkpointer.prefetcher.begun, checkpointer.position.finished)):
-        return "before the first step"
-    made = f"{updates} optimizer update{'s' * (updates != 1)}"
-    return f"in step {begun} of {checkpointer.prefetcher.n_steps}, after {made}"
-
-
-def try_to(console: Console, act: Callable[[], object]) -> None:
-    """Call `act`; print an error and continue, since the terminal may be gone or the disk full."""
-    try:
-        act()
-    except Exception as error:
-        with suppress(OSError):
-            named = str(error) if isinstance(error, ConfigError) else f"{type(error).__name__}: {error}"
-            console.say(f"! while stopping: {named}")
+    def attempt(self, act: Callable[[], object]) -> None:
+        """Call `act`; print an error and continue, since the terminal may be gone or the disk full."""
+        try:
+            act()
+        except Exception as error:
+            with suppress(OSError):
+                named = str(error) if isinstance(error, ConfigError) else f"{type(error).__name__}: {error}"
+                self.console.say(f"! while stopping: {named}")

@@ -26,8 +26,8 @@ from rlreason.records.rows import TO_LEARN, sample_of
 from rlreason.runtime.text import spans
 from rlreason.training.algorithms import grpo
 from rlreason.training.build import make_scorer
+from rlreason.training.build_algorithm import make_learner
 from rlreason.training.parts import make_policy, set_threads, teach_habits
-from rlreason.training.trainer import make_learner
 from rlreason.training.warm_start import StartWeights
 from rlreason.types import Sample
 

@@ -34,6 +34,7 @@ class Step:
     weight_version: int  # of the engine once everything was sampled
     updates: list[Update] = field(default_factory=list)
     synced: dict[str, float] = field(default_factory=dict)  # metrics of the weight sync
+    finite: bool = True  # whether the weights are, after the updates
 
     @property
     def count(self) -> int:

@@ -208,16 +208,15 @@ def print_reason(console: Console, folder: Path, status: str, reason: str) -> No
 def print_closing(
     console: Console,
     run: TrainingConfig,
+    components: Components,
     folder: Path,
-    before: Evaluated,
-    after: Evaluated,
-    problems: Sequence[Problem],
+    history: Sequence[Evaluated],
     summary: Mapping[str, Any],
-    loggers: Loggers,
 ) -> None:
     """Print what training changed, how exact that is, and where everything is."""
+    before, after = history[0], history[-1]
     first, last = improved_pair(before.samples, after.samples)
-    problem = next(p for p in problems if p.id == first.group)
+    problem = next(p for p in components.eval_problems if p.id == first.group)
     for line in before_and_after(problem, first, last):
         console.say(line)
     console.table("\n" + closing_table(before.metrics, after.metrics))
@@ -228,8 +227,8 @@ def print_closing(
         console.table(f"{'protocol':22} {summary['protocol']['hash']:>37}")
     for line in describe_accuracies(summary["accuracy"], summary):
         console.say(line)
-    if told := time_line(summary):
-        console.say(told)
+    if line := time_line(summary):
+        console.say(line)
     if summary["notices"]:
         seen = ", ".join(f"{name} x{count}" for name, count in summary["notices"].items())
         console.say(f"notices    {seen}")
@@ -244,7 +243,7 @@ def print_closing(
         )
     if run.eval.card is not None:
         console.say((folder / COMPLIANCE).read_text(encoding="utf-8").splitlines()[-1])
-    print_loggers(console, loggers)
+    print_loggers(console, components.loggers)
     if run.model.made_on_the_spot and SWEEP_VARIABLE not in os.environ:
         console.say(
             "\nTry next:\n"
