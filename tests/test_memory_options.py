@@ -30,8 +30,8 @@ from rlreason.model.parameters import add_lora, checkpoint_layers, freeze
 from rlreason.model.policy import LogProbScorer, Policy, load_policy
 from rlreason.model.tiny import build_model
 from rlreason.objectives.objective import LengthNormConfig, Objective
+from rlreason.training.build_policy import set_trained
 from rlreason.training.learner import Learner, learning_rate_at, make_optimizer
-from rlreason.training.parts import set_trained
 from rlreason.types import Grade, Response, Sample
 
 BFLOAT16 = torch.bfloat16

@@ -20,9 +20,8 @@ from rlreason.model.chat import PromptEncoder, encoder, lengths
 from rlreason.model.policy import Policy
 from rlreason.model.tiny import build_model
 from rlreason.records.console import Console
-from rlreason.training.build import fitting
+from rlreason.training.build import Part, fitting
 from rlreason.training.build_algorithm import make_traces
-from rlreason.training.preflight import Part
 from rlreason.types import Problem
 from tests.run_settings import settings
 
@@ -63,25 +62,21 @@ def test_a_trace_too_long_is_refused_or_counted(policy, prompt_ids, problems):
     assert notice.startswith("left out: 1 of 4 traces")
 
 
-def part(name, problems, max_tokens):
-    return Part(name, settings().prompt, problems, max_tokens)
-
-
 def test_a_prompt_too_long_is_refused_or_counted(policy, prompt_ids, problems):
     long = Problem("long", "word " * 800, "1")
     out = io.StringIO()
     with pytest.raises(ConfigError, match=r"1 of 3 train prompts.*data.bad_rows=skip"):
-        fitting(settings(), policy, part("train", [*problems[:2], long], 48), prompt_ids, Console(out=out))
+        fitting(settings(), policy, Part("train", [*problems[:2], long], 48), prompt_ids, Console(out=out))
     run = settings("data.bad_rows=skip")
-    kept = fitting(run, policy, part("train", [*problems[:2], long], 48), prompt_ids, Console(out=out))
+    kept = fitting(run, policy, Part("train", [*problems[:2], long], 48), prompt_ids, Console(out=out))
     assert kept == problems[:2]
-    assert fitting(run, policy, part("validation", problems[2:4], 48), prompt_ids, Console(out=out)) == problems[2:4]
+    assert fitting(run, policy, Part("validation", problems[2:4], 48), prompt_ids, Console(out=out)) == problems[2:4]
     assert "left out: 1 of 3 train problems" in out.getvalue()
     with pytest.raises(ConfigError, match=r"^sampling.max_tokens=510 .*2 of 2 validation prompts"):
-        fitting(settings(), policy, part("validation", problems[2:4], 510), prompt_ids, Console(out=out))
+        fitting(settings(), policy, Part("validation", problems[2:4], 510), prompt_ids, Console(out=out))
     own = settings("eval.sampling.max_tokens=510")
     with pytest.raises(ConfigError, match=r"^eval.sampling.max_tokens=510 .*lower eval.sampling.max_tokens"):
-        fitting(own, policy, part("validation", problems[2:4], 510), prompt_ids, Console(out=out))
+        fitting(own, policy, Part("validation", problems[2:4], 510), prompt_ids, Console(out=out))
 
 
 def tokenizer_of(kind: str) -> PreTrainedTokenizerFast:

@@ -23,7 +23,7 @@ from rlreason.records.console import Console
 from rlreason.records.writer import RunWriter
 from rlreason.training import warm_start as starts
 from rlreason.training.build import build_components
-from rlreason.training.parts import lessons_of, make_policy, teach_habits
+from rlreason.training.build_policy import lessons_of, make_policy, teach_habits
 from rlreason.training.trainer import train
 from rlreason.training.warm_start import (
     SHIPPED,

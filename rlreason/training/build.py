@@ -2,13 +2,13 @@
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from rlreason.config.groups import EvalProtocolConfig
+from rlreason.config.groups import EvalProtocolConfig, sampling_key
 from rlreason.config.run import Asking, RunConfig
 from rlreason.data.prepare import Loaded, load_data, read_splits, subset
 from rlreason.data.prompts import template_of
@@ -28,8 +28,8 @@ from rlreason.model.tiny import TAGS
 from rlreason.records.console import Console
 from rlreason.records.loggers import Loggers, Resumed
 from rlreason.runtime.clock import Clock
-from rlreason.training.parts import check_hardware, make_policy, set_threads, set_trained, teach_habits
-from rlreason.training.preflight import Part, own_functions, parts, refusal, room_of, too_long
+from rlreason.training.build_policy import check_hardware, make_policy, set_threads, set_trained, teach_habits
+from rlreason.training.preflight import own_functions, refusal
 from rlreason.training.warm_start import StartWeights
 from rlreason.types import Collected, Problem
 
@@ -83,7 +83,11 @@ def build_components(
     `clock`: the run's, which times sampling and grading.
     """
     began, clock = time.monotonic(), clock or Clock()
-    prepare(run, console.say)
+    check_engine(run)
+    check_hardware(run, console.say)
+    set_threads(run)
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # else the grading processes warn about it
+    check_prompts(run)
     loggers = Loggers(console.say)
     graders = make_graders(run, folder)  # their workers start before a GPU is touched
     with closing_on_error(graders, loggers):
@@ -93,11 +97,11 @@ def build_components(
         with console.wait("loading the model"):
             policy = make_policy(run, lessons)
         set_threads(run, policy)
-        prompt_ids, asked_ids = encoder(policy, run.asking.prompt), encoder(policy, run.evaluation.prompt)
-        loaded = all_fitting(run, policy, loaded, prompt_ids, asked_ids, console)
+        prompt_ids, eval_prompt_ids = encoder(policy, run.asking.prompt), encoder(policy, run.evaluation.prompt)
+        loaded = all_fitting(run, policy, loaded, prompt_ids, eval_prompt_ids, console)
         start = teach_habits(run, policy, lessons, console)
         set_trained(run.model, policy, run.seed, run.trains)
-        demand = partial(demand_of, run, prompt_ids, asked_ids, loaded.train, loaded.validation)
+        demand = partial(demand_of, run, prompt_ids, eval_prompt_ids, loaded.train, loaded.validation)
         with console.wait("starting the engine", logged=True):
             engine = make_engine(run, policy, folder, console.say, demand)
     evaluation = run.evaluation
@@ -111,7 +115,7 @@ def build_components(
         evaluator=Evaluator(
             settings=evaluation,
             rollouts=Rollouts(
-                engine, graders.evaluation, asked_ids, run.seed, console.part, graders.second, clock, "eval"
+                engine, graders.evaluation, eval_prompt_ids, run.seed, console.part, graders.second, clock, "eval"
             ),
             sampling=make_sampling(evaluation, policy),
             scorer=make_scorer(run, evaluation, policy),
@@ -133,19 +137,10 @@ def build_components(
 def start_loggers(
     run: RunConfig, loggers: Loggers, folder: Path, console: Console, resumed: Resumed | None = None
 ) -> None:
-    """StartWeights the chosen loggers; `resumed`: the id of the run in each service that it continues."""
+    """Start the chosen loggers; `resumed`: the id of the run in each service that it continues."""
     if run.logger.chosen:
         with console.wait("starting the loggers"):
             loggers.start(run.logger, folder, asdict(run), resumed)
-
-
-def prepare(run: RunConfig, say: Callable[[str], None]) -> None:
-    """Check what needs nothing loaded; set this process's threads and environment."""
-    check_engine(run)
-    check_hardware(run, say)
-    set_threads(run)
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # else the grading processes warn about it
-    check_prompts(run)
 
 
 @contextmanager
@@ -162,16 +157,17 @@ def closing_on_error(graders: Graders, loggers: Loggers) -> Iterator[None]:
 
 
 def read_all(run: RunConfig, graders: Graders, console: Console) -> tuple[Loaded, list[Problem]]:
-    """Read the problems, try the rewards on them, and read the stories that teach a built-in model."""
+    """Read the problems, try the user's own rewards on them, and read the stories that teach a built-in model."""
     with console.wait("reading the data"):
         loaded = load_data(run, grader=graders.training, judge=graders.evaluation, say=console.say)
-        for grader in graders.all():  # each on an answer of the kind it will judge
+        for grader in graders.all():
+            if not grader.plugin:
+                continue
             learned = grader is graders.training and grader is not graders.evaluation
             problems = loaded.train if learned and loaded.train else loaded.validation
-            if grader.plugin:
-                setting = next((key for key, name in own_functions(run) if name == grader.plugin), grader.plugin)
-                if why := refusal(setting, grader, problems[0].answer, run.grading.timeout_s):
-                    raise ConfigError(why)
+            setting = next((key for key, name in own_functions(run) if name == grader.plugin), grader.plugin)
+            if why := refusal(setting, grader, problems[0].answer, run.grading.timeout_s):
+                raise ConfigError(why)
         for remark in [*remarks(run.asking.prompt, loaded.train), *remarks(run.evaluation.prompt, loaded.validation)]:
             console.say(remark)
         return loaded, read_splits(run.data, console.say, traces=False)[0] if run.model.made_on_the_spot else []
@@ -201,31 +197,63 @@ def all_fitting(
     policy: Policy,
     loaded: Loaded,
     prompt_ids: PromptEncoder,
-    asked_ids: PromptEncoder,
+    eval_prompt_ids: PromptEncoder,
     console: Console,
 ) -> Loaded:
     """Return the problems whose prompt and a full response fit the model's context and one micro-batch.
 
-    What does not fit is refused, or left out with a message (data.bad_rows).
+    SFT samples no responses to its training problems: `make_traces` measures them with their traces.
     """
-    kept = {"train": loaded.train, "validation": loaded.validation}
+    train, validation = loaded.train, loaded.validation
     with console.wait("measuring the prompts"):
-        for part in parts(run, loaded.train, loaded.validation):
-            ids = asked_ids if part.prompt is run.evaluation.prompt else prompt_ids
-            kept[part.name] = fitting(run, policy, part, ids, console)
-    return Loaded(kept["train"], kept["validation"], loaded.sizes)
+        if run.samples_to_learn or not run.trains:
+            part = Part("train", train, run.asking.sampling.max_tokens)
+            train = fitting(run, policy, part, prompt_ids, console)
+        part = Part("validation", validation, run.evaluation.sampling.max_tokens)
+        validation = fitting(run, policy, part, eval_prompt_ids, console)
+    return Loaded(train, validation, loaded.sizes)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Problems with a common limit on response tokens."""
+
+    name: str  # train or validation
+    problems: list[Problem]
+    max_tokens: int  # of a response
+
+
+def room_of(run: RunConfig, context: int) -> tuple[int, str]:
+    """Return (tokens for a prompt and its response together, the setting that limits them)."""
+    return min((run.micro_batch_tokens, "micro_batch_tokens"), (context, "the model's context"))
 
 
 def fitting(run: RunConfig, policy: Policy, part: Part, prompt_ids: PromptEncoder, console: Console) -> list[Problem]:
-    """Return the problems of one part (train or validation) that fit."""
+    """Return the problems that fit; one that does not is refused, or left out with a message (data.bad_rows)."""
     prompt_ids.check(part.problems)
-    context = policy.max_context
-    sizes = lengths(prompt_ids, part.problems, room_of(run, context)[0] - part.max_tokens)
-    if why := too_long(run, part.name, sizes, part.max_tokens, context):
-        raise ConfigError(why)
-    room, key = room_of(run, context)
-    kept = [p for p, size in zip(part.problems, sizes, strict=True) if size <= room - part.max_tokens]
-    if len(kept) < len(part.problems):
-        left = f"{len(part.problems) - len(kept)} of {len(part.problems)} {part.name} problems"
-        console.say(f"! left out: {left}, whose prompts are too long for {key}={room}")
-    return kept
+    room, limit = room_of(run, policy.max_context)
+    longest = room - part.max_tokens
+    sizes = lengths(prompt_ids, part.problems, longest)
+    kept = [problem for problem, size in zip(part.problems, sizes, strict=True) if size <= longest]
+    count, total = len(part.problems) - len(kept), len(part.problems)
+    if count == 0:
+        return kept
+    evaluates = part.name == "validation"
+    data_key, data = ("data", run.data)
+    if evaluates and run.eval.data is not None:
+        data_key, data = ("eval.data", run.eval.data)
+    if data.bad_rows == "skip" and kept:
+        left_out = f"{count} of {total} {part.name} problems"
+        console.say(f"! left out: {left_out}, whose prompts are too long for {limit}={room}")
+        return kept
+    key = sampling_key(run, "max_tokens") if evaluates or not run.trains else "sampling.max_tokens"
+    needed = max(sizes) + part.max_tokens
+    cures = [f"lower {key}"]
+    if limit == "micro_batch_tokens":
+        cures.append(f"set {limit}={needed}")
+    if kept:
+        cures.append(f"leave them out with {data_key}.bad_rows=skip")
+    raise ConfigError(
+        f"{key}={part.max_tokens} and the longest prompt need {needed} tokens, more than {limit}={room} "
+        f"({count} of {total} {part.name} prompts): {', or '.join(cures)}"
+    )

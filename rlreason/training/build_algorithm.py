@@ -29,11 +29,10 @@ from rlreason.runtime.machine import place_of, world_of
 from rlreason.training.algorithms.base import Algorithm
 from rlreason.training.algorithms.grpo import GRPO
 from rlreason.training.algorithms.sft import SFT, ExpertIteration, sft_sample
-from rlreason.training.build import Components, make_scorer
+from rlreason.training.build import Components, make_scorer, room_of
+from rlreason.training.build_policy import mode_of, set_threads, set_trained
 from rlreason.training.distributed import RankedLearner, RankedScorer, ShardedLearner, ShardedPolicy, fill, mesh_of
 from rlreason.training.learner import Learner
-from rlreason.training.parts import mode_of, set_threads, set_trained
-from rlreason.training.preflight import room_of
 from rlreason.training.ranks import Group, Ranks
 from rlreason.types import Problem, Sample
 

@@ -27,7 +27,7 @@ from rlreason.runtime.text import spans
 from rlreason.training.algorithms import grpo
 from rlreason.training.build import make_scorer
 from rlreason.training.build_algorithm import make_learner
-from rlreason.training.parts import make_policy, set_threads, teach_habits
+from rlreason.training.build_policy import make_policy, set_threads, teach_habits
 from rlreason.training.warm_start import StartWeights
 from rlreason.types import Sample
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rlreason.config.data import GymConfig
-from rlreason.config.groups import WITHOUT_VLLM, GradingConfig, PromptConfig, as_eval, sampling_key
+from rlreason.config.groups import WITHOUT_VLLM, GradingConfig, PromptConfig, as_eval
 from rlreason.config.leaves import needs
 from rlreason.config.run import RunConfig, judges
 from rlreason.data.prepare import Loaded, load_data
@@ -32,50 +32,6 @@ from rlreason.types import Problem
 
 PATIENCE_S = 1.5  # of processor time for all runs of a sweep together; the rest is read later
 CHARACTERS = 3  # at least, in a token of prose
-
-
-class Part(NamedTuple):
-    """Problems that share a prompt and a token limit."""
-
-    name: str  # train or validation
-    prompt: PromptConfig
-    problems: list[Problem]
-    max_tokens: int  # tokens of a response
-
-
-def parts(run: RunConfig, train: list[Problem], validation: list[Problem]) -> list[Part]:
-    """Return the problems that must fit. SFT samples none of its training problems; `make_traces` measures them."""
-    evaluation, asking = run.evaluation, run.asking
-    trained = Part("train", asking.prompt, train, asking.sampling.max_tokens)
-    asked = Part("validation", evaluation.prompt, validation, evaluation.sampling.max_tokens)
-    return [asked] if run.trains and not run.samples_to_learn else [trained, asked]
-
-
-def room_of(run: RunConfig, context: int) -> tuple[int, str]:
-    """Return (tokens for a prompt and its response together, the setting that limits them)."""
-    return min((run.micro_batch_tokens, "micro_batch_tokens"), (context, "the model's context"))
-
-
-def too_long(run: RunConfig, name: str, sizes: Sequence[int], max_tokens: int, context: int) -> str:
-    """Say why prompts of these sizes in tokens do not fit; "" if they do or the long ones are left out."""
-    asked, data = name == "validation", run.data if run.eval.data is None else run.eval.data
-    own = sampling_key(run, "max_tokens") if asked or not run.trains else "sampling.max_tokens"
-    skip = (data if asked else run.data).bad_rows == "skip"
-    room, key = room_of(run, context)
-    longest = room - max_tokens
-    if not sizes or max(sizes) <= longest or (skip and min(sizes) <= longest):
-        return ""
-    needed, count = max(sizes) + max_tokens, sum(size > longest for size in sizes)
-    return (
-        f"{own}={max_tokens} and the longest prompt need {needed} tokens, more than "
-        f"{key}={room} ({count} of {len(sizes)} {name} prompts): lower {own}"
-        + (f", or set {key}={needed}" if key[0] == "m" else "")
-        + (
-            ""
-            if count == len(sizes)
-            else f", or leave them out with {'eval.' * (asked and data is not run.data)}data.bad_rows=skip"
-        )
-    )
 
 
 class ProblemCache:
