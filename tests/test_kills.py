@@ -55,7 +55,7 @@ PLACES = {
     "adamw_8bit": [STEP.format("call", 3), "rlreason.training.trainer:Trainer.finish:call:1"],
     "skip_solved": ["rlreason.training.algorithms.grpo:GRPO.collect:return:2", STEP.format("call", 3)],
     "reference": ["rlreason.training.algorithms.grpo:GRPO.collect:return:2", STEP.format("return", 3)],
-    "refilled": ["rlreason.training.algorithms.grpo:GRPO._refilled:return:2", STEP.format("return", 2)],
+    "refilled": ["rlreason.training.algorithms.grpo:GRPO._refill:return:2", STEP.format("return", 2)],
     "final_problems": [STEP.format("call", 2), "rlreason.evaluation.evaluator:Evaluator.evaluate:return:4"],
     "cosine": [STEP.format("call", 2), "rlreason.records.writer:RunWriter.responses:return:3"],
 }  # fmt: skip

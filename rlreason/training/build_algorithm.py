@@ -94,20 +94,20 @@ def make_sft(run: SFTConfig, components: Components, console: Console) -> SFT:
 
 def make_grpo(run: GRPOConfig, components: Components) -> GRPO:
     """Build GRPO, with a frozen copy of the current policy as reference model if a KL term needs it."""
-    divisor = old_log_probs_from(run)
+    source = old_log_probs_from(run)
     return GRPO(
         **online_arguments(run, components),
         epochs=run.epochs_per_rollout,
         objective=run.objective(),
         reference=None if run.kl_placement == "none" else make_scorer(run, run, frozen_copy(components.policy)),
         # Score the sampling policy where needed; not for samples drawn ahead, because the weights are moving by then.
-        behaviour=components.scorer if run.kl_placement == "reward" or divisor == "measured" else None,
-        old_log_probs=divisor,
+        behaviour=components.scorer if run.kl_placement == "reward" or source == "measured" else None,
+        old_log_probs=source,
     )
 
 
 def online_arguments(run: OnlineConfig, components: Components) -> dict[str, Any]:
-    """The arguments common to all algorithms that learn from their own samples."""
+    """Return the arguments common to all algorithms that learn from their own samples."""
     return {
         "rollouts": components.rollouts,
         "questions": ProblemSampler(components.train_problems, run.seed, run.skip_solved),
@@ -120,7 +120,7 @@ def online_arguments(run: OnlineConfig, components: Components) -> dict[str, Any
 
 
 def old_log_probs_from(run: GRPOConfig) -> str:
-    """Where the old log-probabilities of the loss's ratio come from: engine, measured or none.
+    """Return where the old log-probabilities of the loss's ratio come from: engine, measured or none.
 
     Samples drawn ahead come from weights one update older, whose log-probabilities only the engine has.
     """
@@ -131,13 +131,13 @@ def old_log_probs_from(run: GRPOConfig) -> str:
 
 def frozen_copy(policy: Policy) -> Policy:
     """Copy the policy, never to be trained; what was checked of the original holds for the copy."""
-    found = policy.copy()
-    found.model.requires_grad_(False)
-    return found
+    frozen = policy.copy()
+    frozen.model.requires_grad_(False)
+    return frozen
 
 
 def learner_settings(run: TrainingConfig) -> dict[str, Any]:
-    """The learner's arguments besides its policy."""
+    """Return the learner's arguments besides its policy."""
     return {
         "objective": run.objective(),
         "optimization": run,
@@ -184,9 +184,9 @@ def make_ranked_learner(
     """
     mode, why = mode_of(run, shape_from(policy.model.config.get_text_config().to_dict()), policy.device, world)
     mode = "shard" if policy.in_main_memory else mode  # as decided before loading
-    place = "GPUs" if policy.device.type == "cuda" else "processes"
-    has = {"replicate": "each has the whole model", "shard": "each has a part of the model"}[mode]
-    policy.remarks.append(f"{world} {place} train, {has} (parallel={mode}: {why})")
+    processes = "GPUs" if policy.device.type == "cuda" else "processes"
+    share = "a part of the model" if mode == "shard" else "the whole model"
+    policy.remarks.append(f"{world} {processes} train, each has {share} (parallel={mode}: {why})")
     group = Group(world, run.waits.run_s, folder / RANKS_LOG, partial(write_status, folder, "failed"))
     try:
         return _make_ranked_learner(run, policy, reference, group, mode)
@@ -201,37 +201,36 @@ def _make_ranked_learner(
     ranks = group.join(policy.device)
     with ranks.naming_lost_ranks("the start"):
         share_threads(run, ranks)
-        of_policy = {
-            name: getattr(policy, name) for name in ("compute_dtype", "weights", "head_dtype", "attention")
-        }  # what `auto` resolved to
-        ranks.broadcast((run, mode, policy.model.config, policy.tokenizer, of_policy))
+        names = ("compute_dtype", "weights", "head_dtype", "attention")
+        resolved = {name: getattr(policy, name) for name in names}  # what `auto` has become here
+        ranks.broadcast((run, mode, policy.model.config, policy.tokenizer, resolved))
         whole = {"policy": policy} | ({} if reference is None else {"reference": reference.policy})
         if mode == "replicate":
             send_weights(ranks, policy.model)
             agree_on_sharing(ranks, whole.values())
             policies = whole
         else:
-            for one in whole.values():
-                one.in_main_memory = True
-                one.model.to("cpu")  # type: ignore[arg-type]  # the wrapper hides torch's signature
-                free_cached_memory(one.device)
+            for copied in whole.values():
+                copied.in_main_memory = True
+                copied.model.to("cpu")  # type: ignore[arg-type]  # the wrapper hides torch's signature
+                free_cached_memory(copied.device)
             send_weights(ranks, with_one_layer(policy.model))
             agree_on_sharing(ranks, whole.values())
             policies = trained_policies(run, without_weights(policy, policy.model.config))
         learner, scores = learner_and_scores(run, ranks, mode, policies, whole)
         learner.ended = lambda: group.close(at_once=bool(ranks.broken))
-        for name, one in whole.items():
-            one.deal = partial(scores.of, name)
+        for name, scored in whole.items():
+            scored.deal = partial(scores.of, name)
         learner.restore([{} for _ in learner.parameters])
     return learner
 
 
 def follow(ranks: Ranks) -> dict[str, RankFunction]:
     """Set up a rank other than 0 and return the functions that rank 0 may call on it, by name."""
-    run, mode, config, tokenizer, of_policy = ranks.broadcast()
+    run, mode, config, tokenizer, resolved = ranks.broadcast()
     model = from_config(config if mode == "replicate" else one_layer_of(config))
     receive_weights(ranks, model)
-    policy = Policy(model, tokenizer, device=ranks.device, **of_policy)  # checks that this device computes alike
+    policy = Policy(model, tokenizer, device=ranks.device, **resolved)  # checks that this device computes alike
     if mode == "shard":
         policy = without_weights(policy, config)
         del model  # else its single layer stays on the GPU
@@ -243,18 +242,19 @@ def follow(ranks: Ranks) -> dict[str, RankFunction]:
     learner, scores = learner_and_scores(run, ranks, mode, policies)
     orders = learner.orders() | {"score": scores.score}
     engine_sleeps = run.rollout.engine == "vllm" and run.rollout.sleep and run.rollout.shares_gpu
-    lends = engine_sleeps and ranks.device.type == "cuda"
-    return {name: freeing_memory(do) for name, do in orders.items()} if lends else orders
+    if engine_sleeps and ranks.device.type == "cuda":
+        return {name: freeing_memory(order) for name, order in orders.items()}
+    return orders
 
 
 def freeing_memory(order: RankFunction) -> RankFunction:
     """Wrap an order to free torch's cached memory after it: a sleeping engine wakes up on this GPU."""
 
-    def then_give_back(*arguments: Any) -> None:
+    def order_then_free(*arguments: Any) -> None:
         order(*arguments)
         free_cached_memory(torch.device("cuda"))
 
-    return then_give_back
+    return order_then_free
 
 
 def learner_and_scores(
@@ -286,10 +286,10 @@ def trained_policies(run: TrainingConfig, policy: Policy) -> dict[str, Policy]:
 
 def without_weights(policy: Policy, config: PretrainedConfig) -> Policy:
     """Copy the policy with a model that has no memory yet, whose weights a rank gets by `fill`."""
-    found = copy.copy(policy)
-    found.model, found.in_main_memory, found.remarks = skeleton_of(config), False, []
-    found.model.set_attn_implementation(NAMES[found.attention])
-    return found
+    empty = copy.copy(policy)
+    empty.model, empty.in_main_memory, empty.remarks = skeleton_of(config), False, []
+    empty.model.set_attn_implementation(NAMES[empty.attention])
+    return empty
 
 
 def share_threads(run: TrainingConfig, ranks: Ranks) -> None:
@@ -319,7 +319,7 @@ def receive_weights(ranks: Ranks, model: PreTrainedModel) -> None:
     """Fill the model with the weights from rank 0."""
     own: dict[str, Tensor] = model.state_dict(keep_vars=True)
     for name in ranks.broadcast():
-        taken = torch.empty(own[name].shape, dtype=torch.float32, device=ranks.device)
-        ranks.broadcast_tensors([taken])
+        weight = torch.empty(own[name].shape, dtype=torch.float32, device=ranks.device)
+        ranks.broadcast_tensors([weight])
         with torch.no_grad():
-            own[name].copy_(taken)
+            own[name].copy_(weight)

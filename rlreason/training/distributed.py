@@ -32,7 +32,7 @@ from rlreason.model.packing import PackedBatch
 from rlreason.model.policy import LogProbScorer, Pairs, Policy, TokenScores, scored_rows
 from rlreason.objectives.measures import StepSums, StepValues
 from rlreason.objectives.objective import Objective
-from rlreason.training.learner import Counted, Learner
+from rlreason.training.learner import Learner, OnUpdate
 from rlreason.training.ranks import PartedError, Ranks
 from rlreason.types import Sample, Update
 
@@ -62,7 +62,7 @@ def sum_values(parts: Sequence[StepValues]) -> StepValues:
     return StepValues(
         {name: sum(part.sums.get(name, 0.0) for part in parts) for name in names},
         parts[0].more,
-        [next((e for e in found if e is not None), None) for found in zip(*(p.entropies for p in parts), strict=True)],
+        [next((e for e in same if e is not None), None) for same in zip(*(p.entropies for p in parts), strict=True)],
         [value for part in parts for value in part.mismatches],
     )
 
@@ -82,11 +82,11 @@ class RankedLearner(Learner):
         super().__init__(policy, objective, optimization, **settings)
 
     def take(
-        self, samples: Sequence[Sample], learning_rate: float | None, mismatch_from: int | None, counted: Counted
+        self, samples: Sequence[Sample], learning_rate: float | None, mismatch_from: int | None, on_update: OnUpdate
     ) -> Update:
         """Take one optimizer step on all ranks."""
         with self.ranks.together("update", samples, learning_rate, mismatch_from):
-            update = super().take(samples, learning_rate, mismatch_from, counted)
+            update = super().take(samples, learning_rate, mismatch_from, on_update)
             self.weights_moved()
         return update
 
@@ -120,24 +120,23 @@ class RankedLearner(Learner):
     def weights_moved(self) -> None:
         """Check that all ranks have the same weights, by some elements of each tensor."""
         marks = torch.cat([part.float().reshape(-1).cpu() for part in sampled_elements(self.parameters)])
-        found = self.ranks.all_gather(hashlib.sha256(marks.numpy().tobytes()).hexdigest()[:16])
-        if len(set(found)) > 1:
+        digests = self.ranks.all_gather(hashlib.sha256(marks.numpy().tobytes()).hexdigest()[:16])
+        if len(set(digests)) > 1:
             raise PartedError(
-                f"training on {self.ranks.world} ranks: their weights have parted ({', '.join(found)}): resume from "
+                f"training on {self.ranks.world} ranks: their weights have parted ({', '.join(digests)}): resume from "
                 "the last checkpoint, on GPUs of one kind"
             )
 
     def restore(self, moments: Sequence[Plain]) -> None:
         """Load rank 0's weights and these moments on all ranks."""
-        with self.ranks.together("restore", described(moments)):
+        with self.ranks.together("restore", without_values(moments)):
             self.receive(moments)
 
     def receive(self, moments: Sequence[Plain]) -> None:
-        """Receive rank 0's weights and moments; on other ranks `moments` are what `described` returned."""
-        here = [{key: empty_like(value) for key, value in kept.items()} for kept in moments]
-        super().restore(here)
-        kept = [self.optimizer.state[p] for p in self.parameters if p in self.optimizer.state]
-        tensors = [value for state in kept for value in state.values() if isinstance(value, Tensor)]
+        """Receive rank 0's weights and moments; on other ranks `moments` are what `without_values` returned."""
+        super().restore([{key: empty_like(value) for key, value in state.items()} for state in moments])
+        states = [self.optimizer.state[p] for p in self.parameters if p in self.optimizer.state]
+        tensors = [value for state in states for value in state.values() if isinstance(value, Tensor)]
         self.ranks.broadcast_tensors([*self.policy.model.parameters(), *self.policy.model.buffers(), *tensors])
         self.weights_moved()
 
@@ -148,7 +147,7 @@ class RankedLearner(Learner):
         self.ended()
 
     def orders(self) -> dict[str, Any]:
-        """The functions that rank 0 may call on the others, by name."""
+        """Return the functions that rank 0 may call on the others, by name."""
 
         def update(samples: Sequence[Sample], learning_rate: float | None, mismatch_from: int | None) -> None:
             self.take(samples, learning_rate, mismatch_from, lambda update: None)
@@ -159,18 +158,19 @@ class RankedLearner(Learner):
         """Do nothing: rank 0 has all moments."""
 
 
-def described(moments: Sequence[Plain]) -> list[Plain]:
+def without_values(moments: Sequence[Plain]) -> list[Plain]:
     """Replace every tensor by its shape and type."""
     return [
-        {key: (value.shape, value.dtype) if isinstance(value, Tensor) else value for key, value in kept.items()}
-        for kept in moments
+        {key: (value.shape, value.dtype) if isinstance(value, Tensor) else value for key, value in state.items()}
+        for state in moments
     ]
 
 
 def empty_like(value: Any) -> Any:
-    """Create an empty tensor of a described shape and type; return anything else unchanged."""
-    described_tensor = isinstance(value, tuple) and len(value) == 2 and isinstance(value[1], torch.dtype)
-    return torch.empty(value[0], dtype=value[1]) if described_tensor else value
+    """Create an empty tensor from a shape and type of `without_values`; return anything else unchanged."""
+    if isinstance(value, tuple) and len(value) == 2 and isinstance(value[1], torch.dtype):
+        return torch.empty(value[0], dtype=value[1])
+    return value
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,44 +189,31 @@ class RankedScorer:
     def score(
         self, name: str, pairs: Pairs, token_budget: int, temperature: float, want_entropy: bool
     ) -> list[TokenScores]:
-        """Score on all ranks; the others call it on rank 0's order."""
+        """Score on all ranks, each its share of the rows; the others call it on rank 0's order."""
         with self.ranks.together("score", name, pairs, token_budget, temperature, want_entropy):
             policy, rank, world = self.policies[name], self.ranks.rank, self.ranks.world
             rows = policy.divide(pairs, token_budget)
             mine = rows[rank::world]
-            found = scored_rows(policy, pairs, mine, temperature, want_entropy)
+            scores = scored_rows(policy, pairs, mine, temperature, want_entropy)
             if self.in_step and len(mine) < -(-len(rows) // world):
                 scored_rows(policy, pairs, [rows[0][:1]], temperature, False)
-            parts = self.ranks.all_gather(found)
-        everything = {place: scores for part in parts for place, scores in part.items()}
-        return [everything[i] for i in range(len(pairs))]
-
-
-def write_parts(folder: Path, parts: Mapping[str, Tensor]) -> None:
-    """Write this rank's parts of the named tensors; all ranks call it at the same time.
-
-    An error on one rank, such as a full disk, is raised on all of them.
-    """
-    try:
-        save(dict(parts), checkpoint_id=folder)
-    except CheckpointException as error:  # not an `Exception`
-        reasons = [failure[0] for failure in error.failures.values()]
-        system = next((reason for reason in reasons if isinstance(reason, OSError)), None)
-        raise system or RuntimeError(f"moments cannot be written: {reasons[0]}") from None
+            parts = self.ranks.all_gather(scores)
+        by_place = {place: score for part in parts for place, score in part.items()}
+        return [by_place[i] for i in range(len(pairs))]
 
 
 def read_whole(folder: Path) -> dict[str, Tensor]:
     """Read the whole tensors by name into main memory; one process suffices, however many have written them."""
     reader = FileSystemReader(folder)
-    found = {
-        name: torch.empty(tuple(known.size), dtype=known.properties.dtype)
-        for name, known in reader.read_metadata().state_dict_metadata.items()
-        if isinstance(known, TensorStorageMetadata)
+    tensors = {
+        name: torch.empty(tuple(entry.size), dtype=entry.properties.dtype)
+        for name, entry in reader.read_metadata().state_dict_metadata.items()
+        if isinstance(entry, TensorStorageMetadata)
     }
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # it warns that only one process reads, as intended
-        load(found, storage_reader=reader, no_dist=True)
-    return found
+        load(tensors, storage_reader=reader, no_dist=True)
+    return tensors
 
 
 def mesh_of(ranks: Ranks) -> DeviceMesh:
@@ -246,7 +233,7 @@ def mesh_of(ranks: Ranks) -> DeviceMesh:
 
 
 class _Root(nn.Module):
-    """Module whose forward pass is all that training computes, so that its hooks gather what is in no layer."""
+    """A module around the whole forward pass, whose hooks gather the weights that are in no layer."""
 
     def __init__(self, policy: Policy) -> None:
         super().__init__()
@@ -267,15 +254,15 @@ class ShardedPolicy(Policy):
     @classmethod
     def of(cls, policy: Policy, mesh: DeviceMesh) -> "ShardedPolicy":
         """Shard this policy's model, in place. One without weights gets memory for this rank's part, to be filled."""
-        found = cls.__new__(cls)
-        found.__dict__.update(policy.__dict__)
+        sharded = cls.__new__(cls)
+        sharded.__dict__.update(policy.__dict__)
         layers = [module for module in policy.model.modules() if isinstance(module, GradientCheckpointingLayer)]
         if not layers:
             raise ConfigError(
                 f"parallel=shard: {type(policy.model).__name__} does not mark its layers, by which weights are spread: "
                 "set parallel=replicate"
             )
-        root = _Root(found)
+        root = _Root(sharded)
         for module in (*layers, root):
             materialize(module, policy.device)  # one layer at a time: all of them may not fit on the GPU
             use_fast_products(module)
@@ -285,15 +272,15 @@ class ShardedPolicy(Policy):
             if isinstance(module, FSDPModule):  # gradients are sums over ranks, not means, on every backend
                 module.set_gradient_divide_factor(1.0)
                 module.set_force_sum_reduction_for_comms(True)
-        found.root = root
-        return found
+        sharded.root = root
+        return sharded
 
     def log_probs(
         self, batch: PackedBatch, temperature: float = 1.0, want_entropy: bool = True
     ) -> tuple[Tensor, Tensor]:
         """See `Policy.log_probs`."""
-        found: tuple[Tensor, Tensor] = self.root(batch, temperature, want_entropy)
-        return found
+        scores: tuple[Tensor, Tensor] = self.root(batch, temperature, want_entropy)
+        return scores
 
 
 class ShardedLearner(RankedLearner):
@@ -342,26 +329,31 @@ class ShardedLearner(RankedLearner):
     @torch.no_grad()
     def receive(self, moments: Sequence[Plain]) -> None:
         """Receive this rank's part of rank 0's weights and moments."""
-        here = [{key: empty_like(value) for key, value in kept.items()} for kept in moments]
+        states = [{key: empty_like(value) for key, value in state.items()} for state in moments]
         fill(self.ranks, self.policy, self.whole)
-        for parameter, kept in zip(self.parameters, here, strict=True):
-            for key, value in kept.items():
+        for parameter, state in zip(self.parameters, states, strict=True):
+            for key, value in state.items():
                 if isinstance(value, Tensor) and value.shape == parameter.shape:
-                    kept[key] = distributed_like(from_rank_0(self.ranks, parameter, value), parameter)
+                    state[key] = distributed_like(from_rank_0(self.ranks, parameter, value), parameter)
                 elif isinstance(value, Tensor):
                     self.ranks.broadcast_tensors([value])
-        super(RankedLearner, self).restore(here)
+        super(RankedLearner, self).restore(states)
         self.weights_moved()
 
     def write_moments(self, folder: Path) -> None:
-        """Let every rank write its part of the moments."""
+        """Let every rank write its part of the moments; an error on one, such as a full disk, is raised on all."""
         with self.ranks.together("write_moments", folder):
-            kept = [self.optimizer.state.get(p, {}) for p in self.parameters]
-            named = {f"{i}.{name}": value for i, state in enumerate(kept) for name, value in state.items()}
-            write_parts(folder, {name: value for name, value in named.items() if isinstance(value, DTensor)})
+            states = [self.optimizer.state.get(p, {}) for p in self.parameters]
+            named = {f"{i}.{name}": value for i, state in enumerate(states) for name, value in state.items()}
+            try:
+                save({name: v for name, v in named.items() if isinstance(v, DTensor)}, checkpoint_id=folder)
+            except CheckpointException as error:  # not an `Exception`
+                reasons = [failure[0] for failure in error.failures.values()]
+                system = next((reason for reason in reasons if isinstance(reason, OSError)), None)
+                raise system or RuntimeError(f"moments cannot be written: {reasons[0]}") from None
 
     def weights_are_finite(self) -> bool:
-        """Whether every trained weight is finite, by rank 0's copy."""
+        """Return whether every trained weight is finite, by rank 0's copy."""
         assert self.whole is not None
         return all(bool(torch.isfinite(p).all()) for p in self.whole.model.parameters() if p.requires_grad)
 
@@ -369,9 +361,9 @@ class ShardedLearner(RankedLearner):
         """Count the trained tensors whose moments are not finite, on any rank."""
         with self.ranks.together("moments_not_finite"):
             states = [self.optimizer.state[p] for p in self.parameters if p in self.optimizer.state]
-            here = [{key: _local(value) for key, value in state.items()} for state in states]
-            found = self.ranks.all_gather(not_finite(here))
-        return len(set().union(*found))
+            parts = [{key: _local(value) for key, value in state.items()} for state in states]
+            broken = self.ranks.all_gather(not_finite(parts))
+        return len(set().union(*broken))
 
     def close(self) -> None:
         """End the other ranks, and torch's default group."""
@@ -380,7 +372,7 @@ class ShardedLearner(RankedLearner):
             dist.destroy_process_group()
 
     def orders(self) -> dict[str, Any]:
-        """Those of a learner with a whole model, and `moments_not_finite`."""
+        """Return the functions that rank 0 may call: `moments_not_finite` too."""
         return super().orders() | {"moments_not_finite": self.moments_not_finite}
 
 
@@ -390,14 +382,15 @@ def fill(ranks: Ranks, policy: Policy, whole: Policy | None) -> None:
     parts = [*policy.model.parameters(), *policy.model.buffers()]
     copies = [None] * len(parts) if whole is None else [*whole.model.parameters(), *whole.model.buffers()]
     for part, copy in zip(parts, copies, strict=True):
-        _put(part, from_rank_0(ranks, part, copy))
+        _local(part).copy_(_local(distributed_like(from_rank_0(ranks, part, copy), part)))
 
 
 def from_rank_0(ranks: Ranks, part: Tensor, whole: Tensor | None) -> Tensor:
     """Return rank 0's whole tensor, on this rank's device."""
-    known = None if ranks.rank else whole
-    full = torch.empty(part.shape, dtype=part.dtype) if known is None else known.detach().clone()
-    full = full.to(ranks.device)
+    if ranks.rank or whole is None:
+        full = torch.empty(part.shape, dtype=part.dtype, device=ranks.device)
+    else:
+        full = whole.detach().clone().to(ranks.device)
     ranks.broadcast_tensors([full])
     return full
 
@@ -407,11 +400,6 @@ def distributed_like(whole: Tensor, part: Tensor) -> Tensor:
     if not isinstance(part, DTensor):
         return whole
     return distribute_tensor(whole, part.device_mesh, part.placements, src_data_rank=None)
-
-
-def _put(part: Tensor, whole: Tensor) -> None:
-    """Overwrite this rank's part of a weight from a whole tensor."""
-    _local(part).copy_(_local(distributed_like(whole, part)))
 
 
 def _local(value: Any) -> Any:

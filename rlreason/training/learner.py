@@ -71,19 +71,6 @@ def _adamw_8bit() -> Callable[..., Any]:
     return kind
 
 
-def put_moments(optimizer: Optimizer, parameters: Sequence[Tensor], moments: Sequence[dict[str, Any]]) -> None:
-    """Replace the optimizer's state by these moments, parameter by parameter.
-
-    Not by its own load_state_dict, which would convert 8-bit moments to the parameters' type.
-    """
-    optimizer.state.clear()
-    for parameter, kept in zip(parameters, moments, strict=True):
-        if kept:  # all on the parameter's device: fused AdamW keeps its step count there too
-            optimizer.state[parameter] = {
-                key: value.to(parameter.device) if isinstance(value, Tensor) else value for key, value in kept.items()
-            }
-
-
 def learning_rate_at(done: float, width: float, total: float, peak: float, kind: str, warmup: float) -> float:
     """The rate of one update, from where it stands in the run. All lengths are in steps.
 
@@ -173,13 +160,11 @@ class Gradient:
     clipped: float  # how many response tokens the loss clipped or capped
 
 
-Counted = Callable[[Update], object]  # called with an update as soon as its weights have moved
+OnUpdate = Callable[[Update], object]  # called with an update as soon as its weights have moved
 
 
 class Learner:
-    """Owns the optimizer. `learn` yields all optimizer steps of one collection, `update` takes one, and `gradient`
-    computes the gradient of one without stepping.
-    """
+    """Owns the optimizer. `learn` takes all updates of a training step, `update` takes one, `gradient` none."""
 
     world = 1  # processes that learn together
 
@@ -208,7 +193,7 @@ class Learner:
         step: int,
         schedule: LearningRateSchedule,
         sampling: "Sampling",
-        counted: Counted,
+        on_update: OnUpdate,
         taken: int = 0,
     ) -> Iterator[Update]:
         """Yield the optimizer steps of training step `step` as they are taken, skipping the first `taken`.
@@ -220,14 +205,14 @@ class Learner:
         count, comparable = len(collected.batches), self._as_sampled(collected, sampling)
         for place, batch in list(enumerate(collected.batches))[taken:]:
             rate = schedule.at(0 if collected.restart else step - 1, place, count, restarts=collected.restart)
-            yield self.take(batch, rate, sampling.min_tokens if comparable and place == 0 else None, counted)
+            yield self.take(batch, rate, sampling.min_tokens if comparable and place == 0 else None, on_update)
 
     def scores_by_learning(self, collected: Collected, sampling: "Sampling") -> bool:
-        """Whether `learn` measures all entropies under the weights that sampled: one update, same temperature."""
+        """Return whether `learn` measures all entropies under the weights that sampled, in a single update."""
         return len(collected.batches) == 1 and self._as_sampled(collected, sampling)
 
     def _as_sampled(self, collected: Collected, sampling: "Sampling") -> bool:
-        """Whether the first update scores the sampling distribution: same weights, same temperature."""
+        """Return whether the first update scores the sampling distribution: same weights, same temperature."""
         return self.temperature == sampling.temperature and not collected.restart
 
     def update(
@@ -242,16 +227,16 @@ class Learner:
         return self.take(samples, learning_rate, mismatch_from, lambda update: None).metrics
 
     def take(
-        self, samples: Sequence[Sample], learning_rate: float | None, mismatch_from: int | None, counted: Counted
+        self, samples: Sequence[Sample], learning_rate: float | None, mismatch_from: int | None, on_update: OnUpdate
     ) -> Update:
-        """Take one optimizer step; no signal interrupts between moving the weights and `counted(update)`."""
+        """Take one optimizer step; no signal interrupts between moving the weights and `on_update(update)`."""
         if learning_rate is not None:
             for group in self.optimizer.param_groups:
                 group["lr"] = learning_rate
         n_tokens, sums = self._backward(samples, mismatch_from)
         with held():
             update = self._step(samples, n_tokens, sums)
-            counted(update)
+            on_update(update)
         return update
 
     def restart(self) -> None:
@@ -396,7 +381,7 @@ class Learner:
         return torch.nn.utils.clip_grad_norm_(self.parameters, self.max_grad_norm)
 
     def weights_are_finite(self) -> bool:
-        """Whether all trained weights are finite."""
+        """Return whether all trained weights are finite."""
         norms = torch._foreach_norm([p.detach() for p in self.parameters], ord=torch.inf)
         return bool(torch.isfinite(torch.stack([norm.float().cpu() for norm in norms])).all())
 
@@ -405,8 +390,17 @@ class Learner:
         return len(not_finite(self.optimizer.state[p] for p in self.parameters if p in self.optimizer.state))
 
     def restore(self, moments: Sequence[dict[str, Any]]) -> None:
-        """Load these optimizer moments, one dict per parameter; call after the weights have been replaced."""
-        put_moments(self.optimizer, self.parameters, moments)
+        """Load these optimizer moments, one dict per parameter; call after the weights have been replaced.
+
+        Not by the optimizer's own load_state_dict, which would convert 8-bit moments to the parameters' type.
+        """
+        self.optimizer.state.clear()
+        for parameter, state in zip(self.parameters, moments, strict=True):
+            if state:  # all on the parameter's device: fused AdamW keeps its step count there too
+                self.optimizer.state[parameter] = {
+                    key: value.to(parameter.device) if isinstance(value, Tensor) else value
+                    for key, value in state.items()
+                }
 
     def write_moments(self, folder: Path) -> None:
         """Write moments that are sharded over ranks into a folder; others go into the checkpoint's tensors."""

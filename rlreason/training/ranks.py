@@ -1,4 +1,4 @@
-"""The processes that train together: how they meet, and how rank 0 tells the others what to do next."""
+"""The processes that train together: how they meet, and how rank 0 orders the others to act."""
 
 import io
 import os
@@ -182,7 +182,7 @@ def error_in_store(store: Any, world: int, rank: int = 0) -> str:
 
 
 def is_gone(error: RuntimeError) -> bool:
-    """Whether an error only says that the connection to another rank is closed, or that it does not answer."""
+    """Return whether an error only says that the connection to another rank is closed, or that it does not answer."""
     return any(word in str(error) for word in GONE)
 
 
@@ -192,15 +192,15 @@ def buckets(sizes: Sequence[int], most: int) -> list[list[int]]:
     >>> buckets([3, 4, 9, 1], 7)
     [[0, 1], [2], [3]]
     """
-    found: list[list[int]] = []
+    groups: list[list[int]] = []
     room = 0
     for i, size in enumerate(sizes):
-        if size > room or not found:
-            found.append([])
+        if size > room or not groups:
+            groups.append([])
             room = most
-        found[-1].append(i)
+        groups[-1].append(i)
         room -= size
-    return found
+    return groups
 
 
 def _packed(value: Any) -> Tensor:
@@ -212,10 +212,8 @@ def _unpacked(content: Tensor) -> Any:
     return pickle.load(io.BytesIO(content.numpy().tobytes()))  # of processes of this run alone
 
 
-BEGIN, NOTHING = (
-    "begin",
-    b"nothing",
-)  # a key of the store; rank 0 writes a limit in seconds there, or that no run begins
+BEGIN = "begin"  # a key of the store; rank 0 writes a limit in seconds there,
+NOTHING = b"nothing"  # or that no run begins
 STORE = timedelta(seconds=60)  # to wait for torchrun's store
 LIMIT_S = 3600.0  # to wait for a rank in a collective call, if waits.run_s sets none
 ENDING_S = 10.0  # for a rank to end
@@ -257,8 +255,9 @@ class Group:
             threading.Thread(target=self._watch, name="ranks", daemon=True).start()
 
     def _environment(self, rank: int) -> Mapping[str, str]:
-        given = zip(NAMES, (rank, self.world, rank, self.world, ADDRESS, self.store.port), strict=True)
-        return os.environ | {name: str(value) for name, value in given} | {OURS: str(self.store.port)}
+        values = (rank, self.world, rank, self.world, ADDRESS, self.store.port)
+        of_rank = {name: str(value) for name, value in zip(NAMES, values, strict=True)}
+        return os.environ | of_rank | {OURS: str(self.store.port)}
 
     def join(self, device: torch.device) -> Ranks:
         """Meet the others once they have loaded their libraries."""
@@ -298,7 +297,7 @@ class Group:
                 ended = error_in_store(self.store, self.world) or ended
             if not ended or self._over.wait(GRACE_S) or signals.stop_signal():
                 continue
-            log = f" (see {self.log})" * bool(self.children)
+            log = f" (see {self.log})" if self.children else ""
             why = f"training on {self.world} ranks: {ended}{log}"
             with suppress(Exception):  # such as a full disk, which must not prevent the end
                 self.note(why)

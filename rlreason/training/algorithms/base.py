@@ -1,8 +1,7 @@
 """The interface of an algorithm, and sampling of the next step ahead."""
 
 from collections.abc import Iterable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from concurrent.futures import wait as wait_for
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from random import Random
 from typing import Any, Protocol
@@ -21,15 +20,15 @@ class Algorithm(Protocol):
 
     @property
     def n_steps(self) -> int:
-        """How many times `collect` is called."""
+        """Number of training steps: `collect` is called once for each."""
         ...
 
     def collect(self, step: int) -> Collected:
-        """Return the samples of step 1, 2, ... `n_steps`, cut into optimizer steps."""
+        """Return the samples of a step (1 to `n_steps`), cut into optimizer updates."""
         ...
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what the steps so far have moved, in plain values: which problems come next."""
+        """Return which problems come next, in plain values."""
         ...
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -39,7 +38,7 @@ class Algorithm(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Online:
-    """The common fields of algorithms that learn from their own samples."""
+    """What algorithms that learn from their own samples have in common."""
 
     rollouts: Rollouts
     questions: ProblemSampler
@@ -83,7 +82,7 @@ CLOSING_S = 10.0  # for the last decoding step and the last score
 
 
 class RolloutPrefetcher:
-    """Collects steps 1, 2, ... in order, sampling the next one in a thread while the current one learns if `ahead`.
+    """Collects the steps in order; with `ahead`, a thread samples the next one while the current one learns.
 
     Call `next(step)`, then `start_next(step)`.
     """
@@ -93,12 +92,8 @@ class RolloutPrefetcher:
         self.n_steps = algorithm.n_steps
         self.begun = 0  # the last step requested
         self._next: Future[Collected] | None = None
-        self._executor = ThreadPoolExecutor(
-            1,
-            "sampling ahead",
-            torch.set_num_threads,
-            (torch.get_num_threads(),),  # set per thread
-        )
+        threads = torch.get_num_threads()  # which torch sets for each thread by itself
+        self._executor = ThreadPoolExecutor(1, "sampling ahead", torch.set_num_threads, (threads,))
 
     def next(self, step: int) -> Collected:
         """Return what this step has collected, waiting for it if it is being sampled ahead."""
@@ -138,4 +133,5 @@ class RolloutPrefetcher:
     def close(self) -> None:
         """Wait for sampling ahead to end; close its engine and grader before."""
         self._executor.shutdown(wait=False, cancel_futures=True)
-        wait_for([self._next] if self._next is not None else [], CLOSING_S)
+        if self._next is not None:
+            wait([self._next], CLOSING_S)

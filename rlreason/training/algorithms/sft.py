@@ -87,32 +87,32 @@ class ExpertIteration(Online):
         self.questions.update(sampled)
         chosen = chosen_responses(sampled, self.max_per_question, self.deduplicate)
         samples = [replace(s, has_loss=i in chosen, advantage=float(i in chosen)) for i, s in enumerate(sampled)]
-        kept = [s for s in samples if s.has_loss]
+        to_learn = [s for s in samples if s.has_loss]
         correct = sum(s.grade.outcome == "correct" for s in samples)
         metrics: dict[str, float] = {
             "ei/correct": correct,
-            "ei/kept": len(kept),
-            "ei/questions_with_kept": len({s.group for s in kept}) / max(len(problems), 1),
+            "ei/kept": len(to_learn),
+            "ei/questions_with_kept": len({s.group for s in to_learn}) / max(len(problems), 1),
             "ei/solved_questions": self.questions.n_solved,
         }
         return Collected(
             samples,
-            self.batches(step, kept),
+            self.batches(step, to_learn),
             metrics,
-            self._notices(len(problems), correct, len(kept)),
-            restart=self.restart and bool(kept),
+            self._notices(len(problems), correct, len(to_learn)),
+            restart=self.restart and bool(to_learn),
         )
 
-    def _notices(self, asked: int, correct: int, kept: int) -> dict[str, str]:
-        if not asked:
+    def _notices(self, questions: int, correct: int, to_learn: int) -> dict[str, str]:
+        if not questions:
             return {"nothing_asked": "every question counts as solved (skip_solved): nothing is left to ask or learn"}
-        if asked < self.per_step:
-            return {"few_questions": f"only {asked} of {self.per_step} questions are left unsolved"}
+        if questions < self.per_step:
+            return {"few_questions": f"only {questions} of {self.per_step} questions are left unsolved"}
         if not correct:
-            asked_text = f"none of {asked * self.group_size} responses was correct"
+            finding = f"none of {questions * self.group_size} responses was correct"
             cure = "use easier questions, a larger group_size, or SFT first"
-            return {"nothing_correct": f"{asked_text}: nothing to imitate, so this step does not train; {cure}"}
-        if not kept:
+            return {"nothing_correct": f"{finding}: nothing to imitate, so this step does not train; {cure}"}
+        if not to_learn:
             return {"nothing_kept": f"all {correct} correct responses were cut at sampling.max_tokens: raise it"}
         return {}
 
