@@ -37,7 +37,7 @@ from rlreason.types import Problem
 
 
 def is_spread(run: RunConfig) -> bool:
-    """Whether a model from a folder will be sharded over ranks: then it is never whole on a GPU.
+    """Return whether a model from a folder will be sharded over ranks: then it is never whole on a GPU.
 
     A built-in model is small, and is trained whole first.
     """
@@ -49,7 +49,7 @@ def is_spread(run: RunConfig) -> bool:
 
 
 def _shape(model: ModelConfig) -> ModelShape | None:
-    """Also returns the shape of a model not yet downloaded: loads its config.json."""
+    """Return the model's shape; of one not yet downloaded, by its config.json."""
     if (shape := shape_of(model).shape) is not None:
         return shape
     with suppress(OSError, ValueError):  # loading the model gives the better message
@@ -62,22 +62,22 @@ def mode_of(run: TrainingConfig, shape: ModelShape | None, device: torch.device,
 
     `ConfigError` if the engine cannot sample from a sharded model.
     """
-    here = processor()
+    memory = processor()
     if device.type == "cuda":
         total = torch.cuda.mem_get_info()[1]  # not the free memory: vLLM already has its part, which the plan counts
-        here = Device("cuda", torch.cuda.get_device_name(), total, total)
-    found = parallel_mode(run, shape, here, world)
-    if found.mode == "shard" and run.rollout.engine == "hf" and device.type == "cuda":
+        memory = Device("cuda", torch.cuda.get_device_name(), total, total)
+    parallel = parallel_mode(run, shape, memory, world)
+    if parallel.mode == "shard" and run.rollout.engine == "hf" and device.type == "cuda":
         raise ConfigError(
-            f"rollout=hf with parallel={run.parallel}, which divides the model ({found.why}): the in-process engine "
+            f"rollout=hf with parallel={run.parallel}, which divides the model ({parallel.why}): the in-process engine "
             "samples from a whole one: choose rollout=vllm, or parallel=replicate"
         )
-    if found.mode == "shard" and run.rollout.compile:
+    if parallel.mode == "shard" and run.rollout.compile:
         raise ConfigError(
-            f"rollout.compile=true with parallel={run.parallel}, which divides the model ({found.why}): its steps are "
-            "compiled from a whole one: set it to false, or choose parallel=replicate"
+            f"rollout.compile=true with parallel={run.parallel}, which divides the model ({parallel.why}): its steps "
+            "are compiled from a whole one: set it to false, or choose parallel=replicate"
         )
-    return found
+    return parallel
 
 
 TINY = 5_000_000  # parameters
@@ -102,10 +102,10 @@ def check_hardware(run: RunConfig, say: Callable[[str], None] = print) -> None:
 
     Print a line if the GPU is not used, or lacks what makes it fast.
     """
-    here = hardware_here()
-    products = check_types(run.model, run.rollout.engine, here)
+    hardware = hardware_here()
+    products = check_types(run.model, run.rollout.engine, hardware)
     select_kernel(run.model.attention, pick_device(), products)
-    for line in remarks(run.model, here):
+    for line in remarks(run.model, hardware):
         say(line)
 
 
@@ -115,10 +115,9 @@ def make_policy(run: RunConfig, train: Sequence[Problem]) -> Policy:
     if model.folder is not None:
         return load_policy(model.folder, model.dtype, model.weights, model.attention, head, is_spread(run))
     assert isinstance(model, TinyModelConfig)
-    tiny, device = model, pick_device()
     tokenizer = build_tokenizer(texts_in(formats_of(run), train), VOCABULARY)
-    built = build_model(len(tokenizer), tiny.width, tiny.layers, tiny.heads, seed=tiny.seed)
-    return Policy(built, tokenizer, products, device, DTYPES[tiny.weights], tiny.attention, head)
+    tiny = build_model(len(tokenizer), model.width, model.layers, model.heads, seed=model.seed)
+    return Policy(tiny, tokenizer, products, pick_device(), DTYPES[model.weights], model.attention, head)
 
 
 def teach_habits(run: RunConfig, policy: Policy, train: Sequence[Problem], console: Console) -> StartWeights | None:
@@ -139,10 +138,10 @@ def teach_habits(run: RunConfig, policy: Policy, train: Sequence[Problem], conso
         with console.wait("warm start", logged=True):  # the line above announces it
             warm_up(policy, lessons, progress=console.progress)
 
-    found = find_or_make(tiny, policy, lessons, make, console.say)
-    came = {"shipped": "shipped with rlreason", "cache": f"found in the cache (model.cache={tiny.cache})"}
-    console.say(f"start      the tiny model, {came.get(found.source, f'made in {found.seconds:.0f} s')}")
-    return found
+    start = find_or_make(tiny, policy, lessons, make, console.say)
+    origins = {"shipped": "shipped with rlreason", "cache": f"found in the cache (model.cache={tiny.cache})"}
+    console.say(f"start      the tiny model, {origins.get(start.source, f'made in {start.seconds:.0f} s')}")
+    return start
 
 
 def lessons_of(run: RunConfig, tiny: TinyModelConfig, train: Sequence[Problem]) -> Lessons:

@@ -96,9 +96,15 @@ def plain_collected(collected: Collected) -> Plain:
                 pool.append(sample)
         return [places[id(sample)] for sample in samples]
 
-    found = {"samples": placed(collected.samples), "batches": [placed(batch) for batch in collected.batches]}
-    rest = {"metrics": collected.metrics, "notices": collected.notices, "restart": collected.restart}
-    return {"pool": [plain_sample(sample) for sample in pool], **found, **rest}
+    samples, batches = placed(collected.samples), [placed(batch) for batch in collected.batches]
+    return {
+        "pool": [plain_sample(sample) for sample in pool],
+        "samples": samples,
+        "batches": batches,
+        "metrics": collected.metrics,
+        "notices": collected.notices,
+        "restart": collected.restart,
+    }
 
 
 def collected_from(plain: Plain) -> Collected:
@@ -156,22 +162,22 @@ def moments(learner: Learner) -> tuple[list[Plain], dict[str, Tensor]]:
     plain: list[Plain] = []
     tensors: dict[str, Tensor] = {}
     for i, parameter in enumerate(learner.parameters):
-        kept = learner.optimizer.state.get(parameter, {})
-        plain.append({name: value for name, value in kept.items() if not isinstance(value, Tensor)})
-        whole = {name: v for name, v in kept.items() if isinstance(v, Tensor) and not hasattr(v, "to_local")}
+        state = learner.optimizer.state.get(parameter, {})
+        plain.append({name: value for name, value in state.items() if not isinstance(value, Tensor)})
+        whole = {name: v for name, v in state.items() if isinstance(v, Tensor) and not hasattr(v, "to_local")}
         tensors |= {f"{OF_OPTIMIZER}{i}.{name}": value for name, value in whole.items()}
     return plain, tensors
 
 
 def set_moments(learner: Learner, plain: list[Plain], tensors: dict[str, Tensor]) -> None:
     """Load what `moments` returned; empty moments if a finished run has kept none."""
-    there = any(name.startswith(OF_OPTIMIZER) for name in tensors)
-    found: list[Plain] = [dict(kept) if there else {} for kept in plain]
+    has_moments = any(name.startswith(OF_OPTIMIZER) for name in tensors)
+    states: list[Plain] = [dict(state) if has_moments else {} for state in plain]
     for name, tensor in tensors.items():
         if name.startswith(OF_OPTIMIZER):
             number, _, key = name.removeprefix(OF_OPTIMIZER).partition(".")
-            found[int(number)][key] = tensor
-    learner.restore(found)
+            states[int(number)][key] = tensor
+    learner.restore(states)
 
 
 def adapters(policy: Policy) -> dict[str, Tensor]:
@@ -255,7 +261,7 @@ class Checkpointer:
 
     @property
     def begun(self) -> bool:
-        """Whether there is anything to resume from."""
+        """Return whether there is anything to resume from."""
         return bool(self.validation.history) and bool(self.snapshot.counters)  # restoring sets the snapshot last
 
     @property
@@ -293,8 +299,11 @@ class Checkpointer:
         """
         counters = self.snapshot.counters
         name = name_of(counters["rollout_step"], counters["train_step"], counters["eval_step"])
-        if (path := self.records.folder / CHECKPOINTS / name).exists() or not self.begun:
-            return path if self.begun else None
+        path = self.records.folder / CHECKPOINTS / name
+        if not self.begun:
+            return None
+        if path.exists():
+            return path
         if self.prefetcher.ready() is not None:
             self.snapshot.draws = self._draws()
         elif not self.prefetcher.idle:  # sampling is moving state that would have to be saved
@@ -317,15 +326,16 @@ class Checkpointer:
 
     def prune(self, keep: int) -> None:
         """Remove all but the newest `keep` checkpoints and the best one."""
-        names = [found.name for found in checkpoints_in(self.records.folder)]
+        names = [path.name for path in checkpoints_in(self.records.folder)]
         for old in pruned(names, self.accuracies, keep):
             remove(self.records.folder / CHECKPOINTS / old)
 
     def leaves(self, status: str) -> dict[str, float]:
         """Return the checkpoints' cost, and the bytes of moments to be removed after a run that ended with `status`."""
-        kept = self.settings.keep_final or status != "finished"
-        there = [] if kept else checkpoints_in(self.records.folder)
-        return self.cost.summary() | {"moments_removed": sum(sum(moments_in(path).values()) for path in there)}
+        removed = 0
+        if status == "finished" and not self.settings.keep_final:
+            removed = sum(sum(moments_in(path).values()) for path in checkpoints_in(self.records.folder))
+        return self.cost.summary() | {"moments_removed": removed}
 
     def drop_moments(self) -> None:
         """Remove the moments of all checkpoints. Call it after the summary, when the finished run cannot be resumed."""
@@ -388,10 +398,10 @@ class Checkpointer:
         self.snapshot = Snapshot(
             plain["counters"], plain["monitors"], plain["offsets"], random_states(), plain["weight_version"], draws
         )
-        for found in checkpoints_in(self.records.folder):
+        for other in checkpoints_in(self.records.folder):
             with suppress(OSError, ValueError, KeyError):  # an older one, which may be broken: no run resumes from it
-                if (accuracy := read_state(found)["accuracy"]) is not None:
-                    self.accuracies[found.name] = accuracy
+                if (accuracy := read_state(other)["accuracy"]) is not None:
+                    self.accuracies[other.name] = accuracy
         return self.validation.history[-1]
 
     def save_model(self) -> None:

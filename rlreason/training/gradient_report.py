@@ -14,7 +14,7 @@ from rlreason.records.training_curves import picture
 from rlreason.runtime.files import write_whole
 from rlreason.runtime.streams import folded
 from rlreason.runtime.subcommand import Answer
-from rlreason.training.laboratory import OWN, Laboratory, ObjectiveScore, read_run, read_step
+from rlreason.training.laboratory import OWN, Laboratory, ObjectiveScore, laboratory, read_run, read_step
 
 COLUMNS = (
     "objective",
@@ -79,15 +79,8 @@ def figures(result: Laboratory) -> dict[str, Any]:
     content = asdict(result)
     for score, row in zip(result.objectives, content["objectives"], strict=True):
         row["short_to_long"] = score.short_to_long
-    found: dict[str, Any] = finite(content)
-    return found
-
-
-def write_figures(folder: Path, result: Laboratory) -> Path:
-    """Write the step's figures to RUN/lab/step_NNNNN.json."""
-    path = lab_file(folder, result.step, "json")
-    write_whole(path, json.dumps(figures(result), indent=1) + "\n")
-    return path
+    numbers: dict[str, Any] = finite(content)
+    return numbers
 
 
 def draw(folder: Path, result: Laboratory) -> Path:
@@ -102,14 +95,14 @@ def draw(folder: Path, result: Laboratory) -> Path:
 
 def _draw_positions(ax: Any, result: Laboratory) -> None:
     """Plot a token's weight at each position, relative to the objective's average position."""
-    shown = [m for m in result.objectives if m.name == OWN or m.name.startswith("length_norm=")]
-    for m, style in zip(shown, ("-", "--", ":"), strict=False):
-        known = [(t, w) for t, w in enumerate(m.position_weight) if w is not None]
-        mean = sum(w for _, w in known) / len(known) if known else 0.0
+    norms = [m for m in result.objectives if m.name == OWN or m.name.startswith("length_norm=")]
+    for m, style in zip(norms, ("-", "--", ":"), strict=False):
+        points = [(t, w) for t, w in enumerate(m.position_weight) if w is not None]
+        mean = sum(w for _, w in points) / len(points) if points else 0.0
         if mean:
             kind = m.axes.split(", ")[1]
             label = f"{kind} ({OWN})" if m.name == OWN else kind
-            ax.plot([t for t, _ in known], [w / mean for _, w in known], style, linewidth=2, label=label)
+            ax.plot([t for t, _ in points], [w / mean for _, w in points], style, linewidth=2, label=label)
     positions = range(len(result.still_going))
     ax.fill_between(positions, result.still_going, color="grey", alpha=0.15, label="share of responses this long")
     dips = "; it falls where tokens are clipped" if result.objectives[0].clipped else ""
@@ -140,12 +133,12 @@ def compare_gradients(folder: RunFolder, step: int | None, console: Console) -> 
     register()
     run = read_run(folder)
     step, samples = read_step(folder, run, step)
-    with console.wait("loading torch and transformers"):  # after checking the arguments
-        from rlreason.training.laboratory import laboratory
     with console.wait("comparing the objectives"):
         result = laboratory(folder, run, step, samples, console)
+    numbers = figures(result)
+    file = lab_file(folder.path, result.step, "json")
+    write_whole(file, json.dumps(numbers, indent=1) + "\n")
     with console.wait("drawing"):
-        numbers, picture = write_figures(folder.path, result), draw(folder.path, result)
-    files = folded(f"picture: {picture}, numbers: {numbers}", console.width)
-    found = {"run": folder.path, **figures(result), "picture": picture, "numbers": numbers}
-    return Answer(f"{table(result)}\n\n{files}", found)
+        picture = draw(folder.path, result)
+    files = folded(f"picture: {picture}, numbers: {file}", console.width)
+    return Answer(f"{table(result)}\n\n{files}", {"run": folder.path, **numbers, "picture": picture, "numbers": file})

@@ -108,7 +108,7 @@ def print_cases(console: Console, run: EvalJobConfig, components: Components, re
     """Print the first few responses, so that a wrong format or prompt shows early."""
     grader = components.evaluator.grader
     by_id = {p.id: p for p in responses.problems}
-    for number, sample in enumerate(responses.shown, 1):
+    for number, sample in enumerate(responses.examples, 1):
         row = numbered_row(sample, by_id[sample.group], 0)
         console.say("\n" + case_text(number, row, reasons(row, grader), SHOWN_CHARS))
 
@@ -147,8 +147,9 @@ def best_of_n(run: BestOfNConfig, records: RunWriter, console: Console) -> float
         with console.wait("drawing the curves"):
             draw_best_of_n(folder / BEST_OF_N_PICTURE, {"": (run.n_list, curves)}, title, subtitle)
         first = first_alone(responses.samples, asks.samples, responses.problems)
-        found = {"n_list": list(run.n_list), "best_of_n": curves, "first_samples": first}
-        conclude(records, components, responses, found)
+        conclude(
+            records, components, responses, {"n_list": list(run.n_list), "best_of_n": curves, "first_samples": first}
+        )
         print_cases(console, run, components, responses)
         console.table("\n" + curves_table(run.n_list, curves, console.width))
         low, high = first["interval"]
@@ -166,8 +167,10 @@ def best_of_n(run: BestOfNConfig, records: RunWriter, console: Console) -> float
 
 
 def first_alone(samples: Sequence[Counted], n: int, problems: Sequence[Problem] = ()) -> dict[str, Any]:
-    """Accuracy of each problem's first response, with its 95% interval: equal to `algorithm=evaluate`, whose only
-    response to a problem is drawn with the same random numbers. `samples` hold n per problem, problem by problem.
+    """Return the accuracy of each problem's first response, with its 95% interval.
+
+    It equals that of `algorithm=evaluate`, whose only response to a problem is drawn with the same random numbers.
+    `samples` hold n per problem, problem by problem.
     """
     value, low, high = proportion_with_ci(samples[::n], is_correct, questions_of(problems))
     return {"accuracy": value, "interval": [low, high]}
@@ -178,8 +181,8 @@ def load_scorer(name: str | None) -> Scorer | None:
     if name is None:
         return None
     try:
-        found: Scorer = load(name)
-        float(found("How many?", "probe"))
+        scorer: Scorer = load(name)
+        float(scorer("How many?", "probe"))
     except NotImportableError as error:
         raise ConfigError(f"scorer={name}: {error}") from error
     except Exception as error:  # whatever the user's function raises
@@ -187,7 +190,7 @@ def load_scorer(name: str | None) -> Scorer | None:
             f"scorer={name} fails on ('How many?', 'probe'): {described(error)}: it must return a number for any "
             "question and response"
         ) from error
-    return found
+    return scorer
 
 
 def estimates(run: BestOfNConfig, responses: Responses, grader: Grader, scorer: Scorer | None) -> dict[str, Floats]:
@@ -231,25 +234,25 @@ def user_score(scorer: Scorer, name: str | None, question: str, sample: Counted)
 
 
 def with_intervals(values: dict[str, Floats], seed: int, questions: Sequence[str] = ()) -> Curves:
-    """Mean over problems with its bootstrap interval; all selections and all N use the same resampled problems.
+    """Return means over problems with bootstrap intervals; all selections and all N use the same resampled problems.
 
-    `questions`: of each problem; problems with the same question are resampled together.
-
-    If all problems have the same outcome, resampling says nothing: then it is Wilson's interval over problems.
+    `questions`: of each problem; problems with the same question are resampled together. If all problems have the
+    same outcome, resampling says nothing: then it is Wilson's interval over problems.
     """
     together = np.concatenate(list(values.values()), axis=1)
     together = of_clusters(together.T, questions).T if questions else together
     low, high = bootstrap_intervals(together, seed)
     points = list(zip(together.mean(0).tolist(), low.tolist(), high.tolist(), strict=True))
     for column in np.flatnonzero(np.ptp(together, axis=0) == 0).tolist():
-        proportion_with_ci, problems = points[column][0], len(together)
-        points[column] = (proportion_with_ci, *wilson_interval(proportion_with_ci * problems, problems))
+        share, problems = points[column][0], len(together)
+        points[column] = (share, *wilson_interval(share * problems, problems))
     width = len(points) // len(values)
     return {name: points[i * width : (i + 1) * width] for i, name in enumerate(values)}
 
 
 def as_csv(n_list: Sequence[int], curves: Curves) -> str:
-    """
+    """Write the curves as CSV, a line for each selection and N.
+
     >>> as_csv([1], {"pass@N": [(0.5, 0.25, 0.75)]})
     'N,method,value,low,high\\n1,pass@N,0.5,0.25,0.75\\n'
     """
@@ -262,7 +265,7 @@ def as_csv(n_list: Sequence[int], curves: Curves) -> str:
 
 
 def explanations(run: BestOfNConfig, distribution: str, grader: Grader) -> list[str]:
-    """Explain the columns, as far as their names do not."""
+    """Return what a reader must know about the columns besides their names."""
     lines = [
         f"log-probabilities are those of the sampled tokens under the model at {distribution}; every number is an "
         f"expectation over N random ones of the {run.answers} samples"

@@ -48,11 +48,16 @@ def variants(run: GRPOConfig) -> dict[str, GRPOConfig]:
 
 def describe(o: Objective) -> str:
     """Describe the objective's axes in one line, extra terms only if there are some."""
-    extras = [f"kl in {o.kl_placement}"] if o.kl_placement != "none" else []
-    extras += ["entropy"] if o.entropy_coef else []
-    extras += [f"overlong={o.overlong}"] if o.overlong != "none" else []
-    extras += ["skip"] if o.zero_variance == "skip" else []
-    return ", ".join([o.loss.loss_type, o.length_norm.kind, f"{o.baseline}/{o.std_norm}", *extras])
+    parts = [o.loss.loss_type, o.length_norm.kind, f"{o.baseline}/{o.std_norm}"]
+    if o.kl_placement != "none":
+        parts.append(f"kl in {o.kl_placement}")
+    if o.entropy_coef:
+        parts.append("entropy")
+    if o.overlong != "none":
+        parts.append(f"overlong={o.overlong}")
+    if o.zero_variance == "skip":
+        parts.append("skip")
+    return ", ".join(parts)
 
 
 def with_advantages(samples: Sequence[Sample], objective: Objective) -> list[Sample]:
@@ -210,12 +215,12 @@ def score_objective(
 
 
 def dot(a: Sequence[Tensor], b: Sequence[Tensor]) -> float:
-    """Inner product of two gradients, summed in double precision, parameter by parameter."""
+    """Return the inner product of two gradients, summed in double precision, parameter by parameter."""
     return sum((x.double() * y.double()).sum().item() for x, y in zip(a, b, strict=True))
 
 
 def cosine(a: Sequence[Tensor], b: Sequence[Tensor]) -> float | None:
-    """Cosine of the angle between two gradients; None if one of them is 0.
+    """Return the cosine of the angle between two gradients; None if one of them is 0.
 
     >>> cosine([torch.tensor([3.0, 0.0]), torch.tensor([4.0])], [torch.tensor([3.0, 0.0]), torch.tensor([-4.0])])
     -0.28
@@ -265,9 +270,9 @@ def length_weights(tokens: Sequence[Tensor], advantages: Tensor, bins: int = LEN
 def read_run(folder: RunFolder) -> GRPOConfig:
     """Read the settings of a GRPO run. `ConfigError` for another algorithm or settings of another version."""
     settings = folder.settings
-    if settings.get("algorithm") != "grpo":
-        of = settings.get("algorithm")
-        raise ConfigError(f"RUN={folder.path} is a run of algorithm={of}: give one of algorithm=grpo")
+    algorithm = settings.get("algorithm")
+    if algorithm != "grpo":
+        raise ConfigError(f"RUN={folder.path} is a run of algorithm={algorithm}: give one of algorithm=grpo")
     try:
         return retyped(settings, folder.schemas, GRPOConfig)
     except (OmegaConfBaseException, KeyError, TypeError, AssertionError) as error:  # the last three: from the schemas
@@ -297,5 +302,5 @@ def read_step(folder: RunFolder, run: GRPOConfig, step: int | None = None) -> tu
     samples = [sample_of(row) for row in folder.rows(saved[chosen], TO_LEARN).values()]
     if not samples:
         raise DataError(f"{saved[chosen].path} holds no responses: choose another --step")
-    known = [s.log_probs or s.response.log_probs for s in samples]
-    return chosen, [replace(s, log_probs=lp, old_log_probs=lp) for s, lp in zip(samples, known, strict=True)]
+    scores = [s.log_probs or s.response.log_probs for s in samples]
+    return chosen, [replace(s, log_probs=lp, old_log_probs=lp) for s, lp in zip(samples, scores, strict=True)]

@@ -1,6 +1,7 @@
 """Check a run before anything slow is loaded: templates, packages, the user's functions, disk, memory."""
 
 import importlib.util
+import math
 import os
 import shutil
 import time
@@ -23,7 +24,7 @@ from rlreason.grading.build import reward_name_of
 from rlreason.model.memory import PROMPT, moment_bytes, trained_tensors, weight_bytes, workload_of
 from rlreason.model.plan import SHARE, plan_of
 from rlreason.model.savings import LARGEST_ERROR, Planned, conclusion, device_per_rank, planned, start_lines
-from rlreason.model.shapes import Device, ModelShape, believed_device, decimal_size, shape_of
+from rlreason.model.shapes import Device, believed_device, decimal_size, shape_of
 from rlreason.objectives.losses import broken_contract
 from rlreason.objectives.objective import ChosenLoss
 from rlreason.runtime.machine import SWEEP_VARIABLE
@@ -43,9 +44,9 @@ class ProblemCache:
 
     def problems(self, run: RunConfig) -> Loaded | None:
         """Return a run's problems before the grader's checks, or None if they cannot be read quickly."""
-        asked = (run.problem_limit, run.problems_on_the_way, run.problems_at_the_end)
-        drawn = None if run.data.limit is None else run.seed
-        key = repr((type(run), getattr(run, "split", None), run.data, run.eval, run.prompt, asked, drawn))
+        counts = (run.problem_limit, run.problems_on_the_way, run.problems_at_the_end)
+        seed = None if run.data.limit is None else run.seed  # draws the problems
+        key = repr((type(run), getattr(run, "split", None), run.data, run.eval, run.prompt, counts, seed))
         if key not in self._loaded and time.process_time() < self._deadline:
             quick = run.data.filter == "none" and all(data.quickly_read for data in run.data_read().values())
             # Messages are printed when the run itself reads the data.
@@ -60,8 +61,8 @@ def assumed_prompt(run: RunConfig) -> int | None:
     """
     if run.model.made_on_the_spot:
         return None
-    asked = (run.evaluation.prompt, run.asking.prompt)
-    return PROMPT + max(-(-len(template_of(prompt)) // CHARACTERS) for prompt in asked)
+    prompts = (run.evaluation.prompt, run.asking.prompt)
+    return PROMPT + max(math.ceil(len(template_of(prompt)) / CHARACTERS) for prompt in prompts)
 
 
 #: Messages of torch, and of vLLM if its cache has no room or another program holds the GPU.
@@ -72,18 +73,19 @@ NOTE = "in: "  # of the note that records/console.py adds to an error: what it w
 def out_of_memory(run: RunConfig, error: BaseException) -> ResourceError | None:
     """Return the one-line error to end with; None if `error` is not about GPU memory."""
     causes = list(_causes(error))
-    if not any(_is_one(cause) for cause in causes):
+    if not any(_exhausts_gpu(cause) for cause in causes):
         return None
-    doing = next((note for cause in causes for note in getattr(cause, "__notes__", []) if note.startswith(NOTE)), "")
-    what = f" in {doing.removeprefix(NOTE)}" if doing else ""
+    notes = [note for cause in causes for note in getattr(cause, "__notes__", []) if note.startswith(NOTE)]
+    place = f" in {notes[0].removeprefix(NOTE)}" if notes else ""
     return ResourceError(
-        f"out of memory{what}: lower micro_batch_tokens={run.micro_batch_tokens} or "
+        f"out of memory{place}: lower micro_batch_tokens={run.micro_batch_tokens} or "
         f"rollout.max_rows={run.rollout.max_rows}, set model.gradient_checkpointing=true, or end other programs on the "
         "GPU (rlreason plan shows what takes how much)"
     )
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    """Yield the error and the errors behind it."""
     seen = set[int]()
     while error is not None and id(error) not in seen:
         seen.add(id(error))
@@ -91,10 +93,11 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
         error = error.__cause__ or error.__context__
 
 
-def _is_one(error: BaseException) -> bool:
-    """Whether a GPU's memory is exhausted. A processor's MemoryError has its own message."""
-    named = type(error).__name__ == "OutOfMemoryError"  # torch's class, without importing torch
-    return named or (isinstance(error, EngineError | RuntimeError) and any(sign in str(error) for sign in SIGNS))
+def _exhausts_gpu(error: BaseException) -> bool:
+    """Return whether a GPU's memory is exhausted. A processor's MemoryError has its own message."""
+    if type(error).__name__ == "OutOfMemoryError":  # torch's class, without importing torch
+        return True
+    return isinstance(error, EngineError | RuntimeError) and any(sign in str(error) for sign in SIGNS)
 
 
 RECORDS = 2**20  # bytes of config, metrics and curves, which every run writes
@@ -129,35 +132,31 @@ def space_needed(run: RunConfig) -> Space:
     """Estimate what a run writes besides small files. A model of unknown size counts as 0."""
     longest = max(run.sampling.max_tokens, run.evaluation.sampling.max_tokens)
     half = longest // 2  # most responses end before the limit
-    shape = shape_of(run.model).shape
-    model, responses = model_bytes(run, shape), run.responses_saved() * (PER_RESPONSE + PER_TOKEN * half)
-    saved, moments, most = model if run.saves_model else 0, moments_of(run, shape, model), run.checkpoints_at_once
-    stay = min(2, most) * (model + (moments if run.keeps_moments else 0)) - (saved if most else 0)
-    return Space(saved, responses, most * (model + moments), max(stay, 0))
+    model, moments = checkpoint_bytes(run)
+    responses = run.responses_saved() * (PER_RESPONSE + PER_TOKEN * half)
+    saved, most = model if run.saves_model else 0, run.checkpoints_at_once
+    kept = min(2, most) * (model + (moments if run.keeps_moments else 0)) - (saved if most else 0)
+    return Space(saved, responses, most * (model + moments), max(kept, 0))
 
 
-def moments_of(run: RunConfig, shape: ModelShape | None, model: int) -> int:
-    """Bytes of both moments in one checkpoint; `model`: bytes of its weights."""
-    optimizer = run.optimizes_by
-    if optimizer is None:
-        return 0
-    own = run.model
-    if shape is None:
-        return 0 if own.lora.rank else model // 2 if optimizer == "adamw_8bit" else 2 * model
-    trained = trained_tensors(shape, _per_weight(run), own.freeze, own.lora.rank, own.lora.targets)
-    return moment_bytes(trained, optimizer)
+def checkpoint_bytes(run: RunConfig) -> tuple[int, int]:
+    """Return the bytes of (the saved weights, the optimizer's moments) in one checkpoint.
 
-
-def model_bytes(run: RunConfig, shape: ModelShape | None) -> int:
-    """Bytes of the saved weights: by the model's shape, or by its folder's files if that is unknown."""
+    By the model's shape, or by its folder's files if that is unknown.
+    """
+    model, optimizer, shape = run.model, run.optimizes_by, shape_of(run.model).shape
+    per_weight = 2 if model.weights == "bfloat16" else 4
     if shape is not None:
-        return weight_bytes(shape, _per_weight(run))
-    files = Path(run.model.folder).glob("*.safetensors") if run.model.folder else ()
-    return sum(file.stat().st_size for file in files)
-
-
-def _per_weight(run: RunConfig) -> int:
-    return 2 if run.model.weights == "bfloat16" else 4
+        weights = weight_bytes(shape, per_weight)
+        if optimizer is None:
+            return weights, 0
+        trained = trained_tensors(shape, per_weight, model.freeze, model.lora.rank, model.lora.targets)
+        return weights, moment_bytes(trained, optimizer)
+    files = Path(model.folder).glob("*.safetensors") if model.folder else ()
+    weights = sum(file.stat().st_size for file in files)
+    if optimizer is None or model.lora.rank:
+        return weights, 0
+    return weights, weights // 2 if optimizer == "adamw_8bit" else 2 * weights
 
 
 GO_ON = "model.check_memory=false starts it all the same (rlreason plan shows the parts)"
@@ -171,12 +170,13 @@ def memory_for(runs: Sequence[RunConfig], device: Device, shows: bool = True) ->
     """
     if device.kind != "cuda":
         return [line for run in distinct(runs, device) for line in _on_processor(run, device, shows)]
-    here = device if len(runs) == 1 else replace(device, free=device.total, second_free=None)
-    plans = [(run, planned(run, here, assumed_prompt(run))) for run in distinct(runs, here)]
+    if len(runs) > 1:
+        device = replace(device, free=device.total, second_free=None)
+    plans = [(run, planned(run, device, assumed_prompt(run))) for run in distinct(runs, device)]
     if bad := [plan for run, plan in plans if run.model.check_memory and plan.verdict == "too large"]:
         raise ConfigError("\n".join(dict.fromkeys(f"memory: {conclusion(plan)}; {GO_ON}" for plan in bad)))
     worth = [plan for run, plan in plans if plan.verdict != "fits" or (shows and not run.model.made_on_the_spot)]
-    return ["\n".join(start_lines(max(worth, key=_share)))] if worth else []
+    return ["\n".join(start_lines(max(worth, key=_share_of_free)))] if worth else []
 
 
 def distinct(runs: Sequence[RunConfig], device: Device) -> Iterator[RunConfig]:
@@ -190,14 +190,13 @@ def distinct(runs: Sequence[RunConfig], device: Device) -> Iterator[RunConfig]:
             yield run
 
 
-def _share(plan: Planned) -> float:
-    """Share of the free memory that a plan takes."""
+def _share_of_free(plan: Planned) -> float:
     need, free = plan.needed
     return need / max(1, free)
 
 
 def _on_processor(run: RunConfig, device: Device, shows: bool) -> list[str]:
-    """Warn if a plan certainly exceeds the machine's memory, show it if it is tight; no run is refused for it."""
+    """Return a warning if a plan certainly exceeds the machine's memory, or the plan if it is tight."""
     shape = shape_of(run.model).shape
     if shape is None or device.total is None:
         return []
@@ -207,27 +206,26 @@ def _on_processor(run: RunConfig, device: Device, shows: bool) -> list[str]:
     if peak * (1 - LARGEST_ERROR) * work.ranks > device.total:
         return [f"! memory: {conclusion(planned(run, device, prompt))} (rlreason doctor shows the plan)"]
     tight = device.free is not None and peak * work.ranks > SHARE * device.free
-    return (
-        ["\n".join(start_lines(planned(run, device, prompt)))]
-        if tight and shows and not run.model.made_on_the_spot
-        else []
-    )
+    if tight and shows and not run.model.made_on_the_spot:
+        return ["\n".join(start_lines(planned(run, device, prompt)))]
+    return []
 
 
 def own_functions(run: RunConfig) -> list[tuple[str, str]]:
     """Return (the setting that names it, `module:function`) of every function of the user's own."""
     rewards = {"eval.reward": run.eval.reward, "prompt.reward": run.prompt.reward}
     rewards["eval.prompt.reward"] = run.eval.prompt.reward if run.eval.prompt else None
-    found = []
+    functions = []
     for reward, data in judges(run):
         if ":" in reward:  # it also grades data with a verifier
-            found.append((next(f"{key}={reward}" for key, one in rewards.items() if one == reward), reward))
+            key = next(key for key, name in rewards.items() if name == reward)
+            functions.append((f"{key}={reward}", reward))
         elif data.verifier is not None:
             key = "data.verifier" if data is run.data else "eval.data.verifier"
-            found.append((f"{key}={data.verifier}", reward_name_of(reward, data)))
+            functions.append((f"{key}={data.verifier}", reward_name_of(reward, data)))
     if run.own_scorer is not None:
-        found.append((f"scorer={run.own_scorer}", run.own_scorer))
-    return list(dict.fromkeys(found))
+        functions.append((f"scorer={run.own_scorer}", run.own_scorer))
+    return list(dict.fromkeys(functions))
 
 
 def own_sources(run: RunConfig) -> dict[str, str]:
@@ -238,13 +236,11 @@ def own_sources(run: RunConfig) -> dict[str, str]:
     return {setting: written_source(name) for setting, name in names if not name.startswith("rlreason.")}
 
 
-def problems_judged_by(
-    run: RunConfig, name: str, train: Sequence[Problem], validation: Sequence[Problem]
-) -> Sequence[Problem]:
+def problems_judged_by(run: RunConfig, reward: str, loaded: Loaded) -> Sequence[Problem]:
     """Return problems that this reward judges: those to learn from if it judges no evaluation."""
-    names = [reward_name_of(*named) for named in judges(run)]
-    learned = run.judges_to_learn and name == names[-1] != names[0]
-    return train if learned and train else validation
+    names = [reward_name_of(*judge) for judge in judges(run)]
+    only_learns = run.judges_to_learn and reward == names[-1] != names[0]
+    return loaded.train if only_learns and loaded.train else loaded.validation
 
 
 def unusable(setting: str, name: str, grading: GradingConfig, reference: str | None = None) -> str:
@@ -275,15 +271,18 @@ def refusal(setting: str, grader: Grader, reference: str, timeout_s: float) -> s
 
 def needed_by(run: RunConfig) -> Iterator[tuple[str, str]]:
     """Yield (package, the setting that needs it) of packages that only some runs need."""
-    data_read = run.data_read().items()
+    hub = [(key, getattr(data, "path", "")) for key, data in run.data_read().items() if data.on_hub]
+    gyms = [(key, data.name) for key, data in run.data_read().items() if isinstance(data, GymConfig)]
     if run.trains and run.model.lora.rank > 0:
         yield "peft", f"model.lora.rank={run.model.lora.rank}"
     if run.optimizes_by == "adamw_8bit":
         yield "bitsandbytes", "optimizer=adamw_8bit"
-    for found in [found for found in data_read if found[1].on_hub][:1]:
-        yield "datasets", "{}.path={.path} is no folder here, and reading it from the hub".format(*found)
-    for found in [found for found in data_read if isinstance(found[1], GymConfig)][:1]:
-        yield "reasoning_gym", "{}={.name}".format(*found)
+    if hub:
+        key, path = hub[0]
+        yield "datasets", f"{key}.path={path} is no folder here, and reading it from the hub"
+    if gyms:
+        key, name = gyms[0]
+        yield "reasoning_gym", f"{key}={name}"
     for name in run.logger.chosen:
         yield name, f"logger={name}"
 
@@ -307,26 +306,26 @@ def preflight(runs: Sequence[RunConfig], folder: Path) -> list[str]:
 
 def planned_warnings(runs: Sequence[RunConfig], folder: Path) -> list[str]:
     """Return what would stop planned runs on this machine: nothing is refused, and no data is read."""
-    said = [line for run in runs for line in (*template_problems(run), *missing_packages(run))]
-    for look in (partial(room_for, runs, folder), partial(memory_for, runs, believed_device(), False)):
+    warnings = [line for run in runs for line in (*template_problems(run), *missing_packages(run))]
+    for check in (partial(room_for, runs, folder), partial(memory_for, runs, believed_device(), False)):
         try:
-            said += look()
+            warnings += check()
         except (ConfigError, OSError) as error:
-            said.append(str(error))
-    return said
+            warnings.append(str(error))
+    return warnings
 
 
 def broken_functions(runs: Sequence[RunConfig], cache: ProblemCache | None) -> list[str]:
     """Say which of the user's own functions cannot be loaded or cannot judge, each tried once for all runs."""
-    found: dict[tuple[str, str], str] = {}
+    errors: dict[tuple[str, str], str] = {}
     for run in runs:
         for setting, name in own_functions(run):
-            if (setting, name) in found:
+            if (setting, name) in errors:
                 continue
             loaded = cache.problems(run) if cache and not setting.startswith("scorer=") else None
-            judged = [] if loaded is None else problems_judged_by(run, name, loaded.train, loaded.validation)
-            found[setting, name] = unusable(setting, name, run.grading, judged[0].answer if judged else None)
-    return [line for line in found.values() if line]
+            problems = [] if loaded is None else problems_judged_by(run, name, loaded)
+            errors[setting, name] = unusable(setting, name, run.grading, problems[0].answer if problems else None)
+    return [line for line in errors.values() if line]
 
 
 def broken_loss(run: RunConfig) -> str:
@@ -337,12 +336,14 @@ def broken_loss(run: RunConfig) -> str:
 
 def template_problems(run: RunConfig) -> list[str]:
     """Return errors in the prompts' templates."""
-    own = run.eval.prompt
-    bad = [_unusable(run.prompt), *([] if own is None else [as_eval("prompt", _unusable(own), own)])]
-    return [line for line in bad if line]
+    errors = [template_error(run.prompt)]
+    if run.eval.prompt is not None:
+        errors.append(as_eval("prompt", template_error(run.eval.prompt), run.eval.prompt))
+    return [error for error in errors if error]
 
 
-def _unusable(prompt: PromptConfig) -> str:
+def template_error(prompt: PromptConfig) -> str:
+    """Say why the prompt's template cannot be used; "" if it can."""
     try:
         template_of(prompt)
     except ConfigError as error:
@@ -352,8 +353,10 @@ def _unusable(prompt: PromptConfig) -> str:
 
 def missing_packages(run: RunConfig) -> list[str]:
     """Return the required packages that are not installed. Nothing is imported."""
-    bad = [WITHOUT_VLLM] if run.rollout.engine == "vllm" and importlib.util.find_spec("vllm") is None else []
-    return bad + [needs(asked, name) for name, asked in needed_by(run) if importlib.util.find_spec(name) is None]
+    missing = [needs(setting, name) for name, setting in needed_by(run) if importlib.util.find_spec(name) is None]
+    if run.rollout.engine == "vllm" and importlib.util.find_spec("vllm") is None:
+        missing.insert(0, WITHOUT_VLLM)
+    return missing
 
 
 def too_few_gpus(placement: str, gpus: int, engines: int = 1, ranks: int = 1) -> str:

@@ -43,7 +43,7 @@ class Step:
 
     @cached_property
     def samples(self) -> list[Sample]:
-        """The collected samples with the entropies measured by the first update. Read it after the step."""
+        """The collected samples with the entropies that the first update has measured; read after the step."""
         if not self.updates:
             return self.collected.samples
         learned = zip(self.collected.batches[0], self.updates[0].entropies, strict=True)
@@ -60,23 +60,23 @@ class Step:
         return self.collected.metrics | rollout_metrics(samples) | graded | {"rollout/staleness": staleness}
 
     def row(self) -> dict[str, float]:
-        """Metrics of the newest update; the first row of a step adds those of sampling, the last those of the sync."""
-        newest = self.updates[-1].metrics if self.updates else {}
-        last = self.synced if len(self.updates) == self.count else {}
-        return newest | (self.sampled if len(self.updates) < 2 else {}) | last
+        """Return the newest update's metrics; a step's first row adds those of sampling, its last those of the sync."""
+        row = dict(self.updates[-1].metrics) if self.updates else {}
+        if len(self.updates) < 2:
+            row |= self.sampled
+        if len(self.updates) == self.count:
+            row |= self.synced
+        return row
 
     @cached_property
     def metrics(self) -> dict[str, float]:
-        """Metrics of the whole step. Read it after the step."""
+        """Metrics of the whole step; read after the step."""
         return averaged([u.metrics for u in self.updates]) | self.sampled | self.synced
 
 
 @dataclass
 class Position:
-    """Where a run is; changed only in blocks that no signal interrupts.
-
-    Each step: collect, learn (each update gets its row), sync, record, evaluate if due.
-    """
+    """Where a run is: in a step, how far; between steps, after which. Changed only in `held()` blocks."""
 
     finished: int = 0  # whole steps
     step: Step | None = None  # the current one, once it is collected
@@ -88,7 +88,7 @@ class Position:
 
     @property
     def ended(self) -> bool:
-        """Whether something ends the run before its last step."""
+        """Return whether something ends the run before its last step."""
         return self.status != "finished"
 
     def end_step(self, number: int) -> None:
@@ -117,7 +117,7 @@ class Position:
 
 @dataclass
 class Snapshot:
-    """Other moving state of a run, as it was at the end of the last `held()` block.
+    """The state of a run's other parts, as it was at the end of the last `held()` block.
 
     `draws`: which problems come next and which answers the graders remember; sampling moves it.
     """
@@ -237,7 +237,7 @@ class CheckpointCost:
 
 
 def checkpoint_due(step: int, every: int | None, best: bool, elapsed: float, cost: CheckpointCost) -> bool:
-    """Whether a checkpoint is due after step 1, 2, ...
+    """Return whether a checkpoint is due after this step.
 
     every: steps between them, 0 for none; None: as long as their seconds, with the next one, stay within 3% of the
     run's `elapsed` seconds, or within 5% if the newest evaluation is the `best`.
@@ -300,9 +300,9 @@ def measure_flops(clock: Clock, policy: Policy, ranks: int) -> None:
     if on_gpu:
 
         def gauge() -> float:
-            found = float(torch.cuda.max_memory_allocated(device))
+            peak_bytes = float(torch.cuda.max_memory_allocated(device))
             torch.cuda.reset_peak_memory_stats(device)
-            return found
+            return peak_bytes
 
         clock.gauge = gauge
 
@@ -320,7 +320,8 @@ class Profile:
     @contextmanager
     def of(self, step: int) -> Iterator[None]:
         """Run training step `step` in this block."""
-        self.first = step if self.first is None else self.first
+        if self.first is None:
+            self.first = step
         if not self.wanted or step != min(self.first + 1, self.n_steps):
             yield
             return

@@ -36,7 +36,7 @@ from rlreason.training.build import Components
 from rlreason.types import Problem, Sample
 
 BLOCK, BLOCK_TOKENS = 4096, 2**22  # responses and tokens sampled before they are scored and written: 0.7 GB
-SAID_EVERY_S = 5.0  # between lines of a log file, at least
+PRINT_EVERY_S = 5.0  # between lines of a log file, at least
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +45,11 @@ class Responses:
 
     problems: list[Problem]
     samples: list[SampleFigures]
-    shown: list[Sample]  # the first response to each of the first problems, to be printed
+    examples: list[Sample]  # the first response to each of the first problems, to be printed
     metrics: dict[str, float]  # eval/...
     protocol: Protocol
     weights: str
-    found: int  # problems that an interrupted job had finished
+    finished_before: int  # problems, by an interrupted job
     seconds: float  # of sampling, in this process
     tokens_per_second: float
     notices: dict[str, int]  # warnings of the monitors, and how often
@@ -62,13 +62,13 @@ class ResponseTotals:
 
     samples: list[SampleFigures] = field(default_factory=list)
     mismatches: "array[float]" = field(default_factory=lambda: array("d"))  # of every token
-    shown: list[Sample] = field(default_factory=list)
+    examples: list[Sample] = field(default_factory=list)
     tokens: int = 0  # sampled by this process
     seconds: float = 0.0  # of sampling
 
 
 def respond(run: EvalJobConfig, components: Components, records: RunWriter, console: Console) -> Responses:
-    """Sample and record the responses to the run's problems; `conclude` is to be called after it."""
+    """Sample and record the responses to the run's problems; call `conclude` after it."""
     evaluator, n = components.evaluator, components.evaluator.settings.samples
     problems = job_problems(run, components)
     key = "data" if run.eval.data is None else "eval.data"
@@ -76,16 +76,27 @@ def respond(run: EvalJobConfig, components: Components, records: RunWriter, cons
     protocol = protocol_of(evaluator.settings, problems, components.policy.tokenizer)
     weights = weights_hash(components.policy.named_weights())
     log = records.open_log(f"protocol {protocol['hash']}, weights {weights}", problems, n)
-    found = len(log.samples)
-    if found:
-        console.say(f"{found} of {len(problems)} problems were finished before the interruption and are kept")
+    finished = len(log.samples)
+    if finished:
+        console.say(f"{finished} of {len(problems)} problems were finished before the interruption and are kept")
     records.clock.begin()
     totals = sample_all(run, components, problems, log, records, console)
     monitors = Monitors(1, console.say, run.monitors, sampling_key(run, "max_tokens"), steps=False)
     metrics = evaluator.figures(totals.samples, totals.mismatches, problems, None, monitors)
     records.rows(PASS_RATES, pass_rates(problems, totals.samples, n))
-    numbers = metrics, protocol, weights, found, totals.seconds, totals.tokens / max(totals.seconds, 1e-9)
-    return Responses(problems, totals.samples, totals.shown, *numbers, dict(monitors.counts), monitors.verdict())
+    return Responses(
+        problems=problems,
+        samples=totals.samples,
+        examples=totals.examples,
+        metrics=metrics,
+        protocol=protocol,
+        weights=weights,
+        finished_before=finished,
+        seconds=totals.seconds,
+        tokens_per_second=totals.tokens / max(totals.seconds, 1e-9),
+        notices=dict(monitors.counts),
+        verdict=monitors.verdict(),
+    )
 
 
 def sample_all(
@@ -114,7 +125,7 @@ def sample_all(
             write(rows_of(scored, block, n, components))
             totals.samples += map(figures_of, scored)
             totals.mismatches += mismatches_of(scored, evaluator.sampling)
-            totals.shown += scored[::n][: run.log_generations - len(totals.shown)]
+            totals.examples += scored[::n][: run.log_generations - len(totals.examples)]
     return totals
 
 
@@ -145,8 +156,8 @@ def sample_block(
         with console.wait("sampling", more=evaluator.rollouts.drawn):
             fresh = evaluator.rollouts.sample(left, evaluator.sampling, n, PURPOSE, finished) if left else []
     except KeyboardInterrupt as stopped:
-        kept = f"with {progress.answered} of {progress.wanted} responses kept"
-        raise type(stopped)(f"{stopped} {kept}".strip()) from None
+        state = f"with {progress.answered} of {progress.wanted} responses kept"
+        raise type(stopped)(f"{stopped} {state}".strip()) from None
     totals.seconds += time.monotonic() - began
     totals.tokens += sum(s.length for s in fresh)
     by_problem = {p.id: fresh[i * n : (i + 1) * n] for i, p in enumerate(left)}
@@ -209,7 +220,7 @@ def conclude(records: RunWriter, components: Components, responses: Responses, m
         **more,
         "eval_problems": len(r.problems),
         "data_sizes": components.sizes,
-        "problems_kept_from_before": r.found,
+        "problems_kept_from_before": r.finished_before,
         "notices": r.notices,
         "weights": r.weights,
         **({"start": asdict(components.start)} if components.start else {}),
@@ -221,56 +232,66 @@ def conclude(records: RunWriter, components: Components, responses: Responses, m
     records.summary(summary)
 
 
+@dataclass(slots=True)
+class SamplingRate:
+    """How fast the responses of this process are sampled, and how long the others will take."""
+
+    total: int  # responses to sample
+    rows: int  # of them at the same time
+    max_tokens: int
+    done: int = 0
+    tokens: int = 0  # of those done
+    longest: int = 0  # of those done, in tokens
+
+    def add(self, length: int) -> None:
+        """Count a finished response of this many tokens."""
+        self.done, self.tokens, self.longest = self.done + 1, self.tokens + length, max(self.longest, length)
+
+    def outlook(self, spent: float) -> tuple[float, float]:
+        """Estimate (tokens per second, seconds left), counting what `rows` concurrent responses have written so far.
+
+        While the first ones run, all are assumed as long as the longest finished one; later, half a mean response.
+        They are expected to end halfway from there to the limit; those that wait, to be of mean length.
+
+        >>> SamplingRate(total=4, rows=4, max_tokens=10, done=1, tokens=10, longest=10).outlook(spent=2.0)
+        (20.0, 0.0)
+        >>> SamplingRate(total=16, rows=2, max_tokens=10, done=8, tokens=80, longest=10).outlook(spent=9.0)
+        (10.0, 6.5)
+        """
+        mean, alive = self.tokens / self.done, min(self.rows, self.total - self.done)
+        age = self.longest if self.done < self.rows else mean / 2
+        speed = (self.tokens + alive * age) / spent
+        ahead = alive * (self.max_tokens - age) / 2 + (self.total - self.done - alive) * mean
+        return speed, ahead / speed
+
+
 class Progress:
     """Prints done, accuracy so far, tokens per second and time left: in place on a terminal, a few lines in a log."""
 
     def __init__(self, console: Console, wanted: int, log: ResponseLog, rows: int, max_tokens: int) -> None:
         """`wanted`: total number of responses, some of which are in the log."""
-        self.console, self.wanted, self.rows, self.max_tokens = console, wanted, rows, max_tokens
+        self.console, self.wanted = console, wanted
         before = [is_correct(s) for samples in log.samples.values() for s in samples]
-        self.answered, self.correct, self.total = len(before), sum(before), wanted - len(before)
-        self.done = self.tokens = self.longest = 0
-        self.began, self.said = time.monotonic(), 0.0
+        self.answered, self.correct = len(before), sum(before)
+        self.rate = SamplingRate(wanted - len(before), rows, max_tokens)
+        self.began, self.printed = time.monotonic(), 0.0
 
     def add(self, sample: Sample) -> None:
         """Count a graded response."""
-        length = len(sample.response.token_ids)
-        self.done += 1
+        rate = self.rate
+        rate.add(len(sample.response.token_ids))
         self.answered += 1
         self.correct += is_correct(sample)
-        self.tokens, self.longest = self.tokens + length, max(self.longest, length)
         spent = time.monotonic() - self.began
-        speed, left = outlook(
-            self.done, self.total, self.rows, self.tokens, self.longest, self.max_tokens, max(spent, 1e-9)
-        )
-        accuracy = self.correct / self.answered
+        speed, left = rate.outlook(max(spent, 1e-9))
+        done, accuracy = f"{rate.done}/{rate.total}", self.correct / self.answered
         if self.console.live:
-            done = f"{self.done}/{self.total}"
             self.console.progress(f"{done}, accuracy {accuracy:.3f}, {speed:.0f} tokens/s, {clock(left)} left")
-        tenth = 10 * self.done // self.total > 10 * (self.done - 1) // self.total
-        if not self.console.live and tenth and spent > self.said + SAID_EVERY_S:
-            self.said = spent
+            return
+        next_tenth = 10 * rate.done // rate.total > 10 * (rate.done - 1) // rate.total
+        if next_tenth and spent > self.printed + PRINT_EVERY_S:
+            self.printed = spent
             self.console.say(
-                f"{self.done}/{self.total} responses, accuracy so far {accuracy:.3f}, {speed:.0f} tokens/s, "
+                f"{done} responses, accuracy so far {accuracy:.3f}, {speed:.0f} tokens/s, "
                 f"{clock(spent)}, about {clock(left)} left"
             )
-
-
-def outlook(
-    done: int, total: int, rows: int, tokens: int, longest: int, max_tokens: int, spent: float
-) -> tuple[float, float]:
-    """Estimate (tokens per second, seconds left), counting what `rows` concurrent responses have written so far.
-
-    While the first ones run, all are assumed as long as the longest finished one; later, half a mean response.
-    They are expected to end halfway from there to the limit; those that wait, to be of mean length.
-
-    >>> outlook(done=1, total=4, rows=4, tokens=10, longest=10, max_tokens=10, spent=2.0)
-    (20.0, 0.0)
-    >>> outlook(done=8, total=16, rows=2, tokens=80, longest=10, max_tokens=10, spent=9.0)
-    (10.0, 6.5)
-    """
-    mean, alive = tokens / done, min(rows, total - done)
-    age = longest if done < rows else mean / 2
-    speed = (tokens + alive * age) / spent
-    ahead = alive * (max_tokens - age) / 2 + (total - done - alive) * mean
-    return speed, ahead / speed

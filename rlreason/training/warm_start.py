@@ -71,11 +71,12 @@ class Lessons:
             slip_share=self.habits.slip_share if slip is None else slip,
         )
 
-    def described(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, Any]:
         """Return all settings in plain values, with both shares, and the habits that differ from the default ones."""
-        habits, usual = asdict(self.effective_habits), asdict(HabitsConfig())
+        habits, default = asdict(self.effective_habits), asdict(HabitsConfig())
         shares = {name: habits.pop(name) for name in ("hasty_share", "slip_share")}
-        return {**asdict(self.settings), **shares, **{k: v for k, v in habits.items() if v != usual[k]}}
+        own = {name: value for name, value in habits.items() if value != default[name]}
+        return {**asdict(self.settings), **shares, **own}
 
     def batches(self, count: int) -> Iterator[list[tuple[str, str]]]:
         """Yield `count` batches of (prompt, trace)."""
@@ -138,13 +139,13 @@ def recipe_of(tiny: TinyModelConfig, policy: Policy, lessons: Lessons) -> Recipe
     The tokenizer, the data, the formats and the first batch of lessons enter by their content.
     """
     settings = {f.name: getattr(tiny, f.name) for f in fields(tiny) if f.name not in (*ROUNDING, *AFTERWARDS)}
-    settings["warm_start"] = lessons.described()
+    settings["warm_start"] = lessons.as_dict()
     if tiny.dtype == "bfloat16":  # requested; auto takes what the device supports
         settings["dtype"] = tiny.dtype
-    words = json.loads(policy.tokenizer.backend_tokenizer.to_str())["model"]
+    vocabulary = json.loads(policy.tokenizer.backend_tokenizer.to_str())["model"]
     return {
         **settings,
-        "tokenizer": hashed(words["vocab"], words["merges"], policy.tokenizer.get_vocab()),
+        "tokenizer": hashed(vocabulary["vocab"], vocabulary["merges"], policy.tokenizer.get_vocab()),
         "data": fingerprint(lessons.problems),
         "formats": hashed([(form.prompt("{question}"), form.trace) for form in lessons.formats]),
         "lessons": hashed(next(lessons.batches(1))),
@@ -194,7 +195,9 @@ def find_or_make(
         return copy_weights(policy.named_weights())
 
     def start_from(source: Literal["shipped", "cache", "made"], weights: Weights, key: str) -> StartWeights:
-        load_weights(policy, weights)
+        with torch.no_grad():
+            for name, live in policy.named_weights():
+                live.copy_(weights[name])
         return StartWeights(source, checksum(weights), key, round(time.monotonic() - began, 1))
 
     if tiny.cache is None:
@@ -204,22 +207,15 @@ def find_or_make(
     if (folder := cache_folder(tiny.cache)) is None:
         say("! model.cache=auto: there is no home folder to keep the model in: give model.cache=DIR")
         return start_from("made", make_weights(), key)
-    weights, found = WeightCache(folder, say).get(key, make_weights)
-    return start_from("cache" if found else "made", weights, key)
-
-
-def load_weights(policy: Policy, weights: Weights) -> None:
-    """Load every weight of the model, by name."""
-    with torch.no_grad():
-        for name, live in policy.named_weights():
-            live.copy_(weights[name])
+    weights, in_cache = WeightCache(folder, say).get(key, make_weights)
+    return start_from("cache" if in_cache else "made", weights, key)
 
 
 def find_shipped(recipe: Recipe, say: Callable[[str], None], folder: Path = SHIPPED) -> Weights | None:
     """Return the weights shipped with the package for this recipe, on any machine."""
-    for described in sorted(folder.glob("*.json")):
-        if json.loads(described.read_text(encoding="utf-8"))["recipe"] == json.loads(json.dumps(recipe)):
-            file = described.with_suffix(SUFFIX)
+    for description in sorted(folder.glob("*.json")):
+        if json.loads(description.read_text(encoding="utf-8"))["recipe"] == json.loads(json.dumps(recipe)):
+            file = description.with_suffix(SUFFIX)
             try:
                 return read_weights(file, hashed(recipe))
             except (OSError, BrokenWeightsError) as error:
@@ -249,10 +245,10 @@ SHARED = 5 * SHARED_WARM_START[:3] + SHARED_WARM_START[3:]
 
 def formats_of(run: RunConfig) -> list[PromptFormat]:
     """Return one format per turn; an evaluation's own prompt gets half of them, unless training's bring it along."""
-    asked, trained = run.eval.prompt, formats_with(run.prompt)
-    if asked is None or template_of(asked) == template_of(run.prompt):
+    prompt, trained = run.eval.prompt, formats_with(run.prompt)
+    if prompt is None or template_of(prompt) == template_of(run.prompt):
         return trained
-    more = formats_with(asked)
+    more = formats_with(prompt)
     if len(trained) == len(more) > 1:  # both are in the shared warm start
         return trained
     pairs = zip(cycle(trained), cycle(more), strict=False)
@@ -266,7 +262,7 @@ def formats_with(prompt: PromptConfig) -> list[PromptFormat]:
     check_readable(prompt, trace_of(same[0] if same else prompt))
     if not same:
         return [format_of(prompt)]
-    formats = {name: format_of(prompt) for name, prompt in shared.items()}
+    formats = {name: format_of(other) for name, other in shared.items()}
     return [formats[name] for name in SHARED]
 
 
