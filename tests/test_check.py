@@ -13,9 +13,9 @@ import torch
 
 from rlreason.courses import cs336_2025, cs336_2026
 from rlreason.courses.check.calling import Yours
+from rlreason.courses.check.cases_steps import SUBJECTS
 from rlreason.courses.check.child import findings_of
 from rlreason.courses.check.engine import examine, first_difference
-from rlreason.courses.check.functions.registry import SUBJECTS
 from rlreason.courses.check.subject import COURSES, LOOP, CallCase, NotWrittenError, course_of, functions_of
 from tests import right_functions_2025, right_functions_2026, right_loop, right_loop_left_padded, right_odd
 from tests.planted import module_of, planted_text
@@ -169,7 +169,7 @@ SUBJECTS_WITH_KNOBS = [subject for subject in SUBJECTS if subject.wrong]
 @pytest.mark.parametrize("subject", SUBJECTS_WITH_KNOBS, ids=lambda s: f"{s.name}-{s.course}")
 def test_without_a_mistake_the_family_of_mistakes_is_right(subject):
     for case in subject.cases():
-        family = subject.observe(subject.wrong({}), case.inputs)
+        family = subject.observe(subject.wrong_function({}), case.inputs)
         assert first_difference(family, subject.observe(subject.ours, case.inputs)) is None, case.about
 
 
@@ -185,7 +185,7 @@ def test_most_known_mistakes_show_in_some_case(subject):
 
 def _differs(subject, case: CallCase, knobs) -> bool:
     try:
-        seen = subject.observe(subject.wrong(knobs), case.inputs)
+        seen = subject.observe(subject.wrong_function(knobs), case.inputs)
     except Exception:  # a mistake may make nonsense of a case
         return True
     return first_difference(seen, subject.observe(subject.ours, case.inputs)) is not None

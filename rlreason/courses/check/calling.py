@@ -23,9 +23,9 @@ class Yours:
         self.function, self.positions = function, dict[str, int]()
         self.accepted: set[str] | None = None  # None: every keyword
         self.defaults: set[str] = set()
-        self.notes: list[str] = []  # what was not tried, or is no bug and worth a look
-        self.lacks: list[str] = []
-        self.demands: list[str] = []
+        self.notes: list[str] = []  # cases that were not tried, and what is no bug but worth a look
+        self.lacks: list[str] = []  # the handout's parameters that it does not have
+        self.demands: list[str] = []  # its own parameters that get no argument
         try:
             own = list(inspect.signature(function).parameters.values())
         except (TypeError, ValueError):
@@ -55,71 +55,68 @@ class Yours:
             p.name for p in rest if p.default is p.empty and p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)
         ]
 
-    def fits(self) -> None:
+    def check_signature(self) -> None:
         """Raise `Fault` if the signature cannot take the handout's arguments."""
         if self.lacks:
-            named = ", ".join(self.lacks)
-            kind = Kind(f"its parameters do not fit the handout: there is none called {named}", "the def line")
+            names = ", ".join(self.lacks)
+            kind = Kind(f"its parameters do not fit the handout: there is none called {names}", "the def line")
             raise Fault(kind, f"takes {inspect.signature(self.function)}")
         if self.demands:
-            named = ", ".join(self.demands)
-            kind = Kind(
-                f"its parameters do not fit the handout: it asks for {named}, which nobody gives", "the def line"
-            )
-            raise Fault(kind)
+            names = ", ".join(self.demands)
+            kind = f"its parameters do not fit the handout: it asks for {names}, which nobody gives"
+            raise Fault(Kind(kind, "the def line"))
 
     def __call__(self, **given: Any) -> Any:
         """Return its answer; `Fault` if it raises or changes its inputs."""
-        kept = {name: _copy(value) for name, value in given.items()}
+        copies = {name: _copy(value) for name, value in given.items()}
         flags = {name: value.requires_grad for name, value in given.items() if isinstance(value, Tensor)}
         try:
             if self.positions:
                 order = sorted(given, key=lambda name: self.positions[name])
                 gap = next((i for i, name in enumerate(order) if self.positions[name] != i), len(order))
-                answer = self.function(
-                    *(given[name] for name in order[:gap]), **{name: given[name] for name in order[gap:]}
-                )
+                by_name = {name: given[name] for name in order[gap:]}
+                answer = self.function(*(given[name] for name in order[:gap]), **by_name)
             else:
                 answer = self.function(**given)
         except TimeUpError:
             raise
         except BaseException as error:  # also SystemExit: whatever a stranger's function does
-            unwritten = isinstance(error, NotImplementedError) and "aten" not in str(error)  # torch's own say aten
+            unwritten = isinstance(error, NotImplementedError) and "aten" not in str(error)  # torch raises it with aten
             fault = UnwrittenFault if unwritten else Fault
             raise fault(Kind("it raises an error", "the line that is named"), their_error(error)) from error
         finally:
             torch.set_default_dtype(torch.float32)
-        self._refuse_changed(given, kept, flags)
+        self._refuse_changed(given, copies, flags)
         if answer is None:
             raise UnwrittenFault(Kind("it returns nothing (None)", "the return line"), "None")
         return answer
 
-    def _refuse_changed(self, given: dict[str, Any], kept: dict[str, Any], flags: dict[str, bool]) -> None:
+    def _refuse_changed(self, given: dict[str, Any], copies: dict[str, Any], flags: dict[str, bool]) -> None:
         for name, value in given.items():
             where = f"operations on {name} that end in an underscore or assign into it"
             if isinstance(value, Tensor):
-                if value.shape != kept[name].shape or not torch.equal(
-                    value.detach().nan_to_num(), kept[name].nan_to_num()
+                if value.shape != copies[name].shape or not torch.equal(
+                    value.detach().nan_to_num(), copies[name].nan_to_num()
                 ):
-                    raise Fault(Kind(f"it changes its input {name} in place", where), _short(value), _short(kept[name]))
+                    raise Fault(
+                        Kind(f"it changes its input {name} in place", where),
+                        short_text(value)[:200],
+                        short_text(copies[name])[:200],
+                    )
                 if value.requires_grad and not flags[name]:
                     kind = Kind(
                         f"it turns on a gradient through its input {name}, which has to stay a constant",
                         f"what is done to {name} before it is used",
                     )
                     raise Fault(kind, "requires_grad=True afterwards", "requires_grad=False")
-            elif isinstance(value, list) and value != kept[name]:
-                raise Fault(Kind(f"it changes its input {name} in place", where), str(value), str(kept[name]))
+            elif isinstance(value, list) and value != copies[name]:
+                raise Fault(Kind(f"it changes its input {name} in place", where), str(value), str(copies[name]))
 
 
 def _copy(value: Any) -> Any:
     if isinstance(value, Tensor):
         return value.detach().clone()
     return list(value) if isinstance(value, list) else value
-
-
-def _short(value: Tensor) -> str:
-    return short_text(value)[:200]
 
 
 def fresh(inputs: dict[str, Any], *leaves: str) -> dict[str, Any]:
@@ -130,13 +127,13 @@ def fresh(inputs: dict[str, Any], *leaves: str) -> dict[str, Any]:
     return copies
 
 
-def answer_parts(answer: Any, what: Sequence[str]) -> tuple[Any, ...]:
-    """Return the parts of a returned tuple; `Fault` if it is none of that length."""
-    if isinstance(answer, tuple | list) and len(answer) == len(what):
+def answer_parts(answer: Any, names: Sequence[str]) -> tuple[Any, ...]:
+    """Return the items of a returned tuple; `Fault` if it has not one for each name."""
+    if isinstance(answer, tuple | list) and len(answer) == len(names):
         return tuple(answer)
     got = f"a tuple of {len(answer)}" if isinstance(answer, tuple | list) else _type(answer)
     kind = Kind("it returns something else than the handout asks for", "the return line")
-    raise Fault(kind, got, f"({', '.join(what)})")
+    raise Fault(kind, got, f"({', '.join(names)})")
 
 
 def tensor(value: Any, what: str, scalar: bool = False) -> Tensor:
@@ -157,11 +154,11 @@ class NotLoadedError(Exception):
     """Why a module cannot be loaded, as the end of a sentence that begins with its name."""
 
 
-def load_module(word: str) -> ModuleType:
+def load_module(path_or_name: str) -> ModuleType:
     """Load `package.module`, or the module of a file `path/to/module.py`; `NotLoadedError` if that fails."""
-    path = Path(word)
-    if word.endswith(".py") or path.is_file():
-        return _of_file(path)
+    path = Path(path_or_name)
+    if path_or_name.endswith(".py") or path.is_file():
+        return _load_file(path)
     if path.is_dir():
         inner = next((p.name for p in sorted(path.glob("*.py"))), "module.py")
         raise NotLoadedError(f"is a folder: give a file of it, such as {path / inner}")
@@ -169,9 +166,9 @@ def load_module(word: str) -> ModuleType:
     if here not in sys.path:
         sys.path.insert(0, here)
     try:
-        return importlib.import_module(word.replace("/", "."))
+        return importlib.import_module(path_or_name.replace("/", "."))
     except ModuleNotFoundError as error:
-        if error.name is not None and (word == error.name or word.startswith(f"{error.name}.")):
+        if error.name is not None and f"{path_or_name}.".startswith(f"{error.name}."):
             raise NotLoadedError(
                 f"there is no module {error.name} in {here} or among the installed packages: fix the name, or give "
                 "the path of a .py file"
@@ -183,7 +180,7 @@ def load_module(word: str) -> ModuleType:
         raise NotLoadedError(f"importing it fails: {their_error(error)}: fix that") from None
 
 
-def _of_file(path: Path) -> ModuleType:
+def _load_file(path: Path) -> ModuleType:
     """Load the module of a file; its folder and the folder of its package can be imported from."""
     if not path.is_file():
         raise NotLoadedError("is no file: give the path of a .py file, or the dotted name of a module")

@@ -16,11 +16,11 @@ from rlreason.courses.check.subject import (
     Kind,
     Knobs,
     NotWrittenError,
-    Seen,
+    Observed,
     Subject,
     UnwrittenFault,
+    inputs_as_text,
     short_text,
-    shown_inputs,
 )
 
 RELATIVE, OF_LARGEST, ABSOLUTE = 2e-4, 2e-5, 1e-6
@@ -36,7 +36,7 @@ def places(yours: Tensor, ours: Tensor) -> Tensor:
     return ~same
 
 
-def first_difference(yours: Seen, ours: Seen) -> str | None:
+def first_difference(yours: Observed, ours: Observed) -> str | None:
     """Return the name of the first observation that differs in shape or value; None if all are equal."""
     for name, right in ours.items():
         got = yours.get(name)
@@ -45,7 +45,7 @@ def first_difference(yours: Seen, ours: Seen) -> str | None:
     return None
 
 
-def clearly_apart(yours: Seen, ours: Seen) -> bool:
+def clearly_apart(yours: Observed, ours: Observed) -> bool:
     """Return whether they differ enough for a counter-example to show it in four digits."""
     for name, right in ours.items():
         got = yours.get(name)
@@ -69,36 +69,36 @@ def multiple(yours: Tensor, ours: Tensor) -> float | None:
     return factor if fits and abs(factor - 1) > 1e-3 else None
 
 
-def is_wild(value: Tensor) -> bool:
+def has_nonfinite(value: Tensor) -> bool:
     """Return whether it has infinite values or NaN."""
     return bool((~torch.isfinite(value.detach().double())).any())
 
 
 SECONDS, CALLS = 0.7, 120
-Pair = tuple[Seen, Seen]  # what ours gives, what the user's gives
+Pair = tuple[Observed, Observed]  # ours, the user's
 
 
 def shrunk(
-    subject: Subject, case: CallCase, seen: Pair, still: Callable[[CallCase], Pair | None]
+    subject: Subject, case: CallCase, pair: Pair, still_differs: Callable[[CallCase], Pair | None]
 ) -> tuple[CallCase, Pair]:
-    """Return the smallest case for which `still` answers, and its answer. Bounded in time and calls."""
+    """Return the smallest case for which `still_differs` returns a pair, and that pair. Bounded in time and calls."""
     until, left = time.monotonic() + SECONDS, CALLS
     moved = True
     while moved:
         moved = False
         for inputs in subject.smaller(case.inputs):
             if left == 0 or time.monotonic() > until:
-                return case, seen
+                return case, pair
             left -= 1
             smaller = replace(case, inputs=inputs)
             try:
-                found = still(smaller)
-            except Exception:  # ours refuses it, say
-                found = None
-            if found is not None:
-                case, seen, moved = smaller, found, True
+                new_pair = still_differs(smaller)
+            except Exception:  # ours may refuse the smaller inputs
+                new_pair = None
+            if new_pair is not None:
+                case, pair, moved = smaller, new_pair, True
                 break
-    return case, seen
+    return case, pair
 
 
 def without(inputs: Inputs, names: Collection[str], places: Sequence[int], dim: int) -> Inputs:
@@ -146,12 +146,12 @@ def smaller_tensors(
 
 
 def examine(subject: Subject, yours: Yours) -> list[Bug]:
-    """Return the bugs found in the user's function; [] if it agrees with ours on every trial.
+    """Return the bugs of the user's function; [] if it agrees with ours on every trial.
 
     `NotWrittenError` if no case is written yet.
     """
     try:
-        yours.fits()
+        yours.check_signature()
     except Fault as fault:
         return [Bug(subject.name, *fault.kind, yours=fault.yours)]
     findings: list[Bug] = []
@@ -159,31 +159,30 @@ def examine(subject: Subject, yours: Yours) -> list[Bug]:
     if trials and all(isinstance(trial.fault, UnwrittenFault) for trial in trials):
         raise NotWrittenError
     for branch in dict.fromkeys(trial.case.branch for trial in trials):
-        of_branch = [trial for trial in trials if trial.case.branch == branch]
+        same_branch = [trial for trial in trials if trial.case.branch == branch]
         if branch in subject.optional:  # a handout's function need not know it
-            if any(trial.differs for trial in of_branch) and not any(trial.fault for trial in of_branch):
-                kind = next(_of_branch(subject, yours, of_branch)).kind
-                yours.notes.append(
-                    f"{of_branch[0].case.about}, which is left open, is treated otherwise than here: {kind}"
-                )
+            if any(trial.differs for trial in same_branch) and not any(trial.fault for trial in same_branch):
+                kind = next(_bugs_of_branch(subject, yours, same_branch)).kind
+                about = same_branch[0].case.about
+                yours.notes.append(f"{about}, which is left open, is treated otherwise than here: {kind}")
             continue
-        for finding in _of_branch(subject, yours, of_branch):
-            if finding.kind not in {known.kind for known in findings}:
+        for finding in _bugs_of_branch(subject, yours, same_branch):
+            if finding.kind not in {earlier.kind for earlier in findings}:
                 findings.append(finding)
     if not findings:
-        for tried in subject.properties:
-            findings += list(tried(yours))
+        for check_property in subject.properties:
+            findings += list(check_property(yours))
     return findings
 
 
 class _Trial:
-    """A case with our result and the user's: an observation, or the fault."""
+    """One case: our results, and the user's results or fault."""
 
     def __init__(self, subject: Subject, yours: Yours, case: CallCase) -> None:
         self.case = case
         self.ours = subject.observe(subject.ours, case.inputs)
         self.fault: Fault | None = None
-        self.yours: Seen = {}
+        self.yours: Observed = {}
         try:
             self.yours = subject.observe(yours, case.inputs)
         except Fault as fault:
@@ -193,29 +192,29 @@ class _Trial:
         )
 
 
-def _of_branch(subject: Subject, yours: Yours, trials: Sequence[_Trial]) -> Iterator[Bug]:
-    """Return the bugs that the cases of one branch show."""
+def _bugs_of_branch(subject: Subject, yours: Yours, trials: Sequence[_Trial]) -> Iterator[Bug]:
+    """Yield at most two bugs: of the cases that differ, and of those that fail."""
     comparable = [trial for trial in trials if trial.fault is None]
     differing = [trial for trial in comparable if trial.differs]
     if differing:
         yield _explained(subject, yours, comparable, differing)
     faulty = next((trial for trial in trials if trial.fault), None)
     if faulty and (not differing or len(faulty.case.about) > 0):
-        yield _of_fault(subject, yours, faulty, all(trial.fault for trial in trials))
+        yield _bug_of_fault(subject, yours, faulty, all(trial.fault for trial in trials))
 
 
 _RANDOM = Kind("the same inputs do not give the same answer twice", "random numbers, and what is kept between calls")
 
 
 def _explained(subject: Subject, yours: Yours, comparable: list[_Trial], differing: list[_Trial]) -> Bug:
-    """Return the known mistake that gives the user's results on every trial; else a description of the difference."""
+    """Return the bug, named by the known mistake that gives the user's results on every trial if there is one."""
     again = _Trial(subject, yours, differing[0].case)
     if again.fault is None and first_difference(again.yours, differing[0].yours) is not None:
         return _example(subject, yours, differing[0], _RANDOM, None)
-    found = _matching(subject, sorted(comparable, key=lambda trial: not trial.differs))
-    if found:
-        ((knob, value),) = found.items()
-        return _example(subject, yours, differing[0], subject.knobs[knob][value], found)
+    knobs = _known_mistake(subject, sorted(comparable, key=lambda trial: not trial.differs))
+    if knobs:
+        ((knob, value),) = knobs.items()
+        return _example(subject, yours, differing[0], subject.knobs[knob][value], knobs)
     for hint in subject.hints:
         try:
             kind = hint(yours)
@@ -226,8 +225,8 @@ def _explained(subject: Subject, yours: Yours, comparable: list[_Trial], differi
     return _example(subject, yours, differing[0], _generic(differing), None)
 
 
-def _matching(subject: Subject, trials: list[_Trial]) -> Knobs | None:
-    """Return the known mistake that gives the observations of every trial, or None."""
+def _known_mistake(subject: Subject, trials: list[_Trial]) -> Knobs | None:
+    """Return the known mistake that gives the user's results on every trial, or None."""
     for knob, values in subject.knobs.items() if subject.wrong else ():
         for value in values:
             if all(_reproduces(subject, t.case, t.yours, {knob: value}) for t in trials):
@@ -235,62 +234,55 @@ def _matching(subject: Subject, trials: list[_Trial]) -> Knobs | None:
     return None
 
 
-def _reproduces(subject: Subject, case: CallCase, seen: Seen, knobs: Knobs) -> bool:
-    """Return whether the function with these mistakes gives the observation."""
-    assert subject.wrong is not None
+def _reproduces(subject: Subject, case: CallCase, yours: Observed, knobs: Knobs) -> bool:
+    """Return whether the function with this mistake gives the user's results."""
     try:
-        guess = subject.observe(subject.wrong(knobs), case.inputs)
+        guess = subject.observe(subject.wrong_function(knobs), case.inputs)
     except Exception:  # a mistake may make nonsense of some case
         return False
-    return guess.keys() == seen.keys() and first_difference(guess, seen) is None
+    return guess.keys() == yours.keys() and first_difference(guess, yours) is None
 
 
 def _example(subject: Subject, yours: Yours, trial: _Trial, kind: Kind, knobs: Knobs | None) -> Bug:
     """Return the bug with the smallest inputs that still show it."""
 
-    def still(case: CallCase) -> tuple[Seen, Seen] | None:
+    def still_differs(case: CallCase) -> Pair | None:
         try:
             ours, got = subject.observe(subject.ours, case.inputs), subject.observe(yours, case.inputs)
         except Fault:
             return None
-        if not clearly_apart(got, ours) or subject.alike(got, case.inputs) or (not _is_like(got, trial.yours)):
+        if not clearly_apart(got, ours) or subject.alike(got, case.inputs) or not _same_finiteness(got, trial.yours):
             return None
-        if any(is_wild(value) for value in ours.values()) and not any(is_wild(v) for v in trial.ours.values()):
+        if any(has_nonfinite(value) for value in ours.values()) and not any(
+            has_nonfinite(v) for v in trial.ours.values()
+        ):
             return None
         return (ours, got) if knobs is None or _reproduces(subject, case, got, knobs) else None
 
-    case, seen = shrunk(subject, trial.case, (trial.ours, trial.yours), still)
-    ours, got = seen
+    case, (ours, got) = shrunk(subject, trial.case, (trial.ours, trial.yours), still_differs)
     name = first_difference(got, ours) or next(iter(ours))
-    note = _where(case, name, got, ours)
-    return Bug(
-        subject.name,
-        kind.name,
-        kind.where,
-        shown_inputs(case.inputs),
-        f"{name} {short_text(got[name])}" if name in got else f"no {name}",
-        f"{name} {short_text(ours[name])}",
-        note,
-    )
+    result = f"{name} {short_text(got[name])}" if name in got else f"no {name}"
+    right = f"{name} {short_text(ours[name])}"
+    return Bug(subject.name, *kind, inputs_as_text(case.inputs), result, right, _where(case, name, got, ours))
 
 
-def _is_like(got: Seen, before: Seen) -> bool:
-    """Return whether NaN stayed NaN and numbers numbers, so that shrinking does not reach another bug."""
-    return all(is_wild(got[name]) == is_wild(before[name]) for name in got.keys() & before.keys())
+def _same_finiteness(got: Observed, before: Observed) -> bool:
+    """Return whether what was finite stayed finite and the rest not, so that shrinking does not reach another bug."""
+    return all(has_nonfinite(got[name]) == has_nonfinite(before[name]) for name in got.keys() & before.keys())
 
 
-def _where(case: CallCase, name: str, got: Seen, ours: Seen) -> str:
+def _where(case: CallCase, name: str, got: Observed, ours: Observed) -> str:
     """Return what is special about the case, and the first place of difference."""
     a, b = got.get(name), ours[name]
     if a is None or a.shape != b.shape:
         return ""
     bad = places(a, b)
-    told = [f"it shows with {case.about}"] if case.about else []
+    notes = [f"it shows with {case.about}"] if case.about else []
     if b.ndim:
         first = [int(i) for i in bad.nonzero()[0]]
-        words = ("row", "position", "column")
-        told.append("first at " + ", ".join(f"{w} {i}" for w, i in zip(words, first, strict=False)))
-    return "; ".join(told)
+        dims = ("row", "position", "column")
+        notes.append("first at " + ", ".join(f"{dim} {i}" for dim, i in zip(dims, first, strict=False)))
+    return "; ".join(notes)
 
 
 def _generic(differing: list[_Trial]) -> Kind:
@@ -301,7 +293,7 @@ def _generic(differing: list[_Trial]) -> Kind:
     if got is None or got.shape != right.shape:
         shape = "nothing" if got is None else f"shape {tuple(got.shape)}"
         return Kind(f"its {name} has {shape} where the handout asks for {tuple(right.shape)}", "the return line")
-    if is_wild(got) and not is_wild(right):
+    if has_nonfinite(got) and not has_nonfinite(right):
         where = "divisions by what can be 0, logarithms of 0 and exponentials of large numbers"
         return Kind(f"its {name} is not finite (NaN or inf)", where)
     factors = [multiple(t.yours[name], t.ours[name]) for t in differing if name in t.yours]
@@ -313,16 +305,18 @@ def _generic(differing: list[_Trial]) -> Kind:
         return Kind(f"its {name} is a multiple of what it should be ({first:.4g} times)", where)
     same = [n for n in trial.ours if n in trial.yours and first_difference({n: trial.yours[n]}, {n: trial.ours[n]})]
     right_ones = [n for n in trial.ours if n not in same and len(trial.ours) > 1]
-    told = f", while {' and '.join(right_ones)} agree{'s' * (len(right_ones) == 1)}" if right_ones else ""
-    return Kind(f"other {name} than ours{told}", "the place that the smallest example shows")
+    rest = ""
+    if right_ones:
+        rest = f", while {' and '.join(right_ones)} {'agrees' if len(right_ones) == 1 else 'agree'}"
+    return Kind(f"other {name} than ours{rest}", "the place that the smallest example shows")
 
 
-def _of_fault(subject: Subject, yours: Yours, trial: _Trial, always: bool) -> Bug:
+def _bug_of_fault(subject: Subject, yours: Yours, trial: _Trial, always: bool) -> Bug:
     """Return a fault with the smallest inputs that still cause it."""
     assert trial.fault is not None
     fault = trial.fault
 
-    def still(case: CallCase) -> tuple[Seen, Seen] | None:
+    def still_fails(case: CallCase) -> Pair | None:
         try:
             subject.observe(yours, case.inputs)
         except Fault as other:
@@ -330,8 +324,6 @@ def _of_fault(subject: Subject, yours: Yours, trial: _Trial, always: bool) -> Bu
             return ({}, {}) if alike else None
         return None
 
-    case, _ = shrunk(subject, trial.case, ({}, {}), still)
-    told = [] if always else [f"not always: with {trial.case.about or 'these inputs'}"]
-    return Bug(
-        subject.name, *fault.kind, shown_inputs(case.inputs), fault.yours, fault.ours or "an answer", "; ".join(told)
-    )
+    case, _ = shrunk(subject, trial.case, ({}, {}), still_fails)
+    note = "" if always else f"not always: with {trial.case.about or 'these inputs'}"
+    return Bug(subject.name, *fault.kind, inputs_as_text(case.inputs), fault.yours, fault.ours or "an answer", note)

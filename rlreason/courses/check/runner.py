@@ -120,15 +120,15 @@ def _followed(
                 for line in lines:
                     record = json.loads(line)
                     now = _noted(record, done, report, now)
-                    limit = SECONDS_TO_IMPORT if record["say"] in ("loading", "module") else seconds
+                    limit = SECONDS_TO_IMPORT if record["event"] in ("loading", "module") else seconds
                     until = time.monotonic() + 2 * limit + GRACE
-                    if record["say"] == "end":
+                    if record["event"] == "end":
                         return None
 
 
 def _noted(record: dict[str, Any], done: Checked, report: Callable[[str], None], now: str) -> str:
     """Record a message of the process; return the function that it is checking."""
-    match record["say"]:
+    match record["event"]:
         case "mistake":
             raise ConfigError(record["text"])
         case "loading":

@@ -1,4 +1,4 @@
-"""Define the records of a check and the handouts' names of functions, and format a bug as text."""
+"""Define the records of a check and the functions of each handout, and format values and errors as text."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ if TYPE_CHECKING:
 
 
 Inputs = dict[str, Any]
-Seen = dict[str, "Tensor"]  # what is observed of a call, by name: values, shapes and gradients
-Knobs = Mapping[str, str]  # knob -> how it is set
+Observed = dict[str, "Tensor"]  # results and gradients of one call, by name
+Knobs = Mapping[str, str]  # a known mistake: knob -> setting
 
 
 class Kind(NamedTuple):
-    """A kind of bug: what is wrong in a sentence without a stop, and where to look. Neither is the solution."""
+    """A kind of bug: what is wrong, and where to look. Neither gives the solution away."""
 
     name: str
     where: str
 
 
-class Fault(Exception):  # noqa: N818  # it is a result: what the user's function did instead of answering
-    """The function gave nothing comparable: it raised, returned another type, or changed its inputs."""
+class Fault(Exception):  # noqa: N818  # it is a result, not an error of ours
+    """The user's function raised, returned another type, or changed its inputs."""
 
     def __init__(self, kind: Kind, yours: str = "", ours: str = "") -> None:
         super().__init__(kind.name)
@@ -36,7 +36,7 @@ class Fault(Exception):  # noqa: N818  # it is a result: what the user's functio
 
 
 class UnwrittenFault(Fault):
-    """This call raised NotImplementedError, or returned None: the case is not written yet."""
+    """The user's function raised NotImplementedError or returned None: this case is not written yet."""
 
 
 class NotWrittenError(Exception):
@@ -45,11 +45,11 @@ class NotWrittenError(Exception):
 
 @dataclass(frozen=True)
 class CallCase:
-    """Arguments of one call, by the handout's names. `branch`: cases of one branch share a diagnosis."""
+    """The arguments of one call, by the handout's names."""
 
     inputs: Inputs
-    branch: str = ""
-    about: str = ""  # what is special about it, in words
+    branch: str = ""  # cases of one branch share a diagnosis
+    about: str = ""  # what is special about the case
 
 
 @dataclass(frozen=True)
@@ -62,15 +62,11 @@ class Bug:
     inputs: dict[str, str] = field(default_factory=dict)
     yours: str = ""
     ours: str = ""
-    note: str = ""  # what else is known of it
+    note: str = ""  # where and when it shows
 
     def as_dict(self) -> dict[str, Any]:
         """Return it for the channel and for JSON."""
         return asdict(self)
-
-
-def _no_smaller(inputs: Inputs) -> Iterator[Inputs]:
-    return iter(())
 
 
 Function = Callable[..., Any]
@@ -81,19 +77,33 @@ Property = Callable[[Any], Iterable[Bug]]
 class Subject:
     """All cases and known mistakes of one function of a handout."""
 
-    name: str
-    course: str  # the handout whose signature it has; several with a space between
-    parameters: tuple[str, ...]  # the handout's, in order
     ours: Function
+    course: str  # the handout whose signature it has; several with a space between
     cases: Callable[[], Sequence[CallCase]]
-    observe: Callable[[Function, Inputs], Seen]
-    wrong: Callable[[Knobs], Function] | None = None  # the function with these mistakes in it
+    observe: Callable[[Function, Inputs], Observed]
+    wrong: Callable[[Inputs, Knobs], Any] | None = None  # the answer of a function with this mistake
     knobs: Mapping[str, Mapping[str, Kind]] = field(default_factory=dict)
-    smaller: Callable[[Inputs], Iterator[Inputs]] = _no_smaller
-    properties: Sequence[Property] = ()  # tried always
+    smaller: Callable[[Inputs], Iterator[Inputs]] = lambda inputs: iter(())
+    properties: Sequence[Property] = ()  # tried where the cases show no bug
     hints: Sequence[Callable[[Function], Kind | None]] = ()  # tried where no known mistake fits
-    optional: frozenset[str] = frozenset()  # branches that a handout leaves open: not checked where they raise
-    alike: Callable[[Seen, Inputs], bool] = lambda seen, inputs: False  # other answers that are right
+    optional: frozenset[str] = frozenset()  # branches that the handout leaves open: differences are notes
+    alike: Callable[[Observed, Inputs], bool] = lambda observed, inputs: False  # whether another answer is right too
+
+    @property
+    def name(self) -> str:
+        """Return the handout's name of the function."""
+        return str(self.ours.__name__)
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        """Return the handout's parameters, in order."""
+        return tuple(name for name in inspect.signature(self.ours).parameters if name != "empty")  # which is ours alone
+
+    def wrong_function(self, knobs: Knobs) -> Function:
+        """Return the function with a known mistake, which takes keyword arguments."""
+        assert self.wrong is not None
+        wrong = self.wrong
+        return lambda **inputs: wrong(inputs, knobs)
 
 
 LONGEST = 400
@@ -124,17 +134,17 @@ def _numbers(value: Any) -> str:
     return repr(value)
 
 
-def shown_inputs(inputs: dict[str, Any]) -> dict[str, str]:
-    """Return every input by name as text; an object with a `told` attribute provides its own."""
-    out = {}
-    for name, value in inputs.items():
-        if value is not None and not name.startswith("_"):
-            out[name] = value.told if hasattr(value, "told") else short_text(value)
-    return out
+def inputs_as_text(inputs: dict[str, Any]) -> dict[str, str]:
+    """Return every input by name as text: the `description` of an object that has one."""
+    return {
+        name: value.description if hasattr(value, "description") else short_text(value)
+        for name, value in inputs.items()
+        if value is not None
+    }
 
 
 def their_error(error: BaseException) -> str:
-    """Return an error in the user's code: its kind, its first line, and the last line of that code in its traceback.
+    """Return an error of the user's code as text: its type, its first line, and the line of that code that raised it.
 
     >>> their_error(ValueError("no sum"))
     'ValueError: no sum'
@@ -148,7 +158,7 @@ def their_error(error: BaseException) -> str:
 
 def _is_library(file: str) -> bool:
     """Return whether a file is of this package, of an installed one, or of Python itself."""
-    roots = (Path(__file__).parents[1] / "check", *(Path(sysconfig.get_path(n)) for n in ("stdlib", "purelib")))
+    roots = (Path(__file__).parent, *(Path(sysconfig.get_path(n)) for n in ("stdlib", "purelib")))
     return file.startswith("<") or "site-packages" in file or any(root in Path(file).parents for root in roots)
 
 
@@ -178,55 +188,50 @@ COURSES = {
     ),
     "pku_hw3": _2025,
 }
-#: A parameter that only this year's function of the name has.
-_TELLS = {
+CHECKED_NAMES = tuple(dict.fromkeys([*COURSES["cs336_2025"], *COURSES["cs336_2026"], LOOP]))
+#: Parameters that tell the year of a function whose name both years have.
+_PARAMETER_OF_YEAR = {
     "compute_group_normalized_rewards": {"reward_fn": "cs336_2025", "raw_rewards": "cs336_2026"},
-    "compute_policy_gradient_loss": {
-        "loss_type": "cs336_2025",
-        "importance_reweighting_method": "cs336_2026",
-    },
+    "compute_policy_gradient_loss": {"loss_type": "cs336_2025", "importance_reweighting_method": "cs336_2026"},
 }
 
 
 def functions_of(module: ModuleType) -> dict[str, Callable[..., Any]]:
     """Return the functions of a module that have a handout's name; `run_NAME` counts as NAME."""
-    names = dict.fromkeys([*COURSES["cs336_2025"], *COURSES["cs336_2026"], LOOP])
-    found = {}
-    for name in names:
+    functions = {}
+    for name in CHECKED_NAMES:
         for spelled in (name, f"run_{name}"):
             value = getattr(module, spelled, None)
             if callable(value):
-                found[name] = value
+                functions[name] = value
                 break
-    return found
+    return functions
 
 
 def course_of(functions: Mapping[str, Callable[..., Any]]) -> str:
     """Return the year of these functions, by names that only one year has and by parameters; 2025 by default."""
     votes = {"cs336_2025": 0, "cs336_2026": 0}
     for name, function in functions.items():
-        of = [year for year in votes if name in COURSES[year]]
-        if name in _TELLS:
-            told = year_of(name, function)
-            if told:
-                votes[told] += 1
-        elif len(of) == 1:
-            votes[of[0]] += 1
+        years = [year for year in votes if name in COURSES[year]]
+        if name in _PARAMETER_OF_YEAR:
+            years = [year_of(name, function)]
+        if len(years) == 1 and years[0]:
+            votes[years[0]] += 1
     return max(votes, key=lambda year: votes[year])
 
 
 def year_of(name: str, function: Callable[..., Any]) -> str:
     """Return the year of a function by its parameters; "" if they fit both."""
-    if name not in _TELLS:
+    if name not in _PARAMETER_OF_YEAR:
         return ""
     try:
         parameters = inspect.signature(function).parameters
     except (TypeError, ValueError):
         return ""
-    return next((year for tell, year in _TELLS[name].items() if tell in parameters), "")
+    return next((year for parameter, year in _PARAMETER_OF_YEAR[name].items() if parameter in parameters), "")
 
 
 def fits(name: str, function: Callable[..., Any], course: str) -> bool:
     """Return whether a function's parameters fit this course's year."""
-    told = year_of(name, function)
-    return not told or COURSES[told] == COURSES[course]
+    year = year_of(name, function)
+    return not year or COURSES[year] == COURSES[course]

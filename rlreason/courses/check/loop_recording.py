@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,8 +11,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rlreason.courses.check.mistakes import (
+    ADVANTAGE_KNOBS,
+    AGGREGATION_KNOBS,
+    LOSS_KNOBS,
+    KnobKinds,
+    LossInputs,
+    wrong_advantages,
+    wrong_average,
+    wrong_token_loss,
+)
 from rlreason.courses.check.subject import Kind, Knobs
-from rlreason.courses.check.wrong import averages, tokens
 from rlreason.objectives.advantages import compute_group_advantages
 from rlreason.objectives.aggregation import aggregate_loss
 from rlreason.objectives.losses import LOSSES
@@ -109,7 +118,7 @@ class Recorder:
 class RecordedSGD(torch.optim.SGD):
     """Plain gradient descent that notifies a recorder of each step."""
 
-    told = "plain gradient descent"
+    description = "plain gradient descent"
 
     def __init__(self, model: Any, learning_rate: float, recorder: Recorder) -> None:
         super().__init__(model.parameters(), lr=learning_rate)
@@ -304,21 +313,21 @@ MICRO_KNOBS = {
         "binary": Kind("rewards are turned into 0 and 1", "what is done with the rewards"),
     },
 }
-KNOBS: Mapping[str, Mapping[str, Kind]] = {
-    "ratio": tokens.LOSS_KNOBS["ratio"],
+KNOBS: KnobKinds = {
+    "ratio": LOSS_KNOBS["ratio"],
     **MICRO_KNOBS,
-    **averages.ADVANTAGE_KNOBS,
-    **{name: tokens.LOSS_KNOBS[name] for name in ("sign", "pick", "bounds", "advantage", "weight", "sequence")},
-    "method": tokens.LOSS_KNOBS["method"],
-    "mask": {name: averages.AGGREGATION_KNOBS["mask"][name] for name in ("late", "early", "no_first", "no_last")},
-    "rows": averages.AGGREGATION_KNOBS["rows"]
+    **ADVANTAGE_KNOBS,
+    **{name: LOSS_KNOBS[name] for name in ("sign", "pick", "bounds", "advantage", "weight", "sequence")},
+    "method": LOSS_KNOBS["method"],
+    "mask": {name: AGGREGATION_KNOBS["mask"][name] for name in ("late", "early", "no_first", "no_last")},
+    "rows": AGGREGATION_KNOBS["rows"]
     | {
         "width": Kind(
             "sums over tokens are divided by the padded width or sampling_max_tokens, not by the response's own tokens",
             "what the sum over a response's tokens is divided by",
         )
     },
-    **{name: averages.AGGREGATION_KNOBS[name] for name in ("batch", "constant")},
+    **{name: AGGREGATION_KNOBS[name] for name in ("batch", "constant")},
 }
 
 
@@ -338,8 +347,8 @@ def wrong_weights(update: RecordedUpdate, k: Knobs) -> Tensor:
     if "micro" in k and k["micro"] not in ("not_divided", "last") and (how == "constant") != of_constant:
         raise ValueError("a mistake of the other normaliser")
     for rows in parts:
-        loss = tokens.token_loss(o.method, a[rows], leaf[rows], old[rows], o.cliprange, mask[rows], k)
-        part = averages.aggregate(loss, mask[rows], how, o.constant, k)
+        loss = wrong_token_loss(LossInputs(o.method, a[rows], leaf[rows], old[rows], o.cliprange, mask[rows]), k)
+        part = wrong_average(loss, mask[rows], how, o.constant, k)
         share = len(rows) / update.size if how == "sequence" else 1.0
         share = {
             "not_divided": 1.0,
@@ -376,7 +385,7 @@ def advantages_with(update: RecordedUpdate, k: Knobs) -> Tensor:
     rewards = _rewards(ranked, k)
     if len(rewards) % size:
         raise ValueError("no whole groups")
-    found = averages.advantages(rewards, size, o.baseline, o.advantage_eps, o.normalizer, k)
+    found = wrong_advantages(rewards, size, o.baseline, o.advantage_eps, o.normalizer, k)
     by_place = torch.zeros(len(members))
     by_place[torch.tensor([number[s.number] for s in ranked])] = found
     return by_place[torch.tensor([number[s.number] for s in update.samples])]

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlreason.courses.check.engine import is_wild, multiple
-from rlreason.courses.check.loop.gradients import find
-from rlreason.courses.check.loop.recording import (
+from rlreason.courses.check.engine import has_nonfinite, multiple
+from rlreason.courses.check.loop_gradients import find
+from rlreason.courses.check.loop_recording import (
     KNOBS,
     RecordedSample,
     RecordedUpdate,
@@ -40,7 +40,7 @@ def of_weights(
 
 
 def _same(a: Tensor | None, b: Tensor) -> bool:
-    if a is None or is_wild(a):
+    if a is None or has_nonfinite(a):
         return False
     return float((a - b).abs().max()) <= 2e-3 * float(b.abs().max()) + 1e-7
 
@@ -67,9 +67,11 @@ def _described(bad: Sequence[RecordedUpdate]) -> Kind:
     first = bad[0]
     assert first.weights is not None
     right = right_weights(first)
-    if is_wild(first.weights):
+    if has_nonfinite(first.weights):
         without_eps = wrong_weights(first, {"eps": "dropped"})
-        if is_wild(without_eps) and torch.equal(*(w.isfinite() | ~first.mask for w in (without_eps, first.weights))):
+        if has_nonfinite(without_eps) and torch.equal(
+            *(w.isfinite() | ~first.mask for w in (without_eps, first.weights))
+        ):
             where = "where advantage_eps enters the division: equal rewards have a standard deviation of 0"
             return Kind("the gradient is not finite: advantage_eps is dropped, and equal rewards give 0 / 0", where)
         return Kind("the gradient is not finite", "divisions by what can be 0")

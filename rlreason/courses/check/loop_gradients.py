@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from rlreason.courses.check.engine import multiple
-from rlreason.courses.check.loop.recording import Forward, RecordedSample, RecordedUpdate, right_weights, scored
+from rlreason.courses.check.loop_recording import Forward, RecordedSample, RecordedUpdate, right_weights, scored
 from rlreason.courses.check.subject import Bug, Kind
 
 

@@ -16,9 +16,9 @@ from typing import Any
 
 import torch
 
-from rlreason.courses.check.functions.scoring import small_model, story_tokenizer
-from rlreason.courses.check.loop.gradients import has_right_gradient, other_context, seen_weights, with_gradients
-from rlreason.courses.check.loop.recording import Options, RecordedSample, RecordedSGD, RecordedUpdate, Recorder, scored
+from rlreason.courses.check.inputs import small_model, story_tokenizer
+from rlreason.courses.check.loop_gradients import has_right_gradient, other_context, seen_weights, with_gradients
+from rlreason.courses.check.loop_recording import Options, RecordedSample, RecordedSGD, RecordedUpdate, Recorder, scored
 from rlreason.data.tasks import make_stories
 
 

@@ -1,6 +1,6 @@
-"""The micro-batch steps of 2025, which go backward by themselves."""
+"""Cases of the micro-batch steps of 2025 and of the train step of 2026, and the list of all that is checked."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -8,20 +8,16 @@ from torch import Tensor
 
 from rlreason.courses import cs336_2025, cs336_2026
 from rlreason.courses.check.calling import Yours, answer_parts, fresh, tensor
+from rlreason.courses.check.cases_advantages import ADVANTAGES
+from rlreason.courses.check.cases_losses import AVERAGES, LOSSES, SPANS, choose, wrong_loss_2025
+from rlreason.courses.check.cases_scoring import SCORING
 from rlreason.courses.check.engine import smaller_tensors
-from rlreason.courses.check.functions.losses import SPANS, dispatched_wrong, step_knobs
-from rlreason.courses.check.functions.scoring import (
-    advantages,
-    given,
-    log_probs,
-    ragged_mask,
-    small_model,
-    word_tokenizer,
-)
-from rlreason.courses.check.loop import judge
-from rlreason.courses.check.loop.gradients import of_truths, seen_weights, with_gradients
-from rlreason.courses.check.loop.recording import Options, RecordedSample, RecordedSGD, RecordedUpdate, Recorder, scored
-from rlreason.courses.check.loop.weights import not_a_mean, numbers, unlike
+from rlreason.courses.check.inputs import advantages, log_probs, ragged_mask, small_model, word_tokenizer
+from rlreason.courses.check.loop_gradients import of_truths, seen_weights, with_gradients
+from rlreason.courses.check.loop_judge import judged
+from rlreason.courses.check.loop_recording import Options, RecordedSample, RecordedSGD, RecordedUpdate, Recorder, scored
+from rlreason.courses.check.loop_weights import not_a_mean, numbers, unlike
+from rlreason.courses.check.mistakes import AGGREGATION_KNOBS, LOSS_KNOBS, wrong_average, wrong_step
 from rlreason.courses.check.subject import (
     Bug,
     CallCase,
@@ -30,27 +26,27 @@ from rlreason.courses.check.subject import (
     Inputs,
     Knobs,
     NotWrittenError,
-    Seen,
+    Observed,
     Subject,
     UnwrittenFault,
     short_text,
+    year_of,
 )
-from rlreason.courses.check.wrong import averages, tokens
 
 
-def observe_step(function: Function, inputs: Inputs) -> Seen:
-    """Of a step that goes backward: its loss, the gradient after one call and after two."""
-    call = fresh(given(inputs), "policy_log_probs")
+def _observe_step(function: Function, inputs: Inputs) -> Observed:
+    """Return the loss of a step that calls backward, and the gradient after one call and after two."""
+    call = fresh(inputs, "policy_log_probs")
     leaf = call["policy_log_probs"]
+
+    def grad() -> Tensor:
+        return torch.zeros_like(leaf) if leaf.grad is None else leaf.grad.clone()
+
     loss, _ = answer_parts(function(**call), ("loss", "metadata"))
-    seen = {"loss": tensor(loss, "the loss", scalar=True), "gradient of policy_log_probs": _grad(leaf)}
+    observed = {"loss": tensor(loss, "the loss", scalar=True), "gradient of policy_log_probs": grad()}
     function(**call)
-    seen["gradient after a second call"] = _grad(leaf)
-    return seen
-
-
-def _grad(leaf: Tensor) -> Tensor:
-    return torch.zeros_like(leaf) if leaf.grad is None else leaf.grad.clone()
+    observed["gradient after a second call"] = grad()
+    return observed
 
 
 def _sft_cases() -> list[CallCase]:
@@ -64,24 +60,15 @@ def _sft_cases() -> list[CallCase]:
             "gradient_accumulation_steps": accumulation,
             "normalize_constant": constant,
         }
-        cases.append(
-            CallCase(inputs, about=f"gradient_accumulation_steps={accumulation}, normalize_constant={constant}")
-        )
+        about = f"gradient_accumulation_steps={accumulation}, normalize_constant={constant}"
+        cases.append(CallCase(inputs, about=about))
     return cases
 
 
-def _sft_wrong(knobs: Knobs) -> Function:
-    def wrong(
-        policy_log_probs: Tensor,
-        response_mask: Tensor,
-        gradient_accumulation_steps: int,
-        normalize_constant: float,
-    ) -> tuple[Tensor, dict[str, Any]]:
-        how = "sequence" if "rows" in knobs else "constant_mean"
-        loss = averages.aggregate(-policy_log_probs, response_mask, how, normalize_constant, knobs)
-        return averages.micro_batch_step(loss, gradient_accumulation_steps, policy_log_probs, knobs), {}
-
-    return wrong
+def _wrong_sft(i: Inputs, k: Knobs) -> Any:
+    how = "sequence" if "rows" in k else "constant_mean"
+    loss = wrong_average(-i["policy_log_probs"], i["response_mask"], how, i["normalize_constant"], k)
+    return wrong_step(loss, i["gradient_accumulation_steps"], i["policy_log_probs"], k), {}
 
 
 _STEP_ROWS = ("policy_log_probs", "response_mask", "raw_rewards", "advantages", "old_log_probs")
@@ -90,19 +77,17 @@ _STEP_COLUMNS = ("policy_log_probs", "response_mask", "old_log_probs")
 
 def _smaller_step(inputs: Inputs) -> Iterator[Inputs]:
     for smaller in smaller_tensors(inputs, _STEP_ROWS, _STEP_COLUMNS, (*_STEP_ROWS, "cliprange")):
-        if bool(smaller["response_mask"].any(-1).all()):  # a row without tokens is no fair trial
+        if bool(smaller["response_mask"].any(-1).all()):  # the handout leaves rows without tokens open
             yield smaller
 
 
 SFT = Subject(
-    "sft_microbatch_train_step",
-    "cs336_2025",
-    ("policy_log_probs", "response_mask", "gradient_accumulation_steps", "normalize_constant"),
     cs336_2025.sft_microbatch_train_step,
+    "cs336_2025",
     _sft_cases,
-    observe_step,
-    _sft_wrong,
-    step_knobs("mask", "batch", "constant", "accumulation", "loss_sign", "backward", "rows"),
+    _observe_step,
+    _wrong_sft,
+    choose(AGGREGATION_KNOBS, "mask", "batch", "constant", "accumulation", "loss_sign", "backward", "rows"),
     _smaller_step,
 )
 
@@ -129,41 +114,25 @@ def _grpo_cases() -> list[CallCase]:
     return cases
 
 
-def _grpo_wrong(knobs: Knobs) -> Function:
-    per_token = dispatched_wrong(knobs)
-
-    def wrong(
-        policy_log_probs: Tensor,
-        response_mask: Tensor,
-        gradient_accumulation_steps: int,
-        loss_type: str,
-        raw_rewards: Tensor,
-        advantages: Tensor,
-        old_log_probs: Tensor,
-        cliprange: float,
-    ) -> tuple[Tensor, dict[str, Any]]:
-        loss, _ = per_token(policy_log_probs, loss_type, raw_rewards, advantages, old_log_probs, cliprange)
-        total = averages.aggregate(loss, response_mask, "sequence", 1.0, knobs)
-        return averages.micro_batch_step(total, gradient_accumulation_steps, policy_log_probs, knobs), {}
-
-    return wrong
+def _wrong_grpo(i: Inputs, k: Knobs) -> Any:
+    loss = wrong_average(wrong_loss_2025(i, k), i["response_mask"], "sequence", 1.0, k)
+    return wrong_step(loss, i["gradient_accumulation_steps"], i["policy_log_probs"], k), {}
 
 
-def _check_metadata(function: Any) -> Iterator[Bug]:
-    """A property that finds no bug, as the handout leaves metadata open: notes which numbers of it move with positions
-    where the mask is false."""
+def _note_metadata(function: Yours) -> Iterator[Bug]:
+    """Note which numbers of the metadata masked positions change. The handout leaves that open, so it is no bug."""
     case = next(c for c in _grpo_cases() if c.branch == "grpo_clip")
     mask, old = case.inputs["response_mask"], case.inputs["old_log_probs"]
-    moved = [
-        {**case.inputs, "old_log_probs": old.where(mask, other)} for other in (case.inputs["policy_log_probs"], old + 2)
-    ]
+    others = (case.inputs["policy_log_probs"], old + 2)
     try:
-        told = [_scalars(answer_parts(function(**fresh(i, "policy_log_probs")), ("loss", "metadata"))[1])
-                for i in (case.inputs, *moved)]  # fmt: skip
+        before, *after = (
+            _scalars(answer_parts(function(**fresh(inputs, "policy_log_probs")), ("loss", "metadata"))[1])
+            for inputs in (case.inputs, *({**case.inputs, "old_log_probs": old.where(mask, o)} for o in others))
+        )
     except Fault:
         return
-    for name, value in told[0].items():
-        if any(abs(value - other[name]) > 1e-5 * (1 + abs(value)) for other in told[1:] if name in other):
+    for name, value in before.items():
+        if any(abs(value - changed[name]) > 1e-5 * (1 + abs(value)) for changed in after if name in changed):
             function.notes.append(f"prompt or padding positions count in {name} of its metadata: is that meant?")
     yield from ()
 
@@ -179,39 +148,20 @@ def _scalars(metadata: Any) -> dict[str, float]:
 
 
 GRPO = Subject(
-    "grpo_microbatch_train_step",
-    "cs336_2025",
-    (
-        "policy_log_probs",
-        "response_mask",
-        "gradient_accumulation_steps",
-        "loss_type",
-        "raw_rewards",
-        "advantages",
-        "old_log_probs",
-        "cliprange",
-    ),
     cs336_2025.grpo_microbatch_train_step,
+    "cs336_2025",
     _grpo_cases,
-    observe_step,
-    _grpo_wrong,
-    {
-        **step_knobs("mask", "rows", "batch", "accumulation", "loss_sign", "backward"),
-        **{name: tokens.LOSS_KNOBS[name] for name in ("pick", "bounds", "ratio", "advantage", "weight", "method")},
-    },
+    _observe_step,
+    _wrong_grpo,
+    choose(AGGREGATION_KNOBS, "mask", "rows", "batch", "accumulation", "loss_sign", "backward")
+    | choose(LOSS_KNOBS, "pick", "bounds", "ratio", "advantage", "weight", "method"),
     _smaller_step,
-    properties=(_check_metadata,),
+    properties=(_note_metadata,),
     optional=frozenset({"grpo_no_clip"}),
 )
-MICRO_BATCH_STEPS = (SFT, GRPO)
 
 
 NAME = "grpo_train_step"
-PARAMETERS = (
-    "model", "tokenizer", "optimizer", "gradient_accumulation_steps", "max_grad_norm", "reward_fn", "repeated_prompts",
-    "rollout_responses", "repeated_ground_truths", "group_size", "baseline", "advantage_eps", "advantage_normalizer",
-    "importance_reweighting_method", "old_log_probs", "cliprange", "loss_normalization", "normalization_constant",
-)  # fmt: skip
 PROMPTS = ("what is two plus three ?", "so four plus two is what ?", "seven minus one ?")
 RESPONSES = (
     "five . <eos>", "six six six four plus two .", "two", "three plus three <eos>",
@@ -221,26 +171,26 @@ RESPONSES = (
 
 
 def reward(response: str, ground_truth: str) -> dict[str, float]:
-    """A reward that depends on both texts and whose parts differ."""
+    """Return a made-up reward that depends on both texts, with parts that differ from it."""
     weight = sum((place + 1) * ord(letter) for place, letter in enumerate(f"{response}/{ground_truth}"))
     total = (weight % 9) / 4
     return {"reward": total, "format_reward": (weight % 5) / 4, "answer_reward": (weight % 7) / 8}
 
 
-class _Reward:
-    """The reward function, with what it says of itself."""
+class RecordedReward:
+    """The reward function, which records its calls."""
 
-    told = "a reward for each pair of response and ground truth"
+    description = "a reward for each pair of response and ground truth"
 
     def __init__(self) -> None:
-        self.asked: list[tuple[str, str]] = []
+        self.calls: list[tuple[str, str]] = []
 
     def __call__(self, response: str, ground_truth: str) -> dict[str, float]:
-        self.asked.append((str(response), str(ground_truth)))
+        self.calls.append((str(response), str(ground_truth)))
         return reward(response, ground_truth)
 
 
-OPEN = "gradient_accumulation_steps=5, which does not divide the rows"  # a step may refuse it
+OPEN = "gradient_accumulation_steps=5, which does not divide the rows"  # the handout lets a step refuse it
 SETTINGS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("defaults, one micro-batch", {"gradient_accumulation_steps": 1}),
     ("defaults, gradient_accumulation_steps=3", {"gradient_accumulation_steps": 3}),
@@ -262,7 +212,7 @@ SETTINGS: tuple[tuple[str, dict[str, Any]], ...] = (
 
 
 class Stage:
-    """One call of the step on a fresh model, recorded."""
+    """One call of the train step on a fresh model, recorded."""
 
     def __init__(self, options: dict[str, Any]) -> None:
         self.model, self.options = small_model(), options
@@ -271,55 +221,43 @@ class Stage:
         self.optimizer = RecordedSGD(self.model, 0.5, self.recorder)
         self.updates: list[RecordedUpdate] = []
         self.recorder.on_step = self._step
-        prompts = [p for p in PROMPTS for _ in range(4)]
-        truths = [f"truth {p % 2}" for p in range(3) for _ in range(4)]  # two questions have the same answer
-        self.reward = _Reward()
-        self.texts = {
-            "repeated_prompts": prompts,
-            "rollout_responses": list(RESPONSES),
-            "repeated_ground_truths": truths,
-        }
-        self.samples = [
-            RecordedSample(
-                i,
-                i // 4,
-                0,
-                self.tokenizer.encode(p),
-                self.tokenizer.encode(r),
-                r,
-                t,
-                not r.endswith("<eos>"),
-                reward(r, t)["reward"],
-                reward(r, t),
+        self.reward = RecordedReward()
+        self.prompts = [p for p in PROMPTS for _ in range(4)]
+        self.truths = [f"truth {p % 2}" for p in range(3) for _ in range(4)]  # two questions have the same answer
+        self.samples = []
+        for i, (prompt, response, truth) in enumerate(zip(self.prompts, RESPONSES, self.truths, strict=True)):
+            parts = reward(response, truth)
+            prompt_ids, token_ids = self.tokenizer.encode(prompt), self.tokenizer.encode(response)
+            truncated = not response.endswith("<eos>")
+            sample = RecordedSample(
+                i, i // 4, 0, prompt_ids, token_ids, response, truth, truncated, parts["reward"], parts
             )
-            for i, (p, r, t) in enumerate(zip(prompts, RESPONSES, truths, strict=True))
-        ]
+            self.samples.append(sample)
         self.width = max(len(s.token_ids) for s in self.samples)
         other = small_model(seed=1)
         with torch.no_grad(), self.recorder.pause():
-            for s, row in zip(self.samples, self._old(other), strict=True):
+            mine, theirs = (scored(m, self.samples, 1.0, self.width)[0] for m in (self.model, other))
+            old = mine + 0.3 * (theirs - mine).clamp(-2, 2)  # a little away from the model's own
+            for s, row in zip(self.samples, old, strict=True):
                 s.old = s.old_untempered = row[: len(s.token_ids)]
 
-    def _old(self, other: Any) -> torch.Tensor:
-        """Log-probabilities a little away from the model's own."""
-        mine, theirs = (scored(m, self.samples, 1.0, self.width)[0] for m in (self.model, other))
-        return mine + 0.3 * (theirs - mine).clamp(-2, 2)
-
     def arguments(self) -> dict[str, Any]:
-        """What the step is called with."""
+        """Return the arguments that the step is called with."""
         out: dict[str, Any] = {
             "model": self.model,
             "tokenizer": self.tokenizer,
             "optimizer": self.optimizer,
             "max_grad_norm": 1e4,
             "reward_fn": self.reward,
-            **{name: list(texts) for name, texts in self.texts.items()},
+            "repeated_prompts": list(self.prompts),
+            "rollout_responses": list(RESPONSES),
+            "repeated_ground_truths": list(self.truths),
             "group_size": 4,
             **self.options,
         }
         if self.options.get("importance_reweighting_method", "none") != "none":
-            full = max(len(s.ids) for s in self.samples) - 1
-            old = torch.full((len(self.samples), full), -1.0)  # what stands outside the responses is not to be read
+            width = max(len(s.ids) for s in self.samples) - 1
+            old = torch.full((len(self.samples), width), -1.0)  # outside the responses it must not be read
             for row, s in enumerate(self.samples):
                 first = len(s.prompt_ids) - 1
                 old[row, first : first + len(s.token_ids)] = s.old
@@ -327,7 +265,7 @@ class Stage:
         return out
 
     def objective(self) -> Options:
-        """The objective that is asked for."""
+        """Return the objective that the arguments ask for."""
         o = self.options
         return Options(
             method=o.get("importance_reweighting_method", "none"),
@@ -340,11 +278,9 @@ class Stage:
         )
 
     def _step(self) -> None:
+        """Record an optimizer step; rows that no forward pass had get weight 0."""
         seen = seen_weights(self.recorder.forwards, self.samples, self.width, 1.0)
-        self.update_from(seen, list(self.samples))
-
-    def update_from(self, seen: dict[str, Any], samples: list[RecordedSample]) -> None:
-        """Take in an optimizer step; rows that were not gone through have weight 0."""
+        samples = list(self.samples)
         order = {s.number: i for i, s in enumerate(seen["samples"])}
         weights = None
         if seen["weights"] is not None:
@@ -352,8 +288,7 @@ class Stage:
             for row, s in enumerate(samples):
                 if s.number in order:
                     weights[row] = seen["weights"][order[s.number]]
-        place = {s.number: i for i, s in enumerate(samples)}
-        micro = [[place[seen["samples"][i].number] for i in rows] for rows in seen["micro"]]
+        micro = [[seen["samples"][i].number for i in rows] for rows in seen["micro"]]
         update = RecordedUpdate(
             self.objective(), samples, samples, micro, torch.zeros(0), len(samples), weights,
             self.options.get("gradient_accumulation_steps", 1), outside=seen["outside"],
@@ -369,10 +304,10 @@ class Stage:
         self.updates.append(update)
 
 
-def problems(function: Yours) -> list[Bug]:
-    """The bugs of the user's step, tried with one setting after the other; the first that shows any ends the trial.
+def _check_train_step(function: Yours) -> list[Bug]:
+    """Return the bugs of a train step, from the first of `SETTINGS` that shows any; an error only if there is no other.
 
-    An error is shown where nothing else is found. `NotWrittenError` where each setting says that it is not written.
+    `NotWrittenError` if it is not written for any setting.
     """
     faults: list[Bug] = []
     unwritten = 0
@@ -389,68 +324,59 @@ def problems(function: Yours) -> list[Bug]:
             else:
                 faults.append(Bug(NAME, *fault.kind, {"setting": about}, fault.yours, fault.ours))
             continue
-        found = list(_after(stage, about, value, metadata))
-        if found:
-            return found
+        if bugs := list(_bugs_of_stage(stage, about, value, metadata)):
+            return bugs
     if unwritten == len(SETTINGS):
         raise NotWrittenError
     return faults[:1]
 
 
-def _after(stage: Stage, about: str, loss: torch.Tensor, metadata: Any) -> Iterator[Bug]:
-    told = {"setting": about}
+def _bugs_of_stage(stage: Stage, about: str, loss: Tensor, metadata: Any) -> Iterator[Bug]:
+    """Yield the bugs of a finished step: of its rewards and gradient, else of what it returns and leaves behind."""
+    setting = {"setting": about}
     if len(stage.updates) != 1:
         kind = f"the optimizer takes {len(stage.updates)} steps where one is asked for"
-        yield Bug(NAME, kind, "the calls of optimizer.step()", told, f"{len(stage.updates)} steps", "1 step")
+        yield Bug(NAME, kind, "the calls of optimizer.step()", setting, f"{len(stage.updates)} steps", "1 step")
         return
-    found = list(of_truths(NAME, stage.samples, stage.reward.asked, stage.texts["repeated_ground_truths"], told))
-    if any(f.half for f in stage.updates[0].forwards):
+    bugs = list(of_truths(NAME, stage.samples, stage.reward.calls, stage.truths, setting))
+    (update,) = stage.updates
+    if any(f.half for f in update.forwards):
         return
-    found = found or judge.judged(NAME, stage.updates, about)
-    yield from found
-    if found:
+    bugs = bugs or judged(NAME, stage.updates, about)
+    yield from bugs
+    if bugs:
         return
-    left = [p.grad for p in stage.model.parameters() if p.grad is not None and bool(p.grad.any())]
-    if left:
+    if any(p.grad is not None and bool(p.grad.any()) for p in stage.model.parameters()):
         where = "zero_grad after the step"
-        yield Bug(NAME, "gradients are left behind after the step", where, told, "gradients", "none")
-    right = _loss(stage.updates[0])
+        yield Bug(NAME, "gradients are left behind after the step", where, setting, "gradients", "none")
+    right = _loss(update)
     if abs(float(loss) - right) > 1e-4 * (1 + abs(right)):
         kind = "the loss that is returned is not the batch's loss before the step"
         where = "what is added up over the micro-batches and returned"
-        yield Bug(NAME, kind, where, told, f"loss {float(loss):.5g}", f"loss {right:.5g}")
-    yield from _metadata(stage, about, metadata)
+        yield Bug(NAME, kind, where, setting, f"loss {float(loss):.5g}", f"loss {right:.5g}")
+    for name, yours, ours in unlike(numbers(metadata), update, lenient=True):
+        yield Bug(NAME, *not_a_mean(name), setting, f"{name} {short_text(yours)}", f"{name} {short_text(ours)}")
 
 
 def _loss(update: RecordedUpdate) -> float:
-    """The loss of the batch before the step, by our own functions."""
-    o: Any = update.options  # its words are those that the functions take
+    """Return the loss of the batch before the step, by our own functions."""
+    o: Any = update.options  # its strings are the choices of these functions
     rewards = torch.tensor([s.reward for s in update.samples])
-    a, _ = cs336_2026.compute_group_normalized_rewards(
-        rewards,
-        4,
-        o.baseline,
-        o.advantage_eps,
-        o.normalizer,
-    )
+    a, _ = cs336_2026.compute_group_normalized_rewards(rewards, 4, o.baseline, o.advantage_eps, o.normalizer)
     loss, _ = cs336_2026.compute_policy_gradient_loss(
-        a,
-        update.log_probs,
-        o.method,
-        update.old(),
-        o.cliprange,
-        update.mask,
+        a, update.log_probs, o.method, update.old(), o.cliprange, update.mask
     )
     return float(cs336_2026.aggregate_loss_across_microbatch(loss, update.mask, o.length_norm, int(o.constant)))
 
 
-def _metadata(stage: Stage, about: str, metadata: Any) -> Iterator[Bug]:
-    """Entropies and clip fractions that are means over other places than response tokens."""
-    for name, got, right in unlike(numbers(metadata), stage.updates[0], lenient=True):
-        told = {"setting": about}
-        yield Bug(NAME, *not_a_mean(name), told, f"{name} {short_text(got)}", f"{name} {short_text(right)}")
-
-
-TRAIN_STEPS = (
-    Subject(NAME, "cs336_2026", PARAMETERS, cs336_2026.grpo_train_step, list, lambda f, i: {}, properties=(problems,)),
+TRAIN_STEP = Subject(
+    cs336_2026.grpo_train_step, "cs336_2026", list, lambda function, inputs: {}, properties=(_check_train_step,)
 )
+SUBJECTS = (*SCORING, *ADVANTAGES, *LOSSES, *AVERAGES, SFT, GRPO, TRAIN_STEP)
+
+
+def subject_of(name: str, function: Callable[..., Any], course: str) -> Subject:
+    """Return the subject of a function: of the year that its parameters tell, else of this course."""
+    year = year_of(name, function) or course
+    same_name = [subject for subject in SUBJECTS if subject.name == name]
+    return next((subject for subject in same_name if year in subject.course.split()), same_name[0])

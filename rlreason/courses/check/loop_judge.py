@@ -8,11 +8,11 @@ from typing import Any
 
 from torch import Tensor
 
-from rlreason.courses.check.engine import is_wild
-from rlreason.courses.check.loop.gradients import find, has_right_gradient, is_scaled, of_gradients, of_truths, plain
-from rlreason.courses.check.loop.recording import RecordedSample, RecordedUpdate, right_weights
-from rlreason.courses.check.loop.session import SCENARIOS, Scenario, Session
-from rlreason.courses.check.loop.weights import not_a_mean, numbers, of_weights, unlike
+from rlreason.courses.check.engine import has_nonfinite
+from rlreason.courses.check.loop_gradients import find, has_right_gradient, is_scaled, of_gradients, of_truths, plain
+from rlreason.courses.check.loop_recording import RecordedSample, RecordedUpdate, right_weights
+from rlreason.courses.check.loop_session import SCENARIOS, Scenario, Session
+from rlreason.courses.check.loop_weights import not_a_mean, numbers, of_weights, unlike
 from rlreason.courses.check.runner import TimeUpError
 from rlreason.courses.check.subject import LOOP, Bug, Kind, NotWrittenError, short_text, their_error
 
@@ -34,7 +34,7 @@ def judged(function: str, updates: Sequence[RecordedUpdate], about: str) -> list
 
 def _is_finite(update: RecordedUpdate) -> bool:
     """Return whether the model still computed finite numbers."""
-    return not is_wild(update.log_probs) and all(not is_wild(g) for g in update.gradients.get("full", []))
+    return not has_nonfinite(update.log_probs) and all(not has_nonfinite(g) for g in update.gradients.get("full", []))
 
 
 def _dropped(

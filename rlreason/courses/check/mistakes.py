@@ -1,9 +1,18 @@
-"""Compute wrong advantages: mistakes in groups, the mean, the standard deviation and eps."""
+"""Compute advantages, averages and per-token losses with known mistakes in them, to name the bug of a user's function.
+
+A mistake is a knob and its setting, such as `{"eps": "dropped"}`. Without one the functions compute what
+`rlreason.courses` does, which a test checks. They never decide what is right.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from rlreason.courses.check.subject import Kind, Knobs
+
+KnobKinds = Mapping[str, Mapping[str, Kind]]  # knob -> setting -> the kind of bug it is
 
 _GROUPS = "the reshape or loop that forms the groups: which places belong to one question"
 _STD = "the line that computes the standard deviation"
@@ -11,7 +20,7 @@ _EPS = "where advantage_eps enters the division"
 _BASE = "what is subtracted from the rewards"
 _FLAG = "the branch that decides what is divided by"
 
-ADVANTAGE_KNOBS = {
+ADVANTAGE_KNOBS: KnobKinds = {
     "groups": {
         "interleaved": Kind("groups mix questions: a group takes every n-th response, not neighbours", _GROUPS),
         "interleaved_kept": Kind("groups mix questions: a group takes every n-th response, not neighbours", _GROUPS),
@@ -65,40 +74,43 @@ ADVANTAGE_KNOBS = {
         "zero": Kind("all advantages are 0", "the mean that is subtracted: of which dimension"),
     },
 }
-"""Knob -> setting -> the kind of bug it is."""
 
 
-def advantages(rewards: Tensor, group_size: int, baseline: str, eps: float, normalizer: str, k: Knobs) -> Tensor:
+def wrong_advantages(rewards: Tensor, group_size: int, baseline: str, eps: float, normalizer: str, k: Knobs) -> Tensor:
     """Return advantages (n,) of rewards (n,) in runs of `group_size`, with the mistakes of `k`."""
     groups = k.get("groups", "")
     n = len(rewards)
     flat = rewards.reshape(-1)
     if groups == "shifted":
         flat = flat.roll(-1)
-    rows = _grouped(flat, group_size, groups)
+    rows = flat.reshape(-1, group_size)
+    if groups in ("interleaved", "interleaved_kept"):
+        rows = flat.reshape(group_size, -1).T
+    elif groups == "by_count_interleaved":
+        rows = rows.T
+    elif groups == "by_count":
+        rows = flat.reshape(group_size, -1)
+    elif groups == "whole":
+        rows = flat.reshape(1, -1)
     rows_stat = rows[:1].expand_as(rows) if groups == "first" else rows
     everything = flat.reshape(1, -1).expand(len(rows), n)
     centered = _centered(rows, everything if groups == "mean_whole" else rows_stat, baseline, k.get("center", ""))
     divided = _divided(centered, everything if groups == "std_whole" else rows_stat, eps, normalizer, k, everything)
-    out = _ungrouped(divided, groups).reshape(-1)
-    out = out.roll(1) if groups == "shifted" else out
-    out = out.flip(0) if groups == "reversed" else out
-    out = -out if "advantage_sign" in k else out
-    return _after(out, flat, eps, k.get("after", ""))
-
-
-def _grouped(flat: Tensor, size: int, groups: str) -> Tensor:
-    if groups in ("interleaved", "interleaved_kept"):
-        return flat.reshape(size, -1).T
-    if groups == "by_count_interleaved":
-        return flat.reshape(-1, size).T
-    if groups == "by_count":
-        return flat.reshape(size, -1)
-    return flat.reshape(1, -1) if groups == "whole" else flat.reshape(-1, size)
-
-
-def _ungrouped(rows: Tensor, groups: str) -> Tensor:
-    return rows.T if groups in ("interleaved", "by_count_interleaved", "regrouped") else rows
+    if groups in ("interleaved", "by_count_interleaved", "regrouped"):
+        divided = divided.T
+    out = divided.reshape(-1)
+    if groups == "shifted":
+        out = out.roll(1)
+    elif groups == "reversed":
+        out = out.flip(0)
+    if "advantage_sign" in k:
+        out = -out
+    return {
+        "whiten": lambda: (out - out.mean()) / (out.std() + eps),
+        "center": lambda: out - out.mean(),
+        "raw": lambda: flat,
+        "zero": lambda: out * 0,
+    }.get(k.get("after", ""), lambda: out)()
 
 
 def _centered(rows: Tensor, of: Tensor, baseline: str, center: str) -> Tensor:
@@ -123,19 +135,14 @@ def _divided(x: Tensor, of: Tensor, eps: float, normalizer: str, k: Knobs, every
         return _by_mean(x, of, eps, k.get("mean_divisor", ""), k.get("eps", ""), everything)
     if spread == "never":
         return x
-    divisor = _spread(of, spread)
-    if k.get("eps") == "inside":
-        return x / (divisor.square() + eps).sqrt()
-    return _with_eps(x, divisor, eps, k.get("eps", ""))
-
-
-def _spread(of: Tensor, spread: str) -> Tensor:
-    found: Tensor = {
+    divisor: Tensor = {
         "ddof0": lambda: of.std(1, keepdim=True, unbiased=False),
         "var": lambda: of.var(1, keepdim=True),
         "mean": lambda: of.mean(1, keepdim=True),
     }.get(spread, lambda: of.std(1, keepdim=True))()
-    return found
+    if k.get("eps") == "inside":
+        return x / (divisor.square() + eps).sqrt()
+    return _with_eps(x, divisor, eps, k.get("eps", ""))
 
 
 def _with_eps(x: Tensor, divisor: Tensor, eps: float, how: str) -> Tensor:
@@ -156,22 +163,13 @@ def _by_mean(x: Tensor, of: Tensor, eps: float, how: str, eps_how: str, everythi
     return _with_eps(x, divisor, eps, eps_how)
 
 
-def _after(out: Tensor, rewards: Tensor, eps: float, how: str) -> Tensor:
-    return {
-        "whiten": lambda: (out - out.mean()) / (out.std() + eps),
-        "center": lambda: out - out.mean(),
-        "raw": lambda: rewards,
-        "zero": lambda: out * 0,
-    }.get(how, lambda: out)()
-
-
 _MASK = "where the mask is applied: which positions it is true for"
 _ROWS = "what the sum over tokens is divided by"
 _BATCH = "what the sum over rows is divided by"
 _GA = "where gradient_accumulation_steps enters"
 _CONSTANT = "where the constant enters"
 
-AGGREGATION_KNOBS = {
+AGGREGATION_KNOBS: KnobKinds = {
     "mask": {
         "ignored": Kind("the mask is ignored: prompt and padding positions count", _MASK),
         "inverted": Kind("the mask is upside down: prompt and padding count, the response does not", _MASK),
@@ -226,10 +224,9 @@ AGGREGATION_KNOBS = {
         ),
     },
 }
-"""Knob -> setting -> the kind of bug it is."""
 
 
-def masked(mask: Tensor, how: str) -> Tensor:
+def wrong_mask(mask: Tensor, how: str) -> Tensor:
     """Return the mask (batch, seq) as bool, with one mistake."""
     m = mask.bool()
     after, before = m.long().cumsum(-1), m.long().flip(-1).cumsum(-1).flip(-1)
@@ -248,49 +245,41 @@ def masked(mask: Tensor, how: str) -> Tensor:
     }.get(how, lambda: m)()
 
 
-def aggregate(loss: Tensor, mask: Tensor, how: str, constant: float, k: Knobs) -> Tensor:
-    """Per-token losses (batch, seq) to a scalar with the mistakes of `k`.
+def wrong_average(loss: Tensor, mask: Tensor, how: str, constant: float, k: Knobs) -> Tensor:
+    """Average per-token losses (batch, seq) to a scalar, with the mistakes of `k`.
 
-    how: sequence (mean of the rows' means), constant (masked sum / constant), constant_mean (that, a mean over rows).
+    `how` is sequence (mean of the rows' means), constant (masked sum / constant) or constant_mean (mean over rows of
+    masked sum / constant).
     """
-    m = masked(mask, k.get("mask", "")).to(loss.dtype)
+    m = wrong_mask(mask, k.get("mask", "")).to(loss.dtype)
     batch = k.get("batch", "")
     if batch == "no_last":
         loss, m = loss[:-1], m[:-1]
     sums, counts = (loss * m).sum(-1), m.sum(-1)
     if how == "sequence":
-        rows = _per_row(sums, counts, loss.shape[-1], k.get("rows", ""))
+        rows = {
+            "token": lambda: sums / counts.sum(),
+            "sum": lambda: sums,
+            "width": lambda: sums / loss.shape[-1],
+            "longest": lambda: sums / counts.max(),
+        }.get(k.get("rows", ""), lambda: sums / counts.clamp(min=1))()
     else:
-        rows = _by_constant(sums, counts, loss.shape[-1], constant, k.get("constant", ""))
+        rows = {
+            "ignored": lambda: sums,
+            "squared": lambda: sums / constant**2,
+            "times": lambda: sums * constant,
+            "tokens": lambda: sums / counts.sum(),
+            "width": lambda: sums / loss.shape[-1],
+            "mean": lambda: sums / counts.clamp(min=1) / constant,
+        }.get(k.get("constant", ""), lambda: sums / constant)()
     n = len(rows)
     if how == "constant" or k.get("rows") == "token":
         return rows.sum() / {"mean": n, "tokens": float(counts.sum())}.get(batch, 1)
     return rows.sum() / {"sum": 1, "tokens": float(counts.sum())}.get(batch, n)
 
 
-def _per_row(sums: Tensor, counts: Tensor, width: int, how: str) -> Tensor:
-    least = counts.clamp(min=1)
-    return {
-        "token": lambda: sums / counts.sum(),
-        "sum": lambda: sums,
-        "width": lambda: sums / width,
-        "longest": lambda: sums / counts.max(),
-    }.get(how, lambda: sums / least)()
-
-
-def _by_constant(sums: Tensor, counts: Tensor, width: int, constant: float, how: str) -> Tensor:
-    return {
-        "ignored": lambda: sums,
-        "squared": lambda: sums / constant**2,
-        "times": lambda: sums * constant,
-        "tokens": lambda: sums / counts.sum(),
-        "width": lambda: sums / width,
-        "mean": lambda: sums / counts.clamp(min=1) / constant,
-    }.get(how, lambda: sums / constant)()
-
-
-def micro_batch_step(loss: Tensor, accumulation: int, leaf: Tensor, k: Knobs) -> Tensor:
-    """Divide by the micro-batches, go backward into `leaf`, return the loss; with the mistakes of `k`."""
+def wrong_step(loss: Tensor, accumulation: int, leaf: Tensor, k: Knobs) -> Tensor:
+    """Divide the loss by the micro-batches, call backward, return the loss; with the mistakes of `k`."""
     loss = -loss if "loss_sign" in k else loss
     how, backward = k.get("accumulation", ""), k.get("backward", "")
     scaled = {
@@ -298,9 +287,174 @@ def micro_batch_step(loss: Tensor, accumulation: int, leaf: Tensor, k: Knobs) ->
         "twice": lambda: loss / accumulation**2,
         "times": lambda: loss * accumulation,
     }.get(how, lambda: loss / accumulation)()
-    gone = loss if how == "backward" else scaled
+    backpropagated = loss if how == "backward" else scaled
     if backward == "overwritten":
         leaf.grad = None
     if backward != "missing":
-        (gone * (2 if backward == "twice" else 1)).backward()
+        (backpropagated * (2 if backward == "twice" else 1)).backward()
     return (loss if how == "returned" else scaled).detach()
+
+
+_RATIO = "the line that computes the ratio of new to old probabilities"
+_CLIP = "the clip of the ratio, and which of the two terms is taken"
+_SIGN = "the minus sign in front of the loss"
+_ADV = "how the advantages meet the log-probabilities"
+_GSPO = "the mean over the response that makes the sequence's ratio"
+
+LOSS_KNOBS: KnobKinds = {
+    "sign": {"plus": Kind("the loss has the opposite sign: descending it makes good responses rarer", _SIGN)},
+    "pick": {
+        "max": Kind("the larger of the two terms is taken, not the smaller (min and max swapped)", _CLIP),
+        "clipped": Kind("only the clipped term is used: the other one is never compared with it", _CLIP),
+        "unclipped": Kind("the clip is not applied", _CLIP),
+        "min_ratio": Kind("the smaller ratio is taken before the advantage multiplies: wrong for negative ones", _CLIP),
+    },
+    "bounds": {
+        "upper": Kind("the ratio is clipped above only", _CLIP),
+        "lower": Kind("the ratio is clipped below only", _CLIP),
+        "zero": Kind("the ratio is clipped around 0, not around 1", _CLIP),
+        "log": Kind("the log of the ratio is clipped, not the ratio", _CLIP),
+        "fixed": Kind("cliprange is ignored: 0.2 stands in its place", _CLIP),
+    },
+    "ratio": {
+        "ignores_old": Kind("the old log-probabilities are not used: the ratio is always 1", _RATIO),
+        "policy_old": Kind("gradient through old log-probabilities: old and new are the same tensor", _RATIO),
+        "inverse": Kind("the ratio is upside down: old over new", _RATIO),
+        "log": Kind("the log of the ratio is used as the ratio: exp is missing", _RATIO),
+        "quotient": Kind("the quotient of the log-probabilities is used as the ratio", _RATIO),
+        "detached": Kind("the ratio carries no gradient (detached)", _RATIO),
+        "sequence": Kind("the ratio is that of the whole row, not of the token", _RATIO),
+        "shifted": Kind("old and new log-probabilities are paired shifted by one", _RATIO),
+    },
+    "advantage": {
+        "ignored": Kind("the advantage is not used", _ADV),
+        "over_time": Kind("advantages are spread over positions, not over rows (broadcast along the wrong axis)", _ADV),
+        "mean": Kind("every row gets the mean advantage of the batch", _ADV),
+        "whitened": Kind("the advantages are normalised over the batch once more", _ADV),
+        "other_input": Kind("raw rewards and advantages are swapped", "which of the two this loss type takes"),
+        "reversed": Kind("rows get one another's advantages", _ADV),
+    },
+    "weight": {
+        "probability": Kind("the probability is used where its logarithm belongs", "which of the two is multiplied"),
+        "with_log": Kind("the ratio is multiplied with the log-probability besides", _RATIO),
+        "detached": Kind("log-probabilities carry no gradient (detached)", "what is detached"),
+    },
+    "sequence": {
+        "all": Kind("prompt or padding positions in the sequence's ratio", _GSPO),
+        "width": Kind("the sequence's log-ratio is divided by the padded width, not by its own tokens", _GSPO),
+        "sum": Kind("the sequence's ratio is a product, not a mean over its tokens (length is not divided out)", _GSPO),
+        "mean_ratio": Kind("the sequence's ratio is a mean of ratios, not the exp of a mean of logs", _GSPO),
+        "detached": Kind("the sequence's ratio carries no gradient (detached)", _GSPO),
+        "token": Kind("the ratio is that of each token, not of the sequence", _GSPO),
+    },
+    "method": {
+        "none": Kind("the ratio is not used: the loss is that of plain policy gradients", "the branch of this method"),
+        "noclip": Kind("the clip is not applied", "the branch of this method"),
+        "grpo": Kind("the clip is applied where none is asked for", "the branch of this method"),
+    },
+    "time": {
+        "mean": Kind(
+            "tokens are averaged already: every position of a row has the row's mean", "means inside the loss"
+        ),
+        "length": Kind("the loss of each token is divided by the length of the row", "means inside the loss"),
+    },
+}
+
+
+@dataclass(frozen=True, slots=True)
+class LossInputs:
+    """Everything that a per-token loss is computed from: advantages (batch, 1), the other tensors (batch, seq)."""
+
+    method: str  # none, noclip, grpo or gspo
+    advantages: Tensor
+    policy: Tensor
+    old: Tensor | None = None
+    cliprange: float = 0.0
+    mask: Tensor | None = None  # only gspo reads it
+
+
+def wrong_token_loss(i: LossInputs, k: Knobs) -> Tensor:
+    """Return the loss of each token (batch, seq), with the mistakes of `k`."""
+    a = i.advantages
+    a = {
+        "ignored": lambda: torch.ones_like(a),
+        "over_time": lambda: a.reshape(1, -1),
+        "mean": lambda: a.mean().expand_as(a),
+        "whitened": lambda: (a - a.mean()) / (a.std() + 1e-8),
+        "reversed": lambda: a.flip(0),
+    }.get(k.get("advantage", ""), lambda: a)()
+    loss = -_surrogate(i, a, k)
+    if "sign" in k:
+        loss = -loss
+    time = k.get("time", "")
+    if time == "mean":
+        loss = loss.mean(-1, keepdim=True).expand_as(loss)
+    return loss / i.policy.shape[-1] if time == "length" else loss
+
+
+def _surrogate(i: LossInputs, a: Tensor, k: Knobs) -> Tensor:
+    method, weight, policy, c = k.get("method", i.method), k.get("weight", ""), i.policy, i.cliprange
+    if method == "none" or i.old is None:
+        return (
+            a
+            * {
+                "probability": lambda: policy.exp(),
+                "detached": lambda: policy.detach() + 0 * policy,
+            }.get(weight, lambda: policy)()
+        )
+    of_tokens = method != "gspo" or k.get("sequence") == "token"
+    ratio = _ratio(policy, i.old, k.get("ratio", "")) if of_tokens else _sequence_ratio(policy, i.old, i.mask, k)
+    unclipped = ratio.detach() * a * policy if weight == "with_log" else a * ratio
+    if method == "noclip":
+        return unclipped
+    clipped = _clip(ratio, c, k.get("bounds", "")) * a
+    return {
+        "max": lambda: unclipped.maximum(clipped),
+        "clipped": lambda: clipped,
+        "unclipped": lambda: unclipped,
+        "min_ratio": lambda: ratio.minimum(ratio.clamp(1 - c, 1 + c)) * a,
+    }.get(k.get("pick", ""), lambda: unclipped.minimum(clipped))()
+
+
+def _ratio(policy: Tensor, old: Tensor, how: str) -> Tensor:
+    gap = policy - old
+    return {
+        "inverse": lambda: (-gap).exp(),
+        "log": lambda: gap,
+        "quotient": lambda: policy / old,
+        "detached": lambda: gap.exp().detach() + 0 * policy,
+        "ignores_old": lambda: (policy - policy.detach()).exp(),
+        "policy_old": lambda: (policy - policy).exp(),
+        "sequence": lambda: gap.sum(-1, keepdim=True).exp().expand_as(gap),
+        "shifted": lambda: (policy - old.roll(1, -1)).exp(),
+    }.get(how, lambda: gap.exp())()
+
+
+def _sequence_ratio(policy: Tensor, old: Tensor, mask: Tensor | None, k: Knobs) -> Tensor:
+    m = torch.ones_like(policy) if mask is None else mask.to(policy.dtype)
+    gap = old - policy if k.get("ratio") == "inverse" else policy - old
+    total, count = (gap * m).sum(-1, keepdim=True), m.sum(-1, keepdim=True).clamp(min=1)
+    mean = total / count
+    ratio = {
+        "all": lambda: gap.mean(-1, keepdim=True).exp(),
+        "width": lambda: (total / policy.shape[-1]).exp(),
+        "sum": lambda: total.exp(),
+        "mean_ratio": lambda: (gap.exp() * m).sum(-1, keepdim=True) / count,
+        "detached": lambda: mean.exp().detach() + 0 * mean,
+    }.get(k.get("sequence", ""), lambda: mean.exp() if k.get("ratio") != "log" else mean)()
+    if k.get("ratio") == "ignores_old":
+        ratio = (mean - mean.detach()).exp()
+    return ratio.expand_as(policy)
+
+
+def _clip(ratio: Tensor, c: float, bounds: str) -> Tensor:
+    if bounds == "log":
+        return ratio.clamp(min=1e-9).log().clamp(-c, c).exp()
+    limits: dict[str, tuple[float | None, float | None]] = {
+        "upper": (None, 1 + c),
+        "lower": (1 - c, None),
+        "zero": (-c, c),
+        "fixed": (0.8, 1.2),
+    }
+    low, high = limits.get(bounds, (1 - c, 1 + c))
+    return ratio.clamp(low, high)
