@@ -13,10 +13,17 @@ from rlreason.courses.check.cases_losses import AVERAGES, LOSSES, SPANS, choose,
 from rlreason.courses.check.cases_scoring import SCORING
 from rlreason.courses.check.engine import smaller_tensors
 from rlreason.courses.check.inputs import advantages, log_probs, ragged_mask, small_model, word_tokenizer
-from rlreason.courses.check.loop_gradients import of_truths, seen_weights, with_gradients
-from rlreason.courses.check.loop_judge import judged
-from rlreason.courses.check.loop_recording import Options, RecordedSample, RecordedSGD, RecordedUpdate, Recorder, scored
-from rlreason.courses.check.loop_weights import not_a_mean, numbers, unlike
+from rlreason.courses.check.loop_gradients import not_a_mean, numbers, unlike, with_gradients
+from rlreason.courses.check.loop_judge import findings_of_rewards, judged
+from rlreason.courses.check.loop_recording import (
+    Options,
+    RecordedSample,
+    RecordedSGD,
+    RecordedUpdate,
+    Recorder,
+    read_logit_gradients,
+    scored,
+)
 from rlreason.courses.check.mistakes import AGGREGATION_KNOBS, LOSS_KNOBS, wrong_average, wrong_step
 from rlreason.courses.check.subject import (
     Bug,
@@ -279,26 +286,29 @@ class Stage:
 
     def _step(self) -> None:
         """Record an optimizer step; rows that no forward pass had get weight 0."""
-        seen = seen_weights(self.recorder.forwards, self.samples, self.width, 1.0)
-        samples = list(self.samples)
-        order = {s.number: i for i, s in enumerate(seen["samples"])}
-        weights = None
-        if seen["weights"] is not None:
-            weights = torch.zeros(len(samples), self.width)
-            for row, s in enumerate(samples):
+        forwards = [f for f in self.recorder.forwards if f.backward]
+        seen = read_logit_gradients(forwards, self.samples, self.width, 1.0)
+        order = {s.number: i for i, s in enumerate(seen.samples)}
+        if seen.weights is not None:
+            weights = torch.zeros(len(self.samples), self.width)
+            for row, s in enumerate(self.samples):
                 if s.number in order:
-                    weights[row] = seen["weights"][order[s.number]]
-        micro = [[seen["samples"][i].number for i in rows] for rows in seen["micro"]]
+                    weights[row] = seen.weights[order[s.number]]
+            seen.weights = weights
+        seen.micro = [[seen.samples[i].number for i in rows] for rows in seen.micro]  # numbers are rows of the batch
+        seen.samples = list(self.samples)
         update = RecordedUpdate(
-            self.objective(), samples, samples, micro, torch.zeros(0), len(samples), weights,
-            self.options.get("gradient_accumulation_steps", 1), outside=seen["outside"],
-            temperature_seen=seen["temperature_seen"],
-            strangers=seen["strangers"], forwards=[f for f in self.recorder.forwards if f.backward],
-        )  # fmt: skip
-        update.label_shift, update.tokenizer = seen["label_shift"], self.tokenizer
-        update.unseen = [s for s in samples if s.number not in order]
+            **vars(seen),
+            options=self.objective(),
+            rollout=list(self.samples),
+            size=len(self.samples),
+            accumulation=self.options.get("gradient_accumulation_steps", 1),
+            tokenizer=self.tokenizer,
+            forwards=forwards,
+            unseen=[s for s in self.samples if s.number not in order],
+        )
         with torch.enable_grad():
-            update.log_probs = scored(self.model, samples, 1.0, self.width)[0].detach()
+            update.log_probs = scored(self.model, update.samples, 1.0, self.width)[0].detach()
             limit = self.options.get("max_grad_norm", 1e4)
             with_gradients(update, self.model, limit, [torch.zeros_like(p) for p in self.model.parameters()])
         self.updates.append(update)
@@ -338,13 +348,16 @@ def _bugs_of_stage(stage: Stage, about: str, loss: Tensor, metadata: Any) -> Ite
         kind = f"the optimizer takes {len(stage.updates)} steps where one is asked for"
         yield Bug(NAME, kind, "the calls of optimizer.step()", setting, f"{len(stage.updates)} steps", "1 step")
         return
-    bugs = list(of_truths(NAME, stage.samples, stage.reward.calls, stage.truths, setting))
     (update,) = stage.updates
     if any(f.half for f in update.forwards):
         return
-    bugs = bugs or judged(NAME, stage.updates, about)
-    yield from bugs
-    if bugs:
+    findings = list(findings_of_rewards(stage.samples, stage.reward.calls, stage.truths))
+    if findings:
+        yield from (finding.bug(NAME, setting) for finding in findings)
+        return
+    findings = judged(stage.updates)
+    if findings:
+        yield from (finding.bug(NAME, {"scenario": about}) for finding in findings)
         return
     if any(p.grad is not None and bool(p.grad.any()) for p in stage.model.parameters()):
         where = "zero_grad after the step"

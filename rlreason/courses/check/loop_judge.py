@@ -1,4 +1,4 @@
-"""Find bugs in recorded updates: what was learned from, with which weight, and what reached the optimizer."""
+"""Run a train loop on each scenario, and find the bugs in its calls, its optimizer steps and its gradients."""
 
 from __future__ import annotations
 
@@ -9,80 +9,149 @@ from typing import Any
 from torch import Tensor
 
 from rlreason.courses.check.engine import has_nonfinite
-from rlreason.courses.check.loop_gradients import find, has_right_gradient, is_scaled, of_gradients, of_truths, plain
-from rlreason.courses.check.loop_recording import RecordedSample, RecordedUpdate, right_weights
+from rlreason.courses.check.loop_gradients import (
+    findings_of_gradients,
+    has_right_gradient,
+    is_scaled,
+    not_a_mean,
+    numbers,
+    unknown_gradient,
+    unlike,
+)
+from rlreason.courses.check.loop_recording import RecordedSample, RecordedUpdate, find
 from rlreason.courses.check.loop_session import SCENARIOS, Scenario, Session
-from rlreason.courses.check.loop_weights import not_a_mean, numbers, of_weights, unlike
+from rlreason.courses.check.loop_weights import findings_of_weights, right_weights
 from rlreason.courses.check.runner import TimeUpError
-from rlreason.courses.check.subject import LOOP, Bug, Kind, NotWrittenError, short_text, their_error
+from rlreason.courses.check.subject import LOOP, Bug, Finding, Kind, NotWrittenError, short_text, their_error
 
 _LEARNED = "how the rows for the forward pass are built from what was sampled"
+_SAMPLING = "the call of generate"
+_BATCHES = "how a rollout batch is cut into train batches and micro-batches"
+_STEPS = "the calls of optimizer.step(), and the loops around it"
+_NOT_SAMPLED = Kind("nothing is sampled: generate is never called", _SAMPLING)
+_LOST = Kind("remainder of a batch dropped: some responses are sampled and never learned from", _BATCHES)
 
 
-def judged(function: str, updates: Sequence[RecordedUpdate], about: str) -> list[Bug]:
-    """Return the bugs in these updates of one run; [] if each has the right gradient."""
+def problems(function: Callable[..., Any], notes: list[str]) -> list[Bug]:
+    """Return the bugs of a train loop, from the first scenario that shows any; add scenarios not tried to `notes`."""
+    unwritten: list[Bug] = []
+    for scenario in SCENARIOS:
+        if bugs := _try_scenario(function, scenario, notes, unwritten):
+            return bugs
+    if len(unwritten) == sum(not scenario.open for scenario in SCENARIOS):
+        raise NotWrittenError
+    return unwritten[:1]
+
+
+def _try_scenario(
+    function: Callable[..., Any], scenario: Scenario, notes: list[str], unwritten: list[Bug]
+) -> list[Bug]:
+    """Return the bugs that one scenario shows; if the loop is not written for it, add that to `unwritten`."""
+    session = Session(scenario)
+    run = {"scenario": scenario.about}
+    failure: Finding | None = None
+    try:
+        session.run(function)
+    except TimeUpError:
+        raise
+    except BaseException as error:  # also SystemExit: it is the user's loop
+        if scenario.open and not session.updates:
+            notes.append(f"not tried, as the loop refuses it: {scenario.about} ({their_error(error)})")
+            return []
+        failure = Finding(Kind("it raises an error", "the line that is named"), their_error(error), "a run to its end")
+        if isinstance(error, NotImplementedError) and not session.updates:
+            unwritten.append(failure.bug(LOOP, run))
+            return []
+    session.leave_out_evaluations()
+    if failure is None and not session.calls and not session.updates and session.metrics is None:
+        if not scenario.open:
+            unwritten.append(Finding(_NOT_SAMPLED).bug(LOOP, run))
+        return []
+    return [finding.bug(LOOP, run) for finding in _findings(session, failure, notes)]
+
+
+def _findings(session: Session, failure: Finding | None, notes: list[str]) -> list[Finding]:
+    """Return the findings of a finished run: of its calls and steps, else of its gradients, else of its counts."""
+    if failure is None:
+        for look in (_in_optimizer, _in_calls, _in_steps):
+            if findings := list(look(session)):
+                return findings
+    updates = [u for u in session.updates if u.gradients or u.strangers]
+    if any(f.half for u in updates for f in u.forwards):
+        note = "mixed precision: its gradients and metrics are not judged, because they are too coarse"
+        if note not in notes:
+            notes.append(note)
+        return [failure] if failure else list(_in_counts(session))
+    updates = [u for u in updates if not u.unclear]
+    if session.scenario.open:  # what an uneven batch is divided by is left open, but not how its rows compare
+        updates = [u for u in updates if not is_scaled(u)]
+    if findings := judged(updates):
+        return findings
+    return [failure] if failure else list(_in_counts(session)) or list(_in_metrics(session))
+
+
+def judged(updates: Sequence[RecordedUpdate]) -> list[Finding]:
+    """Return the findings in these updates of one run; [] if each has the right gradient."""
     wrong = [u for u in updates if not has_right_gradient(u)]
     if not wrong:
         return []
     wrong = wrong[:1] + [u for u in wrong[1:] if _is_finite(u)]
     updates = [u for u in updates if u is wrong[0] or _is_finite(u)]
-    for look in (_strangers, _dropped, _outside, _temperature, of_weights, of_gradients):
-        if found := list(look(function, wrong, updates, about)):
-            return found
-    return [plain(function, wrong[0], about)]
+    for look in (_strangers, _dropped, _outside, _temperature):
+        if findings := list(look(wrong)):
+            return findings
+    for look_at_all in (findings_of_weights, findings_of_gradients):
+        if findings := list(look_at_all(wrong, updates)):
+            return findings
+    return [unknown_gradient(wrong[0])]
 
 
 def _is_finite(update: RecordedUpdate) -> bool:
     """Return whether the model still computed finite numbers."""
-    return not has_nonfinite(update.log_probs) and all(not has_nonfinite(g) for g in update.gradients.get("full", []))
+    return not any(has_nonfinite(value) for value in (update.log_probs, *update.gradients.get("full", [])))
 
 
-def _dropped(
-    function: str, wrong: Sequence[RecordedUpdate], updates: Sequence[RecordedUpdate], about: str
-) -> Iterator[Bug]:
-    """Report rows given for the step that are not learned from, though they have an advantage."""
+def _dropped(wrong: Sequence[RecordedUpdate]) -> Iterator[Finding]:
+    """Find rows given for the step that are not learned from, though they have an advantage."""
     update = wrong[0]
     live = {s.number for s, row in zip(update.samples, right_weights(update), strict=True) if bool(row.any())}
-    lost = [s for s in update.unseen if s.number in live]
+    lost = sum(s.number in live for s in update.unseen)
     if lost:
         kind = "remainder of a batch dropped: some rows are given and never learned from"
         where = "how the rows are cut into micro-batches"
-        yield Bug(function, kind, where, {"scenario": about}, f"{len(lost)} of {len(update.samples)} left out", "0")
+        yield Finding(Kind(kind, where), f"{lost} of {len(update.samples)} left out", "0")
 
 
-def _strangers(
-    function: str, wrong: Sequence[RecordedUpdate], updates: Sequence[RecordedUpdate], about: str
-) -> Iterator[Bug]:
-    """Report rows that were not sampled."""
-    for update in wrong:
-        for ids in update.strangers:
-            kind, sample = stranger_kind(ids, update)
-            told = {"scenario": about}
-            if sample is not None:
-                told |= {
-                    "prompt ids": short_text(sample.prompt_ids),
-                    "sampled": f"{sample.text!r} {short_text(sample.token_ids)}",
-                }
-                if sample.truncated:
-                    told["truncated"] = "True: it was cut at the limit, without an end token"
-            ours = short_text(sample.ids) if sample else "rows of a prompt's ids with sampled token_ids"
-            yield Bug(function, *kind, told, f"learns from {short_text(ids)}", ours)
-            return
+def _strangers(wrong: Sequence[RecordedUpdate]) -> Iterator[Finding]:
+    """Find rows that were not sampled."""
+    update = next((u for u in wrong if u.strangers), None)
+    if update is None:
+        return
+    ids = update.strangers[0]
+    kind, sample = _change_of_sample(ids, update)
+    ours, inputs = "rows of a prompt's ids with sampled token_ids", {}
+    if sample is not None:
+        ours = short_text(sample.ids)
+        inputs["prompt ids"] = short_text(sample.prompt_ids)
+        inputs["sampled"] = f"{sample.text!r} {short_text(sample.token_ids)}"
+        if sample.truncated:
+            inputs["truncated"] = "True: it was cut at the limit, without an end token"
+    yield Finding(kind, f"learns from {short_text(ids)}", ours, inputs)
 
 
-def stranger_kind(ids: list[int], update: RecordedUpdate) -> tuple[Kind, RecordedSample | None]:
-    """Return which change of a sample gave this row."""
+def _change_of_sample(ids: list[int], update: RecordedUpdate) -> tuple[Kind, RecordedSample | None]:
+    """Return which change of which sample gave this row."""
     text = f" {' '.join(map(str, ids))} "
     for s in update.rollout:
         prompt = f" {' '.join(map(str, s.prompt_ids))} "
         if prompt not in text:
             continue
-        after = list(map(int, text.partition(prompt)[2].split()))
-        if after[:1] == s.token_ids[:1] and _all_but_end(after, s):
+        after, body = list(map(int, text.partition(prompt)[2].split())), s.token_ids[:-1]
+        finished_but_end = not s.truncated and len(body) > 1 and after[: len(body) - 1] == body[:-1]
+        if after[:1] == s.token_ids[:1] and finished_but_end:
             return Kind("the end token of a finished response is lost: nothing teaches the policy to stop", _LEARNED), s
     for s in update.rollout:
-        forms = _forms(s, update.tokenizer)
-        for kind, form in forms:
+        for kind, form in _changed_forms(s, update.tokenizer):
             if f" {' '.join(map(str, form[:-1]))} " in text:
                 return kind, s
     if find(ids, update.earlier):
@@ -90,239 +159,168 @@ def stranger_kind(ids: list[int], update: RecordedUpdate) -> tuple[Kind, Recorde
     return Kind("learns from token ids that nobody sampled", _LEARNED), next(iter(update.rollout), None)
 
 
-def _all_but_end(after: list[int], s: RecordedSample) -> bool:
-    """Whether a row behind the prompt is a finished response without its end token, alone or before padding."""
-    body = s.token_ids[:-1]
-    return not s.truncated and len(body) > 1 and after[: len(body) - 1] == body[:-1]
-
-
-def _forms(s: RecordedSample, tokenizer: Any) -> Iterator[tuple[Kind, list[int]]]:
+def _changed_forms(s: RecordedSample, tokenizer: Any) -> Iterator[tuple[Kind, list[int]]]:
+    """Yield the ids of a sample under mistakes."""
     again = tokenizer.encode(s.text, add_special_tokens=False)
     retokenized = Kind("learns from other ids than were sampled: the text was tokenized again", _LEARNED)
     yield retokenized, s.prompt_ids + again
     yield retokenized, s.prompt_ids + again + [tokenizer.eos_token_id]
     yield retokenized, tokenizer.encode(tokenizer.decode(s.prompt_ids) + s.text, add_special_tokens=False)
-    lost = Kind("the prompt is left out: responses are scored without it", _LEARNED)
-    yield lost, [*s.token_ids, -1]
+    yield Kind("the prompt is left out: responses are scored without it", _LEARNED), [*s.token_ids, -1]
     yield Kind("only a part of the response is learned from", _LEARNED), s.ids[: max(2, len(s.prompt_ids) + 2)]
 
 
-def _outside(
-    function: str, wrong: Sequence[RecordedUpdate], updates: Sequence[RecordedUpdate], about: str
-) -> Iterator[Bug]:
-    """Report places outside the response that have a gradient."""
-    for update in wrong:
-        prompt, behind = "prompt" in update.outside, "behind" in update.outside
-        if not (prompt or behind):
-            continue
-        shifted = update.weights is not None and bool(_first_or_last_lost(update.weights, update, prompt))
-        mask = "how the response mask is built and which positions of the log-probabilities it is put on"
-        if shifted:
-            kind = Kind("mask shifted by one: response tokens are lost and neighbours are learned instead", mask)
-        elif prompt and behind:
-            kind = Kind("prompt and padding positions are learned from", mask)
-        elif prompt:
-            kind = Kind("prompt positions are learned from", mask)
-        elif (
-            update.outside.get("token behind truncated") == update.tokenizer.eos_token_id
-            and update.outside["places behind"] == 1
-        ):
-            kind = Kind("end token added to truncated samples", _LEARNED)
-        else:
-            kind = Kind("padding positions are learned from (behind the end of a response)", mask)
-        s = update.samples[0]
-        told = {"scenario": about, "prompt ids": short_text(s.prompt_ids), "sampled ids": short_text(s.token_ids)}
-        where = " and ".join(name for name, is_it in (("prompt", prompt), ("padding", behind)) if is_it)
-        yield Bug(function, *kind, told, f"the loss has a gradient at {where} positions", "0 there")
+def _outside(wrong: Sequence[RecordedUpdate]) -> Iterator[Finding]:
+    """Find gradients at positions outside the responses."""
+    update = next((u for u in wrong if u.outside.keys() & {"prompt", "behind"}), None)
+    if update is None:
         return
+    prompt, behind = "prompt" in update.outside, "behind" in update.outside
+    end = update.tokenizer.eos_token_id
+    where = "how the response mask is built and which positions of the log-probabilities it is put on"
+    if update.weights is not None and _all_rows_lose_a_token(update.weights, update, first=not prompt):
+        kind = Kind("mask shifted by one: response tokens are lost and neighbours are learned instead", where)
+    elif prompt:
+        kind = Kind(f"prompt {'and padding ' if behind else ''}positions are learned from", where)
+    elif update.outside.get("token behind truncated") == end and update.outside["places behind"] == 1:
+        kind = Kind("end token added to truncated samples", _LEARNED)
+    else:
+        kind = Kind("padding positions are learned from (behind the end of a response)", where)
+    s = update.samples[0]
+    inputs = {"prompt ids": short_text(s.prompt_ids), "sampled ids": short_text(s.token_ids)}
+    names = " and ".join(name for name, is_it in (("prompt", prompt), ("padding", behind)) if is_it)
+    yield Finding(kind, f"the loss has a gradient at {names} positions", "0 there", inputs)
 
 
-def _first_or_last_lost(weights: Tensor, update: RecordedUpdate, prompt: bool) -> bool:
+def _all_rows_lose_a_token(weights: Tensor, update: RecordedUpdate, first: bool) -> bool:
+    """Return whether the first, or last, token of every response with an advantage has no weight."""
     right = right_weights(update)
     for row, s in enumerate(update.samples):
         n = len(s.token_ids)
-        lost = 0 if not prompt else n - 1
-        if n > 1 and bool(right[row, :n].all()) and float(weights[row, lost].abs()) > 1e-6:
+        if n > 1 and bool(right[row, :n].all()) and float(weights[row, 0 if first else n - 1].abs()) > 1e-6:
             return False
     return True
 
 
-def _temperature(
-    function: str, wrong: Sequence[RecordedUpdate], updates: Sequence[RecordedUpdate], about: str
-) -> Iterator[Bug]:
-    """Report log-probabilities of another distribution than was sampled from."""
+def _temperature(wrong: Sequence[RecordedUpdate]) -> Iterator[Finding]:
+    """Find log-probabilities of another distribution than was sampled from."""
     for update in wrong:
         t, seen = update.options.temperature, update.temperature_seen
         if update.weights is None or seen == t or not bool(update.weights.any()):
             continue
-        told = {"scenario": about}
-        if seen is None and update.label_shift:
-            words = {-1: "their own token again, not the next one", 1: "the token after the next one"}
-            kind = Kind(
-                f"shifted by one: positions learn {words.get(update.label_shift, 'a token further off')}",
-                "slices of logits and labels where log-probabilities are gathered",
-            )
-            yield Bug(function, *kind, told)
-        elif seen is not None:
+        if seen is not None:
             name = "temperature ignored: log-probabilities are not those of the tempered distribution that was sampled"
             if seen != 1:
                 name = "temperature applied twice or upside down where log-probabilities are computed"
             kind = Kind(name, "where log-probabilities are computed from logits")
-            yield Bug(function, *kind, told, f"log-probabilities at temperature {seen:g}", f"at temperature {t:g}")
+            yield Finding(kind, f"log-probabilities at temperature {seen:g}", f"at temperature {t:g}")
+        elif update.label_shift:
+            tokens = {-1: "their own token again, not the next one", 1: "the token after the next one"}
+            name = f"shifted by one: positions learn {tokens.get(update.label_shift, 'a token further off')}"
+            yield Finding(Kind(name, "slices of logits and labels where log-probabilities are gathered"))
         else:
-            kind = Kind(
-                "the gradient is not that of the sampled tokens' log-probabilities",
-                "labels and shifts where log-probabilities are gathered, and what is added to the loss",
-            )
-            yield Bug(function, *kind, told)
+            name = "the gradient is not that of the sampled tokens' log-probabilities"
+            where = "labels and shifts where log-probabilities are gathered, and what is added to the loss"
+            yield Finding(Kind(name, where))
         return
 
 
-_SAMPLING = "the call of generate"
-_BATCHES = "how a rollout batch is cut into train batches and micro-batches"
-_STEPS = "the calls of optimizer.step(), and the loops around it"
-_LOST = "remainder of a batch dropped: some responses are sampled and never learned from"
-
-
-def problems(function: Callable[..., Any], notes: list[str]) -> list[Bug]:
-    """Return the bugs of a train loop, from the first scenario that shows any; untried ones go into `notes`."""
-    unwritten: list[Bug] = []
-    for scenario in SCENARIOS:
-        if found := tried(function, scenario, notes, unwritten):
-            return found
-    if len(unwritten) == sum(not scenario.open for scenario in SCENARIOS):
-        raise NotWrittenError
-    return unwritten[:1]
-
-
-def tried(function: Callable[..., Any], scenario: Scenario, notes: list[str], unwritten: list[Bug]) -> list[Bug]:
-    """Return the bugs that one scenario shows; a loop that is not written yet is added to `unwritten`."""
-    session = Session(scenario)
-    told = {"scenario": scenario.about}
-    failed: Bug | None = None
-    try:
-        session.run(function)
-    except TimeUpError:
-        raise
-    except BaseException as error:  # whatever a stranger's loop does
-        if scenario.open and not session.updates:
-            notes.append(f"not tried, as the loop refuses it: {scenario.about} ({their_error(error)})")
-            return []
-        kind = Kind("it raises an error", "the line that is named")
-        failed = Bug(LOOP, *kind, told, their_error(error), "a run to its end")
-        if isinstance(error, NotImplementedError) and not session.updates:
-            unwritten.append(failed)
-            return []
-    session.leave_out_evaluations()
-    if not failed and not session.calls and not session.updates and session.metrics is None:
-        if not scenario.open:
-            unwritten.append(Bug(LOOP, "nothing is sampled: generate is never called", _SAMPLING, told))
-        return []
-    return _found(session, failed, told, notes)
-
-
-def _found(session: Session, failed: Bug | None, told: dict[str, str], notes: list[str]) -> list[Bug]:
-    """Return the bugs of a finished run; those of its calls and steps come before those of its gradients."""
-    if failed is None:
-        for look in (_of_optimizer, _of_calls, _of_steps):
-            if found := list(look(session, told)):
-                return found
-    if failed is None or session.updates:
-        updates = [u for u in session.updates if u.gradients or u.strangers]
-        if any(f.half for u in updates for f in u.forwards):
-            note = "mixed precision: its gradients and metrics are not judged, because they are too coarse"
-            notes += [] if note in notes else [note]
-            return [failed] if failed else list(_of_counts(session, told))
-        updates = [u for u in updates if not u.unclear]
-        if session.scenario.open:  # what an uneven batch is divided by is left open, but not how its rows compare
-            updates = [u for u in updates if not is_scaled(u)]
-        found = judged(LOOP, updates, session.scenario.about)
-        if found:
-            return found
-    if failed:
-        return [failed]
-    return list(_of_counts(session, told)) or list(_of_metrics(session, told))
-
-
-def _of_optimizer(session: Session, told: dict[str, str]) -> Iterator[Bug]:
-    """Weights that were changed by something else than the optimizer that was handed in."""
+def _in_optimizer(session: Session) -> Iterator[Finding]:
+    """Find weights that something else than the given optimizer changed."""
     if session.updates or not session.has_moved():
         return
     kind = "the optimizer that is handed in never steps, though the weights change: the loop makes one of its own"
     where = "lines that make an optimizer, such as torch.optim.AdamW(...): use the argument `optimizer` there"
-    yield Bug(LOOP, kind, where, told, "0 steps of `optimizer`", f"{_steps(session)} steps of `optimizer`")
+    yield Finding(Kind(kind, where), "0 steps of `optimizer`", f"{_right_steps(session)} steps of `optimizer`")
 
 
-def _of_calls(session: Session, told: dict[str, str]) -> Iterator[Bug]:
-    """Find bugs in the calls of generate and reward_fn."""
+def _in_calls(session: Session) -> Iterator[Finding]:
+    """Find the first bug in the calls of generate and reward_fn."""
     s = session.settings
     if not session.calls:
-        yield Bug(LOOP, "nothing is sampled: generate is never called", _SAMPLING, told)
+        yield Finding(_NOT_SAMPLED)
         return
     for call in session.calls:
         for name, setting in (("temperature", "sampling_temperature"), ("max_tokens", "sampling_max_tokens")):
-            asked = getattr(s, setting)
-            if call[name] != asked:
+            right = getattr(s, setting)
+            if call[name] != right:
                 ignored = "temperature ignored: " if name == "temperature" else ""
-                kind = f"{ignored}{setting} is not passed on to generate"
-                yield Bug(LOOP, kind, _SAMPLING, told, f"{name} {call[name]:g}", f"{asked:g}")
+                kind = Kind(f"{ignored}{setting} is not passed on to generate", _SAMPLING)
+                yield Finding(kind, f"{name} {call[name]:g}", f"{right:g}")
                 return
-    yield from _of_groups(session, told)
-
-
-def _of_groups(session: Session, told: dict[str, str]) -> Iterator[Bug]:
-    s = session.settings
     unknown = next((x for x in session.samples if x.prompt < 0), None)
     if unknown is not None:
-        kind = "samples a prompt that is none of the prompts it was given"
-        yield Bug(LOOP, kind, _SAMPLING, told, repr(session.tokenizer.decode(unknown.prompt_ids)))
+        kind = Kind("samples a prompt that is none of the prompts it was given", _SAMPLING)
+        yield Finding(kind, repr(session.tokenizer.decode(unknown.prompt_ids)))
         return
-    for group in _groups(session.samples):
+    groups: dict[tuple[int, int], list[RecordedSample]] = {}
+    for sample in session.samples:
+        groups.setdefault((sample.round, sample.prompt), []).append(sample)
+    for group in groups.values():
         distinct = len({tuple(x.token_ids) for x in group})
         if distinct < len(group) and any(call["seed"] is not None for call in session.calls):
-            kind = "identical seeds in a group: copies of a prompt get the same sample"
-            where = "the seed that is given to generate for each copy of a prompt"
-            shown_group = [x.text for x in group]
-            yield Bug(LOOP, kind, where, told, f"a group of {short_text(shown_group)}", f"{len(group)} samples")
+            kind = Kind(
+                "identical seeds in a group: copies of a prompt get the same sample",
+                "the seed that is given to generate for each copy of a prompt",
+            )
+            yield Finding(kind, f"a group of {short_text([x.text for x in group])}", f"{len(group)} samples")
             return
-    if found := list(of_truths(LOOP, session.samples, session.judgements, session.truths, told)):
-        yield from found
+    if findings := list(findings_of_rewards(session.samples, session.reward_calls, session.truths)):
+        yield from findings
         return
-    sizes = Counter(len(group) for group in _groups(session.samples))
-    if set(sizes) != {s.group_size}:
-        kind = "a question has more or fewer responses than group_size"
-        yield Bug(
-            LOOP, kind, _SAMPLING, told, f"{short_text(sorted(sizes))} responses to a question", str(s.group_size)
-        )
+    sizes = {len(group) for group in groups.values()}
+    if sizes != {s.group_size}:
+        kind = Kind("a question has more or fewer responses than group_size", _SAMPLING)
+        yield Finding(kind, f"{short_text(sorted(sizes))} responses to a question", str(s.group_size))
         return
-    wanted = s.n_grpo_steps * s.rollout_batch_size
-    if len(session.samples) != wanted:
-        kind = "samples more or fewer responses than rollout_batch_size for each step"
-        if len(session.samples) < wanted and len({x.round for x in session.samples}) < s.n_grpo_steps:
-            kind = "responses are not sampled anew in each step: later steps learn from those of an older policy"
-        yield Bug(LOOP, kind, _SAMPLING, told, f"{len(session.samples)} in all", str(wanted))
+    right, rounds = s.n_grpo_steps * s.rollout_batch_size, len({x.round for x in session.samples})
+    if len(session.samples) != right:
+        name = "samples more or fewer responses than rollout_batch_size for each step"
+        if len(session.samples) < right and rounds < s.n_grpo_steps:
+            name = "responses are not sampled anew in each step: later steps learn from those of an older policy"
+        yield Finding(Kind(name, _SAMPLING), f"{len(session.samples)} in all", str(right))
+    elif rounds < s.n_grpo_steps and len(session.updates) > 1:
+        name = "all responses are sampled before the first update: later steps learn from those of an older policy"
+        yield Finding(Kind(name, _SAMPLING), "all samples at once", f"{s.rollout_batch_size} before each step")
+
+
+def findings_of_rewards(
+    samples: Sequence[RecordedSample], calls: Sequence[tuple[str, str]], truths: Sequence[str]
+) -> Iterator[Finding]:
+    """Find the first response that was never judged by its own question's ground truth, in the calls of reward_fn."""
+    where = "the call of reward_fn: what is handed to it as response and as ground truth"
+    texts = {text for text, _ in calls}
+    for s in samples:
+        if (s.text, s.truth) in calls or (s.text.strip(), s.truth) in calls:
+            continue
+        with_truth = [text for text, truth in calls if truth == s.truth]
+        yours = f"judged text {next(iter(with_truth), 'nothing')!r}"
+        if any(truth == s.text for _, truth in calls):
+            kind, yours = "reward_fn gets ground truth and response in swapped places", ""
+        elif s.text in texts:
+            other = next(truth for text, truth in calls if text == s.text)
+            yours = f"judged by {other!r}"
+            kind = "reward_fn gets something else than the question's ground truth"
+            if other in truths:
+                kind = "answers are misaligned: a response is judged by another question's ground truth"
+        else:
+            kind = "the reward is not asked for the text that was sampled"
+            if any(text.endswith(s.text) and len(text) > len(s.text) for text in with_truth):
+                kind += ": prompt and response are handed over together"
+        inputs = {"response": repr(s.text), "its ground truth": repr(s.truth)}
+        yield Finding(Kind(kind, where), yours, "this response judged by this ground truth", inputs)
         return
-    if len({x.round for x in session.samples}) < s.n_grpo_steps and len(session.updates) > 1:
-        kind = "all responses are sampled before the first update: later steps learn from those of an older policy"
-        yield Bug(LOOP, kind, _SAMPLING, told, "all samples at once", f"{s.rollout_batch_size} before each step")
 
 
-def _groups(samples: list[RecordedSample]) -> list[list[RecordedSample]]:
-    groups: dict[tuple[int, int], list[RecordedSample]] = {}
-    for sample in samples:
-        groups.setdefault((sample.round, sample.prompt), []).append(sample)
-    return list(groups.values())
-
-
-def _steps(session: Session) -> int:
+def _right_steps(session: Session) -> int:
     """Return the requested number of optimizer steps."""
     s = session.settings
     return s.n_grpo_steps * s.epochs_per_rollout_batch * -(-s.rollout_batch_size // s.train_batch_size)
 
 
-def _of_steps(session: Session, told: dict[str, str]) -> Iterator[Bug]:
-    """Too many or too few optimizer steps, or samples that no step was for: named before gradients are judged."""
-    s, steps, taken = session.settings, _steps(session), len(session.updates)
+def _in_steps(session: Session) -> Iterator[Finding]:
+    """Find a wrong number of optimizer steps whose cause is clear, or responses that no step was for."""
+    s, steps, taken = session.settings, _right_steps(session), len(session.updates)
     largest = max((len(u.samples) for u in session.updates), default=0)
     kind = ""
     if taken > steps and largest < s.train_batch_size and s.gradient_accumulation_steps > 1:
@@ -330,49 +328,49 @@ def _of_steps(session: Session, told: dict[str, str]) -> Iterator[Bug]:
     elif 0 < taken < steps and largest > s.train_batch_size:
         kind = "one optimizer step is taken for several train batches, not one after each"
     if kind:
-        yield Bug(LOOP, kind, _STEPS, told, f"{taken} steps", f"{steps} steps")
+        yield Finding(Kind(kind, _STEPS), f"{taken} steps", f"{steps} steps")
     elif session.updates and all(u.micro and u.gradients and not u.strangers for u in session.updates):
         learned = {x.number for u in session.updates for x in u.samples}
-        never = [x for x in session.samples if _deviates(x, session.samples) and x.number not in learned]
+        never = [x for x in session.samples if _has_advantage(x, session.samples) and x.number not in learned]
         if 0 < len(never) < len(session.samples):
-            yield Bug(LOOP, _LOST, _BATCHES, told, f"{len(never)} of {len(session.samples)} are left out", "0")
+            yield Finding(_LOST, f"{len(never)} of {len(session.samples)} are left out", "0")
 
 
-def _of_counts(session: Session, told: dict[str, str]) -> Iterator[Bug]:
-    """How often each sample was learned from, and how many optimizer steps there were."""
+def _in_counts(session: Session) -> Iterator[Finding]:
+    """Find responses learned from too often or too rarely, or a wrong number of optimizer steps."""
     epochs = session.settings.epochs_per_rollout_batch
     learned = Counter(sample.number for update in session.updates for sample in update.samples)
-    live = [x for x in session.samples if _deviates(x, session.samples)]
+    live = [x for x in session.samples if _has_advantage(x, session.samples)]
     never = [x for x in live if not learned[x.number]]
     if never:
-        kind = _LOST if session.updates else "no optimizer step is taken"
-        yield Bug(LOOP, kind, _BATCHES, told, f"{len(never)} of {len(session.samples)} are left out", "0")
+        kind = _LOST if session.updates else Kind("no optimizer step is taken", _BATCHES)
+        yield Finding(kind, f"{len(never)} of {len(session.samples)} are left out", "0")
         return
-    often = Counter(learned[x.number] for x in live)
-    if set(often) != {epochs}:
-        kind = "responses are learned from more or less often than epochs_per_rollout_batch"
-        yield Bug(LOOP, kind, _BATCHES, told, f"{short_text(sorted(often))} times", f"{epochs} times")
+    often = {learned[x.number] for x in live}
+    if often != {epochs}:
+        kind = Kind("responses are learned from more or less often than epochs_per_rollout_batch", _BATCHES)
+        yield Finding(kind, f"{short_text(sorted(often))} times", f"{epochs} times")
         return
-    steps, taken = _steps(session), len(session.updates)
+    steps, taken = _right_steps(session), len(session.updates)
     if taken != steps:
-        kind = "the number of optimizer steps is wrong"
+        name = "the number of optimizer steps is wrong"
         if taken >= steps * session.settings.gradient_accumulation_steps > steps:
-            kind = "the optimizer steps after each micro-batch: gradients are not accumulated"
-        yield Bug(LOOP, kind, _STEPS, told, f"{taken} steps", f"{steps} steps")
+            name = "the optimizer steps after each micro-batch: gradients are not accumulated"
+        yield Finding(Kind(name, _STEPS), f"{taken} steps", f"{steps} steps")
 
 
-def _deviates(sample: RecordedSample, samples: list[RecordedSample]) -> bool:
+def _has_advantage(sample: RecordedSample, samples: list[RecordedSample]) -> bool:
     """Return whether a response has an advantage other than 0."""
     group = [x.reward for x in samples if (x.round, x.prompt) == (sample.round, sample.prompt)]
     return abs(sample.reward - sum(group) / len(group)) > 1e-6
 
 
-def _of_metrics(session: Session, told: dict[str, str]) -> Iterator[Bug]:
-    """Entropies and clip fractions of the returned metrics, where there is a dictionary for each update."""
+def _in_metrics(session: Session) -> Iterator[Finding]:
+    """Find the first wrong entropy or clip fraction of the returned metrics, if there is a dictionary per update."""
     rows = session.metrics
     if not isinstance(rows, list | tuple) or len(rows) != len(session.updates):
         return
     for row, update in zip(rows, session.updates, strict=True):
         for name, yours, ours in unlike(numbers(row), update):
-            yield Bug(LOOP, *not_a_mean(name), told, f"{name} {short_text(yours)}", f"{name} {short_text(ours)}")
+            yield Finding(not_a_mean(name), f"{name} {short_text(yours)}", f"{name} {short_text(ours)}")
             return

@@ -1,8 +1,7 @@
-"""Record what a loop or a train step does to a model: forward passes, gradients of logits, optimizer steps."""
+"""Record the forward passes and optimizer steps of a loop or train step, and read what was learned from the logits."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -11,41 +10,26 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlreason.courses.check.mistakes import (
-    ADVANTAGE_KNOBS,
-    AGGREGATION_KNOBS,
-    LOSS_KNOBS,
-    KnobKinds,
-    LossInputs,
-    wrong_advantages,
-    wrong_average,
-    wrong_token_loss,
-)
-from rlreason.courses.check.subject import Kind, Knobs
-from rlreason.objectives.advantages import compute_group_advantages
-from rlreason.objectives.aggregation import aggregate_loss
-from rlreason.objectives.losses import LOSSES
-
 
 @dataclass
 class Forward:
-    """One forward pass with a gradient: its ids (rows, width), and d loss / d logits once that is known."""
+    """One forward pass with a gradient: its ids (rows, width), and d loss / d logits once backward has been called."""
 
     ids: Tensor
-    logits: Tensor | None = None  # (rows, width, vocab), detached; None where the output head was gone round
+    logits: Tensor | None = None  # (rows, width, vocab), detached; None if the output head was not called
     gradient: Tensor | None = None  # the same shape, summed over backward calls
-    backward: int = 0  # how many backward calls reached it
-    foreign: bool = False  # of a copy of the policy
+    backward: int = 0  # the number of backward calls that reached it
+    foreign: bool = False  # it is of a copy of the policy
     half: bool = False  # computed in bfloat16 or float16
 
 
 @dataclass(eq=False)
 class RecordedSample:
-    """A response that was sampled or given, with what the right answer is computed from."""
+    """A response that was sampled or given, with everything that its right weight depends on."""
 
     number: int
-    prompt: int  # the number of its prompt: samples of one prompt are a group
-    round: int  # before how many optimizer steps it was sampled
+    prompt: int  # the number of its group: samples of one prompt are a group
+    round: int  # the number of optimizer steps before it was sampled
     prompt_ids: list[int]
     token_ids: list[int]
     text: str
@@ -55,7 +39,7 @@ class RecordedSample:
     parts: dict[str, float] = field(default_factory=dict)  # all that reward_fn returns
     old: Tensor = field(default_factory=lambda: torch.zeros(0))  # (tokens,) under the weights that sampled
     old_untempered: Tensor = field(default_factory=lambda: torch.zeros(0))  # the same at temperature 1
-    place: int = 0  # of its question among the prompts
+    place: int = 0  # the index of its question among the prompts
 
     @property
     def ids(self) -> list[int]:
@@ -70,38 +54,38 @@ class Recorder:
         self.model, self.paused = model, False
         self.forwards: list[Forward] = []  # since the last optimizer step
         self.on_step: Callable[[], None] = lambda: None
-        model.get_input_embeddings().register_forward_hook(self._entered)
-        model.get_output_embeddings().register_forward_hook(self._left)
+        model.get_input_embeddings().register_forward_hook(self._on_embeddings)
+        model.get_output_embeddings().register_forward_hook(self._on_logits)
 
     def __deepcopy__(self, memo: Any) -> Recorder:
-        return self  # a copy of the policy, such as a reference model, is written down by the same
+        return self  # a copied policy, such as a reference model, is recorded here too
 
-    def _entered(self, module: Any, arguments: tuple[Any, ...], output: Tensor) -> None:
+    def _on_embeddings(self, module: Any, arguments: tuple[Any, ...], output: Tensor) -> None:
         if self.paused or not output.requires_grad:
             return
         forward = Forward(arguments[0].detach().clone(), foreign=module is not self.model.get_input_embeddings())
         self.forwards.append(forward)
 
-        def reached(gradient: Tensor) -> None:
+        def count(gradient: Tensor) -> None:
             forward.backward += 1
 
-        output.register_hook(reached)
+        output.register_hook(count)
 
-    def _left(self, module: Any, arguments: tuple[Any, ...], output: Tensor) -> None:
+    def _on_logits(self, module: Any, arguments: tuple[Any, ...], output: Tensor) -> None:
         if self.paused or not output.requires_grad or not self.forwards:
             return
         forward = self.forwards[-1]
         forward.logits, forward.half = output.detach().clone(), output.dtype in (torch.bfloat16, torch.float16)
 
-        def reached(gradient: Tensor) -> None:
-            known = forward.gradient
-            forward.gradient = gradient.detach().clone() if known is None else known + gradient.detach()
+        def add(gradient: Tensor) -> None:
+            earlier = forward.gradient
+            forward.gradient = gradient.detach().clone() if earlier is None else earlier + gradient.detach()
 
-        output.register_hook(reached)
+        output.register_hook(add)
 
     @contextmanager
     def pause(self) -> Iterator[None]:
-        """Record nothing in this block: for the check's own passes."""
+        """Record nothing in this block, which holds forward passes of the check itself."""
         self.paused = True
         try:
             yield
@@ -109,14 +93,14 @@ class Recorder:
             self.paused = False
 
     def step(self) -> None:
-        """Record that an optimizer step is about to be taken."""
+        """Call `on_step` right before an optimizer step, and begin the next list of forward passes."""
         with self.pause():
             self.on_step()
         self.forwards = []
 
 
 class RecordedSGD(torch.optim.SGD):
-    """Plain gradient descent that notifies a recorder of each step."""
+    """Gradient descent that calls a recorder before each step."""
 
     description = "plain gradient descent"
 
@@ -125,14 +109,14 @@ class RecordedSGD(torch.optim.SGD):
         self.recorder, self.steps = recorder, 0
 
     def step(self, closure: Any = None) -> Any:  # type: ignore[override]
-        """Notify, then step."""
+        """Call the recorder, then step."""
         self.recorder.step()
         self.steps += 1
         return super().step(closure)
 
 
 def scored(model: Any, samples: Sequence[RecordedSample], temperature: float, width: int) -> tuple[Tensor, Tensor]:
-    """(log-probabilities (n, width) of the response tokens with gradient, logits there (n, width, vocab))."""
+    """Return the log-probabilities (n, width) of response tokens, with gradient, and the logits (n, width, vocab)."""
     longest = max(len(s.ids) for s in samples)
     ids = torch.zeros(len(samples), longest, dtype=torch.long)
     for row, s in enumerate(samples):
@@ -144,26 +128,8 @@ def scored(model: Any, samples: Sequence[RecordedSample], temperature: float, wi
         n = len(s.token_ids)
         at[row, :n] = torch.arange(len(s.prompt_ids) - 1, len(s.ids) - 1)
         labels[row, :n] = torch.tensor(s.token_ids)
-    there = logits.gather(1, at[..., None].expand(-1, -1, logits.shape[-1]))
-    return (there / temperature).log_softmax(-1).gather(-1, labels[..., None])[..., 0], there
-
-
-def mask_of(samples: Sequence[RecordedSample], width: int) -> Tensor:
-    """(n, width) bool, true on response tokens."""
-    lengths = torch.tensor([len(s.token_ids) for s in samples])
-    return torch.arange(width)[None] < lengths[:, None]
-
-
-def padded(rows: Sequence[Tensor], width: int) -> Tensor:
-    """Return (n, width), zeros after each row's end."""
-    out = torch.zeros(len(rows), width)
-    for number, row in enumerate(rows):
-        out[number, : len(row)] = row
-    return out
-
-
-LOSS_OF = {"none": "reinforce_with_baseline", "noclip": "grpo_no_clip", "grpo": "grpo_clip", "gspo": "gspo"}
-NORM_OF = {"std": "group_std", "none": "none", "mean": "group_mean"}
+    at_tokens = logits.gather(1, at[..., None].expand(-1, -1, logits.shape[-1]))
+    return (at_tokens / temperature).log_softmax(-1).gather(-1, labels[..., None])[..., 0], at_tokens
 
 
 @dataclass(frozen=True)
@@ -175,36 +141,42 @@ class Options:
     normalizer: str = "std"
     advantage_eps: float = 1e-6
     cliprange: float = 0.2
-    length_norm: str = "sequence"  # or constant: a sum over the constant
+    length_norm: str = "sequence"  # or constant: masked sum / constant
     constant: float = 1.0
     temperature: float = 1.0
 
 
 @dataclass
-class RecordedUpdate:
-    """One optimizer step: its samples, and all that its right gradient follows from."""
+class LogitGradients:
+    """What the gradients of the logits show of an optimizer step."""
 
-    options: Options
-    rollout: list[RecordedSample]  # all samples of its rollout, in order
-    samples: list[RecordedSample]  # those in this step
-    micro: list[list[int]]  # their places in `samples`, by backward call
-    log_probs: Tensor  # (n, width), before the step
-    size: int  # the sequences that the loss is a mean over
-    weights: Tensor | None = None  # (n, width): what they were; None where they could not be seen
+    samples: list[RecordedSample] = field(default_factory=list)  # those in its forward passes
+    micro: list[list[int]] = field(default_factory=list)  # their indices in `samples`, by forward pass
+    weights: Tensor | None = None  # (n, width): d loss / d log-probability; None if logits were not recorded
+    outside: dict[str, float] = field(default_factory=dict)  # largest gradient at positions outside the responses
+    strangers: list[list[int]] = field(default_factory=list)  # ids of rows that were not sampled
+    temperature_seen: float | None = None  # at which the gradient is one of log-probabilities; None: at none
+    label_shift: int = 0  # how many positions off the learned tokens are
+
+
+@dataclass
+class RecordedUpdate(LogitGradients):
+    """One optimizer step: its samples, and everything that its right gradient depends on."""
+
+    options: Options = field(default_factory=Options)
+    rollout: list[RecordedSample] = field(default_factory=list)  # all samples of its rollout, in order
+    log_probs: Tensor = field(default_factory=lambda: torch.zeros(0))  # (n, width), before the step
+    size: int = 1  # the number of sequences that the loss is a mean over
     accumulation: int = 1
     tokenizer: Any = None
-    outside: dict[str, float] = field(default_factory=dict)  # largest gradient at other places, by what is there
-    label_shift: int = 0  # how many places off the tokens are that are learned
-    temperature_seen: float | None = None  # at which the gradient is that of log-probabilities; None: at none
-    gradients: dict[str, list[Tensor]] = field(default_factory=dict)  # as they were, as they should be, ...
-    strangers: list[list[int]] = field(default_factory=list)  # rows learned from that were not sampled
+    forwards: list[Forward] = field(default_factory=list)  # those with a backward call
+    gradients: dict[str, list[Tensor]] = field(default_factory=dict)  # at step, right, ...: see `with_gradients`
     unseen: list[RecordedSample] = field(default_factory=list)  # given for this step, but in none of its passes
     earlier: list[RecordedSample] = field(default_factory=list)  # of earlier rollouts
     refreshed: Tensor | None = None  # (n, width): log-probabilities when this pass over the rollout began
-    other_context: bool = False  # the logits of some response are not those of prompt and response alone
-    forwards: list[Forward] = field(default_factory=list)  # the passes that it was learned by
+    other_context: bool = False  # the logits of some response are not those after its prompt alone
     merged: bool = False  # responses to a question that was asked twice are one group
-    unclear: bool = False  # a question was asked twice, and no way to group its responses explains the gradient
+    unclear: bool = False  # a question was asked twice, and neither grouping explains the gradient
 
     @property
     def width(self) -> int:
@@ -213,14 +185,18 @@ class RecordedUpdate:
 
     @property
     def mask(self) -> Tensor:
-        """(n, width) bool."""
-        return mask_of(self.samples, self.width)
+        """Return the mask (n, width) bool, true on response tokens."""
+        lengths = torch.tensor([len(s.token_ids) for s in self.samples])
+        return torch.arange(self.width)[None] < lengths[:, None]
 
     def old(self, how: str = "") -> Tensor:
-        """(n, width) log-probabilities of the policy that sampled, or wrong ones."""
+        """Return log-probabilities (n, width) of the policy that sampled; mistaken ones if `how` names a mistake."""
         if how == "refreshed" and self.refreshed is not None:
             return self.refreshed
-        return padded([s.old_untempered if how == "untempered" else s.old for s in self.samples], self.width)
+        old = torch.zeros(len(self.samples), self.width)
+        for row, s in enumerate(self.samples):
+            old[row, : len(s.token_ids)] = s.old_untempered if how == "untempered" else s.old
+        return old
 
     def group(self, s: RecordedSample) -> int:
         """Return the number of a sample's group."""
@@ -232,173 +208,131 @@ class RecordedUpdate:
         return [order[s.number] for s in self.samples]
 
 
-def right_weights(update: RecordedUpdate) -> Tensor:
-    """(n, width): the weights by `rlreason.objectives`."""
-    o = update.options
-    rewards = torch.tensor([s.reward for s in update.rollout])
-    groups = torch.tensor([update.group(s) for s in update.rollout])
-    a = compute_group_advantages(
-        rewards, groups, baseline=o.baseline, std_norm=NORM_OF[o.normalizer], advantage_eps=o.advantage_eps
-    )[torch.tensor(update.places())][:, None]
-    leaf, mask = update.log_probs.detach().requires_grad_(), update.mask
-    clip = {"cliprange_low": o.cliprange, "cliprange_high": o.cliprange} if o.method in ("grpo", "gspo") else {}
-    loss, _ = LOSSES[LOSS_OF[o.method]](a, leaf, update.old(), mask, **clip)
-    total = aggregate_loss(
-        loss,
-        mask,
-        "masked_mean" if o.length_norm == "sequence" else "constant",
-        n_sequences=update.size if o.length_norm == "sequence" else 1,
-        n_tokens=0,
-        constant=o.constant,
-    )
-    return torch.autograd.grad(total, leaf)[0]
+def read_logit_gradients(
+    forwards: Sequence[Forward], known: Sequence[RecordedSample], width: int, temperature: float
+) -> LogitGradients:
+    """Read from recorded gradients of logits which samples were learned, with which weights, and what else was."""
+    out = LogitGradients()
+    place: dict[int, int] = {}  # of a sample's number in out.samples
+    rows: list[Tensor] = []
+    temperatures = tuple(dict.fromkeys((temperature, 1.0, temperature**2, 1 / temperature)))
+    misfit = dict.fromkeys(temperatures, 0.0)
+    shifts: list[dict[int, bool]] = []
+    visible = True
+    for forward in forwards:
+        if not forward.backward:
+            continue
+        members = []
+        for row, ids in enumerate(forward.ids.tolist()):
+            matches = find(ids, known)
+            if not matches and (forward.gradient is None or bool(forward.gradient[row].any())):
+                out.strangers.append(ids)
+            for sample, start in matches:
+                if sample.number not in place:
+                    place[sample.number] = len(out.samples)
+                    out.samples.append(sample)
+                    rows.append(torch.zeros(width))
+                members.append(place[sample.number])
+                if forward.gradient is None or forward.logits is None:
+                    visible = False
+                    continue
+                gradient, first = forward.gradient[row], start + len(sample.prompt_ids) - 1
+                weights, misses = _token_weights(gradient, forward.logits[row], sample, first, temperatures)
+                shifts.append(_label_shifts(gradient, ids, sample, first))
+                rows[place[sample.number]][: len(weights)] += weights
+                for t, miss in misses.items():
+                    misfit[t] = max(misfit[t], miss)
+                if len(matches) == 1:
+                    _note_outside(out.outside, gradient, sample, first)
+        if members:
+            out.micro.append(members)
+    out.weights = torch.stack(rows) if rows and visible else None
+    out.temperature_seen = next((t for t, miss in misfit.items() if miss < 1e-2), None)
+    out.label_shift = next((d for d in (-1, 1, -2) if shifts and all(s[d] for s in shifts)), 0)
+    return out
 
 
-MICRO_KNOBS = {
-    "micro": {
-        "summed": Kind(
-            "responses are summed, not averaged: their number divides nowhere",
-            "what the sum over responses is divided by",
-        ),
-        "live": Kind(
-            "responses to questions whose rewards are all equal are dropped, and the mean is taken over fewer",
-            "what is done with groups of equal rewards: they count in the mean, with advantage 0",
-        ),
-        "not_divided": Kind(
-            "micro-batches are added up without dividing: the gradient grows with their number",
-            "where gradient_accumulation_steps divides the loss",
-        ),
-        "twice": Kind("the loss is divided by the number of micro-batches twice", "where the loss is divided"),
-        "unequal": Kind(
-            "a micro-batch weighs the same however many rows it has: a smaller one counts too much",
-            "what the loss of a micro-batch is divided by, or multiplied with",
-        ),
-        "last": Kind("only the last micro-batch is learned from", "where gradients are cleared"),
-        "by_setting": Kind(
-            "the loss is divided by gradient_accumulation_steps though there are fewer or more micro-batches",
-            "where the loss is divided",
-        ),
-        "share_of_constant": Kind(
-            "the loss of a constant normaliser is divided by the micro-batches besides",
-            "where the loss is divided",
-        ),
-    },
-    "old": {
-        "refreshed": Kind(
-            "old log-probabilities are computed again in each epoch, not once with the samples",
-            "where old log-probabilities are computed: in which loop",
-        ),
-        "untempered": Kind(
-            "old log-probabilities are taken at temperature 1, new ones at the sampling temperature",
-            "where old log-probabilities are computed",
-        ),
-    },
-    "order": {
-        "as_sampled": Kind(
-            "groups mix questions: neighbours in the list of samples are taken for a group",
-            "the order of repeated prompts, and the reshape or loop that forms the groups",
-        ),
-        "of_update": Kind(
-            "groups mix questions: groups are formed within a shuffled or cut train batch",
-            "where advantages are computed: before or after the batch is cut",
-        ),
-        "by_truth": Kind(
-            "groups mix questions: those that have the same ground truth are taken for one group",
-            "how responses are gathered into groups: by their question, never by its ground truth",
-        ),
-    },
-    "part": {
-        "answer_reward": Kind("answer_reward is taken where the total, reward, is asked for", "the use of reward_fn"),
-        "format_reward": Kind("format_reward is taken where the total, reward, is asked for", "the use of reward_fn"),
-        "binary": Kind("rewards are turned into 0 and 1", "what is done with the rewards"),
-    },
-}
-KNOBS: KnobKinds = {
-    "ratio": LOSS_KNOBS["ratio"],
-    **MICRO_KNOBS,
-    **ADVANTAGE_KNOBS,
-    **{name: LOSS_KNOBS[name] for name in ("sign", "pick", "bounds", "advantage", "weight", "sequence")},
-    "method": LOSS_KNOBS["method"],
-    "mask": {name: AGGREGATION_KNOBS["mask"][name] for name in ("late", "early", "no_first", "no_last")},
-    "rows": AGGREGATION_KNOBS["rows"]
-    | {
-        "width": Kind(
-            "sums over tokens are divided by the padded width or sampling_max_tokens, not by the response's own tokens",
-            "what the sum over a response's tokens is divided by",
-        )
-    },
-    **{name: AGGREGATION_KNOBS[name] for name in ("batch", "constant")},
-}
+def find(ids: Sequence[int], known: Sequence[RecordedSample]) -> list[tuple[RecordedSample, int]]:
+    """Return the samples in a row of ids, which may lack their last token, and where each begins."""
+    text = f" {' '.join(map(str, ids))} "
+    matches = []
+    for sample in known:
+        needle = f" {' '.join(map(str, sample.ids[:-1]))} "
+        at = text.find(needle)
+        if at >= 0:
+            matches.append((sample, text[: at + 1].count(" ") - 1))
+    if len({start for _, start in matches}) == 1:  # samples that begin like the longest, which is in the row
+        longest = max(len(s.ids) for s, _ in matches)
+        matches = [(s, start) for s, start in matches if len(s.ids) == longest]
+    return matches
 
 
-def wrong_weights(update: RecordedUpdate, k: Knobs) -> Tensor:
-    """(n, width): the weights with these mistakes."""
-    o = update.options
-    a = advantages_with(update, k)[:, None]
-    leaf, mask = update.log_probs.detach().requires_grad_(), update.mask
-    if k.get("advantage") == "other_input":
-        a = _rewards(update.samples, k)[:, None]
-    old = update.old(k.get("old", "")).where(mask, update.log_probs)  # behind its end, a response has no ratio
-    total = torch.zeros(())
-    how = o.length_norm
-    parts = update.micro[-1:] if k.get("micro") == "last" else update.micro
-    n_micro = len(update.micro)
-    of_constant = k.get("micro") == "share_of_constant"
-    if "micro" in k and k["micro"] not in ("not_divided", "last") and (how == "constant") != of_constant:
-        raise ValueError("a mistake of the other normaliser")
-    for rows in parts:
-        loss = wrong_token_loss(LossInputs(o.method, a[rows], leaf[rows], old[rows], o.cliprange, mask[rows]), k)
-        part = wrong_average(loss, mask[rows], how, o.constant, k)
-        share = len(rows) / update.size if how == "sequence" else 1.0
-        share = {
-            "not_divided": 1.0,
-            "twice": share / n_micro,
-            "unequal": 1 / n_micro,
-            "live": len(rows) / len(update.samples),
-            "summed": float(len(rows)),
-            "by_setting": 1 / update.accumulation,
-            "share_of_constant": 1 / n_micro,
-        }.get(k.get("micro", ""), share)
-        total = total + share * part
-    return torch.autograd.grad(total, leaf)[0] * mask
+def _token_weights(
+    gradient: Tensor, logits: Tensor, sample: RecordedSample, first: int, temperatures: Sequence[float]
+) -> tuple[Tensor, dict[float, float]]:
+    """Return the weights of a sample's tokens at the first temperature, and the misfit at each (0: exact).
+
+    The gradient of a weight times log softmax(z / t) by z is weight / t x (one-hot - softmax(z / t)).
+    """
+    n = min(len(sample.token_ids), len(gradient) - first)
+    g, z = gradient[first : first + n], logits[first : first + n]
+    labels = torch.tensor(sample.token_ids[:n])
+    misses, weights = {}, torch.zeros(n)
+    for t in reversed(temperatures):
+        direction = -(z / t).softmax(-1)
+        direction[torch.arange(n), labels] += 1
+        along = (g * direction).sum(-1) / direction.square().sum(-1)
+        rest = (g - along[:, None] * direction).norm(dim=-1)
+        sizes, least = g.norm(dim=-1), 1e-3 * gradient.norm(dim=-1).max()
+        counted = sizes > max(float(least), 1e-7)  # with an advantage of 0 the gradient is rounding
+        misses[t] = float((rest / sizes)[counted].max()) if bool(counted.any()) else 0.0
+        weights = along * t
+    return weights, misses
 
 
-def _rewards(samples: Sequence[RecordedSample], k: Knobs) -> Tensor:
-    """Return (n,) rewards, or what was mistaken for them."""
-    part = k.get("part", "")
-    if part == "binary":
-        return torch.tensor([float(s.reward > 0) for s in samples])
-    return torch.tensor([s.parts.get(part, s.reward) for s in samples])
+def _label_shifts(gradient: Tensor, ids: Sequence[int], sample: RecordedSample, first: int) -> dict[int, bool]:
+    """Return for each shift whether all learned tokens of a response are that many positions off."""
+    last = min(first + len(sample.token_ids), len(gradient))
+    learned = {p: trained_token(gradient[p]) for p in range(first, last) if bool(gradient[p].any())}
+    shifts = {}
+    for shift in (-1, 1, -2):
+        inside = [p for p in learned if 0 <= p + 1 + shift < len(ids)]
+        shifts[shift] = bool(inside) and all(ids[p + 1 + shift] == learned[p] for p in inside)
+    return shifts
 
 
-def advantages_with(update: RecordedUpdate, k: Knobs) -> Tensor:
-    """(n,) of the update's samples, with mistakes."""
-    o, order = update.options, k.get("order", "")
-    if order == "by_truth":
-        return _by_truth(update, k)
-    members = update.samples if order == "of_update" else update.rollout
-    number = {s.number: i for i, s in enumerate(members)}
-    ranked = list(members) if order else sorted(members, key=update.group)
-    if k.get("after") or k.get("groups"):
-        ranked = list(members)
-    size = max(Counter(update.group(s) for s in update.rollout).values())
-    rewards = _rewards(ranked, k)
-    if len(rewards) % size:
-        raise ValueError("no whole groups")
-    found = wrong_advantages(rewards, size, o.baseline, o.advantage_eps, o.normalizer, k)
-    by_place = torch.zeros(len(members))
-    by_place[torch.tensor([number[s.number] for s in ranked])] = found
-    return by_place[torch.tensor([number[s.number] for s in update.samples])]
+def trained_token(gradient: Tensor) -> int:
+    """Return the token that a gradient of logits (vocab,) is for: the only one with its sign."""
+    for sign in (1, -1):
+        if int((sign * gradient > 0).sum()) == 1:
+            return int((sign * gradient).argmax())
+    return int(gradient.abs().argmax())
 
 
-def _by_truth(update: RecordedUpdate, k: Knobs) -> Tensor:
-    """(n,) advantages where a group is all responses whose questions have one ground truth."""
-    o, truths = update.options, [s.truth for s in update.rollout]
-    if len(set(truths)) == len({update.group(s) for s in update.rollout}):
-        raise ValueError("no two questions have the same ground truth")
-    groups = torch.tensor([truths.index(truth) for truth in truths])
-    found = compute_group_advantages(
-        _rewards(update.rollout, k), groups, baseline=o.baseline, std_norm=NORM_OF[o.normalizer],
-        advantage_eps=o.advantage_eps,
-    )  # fmt: skip
-    return found[torch.tensor(update.places())]
+def _note_outside(outside: dict[str, float], gradient: Tensor, sample: RecordedSample, first: int) -> None:
+    """Note the largest gradients before a response and behind it."""
+    last = first + len(sample.token_ids)
+    largest = float(gradient.abs().max())
+    if sample.truncated and last < len(gradient) and bool(gradient[last].any()):
+        outside["token behind truncated"] = trained_token(gradient[last])
+    behind = int(gradient[last:].any(-1).sum()) if last < len(gradient) else 0
+    outside["places behind"] = max(outside.get("places behind", 0), behind)
+    for name, part in (("prompt", gradient[:first]), ("behind", gradient[last:])):
+        size = float(part.abs().max()) if part.numel() else 0.0
+        if size > 1e-3 * largest:
+            outside[name] = max(outside.get(name, 0.0), size)
+
+
+def has_other_context(forwards: Sequence[Forward], samples: Sequence[RecordedSample], right: Tensor) -> bool:
+    """Return whether recorded logits differ from those of the samples alone, `right` (n, width, vocab)."""
+    place = {s.number: i for i, s in enumerate(samples)}
+    for forward in forwards:
+        for row, ids in enumerate(forward.ids.tolist() if forward.logits is not None else []):
+            for sample, start in find(ids, samples):
+                first = start + len(sample.prompt_ids) - 1
+                assert forward.logits is not None
+                seen = forward.logits[row, first : first + len(sample.token_ids)]
+                ours = right[place[sample.number], : len(seen)]
+                if float((seen - ours).abs().max()) > 1e-2 * float(ours.abs().max()):
+                    return True
+    return False

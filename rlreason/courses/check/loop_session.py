@@ -1,4 +1,4 @@
-"""One run of somebody's train loop on a small model: what it is handed, what it does with it, written down.
+"""Run a train loop on a small model, hand it recording parts, and collect its samples, calls and updates.
 
     train_grpo(policy, tokenizer, prompts, ground_truths, reward_fn, generate, optimizer, *, n_grpo_steps, ...)
 
@@ -17,14 +17,24 @@ from typing import Any
 import torch
 
 from rlreason.courses.check.inputs import small_model, story_tokenizer
-from rlreason.courses.check.loop_gradients import has_right_gradient, other_context, seen_weights, with_gradients
-from rlreason.courses.check.loop_recording import Options, RecordedSample, RecordedSGD, RecordedUpdate, Recorder, scored
+from rlreason.courses.check.loop_gradients import has_right_gradient, with_gradients
+from rlreason.courses.check.loop_recording import (
+    LogitGradients,
+    Options,
+    RecordedSample,
+    RecordedSGD,
+    RecordedUpdate,
+    Recorder,
+    has_other_context,
+    read_logit_gradients,
+    scored,
+)
 from rlreason.data.tasks import make_stories
 
 
 @dataclass(frozen=True)
 class Settings:
-    """The numbers of a run, by the handout's names: keyword arguments of the loop."""
+    """The keyword arguments of the loop, by the handout's names."""
 
     n_grpo_steps: int = 2
     rollout_batch_size: int = 12
@@ -44,13 +54,13 @@ class Settings:
 
 @dataclass(frozen=True)
 class Scenario:
-    """A run to try. `open`: handouts leave it open, so a loop may refuse it."""
+    """One run of the loop."""
 
     about: str
     settings: Settings
     learning_rate: float = 0.3
-    open: bool = False
-    answers: int = 18  # how many different ground truths there are: fewer than questions, and some share one
+    open: bool = False  # handouts leave it open, so a loop may refuse it
+    answers: int = 18  # the number of different ground truths of the 18 questions
     flat: bool = False  # all responses to the first question of a step earn the same reward
 
 
@@ -88,37 +98,37 @@ SCENARIOS = (
 
 
 METHOD_OF = {"reinforce_with_baseline": "none", "grpo_no_clip": "noclip", "grpo_clip": "grpo"}
-AGAIN = 100  # is added to the number of a question that is asked once more in a step
-#: Pieces of text that sampled tokens are made of; some neighbours would be one token if they were tokenized together.
+AGAIN = 100  # added to the number of a question for each time that it is asked again in a step
+#: Responses are made of these texts; tokenized together, some neighbours would be one token.
 PIECES = ("7", "+", "3", "=", "10", " ", "b", "u", "ys", "so", "9", "-", "1", "h", "as", "4", "?", " lo", "ses", "2")
 
 
 @dataclass(frozen=True)
 class LoopResponse:
-    """What `generate` returns for each response."""
+    """One response, as `generate` returns it."""
 
     prompt: str
     prompt_ids: list[int]
     token_ids: list[int]  # exactly what was sampled, the end token included where one was sampled
-    text: str  # the same as text, without the end token: for the reward
+    text: str  # for the reward: without the end token
     log_probs: list[float]  # of each token under the policy at this temperature
     truncated: bool  # cut at max_tokens, without an end token
 
 
 def reward(text: str, truth: str) -> float:
-    """A reward that any change of text or truth changes: between 0 and 2."""
+    """Return a reward between 0 and 2 that any change of text or truth changes."""
     total = sum((place + 3) * ord(letter) for place, letter in enumerate(f"{text.strip()}\n{truth.strip()}"))
     return (total % 97) / 48
 
 
 def reward_parts(text: str, truth: str) -> dict[str, float]:
-    """The reward with its parts, which differ from it and from one another."""
+    """Return the reward with its parts, which differ from it and from one another."""
     parts = {"format_reward": reward(text, "format"), "answer_reward": reward(truth, text)}
     return {"reward": reward(text, truth), **parts}
 
 
 class Session:
-    """The parts that a loop is handed, each of which writes down its use."""
+    """The arguments of a loop, which record their use."""
 
     def __init__(self, scenario: Scenario) -> None:
         self.scenario, self.settings = scenario, scenario.settings
@@ -131,10 +141,10 @@ class Session:
         self.prompts = [story.question for story in stories]
         kinds = [place % scenario.answers for place in range(len(stories))]
         self.truths = [f"{stories[kind].answer}/{kind}" for kind in kinds]
-        self.flat: dict[int, str] = {}  # step -> the ground truth whose responses all earn the same
+        self.flat: dict[int, str] = {}  # step -> the ground truth whose responses all earn the same reward
         self.samples: list[RecordedSample] = []
         self.calls: list[dict[str, Any]] = []  # of generate
-        self.judgements: list[tuple[str, str]] = []  # of reward_fn
+        self.reward_calls: list[tuple[str, str]] = []
         self.updates: list[RecordedUpdate] = []
         self.before = [torch.zeros_like(p) for p in self.model.parameters()]
         self.start = [p.detach().clone() for p in self.model.parameters()]
@@ -142,19 +152,19 @@ class Session:
         self.at_epoch: dict[int, torch.Tensor] = {}  # sample number -> log-probabilities when its epoch began
 
     def run(self, function: Callable[..., Any]) -> None:
-        """Let the loop train."""
+        """Call the loop, and keep the metrics that it returns."""
         self.metrics = function(**self.arguments(function))
 
     def leave_out_evaluations(self) -> None:
-        """Keep only what was sampled to learn from."""
+        """Keep only the samples and calls that are not of an evaluation."""
         self.samples, self.calls = self.training(), self.training_calls()
 
     def has_moved(self) -> bool:
-        """Whether the policy's weights have changed."""
+        """Return whether the policy's weights have changed."""
         return any(bool((p != q).any()) for p, q in zip(self.model.parameters(), self.start, strict=True))
 
     def arguments(self, function: Callable[..., Any]) -> dict[str, Any]:
-        """What the loop is called with: all that it must take, and those settings that it takes."""
+        """Return the arguments of the loop: the seven parts, and those settings that it takes."""
         parts = {
             "policy": self.model,
             "tokenizer": self.tokenizer,
@@ -164,13 +174,13 @@ class Session:
             "generate": self.generate,
             "optimizer": self.optimizer,
         }
-        taken = inspect.signature(function).parameters
-        every = any(p.kind is p.VAR_KEYWORD for p in taken.values())
-        return parts | {name: v for name, v in asdict(self.settings).items() if every or name in taken}
+        own = inspect.signature(function).parameters
+        takes_all = any(p.kind is p.VAR_KEYWORD for p in own.values())
+        return parts | {name: v for name, v in asdict(self.settings).items() if takes_all or name in own}
 
     def reward_fn(self, response: str, ground_truth: str) -> dict[str, float]:
-        """The reward of a response."""
-        self.judgements.append((str(response), str(ground_truth)))
+        """Return the reward of a response with its parts."""
+        self.reward_calls.append((str(response), str(ground_truth)))
         return self._reward(str(response), str(ground_truth))
 
     def _reward(self, text: str, truth: str) -> dict[str, float]:
@@ -186,7 +196,7 @@ class Session:
         max_tokens: int = 16,
         seed: int | None = None,
     ) -> list[LoopResponse]:
-        """n responses to each prompt, prompt by prompt. With a seed, a prompt's responses depend on it alone."""
+        """Return n responses to each prompt, prompt by prompt; a seed alone decides the responses to a prompt."""
         prompts = [prompts] if isinstance(prompts, str) else list(prompts)
         call = {"prompts": prompts, "n": n, "temperature": temperature, "max_tokens": max_tokens, "seed": seed}
         self.calls.append(call)
@@ -211,15 +221,15 @@ class Session:
         ]
 
     def _sample(self, prompt: str, seed: str, max_tokens: int) -> RecordedSample:
-        """A response by its seed alone; without one it differs from the others to its question in more than its end."""
+        """Return a response by its seed; without one, it differs from the others of its group before the last token."""
         for attempt in range(20):
-            made = self._drawn(prompt, Random(seed or f"{len(self.samples)}/{attempt}"), max_tokens)
-            asked = (s for s in self.samples if (s.place, s.round) == (made.place, made.round))
-            if seed or not any(_alike(s.token_ids, made.token_ids) for s in asked):
+            sample = self._draw(prompt, Random(seed or f"{len(self.samples)}/{attempt}"), max_tokens)
+            others = [s.token_ids for s in self.samples if (s.place, s.round) == (sample.place, sample.round)]
+            if seed or not any(_equal_but_end(ids, sample.token_ids) for ids in others):
                 break
-        return made
+        return sample
 
-    def _drawn(self, prompt: str, rng: Random, max_tokens: int) -> RecordedSample:
+    def _draw(self, prompt: str, rng: Random, max_tokens: int) -> RecordedSample:
         truncated = rng.random() < 0.5
         length = max_tokens if truncated else rng.randint(2, max_tokens - 1)
         ids: list[int] = []
@@ -230,13 +240,14 @@ class Session:
         place = self.prompts.index(prompt) if prompt in self.prompts else -1
         truth = self.truths[place] if place >= 0 else ""
         prompt_ids = self.tokenizer.encode(prompt, add_special_tokens=False)
+        parts = self._reward(text, truth)
         return RecordedSample(
-            len(self.samples), place, self.optimizer.steps, prompt_ids, ids, text, truth, truncated,
-            self._reward(text, truth)["reward"], self._reward(text, truth), place=place,
+            len(self.samples), place, self.optimizer.steps, prompt_ids, ids, text, truth, truncated, parts["reward"],
+            parts, place=place,
         )  # fmt: skip
 
     def objective(self) -> Options:
-        """The objective that the settings ask for."""
+        """Return the objective that the settings ask for."""
         s = self.settings
         return Options(
             method=METHOD_OF[s.loss_type],
@@ -247,45 +258,49 @@ class Session:
         )
 
     def training_calls(self) -> list[dict[str, Any]]:
-        """The calls of `generate` to learn from: an evaluation has another temperature, or no groups."""
-        asked = self.settings.sampling_temperature
-        calls = [c for c in self.calls if c["temperature"] == asked] or self.calls
+        """Return the calls of `generate` that are not of an evaluation, which has another temperature or no groups."""
+        temperature = self.settings.sampling_temperature
+        calls = [c for c in self.calls if c["temperature"] == temperature] or self.calls
         return [c for c in calls if c["n"] > 1 or len(set(c["prompts"])) < len(c["prompts"])] or calls
 
     def training(self) -> list[RecordedSample]:
-        """What was sampled to learn from. A question that is asked twice in a step has two groups."""
+        """Return the samples to learn from; a question that is asked twice in a step gets two groups."""
         samples = [s for call in self.training_calls() for s in call["samples"]]
-        seen: Counter[tuple[int, int]] = Counter()
+        count: Counter[tuple[int, int]] = Counter()
         for s in samples:
             if s.place >= 0:
-                s.prompt = s.place + AGAIN * (seen[s.round, s.place] // self.settings.group_size)
-                seen[s.round, s.place] += 1
+                s.prompt = s.place + AGAIN * (count[s.round, s.place] // self.settings.group_size)
+                count[s.round, s.place] += 1
         return samples
 
     def rollout(self) -> list[RecordedSample]:
-        """What was sampled last: all since the last optimizer step before which anything was."""
+        """Return the latest samples to learn from: those of one round."""
         samples = self.training()
         latest = max((s.round for s in samples), default=0)
         return [s for s in samples if s.round == latest]
 
-    def _refreshed(self, rollout: list[RecordedSample], samples: list[RecordedSample], width: int) -> torch.Tensor:
-        """Log-probabilities of an update's samples when its pass over the rollout began."""
+    def _batch_index(self, rollout: list[RecordedSample]) -> int:
+        """Return the number of the next train batch within its pass over the rollout."""
         taken = sum(u.rollout[:1] == rollout[:1] for u in self.updates)
-        if taken % -(-len(rollout) // self.settings.train_batch_size) == 0:
+        return taken % -(-len(rollout) // self.settings.train_batch_size)
+
+    def _refreshed(self, rollout: list[RecordedSample], samples: list[RecordedSample], width: int) -> torch.Tensor:
+        """Return log-probabilities of an update's samples when its pass over the rollout began."""
+        if self._batch_index(rollout) == 0:
             rows = scored(self.model, rollout, self.settings.sampling_temperature, width)[0].detach()
             self.at_epoch = {s.number: row for s, row in zip(rollout, rows, strict=True)}
         return torch.stack([self.at_epoch[s.number] for s in samples])
 
-    def _by_order(self, seen: dict[str, Any], rollout: list[RecordedSample]) -> None:
-        """Where logits cannot be seen, as in packed rows, a train batch not found is the next one of the rollout."""
+    def _take_in_order(self, seen: LogitGradients, rollout: list[RecordedSample]) -> None:
+        """Without logits, as in packed rows, take the next train batch of the rollout if the samples are not one."""
         size = self.settings.train_batch_size
-        if len(seen["samples"]) != size:
-            taken = sum(u.rollout[:1] == rollout[:1] for u in self.updates) % -(-len(rollout) // size)
-            seen["samples"] = rollout[taken * size : (taken + 1) * size]
-        seen |= {"micro": [list(range(len(seen["samples"])))], "outside": {}, "strangers": []}
+        if len(seen.samples) != size:
+            first = self._batch_index(rollout) * size
+            seen.samples = rollout[first : first + size]
+        seen.micro, seen.outside, seen.strangers = [list(range(len(seen.samples)))], {}, []
 
     def _with_gradients(self, update: RecordedUpdate) -> None:
-        """Gradients by separate groups, and, where that is wrong, by one group of a question that was asked twice."""
+        """Fill in the gradients; if they are wrong, with one group for a question that was asked twice."""
         with_gradients(update, self.model, self.settings.max_grad_norm, self.before)
         if any(s.prompt >= AGAIN for s in update.rollout) and not has_right_gradient(update):
             update.merged = True
@@ -293,42 +308,39 @@ class Session:
             update.unclear = not has_right_gradient(update)
 
     def _step(self) -> None:
+        """Record an optimizer step."""
         rollout, o = self.rollout(), self.objective()
         width = max((len(s.token_ids) for s in rollout), default=1)
-        seen = seen_weights(self.recorder.forwards, rollout, width, o.temperature)
-        if seen["weights"] is None and any(f.backward for f in self.recorder.forwards):
-            self._by_order(seen, rollout)
-        samples = seen["samples"]
-        parameters = list(self.model.parameters())
-        if not samples or not rollout:
-            update = RecordedUpdate(
-                o, rollout, rollout[:1], [[0]], torch.zeros(1, width), 1, None, strangers=seen["strangers"]
-            )
-            if rollout:
-                update.log_probs = torch.zeros(1, width)
+        forwards = [f for f in self.recorder.forwards if f.backward]
+        seen = read_logit_gradients(forwards, rollout, width, o.temperature)
+        if seen.weights is None and forwards:
+            self._take_in_order(seen, rollout)
+        n, size = len(seen.samples), self.settings.train_batch_size
+        update = RecordedUpdate(
+            **vars(seen),
+            options=o,
+            rollout=rollout,
+            log_probs=torch.zeros(1, width),
+            size=n if n < size and len(rollout) % size else size,
+            accumulation=self.settings.gradient_accumulation_steps,
+            tokenizer=self.tokenizer,
+            forwards=forwards,
+        )
+        if not update.samples:
+            update.samples, update.micro, update.weights, update.forwards = rollout[:1], [[0]], None, []
         else:
-            size = self.settings.train_batch_size
-            size = len(samples) if len(samples) < size and len(rollout) % size else size
-            update = RecordedUpdate(
-                o, rollout, samples, seen["micro"], torch.zeros(0), size, seen["weights"],
-                self.settings.gradient_accumulation_steps, outside=seen["outside"],
-                temperature_seen=seen["temperature_seen"],
-                strangers=seen["strangers"], forwards=[f for f in self.recorder.forwards if f.backward],
-            )  # fmt: skip
-        update.label_shift, update.tokenizer = seen["label_shift"], self.tokenizer
-        with torch.enable_grad():
-            if samples:
-                found, there = scored(self.model, samples, o.temperature, width)
-                update.log_probs = found.detach()
-                update.other_context = other_context(update.forwards, samples, there.detach())
-                update.refreshed = self._refreshed(rollout, samples, width)
+            with torch.enable_grad():
+                log_probs, logits = scored(self.model, update.samples, o.temperature, width)
+                update.log_probs = log_probs.detach()
+                update.other_context = has_other_context(forwards, update.samples, logits.detach())
+                update.refreshed = self._refreshed(rollout, update.samples, width)
                 update.earlier = [s for s in self.samples if s not in rollout]
                 self._with_gradients(update)
-        self.before = [torch.zeros_like(p) if p.grad is None else p.grad.clone() for p in parameters]
+        self.before = [torch.zeros_like(p) if p.grad is None else p.grad.clone() for p in self.model.parameters()]
         self.updates.append(update)
 
 
-def _alike(a: list[int], b: list[int]) -> bool:
-    """Whether two responses cannot be told apart in rows that may lack their last token."""
+def _equal_but_end(a: list[int], b: list[int]) -> bool:
+    """Return whether two responses are equal up to the last token of the shorter one."""
     n = max(1, min(len(a), len(b)) - 1)
     return a[:n] == b[:n]

@@ -1,42 +1,215 @@
-"""Find wrong weights of response tokens: the mistake that gives them, or a description."""
+"""Compute the right weights of response tokens, and name the mistake that gives the weights of an update."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
-from typing import Any
+from collections import Counter
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
 
 from rlreason.courses.check.engine import has_nonfinite, multiple
-from rlreason.courses.check.loop_gradients import find
-from rlreason.courses.check.loop_recording import (
-    KNOBS,
-    RecordedSample,
-    RecordedUpdate,
-    advantages_with,
-    right_weights,
-    wrong_weights,
+from rlreason.courses.check.loop_recording import RecordedSample, RecordedUpdate
+from rlreason.courses.check.mistakes import (
+    ADVANTAGE_KNOBS,
+    AGGREGATION_KNOBS,
+    LOSS_KNOBS,
+    KnobKinds,
+    LossInputs,
+    wrong_advantages,
+    wrong_average,
+    wrong_token_loss,
 )
-from rlreason.courses.check.subject import Bug, Kind, short_text
-from rlreason.objectives.measures import compute_entropy
+from rlreason.courses.check.subject import Finding, Kind, Knobs, short_text
+from rlreason.objectives.advantages import compute_group_advantages
+from rlreason.objectives.aggregation import aggregate_loss
+from rlreason.objectives.losses import LOSSES
+
+LOSS_OF = {"none": "reinforce_with_baseline", "noclip": "grpo_no_clip", "grpo": "grpo_clip", "gspo": "gspo"}
+NORM_OF = {"std": "group_std", "none": "none", "mean": "group_mean"}
 
 
-def of_weights(
-    function: str, wrong: Sequence[RecordedUpdate], updates: Sequence[RecordedUpdate], about: str
-) -> Iterator[Bug]:
-    """Report wrong weights of response tokens."""
+def right_weights(update: RecordedUpdate) -> Tensor:
+    """Return d loss / d log-probability (n, width), by `rlreason.objectives`."""
+    o = update.options
+    groups = [update.group(s) for s in update.rollout]
+    a = _advantages_by_group(update, torch.tensor([s.reward for s in update.rollout]), groups)[:, None]
+    leaf, mask = update.log_probs.detach().requires_grad_(), update.mask
+    clip = {"cliprange_low": o.cliprange, "cliprange_high": o.cliprange} if o.method in ("grpo", "gspo") else {}
+    loss, _ = LOSSES[LOSS_OF[o.method]](a, leaf, update.old(), mask, **clip)
+    by_row = o.length_norm == "sequence"
+    total = aggregate_loss(
+        loss,
+        mask,
+        "masked_mean" if by_row else "constant",
+        n_sequences=update.size if by_row else 1,
+        n_tokens=0,
+        constant=o.constant,
+    )
+    return torch.autograd.grad(total, leaf)[0]
+
+
+def _advantages_by_group(update: RecordedUpdate, rewards: Tensor, groups: Sequence[int]) -> Tensor:
+    """Return the advantages (n,) of the update's samples, from rewards and groups of its rollout."""
+    o = update.options
+    advantages = compute_group_advantages(
+        rewards,
+        torch.tensor(groups),
+        baseline=o.baseline,
+        std_norm=NORM_OF[o.normalizer],
+        advantage_eps=o.advantage_eps,
+    )
+    return advantages[torch.tensor(update.places())]
+
+
+_LOOP_KNOBS: KnobKinds = {
+    "micro": {
+        "summed": Kind(
+            "responses are summed, not averaged: their number divides nowhere",
+            "what the sum over responses is divided by",
+        ),
+        "live": Kind(
+            "responses to questions whose rewards are all equal are dropped, and the mean is taken over fewer",
+            "what is done with groups of equal rewards: they count in the mean, with advantage 0",
+        ),
+        "not_divided": Kind(
+            "micro-batches are added up without dividing: the gradient grows with their number",
+            "where gradient_accumulation_steps divides the loss",
+        ),
+        "twice": Kind("the loss is divided by the number of micro-batches twice", "where the loss is divided"),
+        "unequal": Kind(
+            "a micro-batch weighs the same however many rows it has: a smaller one counts too much",
+            "what the loss of a micro-batch is divided by, or multiplied with",
+        ),
+        "last": Kind("only the last micro-batch is learned from", "where gradients are cleared"),
+        "by_setting": Kind(
+            "the loss is divided by gradient_accumulation_steps though there are fewer or more micro-batches",
+            "where the loss is divided",
+        ),
+        "share_of_constant": Kind(
+            "the loss of a constant normaliser is divided by the micro-batches besides",
+            "where the loss is divided",
+        ),
+    },
+    "old": {
+        "refreshed": Kind(
+            "old log-probabilities are computed again in each epoch, not once with the samples",
+            "where old log-probabilities are computed: in which loop",
+        ),
+        "untempered": Kind(
+            "old log-probabilities are taken at temperature 1, new ones at the sampling temperature",
+            "where old log-probabilities are computed",
+        ),
+    },
+    "order": {
+        "as_sampled": Kind(
+            "groups mix questions: neighbours in the list of samples are taken for a group",
+            "the order of repeated prompts, and the reshape or loop that forms the groups",
+        ),
+        "of_update": Kind(
+            "groups mix questions: groups are formed within a shuffled or cut train batch",
+            "where advantages are computed: before or after the batch is cut",
+        ),
+        "by_truth": Kind(
+            "groups mix questions: those that have the same ground truth are taken for one group",
+            "how responses are gathered into groups: by their question, never by its ground truth",
+        ),
+    },
+    "part": {
+        "answer_reward": Kind("answer_reward is taken where the total, reward, is asked for", "the use of reward_fn"),
+        "format_reward": Kind("format_reward is taken where the total, reward, is asked for", "the use of reward_fn"),
+        "binary": Kind("rewards are turned into 0 and 1", "what is done with the rewards"),
+    },
+}
+KNOBS: KnobKinds = {
+    "ratio": LOSS_KNOBS["ratio"],
+    **_LOOP_KNOBS,
+    **ADVANTAGE_KNOBS,
+    **{name: LOSS_KNOBS[name] for name in ("sign", "pick", "bounds", "advantage", "weight", "sequence")},
+    "method": LOSS_KNOBS["method"],
+    "mask": {name: AGGREGATION_KNOBS["mask"][name] for name in ("late", "early", "no_first", "no_last")},
+    "rows": AGGREGATION_KNOBS["rows"]
+    | {
+        "width": Kind(
+            "sums over tokens are divided by the padded width or sampling_max_tokens, not by the response's own tokens",
+            "what the sum over a response's tokens is divided by",
+        )
+    },
+    **{name: AGGREGATION_KNOBS[name] for name in ("batch", "constant")},
+}
+
+
+def wrong_weights(update: RecordedUpdate, k: Knobs) -> Tensor:
+    """Return d loss / d log-probability (n, width), with the mistakes of `k`."""
+    o, how, micro = update.options, update.options.length_norm, k.get("micro", "")
+    if micro not in ("", "not_divided", "last") and (how == "constant") != (micro == "share_of_constant"):
+        raise ValueError("a mistake of the other normaliser")
+    a = wrong_update_advantages(update, k)[:, None]
+    if k.get("advantage") == "other_input":
+        a = _rewards(update.samples, k)[:, None]
+    leaf, mask = update.log_probs.detach().requires_grad_(), update.mask
+    old = update.old(k.get("old", "")).where(mask, update.log_probs)  # after its end, a response has no ratio
+    n_micro = len(update.micro)
+    total = torch.zeros(())
+    for rows in update.micro[-1:] if micro == "last" else update.micro:
+        loss = wrong_token_loss(LossInputs(o.method, a[rows], leaf[rows], old[rows], o.cliprange, mask[rows]), k)
+        part = wrong_average(loss, mask[rows], how, o.constant, k)
+        share = len(rows) / update.size if how == "sequence" else 1.0
+        share = {
+            "not_divided": 1.0,
+            "twice": share / n_micro,
+            "unequal": 1 / n_micro,
+            "live": len(rows) / len(update.samples),
+            "summed": float(len(rows)),
+            "by_setting": 1 / update.accumulation,
+            "share_of_constant": 1 / n_micro,
+        }.get(micro, share)
+        total = total + share * part
+    return torch.autograd.grad(total, leaf)[0] * mask
+
+
+def _rewards(samples: Sequence[RecordedSample], k: Knobs) -> Tensor:
+    """Return the rewards (n,), or what is mistaken for them."""
+    part = k.get("part", "")
+    if part == "binary":
+        return torch.tensor([float(s.reward > 0) for s in samples])
+    return torch.tensor([s.parts.get(part, s.reward) for s in samples])
+
+
+def wrong_update_advantages(update: RecordedUpdate, k: Knobs) -> Tensor:
+    """Return the advantages (n,) of the update's samples, with the mistakes of `k`."""
+    o, order = update.options, k.get("order", "")
+    if order == "by_truth":
+        truths = [s.truth for s in update.rollout]
+        if len(set(truths)) == len({update.group(s) for s in update.rollout}):
+            raise ValueError("no two questions have the same ground truth")
+        return _advantages_by_group(update, _rewards(update.rollout, k), [truths.index(truth) for truth in truths])
+    members = update.samples if order == "of_update" else update.rollout
+    number = {s.number: i for i, s in enumerate(members)}
+    by_group = not (order or k.get("after") or k.get("groups"))
+    ranked = sorted(members, key=update.group) if by_group else list(members)
+    size = max(Counter(update.group(s) for s in update.rollout).values())
+    if len(ranked) % size:
+        raise ValueError("no whole groups")
+    advantages = torch.zeros(len(members))
+    advantages[torch.tensor([number[s.number] for s in ranked])] = wrong_advantages(
+        _rewards(ranked, k), size, o.baseline, o.advantage_eps, o.normalizer, k
+    )
+    return advantages[torch.tensor([number[s.number] for s in update.samples])]
+
+
+def findings_of_weights(wrong: Sequence[RecordedUpdate], updates: Sequence[RecordedUpdate]) -> Iterator[Finding]:
+    """Yield the mistake that gives response tokens wrong weights, if the first wrong update has any."""
     visible = [u for u in updates if u.weights is not None]
     bad = [u for u in visible if not _same(u.weights, right_weights(u))]
     if not bad or wrong[0] not in bad:
         return
-    knobs = _explaining(visible)
+    knobs = _known_mistake(visible)
     if knobs is None:
-        yield _weight_example(function, bad[0], _described(bad), about, None)
+        yield _example(bad[0], _describe(bad), None)
         return
     ((knob, value),) = knobs.items()
-    yield _weight_example(function, bad[0], KNOBS[knob][value], about, knobs)
+    yield _example(bad[0], KNOBS[knob][value], knobs)
 
 
 def _same(a: Tensor | None, b: Tensor) -> bool:
@@ -45,8 +218,8 @@ def _same(a: Tensor | None, b: Tensor) -> bool:
     return float((a - b).abs().max()) <= 2e-3 * float(b.abs().max()) + 1e-7
 
 
-def _explaining(updates: Sequence[RecordedUpdate]) -> dict[str, str] | None:
-    """Return the mistake that gives the weights of every update, or None."""
+def _known_mistake(updates: Sequence[RecordedUpdate]) -> dict[str, str] | None:
+    """Return the known mistake that gives the weights of every update, or None."""
     ordered = sorted(updates, key=lambda u: _same(u.weights, right_weights(u)))
     for knob, values in KNOBS.items():
         for value in values:
@@ -62,7 +235,7 @@ def _gives(update: RecordedUpdate, knobs: dict[str, str]) -> bool:
         return False
 
 
-def _described(bad: Sequence[RecordedUpdate]) -> Kind:
+def _describe(bad: Sequence[RecordedUpdate]) -> Kind:
     """Describe wrong weights that no known mistake explains."""
     first = bad[0]
     assert first.weights is not None
@@ -104,13 +277,12 @@ def _described(bad: Sequence[RecordedUpdate]) -> Kind:
 
 
 def _ends_lost(update: RecordedUpdate, right: Tensor) -> bool:
-    """Whether exactly the end tokens of finished responses have no weight."""
+    """Return whether exactly the end tokens of finished responses have no weight."""
+    assert update.weights is not None
     lost = []
     for row, s in enumerate(update.samples):
-        seen, last = (
-            update.weights[row].abs() > 1e-7 if update.weights is not None else right[row],
-            len(s.token_ids) - 1,
-        )
+        last = len(s.token_ids) - 1
+        seen = update.weights[row].abs() > 1e-7
         if bool(right[row].any()) and last > 0:
             if not bool(seen[:last].all()):
                 return False
@@ -119,7 +291,7 @@ def _ends_lost(update: RecordedUpdate, right: Tensor) -> bool:
 
 
 def _row_factors(update: RecordedUpdate, right: Tensor) -> list[float] | None:
-    """Of each row, the number that its right weights are multiplied with; None where there is none for some row."""
+    """Return each row's factor between its weights and the right ones; None if some row has no single factor."""
     assert update.weights is not None
     factors = []
     for seen, should in zip(update.weights, right, strict=True):
@@ -134,29 +306,31 @@ def _row_factors(update: RecordedUpdate, right: Tensor) -> list[float] | None:
 
 
 def _of_factors(update: RecordedUpdate, factors: Sequence[float]) -> Kind | None:
-    """What rows with these factors have in common: the micro-batch, or their lengths."""
+    """Return the kind of bug where the factors of rows follow from their micro-batch or lengths, else None."""
     lengths = update.mask.sum(-1).tolist()
-    divided = "what the sum over a response's tokens is divided by"
+    where = "what the sum over a response's tokens is divided by"
 
     def constant(values: Sequence[float]) -> bool:
-        known = [v for v in values if v == v]
-        return all(abs(v - known[0]) <= 2e-3 * abs(known[0]) for v in known)
+        numbers = [v for v in values if v == v]
+        return all(abs(v - numbers[0]) <= 2e-3 * abs(numbers[0]) for v in numbers)
 
     if all(constant([factors[i] for i in rows]) for rows in update.micro) and len(update.micro) > 1:
-        where = "what the loss of a micro-batch is divided by, and where gradients are cleared"
-        return Kind("the weight of a response depends on the micro-batch that it is in", where)
+        return Kind(
+            "the weight of a response depends on the micro-batch that it is in",
+            "what the loss of a micro-batch is divided by, and where gradients are cleared",
+        )
     by_length = [f / n for f, n in zip(factors, lengths, strict=True)]
     if constant(by_length):
         name = "sums over tokens are not divided by the response's own tokens, but by one number for all"
-        return Kind(name, divided)
+        return Kind(name, where)
     if all(constant([by_length[i] for i in rows]) for rows in update.micro):
         name = "sums over tokens are divided by the padded width, or another number of the micro-batch's own"
-        return Kind(name, divided)
+        return Kind(name, where)
     return None
 
 
 def _swapped(update: RecordedUpdate, right: Tensor) -> bool:
-    """Whether every response has the advantage of some response, but not all their own."""
+    """Return whether responses have one another's advantages."""
     assert update.weights is not None
     if update.options.method != "none":
         return False
@@ -165,7 +339,7 @@ def _swapped(update: RecordedUpdate, right: Tensor) -> bool:
 
 
 def _group_sums(update: RecordedUpdate) -> bool:
-    """Whether advantages as read from the weights add up to something in a group that is whole in the update."""
+    """Return whether the advantages that the weights imply do not add up to 0 in some group."""
     if update.options.method != "none" or update.weights is None:
         return False
     lengths = update.mask.sum(-1)
@@ -177,19 +351,19 @@ def _group_sums(update: RecordedUpdate) -> bool:
     return bool((sums.abs() > 1e-3 * read.abs().max()).any())
 
 
-def _weight_example(function: str, update: RecordedUpdate, kind: Kind, about: str, knobs: dict[str, str] | None) -> Bug:
-    """The response whose weights are furthest off: its question, its group's rewards, and a token's weight."""
+def _example(update: RecordedUpdate, kind: Kind, knobs: Knobs | None) -> Finding:
+    """Return the finding with the response whose weights are furthest off: its question, group and token."""
     assert update.weights is not None
     right = right_weights(update)
     gap = (update.weights - right).nan_to_num(1e9).abs()
-    telling = torch.tensor([_is_live(update, s) for s in update.samples])
-    gap = gap * telling[:, None].float() if bool((gap[telling] > 1e-6).any()) else gap
+    live = torch.tensor([len({x.reward for x in _group_of(update, s)}) > 1 for s in update.samples])
+    if bool((gap[live] > 1e-6).any()):
+        gap = gap * live[:, None].float()
     row = int(gap.amax(-1).argmax())
     sample, place = update.samples[row], int(gap[row].argmax())
-    group = [s for s in update.rollout if update.group(s) == update.group(sample)]
-    told = {
-        "scenario": about,
-        "question": repr(update.tokenizer.decode(sample.prompt_ids)) if update.tokenizer else str(sample.prompt),
+    group = _group_of(update, sample)
+    inputs = {
+        "question": repr(update.tokenizer.decode(sample.prompt_ids)),
         "rewards of its responses": short_text([s.reward for s in group]),
         "this response": f"{sample.text!r}, {len(sample.token_ids)} tokens, reward {short_text(sample.reward)}",
     }
@@ -198,128 +372,29 @@ def _weight_example(function: str, update: RecordedUpdate, kind: Kind, about: st
         yours = f"its group is responses to {questions} questions, with rewards of mean {_mean(mixed):.3g}"
         if len(mixed) <= 6:
             yours += f": {short_text([s.reward for s in mixed])}"
-        return Bug(function, *kind, told, yours, f"the responses to its own question, of mean {_mean(group):.3g}")
-    token = repr(update.tokenizer.decode([sample.token_ids[place]])) if update.tokenizer else sample.token_ids[place]
-    told["its token"] = f"number {place + 1}, {token}"
-    name = "it pulls with weight"  # d loss / d log-probability
-    pulls = [f"{name} {float(w[row, place]):.4g}" for w in (update.weights, right)]
-    return Bug(function, *kind, told, f"{pulls[0]} (d loss / d its log-probability)", pulls[1])
+        return Finding(kind, yours, f"the responses to its own question, of mean {_mean(group):.3g}", inputs)
+    inputs["its token"] = f"number {place + 1}, {update.tokenizer.decode([sample.token_ids[place]])!r}"
+    yours, ours = (f"it pulls with weight {float(w[row, place]):.4g}" for w in (update.weights, right))
+    return Finding(kind, f"{yours} (d loss / d its log-probability)", ours, inputs)
 
 
-def _is_live(update: RecordedUpdate, sample: RecordedSample) -> bool:
-    """Whether the rewards of its question differ."""
-    return len({s.reward for s in update.rollout if update.group(s) == update.group(sample)}) > 1
+def _group_of(update: RecordedUpdate, sample: RecordedSample) -> list[RecordedSample]:
+    return [s for s in update.rollout if update.group(s) == update.group(sample)]
 
 
 def _mean(samples: Sequence[RecordedSample]) -> float:
     return sum(s.reward for s in samples) / len(samples)
 
 
-def _mixed_group(
-    update: RecordedUpdate, sample: RecordedSample, knobs: dict[str, str] | None
-) -> list[RecordedSample] | None:
-    """The responses whose rewards move this one's advantage under a mistake, where they are of several questions."""
+def _mixed_group(update: RecordedUpdate, sample: RecordedSample, knobs: Knobs | None) -> list[RecordedSample] | None:
+    """Return the responses whose rewards change this one's advantage under a mistake; None if of one question only."""
     if knobs is None:
         return None
     row = update.samples.index(sample)
-    before, found = advantages_with(update, knobs)[row], []
+    before, mixed = wrong_update_advantages(update, knobs)[row], []
     for s in update.rollout:
-        kept, s.reward = s.reward, s.reward + 0.37
-        moved = abs(float(advantages_with(update, knobs)[row] - before)) > 1e-6
-        s.reward = kept
-        found += [s] if moved else []
-    return found if len({update.group(s) for s in found}) > 1 else None
-
-
-_ENTROPY = {"entropy", "meanentropy", "avgentropy", "tokenentropy", "meantokenentropy", "responseentropy"}
-_CLIPPED = {"clipfraction", "clipfrac", "meanclipfraction", "clippedfraction", "fractionclipped", "clipped"}
-
-
-def not_a_mean(name: str) -> Kind:
-    """Return the kind of bug of a number that is no mean over response tokens."""
-    wrong = "is no mean over the update's response tokens: prompt or padding positions, or another divisor"
-    return Kind(f"the reported {name} {wrong}", f"the mean that makes {name}: which positions it is over")
-
-
-def numbers(row: Any) -> dict[str, float]:
-    """Return the numbers in a dictionary of metrics."""
-    found = {}
-    for name, value in row.items() if isinstance(row, dict) else ():
-        with suppress(TypeError, ValueError, RuntimeError):
-            found[str(name)] = float(value)
-    return found
-
-
-def unlike(
-    reported: Mapping[str, float], update: RecordedUpdate, lenient: bool = False
-) -> Iterator[tuple[str, float, float]]:
-    """(name, as reported, as it should be) of entropies and clip fractions that are no mean over response tokens.
-
-    A mean over tokens, a mean of the responses' means and one of the micro-batches' means are all right; where
-    `lenient`, that of a single micro-batch is, too. Names that say something else than a mean are left alone.
-    """
-    for name, value in reported.items():
-        letters = "".join(filter(str.isalpha, name.lower()))
-        right: list[float] = []
-        if letters in _ENTROPY:
-            right = [mean for parts in _entropies(update) for mean in _means(parts, lenient)]
-        elif letters in _CLIPPED:
-            right = [mean for parts in _clipped(update) for mean in _means(parts, lenient)]
-        if right and not any(abs(value - r) <= 1e-3 * (1e-2 + abs(r)) for r in right):
-            yield name, value, right[0]
-
-
-Parts = list[list[Tensor]]  # of each micro-batch, of each response, the values of its tokens
-
-
-def _means(parts: Parts, lenient: bool) -> list[float]:
-    rows = [row for part in parts for row in part]
-    if not rows:
-        return []
-    passes = [float(torch.cat(part).mean()) for part in parts if part]
-    by_row = sum(float(row.mean()) for row in rows) / len(rows)
-    return [float(torch.cat(rows).mean()), by_row, sum(passes) / len(passes), *(passes if lenient else [])]
-
-
-def _entropies(update: RecordedUpdate) -> Iterator[Parts]:
-    """Return entropies of the response tokens at the sampling temperature and at 1; {} if logits are unknown."""
-    if any(forward.logits is None for forward in update.forwards):
-        return
-    for t in dict.fromkeys((update.options.temperature, 1.0)):
-        parts: Parts = []
-        for forward in update.forwards:
-            assert forward.logits is not None
-            values = compute_entropy(forward.logits.float() / t)
-            parts.append([])
-            for row, ids in enumerate(forward.ids.tolist()):
-                for sample, start in find(ids, update.rollout)[:1]:
-                    first = start + len(sample.prompt_ids) - 1
-                    parts[-1].append(values[row, first : first + len(sample.token_ids)])
-        yield parts
-
-
-def _clipped(update: RecordedUpdate) -> Iterator[Parts]:
-    """Whether a response token's clipped term is the smaller one, and whether its ratio is outside the range."""
-    o = update.options
-    if o.method not in ("grpo", "gspo"):
-        return
-    mask, c = update.mask, o.cliprange
-    gap = (update.log_probs - update.old()).masked_fill(~mask, 0.0)
-    if o.method == "gspo":
-        gap = (gap.sum(-1) / mask.sum(-1).clamp(min=1))[:, None].expand_as(gap)
-    ratio = gap.exp()
-    above, below = ratio > 1 + c, ratio < 1 - c
-    a = _centered(update)[:, None]
-    for hits in ((above & (a > 1e-6)) | (below & (a < -1e-6)), above | below):
-        yield [[hits[i, : len(update.samples[i].token_ids)].float() for i in rows] for rows in update.micro]
-
-
-def _centered(update: RecordedUpdate) -> Tensor:
-    """Return (n,) rewards minus their group's mean: the signs of the advantages."""
-
-    def mean(rewards: Sequence[float]) -> float:
-        return sum(rewards) / len(rewards)
-
-    groups = {update.group(s) for s in update.rollout}
-    means = {g: mean([s.reward for s in update.rollout if update.group(s) == g]) for g in groups}
-    return torch.tensor([s.reward - means[update.group(s)] for s in update.samples])
+        reward, s.reward = s.reward, s.reward + 0.37
+        if abs(float(wrong_update_advantages(update, knobs)[row] - before)) > 1e-6:
+            mixed.append(s)
+        s.reward = reward
+    return mixed if len({update.group(s) for s in mixed}) > 1 else None

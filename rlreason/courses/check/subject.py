@@ -106,6 +106,20 @@ class Subject:
         return lambda **inputs: wrong(inputs, knobs)
 
 
+@dataclass(frozen=True)
+class Finding:
+    """A bug of a loop or train step, before the function and the run that show it are added."""
+
+    kind: Kind
+    yours: str = ""
+    ours: str = ""
+    inputs: dict[str, str] = field(default_factory=dict)
+
+    def bug(self, function: str, run: dict[str, str]) -> Bug:
+        """Return it as a bug of this function, with what describes the run before the inputs."""
+        return Bug(function, *self.kind, run | self.inputs, self.yours, self.ours)
+
+
 LONGEST = 400
 
 
