@@ -1,5 +1,5 @@
-"""`rlreason check MODULE`: somebody's own functions or train loop of a handout, held against ours.
+"""`rlreason check MODULE` compares the user's functions or train loop of a handout with ours, and names the bugs.
 
-The right answers are those of `rlreason.courses`. `wrong/` holds families of known mistakes: whichever of them gives
-what the user's function gives, on every trial, names the bug. Imports nothing: `check` starts without torch.
+The right answers are those of `rlreason.courses`. A known mistake that gives the user's answers on every trial names
+the bug. This module imports nothing, so that the command starts without torch.
 """

@@ -63,7 +63,7 @@ def events(path_or_name: str, course: str, seconds: float, skipped: set[str]) ->
         reason = f"{misfit} has the parameters of {year_of(misfit, functions[misfit])}: leave --course out"
         yield {"event": "mistake", "text": f"--course {course}: {reason}"}
         return
-    yield {"event": "module", "course": year, "names": list(functions)}
+    yield {"event": "module", "course": year}
     import torch
 
     import rlreason.courses.check.cases_steps  # it takes seconds, which must not count for the first function

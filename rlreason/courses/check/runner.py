@@ -24,52 +24,40 @@ GRACE = 2.0  # beyond the child's own limit, for code that cannot be interrupted
 
 
 @dataclass
-class Checked:
-    """The results of a module."""
+class Check:
+    """A module to check, and its results so far."""
 
-    course: str = ""
-    names: list[str] = field(default_factory=list)
-    results: dict[str, dict[str, Any]] = field(default_factory=dict)  # name -> state, findings and notes
-    seconds: float = 0.0
+    module: str
+    course: str  # "" until the functions tell it
+    seconds: float  # for each function at most
+    report: Callable[[str], None]  # takes what is being done
+    results: dict[str, dict[str, Any]] = field(default_factory=dict)  # function -> state, findings and notes
+    duration: float = 0.0
 
 
-def check_module(module: str, course: str, seconds: float, report: Callable[[str], None]) -> Checked:
+def check_module(module: str, course: str, seconds: float, report: Callable[[str], None]) -> Check:
     """Check a module's functions, each for so many seconds at most; `ConfigError` for a user's mistake.
 
-    After a function that took its process with it, another process goes on with those that are left.
+    After a function that ended its process, a new process checks the rest.
     """
-    done, began = Checked(), time.monotonic()
-    while True:
-        died_in = _one_process(module, course, seconds, done, report)
-        if died_in is None:
-            break
-        done.results[died_in[0]] = {"state": "bug", "findings": [_death(*died_in)], "notes": []}
-    done.seconds = time.monotonic() - began
-    return done
+    check, began = Check(module, course, seconds, report), time.monotonic()
+    while death := _check_rest(check):
+        function, kind = death
+        where = "exit, os._exit and what is done to memory"
+        if kind.startswith("it does not end:"):
+            where = "loops whose end is never reached"
+        finding = {"function": function, "kind": kind, "where": where}
+        finding |= {"inputs": {}, "yours": "", "ours": "", "note": ""}
+        check.results[function] = {"state": "bug", "findings": [finding], "notes": []}
+    check.duration = time.monotonic() - began
+    return check
 
 
-def _death(name: str, how: str) -> dict[str, Any]:
-    where = {"it does not end": "loops whose end is never reached"}.get(
-        how.partition(":")[0], "exit, os._exit and what is done to memory"
-    )
-    return {"function": name, "kind": how, "where": where, "inputs": {}, "yours": "", "ours": "", "note": ""}
-
-
-def _one_process(
-    module: str, course: str, seconds: float, done: Checked, report: Callable[[str], None]
-) -> tuple[str, str] | None:
-    """Let one process check what is left; return the function in which it died, and how, or None."""
+def _check_rest(check: Check) -> tuple[str, str] | None:
+    """Check the functions that have no result yet in one process; return the function it died in and how, or None."""
     read, write = os.pipe()
-    command = [
-        sys.executable,
-        "-m",
-        "rlreason.courses.check.child",
-        str(write),
-        module,
-        course,
-        str(seconds),
-        *done.results,
-    ]
+    command = [sys.executable, "-m", "rlreason.courses.check.child", str(write)]
+    command += [check.module, check.course, str(check.seconds), *check.results]
     root = str(Path(__file__).resolve().parents[3])
     paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
     env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(paths), "TOKENIZERS_PARALLELISM": "false"}
@@ -79,7 +67,7 @@ def _one_process(
     )  # fmt: skip
     os.close(write)
     try:
-        return _followed(process, read, module, seconds, done, report)
+        return _follow(process, read, check)
     finally:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
@@ -89,72 +77,61 @@ def _one_process(
             process.stderr.close()
 
 
-def _followed(
-    process: subprocess.Popen[bytes],
-    read: int,
-    module: str,
-    seconds: float,
-    done: Checked,
-    report: Callable[[str], None],
-) -> tuple[str, str] | None:
+def _follow(process: subprocess.Popen[bytes], read: int, check: Check) -> tuple[str, str] | None:
+    """Take in the events of the process until its end; return the function it died in and how, or None."""
     assert process.stderr is not None
-    said, errors, now, until = b"", b"", "", time.monotonic() + 2 * SECONDS_TO_IMPORT
-    with selectors.DefaultSelector() as waiting:
-        waiting.register(read, selectors.EVENT_READ)
-        waiting.register(process.stderr, selectors.EVENT_READ)
-        while True:
-            left = until - time.monotonic()
-            if left <= 0:
-                return _late(module, now, seconds)
-            for key, _ in waiting.select(left):
+    buffer, errors, current = b"", b"", ""
+    deadline = time.monotonic() + 2 * SECONDS_TO_IMPORT
+    with selectors.DefaultSelector() as selector:
+        selector.register(read, selectors.EVENT_READ)
+        selector.register(process.stderr, selectors.EVENT_READ)
+        while (left := deadline - time.monotonic()) > 0:
+            for key, _ in selector.select(left):
                 chunk = os.read(key.fd, 1 << 16)
                 if key.fd != read:
                     errors = (errors + chunk)[-4000:]
                     if not chunk:
-                        waiting.unregister(process.stderr)
+                        selector.unregister(process.stderr)
                     continue
                 if not chunk:
-                    return _ended(process, module, now, errors)
-                said += chunk
-                *lines, said = said.split(b"\n")
-                for line in lines:
-                    record = json.loads(line)
-                    now = _noted(record, done, report, now)
-                    limit = SECONDS_TO_IMPORT if record["event"] in ("loading", "module") else seconds
-                    until = time.monotonic() + 2 * limit + GRACE
-                    if record["event"] == "end":
+                    return _ended(process, check.module, current, errors)
+                *lines, buffer = (buffer + chunk).split(b"\n")
+                for event in map(json.loads, lines):
+                    if event["event"] == "end":
                         return None
+                    current = _take_in(event, check, current)
+                    limit = SECONDS_TO_IMPORT if event["event"] in ("loading", "module") else check.seconds
+                    deadline = time.monotonic() + 2 * limit + GRACE
+    if not current:
+        late = f"importing it takes longer than {SECONDS_TO_IMPORT:g} s: do less there"
+        raise ConfigError(f"MODULE={check.module}: {late}")
+    return current, f"it does not end: stopped after {check.seconds:g} s"
 
 
-def _noted(record: dict[str, Any], done: Checked, report: Callable[[str], None], now: str) -> str:
-    """Record a message of the process; return the function that it is checking."""
-    match record["event"]:
+def _take_in(event: dict[str, Any], check: Check, current: str) -> str:
+    """Record an event of the process; return the function that it is checking."""
+    match event["event"]:
         case "mistake":
-            raise ConfigError(record["text"])
+            raise ConfigError(event["text"])
         case "loading":
-            report("importing it")
+            check.report("importing it")
         case "module":
-            done.course, done.names = record["course"], record["names"]
+            check.course = event["course"]
         case "begin":
-            report(f"checking {record['name']}")
-            return str(record["name"])
+            check.report(f"checking {event['name']}")
+            return str(event["name"])
         case "done":
-            done.results[record["name"]] = {key: record[key] for key in ("state", "findings", "notes")}
+            check.results[event["name"]] = {key: event[key] for key in ("state", "findings", "notes")}
             return ""
-    return now
+    return current
 
 
-def _late(module: str, now: str, seconds: float) -> tuple[str, str]:
-    if not now:
-        raise ConfigError(f"MODULE={module}: importing it takes longer than {SECONDS_TO_IMPORT:g} s: do less there")
-    return now, f"it does not end: stopped after {seconds:g} s"
-
-
-def _ended(process: subprocess.Popen[bytes], module: str, now: str, errors: bytes) -> tuple[str, str]:
+def _ended(process: subprocess.Popen[bytes], module: str, current: str, errors: bytes) -> tuple[str, str]:
+    """Return the function that ended the process, and how; `ConfigError` if importing the module did."""
     code = process.wait()
     how = f"signal {-code}" if code < 0 else f"exit code {code}"
-    if now:
-        return now, f"it ends the whole process ({how})"
+    if current:
+        return current, f"it ends the whole process ({how})"
     last = errors.decode("utf-8", "replace").strip().splitlines()
     tail = f": {last[-1]}" if last else ""
     raise ConfigError(f"MODULE={module}: importing it ends the whole process ({how}){tail}: do not exit there")
@@ -166,9 +143,9 @@ class TimeUpError(BaseException):
 
 @contextmanager
 def time_limit(seconds: float) -> Iterator[None]:
-    """Raise `TimeUpError` in what is inside once so many seconds of the processor, or twice as many, have passed.
+    """Raise `TimeUpError` in the block after so many seconds of the processor, or twice as many by the clock.
 
-    On a machine that is busy with other things a right function is not taken for one that hangs.
+    So a busy machine does not make a right function look like one that hangs.
     """
 
     def up(number: int, frame: object) -> NoReturn:
@@ -210,49 +187,51 @@ def main(arguments: argparse.Namespace, console: Console) -> Answer:
     if not 0 < arguments.timeout <= 86400:
         raise ConfigError(f"--timeout {arguments.timeout:g} must be above 0 and at most 86400 seconds: give another")
     with console.wait(f"checking {arguments.module}") as wait:
-        done = check_module(arguments.module, course, arguments.timeout, wait.part)
-    figures = figures_of(arguments.module, done)
+        check = check_module(arguments.module, course, arguments.timeout, wait.part)
+    figures = figures_of(check)
     return Answer(report_text(figures), figures, 1 if figures["bugs"] else 0)
 
 
-def figures_of(module: str, done: Checked) -> dict[str, Any]:
+def figures_of(check: Check) -> dict[str, Any]:
     """Return all results for --json."""
-    findings = [finding for result in done.results.values() for finding in result["findings"]]
-    states = {name: result["state"] for name, result in done.results.items()}
-    missing = [name for name in (*COURSES[done.course], LOOP) if name not in states]
+    findings = [finding for result in check.results.values() for finding in result["findings"]]
+    states = {name: result["state"] for name, result in check.results.items()}
     return {
-        "module": module,
-        "course": done.course,
+        "module": check.module,
+        "course": check.course,
         "functions": states,
-        "missing": missing,
+        "missing": [name for name in (*COURSES[check.course], LOOP) if name not in states],
         "bugs": len(findings),
         "findings": findings,
-        "notes": [f"{name}: {note}" for name, result in done.results.items() for note in result["notes"]],
-        "seconds": round(done.seconds, 2),
+        "notes": [f"{name}: {note}" for name, result in check.results.items() for note in result["notes"]],
+        "seconds": round(check.duration, 2),
     }
 
 
 def report_text(figures: dict[str, Any]) -> str:
-    """Return the same as text."""
+    """Return the results as text."""
     states = figures["functions"]
     width = max(map(len, states)) + 2
     lines = [f"{name:<{width}}{_STATE[state]}" for name, state in states.items()]
     if figures["missing"]:
-        lines += textwrap.wrap(
-            f"not in the module: {', '.join(figures['missing'])}", WIDTH, subsequent_indent="  ", break_on_hyphens=False
-        )
+        lines += _wrap(f"not in the module: {', '.join(figures['missing'])}")
     for finding in figures["findings"]:
         lines += ["", *_finding_lines(finding)]
-    lines += [""] * bool(figures["notes"])
+    if figures["notes"]:
+        lines.append("")
     for note in figures["notes"]:
-        lines += textwrap.wrap(note, WIDTH, subsequent_indent="  ", break_on_hyphens=False)
+        lines += _wrap(note)
     unwritten = sum(state == "not written" for state in states.values())
     checked = f"{len(states) - unwritten} checked as {figures['course']}"
-    checked += f", {unwritten} not written yet" if unwritten else ""
-    bugs = figures["bugs"]
-    found = "no bug found" if not bugs else f"{bugs} bug{'s' * (bugs > 1)} found"
-    lines += ["", f"{checked}: {found} ({figures['seconds']:.1f} s)"]
+    if unwritten:
+        checked += f", {unwritten} not written yet"
+    bugs = {0: "no bug", 1: "1 bug"}.get(figures["bugs"], f"{figures['bugs']} bugs")
+    lines += ["", f"{checked}: {bugs} found ({figures['seconds']:.1f} s)"]
     return "\n".join(lines)
+
+
+def _wrap(text: str) -> list[str]:
+    return textwrap.wrap(text, WIDTH, subsequent_indent="  ", break_on_hyphens=False)
 
 
 _STATE = {"ok": "ok", "bug": "BUG", "not written": "not written yet"}
