@@ -4,7 +4,7 @@ import html
 import re
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,17 @@ from rlreason.errors import ConfigError
 from rlreason.health.finding import Finding
 from rlreason.records.files import EVALS, ResponseFile, each_line, response_files
 from rlreason.report.charts import figures_of, forest_of, legend_of
-from rlreason.report.content import SIGNS, Case, Detail, Figure, Report, ShownResponse, Table, Verdict, written_out
+from rlreason.report.content import (
+    SIGNS,
+    Case,
+    Figure,
+    Report,
+    ShownResponse,
+    Table,
+    Verdict,
+    counted,
+    written_out,
+)
 from rlreason.report.page import svg_of
 from rlreason.report.read import without_ids
 from rlreason.report.remarks import budget_of, warnings_of
@@ -37,8 +47,8 @@ from rlreason.runtime.differences import LEVEL, PROBLEMS, holm
 from rlreason.runtime.files import write_whole
 from rlreason.runtime.text import few, visible
 
-MOST_PARTS = 40  # of one fact: with more different values it tells problems apart, not kinds of them
-FEWEST_PROBLEMS = 8  # of a part
+MOST_PARTS = 40  # a fact with more values distinguishes single problems, not kinds
+FEWEST_PROBLEMS = 8  # in a slice
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,16 +66,18 @@ def slices_of(study: Study) -> list[Slice]:
     Parts of fewer than FEWEST_PROBLEMS problems are left out, and so is a kind with one part.
     """
     problems = _problems(study)
-    kinds = [*_by_facts(problems), ("question length", _by_length(problems))]
-    kinds.append(("difficulty for the starting model", _by_difficulty(study)))
-    found = []
+    kinds = [
+        *_by_facts(problems),
+        ("question length", _by_length(problems)),
+        ("difficulty for the starting model", _by_difficulty(study)),
+    ]
+    slices = []
     for kind, parts in kinds:
-        large = {
-            name: of & problems.keys() for name, of in parts.items() if len(of & problems.keys()) >= FEWEST_PROBLEMS
-        }
+        common = {name: frozenset(part & problems.keys()) for name, part in parts.items()}
+        large = [Slice(kind, name, part) for name, part in common.items() if len(part) >= FEWEST_PROBLEMS]
         if len(large) > 1:
-            found += [Slice(kind, name, frozenset(of)) for name, of in large.items()]
-    return found
+            slices += large
+    return slices
 
 
 def _problems(study: Study) -> dict[str, GradedProblem]:
@@ -78,6 +90,7 @@ def _problems(study: Study) -> dict[str, GradedProblem]:
 
 
 def _by_facts(problems: Mapping[str, GradedProblem]) -> Iterator[tuple[str, dict[str, set[str]]]]:
+    """Yield each fact with its values, and the problems that have them."""
     for fact in dict.fromkeys(name for problem in problems.values() for name in problem.facts):
         parts: dict[str, set[str]] = {}
         for name, problem in problems.items():
@@ -104,8 +117,8 @@ def _by_difficulty(study: Study) -> dict[str, set[str]]:
     starts = [run.start.problems for run in study.runs if run.start is not None]
     if not starts:
         return {}
-    asked = set(starts[0]).intersection(*starts[1:])
-    share = {name: float(np.mean([start[name].share for start in starts])) for name in asked}
+    common = set(starts[0]).intersection(*starts[1:])
+    share = {name: float(np.mean([start[name].share for start in starts])) for name in common}
     return {
         "solved by no starting run": {n for n, s in share.items() if s == 0},
         "by some": {n for n, s in share.items() if 0 < s < 1},
@@ -119,21 +132,16 @@ def slices_table(study: Study) -> Table | None:
     others = [(one, side_of(one)) for one in study.settings[1:]]
     if not slices or not reference.right or not any(side.right for _, side in others):
         return None
-    found = {(s, one.label): pair(side, reference, set(s.problems)) for s in slices for one, side in others}
-    tested = {key: pairing for key, pairing in found.items() if pairing is not None}
-    adjusted = dict(zip(tested, holm([p.difference.p for p in tested.values()]), strict=True))
+    pairings = {(s, one.label): pair(side, reference, set(s.problems)) for s in slices for one, side in others}
+    tested = {key: pairing for key, pairing in pairings.items() if pairing is not None}
+    adjusted = dict(zip(tested, holm([pairing.difference.p for pairing in tested.values()]), strict=True))
     rows = []
     for s in slices:
-        pairings = [found[s, one.label] for one, _ in others]
-        first = next((p for p in pairings if p is not None), None)
-        rows.append(
-            [
-                f"{s.kind}\n{s.name}",
-                f"{len(s.problems):,}",
-                NONE if first is None else percent(first.means[1]),
-                *(_cell(found[s, one.label], adjusted.get((s, one.label), 1.0)) for one, _ in others),
-            ]
-        )
+        keys = [(s, one.label) for one, _ in others]
+        first = next((pairing for key in keys if (pairing := pairings[key]) is not None), None)
+        accuracy = NONE if first is None else percent(first.means[1])
+        cells = [_cell(pairings[key], adjusted.get(key, 1.0)) for key in keys]
+        rows.append([f"{s.kind}\n{s.name}", f"{len(s.problems):,}", accuracy, *cells])
     return Table(
         "Accuracy by slice",
         ["problems that are", "number", study.reference.label, *(one.label for one, _ in others)],
@@ -146,18 +154,18 @@ def slices_table(study: Study) -> Table | None:
     )
 
 
-def _cell(pairing: Pairing | None, p: float) -> str:
+def _cell(pairing: Pairing | None, adjusted_p: float) -> str:
     if pairing is None:
         return NONE
-    found = pairing.difference
-    sure = p <= LEVEL and found.over != PROBLEMS
-    sign = ("\N{BLACK UP-POINTING TRIANGLE} " if found.mean > 0 else "\N{BLACK DOWN-POINTING TRIANGLE} ") * sure
-    return f"{sign}{signed(found.mean)}\n{signed(found.low)} to {signed(found.high)}"
+    difference, sign = pairing.difference, ""
+    if adjusted_p <= LEVEL and difference.over != PROBLEMS:
+        sign = f"{SIGNS['better' if difference.mean > 0 else 'worse']} "
+    return f"{sign}{signed(difference.mean)}\n{signed(difference.low)} to {signed(difference.high)}"
 
 
 PROBLEMS_SHOWN, STEPS, SETTINGS = 4, 3, 6  # shown at most
 LONGEST = 600  # characters of a response
-Found = dict[str, tuple[dict[str, Any], int]]  # problem -> its first response, and the line that it stands in
+Rows = dict[str, tuple[dict[str, Any], int]]  # problem -> the row of its first response, and its line
 
 
 def cases_of(study: Study) -> list[Case]:
@@ -167,13 +175,16 @@ def cases_of(study: Study) -> list[Case]:
     a hash. The steps are those of the reference. [] if the runs have saved no evaluations.
     """
     runs = _one_seed(study)
-    files = {label: _last_of_each_step(run) for label, run in runs.items()}
+    files = {  # of two evaluations of one step the later one, which is the final one
+        label: {file.step: file for file in response_files(run.folder, EVALS) if file.step is not None}
+        for label, run in runs.items()
+    }
     shared = sorted(next(iter(files.values()))) if files else []
     steps = list(dict.fromkeys([shared[0], shared[len(shared) // 2], shared[-1]])) if shared else []
     if not steps:
         return []
-    chosen = _chosen(list(runs.values()))
-    found = {
+    chosen = _choose(list(runs.values()))
+    rows = {
         (label, step): _responses(files[label][step], chosen)
         for label in runs
         for step in steps
@@ -181,31 +192,30 @@ def cases_of(study: Study) -> list[Case]:
     }
     cases = []
     for problem in chosen:
-        of_steps = {step: _side_by_side(problem, step, list(runs), found, files) for step in steps}
-        rows = [row for (_, _), of in found.items() if (row := of.get(problem)) is not None]
-        if rows and all(of_steps.values()):
-            question, gold = rows[0][0].get("question"), rows[0][0].get("gold")
-            cases.append(Case(shown_text(str(question)), shown_text(str(gold)), of_steps))
+        by_step: dict[int, list[ShownResponse]] = {step: [] for step in steps}
+        for label, step in ((label, step) for step in steps for label in runs):
+            if problem in rows.get((label, step), {}):
+                row, line = rows[label, step][problem]
+                where = f"{Path(*files[label][step].path.parts[-3:])}:{line}"
+                by_step[step].append(ShownResponse(label, step, outcome_of(row), shown_text(row["response"]), where))
+        if all(by_step.values()):
+            first = next(found[problem][0] for found in rows.values() if problem in found)
+            cases.append(Case(shown_text(str(first.get("question"))), shown_text(str(first.get("gold"))), by_step))
     return cases
 
 
 def _one_seed(study: Study) -> dict[str, StudyRun]:
     """Return a run of each of up to SETTINGS settings, with the smallest seed that they share."""
-    saved = [(one, {run.seed: run for run in one.runs if run.final is not None}) for one in study.settings]
-    saved = [(one, of) for one, of in saved if of][:SETTINGS]
-    if not saved:
+    by_seed = {one.label: {run.seed: run for run in one.runs if run.final is not None} for one in study.settings}
+    with_runs = [(label, runs) for label, runs in by_seed.items() if runs][:SETTINGS]
+    if not with_runs:
         return {}
-    shared = set(saved[0][1]).intersection(*(of for _, of in saved[1:]))
-    return {one.label: of[min(shared or of)] for one, of in saved}
+    shared = set.intersection(*(set(runs) for _, runs in with_runs))
+    return {label: runs[min(shared or runs)] for label, runs in with_runs}
 
 
-def _last_of_each_step(run: StudyRun) -> dict[int, ResponseFile]:
-    """Return step -> evaluation; of two of one step the later one, which is the final one."""
-    return {file.step: file for file in response_files(run.folder, EVALS) if file.step is not None}
-
-
-def _chosen(runs: Sequence[StudyRun]) -> list[str]:
-    """Return the problems to show."""
+def _choose(runs: Sequence[StudyRun]) -> list[str]:
+    """Choose the problems to show."""
     finals = [run.final.problems for run in runs if run.final is not None]
     common = set(finals[0]).intersection(*finals[1:]) if finals else set()
     for run in runs:
@@ -221,35 +231,23 @@ def _chosen(runs: Sequence[StudyRun]) -> list[str]:
     return list(dict.fromkeys([name for name in first if name is not None] + ordered))[:PROBLEMS_SHOWN]
 
 
-def _responses(file: ResponseFile, problems: Sequence[str]) -> Found:
+def _responses(file: ResponseFile, problems: Sequence[str]) -> Rows:
     """Return the first response to each of these problems, with its line."""
-    found: Found = {}
+    rows: Rows = {}
     try:
         for number, row in each_line(file.path, _wrong, lambda _: None, without_ids):
-            if row["problem_id"] in problems and row["problem_id"] not in found:
-                found[row["problem_id"]] = row, number
-                if len(found) == len(problems):
+            if row["problem_id"] in problems and row["problem_id"] not in rows:
+                rows[row["problem_id"]] = row, number
+                if len(rows) == len(problems):
                     break
-    except ConfigError:  # reading the study has named it
+    except ConfigError:  # reading the study has reported it
         return {}
-    return found
+    return rows
 
 
 def _wrong(row: dict[str, Any]) -> str:
     names = ("problem_id", "response", "outcome")
     return "" if all(isinstance(row.get(name), str) for name in names) else "no usable response"
-
-
-def _side_by_side(
-    problem: str, step: int, labels: Sequence[str], found: dict[tuple[str, int], Found], files: Any
-) -> list[ShownResponse]:
-    shown = []
-    for label in labels:
-        if (one := found.get((label, step), {}).get(problem)) is not None:
-            row, line = one
-            where = Path(*files[label][step].path.parts[-3:])
-            shown.append(ShownResponse(label, step, outcome_of(row), shown_text(row["response"]), f"{where}:{line}"))
-    return shown
 
 
 def outcome_of(row: dict[str, Any]) -> str:
@@ -275,32 +273,24 @@ NOTE = "What the monitors find in the recorded metrics, all of them on. For one 
 
 def health_of(study: Study) -> str:
     """Return in words how many of the runs have something wrong."""
-    read = [run for run in study.runs if run.series]
-    ill = sum(any(finding.problem for finding in run.findings) for run in read)
-    return f"something is wrong in {ill} of {len(read)} runs" if ill else f"nothing is wrong in {len(read)} runs"
+    runs = [run for run in study.runs if run.series]
+    ill = sum(any(finding.problem for finding in run.findings) for run in runs)
+    return f"something is wrong in {ill} of {len(runs)} runs" if ill else f"nothing is wrong in {len(runs)} runs"
 
 
 def health_table(study: Study) -> Table | None:
     """Return each problem of a setting's runs: how many have it, where first, why, and what to try."""
     rows = []
     for one in study.settings:
-        found: dict[str, list[tuple[StudyRun, Finding]]] = {}
+        by_rule: dict[str, list[tuple[StudyRun, Finding]]] = {}
         for run in one.runs:
-            for finding in filter(lambda finding: finding.problem, run.findings):
-                found.setdefault(finding.rule, []).append((run, finding))
-        for rule, of_rule in found.items():
-            first = min((finding for _, finding in of_rule), key=lambda finding: finding.step or 0)
-            seeds, share = ", ".join(str(run.seed) for run, _ in of_rule), f"{len(of_rule)} of {len(one.runs)}"
-            rows.append(
-                [
-                    one.label,
-                    f"{rule}\n{first.what}",
-                    f"{share}\nseed {seeds}",
-                    str(first.step),
-                    first.causes,
-                    first.cure,
-                ]
-            )
+            for finding in run.findings:
+                if finding.problem:
+                    by_rule.setdefault(finding.rule, []).append((run, finding))
+        for rule, pairs in by_rule.items():
+            first = min((finding for _, finding in pairs), key=lambda finding: finding.step or 0)
+            seeds = f"{len(pairs)} of {len(one.runs)}\nseed {', '.join(str(run.seed) for run, _ in pairs)}"
+            rows.append([one.label, f"{rule}\n{first.what}", seeds, str(first.step), first.causes, first.cure])
     head = ["setting", "what is wrong", "runs", "first at step", "commonest causes", "try"]
     return Table("Health of the runs", head, rows, frozenset({3}), NOTE, frozenset({0})) if rows else None
 
@@ -308,6 +298,7 @@ def health_table(study: Study) -> Table | None:
 def build_report(study: Study, equal_within: float = EQUAL_WITHIN) -> Report:
     """Build the whole report of a study."""
     verdicts = verdicts_of(study, equal_within)
+    carried = [f"Carried from an earlier sweep: {one['sentence']}" for one in study.carried if one.get("sentence")]
     return Report(
         name=study.name,
         question=study.question,
@@ -316,7 +307,7 @@ def build_report(study: Study, equal_within: float = EQUAL_WITHIN) -> Report:
         legend=legend_of(study, verdicts),
         verdicts=verdicts,
         facts=facts_of(study),
-        warnings=[*warnings_of(study), *study.notes, *_carried(study)],
+        warnings=[*warnings_of(study), *study.notes, *carried],
         figures=figures_of(study),
         tables=tables_of(study, verdicts),
         log=log_of(study),
@@ -328,27 +319,21 @@ def build_report(study: Study, equal_within: float = EQUAL_WITHIN) -> Report:
 
 
 def tables_of(study: Study, verdicts: Sequence[Verdict]) -> list[Table]:
-    """Return the tables with content: settings, two axes, slices, pass@k, best of N."""
-    passes = passes_table(study)
-    found = [settings_table(study, verdicts), axes_table(study, verdicts), slices_table(study), passes]
-    found += [best_of_n_table(study), health_table(study)]
-    tables = [table for table in found if table is not None]
+    """Return the tables with content: settings, two axes, slices, pass@k, best of N, health."""
+    settings, passes = settings_table(study, verdicts), passes_table(study)
     if passes is None and any(run.final is not None for run in study.runs):
-        first = tables[0]
-        tables[0] = Table(
-            first.title, first.head, first.rows, first.numbers, f"{first.note} {ONE_SAMPLE}", first.labels
-        )
-    return tables
+        settings = replace(settings, note=f"{settings.note} {ONE_SAMPLE}")
+    tables = [settings, axes_table(study, verdicts), slices_table(study), passes]
+    tables += [best_of_n_table(study), health_table(study)]
+    return [table for table in tables if table is not None]
 
 
 def introduction_of(study: Study) -> str:
     """Return what was compared with what, in two sentences."""
     n, seeds = len(study.settings), {len(one.runs) for one in study.settings}
-    each = (
-        f"{min(seeds)} seed{'s' * (min(seeds) > 1)} each" if len(seeds) == 1 else f"{min(seeds)} to {max(seeds)} seeds"
-    )
-    asked = max((len(run.final.problems) for run in study.runs if run.final is not None), default=0)
-    problems = f" of {asked:,} validation problem{'s' * (asked != 1)}" if asked else ""
+    each = f"{counted(min(seeds), 'seed')} each" if len(seeds) == 1 else f"{min(seeds)} to {max(seeds)} seeds"
+    answered = max((len(run.final.problems) for run in study.runs if run.final is not None), default=0)
+    problems = f" of {counted(answered, 'validation problem')}" if answered else ""
     if n < 2:
         return f"One setting, {each.removesuffix(' each')}, measured by {study.figure}{problems}."
     reference = study.reference.name
@@ -364,10 +349,10 @@ def introduction_of(study: Study) -> str:
 
 def facts_of(study: Study) -> list[tuple[str, str]]:
     """Return the facts below the first screen."""
-    hashes = list(dict.fromkeys(str(run.protocol.get("hash")) for run in study.runs if run.protocol is not None))
-    measured = sum(run.protocol is not None for run in study.runs)
+    protocols = [run.protocol for run in study.runs if run.protocol is not None]
+    hashes = list(dict.fromkeys(str(protocol.get("hash")) for protocol in protocols))
     if len(hashes) == 1:
-        protocol = f"{hashes[0]}, one for all {measured} runs"
+        protocol = f"{hashes[0]}, one for all {len(protocols)} runs"
     else:
         protocol = f"{few(hashes, 3)}: they differ" if hashes else "none on record yet"
     overlaps = {str(run.settings.get("data.overlap")) for run in study.runs if run.settings.get("data.overlap")}
@@ -377,15 +362,10 @@ def facts_of(study: Study) -> list[tuple[str, str]]:
         ("Differs between settings", what_differs(study)),
         ("Budget", budget_of(study)),
         ("Protocol", protocol),
-        ("Training and validation overlap", few([overlap.get(word, word) for word in sorted(overlaps)]) or "not known"),
+        ("Training and validation overlap", few([overlap.get(how, how) for how in sorted(overlaps)]) or "not known"),
         ("Health", health_of(study)),
         ("Cost", cost_of(study).rstrip(".")),
     ]
-
-
-def _carried(study: Study) -> list[str]:
-    """Return what `carry=` brought, in the sentences of that sweep."""
-    return [f"Carried from an earlier sweep: {one.get('sentence', '')}" for one in study.carried if one.get("sentence")]
 
 
 FILES = "report_files"  # next to the Markdown
@@ -397,27 +377,26 @@ def write_markdown(report: Report, target: Path) -> None:
     """Write `target` and, in the folder FILES next to it, its pictures. `UnwritableError` if the system refuses."""
     files = target.parent / FILES
     files.mkdir(parents=True, exist_ok=True)
-    drawn = [figure for figure in report.figures if figure.name in PICTURES]
-    drawn = drawn[:1] + ([report.forest] if report.forest else []) + drawn[1:]
+    figures = [figure for figure in report.figures if figure.name in PICTURES]
+    if report.forest is not None:
+        figures.insert(1, report.forest)
     names = {}
-    for figure in drawn:
+    for figure in figures:
         names[figure.name] = stem = re.sub(r"\W+", "_", figure.name)
         write_whole(files / f"{stem}.svg", svg_of(figure, report.legend))
         write_whole(files / f"{stem}_dark.svg", svg_of(figure, report.legend, dark=True))
-    write_whole(target, "\n".join(markdown_lines(report, drawn, names)) + "\n")
+    write_whole(target, "\n".join(markdown_lines(report, figures, names)) + "\n")
 
 
-def markdown_lines(report: Report, drawn: Sequence[Figure], names: dict[str, str]) -> Iterator[str]:
-    """Yield the lines of the document; `names`: the files of the pictures, without their endings."""
+def markdown_lines(report: Report, figures: Sequence[Figure], names: dict[str, str]) -> Iterator[str]:
+    """Yield the lines of the document; `names` has the file of each figure, without its ending."""
     yield f"# {text(report.question)}"
     yield from ("", f"**{text(report.summary)}**", "", text(report.lead), "")
-    for verdict in report.verdicts:
-        small = f" <small>{text(verdict.small)}</small>" if verdict.small else ""
-        yield f"- **{SIGNS[verdict.word]} {verdict.word}:** {text(verdict.sentence)}{small}"
-    for figure in drawn:
+    yield from map(verdict_line, report.verdicts)
+    for figure in figures:
         yield from picture(figure, names[figure.name])
     yield ""
-    yield from (f"- {text(term)}: {text(told)}" for term, told in report.facts)
+    yield from (f"- {text(term)}: {text(value)}" for term, value in report.facts)
     if report.warnings:
         yield from ("", "## To keep in mind", "", *(f"- {text(line)}" for line in report.warnings))
     for table in (*report.tables, report.log):
@@ -430,16 +409,23 @@ def markdown_lines(report: Report, drawn: Sequence[Figure], names: dict[str, str
             yield from case_lines(case)
     yield from ("", "## Details")
     for detail in report.details:
-        yield from detail_lines(detail)
+        inner = table_lines(detail.table) if detail.table is not None else fenced(detail.text)
+        yield from ("", "<details>", f"<summary>{text(detail.title)}</summary>", "", *inner, "", "</details>")
 
 
-def text(given: str) -> str:
+def verdict_line(verdict: Verdict) -> str:
+    """Return a verdict as a list item."""
+    small = f" <small>{text(verdict.small)}</small>" if verdict.small else ""
+    return f"- **{SIGNS[verdict.word]} {verdict.word}:** {text(verdict.sentence)}{small}"
+
+
+def text(plain: str) -> str:
     r"""Escape a text for Markdown and the HTML in it, on one line.
 
     >>> text("<b> a|b *c*\u202e")
     '&lt;b&gt; a\\|b \\*c\\*⟨U+202E⟩'
     """
-    line = " ".join(written_out(given).split())
+    line = " ".join(written_out(plain).split())
     escaped = _SPECIAL.sub(r"\\\1", html.escape(line, quote=False))
     return re.sub(r"^(\d+)([.)])(\s)", r"\1\\\2\3", re.sub(r"^([#+>-])", r"\\\1", escaped))
 
@@ -471,25 +457,16 @@ def fenced(content: str) -> list[str]:
     >>> fenced("a```b")
     ['````text', 'a```b', '````']
     """
-    shown = written_out(content)
-    fence = "`" * max(3, 1 + max((len(run) for run in re.findall("`+", shown)), default=0))
-    return [f"{fence}text", *shown.splitlines(), fence]
+    visible_text = written_out(content)
+    longest = max((len(run) for run in re.findall("`+", visible_text)), default=0)
+    fence = "`" * max(3, 1 + longest)
+    return [f"{fence}text", *visible_text.splitlines(), fence]
 
 
 def case_lines(case: Case) -> Iterator[str]:
     """Yield one problem: its question, and the responses of each step below each other."""
     yield from ("", f"### {text(case.question)}", "", f"Right answer: {text(case.ground_truth)}")
-    for step, shown in case.steps.items():
-        for one in shown:
-            yield from (
-                "",
-                f"Step {step}, {text(one.setting)}: **{one.outcome}** ({text(one.where)})",
-                "",
-                *fenced(one.text),
-            )
-
-
-def detail_lines(detail: Detail) -> list[str]:
-    """Return a collapsible section: a table, or plain text."""
-    inner = table_lines(detail.table) if detail.table is not None else fenced(detail.text)
-    return ["", "<details>", f"<summary>{text(detail.title)}</summary>", "", *inner, "", "</details>"]
+    for step, responses in case.steps.items():
+        for one in responses:
+            heading = f"Step {step}, {text(one.setting)}: **{one.outcome}** ({text(one.where)})"
+            yield from ("", heading, "", *fenced(one.text))

@@ -424,6 +424,15 @@ MEASURES = [
 ]
 
 
+def counted(count: int, noun: str) -> str:
+    """Return a number with its noun.
+
+    >>> counted(1, "run"), counted(1228, "run")
+    ('1 run', '1,228 runs')
+    """
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
 def value_text(value: float, pattern: str) -> str:
     """Return a value as text in a sentence.
 

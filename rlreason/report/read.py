@@ -26,10 +26,10 @@ from rlreason.sweeps.closing import purposes
 from rlreason.sweeps.design import SAME_FIGURES, Key
 from rlreason.sweeps.state import FILE, KILLED, WAITING, RunState, SweepState, read_state
 
-#: What a report draws or counts of `metrics.jsonl`, by the beginnings of the names.
+#: The metrics that a report reads, by the beginnings of their names.
 READ = ("eval/", "final/", "reward/", "rollout/", "train/", "time/", "ei/", "sft/", "grading/", "memory/")
 _ALIAS = re.compile(r"(?:^|[\s\[{,:-])\*\w", re.MULTILINE)
-MOST_SETTINGS = 5000  # of a run's config; what has more is none
+MOST_SETTINGS = 5000  # a config of more settings is not of a run
 Say = Callable[[str], None]
 
 
@@ -49,7 +49,9 @@ def read_run(folder: Path, setting: Key, seed: int | None, state: RunState | Non
         run.settings = settings_of(reader)
     except ConfigError as error:
         say(str(error))
-        return _unreadable(run, str(error))
+        if run.status.partition(":")[0] not in (RUNNING, WAITING):
+            run.status, run.reason = "failed", f"its folder cannot be read: {error}"
+        return run
     run.seed = int(run.settings.get("seed") or 0) if seed is None else seed
     run.provenance, run.summary = reader.provenance, reader.summary or {}
     steps = run.settings.get("n_steps") or run.settings.get("n_ei_steps")
@@ -62,12 +64,6 @@ def read_run(folder: Path, setting: Key, seed: int | None, state: RunState | Non
     protocol = run.summary.get("protocol")
     run.protocol = dict(protocol) if isinstance(protocol, Mapping) else None
     _with_answers(run, reader, say)
-    return run
-
-
-def _unreadable(run: StudyRun, why: str) -> StudyRun:
-    if run.status.partition(":")[0] not in (RUNNING, WAITING):
-        run.status, run.reason = "failed", f"its folder cannot be read: {why}"
     return run
 
 
@@ -97,10 +93,12 @@ def settings_of(reader: RunFolder) -> dict[str, Any]:
             aliased = False  # `settings` says what is wrong
         if aliased:
             raise ConfigError(f"{reader.path} has a config.yaml with aliases, which no run writes: leave this run out")
-    found = flat(reader.settings)
-    if len(found) > MOST_SETTINGS:
-        raise ConfigError(f"{reader.path} has a config.yaml of {len(found)} settings, which no run has: leave it out")
-    return found
+    settings = flat(reader.settings)
+    if len(settings) > MOST_SETTINGS:
+        raise ConfigError(
+            f"{reader.path} has a config.yaml of {len(settings)} settings, which no run has: leave it out"
+        )
+    return settings
 
 
 def _series(reader: RunFolder, say: Say) -> tuple[dict[str, Series], dict[str, float]]:
@@ -112,22 +110,22 @@ def _series(reader: RunFolder, say: Say) -> tuple[dict[str, Series], dict[str, f
         return {}, {}
     names = dict.fromkeys(name for row in rows for name in row if name.startswith(READ))
     counters = {axis: _column(rows, name) for axis, name in AXES.items()}
-    found = {}
+    series = {}
     for name in names:
         values = _column(rows, name)
-        kept = np.isfinite(values)
-        if kept.any():
-            x = {axis: at[kept] for axis, at in counters.items() if np.isfinite(at[kept]).all()}
-            found[name] = Series(x, values[kept])
+        finite = np.isfinite(values)
+        if finite.any():
+            x = {axis: at[finite] for axis, at in counters.items() if np.isfinite(at[finite]).all()}
+            series[name] = Series(x, values[finite])
     totals = {axis: float(at[np.isfinite(at)][-1]) for axis, at in counters.items() if np.isfinite(at).any()}
-    return found, totals
+    return series, totals
 
 
 def _column(rows: Sequence[Mapping[str, Any]], name: str) -> Any:
     """Return one metric of all rows; NaN if a row has none, or one too large to be drawn."""
     values = (row.get(name) for row in rows)
-    drawn = (math.nan if value is None or not abs(value) < LARGEST else float(value) for value in values)
-    return np.fromiter(drawn, np.float64)
+    numbers = (math.nan if value is None or not abs(value) < LARGEST else float(value) for value in values)
+    return np.fromiter(numbers, np.float64)
 
 
 def _with_answers(run: StudyRun, reader: RunFolder, say: Say) -> None:
@@ -137,9 +135,11 @@ def _with_answers(run: StudyRun, reader: RunFolder, say: Say) -> None:
         run.start = answers_of(evaluations[0], say)
     if run.status.partition(":")[0] in (RUNNING, WAITING):
         return
-    file = evaluations[-1] if evaluations else _of_a_job(run.folder)
+    file = evaluations[-1] if evaluations else None
+    if file is None and (run.folder / RESPONSES).is_file():  # of algorithm=evaluate or best_of_n
+        file = ResponseFile(run.folder / RESPONSES, RESPONSES)
     if run.ended and run.summary and run.summary.get("accuracy") is None and run.diverged:
-        run.accuracy = 0.0  # its weights are no numbers: it can answer nothing
+        run.accuracy = 0.0  # with weights of NaN it answers nothing
         return
     if file is None:
         if run.ended:
@@ -149,13 +149,8 @@ def _with_answers(run: StudyRun, reader: RunFolder, say: Say) -> None:
     if run.final is None:
         return
     problems = run.final.problems.values()
-    of_all = sum(p.samples for p in problems)
-    run.accuracy = sum(p.correct for p in problems) / of_all if of_all else None
-
-
-def _of_a_job(folder: Path) -> ResponseFile | None:
-    path = folder / RESPONSES
-    return ResponseFile(path, RESPONSES) if path.is_file() else None
+    samples = sum(p.samples for p in problems)
+    run.accuracy = sum(p.correct for p in problems) / samples if samples else None
 
 
 def answers_of(file: ResponseFile, say: Say) -> Answers | None:
@@ -163,13 +158,13 @@ def answers_of(file: ResponseFile, say: Say) -> Answers | None:
     try:
         rows = each_line(file.path, _wrong, say, without_ids)
         correct: dict[str, list[int]] = {}
-        told: dict[str, tuple[str, Mapping[str, Any]]] = {}
+        asked: dict[str, tuple[str, Mapping[str, Any]]] = {}  # problem -> question and facts
         categories = dict.fromkeys(CATEGORY_TEXTS, 0)
         for _, row in rows:
             right = row["outcome"] == "correct"
             correct.setdefault(row["problem_id"], []).append(right)
             facts = row.get("facts")
-            told.setdefault(row["problem_id"], (row["question"], facts if isinstance(facts, dict) else {}))
+            asked.setdefault(row["problem_id"], (row["question"], facts if isinstance(facts, dict) else {}))
             well_formed = float(row.get("format_reward") or 0.0) > 0
             categories["correct" if right else "format1_wrong" if well_formed else "format0"] += 1
     except ConfigError as error:
@@ -178,7 +173,7 @@ def answers_of(file: ResponseFile, say: Say) -> Answers | None:
     if not correct:
         say(f"{file.path} holds no response that can be used: its run is not compared")
         return None
-    problems = {name: GradedProblem(sum(right), len(right), *told[name]) for name, right in correct.items()}
+    problems = {name: GradedProblem(sum(right), len(right), *asked[name]) for name, right in correct.items()}
     return Answers(problems, file.step, categories)
 
 
@@ -199,9 +194,9 @@ def without_ids(line: bytes) -> bytes:
     >>> without_ids(b'{"response": ", \\"prompt_ids\\": [", "prompt_ids": [1], "token_ids": [2]}\n')
     b'{"response": ", \\"prompt_ids\\": ["}\n'
     """
-    head, found, rest = line.rpartition(b', "prompt_ids": [')
-    whole = rest.rstrip().endswith((b"]}", b"}"))
-    return head + b"}\n" if found and whole else line
+    head, separator, rest = line.rpartition(b', "prompt_ids": [')
+    complete = rest.rstrip().endswith((b"]}", b"}"))
+    return head + b"}\n" if separator and complete else line
 
 
 _COMMENT = re.compile(r"#\s?(.*)")
@@ -210,8 +205,8 @@ _COMMENT = re.compile(r"#\s?(.*)")
 def question_of(sweep: str, axes: Sequence[str], folder: Path | None = None) -> str:
     """Return the question of the sweep of this name.
 
-    It is the first question in the comment of its file in `multirun_sweeps/` (`folder`), or else its first sentence; a
-    sweep that was typed has none.
+    It is the first question in the comment of its file in `multirun_sweeps/` (`folder`), else that comment's first
+    sentence; a sweep without a file gets a question about its keys.
 
     >>> question_of("mine", ["learning_rate"]), question_of("mine", [])
     ('Which learning_rate?', 'How do these runs compare?')
@@ -219,8 +214,8 @@ def question_of(sweep: str, axes: Sequence[str], folder: Path | None = None) -> 
     'The r1_zero prompt against the bare question'
     """
     file = (folder or resource_dir("multirun_sweeps")) / f"{sweep}.yaml"
-    if re.fullmatch(r"[\w-]+", sweep) and file.is_file() and (asked := first_question(file.read_text("utf-8"))):
-        return asked
+    if re.fullmatch(r"[\w-]+", sweep) and file.is_file() and (question := first_question(file.read_text("utf-8"))):
+        return question
     if not axes:
         return "How do these runs compare?"
     return f"Which {' and '.join(axes)}?"
@@ -234,17 +229,17 @@ def first_question(text: str) -> str:
     """
     lines = []
     for line in text.splitlines():
-        if (found := _COMMENT.fullmatch(line)) is None:
+        if (match := _COMMENT.fullmatch(line)) is None:
             break
-        lines.append(found[1].strip())
+        lines.append(match[1].strip())
     comment = " ".join(lines)
-    asked = re.search(r"(?:[^.?]*?:)?\s*([^.?:]*\?)", comment) or re.search(r"(?:[^.:]*:)?\s*([^.:]{9,})", comment)
-    return "" if asked is None else asked[1][:1].upper() + asked[1][1:].strip()
+    match = re.search(r"(?:[^.?]*?:)?\s*([^.?:]*\?)", comment) or re.search(r"(?:[^.:]*:)?\s*([^.:]{9,})", comment)
+    return "" if match is None else match[1][:1].upper() + match[1][1:].strip()
 
 
-#: Settings that tell runs apart without making two settings of them.
+#: Differences in these do not make two settings of two runs.
 NO_SETTING = (*SAME_FIGURES, "seed", "eval_every", "save_model", "profile", "monitors", "hydra")
-MOST_KEYS = 4  # in which loose runs differ: with more, they are told apart by the names of their folders
+MOST_KEYS = 4  # runs without a sweep that differ in more are named by their folders
 
 
 @dataclass(slots=True)
@@ -254,9 +249,9 @@ class ReportInput:
     path: Path
     runs: list[StudyRun]
     state: SweepState | None = None
-    part: bool = False  # a setting of that sweep, not all of it
-    problems: list[str] = field(default_factory=list)  # what was broken
-    picked: int = 0  # of how many settings of its sweep this one was the best, and may have been given for that
+    part: bool = False  # one setting of that sweep
+    problems: list[str] = field(default_factory=list)  # broken parts, a line each
+    picked: int = 0  # the number of settings of its sweep, if this one was the best of them
 
 
 def read_study(folders: Sequence[Path], say: Callable[[str], None] | None = None) -> Study:
@@ -285,9 +280,8 @@ def read_given(path: Path, say: Callable[[str], None] | None = None) -> ReportIn
         state = read_state(path, note)
         return ReportInput(path, _runs_of(path, state, note), state, problems=problems)
     if inner := sorted(file.parent.name for file in path.glob(f"*/{FILE}")):
-        raise ConfigError(
-            f"RUNS={path} holds the sweeps {few(inner)}: give one of them, as each asks a question of its own"
-        )
+        each = "as each asks a question of its own"
+        raise ConfigError(f"RUNS={path} holds the sweeps {few(inner)}: give one of them, {each}")
     raise ConfigError(f"RUNS={path} holds no run: give the folder of a run or of a sweep, as printed at its start")
 
 
@@ -307,14 +301,14 @@ def _runs_of(path: Path, state: SweepState, note: Say) -> list[StudyRun]:
 
 def _setting_of_a_sweep(path: Path, note: Say, problems: list[str]) -> ReportInput:
     """Read SWEEP/KEY=VALUE,...: the runs of a sweep whose names have all these parts, of any seed."""
-    sweep, asked = path.parent, set(path.name.split(","))
+    sweep, parts = path.parent, set(path.name.split(","))
     if "=" in path.name and sweep.is_dir() and ((sweep / FILE).exists() or runs_in(sweep)):
         state = read_state(sweep, note)
         everyone = state.runs
-        state.runs = [run for run in everyone if asked <= set(run.name.split(","))]
+        state.runs = [run for run in everyone if parts <= set(run.name.split(","))]
         if state.runs:
-            of = picked(state.runs, everyone)
-            return ReportInput(path, _runs_of(sweep, state, note), state, part=True, problems=problems, picked=of)
+            runs, best_of = _runs_of(sweep, state, note), picked(state.runs, everyone)
+            return ReportInput(path, runs, state, part=True, problems=problems, picked=best_of)
         names = [run.name for run in everyone]
         raise ConfigError(f"RUNS={path}: no run of {sweep} has {path.name}: its runs are {few(names, 3)}")
     what = "is no folder" if path.exists() else "is not there"
@@ -334,16 +328,17 @@ def study_of(given: Sequence[ReportInput]) -> Study:
         groups = _by_key([run for one in given for run in one.runs])
     else:
         groups = _by_config([run for one in given for run in one.runs])
-    settings = settings_of_groups(groups)
+    settings = [Setting(key, "", sorted(runs, key=lambda run: run.seed)) for key, runs in groups.items()]
     state = first.state
     axes = list(dict.fromkeys(key for setting in settings for key, _ in setting.key))
-    name = state.name if state is not None else first.path.resolve().name
-    sweep = (
-        state.requested if state is not None else str(first.runs[0].provenance.get("sweep", "")) if first.runs else ""
-    )
+    if state is not None:
+        name, sweep = state.name, state.requested
+    else:
+        name = first.path.resolve().name
+        sweep = str(first.runs[0].provenance.get("sweep") or name) if first.runs else name
     study = Study(
         name,
-        question_of(sweep if state is not None else sweep or name, axes),
+        question_of(sweep, axes),
         axes,
         settings,
         on_purpose=list(purposes(state.axes)) if state is not None and _one_sweep(given) else [],
@@ -360,25 +355,16 @@ def study_of(given: Sequence[ReportInput]) -> Study:
             if one.picked and one.runs[0] in setting.runs:
                 setting.best_of = one.picked
     _put_reference_first(study, None if first.part else state)
-    label_all(study.settings)
-    _name_twins(study)
+    labels = labels_of([setting.key for setting in study.settings])
+    for setting, label in zip(study.settings, labels, strict=True):
+        setting.label = label
+    _drop_repeated_seeds(study)
     return study
 
 
 def _one_sweep(given: Sequence[ReportInput]) -> bool:
     """Return whether all inputs are of one sweep."""
     return len({one.path.parent if one.part else one.path for one in given}) == 1 and all(one.state for one in given)
-
-
-def settings_of_groups(groups: Mapping[Key, list[StudyRun]]) -> list[Setting]:
-    """Return settings with their runs by seed; `label_all` names them once the reference is known."""
-    return [Setting(key, "", sorted(runs, key=lambda run: run.seed)) for key, runs in groups.items()]
-
-
-def label_all(settings: Sequence[Setting]) -> None:
-    """Give the settings, the reference first, short names."""
-    for setting, label in zip(settings, labels_of([setting.key for setting in settings]), strict=True):
-        setting.label = label
 
 
 def _by_key(runs: Sequence[StudyRun]) -> dict[Key, list[StudyRun]]:
@@ -395,31 +381,32 @@ def _by_config(runs: Sequence[StudyRun]) -> dict[Key, list[StudyRun]]:
         return _by_name(runs)
     groups: dict[Key, list[StudyRun]] = {}
     for run in runs:
-        key = tuple((name, _word(run.settings.get(name))) for name in differing) if run.settings else ()
+        key = tuple((name, setting_text(run.settings.get(name))) for name in differing) if run.settings else ()
         groups.setdefault(key or run.setting, []).append(run)
-    if any(len({run.seed for run in of}) < len(of) for of in groups.values()):  # the same twice
+    if any(len({run.seed for run in group}) < len(group) for group in groups.values()):  # a setting and seed twice
         return _by_name(runs)
     return _given_keys(groups)
 
 
 def _by_name(runs: Sequence[StudyRun]) -> dict[Key, list[StudyRun]]:
     """Group runs by the names of their folders without the seed, and by the parent folders if those are equal."""
-    of_name: dict[Key, list[StudyRun]] = {}
+    by_name: dict[str, list[StudyRun]] = {}
     for run in runs:
         parts = [part for part in run.name.split(",") if not part.startswith("seed=")]
-        of_name.setdefault((("run", ",".join(parts) or run.folder.parent.name),), []).append(run)
+        by_name.setdefault(",".join(parts) or run.folder.parent.name, []).append(run)
     groups: dict[Key, list[StudyRun]] = {}
-    for (pair,), of in of_name.items():
-        places = {run.folder.parent for run in of}
-        for run in of:
-            place = f"{run.folder.parent.name}/" * (len(places) > 1)
-            groups.setdefault((("run", f"{place}{pair[1]}"),), []).append(run)
+    for name, group in by_name.items():
+        several = len({run.folder.parent for run in group}) > 1
+        for run in group:
+            full_name = f"{run.folder.parent.name}/{name}" if several else name
+            groups.setdefault((("run", full_name),), []).append(run)
     return _given_keys(groups)
 
 
 def _given_keys(groups: dict[Key, list[StudyRun]]) -> dict[Key, list[StudyRun]]:
-    for key, of in groups.items():
-        for run in of:
+    """Set each run's setting to the key of its group."""
+    for key, runs in groups.items():
+        for run in runs:
             run.setting = key
     return groups
 
@@ -435,11 +422,12 @@ def differing_keys(configs: Sequence[Mapping[str, Any]]) -> list[str]:
         name
         for name in names
         if not any(name == skip or name.startswith(f"{skip}.") for skip in NO_SETTING)
-        and len({_word(config.get(name)) for config in configs}) > 1
+        and len({setting_text(config.get(name)) for config in configs}) > 1
     ]
 
 
-def _word(value: Any) -> str:
+def setting_text(value: Any) -> str:
+    """Return a setting's value as typed."""
     return "null" if value is None else str(value)
 
 
@@ -448,26 +436,25 @@ def _put_reference_first(study: Study, state: SweepState | None) -> None:
     named = state.reference if state is not None else None
     if named is None:
         return
-    fitting = [one for one in study.settings if dict(one.key) == named]
-    fitting = fitting or [one for one in study.settings if named.items() <= dict(one.key).items()]
-    if len(fitting) != 1:
+    matches = [one for one in study.settings if dict(one.key) == named]
+    matches = matches or [one for one in study.settings if named.items() <= dict(one.key).items()]
+    if len(matches) != 1:
         study.notes.append(
-            f"{'Several settings have' if fitting else 'No setting is'} the sweep's reference "
+            f"{'Several settings have' if matches else 'No setting is'} the sweep's reference "
             f"({' '.join(f'{key}={value}' for key, value in named.items())}): the first one stands for it."
         )
-    if fitting:
-        study.settings.sort(key=lambda one: one is not fitting[0])
+    if matches:
+        study.settings.sort(key=lambda one: one is not matches[0])
 
 
-def _name_twins(study: Study) -> None:
-    """Report two runs of one setting and seed: only the first counts."""
+def _drop_repeated_seeds(study: Study) -> None:
+    """Leave out a second run of one setting and seed, and report it."""
     for setting in study.settings:
-        seen: dict[int, StudyRun] = {}
+        first: dict[int, StudyRun] = {}
         for run in list(setting.runs):
-            if run.seed in seen:
-                study.problems.append(
-                    f"{run.folder} is left out: {seen[run.seed].folder} has the same setting and seed {run.seed}"
-                )
+            if run.seed in first:
+                same = f"{first[run.seed].folder} has the same setting and seed {run.seed}"
+                study.problems.append(f"{run.folder} is left out: {same}")
                 setting.runs.remove(run)
             else:
-                seen[run.seed] = run
+                first[run.seed] = run

@@ -1,6 +1,6 @@
 """Build the tables of a report: settings, costs, pass@k, the experiment log, and differences of configs."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -9,7 +9,7 @@ import numpy as np
 from rlreason.evaluation.selection import pass_at
 from rlreason.records.files import OBJECTIVE
 from rlreason.report.content import SIGNS, Detail, Table, Verdict
-from rlreason.report.read import differing_keys
+from rlreason.report.read import differing_keys, setting_text
 from rlreason.report.study import Answers, Setting, Study, StudyRun, side_of
 from rlreason.report.verdicts import p_text, signed, verdicts_of
 from rlreason.runtime.differences import paired_difference
@@ -32,35 +32,36 @@ def millions(tokens: float) -> str:
     >>> millions(278_696), millions(12_345_678), millions(0)
     ('0.28 M', '12.3 M', '0')
     """
-    return "0" if not tokens else f"{tokens / 1e6:.2f} M" if tokens < 1e7 else f"{tokens / 1e6:.1f} M"
+    if not tokens:
+        return "0"
+    return f"{tokens / 1e6:.2f} M" if tokens < 1e7 else f"{tokens / 1e6:.1f} M"
 
 
 def mean_of_setting(right: Floats) -> tuple[float, float, float]:
-    """Return (mean, low, high) of a setting's accuracy, from its answers (seeds, problems), by the interval of
-    differences.
+    """Return (mean, low, high) of a setting's accuracy, from its answers (seeds, problems).
 
-    It is the interval of a difference to a setting that is always wrong: seeds and problems are samples. With one seed:
-    over problems only.
+    It is the interval of the difference from a setting that is always wrong: seeds and problems are samples. With one
+    seed it is over problems only.
 
     >>> mean, low, high = mean_of_setting(np.array([[1, 0, 1, 1], [1, 0, 1, 0.0]]))
     >>> mean, low, high
     (0.625, 0.0, 1.0)
     """
-    found = paired_difference(right)
-    return found.mean, max(found.low, 0.0), min(found.high, 1.0)
+    difference = paired_difference(right)
+    return difference.mean, max(difference.low, 0.0), min(difference.high, 1.0)
 
 
 def settings_table(study: Study, verdicts: Sequence[Verdict]) -> Table:
     """Return for each setting its mean, difference to the reference, seeds, best checkpoint, and cost."""
-    of = {verdict.setting: verdict for verdict in verdicts}
+    verdict_of = {verdict.setting: verdict for verdict in verdicts}
     head = ["setting", "accuracy", "difference", "verdict", "seeds", "best checkpoint", "time a run", "tokens a run"]
-    rows = [_row(one, of.get(one.label), one is study.reference) for one in study.settings]
+    rows = [_row(one, verdict_of.get(one.label), one is study.reference) for one in study.settings]
     notes = [f"Accuracy and difference: {study.figure}, with 95% intervals over seeds and problems."]
     if any(len(one.runs) == 1 for one in study.settings):
         notes.append("With one seed the interval is over problems only.")
     if any("*" in row[5] for row in rows):
         notes.append("* The best of several evaluations is biased upwards, and is never compared.")
-        if any(_on_fewer(run) for run in study.runs):
+        if any(_asks_fewer_during_training(run) for run in study.runs):
             notes.append(
                 "Evaluations during training ask fewer problems than the final one: the best may lie below it."
             )
@@ -72,18 +73,17 @@ def settings_table(study: Study, verdicts: Sequence[Verdict]) -> Table:
 def _row(one: Setting, verdict: Verdict | None, is_reference: bool) -> list[str]:
     measured = [run for run in one.runs if run.accuracy is not None]
     done = sum(run.ended for run in one.runs)
-    difference, word = NONE, "reference" if is_reference else NONE
+    difference, judgement = NONE, "reference" if is_reference else NONE
     if verdict is not None:
-        word = f"{SIGNS[verdict.word]} {verdict.word}"
-        if verdict.difference is not None and verdict.adjusted_p is not None:
-            found = verdict.difference
-            difference = f"{signed(found.mean)}\n{signed(found.low)} to {signed(found.high)}"
-            word += f"\n{p_text(verdict.adjusted_p)}"
+        judgement = f"{SIGNS[verdict.word]} {verdict.word}"
+        if (d := verdict.difference) is not None and verdict.adjusted_p is not None:
+            difference = f"{signed(d.mean)}\n{signed(d.low)} to {signed(d.high)}"
+            judgement += f"\n{p_text(verdict.adjusted_p)}"
     return [
         one.label,
         _accuracy(one, measured),
         difference,
-        word,
+        judgement,
         f"{done} of {len(one.runs)}",
         best_checkpoint(measured),
         _mean_of([run.seconds for run in one.runs], duration),
@@ -95,9 +95,10 @@ def _accuracy(one: Setting, measured: Sequence[StudyRun]) -> str:
     side = side_of(one)
     if not measured or not side.right:
         return NONE
-    if (found := accuracy_of(one)) is None:
+    if (accuracy := accuracy_of(one)) is None:
         return percent(0.0)
-    return f"{percent(found[0])}\n{percent(found[1])} to {percent(found[2])}"
+    mean, low, high = accuracy
+    return f"{percent(mean)}\n{percent(low)} to {percent(high)}"
 
 
 def accuracy_of(one: Setting, among: set[str] | None = None) -> tuple[float, float, float] | None:
@@ -111,32 +112,28 @@ def accuracy_of(one: Setting, among: set[str] | None = None) -> tuple[float, flo
 
 def judged_settings(study: Study) -> dict[Key, JudgedSetting]:
     """Return each setting's accuracy and verdict for the table at the end of a sweep."""
-    words = {verdict.setting: verdict.word for verdict in verdicts_of(study)}
-    first = study.reference
-    return {
-        one.runs[0].setting: JudgedSetting(accuracy_of(one), REFERENCE if one is first else words[one.label])
-        for one in study.settings
-    }
+    word_of = {verdict.setting: verdict.word for verdict in verdicts_of(study)}
+    word_of[study.reference.label] = REFERENCE
+    return {one.runs[0].setting: JudgedSetting(accuracy_of(one), word_of[one.label]) for one in study.settings}
 
 
 def best_checkpoint(runs: Sequence[StudyRun]) -> str:
     """Return the mean over runs of their best evaluation, and the largest number of evaluations it was chosen from."""
-    found = [run.evaluations for run in runs if len(run.evaluations) > 1]
-    if not found:
+    curves = [run.evaluations for run in runs if len(run.evaluations) > 1]
+    if not curves:
         return NONE
-    best = float(np.mean([max(accuracy for _, accuracy in of) for of in found]))
-    return f"{percent(best)}*\nbest of {max(map(len, found))}"
+    best = float(np.mean([max(accuracy for _, accuracy in curve) for curve in curves]))
+    return f"{percent(best)}*\nbest of {max(map(len, curves))}"
 
 
-def _on_fewer(run: StudyRun) -> bool:
-    """Return whether the evaluations of the curve asked fewer problems than the final one."""
+def _asks_fewer_during_training(run: StudyRun) -> bool:
     interim = run.settings.get("interim_eval_problems") or run.settings.get("eval_problems")
     return isinstance(interim, int) and run.final is not None and interim < len(run.final.problems)
 
 
-def _mean_of(values: Sequence[float | None], shown: object) -> str:
-    known = [value for value in values if value is not None]
-    return shown(sum(known) / len(known)) if known and callable(shown) else NONE
+def _mean_of(values: Sequence[float | None], as_text: Callable[[float], str]) -> str:
+    numbers = [value for value in values if value is not None]
+    return as_text(sum(numbers) / len(numbers)) if numbers else NONE
 
 
 def axes_table(study: Study, verdicts: Sequence[Verdict]) -> Table | None:
@@ -144,36 +141,36 @@ def axes_table(study: Study, verdicts: Sequence[Verdict]) -> Table | None:
     varied = [axis for axis in study.axes if len({dict(one.key).get(axis) for one in study.settings}) > 1]
     if len(varied) != 2:
         return None
-    of = {verdict.setting: verdict for verdict in verdicts}
+    verdict_of = {verdict.setting: verdict for verdict in verdicts}
     down, across = varied
-    values = [list(dict.fromkeys(dict(one.key).get(axis, NONE) for one in study.settings)) for axis in varied]
-    values = [sorted(each, key=_in_order) for each in values]
-    cells = {(dict(one.key).get(down, NONE), dict(one.key).get(across, NONE)): one for one in study.settings}
-    rows = [
-        [f"{down}={row}", *(_cell(cells.get((row, column)), of, study) for column in values[1])] for row in values[0]
-    ]
+    setting_at = {(dict(one.key).get(down, NONE), dict(one.key).get(across, NONE)): one for one in study.settings}
+    columns = sorted({column for _, column in setting_at}, key=_numbers_first)
+    rows = []
+    for row in sorted({row for row, _ in setting_at}, key=_numbers_first):
+        cells = [_axes_cell(setting_at.get((row, column)), verdict_of, study) for column in columns]
+        rows.append([f"{down}={row}", *cells])
     return Table(
         f"{down} against {across}",
-        ["", *(f"{across}={value}" for value in values[1])],
+        ["", *(f"{across}={value}" for value in columns)],
         rows,
-        frozenset(range(1, len(values[1]) + 1)),
+        frozenset(range(1, len(columns) + 1)),
         "Mean accuracy, and below it the difference to the reference in points with the verdict's sign.",
     )
 
 
-def _in_order(value: str) -> tuple[int, float, str]:
+def _numbers_first(value: str) -> tuple[int, float, str]:
     try:
         return 0, float(value), value
     except ValueError:
         return 1, 0.0, value
 
 
-def _cell(one: Setting | None, of: dict[str, Verdict], study: Study) -> str:
+def _axes_cell(one: Setting | None, verdict_of: dict[str, Verdict], study: Study) -> str:
     if one is None:
         return ""
     accuracies = [run.accuracy for run in one.runs if run.accuracy is not None]
     mean = percent(float(np.mean(accuracies))) if accuracies else NONE
-    verdict = of.get(one.label)
+    verdict = verdict_of.get(one.label)
     if one is study.reference:
         return f"{mean}\nreference"
     if verdict is None or verdict.difference is None:
@@ -199,39 +196,30 @@ def pass_curve(answers: Answers) -> dict[int, float]:
 
 def passes_table(study: Study) -> Table | None:
     """Return pass@k of each setting before and after training, the mean over seeds; None with one sample a problem."""
-    rows, ks, fewest = [], list[int](), None
+    rows, longest, problems = [], list[int](), list[int]()
     for one in study.settings:
         pairs = [before_and_after(run) for run in one.runs]
         before, after = _mean([start for start, _ in pairs]), _mean([final for _, final in pairs])
-        asked = [len(final.problems) for start, final in pairs if start is not None and final is not None]
-        fewest = min(asked if fewest is None else [fewest, *asked], default=None)
-        ks = ks if len(ks) >= len(after) else list(after)
+        problems += [len(final.problems) for start, final in pairs if start is not None and final is not None]
+        longest = longest if len(longest) >= len(after) else list(after)
         if len(after) > 1:
-            rows += [
-                [one.label, when, *(percent(of[k]) for k in of)]
-                for when, of in (("before", before), ("after", after))
-                if of
-            ]
+            for when, curve in (("before", before), ("after", after)):
+                if curve:
+                    rows.append([one.label, when, *map(percent, curve.values())])
     if not rows:
         return None
-    rows = [[*row, *[NONE] * (len(ks) + 2 - len(row))] for row in rows]
+    rows = [[*row, *[NONE] * (len(longest) + 2 - len(row))] for row in rows]
     note = "The probability that at least one of k responses is right, the mean over problems and seeds."
-    if fewest is not None:
-        note += f" Both rows are of the same problems, those asked before and after training: {fewest:,} a run."
-    return Table(
-        "pass@k",
-        ["setting", "training", *(f"k = {k}" for k in ks)],
-        rows,
-        frozenset(range(2, 2 + len(ks))),
-        note,
-        frozenset({0}),
-    )
+    if problems:
+        note += f" Both rows are of the same problems, those asked before and after training: {min(problems):,} a run."
+    head = ["setting", "training", *(f"k = {k}" for k in longest)]
+    return Table("pass@k", head, rows, frozenset(range(2, len(head))), note, frozenset({0}))
 
 
 def before_and_after(run: StudyRun) -> tuple[Answers | None, Answers | None]:
     """Return the answers before and after training, both to the problems that were asked both times.
 
-    An evaluation before training may ask fewer than the final one does. Without either, the other is whole.
+    An evaluation before training may ask fewer problems than the final one. If one is missing, the other is whole.
     """
     start, final = run.start, run.final
     if start is None or final is None:
@@ -239,7 +227,7 @@ def before_and_after(run: StudyRun) -> tuple[Answers | None, Answers | None]:
     both = start.problems.keys() & final.problems.keys()
     if not both:
         return None, final
-    a, b = ({name: p for name, p in of.problems.items() if name in both} for of in (start, final))
+    a, b = ({name: p for name, p in answers.problems.items() if name in both} for answers in (start, final))
     return replace(start, problems=a), replace(final, problems=b)
 
 
@@ -267,13 +255,8 @@ def best_of_n_table(study: Study) -> Table | None:
         return None
     rows = [[*row, *[NONE] * (len(numbers) + 2 - len(row))] for row in rows]
     note = "All from one set of samples; 95% intervals over problems."
-    return Table(
-        "Best of N",
-        ["setting", "chosen by", *(f"N = {n}" for n in numbers)],
-        rows,
-        frozenset(range(2, 2 + len(numbers))),
-        note,
-    )
+    head = ["setting", "chosen by", *(f"N = {n}" for n in numbers)]
+    return Table("Best of N", head, rows, frozenset(range(2, len(head))), note)
 
 
 def _point(value: Sequence[float]) -> str:
@@ -284,8 +267,8 @@ def _point(value: Sequence[float]) -> str:
     return f"{percent(middle)}\n{percent(low)} to {percent(high)}"
 
 
-#: First word of a status -> what is shown.
-SHOWN = {
+#: First word of a status -> its text.
+STATUS_TEXTS = {
     "finished": "\N{CHECK MARK} finished",
     "budget": "\N{CHECK MARK} budget spent",
     "stopped": "\N{BLACK SQUARE} stopped",
@@ -306,6 +289,7 @@ def log_of(study: Study) -> Table:
 
 def _log_row(run: StudyRun, label: str) -> list[str]:
     word, _, rule = run.status.partition(":")
+    last = run.accuracy if run.accuracy is not None or not run.evaluations else run.evaluations[-1][1]
     reached = run.totals.get("step")
     steps = NONE if reached is None else f"{reached:.0f}"
     if reached is not None and run.planned_steps and run.planned_steps != reached:
@@ -313,16 +297,12 @@ def _log_row(run: StudyRun, label: str) -> list[str]:
     return [
         label,
         str(run.seed),
-        SHOWN[word],
+        STATUS_TEXTS[word],
         run.reason or (f"by the rule {rule}" if rule else NONE),
         steps,
-        NONE if run.accuracy is None and not run.evaluations else percent(_last(run)),
+        NONE if last is None else percent(last),
         NONE if run.seconds is None else duration(run.seconds),
     ]
-
-
-def _last(run: StudyRun) -> float:
-    return run.accuracy if run.accuracy is not None else run.evaluations[-1][1]
 
 
 METHOD = """\
@@ -346,44 +326,40 @@ def configs_table(study: Study) -> Table | None:
     rows = [
         [
             name + ("" if name.partition(".")[0] in swept or name in study.axes else "\nnot swept by name"),
-            *(shorten(_word(one.runs[0].settings.get(name)) if one.runs else NONE, LONGEST) for one in study.settings),
+            *(
+                shorten(setting_text(one.runs[0].settings.get(name)) if one.runs else NONE, LONGEST)
+                for one in study.settings
+            ),
         ]
         for name in names
     ]
     return Table("What differs between the settings", ["setting", *(one.label for one in study.settings)], rows)
 
 
-def _word(value: Any) -> str:
-    return "null" if value is None else str(value)
-
-
 def details_of(study: Study) -> list[Detail]:
     """Return all collapsible sections: configs, protocol, objectives, code and machine, cost, method."""
-    found = []
+    details = []
     if (table := configs_table(study)) is not None:
-        found.append(Detail(table.title, table=table))
+        details.append(Detail(table.title, table=table))
     if (protocol := _protocol(study)) is not None:
-        found.append(Detail("How accuracy was measured", table=protocol))
-    found += _cards(study)
-    found.append(Detail("Code and machine", table=_machine(study)))
+        details.append(Detail(protocol.title, table=protocol))
+    details += _cards(study)
+    machine = _machine(study)
+    details.append(Detail(machine.title, table=machine))
     if study.command:
-        found.append(Detail("Command", text=study.command))
-    found.append(Detail("Cost", text=cost_of(study)))
-    found.append(Detail("Method", text=METHOD))
-    return found
+        details.append(Detail("Command", text=study.command))
+    return [*details, Detail("Cost", text=cost_of(study)), Detail("Method", text=METHOD)]
 
 
 def _protocol(study: Study) -> Table | None:
-    of = [(one.label, run.protocol) for one in study.settings for run in one.runs[:1] if run.protocol is not None]
-    if not of:
+    protocols = [(one.label, run.protocol) for one in study.settings for run in one.runs[:1] if run.protocol]
+    if not protocols:
         return None
-    names = dict.fromkeys(name for _, protocol in of for name in protocol)
-    same = {name: len({str(protocol.get(name)) for _, protocol in of}) == 1 for name in names}
     rows = []
-    for name in names:
-        values = {str(protocol.get(name)): None for _, protocol in of}
-        shown = next(iter(values)) if same[name] else "; ".join(f"{label}: {p.get(name)}" for label, p in of)
-        rows.append([name, shorten(shown, 4 * LONGEST)])
+    for name in dict.fromkeys(name for _, protocol in protocols for name in protocol):
+        values = {str(protocol.get(name)) for _, protocol in protocols}
+        text = "; ".join(f"{label}: {protocol.get(name)}" for label, protocol in protocols)
+        rows.append([name, shorten(values.pop() if len(values) == 1 else text, 4 * LONGEST)])
     return Table("How accuracy was measured", ["part", "value"], rows)
 
 
@@ -396,7 +372,9 @@ def _cards(study: Study) -> list[Detail]:
             if path.is_file():
                 cards.setdefault(path.read_text(encoding="utf-8", errors="replace"), []).append(one.label)
     several = len(cards) > 1
-    return [Detail("Objective" + f": {few(labels)}" * several, text=text) for text, labels in cards.items()]
+    return [
+        Detail(f"Objective: {few(labels)}" if several else "Objective", text=text) for text, labels in cards.items()
+    ]
 
 
 def _machine(study: Study) -> Table:
@@ -416,7 +394,9 @@ def _values(runs: Sequence[StudyRun], *names: str) -> str:
         if value not in (None, "", [], {}):
             text = shorten(str(value), LONGEST)
             counts[text] = counts.get(text, 0) + 1
-    return next(iter(counts), "") if len(counts) < 2 else "; ".join(f"{text} ({n} runs)" for text, n in counts.items())
+    if len(counts) < 2:
+        return next(iter(counts), "")
+    return "; ".join(f"{text} ({n} runs)" for text, n in counts.items())
 
 
 def cost_of(study: Study) -> str:
@@ -429,12 +409,8 @@ def cost_of(study: Study) -> str:
 
 
 def what_differs(study: Study) -> str:
-    """Return the swept keys, and how many other settings differ with them, in words."""
+    """Return the swept keys that vary, in words."""
     if len(study.settings) < 2:
         return "the seed alone"
-    axes = few([axis for axis in study.axes if _varies(axis, study.settings)] or study.axes, 3)
-    return axes or "see below"
-
-
-def _varies(axis: str, settings: Sequence[Setting]) -> bool:
-    return len({dict(one.key).get(axis) for one in settings}) > 1
+    varied = [axis for axis in study.axes if len({dict(one.key).get(axis) for one in study.settings}) > 1]
+    return few(varied or study.axes, 3) or "see below"

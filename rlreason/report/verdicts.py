@@ -1,11 +1,11 @@
 """Judge each setting against its reference, and put the verdict into words."""
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from rlreason.report.content import Verdict
+from rlreason.report.content import Verdict, counted
 from rlreason.report.study import Pairing, Setting, Study, StudyRun, pair, side_of, unequal
 from rlreason.runtime.differences import LEVEL, PROBLEMS, UNPAIRED, Difference, holm, seeds_needed
 from rlreason.runtime.text import few
@@ -35,14 +35,14 @@ def signed(difference: float) -> str:
     return "0.0" if text[1:] == "0.0" else text
 
 
-def between(found: Difference) -> str:
+def between(difference: Difference) -> str:
     """Return the interval of a difference, with signs."""
-    return f"between {signed(found.low)} and {signed(found.high)} accuracy points"
+    return f"between {signed(difference.low)} and {signed(difference.high)} accuracy points"
 
 
-def interval(found: Difference) -> str:
+def interval(difference: Difference) -> str:
     """Return the interval of a difference whose sign is known, as amounts."""
-    low, high = sorted((abs(found.low), abs(found.high)))
+    low, high = sorted((abs(difference.low), abs(difference.high)))
     return f"95% interval {size(low)} to {size(high)}"
 
 
@@ -51,73 +51,82 @@ def p_text(p: float) -> str:
     return "p < 0.001" if p < 0.001 else f"p = {p:.3f}"
 
 
-def outcome_of(found: Difference, adjusted_p: float, equal_within: float) -> str:
+def outcome_of(difference: Difference, adjusted_p: float, equal_within: float) -> str:
     """Return better, worse, same or cannot tell, by the interval of a difference and its p-value adjusted by Holm.
 
     One seed on a side compares trained models but not settings: `cannot tell`, whatever the interval.
     """
-    if found.over == PROBLEMS:
+    if difference.over == PROBLEMS:
         return "cannot tell"
-    return models_outcome(found, adjusted_p, equal_within)
+    return models_outcome(difference, adjusted_p, equal_within)
 
 
-def models_outcome(found: Difference, adjusted_p: float, equal_within: float) -> str:
-    """Return the same if the models themselves are compared."""
+def models_outcome(difference: Difference, adjusted_p: float, equal_within: float) -> str:
+    """Return the outcome for the models themselves, also with one seed on a side."""
     if adjusted_p <= LEVEL:
-        return "better" if found.mean > 0 else "worse"
-    return "same" if -equal_within < found.low and found.high < equal_within else "cannot tell"
+        return "better" if difference.mean > 0 else "worse"
+    return "same" if -equal_within < difference.low and difference.high < equal_within else "cannot tell"
 
 
-def sentence(
-    a: str, b: str, found: Difference, outcome: str, comparisons: int, equal_within: float, settles: bool = True
-) -> str:
-    """Return the verdict on `a` against the reference `b`. `settles`: add what it would take to tell."""
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """The difference of a setting `a` from the reference `b`, and what judges it."""
+
+    a: str
+    b: str
+    difference: Difference
+    comparisons: int  # that Holm corrects for
+    equal_within: float  # accuracy
+
+
+def sentence(c: Comparison, outcome: str, settles: bool = True) -> str:
+    """Return the verdict in words; `settles` adds what it would take to tell."""
+    a, b, difference = c.a, c.b, c.difference
     if outcome in ("better", "worse"):
-        return f"{a} is {outcome} than {b} by {size(found.mean)} accuracy points ({interval(found)})."
+        return f"{a} is {outcome} than {b} by {size(difference.mean)} accuracy points ({interval(difference)})."
     if outcome == "same":
-        lies = f"95% interval {signed(found.low)} to {signed(found.high)}"
-        return f"No difference larger than {100 * equal_within:g} points between {a} and {b} ({lies})."
-    if found.low > 0 or found.high < 0:
-        looks = "better" if found.mean > 0 else "worse"
+        ends = f"95% interval {signed(difference.low)} to {signed(difference.high)}"
+        return f"No difference larger than {100 * c.equal_within:g} points between {a} and {b} ({ends})."
+    if difference.low > 0 or difference.high < 0:
+        looks = "better" if difference.mean > 0 else "worse"
         return (
-            f"{a} looks {looks} than {b}, but not after correcting for {comparisons} comparisons: by itself, the "
-            f"difference lies {between(found)}."
+            f"{a} looks {looks} than {b}, but not after correcting for {c.comparisons} comparisons: by itself, the "
+            f"difference lies {between(difference)}."
         )
-    text = f"{a} and {b} cannot be told apart: the difference lies {between(found)}."
-    return f"{text} {settling(found, comparisons)}" if settles else text
+    text = f"{a} and {b} cannot be told apart: the difference lies {between(difference)}."
+    return f"{text} {settling(difference, c.comparisons)}" if settles else text
 
 
-def settling(found: Difference, comparisons: int = 1) -> str:
+def settling(difference: Difference, comparisons: int = 1) -> str:
     """Return what it would take to tell: seeds, or problems."""
-    if abs(found.mean) < 0.0005:
-        if found.high - found.low > WIDE:
+    if abs(difference.mean) < 0.0005:
+        if difference.high - difference.low > WIDE:
             return "More seeds and problems would narrow the interval; none would settle so small a difference."
         return "Nothing would settle so small a difference."
-    needed = seeds_needed(found, LEVEL / max(comparisons, 1))
+    needed = seeds_needed(difference, LEVEL / max(comparisons, 1))
     if needed is not None:
-        return f"About {max(needed, found.seeds + 1)} seeds would settle a difference of this size half of the time."
-    if found.se_extra > 0 and abs(found.mean) < 2 * found.se_extra:
-        these = f"these {found.problems:,} problems" if found.problems > 1 else "this one problem"
+        seeds = max(needed, difference.seeds + 1)
+        return f"About {seeds} seeds would settle a difference of this size half of the time."
+    if difference.se_extra > 0 and abs(difference.mean) < 2 * difference.se_extra:
+        these = f"these {difference.problems:,} problems" if difference.problems > 1 else "this one problem"
         return f"More seeds on {these} would not settle it: more problems would."
     return "Not even a thousand seeds would settle a difference of this size."
 
 
-def one_seed_sentence(a: str, b: str, found: Difference, outcome: str, comparisons: int, equal_within: float) -> str:
-    """Return the verdict if a side has one seed: over problems only, and of the trained models."""
+def one_seed_sentence(c: Comparison, outcome: str) -> str:
+    """Return the verdict if a side has one seed: over problems only, and on the trained models."""
     start = "One seed on a side: this compares these trained models, not the settings."
-    said = sentence(f"Model {a}", b, found, outcome, comparisons, equal_within, settles=False)
-    return f"{start} {said.replace('(95% interval', '(over problems only, 95% interval')}"
+    models = sentence(replace(c, a=f"Model {c.a}"), outcome, settles=False)
+    return f"{start} {models.replace('(95% interval', '(over problems only, 95% interval')}"
 
 
-def diverged_sentence(
-    a: str, b: str, found: Difference, outcome: str, diverged: int, seeds: int, comparisons: int
-) -> str:
+def diverged_sentence(c: Comparison, outcome: str, diverged: int, seeds: int) -> str:
     """Return the verdict on a setting that diverged in some seeds."""
-    start = f"{a} diverged in {diverged} of {seeds} seed{'s' * (seeds != 1)}."
+    start = f"{c.a} diverged in {diverged} of {counted(seeds, 'seed')}."
     if outcome in ("better", "worse"):
-        where = "above" if outcome == "better" else "below"
-        return f"{start} Counted as it is, it ends {size(found.mean)} accuracy points {where} {b} ({interval(found)})."
-    return f"{start} {sentence(a, b, found, 'cannot tell', comparisons, 0.0)}"
+        where, d = "above" if outcome == "better" else "below", c.difference
+        return f"{start} Counted as it is, it ends {size(d.mean)} accuracy points {where} {c.b} ({interval(d)})."
+    return f"{start} {sentence(c, 'cannot tell')}"
 
 
 def saturated_note(means: tuple[float, float]) -> str:
@@ -129,58 +138,55 @@ def saturated_note(means: tuple[float, float]) -> str:
     return ""
 
 
-def small_line(found: Difference, adjusted_p: float, comparisons: int, by_seed: int) -> str:
-    """Return the basis of a verdict, in brief."""
-    if found.over == PROBLEMS:
+def small_line(difference: Difference, adjusted_p: float, comparisons: int, by_seed: int) -> str:
+    """Return in brief what a verdict is based on; `by_seed` is the number of seeds that both sides have."""
+    if difference.over == PROBLEMS:
         seeds = "one seed on a side"
-    elif by_seed and found.over != "unpaired seeds":
-        seeds = f"{found.seeds} paired seeds"
+    elif by_seed and difference.over != UNPAIRED:
+        seeds = f"{difference.seeds} paired seeds"
     else:
-        seeds = f"{found.seeds} or more seeds, unpaired"
+        seeds = f"{difference.seeds} or more seeds, unpaired"
     family = f" (Holm, {comparisons} comparisons)" if comparisons > 1 else ""
-    problems = f"{found.problems:,} problem{'s' * (found.problems != 1)}"
+    problems = counted(difference.problems, "problem")
     return f"{seeds} \N{MIDDLE DOT} {problems} \N{MIDDLE DOT} {p_text(adjusted_p)}{family}"
 
 
 def summary_of(verdicts: Sequence[Verdict], study: Study) -> str:
     """Return all verdicts of a study in one sentence."""
     if not verdicts:
-        return _of_one_setting(study)
-    reference = study.reference.name
+        return _summary_of_one_setting(study)
     by_word: dict[str, list[str]] = {}
     for verdict in verdicts:
         by_word.setdefault(verdict.word, []).append(verdict.setting)
-    said: list[str] = []
-    for word, verbs, rest in (
-        ("better", ("beats", "beat"), f" {reference}"),
-        ("same", ("is as good as", "are as good as"), f" {reference}"),
-        ("cannot tell", ("cannot be told apart from", "cannot be told apart from"), f" {reference}"),
-        ("worse", ("is worse than", "are worse than"), f" {reference}"),
-        ("diverged", ("diverges", "diverge"), ""),
-        ("not compared", ("is not compared", "are not compared"), ""),
+    parts: list[str] = []
+    for word, verbs, has_object in (
+        ("better", ("beats", "beat"), True),
+        ("same", ("is as good as", "are as good as"), True),
+        ("cannot tell", ("cannot be told apart from", "cannot be told apart from"), True),
+        ("worse", ("is worse than", "are worse than"), True),
+        ("diverged", ("diverges", "diverge"), False),
+        ("not compared", ("is not compared", "are not compared"), False),
     ):
         if names := by_word.get(word):
-            said.append(f"{_joined(names, len(verdicts))} {verbs[len(names) > 1]}{rest if not said else _again(rest)}")
-    text = "; ".join(said)
-    return f"{text}."
+            part = f"{_names(names, len(verdicts))} {verbs[0] if len(names) == 1 else verbs[1]}"
+            if has_object:
+                part += " it" if parts else f" {study.reference.name}"
+            parts.append(part)
+    return f"{'; '.join(parts)}."
 
 
-def _again(rest: str) -> str:
-    return " it" if rest else ""
-
-
-def _joined(names: Sequence[str], of: int) -> str:
+def _names(names: Sequence[str], settings: int) -> str:
     if len(names) > MOST_NAMED:
-        return f"{len(names)} of {of} settings"
+        return f"{len(names)} of {settings} settings"
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
-def _of_one_setting(study: Study) -> str:
+def _summary_of_one_setting(study: Study) -> str:
     accuracies = [run.accuracy for run in study.runs if run.accuracy is not None]
     if not accuracies:
         return "Nothing has been measured yet."
-    mean, n = sum(accuracies) / len(accuracies), len(accuracies)
-    return f"One setting, {n} run{'s' * (n > 1)}: it ends at {100 * mean:.1f}%. There is nothing to compare it with."
+    mean, runs = sum(accuracies) / len(accuracies), counted(len(accuracies), "run")
+    return f"One setting, {runs}: it ends at {100 * mean:.1f}%. There is nothing to compare it with."
 
 
 GRADIENT = "train/grad_norm"
@@ -192,62 +198,61 @@ def verdicts_of(study: Study, equal_within: float = EQUAL_WITHIN) -> list[Verdic
     """Return a verdict for each setting but the reference, in order, by Holm over all comparisons."""
     reference = study.reference
     others = study.settings[1:]
-    refused = {id(one): unequal(one, reference, study.on_purpose) for one in others}
+    differences = {id(one): unequal(one, reference, study.on_purpose) for one in others}
     sides = {id(one): side_of(one) for one in study.settings}
-    found = {
-        id(one): None if refused[id(one)][0] else pair(sides[id(one)], sides[id(reference)], study.among)
+    pairings = {
+        id(one): None if differences[id(one)][0] else pair(sides[id(one)], sides[id(reference)], study.among)
         for one in others
     }
-    tested = [one for one in others if found[id(one)] is not None]
-    adjusted = holm([p.difference.p for one in tested if (p := found[id(one)]) is not None])
-    p_of = dict(zip(map(id, tested), adjusted, strict=True))
+    tested = {key: pairing for key, pairing in pairings.items() if pairing is not None}
+    adjusted = holm([pairing.difference.p for pairing in tested.values()])
+    p_of = dict(zip(tested, adjusted, strict=True))
     verdicts = []
     for one in others:
-        pairing, (differing, on_purpose) = found[id(one)], refused[id(one)]
+        pairing, (differing, on_purpose) = pairings[id(one)], differences[id(one)]
         if pairing is None:
             verdicts.append(_not_compared(one, reference, differing))
             continue
         fixed = sides[id(one)].fixed and sides[id(reference)].fixed
-        verdict = _verdict(one, reference, pairing, p_of[id(one)], len(tested), equal_within, fixed)
+        comparison = Comparison(one.label, reference.name, pairing.difference, len(tested), equal_within)
+        verdict = _verdict(one, reference, pairing, comparison, p_of[id(one)], fixed)
         marks = marks_of(one, reference, pairing, on_purpose, whole=study.among is None)
         verdicts.append(replace(verdict, sentence=" ".join([verdict.sentence, *marks])))
     return verdicts
 
 
-def _verdict(
-    one: Setting, reference: Setting, pairing: Pairing, p: float, comparisons: int, equal_within: float, fixed: bool
-) -> Verdict:
-    difference, a, b = pairing.difference, one.label, reference.name
+def _verdict(one: Setting, reference: Setting, pairing: Pairing, c: Comparison, p: float, fixed: bool) -> Verdict:
+    """Return the verdict without caveats; `fixed`: both sides are models that were not trained here."""
+    difference = c.difference
+    small = small_line(difference, p, c.comparisons, len(pairing.by_seed))
+    typed = (one.typed, reference.typed)
     if not fixed and equal_runs(one, reference):
-        text = f"{a} and {b} are equal bit for bit in all seeds: more seeds would show no difference."
-        small = small_line(difference, p, comparisons, len(pairing.by_seed))
-        pair_typed = (one.typed, reference.typed)
-        return Verdict(a, reference.label, "same", text, small, difference, p, pairing.by_seed, pair_typed, "same")
-    models = models_outcome(difference, p, equal_within)
-    outcome = models if fixed else outcome_of(difference, p, equal_within)
+        text = f"{c.a} and {c.b} are equal bit for bit in all seeds: more seeds would show no difference."
+        return Verdict(c.a, reference.label, "same", text, small, difference, p, pairing.by_seed, typed, "same")
+    models = models_outcome(difference, p, c.equal_within)
+    outcome = models if fixed else outcome_of(difference, p, c.equal_within)
     diverged, measured = sum(run.diverged for run in one.runs), sum(run.accuracy is not None for run in one.runs)
     if diverged and difference.over != PROBLEMS:
-        text = diverged_sentence(a, b, difference, outcome, diverged, measured, comparisons)
+        text = diverged_sentence(c, outcome, diverged, measured)
     elif difference.over == PROBLEMS and not fixed:
-        models_of = (_model(one, pairing), _model(reference, pairing))
-        text = one_seed_sentence(*models_of, difference, models, comparisons, equal_within)
+        text = one_seed_sentence(replace(c, a=_model(one, pairing), b=_model(reference, pairing)), models)
     else:
-        text = sentence(a, b, difference, outcome, comparisons, equal_within, settles=not fixed)
+        text = sentence(c, outcome, settles=not fixed)
     if outcome in ("cannot tell", "same"):
         text = " ".join(filter(None, [text, saturated_note(pairing.means)]))
     if outcome == "cannot tell" and difference.seeds == 2 and not fixed:
         width = size(difference.high - difference.low)
         text += f" Two seeds never settle anything: the interval is {width} points wide."
     return Verdict(
-        a,
+        c.a,
         reference.label,
         "diverged" if diverged else outcome,
         text,
-        small_line(difference, p, comparisons, len(pairing.by_seed)),
+        small,
         difference,
         p,
         pairing.by_seed if difference.over != UNPAIRED else {},
-        (one.typed, reference.typed),
+        typed,
         outcome,
     )
 
@@ -261,12 +266,13 @@ def equal_runs(one: Setting, reference: Setting) -> bool:
 def _equal(one: StudyRun, other: StudyRun) -> bool:
     if one.final is None or other.final is None or GRADIENT not in one.series.keys() & other.series.keys():
         return False
-    shares = [
-        {name: problem.share for name, problem in run.final.problems.items()} for run in (one, other) if run.final
-    ]
+    shares, other_shares = (
+        {name: problem.share for name, problem in answers.problems.items()} for answers in (one.final, other.final)
+    )
     curves = [name for name in one.series if name.startswith(CURVES)]
-    same = (name in other.series and np.array_equal(one.series[name].y, other.series[name].y) for name in curves)
-    return shares[0] == shares[1] and all(same)
+    return shares == other_shares and all(
+        name in other.series and np.array_equal(one.series[name].y, other.series[name].y) for name in curves
+    )
 
 
 def _model(setting: Setting, pairing: Pairing) -> str:
@@ -291,21 +297,28 @@ def _not_compared(one: Setting, reference: Setting, differing: Sequence[str]) ->
 def marks_of(
     one: Setting, reference: Setting, pairing: Pairing, on_purpose: Sequence[str], whole: bool = True
 ) -> list[str]:
-    """Return the caveats of a verdict, a sentence each. `whole`: all problems were to be compared on."""
+    """Return the caveats of a verdict, a sentence each. `whole`: the comparison is on all problems."""
     marks = [
         f"{setting.label} was chosen on these same problems, as the best of {setting.best_of} settings."
         for setting in (one, reference)
         if setting.best_of
     ]
-    marks += [mark for setting in (one, reference) for mark in _of_runs(setting)]
+    marks += [mark for setting in (one, reference) for mark in _marks_of_runs(setting)]
     diverged = sum(run.diverged for run in reference.runs)
     if diverged:
         marks.append(f"{reference.name} itself diverged in {diverged} of {len(reference.runs)} seeds.")
-    marks += _of_seeds(one, reference, pairing)
+    marks += _marks_of_seeds(one, reference, pairing)
     if whole and len(pairing.problems) < pairing.asked:
-        lack = _lacking((one, reference), pairing.asked)
-        of = f"{len(pairing.problems):,} of {pairing.asked:,} problems that all runs answered"
-        marks.append(f"Compared on the {of}{f': {lack}' if lack else ''}.")
+        answered = [
+            (len(run.final.problems), f"seed {run.seed} of {setting.label}")
+            for setting in (one, reference)
+            for run in setting.runs
+            if run.final is not None
+        ]
+        short = sorted((n, who) for n, who in answered if n < pairing.asked)
+        lack = few([f"{who} answered {n:,}" for n, who in short], 2)
+        common = f"{len(pairing.problems):,} of {pairing.asked:,} problems that all runs answered"
+        marks.append(f"Compared on the {common}{f': {lack}' if lack else ''}.")
     if on_purpose:
         one_part = len(on_purpose) == 1
         parts = few([part[:1].upper() + part[1:] if k == 0 else part for k, part in enumerate(on_purpose)])
@@ -316,23 +329,14 @@ def marks_of(
     return marks
 
 
-def _lacking(settings: Sequence[Setting], asked: int) -> str:
-    """Return 'seed 1 of b answered 7', for the runs that answered fewer problems than others."""
-    answered = [
-        (f"seed {run.seed} of {s.label}", len(run.final.problems)) for s in settings for run in s.runs if run.final
-    ]
-    short = sorted(((n, who) for who, n in answered if n < asked))
-    return few([f"{who} answered {n:,}" for n, who in short], 2)
-
-
-def _of_runs(setting: Setting) -> list[str]:
+def _marks_of_runs(setting: Setting) -> list[str]:
     marks = []
     for run in setting.runs:
         who = f"Seed {run.seed} of {setting.label}"
         if run.final is not None and not run.ended:
-            of = f" of {run.planned_steps}" if run.planned_steps else ""
+            planned = f" of {run.planned_steps}" if run.planned_steps else ""
             how = "failed" if run.status.partition(":")[0] == "failed" else "stopped"
-            marks.append(f"{who} {how} at step {_step(run)}{of} and enters with what it had reached.")
+            marks.append(f"{who} {how} at step {_step(run)}{planned} and enters with what it had reached.")
         elif run.status.partition(":")[0] == "stopped" and run.final is not None:
             marks.append(f"{who} was ended at step {_step(run)} ({run.status}) and enters with what it had reached.")
         elif run.status == WAITING:
@@ -348,7 +352,7 @@ def _step(run: StudyRun) -> int:
     return run.final.step or 0 if run.final else 0
 
 
-def _of_seeds(one: Setting, reference: Setting, pairing: Pairing) -> list[str]:
+def _marks_of_seeds(one: Setting, reference: Setting, pairing: Pairing) -> list[str]:
     mine, its = ({run.seed for run in s.runs if run.accuracy is not None} for s in (one, reference))
     marks = []
     if pairing.difference.over == UNPAIRED:
@@ -356,8 +360,8 @@ def _of_seeds(one: Setting, reference: Setting, pairing: Pairing) -> list[str]:
     elif mine != its and mine & its:
         for setting, lacking in ((one, its - mine), (reference, mine - its)):
             if lacking:
-                seeds = few([str(seed) for seed in sorted(lacking)])
-                marks.append(f"{setting.label} lacks seed{'s' * (len(lacking) > 1)} {seeds}.")
+                noun = "seed" if len(lacking) == 1 else "seeds"
+                marks.append(f"{setting.label} lacks {noun} {few([str(seed) for seed in sorted(lacking)])}.")
         marks.append(f"Compared on the {len(mine & its)} that they share.")
     return marks
 
@@ -380,45 +384,37 @@ def share_on(run: StudyRun, half: str) -> float:
 
 def comparing_half(settings: Sequence[Setting]) -> set[str]:
     """Return the problems that were not used for choosing."""
-    found: set[str] = set()
-    for run in (run for setting in settings for run in setting.runs):
-        if run.final is not None:
-            found |= {name for name, p in run.final.problems.items() if half_of(p.question) == COMPARING}
-    return found
+    finals = [run.final for setting in settings for run in setting.runs if run.final is not None]
+    return {name for final in finals for name, p in final.problems.items() if half_of(p.question) == COMPARING}
 
 
-def how_chosen(label: str, of: int) -> str:
+def how_chosen(label: str, settings: int) -> str:
     """Return a note on how a setting was chosen."""
     return (
-        f"{label} was the best of {of} settings on one half of the problems; the verdict is on the other half, which "
-        "did not choose."
+        f"{label} was the best of {settings} settings on one half of the problems; the verdict is on the other half, "
+        "which did not choose."
     )
 
 
 def picked(runs: Sequence[RunState], everyone: Sequence[RunState]) -> int:
     """Return the number of settings in `everyone` if that of `runs` was the best, and they are 3 or more; else 0."""
-    means = {key: np.mean([run.accuracy or 0.0 for run in of]) for key, of in _by_setting(everyone).items()}
-    mine = _by_setting(runs)
-    if len(mine) != 1 or len(means) < 3 or max(means, key=lambda key: means[key]) not in mine:
-        return 0
-    return len(means)
+    by_setting: dict[Key, list[float]] = {}
+    for run in everyone:
+        by_setting.setdefault(run.key, []).append(run.accuracy or 0.0)
+    best = max(by_setting, key=lambda key: np.mean(by_setting[key]))
+    return len(by_setting) if len(by_setting) >= 3 and {run.key for run in runs} == {best} else 0
 
 
-def flattered(name: str, of: int) -> str:
+def flattered(name: str, settings: int) -> str:
     """Return a note on a setting that was the best of several on the problems that it is compared on."""
     return (
-        f"{name} was the best of {of} settings on these problems: if it is compared for that, its lead is "
+        f"{name} was the best of {settings} settings on these problems: if it is compared for that, its lead is "
         "flattered. Fresh seeds would settle it; the whole sweep, given alone, is corrected for all its settings."
     )
 
 
-def _by_setting(runs: Sequence[RunState]) -> dict[Key, list[RunState]]:
-    found: dict[Key, list[RunState]] = {}
-    for run in runs:
-        found.setdefault(run.key, []).append(run)
-    return found
-
-
-def unequal_tuning(a: str, of_a: int, b: str, of_b: int) -> str:
+def unequal_tuning(a: str, settings_of_a: int, b: str, settings_of_b: int) -> str:
     """Return a note if one side was tuned over more settings than the other; else ""."""
-    return "" if of_a == of_b else f"{a} was tuned over {of_a} setting{'s' * (of_a > 1)}, {b} over {of_b}."
+    if settings_of_a == settings_of_b:
+        return ""
+    return f"{a} was tuned over {counted(settings_of_a, 'setting')}, {b} over {settings_of_b}."
