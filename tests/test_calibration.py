@@ -14,7 +14,8 @@ import pytest
 
 from rlreason.records.console import Console
 from rlreason.report import compare
-from rlreason.report.study import Answers, GradedProblem, Setting, Study, StudyRun, study_of_file
+from rlreason.report.compare import study_of_file
+from rlreason.report.study import Answers, GradedProblem, Setting, Study, StudyRun
 from rlreason.report.verdicts import best_of, comparing_half, verdicts_of
 from tests.settings_of_nothing import arms
 from tests.sweep_folders import sweep

@@ -1,4 +1,4 @@
-"""Which of two settings is better, by how much, and when no one can tell.
+"""Compare two settings or more, also from CSV files or of TRL: which is better, by how much, or that no one can tell.
 
 A and B are runs, sweeps, settings of a sweep (SWEEP/KEY=VALUE), evaluations, CSV files with the columns
 setting,seed,problem,correct, or folders of TRL's completions. The first is the reference. A sweep or a CSV file alone:
@@ -6,19 +6,24 @@ all its settings against its reference. Of two sweeps, or two files, the best se
 """
 
 import argparse
-from collections.abc import Sequence
+import csv
+import math
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rlreason.errors import ConfigError
+from rlreason.errors import ConfigError, DataError
 from rlreason.records.console import Console
 from rlreason.report.content import Verdict
 from rlreason.report.read import read_given, study_of
 from rlreason.report.remarks import warnings_of
-from rlreason.report.study import Setting, Study, beside_runs, is_tabular, study_of_file
+from rlreason.report.study import Answers, GradedProblem, Setting, Study, StudyRun, labels_of
 from rlreason.report.verdicts import EQUAL_WITHIN, best_of, comparing_half, how_chosen, unequal_tuning, verdicts_of
 from rlreason.runtime.streams import folded
 from rlreason.runtime.subcommand import Answer, Parser
+from rlreason.runtime.text import few, shorten
 
 OUTCOMES = ("better", "worse", "same")
 NOT_AS_EXPECTED = 1  # exit code
@@ -27,9 +32,8 @@ NOT_AS_EXPECTED = 1  # exit code
 def add_arguments(parser: Parser) -> None:
     """Add the arguments of `rlreason compare`."""
     parser.add_argument("sides", metavar="RUN", type=Path, nargs="+", help="the reference, and what to compare with it")
-    parser.add_argument(
-        "--expect", choices=OUTCOMES, help=f"exit with {NOT_AS_EXPECTED} unless every verdict is this one"
-    )
+    unless = f"exit with {NOT_AS_EXPECTED} unless every verdict is this one"
+    parser.add_argument("--expect", choices=OUTCOMES, help=unless)
     parser.add_argument(
         "--equal-within",
         type=float,
@@ -50,28 +54,28 @@ def main(arguments: argparse.Namespace, console: Console) -> Answer:
     if not comparable and arguments.json is None:
         raise ConfigError(" ".join(verdict.sentence for verdict in verdicts[:3]) or "there is nothing to compare")
     lines = [folded(line, console.width) for verdict in verdicts for line in _lines(verdict)]
-    said = [*study.notes, *study.problems, *warnings_of(study)]
-    lines += [folded(f"! {text}", console.width) for text in said]
+    notes = [*study.notes, *study.problems, *warnings_of(study)]
+    lines += [folded(f"! {text}", console.width) for text in notes]
     exit_code = 0 if comparable else ConfigError.exit_code
     if arguments.expect and (other := [v for v in verdicts if v.outcome != arguments.expect]):
         exit_code = NOT_AS_EXPECTED
         lines.append(f"expected {arguments.expect}: {other[0].setting} is {other[0].outcome or other[0].word!r}")
-    return Answer("\n".join(lines), [entry(verdict, said) for verdict in verdicts], exit_code)
+    return Answer("\n".join(lines), [entry(verdict, notes) for verdict in verdicts], exit_code)
 
 
 def entry(verdict: Verdict, notes: Sequence[str] = ()) -> dict[str, Any]:
     """Return a verdict for JSON; the difference and its ends are accuracies, 0 to 1. `notes`: apply to all verdicts."""
-    found = verdict.difference
+    difference = verdict.difference
     return {
         "setting": verdict.typed[0],
         "reference": verdict.typed[1],
-        "difference": found.mean if found else None,
-        "low": found.low if found else None,
-        "high": found.high if found else None,
+        "difference": difference.mean if difference else None,
+        "low": difference.low if difference else None,
+        "high": difference.high if difference else None,
         "verdict": verdict.outcome or verdict.word,
-        "seeds": found.seeds if found else 0,
-        "problems": found.problems if found else 0,
-        "p": found.p if found else None,
+        "seeds": difference.seeds if difference else 0,
+        "problems": difference.problems if difference else 0,
+        "p": difference.p if difference else None,
         "adjusted_p": verdict.adjusted_p,
         "sentence": verdict.sentence,
         "notes": list(notes),
@@ -79,10 +83,8 @@ def entry(verdict: Verdict, notes: Sequence[str] = ()) -> dict[str, Any]:
 
 
 def _lines(verdict: Verdict) -> list[str]:
-    return [
-        f"{verdict.outcome or verdict.word}: {verdict.sentence}",
-        *([f"  {verdict.small}"] if verdict.small else []),
-    ]
+    lines = [f"{verdict.outcome or verdict.word}: {verdict.sentence}"]
+    return [*lines, f"  {verdict.small}"] if verdict.small else lines
 
 
 def compared_study(paths: Sequence[Path]) -> Study:
@@ -91,23 +93,24 @@ def compared_study(paths: Sequence[Path]) -> Study:
         path = paths[0]
         study = _study_of(path, is_tabular(path))
         if len(study.settings) < 2:
-            raise ConfigError(
-                f"{path} holds one setting, {study.reference.label}: give a second one to compare with it"
-            )
+            one = study.reference.label
+            raise ConfigError(f"{path} holds one setting, {one}: give a second one to compare with it")
         return study
     tabular = [is_tabular(path) for path in paths]
     studies = [_study_of(path, of_file) for path, of_file in zip(paths, tabular, strict=True)]
-    files, others = ([s for s, of_file in zip(studies, tabular, strict=True) if of_file is of] for of in (True, False))
-    unknown = beside_runs(files, others)
+    files = [study for study, of_file in zip(studies, tabular, strict=True) if of_file]
+    others = [study for study, of_file in zip(studies, tabular, strict=True) if not of_file]
+    unknown = match_problems(files, others)
     sides = [best_of(study) for study in studies]
     labels = _labels(paths, studies, sides)
     _refuse_the_same(paths, sides)
+    same_sweep = len({path.parent.resolve() for path in paths}) == 1 and all("=" in path.name for path in paths)
     joined = Study(
         studies[0].name,
         "How do these compare?",
         [],
         [Setting((), label, side.runs, side.best_of) for label, side in zip(labels, sides, strict=True)],
-        on_purpose=studies[0].on_purpose if _of_one_sweep(paths) else [],
+        on_purpose=studies[0].on_purpose if same_sweep else [],
         problems=[line for study in studies for line in study.problems],
         notes=[line for study in studies for line in study.notes] + unknown,
         folders=list(paths),
@@ -119,7 +122,7 @@ def compared_study(paths: Sequence[Path]) -> Study:
             raise ConfigError(
                 f"{paths[0]}: too few problems to keep half of them from choosing: give one setting a side"
             )
-        joined.notes += [how_chosen(label, of) for label, of in zip(labels, tried, strict=True) if of > 1]
+        joined.notes += [how_chosen(label, n) for label, n in zip(labels, tried, strict=True) if n > 1]
         joined.notes += [
             text for k in range(1, len(tried)) if (text := unequal_tuning(labels[k], tried[k], labels[0], tried[0]))
         ]
@@ -130,19 +133,14 @@ def _study_of(path: Path, of_file: bool) -> Study:
     return study_of_file(path) if of_file else study_of([read_given(path)])
 
 
-def _of_one_sweep(paths: Sequence[Path]) -> bool:
-    """Return whether all sides are settings of one sweep, SWEEP/KEY=VALUE."""
-    return len({path.parent.resolve() for path in paths}) == 1 and all("=" in path.name for path in paths)
-
-
 def _refuse_the_same(paths: Sequence[Path], sides: Sequence[Setting]) -> None:
     """Raise `ConfigError` if a side is compared with its own runs."""
-    seen: dict[tuple[tuple[Path, str], ...], Path] = {}
+    path_of: dict[tuple[tuple[Path, str], ...], Path] = {}
     for path, side in zip(paths, sides, strict=True):
         runs = tuple((run.folder.resolve(), run.name) for run in side.runs)
-        if runs in seen:
-            raise ConfigError(f"{seen[runs]} and {path} are the same runs ({side.label}): give two different sides")
-        seen[runs] = path
+        if runs in path_of:
+            raise ConfigError(f"{path_of[runs]} and {path} are the same runs ({side.label}): give two different sides")
+        path_of[runs] = path
 
 
 def _labels(paths: Sequence[Path], studies: Sequence[Study], sides: Sequence[Setting]) -> list[str]:
@@ -156,3 +154,189 @@ def _labels(paths: Sequence[Path], studies: Sequence[Study], sides: Sequence[Set
         f"{name}: {side.label}" if len(study.settings) > 1 else name
         for name, study, side in zip(given, studies, sides, strict=True)
     ]
+
+
+COLUMNS = ("setting", "seed", "problem", "correct")
+TRUTH_VALUES = {"true": 1.0, "false": 0.0, "yes": 1.0, "no": 0.0}
+Cells = dict[str, dict[int, dict[str, list[float]]]]  # setting -> seed -> problem -> [sum of correct, samples]
+
+
+def is_tabular(path: Path) -> bool:
+    """Return whether an argument is a file of results, or a folder of TRL's completions."""
+    return path.is_file() or bool(trl_files(path))
+
+
+def study_of_file(path: Path) -> Study:
+    """Return the settings of a CSV file, the first one as the reference; or one setting of TRL's completions.
+
+    `DataError` names the file, the line, the rule and the cure.
+    """
+    files = trl_files(path)
+    cells = {_trl_name(path): {seed: _read_trl(file) for seed, file in files.items()}} if files else _read_csv(path)
+    settings = [_setting(name, seeds, path) for name, seeds in cells.items()]
+    for setting, label in zip(settings, labels_of([setting.key for setting in settings]), strict=True):
+        setting.label = label
+    notes = [f"{path.name}: TRL's completions are of the last step's training prompts."] if files else []
+    return Study(path.stem, "How do these settings compare?", ["setting"], settings, notes=notes, folders=[path])
+
+
+def match_problems(files: Sequence[Study], others: Sequence[Study]) -> list[str]:
+    """Match the problems of files to those of runs, by id or by question; return a note on each file."""
+    named = {name for study in files for run in study.runs if run.final for name in run.final.problems}
+    questions: dict[str, str] = {}  # problem, by the name that the files use -> question
+    for run in (run for study in others for run in study.runs):
+        if run.final is None:
+            continue
+        if not named & run.final.problems.keys():
+            by_question = {p.question if p.question in named else name: p for name, p in run.final.problems.items()}
+            run.final = replace(run.final, problems=by_question)
+        questions |= {name: p.question for name, p in run.final.problems.items()}
+    for run in (run for study in files for run in study.runs):
+        if run.final is not None:  # the question decides which half of the problems one is in
+            problems = {name: replace(p, question=questions.get(name, name)) for name, p in run.final.problems.items()}
+            run.final = replace(run.final, problems=problems)
+    return [
+        f"{study.folders[0].name} does not say how it was measured: that prompt, sampling, grader and data are those "
+        "of the runs beside it cannot be checked."
+        for study in files
+        if others
+    ]
+
+
+def _setting(name: str, seeds: dict[int, dict[str, list[float]]], path: Path) -> Setting:
+    key = (("setting", name),)
+    runs = []
+    for seed, cells in sorted(seeds.items()):
+        problems = {one: GradedProblem(right, int(samples), one) for one, (right, samples) in cells.items()}
+        run = StudyRun(path, f"{name},seed={seed}", key, seed, "finished", final=Answers(problems))
+        run.accuracy = sum(p.correct for p in problems.values()) / sum(p.samples for p in problems.values())
+        runs.append(run)
+    return Setting(key, name, runs)
+
+
+def _read_csv(path: Path) -> Cells:
+    cells: Cells = {}
+    for name, seed, problem, correct in _rows(path):
+        cell = cells.setdefault(name, {}).setdefault(seed, {}).setdefault(problem, [0.0, 0])
+        cell[0] += correct
+        cell[1] += 1
+    if not cells:
+        raise DataError(f"{path} holds no row: give a file with a row for each setting, seed and problem")
+    return cells
+
+
+def _rows(path: Path) -> Iterator[tuple[str, int, str, float]]:
+    """Yield (setting, seed, problem, correct) of each row."""
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            reader = csv.reader(file)
+            head = [name.strip().lower() for name in next(reader, [])]
+            if missing := [name for name in COLUMNS if name not in head]:
+                rule = f"its first line must name {', '.join(COLUMNS)} (in any order)"
+                raise DataError(f"{path} has no column {missing[0]}: {rule}")
+            at = [head.index(name) for name in COLUMNS]
+            seeds: dict[str, int] = {}
+            corrects: dict[str, float] = {}
+            names: dict[str, str] = {}  # as written -> on one line
+            for row in reader:
+                if not row:
+                    continue
+                try:
+                    name, seed, problem, correct = (row[k] for k in at)
+                except IndexError:
+                    raise _line_error(path, reader.line_num, f"has {len(row)} cells, fewer than its head") from None
+                if seed not in seeds:
+                    seeds[seed] = _seed(path, reader.line_num, seed)
+                if correct not in corrects:
+                    corrects[correct] = _correct(path, reader.line_num, correct)
+                if name not in names:
+                    names[name] = " ".join(name.split())
+                if not names[name] or not problem:
+                    raise _line_error(path, reader.line_num, "names no setting or no problem")
+                yield names[name], seeds[seed], problem, corrects[correct]
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise DataError(f"{path} cannot be read as CSV ({error}): give a UTF-8 file with commas") from None
+
+
+def _line_error(path: Path, line: int, what: str) -> DataError:
+    return DataError(f"{path}, line {line} {what}: mend the line, or leave it out")
+
+
+def _seed(path: Path, line: int, text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise _line_error(path, line, f"has seed={shorten(text, 20)}, which is no whole number") from None
+
+
+def _correct(path: Path, line: int, text: str) -> float:
+    try:
+        value = TRUTH_VALUES[text.strip().lower()] if text.strip().lower() in TRUTH_VALUES else float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value <= 1:
+        raise _line_error(path, line, f"has correct={shorten(text, 20)}, which is neither 0, 1 nor a share in between")
+    return value
+
+
+def trl_files(path: Path) -> dict[int, Path]:
+    """Return the last completions that TRL has logged, by seed.
+
+    A file, an output_dir, or a folder with an output_dir for each seed: the number at the end of its name is the seed.
+    """
+    if path.is_file():
+        return {0: path} if path.suffix == ".parquet" else {}
+    if not path.is_dir():
+        return {}
+    if (own := _last_completions(path)) is not None:
+        return {0: own}
+    inner = [(place, file) for place in sorted(path.glob("*")) if (file := _last_completions(place)) is not None]
+    numbers = [re.search(r"(\d+)$", place.name) for place, _ in inner]
+    seeds = [int(number[1]) for number in numbers if number is not None]
+    if len(set(seeds)) < len(inner):
+        names = few([place.name for place, _ in inner], 4)
+        raise ConfigError(f"{path} holds the runs {names}: end each name with the number of its seed, seed_0, seed_1")
+    return dict(zip(seeds, (file for _, file in inner), strict=True))
+
+
+def _last_completions(folder: Path) -> Path | None:
+    """Return the completions of the last step in an output_dir, or in its folder of completions."""
+    files = [file for place in (folder, folder / "completions") for file in place.glob("completions_*.parquet")]
+    return max(files, key=lambda file: (len(file.stem), file.stem), default=None)
+
+
+def _trl_name(path: Path) -> str:
+    """Return the name of a run of TRL's: its output_dir."""
+    folder = path.parent if path.is_file() else path
+    return (folder.resolve().parent if folder.name == "completions" else folder.resolve()).name or path.stem
+
+
+def _read_trl(path: Path) -> dict[str, list[float]]:
+    """Read the last step's completions: a problem is a prompt, and correct is its first reward, in 0 to 1.
+
+    A reward that is called accuracy or correct takes precedence.
+    """
+    try:
+        from pyarrow import parquet
+    except ImportError:
+        raise ConfigError(f"{path} is a parquet file: pip install pyarrow, which reads it") from None
+    try:
+        table: dict[str, list[Any]] = parquet.read_table(path).to_pydict()
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path} cannot be read as parquet ({shorten(str(error), 80)}): give another file") from None
+    others = {"step", "prompt", "completion", "advantage", "timestamp"}
+    rewards = [n for n, cells in table.items() if n not in others and cells and isinstance(cells[0], int | float)]
+    if "prompt" not in table or not rewards:
+        raise DataError(f"{path} has no prompt and reward columns: give completions that TRL's GRPOTrainer has logged")
+    reward = next((name for name in rewards if "acc" in name or "correct" in name), rewards[0])
+    newest = max(table["step"]) if table.get("step") else None
+    cells: dict[str, list[float]] = {}
+    for k, (prompt, value) in enumerate(zip(table["prompt"], table[reward], strict=True)):
+        if newest is not None and table["step"][k] != newest:
+            continue
+        if value is None or not 0 <= float(value) <= 1:
+            raise DataError(f"{path}, row {k + 1} has {reward}={value}: only rewards of 0 to 1 can be compared")
+        cell = cells.setdefault(str(prompt), [0.0, 0])
+        cell[0] += float(value)
+        cell[1] += 1
+    return cells
