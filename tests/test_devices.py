@@ -1,5 +1,8 @@
 """Which device and number types a run gets, and what is said of it; for cards that are not here, by their facts."""
 
+from types import SimpleNamespace
+
+import pynvml
 import pytest
 import torch
 
@@ -7,7 +10,7 @@ from rlreason.config.model import PretrainedModelConfig
 from rlreason.errors import ConfigError
 from rlreason.model.attention import KernelSupport, choose_kernel
 from rlreason.model.parameters import Hardware, choose_dtype, choose_types, hardware_here, pick_device, remarks
-from rlreason.runtime.machine import divide_memory_finely, driver_gpus, why_unseen
+from rlreason.runtime.machine import Gpu, NvidiaDriver, divide_memory_finely, query_nvidia, why_unseen
 
 A100, T4 = Hardware("A100", (8, 0)), Hardware("Tesla T4", (7, 5), bf16=False)
 HALF, FULL = torch.bfloat16, torch.float32
@@ -17,16 +20,40 @@ def model(**settings):
     return PretrainedModelConfig("local", path="/m", **settings)
 
 
-def test_the_driver_lists_its_gpus(tmp_path):
-    assert driver_gpus(tmp_path / "driver", tmp_path / "dev") == []
-    (tmp_path / "dev").mkdir()
-    for name in ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm", "null"):
-        (tmp_path / "dev" / name).touch()
-    assert driver_gpus(tmp_path / "driver", tmp_path / "dev") == ["a GPU", "a GPU"]
-    for place in ("0000:01:00.0", "0000:02:00.0"):
-        (tmp_path / "driver/gpus" / place).mkdir(parents=True)
-        (tmp_path / "driver/gpus" / place / "information").write_text("Model: \t\t NVIDIA A10\nIRQ: 1\n")
-    assert driver_gpus(tmp_path / "driver", tmp_path / "dev") == ["NVIDIA A10", "NVIDIA A10"]
+def test_without_a_driver_there_is_no_gpu(monkeypatch):
+    def missing() -> None:
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
+
+    monkeypatch.setattr(pynvml, "nvmlInit", missing)
+    assert query_nvidia() == NvidiaDriver()
+
+
+def test_a_driver_that_fails_says_why(monkeypatch):
+    def broken() -> None:
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH)
+
+    monkeypatch.setattr(pynvml, "nvmlInit", broken)
+    driver = query_nvidia()
+    assert (driver.gpus, driver.version) == ((), "")
+    assert "mismatch" in driver.failure
+
+
+def test_memory_shared_with_the_processor_is_not_known(monkeypatch):
+    def memory(handle: str) -> SimpleNamespace:
+        if handle == "GB10":
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+        return SimpleNamespace(free=7, total=8)
+
+    answers = {
+        "nvmlInit": lambda: None, "nvmlShutdown": lambda: None, "nvmlDeviceGetCount": lambda: 2,
+        "nvmlDeviceGetHandleByIndex": ("H100", "GB10").__getitem__, "nvmlDeviceGetName": str,
+        "nvmlDeviceGetMemoryInfo": memory, "nvmlDeviceGetCudaComputeCapability": lambda handle: (9, 0),
+        "nvmlSystemGetDriverVersion": lambda: "550.54",
+    }  # fmt: skip
+    for name, answer in answers.items():
+        monkeypatch.setattr(pynvml, name, answer)
+    gpus = (Gpu("H100", 7, 8, (9, 0)), Gpu("GB10", None, None, (9, 0)))
+    assert query_nvidia() == NvidiaDriver(gpus, "550.54")
 
 
 @pytest.mark.parametrize(

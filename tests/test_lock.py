@@ -56,12 +56,12 @@ def test_a_second_process_is_refused_and_told_by_whom(tmp_path, other):
     with pytest.raises(ConfigError) as refused:
         take(tmp_path / "run")
     text = str(refused.value)
-    assert text.startswith(f"hydra.run.dir={tmp_path}/run is being written by process {process.pid}: ")
+    assert text.startswith(f"hydra.run.dir={tmp_path}/run is being written by process {process.pid} ")
     assert "wait for it" in text
     assert "\n" not in text
     assert refused.value.exit_code == 2
-    assert (tmp_path / "run/.lock").read_text() == f"{process.pid}\n"  # it is the other's
-    assert holder(tmp_path / "run") == f"process {process.pid}"
+    assert (tmp_path / "run/.lock").read_text().startswith(f"{process.pid}\n")  # it is the other's
+    assert str(holder(tmp_path / "run")).startswith(f"process {process.pid} since ")
 
 
 @pytest.mark.parametrize("with_child", [False, True])
@@ -86,7 +86,7 @@ def test_another_run_in_this_process_is_refused_until_the_first_has_ended(tmp_pa
         link.symlink_to(folder)
         (folder / "kept").touch()
         for same in (folder, link, tmp_path / "other/../run"):
-            with pytest.raises(ConfigError, match="another run"):
+            with pytest.raises(ConfigError, match="by this process"):
                 take(same)
         with run_lock(tmp_path / "second", print):
             pass

@@ -176,7 +176,7 @@ def chosen_engine(path: str | None, gpus: Sequence[str], has_vllm: bool) -> str:
 def usable_gpus() -> list[str]:
     """List the GPUs here, unless the environment hides them or the installed torch supports none."""
     hidden = os.environ.get(VISIBLE, "0").strip() in ("", "-1")
-    return [] if hidden or not torch_has_gpus() else driver_gpus()
+    return [] if hidden or not torch_has_gpus() else list(driver_gpus())
 
 
 @cache

@@ -192,7 +192,7 @@ class Hardware:
 
 def hardware_here() -> Hardware:
     """Detect this process's hardware."""
-    gpus, visible = tuple(driver_gpus()), os.environ.get(VISIBLE)
+    gpus, visible = driver_gpus(), os.environ.get(VISIBLE)
     if not torch.cuda.is_available():
         return Hardware(gpus=gpus, visible=visible)
     half = torch.cuda.is_bf16_supported(including_emulation=False)

@@ -2,17 +2,15 @@
 
 import json
 import os
-import shutil
-import signal
-import subprocess
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
+import psutil
+
 from rlreason.config.model import TINY_CONTEXT, ModelConfig, TinyModelConfig
-from rlreason.runtime.machine import torch_has_gpus
+from rlreason.runtime.machine import query_nvidia, torch_has_gpus
 
 TINY_VOCABULARY = 2048 + 4  # most tokens of the built-in model: its tokenizer's, and the four tags
 #: model_type in config.json -> how queries and keys are normed: not at all, each head's, or all heads' together.
@@ -220,9 +218,6 @@ def _in_cache(name: str) -> Path | None:
     return Path(found) if isinstance(found, str) else None
 
 
-FIELDS = "name,memory.total,memory.free,compute_cap,driver_version"
-QUERY = ("nvidia-smi", f"--query-gpu={FIELDS}", "--format=csv,noheader,nounits")
-PATIENCE_S = 5.0  # for the driver to answer
 BF16_SINCE = (8, 0)  # compute capability
 
 Read = Callable[[str], str | None]  # path of a small file -> its text; None if there is none
@@ -242,7 +237,7 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class Driver:
-    """The GPUs listed by nvidia-smi, the driver's version, and why it lists none if it fails."""
+    """The GPUs listed by the driver, its version, and why it lists none if it fails."""
 
     gpus: list[Device] = field(default_factory=list)
     version: str = ""
@@ -278,15 +273,11 @@ def read_text(path: str) -> str | None:
 
 def processor(read: Read = read_text) -> Device:
     """Return the processor's memory: the machine's, or less if a control group limits it."""
-    info = {
-        line.partition(":")[0]: line.partition(":")[2].split() for line in (read("/proc/meminfo") or "").splitlines()
-    }
-    free, total = (int(info[key][0]) * 1024 if info.get(key) else None for key in ("MemAvailable", "MemTotal"))
-    if total is None and hasattr(os, "sysconf"):
-        total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    memory = psutil.virtual_memory()
+    free, total = memory.available, memory.total
     for limit, used in group_limits(read):
-        total = limit if total is None else min(total, limit)
-        free = limit - used if free is None else min(free, max(0, limit - used))
+        total = min(total, limit)
+        free = min(free, max(0, limit - used))
     return Device("cpu", "the processor", free, total)
 
 
@@ -337,48 +328,8 @@ def with_second(gpus: list[Device]) -> Device:
     return replace(gpus[0], second_free=gpus[1].free) if len(gpus) > 1 else gpus[0]
 
 
-def query_driver(patience_s: float = PATIENCE_S) -> Driver:
-    """Run nvidia-smi; return nothing if it is missing. If it hangs, kill it and all that it has started."""
-    if shutil.which(QUERY[0]) is None:
-        return Driver()
-    try:
-        asked = subprocess.Popen(QUERY, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True)
-    except OSError as error:
-        return Driver(failure=f"nvidia-smi cannot be started ({error.strerror})")
-    try:
-        told = asked.communicate(timeout=patience_s)[0].decode(errors="replace")
-    except subprocess.TimeoutExpired:
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(asked.pid, signal.SIGKILL)
-        with suppress(subprocess.TimeoutExpired):  # a process stuck in the driver may never end
-            asked.communicate(timeout=1.0)
-        return Driver(failure=f"nvidia-smi has not answered within {patience_s:g} s")
-    first = "".join(c for c in told.strip().partition("\n")[0] if c.isprintable())[:200]
-    if asked.returncode:
-        return Driver(failure=f"nvidia-smi fails (exit code {asked.returncode}): {first or 'it says nothing'}")
-    gpus = parsed_gpus(told)
-    version = first.split(",")[4].strip() if gpus and first.count(",") == 4 else ""
-    failure = f"nvidia-smi answers what cannot be read: {first}" if first and not gpus else ""
-    return Driver(gpus, version, failure)
-
-
-def parsed_gpus(table: str) -> list[Device]:
-    """Parse nvidia-smi's lines of name, total and free memory in MiB, compute capability, and the driver's version.
-
-    Memory shared with the processor is not reported ([N/A]).
-
-    >>> parsed_gpus("NVIDIA A100-SXM4-80GB, 81920, 80000, 8.0, 550.54.15")[0].total // 2**20
-    81920
-    >>> parsed_gpus("NVIDIA GB10, [N/A], [N/A], 12.1, 580.95")[0].free is None
-    True
-    """
-    found = []
-    for line in table.splitlines():
-        fields = [part.strip() for part in line.split(",")]
-        sizes = [int(part) << 20 if part.isdecimal() else None for part in fields[1:3]]
-        if len(fields) in (4, 5) and len(sizes) == 2 and all(part.isdecimal() or "N/A" in part for part in fields[1:3]):
-            major, _, minor = fields[3].partition(".")
-            known = major.isdecimal() and minor.isdecimal()
-            half = not known or (int(major), int(minor)) >= BF16_SINCE
-            found.append(Device("cuda", fields[0], sizes[1], sizes[0], half))
-    return found
+def query_driver() -> Driver:
+    """Return what NVIDIA's driver lists; nothing without a driver."""
+    found = query_nvidia()
+    gpus = [Device("cuda", gpu.name, gpu.free, gpu.total, gpu.capability >= BF16_SINCE) for gpu in found.gpus]
+    return Driver(gpus, found.version, found.failure)

@@ -12,8 +12,10 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from rlreason.records.files import VERSION
-from rlreason.runtime.machine import ALLOCATION, DRIVER, SWEEP_VARIABLE, driver_gpus, usable_processors, value_in
+from rlreason.runtime.machine import ALLOCATION, SWEEP_VARIABLE, query_nvidia, usable_processors, value_in
 from rlreason.runtime.text import redacted
 from rlreason.runtime.version import __version__
 
@@ -111,13 +113,13 @@ def environment() -> dict[str, Any]:
 
 def hardware() -> dict[str, Any]:
     """Return processor, memory and graphics cards as the system names them, without loading a library."""
-    gpus, driver = driver_gpus(), value_in(DRIVER / "version", "NVRM version:")
+    driver = query_nvidia()
     return {
         "cpu": value_in(Path("/proc/cpuinfo"), "model name") or platform.processor() or platform.machine(),
         "processors": os.cpu_count(),  # of the machine
-        "memory_gb": _memory_gb(),
-        **({"gpus": gpus} if gpus else {}),
-        **({"driver": driver} if driver else {}),
+        "memory_gb": round(psutil.virtual_memory().total / 2**30, 1),
+        **({"gpus": [gpu.name for gpu in driver.gpus]} if driver.gpus else {}),
+        **({"driver": driver.version} if driver.version else {}),
     }
 
 
@@ -211,10 +213,4 @@ def _version(package: str) -> str | None:
 def _directory() -> str | None:
     with suppress(OSError):  # it may be gone
         return str(Path.cwd())
-    return None
-
-
-def _memory_gb() -> float | None:
-    with suppress(AttributeError, OSError, ValueError):  # not every system tells
-        return round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1)
     return None

@@ -1,4 +1,4 @@
-"""Write files atomically, read JSON into dataclasses, lock a run folder for one process, and end a run that hangs."""
+"""Write files atomically, lock a run folder for one process, and end a run that hangs."""
 
 import errno
 import faulthandler
@@ -8,10 +8,8 @@ import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import fields
 from pathlib import Path
-from types import UnionType
-from typing import Any, BinaryIO, get_args, get_origin, get_type_hints
+from typing import Any, BinaryIO
 
 from filelock import FileLock, Timeout
 
@@ -111,41 +109,9 @@ def _remove(path: Path) -> None:
 LARGEST = 1e100  # larger numbers are invalid
 
 
-def fields_of(kind: type, values: dict[str, Any]) -> dict[str, Any]:
-    """Return the values that are fields of the dataclass. `TypeError` for a value of another type than its field's."""
-    kinds = get_type_hints(kind)
-    found = {field.name: values[field.name] for field in fields(kind) if field.name in values}
-    for name, value in found.items():
-        if not fits(value, kinds[name]):
-            raise TypeError(f"{name} has a value of another type")
-    return found
-
-
 def number(value: Any) -> float | None:
     """Return the value as a float; None where it is no finite number."""
     return float(value) if isinstance(value, int | float) and abs(value) < LARGEST else None
-
-
-def fits(value: Any, kind: Any) -> bool:
-    """Whether a value has an annotated type: any, a plain one, or a list, dict, tuple or union of such.
-
-    >>> fits({"lr": "1e-3"}, dict[str, str]), fits([1, None], list[int]), fits(1, float | None), fits(True, int)
-    (True, False, True, False)
-    """
-    origin, of = get_origin(kind), get_args(kind)
-    if kind is Any:
-        return True
-    if origin is UnionType:
-        return any(fits(value, one) for one in of)
-    if origin is dict:
-        return isinstance(value, dict) and all(fits(k, of[0]) and fits(v, of[1]) for k, v in value.items())
-    if origin in (list, tuple):
-        return isinstance(value, list | tuple) and all(fits(one, of[0]) for one in value)
-    if isinstance(value, bool):
-        return kind is bool
-    if kind is float:
-        return number(value) is not None
-    return isinstance(value, kind)
 
 
 LOCK = ".lock"
@@ -187,7 +153,7 @@ def run_lock(folder: Path, say: Callable[[str], None], key: str = "hydra.run.dir
 
 
 def _acquire(lock: FileLock, folder: Path, say: Callable[[str], None], key: str) -> None:
-    """Take the lock and write this process's id into its file."""
+    """Take the lock and write this process's id and the time into its file."""
     path = Path(lock.lock_file)
     try:
         lock.acquire()
@@ -201,7 +167,7 @@ def _acquire(lock: FileLock, folder: Path, say: Callable[[str], None], key: str)
             "second run off this folder"
         )
     with suppress(OSError):  # on a full disk the lock still holds
-        path.write_text(f"{os.getpid()}\n", encoding="utf-8")
+        path.write_text(f"{os.getpid()}\n{time.strftime('%Y-%m-%d %H:%M:%S')}\n", encoding="utf-8")
 
 
 def holder(folder: Path) -> str | None:
@@ -219,10 +185,10 @@ def holder(folder: Path) -> str | None:
 
 
 def _owner(path: Path) -> str:
-    """Describe the process whose id is in a lock file."""
-    with suppress(OSError):
-        if number := path.read_text(encoding="utf-8", errors="replace").strip():
-            return "another run of this process" if number == str(os.getpid()) else f"process {number}"
+    """Describe the process that has written into a lock file."""
+    with suppress(OSError, ValueError):
+        number, since = path.read_text(encoding="utf-8").splitlines()
+        return "this process" if number == str(os.getpid()) else f"process {number} since {since}"
     return "another process"
 
 

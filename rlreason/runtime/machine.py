@@ -8,6 +8,7 @@ import random
 from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -17,8 +18,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-DRIVER = Path("/proc/driver/nvidia")
-DEVICES = Path("/dev")
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 GPU_TORCH = "pip install --force-reinstall 'torch>=2.11,<2.14'"
 #: The variables of torch's GPU memory allocator: the second name is the general one; vLLM reads only the first.
@@ -33,10 +32,62 @@ class Unseen(NamedTuple):
     by_setting: bool  # an environment variable hides them, possibly on purpose
 
 
-def driver_gpus(driver: Path = DRIVER, devices: Path = DEVICES) -> list[str]:
-    """Return the names of the NVIDIA GPUs of this machine, container or job; one without a name is "a GPU"."""
-    names = [name for place in _entries(driver / "gpus") if (name := value_in(place / "information", "Model"))]
-    return names or ["a GPU" for place in _entries(devices) if place.name.removeprefix("nvidia").isdecimal()]
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """A GPU as the driver lists it; bytes of its memory, None where they are not known."""
+
+    name: str
+    free: int | None
+    total: int | None
+    capability: tuple[int, int]  # compute capability
+
+
+@dataclass(frozen=True, slots=True)
+class NvidiaDriver:
+    """The GPUs that NVIDIA's driver lists, its version, and why it lists none if it fails."""
+
+    gpus: tuple[Gpu, ...] = ()
+    version: str = ""
+    failure: str = ""
+
+
+def query_nvidia() -> NvidiaDriver:
+    """Ask NVIDIA's driver for the GPUs of this machine, container or job, whatever CUDA_VISIBLE_DEVICES is.
+
+    Nothing where there is no driver.
+    """
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError_LibraryNotFound:
+        return NvidiaDriver()
+    except pynvml.NVMLError as error:
+        return NvidiaDriver(failure=f"NVIDIA's driver does not answer ({error})")
+    try:
+        gpus = tuple(_gpu(pynvml.nvmlDeviceGetHandleByIndex(n)) for n in range(pynvml.nvmlDeviceGetCount()))
+        return NvidiaDriver(gpus, pynvml.nvmlSystemGetDriverVersion())
+    except pynvml.NVMLError as error:
+        return NvidiaDriver(failure=f"NVIDIA's driver does not answer ({error})")
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _gpu(handle: Any) -> Gpu:
+    import pynvml
+
+    free = total = None
+    with suppress(pynvml.NVMLError_NotSupported):  # memory that is shared with the processor
+        memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
+        free, total = memory.free, memory.total
+    capability = pynvml.nvmlDeviceGetCudaComputeCapability(handle)
+    return Gpu(pynvml.nvmlDeviceGetName(handle), free, total, tuple(capability))
+
+
+@cache
+def driver_gpus() -> tuple[str, ...]:
+    """Return the names of the GPUs that NVIDIA's driver lists, as they were when this was first called."""
+    return tuple(gpu.name for gpu in query_nvidia().gpus)
 
 
 def torch_has_gpus() -> bool:
@@ -96,11 +147,6 @@ def divide_memory_finely(environ: MutableMapping[str, str] = os.environ, gpus: S
     """
     if not any(name in environ for name in ALLOCATION) and (driver_gpus() if gpus is None else gpus):
         environ[ALLOCATION[0]] = "expandable_segments:True"
-
-
-def _entries(folder: Path) -> Iterator[Path]:
-    with suppress(OSError):
-        yield from sorted(folder.iterdir())
 
 
 Read = Callable[[str], str | None]  # path of a small file -> its text; None where there is none

@@ -10,11 +10,13 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from rlreason.errors import ConfigError
 from rlreason.records.files import SUMMARY, finite
 from rlreason.records.reader import RunFolder, runs_in
 from rlreason.records.status import ending, known, read_ending, read_status
-from rlreason.runtime.files import fields_of, holder, number, write_whole
+from rlreason.runtime.files import holder, number, write_whole
 from rlreason.runtime.streams import print_stderr
 from rlreason.runtime.text import redacted
 from rlreason.sweeps.design import Design, Key, Setting
@@ -233,17 +235,11 @@ def _with_figures(run: RunState, summary: dict[str, Any]) -> RunState:
 def _parsed(path: Path) -> SweepState | None:
     """Return the file's content; None if it is missing, damaged or of a later version."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        if content["version"] != VERSION:
-            return None
-        runs = [RunState(**fields_of(RunState, run)) for run in content["runs"]]
-        if any(Path(run.name).is_absolute() or ".." in Path(run.name).parts for run in runs):
-            return None
-        for run in runs:
-            run.accuracy_interval = tuple(run.accuracy_interval) if run.accuracy_interval else None  # type: ignore[assignment]
-        return SweepState(**fields_of(SweepState, content | {"runs": runs}))
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        state = msgspec.json.decode(path.read_bytes(), type=SweepState)
+    except (OSError, ValueError):
         return None
+    outside = any(Path(run.name).is_absolute() or ".." in Path(run.name).parts for run in state.runs)
+    return None if outside or state.version != VERSION else state
 
 
 def _rebuilt(folder: Path) -> SweepState | None:

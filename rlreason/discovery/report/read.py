@@ -1,22 +1,23 @@
 """Read `conversation_log.json` of a discover run, and derive figures from it."""
 
 import json
-from collections.abc import Callable, Hashable
 from contextlib import suppress
-from dataclasses import MISSING, dataclass, field, fields, replace
-from functools import cache
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import NoneType
-from typing import Any, TypeVar, cast, get_args, get_type_hints
+from typing import Annotated, Any
+
+import msgspec
 
 from rlreason.errors import ConfigError
 from rlreason.records import files
-from rlreason.runtime.files import fits
 from rlreason.runtime.text import shorten, visible
 
 FIRST = "first"  # the kind of the bare first prompt
 REPLIED = {"ok", "no_code", "truncated"}  # outcomes of calls that brought a text of the model's
 START = "start"  # what `Best.turn` names where no turn has been better
+LARGEST = 10**15  # of whatever is counted
+Count = Annotated[int, msgspec.Meta(ge=0, le=LARGEST)]
+Amount = Annotated[float, msgspec.Meta(ge=0, le=LARGEST)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,10 +26,10 @@ class LoggedCall:
 
     id: str
     outcome: str  # "ok", or what went wrong: "http_429", "timeout", "no_code" ...
-    prompt_tokens: int | None = None
-    completion_tokens: int | None = None
+    prompt_tokens: Count | None = None
+    completion_tokens: Count | None = None
     tokens_counted: str | None = None  # "by the server", "at most" or "estimated"
-    cost: float | None = None
+    cost: Amount | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +45,11 @@ class LoggedReply:
 class Result:
     """The verifier's result on a program. Distances and norms are squared, and exact."""
 
-    score: int
-    validity: float  # 1.0 or 0.0
-    num_points: int = 0
-    raw_points: int = 0  # how many the program gave, valid or not
-    dimension: int | None = None
+    score: Count
+    validity: Amount  # 1.0 or 0.0
+    num_points: Count = 0
+    raw_points: Count = 0  # how many the program gave, valid or not
+    dimension: Count | None = None
     error: str | None = None
     error_kind: str | None = None
     alarm: str | None = None
@@ -67,8 +68,8 @@ class Result:
 class Turn:
     """One prompt with its calls, reply, program and verdict. `sees`: ids of the turns before it."""
 
-    turn: int
-    sample: int
+    turn: Count
+    sample: Count
     prompt: str
     prompt_kind: str  # "first", "error", "extend", "no_code"
     calls: tuple[LoggedCall, ...]
@@ -104,7 +105,7 @@ class LoggedStart:
     """The program that the run began with."""
 
     program: str  # its name
-    score: int
+    score: Count
     program_sha256: str | None = None
     result: Result | None = None
 
@@ -113,17 +114,17 @@ class LoggedStart:
 class Spent:
     """What the run has used so far; tokens and cost as far as they are known."""
 
-    calls: int
-    prompt_tokens: int | None = None
-    completion_tokens: int | None = None
-    cost: float | None = None
+    calls: Count
+    prompt_tokens: Count | None = None
+    completion_tokens: Count | None = None
+    cost: Amount | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Best:
     """The best program so far: of a turn by its id, or the one the run began with."""
 
-    score: int
+    score: Count
     turn: str
     program_sha256: str | None = None
 
@@ -187,10 +188,6 @@ class Log:
 
 MOST_BYTES = 1 << 29  # a larger file is no log
 MOST_LEVELS = 60  # lists and objects within one another
-LARGEST = 10**15  # of whatever is counted
-UNBOUNDED = {"min_squared_distance", "max_squared_norm", "seed"}  # whole numbers of any size
-Kind = TypeVar("Kind")
-Reader = Callable[[Any, str], Any]
 
 
 class _WrongError(Exception):
@@ -211,8 +208,8 @@ def read_log(folder: Path) -> Log:
     """
     path = folder / files.CONVERSATION
     try:
-        return replace(_log(_document(path), ""), folder=folder)
-    except _WrongError as error:
+        return replace(_log(_document(path)), folder=folder)
+    except (_WrongError, msgspec.ValidationError) as error:
         raise ConfigError(
             f"{visible(str(path))} is no log of a discover run: {error}: give the folder of another run"
         ) from None
@@ -248,97 +245,14 @@ def _levels(document: Any) -> int:
     return level
 
 
-def _log(told: Any, at: str) -> Log:
-    told = {**told, "folder": Path()} if isinstance(told, dict) else told
-    parts = {"start": _start, "turns": _each(_turn), "spent": _plain(Spent), "best": _plain(Best)}
-    log = _read_object(Log, told, at, parts)
+def _log(document: Any) -> Log:
+    document = {**document, "folder": Path()} if isinstance(document, dict) else document
+    log = msgspec.convert(document, Log)
     seen: set[str] = set()
     for k, turn in enumerate(log.turns):
         if turn.id in seen:
             raise _WrongError(f"turns[{k}] is turn {turn.id} a second time")
         seen.add(turn.id)
     if log.best.turn != START and log.best.turn not in seen:
-        raise _WrongError(f"best.turn={_shown(log.best.turn)} names none of its turns")
+        raise _WrongError(f"best.turn={shorten(visible(log.best.turn), 40)} names none of its turns")
     return log
-
-
-def _start(told: Any, at: str) -> LoggedStart:
-    return _read_object(LoggedStart, told, at, {"result": _or_none(_plain(Result))})
-
-
-def _turn(told: Any, at: str) -> Turn:
-    parts = {
-        "calls": _each(_plain(LoggedCall)),
-        "reply": _or_none(_plain(LoggedReply)),
-        "result": _or_none(_plain(Result)),
-    }
-    return _read_object(Turn, told, at, parts)
-
-
-def _plain(kind: type[Any]) -> Reader:
-    return lambda told, at: _read_object(kind, told, at, {})
-
-
-def _or_none(read: Reader) -> Reader:
-    return lambda told, at: None if told is None else read(told, at)
-
-
-def _each(read: Reader) -> Reader:
-    def read_each(told: Any, at: str) -> tuple[Any, ...]:
-        if not isinstance(told, list):
-            raise _WrongError(f"{at} is no list")
-        return tuple(read(one, f"{at}[{k}]") for k, one in enumerate(told))
-
-    return read_each
-
-
-def _read_object(kind: type[Kind], told: Any, at: str, parts: dict[str, Reader]) -> Kind:
-    """Read a dataclass from an object of the file; `parts` reads the fields that are objects themselves."""
-    if not isinstance(told, dict):
-        raise _WrongError(f"{at or 'it'} is no object")
-    found: dict[str, Any] = {}
-    for name, (expected, is_needed) in _fields(cast(Hashable, kind)).items():
-        where = f"{at}.{name}" if at else name
-        if name not in told:
-            if is_needed:
-                raise _WrongError(f"{where} is missing")
-            continue
-        value = told[name]
-        if name in parts:
-            value = parts[name](value, where)
-        elif not fits(value, expected):
-            raise _WrongError(f"{where}={_shown(value)} is no {_type_name(expected)}")
-        elif isinstance(value, int | float) and name not in UNBOUNDED and not 0 <= value <= LARGEST:
-            raise _WrongError(f"{where}={_shown(value)} lies outside 0 to {LARGEST:,}")
-        found[name] = value
-    return kind(**found)
-
-
-@cache
-def _fields(kind: Any) -> dict[str, tuple[Any, bool]]:
-    """Return name -> (type, whether it is required)."""
-    hints = get_type_hints(kind)
-    return {
-        field.name: (hints[field.name], field.default is MISSING and field.default_factory is MISSING)
-        for field in fields(kind)
-    }
-
-
-def _type_name(expected: Any) -> str:
-    """Return a type in words.
-
-    >>> _type_name(int | None), _type_name(list[str])
-    ('whole number or null', 'list of texts')
-    """
-    words = {int: "whole number", float: "number", str: "text", NoneType: "null", list[str]: "list of texts"}
-    if expected in words:
-        return words[expected]
-    parts = get_args(expected)
-    return " or ".join(map(_type_name, parts)) if NoneType in parts else "object"
-
-
-def _shown(value: Any) -> str:
-    try:
-        return shorten(visible(json.dumps(value)), 40)
-    except ValueError:  # a number with more digits than Python writes
-        return type(value).__name__
