@@ -208,7 +208,8 @@ def test_every_module_runs_or_says_what_to_type():
         "rlreason", "rlreason.__main__", "rlreason.grading.worker",
         "rlreason.sweeps.fork_server",
         "rlreason.discovery.sandbox.warden", "rlreason.discovery.sandbox.run_program",
-        "rlreason.discovery.sandbox.run_check", "rlreason.courses.check.child", "rlreason.cli.doctor_probes",
+        "rlreason.discovery.sandbox.run_check", "rlreason.discovery.sandbox.restrict",
+        "rlreason.courses.check.child", "rlreason.cli.doctor_probes",
     }  # fmt: skip
     for name in names - runnable:
         text = modules.suggestion(name)

@@ -1,30 +1,45 @@
 """`rlreason score` and the sandbox behind it, on what people type and on systems that allow less."""
 
+import dataclasses
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from contextlib import suppress
-from pathlib import Path
 
 import psutil
 import pytest
+import yaml
 
-from rlreason.discovery.sandbox.contained import Limits, missing, protections, pythons_folders, without
+from rlreason.discovery.sandbox import commands
+from rlreason.discovery.sandbox.contained import Limits, missing, protections, sandbox_here
 from rlreason.discovery.score import score_program
 from rlreason.discovery.turns import HOME, problem_named, shipped
 from rlreason.errors import ConfigError, DataError
 from tests.starts import ROOT, Started, rlreason
+from tests.waiting import MINUTES
 
 EXAMPLES = HOME / "kissing_11" / "examples"
 AXES = b"points = [[2 * s * (i == j) for j in range(11)] for i in range(11) for s in (1, -1)]\n"
-LESS = {
-    "no namespaces": Limits(timeout_s=600, memory_mb=400, namespaces=False),
-    "no Landlock": Limits(timeout_s=600, memory_mb=400, landlock=False),
-    "neither": Limits(timeout_s=600, memory_mb=400, namespaces=False, landlock=False),
+MODES = {
+    "best": Limits(memory_mb=400),
+    "unshare": Limits(memory_mb=400, sandbox="unshare"),
+    "limits": Limits(memory_mb=400, sandbox="limits"),
+    "limits without Landlock": Limits(memory_mb=400, sandbox="limits", landlock=False),
 }
+
+
+@pytest.fixture(params=MODES.values(), ids=MODES)
+def limits(request) -> Limits:
+    """Limits with each of the sandboxes that work here."""
+    try:
+        sandbox_here(request.param.sandbox, request.param.landlock)
+    except ConfigError as error:
+        pytest.skip(str(error))
+    return request.param
 
 
 def test_a_valid_set_is_scored_and_the_exit_code_is_0(tmp_path):
@@ -71,44 +86,52 @@ def test_a_wrong_word_is_one_line_with_the_cure(tmp_path, words, says):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("limits", LESS.values(), ids=LESS)
-def test_a_system_that_allows_less_still_scores_and_ends_everything(limits, tmp_path):
+def test_every_sandbox_scores_and_ends_everything(limits, tmp_path):
     problem = problem_named("kissing_11")
-    assert missing(protections(limits))
+    assert bool(missing(protections(limits))) == (not {"bwrap", "unshare"} & {*protections(limits)})
     assert score_program(AXES, problem, limits).score == 22
     daemon = (
         b"import os, signal, time\n"
         b"if os.fork() == 0:\n    os.setsid()\n    if os.fork():\n        os._exit(0)\n"
-        b"    signal.signal(signal.SIGTERM, signal.SIG_IGN)\n    time.sleep(60)\n"
+        b"    signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        b"    os.execv('/bin/sleep', ['%s', '600'])\n" % str(tmp_path).encode()
     )
-    assert score_program(daemon + AXES, problem, limits).score == 22
-    assert score_program(b"import time\ntime.sleep(60)\n", problem, Limits(timeout_s=0.5)).error_kind == "timeout"
+    score = score_program(daemon + AXES, problem, limits)
+    assert score.score == 22
+    assert not score.left_behind
+    short = dataclasses.replace(limits, timeout_s=0.5)
+    assert score_program(b"import time\ntime.sleep(60)\n", problem, short).error_kind == "timeout"
     memory = b"x = [bytearray(10**7) for _ in range(100)]\n"
     assert score_program(memory, problem, limits).error_kind == "memory"
-    mine = f"rlreason-program-{os.getpid()}-"  # in the path of the scratch folder
-    assert not [process for process in psutil.process_iter() if mine in command(process)]
+    assert not [process for process in psutil.process_iter() if str(tmp_path) in command(process)]
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("hidden", [[], ["bwrap"], ["bwrap", "unshare"]], ids=["best", "unshare", "limits"])
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
-def test_a_program_ends_with_the_process_that_scores_it(tmp_path, number):
-    (tmp_path / "mine.py").write_text("import time\nwhile True:\n    time.sleep(1)\n")
-    (tmp_path / "temporary").mkdir()
-    started = Started("score", "mine.py", cwd=tmp_path, TMPDIR=str(tmp_path / "temporary"))
-    until, running = time.monotonic() + 60, []
+def test_a_program_ends_with_the_process_that_scores_it(tmp_path, number, hidden):
+    (tmp_path / "mine.py").write_text(
+        "import subprocess, time\n"
+        f"subprocess.Popen(['{tmp_path}', '600'], executable='/bin/sleep', start_new_session=True)\n"
+        "time.sleep(600)\n"
+    )
+    for name in ("temporary", "bin"):
+        (tmp_path / name).mkdir()
+    for name in {"bwrap", "unshare", "sh", "mount", "umount", "mkdir", "ln", "cp"} - {*hidden}:
+        if tool := shutil.which(name):
+            (tmp_path / "bin" / name).symlink_to(tool)
+    env = {"TMPDIR": str(tmp_path / "temporary"), "PATH": str(tmp_path / "bin")}
+    started = Started("score", "mine.py", cwd=tmp_path, **env)
+    until, running = time.monotonic() + MINUTES, []
     while not running and time.monotonic() < until:
-        running = [
-            p
-            for p in psutil.process_iter()
-            if str(tmp_path / "temporary") in command(p) and "run_program" in command(p)
-        ]
+        running = [process for process in psutil.process_iter() if command(process).startswith(f"{tmp_path} ")]
     assert running
     os.kill(int(started.process.pid or 0), number)
     assert started.finished(600).returncode in (-9, 130)
     gone, alive = psutil.wait_procs(running, timeout=600)
     assert gone
     assert not alive
-    rlreason("score", str(EXAMPLES / "roots_220.py"), cwd=tmp_path, TMPDIR=str(tmp_path / "temporary"))
+    rlreason("score", str(EXAMPLES / "roots_220.py"), cwd=tmp_path, **env)
     assert not list((tmp_path / "temporary").glob("rlreason-program-*"))
 
 
@@ -119,7 +142,7 @@ def command(process: psutil.Process) -> str:
     return ""
 
 
-def test_the_variables_of_the_scoring_process_are_out_of_reach(monkeypatch):
+def test_the_variables_of_the_scoring_process_are_out_of_reach(monkeypatch, limits):
     monkeypatch.setenv("OPENAI_API_KEY", "canary-0123456789")
     thief = (
         b"import glob\nfound = b''\n"
@@ -127,10 +150,9 @@ def test_the_variables_of_the_scoring_process_are_out_of_reach(monkeypatch):
         b"    try:\n        found += open(path, 'rb').read()\n    except OSError:\n        pass\n"
         b"raise ValueError(found)\n"
     )
-    for limits in (Limits(), LESS["no namespaces"]):
-        score = score_program(thief, problem_named("kissing_11"), limits)
-        assert score.error_kind == "exception"
-        assert "canary" not in str(score.as_dict())
+    score = score_program(thief, problem_named("kissing_11"), limits)
+    assert score.error_kind == "exception"
+    assert "canary" not in str(score.as_dict())
 
 
 SHARED = b"""
@@ -186,15 +208,34 @@ def test_a_dimension_may_stand_beside_the_points_in_every_interface():
         assert score_program(b"R = " + rows + b"\n" + source, problem_named("kissing_11")).score == 22
 
 
-def test_a_program_sees_nothing_of_this_package():
-    whole, opened = without(pythons_folders(), str(ROOT / "rlreason"))
-    assert not [path for path in whole if str(ROOT / "rlreason").startswith(path)]
-    assert all(Path(path).is_dir() for path in opened)
-    whole, opened = without([sys.prefix], f"{sys.prefix}/lib")
-    assert opened == [sys.prefix]
-    assert f"{sys.prefix}/lib" not in whole
+def test_a_program_is_in_a_private_folder_and_sees_neither_home_nor_temporary_files(tmp_path, limits, monkeypatch):
+    if not limits.landlock:
+        pytest.skip("it sees all files that its user may read")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "key").write_text("canary-0123456789")
+    source = (
+        "import os, tempfile\n"
+        "assert os.getcwd() == os.environ['HOME'] == tempfile.gettempdir() == os.path.dirname(__file__)\n"
+        "open('own', 'w').write('own')\n"
+        f"print(open('{tmp_path / 'key'}').read())\n"
+    )
+    score = score_program(source.encode(), problem_named("kissing_11"), limits)
+    assert "canary" not in score.output_tail
+    assert str(score.error).startswith('File "program.py", line 4'), score.error
+
+
+def test_a_program_sees_nothing_of_this_package(limits, monkeypatch):
+    """Neither in a checkout nor, as another package stands for here, where it is installed next to numpy."""
+    if not limits.landlock:
+        pytest.skip("it sees all files that its user may read")
     source = f"print(open({str(EXAMPLES / 'numeric_600.py')!r}).read())\n".encode()
-    assert "Permission denied" in str(score_program(source, problem_named("kissing_11")).error)
+    assert score_program(source, problem_named("kissing_11"), limits).error_kind == "exception"
+    assert score_program(b"import numpy, yaml\n" + AXES, problem_named("kissing_11"), limits).score == 22
+    monkeypatch.setattr(commands, "PACKAGE", os.path.realpath(os.path.dirname(yaml.__file__)))
+    commands.hidden.cache_clear()
+    assert score_program(b"import numpy\n" + AXES, problem_named("kissing_11"), limits).score == 22
+    assert score_program(b"import yaml.nodes\n" + AXES, problem_named("kissing_11"), limits).error_kind == "exception"
+    commands.hidden.cache_clear()
 
 
 def test_a_verifier_that_fails_is_the_problems_fault_and_no_score(tmp_path):

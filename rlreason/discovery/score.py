@@ -80,10 +80,10 @@ def score_program(
     if len(source) > MOST_SOURCE:
         return failed(score, "program", f"the program has {len(source)} bytes: at most {MOST_SOURCE} are run")
     refuse_other_systems()
-    arguments = [str(RUN_PROGRAM), "{program}", str(problem.most_rows), str(problem.most_digits)]
-    outcome = run_contained(arguments, source, limits, limits.timeout_s, readable=[str(RUN_PROGRAM)], stop=stop)
+    arguments = [RUN_PROGRAM, "{program}", str(problem.most_rows), str(problem.most_digits)]
+    outcome = run_contained(arguments, source, limits, limits.timeout_s, stop=stop)
     score.seconds, score.peak_memory_mb = round(outcome.seconds, 3), round(outcome.peak_mb, 1)
-    score.protections, score.left_behind = outcome.protections, outcome.left_behind
+    score.protections, score.left_behind = protections(limits), outcome.left_behind
     score.output_tail = visible_text(outcome.tail.decode("utf-8", "backslashreplace"))
     given = read_channel(outcome.channel, problem.most_rows, problem.most_digits)
     if why := why_not(outcome, given, limits):
@@ -114,7 +114,7 @@ def why_not(outcome: Outcome, given: ProgramOutput, limits: Limits) -> tuple[str
     if outcome.stopped == "stopped":
         return STOPPED, "the run was stopped"
     if outcome.stopped == "broken":
-        raise DataError(f"the program could not be started in the sandbox: {outcome.why}")
+        raise DataError(f"the program could not be started in the sandbox: {outcome.tail[-300:]!r}")
     if outcome.stopped is not None:
         kind = {"channel": "size"}.get(outcome.stopped, outcome.stopped)
         return kind, over[outcome.stopped]
@@ -136,9 +136,8 @@ def checked(
     verifier = problem.folder / problem.verifier
     asked = {"rows": [" ".join(map(str, row)) for row in rows], "options": dict(problem.options)}
     outcome = run_contained(
-        [str(RUN_CHECK), str(verifier)], b"", limits, limits.check_timeout_s, stdin=json.dumps(asked).encode(),
-        readable=[str(RUN_CHECK), str(problem.folder)],
-        stop=stop,
+        [RUN_CHECK, str(verifier)], b"", limits, limits.check_timeout_s, stdin=json.dumps(asked).encode(),
+        readable=[str(problem.folder)], stop=stop,
     )  # fmt: skip
     score.check_seconds = round(outcome.seconds, 3)
     if outcome.stopped is None and outcome.tail.rstrip().endswith(b"MemoryError"):
@@ -152,7 +151,7 @@ def checked(
     with suppress(ValueError):
         told = json.loads(outcome.channel)
     if outcome.stopped or outcome.exit != 0 or not isinstance(told, dict) or type(told.get("score")) is not int:
-        why = outcome.why or visible_text(outcome.tail.decode("utf-8", "replace"))[-300:] or "it gave no score"
+        why = visible_text(outcome.tail.decode("utf-8", "replace"))[-300:] or "it gave no score"
         raise DataError(f"the verifier {verifier} failed: {why}: correct it")
     names = {field_name for field_name in Score.__dataclass_fields__ if field_name != "facts"}
     valid = told.pop("valid", False) is True

@@ -17,7 +17,6 @@ from os import write
 
 CHANNEL = 3
 INTEGERS = {f"{u}int{bits}" for u in ("", "u") for bits in (8, 16, 32, 64)} | {"longlong", "ulonglong"}  # of numpy
-THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 LONGEST_ROW = 1000
 LONGEST_TEXT = 4000
 
@@ -34,9 +33,6 @@ def main() -> None:
     """Run, write, end. Threads and exit functions of the program do not run."""
     program, most_rows, most_digits = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
     sys.argv[:] = [program]
-    for name in THREADS:  # threads that wait for each other on few processors take ten times as long
-        os.putenv(name, "1")  # for libraries alone: its environment is empty
-    os.putenv("PATH", "/usr/local/bin:/usr/bin:/bin")  # for what other programs start
     set_digits = sys.set_int_max_str_digits
     try:
         given = value_of(loaded(program))
