@@ -245,19 +245,6 @@ def test_a_checkpoint_is_whole_without_its_moments_those_of_ranks_too(tmp_path):
     assert read_tensors(path).keys() == {"generator.cpu"}
 
 
-@pytest.mark.parametrize("damage", ["", "seed: 0\n", "a: [\n"])
-def test_damaged_settings_of_a_run_are_those_of_its_checkpoint(tmp_path, damage):
-    settings = "algorithm: grpo\nseed: 0\nn_steps: 4\n"
-    state = {"begun": 1, "offsets": {}, "config": settings}
-    write_checkpoint(tmp_path, name_of(1, 1, 1), state, write_some)
-    (tmp_path / "config.yaml").write_text(damage)
-    said: list[str] = []
-    assert checkpoint_to_resume(tmp_path, settings, said.append) == checkpoints_in(tmp_path)[0]
-    assert said[0].startswith(f"! {tmp_path}/config.yaml is damaged")
-    with pytest.raises(ConfigError, match=r"seed=0 there, 1 here"):
-        checkpoint_to_resume(tmp_path, settings.replace("seed: 0", "seed: 1"), said.append)
-
-
 def test_new_moments_are_said_of_a_finished_run_alone(tmp_path):
     """An interrupted run has those that it had, wherever its checkpoint keeps them."""
     settings = "algorithm: grpo\nseed: 0\nn_steps: 4\n"

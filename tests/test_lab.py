@@ -20,6 +20,7 @@ from rlreason.model.policy import LogProbScorer
 from rlreason.objectives.card import objective_card
 from rlreason.objectives.published import NAMED, OF_LOSSES, with_axes_of
 from rlreason.records.console import Console
+from rlreason.records.provenance import Origin
 from rlreason.records.reader import RunFolder
 from rlreason.records.status import write_status
 from rlreason.records.writer import RunWriter
@@ -80,7 +81,7 @@ def folder(policy, tmp_path):
     """A finished run's folder with steps 1 and 3 saved, written by the parts that write it in a run."""
     path = tmp_path / "run"
     run = typed(composed("objective=grpo", *TINY))
-    records = RunWriter(path, OmegaConf.to_yaml(composed("objective=grpo", *TINY)), schemas=schemas_of(run))
+    records = RunWriter(path, OmegaConf.to_yaml(composed("objective=grpo", *TINY)), Origin(schemas=schemas_of(run)))
     problems = [Problem(f"p{i}", "q", "a") for i in range(6)]
     for step, noise in ((1, 0.5), (3, 0.3)):
         records.responses("rollouts", step, with_advantages(rewarded(policy, noise=noise), run), problems)

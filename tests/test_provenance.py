@@ -10,6 +10,7 @@ import pytest
 
 from rlreason import Run, evaluate, train
 from rlreason.records.provenance import (
+    Origin,
     code_differs,
     commit_of,
     differences,
@@ -78,8 +79,8 @@ def test_the_users_own_checkout_is_named_besides(checkout, tmp_path, monkeypatch
 
 def test_provenance_is_made_without_torch_and_names_neither_host_nor_other_variables(monkeypatch):
     program = (
-        "import json, sys; from rlreason.records.provenance import provenance; "
-        "print(json.dumps(provenance({'a': 'B'}, ['seed=1', 'logger.token=swordfish1']))); "
+        "import json, sys; from rlreason.records.provenance import Origin, provenance; "
+        "print(json.dumps(provenance(Origin(['seed=1', 'logger.token=swordfish1'], {'a': 'B'})))); "
         "assert not {'torch', 'hydra', 'transformers', 'numpy'} & {*sys.modules}"
     )
     env = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "3", "PRIVATE": "my-own-business"}
@@ -99,9 +100,9 @@ def test_provenance_is_made_without_torch_and_names_neither_host_nor_other_varia
 
 
 def test_a_run_of_a_sweep_says_so(monkeypatch):
-    assert "sweep" not in provenance({})
+    assert "sweep" not in provenance(Origin())
     monkeypatch.setenv("RLREASON_JOB_OF_SWEEP", "grid")
-    assert provenance({})["sweep"] == "grid"
+    assert provenance(Origin())["sweep"] == "grid"
 
 
 def test_another_commit_with_the_same_source_is_no_other_code():

@@ -34,9 +34,9 @@ def train(
     `config`: what `compose` returned, changed or not; `overrides` then come on top. `reward`, `loss`, `data`: of your
     own, as functions. `quiet`: print nothing. A run that diverged is returned too: see its `status`.
 
-    Raises `ConfigError` where the overrides are refused, `DataError`, `EngineError` or `ResourceError` where the run cannot
-    go on, and KeyboardInterrupt where it was interrupted, after its records were finished. SIGTERM ends the whole
-    process, as it does without a run.
+    Raises `ConfigError` where the overrides are refused, `DataError`, `EngineError` or `ResourceError` where the run
+    cannot go on, and KeyboardInterrupt where it was interrupted, after its records were finished. SIGTERM ends the
+    whole process, as it does without a run.
     """
     from rlreason.api.start import start
 

@@ -15,6 +15,7 @@ from rlreason.config.store import schemas_of
 from rlreason.errors import ConfigError
 from rlreason.records.console import Console
 from rlreason.records.files import CONTENTS, LOG, STACKS
+from rlreason.records.provenance import Origin
 from rlreason.records.reader import RunFolder
 from rlreason.records.status import known, read_status, write_status, written_at
 from rlreason.records.writer import RunWriter, finish_provenance
@@ -86,10 +87,8 @@ def _started(
 
         seed_generators(run.seed)
         sources = own_sources(run)
-    schemas = schemas_of(run)
-    records = RunWriter(
-        folder, config, words, schemas=schemas, sources=sources, trains=run.trains, say=console.say, clock=clock
-    )
+    origin = Origin(words, schemas_of(run), sources)
+    records = RunWriter(folder, config, origin, trains=run.trains, say=console.say, clock=clock)
     accuracy = start(run, records, console)
     finish_provenance(folder)
     return accuracy

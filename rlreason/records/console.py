@@ -229,11 +229,10 @@ class Console:
 def closing_table(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
     """Format the evaluation metrics before and after training, in 60 columns; accuracy with its 95% interval."""
     each = f" x {n}" if (n := round(before["eval/samples"] / before["eval/problems"])) > 1 else ", sampled"
-    asked = f"{before['eval/problems']:.0f} problems"
+    problems = f"{before['eval/problems']:.0f} problems"
     if "eval/questions" in before:
-        asked = f"{before['eval/problems']:.0f} rows, {before['eval/questions']:.0f} questions"
-    sampled = f"{asked}{each}"
-    rows = [f"{sampled:22} {'start':>18} {'end':>18}"]
+        problems = f"{before['eval/problems']:.0f} rows, {before['eval/questions']:.0f} questions"
+    rows = [f"{problems + each:22} {'start':>18} {'end':>18}"]
 
     def interval(m: Mapping[str, Any]) -> str:
         return f"{m['eval/accuracy']:.3f} ({m['eval/accuracy_low']:.2f}-{m['eval/accuracy_high']:.2f})"

@@ -90,12 +90,12 @@ def step_name(step: int, update: int | None = None) -> str:
 
 def response_files(folder: Path, kind: str) -> list[ResponseFile]:
     """Return the files of `rollouts/` or `evals/` in a run folder, in the order of their steps."""
-    found = [
-        ResponseFile(path, kind, int(named[1]), int(named[2]) if named[2] else None)
+    step_files = [
+        ResponseFile(path, kind, int(match[1]), int(match[2]) if match[2] else None)
         for path in (folder / kind).glob("step_*.jsonl*")
-        if (named := _STEP_FILE.fullmatch(path.name)) and path.is_file()
+        if (match := _STEP_FILE.fullmatch(path.name)) and path.is_file()
     ]
-    return sorted(found, key=lambda file: (file.step, file.update or -1))
+    return sorted(step_files, key=lambda file: (file.step, file.update or -1))
 
 
 NAMED = 3  # broken lines of a file that are reported one by one
@@ -185,7 +185,7 @@ def read_lines(path: Path, wrong: Checks, say: Callable[[str], None]) -> list[tu
 def each_line(
     path: Path, wrong: Checks, say: Callable[[str], None], shortened: Callable[[bytes], bytes] = bytes
 ) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield the same one by one, for a large file; `shortened` removes unneeded parts of a line before parsing."""
+    """Yield what `read_lines` returns, one by one; `shortened` removes unneeded parts of a line before parsing."""
     broken, number = list[str](), 0
     try:
         with opened(path) as file:
@@ -230,7 +230,6 @@ def parsed(line: bytes) -> dict[str, Any]:
     return row
 
 
-READ_BYTES = 1 << 20
 FORMAT = 1  # version of the contents of a checkpoint
 
 
@@ -263,17 +262,14 @@ def write_checkpoint(folder: Path, name: str, state: dict[str, Any], write: Call
 
 def digest(path: Path) -> str:
     """Hash a file's bytes to 32 hex digits."""
-    found = hashlib.blake2b(digest_size=16)
     with path.open("rb") as file:
-        while part := file.read(READ_BYTES):
-            found.update(part)
-    return found.hexdigest()
+        return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
 
 
 def checkpoints_in(folder: Path) -> list[Path]:
     """Return the complete checkpoints of a run, oldest first."""
-    found = [path for path in (folder / CHECKPOINTS).glob("step_*") if path.is_dir() and path.suffix == ""]
-    return sorted(found, key=lambda path: [int(number) for number in re.findall(r"\d+", path.name)])
+    complete = [path for path in (folder / CHECKPOINTS).glob("step_*") if path.is_dir() and path.suffix == ""]
+    return sorted(complete, key=lambda path: [int(number) for number in re.findall(r"\d+", path.name)])
 
 
 def set_aside_behind(path: Path) -> None:
@@ -292,17 +288,17 @@ def newest_good(folder: Path, say: Callable[[str], object]) -> Path | None:
 
     `ConfigError` where there are some and none can be used.
     """
-    found = checkpoints_in(folder)
-    for path in reversed(found):
-        if not (wrong := checkpoint_fault(path)):
+    checkpoints = checkpoints_in(folder)
+    for path in reversed(checkpoints):
+        if not (fault := checkpoint_fault(path)):
             return path
-        before = "the one before it is tried" if path != found[0] else "it is the oldest"
-        say(f"! {path} cannot be used ({wrong}): {before}")
-    for path in reversed(found):
+        next_one = "the one before it is tried" if path != checkpoints[0] else "it is the oldest"
+        say(f"! {path} cannot be used ({fault}): {next_one}")
+    for path in reversed(checkpoints):
         if not checkpoint_fault(path, records=False):
             say(f"! {path.name} is taken all the same: the rows that are missing stay lost")
             return path
-    if found:
+    if checkpoints:
         raise ConfigError(
             f"hydra.run.dir={folder} holds no checkpoint that can be used: choose another folder, or move "
             f"{CHECKPOINTS}/ away to begin anew"
@@ -314,18 +310,18 @@ def checkpoint_fault(path: Path, records: bool = True) -> str:
     """Return why a checkpoint cannot be used, or nothing. `records`: check also that the run's records are as long."""
     try:
         listed = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
-        for name, (size, written) in listed.items():
-            if (found := (path / name).stat().st_size) != size:
-                return f"{name} has {found} bytes of {size}"
-            if digest(path / name) != written:
+        for name, (size, digest_then) in listed.items():
+            if (size_now := (path / name).stat().st_size) != size:
+                return f"{name} has {size_now} bytes of {size}"
+            if digest(path / name) != digest_then:
                 return f"{name} is not as it was written"
         state = read_state(path)
         if (version := state.get("format")) != FORMAT:
             return f"it is of format {version}, and this program reads {FORMAT}"
         for name, size in state["offsets"].items() if records else ():
             file = path.parents[1] / name
-            if (found := file.stat().st_size if file.exists() else 0) < size:
-                return f"{name} of the run had {size} bytes then and has {found} now"
+            if (size_now := file.stat().st_size if file.exists() else 0) < size:
+                return f"{name} of the run had {size} bytes then and has {size_now} now"
         return ""
     except OSError as error:
         name = os.path.relpath(error.filename, path) if error.filename else MANIFEST
@@ -368,12 +364,12 @@ def moments_in(path: Path) -> dict[str, int]:
 
 def remove_moments(path: Path) -> None:
     """Remove the moments from a checkpoint, from the manifest first, so that the checkpoint stays valid."""
-    gone = moments_in(path)
+    moments = moments_in(path)
     with explained(path):
         listed = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
-        rest = {name: entry for name, entry in listed.items() if name not in gone}
+        rest = {name: entry for name, entry in listed.items() if name not in moments}
         write_whole(path / MANIFEST, json.dumps(rest, indent=1) + "\n")
-        for name in gone:
+        for name in moments:
             (path / name).unlink(missing_ok=True)
         if (path / SPREAD).is_dir():
             (path / SPREAD).rmdir()
@@ -382,11 +378,11 @@ def remove_moments(path: Path) -> None:
 def linked(source: Path, target: Path) -> None:
     """Copy the folder `source` to `target` with hard links where the file system allows it."""
 
-    def link(one: str, other: str) -> None:
+    def link(source: str, target: str) -> None:
         try:
-            os.link(one, other)
+            os.link(source, target)
         except OSError:
-            shutil.copy2(one, other)
+            shutil.copy2(source, target)
 
     if target.exists():
         shutil.rmtree(target)

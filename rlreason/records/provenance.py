@@ -8,6 +8,7 @@ import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -35,10 +36,7 @@ def commit_of(root: Path = ROOT) -> str | None:
 
 
 def own_code(root: Path = ROOT) -> dict[str, str] | None:
-    """Return {"commit"} of another checkout that the current folder is in, such as one with a user's rewards.
-
-    None outside any other checkout.
-    """
+    """Return {"commit"} of the checkout that the current folder is in; None outside one, or in that of `root`."""
     with suppress(OSError):
         here = Path.cwd()
         top = _git(here, "rev-parse", "--show-toplevel")
@@ -55,9 +53,9 @@ def package_digest() -> str:
     return digest.hexdigest()[:DIGITS]
 
 
-def _git(root: Path, *words: str) -> str | None:
+def _git(root: Path, *arguments: str) -> str | None:
     """Run git and return its output; None where it fails or is not installed."""
-    command = ["git", "-C", str(root), "-c", "core.fsmonitor=false", "--no-optional-locks", *words]
+    command = ["git", "-C", str(root), "-c", "core.fsmonitor=false", "--no-optional-locks", *arguments]
     env = os.environ | {"GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"}
     with suppress(OSError, subprocess.SubprocessError):
         done = subprocess.run(command, capture_output=True, env=env, timeout=GIT_S, check=True)
@@ -78,20 +76,36 @@ VARIABLES = (
 MACHINE = ("python", "platform", "cpu_count")
 
 
-def provenance(schemas: Mapping[str, str], words: Sequence[str] = ()) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """What a run is started from.
+
+    `overrides`: of the command line. `schemas`: the names of the settings' classes (`config.store.schemas_of`).
+    `sources`: setting -> source of each function of the user's own.
+    """
+
+    overrides: Sequence[str] = ()
+    schemas: Mapping[str, str] = field(default_factory=dict)
+    sources: Mapping[str, str] = field(default_factory=dict)
+
+
+def provenance(origin: Origin) -> dict[str, Any]:
     """Return the version of the folder, and where, when and by which command line the run was started.
 
-    `schemas`: the names of the settings' classes in `config.store.SCHEMAS`. Facts that need torch come from
-    `training.summary.facts_of`.
+    Facts that need torch come from `training.summary.facts_of`.
     """
+    directory = None
+    with suppress(OSError):  # it may be gone
+        directory = str(Path.cwd())
     return {
         "schema_version": VERSION,
-        "schemas": dict(schemas),
-        "command": shlex.join(["python", "-m", "rlreason", *redacted(list(words))]),
-        "directory": _directory(),  # for relative paths in it
+        "schemas": dict(origin.schemas),
+        "command": shlex.join(["python", "-m", "rlreason", *redacted(list(origin.overrides))]),
+        "directory": directory,  # for relative paths in it
         **({"sweep": sweep} if (sweep := os.environ.get(SWEEP_VARIABLE)) else {}),
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         **environment(),
+        **({"own_functions": list(origin.sources)} if origin.sources else {}),
     }
 
 
@@ -153,10 +167,10 @@ def code_differs(earlier: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     """
     if all(earlier[key] == now.get(key) for key in ("code", "own_code") if key in earlier):
         return ""
-    then, here = _named_code(earlier), _named_code(now)
-    if then == here:
-        then, here = f"{then} (code {earlier.get('code')})", f"{here} (code {now.get('code')})"
-    return f"the code has changed: {then} then, {here} now"
+    before, after = _code_name(earlier), _code_name(now)
+    if before == after:
+        before, after = f"{before} (code {earlier.get('code')})", f"{after} (code {now.get('code')})"
+    return f"the code has changed: {before} then, {after} now"
 
 
 def differences(then: Mapping[str, Any], now: Mapping[str, Any], keys: Sequence[str]) -> list[str]:
@@ -168,18 +182,18 @@ def differences(then: Mapping[str, Any], now: Mapping[str, Any], keys: Sequence[
     ...             ["python", "packages"])
     ['python: 3.11 then, 3.12 now', 'packages.torch: 2.11 then, none now']
     """
-    found = []
+    lines = []
     for key in keys:
         if key not in then or key not in now:
             continue
-        a, b = then[key], now[key]
-        if isinstance(a, Mapping) and isinstance(b, Mapping):
-            names = list(dict.fromkeys((*a, *b)))
-            inner = differences({n: a.get(n) for n in names}, {n: b.get(n) for n in names}, names)
-            found += [f"{key}.{line}" for line in inner]
-        elif a != b:
-            found.append(f"{key}: {_shortened(a)} then, {_shortened(b)} now")
-    return found
+        before, after = then[key], now[key]
+        if isinstance(before, Mapping) and isinstance(after, Mapping):
+            names = list(dict.fromkeys((*before, *after)))
+            inner = differences({n: before.get(n) for n in names}, {n: after.get(n) for n in names}, names)
+            lines += [f"{key}.{line}" for line in inner]
+        elif before != after:
+            lines.append(f"{key}: {_shortened(before)} then, {_shortened(after)} now")
+    return lines
 
 
 def short(commit: str) -> str:
@@ -188,11 +202,11 @@ def short(commit: str) -> str:
     >>> short("0123456789abcdef+changes")
     '0123456789+changes'
     """
-    plain, plus, rest = str(commit).partition("+")
-    return plain[:10] + plus + rest
+    digits, plus, changes = str(commit).partition("+")
+    return digits[:10] + plus + changes
 
 
-def _named_code(origin: Mapping[str, Any]) -> str:
+def _code_name(origin: Mapping[str, Any]) -> str:
     commit, own = origin.get("commit"), origin.get("own_code")
     named = f"commit {short(commit)}" if commit else f"rlreason {origin.get('rlreason')} (no git)"
     return f"{named} with own code {short(own['commit'])}" if own else named
@@ -208,9 +222,3 @@ def _version(package: str) -> str | None:
         return version(package)
     except PackageNotFoundError:
         return None
-
-
-def _directory() -> str | None:
-    with suppress(OSError):  # it may be gone
-        return str(Path.cwd())
-    return None

@@ -18,7 +18,7 @@ from rlreason.records.files import ResponseFile, read_lines
 from rlreason.records.rows import NUMBER, Row, lacks
 from rlreason.records.status import read_status
 from rlreason.runtime.streams import print_stderr
-from rlreason.runtime.text import redacted, shorten, visible
+from rlreason.runtime.text import few, redacted, shorten, visible
 
 TAIL_BYTES, TAIL_CHARS = 16_384, 200  # of a log that are read, and of a line that are shown
 
@@ -55,7 +55,7 @@ class RunFolder:
     def __init__(self, path: Path, say: Callable[[str], None] = print_stderr) -> None:
         if not path.is_dir():
             raise ConfigError(f"{path} is no folder: give the folder of a run, as printed at its start")
-        self.path, self._say, self._said = path, say, set[str]()
+        self.path, self._say, self._messages = path, say, set[str]()
         if self.version > files.VERSION:
             raise ConfigError(
                 f"{path} is a run folder of version {self.version}, and this program reads up to version "
@@ -65,13 +65,7 @@ class RunFolder:
     @cached_property
     def version(self) -> int:
         """The version of the folder's contents; `files.VERSION` where it has none."""
-        version = self.provenance.get("schema_version", files.VERSION)
-        if type(version) is not int or version < 1:  # True is an int too
-            raise ConfigError(
-                f"{self.path / files.PROVENANCE} names schema_version={version!r}, which is no version: "
-                "put it back from a copy, or give another run"
-            )
-        return version
+        return int(self.provenance.get("schema_version", files.VERSION))
 
     @property
     def schemas(self) -> dict[str, str]:
@@ -90,9 +84,8 @@ class RunFolder:
         path = self.path / files.CONFIG
         if not path.is_file():
             runs = runs_in(self.path)
-            some = ", ".join(run.name for run in runs[:3]) + " ..." * (len(runs) > 3)
-            held = f" (it holds the runs {some})" if runs else ""
-            raise ConfigError(f"{self.path} has no {files.CONFIG}: give the folder of one run, not of several{held}")
+            names = f" (it holds the runs {few([run.name for run in runs], 3)})" if runs else ""
+            raise ConfigError(f"{self.path} has no {files.CONFIG}: give the folder of one run, not of several{names}")
         try:
             return path.read_text(encoding="utf-8")
         except (OSError, ValueError) as error:
@@ -107,8 +100,8 @@ class RunFolder:
             settings = error
         if isinstance(settings, dict):
             return settings
-        path, found = self.path / files.CONFIG, type(settings).__name__
-        raise ConfigError(f"{path} holds no settings ({found}): give the folder of one run")
+        kind = type(settings).__name__
+        raise ConfigError(f"{self.path / files.CONFIG} holds no settings ({kind}): give the folder of one run")
 
     def setting(self, key: str) -> Any:
         """Return one setting by its dotted name; None where the run has none of this name."""
@@ -116,14 +109,15 @@ class RunFolder:
 
     def grading(self, evaluates: bool = False) -> tuple[str, str | None, dict[str, Any]]:
         """Return (reward, verifier of the data, group `grading`) of the run's responses, or of its evaluations'."""
-        of = "eval." if evaluates and self.setting("eval") else ""  # null there: as in training
-        own = self.setting(f"{of}reward") if of else None
-        reward = own or (of and self.setting(f"{of}prompt.reward")) or self.setting("prompt.reward")
+        evaluates = evaluates and bool(self.setting("eval"))  # null there: as in training
+        reward = self.setting("prompt.reward")
+        if evaluates:
+            reward = self.setting("eval.reward") or self.setting("eval.prompt.reward") or reward
         if not reward:
             raise ConfigError(
                 f"{self.path / files.CONFIG} does not name the run's reward, prompt.reward: give the folder of one run"
             )
-        data = f"{of}data" if of and self.setting(f"{of}data") else "data"
+        data = "eval.data" if evaluates and self.setting("eval.data") else "data"
         grading = self.setting("grading") or {}
         if not isinstance(grading, dict):
             raise ConfigError(f"{self.path / files.CONFIG} has grading={grading!r}, which is no group: mend it")
@@ -172,8 +166,8 @@ class RunFolder:
                 text = file.read().decode("utf-8", "replace")
         except OSError:
             return []
-        found = [visible(line.strip()) for line in redacted(text).splitlines() if line.strip()]
-        return [shorten(line, TAIL_CHARS) for line in found[-lines:]]
+        whole = [visible(line.strip()) for line in redacted(text).splitlines() if line.strip()]
+        return [shorten(line, TAIL_CHARS) for line in whole[-lines:]]
 
     def rollouts(self) -> list[ResponseFile]:
         """Return the saved training steps, oldest first."""
@@ -223,15 +217,15 @@ class RunFolder:
         if not path.is_file():
             return None
         try:
-            found = json.loads(path.read_bytes().decode())
+            value = json.loads(path.read_bytes().decode())
         except (OSError, ValueError, RecursionError) as error:
-            found = error
-        if not isinstance(found, dict):
-            self._say_once(f"{path} is left out: it is no JSON object ({type(found).__name__})")
+            value = error
+        if not isinstance(value, dict):
+            self._say_once(f"{path} is left out: it is no JSON object ({type(value).__name__})")
             return None
-        return found
+        return value
 
     def _say_once(self, text: str) -> None:
-        if text not in self._said:
-            self._said.add(text)
+        if text not in self._messages:
+            self._messages.add(text)
             self._say(text)

@@ -55,10 +55,9 @@ def resumes_job(folder: Path, config: str) -> bool:
     `ConfigError` where other settings differ: it was probably meant to resume, and its responses must not be mixed
     with others.
     """
-    path = folder / CONFIG
-    if not path.exists() or not (folder / UNFINISHED).exists():
+    before, now = settings_in(folder), flat_text(config)
+    if not before or not (folder / UNFINISHED).exists():
         return False
-    before, now = flat_text(path.read_text(encoding="utf-8")), flat_text(config)
     if before.get("algorithm") != now.get("algorithm"):
         return False
     if different := changed(before, now, HARMLESS):
@@ -76,23 +75,20 @@ def checkpoint_to_resume(folder: Path, config: str, say: Callable[[str], object]
     `ConfigError` where the folder has a run with other settings, except for `MAY_CHANGE`, or one with nothing left to
     do.
     """
-    path = folder / CONFIG
-    if not path.exists() or not checkpoints_in(folder):
+    before, now = settings_in(folder), flat_text(config)
+    if not before or not checkpoints_in(folder):
         return None
-    before, now = flat_text(path.read_text(encoding="utf-8", errors="replace")), flat_text(config)
-    if "algorithm" not in before and (checkpoint := newest_good(folder, say)) is not None:
-        say(f"! {path} is damaged: the checkpoint has the settings")
-        before = flat_text(read_state(checkpoint)["config"])
-    _refuse_other(folder, before, now)
+    refuse_other_run(folder, config)
     checkpoint = newest_good(folder, say)
+    if checkpoint is None:
+        return None
     if before.get("n_steps") != now.get("n_steps") and now.get("lr_schedule", "constant") != "constant":
         say(
             f"! n_steps={now.get('n_steps')} with lr_schedule={now['lr_schedule']}: so far the rate fell towards step "
             f"{before.get('n_steps')}, and from here on it falls towards the new end"
         )
-    state = {} if checkpoint is None else read_state(checkpoint)
-    ended = (folder / SUMMARY).exists()
-    if checkpoint is not None and ended and state["counters"]["train_step"] and not moments_in(checkpoint):
+    state = read_state(checkpoint)
+    if (folder / SUMMARY).exists() and state["counters"]["train_step"] and not moments_in(checkpoint):
         say(
             f"! {checkpoint.name} is of a finished run that kept no moments of its optimizer "
             "(checkpoint.keep_final=false): it goes on with new ones, not as a run of so many steps from the start"
@@ -104,17 +100,10 @@ def checkpoint_to_resume(folder: Path, config: str, say: Callable[[str], object]
 
 
 def refuse_other_run(folder: Path, config: str) -> None:
-    """`ConfigError` where the folder has another training run, or one with nothing left to do.
-
-    A damaged config is not refused here: see `checkpoint_to_resume`.
-    """
-    path = folder / CONFIG
-    before = flat_text(path.read_text(encoding="utf-8", errors="replace")) if path.exists() else {}
-    if "algorithm" in before:
-        _refuse_other(folder, before, flat_text(config))
-
-
-def _refuse_other(folder: Path, before: dict[str, Any], now: dict[str, Any]) -> None:
+    """`ConfigError` where the folder has another training run, or one with nothing left to do."""
+    before, now = settings_in(folder), flat_text(config)
+    if not before:
+        return
     finished = (folder / SUMMARY).exists()
     if different := changed(before, now, MAY_CHANGE):
         kind = "a finished run" if finished else "an interrupted run"
@@ -141,7 +130,7 @@ def describe_place(state: Mapping[str, Any]) -> str:
 
 def _has_more_to_do(folder: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
     """Whether a run that ended by itself can resume, because the setting that ended it has changed."""
-    status = _ended_as(folder)
+    status = _final_status(folder)
     kind, _, rule = status.partition(":")
     if kind == "budget":
         return raised(below(before, "budget."), below(now, "budget."))
@@ -153,7 +142,7 @@ def _has_more_to_do(folder: Path, before: Mapping[str, Any], now: Mapping[str, A
 
 def _how_to_resume(folder: Path, before: Mapping[str, Any]) -> str:
     """Describe a run that has ended, and the settings with which it would resume."""
-    status = _ended_as(folder)
+    status = _final_status(folder)
     kind, _, rule = status.partition(":")
     again = f"choose another folder, or type resume={folder}"
     if kind == "budget":
@@ -169,7 +158,7 @@ def _how_to_resume(folder: Path, before: Mapping[str, Any]) -> str:
     return f"a finished run: choose another folder, or {more}"
 
 
-def _ended_as(folder: Path) -> str:
+def _final_status(folder: Path) -> str:
     """Return the status in a run's summary; "" where none can be read."""
     try:  # not the status file, which a killed start may have overwritten
         return known(str(json.loads((folder / SUMMARY).read_text(encoding="utf-8"))["status"]))
@@ -178,8 +167,9 @@ def _ended_as(folder: Path) -> str:
 
 
 def reopen(folder: Path, checkpoint: Path) -> None:
-    """Rename the summary of a finished run, so that the run counts as unfinished. Called before any other change, so
-    that the run can resume also if this start is killed.
+    """Rename the summary of a finished run, so that the run counts as unfinished.
+
+    This comes before any other change, so that the run can resume also if this start is killed.
     """
     if (summary := folder / SUMMARY).exists():
         with explained(summary):
@@ -242,8 +232,8 @@ def changed(old: dict[str, Any], new: dict[str, Any], allowed: tuple[str, ...] =
         for key in dict.fromkeys((*old, *new))
         if old.get(key) != new.get(key) and not any(key == name or key.startswith(f"{name}.") for name in allowed)
     ]
-    shown = [f"{key}={old.get(key, 'not set')} there, {new.get(key, 'not set')} here" for key in keys[:3]]
-    return "; ".join(shown) + (f"; and {len(keys) - 3} more" if len(keys) > 3 else "")
+    lines = [f"{key}={old.get(key, 'not set')} there, {new.get(key, 'not set')} here" for key in keys[:3]]
+    return "; ".join(lines) + (f"; and {len(keys) - 3} more" if len(keys) > 3 else "")
 
 
 def settings_changed(old: str, new: str, allowed: tuple[str, ...] = HARMLESS) -> str:
@@ -253,6 +243,12 @@ def settings_changed(old: str, new: str, allowed: tuple[str, ...] = HARMLESS) ->
     'loss.beta=0.1 there, 0.2 here'
     """
     return changed(flat_text(old), flat_text(new), allowed)
+
+
+def settings_in(folder: Path) -> dict[str, Any]:
+    """Return the settings of the run in a folder by their dotted names; {} where there is none."""
+    path = folder / CONFIG
+    return flat_text(path.read_text(encoding="utf-8", errors="replace")) if path.exists() else {}
 
 
 def flat_text(config: str) -> dict[str, Any]:
@@ -276,11 +272,9 @@ def resumes_discovery(folder: Path, config: str) -> bool:
 
     `ConfigError` where the folder has one with other settings, or one with nothing left to do.
     """
-    path = folder / CONFIG
-    now = flat_text(config)
-    if now.get("algorithm") != "discover" or not path.exists() or not (folder / CALLS).exists():
+    before, now = settings_in(folder), flat_text(config)
+    if now.get("algorithm") != "discover" or not before or not (folder / CALLS).exists():
         return False
-    before = flat_text(path.read_text(encoding="utf-8", errors="replace"))
     if different := changed(before, now, DISCOVERY_MAY_CHANGE):
         raise ConfigError(
             f"hydra.run.dir={folder} holds a run with other settings ({different}): type its command again to go on "

@@ -46,20 +46,20 @@ def lacks(row: Row, needed: Iterable[str]) -> str:
     ("no 'gold', no usable 'outcome'", "no usable 'token_ids'")
     """
     missing = [f"no '{name}'" for name in needed if name not in row]
-    found = [name for name in needed if name in row] + [name for name in OPTIONAL if row.get(name) is not None]
-    return ", ".join(missing + [f"no usable '{name}'" for name in found if not _fits(row, name)])
+    present = [name for name in needed if name in row] + [name for name in OPTIONAL if row.get(name) is not None]
+    return ", ".join(missing + [f"no usable '{name}'" for name in present if not _is_usable(row, name)])
 
 
-def _fits(row: Row, name: str) -> bool:
-    if not isinstance(row[name], FIELDS[name]):
+def _is_usable(row: Row, name: str) -> bool:
+    value, token_ids = row[name], row.get("token_ids")
+    if not isinstance(value, FIELDS[name]):
         return False
-    value = row[name]
     if name == "prompt_reward":
         return not lacks(value, GRADE)
-    if name in PER_TOKEN and len(value) != (len(ids) if isinstance(ids := row.get("token_ids"), list) else 0):
-        return False
-    numbers = NUMBER if name in PER_TOKEN else int
-    return not isinstance(value, list) or all(isinstance(number, numbers) for number in value)
+    if name in PER_TOKEN:
+        n_tokens = len(token_ids) if isinstance(token_ids, list) else 0
+        return len(value) == n_tokens and all(isinstance(number, NUMBER) for number in value)
+    return not isinstance(value, list) or all(isinstance(number, int) for number in value)
 
 
 def write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
@@ -156,13 +156,14 @@ class ResponseLog:
                 f"{self.path} holds responses of another model or to other problems than these settings now give "
                 "(a file behind them has changed): choose another hydra.run.dir"
             )
-        found: dict[str, dict[int, Row]] = {}
-        for row in (row for row in lines if "problem_id" in row):
-            found.setdefault(row["problem_id"], {})[row["sample"]] = row
-        kept = {id: rows for id, rows in found.items() if rows.keys() == set(range(n))}
-        self.samples = {id: [sample_of(rows[j]) for j in range(n)] for id, rows in kept.items()}
-        again = [{"identity": identity}, *(rows[j] for rows in kept.values() for j in range(n))]
-        write_whole(self.path, "".join(json.dumps(row) + "\n" for row in again))
+        by_problem: dict[str, dict[int, Row]] = {}
+        for row in lines:
+            if "problem_id" in row:
+                by_problem.setdefault(row["problem_id"], {})[row["sample"]] = row
+        complete = {id: rows for id, rows in by_problem.items() if rows.keys() == set(range(n))}
+        self.samples = {id: [sample_of(rows[j]) for j in range(n)] for id, rows in complete.items()}
+        rows_to_keep = [{"identity": identity}, *(rows[j] for rows in complete.values() for j in range(n))]
+        write_whole(self.path, "".join(json.dumps(row) + "\n" for row in rows_to_keep))
 
     def add(self, number: int, sample: Sample) -> None:
         """Append a response; `number` is its index among the responses to its problem."""

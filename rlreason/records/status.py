@@ -127,7 +127,7 @@ def sweep_code(statuses: Sequence[str]) -> int:
     return 0 if all(ending(status).of_its_own for status in statuses) else 1
 
 
-SHOWN = 4  # phases in the line
+PHASES_IN_LINE = 4
 
 
 def time_summary(clock: Clock) -> dict[str, Any]:
@@ -151,7 +151,7 @@ def time_line(summary: Mapping[str, Any]) -> str:
     total = sum(phases.values())
     if not total:
         return ""
-    longest = sorted(phases.items(), key=lambda item: -item[1])[:SHOWN]
+    longest = sorted(phases.items(), key=lambda item: -item[1])[:PHASES_IN_LINE]
     parts = [", ".join(f"{name} {value / total:.0%}" for name, value in longest)]
     for name in ("rollout", "train"):
         if (speed := summary.get(f"perf/{name}_tokens_per_second")) is not None:

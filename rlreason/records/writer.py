@@ -3,7 +3,7 @@
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from rlreason.records.files import (
     written,
 )
 from rlreason.records.loggers import Loggers, Resumed
-from rlreason.records.provenance import code_differs, differences, part_line, provenance
+from rlreason.records.provenance import Origin, code_differs, differences, part_line, provenance
 from rlreason.records.reader import RunFolder
 from rlreason.records.resume import (
     checkpoint_to_resume,
@@ -46,50 +46,46 @@ ROWS_SENT = 32  # responses of a step that the loggers get; the run folder has a
 
 
 class RunWriter:
-    """Writes one run folder. A finished run is never overwritten; the files of a broken-off one are set aside.
+    """Write one run folder. A finished run is never overwritten; the files of a broken-off one are set aside.
 
-    `words`: the overrides of the command line. `schemas`: the names of the settings' classes
-    (`config.store.schemas_of`). `sources`: setting -> source of each user's function. `trains`: whether it is a
-    training run, which resumes from a checkpoint; None: it does not resume. An interrupted run with the same settings
-    resumes (`resumed`); with others it is refused. `say` prints what is set aside. `clock` adds times to each row.
+    `trains`: whether it is a training run, which resumes from a checkpoint; None: it does not resume. An interrupted
+    run with the same settings resumes (`resumed`); with others it is refused. `say` prints what is set aside. `clock`
+    adds times to each row.
     """
 
     def __init__(
         self,
         folder: Path,
         config: str,
-        words: Sequence[str] = (),
+        origin: Origin | None = None,
         *,
-        schemas: Mapping[str, str] | None = None,
-        sources: Mapping[str, str] | None = None,
         trains: bool | None = None,
         say: Callable[[str], None] = print_stderr,
         clock: Clock | None = None,
     ) -> None:
-        self.clock = clock or Clock()
-        self.checkpoint = None if not trains else checkpoint_to_resume(folder, config, say)
-        conversation = trains is False and resumes_discovery(folder, config)
-        if self.checkpoint is None and not conversation:
+        origin = origin or Origin()
+        self.folder, self.config, self.clock = folder, config, clock or Clock()
+        self.loggers = Loggers()  # replaced by the caller: they need this folder
+        self.checkpoint = checkpoint_to_resume(folder, config, say) if trains else None
+        continues_discovery = trains is False and resumes_discovery(folder, config)
+        self.resumed = self.checkpoint is not None or continues_discovery
+        if not self.resumed:
             refuse_occupied(folder)
-        if conversation and (folder / files.SUMMARY).exists():
+            self.resumed = trains is False and resumes_job(folder, config)
+        if continues_discovery and (folder / files.SUMMARY).exists():
             with explained(folder / files.SUMMARY):
                 (folder / files.SUMMARY).rename(folder / "summary_before.json")
-        self.folder = folder
-        self.loggers = Loggers()  # replaced by the caller: they need this folder
         folder.mkdir(parents=True, exist_ok=True)
-        goes = self.checkpoint is not None or conversation
-        self.resumed = goes or (trains is False and resumes_job(folder, config))
-        origin = provenance(schemas or {}, words) | ({"own_functions": list(sources)} if sources else {})
-        if not self.resumed and (aside := set_aside(folder)):
-            say(f"a broken-off run was here: its records are now in {aside}")
-        functions = "\n\n".join(f"# {key}\n\n{redacted(text)}" for key, text in (sources or {}).items())
+        self._provenance = provenance(origin)
+        self._functions = "\n\n".join(f"# {key}\n\n{redacted(text)}" for key, text in origin.sources.items())
         if self.resumed:
-            origin["earlier_parts"] = earlier_parts(folder, origin, say)
-            say_other_functions(folder, functions, say)
-        self._before, self.config, self._functions = read_ending(folder), config, functions
+            self._provenance["earlier_parts"] = earlier_parts(folder, self._provenance, say)
+            warn_of_other_functions(folder, self._functions, say)
+        elif aside := set_aside(folder):
+            say(f"a broken-off run was here: its records are now in {aside}")
+        self._ending_before = read_ending(folder)
         write_status(folder, "running")
         log_stderr_in(folder)
-        self._origin = origin
         self.train_step = 0.0  # of the newest row
         self.evaluated = False  # whether there is a row of an evaluation
         self.log: ResponseLog | None = None
@@ -104,11 +100,11 @@ class RunWriter:
         model differ from before; then the folder is unchanged.
         """
         assert self.checkpoint is not None
-        parts = self._origin.get("earlier_parts", [])
+        parts = self._provenance.get("earlier_parts", [])
         earlier: Mapping[str, Any] = next((part for part in reversed(parts) if "data" in part), {})
         if other := differences(earlier, facts, INPUTS):
-            if self._before:  # else it was killed, and had no other status
-                write_status(self.folder, self._before["status"], self._before["reason"])
+            if self._ending_before:  # else it was killed, and had no other status
+                write_status(self.folder, self._ending_before["status"], self._ending_before["reason"])
             raise ConfigError(
                 f"hydra.run.dir={self.folder} holds a run that began with another input ({other[0]}): put back what it "
                 "began with, or choose another folder"
@@ -133,16 +129,13 @@ class RunWriter:
 
     def add_provenance(self, facts: Mapping[str, Any]) -> None:
         """Add facts to `provenance.json`."""
-        self._origin |= facts
-        self.document(files.PROVENANCE, json.dumps(finite(self._origin), indent=2) + "\n")
+        self._provenance |= facts
+        self.document(files.PROVENANCE, json.dumps(finite(self._provenance), indent=2) + "\n")
 
     def offsets(self) -> dict[str, int]:
         """Return the sizes in bytes of the files that grow by a line at a time."""
-        found = {}
-        for name in files.GROWING:
-            with suppress(FileNotFoundError):
-                found[name] = (self.folder / name).stat().st_size
-        return found
+        paths = [self.folder / name for name in files.GROWING]
+        return {path.name: path.stat().st_size for path in paths if path.exists()}
 
     @property
     def model(self) -> Path:
@@ -201,21 +194,21 @@ class RunWriter:
     @contextmanager
     def growing(self, name: str) -> Iterator[Callable[[Iterable[Row]], None]]:
         """Yield a function that adds rows to a file, which appears when the block ends."""
-        shown = list[Row]()
+        to_send = list[Row]()
         with growing(self.folder / name) as add:
 
-            def written(rows: Iterable[Row]) -> None:
+            def add_rows(rows: Iterable[Row]) -> None:
                 with self.clock.phase("record"):
-                    add(remembered(rows))
+                    add(noted(rows))
 
-            def remembered(rows: Iterable[Row]) -> Iterator[Row]:
+            def noted(rows: Iterable[Row]) -> Iterator[Row]:
                 for row in rows:
-                    if len(shown) < ROWS_SENT:
-                        shown.append(finite(row))
+                    if len(to_send) < ROWS_SENT:
+                        to_send.append(finite(row))
                     yield row
 
-            yield written
-        self.loggers.table(files.EVALS, 0, shown)
+            yield add_rows
+        self.loggers.table(files.EVALS, 0, to_send)
 
     def document(self, name: str, text: str) -> None:
         """Write a text file, such as the objective's card."""
@@ -240,20 +233,20 @@ class RunWriter:
         return failed
 
 
-def earlier_parts(folder: Path, origin: Mapping[str, Any], say: Callable[[str], None]) -> list[dict[str, Any]]:
-    """Return the provenance of each part of a run before that of `origin`; report changed code."""
+def earlier_parts(folder: Path, now: Mapping[str, Any], say: Callable[[str], None]) -> list[dict[str, Any]]:
+    """Return the provenance of each earlier part of a run; print them, and whether the code has changed since."""
     earlier = RunFolder(folder).provenance
     parts = [*earlier.pop("earlier_parts", []), earlier | read_ending(folder)]
     for part in parts:
         say(f"before     {part_line(part)}")
     if not earlier.get("command"):
         say(f"! {files.PROVENANCE} of the part before cannot be read: whether code and data are the same is not known")
-    elif differs := code_differs(earlier, origin):
+    elif differs := code_differs(earlier, now):
         say(f"! {differs}: the numbers of this run come from both")
     return parts
 
 
-def say_other_functions(folder: Path, functions: str, say: Callable[[str], None]) -> None:
+def warn_of_other_functions(folder: Path, functions: str, say: Callable[[str], None]) -> None:
     """Warn where the source of a user's reward, data or loss differs from that of the earlier part."""
     path = folder / files.FUNCTIONS
     before = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
@@ -298,20 +291,20 @@ def refuse_occupied(folder: Path) -> None:
     """`ConfigError` for a folder with a finished run, or with files that no run wrote."""
     if (folder / files.SUMMARY).exists():
         raise ConfigError(f"hydra.run.dir={folder} holds a finished run: choose another folder, or move that one away")
-    found = [name for name in files.CONTENTS if (folder / name).exists()]
-    if found and not (folder / files.PROVENANCE).exists():
-        raise ConfigError(f"hydra.run.dir={folder} holds {found[0]}, which no run left there: choose another folder")
+    names = [name for name in files.CONTENTS if (folder / name).exists()]
+    if names and not (folder / files.PROVENANCE).exists():
+        raise ConfigError(f"hydra.run.dir={folder} holds {names[0]}, which no run left there: choose another folder")
 
 
 def set_aside(folder: Path) -> Path | None:
     """Move the files of a broken-off run into `broken_off_1/` (2, 3 ...) and return that folder, if there are any."""
-    found = [name for name in files.CONTENTS if (folder / name).exists()]
-    if not found:
+    names = [name for name in files.CONTENTS if (folder / name).exists()]
+    if not names:
         return None
     number = 1
     while (aside := folder / f"{files.SET_ASIDE}{number}").exists():
         number += 1
     aside.mkdir()
-    for name in found:
+    for name in names:
         os.replace(folder / name, aside / name)
     return aside
