@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 from uuid import uuid4
@@ -136,10 +137,10 @@ class WandbLogger:
         from wandb.sdk.lib.wbauth import authenticate_session
 
         own = wandb.setup().settings.model_copy()
-        own.update_from_env_vars(os.environ)  # which W&B reads once in a process
+        own.update_from_env_vars(dict(os.environ))  # which W&B reads once in a process
         arguments = init_args(settings, folder, own, run)
-        login = {"host": own.base_url, "source": "rlreason", "prompt": False, "update_session": False}
-        if arguments["mode"] == "online" and authenticate_session(**login) is None:
+        login: dict[str, Any] = {"host": own.base_url, "prompt": False, "update_session": False}
+        if arguments["mode"] == "online" and authenticate_session(source="rlreason", **login) is None:
             raise ValueError("no login was found here")  # for which W&B would prompt on a terminal and block the run
         self.run = wandb.init(**arguments, config=config)
         self._table = wandb.Table
@@ -162,7 +163,8 @@ class WandbLogger:
     def table(self, name: str, step: int, rows: Sequence[Mapping[str, Any]], counters: Row) -> None:
         """Log the responses of a step as a table, at the counters of the last row."""
         data = [[step, *(row[column] for column in COLUMNS)] for row in rows]
-        self.log({f"generations/{name}": self._table(["step", *COLUMNS], data), **counters})
+        values: dict[str, Any] = {f"generations/{name}": self._table(["step", *COLUMNS], data), **counters}
+        self.log(values)
 
     def finish(self, summary: Mapping[str, Any] | None) -> None:
         """Send the summary and everything else; `TimeoutError` where that takes longer than W&B's finish_timeout."""
@@ -238,9 +240,9 @@ class TrackioLogger:
         import trackio
 
         names = run_names(settings, folder)
-        options = {"config": config, "embed": False, "auto_log_gpu": False, "auto_log_cpu": False}
+        start = partial(trackio.init, **names, config=config, embed=False, auto_log_gpu=False, auto_log_cpu=False)
         with redirect_stdout(io.StringIO()):  # in a context of its own: a run of the user's own stays the current one
-            self._run = contextvars.Context().run(trackio.init, **names, **options)
+            self._run = contextvars.Context().run(start)
         self._run.id = run.id  # nothing was sent yet; Trackio itself would resume the newest run of this name
         self._table, self._markdown, self._step = trackio.Table, trackio.Markdown, 0
         elsewhere = os.environ.get("TRACKIO_SPACE_ID") or os.environ.get("TRACKIO_SERVER_URL", "").partition("?")[0]

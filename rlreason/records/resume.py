@@ -75,9 +75,9 @@ def checkpoint_to_resume(folder: Path, config: str, say: Callable[[str], object]
     `ConfigError` where the folder has a run with other settings, except for `MAY_CHANGE`, or one with nothing left to
     do.
     """
-    before, now = settings_in(folder), flat_text(config)
-    if not before or not checkpoints_in(folder):
+    if not (folder / CONFIG).exists() or not checkpoints_in(folder):
         return None
+    before, now = settings_in(folder), flat_text(config)
     refuse_other_run(folder, config)
     checkpoint = newest_good(folder, say)
     if checkpoint is None:
@@ -101,9 +101,9 @@ def checkpoint_to_resume(folder: Path, config: str, say: Callable[[str], object]
 
 def refuse_other_run(folder: Path, config: str) -> None:
     """`ConfigError` where the folder has another training run, or one with nothing left to do."""
-    before, now = settings_in(folder), flat_text(config)
-    if not before:
+    if not (folder / CONFIG).exists():
         return
+    before, now = settings_in(folder), flat_text(config)  # a damaged config differs in everything
     finished = (folder / SUMMARY).exists()
     if different := changed(before, now, MAY_CHANGE):
         kind = "a finished run" if finished else "an interrupted run"

@@ -51,7 +51,8 @@ def lacks(row: Row, needed: Iterable[str]) -> str:
 
 
 def _is_usable(row: Row, name: str) -> bool:
-    value, token_ids = row[name], row.get("token_ids")
+    value: Any = row[name]
+    token_ids = row.get("token_ids")
     if not isinstance(value, FIELDS[name]):
         return False
     if name == "prompt_reward":
