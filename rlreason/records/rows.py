@@ -51,10 +51,9 @@ def lacks(row: Row, needed: Iterable[str]) -> str:
 
 
 def _is_usable(row: Row, name: str) -> bool:
-    value: Any = row[name]
-    token_ids = row.get("token_ids")
-    if not isinstance(value, FIELDS[name]):
+    if not isinstance(row[name], FIELDS[name]):
         return False
+    value, token_ids = row[name], row.get("token_ids")
     if name == "prompt_reward":
         return not lacks(value, GRADE)
     if name in PER_TOKEN:
