@@ -1,6 +1,6 @@
-"""Runs that are broken off on purpose, and the unbroken run of the same settings that each must equal in the end.
+"""Runs that are interrupted on purpose, and the unbroken run of the same settings that each must equal in the end.
 
-They start from the model that comes with the package, which answers some questions rightly: so every step learns.
+They start from the shipped model, which answers some questions correctly, so that every step learns.
 """
 
 import json
@@ -43,22 +43,22 @@ KINDS = {
 
 
 class Runs:
-    """Runs in one folder. An unbroken one is made when it is first asked for, once for all test processes together."""
+    """Runs in one folder. An unbroken one is run when it is first needed, once for all test processes."""
 
     def __init__(self, factory: pytest.TempPathFactory) -> None:
         base = factory.getbasetemp()
         self.shared = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "unbroken_runs"
         self.place = factory.mktemp("broken_runs")
-        self.made = 0
+        self.count = 0
 
     def words(self, kind: str, *more: str) -> tuple[str, ...]:
-        """Those of the command line but the run folder; the last one of a name counts."""
+        """Return the overrides but for the run folder; of several with one key, the last."""
         model = f"model.path={self._once('start', START) / 'model'}"
-        given = {word.partition("=")[0]: word for word in (*SHARED, model, *KINDS[kind], *more)}
-        return tuple(given.values())
+        by_key = {word.partition("=")[0]: word for word in (*SHARED, model, *KINDS[kind], *more)}
+        return tuple(by_key.values())
 
     def unbroken(self, kind: str, *more: str) -> Path:
-        """The folder of the run that nothing has interrupted."""
+        """Return the folder of the run that nothing has interrupted."""
         name = "_".join((kind, *more)).replace("=", "_")
         return self._once(name, (*self.words(kind, *more), f"hydra.run.dir={name}"))
 
@@ -72,22 +72,22 @@ class Runs:
         return folder
 
     def new(self) -> Path:
-        """A folder for another run, which is not there yet."""
-        self.made += 1
-        return self.place / str(self.made)
+        """Return a folder for another run, which does not exist yet."""
+        self.count += 1
+        return self.place / str(self.count)
 
     def start(self, kind: str, folder: Path, *more: str, at: str = "", by: str = "SIGKILL") -> Done:
-        """The command, ended by the signal at the place in its code that `at` names, as `killed.py` reads it."""
+        """Run the command, with a signal at the place `at` of its code (`killed.py`)."""
         env = {AT: at, SIGNAL: by} if at else {}
         return rlreason(*self.words(kind, *more), f"hydra.run.dir={folder.name}", cwd=self.place, **env)
 
     def killed(self, kind: str, folder: Path, at: str, *more: str) -> None:
-        """The command, which must reach the place and be killed there."""
+        """Run the command, which must reach the place and be killed there."""
         done = self.start(kind, folder, *more, at=at)
         assert done.returncode == -9, f"{at} was not reached: {done.stdout}{done.stderr}"
 
     def interrupted(self, kind: str, folder: Path, at: str, by: str, *more: str) -> None:
-        """The command, told at the place to end: it leaves in order, says so, and leaves a checkpoint."""
+        """Run the command and signal it at the place: it must stop in order and say so."""
         done = self.start(kind, folder, *more, at=at, by=by)
         assert done.returncode == 130, f"{at} was not reached: {done.stdout}{done.stderr}"
         assert "Traceback" not in done.stdout + done.stderr
@@ -95,28 +95,28 @@ class Runs:
         assert json.loads((folder / "status.json").read_text())["status"] == "interrupted"
 
     def goes_on(self, kind: str, folder: Path, *more: str) -> Done:
-        """The same command again, which must come to the end."""
+        """Run the same command again, which must finish."""
         done = self.start(kind, folder, *more)
         assert done.returncode == 0, done.stdout + done.stderr
         return done
 
     def equal(self, kind: str, folder: Path, *more: str) -> bool:
-        """Whether the run is the unbroken one bit for bit; its folder goes then, because there are many."""
+        """Return whether the run equals the unbroken one bit for bit; remove its folder, because there are many."""
         assert differences(self.unbroken(kind, *more), folder) == []
         shutil.rmtree(folder)
         return True
 
 
 def parts_of(folder: Path) -> int:
-    """How many commands have written the run from its checkpoints on."""
+    """Return how many commands have written the run."""
     return 1 + len(json.loads((folder / "provenance.json").read_text()).get("earlier_parts", []))
 
 
 def norms_of(folder: Path) -> list[float]:
-    """The gradient norm of every update of a run."""
+    """Return the gradient norm of every update of a run."""
     return [row["train/grad_norm"] for row in rows_of(folder) if "train/grad_norm" in row]
 
 
 def checkpoints_of(folder: Path) -> list[str]:
-    """The names of what lies in `checkpoints/`, whole or not."""
+    """Return the names of what is in `checkpoints/`, complete or not."""
     return sorted(path.name for path in (folder / "checkpoints").glob("*"))

@@ -1,7 +1,4 @@
-"""What two runs must have in common to be called equal: metrics, responses, weights, summary, checkpoints.
-
-Only what a clock decides may differ.
-"""
+"""Compare two runs bit for bit: metrics, responses, weights, summary, checkpoints; only times may differ."""
 
 import gzip
 import json
@@ -11,23 +8,23 @@ from typing import Any
 
 from safetensors.torch import load_file
 
-UNEQUAL = ("time/", "busy/", "perf/", "memory/", "grading/ms_")  # what a clock decides
+CLOCKS = ("time/", "busy/", "perf/", "memory/", "grading/ms_")  # prefixes of times and rates
 OF_THE_MACHINE = ("seconds", "phases", "peak_gb", "threads", "checkpoints")  # in a summary
 
 
 def rows_of(run: Path) -> list[dict[str, Any]]:
-    """The rows of metrics without what a clock decides."""
+    """Return the rows of metrics without times and rates."""
     lines = (run / "metrics.jsonl").read_text().splitlines()
-    return [{k: v for k, v in json.loads(line).items() if not k.startswith(UNEQUAL)} for line in lines]
+    return [{k: v for k, v in json.loads(line).items() if not k.startswith(CLOCKS)} for line in lines]
 
 
 def responses_of(run: Path) -> dict[str, bytes]:
-    """File -> content of every file of responses."""
+    """Return file -> content of every file of responses."""
     return {str(p.relative_to(run)): p.read_bytes() for kind in ("rollouts", "evals") for p in (run / kind).glob("*")}
 
 
 def lines_of(path: Path) -> list[str]:
-    """The lines of a file of responses."""
+    """Return the lines of a file of responses."""
     with gzip.open(path, "rt", encoding="utf-8") as file:
         return file.read().splitlines()
 
@@ -38,47 +35,48 @@ def append(path: Path, more: bytes) -> None:
         file.write(more)
 
 
-def put_lines(path: Path, lines: Iterable[str]) -> None:
+def write_lines(path: Path, lines: Iterable[str]) -> None:
     """Replace the lines of a file of responses."""
     with gzip.open(path, "wt", encoding="utf-8") as file:
         file.write("\n".join(lines) + "\n")
 
 
 def weights_of(run: Path) -> dict[str, bytes]:
-    """Weight -> its bytes, of the model that the run left."""
+    """Return weight -> bytes of the saved model."""
     return {name: w.numpy().tobytes() for name, w in load_file(run / "model" / "model.safetensors").items()}
 
 
 def summary_of(run: Path) -> dict[str, Any]:
-    """What the summary says of the run's course."""
+    """Return the summary without times and the machine."""
     summary = json.loads((run / "summary.json").read_text())
     (summary.get("start") or {}).pop("seconds", None)  # that making the start model took
-    return {k: v for k, v in summary.items() if not k.startswith(UNEQUAL) and k not in OF_THE_MACHINE}
+    return {k: v for k, v in summary.items() if not k.startswith(CLOCKS) and k not in OF_THE_MACHINE}
 
 
 def states_of(run: Path) -> dict[str, dict[str, bytes]]:
-    """Checkpoint -> what it holds as tensors, such as the optimizer's moments, with their bytes."""
-    found = {
-        f"{path.parent.name}/{path.name}": load_file(path) for path in run.glob("checkpoints/step_*/*.safetensors")
-    }
-    return {name: {key: t.numpy().tobytes() for key, t in tensors.items()} for name, tensors in found.items()}
+    """Return file -> tensor -> bytes of every checkpoint, such as the optimizer's moments."""
+    states = {}
+    for path in run.glob("checkpoints/step_*/*.safetensors"):
+        tensors = load_file(path)
+        states[f"{path.parent.name}/{path.name}"] = {key: t.numpy().tobytes() for key, t in tensors.items()}
+    return states
 
 
 def differences(one: Path, other: Path) -> list[str]:
-    """In what two finished runs differ, in words; empty where they are equal bit for bit."""
-    said = []
+    """Describe how two finished runs differ; empty if they are equal bit for bit."""
+    lines = []
     a, b = rows_of(one), rows_of(other)
     if len(a) != len(b):
-        said.append(f"{len(a)} rows of metrics and {len(b)}")
+        lines.append(f"{len(a)} rows of metrics and {len(b)}")
     for number, (row, twin) in enumerate(zip(a, b, strict=False), 1):
         keys = [key for key in row.keys() | twin.keys() if row.get(key) != twin.get(key)]
-        said += [f"row {number}: {key} is {row.get(key)} and {twin.get(key)}" for key in sorted(keys)]
+        lines += [f"row {number}: {key} is {row.get(key)} and {twin.get(key)}" for key in sorted(keys)]
     texts, others = responses_of(one), responses_of(other)
-    said += [name for name in sorted(texts.keys() | others.keys()) if texts.get(name) != others.get(name)]
+    lines += [name for name in sorted(texts.keys() | others.keys()) if texts.get(name) != others.get(name)]
     if weights_of(one) != weights_of(other):
-        said.append("the weights differ")
+        lines.append("the weights differ")
     a, b = summary_of(one), summary_of(other)
-    said += [f"summary: {k} is {a.get(k)} and {b.get(k)}" for k in sorted(a.keys() | b.keys()) if a.get(k) != b.get(k)]
+    lines += [f"summary: {k} is {a.get(k)} and {b.get(k)}" for k in sorted(a.keys() | b.keys()) if a.get(k) != b.get(k)]
     states, others = states_of(one), states_of(other)
-    said += [f"the tensors of {name} differ" for name in states.keys() & others.keys() if states[name] != others[name]]
-    return said
+    lines += [f"the tensors of {name} differ" for name in states.keys() & others.keys() if states[name] != others[name]]
+    return lines

@@ -1,4 +1,4 @@
-"""The typed settings of a run from the words of its command line."""
+"""The typed settings of a run from its overrides."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from rlreason.config.leaves import resource_dir
 from rlreason.config.store import typed
 
 
-def settings(*words: str) -> Any:
-    """Compose the words; `ConfigError` where they break a rule."""
+def settings(*overrides: str) -> Any:
+    """Compose the overrides; `ConfigError` if they break a rule."""
     with initialize_config_dir(str(resource_dir("conf")), version_base="1.3"):
-        return typed(compose("config", list(words)))
+        return typed(compose("config", list(overrides)))

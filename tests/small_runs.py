@@ -1,4 +1,4 @@
-"""The words of a run as small as it can be, for tests of how runs end."""
+"""The overrides of a run as small as can be, for tests of how runs end."""
 
 RUN = (
     "scale=embedded", "n_steps=3", "rollout_batch_size=16", "group_size=4", "eval_problems=8", "eval_every=0",
@@ -9,5 +9,5 @@ RUN = (
 
 
 def words_of(*more: str) -> list[str]:
-    """The words of a small run, the last one of a name alone."""
+    """Return the overrides of a small run; of several with one key, the last."""
     return list({word.partition("=")[0]: word for word in (*RUN, *more)}.values())

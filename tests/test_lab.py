@@ -40,7 +40,7 @@ from rlreason.training.laboratory import (
 )
 from rlreason.training.warm_start import StartWeights
 from rlreason.types import Grade, Problem, Response, Sample
-from tests.run_records import append, lines_of, put_lines
+from tests.run_records import append, lines_of, write_lines
 from tests.starts import rlreason
 from tests.test_subcommands import subcommand
 
@@ -231,7 +231,7 @@ def test_the_command_leaves_a_table_a_picture_and_numbers(folder, capsys):
 def test_a_step_without_any_advantage_is_said_and_not_divided_by(folder, capsys):
     path = folder / "rollouts/step_00003.jsonl.gz"
     rows = [json.loads(line) | {"reward": 0.0} for line in lines_of(path)]
-    put_lines(path, map(json.dumps, rows))
+    write_lines(path, map(json.dumps, rows))
     assert laboratory(folder) == 0
     assert "gradient is 0 at this step" in capsys.readouterr().out
     own = json.loads((folder / "lab/step_00003.json").read_text())["objectives"][0]
@@ -247,7 +247,7 @@ def test_a_run_that_was_broken_off_is_measured_with_what_it_left(folder, capsys)
     rows = [json.loads(line) for line in lines_of(path)]
     for row in rows:  # of the start model's small vocabulary
         row |= {name: [token % 50 for token in row[name]] for name in ("prompt_ids", "token_ids")}
-    put_lines(path, map(json.dumps, rows))
+    write_lines(path, map(json.dumps, rows))
     append(path, b'{"step": 1, "problem_id"')
     assert laboratory(folder, "--step", "1") == 0
     out, err = capsys.readouterr()
@@ -324,7 +324,7 @@ def test_a_token_outside_the_vocabulary_is_one_line(folder, capsys):
     first, *others = lines_of(path)
     row = json.loads(first)
     row["token_ids"][0] = 10**6
-    put_lines(path, [json.dumps(row), *others])
+    write_lines(path, [json.dumps(row), *others])
     assert laboratory(folder) == 3
     assert "the token 1000000" in capsys.readouterr().err
 

@@ -23,7 +23,7 @@ from rlreason.grading import Grader
 from rlreason.grading.build import reward_name_of
 from rlreason.model.memory import PROMPT, moment_bytes, trained_tensors, weight_bytes, workload_of
 from rlreason.model.plan import SHARE, plan_of
-from rlreason.model.savings import LARGEST_ERROR, Planned, conclusion, device_per_rank, planned, start_lines
+from rlreason.model.savings import LARGEST_ERROR, conclusion, device_per_rank, planned, start_lines
 from rlreason.model.shapes import Device, believed_device, decimal_size, shape_of
 from rlreason.objectives.losses import broken_contract
 from rlreason.objectives.objective import ChosenLoss
@@ -176,7 +176,10 @@ def memory_for(runs: Sequence[RunConfig], device: Device, shows: bool = True) ->
     if bad := [plan for run, plan in plans if run.model.check_memory and plan.verdict == "too large"]:
         raise ConfigError("\n".join(dict.fromkeys(f"memory: {conclusion(plan)}; {GO_ON}" for plan in bad)))
     worth = [plan for run, plan in plans if plan.verdict != "fits" or (shows and not run.model.made_on_the_spot)]
-    return ["\n".join(start_lines(max(worth, key=_share_of_free)))] if worth else []
+    if not worth:
+        return []
+    tightest = max(worth, key=lambda plan: plan.needed[0] / max(1, plan.needed[1]))
+    return ["\n".join(start_lines(tightest))]
 
 
 def distinct(runs: Sequence[RunConfig], device: Device) -> Iterator[RunConfig]:
@@ -188,11 +191,6 @@ def distinct(runs: Sequence[RunConfig], device: Device) -> Iterator[RunConfig]:
         if key not in seen:
             seen.add(key)
             yield run
-
-
-def _share_of_free(plan: Planned) -> float:
-    need, free = plan.needed
-    return need / max(1, free)
 
 
 def _on_processor(run: RunConfig, device: Device, shows: bool) -> list[str]:
