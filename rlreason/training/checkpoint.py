@@ -264,11 +264,6 @@ class Checkpointer:
         """Return whether there is anything to resume from."""
         return bool(self.validation.history) and bool(self.snapshot.counters)  # restoring sets the snapshot last
 
-    @property
-    def best(self) -> float:
-        """The best accuracy of the checkpoints so far."""
-        return max(self.accuracies.values(), default=-1.0)
-
     def take_snapshot(self, drawn: bool = False) -> None:
         """Take a snapshot of moving state between two acts. Call it inside a `held()` block.
 
@@ -289,7 +284,7 @@ class Checkpointer:
     def due(self) -> bool:
         """Whether a checkpoint is due after the step that has just ended."""
         elapsed, done, newest = time.monotonic() - self.began, self.position.finished, self.validation.history[-1]
-        best = self.position.evaluated == done and newest.metrics[ACCURACY] > self.best
+        best = self.position.evaluated == done and newest.metrics[ACCURACY] > max(self.accuracies.values(), default=-1)
         return checkpoint_due(done, self.settings.every, best, elapsed, self.cost)
 
     def write(self) -> Path | None:
@@ -343,7 +338,7 @@ class Checkpointer:
             remove_moments(path)
 
     def _parts(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """Collect the run's state as plain values and as tensors."""
+        """Return the run's state as plain values and as tensors."""
         position, snapshot = self.position, self.snapshot
         plain_moments, tensors = moments(self.learner)
         plain_generators, states = snapshot.generators

@@ -8,7 +8,6 @@ import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from fractions import Fraction
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -35,10 +34,6 @@ from rlreason.types import Collected, Sample, Update
 
 if TYPE_CHECKING:
     from rlreason.engines.base import Sampling
-
-
-COUNTS = ("train/skipped_updates", "train/empty_updates", "train/tokens")  # metrics that add up
-FEWEST_EVALUATIONS = 10  # in a run without eval_every, the first and the last included
 
 
 def make_optimizer(settings: OptimizationConfig, parameters: Iterable[Tensor]) -> Optimizer:
@@ -114,42 +109,6 @@ class LearningRateSchedule:
         return learning_rate_at(done + place / count, 1 / count, total, self.peak, self.kind, self.warmup)
 
 
-def evaluation_due(done: Fraction, width: Fraction, total: int, every: int | None, longest: int | None) -> bool:
-    """Whether an evaluation is due after the update that ends at `done` of `total` steps and is `width` steps wide.
-
-    every: steps between evaluations, 0 for none on the way. None: at least ten in the run with the first, before it,
-    and no more than `longest` steps apart; in a run of fewer than nine steps some fall between the updates of a step,
-    as far as it has several.
-
-    >>> [step for step in range(1, 201) if evaluation_due(Fraction(step), Fraction(1), 200, None, 10)][:3]
-    [10, 20, 30]
-    >>> sum(evaluation_due(Fraction(step), Fraction(1), 31, None, None) for step in range(1, 32))
-    9
-    >>> eighths = [Fraction(k, 8) for k in range(1, 41)]  # 5 steps of 8 updates
-    >>> sum(evaluation_due(point, Fraction(1, 8), 5, None, None) for point in eighths)
-    9
-    """
-    if every == 0:
-        return False
-    gap = Fraction(every) if every else min(Fraction(total, FEWEST_EVALUATIONS - 1), Fraction(longest or total))
-    if gap >= 1:  # at the ends of steps only
-        return done.denominator == 1 and done // gap > (done - 1) // gap
-    return done // gap > (done - width) // gap
-
-
-def averaged(updates: Sequence[dict[str, float]]) -> dict[str, float]:
-    """Average the metrics of a step's updates over those that measured them; counts are summed.
-
-    >>> averaged([{"train/loss": 1.0, "train/empty_updates": 0}, {"train/empty_updates": 1}])
-    {'train/loss': 1.0, 'train/empty_updates': 1.0}
-    """
-    out: dict[str, float] = {}
-    for name in dict.fromkeys(name for update in updates for name in update):
-        values = [update[name] for update in updates if name in update]
-        out[name] = sum(values) / (1 if name in COUNTS else len(values))
-    return out
-
-
 @dataclass(frozen=True, slots=True)
 class Gradient:
     """The gradient of one optimizer step before clipping; token gradients of samples without loss are 0."""
@@ -196,19 +155,21 @@ class Learner:
         on_update: OnUpdate,
         taken: int = 0,
     ) -> Iterator[Update]:
-        """Yield the optimizer steps of training step `step` as they are taken, skipping the first `taken`.
+        """Take the updates of a training step but for the first `taken`, and yield each.
 
         The train-inference mismatch is measured in the first, where the weights are still those that sampled.
         """
         if collected.restart and not taken:
             self.restart()
-        count, comparable = len(collected.batches), self._as_sampled(collected, sampling)
-        for place, batch in list(enumerate(collected.batches))[taken:]:
-            rate = schedule.at(0 if collected.restart else step - 1, place, count, restarts=collected.restart)
-            yield self.take(batch, rate, sampling.min_tokens if comparable and place == 0 else None, on_update)
+        count, steps_done = len(collected.batches), 0 if collected.restart else step - 1
+        for place in range(taken, count):
+            rate = schedule.at(steps_done, place, count, restarts=collected.restart)
+            comparable = place == 0 and self._as_sampled(collected, sampling)
+            mismatch_from = sampling.min_tokens if comparable else None
+            yield self.take(collected.batches[place], rate, mismatch_from, on_update)
 
     def scores_by_learning(self, collected: Collected, sampling: "Sampling") -> bool:
-        """Return whether `learn` measures all entropies under the weights that sampled, in a single update."""
+        """Return whether `learn` measures all entropies itself: in one update, under the weights that sampled."""
         return len(collected.batches) == 1 and self._as_sampled(collected, sampling)
 
     def _as_sampled(self, collected: Collected, sampling: "Sampling") -> bool:

@@ -1,4 +1,4 @@
-"""Track a run's progress: its step and position, what ends it early, and when a checkpoint is due."""
+"""Track a run's progress: its step and position, and what is due: an evaluation, a checkpoint, the end."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -21,8 +21,22 @@ from rlreason.records.files import PROFILE_TABLE, PROFILE_TRACE
 from rlreason.records.rows import Counters
 from rlreason.records.writer import RunWriter
 from rlreason.runtime.clock import Clock, ModelSize, Work, group_work, peak_tflops
-from rlreason.training.learner import averaged
 from rlreason.types import Collected, Sample, Update
+
+COUNTS = ("train/skipped_updates", "train/empty_updates", "train/tokens")  # metrics that add up
+
+
+def averaged(updates: Sequence[dict[str, float]]) -> dict[str, float]:
+    """Average the metrics of a step's updates over those that measured them; counts are summed.
+
+    >>> averaged([{"train/loss": 1.0, "train/empty_updates": 0}, {"train/empty_updates": 1}])
+    {'train/loss': 1.0, 'train/empty_updates': 1.0}
+    """
+    out: dict[str, float] = {}
+    for name in dict.fromkeys(name for update in updates for name in update):
+        values = [update[name] for update in updates if name in update]
+        out[name] = sum(values) / (1 if name in COUNTS else len(values))
+    return out
 
 
 @dataclass
@@ -128,6 +142,32 @@ class Snapshot:
     generators: Any = None  # plain values and tensors of `random_states`
     weight_version: int = 0
     draws: dict[str, Any] = field(default_factory=dict)
+
+
+FEWEST_EVALUATIONS = 10  # in a run without eval_every, the first and the last included
+
+
+def evaluation_due(done: Fraction, width: Fraction, total: int, every: int | None, longest: int | None) -> bool:
+    """Return whether an evaluation is due after the update that ends at `done` of `total` steps and is `width` steps wide.
+
+    every: steps between evaluations, 0 for none on the way. None: at least ten in the run with the first, before it,
+    and no more than `longest` steps apart; in a run of fewer than nine steps some fall between the updates of a step,
+    as far as it has several.
+
+    >>> [step for step in range(1, 201) if evaluation_due(Fraction(step), Fraction(1), 200, None, 10)][:3]
+    [10, 20, 30]
+    >>> sum(evaluation_due(Fraction(step), Fraction(1), 31, None, None) for step in range(1, 32))
+    9
+    >>> eighths = [Fraction(k, 8) for k in range(1, 41)]  # 5 steps of 8 updates
+    >>> sum(evaluation_due(point, Fraction(1, 8), 5, None, None) for point in eighths)
+    9
+    """
+    if every == 0:
+        return False
+    gap = Fraction(every) if every else min(Fraction(total, FEWEST_EVALUATIONS - 1), Fraction(longest or total))
+    if gap >= 1:  # at the ends of steps only
+        return done.denominator == 1 and done // gap > (done - 1) // gap
+    return done // gap > (done - width) // gap
 
 
 MARGIN = 1.2  # on predicted times: the next step or evaluation may take longer

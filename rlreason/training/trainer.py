@@ -23,8 +23,17 @@ from rlreason.training.algorithms.base import RolloutPrefetcher
 from rlreason.training.build import Components, build_components, start_loggers
 from rlreason.training.build_algorithm import make_algorithm, make_learner
 from rlreason.training.checkpoint import Checkpointer, Interruption
-from rlreason.training.learner import Learner, LearningRateSchedule, averaged, evaluation_due
-from rlreason.training.progress import Profile, Step, StopRule, TrainingWork, make_monitors, measure_flops
+from rlreason.training.learner import Learner, LearningRateSchedule
+from rlreason.training.progress import (
+    Profile,
+    Step,
+    StopRule,
+    TrainingWork,
+    averaged,
+    evaluation_due,
+    make_monitors,
+    measure_flops,
+)
 from rlreason.training.summary import (
     LOST,
     course_summary,
@@ -97,19 +106,17 @@ class Trainer:
     counters: Counters
 
     def __post_init__(self) -> None:
-        run, components, records, counters, console = (
-            self.run, self.components, self.records, self.counters, self.console,
-        )  # fmt: skip
-        self.policy, self.engine, self.clock = components.policy, components.engine, counters.clock
+        run, components, records, console = self.run, self.components, self.records, self.console
+        self.policy, self.engine, self.clock = components.policy, components.engine, self.counters.clock
         self.n_steps = self.prefetcher.n_steps
         self.schedule = LearningRateSchedule(run.learning_rate, run.lr_schedule, run.warmup_steps, self.n_steps)
         problems = components.eval_problems, components.final_problems
         self.monitors = make_monitors(run, console)
-        self.validation = Validation(components.evaluator, *problems, records, self.monitors, counters, console)
-        self.stop_rule = StopRule(run, self.monitors, counters, self.n_steps, *map(len, problems))
+        self.validation = Validation(components.evaluator, *problems, records, self.monitors, self.counters, console)
+        self.stop_rule = StopRule(run, self.monitors, self.counters, self.n_steps, *map(len, problems))
         self.checkpointer = Checkpointer(
             run.checkpoint, self.policy, self.engine, self.learner, self.prefetcher, components.graders(), records,
-            counters, self.monitors, self.validation,
+            self.counters, self.monitors, self.validation,
         )  # fmt: skip
         self.position = self.checkpointer.position
         self.profile = Profile(run.profile, records, console, self.n_steps)
