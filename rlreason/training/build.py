@@ -57,8 +57,8 @@ class Components:
 
     def graders(self) -> list[Grader]:
         """List each grader once, in a fixed order."""
-        named = (self.grader, self.evaluator.grader, self.evaluator.second_grader)
-        return list({id(grader): grader for grader in named if grader is not None}.values())
+        graders = (self.grader, self.evaluator.grader, self.evaluator.second_grader)
+        return list({id(grader): grader for grader in graders if grader is not None}.values())
 
     def with_signs(self, collected: Collected) -> Collected:
         """Add metrics of reward hacking and of texts lost in decoding."""
@@ -93,13 +93,13 @@ def build_components(
     with closing_on_error(graders, loggers):
         if logs:
             start_loggers(run, loggers, folder, console)
-        loaded, lessons = read_all(run, graders, console)
+        loaded, stories = read_all(run, graders, console)
         with console.wait("loading the model"):
-            policy = make_policy(run, lessons)
+            policy = make_policy(run, stories)
         set_threads(run, policy)
         prompt_ids, eval_prompt_ids = encoder(policy, run.asking.prompt), encoder(policy, run.evaluation.prompt)
         loaded = all_fitting(run, policy, loaded, prompt_ids, eval_prompt_ids, console)
-        start = teach_habits(run, policy, lessons, console)
+        start = teach_habits(run, policy, stories, console)
         set_trained(run.model, policy, run.seed, run.trains)
         demand = partial(demand_of, run, prompt_ids, eval_prompt_ids, loaded.train, loaded.validation)
         with console.wait("starting the engine", logged=True):
@@ -170,7 +170,10 @@ def read_all(run: RunConfig, graders: Graders, console: Console) -> tuple[Loaded
                 raise ConfigError(why)
         for remark in [*remarks(run.asking.prompt, loaded.train), *remarks(run.evaluation.prompt, loaded.validation)]:
             console.say(remark)
-        return loaded, read_splits(run.data, console.say, traces=False)[0] if run.model.made_on_the_spot else []
+        stories: list[Problem] = []
+        if run.model.made_on_the_spot:
+            stories = read_splits(run.data, console.say, traces=False)[0]
+        return loaded, stories
 
 
 def evaluation_problems(evaluation: EvalProtocolConfig, validation: list[Problem], count: int | None) -> list[Problem]:

@@ -148,7 +148,7 @@ FEWEST_EVALUATIONS = 10  # in a run without eval_every, the first and the last i
 
 
 def evaluation_due(done: Fraction, width: Fraction, total: int, every: int | None, longest: int | None) -> bool:
-    """Return whether an evaluation is due after the update that ends at `done` of `total` steps and is `width` steps wide.
+    """Return whether an evaluation is due after an update of `width` steps that ends at `done` of `total` steps.
 
     every: steps between evaluations, 0 for none on the way. None: at least ten in the run with the first, before it,
     and no more than `longest` steps apart; in a run of fewer than nine steps some fall between the updates of a step,
