@@ -21,18 +21,20 @@ from rlreason.report.content import (
     Measure,
     Verdict,
     band_of,
+    counted,
     value_text,
 )
 from rlreason.report.specifications import variable
-from rlreason.report.study import AXES, RUNNING, Setting, Study, StudyRun
+from rlreason.report.study import AXES, RUNNING, Setting, Study
 from rlreason.report.verdicts import EQUAL_WITHIN, signed
 from rlreason.runtime.intervals import mean_interval
 from rlreason.runtime.text import few
+from rlreason.sweeps.state import WAITING
 
-LARGEST_IN_COLOUR = 5  # settings, where there are too many for a colour each
-MOST_IN_ALT = 8  # settings whose last values stand in a picture's alternative text
-COUNTERS = ("time/active", "time/total")  # of time/*, what is no phase
-MOST_PHASES = 6  # that have a colour; the others are one
+LARGEST_IN_COLOUR = 5  # settings with a colour if there are more than colours
+MOST_IN_ALT = 8  # settings with their last value in the alternative text
+COUNTERS = ("time/active", "time/total")  # metrics time/* that are no phase
+MOST_PHASES = 6  # with a colour; the others are summed
 Rows = dict[str, list[dict[str, Any]]]
 
 
@@ -45,10 +47,10 @@ def legend_of(study: Study, verdicts: Sequence[Verdict]) -> list[Entry]:
     if len(study.settings) > MOST_COLOURS:
         size = {v.setting: abs(v.difference.mean) for v in verdicts if v.difference is not None}
         largest = sorted(others, key=lambda label: -size.get(label, -1.0))[:LARGEST_IN_COLOUR]
-        coloured = [label for label in others if label in largest]
+        in_colour = [label for label in others if label in largest]
     else:
-        coloured = others
-    place = {label: k for k, label in enumerate(coloured, 1)}
+        in_colour = others
+    place = {label: k for k, label in enumerate(in_colour, 1)}
     return [Entry(study.reference.label, 0, True), *(Entry(label, place.get(label)) for label in others)]
 
 
@@ -72,7 +74,7 @@ def _over_training(study: Study, measure: Measure) -> Figure | None:
     height = specifications.FIRST_HEIGHT if measure is ACCURACY else specifications.HEIGHT
     spec = specifications.curves(measure, specifications.step_axis(), alt, height, log_range)
     note = f"{dropped:,} values of 0 or less have no place on a logarithmic axis." if dropped else ""
-    subtitle = _subtitle_of_first(study, lines) if measure is ACCURACY else measure.unit
+    subtitle = _accuracy_subtitle(study, lines) if measure is ACCURACY else measure.unit
     return Figure(
         measure.name, measure.title, subtitle, alt, spec, measure.format, note, {"published": []}, Curves(lines, bands)
     )
@@ -83,49 +85,43 @@ def _lines(study: Study, measure: Measure) -> tuple[list[Line], int]:
     lines, dropped = [], 0
     for setting in study.settings:
         for run in setting.runs:
-            found = measure.of(run)
-            if found is None:
+            series = measure.of(run)
+            if series is None:
                 continue
-            x, y = found.x, found.y
+            x, y = series.x, series.y
             if measure.log and (y <= 0).any():
                 dropped += int((y <= 0).sum())
                 x, y = {axis: at[y > 0] for axis, at in x.items()}, y[y > 0]
             if len(y):
-                lines.append(Line(setting.label, run.seed, x, y, stopped_early(run)))
+                stopped = run.status.partition(":")[0] not in ("finished", RUNNING, WAITING)
+                lines.append(Line(setting.label, run.seed, x, y, stopped))
     return lines, dropped
-
-
-def stopped_early(run: StudyRun) -> bool:
-    """Return whether a run ended before its last step; not for a run in progress."""
-    word = run.status.partition(":")[0]
-    return word not in ("finished", RUNNING, "waiting")
 
 
 def _bands(by_setting: Mapping[str, Sequence[Line]], axis: str, measure: Measure) -> dict[str, Band]:
     """Return mean and band of each setting whose runs all have this axis and share a range of it."""
     points = 0 if axis in ("step", "updates") else GRID
-    found = {}
+    bands = {}
     for label, lines in by_setting.items():
         if lines and all(axis in line.x for line in lines):
             xs = [line.x[axis] for line in lines]
             band = band_of(xs, [line.y for line in lines], points, measure.share, measure.log)
             if band is not None:
-                found[label] = band
-    return found
+                bands[label] = band
+    return bands
 
 
-def _seeds_word(settings: Sequence[Setting]) -> str:
-    """Return 'mean of 4 seeds', or of the actual number."""
+def _seeds_text(settings: Sequence[Setting]) -> str:
+    """Return 'mean of 4 seeds', 'mean of 2 to 4 seeds' or 'one seed each'."""
     counts = sorted({len(setting.runs) for setting in settings})
     if counts == [1]:
         return "one seed each"
     return f"mean of {counts[0]}{f' to {counts[-1]}' if len(counts) > 1 else ''} seeds"
 
 
-def _subtitle_of_first(study: Study, lines: Sequence[Line]) -> str:
-    several = any(len(setting.runs) > 1 for setting in study.settings)
-    parts = [_seeds_word(study.settings)]
-    if several:
+def _accuracy_subtitle(study: Study, lines: Sequence[Line]) -> str:
+    parts = [_seeds_text(study.settings)]
+    if any(len(setting.runs) > 1 for setting in study.settings):
         parts += ["95% band", "thin lines: seeds"]
     if any(line.stopped for line in lines):
         parts.append("\N{MULTIPLICATION X}: stopped early")
@@ -142,19 +138,19 @@ def _alt(study: Study, measure: Measure, by_setting: Mapping[str, Sequence[Line]
             last[label] = float(np.mean([line.y[-1] for line in lines]))
     values = [f"{label} {value_text(value, measure.format)}" for label, value in last.items()]
     band = " with a 95% band" if any(b.low is not None for b in bands.values()) else ""
-    count = f"{len(last)} setting{'s' * (len(last) != 1)}"
-    start = f"{measure.title} ({measure.unit}) by {specifications.STEP_TITLE} for {count}"
-    return f"{start}, {_seeds_word(study.settings)}{band}. Last values: {few(values, MOST_IN_ALT)}."
+    start = f"{measure.title} ({measure.unit}) by {specifications.STEP_TITLE} for {counted(len(last), 'setting')}"
+    return f"{start}, {_seeds_text(study.settings)}{band}. Last values: {few(values, MOST_IN_ALT)}."
 
 
 def _best_of_n(study: Study) -> list[Figure]:
     """Plot the accuracy of N responses by each way to choose among them, if runs have measured it."""
     measured = [run for run in study.runs if run.summary.get("n_list") and run.summary.get("best_of_n")]
     ways = list(dict.fromkeys(way for run in measured for way in run.summary["best_of_n"]))
-    return [figure for way in ways if (figure := _of_way(study, str(way))) is not None]
+    return [figure for way in ways if (figure := _figure_of_way(study, str(way))) is not None]
 
 
-def _of_way(study: Study, way: str) -> Figure | None:
+def _figure_of_way(study: Study, way: str) -> Figure | None:
+    """Plot the accuracy against N of one way to choose."""
     rows: Rows = {"published": [], "means": [], "seeds": [], "marks": [], "stops": []}
     for setting in study.settings:
         points = _points_of_way([run.summary for run in setting.runs], way)
@@ -176,18 +172,18 @@ def _of_way(study: Study, way: str) -> Figure | None:
 
 def _points_of_way(summaries: Sequence[Mapping[str, Any]], way: str) -> dict[int, tuple[float, float, float]]:
     """Return N -> (value, low, high): the interval over problems for one run, over seeds for several."""
-    of_runs: dict[int, list[Sequence[float]]] = {}
+    by_n: dict[int, list[Sequence[float]]] = {}
     for summary in summaries:
         for n, point in zip(summary.get("n_list") or [], (summary.get("best_of_n") or {}).get(way, []), strict=False):
-            of_runs.setdefault(int(n), []).append(point)
-    found = {}
-    for n, points in sorted(of_runs.items()):
+            by_n.setdefault(int(n), []).append(point)
+    intervals = {}
+    for n, points in sorted(by_n.items()):
         if len(points) == 1:
             value, low, high = points[0]
         else:
             value, low, high = mean_interval([point[0] for point in points])
-        found[n] = (value, max(low, 0.0), min(high, 1.0))
-    return found
+        intervals[n] = (value, max(low, 0.0), min(high, 1.0))
+    return intervals
 
 
 def _phases(study: Study) -> Figure | None:
@@ -212,22 +208,22 @@ def _phases(study: Study) -> Figure | None:
         ]
     colours = {phase.replace("_", " "): variable(f"s{k}") for k, phase in enumerate(largest, 1)}
     colours["other"] = variable("rest")
-    of_first = [f"{row['part']} {row['share']:.0%}" for row in rows if row["setting"] == rows[0]["setting"]]
-    alt = f"Shares of the time by phase for {len(seconds)} settings. {rows[0]['setting']}: {', '.join(of_first)}."
+    first = [f"{row['part']} {row['share']:.0%}" for row in rows if row["setting"] == rows[0]["setting"]]
+    alt = f"Shares of the time by phase for {len(seconds)} settings. {rows[0]['setting']}: {', '.join(first)}."
     spec = specifications.stacked(list(seconds), colours, alt)
-    return Figure(
-        "time", "Where the time went", "share of all seconds, by phase", alt, spec, PERCENT, "", {"parts": rows}
-    )
+    subtitle = "share of all seconds, by phase"
+    return Figure("time", "Where the time went", subtitle, alt, spec, PERCENT, "", {"parts": rows})
 
 
 def _seconds_of(setting: Setting) -> dict[str, float]:
     """Return phase -> seconds, over all runs of a setting."""
-    found: dict[str, float] = {}
+    seconds: dict[str, float] = {}
     for run in setting.runs:
         for name, series in run.series.items():
             if name.startswith("time/") and name not in COUNTERS:
-                found[name[5:]] = found.get(name[5:], 0.0) + float(series.y.sum())
-    return found
+                phase = name.removeprefix("time/")
+                seconds[phase] = seconds.get(phase, 0.0) + float(series.y.sum())
+    return seconds
 
 
 def forest_of(verdicts: Sequence[Verdict], same_within: float = EQUAL_WITHIN) -> Figure | None:
@@ -237,13 +233,13 @@ def forest_of(verdicts: Sequence[Verdict], same_within: float = EQUAL_WITHIN) ->
         return None
     reference = compared[0][0].reference
     rows: Rows = {"pairs": [], "seeds": []}
-    said = []
-    for verdict, found in compared:
-        mean, low, high = (round(100 * x, 2) for x in (found.mean, found.low, found.high))
+    texts = []
+    for verdict, d in compared:
+        mean, low, high = (round(100 * x, 2) for x in (d.mean, d.low, d.high))
         rows["pairs"].append({"setting": verdict.setting, "x": mean, "low": low, "high": high})
         rows["seeds"] += [{"setting": verdict.setting, "x": round(100 * d, 2)} for d in verdict.by_seed.values()]
-        said.append(f"{verdict.setting} {signed(found.mean)} points ({signed(found.low)} to {signed(found.high)})")
-    alt = f"Differences from {reference}: {'; '.join(said)}."
+        texts.append(f"{verdict.setting} {signed(d.mean)} points ({signed(d.low)} to {signed(d.high)})")
+    alt = f"Differences from {reference}: {'; '.join(texts)}."
     spec = specifications.forest([v.setting for v, _ in compared], reference, 100 * same_within, alt)
     subtitle = "accuracy points, 95% intervals, ticks: seeds"
     return Figure("forest", f"Differences from {reference}", subtitle, alt, spec, "+.1f", "", rows)

@@ -14,8 +14,8 @@ from rlreason.runtime.differences import LEVEL, Difference
 from rlreason.runtime.intervals import Floats
 
 Places = NDArray[np.intp]
-GRID = 60  # points of a mean against what seeds do not share: time, tokens
-LEAST_POINTS = 12  # of a thin line, however many there are
+GRID = 60  # points of a mean against time or tokens, which seeds do not share
+LEAST_POINTS = 12  # of a thin line
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +57,10 @@ def band_of(
 ) -> Band | None:
     """Return mean and band over seeds: mean +- t_{S-1, 0.975} s / sqrt(S), at each x inside every seed's range.
 
-    `xs`, `ys`: of each seed. `points`: of an even grid over the common range; 0: at every x that some seed has in it. A
-    seed's value is interpolated between measurements, and never extrapolated. `share`: the band ends at 0 and 1. `log`:
-    for a logarithmic axis, the band ends at a third of the mean.
-
-    None if the seeds share no range. A run that broke off therefore ends its setting's band, and does not move the mean
-    after it.
+    `xs` and `ys` have an array for each seed. The grid has `points` even points, or every x of a seed in the common
+    range if that is 0. Values between measurements are interpolated, never extrapolated, so a run that broke off ends
+    its setting's band. `share` keeps the band within 0 and 1, `log` above a third of the mean. None if the seeds share
+    no range.
 
     >>> x, y = np.array([1.0, 2.0, 3.0]), np.array([0.2, 0.4, 0.9])
     >>> band = band_of([x, x[:2]], [y, y[:2] + 0.02], share=True)
@@ -107,7 +105,7 @@ def floored(low: Floats, mean: Floats) -> Floats:
 
 
 def last_of_each(x: Floats, y: Floats) -> tuple[Floats, Floats]:
-    """Return x, rising, and y with the last of several values at one x.
+    """Return x in ascending order, and y with the last of several values at one x.
 
     >>> last_of_each(np.array([0.0, 1.0, 1.0]), np.array([5.0, 6.0, 7.0]))
     (array([0., 1.]), array([5., 7.]))
@@ -119,24 +117,24 @@ def last_of_each(x: Floats, y: Floats) -> tuple[Floats, Floats]:
 
 
 def thinned(y: Floats, points: int) -> Places:
-    """Return the rising indices of a line's values to draw: first, last, and minimum and maximum of each bucket.
+    """Return the ascending indices of values to draw: first, last, and minimum and maximum of each bucket.
 
-    All of them for at most `points` values. No peak is lost, however many values are left out.
+    All indices for at most `points` values. No peak is lost.
 
     >>> thinned(np.array([0.0, 1, 9, 1, 1, -5, 1, 1, 1, 2]), 6)
     array([0, 1, 2, 5, 6, 9])
     """
     if len(y) <= points:
         return np.arange(len(y))
-    kept = {0, len(y) - 1}
+    indices = {0, len(y) - 1}
     for bucket in np.array_split(np.arange(1, len(y) - 1), max(1, (points - 2) // 2)):
         if len(bucket):
-            kept |= {int(bucket[y[bucket].argmin()]), int(bucket[y[bucket].argmax()])}
-    return np.array(sorted(kept), dtype=np.intp)
+            indices |= {int(bucket[y[bucket].argmin()]), int(bucket[y[bucket].argmax()])}
+    return np.array(sorted(indices), dtype=np.intp)
 
 
 def points_each(lines: int, together: int) -> int:
-    """Return how many points each of `lines` lines may have, for a picture of `together`.
+    """Return how many points each of `lines` lines may have in a picture of `together` points.
 
     >>> points_each(12, 8000), points_each(2000, 8000)
     (666, 12)
@@ -153,7 +151,7 @@ def evenly(count: int, most: int) -> Places:
     return np.unique(np.linspace(0, count - 1, min(count, most)).astype(np.intp))
 
 
-#: Words of a verdict -> the sign before it. The first four are those of `compare --json`.
+#: Word of a verdict -> its sign. The first four are outcomes in `compare --json`.
 SIGNS = {
     "better": "\N{BLACK UP-POINTING TRIANGLE}",
     "worse": "\N{BLACK DOWN-POINTING TRIANGLE}",
@@ -162,7 +160,7 @@ SIGNS = {
     "diverged": "\N{MULTIPLICATION X}",
     "not compared": "\N{EN DASH}",
 }
-MOST_COLOURS = 8  # settings that have a colour of their own
+MOST_COLOURS = 8  # settings with a colour of their own
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,14 +169,14 @@ class Verdict:
 
     setting: str  # labels
     reference: str
-    word: str  # of SIGNS: how it is tagged
+    word: str  # of SIGNS
     sentence: str  # the whole verdict, ending with a full stop
     small: str = ""  # "4 paired seeds · 256 problems · p = 0.02 (Holm, 4 comparisons)"
     difference: Difference | None = None  # None: not compared
     adjusted_p: float | None = None
-    by_seed: Mapping[int, float] = field(default_factory=dict)  # seed -> its mean difference, where seeds are paired
-    typed: tuple[str, str] = ("", "")  # setting and reference as typed
-    outcome: str = ""  # better, worse, cannot tell or same, by the interval alone; "" where not compared
+    by_seed: Mapping[int, float] = field(default_factory=dict)  # seed -> mean difference, if paired
+    typed: tuple[str, str] = ("", "")  # setting and reference as overrides
+    outcome: str = ""  # better, worse, cannot tell or same, by the interval alone; "" if not compared
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,33 +190,33 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One picture: `specification` is Vega-Lite, with colours as CSS variables.
+    """One picture: `specification` is Vega-Lite with named data sets, and colours as CSS variables.
 
-    Its data sets are named. `rows` has them; those made of `curves` depend on the axis and are not in `rows`. Settings
-    get their colours from the legend when the picture is drawn (pictures.py).
+    `rows` has the data sets, without those that `curves` gives for an axis. Settings get their colours from the legend
+    when the picture is drawn (page.py).
     """
 
     name: str  # "eval/accuracy", "forest" ...: letters, digits, / and _
     title: str
-    subtitle: str  # what is on it, with units
+    subtitle: str  # measure and unit
     alt: str  # alternative text, with the last values
     specification: Mapping[str, Any]
-    format: str = ""  # of its values, as d3 has it: ".0%"
-    note: str = ""  # what is left out
+    format: str = ""  # of its values, in d3's notation: ".0%"
+    note: str = ""  # values that are left out
     rows: Mapping[str, Sequence[Mapping[str, Any]]] = field(default_factory=dict)  # name of a data set -> its rows
     curves: Curves | None = None  # against step, time, tokens or updates
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table. A cell may hold several lines, the later ones small; columns in `numbers` are right-aligned."""
+    """A table. The first line of a cell is large, the others small; columns in `numbers` are right-aligned."""
 
     title: str
     head: Sequence[str]
     rows: Sequence[Sequence[str]]
     numbers: frozenset[int] = frozenset()
     note: str = ""
-    labels: frozenset[int] = frozenset()  # columns that hold a setting's label, which gets its line sample
+    labels: frozenset[int] = frozenset()  # columns of settings' labels, which get a line sample
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,8 +254,8 @@ class Report:
 
     name: str  # of the sweep
     question: str
-    summary: str  # one sentence
-    lead: str  # what was compared with what
+    summary: str  # all verdicts in one sentence
+    lead: str  # the introduction
     legend: list[Entry]
     verdicts: list[Verdict]
     facts: list[tuple[str, str]]  # below the first screen: term, description
@@ -272,22 +270,20 @@ class Report:
     published: list[Any] = field(default_factory=list)  # bands of published figures, of a write-up
 
 
-#: Controls but for tab and new line, what turns the direction of writing, invisible separators, halves of characters.
-_OBEYED = re.compile(
+#: Control characters but tab and new line, bidirectional controls, invisible separators, surrogates.
+_CONTROLS = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ufffe\uffff\ud800-\udfff]"
 )
 
 
 def written_out(text: str) -> str:
-    r"""Return the text with such characters as their code points.
+    r"""Return the text with control characters as their code points.
 
     >>> written_out("a\u202eb\x1b[2J"), written_out("two\n\tlines")
     ('a⟨U+202E⟩b⟨U+001B⟩[2J', 'two\n\tlines')
     """
-    return _OBEYED.sub(
-        lambda found: f"\N{MATHEMATICAL LEFT ANGLE BRACKET}U+{ord(found[0]):04X}\N{MATHEMATICAL RIGHT ANGLE BRACKET}",
-        text,
-    )
+    left, right = "\N{MATHEMATICAL LEFT ANGLE BRACKET}", "\N{MATHEMATICAL RIGHT ANGLE BRACKET}"
+    return _CONTROLS.sub(lambda match: f"{left}U+{ord(match[0]):04X}{right}", text)
 
 
 def all_written_out(value: Any) -> Any:
@@ -299,9 +295,9 @@ def all_written_out(value: Any) -> Any:
     if isinstance(value, str):
         return written_out(value)
     if isinstance(value, dict):
-        return {written_out(str(key)): all_written_out(of) for key, of in value.items()}
+        return {written_out(str(key)): all_written_out(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [all_written_out(of) for of in value]
+        return [all_written_out(inner) for inner in value]
     return value
 
 
@@ -311,26 +307,26 @@ DEPTH = "logarithmic axis"
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """The measure of one picture. `sources`: metrics; the first that any run has is drawn."""
+    """The measure of one picture: the first metric of `sources` that a run has, or what follows from it."""
 
     name: str
     title: str
     unit: str
-    format: str  # of its axis and values, as d3 has it
+    format: str  # of its axis and values, in d3's notation
     sources: Sequence[str]
-    minus: str = ""  # source - minus
-    rest: bool = False  # 1 - source
-    share: bool = False  # is in 0 to 1
+    minus: str = ""  # a metric to subtract
+    rest: bool = False  # 1 minus the metric
+    share: bool = False  # between 0 and 1
     log: bool = False  # on a logarithmic axis
 
     def of(self, run: StudyRun) -> Series | None:
         """Return the series of a run; None if it was not measured."""
-        found = next((run.series[source] for source in self.sources if source in run.series), None)
-        if found is None:
+        series = next((run.series[source] for source in self.sources if source in run.series), None)
+        if series is None:
             return None
         if self.minus:
-            return difference_of(found, run.series[self.minus]) if self.minus in run.series else None
-        return Series(found.x, 1 - found.y) if self.rest else found
+            return difference_of(series, run.series[self.minus]) if self.minus in run.series else None
+        return Series(series.x, 1 - series.y) if self.rest else series
 
 
 def difference_of(a: Series, b: Series) -> Series | None:
@@ -352,7 +348,7 @@ def difference_of(a: Series, b: Series) -> Series | None:
 
 ACCURACY = Measure("eval/accuracy", "Validation accuracy", "share of problems", PERCENT, ["eval/accuracy"], share=True)
 
-#: In the order of the page. What no run has measured is left out of it.
+#: In the order of the page, which leaves out what no run has measured.
 MEASURES = [
     ACCURACY,
     Measure("reward/mean", "Training reward", "mean of the rollout batch", PLAIN, ["reward/mean"]),

@@ -41,24 +41,24 @@ from rlreason.runtime.version import __version__
 
 Spec = dict[str, Any]
 Rows = dict[str, list[dict[str, Any]]]
-MEANS = "means"  # the data set that makes a picture one of curves, whose settings need a legend
+MEANS = "means"  # a picture with this data set has curves, and needs a legend
 STATIC_TOGETHER = 2400  # points of all thin lines of a static picture
 MEANS_TOGETHER = 4000  # points of all means
 MOST_OF_A_MEAN = 100
-WIDTH, SCALE = 760, 1.5  # of a picture by itself: pixels, and how many of a PNG's to one of them
-LONGEST_BESIDE = 24  # characters of a label; with longer ones the legend stands below
+WIDTH, SCALE = 760, 1.5  # pixels of a standalone picture, and their scale in a PNG
+LONGEST_BESIDE = 24  # characters; with a longer label the legend is below the picture
 
 
 def svg_of(figure: Figure, legend: Sequence[Entry], dark: bool = False) -> str:
     """Return a standalone figure as SVG: with title and legend, in plain colours on the colour of the page."""
-    drawn: str = _library().vega_to_svg(_alone(figure, legend, dark))
-    return _short_numbers(drawn)
+    svg: str = _library().vega_to_svg(_standalone(figure, legend, dark))
+    return _short_numbers(svg)
 
 
 def png_of(figure: Figure, legend: Sequence[Entry]) -> bytes:
-    """Return the same as PNG, light."""
-    drawn: bytes = _library().vega_to_png(_alone(figure, legend, dark=False), scale=SCALE)
-    return drawn
+    """Return a standalone figure as PNG, light."""
+    png: bytes = _library().vega_to_png(_standalone(figure, legend, dark=False), scale=SCALE)
+    return png
 
 
 def svg_in_page(compiled: Spec, rows: Rows, width: int, prefix: str) -> str:
@@ -107,9 +107,11 @@ def vega_version() -> str:
     return str(_library().get_vega_version())
 
 
-def _alone(figure: Figure, legend: Sequence[Entry], dark: bool) -> Spec:
-    """Return the compiled figure with all that a page has around it."""
-    specification = coloured(figure.specification, legend, shown=figure.curves is not None or MEANS in figure.rows)
+def _standalone(figure: Figure, legend: Sequence[Entry], dark: bool) -> Spec:
+    """Return the compiled figure with title, legend and plain colours."""
+    specification = coloured(
+        figure.specification, legend, with_legend=figure.curves is not None or MEANS in figure.rows
+    )
     others = sum(entry.colour is None for entry in legend)
     subtitle = [figure.subtitle] + ([f"thin and grey: {others} other settings"] if others else [])
     if figure.note:
@@ -119,8 +121,8 @@ def _alone(figure: Figure, legend: Sequence[Entry], dark: bool) -> Spec:
     return {**without_variables(vega, dark), "background": without_variables(variable("page"), dark)}
 
 
-def coloured(specification: Mapping[str, Any], legend: Sequence[Entry], shown: bool = False) -> Spec:
-    """Return a specification with the legend's colours, dashes and markers; `shown`: including the legend.
+def coloured(specification: Mapping[str, Any], legend: Sequence[Entry], with_legend: bool = False) -> Spec:
+    """Return a specification with the legend's colours, dashes and markers, and with the legend itself if asked.
 
     >>> encoding = {"color": {"field": "setting", "type": "nominal", "legend": None}}
     >>> coloured({"encoding": encoding}, [Entry("a", 0), Entry("b", None)])["encoding"]["color"]["scale"]
@@ -136,19 +138,20 @@ def coloured(specification: Mapping[str, Any], legend: Sequence[Entry], shown: b
     }
     named = [entry.label for entry in legend if entry.colour is not None]
     below = any(len(label) > LONGEST_BESIDE for label in named)
-    place_of_it = {"orient": "bottom", "columns": 2} if below else {"orient": "right"}
-    drawn = {**place_of_it, "title": None, "values": named} if shown else None
+    position = {"orient": "bottom", "columns": 2} if below else {"orient": "right"}
+    legend_spec = {**position, "title": None, "values": named} if with_legend else None
 
     def walk(value: Any) -> Any:
         if isinstance(value, list):
-            return [walk(of) for of in value]
+            return [walk(inner) for inner in value]
         if not isinstance(value, Mapping):
             return value
-        found = {key: walk(of) for key, of in value.items()}
-        for channel, of_settings in ranges.items():
-            if isinstance(at := found.get(channel), dict) and at.get("field") == SETTING:
-                found[channel] = {**at, "legend": drawn, "scale": {"domain": labels, "range": of_settings}}
-        return found
+        out = {key: walk(inner) for key, inner in value.items()}
+        for channel, channel_range in ranges.items():
+            if isinstance(encoding := out.get(channel), dict) and encoding.get("field") == SETTING:
+                scale = {"domain": labels, "range": channel_range}
+                out[channel] = {**encoding, "legend": legend_spec, "scale": scale}
+        return out
 
     result: Spec = walk(specification)
     return result
@@ -156,7 +159,7 @@ def coloured(specification: Mapping[str, Any], legend: Sequence[Entry], shown: b
 
 def with_rows(compiled: Spec, rows: Rows, width: int) -> Spec:
     """Return a compiled specification with its data and a fixed width."""
-    data = [{**of, "values": rows[of["name"]]} if of["name"] in rows else of for of in compiled["data"]]
+    data = [{**one, "values": rows[one["name"]]} if one["name"] in rows else one for one in compiled["data"]]
     signals = [
         {"name": "width", "value": width} if signal["name"] == "width" else signal for signal in compiled["signals"]
     ]
@@ -165,11 +168,11 @@ def with_rows(compiled: Spec, rows: Rows, width: int) -> Spec:
 
 def rows_of(figure: Figure, legend: Sequence[Entry]) -> Rows:
     """Return all data sets of a figure in its initial state: curves against the step."""
-    rows = {name: [dict(row) for row in of] for name, of in figure.rows.items()}
+    rows = {name: [dict(row) for row in data_set] for name, data_set in figure.rows.items()}
     if figure.curves is not None:
         rows |= _rows_against_step(figure.curves, legend)
-    found: Rows = all_written_out(rows)
-    return found
+    escaped: Rows = all_written_out(rows)
+    return escaped
 
 
 def points_of_means(settings: int) -> int:
@@ -195,8 +198,8 @@ def _rows_against_step(curves: Curves, legend: Sequence[Entry]) -> Rows:
     points = points_each(len(curves.lines), STATIC_TOGETHER)
     for line in curves.lines:
         if in_colour.get(line.setting) and "step" in line.x:
-            kept, run = thinned(line.y, points), f"{line.setting}/{line.seed}"
-            pairs = zip(line.x["step"][kept].tolist(), line.y[kept].tolist(), strict=True)
+            at, run = thinned(line.y, points), f"{line.setting}/{line.seed}"
+            pairs = zip(line.x["step"][at].tolist(), line.y[at].tolist(), strict=True)
             rows["seeds"] += [{SETTING: line.setting, "run": run, "x": a, "y": b} for a, b in pairs]
             if line.stopped:
                 rows["stops"].append({SETTING: line.setting, "x": float(line.x["step"][-1]), "y": float(line.y[-1])})
@@ -218,13 +221,13 @@ def _short_numbers(svg: str) -> str:
     >>> _short_numbers('<path aria-label="lr 0.01" d="M1.2345,6"/><text x="1.25">lr 0.01</text>')
     '<path aria-label="lr 0.01" d="M1.2,6"/><text x="1.2">lr 0.01</text>'
     """
-    return re.sub(r'(aria-label="[^"]*"|>[^<]*<)|(\d\.\d)\d+', lambda found: found[1] or found[2], svg)
+    return re.sub(r'(aria-label="[^"]*"|>[^<]*<)|(\d\.\d)\d+', lambda match: match[1] or match[2], svg)
 
 
 TOGETHER = 8000  # points of all thin lines of a picture
-DIGITS = 4  # of a value; of a place on an axis one more
+DIGITS = 4  # of a value; an x has one more
 TITLES = {"step": STEP_TITLE, "tokens": "generated tokens", "updates": "optimizer updates"}
-#: Longest time in seconds that an axis shows in a unit -> the unit and its seconds.
+#: Longest time in seconds -> the unit of its axis, and the seconds of that unit.
 UNITS = {120.0: ("seconds", 1), 7200.0: ("minutes", 60), float("inf"): ("hours", 3600)}
 
 
@@ -236,22 +239,21 @@ def data_of(figures: Sequence[Figure], specifications: Sequence[Any], legend: Se
     """
     columns = Columns()
     places = {entry.label: k for k, entry in enumerate(legend) if entry.colour is not None}
-    everything = {entry.label: k for k, entry in enumerate(legend)}
-    drawn = {}
+    all_places = {entry.label: k for k, entry in enumerate(legend)}
+    out = {}
     for figure, specification in zip(figures, specifications, strict=True):
-        of_it: dict[str, Any] = {"spec": specification, "format": figure.format}
         rows = figure.rows if figure.curves is not None else rows_of(figure, legend)
-        of_it["rows"] = all_written_out(rows)
+        data: dict[str, Any] = {"spec": specification, "format": figure.format, "rows": all_written_out(rows)}
         if figure.curves is not None:
-            of_it["lines"] = _lines(figure.curves, places, columns)
-            of_it["bands"] = _bands(figure.curves, everything)
-        drawn[figure.name] = of_it
+            data["lines"] = _lines(figure.curves, places, columns)
+            data["bands"] = _bands(figure.curves, all_places)
+        out[figure.name] = data
     settings = [{"label": entry.label, "colour": entry.colour} for entry in legend]
     return {
         "settings": all_written_out(settings),
         "axes": axes_of(figures),
-        "columns": columns.made,
-        "figures": drawn,
+        "columns": columns.values,
+        "figures": out,
     }
 
 
@@ -259,15 +261,15 @@ class Columns:
     """Arrays of numbers, each stored once."""
 
     def __init__(self) -> None:
-        self.made: list[list[float]] = []
+        self.values: list[list[float]] = []
         self._places: dict[bytes, int] = {}
 
     def place(self, values: Floats) -> int:
         """Return the index of the column with these values."""
         key = values.tobytes()
         if key not in self._places:
-            self._places[key] = len(self.made)
-            self.made.append(short(values, DIGITS + 1))
+            self._places[key] = len(self.values)
+            self.values.append(short(values, DIGITS + 1))
         return self._places[key]
 
 
@@ -279,33 +281,33 @@ def _lines(curves: Curves, places: dict[str, int], columns: Columns) -> list[dic
 
 def _line(line: Line, place: int, points: int, columns: Columns) -> dict[str, Any]:
     at = thinned(line.y, points)
-    found: dict[str, Any] = {
+    out: dict[str, Any] = {
         "setting": place,
         "seed": line.seed,
         "x": {axis: columns.place(x) for axis, x in line.x.items()},
         "y": short(line.y[at]),
     }
     if len(at) < len(line.y):
-        found["at"] = at.tolist()
+        out["at"] = at.tolist()
     if line.stopped:
-        found["stopped"] = True
-    return found
+        out["stopped"] = True
+    return out
 
 
 def _bands(curves: Curves, places: dict[str, int]) -> dict[str, list[dict[str, Any]]]:
     """Return axis -> mean and band of each setting; only the mean for one without a colour."""
-    found: dict[str, list[dict[str, Any]]] = {}
+    out: dict[str, list[dict[str, Any]]] = {}
     for axis, bands in curves.bands.items():
         points = points_of_means(len(bands))
-        found[axis] = [_band(band.at(evenly(len(band.x), points)), places[label]) for label, band in bands.items()]
-    return found
+        out[axis] = [_band(band.at(evenly(len(band.x), points)), places[label]) for label, band in bands.items()]
+    return out
 
 
 def _band(band: Band, place: int) -> dict[str, Any]:
-    found: dict[str, Any] = {"setting": place, "x": short(band.x, DIGITS + 1), "mean": short(band.mean)}
+    out: dict[str, Any] = {"setting": place, "x": short(band.x, DIGITS + 1), "mean": short(band.mean)}
     if band.low is not None and band.high is not None:
-        found |= {"low": short(band.low), "high": short(band.high)}
-    return found
+        out |= {"low": short(band.low), "high": short(band.high)}
+    return out
 
 
 def short(values: Floats, digits: int = DIGITS) -> list[float]:
@@ -319,18 +321,20 @@ def short(values: Floats, digits: int = DIGITS) -> list[float]:
 
 
 def axes_of(figures: Sequence[Figure]) -> dict[str, dict[str, Any]]:
-    """Return the axes of a page's switch, along which its runs moved: title and unit of each."""
+    """Return title and unit of each axis that a page can switch to: those along which its runs moved."""
     ends = dict.fromkeys(AXES, 0.0)
     for curves in (figure.curves for figure in figures if figure.curves is not None):
         for line in curves.lines:
             for axis, x in line.x.items():
                 ends[axis] = max(ends[axis], float(np.ptp(x))) if len(x) else ends[axis]
-    found = {}
+    axes = {}
     for axis in (axis for axis, end in ends.items() if end > 0 or axis == "step"):
-        unit, seconds = next(of for most, of in UNITS.items() if ends[axis] <= most) if axis == "time" else ("", 1)
+        unit, seconds = (
+            next(unit for longest, unit in UNITS.items() if ends[axis] <= longest) if axis == "time" else ("", 1)
+        )
         title = f"active time ({unit})" if axis == "time" else TITLES[axis]
-        found[axis] = {"title": title, "divide": seconds}
-    return found
+        axes[axis] = {"title": title, "divide": seconds}
+    return axes
 
 
 def as_json(data: Any) -> str:
@@ -347,8 +351,8 @@ def as_json(data: Any) -> str:
 
 FOLDER = Path(__file__).parent / "page"
 RUNTIME = FOLDER / "runtime" / "vega.js"
-FIRST_WIDTH, OTHER_WIDTH = 640, 520  # of the pictures that stand until they are drawn anew
-WORDS = {"same": "same within 2"}  # of a verdict's tag, where it is not the verdict's own
+FIRST_WIDTH, OTHER_WIDTH = 640, 520  # of the pictures until the script draws them
+WORDS = {"same": "same within 2"}  # the tag of a verdict, if not its word
 
 
 def page_of(report: Report) -> str:
@@ -391,7 +395,7 @@ def policy_of(scripts: list[str]) -> str:
 
 def style() -> str:
     """Return the style sheet: colours for light, dark and paper, then the rules of style.css."""
-    light, dark = (f"{css_variables(dark)}color-scheme:{('light', 'dark')[dark]};" for dark in (False, True))
+    light, dark = f"{css_variables()}color-scheme:light;", f"{css_variables(dark=True)}color-scheme:dark;"
     return "\n".join(
         [
             f":root{{{light}}}",

@@ -1,19 +1,20 @@
-"""Warn of everything odd in the runs that a reader must know, a plain sentence each."""
+"""Warn of what a reader of the runs must know, a plain sentence each."""
 
 from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from rlreason.health.examine import FEW_LIVE, LATE, MANY_CUT
+from rlreason.report.content import counted
 from rlreason.report.study import Setting, Study, StudyRun, side_of
 from rlreason.report.tables import NONE, millions
 from rlreason.report.verdicts import SATURATED
 from rlreason.runtime.text import duration, few
 from rlreason.sweeps.state import WAITING
 
-UNEQUAL = 1.25  # times as much is another budget
+UNEQUAL = 1.25  # a ratio of two budgets above it makes them different
 LARGE_MISMATCH = 0.05  # nats a token, between engine and trainer
-COLLAPSE = 0.1  # accuracy: a fall of less is none
+COLLAPSE = 0.1  # accuracy: the smallest fall that counts
 FEW_PROBLEMS = 16  # on fewer, seeds may agree by chance
 CONTROL = "python -m rlreason -m sweep=controls seed=0,1,2,3"
 
@@ -36,9 +37,9 @@ def late(run: StudyRun, metric: str) -> float | None:
 
 
 def mean_late(one: Setting, metric: str) -> float | None:
-    """Return the same over the runs of a setting."""
-    found = [value for run in one.runs if (value := late(run, metric)) is not None]
-    return float(np.mean(found)) if found else None
+    """Return the mean of `late` over the runs of a setting."""
+    values = [value for run in one.runs if (value := late(run, metric)) is not None]
+    return float(np.mean(values)) if values else None
 
 
 def _seeds(study: Study) -> Iterator[str]:
@@ -50,19 +51,18 @@ def _seeds(study: Study) -> Iterator[str]:
         yield "One seed each: this compares trained models, not settings."
     elif max(seeds) == 2:
         yield "Two seeds never settle anything but very large differences."
-    of_each = {tuple(run.seed for run in one.runs) for one in study.settings}
-    if len(of_each) > 1:
+    if len({tuple(run.seed for run in one.runs) for one in study.settings}) > 1:
         yield "The settings did not all run the same seeds."
 
 
 def _ends(study: Study) -> Iterator[str]:
-    words: dict[str, list[str]] = {}
+    by_status: dict[str, list[str]] = {}
     for one in study.settings:
         for run in one.runs:
-            word = run.status.partition(":")[0]
-            if word != "finished":
-                words.setdefault(word, []).append(f"{one.label} seed {run.seed}")
-    shown = {
+            status = run.status.partition(":")[0]
+            if status != "finished":
+                by_status.setdefault(status, []).append(f"{one.label} seed {run.seed}")
+    texts = {
         "diverged": "diverged and count as they are",
         "stopped": "were stopped by a rule and count with what they had reached",
         "budget": "ended when their budget was spent",
@@ -71,8 +71,8 @@ def _ends(study: Study) -> Iterator[str]:
         "running": "are still running and are not compared yet",
         "waiting": "have not begun",
     }
-    for word, names in words.items():
-        yield f"{len(names)} of {len(study.runs)} runs {shown[word]}: {few(names, 3)}."
+    for status, names in by_status.items():
+        yield f"{len(names)} of {len(study.runs)} runs {texts[status]}: {few(names, 3)}."
 
 
 def _collapsed(study: Study) -> Iterator[str]:
@@ -90,11 +90,11 @@ def _collapsed(study: Study) -> Iterator[str]:
 
 
 def _copies(study: Study) -> Iterator[str]:
-    """Warn of seeds whose answers are all the same, right and wrong: one model counted more than once."""
+    """Warn of seeds with the same answers to every problem, which may be copies of one run."""
     for one in study.settings:
         answers = side_of(one).right.values()
-        mixed = [of for of in answers if of and len(of) >= FEW_PROBLEMS and len(set(of.values())) > 1]
-        if len(mixed) > 1 and all(of == mixed[0] for of in mixed[1:]):
+        mixed = [shares for shares in answers if shares and len(shares) >= FEW_PROBLEMS and len({*shares.values()}) > 1]
+        if len(mixed) > 1 and all(shares == mixed[0] for shares in mixed[1:]):
             yield (
                 f"All {len(mixed)} seeds of {one.label} gave the same answers to every problem: if they are copies of "
                 "one run, they tell no more than one seed."
@@ -103,48 +103,47 @@ def _copies(study: Study) -> Iterator[str]:
 
 def _saturated(study: Study) -> Iterator[str]:
     accuracies = [run.accuracy for run in study.runs if run.accuracy is not None]
-    if len(accuracies) < len(study.runs):
+    if len(accuracies) < len(study.runs) or len(study.settings) < 2 or not accuracies:
         return
-    if len(study.settings) > 1 and accuracies and min(accuracies) > SATURATED[1]:
+    if min(accuracies) > SATURATED[1]:
         yield f"Every run is above {SATURATED[1]:.0%}: this task cannot separate the settings."
-    if len(study.settings) > 1 and accuracies and max(accuracies) < SATURATED[0]:
+    if max(accuracies) < SATURATED[0]:
         yield f"Every run is below {SATURATED[0]:.0%}: this task cannot separate the settings."
 
 
-def _total(one: Setting, axis: str) -> float | None:
-    found = [run.totals[axis] for run in one.runs if run.ended and not run.diverged and axis in run.totals]
-    return float(np.mean(found)) if found else None
+def _mean_total(one: Setting, axis: str) -> float | None:
+    """Return the mean of a counter of AXES at the end of the setting's runs."""
+    totals = [run.totals[axis] for run in one.runs if run.ended and not run.diverged and axis in run.totals]
+    return float(np.mean(totals)) if totals else None
 
 
 def _unequal_budgets(study: Study) -> Iterator[str]:
     for axis, what in (("tokens", "generated tokens"), ("updates", "optimizer updates")):
-        base = _total(study.reference, axis)
+        base = _mean_total(study.reference, axis)
         if not base:
             continue
-        odd = [(one, total / base) for one in study.settings[1:] if (total := _total(one, axis))]
+        odd = [(one, total / base) for one in study.settings[1:] if (total := _mean_total(one, axis))]
         odd = [(one, q) for one, q in odd if q > UNEQUAL or q < 1 / UNEQUAL]
         if odd:
-            named = few([f"{one.label}: {q:.1f} times" for one, q in odd], 3)
-            against = f"read the curves against {axis} too"
-            yield f"The {what} differ from those of {study.reference.name} ({named}): {against}."
+            names = few([f"{one.label}: {q:.1f} times" for one, q in odd], 3)
+            cure = f"read the curves against {axis} too"
+            yield f"The {what} differ from those of {study.reference.name} ({names}): {cure}."
 
 
 def budget_of(study: Study) -> str:
     """Return steps and tokens of the runs in words, and whether they are equal."""
     steps = {run.planned_steps for run in study.runs if run.planned_steps}
-    per_setting = [total for one in study.settings if (total := _total(one, "tokens"))]
+    per_setting = [total for one in study.settings if (total := _mean_total(one, "tokens"))]
     parts = []
     if steps:
         parts.append(f"{min(steps)} steps" if len(steps) == 1 else f"{min(steps)} to {max(steps)} steps")
     if per_setting:
         low, high = min(per_setting), max(per_setting)
-        equal = high <= UNEQUAL * low
-        parts.append(
-            f"about {millions(low)} tokens a run" if equal else f"{millions(low)} to {millions(high)} tokens a run"
-        )
+        tokens = f"about {millions(low)}" if high <= UNEQUAL * low else f"{millions(low)} to {millions(high)}"
+        parts.append(f"{tokens} tokens a run")
     odd = sum(run.status != WAITING and (not run.ended or run.diverged) for run in study.runs)
     if odd:
-        parts.append(f"{odd} run{'s' * (odd > 1)} ended early")
+        parts.append(f"{counted(odd, 'run')} ended early")
     return "; ".join(parts) or NONE
 
 
@@ -170,12 +169,15 @@ def _mismatch(study: Study) -> Iterator[str]:
 
 
 def _noise(study: Study) -> Iterator[str]:
-    of_settings = [[run.accuracy for run in one.runs if run.accuracy is not None] for one in study.settings]
-    spreads = [float(np.std(of, ddof=1)) for of in of_settings if len(of) > 1]
-    means = [float(np.mean(of)) for of in of_settings if of]
-    if len(means) > 1 and spreads and (effect := max(means) - min(means)) < 2 * float(np.mean(spreads)):
+    groups = [[run.accuracy for run in one.runs if run.accuracy is not None] for one in study.settings]
+    spreads = [float(np.std(group, ddof=1)) for group in groups if len(group) > 1]
+    means = [float(np.mean(group)) for group in groups if group]
+    if len(means) < 2 or not spreads:
+        return
+    effect, spread = max(means) - min(means), float(np.mean(spreads))
+    if effect < 2 * spread:
         yield (
-            f"Seeds of one setting spread by {100 * float(np.mean(spreads)):.1f} points, and the settings' means by "
+            f"Seeds of one setting spread by {100 * spread:.1f} points, and the settings' means by "
             f"{100 * effect:.1f} in all: the noise is as large as the effect."
         )
 
@@ -186,19 +188,18 @@ def _overlap(study: Study) -> Iterator[str]:
 
 
 def _control(study: Study) -> Iterator[str]:
-    def is_one(run: StudyRun) -> bool:
+    rewards = {str(run.settings.get("prompt.reward")) for run in study.runs}
+    for run in study.runs:
         model = f"{run.settings.get('model.name')} {run.settings.get('model.path')}".lower()
-        return "qwen" in model and "math" in str(run.settings.get("data.name")).lower()
-
-    controls = any("control" in str(run.settings.get("prompt.reward")) for run in study.runs)
-    if any(map(is_one, study.runs)) and not controls:
-        yield f"No control reward was run. On Qwen models random rewards have raised MATH too: run {CONTROL}."
+        is_qwen_on_math = "qwen" in model and "math" in str(run.settings.get("data.name")).lower()
+        if is_qwen_on_math and not any("control" in reward for reward in rewards):
+            yield f"No control reward was run. On Qwen models random rewards have raised MATH too: run {CONTROL}."
+            return
 
 
 def _grading(study: Study) -> Iterator[str]:
-    failed = sum(
-        float(s.y.sum()) for run in study.runs for s in [run.series.get("eval/grading_failures")] if s is not None
-    )
+    failures = [run.series["eval/grading_failures"] for run in study.runs if "eval/grading_failures" in run.series]
+    failed = sum(float(series.y.sum()) for series in failures)
     if failed:
         yield f"{failed:.0f} responses of evaluations got no grade (timeouts or errors) and count as wrong."
 

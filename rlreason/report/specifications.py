@@ -17,7 +17,7 @@ LIGHT = {
     "s5": "#BA3556",
     "s6": "#6433A1",
     "s7": "#4661D7",
-    "rest": "#8c959f",  # settings beyond those, all alike
+    "rest": "#8c959f",  # all further settings
     "page": "#ffffff",
     "card": "#ffffff",
     "soft": "#f5f6f8",
@@ -62,9 +62,9 @@ DARK = {
     "open": "#c8ced6",
     "open-soft": "#2b3138",
 }
-#: Of s0 to s7, as SVG has it: lengths of line and gap.
+#: Dashes of s0 to s7: lengths of line and gap.
 DASHES = ((1, 0), (6, 3), (2, 2), (9, 3, 2, 3), (12, 4), (4, 2, 1, 2, 1, 2), (3, 3), (14, 3, 3, 3))
-#: Of s0 to s7: Vega's name -> the same as the path of an SVG, around 0,0.
+#: Markers of s0 to s7: Vega's name -> SVG path around 0,0.
 MARKERS = {
     "circle": "M-4.2,0a4.2,4.2 0 1,0 8.4,0a4.2,4.2 0 1,0 -8.4,0z",
     "square": "M-4,-4h8v8h-8z",
@@ -84,7 +84,7 @@ def variable(name: str) -> str:
 
 
 def colour_of(place: int | None) -> str:
-    """Return the name of the colour of an `Entry`: 's2'; 'rest' if it has none of its own."""
+    """Return the name of an `Entry`'s colour: 's2', or 'rest' for None."""
     return "rest" if place is None else f"s{place}"
 
 
@@ -112,11 +112,8 @@ SCHEMA = "https://vega.github.io/schema/vega-lite/v6.json"
 SETTING = "setting"  # the field that gives a mark its colour, dash and marker
 STEP_TITLE = "training step"  # of an axis that a page switches
 HEIGHT, FIRST_HEIGHT = 190, 370
-WIDEST_LABEL, LONGEST_LINE, LINE_HEIGHT = (
-    180,
-    20,
-    14,
-)  # of a setting's label next to its row: pixels, characters, pixels
+WIDEST_LABEL, LINE_HEIGHT = 180, 14  # pixels of a setting's label next to its row
+LONGEST_LINE = 20  # characters of that label on one line
 FEW_ROWS = 12
 LONGEST_REFERENCE = 32  # characters of a label in the title of an axis
 FONT = "system-ui, 'Segoe UI', Roboto, 'Liberation Sans', sans-serif"
@@ -159,7 +156,7 @@ CONFIG: Spec = {
 }
 
 
-def _of(field: str) -> Spec:
+def _nominal(field: str) -> Spec:
     return {"field": field, "type": "nominal", "legend": None}
 
 
@@ -188,14 +185,14 @@ def ticks_of(low: float, high: float) -> list[float]:
 
 
 def step_axis() -> Spec:
-    """The x of a curve over training; a page writes its title anew when another axis is chosen."""
+    """Return the x of a curve over training; a page replaces its title when another axis is chosen."""
     axis = {"tickCount": 6, "format": "~s", "labelOverlap": True, "labelFlush": True}
     scale = {"zero": False, "nice": False, "padding": 4}
     return {"field": "x", "type": "quantitative", "title": STEP_TITLE, "scale": scale, "axis": axis}
 
 
 def count_axis(title: str, counts: Sequence[int]) -> Spec:
-    """The x of a curve over counts that double, such as responses to choose from."""
+    """Return the x of a curve over counts that double, such as responses to choose from."""
     axis = {"values": list(counts), "format": "d", "labelOverlap": True}
     scale = {"type": "log", "base": 2, "nice": False, "padding": 6}
     return {"field": "x", "type": "quantitative", "title": title, "scale": scale, "axis": axis}
@@ -212,7 +209,7 @@ def curves(measure: Measure, x: Spec, alt: str, height: int, log_range: tuple[fl
     if log_range is not None:
         axis, scale = axis | {"values": ticks_of(*log_range)}, {"type": "log", "nice": False}
     y = {"field": "y", "type": "quantitative", "title": None, "scale": scale, "axis": axis}
-    colour, dash, marker = {"color": _of(SETTING)}, {"strokeDash": _of(SETTING)}, {"shape": _of(SETTING)}
+    colour, dash, marker = {"color": _nominal(SETTING)}, {"strokeDash": _nominal(SETTING)}, {"shape": _nominal(SETTING)}
     line = {"x": x, "y": y, **colour}
     published = {"y": {**y, "field": "low"}, "y2": {"field": "high"}}
     band = {"x": x, "y": {**y, "field": "low"}, "y2": {"field": "high"}, **colour}
@@ -299,7 +296,7 @@ def forest(settings: Sequence[str], reference: str, same_within: float, alt: str
     def x(field: str) -> Spec:
         return {"field": field, "type": "quantitative", "title": title, "axis": axis, "scale": {"nice": True}}
 
-    row = {"y": _settings_down(settings), "color": _of(SETTING)}
+    row = {"y": _settings_down(settings), "color": _nominal(SETTING)}
     layers: list[Spec] = [
         {
             "data": {"values": [{"low": -same_within, "high": same_within}]},
@@ -324,7 +321,7 @@ def forest(settings: Sequence[str], reference: str, same_within: float, alt: str
         {
             "data": {"name": "pairs"},
             "mark": {"type": "point", "filled": True, "size": 95, "opacity": 1},
-            "encoding": {"x": x("x"), **row, "shape": _of(SETTING)},
+            "encoding": {"x": x("x"), **row, "shape": _nominal(SETTING)},
         },
     ]
     return _framed(alt, row_height(settings, 38, 24), layers)
