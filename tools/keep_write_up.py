@@ -14,9 +14,8 @@ from typing import Any
 
 from rlreason.errors import ConfigError
 from rlreason.records.files import METRICS, each_line
-from rlreason.report.assignment import MARKDOWN, draw
+from rlreason.report.assignment import FILES, MARKDOWN, draw, markdown_of
 from rlreason.report.assignment.courses import course_of
-from rlreason.report.assignment.documents import FILES, markdown_of
 from rlreason.report.assignment.gather import Candidate, Gathered, found_below
 from rlreason.report.assignment.sections import write_up_of
 from rlreason.runtime.files import whole, write_whole

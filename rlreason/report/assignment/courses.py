@@ -14,7 +14,7 @@ from rlreason.runtime.files import number
 
 COURSES, PUBLISHED = (Path(__file__).parent / name for name in ("courses.yaml", "published.yaml"))
 
-SAME_SIZE = 0.1  # how far the parameters of a model may be from those of the course's, counted this way or that
+SAME_SIZE = 0.1  # relative difference of parameter counts, which are counted in more than one way
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,19 +24,19 @@ class AssignmentQuestion:
     id: str
     title: str
     asks: str  # what is handed in
-    command: str = ""  # that runs what answers it; "": its writer answers it in words
-    commands: Mapping[str, str] = field(default_factory=dict)  # of single sweeps, where they have one of their own
+    command: str = ""  # runs its sweeps; "": the student answers it in words
+    commands: Mapping[str, str] = field(default_factory=dict)  # sweep -> its own command
     sweeps: Sequence[str] = ()
     algorithm: str = ""
-    settings: Mapping[str, Any] = field(default_factory=dict)  # that runs of the algorithm have: a value, or several
-    each: str = ""  # one of them, of whose values each has to be there
-    whole: bool = False  # whether their evaluation asks all there is
-    instead: str = ""  # a sweep whose reference is the run that is asked for
+    settings: Mapping[str, Any] = field(default_factory=dict)  # of runs of the algorithm: a value, or several
+    each: str = ""  # a setting of which every value has to have run
+    whole: bool = False  # the evaluation asks all problems
+    instead: str = ""  # a sweep whose reference may answer it
     bar: float | None = None  # 0 to 1
-    steps: int = 0  # that the bar is set for; 0: any
+    steps: int = 0  # the steps that the bar is set for; 0: any
     figures: Sequence[str] = ()
     parts: Sequence[str] = ()
-    note: str = ""  # what the write-up cannot say for its writer
+    note: str = ""  # before the figures of its section
 
     @property
     def all_commands(self) -> list[str]:
@@ -61,8 +61,8 @@ class PublishedFigure:
     what: str
     low: float
     high: float
-    source: str  # a sentence's worth: who says so
-    band: bool = False  # whether it stands as a grey band in the question's picture
+    source: str
+    band: bool = False  # drawn as a grey band in the question's picture
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,10 +75,8 @@ class Direction:
     word: str  # better, worse, same or cannot tell
     what: str
     source: str
-    small: Sequence[
-        str
-    ] = ()  # setting and reference of the same ratio at scale=embedded, or as another sweep types them
-    but: str = ""  # why it does not compare with what is found here
+    small: Sequence[str] = ()  # setting and reference at scale=embedded, or as another sweep names them
+    but: str = ""  # why it is not comparable
 
     @property
     def pairs(self) -> list[tuple[str, str]]:
@@ -88,7 +86,7 @@ class Direction:
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """An assignment: its questions in the handout's order, and what others got with its model on its data."""
+    """An assignment: its questions in the handout's order, and published figures of its model on its data."""
 
     name: str
     title: str
@@ -118,18 +116,17 @@ class Assignment:
 def course_of(name: str) -> Assignment:
     """Return the course of this name; `KeyError` if there is none."""
     courses = yaml.safe_load(COURSES.read_text("utf-8"))
-    told = yaml.safe_load(PUBLISHED.read_text("utf-8"))
-    sources, published = told["sources"], told["courses"][name]
+    document = yaml.safe_load(PUBLISHED.read_text("utf-8"))
+    sources, published = document["sources"], document["courses"][name]
     figures = [
         PublishedFigure(**{**one, "low": one["low"] / 100, "high": one["high"] / 100, "source": sources[one["source"]]})
         for one in published.pop("figures")
     ]
     directions = [Direction(**{**one, "source": sources[one["source"]]}) for one in published.pop("directions")]
-    questions = questions_of(courses, name)
     return Assignment(
         name=name,
         title=courses[name]["title"],
-        questions=questions,
+        questions=questions_of(courses, name),
         figures=figures,
         directions=directions,
         lacks=courses[name].get("lacks", ""),
@@ -139,46 +136,43 @@ def course_of(name: str) -> Assignment:
 
 def questions_of(courses: Mapping[str, Any], name: str) -> list[AssignmentQuestion]:
     """Return the questions of a course; those taken from another have its commands with this course's experiment."""
-    found: list[AssignmentQuestion] = []
-    for told in courses[name]["questions"]:
-        if "take" not in told:
-            found.append(
-                AssignmentQuestion(**{("instead" if key == "or" else key): value for key, value in told.items()})
-            )
+    questions: list[AssignmentQuestion] = []
+    for entry in courses[name]["questions"]:
+        if "take" not in entry:
+            fields = {("instead" if key == "or" else key): value for key, value in entry.items()}
+            questions.append(AssignmentQuestion(**fields))
             continue
-        other = told["take"]["course"]
+        other = entry["take"]["course"]
         theirs = questions_of(courses, other)
         ids = [question.id for question in theirs]
-        first, last = ids.index(told["take"]["first"]), ids.index(told["take"]["last"])
-        found += [_in_course(question, other, name) for question in theirs[first : last + 1]]
-    return found
+        for question in theirs[ids.index(entry["take"]["first"]) : ids.index(entry["take"]["last"]) + 1]:
+            commands = {sweep: _of_course(command, other, name) for sweep, command in question.commands.items()}
+            questions.append(replace(question, command=_of_course(question.command, other, name), commands=commands))
+    return questions
 
 
-def _in_course(question: AssignmentQuestion, theirs: str, ours: str) -> AssignmentQuestion:
-    def mine(command: str) -> str:
-        return command.replace(f"experiment={theirs}", f"experiment={ours}").removesuffix(" data.path=MATH_DIR")
-
-    commands = {sweep: mine(command) for sweep, command in question.commands.items()}
-    return replace(question, command=mine(question.command), commands=commands)
+def _of_course(command: str, theirs: str, ours: str) -> str:
+    """Return a command of another course for this course's experiment, whose data needs no path."""
+    return command.replace(f"experiment={theirs}", f"experiment={ours}").removesuffix(" data.path=MATH_DIR")
 
 
 NOT_RUN = "not run"
 HEAD = ["question", "setting against reference", "published", "found here", "the two"]
 
 
-def agreement(published: str, found: str, but: str = "") -> str:
-    """Return how two directions relate; `found` is a verdict's word or outcome.
+def agreement(published: str, ours: str, but: str = "") -> str:
+    """Return whether a verdict's word or outcome agrees with the published one.
 
     >>> [agreement("worse", word) for word in ("worse", "diverged", "better", "same", "cannot tell")]
     ['agrees', 'agrees', 'disagrees', 'disagrees', 'cannot tell']
     >>> agreement("cannot tell", "better"), agreement("worse", "worse", "another budget"), agreement("same", "same")
     ('cannot tell', 'not comparable', 'agrees')
     """
-    if but or found == "not compared":
+    if but or ours == "not compared":
         return "not comparable"
-    if "cannot tell" in (published, found):
+    if "cannot tell" in (published, ours):
         return "cannot tell"
-    return "agrees" if published == ("worse" if found == "diverged" else found) else "disagrees"
+    return "agrees" if published == ("worse" if ours == "diverged" else ours) else "disagrees"
 
 
 def verdict_of(direction: Direction, verdicts: Sequence[Verdict]) -> Verdict | None:
@@ -193,48 +187,51 @@ def verdict_of(direction: Direction, verdicts: Sequence[Verdict]) -> Verdict | N
 
 
 def typed_settings(typed: str) -> set[tuple[str, str | float]]:
-    """Return the settings of a line as (key, value), numbers by their value: 1e-2 is 0.01.
+    """Return the overrides of a line as (key, value), with equal numbers equal: 1e-2 is 0.01.
 
     >>> typed_settings("learning_rate=1e-2 loss=grpo_clip") == typed_settings("loss=grpo_clip learning_rate=0.01")
     True
     """
-    found: set[tuple[str, str | float]] = set()
-    for word in typed.split():
-        key, _, value = word.partition("=")
+    settings: set[tuple[str, str | float]] = set()
+    for override in typed.split():
+        key, _, value = override.partition("=")
         try:
-            found.add((key, float(value)))
+            settings.add((key, float(value)))
         except ValueError:
-            found.add((key, value))
-    return found
+            settings.add((key, value))
+    return settings
 
 
 def directions_table(course: Assignment, verdicts: Mapping[str, Sequence[Verdict]]) -> Table | None:
     """Return all published directions of a course, or None. `verdicts`: question -> verdicts of its sweeps."""
-    rows = []
+    rows, relations = [], list[str]()
     for direction in course.directions:
-        found = verdict_of(direction, verdicts.get(direction.question, []))
-        a, b = found.typed if found is not None else (direction.setting, direction.reference)
-        said = NOT_RUN if found is None else _found(found)
-        word = NOT_RUN if found is None else agreement(direction.word, found.outcome or found.word, direction.but)
-        published = f"{direction.word}: {direction.what}"
+        verdict = verdict_of(direction, verdicts.get(direction.question, []))
+        a, b = (direction.setting, direction.reference) if verdict is None else verdict.typed
+        relation, ours = NOT_RUN, NOT_RUN
+        if verdict is not None:
+            relation = agreement(direction.word, verdict.outcome or verdict.word, direction.but)
+            ours = _verdict_text(verdict)
+        relations.append(relation)
+        if relation == "not comparable" and direction.but:
+            relation = f"{relation}: {direction.but}"
         pair = f"{_short(a, b)} against {_short(b, a)}"
-        rows.append([direction.question, pair, published, said, _why(word, direction)])
+        rows.append([direction.question, pair, f"{direction.word}: {direction.what}", ours, relation])
     if not rows:
         return None
-    counts = [row[-1].partition(":")[0] for row in rows]
-    said = ", ".join(f"{word}: {counts.count(word)}" for word in dict.fromkeys(counts))
+    counts = ", ".join(f"{relation}: {relations.count(relation)}" for relation in dict.fromkeys(relations))
     note = (
-        f"{said[0].upper()}{said[1:]}. The published figures are mostly of one seed of {course.model_name} on "
+        f"{counts[0].upper()}{counts[1:]}. The published figures are mostly of one seed of {course.model_name} on "
         f"{course.data_name}. Agreement in a direction is none in size; and where the runs here are of a small model "
         "on a made-up task, disagreement is no refutation."
     )
     return Table("Directions: published and found here", HEAD, rows, note=note)
 
 
-def _found(verdict: Verdict) -> str:
+def _verdict_text(verdict: Verdict) -> str:
     word = verdict.outcome or verdict.word
-    if verdict.word == "diverged":
-        word = f"{word}, it diverged" if word != "diverged" else word
+    if verdict.word == "diverged" and word != "diverged":
+        word = f"{word}, it diverged"
     if (d := verdict.difference) is None:
         return word
     return f"{word}: {signed(d.mean)} points ({signed(d.low)} to {signed(d.high)})"
@@ -242,12 +239,8 @@ def _found(verdict: Verdict) -> str:
 
 def _short(typed: str, other: str) -> str:
     """Return the overrides of a setting that the other does not have."""
-    theirs = other.split()
-    return " ".join(word for word in typed.split() if word not in theirs) or typed
-
-
-def _why(word: str, direction: Direction) -> str:
-    return f"{word}: {direction.but}" if word == "not comparable" and direction.but else word
+    others = other.split()
+    return " ".join(override for override in typed.split() if override not in others) or typed
 
 
 DONE, PARTLY, NOT_YET, IN_WORDS = "done", "partly", "not yet run", "in words"
@@ -269,7 +262,7 @@ class Quote:
     question: str
     gold: str
     response: str  # cut, free of control characters
-    why: str  # a guess at why it earned what it did
+    why: str  # a guess at the reason of its grade
     where: str  # file and line
 
 
@@ -281,12 +274,12 @@ class Section:
     state: str  # DONE, PARTLY, NOT_YET or IN_WORDS
     missing: list[str] = field(default_factory=list)  # commands that are still to be run
     lines: list[str] = field(default_factory=list)  # paragraphs
-    verdicts: list[tuple[str, list[Verdict]]] = field(default_factory=list)  # what was asked -> verdicts
+    verdicts: list[tuple[str, list[Verdict]]] = field(default_factory=list)  # what is compared, and the verdicts
     pictures: list[Picture] = field(default_factory=list)
     tables: list[Table] = field(default_factory=list)
     quotes: list[tuple[str, list[Quote]]] = field(default_factory=list)  # title -> responses
     cases: list[Case] = field(default_factory=list)
-    keep: list[str] = field(default_factory=list)  # what to keep in mind when reading its figures
+    keep: list[str] = field(default_factory=list)  # warnings, "to keep in mind"
     problems: list[str] = field(default_factory=list)  # found in the folders
 
 

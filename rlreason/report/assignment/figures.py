@@ -2,7 +2,6 @@
 
 import copy
 import math
-import re
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -11,7 +10,7 @@ import numpy as np
 
 from rlreason.report.assignment.courses import Assignment, AssignmentQuestion, PublishedFigure
 from rlreason.report.charts import figures_of, legend_of
-from rlreason.report.content import DEPTH, GRID, Curves, Entry, Figure, Line, Table, band_of
+from rlreason.report.content import DEPTH, GRID, Curves, Entry, Figure, Line, Table, band_of, counted
 from rlreason.report.remarks import late
 from rlreason.report.specifications import STEP_TITLE, Spec, ticks_of
 from rlreason.report.study import Series, Setting, Study, StudyRun
@@ -22,13 +21,13 @@ from rlreason.runtime.intervals import Floats, mean_interval, wilson_interval
 from rlreason.runtime.text import few
 
 TITLES = {"time": "seconds, evaluations left out", "tokens": "generated tokens", "updates": "optimizer updates"}
-HOURS = 4.0  # of the leaderboard
-SHORT = 0.1  # of the axis: a run that ends before is drawn over its own time too
+HOURS = 4.0  # of the leaderboard's axis
+SHORT = 0.1  # if all runs end before this share of the axis, a second picture has their own time
 Rows = dict[str, list[dict[str, Any]]]
 
 
 def against(figure: Figure, axis: str) -> Figure | None:
-    """Return a figure of curves with another of AXES as x; None if its runs have not counted it."""
+    """Return a figure of curves with another of AXES as x; None if no run has counted it."""
     if figure.curves is None or not any(axis in line.x for line in figure.curves.lines):
         return None
     lines = [replace(line, x={"step": line.x[axis]}) for line in figure.curves.lines if axis in line.x]
@@ -45,13 +44,13 @@ def against(figure: Figure, axis: str) -> Figure | None:
 
 
 def of_budget(figure: Figure, budget: str) -> Figure:
-    """Return a picture of runs of one budget; steps are logarithmic if one run is ten times as long as another."""
+    """Return the picture of one budget; its steps are logarithmic if one run is ten times as long as another."""
     ends = [float(line.x["step"][-1]) for line in figure.curves.lines] if figure.curves is not None else []
-    drawn = figure.specification
+    specification = figure.specification
     if ends and max(ends) >= 10 * min(ends):
         axis = {"values": [0, *ticks_of(1.0, max(ends))], "format": "d"}
-        drawn = with_x(drawn, f"{STEP_TITLE}; {DEPTH}", {"type": "symlog"}, axis)
-    return replace(figure, title=f"{figure.title}, {budget}", specification=drawn)
+        specification = with_x(specification, f"{STEP_TITLE}; {DEPTH}", {"type": "symlog"}, axis)
+    return replace(figure, title=f"{figure.title}, {budget}", specification=specification)
 
 
 def with_x(specification: Any, title: str, scale: Spec | None = None, axis: Spec | None = None) -> Spec:
@@ -68,9 +67,9 @@ def with_x(specification: Any, title: str, scale: Spec | None = None, axis: Spec
             for inner in value:
                 walk(inner)
 
-    found: Spec = copy.deepcopy(dict(specification))
-    walk(found)
-    return found
+    out: Spec = copy.deepcopy(dict(specification))
+    walk(out)
+    return out
 
 
 def leaderboard_figures(study: Study, figure: Figure) -> list[Figure]:
@@ -87,11 +86,11 @@ def leaderboard_figures(study: Study, figure: Figure) -> list[Figure]:
     if not lines:
         return []
     longest = max(float(line.x["step"][-1]) for line in lines)
-    found = [_over_clock(figure, lines, "hours", HOURS)]
+    figures = [_over_clock(figure, lines, "hours", HOURS)]
     if longest < SHORT * HOURS:
         short = [replace(line, x={"step": 3600 * line.x["step"]}) for line in lines]
-        found.append(_over_clock(figure, short, "seconds", 3600 * longest))
-    return found
+        figures.append(_over_clock(figure, short, "seconds", 3600 * longest))
+    return figures
 
 
 def _hours(series: Any) -> Floats | None:
@@ -108,11 +107,12 @@ def _hours(series: Any) -> Floats | None:
 
 
 def _over_clock(figure: Figure, lines: Sequence[Line], unit: str, end: float) -> Figure:
-    """Plot accuracy against hours or seconds since the start; `end`: where the axis ends."""
+    """Plot accuracy against hours or seconds since the start, on an axis to `end`."""
     bands = {}
     for label in dict.fromkeys(line.setting for line in lines):
-        of = [line for line in lines if line.setting == label]
-        if (band := band_of([one.x["step"] for one in of], [one.y for one in of], GRID, share=True)) is not None:
+        own = [line for line in lines if line.setting == label]
+        band = band_of([line.x["step"] for line in own], [line.y for line in own], GRID, share=True)
+        if band is not None:
             bands[label] = band
     title = f"{unit} since the start, evaluations included"
     return replace(
@@ -137,9 +137,9 @@ def figure_named(study: Study, name: str) -> Figure | None:
     return next((figure for figure in figures_of(study) if figure.name == name), None)
 
 
-#: An interval that ends below this share of the lowest published figure is far below it.
+#: An accuracy interval below this share of the lowest published figure is "far below".
 FAR = 0.8
-#: Why a loop on the handout's model and data stays below what others got, the commonest first.
+#: Why a loop on the handout's model and data may stay below published figures, the commonest first.
 CAUSES = (
     "groups that hold responses to different questions (every unit test passes), a learning rate of a tenth of what "
     "the others took, the stop string cut off before it is graded, a prompt whose last line is not what the reward "
@@ -150,16 +150,16 @@ CAUSES = (
 def interval_of(runs: Sequence[StudyRun], among: set[str] | None = None) -> tuple[float, float, float] | None:
     """Return (mean, low, high) of the final accuracies, within 0 to 1; None if no run has one.
 
-    Several seeds: Student's interval of their mean, or on a tie that of the settings' table; one: Wilson's over its
-    problems. `among`: the problems that count.
+    Student's interval over several seeds (if they tie, that of the settings' table), Wilson's over the problems of one.
+    `among`: the problems that count.
     """
     shares = [share for run in runs if (share := _share(run, among)) is not None]
     if not shares:
         return None
     if len(shares) > 1:
         mean, low, high = mean_interval(shares)
-        if high - low < TIED and (found := accuracy_of(Setting((), "", list(runs)), among)):
-            return found
+        if high - low < TIED and (accuracy := accuracy_of(Setting((), "", list(runs)), among)):
+            return accuracy
         return mean, max(low, 0.0), min(high, 1.0)
     answers = next((run.final for run in runs if run.final is not None), None)
     n = max(1, sum(among is None or name in among for name in answers.problems)) if answers is not None else 1
@@ -182,19 +182,23 @@ def percent(value: float) -> str:
     return f"{100 * value:.1f}%"
 
 
-def with_interval(found: tuple[float, float, float], seeds: int) -> str:
+def with_interval(accuracy: tuple[float, float, float], seeds: int) -> str:
     """Return '45.7% (40.1% to 51.0%, 4 seeds)'."""
     over = f"{seeds} seeds" if seeds > 1 else "one seed, over its problems"
-    return f"{percent(found[0])} ({percent(found[1])} to {percent(found[2])}, {over})"
+    mean, low, high = map(percent, accuracy)
+    return f"{mean} ({low} to {high}, {over})"
 
 
-def against_bar(found: tuple[float, float, float], bar: float) -> str:
-    """Return whether a mean with its interval reaches a bar.
+def against_bar(accuracy: tuple[float, float, float], bar: float) -> str:
+    """Return whether a (mean, low, high) reaches a bar.
 
-    >>> [against_bar(found, 0.25) for found in ((0.5, 0.4, 0.6), (0.3, 0.2, 0.4), (0.1, 0.0, 0.2))]
+    >>> [against_bar(accuracy, 0.25) for accuracy in ((0.5, 0.4, 0.6), (0.3, 0.2, 0.4), (0.1, 0.0, 0.2))]
     ['reached', 'cannot tell', 'not reached']
     """
-    return "reached" if found[1] >= bar else "not reached" if found[2] < bar else "cannot tell"
+    _, low, high = accuracy
+    if low >= bar:
+        return "reached"
+    return "not reached" if high < bar else "cannot tell"
 
 
 def bar_line(course: Assignment, question: AssignmentQuestion, study: Study) -> str:
@@ -203,31 +207,27 @@ def bar_line(course: Assignment, question: AssignmentQuestion, study: Study) -> 
         return ""
     best = best_of(study)
     several = len(study.settings) > 1
-    found = interval_of(best.runs, comparing_half(study.settings) if several else None)
-    if found is None:
+    accuracy = interval_of(best.runs, comparing_half(study.settings) if several else None)
+    if accuracy is None:
         return f"Pass bar {percent(question.bar)}: no run has come to an evaluation yet."
-    which = (
-        f"{best.label}, the best of {len(study.settings)} settings on one half of the problems, has "
-        f"{with_interval(found, _seeds(best))} on the other half"
-        if several
-        else f"the accuracy is {with_interval(found, _seeds(best))}"
-    )
-    reached = against_bar(found, question.bar)
-    other = f" It is set for {course.model_name}, and says nothing of this model."
-    of_theirs = _fewer(question, study) if is_of(course, study) else other
-    return f"Pass bar {percent(question.bar)}, {study.name}: {reached}, as {which}.{of_theirs}"
+    text = with_interval(accuracy, sum(run.accuracy is not None for run in best.runs))
+    if several:
+        chosen = f"the best of {len(study.settings)} settings on one half of the problems"
+        basis = f"{best.label}, {chosen}, has {text} on the other half"
+    else:
+        basis = f"the accuracy is {text}"
+    caveat = f" It is set for {course.model_name}, and says nothing of this model."
+    if is_of(course, study):
+        caveat = _fewer_steps(question, study)
+    return f"Pass bar {percent(question.bar)}, {study.name}: {against_bar(accuracy, question.bar)}, as {basis}.{caveat}"
 
 
-def _fewer(question: AssignmentQuestion, study: Study) -> str:
+def _fewer_steps(question: AssignmentQuestion, study: Study) -> str:
     """Return a caveat if the runs made fewer steps than the bar is set for."""
     ran = max((int(run.totals.get("step") or run.planned_steps or 0) for run in study.runs), default=0)
     if not 0 < ran < question.steps:
         return ""
     return f" It is set for {question.steps} steps, and these runs came to {ran}."
-
-
-def _seeds(setting: Setting) -> int:
-    return sum(run.accuracy is not None for run in setting.runs)
 
 
 def is_of(course: Assignment, study: Study) -> bool:
@@ -240,57 +240,56 @@ def what_ran(study: Study) -> str:
     models = sorted({str(run.settings.get("model.name", "?")) for run in study.runs})
     data = sorted({str(run.settings.get("data.name", "?")) for run in study.runs})
     steps = sorted({run.planned_steps for run in study.runs if run.planned_steps})
-    planned = f", {steps[0]:,}{f' to {steps[-1]:,}' if len(steps) > 1 else ''} steps" if steps else ""
-    seeds = len(study.seeds)
-    return f"model {' and '.join(models)} on {' and '.join(data)}{planned}, {seeds} seed{'s' * (seeds != 1)}"
+    planned = ""
+    if steps:
+        planned = f", {steps[0]:,} to {steps[-1]:,} steps" if len(steps) > 1 else f", {steps[0]:,} steps"
+    return f"model {' and '.join(models)} on {' and '.join(data)}{planned}, {counted(len(study.seeds), 'seed')}"
 
 
 def with_bands(figure: Figure, course: Assignment, question: AssignmentQuestion, study: Study) -> Figure:
     """Add the published bands of a question to its accuracy picture, if model and data are the same."""
-    bands = [{"low": got.low, "high": got.high} for got in _bands(course, question)]
+    bands = _bands(course, question)
     if figure.name != "eval/accuracy" or not bands or not is_of(course, study):
         return figure
-    rows = {**figure.rows, "published": [_seen(band) for band in bands]}
+    rows = {**figure.rows, "published": [_visible(band.low, band.high) for band in bands]}
     return replace(figure, rows=rows, note=f"{figure.note} Grey: published figures.".strip())
 
 
-def _seen(band: dict[str, float]) -> dict[str, float]:
-    """Return a band widened enough to be visible if it is a single number."""
-    wide = max(0.0, 0.01 - (band["high"] - band["low"])) / 2
-    return {"low": band["low"] - wide, "high": band["high"] + wide}
+def _visible(low: float, high: float) -> dict[str, float]:
+    """Return a band of at least one point, so that a single number is visible."""
+    wider = max(0.0, 0.01 - (high - low)) / 2
+    return {"low": low - wider, "high": high + wider}
 
 
 def _bands(course: Assignment, question: AssignmentQuestion) -> list[PublishedFigure]:
-    return [got for got in course.figures if got.question == question.id and got.band]
+    return [figure for figure in course.figures if figure.question == question.id and figure.band]
 
 
 def published_line(course: Assignment, question: AssignmentQuestion, study: Study) -> str:
-    """Return the distance of the best setting from published figures; '' for another model, or without figures."""
-    told = [got for got in course.figures if got.question == question.id]
-    if not told:
-        return ""
+    """Return the distance of the best setting from published figures; "" for another model, or without figures."""
     if not is_of(course, study):
-        return ""  # the head of the write-up says so, once
-    bands, found = _bands(course, question), interval_of(best_of(study).runs)
-    if not bands or found is None:
+        return ""  # the head of the write-up says so
+    bands, accuracy = _bands(course, question), interval_of(best_of(study).runs)
+    if not bands or accuracy is None:
         return ""
-    low = min(got.low for got in bands)
-    if found[2] >= low:
+    mean, _, high = accuracy
+    lowest = min(band.low for band in bands)
+    if high >= lowest:
         return f"Others got {'; '.join(map(published_text, bands))}: this is not below it."
-    right = f"A right loop is at {course.a_right_loop}" if course.a_right_loop else f"Others are at {percent(low)}"
-    below = "far below" if found[2] < FAR * low else "below"
-    causes = _fewer(question, study) or f" Commonest causes: {CAUSES}."
-    return f"{right}; you are {below}, at {percent(found[0])}.{causes}"
+    right = f"A right loop is at {course.a_right_loop}" if course.a_right_loop else f"Others are at {percent(lowest)}"
+    below = "far below" if high < FAR * lowest else "below"
+    causes = _fewer_steps(question, study) or f" Commonest causes: {CAUSES}."
+    return f"{right}; you are {below}, at {percent(mean)}.{causes}"
 
 
-def published_text(got: PublishedFigure) -> str:
+def published_text(figure: PublishedFigure) -> str:
     """Return '50.5 to 71.7% (a right loop, 1e-5 to 3e-5)'."""
-    number = re.sub(r"\.0$", "", f"{100 * got.low:.1f}")
-    to = f" to {re.sub(r'[.]0$', '', f'{100 * got.high:.1f}')}" if got.high > got.low else ""
-    return f"{number}{to}% ({got.what})"
+    low, high = (f"{100 * end:.1f}".removesuffix(".0") for end in (figure.low, figure.high))
+    accuracy = f"{low} to {high}" if figure.high > figure.low else low
+    return f"{accuracy}% ({figure.what})"
 
 
-#: Metric -> what it is called; the first that a run has of each group is taken.
+#: Metric -> its name.
 OTHERS = {
     "train/grad_norm": "gradient norm",
     "rollout/entropy": "entropy, nats",
@@ -306,11 +305,11 @@ def values_of(setting: Setting, metric: str) -> dict[int, float]:
 
 def metrics_table(study: Study, title: str = "Other metrics at the end of training") -> Table | None:
     """Return each setting's metrics over the last quarter of its steps, with intervals over seeds, or None."""
-    known = [metric for metric in OTHERS if any(values_of(one, metric) for one in study.settings)]
-    if not known:
+    metrics = [metric for metric in OTHERS if any(values_of(one, metric) for one in study.settings)]
+    if not metrics:
         return None
-    rows = [[one.label, *(cell(list(values_of(one, metric).values())) for metric in known)] for one in study.settings]
-    head = ["setting", *(OTHERS[metric] for metric in known)]
+    rows = [[one.label, *(cell(list(values_of(one, metric).values())) for metric in metrics)] for one in study.settings]
+    head = ["setting", *(OTHERS[metric] for metric in metrics)]
     note = "Mean over seeds of the last quarter of the steps; below it the 95% interval over seeds."
     return Table(title, head, rows, frozenset(range(1, len(head))), note, frozenset({0}))
 
@@ -334,46 +333,52 @@ def metric_sentences(study: Study, most: int = 3) -> list[str]:
     Pairs of the same seed, Student's 95% interval of their differences; Holm's correction over all metrics of all
     settings decides what counts. With fewer than two pairs the two curves are described without a verdict.
     """
-    reference, told, silent = study.reference, list[str](), list[str]()
-    tested = [
-        (one.label, metric, _difference(one, reference, metric)) for one in study.settings[1:] for metric in OTHERS
-    ]
-    known = {(label, metric): of for label, metric, of in tested if of is not None}
-    alone = [one for one in study.settings[1:] if not any(label == one.label for label, _ in known)]
-    adjusted = holm([p for _, p in known.values()])
-    sure = {key for key, p in zip(known, adjusted, strict=True) if p <= LEVEL}
-    for one in study.settings[1:]:
-        if one in alone:
-            continue
-        differing = [known[one.label, metric][0] for metric in OTHERS if (one.label, metric) in sure]
-        if differing:
-            told.append(f"{one.label} against {reference.name} at the end of training: {'; '.join(differing)}.")
-        else:
-            silent.append(one.label)
-    if (more := len(told) - most) > 0:
-        told[most:] = [f"{more} more setting{' differs' if more == 1 else 's differ'} in such a metric: see the table."]
-    if silent:
-        names = few(silent, 4)
-        told.append(f"None of these metrics of {names} differs from {reference.name}'s beyond what seeds differ by.")
-    if alone:
-        told += [f"{one.label}: {_described(one)}." for one in (reference, *alone[: most + 1])]
-        names = few([one.label for one in alone], 4)
-        told.append(f"With fewer than two seeds in common {names} cannot be judged: seeds alone may differ by as much.")
-    return told
+    reference, others = study.reference, study.settings[1:]
+    differences = {
+        (one.label, metric): difference
+        for one in others
+        for metric in OTHERS
+        if (difference := _difference(one, reference, metric)) is not None
+    }
+    adjusted = holm([p for _, p in differences.values()])
+    sure = {key for key, p in zip(differences, adjusted, strict=True) if p <= LEVEL}
+    unpaired = [one for one in others if not any(label == one.label for label, _ in differences)]
+    sentences, equal = list[str](), list[str]()
+    for one in others:
+        texts = [differences[one.label, metric][0] for metric in OTHERS if (one.label, metric) in sure]
+        if texts:
+            sentences.append(f"{one.label} against {reference.name} at the end of training: {'; '.join(texts)}.")
+        elif one not in unpaired:
+            equal.append(one.label)
+    if (more := len(sentences) - most) > 0:
+        differ = "1 more setting differs" if more == 1 else f"{more} more settings differ"
+        sentences[most:] = [f"{differ} in such a metric: see the table."]
+    if equal:
+        names = few(equal, 4)
+        sentences.append(
+            f"None of these metrics of {names} differs from {reference.name}'s beyond what seeds differ by."
+        )
+    if unpaired:
+        sentences += [f"{one.label}: {_course(one)}." for one in (reference, *unpaired[: most + 1])]
+        names = few([one.label for one in unpaired], 4)
+        sentences.append(
+            f"With fewer than two seeds in common {names} cannot be judged: seeds alone may differ by as much."
+        )
+    return sentences
 
 
-def _described(one: Setting) -> str:
+def _course(one: Setting) -> str:
     """Describe where the curves of a setting began and ended, and how its unfinished runs ended."""
-    said = []
+    parts = []
     curves = [[accuracy for _, accuracy in run.evaluations] for run in one.runs if run.evaluations]
     if curves:
         first, last = (100 * float(np.mean([curve[at] for curve in curves])) for at in (0, -1))
-        said.append(f"accuracy from {first:.1f}% to {last:.1f}%")
+        parts.append(f"accuracy from {first:.1f}% to {last:.1f}%")
     for metric, name in OTHERS.items():
         if values := list(values_of(one, metric).values()):
-            said.append(f"{name.partition(',')[0]} {float(np.mean(values)):.3g} at the end")
-    said += [f"seed {run.seed} {run.status}" for run in one.runs if run.status != "finished"]
-    return "; ".join(said) or "no curve"
+            parts.append(f"{name.partition(',')[0]} {float(np.mean(values)):.3g} at the end")
+    parts += [f"seed {run.seed} {run.status}" for run in one.runs if run.status != "finished"]
+    return "; ".join(parts) or "no curve"
 
 
 def _difference(one: Setting, reference: Setting, metric: str) -> tuple[str, float] | None:

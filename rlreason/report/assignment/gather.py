@@ -27,16 +27,16 @@ class Candidate:
     """A sweep, or a single run, that may answer a question."""
 
     path: Path
-    name: str  # what the sweep is, sweep=NAME, or else of the folder
-    begun: float  # seconds since 1970, of the newest change
+    name: str  # of sweep=NAME, else of the folder
+    begun: float  # time of the newest change
     is_sweep: bool
-    algorithm: str  # of all its runs; NO_ALGORITHM where they differ or it is not known
-    sweep: str = ""  # that was asked for by sweep=
+    algorithm: str  # of all its runs; NO_ALGORITHM if they differ or it is unknown
+    sweep: str = ""  # of sweep=NAME
     settings: Mapping[str, Any] = field(default_factory=dict)  # of its first run, by dotted names
     provenance: Mapping[str, Any] = field(default_factory=dict)  # the same run's
 
     def nearness(self, course: Assignment) -> tuple[bool, int, int, float]:
-        """Return a sort key by closeness to the handout: model and data, their names, amount of work, recency."""
+        """Return a sort key by closeness to the handout: model and data, their names, size of the run, time."""
         names = {"model.name": course.model, "data.name": course.data}
         named = sum(self.settings.get(key) == name for key, name in names.items())
         sizes = [self.settings.get(key) for key in ("n_steps", "rollout_batch_size", "question_batch_size")]
@@ -91,22 +91,13 @@ def _facts(run: Path | None) -> tuple[dict[str, Any], dict[str, Any]]:
         return {}, {}
 
 
-def last_line(path: Path) -> str:
-    """Return the last line of a small text file, '' if there is none."""
-    try:
-        lines = path.read_text("utf-8", errors="replace").split("\n")
-    except OSError:
-        return ""
-    return next((line for line in reversed(lines) if line.strip()), "")
-
-
-BUILT_IN = "stories"  # how the names of the data begin on which a question is rehearsed
-REHEARSED = "_short"  # how the names of the prompts end that are the others' for the built-in model
+BUILT_IN = "stories"  # prefix of the data that questions are rehearsed on
+REHEARSED = "_short"  # suffix of the prompts for the built-in model
 TRAINING = ("grpo", "sft", "ei")
 
 
 def plain(value: Any) -> str:
-    """Return a setting's value as in the questions: the built-in model's shorter prompts count as the prompts.
+    """Return a setting's value as in the questions, where a prompt for the built-in model counts as the prompt itself.
 
     >>> plain("r1_zero_short"), plain(None), plain(1.0)
     ('r1_zero', 'null', '1')
@@ -160,7 +151,7 @@ def trained_by(settings: Mapping[str, Any], provenance: Mapping[str, Any]) -> st
 
 @dataclass(slots=True)
 class ReadStudy:
-    """A study with its report."""
+    """A study with its report, and the folder that it was read from."""
 
     found: Candidate
     study: Study
@@ -179,7 +170,7 @@ class Gathered:
     course: Assignment
     found: list[Candidate]
     problems: list[str] = field(default_factory=list)  # folders that could not be read
-    carried: set[str] = field(default_factory=set)  # what earlier sections said of what the chain brought
+    carried: set[str] = field(default_factory=set)  # warnings of CARRIED that earlier sections have
     _read: dict[Path, ReadStudy | None] = field(default_factory=dict)
 
     @property
@@ -204,29 +195,29 @@ class Gathered:
     def of_algorithm(self, question: AssignmentQuestion) -> tuple[list[ReadStudy], list[str]]:
         """Return the nearest runs or sweeps of the question's algorithm and settings that no question names.
 
-        One, or one for each value of the question's `each`; and the faults of the others, a sentence each.
+        One, or one for each value of the question's `each`; and why others do not answer it, a sentence each.
         """
-        taken, refused, lacking = list[ReadStudy](), list[str](), set(question.values(question.each))
+        reads, refused, lacking = list[ReadStudy](), list[str](), set(question.values(question.each))
         for one in self.nearest(self.found) if question.algorithm else ():
             if one.algorithm != question.algorithm or one.sweep in self.named:
                 continue
             starts = self._starts(one)
             wrong = unfit(one.settings, one.provenance, {}, question, self.course, starts)
-            of = None if wrong else self.read(one)
-            for run in of.study.runs if of is not None else ():
+            read = None if wrong else self.read(one)
+            for run in read.study.runs if read is not None else ():
                 wrong = wrong or unfit(run.settings, run.provenance, run.summary, question, self.course, starts)
             if wrong:
                 refused.append(f"{one.path.name} does not answer this: {wrong}.")
                 self._read.pop(one.path, None)
-            elif of is not None and (not taken or lacking & values_of(of, question.each)):
-                taken.append(of)
-                lacking -= values_of(of, question.each)
-            if taken and not lacking:
+            elif read is not None and (not reads or lacking & values_of(read, question.each)):
+                reads.append(read)
+                lacking -= values_of(read, question.each)
+            if reads and not lacking:
                 break
-        return taken, refused
+        return reads, refused
 
     def _starts(self, one: Candidate) -> set[str]:
-        """Return the weights that training runs of its model began with, without models trained before."""
+        """Return hashes of the weights that training runs of its model began with, without models trained before."""
         name = one.settings.get("model.name")
         like = [f for f in self.found if f.algorithm in TRAINING and f.settings.get("model.name") == name]
         untrained = [f for f in like if not trained_by(f.settings, f.provenance)]
@@ -237,8 +228,9 @@ class Gathered:
         if one.path not in self._read:
             try:
                 study = read_study([one.path])
-                for setting in study.settings if one.sweep == "pku_before_and_after" else ():  # not by long paths
-                    setting.label = f"{'after' if 'pku_grpo' in setting.typed else 'before'} GRPO"
+                if one.sweep == "pku_before_and_after":  # whose settings are long paths
+                    for setting in study.settings:
+                        setting.label = "after GRPO" if "pku_grpo" in setting.typed else "before GRPO"
                 self._read[one.path] = ReadStudy(one, study, build_report(study))
             except ConfigError as error:
                 self.problems.append(str(error))

@@ -1,4 +1,4 @@
-"""Build sections that only one question has: categories, bars, algorithms side by side, cases."""
+"""Build the parts of a section that only some questions have: categories, entropy, the leaderboard, cases."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -24,7 +24,7 @@ from rlreason.report.assignment.figures import (
     with_bands,
     with_interval,
 )
-from rlreason.report.assignment.gather import Gathered, ReadStudy, last_line
+from rlreason.report.assignment.gather import Gathered, ReadStudy
 from rlreason.report.build import shown_text
 from rlreason.report.compare import compared_study
 from rlreason.report.content import MOST_COLOURS, Entry, Figure, Table
@@ -33,12 +33,12 @@ from rlreason.report.study import Setting, Study, StudyRun
 from rlreason.report.verdicts import best_of, comparing_half, how_chosen, verdicts_of
 
 SFT, EI, ON_POLICY = "sft_dataset_size", "expert_iteration", "grpo_learning_rate"
-ENTROPY = "eval/entropy"  # measured alike in all runs, over the responses to validation problems
+ENTROPY = "eval/entropy"  # of responses to validation problems, which all runs have
 
 
 def against_sft(section: Section, read: ReadStudy, gathered: Gathered) -> None:
     """Compare expert iteration with SFT, on the default setting of each, and give expert iteration's own gain."""
-    section.lines += across_steps(read)
+    section.lines += _gain_by_step(read)
     sft = gathered.sweep(SFT)
     if sft is None:
         section.lines.append(f"Against SFT: the sweep {SFT} has not run, so that nothing is compared.")
@@ -50,21 +50,19 @@ def against_sft(section: Section, read: ReadStudy, gathered: Gathered) -> None:
         return
     for one, name in zip(study.settings, ("SFT", "expert iteration"), strict=True):
         one.label = name
-    asked = (
-        f"Expert iteration ({read.study.reference.label}) against SFT ({sft.study.reference.label}), which learns from "
-        "given traces"
-    )
-    section.verdicts.append((asked, verdicts_of(study)))
+    ours, theirs = read.study.reference.label, sft.study.reference.label
+    comparison = f"Expert iteration ({ours}) against SFT ({theirs}), which learns from given traces"
+    section.verdicts.append((comparison, verdicts_of(study)))
 
 
 def folder_of(read: ReadStudy) -> Path:
     """Return the reference of a sweep as `compare` takes it: SWEEP/KEY=VALUE,..."""
-    words = [f"{key}={value}" for key, value in read.study.reference.key]
-    return read.found.path / ",".join(words) if words else read.found.path
+    overrides = [f"{key}={value}" for key, value in read.study.reference.key]
+    return read.found.path / ",".join(overrides) if overrides else read.found.path
 
 
-def across_steps(read: ReadStudy) -> list[str]:
-    """Describe the gain of the reference in each step of expert iteration."""
+def _gain_by_step(read: ReadStudy) -> list[str]:
+    """Describe the reference's accuracy after each step of expert iteration."""
     reached: dict[int, list[float]] = {}
     for run in read.study.reference.runs:
         for step, accuracy in dict(run.evaluations).items():
@@ -72,13 +70,9 @@ def across_steps(read: ReadStudy) -> list[str]:
     if len(reached) < 2:
         return []
     seeds = max(map(len, reached.values()))
-    said = ", ".join(f"{100 * sum(of) / len(of):.1f}%" for _, of in sorted(reached.items()))
-    over = f", mean of {seeds} seeds" if seeds > 1 else ""
-    return [f"Across its steps {read.study.reference.name} goes {said} (steps {_steps(reached)}{over})."]
-
-
-def _steps(reached: dict[int, list[float]]) -> str:
-    return ", ".join(str(step) for step in sorted(reached))
+    accuracies = ", ".join(f"{100 * sum(values) / len(values):.1f}%" for _, values in sorted(reached.items()))
+    steps, over = ", ".join(map(str, sorted(reached))), f", mean of {seeds} seeds" if seeds > 1 else ""
+    return [f"Across its steps {read.study.reference.name} goes {accuracies} (steps {steps}{over})."]
 
 
 def entropy(section: Section, read: ReadStudy, gathered: Gathered) -> None:
@@ -105,18 +99,11 @@ def entropy_table(sides: list[tuple[str, Setting]]) -> Table | None:
     """Return the entropy of responses to validation problems, at the first and last evaluation, or None."""
     rows = []
     for label, one in sides:
-        found = [run.series[ENTROPY].y for run in one.runs if ENTROPY in run.series and len(run.series[ENTROPY].y)]
-        if found:
-            first, last = [float(y[0]) for y in found], [float(y[-1]) for y in found]
-            rows.append(
-                [
-                    label,
-                    str(len(found)),
-                    cell(first),
-                    cell(last),
-                    cell([b - a for a, b in zip(first, last, strict=True)]),
-                ]
-            )
+        curves = [run.series[ENTROPY].y for run in one.runs if ENTROPY in run.series and len(run.series[ENTROPY].y)]
+        if curves:
+            first, last = [float(y[0]) for y in curves], [float(y[-1]) for y in curves]
+            change = [b - a for a, b in zip(first, last, strict=True)]
+            rows.append([label, str(len(curves)), cell(first), cell(last), cell(change)])
     if not rows:
         return None
     head = ["runs", "seeds", "before training", "at the end", "change"]
@@ -129,63 +116,65 @@ def leaderboard(section: Section, read: ReadStudy, gathered: Gathered) -> None:
     study = read.study
     best = best_of(study)
     several = len(study.settings) > 1
-    found = interval_of(best.runs, comparing_half(study.settings) if several else None)
-    if found is not None:
-        chosen = (
-            f" {how_chosen(best.label, len(study.settings)).replace('the verdict', 'this figure')}" if several else ""
-        )
-        section.lines.append(f"Accuracy: {with_interval(found, len(best.runs))}.{chosen}")
-    asked = max((len(run.final.problems) for run in best.runs if run.final is not None), default=0)
+    accuracy = interval_of(best.runs, comparing_half(study.settings) if several else None)
+    if accuracy is not None:
+        line = f"Accuracy: {with_interval(accuracy, len(best.runs))}."
+        if several:
+            line += f" {how_chosen(best.label, len(study.settings)).replace('the verdict', 'this figure')}"
+        section.lines.append(line)
+    problems = max((len(run.final.problems) for run in best.runs if run.final is not None), default=0)
     if several and (average := interval_of(best.runs)) is not None:
         section.lines.append(
-            f"To be handed in, of {best.label}: {percent(average[0])}, the average over all {asked:,} problems."
+            f"To be handed in, of {best.label}: {percent(average[0])}, the average over all {problems:,} problems."
         )
     if (figure := figure_named(study, "eval/accuracy")) is not None:
-        for drawn in leaderboard_figures(study, with_bands(figure, gathered.course, section.question, study)):
-            stem = drawn.name.replace("/", "_")
-            section.pictures.append(Picture(stem, drawn, read.report.legend))
-    cards = {run.name: last_line(run.folder / COMPLIANCE) for run in best.runs}
+        for one in leaderboard_figures(study, with_bands(figure, gathered.course, section.question, study)):
+            section.pictures.append(Picture(one.name.replace("/", "_"), one, read.report.legend))
+    cards = {run.name: _last_line(run.folder / COMPLIANCE) for run in best.runs}
     section.lines += [f"Compliance of {name}: {line}" for name, line in cards.items() if line]
     if not any(cards.values()):
         section.lines.append("No run has left a card of compliance: measure it with eval=leaderboard.")
 
 
-#: Failing category -> what the handout calls it.
+def _last_line(path: Path) -> str:
+    """Return the last line of a small text file, "" if there is none."""
+    try:
+        lines = path.read_text("utf-8", errors="replace").split("\n")
+    except OSError:
+        return ""
+    return next((line for line in reversed(lines) if line.strip()), "")
+
+
+#: Failing category -> its name in the handout.
 FAILING = {"format1_wrong": "format 1, answer 0", "format0": "format 0, answer 0"}
-CASES = 10
-GUESSED = "r1_zero"  # the reward of a `Grader` without further words
+CASES = 10  # responses of each failing category
+GUESSED = "r1_zero"  # the reward whose failures `reasons` explains
 
 
-def quotes_of(run: StudyRun, problems: list[str]) -> Iterator[tuple[str, list[Quote]]]:
-    """Return (title, first ten responses) of each failing category; broken lines are added to `problems`."""
-    rows = rows_of(run, problems)
-    for category, title in FAILING.items():
-        found = [_quote(row, line, run) for line, row in rows[category]]
-        count = run.final.categories.get(category, len(found)) if run.final is not None else len(found)
-        if found:
-            shown = f"the first {len(found)} of {count:,}" if count > len(found) else f"all {len(found)}"
-            yield f"{title}: {shown} (seed {run.seed})", found
-
-
-def rows_of(run: StudyRun, problems: list[str]) -> dict[str, list[tuple[int, dict[str, Any]]]]:
-    """Return category -> (line, row) of its first CASES responses."""
-    found: dict[str, list[tuple[int, dict[str, Any]]]] = {category: [] for category in FAILING}
+def _quotes(run: StudyRun, problems: list[str]) -> Iterator[tuple[str, list[Quote]]]:
+    """Yield (title, first ten responses) of each failing category; add broken lines to `problems`."""
+    rows: dict[str, list[tuple[int, dict[str, Any]]]] = {category: [] for category in FAILING}
     try:
         for line, row in each_line(run.folder / RESPONSES, lambda row: lacks(row, TO_SHOW), problems.append):
-            kept = found.get(category_of(row))
-            if kept is not None and len(kept) < CASES:
-                kept.append((line, row))
-            if all(len(rows) == CASES for rows in found.values()):
+            same_category = rows.get(category_of(row))
+            if same_category is not None and len(same_category) < CASES:
+                same_category.append((line, row))
+            if all(len(group) == CASES for group in rows.values()):
                 break
     except ConfigError as error:
         problems.append(str(error))
-    return found
+    for category, title in FAILING.items():
+        quotes = [_quote(row, line, run) for line, row in rows[category]]
+        count = run.final.categories.get(category, len(quotes)) if run.final is not None else len(quotes)
+        if quotes:
+            part = f"the first {len(quotes)} of {count:,}" if count > len(quotes) else f"all {len(quotes)}"
+            yield f"{title}: {part} (seed {run.seed})", quotes
 
 
 def _quote(row: dict[str, Any], line: int, run: StudyRun) -> Quote:
     """Return a response with a guess at its failure, if the run's reward is the grader's."""
-    known = run.protocol is not None and run.protocol.get("reward") == GUESSED
-    why = "; ".join(str(reason) for reason in reasons(row, Grader())) if known else ""
+    has_reasons = run.protocol is not None and run.protocol.get("reward") == GUESSED
+    why = "; ".join(str(reason) for reason in reasons(row, Grader())) if has_reasons else ""
     where = Path(run.folder.name, RESPONSES)
     question, gold, response = (shown_text(str(row[name])) for name in ("question", "gold", "response"))
     return Quote(question, gold, response, shown_text(why), f"{where}:{line}")
@@ -213,96 +202,100 @@ def categories(section: Section, read: ReadStudy, gathered: Gathered) -> None:
     first = runs[0]
     assert first.final is not None
     counts, whole = first.final.categories, sum(first.final.categories.values())
-    said = "; ".join(f"{counts.get(name, 0):,} {title}" for name, title in CATEGORIES.items())
+    right = percent(counts.get(CORRECT, 0) / max(whole, 1))
+    listed = "; ".join(f"{counts.get(name, 0):,} {title}" for name, title in CATEGORIES.items())
     section.lines.append(
-        f"Of {whole:,} responses of {first.name}: {said}. In words: {percent(counts.get(CORRECT, 0) / max(whole, 1))} "
-        "are right before any training. The guess beside a response says whether its model or the parser is to blame."
+        f"Of {whole:,} responses of {first.name}: {listed}. In words: {right} are right before any training. The guess "
+        "beside a response says whether its model or the parser is to blame."
     )
-    section.quotes += quotes_of(first, section.problems)
+    section.quotes += _quotes(first, section.problems)
 
 
 def filtered(section: Section, read: ReadStudy, gathered: Gathered) -> None:
     """Give the size of the set that a filter left."""
     for one in read.study.settings:
-        sizes = [run.summary.get("data_sizes") for run in one.runs]
-        told = {
-            (of["train_before_filter"], of["train_filtered"], of.get("train", of["train_filtered"]))
-            for of in sizes
-            if isinstance(of, dict) and {"train_before_filter", "train_filtered"} <= of.keys()
+        recorded = [run.summary.get("data_sizes") for run in one.runs]
+        sizes = {
+            (size["train_before_filter"], size["train_filtered"], size.get("train", size["train_filtered"]))
+            for size in recorded
+            if isinstance(size, dict) and {"train_before_filter", "train_filtered"} <= size.keys()
         }
-        for before, kept, used in sorted(told):
-            left = "" if used == kept else f", of which data.limit lets {used:,} be trained on"
-            share = percent(kept / max(before, 1))
-            section.lines.append(f"{one.label}: the filtered set has {kept:,} of {before:,} traces ({share}){left}.")
+        for before, left, used in sorted(sizes):
+            limit = "" if used == left else f", of which data.limit lets {used:,} be trained on"
+            share = percent(left / max(before, 1))
+            section.lines.append(f"{one.label}: the filtered set has {left:,} of {before:,} traces ({share}){limit}.")
 
 
 def equal_updates(section: Section, read: ReadStudy, gathered: Gathered) -> None:
-    """Compare the settings of a sweep that differ from its reference in how long they train."""
+    """Compare settings with one training budget, for each budget that the sweep's reference does not have."""
     for budget, study in by_budget(read.study):
         if len(study.settings) > 1 and read.study.reference.key not in [one.key for one in study.settings]:
-            asked = f"{study.name}, among those with {budget}, against {study.reference.label}"
-            section.verdicts.append((asked, verdicts_of(study)))
+            comparison = f"{study.name}, among those with {budget}, against {study.reference.label}"
+            section.verdicts.append((comparison, verdicts_of(study)))
 
 
 def by_budget(study: Study) -> list[tuple[str, Study]]:
-    """Return the studies of each budget of a sweep over numbers of examples, with a text; else the study and ''.
+    """Split a sweep over numbers of examples by its other keys; return (these keys as text, study) pairs.
 
-    The largest number of examples is first, as the reference.
+    The largest number of examples is the reference. Any other sweep is one study with the text "".
     """
     groups: dict[str, list[Setting]] = {}
     sizes = [(dict(one.key).get(LIMIT, "null"), one) for one in study.settings if study.axes[:1] == [LIMIT]]
     for size, one in sorted(sizes, key=lambda pair: -float(pair[0].replace("null", "inf"))):
         budget = " ".join(f"{key}={value}" for key, value in one.key if key != LIMIT and value != "null")
         groups.setdefault(budget, []).append(replace(one, label=f"{size} examples".replace("null", "all")))
-    return [(budget, replace(study, settings=of)) for budget, of in groups.items()] or [("", study)]
+    return [(budget, replace(study, settings=group)) for budget, group in groups.items()] or [("", study)]
 
 
 def other_metrics(section: Section, read: ReadStudy, gathered: Gathered) -> None:
-    """Write two or three sentences on metrics other than the accuracy, and their table."""
+    """Add two or three sentences on metrics other than the accuracy, and their table."""
     if (table := metrics_table(read.study, f"Other metrics at the end of training: {read.study.name}")) is not None:
         section.lines += metric_sentences(read.study)
         section.tables.append(table)
 
 
 def cases(section: Section, read: ReadStudy, gathered: Gathered) -> None:
-    """Show responses to the same problems over training."""
+    """Add responses to the same problems over training."""
     section.cases += read.report.cases
 
 
 def log(section: Section, read: ReadStudy, gathered: Gathered) -> None:
-    """Return the experiment log: what ran, what ended early, and why."""
+    """Add the experiment log: what ran, what ended early, and why."""
     study, table = read.study, read.report.log
     ranges = {axis: dict.fromkeys(dict(one.key).get(axis, "-") for one in study.settings) for axis in study.axes}
     run = "; ".join(f"{axis} {', '.join(values)}" for axis, values in ranges.items())
     section.lines.append(f"Ranges that {study.name} ran: {run}.")
-    section.tables.append(Table(f"{table.title}: {study.name}", table.head, table.rows, table.numbers, table.note))
+    section.tables.append(replace(table, title=f"{table.title}: {study.name}", labels=frozenset()))
 
 
 def best_of_n(section: Section, read: ReadStudy, gathered: Gathered) -> None:
-    """Show pass@N and Best@N in a picture and a table, and describe the gap between them."""
+    """Add pass@N and Best@N as a picture and a table, and describe the gap between them."""
     ways = [figure for figure in read.report.figures if figure.name.startswith("best_of_n/")]
-    section.pictures += in_one(section, ways, len(read.study.settings) > 1)
+    section.pictures += _joined_pictures(section, ways, len(read.study.settings) > 1)
     section.tables += [table for table in read.report.tables if table.title == "Best of N"]
     for one in read.study.settings:
         for run in one.runs[:1]:
             section.lines += [f"{one.label}, seed {run.seed}: {line}" for line in gap_lines(run.summary)]
 
 
-def in_one(section: Section, figures: Sequence[Figure], several: bool) -> list[Picture]:
-    """Figures over one axis as one picture, with a curve for each, of each setting where there are `several`."""
+def _joined_pictures(section: Section, figures: Sequence[Figure], several: bool) -> list[Picture]:
+    """Join figures with the same axis into one, with a curve for each figure, and for each of `several` settings."""
+    if not figures:
+        return []
     rows: dict[str, list[Mapping[str, Any]]] = {}
-    for one, name in product(figures, figures[0].rows if figures else ()):
-        named = [{**row, SETTING: f"{row[SETTING]}: " * several + one.title} for row in one.rows[name]]
-        rows.setdefault(name, []).extend(named)
+    for figure, name in product(figures, figures[0].rows):
+        for row in figure.rows[name]:
+            label = f"{row[SETTING]}: {figure.title}" if several else figure.title
+            rows.setdefault(name, []).append({**row, SETTING: label})
     labels = enumerate(dict.fromkeys(row[SETTING] for row in rows.get("means", ())))
     legend = [Entry(label, place if place < MOST_COLOURS else None) for place, label in labels]
-    title, alt = section.question.title, " ".join(one.alt for one in figures)
-    drawn = [replace(one, title=title, alt=alt, rows=rows) for one in figures[:1]]
-    return [Picture(section.question.id, one, legend) for one in drawn]
+    alt = " ".join(figure.alt for figure in figures)
+    joined = replace(figures[0], title=section.question.title, alt=alt, rows=rows)
+    return [Picture(section.question.id, joined, legend)]
 
 
 def gap_lines(summary: object) -> list[str]:
-    """How far the likeliest of N stays behind any of N being right.
+    """Describe how far each way to choose one of N stays behind any of N being right.
 
     >>> gap_lines({"n_list": [1, 4], "best_of_n": {"pass@N": [[0.2, 0, 1], [0.6, 0, 1]], "Best@N": [[0.2], [0.3]]}})
     ['at N = 4 pass@N is 60.0% and Best@N 30.0%: a gap of 30.0 points that a better way to choose could close.']
@@ -310,15 +303,15 @@ def gap_lines(summary: object) -> list[str]:
     if not isinstance(summary, dict) or not isinstance(summary.get("best_of_n"), dict):
         return []
     ways, counts = summary["best_of_n"], summary.get("n_list") or []
-    names = [name for name in ways if "pass" in name.lower()]
-    if not names or not counts:
+    passes = next((name for name in ways if "pass" in name.lower()), None)
+    if passes is None or not counts:
         return []
-    top = ways[names[0]][-1][0]
+    top = ways[passes][-1][0]
     return [
-        f"at N = {counts[-1]} {names[0]} is {percent(top)} and {name} {percent(points[-1][0])}: a gap of "
+        f"at N = {counts[-1]} {passes} is {percent(top)} and {name} {percent(points[-1][0])}: a gap of "
         f"{100 * (top - points[-1][0]):.1f} points that a better way to choose could close."
         for name, points in ways.items()
-        if name != names[0] and points
+        if name != passes and points
     ]
 
 

@@ -28,15 +28,15 @@ from rlreason.report.assignment.figures import (
 from rlreason.report.assignment.gather import Gathered, ReadStudy, values_of
 from rlreason.report.assignment.parts import PARTS, by_budget
 from rlreason.report.charts import figures_of, legend_of
-from rlreason.report.content import Table
+from rlreason.report.content import Table, counted
 from rlreason.report.study import Study
 from rlreason.report.verdicts import verdicts_of
 from rlreason.runtime.text import few
 
-CARRIED = "Carried from an earlier sweep"  # such a sentence stands once, where the chain first has it
-MOST_REFUSED = 4  # runs of which is said why they do not answer a question
-TIME = "time"  # in `figures` of a question: its accuracy against seconds
-#: part -> the sweep of a question that it is about, where it is not about each of them.
+CARRIED = "Carried from an earlier sweep"  # a warning that is shown once, in the first section that has it
+MOST_REFUSED = 4  # runs with a reason why they do not answer a question
+TIME = "time"  # in a question's `figures`: its accuracy against seconds
+#: part -> the only sweep of a question that it is for.
 ONLY = {"filtered": "sft_filtered", "entropy": "grpo_off_policy_focused"}
 
 
@@ -44,13 +44,13 @@ def write_up_of(gathered: Gathered) -> WriteUp:
     """Build the whole document."""
     course = gathered.course
     sections = [section_of(question, gathered) for question in course.questions]
-    found = {one.question.id: [v for _, verdicts in one.verdicts for v in verdicts] for one in sections}
+    verdicts = {one.question.id: [v for _, group in one.verdicts for v in group] for one in sections}
     return WriteUp(
         f"{course.title}: write-up",
         introduction_lines(gathered, sections),
         sections,
-        directions_table(course, found),
-        published_table(course),
+        directions_table(course, verdicts),
+        _published_table(course),
         list(dict.fromkeys([*gathered.problems, *(line for section in sections for line in section.problems)])),
     )
 
@@ -67,24 +67,15 @@ def introduction_lines(gathered: Gathered, sections: list[Section]) -> list[str]
         f"{done} of {len(sections)} questions are answered, from {counted(len(runs), 'run')} in "
         f"{counted(len(read), 'folder')}; together they ran for {took}.{beside}",
         *([f"Asked for and not part of this write-up: {gathered.course.lacks}."] if gathered.course.lacks else []),
-        *rehearsal_lines(gathered),
+        *_rehearsal_lines(gathered),
         "A verdict is a 95% interval of a difference over seeds and problems, corrected for the number of settings "
         "that a sweep compares (Holm); a sentence on other metrics is corrected for all metrics of all "
         "settings. Where the interval holds zero it says that the data cannot tell.",
     ]
 
 
-def counted(count: int, noun: str) -> str:
-    """Return a number with its noun.
-
-    >>> counted(1, "run"), counted(228, "run")
-    ('1 run', '228 runs')
-    """
-    return f"{count:,} {noun}{'s' * (count != 1)}"
-
-
-def rehearsal_lines(gathered: Gathered) -> list[str]:
-    """Return a note if runs are not of the handout's model and data: published figures then do not compare."""
+def _rehearsal_lines(gathered: Gathered) -> list[str]:
+    """Return a note if runs are not of the handout's model and data, so that published figures do not compare."""
     course = gathered.course
     others = [one for one in gathered.all_read if not is_of(course, one.study)]
     if not others:
@@ -101,7 +92,7 @@ def rehearsal_lines(gathered: Gathered) -> list[str]:
 
 
 def section_of(question: AssignmentQuestion, gathered: Gathered) -> Section:
-    """Return one question: its state, and all that its studies show."""
+    """Return the section of one question: its state, and everything that its studies show."""
     section = Section(question, NOT_YET)
     if question.note:
         section.lines.append(question.note)
@@ -129,49 +120,45 @@ def section_of(question: AssignmentQuestion, gathered: Gathered) -> Section:
         section.missing = section.missing or [question.command]
     section.state = PARTLY if section.missing else DONE
     for read in reads:
-        add(section, read, gathered)
+        _add_study(section, read, gathered)
     return section
 
 
 def answers_of(question: AssignmentQuestion, gathered: Gathered) -> tuple[list[ReadStudy], list[str]]:
-    """Return the studies that answer a question, in its own order; and the faults of others, a sentence each."""
+    """Return the studies that answer a question, in its order, and why others do not, a sentence each."""
     reads, refused = [read for name in question.sweeps if (read := gathered.sweep(name)) is not None], list[str]()
     if not reads:
         reads, refused = gathered.of_algorithm(question)
     if not reads and question.instead and (read := gathered.sweep(question.instead)) is not None:
-        reads = [reference_of(read)]
+        reads = [_reference_alone(read)]
     return reads, refused
 
 
-def reference_of(read: ReadStudy) -> ReadStudy:
-    """Return a sweep's reference as a study of its own, for a question that asks for a run that did not run alone."""
+def _reference_alone(read: ReadStudy) -> ReadStudy:
+    """Return a sweep's reference as a study of its own."""
     from rlreason.report.build import build_report
 
     whole = read.study
-    study = Study(
-        whole.name, f"How does {whole.reference.label}, the default, do?", [], [whole.reference], folders=whole.folders
-    )
+    question = f"How does {whole.reference.label}, the default, do?"
+    study = Study(whole.name, question, [], [whole.reference], folders=whole.folders)
     return ReadStudy(read.found, study, build_report(study))
 
 
-def add(section: Section, read: ReadStudy, gathered: Gathered) -> None:
-    """Add what one study shows to a section."""
+def _add_study(section: Section, read: ReadStudy, gathered: Gathered) -> None:
+    """Add the figures of one study to a section."""
     question, study, course = section.question, read.study, gathered.course
     if len(study.settings) == 1 and question.instead == read.found.name:
         section.lines.append(
             f"No run by itself was found: this is {study.reference.label}, the reference of {read.found.name}."
         )
     section.lines.append(f"{read.found.name}: {what_ran(study)}. {read.report.summary}")
-    section.lines += [
-        line for line in (bar_line(course, question, study), published_line(course, question, study)) if line
-    ]
+    section.lines += filter(None, [bar_line(course, question, study), published_line(course, question, study)])
     if len(study.settings) > 1:
         section.verdicts.append((f"{read.found.name}: {study.question}", verdicts_of(study)))
-    section.pictures += pictures_of(question, read, course)
+    section.pictures += _pictures(question, read, course)
     if read.report.tables:
         first = read.report.tables[0]
-        title = f"{first.title}: {read.found.name}"
-        section.tables.append(Table(title, first.head, first.rows, first.numbers, first.note, first.labels))
+        section.tables.append(replace(first, title=f"{first.title}: {read.found.name}"))
     for part in question.parts:
         if ONLY.get(part, read.found.name) == read.found.name:
             PARTS[part](section, read, gathered)
@@ -180,9 +167,9 @@ def add(section: Section, read: ReadStudy, gathered: Gathered) -> None:
     section.problems += read.report.problems
 
 
-def pictures_of(question: AssignmentQuestion, read: ReadStudy, course: Assignment) -> list[Picture]:
-    """Return the handout's pictures of one study; several studies of a question have stems of their own."""
-    found = []
+def _pictures(question: AssignmentQuestion, read: ReadStudy, course: Assignment) -> list[Picture]:
+    """Return the handout's pictures of one study."""
+    pictures = []
     for budget, study in by_budget(read.study):
         report = replace(read.report, figures=figures_of(study), legend=legend_of(study, [])) if budget else read.report
         figures = {figure.name: figure for figure in report.figures}
@@ -192,8 +179,8 @@ def pictures_of(question: AssignmentQuestion, read: ReadStudy, course: Assignmen
                 figures[TIME] = by_time
         for name in (name for name in question.figures if name in figures):
             figure = of_budget(figures[name], budget) if budget else figures[name]
-            found.append(Picture(stem(question, read, f"{name}/{budget}".rstrip("/")), figure, report.legend))
-    return found
+            pictures.append(Picture(stem(question, read, f"{name}/{budget}".rstrip("/")), figure, report.legend))
+    return pictures
 
 
 def stem(question: AssignmentQuestion, read: ReadStudy, figure: str) -> str:
@@ -202,10 +189,10 @@ def stem(question: AssignmentQuestion, read: ReadStudy, figure: str) -> str:
     return "_".join([*own, re.sub(r"\W", "_", figure)])
 
 
-def published_table(course: Assignment) -> Table | None:
-    """Return published figures with their sources, or None."""
+def _published_table(course: Assignment) -> Table | None:
+    """Return the published figures with their sources, or None."""
     if not course.figures:
         return None
-    rows: list[list[str]] = [[got.question, published_text(got), got.source] for got in course.figures]
+    rows = [[figure.question, published_text(figure), figure.source] for figure in course.figures]
     note = f"{course.model_name} on {course.data_name}; mostly one seed each, and no target."
     return Table("What others got", ["question", "figure", "source"], rows, note=note)
