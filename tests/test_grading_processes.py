@@ -15,7 +15,7 @@ import pytest
 from rlreason.config.groups import GradingConfig
 from rlreason.grading import Grader
 from tests.some import some
-from tests.waiting import patient
+from tests.waiting import patient, wait_for
 
 ROOT = Path(__file__).parents[1]
 SYMBOLIC = [
@@ -39,7 +39,9 @@ EXPECTED = [right for *_, right in SYMBOLIC]
 
 
 def workers_of(pid: int) -> list[psutil.Process]:
-    return [child for child in psutil.Process(pid).children() if "rlreason.grading.worker" in child.cmdline()]
+    """The processes that grade, which are forked from a server; both have the server's command line."""
+    below = psutil.Process(pid).children(recursive=True)
+    return [process for process in below if process.ppid() != pid and "rlreason.grading" in " ".join(process.cmdline())]
 
 
 def gone(processes: list[psutil.Process], within_s: float = 10.0) -> bool:
@@ -159,7 +161,7 @@ def test_a_worker_that_died_idle_is_replaced_and_no_request_is_blamed():
 
 
 SCRIPT = """
-    import sys, time
+    import sys, threading, time
     from rlreason.config.groups import GradingConfig
     from rlreason.grading import Grader
     grader = Grader(GradingConfig(workers=2))
@@ -167,6 +169,10 @@ SCRIPT = """
     print(grader.grade_batch([answer], ["0.5"])[0].reward, flush=True)
     if "stay" in sys.argv:
         time.sleep(60)
+    if "hang" in sys.argv:
+        grader = Grader(GradingConfig(timeout_s=60.0, workers=2), reward=lambda response, gold: 9**9**9**9)
+        threading.Thread(target=grader.grade_batch, args=(["a", "b"], ["1", "1"]), daemon=True).start()
+        time.sleep(3600)
 """
 
 
@@ -191,10 +197,59 @@ def test_no_worker_outlives_a_parent_that_is_killed(tmp_path, how):
     assert gone(processes)
 
 
+def test_no_worker_that_hangs_in_c_outlives_a_run_that_is_killed_by_kill_9(tmp_path):
+    """The processes do not end by themselves then: the kernel has to end them."""
+    parent = script(tmp_path, "hang")
+    assert parent.stdout.readline() == "1.0\n"
+    wait_for(lambda: len([worker for worker in workers_of(parent.pid) if worker.cpu_times().user > 0.5]) >= 2)
+    processes = psutil.Process(parent.pid).children(recursive=True)
+    parent.kill()
+    parent.wait()
+    parent.stdout.close()
+    assert gone(processes, 600)
+
+
 def test_a_script_without_a_main_guard_grades_and_ends(tmp_path):
     parent = script(tmp_path)
     output, _ = parent.communicate(timeout=600)
     assert (output, parent.returncode) == ("1.0\n", 0)
+
+
+IN_A_POOL = """
+    import multiprocessing
+    from rlreason.grading import r1_zero_reward_fn
+
+    def graded(answer):
+        return r1_zero_reward_fn("so </think> <answer>" + answer + "</answer>", "0.5", fast=False)["reward"]
+
+    if __name__ == "__main__":
+        with multiprocessing.get_context("fork").Pool(1) as pool:
+            print(pool.map(graded, [r"\\int_0^1 x\\,dx"]))
+            pool.close()
+            pool.join()
+"""
+
+
+def test_a_process_of_a_multiprocessing_pool_grades_and_ends(tmp_path):
+    """Such a process is a daemon, to which multiprocessing allows no processes, and it runs no atexit functions."""
+    (tmp_path / "pool.py").write_text(textwrap.dedent(IN_A_POOL))
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, str(tmp_path / "pool.py")]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path, timeout=600)
+    assert (done.stdout, done.stderr, done.returncode) == ("[1.0]\n", "", 0)
+
+
+def test_a_script_from_standard_input_grades(tmp_path):
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-"],
+        input=textwrap.dedent(SCRIPT),
+        capture_output=True,
+        text=True,
+        env=environment,
+        cwd=tmp_path,
+    )
+    assert (done.stdout, done.stderr, done.returncode) == ("1.0\n", "", 0)
 
 
 def test_memory_of_a_worker_is_limited_and_the_next_answer_is_graded():
@@ -204,33 +259,28 @@ def test_memory_of_a_worker_is_limited_and_the_next_answer_is_graded():
     assert grades[0].path == "killed"
 
 
-#: The worker on a system that lets no process limit its memory, as macOS.
-UNLIMITED = f"""#!{sys.executable}
-import resource, sys
+#: A reward that makes its process one on a system that lets no process limit its memory, as macOS.
+UNLIMITED = """
+import resource
 
 def refuse(which, limits):
     raise ValueError("current limit exceeds maximum limit")
 
 resource.setrlimit = refuse
-sys.argv = sys.argv[3:]
-sys.path.insert(0, {str(ROOT)!r})
-from rlreason.grading.worker import main
-main()
+
+def right(response, gold):
+    return 1.0
 """
 
 
-@pytest.mark.parametrize("reward", ["r1_zero", "tests.test_grading_settings:by_length"])
-def test_where_memory_cannot_be_limited_answers_are_graded_and_it_is_said_once(tmp_path, monkeypatch, reward):
-    python = tmp_path / "python"
-    python.write_text(UNLIMITED)
-    python.chmod(0o755)
-    monkeypatch.setattr(sys, "executable", str(python))
-    answers = [tagged(SYMBOLIC[0][0])] if reward == "r1_zero" else ["ab"]
-    with Grader(patient(), reward) as grader:
-        grades = grader.grade_batch(answers, [SYMBOLIC[0][1]] if reward == "r1_zero" else ["12"])
-        said = [grader.warnings(grades) for _ in range(2)]
+def test_where_memory_cannot_be_limited_answers_are_graded_and_a_warning_comes_once(tmp_path, monkeypatch):
+    (tmp_path / "unlimited_reward.py").write_text(UNLIMITED)
+    monkeypatch.syspath_prepend(tmp_path)
+    with Grader(patient(), "unlimited_reward:right") as grader:
+        grades = grader.grade_batch(["ab"], ["12"])
+        warnings = [grader.warnings(grades) for _ in range(2)]
     assert [grade.outcome for grade in grades] == ["correct"]
-    assert len([line for lines in said for line in lines if "grading.memory_mb" in line]) == 1
+    assert len([line for lines in warnings for line in lines if "grading.memory_mb" in line]) == 1
 
 
 def test_grades_do_not_depend_on_order_company_or_workers():

@@ -17,6 +17,7 @@ import pytest
 from rlreason.engines.vllm import start as isolation
 from rlreason.engines.vllm.start import SingleThread
 from rlreason.grading.pool import Pool
+from rlreason.grading.worker import Options
 from rlreason.runtime import signals
 from rlreason.training.algorithms.base import RolloutPrefetcher
 from tests.test_end_to_end import SMALL
@@ -202,18 +203,19 @@ def test_a_stop_that_python_dropped_comes_again(monkeypatch):
 
 @pytest.mark.long
 def test_closing_a_grader_ends_whoever_waits_for_it(tmp_path, monkeypatch):
-    (tmp_path / "slow_reward.py").write_text("import time\ndef f(response, gold):\n    time.sleep(30)\n")
+    code = "import pathlib, time\ndef f(response, gold):\n    pathlib.Path(response).touch()\n    time.sleep(30)\n"
+    (tmp_path / "slow_reward.py").write_text(code)
     monkeypatch.syspath_prepend(tmp_path)
-    pool, ended = Pool(1, 40.0, 1024, "slow_reward:f"), []
+    pool, ended = Pool(1, 40.0, 60.0, Options(1024, "slow_reward:f")), []
 
     def wait() -> None:
         with pytest.raises(RuntimeError, match="closed while it graded"):
-            pool.run([["a", "b"]])
+            pool.run([[str(tmp_path / "began"), "b"]])
         ended.append(True)
 
     thread = threading.Thread(target=wait)
     thread.start()
-    wait_for(lambda: pool._workers and pool._workers[0].task is not None)
+    wait_for((tmp_path / "began").exists)
     began = time.monotonic()
     pool.close()
     thread.join(600)

@@ -131,7 +131,7 @@ def module_of(argv: list[str], original: list[str]) -> str:
 def runs(name: str, package: Path = PACKAGE) -> bool:
     """Return whether `python -m NAME` runs something.
 
-    >>> runs("rlreason"), runs("rlreason.grading.worker"), runs("rlreason.training.trainer")
+    >>> runs("rlreason"), runs("rlreason.cli.doctor_probes"), runs("rlreason.training.trainer")
     (True, True, False)
     """
     path = package.joinpath(*name.split(".")[1:])

@@ -25,6 +25,7 @@ from rlreason.grading.answers.compare import better, decide
 from rlreason.grading.answers.lexer import ComparisonSettings, Verdict
 from rlreason.grading.formats import FORMATS, Extracted, candidates
 from rlreason.grading.pool import Pool, PoolReply
+from rlreason.grading.worker import Options
 from rlreason.health.finding import event, grading_warnings
 from rlreason.runtime.plugins import announced, for_workers
 from rlreason.runtime.text import redacted
@@ -172,8 +173,8 @@ class Grader:
         self.comparison = ComparisonSettings()
         if not self.plugin:  # a plug-in compares answers by its own rules
             self.comparison = ComparisonSettings(self.grading.percent, self.grading.rel_tol)
-        limits = self.grading.timeout_s, self.grading.memory_mb
-        self._pool = Pool(self.grading.workers, *limits, self.plugin, sent, self.grading.start_timeout_s)
+        options = Options(self.grading.memory_mb, self.plugin, sent)
+        self._pool = Pool(self.grading.workers, self.grading.timeout_s, self.grading.start_timeout_s, options)
         self._warned_unlimited = False
         self._log = IncidentLog(log_path)
         self._cache = GradeCache()
@@ -294,10 +295,6 @@ class Grader:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
-
-    def __del__(self) -> None:
-        if hasattr(self, "_pool"):
-            self._pool.close()
 
     def _grade_or_key(self, response: Any, ground_truth: Any) -> Grade | CacheKey:
         """Return the grade where the format decides it, else the key of the comparison to make."""

@@ -1,138 +1,118 @@
-"""A pool of worker processes that can be killed: a reply to every request, within limits on time and memory."""
+"""A pool of worker processes that can be killed: a reply to every request, within limits on time and memory.
 
-import contextlib
-import json
+The processes are pebble's. They are forked from a server that has imported the symbolic library, never from this
+process, which has threads and perhaps CUDA.
+"""
+
+import io
 import os
-import select
-import struct
-import subprocess
-import sys
+import signal
 import threading
 import time
 from collections.abc import Sequence
+from concurrent.futures import Future, wait
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import suppress
 from dataclasses import dataclass, field
+from multiprocessing import context, forkserver, popen_forkserver, process, reduction, spawn, util
 from pathlib import Path
 from typing import Any, Literal
 
+from pebble import ProcessExpired, ProcessPool
+
 from rlreason.errors import WaitError
+from rlreason.grading import worker
 from rlreason.runtime.files import alive
+from rlreason.runtime.plugins import described
 
-LENGTH = struct.Struct(">I")
-
-
-def pack(message: Any) -> bytes:
-    """Encode the message as JSON with its length in front."""
-    return framed(json.dumps(message).encode("ascii"))
-
-
-def framed(body: bytes) -> bytes:
-    """Put the length in front of the bytes."""
-    return LENGTH.pack(len(body)) + body
+POLL_S = 0.5  # how often a wait for a reply checks whether the pool is being closed
+#: Of the server: where it finds this package (not in the current folder), and the order of sets.
+ENVIRONMENT = {
+    "PYTHONPATH": str(Path(__file__).resolve().parents[2]),
+    "PYTHONSAFEPATH": "1",
+    "PYTHONHASHSEED": "0",
+    "PYTHONWARNINGS": "ignore::UserWarning:multiprocessing.resource_tracker",  # after a kill -9 it lists locks
+}
 
 
-START_TIMEOUT_S = 60.0  # to import the plug-in or the symbolic library, on a busy machine
-ENDING_S = 5.0  # for a killed process, or one that closed its pipe, to end; it may wait for a disk in the kernel
+class _Popen(popen_forkserver.Popen):
+    """Fork a process from the pool's server, without the user's main module: a script needs no main guard."""
 
+    def __init__(self, started: "_Process") -> None:
+        self.server = started.server
+        super().__init__(started)
 
-class Worker:
-    """One process and its two pipes."""
-
-    def __init__(
-        self,
-        plugin: str | None,
-        timeout_s: float,
-        memory_mb: int,
-        sent: bytes | None = None,
-        start_timeout_s: float = START_TIMEOUT_S,
-    ) -> None:
-        """`sent`: the plug-in pickled by cloudpickle, where the process cannot import it."""
-        package_root = str(Path(__file__).resolve().parents[2])
-        options = {
-            "parent": os.getpid(),
-            "main_thread": threading.current_thread() is threading.main_thread(),
-            "path": [package_root, *[entry or os.getcwd() for entry in sys.path]],
-            "plugin": plugin,
-            "sent": sent is not None,
-            "timeout_s": timeout_s,
-            "start_timeout_s": start_timeout_s,
-            "memory_mb": memory_mb,
-        }
-        environment = {
-            **os.environ,
-            "PYTHONPATH": package_root,
-            "CUDA_VISIBLE_DEVICES": "",
-            "OMP_NUM_THREADS": "1",
-        }
-        environment |= {"PYTHONHASHSEED": "0", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-        self.process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "rlreason.grading.worker", json.dumps(options)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            env=environment,
-        )
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        self.requests, self.replies = self.process.stdin.fileno(), self.process.stdout.fileno()
-        os.set_blocking(self.replies, False)
-        os.set_blocking(self.requests, False)
-        self.ready = False
-        self.deadline = time.monotonic() + start_timeout_s
-        self.task: int | None = None
-        self.unsent = b"" if sent is None else framed(sent)
-        self.received = bytearray()
-        self.flush()
-
-    def send(self, task: int, request: Any, timeout_s: float) -> None:
-        """Send request number `task`; its reply is due within `timeout_s` seconds."""
-        self.task, self.unsent = task, pack(request)
-        self.deadline = time.monotonic() + timeout_s
-        self.flush()
-
-    def flush(self) -> None:
-        """Write what the pipe takes now; a dead reader causes an end of file on the other pipe."""
-        with contextlib.suppress(BlockingIOError, BrokenPipeError):
-            while self.unsent:
-                self.unsent = self.unsent[os.write(self.requests, self.unsent) :]
-
-    def receive(self) -> dict[str, Any] | None:
-        """Return the next whole message, or None while it is incomplete; EOFError when the process is gone."""
+    def _launch(self, started: Any) -> None:
+        """Do what the base class does, with fewer preparations and the pool's server."""
+        preparations = spawn.get_preparation_data(started.name)
+        for name in ("init_main_from_name", "init_main_from_path"):
+            preparations.pop(name, None)
+        buffer = io.BytesIO()
+        context.set_spawning_popen(self)
         try:
-            while part := os.read(self.replies, 1 << 16):
-                self.received += part
-            raise EOFError
-        except BlockingIOError:
-            pass
-        if len(self.received) < LENGTH.size:
-            return None
-        end = LENGTH.size + LENGTH.unpack_from(self.received)[0]
-        if len(self.received) < end:
-            return None
-        message: dict[str, Any] = json.loads(bytes(self.received[LENGTH.size : end]))
-        del self.received[:end]
-        return message
-
-    def stop(self) -> None:
-        """End the process now and close its pipes."""
-        self.process.kill()
-        self.ended(ENDING_S)
-        self.release()
-
-    def ended(self, limit_s: float) -> int | None:
-        """Wait at most this long for its exit code; None where it still runs."""
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            return self.process.wait(limit_s)
-        return None
-
-    def release(self) -> None:
-        """Close this process's ends of the pipes; used without `stop` on workers inherited by a fork."""
-        for pipe in (self.process.stdin, self.process.stdout):
-            with contextlib.suppress(OSError):
-                if pipe is not None:
-                    pipe.close()
+            reduction.dump(preparations, buffer)
+            reduction.dump(started, buffer)
+        finally:
+            context.set_spawning_popen(None)
+        self.sentinel, pipe = self.server.connect_to_new_process(self._fds)  # type: ignore[attr-defined]
+        ends = os.dup(pipe), self.sentinel
+        self.finalizer = util.Finalize(self, util.close_fds, ends)  # type: ignore[attr-defined]
+        with open(pipe, "wb") as file:
+            file.write(buffer.getbuffer())
+        self.pid = forkserver.read_signed(self.sentinel)
 
 
-LOOK_EVERY_S = 0.5  # how often a wait for replies checks whether the pool is being closed
+class _Process(context.ForkServerProcess):
+    server: forkserver.ForkServer
+
+    def start(self) -> None:
+        """Start it, also from a daemon, such as a process of a multiprocessing pool, which may start none itself."""
+        settings: dict[str, Any] = process.current_process()._config  # type: ignore[attr-defined]
+        is_daemon = settings.pop("daemon", False)
+        try:
+            super().start()
+        finally:
+            if is_daemon:
+                settings["daemon"] = True
+
+    def _Popen(self, started: "_Process") -> _Popen:  # type: ignore[override]  # noqa: N802
+        return _Popen(started)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "server"}
+
+
+class _Context(context.ForkServerContext):
+    """The context of processes that are forked from a server of their own, which has imported some modules."""
+
+    def __init__(self, preload: list[str]) -> None:
+        super().__init__()
+        self.server = forkserver.ForkServer()
+        self.server.set_forkserver_preload(preload)
+        before = {name: os.environ.get(name) for name in ENVIRONMENT}
+        os.environ.update(ENVIRONMENT)
+        try:
+            self.server.ensure_running()
+        finally:
+            for name, value in before.items():
+                if value is None:
+                    del os.environ[name]
+                else:
+                    os.environ[name] = value
+
+    def Process(self, *args: Any, **settings: Any) -> _Process:  # type: ignore[override]  # noqa: N802
+        started = _Process(*args, **settings)
+        started.server = self.server
+        return started
+
+
+def _end(pool: ProcessPool, server: Any) -> None:
+    """Kill the server, and with it the workers, and end the pool's threads."""
+    pool.stop()
+    with suppress(ProcessLookupError):
+        os.kill(server._forkserver_pid, signal.SIGKILL)
+    pool.join()
+    server._stop()
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,39 +127,28 @@ class PoolReply:
 class Pool:
     """A pool of workers: `run` sends requests to them and returns the replies in order; one caller at a time."""
 
-    def __init__(
-        self,
-        workers: int,
-        timeout_s: float,
-        memory_mb: int,
-        plugin: str | None = None,
-        sent: bytes | None = None,
-        start_timeout_s: float = START_TIMEOUT_S,
-    ) -> None:
-        """`plugin`: a function by name; `sent`: pickled, where a worker cannot import it. Times in seconds."""
-        self.size, self.timeout_s, self.memory_mb = workers, timeout_s, memory_mb
-        self.plugin, self.sent, self.start_timeout_s = plugin, sent, start_timeout_s
+    def __init__(self, workers: int, timeout_s: float, start_timeout_s: float, options: worker.Options) -> None:
+        """`timeout_s`: seconds for one request; `start_timeout_s`: seconds for a worker to start."""
+        self.size, self.timeout_s, self.start_timeout_s, self.options = workers, timeout_s, start_timeout_s, options
         self.broken = ""  # why no worker can start, once that is known
         self.unlimited = ""  # why the memory of a worker is not limited
-        self._late = False  # whether that is because one took too long to start
-        self._workers: list[Worker] = []
-        self._owner = os.getpid()
+        self._late = False  # whether a worker took too long to start
+        self._context: _Context | None = None
+        self._pool: ProcessPool | None = None
+        self._ready: Future[worker.State] | None = None  # until a worker has started
+        self._finalizer: Any = None  # ends the processes, also when this object goes or Python ends
         self._lock = threading.Lock()
         self._closing = False
 
     def start(self) -> None:
         """Start the processes now; they load their libraries while the caller goes on."""
         with self._lock:
-            self._fill()
+            self._start()
 
     def wait(self) -> str:
-        """Wait until every worker is ready; return why none can start, or an empty text."""
+        """Wait until a worker is ready; return why none can start, or an empty text."""
         with self._lock:
-            self._fill()
-            while not self.broken and not all(worker.ready for worker in self._workers):
-                self._wait()
-                for worker in list(self._workers):
-                    self._step(worker, {}, [])
+            self._started()
             return self.broken
 
     def run(self, requests: Sequence[Any]) -> list[PoolReply]:
@@ -187,114 +156,109 @@ class Pool:
 
         Raises `WaitError` where no worker starts in time, and `RuntimeError` where the pool is closed meanwhile.
         """
-        if not requests:
-            return []
+        replies: list[PoolReply] = []
         with self._lock:
-            self._fill()
-            return self._run(requests)
+            while len(replies) < len(requests):
+                before = len(replies)
+                new = self._ready is not None or self._pool is None
+                if pool := self._started():
+                    self._collect(pool, requests, replies)
+                if self._closing:
+                    raise RuntimeError("the grader was closed while it graded")
+                if new and len(replies) == before and not self.broken:
+                    self.broken = "the grading workers end before they reply"
+                if self._late:
+                    raise WaitError(f"grading: {self.broken}")
+                if self.broken:
+                    replies += [PoolReply("error", error=self.broken)] * (len(requests) - len(replies))
+        return replies
 
     def close(self) -> None:
         """End the processes now; a `run` that waits for them in another thread ends with an error."""
         self._closing = True
-        if self._owner == os.getpid():
-            for worker in list(self._workers):
-                worker.process.kill()
         with self._lock:
             self._closing = False
-            for worker in self._workers:
-                worker.stop() if self._owner == os.getpid() else worker.release()
-            self._workers = []
+            self._end()
 
     def after_fork(self) -> None:
-        """In a forked child, renew the lock, which a thread that is gone may hold, and release the parent's workers."""
+        """In a forked child, renew the lock, which a thread that is gone may hold, and forget the parent's workers."""
         self._lock = threading.Lock()
-        for worker in self._workers:
-            worker.process.returncode = 0  # the parent's child: never wait for it or signal it
-            worker.release()
-        self._workers, self._owner = [], os.getpid()
+        if self._context is not None:
+            os.close(self._context.server._forkserver_alive_fd)  # type: ignore[attr-defined]
+        self._context = self._pool = self._ready = self._finalizer = None
 
-    def _fill(self) -> None:
-        if self._owner != os.getpid():
-            self.after_fork()
-        for worker in [worker for worker in self._workers if worker.ready and worker.process.poll() is not None]:
-            worker.stop()  # it ended between two requests, so no request failed
-            self._workers.remove(worker)
-        while len(self._workers) < self.size and not self.broken:
-            limits = self.timeout_s, self.memory_mb
-            self._workers.append(Worker(self.plugin, *limits, self.sent, self.start_timeout_s))
+    def _start(self) -> None:
+        if self._pool is not None and not self._pool.active:  # a worker was killed between two requests
+            self._end()
+        if self._pool is None and not self.broken:
+            library = [] if self.options.plugin else ["rlreason.grading.symbolic"]
+            self._context = _Context([__name__, *library])
+            self._pool = ProcessPool(self.size, 0, worker.start, (self.options,), self._context)
+            self._finalizer = util.Finalize(self, _end, (self._pool, self._context.server), exitpriority=10)
+            self._ready = self._pool.schedule(worker.state)
 
-    def _run(self, requests: Sequence[Any]) -> list[PoolReply]:
-        results: dict[int, PoolReply] = {}
-        waiting = list(range(len(requests)))[::-1]
-        while len(results) < len(requests):
+    def _end(self) -> None:
+        if self._finalizer is not None:
+            self._finalizer()
+        self._context = self._pool = self._ready = self._finalizer = None
+
+    def _started(self) -> ProcessPool | None:
+        """Return the pool once a worker has started; None where none can, and `broken` says why."""
+        self._start()
+        if self._ready is None:
+            return self._pool
+        if not self._wait_for(self._ready, self.start_timeout_s):
+            limit = f"grading.start_timeout_s={self.start_timeout_s:g} s"
+            self._late = not self._closing
             if self._late:
-                raise WaitError(f"grading: {self.broken}")
-            if self.broken:
-                return [results.get(index, PoolReply("error", error=self.broken)) for index in range(len(requests))]
-            for worker in self._workers:
-                if worker.ready and worker.task is None and waiting:
-                    task = waiting.pop()
-                    worker.send(task, requests[task], self.timeout_s)
-            self._wait()
-            if self._closing:
-                raise RuntimeError("the grader was closed while it graded")
-            for worker in list(self._workers):
-                self._step(worker, results, waiting)
-        return [results[index] for index in range(len(requests))]
-
-    def _wait(self) -> None:
-        busy = [worker for worker in self._workers if worker.task is not None or not worker.ready]
-        poll = select.poll()
-        for worker in busy:
-            poll.register(worker.replies, select.POLLIN)
-            if worker.unsent:
-                poll.register(worker.requests, select.POLLOUT)
-        left = min(worker.deadline for worker in busy) - time.monotonic()
-        poll.poll(min(max(0.0, left), LOOK_EVERY_S) * 1000 + 1)
-
-    def _step(self, worker: Worker, results: dict[int, PoolReply], waiting: list[int]) -> None:
-        """Handle one worker's message, its end or its time-out."""
-        before = len(results)
-        if worker.unsent:
-            worker.flush()
-        try:
-            message = worker.receive()
-        except EOFError:
-            self._lost(worker, results, waiting)
-            return
-        if message is None:
-            if time.monotonic() < worker.deadline or (worker.ready and worker.task is None):
-                return
-            if not worker.ready:
-                limit = f"grading.start_timeout_s={self.start_timeout_s:g} s"
                 self.broken = f"a worker did not start within {limit}: raise it where the machine is busy"
-                self._late = True
-            elif worker.task is not None:
-                results[worker.task] = PoolReply("timeout", error=f"no verdict within {self.timeout_s:g} s")
-            self._replace(worker)
-        elif not worker.ready:
-            worker.ready = bool(message["ready"])
-            self.broken = self.broken or message.get("error", "")
-            if why := message.get("unlimited"):
-                self.unlimited = f"grading.memory_mb={self.memory_mb} is not held to on this system ({why})"
-        elif worker.task is not None:
-            error = message.get("error", "")
-            results[worker.task] = PoolReply("error", error=error) if error else PoolReply("ok", message)
-            if error == "MemoryError":
-                results[worker.task] = PoolReply("killed", error=f"over {self.memory_mb} MB")
-                self._replace(worker)  # a MemoryError may leave broken objects
-            worker.task = None
-        if len(results) > before:
-            alive()
+        elif self._ready.exception():
+            self.broken = "a grading worker ended while starting"
+        else:
+            self.broken, unlimited = self._ready.result()
+            if unlimited:
+                limit = f"grading.memory_mb={self.options.memory_mb}"
+                self.unlimited = f"{limit} is not held to on this system ({unlimited})"
+        self._ready = None
+        if self.broken or self._closing:
+            self._end()
+        return self._pool
 
-    def _lost(self, worker: Worker, results: dict[int, PoolReply], waiting: list[int]) -> None:
-        if not worker.ready:
-            self.broken = self.broken or "a grading worker ended while starting"
-        elif worker.task is not None:
-            results[worker.task] = PoolReply("killed", error=f"worker ended with {worker.ended(ENDING_S)}")
-        self._replace(worker)
+    def _collect(self, pool: ProcessPool, requests: Sequence[Any], replies: list[PoolReply]) -> None:
+        """Append the replies that come; end the pool where one does not, as after the end of an idle worker."""
+        futures = []
+        try:
+            with suppress(RuntimeError):  # the pool broke
+                for request in requests[len(replies) :]:
+                    futures.append(pool.schedule(worker.answer, (request,), timeout=self.timeout_s))
+            for future in futures:
+                # Of those before it, all are done: it is with a worker, or next in turn.
+                in_time = self._wait_for(future, self.start_timeout_s + 2 * self.timeout_s)
+                if not in_time or isinstance(future.exception(), BrokenProcessPool):
+                    break
+                replies.append(self._reply(future))
+                alive()
+        finally:
+            if len(replies) < len(requests):
+                self._end()
 
-    def _replace(self, worker: Worker) -> None:
-        worker.stop()
-        self._workers.remove(worker)
-        self._fill()
+    def _wait_for(self, future: Future[Any], limit_s: float) -> bool:
+        """Wait until it is done; return False where it is not in time, or the pool is being closed."""
+        end = time.monotonic() + limit_s
+        while not wait([future], POLL_S).done:
+            if self._closing or time.monotonic() > end:
+                return False
+        return True
+
+    def _reply(self, future: Future[Any]) -> PoolReply:
+        error = future.exception()
+        if isinstance(error, TimeoutError):
+            return PoolReply("timeout", error=f"no verdict within {self.timeout_s:g} s")
+        if isinstance(error, ProcessExpired):
+            if error.exitcode == worker.OUT_OF_MEMORY:
+                return PoolReply("killed", error=f"over {self.options.memory_mb} MB")
+            return PoolReply("killed", error=f"worker ended with {error.exitcode}")
+        if error is not None:
+            return PoolReply("error", error=described(error))
+        value: dict[str, Any] = future.result()
+        return PoolReply("error", error=value["error"]) if "error" in value else PoolReply("ok", value)
