@@ -43,8 +43,8 @@ def demand_of(
     An evaluation may have its own prompt (`asked_ids`), lengths and number of responses.
     """
     evaluation = run.evaluation
-    asked = train if run.samples_training_data and not run.trains else validation
-    at_once = evaluation.samples * len(asked[: evaluation.final_problems])
+    evaluated = train if run.samples_training_data and not run.trains else validation
+    at_once = evaluation.samples * len(evaluated[: evaluation.final_problems])
     learned = run.asking.sampling.max_tokens
     longest = max(
         max((len(prompt_ids(p)) + learned for p in (train if run.samples_training_data else [])), default=0),

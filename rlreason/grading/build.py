@@ -47,16 +47,16 @@ def make_graders(run: RunConfig, folder: Path) -> Graders:
     counts = reward_name_of(evaluation.reward, evaluation.data)
     second = evaluation.prompt_reward and reward_name_of(evaluation.prompt_reward, evaluation.data)
     training = reward_name_of(run.prompt.reward, run.data) if run.judges_to_learn else counts
-    made: dict[str, Grader] = {}
+    graders: dict[str, Grader] = {}
     try:
         for reward in dict.fromkeys(filter(None, (training, counts, second))):
-            made[reward] = Grader(run.grading, reward, log_path=folder / INCIDENTS)
-            made[reward].start()
+            graders[reward] = Grader(run.grading, reward, log_path=folder / INCIDENTS)
+            graders[reward].start()
     except BaseException:
-        for grader in made.values():
+        for grader in graders.values():
             grader.close()
         raise
-    return Graders(made[training], made[counts], made[second] if second else None)
+    return Graders(graders[training], graders[counts], graders[second] if second else None)
 
 
 def grading_settings(grading: GradingConfig, reward: str) -> dict[str, Any]:

@@ -143,13 +143,13 @@ def candidates(answer: str, extract: str) -> list[str]:
     """Return the texts that may state the answer, the whole text first; more than one only beyond `strict`."""
     if extract == "strict" or _HEDGE.search(answer):
         return [answer]
-    found = [answer]
+    texts = [answer]
     numbers = {match.group() for match in _NUMBER.finditer(answer)}
     if len(numbers) == 1:
-        found.append(numbers.pop())
+        texts.append(numbers.pop())
     if extract == "sentence":
-        found += _end_of_sentence(answer)
-    return found
+        texts += _end_of_sentence(answer)
+    return texts
 
 
 def _end_of_sentence(answer: str) -> list[str]:

@@ -198,10 +198,10 @@ class Grader:
         """
         if self.plugin:
             raise ValueError(f"{self.plugin} reads responses by rules of its own")
-        found = FORMATS[self.reward].read(response)
-        if found.answer is None:
-            return found
-        return found._replace(candidates=tuple(candidates(found.answer, self.grading.extract)))
+        extracted = FORMATS[self.reward].read(response)
+        if extracted.answer is None:
+            return extracted
+        return extracted._replace(candidates=tuple(candidates(extracted.answer, self.grading.extract)))
 
     def same(self, answer: str, reference: str) -> bool:
         """Whether two answers are equal by the exact rules; False where only the symbolic library could decide.
@@ -231,11 +231,11 @@ class Grader:
             raise ValueError(f"grade_batch got {counts}: give one ground truth for each response")
         jobs = [self._grade_or_key(response, truth) for response, truth in zip(responses, ground_truths, strict=True)]
         fresh: dict[CacheKey, Grade] = {}
-        known = self._cache.known(job for job in jobs if isinstance(job, tuple))
-        todo = list(dict.fromkeys(job for job in jobs if isinstance(job, tuple) and not known.get(job)))
+        cached = self._cache.known(job for job in jobs if isinstance(job, tuple))
+        todo = list(dict.fromkeys(job for job in jobs if isinstance(job, tuple) and not cached.get(job)))
         if todo:
             fresh = self._grade_by_plugin(todo) if self.plugin else self._grade_by_rules(todo)
-        grades, worked_out = list[Grade](), {job for job in todo if job not in known}
+        grades, worked_out = list[Grade](), {job for job in todo if job not in cached}
         for job in jobs:
             if isinstance(job, Grade):
                 grades.append(job)
@@ -243,8 +243,8 @@ class Grader:
                 worked_out.remove(job)
                 grades.append(fresh[job])
             else:
-                grades.append(replace(known.get(job) or fresh[job], milliseconds=None, remembered=True))
-        self._cache.remember(known, fresh)
+                grades.append(replace(cached.get(job) or fresh[job], milliseconds=None, remembered=True))
+        self._cache.remember(cached, fresh)
         return grades
 
     def remembered(self) -> list[str]:

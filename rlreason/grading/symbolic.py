@@ -40,8 +40,8 @@ def _verdict(equal: bool) -> Verdict:
 
 def _parsed(text: str) -> Any:
     config = LatexExtractionConfig(boxed_match_priority=-1)
-    found = parse(f"${text}$", [config], fallback_mode="no_fallback", parsing_timeout=None)
-    value = next((part for part in found if isinstance(part, sympy.Basic | sympy.MatrixBase)), None)
+    parts = parse(f"${text}$", [config], fallback_mode="no_fallback", parsing_timeout=None)
+    value = next((part for part in parts if isinstance(part, sympy.Basic | sympy.MatrixBase)), None)
     return value.as_explicit() if isinstance(value, sympy.MatrixExpr) else value  # 2 * matrix, multiplied out
 
 
@@ -100,8 +100,8 @@ def close(left: sympy.Expr, right: sympy.Expr) -> bool:
 
 def _number(value: sympy.Expr) -> sympy.Expr:
     """Evaluate numerically where that works (an integral need not be solved), else after `doit`."""
-    found = value.evalf(DIGITS)
-    return found if found.is_Number else value.doit().evalf(DIGITS)
+    numeric = value.evalf(DIGITS)
+    return numeric if numeric.is_Number else value.doit().evalf(DIGITS)
 
 
 def r1_zero_math_verify(response: str, ground_truth: str) -> dict[str, float]:

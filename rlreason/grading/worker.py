@@ -109,6 +109,6 @@ def as_plain(value: Any) -> Any:
     if value is None or isinstance(value, bool | int | float | str):
         return value
     with contextlib.suppress(AttributeError, TypeError, ValueError, RuntimeError):  # of an array with several numbers
-        if isinstance(found := value.item(), bool | int | float):
-            return found
+        if isinstance(number := value.item(), bool | int | float):
+            return number
     return repr(value)[:MAX_REASON]

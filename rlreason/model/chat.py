@@ -244,10 +244,14 @@ def _tokens_a_byte(tokenizer: PreTrainedTokenizerBase) -> int | None:
     core = getattr(tokenizer, "backend_tokenizer", None)
     if core is None:
         return None
-    said = json.loads(core.to_str())
-    steps = said["pre_tokenizer"] or {}
+    specification = json.loads(core.to_str())
+    steps = specification["pre_tokenizer"] or {}
     kinds = [step["type"] for step in steps.get("pretokenizers", [steps]) if step]
-    normalizer = (said["normalizer"] or {}).get("type")
-    if said["model"]["type"] != "BPE" or "ByteLevel" not in kinds or set(kinds) - {"ByteLevel", "Split", "Digits"}:
+    normalizer = (specification["normalizer"] or {}).get("type")
+    if (
+        specification["model"]["type"] != "BPE"
+        or "ByteLevel" not in kinds
+        or set(kinds) - {"ByteLevel", "Split", "Digits"}
+    ):
         return None
     return LENGTHENS.get(normalizer)

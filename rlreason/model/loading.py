@@ -155,8 +155,8 @@ def with_settings_that_save(model: PreTrainedModel) -> str:
             settings.validate(strict=True)
         return ""
     except (ValueError, TypeError) as error:
-        kept = {key: getattr(settings, key, None) for key in ("bos_token_id", "eos_token_id", "pad_token_id")}
-        model.generation_config = GenerationConfig(**kept)
+        tokens = {key: getattr(settings, key, None) for key in ("bos_token_id", "eos_token_id", "pad_token_id")}
+        model.generation_config = GenerationConfig(**tokens)
         why = " ".join(str(error).split())[:120]
         return f"generation_config.json is saved with its tokens alone, since transformers refuses the rest ({why} ...)"
 
@@ -177,10 +177,10 @@ def check_saved(folder: Path, expected: int) -> None:
 
 def _refuse_adapter(path: str) -> None:
     """Refuse a folder with an adapter: transformers would add it to the model, or fetch its base model."""
-    found = find_adapter_config_file(path)
-    if found is None:
+    file = find_adapter_config_file(path)
+    if file is None:
         return
-    base = json.loads(Path(found).read_text(encoding="utf-8")).get("base_model_name_or_path")
+    base = json.loads(Path(file).read_text(encoding="utf-8")).get("base_model_name_or_path")
     raise ConfigError(
         f"model.path={path} holds an adapter (adapter_config.json, made for {base}), and whole models alone are loaded "
         "here: merge it with peft (AutoPeftModelForCausalLM.from_pretrained(DIR).merge_and_unload().save_pretrained("
@@ -191,12 +191,12 @@ def _refuse_adapter(path: str) -> None:
 def _refuse_quantised(path: str) -> None:
     config = AutoConfig.from_pretrained(path, trust_remote_code=False)
     for part in (config, config.get_text_config()):
-        how = getattr(part, "quantization_config", None) or getattr(part, "compression_config", None)
-        if how:
-            told = how if isinstance(how, dict) else how.to_dict()
+        given = getattr(part, "quantization_config", None) or getattr(part, "compression_config", None)
+        if given:
+            quantisation = given if isinstance(given, dict) else given.to_dict()
             raise ConfigError(
-                f"model.path={path} holds quantised weights ({told.get('quant_method', 'quantization_config')}), which "
-                "cannot be trained here: give the model that they were made from"
+                f"model.path={path} holds quantised weights ({quantisation.get('quant_method', 'quantization_config')})"
+                ", which cannot be trained here: give the model that they were made from"
             )
 
 
@@ -214,25 +214,27 @@ def mismatch(
     if not missing and not unexpected and not wrong:
         return ""
     config, names = model.config.get_text_config(), set(model.state_dict())
-    found, in_files = list[str](), (names - set(missing)) | set(unexpected)
+    differences, in_files = list[str](), (names - set(missing)) | set(unexpected)
     layers = len({number[1] for name in in_files if (number := LAYER.search(name))})
-    if layers != (asked := getattr(config, "num_hidden_layers", layers)):
-        found.append(f"config.json has {asked} layers, the files {layers}")
+    if layers != (expected := getattr(config, "num_hidden_layers", layers)):
+        differences.append(f"config.json has {expected} layers, the files {layers}")
     if missing:
-        found.append(f"{len(missing)} of the model's {len(names)} weights are not in the files ({_some(missing)})")
+        differences.append(
+            f"{len(missing)} of the model's {len(names)} weights are not in the files ({_some(missing)})"
+        )
         if not config.tie_word_embeddings and _head_of(model) in missing:
-            found[-1] += ", the output head among them, and config.json says tie_word_embeddings=false"
+            differences[-1] += ", the output head among them, and config.json says tie_word_embeddings=false"
     if unexpected:
-        found.append(f"{len(unexpected)} in the files have no place in it ({_some(unexpected)})")
+        differences.append(f"{len(unexpected)} in the files have no place in it ({_some(unexpected)})")
     if wrong:
         name, theirs, ours = min(wrong)
-        found.append(
+        differences.append(
             f"{len(wrong)} have another shape than config.json says ({name}: {list(theirs)}, expected {list(ours)})"
         )
     cure = "give the folder as save_pretrained wrote it, with the config.json that belongs to these weights"
     if prefix := next((wrapped[0] for name in sorted(unexpected) if (wrapped := WRAPPED.match(name))), ""):
         cure = f"save it again from the module itself, so that no name begins with {prefix}"
-    return f"{'; '.join(found)}: {cure}"
+    return f"{'; '.join(differences)}: {cure}"
 
 
 def _head_of(model: PreTrainedModel) -> str:
@@ -263,11 +265,11 @@ def skeleton_of(config: PretrainedConfig) -> PreTrainedModel:
 
 def one_layer_of(config: PretrainedConfig) -> PretrainedConfig:
     """Return the same architecture with only its first layer."""
-    found = copy.deepcopy(config)
-    found.num_hidden_layers = 1
-    if getattr(found, "layer_types", None):
-        found.layer_types = found.layer_types[:1]
-    return found
+    short = copy.deepcopy(config)
+    short.num_hidden_layers = 1
+    if getattr(short, "layer_types", None):
+        short.layer_types = short.layer_types[:1]
+    return short
 
 
 def with_one_layer(model: PreTrainedModel) -> PreTrainedModel:
@@ -280,13 +282,13 @@ def with_one_layer(model: PreTrainedModel) -> PreTrainedModel:
 
 def materialize(module: nn.Module, device: torch.device) -> None:
     """Allocate memory on the device for tensors without any, in place; tied ones stay tied."""
-    made: dict[nn.Parameter, nn.Parameter] = {}
+    new: dict[nn.Parameter, nn.Parameter] = {}
     for part in module.modules():
         for name, old in part._parameters.items():
             if old is not None and old.is_meta:
-                if old not in made:
-                    made[old] = nn.Parameter(torch.empty_like(old, device=device), old.requires_grad)
-                part._parameters[name] = made[old]
+                if old not in new:
+                    new[old] = nn.Parameter(torch.empty_like(old, device=device), old.requires_grad)
+                part._parameters[name] = new[old]
         for name, buffer in part._buffers.items():
             if buffer is not None and buffer.is_meta:
                 part._buffers[name] = torch.empty_like(buffer, device=device)
@@ -433,11 +435,11 @@ def _input_gradient(policy: "Policy", share: bool) -> tuple[Tensor, Tensor]:
     is_trained = weight.requires_grad
     weight.requires_grad_(True)  # even for a frozen reference model
     try:
-        found = _packed_log_probs(policy, share)
-        (gradient,) = torch.autograd.grad(found.sum(), [weight])
+        log_probs = _packed_log_probs(policy, share)
+        (gradient,) = torch.autograd.grad(log_probs.sum(), [weight])
     finally:
         weight.requires_grad_(is_trained)
-    return found.detach(), gradient.float()
+    return log_probs.detach(), gradient.float()
 
 
 ELEMENTS = 64  # of each tensor
@@ -467,10 +469,10 @@ def changed_share(before: Sequence[Tensor], after: Sequence[Tensor], gradients: 
 @torch.no_grad()
 def not_finite(states: Iterable[dict[str, Any]]) -> set[int]:
     """Return the indices of parameters with a floating-point moment that is not finite."""
-    kept = [[t for t in state.values() if isinstance(t, Tensor) and t.is_floating_point()] for state in states]
-    owners = [n for n, tensors in enumerate(kept) for _ in tensors]
+    moments = [[t for t in state.values() if isinstance(t, Tensor) and t.is_floating_point()] for state in states]
+    owners = [n for n, tensors in enumerate(moments) for _ in tensors]
     if not owners:
         return set()
-    norms = torch._foreach_norm([t.detach() for tensors in kept for t in tensors], ord=torch.inf)
+    norms = torch._foreach_norm([t.detach() for tensors in moments for t in tensors], ord=torch.inf)
     finite = torch.isfinite(torch.stack([norm.float().cpu() for norm in norms])).tolist()
     return {owner for owner, good in zip(owners, finite, strict=True) if not good}

@@ -438,10 +438,10 @@ def sampled_by(run: RunConfig) -> tuple[Sampled, ...]:
     settings: Any = run
     evaluation = run.evaluation
     problems = evaluation.final_problems or run.problems_there or UNKNOWN_PROBLEMS
-    asked = Sampled(problems * evaluation.samples, evaluation.samples, evaluation.sampling.max_tokens)
+    evaluated = Sampled(problems * evaluation.samples, evaluation.samples, evaluation.sampling.max_tokens)
     if not run.samples_to_learn:
-        return (asked,)
-    return asked, Sampled(run.responses_per_step, settings.group_size, run.sampling.max_tokens)
+        return (evaluated,)
+    return evaluated, Sampled(run.responses_per_step, settings.group_size, run.sampling.max_tokens)
 
 
 def ranks_of(run: RunConfig) -> int:

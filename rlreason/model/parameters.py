@@ -74,14 +74,14 @@ def matching_names(names: Iterable[str], patterns: Sequence[str], setting: str) 
     """
     names, hits = list(names), set()
     for pattern in patterns:
-        found = {name for name in names if fnmatchcase(name, pattern) or fnmatchcase(name, f"*.{pattern}")}
-        if not found:
+        matches = {name for name in names if fnmatchcase(name, pattern) or fnmatchcase(name, f"*.{pattern}")}
+        if not matches:
             near = get_close_matches(pattern, {*names, *(n.rpartition(".")[2] for n in names)}, n=3, cutoff=0.4)
             raise ConfigError(
                 f"{setting}: {pattern} matches no name in this model: try "
                 + (", ".join(near) if near else f"one such as {names[0]}")
             )
-        hits |= found
+        hits |= matches
     return [name for name in names if name in hits]
 
 
@@ -258,8 +258,8 @@ def remarks(model: ModelConfig, hardware: Hardware) -> list[str]:
     """
     if hardware.card:
         lacks = not hardware.bf16 and model.dtype == "auto" and model.weights == "float32"
-        words = f"{_card(hardware)} has no bfloat16: products in float32, which take several times as long"
-        return [words] if lacks else []
+        line = f"{_card(hardware)} has no bfloat16: products in float32, which take several times as long"
+        return [line] if lacks else []
     unseen = why_unseen(hardware.gpus, hardware.visible, hardware.torch_version, hardware.built_for)
     return [f"! {unseen.words}: {unseen.cure}"] if unseen else []
 

@@ -212,11 +212,11 @@ def engine_parts(work: Workload, device: Device) -> dict[str, int]:
     if work.engine == "vllm":
         return {"engine's weights": work.products * s.numbers, "KV cache": planned_cache(work, device)[0]}
     most = {"KV cache": 0, "decoding": 0}
-    for asked in work.sampled:
-        rows = min(max(work.max_rows // asked.group * asked.group, asked.group), asked.count)
-        sizes = rows, asked.group, work.prompt, asked.max_tokens, work.products
+    for request in work.sampled:
+        rows = min(max(work.max_rows // request.group * request.group, request.group), request.count)
+        sizes = rows, request.group, work.prompt, request.max_tokens, work.products
         cache = in_process_cache(s, *sizes, copies=work.compiled)
-        beside = decoding_bytes(s, *sizes, waiting=asked.count > rows, head=work.head)
+        beside = decoding_bytes(s, *sizes, waiting=request.count > rows, head=work.head)
         if cache + beside > sum(most.values()):
             most = {"KV cache": cache, "decoding": beside}
     return most
@@ -228,6 +228,6 @@ def planned_cache(work: Workload, device: Device) -> tuple[int, int]:
     there = device.second_free if work.elsewhere else device.free
     trainer = 0 if work.elsewhere or work.parallel == "shard" else held_parts(work)["weights"]
     free = max(0, (1 << 62 if there is None else there) - trainer - CONTEXT[device.kind])
-    asked = max((-(-sampled.count // work.engines) for sampled in work.sampled), default=1)
-    rows = min(work.max_rows, asked)
+    per_engine = max((-(-sampled.count // work.engines) for sampled in work.sampled), default=1)
+    rows = min(work.max_rows, per_engine)
     return vllm_cache(kv, weights, free, work.longest, rows, work.cache_gb, held_later(work))

@@ -128,9 +128,9 @@ class Policy:
 
     def copy(self) -> "Policy":
         """Copy the policy with its model; what was checked of it holds for the copy."""
-        found = copy.copy(self)
-        found.model, found.remarks = copy.deepcopy(self.model), []
-        return found
+        policy = copy.copy(self)
+        policy.model, policy.remarks = copy.deepcopy(self.model), []
+        return policy
 
     @property
     def weights_device(self) -> torch.device:
@@ -370,8 +370,8 @@ class LogProbScorer:
         if self.policy.deal is not None:  # several ranks train it, and score together
             return self.policy.deal(self, pairs, want_entropy)
         rows = self.policy.divide(pairs, self.token_budget)
-        found = scored_rows(self.policy, pairs, rows, self.temperature, want_entropy)
-        return [found[i] for i in range(len(pairs))]
+        scores = scored_rows(self.policy, pairs, rows, self.temperature, want_entropy)
+        return [scores[i] for i in range(len(pairs))]
 
 
 @torch.no_grad()
@@ -379,15 +379,15 @@ def scored_rows(
     policy: Policy, pairs: Pairs, rows: Sequence[Sequence[int]], temperature: float, want_entropy: bool
 ) -> dict[int, TokenScores]:
     """Return the scores of some of the pairs, by number, in one pass for each of `rows`."""
-    found = dict[int, TokenScores]()
+    scores = dict[int, TokenScores]()
     for numbers in rows:
         batch = policy.pack([pairs[i] for i in numbers])
         log_probs, entropy = policy.log_probs(batch, temperature, want_entropy)
         sizes = batch.lengths.tolist()
         entropies = entropy.split(sizes) if want_entropy else [entropy] * len(numbers)  # empty if not wanted
         for i, of_tokens, of_choices in zip(numbers, log_probs.split(sizes), entropies, strict=True):
-            found[i] = TokenScores(of_tokens.tolist(), of_choices.tolist())
-    return found
+            scores[i] = TokenScores(of_tokens.tolist(), of_choices.tolist())
+    return scores
 
 
 PER_TENSOR = 1024  # numbers hashed of each tensor

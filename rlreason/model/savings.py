@@ -127,9 +127,9 @@ def parallel_mode(
 
     `shape`: None if unknown: then the whole model. `prompt`: tokens of the longest prompt, if known.
     """
-    asked = str(getattr(run, "parallel", "auto"))
-    if asked != "auto":
-        return Parallel(asked, "as asked")
+    setting = str(getattr(run, "parallel", "auto"))
+    if setting != "auto":
+        return Parallel(setting, "as asked")
     if world == 1:
         return Parallel("replicate", "one process trains")
     if shape is None:
@@ -305,10 +305,14 @@ def largest_part(outcome: Planned) -> tuple[str, int]:
 
 def figures(outcome: Planned) -> dict[str, Any]:
     """Return the plan for `--json`, all sizes in bytes."""
-    found: dict[str, Any] = {"verdict": outcome.verdict, "device": asdict(outcome.device), "shape_from": outcome.source}
+    known: dict[str, Any] = {
+        "verdict": outcome.verdict,
+        "device": asdict(outcome.device),
+        "shape_from": outcome.source,
+    }
     if outcome.plan is None or outcome.work is None:
-        return found
-    return found | {
+        return known
+    return known | {
         "parameters": outcome.work.shape.numbers,
         "training": outcome.plan.training,
         "sampling": outcome.plan.sampling,

@@ -95,12 +95,12 @@ class ModelShape:
 
     def _norms(self) -> dict[str, int]:
         before = "post_feedforward_layernorm" if self.qk_norm == "whole" else "input_layernorm"
-        found = {before: self.width, "post_attention_layernorm": self.width}
+        norms = {before: self.width, "post_attention_layernorm": self.width}
         if self.qk_norm == "head":
-            return found | {"self_attn.q_norm": self.head_dim, "self_attn.k_norm": self.head_dim}
+            return norms | {"self_attn.q_norm": self.head_dim, "self_attn.k_norm": self.head_dim}
         if self.qk_norm == "whole":
-            return found | {"self_attn.q_norm": self.query_width, "self_attn.k_norm": self.kv_width}
-        return found
+            return norms | {"self_attn.q_norm": self.query_width, "self_attn.k_norm": self.kv_width}
+        return norms
 
 
 #: The published shapes of the models in conf/model, for a plan before anything is downloaded.
@@ -197,13 +197,15 @@ def _read(file: Path) -> Shape:
         config = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         return Shape(None, f"the shape is unknown: {file} cannot be read ({error})")
-    told = config if isinstance(config, dict) else {}
-    if (shape := shape_from(told)) is not None:
+    settings = config if isinstance(config, dict) else {}
+    if (shape := shape_from(settings)) is not None:
         return Shape(shape, str(file))
-    known = ", ".join(FAMILIES)
-    if told.get("model_type") in [*FAMILIES]:
-        return Shape(None, f"the shape is unknown: in {file} {wrong_size(told)}")
-    return Shape(None, f"the shape is unknown: {file} is of type {told.get('model_type')}, and the plan knows {known}")
+    families = ", ".join(FAMILIES)
+    if settings.get("model_type") in [*FAMILIES]:
+        return Shape(None, f"the shape is unknown: in {file} {wrong_size(settings)}")
+    return Shape(
+        None, f"the shape is unknown: {file} is of type {settings.get('model_type')}, and the plan knows {families}"
+    )
 
 
 def _in_cache(name: str) -> Path | None:
@@ -212,10 +214,10 @@ def _in_cache(name: str) -> Path | None:
     from huggingface_hub.errors import HFValidationError
 
     try:
-        found = try_to_load_from_cache(name, "config.json")
+        file = try_to_load_from_cache(name, "config.json")
     except HFValidationError:  # not a valid name on the hub
         return None
-    return Path(found) if isinstance(found, str) else None
+    return Path(file) if isinstance(file, str) else None
 
 
 BF16_SINCE = (8, 0)  # compute capability

@@ -120,12 +120,12 @@ def hide_secrets(log: Path, say: Callable[[str], None]) -> None:
     """
     try:
         text = log.read_bytes().decode("utf-8", "surrogateescape")
-        if (shown := redacted(text)) == text:
+        if (without_secrets := redacted(text)) == text:
             return
         for handler in logging.getLogger("vllm").handlers:
             handler.close()  # it opens the new file with the next line
         with whole(log) as partial:
-            partial.write_bytes(shown.encode("utf-8", "surrogateescape"))
+            partial.write_bytes(without_secrets.encode("utf-8", "surrogateescape"))
     except FileNotFoundError:
         return
     except OSError as error:
@@ -153,7 +153,12 @@ def plan_memory(
     `ConfigError` where `cache_gb` does not hold one sequence, or weights and cache do not fit.
     """
     dtype = policy.compute_dtype
-    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else _available_memory()
+    if device.type == "cuda":
+        free = torch.cuda.mem_get_info(device)[0]
+    else:
+        import psutil  # vLLM brings it
+
+        free = int(psutil.virtual_memory().available)
     config = policy.model.config.get_text_config()
     heads = config.num_attention_heads
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
@@ -173,12 +178,6 @@ def plan_memory(
             "a smaller model"
         )
     return plan
-
-
-def _available_memory() -> int:
-    import psutil  # vLLM brings it
-
-    return int(psutil.virtual_memory().available)
 
 
 def llm_arguments(

@@ -386,10 +386,10 @@ def sketch(text: str) -> Sketch | None:
     names = tuple(sorted(symbols(read.node)))
     try:
         evaluator = Calculator(points(list(names))[0] if names else {}, precision(read.node))
-        found: Any = evaluator.approximate(read.node)
+        approximated: Any = evaluator.approximate(read.node)
         if names and evaluator.left_the_reals:
             return None
-        value, floor = complex(found), float(evaluator.largest) * NOTHING
+        value, floor = complex(approximated), float(evaluator.largest) * NOTHING
     except (UndefinedError, RefusedError, OverflowError, ArithmeticError, ValueError, TypeError):
         return None
     if not abs(value) < float("inf"):

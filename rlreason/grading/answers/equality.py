@@ -19,10 +19,10 @@ def same(first: Node, second: Node, rel_tol: float) -> bool:
     names = sorted(symbols(first) | symbols(second))
     if not names:
         return same_constant(first, second) or rounded(first, second, rel_tol) or rounded(second, first, rel_tol)
-    found = _agreements(first, second, names, real=True)
-    if found is None:
-        found = _agreements(first, second, names, real=False)
-    return bool(found)
+    equal = _agreements(first, second, names, real=True)
+    if equal is None:
+        equal = _agreements(first, second, names, real=False)
+    return bool(equal)
 
 
 def _agreements(first: Node, second: Node, names: list[str], real: bool) -> bool | None:
@@ -30,10 +30,10 @@ def _agreements(first: Node, second: Node, names: list[str], real: bool) -> bool
     agreed = 0
     whole = counts(first) or counts(second)
     for point in points(names, whole):
-        found = same_at(first, second, point, real, partial=whole)
-        if found is False:
+        equal = same_at(first, second, point, real, partial=whole)
+        if equal is False:
             return False
-        agreed += found is True
+        agreed += equal is True
     return True if agreed >= NEEDED else None
 
 
@@ -95,15 +95,15 @@ def _close(first: Node, second: Node, point: Point, bits: int, real: bool) -> bo
 def points(names: list[str], whole: bool = False) -> list[dict[str, Fraction]]:
     """Return fixed evaluation points for these names: fractions of both signs, none special; or whole numbers."""
     source = random.Random(20260101)
-    found = []
+    values = []
     for index in range(POINTS):
         signs = ((1,), (1,), (1,), (-1,), (-1,), (1, -1), (1, -1))[index]
         if whole:
-            found.append({name: Fraction(source.randrange(5, 60)) for name in names})
+            values.append({name: Fraction(source.randrange(5, 60)) for name in names})
             continue
         sizes = [Fraction(source.randrange(10**6, 10**7), source.randrange(10**6, 10**7)) for _ in names]
-        found.append({name: size * source.choice(signs) for name, size in zip(names, sizes, strict=True)})
-    return found
+        values.append({name: size * source.choice(signs) for name, size in zip(names, sizes, strict=True)})
+    return values
 
 
 def ratio(first: Node, second: Node) -> int:
@@ -195,10 +195,10 @@ def order(first: Node, second: Node) -> int:
 
 def union(pieces: Sequence[Piece], name: str = "") -> Reals:
     """Return the union: sorted, without empty pieces, with touching or overlapping pieces joined."""
-    kept = [piece for piece in pieces if not _empty(piece)]
-    kept.sort(key=cmp_to_key(_by_low_end))
+    nonempty = [piece for piece in pieces if not _empty(piece)]
+    nonempty.sort(key=cmp_to_key(_by_low_end))
     joined: list[Piece] = []
-    for low, high in kept:
+    for low, high in nonempty:
         if joined and _touch(joined[-1][1], low):
             last = joined[-1]
             joined[-1] = (last[0], _farther(last[1], high, 1, either=True))
@@ -261,7 +261,7 @@ def _solution(value: Inequality) -> Reals | None:
     """Solve linear inequalities in one common variable; None where they are something else."""
     if outside := _outside(value):
         return outside
-    found = None
+    solution = None
     for gap, closed in _without_bars(value.gaps):
         root = _root(gap)
         if root is None:
@@ -269,10 +269,10 @@ def _solution(value: Inequality) -> Reals | None:
         name, point, rising = root
         end = End(point, closed)
         piece = (End(MINUS, False), end) if rising else (end, End(PLUS, False))
-        if found is not None and found.name != name:
+        if solution is not None and solution.name != name:
             return None
-        found = intersection(found or EVERYTHING, Reals((piece,), name))
-    return found
+        solution = intersection(solution or EVERYTHING, Reals((piece,), name))
+    return solution
 
 
 def _outside(value: Inequality) -> Reals | None:
@@ -291,14 +291,14 @@ def _outside(value: Inequality) -> Reals | None:
 
 def _without_bars(gaps: Sequence[tuple[Node, bool]]) -> list[tuple[Node, bool]]:
     """Replace each `|u| < c` by `u < c` and `-u < c`."""
-    found = []
+    replaced = []
     for gap, closed in gaps:
         sides = [gap]
         if gap.op == "add" and gap.args[0].op == "abs" and not symbols(gap.args[1]):
             inner = Node("group", gap.args[0].args)
             sides = [gap._replace(args=(part, gap.args[1])) for part in (inner, Node("neg", (inner,)))]
-        found += [(side, closed) for side in sides]
-    return found
+        replaced += [(side, closed) for side in sides]
+    return replaced
 
 
 def _root(gap: Node) -> tuple[str, Node, bool] | None:
@@ -315,13 +315,13 @@ def _root(gap: Node) -> tuple[str, Node, bool] | None:
             return name, left, False
     places = [Fraction(place) for place in ("0", "1", "-1", "7/3", "-17/5", "100", "-1000", "123456")]
     values = [exact(gap, {name: place}) for place in places]
-    known = [value for value in values if value is not None]
-    if len(known) < len(places):
+    defined = [value for value in values if value is not None]
+    if len(defined) < len(places):
         return None
-    slope = known[1] - known[0]
-    if not slope or any(value != known[0] + slope * place for place, value in zip(places, known, strict=True)):
+    slope = defined[1] - defined[0]
+    if not slope or any(value != defined[0] + slope * place for place, value in zip(places, defined, strict=True)):
         return None
-    return name, number(-known[0] / slope), slope > 0
+    return name, number(-defined[0] / slope), slope > 0
 
 
 def _empty(piece: Piece) -> bool:

@@ -211,9 +211,9 @@ class Calculator:
 
     def _power(self, base: Any, exponent: Any) -> Any:
         if isinstance(base, Fraction):
-            found = power(base, exponent)
-            if found is not None or self.mp is None:
-                return found
+            exact = power(base, exponent)
+            if exact is not None or self.mp is None:
+                return exact
             base, exponent = self.number(base), self.number(exponent)
         if self.vanishes(base):
             if self.mp.re(exponent) <= 0:
@@ -229,9 +229,9 @@ class Calculator:
         if isinstance(base, Fraction):
             if degree == 0:
                 raise UndefinedError("zeroth root")
-            found = power(base, 1 / degree, real_root=True)
-            if found is not None or self.mp is None:
-                return found
+            exact = power(base, 1 / degree, real_root=True)
+            if exact is not None or self.mp is None:
+                return exact
             base, degree = self.number(base), self.number(degree)
         if self.mp.im(base) == 0 and base < 0 and degree == int(self.mp.re(degree)) and int(self.mp.re(degree)) % 2:
             return -self._power(-base, 1 / degree)

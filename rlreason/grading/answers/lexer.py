@@ -95,7 +95,7 @@ def tokens(text: str) -> list[Token]:
     """
     if len(text) > MAX_CHARS:
         raise RefusedError("longer than 400 characters")
-    found: list[Token] = []
+    tokens_read: list[Token] = []
     spaced, depth = False, 0
     position = 0
     while position < len(text):
@@ -112,11 +112,11 @@ def tokens(text: str) -> list[Token]:
             match = _TOKEN.match(text[:position], match.start())
             assert match is not None
         token = _token(kind or "sign", match, spaced)
-        found.append(token)
+        tokens_read.append(token)
         spaced = False
         if token.kind == "sign":
             depth += (token.text in ("(", "[", "\\{")) - (token.text in (")", "]", "\\}"))
-    return found
+    return tokens_read
 
 
 def _token(kind: str, match: re.Match[str], spaced: bool) -> Token:

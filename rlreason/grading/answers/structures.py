@@ -114,9 +114,9 @@ def membership(pieces: Sequence[Sequence[Token]], signs: Sequence[str], inner: I
     if list(signs) != ["\\in"] or not name:
         raise UnreadableError("\\in")
     value = inner(pieces[1])
-    found = equality.as_reals(value)
-    if found is not None and not (isinstance(value, Collection) and value.kind == "set"):
-        return found._replace(name=name)
+    numbers = equality.as_reals(value)
+    if numbers is not None and not (isinstance(value, Collection) and value.kind == "set"):
+        return numbers._replace(name=name)
     return Equation(name, value, None)
 
 
@@ -138,17 +138,17 @@ def joined(items: Sequence[Value], kinds: set[str]) -> Value | None:
 
     A comma is an `and` where something is excluded: `x > 2, x \\ne 3`.
     """
-    words = kinds - {","} or ({"and"} if any(isinstance(item, Inequation) for item in items) else set())
-    if len(words) != 1 or not all(isinstance(item, Inequality | Inequation | Reals) for item in items):
+    connectives = kinds - {","} or ({"and"} if any(isinstance(item, Inequation) for item in items) else set())
+    if len(connectives) != 1 or not all(isinstance(item, Inequality | Inequation | Reals) for item in items):
         return None
     sets = [equality.as_reals(item) for item in items]
-    found = [part for part in sets if part is not None]
-    if len(found) != len(items) or len({part.name for part in found}) != 1:
+    reals = [part for part in sets if part is not None]
+    if len(reals) != len(items) or len({part.name for part in reals}) != 1:
         return None
-    if words == {"or"}:
-        return equality.union([piece for part in found for piece in part.pieces], found[0].name)
-    result = found[0]
-    for part in found[1:]:
+    if connectives == {"or"}:
+        return equality.union([piece for part in reals for piece in part.pieces], reals[0].name)
+    result = reals[0]
+    for part in reals[1:]:
         result = equality.intersection(result, part)
     return result
 
@@ -246,29 +246,29 @@ def read(text: str) -> Value:
     return read_tokens(tokens(text), 0)
 
 
-def read_tokens(found: Sequence[Token], depth: int) -> Value:
+def read_tokens(tokens: Sequence[Token], depth: int) -> Value:
     """Read the value of these tokens, which are nested `depth` structures deep."""
     if depth > 8:
         raise RefusedError("structures nested deeper than 8")
-    if not found:
+    if not tokens:
         raise UnreadableError("nothing")
-    if words := _words(found):
+    if words := _words(tokens):
         return words
     for attempt in (_separated, _related, _set_algebra, _enclosed, _grid, _ratio):
-        value = attempt(found, lambda part: read_tokens(part, depth + 1))
+        value = attempt(tokens, lambda part: read_tokens(part, depth + 1))
         if value is not None:
             return value
-    return read_quantity(found)
+    return read_quantity(tokens)
 
 
-def _words(found: Sequence[Token]) -> Words | Reals | None:
+def _words(tokens: Sequence[Token]) -> Words | Reals | None:
     """Read plain language: only words and single letters, with at least one word that names no quantity."""
-    if any(token.kind not in ("word", "letter", "text") or joiner(token) == "and" for token in found):
+    if any(token.kind not in ("word", "letter", "text") or joiner(token) == "and" for token in tokens):
         return None
-    if is_product(found):
+    if is_product(tokens):
         return None
-    text = plain(" ".join(token.text for token in found)).casefold()
-    if len(found) == 1 and (found[0].kind == "letter" or is_constant(text) or re.search(r"\d", text)):
+    text = plain(" ".join(token.text for token in tokens)).casefold()
+    if len(tokens) == 1 and (tokens[0].kind == "letter" or is_constant(text) or re.search(r"\d", text)):
         return None
     if text in _ALL_REALS:
         return equality.EVERYTHING
@@ -276,12 +276,12 @@ def _words(found: Sequence[Token]) -> Words | Reals | None:
     return Words(SYNONYMS.get(text, text)) if re.search("[a-z]", text) else None
 
 
-def split(found: Sequence[Token], at: Callable[[Token], bool]) -> tuple[list[list[Token]], list[Token]]:
+def split(tokens: Sequence[Token], at: Callable[[Token], bool]) -> tuple[list[list[Token]], list[Token]]:
     """Split at the tokens that `at` accepts outside all brackets; return the pieces and those tokens."""
     pieces: list[list[Token]] = [[]]
     marks: list[Token] = []
     closers: list[str] = []
-    for token in found:
+    for token in tokens:
         if (
             token.kind == "begin"
             or (token.kind == "sign" and token.text in OPENING)
@@ -314,15 +314,15 @@ def joiner(token: Token) -> str:
     return word if word in ("or", "and") else ""
 
 
-def _separated(found: Sequence[Token], inner: Inner) -> Value | None:
-    pieces, marks = split(found, lambda token: bool(joiner(token)))
+def _separated(tokens: Sequence[Token], inner: Inner) -> Value | None:
+    pieces, marks = split(tokens, lambda token: bool(joiner(token)))
     if not marks:
         return None
     kinds = {joiner(mark) for mark in marks}
-    kept = [piece for index, piece in enumerate(pieces) if piece or not _oxford(pieces, marks, index)]
-    if not all(kept) or len(kept) > MAX_ITEMS:
+    items_read = [piece for index, piece in enumerate(pieces) if piece or not _oxford(pieces, marks, index)]
+    if not all(items_read) or len(items_read) > MAX_ITEMS:
         raise UnreadableError(",")
-    items = tuple(inner(piece) for piece in kept)
+    items = tuple(inner(piece) for piece in items_read)
     return joined(items, kinds) or unlabelled(items)
 
 
@@ -331,16 +331,16 @@ def _oxford(pieces: list[list[Token]], marks: list[Token], index: int) -> bool:
     return 0 < index < len(marks) and joiner(marks[index - 1]) == "," and joiner(marks[index]) != ","
 
 
-def _related(found: Sequence[Token], inner: Inner) -> Value | None:
-    pieces, marks = split(found, lambda token: token.kind == "sign" and token.text in RELATIONS)
+def _related(tokens: Sequence[Token], inner: Inner) -> Value | None:
+    pieces, marks = split(tokens, lambda token: token.kind == "sign" and token.text in RELATIONS)
     return read_relation(pieces, [mark.text for mark in marks], inner) if marks else None
 
 
-def _set_algebra(found: Sequence[Token], inner: Inner) -> Value | None:
+def _set_algebra(tokens: Sequence[Token], inner: Inner) -> Value | None:
     """Evaluate unions, intersections and differences of sets of reals, from left to right."""
-    pieces, marks = split(found, lambda token: token.kind == "sign" and token.text in ("\\cup", "\\cap", "\\setminus"))
+    pieces, marks = split(tokens, lambda token: token.kind == "sign" and token.text in ("\\cup", "\\cap", "\\setminus"))
     if not marks:
-        return _named_set(found)
+        return _named_set(tokens)
     value = inner(pieces[0])
     for mark, piece in zip(marks, pieces[1:], strict=True):
         left, right = equality.as_reals(value), equality.as_reals(inner(piece))
@@ -353,22 +353,22 @@ def _set_algebra(found: Sequence[Token], inner: Inner) -> Value | None:
     return value
 
 
-def _named_set(found: Sequence[Token]) -> Value | None:
-    texts = [token.text for token in found]
+def _named_set(tokens: Sequence[Token]) -> Value | None:
+    texts = [token.text for token in tokens]
     if texts in (["mathbb", "{", "R", "}"], ["mathbb", "R"]):
         return equality.EVERYTHING
     return Collection("set", ()) if len(texts) == 1 and texts[0] in _EMPTY else None
 
 
-def _enclosed(found: Sequence[Token], inner: Inner) -> Value | None:
+def _enclosed(tokens: Sequence[Token], inner: Inner) -> Value | None:
     """Read one pair of brackets around everything: a set, a tuple or an interval."""
-    first, last = found[0], found[-1]
+    first, last = tokens[0], tokens[-1]
     if first[:2] == ("command", "langle") and last[:2] == ("command", "rangle"):
         first, last = first._replace(kind="sign", text="<"), last._replace(kind="sign", text=">")
     brackets = first.text + last.text
-    if first.kind != "sign" or brackets not in ("()", "(]", "[)", "[]", "{}", "\\{\\}", "<>") or not _one_pair(found):
+    if first.kind != "sign" or brackets not in ("()", "(]", "[)", "[]", "{}", "\\{\\}", "<>") or not _one_pair(tokens):
         return None
-    content = found[1:-1]
+    content = tokens[1:-1]
     if "{" in brackets:
         built = builder(content, inner)
         if built is not None:
@@ -383,12 +383,12 @@ def _enclosed(found: Sequence[Token], inner: Inner) -> Value | None:
     return Collection(brackets, tuple(inner(piece) for piece in pieces))
 
 
-def _one_pair(found: Sequence[Token]) -> bool:
+def _one_pair(tokens: Sequence[Token]) -> bool:
     try:
-        split(found[1:-1], lambda token: False)
+        split(tokens[1:-1], lambda token: False)
     except UnreadableError:
         return False
-    return len(found) > 1
+    return len(tokens) > 1
 
 
 def _is_structure(content: Sequence[Token]) -> bool:
@@ -396,13 +396,13 @@ def _is_structure(content: Sequence[Token]) -> bool:
     return any(token.text in RELATIONS or token.kind in ("text", "begin") for token in content)
 
 
-def _grid(found: Sequence[Token], inner: Inner) -> Value | None:
-    if found[0].kind != "begin" or found[-1].kind != "end" or found[0].text != found[-1].text:
+def _grid(tokens: Sequence[Token], inner: Inner) -> Value | None:
+    if tokens[0].kind != "begin" or tokens[-1].kind != "end" or tokens[0].text != tokens[-1].text:
         return None
-    name = found[0].text.rstrip("*")
+    name = tokens[0].text.rstrip("*")
     if name not in ("pmatrix", "bmatrix", "matrix", "vmatrix", "Bmatrix", "array", "smallmatrix"):
         raise UnreadableError(name)
-    rows, _ = split(found[1:-1], lambda token: token.text == "\\\\")
+    rows, _ = split(tokens[1:-1], lambda token: token.text == "\\\\")
     if not rows[-1]:
         rows.pop()
     cells = [split(row, lambda token: token.text == "&")[0] for row in rows]
@@ -412,8 +412,8 @@ def _grid(found: Sequence[Token], inner: Inner) -> Value | None:
     return Matrix(kind, tuple(tuple(inner(cell) for cell in row) for row in cells))
 
 
-def _ratio(found: Sequence[Token], inner: Inner) -> Value | None:
-    pieces, marks = split(found, lambda token: token.text.strip() in (":", "to") and token.kind != "command")
+def _ratio(tokens: Sequence[Token], inner: Inner) -> Value | None:
+    pieces, marks = split(tokens, lambda token: token.text.strip() in (":", "to") and token.kind != "command")
     if not marks:
         return None
     parts = [inner(piece) for piece in pieces]

@@ -121,22 +121,22 @@ def is_constant(text: str) -> bool:
     return text in CONSTANTS or text in FUNCTIONS or text in GREEK or text == "sqrt"
 
 
-def is_product(found: Sequence[Token]) -> bool:
+def is_product(tokens: Sequence[Token]) -> bool:
     """Lower-case letters side by side, or a word of consonants or of two letters that is no English word."""
-    if len(found) > 1:
-        return all(token.kind == "letter" and token.text.islower() for token in found)
-    text = found[0].text
-    return found[0].kind == "word" and bool(
+    if len(tokens) > 1:
+        return all(token.kind == "letter" and token.text.islower() for token in tokens)
+    text = tokens[0].text
+    return tokens[0].kind == "word" and bool(
         re.fullmatch("[b-df-hj-np-tv-z]{2,3}", text) or (re.fullmatch("[a-z]{2}", text) and text not in SHORT_WORDS)
     )
 
 
-def read_quantity(found: Sequence[Token]) -> Quantity:
+def read_quantity(tokens: Sequence[Token]) -> Quantity:
     """Read all tokens as one quantity. Raises `UnreadableError` where words that are no unit follow it."""
-    found, currency = _without_currency(list(found))
-    end = _end_of_number(found)
-    tail = found[end:]
-    if not found[:end]:
+    tokens, currency = _without_currency(list(tokens))
+    end = _end_of_number(tokens)
+    tail = tokens[end:]
+    if not tokens[:end]:
         raise UnreadableError("no number")
     scale, percent = Fraction(1), False
     parts: list[str] = []
@@ -153,20 +153,20 @@ def read_quantity(found: Sequence[Token]) -> Quantity:
         raise UnreadableError("words that are no unit")
     if currency and unit not in ("", currency, "usd"):
         unit = currency + unit if unit.startswith("/") else f"{currency} {unit}"
-    node = parse(found[:end])
+    node = parse(tokens[:end])
     if scale != 1:
         node = Node("mul", (Node("group", (node,)), number(scale)))
     return Quantity(node, unit or currency, percent)
 
 
-def _without_currency(found: list[Token]) -> tuple[list[Token], str]:
+def _without_currency(tokens: list[Token]) -> tuple[list[Token], str]:
     """Remove the signs or codes of one currency, and return it: `$5`, `-$5`, `5 $`, `USD 5`, `$7 - $2`."""
-    places = [index for index, token in enumerate(found) if _bare(token) in CURRENCIES]
-    kinds = {CURRENCIES[_bare(found[index])] for index in places}
-    last = len(found) - 1
-    if len(kinds) != 1 or any(0 < index < last and found[index + 1].kind != "number" for index in places):
-        return found, ""
-    return [token for index, token in enumerate(found) if index not in places], kinds.pop()
+    places = [index for index, token in enumerate(tokens) if _bare(token) in CURRENCIES]
+    kinds = {CURRENCIES[_bare(tokens[index])] for index in places}
+    last = len(tokens) - 1
+    if len(kinds) != 1 or any(0 < index < last and tokens[index + 1].kind != "number" for index in places):
+        return tokens, ""
+    return [token for index, token in enumerate(tokens) if index not in places], kinds.pop()
 
 
 def _bare(token: Token) -> str:
@@ -174,21 +174,21 @@ def _bare(token: Token) -> str:
     return token.text.strip().removeprefix("\\").casefold()
 
 
-def _end_of_number(found: Sequence[Token]) -> int:
+def _end_of_number(tokens: Sequence[Token]) -> int:
     """Return where the expression ends and its unit begins: at the first word from which on there are only units."""
     depth = 0
-    for index, token in enumerate(found):
+    for index, token in enumerate(tokens):
         if token.kind == "sign" and token.text in ("(", "{", "[", "\\{"):
             depth += 1
         elif token.kind == "sign" and token.text in (")", "}", "]", "\\}"):
             depth -= 1
-        if index and not depth and _begins_unit(found, index) and _only_units(found[index:]):
+        if index and not depth and _begins_unit(tokens, index) and _only_units(tokens[index:]):
             return index
-    return len(found)
+    return len(tokens)
 
 
-def _begins_unit(found: Sequence[Token], index: int) -> bool:
-    token, before = found[index], found[index - 1]
+def _begins_unit(tokens: Sequence[Token], index: int) -> bool:
+    token, before = tokens[index], tokens[index - 1]
     if before.kind == "sign" and before.text in ("+", "-", "*", "/", "^", "_", "("):
         # 45^\circ: the sign of degrees is raised, and a unit only behind plain numbers
         return False
@@ -196,17 +196,17 @@ def _begins_unit(found: Sequence[Token], index: int) -> bool:
     if token.kind == "text":
         return bool(name) and name not in FUNCTIONS and name not in ("i", "e")
     if token.kind == "sign":
-        return token.text == "%" or (token.text in ("^", "°") and _degrees(found, index))
+        return token.text == "%" or (token.text in ("^", "°") and _degrees(tokens, index))
     if token.kind == "word":
         return not is_constant(name.casefold()) and vocabulary.is_word(name)
     return token.kind == "letter" and token.spaced and name in LETTER_UNITS and before.kind == "number"
 
 
-def _degrees(found: Sequence[Token], index: int) -> bool:
+def _degrees(tokens: Sequence[Token], index: int) -> bool:
     r"""Whether `°`, `^°` or `^{°}` follows an expression without functions."""
-    texts = [token.text for token in found[index:]]
+    texts = [token.text for token in tokens[index:]]
     raised = texts[:1] == ["°"] or texts[:2] == ["^", "°"] or texts[:4] == ["^", "{", "°", "}"]
-    return raised and not any(token.text in FUNCTIONS for token in found[:index])
+    return raised and not any(token.text in FUNCTIONS for token in tokens[:index])
 
 
 def _only_units(tail: Sequence[Token]) -> bool:

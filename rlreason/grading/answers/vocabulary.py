@@ -196,11 +196,11 @@ def canonical(text: str) -> str | None:
 def _name(part: str) -> str:
     """Return the short name of a known unit, and the singular of any other word."""
     stem, caret, power = part.partition("^")
-    known = UNIT_NAMES.get(stem, stem)
-    if known == stem and len(stem) > 3 and stem.endswith("s") and not stem.endswith("ss"):
-        known = stem[:-3] + "y" if stem.endswith("ies") and len(stem) > 4 else stem[:-1]
-        known = known[:-1] if known.endswith(("xe", "she", "che")) else known
-    return known + caret + power
+    name = UNIT_NAMES.get(stem, stem)
+    if name == stem and len(stem) > 3 and stem.endswith("s") and not stem.endswith("ss"):
+        name = stem[:-3] + "y" if stem.endswith("ies") and len(stem) > 4 else stem[:-1]
+        name = name[:-1] if name.endswith(("xe", "she", "che")) else name
+    return name + caret + power
 
 
 def agree(first: str, second: str) -> bool:
