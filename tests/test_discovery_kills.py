@@ -15,17 +15,17 @@ JOURNAL, LOOP, ASKING = "rlreason.discovery.journal", "rlreason.discovery.loop",
 PLACES = (
     f"{JOURNAL}:Journal.write:return:4",
     f"{LOOP}:write_documents:call:2",
-    "rlreason.discovery.client:Client.ask:return:4",
+    "rlreason.discovery.answer:read_answer:return:4",
 )
 MORE = (
     f"{JOURNAL}:Journal.write:call:1",
     f"{JOURNAL}:Journal.write:return:1",
     f"{JOURNAL}:Journal.write:call:8",
-    f"{JOURNAL}:Journal.answer:call:5",
-    f"{JOURNAL}:Journal.answer:return:6",
+    f"{ASKING}:Asker._answered:call:5",
+    f"{ASKING}:Asker._answered:return:6",
     f"{LOOP}:write_documents:return:3",
     f"{LOOP}:conclude:call:1",
-    f"{ASKING}:Asker._ask:call:3",
+    "rlreason.discovery.client:Client.ask:call:3",
     "rlreason.discovery.score:score_program:call:3",
     "rlreason.records.writer:RunWriter.summary:call:1",
 )

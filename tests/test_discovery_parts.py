@@ -8,13 +8,13 @@ from hypothesis import strategies as st
 
 from examples.scripted_server import serving
 from rlreason.config.algorithms import ClientConfig, DiscoverBudgetConfig, DiscoverConfig
-from rlreason.discovery.exchange import Attempt
-from rlreason.discovery.journal import AT_MOST, Prices, Spending, Use, prompt_bound, use_of
+from rlreason.discovery.answer import Attempt
+from rlreason.discovery.journal import AT_MOST, Answer, Ask, Prices, Spending, Use, prompt_bound, use_of
 from rlreason.discovery.sandbox.contained import read_channel
 from rlreason.discovery.turns import FRAME, Conversation, Reply, chosen_of, error_text, feedback, filled
 from tests.discovery_runs import axes, calls_in, log_in, program, run_here
 
-ASKED = {"prompt_bound": 100, "max_tokens": 50}
+ASKED = Ask(id="1.0.1", prompt_bound=100, max_tokens=50)
 
 
 @given(st.lists(st.lists(st.integers(), min_size=1, max_size=4), max_size=5))
@@ -60,17 +60,19 @@ def test_no_order_of_calls_exceeds_a_budget(calls, most, tokens):
         spending.begin(str(number), bound, allowed)
         if not waits:
             spending.end(str(number), Use(bound, allowed))
-        total = spending.tokens + sum(use.prompt_tokens + use.completion_tokens for use in spending._under_way.values())
+        total = spending.tokens + sum(use.prompt_tokens + use.completion_tokens for use in spending._reserved.values())
         assert spending.calls <= most
         assert total <= tokens
         assert spending.cost <= 0.001
 
 
 def test_a_call_that_nobody_heard_of_counts_as_the_longest_that_it_can_have_been():
-    assert use_of(ASKED, None) == Use(100, 50, AT_MOST)
-    assert use_of(ASKED, {"outcome": "timeout"}) == Use(100, 50, AT_MOST)
-    assert use_of(ASKED, {"outcome": "http_429"}).prompt_tokens == 0
-    assert use_of(ASKED, {"outcome": "ok", "prompt_tokens": 7, "completion_tokens": 8}) == Use(7, 8)
+    def used(outcome, **counts):
+        return use_of(ASKED, Answer(id="1.0.1", outcome=outcome, content="", **counts))
+
+    assert use_of(ASKED, None) == used("timeout") == Use(100, 50, AT_MOST)
+    assert used("http_429").prompt_tokens == 0
+    assert used("ok", prompt_tokens=7, completion_tokens=8) == Use(7, 8)
 
 
 def test_a_prompt_is_never_longer_than_its_bound():

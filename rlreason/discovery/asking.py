@@ -3,28 +3,33 @@
 import hashlib
 import math
 import os
-import queue
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, as_completed, wait
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from rlreason.config.algorithms import DiscoverConfig
-from rlreason.discovery.client import (
-    Attempt,
-    Client,
-    Endpoint,
-    only_model,
-    pause_s,
-    program_in,
-    refusal,
-    worth_retrying,
+from rlreason.discovery.answer import Attempt
+from rlreason.discovery.client import Client, Endpoint, only_model, pause_s, refusal, worth_retrying
+from rlreason.discovery.code_blocks import program_in
+from rlreason.discovery.journal import (
+    Answer,
+    Ask,
+    Begin,
+    Journal,
+    Part,
+    Prices,
+    Score,
+    Spending,
+    Start,
+    Use,
+    prompt_bound,
+    use_of,
 )
-from rlreason.discovery.journal import Journal, Prices, Spending, id_of, prompt_bound, use_of
 from rlreason.discovery.sandbox.contained import Limits, protections, protections_text
 from rlreason.discovery.score import STOPPED, score_program
 from rlreason.discovery.turns import DiscoveryProblem, Question, Reply, first_prompt, problem_named, templates_of
@@ -38,7 +43,7 @@ PATIENCE_S = 5.0  # for answers under way when the run is stopped: they are paid
 Scorer = Callable[[str], dict[str, Any]]
 
 
-def _unheard(outcome: str) -> bool:
+def _not_received(outcome: str) -> bool:
     """Return whether the model never received a request, or its answer was lost."""
     return outcome in ("connection", "timeout") or outcome.startswith("http_")
 
@@ -47,72 +52,72 @@ class Asker:
     """Sends requests to one endpoint, records everything in the journal, and has programs scored as they arrive."""
 
     def __init__(
-        self,
-        run: DiscoverConfig,
-        endpoint: Endpoint,
-        client: Client,
-        journal: Journal,
-        spending: Spending,
-        score: Scorer,
+        self, run: DiscoverConfig, endpoint: Endpoint, journal: Journal, spending: Spending, score: Scorer
     ) -> None:
-        """`score`: scores a program's source, called in threads of its own, `score.workers` at a time."""
-        self.run, self.endpoint, self.client = run, endpoint, client
+        """`score`: scores a program's source, called in other threads, `score.workers` at a time."""
+        self.run, self.endpoint, self.client = run, endpoint, Client(endpoint)
         self.journal, self.spending, self._score = journal, spending, score
         self.ended = ""  # which budget allows no more
-        self.current: list[Reply] = []  # of the newest question, as far as they have come
-        self.keep: Callable[[Reply], object] = lambda reply: None  # called with every reply that was scored
-        self._done: queue.Queue[tuple[str, str, Any]] = queue.Queue()  # kind, id, what came of it
-        self._asked: set[str] = set()  # replies that are waited for
-        self._scoring: set[str] = set()  # replies whose programs run
-        self._earlier = set(journal.asked)  # requests of earlier parts
-        self._places = threading.BoundedSemaphore(run.score.workers)
+        self.current: list[Reply] = []  # to the newest question, as far as they have come
+        self.on_score: Callable[[Reply], object] = lambda reply: None  # called with every reply that was scored
+        self._requests: dict[Future[Attempt], Reply] = {}  # under way
+        self._programs: dict[Future[dict[str, Any]], Reply] = {}  # being scored
+        self._earlier = set(journal.asks)  # requests of earlier parts
+        self._workers = ThreadPoolExecutor(run.score.workers, "score")
 
     def replies(self, question: Question, samples: int) -> list[Reply]:
         """Return the replies to a question; fewer if the budget ends, [] if it allows none."""
-        replies = [Reply(question, sample) for sample in range(samples)]
-        self.current, by_id = replies, {reply.id: reply for reply in replies}
+        replies = self.current = [Reply(question, sample) for sample in range(samples)]
+        is_answered = question.turn < self.journal.last_turn  # a later question was asked
         for reply in replies:
             self._from_journal(reply)
-        over = question.turn < self.journal.last_turn  # a later question was asked: this one is answered
         try:
-            self._scoring |= {r.id for r in replies if r.program is not None and self._begin_scoring(r)}
-            while waiting := [r for r in replies if not over and self._asks_again(r)]:
+            for reply in replies:
+                self._begin_scoring(reply)
+            while waiting := [reply for reply in replies if not is_answered and self._needs_request(reply)]:
                 self._pause(waiting)
                 self._send(waiting)
-                if not self._asked:
+                if not self._requests:
                     break
-                self._collect(by_id)
-            self._collect(by_id, whole=True)
+                while self._requests:
+                    self._take_in()
+            while self._programs:
+                self._take_in()
         except KeyboardInterrupt:
-            self._last_answers(by_id)
-            self.client.stop()
+            self._last_answers()
             raise
-        begun = [reply for reply in replies if reply.calls]
-        self._refuse_if_unreachable(begun)
-        return begun
+        replies = [reply for reply in replies if reply.calls]
+        self._refuse_if_unreachable(replies)
+        return replies
 
     def _from_journal(self, reply: Reply) -> None:
         """Restore the requests and answers of earlier parts of the run."""
-        attempt = 1
-        while (id := id_of(reply.question.turn, reply.sample, attempt)) in self.journal.asked:
-            asked, answer = self.journal.asked[id], self.journal.answers.get(id)
-            use = use_of(asked, answer)
-            self.spending.add(use)
-            self._note_call(reply, id, answer["outcome"] if answer else "interrupted", use)
+        while ask := self.journal.asks.get(reply.next_id):
+            answer = self.journal.answers.get(ask.id)
+            use = use_of(ask, answer)
+            self.spending.begin(ask.id, ask.prompt_bound, ask.max_tokens)
+            self.spending.end(ask.id, use)
+            self._add_call(reply, ask.id, answer.outcome if answer else "interrupted", use)
             if answer is not None:
-                said = (answer["content"], answer.get("reasoning"), answer.get("finish_reason"))
-                reply.attempt = Attempt(answer["outcome"], *said, detail=str(answer.get("detail")))
-                if answer["outcome"] == "ok":
-                    reply.program = program_in(answer["content"])
-            attempt += 1
+                reply.attempt = Attempt(
+                    answer.outcome, answer.content, answer.reasoning, answer.finish_reason, detail=answer.detail
+                )
+                if answer.outcome == "ok":
+                    reply.program = program_in(answer.content)
 
-    def _note_call(self, reply: Reply, id: str, outcome: str, use: Any) -> None:
-        cost = self.spending.prices.cost(use.prompt_tokens, use.completion_tokens)
-        counts = {"prompt_tokens": use.prompt_tokens, "completion_tokens": use.completion_tokens}
-        told = {"id": id, "outcome": outcome, **counts, "tokens_counted": use.counted, "cost": round(cost, 9)}
-        reply.calls.append(told)
+    def _add_call(self, reply: Reply, id: str, outcome: str, use: Use) -> None:
+        reply.calls.append(
+            {
+                "id": id,
+                "outcome": outcome,
+                "prompt_tokens": use.prompt_tokens,
+                "completion_tokens": use.completion_tokens,
+                "tokens_counted": use.counted,
+                "cost": round(self.spending.prices.cost(use.prompt_tokens, use.completion_tokens), 9),
+            }
+        )
 
-    def _asks_again(self, reply: Reply) -> bool:
+    def _needs_request(self, reply: Reply) -> bool:
         """Return whether to request a reply (again).
 
         Requests of an earlier part that did not reach the model, or were not let in, are repeated: the cause may be
@@ -122,25 +127,23 @@ class Asker:
             return False
         failed = [call["outcome"] for call in reply.calls if self._counts(call)]
         if failed and not worth_retrying(failed[-1]):
-            attempt = reply.attempt or Attempt(failed[-1])
-            raise ConfigError(refusal(attempt, self.endpoint))
+            raise ConfigError(refusal(reply.attempt or Attempt(failed[-1]), self.endpoint))
         return len(failed) <= self.run.client.retries
 
     def _counts(self, call: dict[str, Any]) -> bool:
         """Return whether a call counts as a try for its reply: one of this part, or one that the model has answered."""
         outcome = call["outcome"]
-        return outcome != "interrupted" and (call["id"] not in self._earlier or not _unheard(outcome))
+        return outcome != "interrupted" and (call["id"] not in self._earlier or not _not_received(outcome))
 
     def _pause(self, waiting: list[Reply]) -> None:
         """Wait before requests are repeated, as long as the longest wait among them."""
         seconds = 0.0
         for reply in waiting:
-            if (attempt := reply.attempt) is not None and self._counts(reply.calls[-1]):
-                asked, factor = (
-                    attempt.retry_after_s,
-                    1.0 if attempt.retry_after_s is not None else self.run.client.pause_s,
-                )
-                seconds = max(seconds, factor * pause_s(len(reply.calls), asked, self.run.seed))
+            if reply.attempt is None or not self._counts(reply.calls[-1]):
+                continue
+            wished = reply.attempt.retry_after_s
+            factor = self.run.client.pause_s if wished is None else 1.0
+            seconds = max(seconds, factor * pause_s(len(reply.calls), wished, self.run.seed))
         until = time.monotonic() + min(seconds, self._seconds_left)
         while (left := until - time.monotonic()) > 0:
             alive()
@@ -155,108 +158,94 @@ class Asker:
     def _send(self, waiting: list[Reply]) -> None:
         """Send the next request for each of these, as far as the budget allows."""
         for reply in waiting:
-            messages = reply.question.messages
-            bound, wanted = prompt_bound(messages), self.run.client.max_tokens
-            allowed, spent = self.spending.room(bound, wanted, self.journal.seconds)
-            if spent and not self._asked:
+            messages, id = reply.question.messages, reply.next_id
+            bound = prompt_bound(messages)
+            allowed, spent = self.spending.room(bound, self.run.client.max_tokens, self.journal.seconds)
+            if spent and not self._requests:
                 self.ended = spent
-            if spent:  # or set aside for what is under way, which may leave something over
+            if spent:  # or reserved for what is under way, which may leave something over
                 break
-            id = id_of(reply.question.turn, reply.sample, len(reply.calls) + 1)
             self.spending.begin(id, bound, allowed)
-            self.journal.write("ask", id=id, prompt_bound=bound, max_tokens=allowed)
-            self._in_thread("answer", reply.id, partial(self._ask, id, messages, allowed))
-            self._asked.add(reply.id)
+            self.journal.write(Ask(id=id, prompt_bound=bound, max_tokens=allowed))
+            seed = hashlib.sha256(f"{self.run.seed} {self.run.strategy} {id}".encode()).hexdigest()[:7]
+            request = self.client.ask(
+                messages,
+                request_id=f"s{self.run.seed}-{id}",
+                seed=int(seed, 16),
+                max_tokens=allowed,
+                timeout_s=min(self.run.client.timeout_s, max(1.0, self._seconds_left)),
+            )
+            self._requests[request] = reply
 
-    def _ask(self, id: str, messages: list[dict[str, str]], max_tokens: int) -> Attempt:
-        limit = min(self.run.client.timeout_s, max(1.0, self._seconds_left))
-        seed = int(hashlib.sha256(f"{self.run.seed} {self.run.strategy} {id}".encode()).hexdigest()[:7], 16)
-        request = f"s{self.run.seed}-{id}"
-        return self.client.ask(messages, request_id=request, seed=seed, max_tokens=max_tokens, timeout_s=limit)
+    def _take_in(self) -> None:
+        """Wait up to a second for answers and scores, and record those that have come."""
+        alive()
+        self.journal.beat()
+        done, _ = wait([*self._requests, *self._programs], 1.0, FIRST_COMPLETED)
+        for future in done:
+            if future in self._requests:
+                reply = self._requests.pop(future)
+                self._answered(reply, future.result())
+                self._begin_scoring(reply)
+            else:
+                self._scored(self._programs.pop(future), future.result())
 
-    def _in_thread(self, kind: str, id: str, work: Callable[[], Any]) -> None:
-        def run() -> None:
-            try:
-                self._done.put((kind, id, work()))
-            except BaseException as error:
-                self._done.put((kind, id, error))
-
-        threading.Thread(target=run, daemon=True, name=f"{kind} {id}").start()
-
-    def _collect(self, replies: dict[str, Reply], whole: bool = False) -> None:
-        """Receive answers until all requests are answered, and with `whole` until all programs are scored."""
-        while self._asked or (whole and self._scoring):
-            alive()
-            self.journal.beat()
-            with suppress(queue.Empty):
-                self._take_in(replies, *self._done.get(timeout=1.0))
-
-    def _take_in(self, replies: dict[str, Reply], kind: str, id: str, came: Any) -> None:
-        if isinstance(came, BaseException):
-            raise came
-        if kind == "score":
-            self._scoring.discard(id)
-            self._scored(replies[id], came)
-            return
-        self._asked.discard(id)
-        self._answered(replies[id], came)
-        if replies[id].program is not None and self._begin_scoring(replies[id]):
-            self._scoring.add(id)
-
-    def _last_answers(self, replies: dict[str, Reply]) -> None:
+    def _last_answers(self) -> None:
         """Record answers that arrive within a few seconds: they are paid for, and need not be requested again."""
-        until = time.monotonic() + PATIENCE_S
-        while self._asked and (wait := until - time.monotonic()) > 0:
-            with suppress(queue.Empty):
-                kind, id, came = self._done.get(timeout=wait)
-                if kind == "answer" and isinstance(came, Attempt):
-                    self._asked.discard(id)
-                    self._answered(replies[id], came)
+        with suppress(TimeoutError):
+            for request in as_completed(self._requests, PATIENCE_S):
+                self._answered(self._requests[request], request.result())
+        for future in (*self._requests, *self._programs):
+            future.cancel()
 
     def _answered(self, reply: Reply, attempt: Attempt) -> None:
-        id = id_of(reply.question.turn, reply.sample, len(reply.calls) + 1)
-        outcome, program = attempt.outcome, None
+        id, outcome, program = reply.next_id, attempt.outcome, None
         if outcome == "ok" and (program := program_in(attempt.content)) is None:
             outcome = "truncated" if attempt.finish_reason == "length" else "no_code"
-        self.journal.answer(id, attempt, outcome, retry_after_s=attempt.retry_after_s)
-        use = use_of(self.journal.asked[id], self.journal.answers[id])
+        answer = Answer(
+            id=id,
+            outcome=outcome,
+            content=attempt.content,
+            reasoning=attempt.reasoning,
+            finish_reason=attempt.finish_reason,
+            detail=attempt.detail,
+            prompt_tokens=attempt.prompt_tokens,
+            completion_tokens=attempt.completion_tokens,
+            retry_after_s=attempt.retry_after_s,
+        )
+        self.journal.write(answer)
+        use = use_of(self.journal.asks[id], answer)
         self.spending.end(id, use)
-        self._note_call(reply, id, outcome, use)
+        self._add_call(reply, id, outcome, use)
         reply.attempt, reply.program = attempt, program
 
-    def _begin_scoring(self, reply: Reply) -> bool:
+    def _begin_scoring(self, reply: Reply) -> None:
         """Have a reply's program scored, unless it was scored before: in an earlier part, or in another reply."""
-        assert reply.program is not None
-        source = reply.program
-        digest = hashlib.sha256(source.encode("utf-8", "replace")).hexdigest()
-        known = self.journal.scores.get(reply.id) or self.journal.by_program.get(digest)
-        if known is not None:
-            self._scored(reply, known)
-            return False
-
-        def work() -> dict[str, Any]:
-            with self._places:
-                return self._score(source)
-
-        self._in_thread("score", reply.id, work)
-        return True
+        if reply.program is None:
+            return
+        digest = hashlib.sha256(reply.program.encode("utf-8", "replace")).hexdigest()
+        result = self.journal.scores.get(reply.id) or self.journal.by_program.get(digest)
+        if result is not None:
+            self._scored(reply, result)
+        else:
+            self._programs[self._workers.submit(self._score, reply.program)] = reply
 
     def _scored(self, reply: Reply, result: dict[str, Any]) -> None:
-        if result["error_kind"] == STOPPED:  # nothing is known of it
+        if result["error_kind"] == STOPPED:  # it has no score
             self.ended = self.ended or f"budget.hours={self.run.budget.hours} are spent"
             return
         if reply.id not in self.journal.scores:
-            self.journal.write("score", of=reply.id, result=result)
+            self.journal.write(Score(of=reply.id, result=result))
         reply.result = result
-        self.keep(reply)
+        self.on_score(reply)
 
     def _refuse_if_unreachable(self, replies: list[Reply]) -> None:
         """Raise `ConfigError` if the endpoint answered none of a turn's questions: the run can be resumed."""
-        last = [reply.calls[-1]["outcome"] for reply in replies if not reply.content]
-        if self.ended or not replies or len(last) < len(replies):
+        if self.ended or not replies or replies[0].question.turn < self.journal.last_turn:
             return
-        if all(map(_unheard, last)) and replies[0].question.turn >= self.journal.last_turn:
-            raise ConfigError(refusal(replies[0].attempt or Attempt(last[0]), self.endpoint))
+        if all(not reply.content and _not_received(reply.calls[-1]["outcome"]) for reply in replies):
+            attempt = replies[0].attempt or Attempt(replies[0].calls[-1]["outcome"])
+            raise ConfigError(refusal(attempt, self.endpoint))
 
 
 @dataclass
@@ -280,12 +269,12 @@ class Walk:
     records: RunWriter
     console: Console
     best: BestProgram
-    known_turns: int  # of earlier parts, the last of which may not be whole
+    earlier_turns: int  # of earlier parts, the last of which may not be complete
     on_disk: int  # score of the program in the folder
     replies: list[Reply] = field(default_factory=list)
 
     @property
-    def begin(self) -> dict[str, Any]:
+    def begin(self) -> Begin:
         """Return the setup of the run, from the journal."""
         assert self.journal.begin is not None
         return self.journal.begin
@@ -302,26 +291,28 @@ def set_up(
     """Build the parts of a run; its setup is recorded, or read if it is resumed."""
     limits = limits_of(run)
 
-    def over() -> bool:
+    def stopped() -> bool:
         return stop.is_set() or (run.budget.hours is not None and journal.seconds >= run.budget.hours * 3600)
 
     def score(source: str) -> dict[str, Any]:
-        return score_program(source.encode("utf-8", "replace"), problem, limits, over).as_dict()
+        return score_program(source.encode("utf-8", "replace"), problem, limits, stopped).as_dict()
 
-    endpoint = endpoint_of(run, (journal.begin or {}).get("model"))
+    endpoint = endpoint_of(run, journal.begin.model if journal.begin else None)
     if journal.begin is None:
         endpoint = begin(run, problem, endpoint, journal, console, score)
-    else:
-        refuse_other_problem(journal.begin, problem)
-    journal.write("part")
+    elif journal.begin.problem_hash != problem.hash:
+        raise ConfigError(
+            f"problem={problem.name}: its files have changed since this run began, and scores would not compare: put "
+            "them back, or choose another hydra.run.dir"
+        )
+    journal.write(Part())
     assert journal.begin is not None
-    start = journal.begin["start"]
-    known = [result["score"] for result in journal.scores.values() if isinstance(result.get("score"), int)]
-    best_known = max([start["result"]["score"], *known])
-    best = BestProgram(start["result"]["score"], start["source"], start["result"]["program_sha256"])
+    start = journal.begin.start
+    best = BestProgram(start.result["score"], start.source, start.result["program_sha256"])
+    on_disk = max([best.score, *(result["score"] for result in journal.scores.values())])
     spending = Spending(run.budget, Prices(run.client.prompt_price, run.client.completion_price))
-    asker = Asker(run, endpoint, Client(endpoint), journal, spending, score)
-    return Walk(run, problem, journal, asker, records, console, best, journal.last_turn, best_known)
+    asker = Asker(run, endpoint, journal, spending, score)
+    return Walk(run, problem, journal, asker, records, console, best, journal.last_turn, on_disk)
 
 
 def refuse_unready(run: DiscoverConfig) -> None:
@@ -368,13 +359,14 @@ def begin(
         endpoint = only_model(endpoint)
     more = {"hints": run.prompts.hints, "timeout_s": f"{run.score.timeout_s:g}", "memory_mb": run.score.memory_mb}
     journal.write(
-        "begin",
-        model=endpoint.model,
-        problem=problem.name,
-        problem_hash=problem.hash,
-        templates=templates,
-        first=first_prompt(templates["first"], problem, source, result, more),
-        start={"program": run.start or problem.starter, "source": source, "result": result},
+        Begin(
+            model=endpoint.model,
+            problem=problem.name,
+            problem_hash=problem.hash,
+            templates=templates,
+            first=first_prompt(templates["first"], problem, source, result, more),
+            start=Start(run.start or problem.starter, source, result),
+        )
     )
     return endpoint
 
@@ -389,24 +381,15 @@ def start_source(run: DiscoverConfig, problem: DiscoveryProblem) -> str:
         raise ConfigError(f"start={run.start} cannot be read ({error}): give a file of Python") from error
 
 
-def refuse_other_problem(begun: dict[str, Any], problem: DiscoveryProblem) -> None:
-    """Raise `ConfigError` if the problem differs from the one that the run began with."""
-    if begun.get("problem_hash") != problem.hash:
-        raise ConfigError(
-            f"problem={problem.name}: its files have changed since this run began, and scores would not compare: put "
-            "them back, or choose another hydra.run.dir"
-        )
-
-
 def announce(walk: Walk) -> None:
     """Print where requests go, and how programs are contained."""
     run, say = walk.run, walk.console.say
-    asks = f"{run.strategy}" + f", {run.side_by_side} replies at a time" * (run.side_by_side > 1)
+    several = f", {run.side_by_side} replies at a time" if run.side_by_side > 1 else ""
     say(f"problem    {walk.problem.title}: begins with {walk.best.score} {walk.problem.unit}")
-    say(f"asks       {walk.asker.endpoint.model}, {asks}; at most {run.most_spent}")
+    say(f"asks       {walk.asker.endpoint.model}, {run.strategy}{several}; at most {run.most_spent}")
     limits = limits_of(run)
-    held = protections_text(protections(limits), briefly=True)
-    say(f"programs   {duration(limits.timeout_s)} and {limits.memory_mb} MB each; held back by {held}")
-    if walk.known_turns:
-        say(f"goes on    in turn {walk.known_turns}, after {len(walk.journal.asked)} calls, none of which is repeated")
+    active = protections_text(protections(limits), briefly=True)
+    say(f"programs   {duration(limits.timeout_s)} and {limits.memory_mb} MB each; held back by {active}")
+    if walk.earlier_turns:
+        say(f"goes on    in turn {walk.earlier_turns}, after {len(walk.journal.asks)} calls, none of which is repeated")
     say(f"records    {walk.records.folder}; interrupted? resume={walk.records.folder} goes on, and repeats no call")

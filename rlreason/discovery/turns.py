@@ -11,7 +11,7 @@ import yaml
 
 from rlreason.config.algorithms import PromptFilesConfig
 from rlreason.config.leaves import resource_dir
-from rlreason.discovery.exchange import Attempt
+from rlreason.discovery.answer import Attempt
 from rlreason.errors import ConfigError
 from rlreason.runtime.text import shorten
 
@@ -55,6 +55,11 @@ class Reply:
         return f"{self.question.turn}.{self.sample}"
 
     @property
+    def next_id(self) -> str:
+        """Return the id of its next request: "TURN.SAMPLE.ATTEMPT"."""
+        return f"{self.id}.{len(self.calls) + 1}"
+
+    @property
     def content(self) -> str:
         """Return the model's text; "" if there is none."""
         return self.attempt.content if self.attempt else ""
@@ -66,11 +71,9 @@ class Reply:
 
     def as_row(self) -> dict[str, Any]:
         """Return its entry in the log."""
-        told = self.attempt
-        said = None
-        if told is not None and (told.content or told.reasoning):
-            said = {"content": told.content, "reasoning": told.reasoning, "finish_reason": told.finish_reason}
-        question = self.question
+        question, attempt, reply = self.question, self.attempt, None
+        if attempt is not None and (attempt.content or attempt.reasoning):
+            reply = {name: getattr(attempt, name) for name in ("content", "reasoning", "finish_reason")}
         return {
             "turn": question.turn,
             "sample": self.sample,
@@ -79,7 +82,7 @@ class Reply:
             "prompt": question.prompt,
             "prompt_kind": question.kind,
             "calls": self.calls,
-            "reply": said,
+            "reply": reply,
             "program": self.program,
             "program_sha256": self.result["program_sha256"] if self.result else None,
             "result": without_measurements(self.result),

@@ -1,0 +1,230 @@
+"""Read a server's answer as plain data: the model's reply, its thinking, and what went wrong."""
+
+import json
+import math
+import re
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
+from typing import Any
+
+import msgspec
+
+from rlreason.runtime.text import HIDDEN, redacted, shorten, visible
+
+LINE_CHARS = 300  # of a text about an answer
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """The outcome of one request.
+
+    `outcome`: ok | http_NNN (the server's status) | timeout | connection | empty (a reply without content) | broken
+    (no JSON, or not of the shape). `content`: the reply without its thinking; "" where there is none. `reasoning`: the
+    thinking, where the server shows it. Tokens: as the server counts them, None where it does not say.
+    `retry_after_s`: how long the server asks to wait, in seconds. `detail`: one line for a person, never with the key.
+    """
+
+    outcome: str
+    content: str = ""
+    reasoning: str | None = None
+    finish_reason: str | None = None
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    retry_after_s: float | None = None
+    detail: str = ""
+
+
+def without_key(text: str, key: str | None) -> str:
+    """Return the text with this key hidden; a very short key only as a whole word.
+
+    >>> without_key("no such key: swordfish", "swordfish"), without_key("a bad key: a", "a")
+    ('no such key: <redacted>', '<redacted> bad key: <redacted>')
+    """
+    key = (key or "").strip()
+    if not key:
+        return text
+    return text.replace(key, HIDDEN) if len(key) > 5 else re.sub(rf"(?<!\w){re.escape(key)}(?!\w)", HIDDEN, text)
+
+
+def one_line(text: str, key: str | None) -> str:
+    """Return at most `LINE_CHARS` characters of a text on one line, without secrets and control characters.
+
+    >>> one_line("Incorrect API key\\n  provided: swordfish\\x1b[2J", "swordfish")
+    'Incorrect API key provided: <redacted>\\\\x1b[2J'
+    """
+    line = " ".join(without_key(text, key)[:20_000].split())
+    return shorten(visible(redacted(line)), LINE_CHARS - len(" ..."))
+
+
+class _Part(msgspec.Struct):
+    """A part of a content that is a list. `thinking`: as Mistral's servers send it."""
+
+    type: str = ""
+    text: str | None = None
+    thinking: "str | list[_Part] | None" = None
+
+    def read(self) -> str:
+        if isinstance(self.thinking, list):
+            return "".join(part.text or "" for part in self.thinking)
+        return self.text or self.thinking or ""
+
+
+class _Reply(msgspec.Struct):
+    content: str | list[str | _Part] | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    refusal: str | None = None
+
+
+class _Choice(msgspec.Struct):
+    message: _Reply | None = None
+    delta: _Reply | None = None  # of a stream
+    finish_reason: str | None = None
+
+
+class _Answer(msgspec.Struct):
+    choices: list[_Choice] | None = None
+    usage: Any = None
+    error: Any = None
+    detail: Any = None  # of an error, as FastAPI names it
+    message: Any = None
+
+    def error_text(self) -> str:
+        """Return the message of an error, in the shapes that servers use; "" if there is none."""
+        error = self.error or self.detail or self.message or ""
+        if isinstance(error, dict):
+            error = error.get("message") or error
+        return error if isinstance(error, str) else json.dumps(error)
+
+
+def read_answer(status: int, headers: Mapping[str, str], body: bytes, key: str | None) -> Attempt:
+    """Return the attempt of a server's answer. `headers`: by lower-case names. `key`: hidden in its `detail`.
+
+    A status other than 2xx is http_NNN, and so is a reply of status 200 that holds an error with a code of its own.
+
+    >>> read_answer(200, {}, b'{"choices": [{"message": {"content": "<think>2?</think>3"}}]}', None).content
+    '3'
+    >>> read_answer(503, {"retry-after": "2"}, b"busy", None).detail
+    'HTTP 503: busy'
+    """
+    text, wait = body.decode("utf-8", "replace"), _retry_after_s(headers.get("retry-after", ""))
+    answer, trouble = _Answer(), ""
+    try:
+        is_stream = "text/event-stream" in headers.get("content-type", "")
+        answer = _joined(text) if is_stream else msgspec.convert(json.loads(body), _Answer)
+    except (msgspec.ValidationError, ValueError, RecursionError) as error:
+        trouble = str(error) if isinstance(error, msgspec.ValidationError) else "no JSON"
+        trouble = f"{trouble}: {text[:1000]}" if text else "no text"
+    if not 200 <= status < 300:
+        elsewhere = headers.get("location", "") if 300 <= status < 400 else ""
+        detail = f"it redirects to {elsewhere}" if elsewhere else answer.error_text() or text
+        return Attempt(f"http_{status}", retry_after_s=wait, detail=one_line(f"HTTP {status}: {detail}", key))
+    if trouble:
+        return Attempt("broken", retry_after_s=wait, detail=one_line(trouble, key))
+    usage = answer.usage if isinstance(answer.usage, dict) else {}
+    counts = {name: _count(usage.get(name)) for name in ("prompt_tokens", "completion_tokens")}
+    choice = answer.choices[0] if answer.choices else _Choice()
+    if choice.message is None:
+        code = answer.error.get("code") if isinstance(answer.error, dict) else None  # as gateways send it
+        outcome = f"http_{code}" if type(code) is int and 400 <= code < 600 else "broken"
+        detail = answer.error_text() or f"no choices[0].message in {text[:1000]}"
+        return Attempt(outcome, retry_after_s=wait, detail=one_line(detail, key), **counts)
+    content, reasoning = _texts(choice.message)
+    reason = choice.finish_reason and _encodable(choice.finish_reason)[:100]
+    if content.strip():
+        return Attempt("ok", content, reasoning, reason, **counts)
+    detail = "thinking without an answer" if reasoning else "a reply without content"
+    detail += f", finish_reason={reason}" if reason else ""
+    if choice.message.refusal:
+        detail = f"the model declined: {choice.message.refusal}"
+    return Attempt("empty", "", reasoning, reason, detail=one_line(detail, key), **counts)
+
+
+def _joined(text: str) -> _Answer:
+    """Join the events of a streamed reply; `ValueError` if the stream has no end."""
+    content, reasoning, finish_reason, usage = "", "", None, None
+    ended = False
+    for line in text.split("\n"):
+        name, _, value = line.partition(":")
+        if name != "data" or ended:
+            continue
+        if value.strip() == "[DONE]":
+            ended = True
+            continue
+        event = msgspec.convert(json.loads(value), _Answer)
+        if event.error:
+            return event
+        usage = event.usage or usage
+        choice = event.choices[0] if event.choices else _Choice()
+        finish_reason = choice.finish_reason or finish_reason
+        if choice.delta is not None:
+            content += choice.delta.content if isinstance(choice.delta.content, str) else ""
+            reasoning += choice.delta.reasoning_content or choice.delta.reasoning or ""
+    if not ended and finish_reason is None:
+        raise ValueError("the stream has no end")
+    return _Answer([_Choice(_Reply(content, reasoning), finish_reason=finish_reason)], usage)
+
+
+def _texts(reply: _Reply) -> tuple[str, str | None]:
+    """Return content and thinking of a reply, which servers send apart, in parts, or as one text."""
+    content, thinking = "", ""
+    for part in reply.content if isinstance(reply.content, list) else [reply.content or ""]:
+        if isinstance(part, str):
+            content += part
+        elif part.type in ("thinking", "reasoning"):
+            thinking += part.read()
+        else:
+            content += part.read()
+    content = _encodable(content)
+    for text in (reply.reasoning, reply.reasoning_content):
+        if text and text.strip():
+            thinking = text
+    thinking = _encodable(thinking)
+    if thinking and not content.lstrip().startswith("<think>"):
+        return content, thinking
+    rest, before = without_thinking(content)
+    return rest, thinking or before
+
+
+def without_thinking(content: str) -> tuple[str, str | None]:
+    """Return a reply's content and the thinking in front of it; unfinished thinking leaves no content.
+
+    Some servers put the first mark into the prompt, so that the reply has only the last one.
+
+    >>> without_thinking("<think>\\nA square?\\n</think>\\n\\nYes."), without_thinking("<think>A square"), \
+    without_thinking("A square?</think>Yes.")
+    (('Yes.', 'A square?'), ('', 'A square'), ('Yes.', 'A square?'))
+    """
+    opened = content.lstrip().startswith("<think>")
+    if not opened and ("</think>" not in content or "<think>" in content):
+        return content, None
+    thinking, _, rest = content.partition("</think>")
+    return rest.lstrip(), thinking.lstrip().removeprefix("<think>").strip() or None
+
+
+def _encodable(text: str) -> str:
+    """Return a text that can be encoded: half a character, which JSON can hold, becomes a question mark."""
+    return text.encode("utf-8", "replace").decode("utf-8")
+
+
+def _count(value: Any) -> int | None:
+    return value if type(value) is int and value >= 0 else None
+
+
+def _retry_after_s(header: str) -> float | None:
+    """Return the seconds of `Retry-After`, a number or a date; None if it is missing or unreadable.
+
+    >>> _retry_after_s("2.5"), _retry_after_s("soon"), _retry_after_s("nan"), _retry_after_s("-1")
+    (2.5, None, None, None)
+    """
+    try:
+        seconds = float(header)
+        return seconds if math.isfinite(seconds) and seconds >= 0 else None
+    except ValueError:
+        pass
+    try:
+        return max(0.0, parsedate_to_datetime(header).timestamp() - time.time())
+    except (ValueError, OverflowError):
+        return None
