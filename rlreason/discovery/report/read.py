@@ -1,6 +1,7 @@
 """Read `conversation_log.json` of a discover run, and derive figures from it."""
 
 import json
+from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -133,7 +134,6 @@ class Best:
 class Log:
     """One run. `ended` is None while it is in progress, and if it was killed."""
 
-    folder: Path
     problem: str
     strategy: str
     model: str
@@ -148,6 +148,7 @@ class Log:
     unit: str = "points"
     system: str | None = None
     ended: str | None = None
+    folder: Path = Path()
 
     @property
     def calls(self) -> int:
@@ -169,6 +170,11 @@ class Log:
         """Return the turn of the best program; None if that is the one the run began with."""
         return next((turn for turn in self.turns if turn.id == self.best.turn), None)
 
+    @property
+    def best_result(self) -> Result | None:
+        """Return the verifier's result on the best program."""
+        return self.best_turn.result if self.best_turn else self.start.result
+
     def curve(self) -> tuple[list[int], list[int]]:
         """Return (calls, best score so far): from 0 calls and the starting score, a point after each turn, in order.
 
@@ -186,14 +192,6 @@ class Log:
         return max(y for x, y in zip(xs, ys, strict=True) if x <= calls)
 
 
-MOST_BYTES = 1 << 29  # a larger file is no log
-MOST_LEVELS = 60  # lists and objects within one another
-
-
-class _WrongError(Exception):
-    """An error in a file, without its path."""
-
-
 def is_discover_run(folder: Path) -> bool:
     """Return whether a folder has the log of a discover run, readable or not."""
     with suppress(OSError, ValueError):
@@ -208,51 +206,19 @@ def read_log(folder: Path) -> Log:
     """
     path = folder / files.CONVERSATION
     try:
-        return replace(_log(_document(path)), folder=folder)
-    except (_WrongError, msgspec.ValidationError) as error:
-        raise ConfigError(
-            f"{visible(str(path))} is no log of a discover run: {error}: give the folder of another run"
-        ) from None
-
-
-def _document(path: Path) -> Any:
-    if not path.is_file():
-        raise _WrongError("there is no such file")
-    try:
-        if (size := path.stat().st_size) > MOST_BYTES:
-            raise _WrongError(f"it has {size:,} bytes, more than {MOST_BYTES:,}")
-        document = json.loads(path.read_bytes().decode(), parse_constant=_refuse_constant)
+        log = replace(msgspec.convert(json.loads(path.read_bytes()), Log), folder=folder)
+    except msgspec.ValidationError as error:
+        raise _wrong(path, str(error)) from None
     except (OSError, ValueError, RecursionError) as error:
-        why = error.strerror if isinstance(error, OSError) else shorten(visible(str(error)), 80)
-        raise _WrongError(f"it cannot be read ({why or type(error).__name__})") from None
-    if _levels(document) > MOST_LEVELS:
-        raise _WrongError(f"its lists and objects lie more than {MOST_LEVELS} deep")
-    return document
-
-
-def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is no number")
-
-
-def _levels(document: Any) -> int:
-    """Return how deep lists and objects are nested, at most one more than MOST_LEVELS."""
-    level, within = 0, [document]
-    while within and level <= MOST_LEVELS:
-        inner: list[Any] = []
-        for one in within:
-            inner += one.values() if isinstance(one, dict) else one if isinstance(one, list) else ()
-        level, within = level + 1, inner
-    return level
-
-
-def _log(document: Any) -> Log:
-    document = {**document, "folder": Path()} if isinstance(document, dict) else document
-    log = msgspec.convert(document, Log)
-    seen: set[str] = set()
-    for k, turn in enumerate(log.turns):
-        if turn.id in seen:
-            raise _WrongError(f"turns[{k}] is turn {turn.id} a second time")
-        seen.add(turn.id)
-    if log.best.turn != START and log.best.turn not in seen:
-        raise _WrongError(f"best.turn={shorten(visible(log.best.turn), 40)} names none of its turns")
+        cause = error.strerror if isinstance(error, OSError) else shorten(str(error), 80)
+        raise _wrong(path, f"it cannot be read ({cause or type(error).__name__})") from None
+    ids = [turn.id for turn in log.turns]
+    if len(ids) > len(set(ids)):
+        raise _wrong(path, f"turn {Counter(ids).most_common(1)[0][0]} stands there twice")
+    if log.best.turn not in (START, *ids):
+        raise _wrong(path, f"best.turn={shorten(log.best.turn, 40)} names none of its turns")
     return log
+
+
+def _wrong(path: Path, problem: str) -> ConfigError:
+    return ConfigError(visible(f"{path} is no log of a discover run: {problem}: give the folder of another run"))
