@@ -63,10 +63,10 @@ def counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'s' * (number != 1)}"
 
 
-def times_word(number: int) -> str:
+def times_text(number: int) -> str:
     """Return "once", "twice" and so on.
 
-    >>> times_word(1), times_word(2), times_word(3)
+    >>> times_text(1), times_text(2), times_text(3)
     ('once', 'twice', '3 times')
     """
     return {1: "once", 2: "twice"}.get(number, f"{number:,} times")
