@@ -16,7 +16,7 @@ from rlreason.errors import ConfigError
 from rlreason.runtime.text import shorten
 
 Message = dict[str, str]
-PROGRAM_KEYS = ("seconds", "check_seconds", "peak_memory_mb", "output_tail", "left_behind")  # differ from run to run
+MEASUREMENTS = ("seconds", "check_seconds", "peak_memory_mb", "output_tail", "left_behind")  # differ from run to run
 
 
 @dataclass(slots=True)
@@ -94,7 +94,9 @@ class Reply:
 
 def without_measurements(result: dict[str, Any] | None) -> dict[str, Any] | None:
     """Return a result without times and sizes: the same replies make the same log twice."""
-    return None if result is None else {name: value for name, value in result.items() if name not in PROGRAM_KEYS}
+    if result is None:
+        return None
+    return {name: value for name, value in result.items() if name not in MEASUREMENTS}
 
 
 def chosen_of(replies: Sequence[Reply]) -> Reply | None:
@@ -129,16 +131,16 @@ class Conversation:
 
         With history=0 it continues from the best reply only; if none was valid yet, from the last.
         """
-        shown = set(range(len(self.exchanges))[-history:] if history else ())
+        places = set(range(len(self.exchanges))[-history:] if history else ())
         scores = [reply.score for reply, _, _ in self.exchanges]
         if scores and max(scores) > 0:
-            shown.add(scores.index(max(scores)))
-        elif scores and not shown:
-            shown.add(len(scores) - 1)
+            places.add(scores.index(max(scores)))
+        elif scores and not places:
+            places.add(len(scores) - 1)
         messages = [{"role": "system", "content": self.system}] if self.system else []
         messages.append({"role": "user", "content": self.first})
         kind, sees = "first", []
-        for place in sorted(shown):
+        for place in sorted(places):
             reply, kind, text = self.exchanges[place]
             messages += [{"role": "assistant", "content": reply.content}, {"role": "user", "content": text}]
             sees.append(reply.id)

@@ -84,7 +84,7 @@ def draw(path: Path, title: str, unit: str, panels: Sequence[Panel], record: Seq
 
 
 def label(text: str, most: int) -> str:
-    """Make a foreign text safe for a picture: on one line, cut, without control characters."""
+    """Return a foreign text as a picture can show it: on one line, cut, without control characters."""
     return shorten(written_out(text), most)
 
 
@@ -158,12 +158,13 @@ def _draw_record(ax: Any, panel: Panel, record: Sequence[tuple[float, str]]) -> 
         best = max(best, *panel.baseline.expected([panel.baseline.count]))
     above = sorted(score for score, _ in record if best < score <= 1.5 * best)
     top = max(1.08 * best, 1.04 * above[0] if above else 0)
-    shown = sorted((score, who) for score, who in record if 0 < score <= top)
-    top = max(top, 1.03 * shown[-1][0]) if shown else top
+    visible = sorted((score, who) for score, who in record if 0 < score <= top)
+    if visible:
+        top = max(top, 1.03 * visible[-1][0])
     ax.set_ylim(0, top)
-    for score, _ in shown:
+    for score, _ in visible:
         ax.axhline(score, color=LIGHT["axis"], linewidth=0.8, linestyle=(0, (1, 2)), zorder=0)
-    named = shown[-MOST_RECORDS:]
+    named = visible[-MOST_RECORDS:]
     for (score, who), height in zip(named, spread([score for score, _ in named], top * APART), strict=True):
         text = label(f"{score:g} {who}", 30)
         ax.text(1.01, height, text, transform=ax.get_yaxis_transform(), fontsize=7, va="center", color=LIGHT["muted"])
@@ -217,14 +218,13 @@ def distribution(settings: Sequence[SeedGroup]) -> list[str]:
         "valid",
     ]
     rows = [_row(setting) for setting in settings]
-    lines = table(head, rows, frozenset({1, 3, 4, 5, 6, 7}))
-    lines += [
-        "",
-        "calls: of the model, retries counted, all seeds together; valid: the share of replies whose set counts.",
-    ]
-    lines[-1] += f" The interval is Student's t over seeds, for {FEWEST_FOR_MEAN} or more."
+    note = (
+        "calls: of the model, retries counted, all seeds together; valid: the share of replies whose set counts. The "
+        f"interval is Student's t over seeds, for {FEWEST_FOR_MEAN} or more."
+    )
     if any(log.ended is None for setting in settings for log in setting.logs):
-        lines[-1] += " \\* has not ended."
+        note += " \\* has not ended."
+    lines = [*table(head, rows, frozenset({1, 3, 4, 5, 6, 7})), "", note]
     alone = [inline(setting.label) for setting in settings if len(setting.logs) == 1]
     if alone:
         lines += ["", f"One seed: no distribution. It says little about a setting ({listed(alone)}): add seeds."]
@@ -234,28 +234,26 @@ def distribution(settings: Sequence[SeedGroup]) -> list[str]:
 def _row(setting: SeedGroup) -> list[str]:
     logs = setting.logs
     finals = [log.best.score for log in logs]
-    each = [f"{figure(log.best.score)}{'' if log.ended is not None else chr(92) + '*'}" for log in logs[:MOST_SEEDS]]
+    each = [figure(log.best.score) + ("\\*" if log.ended is None else "") for log in logs[:MOST_SEEDS]]
     more = f" and {len(logs) - MOST_SEEDS} more" if len(logs) > MOST_SEEDS else ""
-    mean, low, high = mean_interval(finals)
-    told = f"{figure(round(mean, 1))} ({figure(round(low, 1))} to {figure(round(high, 1))})"
-    told = f"{figure(mean)} (all alike)" if min(finals) == max(finals) else told
+    mean = ""
+    if len(logs) >= FEWEST_FOR_MEAN and min(finals) == max(finals):
+        mean = f"{figure(finals[0])} (all alike)"
+    elif len(logs) >= FEWEST_FOR_MEAN:
+        middle, low, high = (figure(round(value, 1)) for value in mean_interval(finals))
+        mean = f"{middle} ({low} to {high})"
+    replies = sum(log.answered for log in logs)
+    valid = sum(turn.is_valid for log in logs for turn in log.turns)
     return [
         inline(setting.label),
         str(len(logs)),
         ", ".join(each) + more,
         figure(statistics.median(finals)),
         f"{figure(min(finals))}-{figure(max(finals))}",
-        told if len(logs) >= FEWEST_FOR_MEAN else "",
+        mean,
         f"{sum(log.calls for log in logs):,}",
-        share_of_valid(logs),
+        f"{valid} of {replies} ({min(valid / replies, 1):.0%})" if replies else "no reply",
     ]
-
-
-def share_of_valid(logs: Sequence[Log]) -> str:
-    """Return the replies with a valid set, of all replies."""
-    replies = sum(log.answered for log in logs)
-    valid = sum(turn.is_valid for log in logs for turn in log.turns)
-    return f"{valid} of {replies} ({min(valid / replies, 1):.0%})" if replies else "no reply"
 
 
 def baseline_lines(panels: Sequence[Panel], comparisons: Sequence[Comparison]) -> list[str]:
@@ -281,12 +279,12 @@ def _reach(panel: Panel) -> str:
         return f"none yet. {more_draws(panel)}"
     longest = max(log.calls for setting in panel.settings for log in setting.logs)
     reach = min(baseline.count, longest)
-    ks = sorted({1, max(1, reach // 4), max(1, reach // 2), reach} - {0})
-    told = [f"{_expected(baseline, k)} in {counted(k, 'call')}" for k in ks]
+    ks = sorted({1, max(1, reach // 4), max(1, reach // 2), max(1, reach)})
+    bests = listed([f"{_expected(baseline, k)} in {counted(k, 'call')}" for k in ks])
     runs = f"{counted(baseline.count, 'draw')} from {counted(baseline.runs, 'run')}"
     few = baseline.count < FEW
     bounds = "too few for an interval" if few else "in brackets the 95% bootstrap interval of the draws"
-    text = f"{runs}; the expected best is {listed(told)}; {bounds}."
+    text = f"{runs}; the expected best is {bests}; {bounds}."
     if baseline.count < longest:
         text += f" They reach to {counted(baseline.count, 'call')}, and the longest run made {longest:,}. "
         text += more_draws(panel)
@@ -317,11 +315,10 @@ def verdict(one: Comparison, family: Sequence[Comparison]) -> str:
     if one.word == "no draws":
         return "cannot tell: there is no call of the first prompt to compare it with."
     seeds, groups = len(one.bests), len(one.groups)
-    middle = figure(statistics.median(one.bests)) + " in the median" * (seeds > 1)
+    middle, expected = figure(statistics.median(one.bests)), _expected(one.baseline, one.calls)
+    reached = f"the seed has {middle}" if seeds == 1 else f"the {seeds} seeds have {middle} in the median"
     compared = (
-        f"after {counted(one.calls, 'call')} the {'seed has' if seeds == 1 else f'{seeds} seeds have'} "
-        f"{middle}; as many independent draws are expected to have "
-        f"{_expected(one.baseline, one.calls)}"
+        f"after {counted(one.calls, 'call')} {reached}; as many independent draws are expected to have {expected}"
     )
     if seeds == 1:
         return f"cannot tell, with one seed: {compared}."

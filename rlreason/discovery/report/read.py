@@ -161,11 +161,6 @@ class Log:
         return sum(call.outcome in REPLIED for turn in self.turns for call in turn.calls)
 
     @property
-    def replies(self) -> list[Turn]:
-        """Return the turns that ended with a reply."""
-        return [turn for turn in self.turns if turn.reply is not None]
-
-    @property
     def best_turn(self) -> Turn | None:
         """Return the turn of the best program; None if that is the one the run began with."""
         return next((turn for turn in self.turns if turn.id == self.best.turn), None)

@@ -13,7 +13,7 @@ from rlreason.discovery.report.read import Log
 from rlreason.errors import ConfigError
 from rlreason.report.build import fenced, text
 from rlreason.runtime.differences import LEVEL, holm
-from rlreason.runtime.files import explained, whole
+from rlreason.runtime.files import whole
 from rlreason.runtime.intervals import best_of_curve, best_of_interval, rank_sum_p, smallest_p
 from rlreason.runtime.text import shorten
 
@@ -26,16 +26,15 @@ def inline(given: str, most: int = 160) -> str:
     >>> inline("<b>*a*</b> $x$ https://evil.test @all")
     '&lt;b&gt;\\*a\\*&lt;/b&gt; \\$x\\$ https:\\/\\/evil.test \\@all'
     """
-    return _LINKED.sub(lambda found: "".join(f"\\{one}" for one in found[0]), text(shorten(given, most)))
+    return _LINKED.sub(lambda match: "".join(f"\\{one}" for one in match[0]), text(shorten(given, most)))
 
 
 def quoted(given: str, most: int, lines: int = 24) -> list[str]:
     """Return a foreign text in a fence that it cannot end: only beginning and end if it is long."""
-    every = given.splitlines()
-    if len(every) > lines:
-        half = lines // 2
-        left_out = counted(len(every) - 2 * half, "line")
-        given = "\n".join([*every[:half], f"[... {left_out} ...]", *every[-half:]])
+    given_lines, half = given.splitlines(), lines // 2
+    if len(given_lines) > lines:
+        left_out = counted(len(given_lines) - 2 * half, "line")
+        given = "\n".join([*given_lines[:half], f"[... {left_out} ...]", *given_lines[-half:]])
     return fenced(shorten(given, most, "both"))
 
 
@@ -60,7 +59,7 @@ def counted(number: int, noun: str) -> str:
     >>> counted(1, "seed"), counted(2000, "call")
     ('1 seed', '2,000 calls')
     """
-    return f"{number:,} {noun}{'s' * (number != 1)}"
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
 def times_text(number: int) -> str:
@@ -78,7 +77,9 @@ def listed(parts: Sequence[str]) -> str:
     >>> listed(["a"]), listed(["a", "b", "c"])
     ('a', 'a, b and c')
     """
-    return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}" if parts else ""
+    if len(parts) < 2:
+        return "".join(parts)
+    return f"{', '.join(parts[:-1])} and {parts[-1]}"
 
 
 def figure(value: float) -> str:
@@ -108,12 +109,12 @@ LARGEST_SCORE = 1e15
 
 def records_of(record: Sequence[Mapping[str, Any]]) -> list[tuple[float, str]]:
     """Return (score, who) of the entries of a problem's `record` that have a number as their score."""
-    found = []
+    entries = []
     for row in record:
         score = row.get("score")
-        if isinstance(score, int | float) and not isinstance(score, bool) and 0 <= score <= LARGEST_SCORE:
-            found.append((float(score), str(row.get("who") or "")))
-    return found
+        if type(score) in (int, float) and 0 <= score <= LARGEST_SCORE:
+            entries.append((float(score), str(row.get("who") or "")))
+    return entries
 
 
 def standing(record: Sequence[Mapping[str, Any]], score: int, unit: str) -> list[str]:
@@ -129,14 +130,16 @@ def standing(record: Sequence[Mapping[str, Any]], score: int, unit: str) -> list
         for row in record
     ]
     lines = [*table([inline(unit, 30), "who", "note"], rows, frozenset({0})), ""]
-    known = sorted(records_of(record), key=lambda one: one[0])
-    below, above = [one for one in known if one[0] <= score], [one for one in known if one[0] > score]
+    ranked = sorted(records_of(record), key=lambda one: one[0])
+    if not ranked:
+        return [*lines, ""]
+    below, above = [one for one in ranked if one[0] <= score], [one for one in ranked if one[0] > score]
     reached = f"reaches {figure(below[-1][0])} ({inline(below[-1][1], 80)})" if below else "reaches none of these"
     if above:
         ahead = f"; the next above it is {figure(above[0][0])} ({inline(above[0][1], 80)})."
     else:
         ahead = ", the highest figure of the table: check it by other means before you believe it."
-    return [*lines, f"The best score here, {figure(score)}, {reached}{ahead}" if known else ""]
+    return [*lines, f"The best score here, {figure(score)}, {reached}{ahead}"]
 
 
 HEADING = "## Reflection"
@@ -161,22 +164,19 @@ def reader_text(report: Path) -> bytes:
     except OSError as error:
         raise ConfigError(
             f"{report} cannot be read ({error.strerror}), and what was written into it would be lost"
-        ) from (error)
+        ) from error
     place = _place_of_heading(old)
     if place is not None:
         return old[place:]
     if not old.strip():
         return INVITATION.encode()
-    aside = _unused(report.with_name(f"{BEFORE}.md"))
+    number, aside = 1, report.with_name(f"{BEFORE}.md")
+    while aside.exists() or aside.is_symlink():
+        number += 1
+        aside = report.with_name(f"{BEFORE}-{number}.md")
     with whole(aside) as partial:
         partial.write_bytes(old)
     return f"{INVITATION}\nThe report that was here before had no such heading: it is kept as {aside.name}.\n".encode()
-
-
-def write_keeping(report: Path, text: str, kept: bytes) -> None:
-    """Replace the report, atomically. `UnwritableError` if the system refuses."""
-    with explained(report), whole(report) as partial:
-        partial.write_bytes(text.encode() + kept)
 
 
 def _place_of_heading(old: bytes) -> int | None:
@@ -189,23 +189,14 @@ def _place_of_heading(old: bytes) -> int | None:
             return place
         if is_heading:
             last = place
-        if found := _FENCE.fullmatch(stripped):
-            mark, rest = found[1], found[2].strip()
+        if match := _FENCE.fullmatch(stripped):
+            mark, rest = match[1], match[2].strip()
             if not fence:
                 fence = mark if not (mark[:1] == b"`" and b"`" in rest) else b""
             elif mark.startswith(fence) and not rest:
                 fence = b""
         place += len(line)
     return last  # somebody has opened a fence above it that is not closed
-
-
-def _unused(path: Path) -> Path:
-    """Return the path, or one with a number if it exists."""
-    number, found = 1, path
-    while found.exists() or found.is_symlink():
-        number += 1
-        found = path.with_name(f"{path.stem}-{number}{path.suffix}")
-    return found
 
 
 STRATEGIES = {
@@ -269,14 +260,13 @@ def outcome_text(outcome: str) -> str:
 #: Settings that change no reply to the first prompt, and no score of it, by their first words. `hints` stand in it.
 APART = {"budget", "replies", "retries", "hints", "history", "restart_after"}
 MOST_GROUPS = 200  # of a rank test
-FEW = 5  # with fewer draws, no interval is told: they have shown too little of what there is
+FEW = 5  # with fewer draws no interval is given
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingBaseline:
     """Independent draws of one kind. `scores`: of each call, in the order of runs and turns; 0 without a set."""
 
-    key: str
     start: int  # the score of the program that the runs began with
     scores: tuple[int, ...]
     runs: int  # how many runs they come from
@@ -297,21 +287,20 @@ class SamplingBaseline:
 
     def groups(self, calls: int) -> list[int]:
         """Return the best of each consecutive group of so many draws, as from runs of independent sampling."""
-        whole = min(self.count // calls, MOST_GROUPS)
         values = self._values()
-        return [max(values[k * calls : (k + 1) * calls]) for k in range(whole)]
+        return [max(values[k * calls : (k + 1) * calls]) for k in range(min(self.count // calls, MOST_GROUPS))]
 
     def _values(self) -> list[int]:
         return [max(self.start, score) for score in self.scores]
 
 
 def draws_of(log: Log) -> list[int]:
-    """Return the score of every call of the bare first prompt in a run; see the module for what counts."""
-    found: list[int] = []
+    """Return the score of every call of the bare first prompt in a run; 0 for one that was repeated."""
+    scores: list[int] = []
     for turn in log.turns:
         if turn.is_independent and turn.calls:
-            found += [0] * (len(turn.calls) - 1) + [turn.credit]
-    return found
+            scores += [0] * (len(turn.calls) - 1) + [turn.credit]
+    return scores
 
 
 def baselines_of(logs: Iterable[Log]) -> dict[str, SamplingBaseline]:
@@ -319,12 +308,12 @@ def baselines_of(logs: Iterable[Log]) -> dict[str, SamplingBaseline]:
     kinds: dict[str, list[Log]] = {}
     for log in logs:
         kinds.setdefault(kind_of_draw(log), []).append(log)
-    found = {}
+    baselines = {}
     for key, of_kind in kinds.items():
-        drawn = [draws_of(log) for log in of_kind]
-        scores = tuple(score for one in drawn for score in one)
-        found[key] = SamplingBaseline(key, of_kind[0].start.score, scores, sum(map(bool, drawn)))
-    return found
+        draws = [draws_of(log) for log in of_kind]
+        scores = tuple(score for one in draws for score in one)
+        baselines[key] = SamplingBaseline(of_kind[0].start.score, scores, sum(bool(one) for one in draws))
+    return baselines
 
 
 def kind_of_draw(log: Log) -> str:
@@ -337,11 +326,6 @@ def facts_of_draw(log: Log) -> dict[str, Any]:
     settings = {key: value for key, value in flat(log.settings).items() if key.partition(".")[0] not in APART}
     own = {"problem": log.problem, "model": log.model, "system prompt": log.system, "first prompt": log.first_prompt}
     return {**settings, **own, "starting score": log.start.score}
-
-
-def is_sampling(logs: Sequence[Log]) -> bool:
-    """Return whether runs consist only of independent draws: they are the baseline itself."""
-    return all(turn.is_independent for log in logs for turn in log.turns)
 
 
 ORDER = ("simple", "best_of_n", "refine", "hybrid")  # of the strategies in tables and pictures
@@ -384,15 +368,11 @@ def settings_of(logs: Sequence[Log]) -> list[SeedGroup]:
     groups: dict[str, list[Log]] = {}
     for log in logs:
         groups.setdefault(json.dumps(_facts(log), sort_keys=True), []).append(log)
-    found = [sorted(group, key=lambda log: (log.seed, str(log.folder))) for group in groups.values()]
-    labels = labels_of([group[0] for group in found])
-    made = [SeedGroup(label, tuple(group)) for label, group in zip(labels, found, strict=True)]
-    return sorted(made, key=lambda one: (place_of(one.strategy), one.label))
-
-
-def place_of(strategy: str) -> int:
-    """Return the position of a strategy in tables and pictures; unknown ones are last."""
-    return ORDER.index(strategy) if strategy in ORDER else len(ORDER)
+    by_seed = [sorted(group, key=lambda log: (log.seed, str(log.folder))) for group in groups.values()]
+    labels = labels_of([group[0] for group in by_seed])
+    settings = [SeedGroup(label, tuple(group)) for label, group in zip(labels, by_seed, strict=True)]
+    places = {strategy: place for place, strategy in enumerate(ORDER)}
+    return sorted(settings, key=lambda one: (places.get(one.strategy, len(ORDER)), one.label))
 
 
 def labels_of(logs: Sequence[Log]) -> list[str]:
@@ -411,9 +391,8 @@ def differing(own: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) -> li
     ['n=4']
     """
     keys = [key for key in own if any(json.dumps(own[key]) != json.dumps(of.get(key)) for of in others)]
-    plain = [key for key in keys if not key.endswith("prompt")]
-    shown = {key: hashlib.sha256(json.dumps(own[key]).encode()).hexdigest()[:8] for key in keys if key not in plain}
-    return [f"{key}={shorten(typed_word(own[key]), 40)}" for key in plain] or [f"{k} {v}" for k, v in shown.items()]
+    short = [f"{key}={shorten(typed_word(own[key]), 40)}" for key in keys if not key.endswith("prompt")]
+    return short or [f"{key} {hashlib.sha256(json.dumps(own[key]).encode()).hexdigest()[:8]}" for key in keys]
 
 
 def _facts(log: Log) -> dict[str, Any]:
@@ -423,19 +402,19 @@ def _facts(log: Log) -> dict[str, Any]:
 
 def without_copies(logs: Sequence[Log]) -> tuple[list[Log], list[str]]:
     """Return runs without those whose prompts and replies all equal another's, and a line about each."""
-    kept: dict[str, Log] = {}
-    lines, found = [], []
+    firsts: dict[str, Log] = {}
+    originals, lines = [], []
     for log in logs:
-        said = [[turn.prompt, turn.reply and turn.reply.content, [c.outcome for c in turn.calls]] for turn in log.turns]
-        digest = json.dumps([log.strategy, log.model, said])
-        first = kept.get(digest)
-        if first is None or not log.replies:
-            kept.setdefault(digest, log)
-            found.append(log)
+        turns = [
+            [turn.prompt, turn.reply and turn.reply.content, [c.outcome for c in turn.calls]] for turn in log.turns
+        ]
+        first = firsts.setdefault(json.dumps([log.strategy, log.model, turns]), log)
+        if first is log or not any(turn.reply for turn in log.turns):
+            originals.append(log)
             continue
         of = "the same seed" if first.seed == log.seed else f"seed {first.seed}: another seed changed nothing"
         lines.append(f"{log.folder.name} (seed {log.seed}) has the prompts and replies of {first.folder.name} ({of})")
-    return found, lines
+    return originals, lines
 
 
 def compared(settings: Sequence[SeedGroup], baselines: Mapping[str, SamplingBaseline]) -> list[Comparison]:
@@ -444,14 +423,14 @@ def compared(settings: Sequence[SeedGroup], baselines: Mapping[str, SamplingBase
     A setting's seeds at the fewest calls that any of them made are compared with consecutive groups of as many draws,
     as from runs of independent sampling. Both sides are samples, and no shape is assumed.
     """
-    found = [_raw(setting, baselines[kind_of_draw(setting.logs[0])]) for setting in settings]
-    tested = [k for k, one in enumerate(found) if one.word == "" and one.groups and len(one.bests) > 1]
-    adjusted = dict(zip(tested, holm([found[k].p for k in tested]), strict=True))
-    return [one if one.word else _judged(one, adjusted.get(k, 1.0), len(tested) or 1) for k, one in enumerate(found)]
+    raw = [_raw(setting, baselines[kind_of_draw(setting.logs[0])]) for setting in settings]
+    tested = [k for k, one in enumerate(raw) if one.word == "" and one.groups and len(one.bests) > 1]
+    adjusted = dict(zip(tested, holm([raw[k].p for k in tested]), strict=True))
+    return [one if one.word else _judged(one, adjusted.get(k, 1.0), len(tested) or 1) for k, one in enumerate(raw)]
 
 
 def _raw(setting: SeedGroup, baseline: SamplingBaseline) -> Comparison:
-    if is_sampling(setting.logs):
+    if all(turn.is_independent for log in setting.logs for turn in log.turns):
         return Comparison(setting, baseline, "itself")
     calls = min(baseline.count, *(log.calls for log in setting.ended))
     if calls == 0:
