@@ -1,6 +1,5 @@
 """Honest experiments on teaching language models to reason: GRPO and its relatives with verified rewards."""
 
-import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -21,13 +20,3 @@ def __getattr__(name: str) -> Any:  # imported on first use, so that `import rlr
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
-
-
-if sys.argv[:1] == ["-m"]:  # Python is looking for the module to run, and most have nothing to run
-    from rlreason.runtime.early_signals import heed_signals
-
-    heed_signals()
-
-    from rlreason.cli.entry import refuse_wrong_module
-
-    refuse_wrong_module()

@@ -1,11 +1,10 @@
-"""Slurm's commands as far as a sweep uses them, on this machine: `sbatch`, `srun`, `squeue` and `scancel`.
+"""Slurm's commands as far as submitit uses them, on this machine: `sbatch`, `srun`, `sacct` and `scancel`.
 
     python fake_slurm.py COMMAND ARGUMENTS        as the scripts do that `installed` writes
 
 Jobs wait until one of `FAKE_SLURM_NODES` places is free, run in a session of their own, see the GPUs that they asked
-for, and are sent SIGTERM and then SIGKILL when they are cancelled. Where there is a file `warn`, the next job that is
-found running comes near its time limit: what `srun` has started is sent the signal that `#SBATCH --signal` names. What
-is known of a job lies in a file of its own.
+for, and are sent SIGTERM and then SIGKILL when they are cancelled. What is
+known of a job lies in a file of its own.
 """
 
 import json
@@ -18,8 +17,6 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-import psutil
-
 FOLDER, NODES = "FAKE_SLURM", "FAKE_SLURM_NODES"
 GRACE_S = 20.0  # between SIGTERM and SIGKILL
 PARTITIONS = ("course",)
@@ -29,7 +26,7 @@ def installed(place: Path, nodes: int = 2) -> dict[str, str]:
     """Make the commands in a folder; the environment in which they are found."""
     (place / "bin").mkdir(parents=True)
     (place / "jobs").mkdir()
-    for name in ("sbatch", "srun", "squeue", "scancel"):
+    for name in ("sbatch", "srun", "sacct", "scancel"):
         path = place / "bin" / name
         path.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{Path(__file__).resolve()}" {name} "$@"\n')
         path.chmod(0o755)
@@ -67,21 +64,11 @@ def node(script: str, gpus: str, *names: str) -> None:
             path = jobs() / f"{name}.job"
             running[name] = process = _started(script, gpus, name)
             path.write_text(json.dumps(json.loads(path.read_text()) | {"state": "RUNNING", "pid": process.pid}))
-        if running and (place := jobs().parent / "warn").exists():
-            place.unlink()
-            _warn(script, next(iter(running.values())).pid)
         for name, process in list(running.items()):
             if process.poll() is not None:
                 del running[name]
                 (jobs() / f"{name}.job").rename(jobs() / f"{name}.done")
         time.sleep(0.1)
-
-
-def _warn(script: str, batch: int) -> None:
-    """Tell the tasks of a job's step, not the batch script that started it, nor what the tasks have started."""
-    (name,) = re.findall(r"^#SBATCH --signal=([A-Z0-9]+)@", Path(script).read_text(), re.MULTILINE)
-    for task in psutil.Process(batch).children():
-        task.send_signal(getattr(signal, f"SIG{name}"))
 
 
 def _started(script: str, gpus: str, name: str) -> subprocess.Popen:
@@ -110,11 +97,13 @@ def srun(*words: str) -> None:
     os.execvp(rest[0], rest)
 
 
-def squeue(*_: str) -> None:
-    """Name the jobs that have not ended, with their states."""
-    for path in sorted(jobs().glob("*.job")):
+def sacct(*_: str) -> None:
+    """Name all jobs with their states."""
+    print("JobID|State|NodeList")
+    for path in sorted(jobs().iterdir()):
         with suppress(OSError, ValueError):
-            print(path.stem, json.loads(path.read_text())["state"])
+            state = {".done": "COMPLETED", ".cancelled": "CANCELLED"}.get(path.suffix)
+            print(path.stem, state or json.loads(path.read_text())["state"], "here", sep="|")
 
 
 def scancel(*names: str) -> None:

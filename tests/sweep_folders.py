@@ -64,6 +64,6 @@ def sweep(
             ended(folder / name, of(value, seed), (protocols or {}).get(value, PROTOCOL))
             runs.append(RunState(name, [f"{key}={value}", f"seed={seed}"], {key: value}, seed, seconds=60.0))
     command = "python -m rlreason -m x"
-    state = SweepState(folder.name, command, [key], reference, "finished", 1, "basic", runs, sweep=folder.name)
+    state = SweepState(folder.name, command, [key], reference, "finished", 1, "processes", runs, sweep=folder.name)
     write_state(folder, state)
     return state

@@ -7,9 +7,10 @@ import pytest
 
 from rlreason.cli.check import check_command_line
 from rlreason.errors import ConfigError
-from rlreason.sweeps.carry import carry, losers, sweep_folder, watch
+from rlreason.records.status import write_status
+from rlreason.sweeps.carry import carry, losers, sweep_folder, why_dominated
 from rlreason.sweeps.closing import CHOOSING, COMPARING, half_of, purposes
-from rlreason.sweeps.state import read_state, write_state
+from rlreason.sweeps.state import DOMINATED, read_state, write_state
 from tests.sweep_folders import PROTOCOL, answers, sweep
 
 LR = {"learning_rate": "1e-4"}
@@ -187,14 +188,13 @@ def test_a_setting_that_surely_loses_is_stopped_and_the_reference_never(tmp_path
     state = sweep(tmp_path, "learning_rate", list(CHANCE), by_chance, seeds=range(5), reference=LR)
     for run in state.runs[3:5] + state.runs[8:10] + state.runs[13:15]:  # three seeds of each have ended
         (tmp_path / run.name / "summary.json").unlink()
-    ask = watch(tmp_path)
-    found = ask(read_state(tmp_path))
-    assert [one["setting"] for one in found] == [{"learning_rate": "1e-2"}]
-    assert found[0]["high"] < 0
-    assert "learning_rate=1e-4 by 0." in found[0]["reason"]
-    state = read_state(tmp_path)
-    state.stopped_settings = found
-    assert ask(state) == []  # said once
+    why = {value: why_dominated(tmp_path / f"learning_rate={value},seed=3") for value in CHANCE}
+    assert [value for value in CHANCE if why[value]] == ["1e-2"]
+    assert "learning_rate=1e-4 by 0." in why["1e-2"]
+    (stopped := tmp_path / "learning_rate=1e-2,seed=3").mkdir(exist_ok=True)
+    write_status(stopped, DOMINATED, "it cannot win")
+    assert why_dominated(tmp_path / "learning_rate=1e-2,seed=4") == "it cannot win"  # as the seed before it
+    assert read_state(tmp_path).stopped_settings == [{"setting": {"learning_rate": "1e-2"}, "reason": "it cannot win"}]
 
 
 def test_two_seeds_stop_nothing_and_neither_do_the_last_ones():
@@ -208,12 +208,11 @@ def test_two_seeds_stop_nothing_and_neither_do_the_last_ones():
     assert [found.setting for found in losers(right, setting[2], 3, 4)] == []  # the reference loses, and stays
 
 
-def test_settings_that_cannot_be_compared_stop_nothing_and_say_so_once(tmp_path):
+def test_settings_that_cannot_be_compared_stop_nothing_and_say_so(tmp_path):
     said: list[str] = []
     stops = {"1e-2": PROTOCOL | {"stop": ["x"]}}
     sweep(tmp_path, "learning_rate", list(CHANCE), by_chance, reference=LR, protocols=stops)
-    state, ask = read_state(tmp_path), watch(tmp_path, said.append)
-    assert ask(state) == ask(state) == []
+    assert not why_dominated(tmp_path / "learning_rate=1e-2,seed=3", said.append)
     assert len(said) == 1
     assert "stops nothing" in said[0]
 

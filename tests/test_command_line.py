@@ -1,4 +1,4 @@
-"""The command line before a run starts: handout names, flags, a user's own options, and modules that cannot run."""
+"""The command line before a run starts: handout names, flags, a user's own options."""
 
 import os
 import re
@@ -9,11 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from rlreason.cli import entry as modules
 from rlreason.cli.aliases import NAMES, translated
 from rlreason.cli.check import check_command_line
 from rlreason.cli.flags import composing, read
-from rlreason.cli.multirun import runs_of
 from rlreason.config.leaves import refuse_own_input, resource_dir
 from rlreason.config.store import SCHEMAS
 from rlreason.errors import ConfigError
@@ -21,7 +19,7 @@ from rlreason.records.files import CONTENTS
 from rlreason.runtime.machine import SWEEP_VARIABLE
 from tests.run_settings import settings
 
-PACKAGE = modules.PACKAGE
+PACKAGE = Path(__file__).resolve().parents[1] / "rlreason"
 
 
 def ours(*words: str) -> list[str]:
@@ -101,8 +99,7 @@ def test_every_name_of_the_table_is_a_setting(name):
 
 def test_a_sweep_over_a_handouts_switch_runs_both_arms():
     asked = check_command_line(["-m", "use_std_normalization=True,False"], note=lambda text: None)
-    with composing(asked):
-        assert list(runs_of(asked.overrides, multirun=True)) == [["std_norm=group_std"], ["std_norm=none"]]
+    assert [run.setting for run in asked.design.runs] == [{"std_norm": "group_std"}, {"std_norm": "none"}]
 
 
 @pytest.mark.parametrize(
@@ -140,11 +137,9 @@ def test_no_two_options_of_a_group_differ_in_case_and_hyphens_alone():
 
 @pytest.fixture
 def mine(tmp_path) -> Path:
-    """A user's own options, and a sweeper like those of plug-ins."""
+    """A user's own options."""
     (tmp_path / "loss").mkdir()
     (tmp_path / "loss/mine.yaml").write_text("loss_type: grpo_clip\ncliprange: 0.1\n")
-    (tmp_path / "hydra/sweeper").mkdir(parents=True)
-    (tmp_path / "hydra/sweeper/drawing.yaml").write_text("_target_: nowhere.Drawing\nparams: null\n")
     return tmp_path
 
 
@@ -153,7 +148,7 @@ def test_flags_are_read_wherever_they_stand(mine, flag, monkeypatch):
     monkeypatch.chdir(mine.parent)
     asked = read(["loss=mine", *flag.format(mine.name).split(), "seed=1", "-m"])
     assert asked.arguments() == ["--multirun", f"--config-dir={mine}", "loss=mine", "seed=1"]
-    assert (asked.multirun, asked.starts, asked.sources()) == (True, True, [f"--config-dir={mine}"])
+    assert (asked.multirun, asked.starts, asked.for_hydra()) == (True, True, ["--multirun", "loss=mine", "seed=1"])
 
 
 def test_a_folder_of_ones_own_options_is_composed_and_checked(mine):
@@ -186,49 +181,9 @@ def test_no_flag_and_no_size_of_a_sweep_hides_a_mistake(words, says):
     assert says in mistake(*words)
 
 
-def test_both_ends_of_an_interval_that_a_plug_in_draws_from_are_checked(mine):
-    drawing = ["-cd", str(mine), "-m", "hydra/sweeper=drawing"]
-    check_command_line([*drawing, "learning_rate=tag(log,interval(1e-5,1e-3))"])
-    assert "learning_rate=-1.0" in mistake(*drawing, "learning_rate=interval(-1,1)")
-    assert "loss=typo" in mistake(*drawing, "learning_rate=interval(1e-5,1)", "loss=typo")
-
-
 def test_what_is_asked_of_hydra_alone_is_left_to_it():
     for words in (["-sc", "install=bash"], ["--hydra-help"], ["--experimental-rerun", "x.pickle"]):
         assert not check_command_line(words).starts
-
-
-def test_every_module_runs_or_says_what_to_type():
-    names = {
-        ".".join(("rlreason", *path.relative_to(PACKAGE).with_suffix("").parts)).removesuffix(".__init__")
-        for path in PACKAGE.rglob("*.py")
-    }
-    runnable = {name for name in names if modules.runs(name)}
-    assert runnable == {
-        "rlreason", "rlreason.__main__",
-        "rlreason.sweeps.fork_server",
-        "rlreason.discovery.sandbox.warden", "rlreason.discovery.sandbox.run_program",
-        "rlreason.discovery.sandbox.run_check", "rlreason.discovery.sandbox.restrict",
-        "rlreason.courses.check.child", "rlreason.cli.doctor_probes",
-    }  # fmt: skip
-    for name in names - runnable:
-        text = modules.suggestion(name)
-        assert text.startswith(f"{name} ")
-        commands = text.partition(": type ")[2].replace(", or one of ", ", ").split(", ")
-        assert len(commands) == len(set(commands))
-        assert len(text.splitlines()) == 1
-    assert "rlreason algorithm=grpo" in modules.suggestion("rlreason.training.algorithms.grpo")
-    assert "rlreason curves RUN" in modules.suggestion("rlreason.cli.curves")
-
-
-@pytest.mark.parametrize(
-    "name", ["rlreason.training.trainer", "rlreason.config", "rlreason.nowhere", "rlreason.grading.worker"]
-)
-def test_a_module_that_cannot_run_ends_with_exit_code_2(name, tmp_path):
-    done = python_m(name, cwd=tmp_path)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "type " in done.stderr
-    assert len(done.stderr.splitlines()) == 1
 
 
 def test_a_config_that_breaks_rules_is_shown_and_the_rules_are_said(tmp_path):

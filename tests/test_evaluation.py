@@ -23,7 +23,6 @@ from rlreason.records.files import UNFINISHED
 from rlreason.records.rows import ResponseLog
 from rlreason.records.writer import RunWriter
 from rlreason.runtime.intervals import wilson_interval
-from rlreason.sweeps.closing import SweepRun, runs_table
 from rlreason.training.respond import check_askable
 from rlreason.types import Grade, Problem, Response, Sample
 from tests.starts import Started, rlreason
@@ -285,11 +284,6 @@ def test_a_model_folder_without_tokenizer_is_one_line_with_the_cure(kind, tmp_pa
     with pytest.raises(ConfigError, match="tokenizer") as error:
         load_policy(str(tmp_path))
     assert len(str(error.value).splitlines()) == 1
-
-
-def test_a_sweep_of_evaluations_has_its_lines():
-    text = runs_table([SweepRun("prompt=a", {"accuracy": 0.25, "length": 30.5, "status": "finished"})])
-    assert text.splitlines()[1].split() == ["prompt=a", "0.250", "30.5", "finished"]
 
 
 SMALL = [

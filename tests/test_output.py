@@ -33,7 +33,6 @@ from rlreason.records.training_curves import draw_curves
 from rlreason.records.writer import RunWriter
 from rlreason.runtime.files import append_line, write_whole
 from rlreason.runtime.streams import width_of
-from rlreason.sweeps.runner import run_outcome
 from rlreason.training.summary import describe_prompt
 from rlreason.types import Grade, Problem, Response, Sample
 from tests.test_end_to_end import SMALL
@@ -122,7 +121,6 @@ def test_a_run_whose_reader_left_was_interrupted(tmp_path):
     mark_ended(tmp_path, ReaderGone("nobody read its output any more"))
     row = json.loads((tmp_path / "status.json").read_text())
     assert (row["status"], row["reason"]) == ("interrupted", "nobody read its output any more")
-    assert run_outcome(tmp_path, 141).status == "interrupted"
 
 
 @pytest.mark.long

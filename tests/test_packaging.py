@@ -70,7 +70,7 @@ def files_under(folder: Path) -> set[str]:
 def test_the_wheel_holds_every_file_of_the_package_and_of_its_resources(unpacked) -> None:
     included = PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["force-include"]
     assert {"conf", "prompts", "multirun_sweeps"} <= set(included)
-    for source, target in {"rlreason": "rlreason", **included}.items():
+    for source, target in {"rlreason": "rlreason", "hydra_plugins": "hydra_plugins", **included}.items():
         of_tree, of_wheel = files_under(ROOT / source), files_under(unpacked / target)
         assert of_tree, f"{source}/ is empty"
         assert not (lost := sorted(of_tree - of_wheel)), (

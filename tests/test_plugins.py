@@ -19,6 +19,7 @@ from rlreason import evaluate, train
 from rlreason.cli.check import check_command_line
 from rlreason.cli.flags import composing, read
 from rlreason.cli.resume import composed_settings, evaluation_overrides, overrides_of, plain
+from rlreason.cli.sources import group_options
 from rlreason.config.data import of_function
 from rlreason.config.groups import no_reward
 from rlreason.config.store import typed
@@ -254,10 +255,9 @@ def test_an_installed_package_announces_names(mine, tmp_path):
     with pytest.raises(ConfigError, match=r"loss=gone.*nowhere"):
         settings("loss=gone")
     asked = read([])
-    with composing(asked) as hydra:
-        offered = hydra.config_loader.get_group_options
-        assert {"tilted", "gone", "gspo"} <= set(offered("loss"))
-        assert {"plus_one", "stories"} <= set(offered("data"))
+    with composing(asked):
+        assert {"tilted", "gone", "gspo"} <= set(group_options("loss"))
+        assert {"plus_one", "stories"} <= set(group_options("data"))
     assert Grader(reward="halved").plugin == f"{mine}:half"
 
 

@@ -9,7 +9,6 @@ import pytest
 import yaml
 
 from rlreason import Run, compose, evaluate, load_run, train
-from rlreason.cli.completion import answers
 from rlreason.cli.flags import composing, read
 from rlreason.cli.rerun import compared, first_difference
 from rlreason.cli.resume import expand_resume, recorded_start
@@ -116,14 +115,6 @@ def test_a_run_of_a_sweep_and_one_from_elsewhere_say_so(left):
         "runs/a was started in /far/away: what its command names by a relative path is looked up here"
     ]
     assert recorded_start(Path("runs/a"), "RUN").request.overrides == ["seed=1"]
-
-
-def test_tab_offers_runs_behind_the_word(left):
-    left()
-    left(folder="runs/b")
-    assert answers("rlreason resume=runs/") == ["resume=runs/a", "resume=runs/b"]
-    assert "resume=" in answers("rlreason seed=1 res")
-    assert answers("rlreason rerun runs/a") == ["runs/a"]
 
 
 def test_settings_of_a_run_can_be_looked_at(left):

@@ -5,7 +5,6 @@ import random
 from dataclasses import replace
 
 import pytest
-import torch
 
 from rlreason.cli.rerun import without_clock
 from rlreason.config.training import OptimizationConfig
@@ -19,7 +18,6 @@ from rlreason.records.reader import RunFolder
 from rlreason.records.training_curves import draw_curves, series
 from rlreason.records.writer import RunWriter, refuse_occupied, set_aside
 from rlreason.runtime.files import write_whole
-from rlreason.sweeps.closing import SweepRun, runs_table
 from rlreason.training.algorithms.grpo import with_advantages
 from rlreason.training.learner import Learner
 from rlreason.types import Grade, Problem, Response, Sample
@@ -206,18 +204,3 @@ def test_console_rows_and_clock(capsys):
     assert "0.250" in out
     assert "6/10" not in out
     assert clock(59.6) == "1:00"
-
-
-def test_a_failed_arm_is_a_line_of_the_table_too():
-    good = SweepRun(
-        "lr=1", {"accuracy_before": 0.1, "accuracy": 0.9, "length_before": 9, "length": 20, "status": "finished"}
-    )
-    bad = SweepRun("lr=2", {"status": "failed (exit code 1)"})
-    text = runs_table([good, bad])
-    both = runs_table([SweepRun("n=1,seed=0", good.summary), SweepRun("n=1,seed=1", good.summary)])
-    assert "seed=1" in both
-    assert "n=1" not in both
-    assert "0.100 -> 0.900" in text
-    assert "failed (exit code 1)" in text
-    assert bad.failed
-    assert torch.tensor(bad.accuracy).isnan()

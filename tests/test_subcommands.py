@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rlreason.cli.entry import PACKAGE, exit_code_of
+from rlreason.cli.entry import exit_code_of
 from rlreason.cli.flags import composing, read
 from rlreason.cli.mistakes import config_of, keys_below, options
 from rlreason.cli.subcommands import (
@@ -44,7 +44,8 @@ def subcommand(*words: object) -> int:
 
 def shell(*words: object, cwd: Path) -> subprocess.CompletedProcess[str]:
     """Return the finished process of `python WORDS`."""
-    env = os.environ | {"PYTHONPATH": str(PACKAGE.parent), "OMP_NUM_THREADS": "1"}
+    root = Path(__file__).resolve().parents[1]
+    env = os.environ | {"PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}
     argv = [sys.executable, *map(str, words)]
     return subprocess.run(argv, cwd=cwd, env=env, capture_output=True, text=True, check=False, timeout=600)
 

@@ -87,7 +87,7 @@ def broad(folder: Path) -> None:
             runs.append(RunState(name, [], setting, seed))
     first = {"epochs_per_rollout": "1", "train_batch_size": "256"}
     command = "python -m rlreason -m sweep=grpo_assignment"
-    state = SweepState(folder.name, command, list(first), first, "finished", 1, "basic", runs, sweep=folder.name)
+    state = SweepState(folder.name, command, list(first), first, "finished", 1, "processes", runs, sweep=folder.name)
     write_state(folder, state)
 
 
@@ -151,7 +151,7 @@ def test_other_seeds_typed_later_leave_those_before_in_the_state(tmp_path):
     asked = read(["-m", "learning_rate=1e-4,1e-3", "seed=4,5", f"hydra.sweep.dir={tmp_path}"])
     with composing(asked):
         design = design_of(asked, note=str)
-    now: SweepState = new_state(design, 1, "basic", "", [])
+    now: SweepState = new_state(design, 1, "processes", "", [])
     assert {run.seed for run in now.runs} == {0, 1, 2, 3, 4, 5}
     assert next(run for run in now.runs if run.name == before.runs[0].name).shared_machine
     assert {run.status for run in now.runs if run.seed < 4} == {"finished"}

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -29,10 +30,11 @@ def designed(*words: str) -> Design:
         return design_of(asked, note=str)
 
 
-def own(folder: Path, text: str) -> list[str]:
-    """The words for a sweep of one's own."""
-    (folder / "sweep").mkdir(exist_ok=True)
-    (folder / "sweep/mine.yaml").write_text(f"# @package _global_\n{text}")
+def own(folder: Path, blocks: str, more: str = "") -> list[str]:
+    """Write a sweep of one's own, with these blocks below `hydra.sweeper` and `more` at the top."""
+    (folder / "sweep").mkdir()
+    below = textwrap.indent(blocks, "    ")
+    (folder / "sweep/mine.yaml").write_text(f"# @package _global_\n{more}hydra:\n  sweeper:\n{below}")
     return ["--config-dir", str(folder), "sweep=mine"]
 
 
@@ -253,12 +255,18 @@ def test_a_block_may_be_like_another_and_a_file_of_ones_own_works_the_same(tmp_p
         ("chain: [mine]", "chain="),
         ("reference: loss", "reference holds loss"),
         ("cells: [[loss=gspo], [loss=cispo]]\nreference: [los=cispo]", "los=cispo"),
-        ("chain: [grpo_baselines]\nn_steps: 3", "n_steps"),
         ("chain: [grpo_assignment]", "grpo_assignment"),
     ],
 )
 def test_a_wrong_block_is_answered_in_one_line(text, says, tmp_path):
     assert says in mistake("-m", *own(tmp_path, text + "\n"))
+
+
+def test_what_stands_in_the_wrong_place_of_a_file_is_answered_in_one_line(tmp_path):
+    blocks = "chain: [grpo_baselines]\n"
+    assert "n_steps" in mistake("-m", *own(tmp_path, blocks, "n_steps: 3\n"))
+    (tmp_path / "sweep/mine.yaml").write_text("# @package _global_\ncells: [[loss=gspo]]\n")
+    assert "write cells below hydra.sweeper" in mistake("-m", "--config-dir", str(tmp_path), "sweep=mine")
 
 
 def test_what_is_carried_gives_way_to_what_was_typed_and_to_what_the_sweep_sets():
@@ -279,7 +287,7 @@ def test_what_is_carried_gives_way_to_what_was_typed_and_to_what_the_sweep_sets(
 def chain(tmp_path, monkeypatch) -> Request:
     monkeypatch.chdir(tmp_path)
     register()
-    words = own(tmp_path, "chain: [grpo_baselines, pku_before_and_after]\nhydra: {sweeper: {params: {seed: '0,1'}}}\n")
+    words = own(tmp_path, "chain: [grpo_baselines, pku_before_and_after]\nparams: {seed: '0,1'}\n")
     return check_command_line(["-m", *words, "n_steps=2", "group_size=4", "experiment=null"], note=str)
 
 

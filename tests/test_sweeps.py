@@ -11,7 +11,7 @@ import pytest
 from conftest import SWEEP_OF_TWO
 
 from rlreason.cli.options import set_up
-from rlreason.cli.start_sweep import print_table
+from rlreason.cli.start_sweep import code_of, print_table
 from rlreason.errors import ConfigError
 from rlreason.records.status import write_status
 from rlreason.report.read import read_study
@@ -21,13 +21,11 @@ from rlreason.runtime.files import holder, run_lock
 from rlreason.runtime.machine import usable_processors
 from rlreason.sweeps.closing import closing, rows_of, settings_table
 from rlreason.sweeps.design import Composed, Design, PlannedRun, refuse_changed, wait_for_earlier
-from rlreason.sweeps.runner import SweepWork, code_of, run_sweep
 from rlreason.sweeps.state import FILE, RunState, SweepState, new_state, read_state, write_state
 from tests.starts import rlreason
 from tests.sweep_folders import sweep
 
 CONFIG = "algorithm: grpo\nn_steps: 10\nthreads: 1\n"
-BROKEN = "n_steps=0"  # refused by the run's own process, which needs a second or two to say so
 
 
 def design(folder: Path, *learning_rates: str, seeds: int = 2, words: tuple[str, ...] = ()) -> Design:
@@ -56,15 +54,11 @@ def finished(folder: Path, accuracy: float | None = 0.5, config: str = CONFIG, *
     (folder / "summary.json").write_text(json.dumps(summary | more))
 
 
-def work(of: Design, **more: object) -> SweepWork:
-    return SweepWork(of, lambda run: Composed(CONFIG, 60.0), command="python -m rlreason -m x", **more)
-
-
 def test_what_is_known_of_a_sweep_comes_from_its_folders(tmp_path):
     grid = design(tmp_path, "1", "2")
     finished(tmp_path / "learning_rate=1,seed=0")
     finished(tmp_path / "learning_rate=1,seed=1", 0.7)
-    write_state(tmp_path, new_state(grid, 1, "basic", "", []))
+    write_state(tmp_path, new_state(grid, 1, "processes", "", []))
     state = read_state(tmp_path)
     assert [run.status for run in state.runs] == ["finished", "finished", "waiting", "waiting"]
     assert (state.status, state.axes, state.reference) == ("interrupted", ["learning_rate"], {"learning_rate": "1"})
@@ -99,7 +93,7 @@ def test_a_diverged_run_without_a_figure_counts_as_zero_and_says_so(tmp_path):
     grid = design(tmp_path, "1", seeds=2)
     finished(tmp_path / "learning_rate=1,seed=0", 0.6)
     finished(tmp_path / "learning_rate=1,seed=1", None, status="diverged:weights", reason="no numbers")
-    state = new_state(grid, 1, "basic", "", [])
+    state = new_state(grid, 1, "processes", "", [])
     (row,) = rows_of(state)
     assert row.mean == pytest.approx(0.3)
     text = closing(state, tmp_path)
@@ -132,7 +126,7 @@ def test_the_table_that_ends_a_sweep_has_the_intervals_and_verdicts_of_the_repor
 
 
 def state_of(*runs: RunState, reference: dict[str, str] | None = None) -> SweepState:
-    return SweepState("grid", "", ["lr"], reference, "finished", 2, "basic", list(runs))
+    return SweepState("grid", "", ["lr"], reference, "finished", 2, "processes", list(runs))
 
 
 def test_the_table_has_a_line_for_each_setting_best_first(tmp_path):
@@ -204,66 +198,19 @@ def test_a_folder_that_another_process_writes_is_waited_for_and_then_refused(tmp
         assert holder(tmp_path / "mine") == "this process"
 
 
-@pytest.mark.long
-def test_what_fails_leaves_the_others_alone_and_what_has_ended_is_left(tmp_path, capfd):
-    grid = design(tmp_path / "grid", "1", "2", words=(BROKEN,))
-    finished(tmp_path / "grid/learning_rate=2,seed=0")
-    state = run_sweep(work(grid), jobs=2)
-    assert [run.status for run in state.runs] == ["failed", "failed", "finished", "failed"]
-    assert state.runs[0].reason.startswith("exit code 2: n_steps=0 must be")
-    assert (state.status, code_of(state), read_state(grid.folder).status) == ("failed", 1, "failed")
-    said = capfd.readouterr().out
-    assert "learning_rate=2,seed=0: finished before, not run again" in said
-    assert "4 of 4 done" in said
-    assert "n_steps=0" in (grid.folder / "console/learning_rate=1,seed=0.log").read_text()
-    assert any(run.shared_machine for run in state.runs)
-
-
-@pytest.mark.long
-def test_a_setting_that_is_stopped_stays_stopped(tmp_path, capfd):
-    grid = design(tmp_path, "1", "2", "3", words=(BROKEN,))
-    asked = []
-
-    def hopeless(state: SweepState) -> list[dict]:
-        asked.append([run.status for run in state.runs])
-        return [{"setting": {"learning_rate": "2"}, "reason": "it cannot win"}] if len(asked) > 1 else []
-
-    for again in (False, True):
-        state = run_sweep(work(grid, after_run=None if again else hopeless), jobs=1)
-        statuses = {run.name: (run.status, run.reason) for run in state.runs}
-        for seed in (0, 1):
-            assert statuses[f"learning_rate=2,seed={seed}"] == ("stopped:dominated", "it cannot win")
-            assert statuses[f"learning_rate=3,seed={seed}"] == ("failed", "exit code 2")
-        assert len(state.stopped_settings) == 1
-    said = capfd.readouterr().out
-    assert "! learning_rate=2 is stopped, with all its seeds: it cannot win" in said
-    assert "learning_rate=2,seed=1: its setting was stopped, not run" in said
-
-
-@pytest.mark.long
-def test_a_setting_may_be_stopped_while_its_runs_are_under_way_side_by_side(tmp_path):
-    grid = design(tmp_path, "1", "2", "3", words=(BROKEN,))
-    stop = [{"setting": {"learning_rate": "2"}, "reason": "it cannot win"}]
-    state = run_sweep(work(grid, after_run=lambda state: stop), jobs=3)
-    assert {run.status for run in state.runs if run.setting["learning_rate"] != "2"} == {"failed"}
-    assert {run.status for run in state.runs if run.setting["learning_rate"] == "2"} <= {"stopped:dominated", "failed"}
-
-
 def test_a_launcher_is_set_up_for_the_jobs_that_were_asked_for():
     jobs = set_up("submitit_local", ["hydra.launcher.timeout_min=5"], 2, 6)
-    assert (jobs.batch, jobs.side_by_side, jobs.shows_gpus, jobs.words) == (2, 2, False, [])
-    assert set_up("submitit_local", ["hydra.launcher.gpus_per_node=1"], 1, 3).shows_gpus
+    assert (jobs.batch, jobs.side_by_side, jobs.words) == (2, 2, [])
     assert set_up("joblib", ["hydra.launcher.n_jobs=3"], None, 6).side_by_side == 3
     assert set_up("joblib", [], None, 99).side_by_side == usable_processors()
     assert set_up("joblib", [], 1, 99).side_by_side == 1  # typed
-    assert set_up("ray", [], None, 6).batch is None
 
 
 def test_two_runs_side_by_side_are_said_written_down_and_not_run_again(finished_sweep, tmp_path):
     state = read_state(finished_sweep.folder)
     assert [(run.status, run.shared_machine, run.setting) for run in state.runs] == [("finished", True, {})] * 2
     assert all(run.accuracy is not None and run.protocol and run.seconds and run.ended for run in state.runs)
-    assert (state.jobs, state.launcher, state.status) == (2, "basic", "finished")
+    assert (state.jobs, state.launcher, state.status) == (2, "processes", "finished")
     assert "2 of 2 done" in finished_sweep.printed
     assert "95%, over seeds" in finished_sweep.printed
     assert len(list((finished_sweep.folder / "console").glob("*.log"))) == 2

@@ -9,10 +9,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import ChoiceSweep, Override, Quote, QuotedString, Transformer, ValueType
 
+from rlreason.cli.sources import group_options
 from rlreason.errors import ConfigError
 from rlreason.objectives.objective import LOSS_NUMBERS
 from rlreason.runtime.plugins import announced
@@ -148,8 +148,7 @@ def _option_names(override: Override) -> Override:
     """For a config group, return the option's own spelling, ignoring case, hyphens and dots."""
     if override.value_type is None or not _is_group(override.key_or_group):
         return override
-    loader = GlobalHydra.instance().config_loader()
-    options = loader.get_group_options(override.key_or_group)
+    options = group_options(override.key_or_group)
     others = OPTIONS.get(override.key_or_group, {})
     folded = {_folded(option): option for option in options} | {_folded(name): o for name, o in others.items()}
 
@@ -173,7 +172,7 @@ def _refuse_null(given: Any) -> Any:
 
 def _is_group(key: str) -> bool:
     try:
-        return bool(GlobalHydra.instance().config_loader().get_group_options(key))
+        return bool(group_options(key))
     except OSError:  # longer than a file's name can be
         return False
 

@@ -1,6 +1,5 @@
 """Check a command line before Hydra acts on it: every run and every sweep that it requests."""
 
-import itertools
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -11,12 +10,12 @@ from hydra import compose
 from omegaconf import DictConfig, OmegaConf
 
 from rlreason.cli.aliases import translated
-from rlreason.cli.design import BASIC, design_of, file_of, folder_of
+from rlreason.cli.design import design_of, file_of, folder_of
 from rlreason.cli.flags import Request, composing, read, split_sweep_options
 from rlreason.cli.mistakes import in_one_line, mistakes_in, options
-from rlreason.cli.multirun import composed, fixed, runs_of, with_meant, with_own_names
+from rlreason.cli.multirun import composed, fixed, with_meant
 from rlreason.cli.option_files import own_names
-from rlreason.cli.options import GROUP, HERE, RAY, chosen_launcher, refuse_wrong_choices
+from rlreason.cli.options import GROUP, HERE, PROCESSES, chosen_launcher, refuse_wrong_choices
 from rlreason.cli.resume import key_of
 from rlreason.config.algorithms import DiscoverConfig
 from rlreason.config.groups import OF_SWEEPS
@@ -27,7 +26,7 @@ from rlreason.config.store import SweepFile, typed
 from rlreason.errors import ConfigError
 from rlreason.records.status import RESOURCES, exit_code
 from rlreason.runtime.machine import SWEEP_VARIABLE
-from rlreason.sweeps.design import SWEEPS, Design, Setting
+from rlreason.sweeps.design import Design, Setting
 from rlreason.sweeps.gpus import GpuPlan, gpu_plan, machine_gpus
 from rlreason.sweeps.state import read_state
 
@@ -35,12 +34,11 @@ if TYPE_CHECKING:
     from rlreason.sweeps.carry import Carried
 
 
-def place_of(overrides: Sequence[str], name: str, kind: str) -> Path:
-    """Return the folder of a run (`kind` run) or of a drawn sweep (sweep); `ConfigError` if its setting names none."""
-    plain = [w for w in overrides if kind == "run" or w.startswith(("sweep=", "hydra.", "hydra/"))]
-    place = composed(plain, name).hydra[kind].dir
+def place_of(overrides: Sequence[str], name: str) -> Path:
+    """Return the folder of a run; `ConfigError` if its setting names none."""
+    place = composed(overrides, name).hydra.run.dir
     if not place:
-        raise ConfigError(f"hydra.{kind}.dir={place or ''} names no folder: give one, or leave it out")
+        raise ConfigError("hydra.run.dir= names no folder: give one, or leave it out")
     return Path(place)
 
 
@@ -143,15 +141,11 @@ Note = Callable[[str], object]
 
 
 def checked_sweep(request: Request, note: Note) -> Request:
-    """Return the sweep with its folder, and with its design or, for a chain, its stages. Hydra must be ready to
-    compose.
-
-    `ConfigError` if a run could not begin; for a drawn sweep, if one of the ends of its intervals could not.
+    """Return the sweep with its folder, and with its design or, for a chain, its stages; `ConfigError` if a run could
+    not begin. Hydra must be ready to compose.
     """
     base = composed(fixed(request.overrides), request.config_name)
     file = file_of(request.overrides)
-    if base.hydra.runtime.choices["hydra/sweeper"] != BASIC:
-        return _checked_drawn(request, file, note)
     if file.chain:
         return _checked_chain(request, file, note)
     before = _carried(request.options.carry, note, base)
@@ -163,9 +157,8 @@ def checked_sweep(request: Request, note: Note) -> Request:
         refuse_other_model(before, model_of(lambda key: OmegaConf.select(cfg, key)))
     runs = check_runs(request, runs_to_check(design), design.folder, note)
     gpus = _gpus(request, runs, note)
-    overrides = with_own_names(request.overrides, request.config_name, note)
     plain = tuple(one.plain() for one in before)
-    return replace(request, overrides=overrides, folder=design.folder, design=design, carried=plain, gpus=gpus)
+    return replace(request, folder=design.folder, design=design, carried=plain, gpus=gpus)
 
 
 def stage_of(
@@ -211,10 +204,17 @@ def _arms(request: Request, folder: Path, earlier: Sequence[str], note: Note) ->
 
 def _gpus(request: Request, runs: Sequence[AnyRunConfig], note: Note) -> GpuPlan:
     """Return the GPUs for such runs; `ConfigError` if one of them needs more."""
-    here = chosen_launcher(request.overrides) in HERE
+    launcher, per_run = chosen_launcher(request.overrides), request.options.gpus_per_run
+    here = launcher in HERE
+    if here and launcher != PROCESSES:  # which lets every run see all GPUs
+        if per_run:
+            raise ConfigError(
+                f"gpus_per_run={per_run}: {GROUP}={launcher} hands out no GPUs: leave it out, or leave {GROUP} out"
+            )
+        per_run = 0
     names = machine_gpus(os.environ, note) if here else []
     try:
-        return gpu_plan(runs, names, request.options.gpus_per_run, here)
+        return gpu_plan(runs, names, per_run, here)
     except ConfigError as error:
         if not request.options.dry:
             raise
@@ -312,35 +312,6 @@ def _carried_overrides(before: Sequence["Carried"], note: Note) -> list[str]:
     return list(words.values())
 
 
-def _checked_drawn(request: Request, file: SweepFile, note: Note) -> Request:
-    """Check a sweep whose values a plug-in draws: there is no design, and both ends of each axis are checked."""
-    plain = {
-        "jobs": request.options.jobs is not None,
-        "dry": request.options.dry,
-        "carry": bool(request.options.carry),
-    }
-    if unread := [word for word, given in plain.items() if given]:
-        raise ConfigError(
-            f"{unread[0]}= is for runs that are known beforehand, and hydra/sweeper draws them: leave one of them out"
-        )
-    if file.cells or file.embedded or file.chain:
-        raise ConfigError(
-            f"sweep={file.name} has cells, a block embedded or a chain, which no other sweeper knows: leave "
-            "hydra/sweeper out, or give it axes of your own"
-        )
-    if (launcher := chosen_launcher(request.overrides)) == RAY:
-        raise ConfigError(
-            f"{GROUP}={launcher} is for runs that are known beforehand, and hydra/sweeper draws them: leave it out"
-        )
-    overrides = with_own_names(request.overrides, request.config_name, note)
-    if name := request.options.sweep_name:
-        overrides.append(f"hydra.sweep.dir='{SWEEPS / name}'")
-    folder = place_of(overrides, request.config_name, "sweep")
-    runs = itertools.islice(runs_of(overrides, True, request.config_name), MOST_RUNS_CHECKED)
-    gpus = _gpus(request, check_runs(request, list(runs), folder, note), note)
-    return replace(request, overrides=overrides, folder=folder, gpus=gpus)
-
-
 def quoted(overrides: Sequence[str], multirun: bool) -> list[str]:
     """Quote values that Hydra cannot read bare: with an equals sign, such as folders of sweeps, or letters such as ü.
 
@@ -359,10 +330,11 @@ def quoted(overrides: Sequence[str], multirun: bool) -> list[str]:
     return [one(word) for word in overrides]
 
 
-def check_command_line(words: Sequence[str], note: Callable[[str], object] = print) -> Request:
+def check_command_line(words: Sequence[str], note: Note = print, design: bool = True) -> Request:
     """Check a command line before anything runs and return it under our names; `ConfigError` in one line for a mistake.
 
-    A question must compose; runs must also obey the rules and have a folder to write to.
+    A question must compose; runs must also obey the rules and have a folder to write to. `design`: check the runs of a
+    sweep too, which our sweeper does otherwise.
     """
     with mistakes_in(words):
         request = read(words)
@@ -374,13 +346,15 @@ def check_command_line(words: Sequence[str], note: Callable[[str], object] = pri
             words = [_without_detour(word) for word in quoted(rest, request.multirun)]
             request = replace(request, overrides=translated(words, note), options=sweep_options)
             refuse_wrong_choices(request.overrides)
-            if request.starts and request.multirun:
+            if request.starts and request.multirun and not design:
+                composed([*fixed(request.overrides), *request.options.overrides()], request.config_name)
+            elif request.starts and request.multirun:
                 request = checked_sweep(request, note)
             elif request.starts:
                 sweep = composed(request.overrides, request.config_name).hydra.runtime.choices.get("sweep")
                 if sweep and SWEEP_VARIABLE not in os.environ:
                     raise ConfigError(f"sweep={sweep} is a grid of runs: add -m (python -m rlreason -m sweep={sweep})")
-                folder = place_of(request.overrides, request.config_name, "run")
+                folder = place_of(request.overrides, request.config_name)
                 check_runs(request, [request.overrides], folder, note)
                 request = replace(request, folder=folder)
             else:

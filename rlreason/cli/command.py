@@ -1,47 +1,50 @@
-"""Run the command line of runs: compose the config, check it, run one run per process, exit with the run's code.
+"""Run the command line of runs: check its words, have Hydra compose and start what they ask for, exit with its code.
 
-Hydra starts jobs only from here. Heavy libraries are imported when a checked run starts, so that `--help` and a typo
-are answered quickly.
+Heavy libraries are imported when a checked run starts, so that `--help` and a typo are answered quickly.
 """
 
 import os
 import signal
 import sys
+import traceback
 from collections.abc import Sequence
+from contextlib import nullcontext, suppress
 from functools import partial
 from pathlib import Path
 
-from hydra import compose
-from hydra._internal.hydra import Hydra
+import hydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from rlreason.cli.check import check_command_line, check_rules
-from rlreason.cli.entry import run_cli
-from rlreason.cli.flags import Request, composing, read
+from rlreason.cli.entry import find_modules_here, print_error, run_cli
+from rlreason.cli.flags import Request, composing, read, searching
 from rlreason.cli.mistakes import in_one_line, mistakes_in
-from rlreason.cli.queries import answer, rerun_config
-from rlreason.cli.resume import expand_resume
+from rlreason.cli.options import JOBLIB
+from rlreason.cli.resume import expand_resume, spelled
 from rlreason.cli.run import run_job
-from rlreason.cli.start_sweep import start_sweep, start_sweep_run
 from rlreason.cli.subcommands import refuse_wrong_subcommand, subcommands_help
+from rlreason.config.run import AnyRunConfig, works_on_a_model
 from rlreason.config.store import register, typed
 from rlreason.errors import ConfigError
 from rlreason.records.console import Console
-from rlreason.records.files import HYDRA
-from rlreason.records.status import ending, read_status
+from rlreason.records.files import SUMMARY
+from rlreason.records.reader import RunFolder
+from rlreason.records.status import ending, exit_code, read_status, write_status
 from rlreason.records.writer import refuse_taken
 from rlreason.runtime import signals
 from rlreason.runtime.files import run_lock
-from rlreason.runtime.machine import SWEEP_VARIABLE, place_of
+from rlreason.runtime.machine import SWEEP_VARIABLE, place_of, process_state_kept
 from rlreason.runtime.streams import stderr_logged
-from rlreason.runtime.text import redacted
-from rlreason.sweeps.runner import PATIENCE_S
+from rlreason.runtime.text import first_line, redacted
+from rlreason.sweeps.carry import why_dominated
+from rlreason.sweeps.processes import CONSOLES, PATIENCE_S, end_with_sweep, outcome_text, printing_to
+from rlreason.sweeps.state import DOMINATED, FILE
 
 
 class Ended(BaseException):
-    """Carries the error that ended a job past Hydra's runner, which would print it in its own way."""
+    """Carries the error that ended a run past Hydra's runner, which would print it in its own way."""
 
     def __init__(self, error: Exception) -> None:
         super().__init__(error)
@@ -49,15 +52,11 @@ class Ended(BaseException):
 
 
 def main(cfg: DictConfig, words: Sequence[str] = ()) -> float:
-    """Run one job: a whole run, or, inside a sweep, the start of a process of its own.
-
-    `words`: the command line that starts the run.
-    """
+    """Run one run, alone or as a job of a sweep; return its accuracy. `words`: the command line that starts it."""
+    if HydraConfig.get().mode is RunMode.MULTIRUN:
+        return sweep_job(cfg)
     try:
-        if HydraConfig.get().mode is RunMode.MULTIRUN:
-            return start_sweep_run(cfg)
-        with stderr_logged():
-            return job(cfg, words)
+        return job(cfg, words)
     except Exception as error:  # KeyboardInterrupt passes Hydra by itself
         if signals.stop_signal():  # a failure caused by the end of the process is no error of its own
             raise KeyboardInterrupt from None
@@ -66,31 +65,78 @@ def main(cfg: DictConfig, words: Sequence[str] = ()) -> float:
 
 def job(cfg: DictConfig, words: Sequence[str]) -> float:
     """Run in this process, and exit it if the run's status has an exit code of its own."""
-    run = typed(cfg, of_sweep=SWEEP_VARIABLE in os.environ)
+    of_sweep = SWEEP_VARIABLE in os.environ  # a run of one that is resumed
+    run, folder = typed(cfg, of_sweep), Path(HydraConfig.get().runtime.output_dir)
     config = redacted(OmegaConf.to_yaml(cfg, resolve=True))
-    folder = Path(HydraConfig.get().runtime.output_dir)
-    hide_in_hydras_files(folder)
-    accuracy = run_job(run, folder, config, words, Console(), own_process=True)
+    typed_folder = Path(HydraConfig.get().run.dir)
+    with run_lock(typed_folder, lambda _: None):  # before it loads anything
+        refuse_taken(typed_folder, config, run.trains)
+    accuracy = _run(run, folder, config, words)
     if code := ending(read_status(folder) or "finished").exit_code:
         sys.exit(code)
     return accuracy
 
 
-def hide_in_hydras_files(folder: Path) -> None:
-    """Redact secrets in Hydra's own record of the settings and overrides, which it writes before a run begins."""
-    for path in (folder / HYDRA).glob("*.yaml"):
-        text = path.read_text(encoding="utf-8")
-        if (plain := redacted(text)) != text:
-            path.write_text(plain, encoding="utf-8")
+def sweep_job(cfg: DictConfig) -> float:
+    """Run one run of a sweep, in whatever process its launcher has chosen; a finished one only returns its accuracy.
+
+    What is raised can be pickled.
+    """
+    register()  # a launcher's process has only imported this program
+    find_modules_here()
+    end_with_sweep()
+    hydra_config = HydraConfig.get()
+    folder = Path(hydra_config.runtime.output_dir)
+    os.environ[SWEEP_VARIABLE] = folder.parent.name
+    by_joblib = hydra_config.runtime.choices["hydra/launcher"] == JOBLIB  # whose processes run several jobs
+    console = folder.parent / CONSOLES / f"{folder.name}.log" if by_joblib else None
+    if by_joblib:
+        print(f"== {folder.name}: started", flush=True)
+    try:
+        with printing_to(console), process_state_kept() if by_joblib else nullcontext():
+            return _sweep_run(cfg, folder, own_process=not by_joblib)
+    finally:
+        if by_joblib:
+            print(f"== {folder.name}: {outcome_text(folder.parent, folder.name)}", flush=True)
+
+
+def _sweep_run(cfg: DictConfig, folder: Path, own_process: bool) -> float:
+    hydra_config = HydraConfig.get()
+    sources = [source.path for source in hydra_config.runtime.config_sources if source.provider == "command-line"]
+    words = [*(f"--config-dir={path}" for path in sources), *hydra_config.overrides.task]
+    words.append(f"hydra.run.dir={spelled(os.path.relpath(folder))}")
+    try:
+        run = typed(cfg, of_sweep=True)
+        if (folder / SUMMARY).exists() or read_status(folder) == DOMINATED:  # a sweep of ours has checked its settings
+            return float((RunFolder(folder).summary or {}).get("accuracy") or "nan")
+        watched = works_on_a_model(run) and run.monitors.dominated == "stop" and (folder.parent / FILE).exists()
+        if watched and (why := why_dominated(folder)):
+            write_status(folder, DOMINATED, why)
+            print(f"stopped: {why}", flush=True)
+            return float("nan")
+        with signals.stoppable(patient=(signal.SIGTERM,)):  # a sweep passes on a signal that has reached its runs
+            return _run(run, folder, redacted(OmegaConf.to_yaml(cfg, resolve=True)), words, own_process)
+    except KeyboardInterrupt as error:
+        print_error(error)
+        signals.leave(exit_code(error))  # the process: a launcher's would wait for further jobs
+    except Exception as error:
+        if not print_error(error):
+            traceback.print_exc()
+        with suppress(OSError):  # nothing was written there
+            folder.rmdir()
+        text = str(error) if isinstance(error, ConfigError) else f"{type(error).__name__}: {error}"
+        raise RuntimeError(text) from None
+
+
+def _run(run: AnyRunConfig, folder: Path, config: str, words: Sequence[str], own_process: bool = True) -> float:
+    with stderr_logged():
+        return run_job(run, folder, config, words, Console(), own_process=own_process)
 
 
 def cli() -> None:
     """Run the command line and end the process. A user's mistake: exit code 2."""
     signals.follow()
-    of_sweep = SWEEP_VARIABLE in os.environ
-    # A sweep waits longer than its run may take; the SIGTERM that it passes on to the run is no second signal there.
-    command = partial(do, sys.argv[1:])
-    run_cli(command, patient=(signal.SIGTERM,)) if of_sweep else run_cli(command, limit_s=PATIENCE_S + 10)
+    run_cli(partial(do, sys.argv[1:]), limit_s=PATIENCE_S + 10)
 
 
 def do(words: Sequence[str]) -> int:
@@ -111,45 +157,38 @@ def do(words: Sequence[str]) -> int:
         note = partial(print, file=sys.stderr if question else sys.stdout)
         for line in resumed.notes:
             note(f"note: {line}")
-        request = check_command_line(words, note)
-        try:
-            with (
-                composing(request) as hydra,
-                in_one_line(request.overrides, request.config_name, composing=not request.starts),
-            ):
-                return start_runs(hydra, request, words) if request.starts else answer_question(request)
-        except Ended as end:
-            error = end.error
-        raise error  # with its own cause and traceback
+        request = check_command_line(words, note, design=False)
+        if request.starts and request.multirun and place_of():
+            raise ConfigError(
+                "-m with torchrun: each run of a sweep starts its own ranks: leave torchrun out, add gpus=2"
+            )
+        return by_hydra(request, words)
 
 
-def start_runs(hydra: Hydra, request: Request, words: Sequence[str]) -> int:
-    """Start the run or the sweep; return the exit code."""
-    if request.multirun and place_of():
-        raise ConfigError("-m with torchrun: each run of a sweep starts its own ranks: leave torchrun out, add gpus=2")
-    if request.multirun:
-        return start_sweep(hydra, request, main)
-    assert request.folder is not None
-    if request.folder.is_dir():
-        refuse_folder(request, request.folder)
-    hydra.run(request.config_name, partial(main, words=words), [*request.overrides, "hydra.mode=RUN"])
-    return 0
-
-
-def refuse_folder(request: Request, folder: Path) -> None:
-    """Refuse a folder that belongs to another run, before Hydra writes its own files there."""
-    cfg = compose(request.config_name, list(request.overrides))
-    run = typed(cfg, of_sweep=SWEEP_VARIABLE in os.environ)
-    with run_lock(folder, lambda _: None):
-        refuse_taken(folder, redacted(OmegaConf.to_yaml(cfg, resolve=True)), run.trains)
-
-
-def answer_question(request: Request) -> int:
-    """Answer a command line that starts no runs; return the exit code."""
-    if file := request.flags.get("experimental_rerun"):
-        main(rerun_config(file), sys.argv[1:])
+def by_hydra(request: Request, words: Sequence[str]) -> int:
+    """Have Hydra answer or start what checked words request; return the exit code."""
+    os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # errors are raised instead of being printed
+    task = main if request.multirun else partial(main, words=words)
+    before = sys.argv
+    try:
+        with searching(request) as conf:
+            sys.argv = [before[0], *request.for_hydra()]
+            hydra.main(config_path=conf, config_name=request.config_name, version_base="1.3")(task)()
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else 0
+    except Ended as end:
+        error = end.error
+    except Exception as raised:
+        if request.composes:
+            with composing(request), in_one_line(request.overrides, request.config_name, not request.starts):
+                raise
+        asked = " ".join(request.for_hydra())
+        error = ConfigError(f"{asked} has no answer ({first_line(raised)}): --hydra-help explains the flags")
+    else:
+        if request.flags.keys() & {"cfg", "info"}:
+            with composing(request), in_one_line(request.overrides, request.config_name):
+                check_rules(request)  # after the config, also print what is wrong with it
         return 0
-    answer(request)
-    if request.flags.keys() & {"cfg", "info"}:
-        check_rules(request)  # after the config, also print what is wrong with it
-    return 0
+    finally:
+        sys.argv = before
+    raise error  # with its own cause and traceback

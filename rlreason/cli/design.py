@@ -7,14 +7,14 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, OmegaConf
 
-from rlreason.cli.flags import Loader, Request
+from rlreason.cli.flags import Request
 from rlreason.cli.multirun import MEANS, Grid, canonical, canonical_word, composed, fixed, grid_of, parsed
-from rlreason.cli.options import Repository
 from rlreason.cli.resume import key_of
+from rlreason.cli.sources import config_content, config_exists, group_options
 from rlreason.config.leaves import typed_word
 from rlreason.config.store import FIRST, SweepFile, run_name, sweep_file
 from rlreason.errors import ConfigError
@@ -23,7 +23,6 @@ from rlreason.sweeps.design import SWEEPS, Design, PlannedRun, Setting
 
 BESIDE = ("algorithm", "data", "experiment", "model", "scale")  # if typed, they are part of the sweep's folder name
 ONE_SCALE = ("experiment", "model", "scale")  # a block `embedded` is for one value of each
-BASIC = "basic"  # Hydra's sweeper, whose runs are known beforehand
 
 
 def named_sweep(overrides: Sequence[str]) -> str | None:
@@ -41,11 +40,14 @@ def file_of(overrides: Sequence[str]) -> SweepFile:
     name = named_sweep(overrides)
     if name is None:
         return SweepFile("")
-    loader = GlobalHydra.instance().config_loader()
-    assert isinstance(loader, Loader)
-    repository = loader.repository
-    assert isinstance(repository, Repository)  # not one of Hydra's copies
-    return sweep_file(name, repository.sweep_content)
+    return sweep_file(name, _content)
+
+
+def _content(name: str) -> dict[str, Any]:
+    if not config_exists(f"sweep/{name}"):
+        known = ", ".join(group_options("sweep"))
+        raise ConfigError(f"sweep={name} is no option of sweep: choose one of {known}")
+    return config_content(f"sweep/{name}")
 
 
 def design_of(
@@ -66,15 +68,12 @@ def design_of(
     if whole.chain:
         raise ConfigError(f"sweep={whole.name} is a chain of sweeps, and no sweep of a chain: leave it out there")
     base = composed(fixed(words), name)
-    batch = base.hydra.sweeper.get("max_batch_size")
-    if isinstance(batch, int) and batch < 1 and batch != -1:
-        raise ConfigError(f"hydra.sweeper.max_batch_size={batch} must be above 0: leave it out for all runs at once")
     file = with_params(at_scale(whole, base, words), whole, base)
     if arms:
         others = {key: value for key, value in file.axes.items() if not set(MEANS.get(key, ())) & arms[0].keys()}
         of_arms = [[f"{key}={value}" for key, value in arm.items()] for arm in arms]
         file = replace(file, axes=others, cells=of_arms, reference=of_arms[0])
-    grid = grid_of(words, file, carried, base.hydra.runtime.choices["hydra/sweeper"] == BASIC, note)
+    grid = grid_of(words, file, carried, note)
     place = folder or folder_of(request, grid.swept, base)
     runs = _runs(grid.beside(place), name, note)
     axes = list(runs[0].setting)

@@ -259,7 +259,7 @@ def requested_run(words: Sequence[str], subcommand: str, note: Callable[[str], o
             overrides = translated(quoted(rest, False), note)
             refuse_wrong_choices(overrides)
             run: AnyRunConfig = checked(overrides, request.config_name)
-            folder = place_of(overrides, request.config_name, "run")
+            folder = place_of(overrides, request.config_name)
     if not works_on_a_model(run):
         raise ConfigError(
             f"rlreason {subcommand} is about runs that load a model here, and algorithm={run.algorithm} loads none"

@@ -1,4 +1,4 @@
-"""End every command in one way: one-line mistakes, broken pipes, signals, exit codes; and refuse wrong `python -m`."""
+"""End every command in one way: one-line mistakes, broken pipes, signals, exit codes."""
 
 import errno
 import sys
@@ -104,61 +104,3 @@ def run_cli(
         if signals.stop_signal():
             signals.leave(code)
     sys.exit(code)
-
-
-PACKAGE = Path(__file__).resolve().parents[1]
-#: Last name of a module -> the command to type. Algorithms need no line here.
-MEANT = {
-    "evaluation": "python -m rlreason algorithm=evaluate",
-    "expert_iteration": "python -m rlreason algorithm=ei",
-    "sweeps": "python -m rlreason -m sweep=NAME",
-    "plot": "python -m rlreason curves RUN",
-}
-
-
-def module_of(argv: list[str], original: list[str]) -> str:
-    """Return the module that `python -m NAME` names in the original words.
-
-    >>> module_of(["-m", "x"], ["python", "-X", "dev", "-m", "rlreason.plot", "x"])
-    'rlreason.plot'
-    >>> module_of(["-m"], ["python", "-Imrlreason.plot"])
-    'rlreason.plot'
-    """
-    word = original[len(original) - len(argv)]
-    return word.partition("m")[2] if word.startswith("-") else word
-
-
-def runs(name: str, package: Path = PACKAGE) -> bool:
-    """Return whether `python -m NAME` runs something.
-
-    >>> runs("rlreason"), runs("rlreason.cli.doctor_probes"), runs("rlreason.training.trainer")
-    (True, True, False)
-    """
-    path = package.joinpath(*name.split(".")[1:])
-    if path.is_dir():
-        return (path / "__main__.py").is_file()
-    file = path.with_name(path.name + ".py")
-    return file.is_file() and (path.name == "__main__" or '\nif __name__ == "__main__":' in file.read_text("utf-8"))
-
-
-def suggestion(name: str) -> str:
-    """Return in one line what to type instead of `python -m NAME`."""
-    from rlreason.cli.subcommands import SUBCOMMANDS
-
-    last = name.rpartition(".")[2]
-    trained = {path.stem for folder in (PACKAGE, PACKAGE.parent) for path in (folder / "conf/algorithm").glob("*.yaml")}
-    subcommands = {
-        subcommand.module: f"python -m rlreason {subcommand.name} {subcommand.takes}" for subcommand in SUBCOMMANDS
-    }
-    meant = subcommands.get(name) or MEANT.get(last)
-    meant = meant or (f"python -m rlreason algorithm={last}" if last in trained else "")
-    others = ", ".join(other for other in ("python -m rlreason", *subcommands.values()) if other != meant)
-    return f"{name} is no command: " + (f"type {meant}, or one of {others}" if meant else f"type one of {others}")
-
-
-def refuse_wrong_module() -> None:
-    """Exit with code 2 and a suggestion if `python -m` is looking for a module that cannot be run."""
-    name = module_of(sys.argv, sys.orig_argv)
-    if name.partition(".")[0] == PACKAGE.name and not runs(name):
-        print(f"rlreason: {suggestion(name)}", file=sys.stderr)
-        sys.exit(2)

@@ -5,23 +5,16 @@ import difflib
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NoReturn
 
-from hydra._internal.config_loader_impl import ConfigLoaderImpl
-from hydra._internal.hydra import Hydra
-from hydra._internal.utils import create_config_search_path, get_args_parser
-from hydra.core.config_search_path import ConfigSearchPath, SearchPathQuery
-from hydra.core.global_hydra import GlobalHydra
-from hydra.core.object_type import ObjectType
-from hydra.core.plugins import Plugins
-from hydra.initialize import initialize_config_dir
+from hydra import initialize_config_dir, initialize_config_module
 
-from rlreason.cli.options import Repository
+from rlreason.cli.sources import config_exists, group_options
 from rlreason.config.leaves import resource_dir
-from rlreason.config.store import register
+from rlreason.config.store import SEARCHED
 from rlreason.errors import ConfigError
 from rlreason.runtime.version import __version__
 from rlreason.sweeps.design import Design
@@ -40,6 +33,18 @@ class SweepOptions:
     dry: bool = False  # stop after the plan; what the runs need may be on another machine
     carry: tuple[str, ...] = ()  # finished sweeps, by name or folder, whose winners are taken over
     sweep_name: str | None = None  # of the sweep's folder below runs/sweeps
+
+    def overrides(self) -> list[str]:
+        """Return the overrides by which Hydra hands the options to our sweeper.
+
+        >>> SweepOptions(jobs=2, carry=("a",)).overrides()
+        ['hydra.sweeper.jobs=2', "hydra.sweeper.carry=['a']"]
+        """
+        given = {one.name: getattr(self, one.name) for one in fields(self)}
+        words = [f"{key}={value}" for key, value in given.items() if value and key != "carry"]
+        words += [f"gpus_per_run={self.gpus_per_run}"] if self.gpus_per_run == 0 else []
+        words += [f"carry={list(self.carry)}"] if self.carry else []
+        return [f"hydra.sweeper.{word}" for word in words]
 
 
 def split_sweep_options(overrides: Sequence[str], multirun: bool) -> tuple[list[str], SweepOptions]:
@@ -165,13 +170,17 @@ class Request:
         """
         return [*_spelt(self.flags), *self.overrides]
 
-    def sources(self) -> list[str]:
-        """Return the flags that the processes of a sweep need to find the same options.
+    def for_hydra(self) -> list[str]:
+        """Return the command line for Hydra, which is told of the places of options in other ways (`searching`).
 
-        >>> read(["-m", "-cd", "/", "seed=0,1"]).sources()
-        ['--config-dir=/']
+        >>> read(["-m", "-cd", "/", "seed=0,1"]).for_hydra()
+        ['--multirun', 'seed=0,1']
         """
-        return _spelt({name: value for name, value in self.flags.items() if name in SOURCES})
+        flags = {name: value for name, value in self.flags.items() if name not in SOURCES}
+        words = list(self.overrides)
+        if "hydra_help" in flags:
+            words = [word for word in words if word.lstrip("+~").startswith("hydra")]  # a run's settings are not shown
+        return [*_spelt(flags), *words, *self.options.overrides()]
 
 
 def _spelt(flags: dict[str, Any]) -> list[str]:
@@ -197,9 +206,27 @@ class _Parser(argparse.ArgumentParser):
         return f"a setting has no dashes ({setting}), and python -m rlreason --hydra-help lists the flags"
 
 
+#: Hydra's flags, as its documentation lists them: with a value, and without.
+VALUED = ("--config-path", "-cp"), ("--config-name", "-cn"), ("--config-dir", "-cd"), ("--package", "-p")
+PLAIN = (
+    ("--help", "-h"), ("--hydra-help",), ("--resolve",), ("--run", "-r"), ("--multirun", "-m"),
+    ("--shell-completion", "-sc"),
+)  # fmt: skip
+CFG = ("job", "hydra", "all")
+INFO = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
+
+
 def flags_parser() -> argparse.ArgumentParser:
     """Return the parser of Hydra's flags, with this program's version."""
-    parser = _Parser(add_help=False, parents=[get_args_parser()], conflict_handler="resolve")
+    parser = _Parser(add_help=False)
+    parser.add_argument("overrides", nargs="*")
+    for names in PLAIN:
+        parser.add_argument(*names, action="store_true")
+    for names in VALUED:
+        parser.add_argument(*names)
+    parser.add_argument("--cfg", "-c", choices=CFG)
+    parser.add_argument("--info", "-i", const="all", nargs="?", choices=INFO)
+    parser.add_argument("--experimental-rerun")
     parser.add_argument("--version", action="version", version=f"rlreason {__version__}")
     return parser
 
@@ -233,58 +260,36 @@ def read(words: Sequence[str]) -> Request:
     return Request(flags, overrides)
 
 
-class Loader(ConfigLoaderImpl):
-    """Lists options directly from the sources: Hydra's own loader copies every stored config for each call."""
-
-    def __init__(self, config_search_path: ConfigSearchPath) -> None:
-        super().__init__(config_search_path)
-        self.repository = Repository(config_search_path)
-
-    def __reduce__(self) -> tuple[Callable[[ConfigSearchPath], "Loader"], tuple[ConfigSearchPath]]:
-        """Pickle only the search path, for the processes of a launcher."""
-        return _loader_there, (self.config_search_path,)
-
-    def get_group_options(
-        self,
-        group_name: str,
-        results_filter: ObjectType | None = ObjectType.CONFIG,
-        config_name: str | None = None,
-        overrides: list[str] | None = None,
-    ) -> list[str]:
-        """Return the options of a group, by name, as Hydra's loader lists them."""
-        if overrides:  # they may add to the search path
-            return super().get_group_options(group_name, results_filter, config_name, overrides)
-        return self.repository.get_group_options(group_name, results_filter)
-
-
-def _loader_there(config_search_path: ConfigSearchPath) -> Loader:
-    Plugins.instance()  # registers the kinds of sources
-    register()
-    return Loader(config_search_path)
+@contextmanager
+def searching(request: Request) -> Iterator[str]:
+    """Let Hydra find the options of --config-dir in this block; yield the folder of the config that is overridden."""
+    places = [("command-line", f"file://{folder}")] if (folder := request.flags.get("config_dir")) else []
+    SEARCHED[:0] = places
+    try:
+        yield request.flags.get("config_path") or str(resource_dir("conf"))
+    finally:
+        for place in places:
+            SEARCHED.remove(place)
 
 
 @contextmanager
-def composing(request: Request) -> Iterator[Hydra]:
-    """Make Hydra ready for the block to compose, answer and run the request, with the options that the flags add."""
-    conf = request.flags.get("config_path") or str(resource_dir("conf"))
-    with initialize_config_dir(str(resource_dir("conf")), version_base="1.3"):  # and restored afterwards
-        search_path = create_config_search_path(conf)
-        if folder := request.flags.get("config_dir"):
-            place = SearchPathQuery(provider="schema")
-            search_path.prepend("command-line", f"file://{folder}", anchor=place)
-        loader = Loader(search_path)
-        if not loader.repository.config_exists(request.config_name):
-            raise ConfigError(_no_config(request, loader))
-        hydra = Hydra(task_name="rlreason", config_loader=loader)
-        GlobalHydra.instance().clear()
-        GlobalHydra.instance().initialize(hydra)
-        yield hydra
+def composing(request: Request) -> Iterator[None]:
+    """Make Hydra ready for the block to compose the request, with the options that the flags add."""
+    with searching(request) as conf:
+        if conf.startswith("pkg://"):
+            with initialize_config_module(conf.removeprefix("pkg://"), version_base="1.3"):
+                yield
+            return
+        with initialize_config_dir(conf, job_name="rlreason", version_base="1.3"):
+            if not config_exists(request.config_name):
+                raise ConfigError(_no_config(request))
+            yield
 
 
-def _no_config(request: Request, loader: Loader) -> str:
+def _no_config(request: Request) -> str:
     """Return the message if there is no file to compose."""
     name, path = request.config_name, request.flags.get("config_path")
     if path:
         return f"--config-path={path} holds no {name}.yaml: give a folder that does, or add options by --config-dir DIR"
-    there = [found for found in loader.get_group_options("") if not found.startswith("_")]
+    there = [found for found in group_options("") if not found.startswith("_")]
     return f"--config-name={name} is no config (there is {', '.join(there)}): leave it out, or put it into --config-dir"

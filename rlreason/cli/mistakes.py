@@ -8,8 +8,6 @@ from dataclasses import fields, is_dataclass
 from typing import Any
 
 from hydra import compose
-from hydra._internal.config_loader_impl import ConfigLoaderImpl
-from hydra.core.global_hydra import GlobalHydra
 from hydra.core.object_type import ObjectType
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException, OverrideParseException
@@ -18,8 +16,9 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from rlreason.cli.aliases import NAMES, PLACED
+from rlreason.cli.sources import config_content, group_options
 from rlreason.cli.subcommands import SUBCOMMANDS, named_subcommand
-from rlreason.config.store import SCHEMAS
+from rlreason.config.store import BLOCKS, SCHEMAS
 from rlreason.errors import ConfigError
 from rlreason.records.status import RESOURCES, exit_code
 
@@ -149,9 +148,8 @@ def keys_to_set(cfg: DictConfig) -> list[str]:
 
 def options() -> dict[str, list[str]]:
     """Return every group that a user chooses from, with its options, including those of the user's own folders."""
-    loader = GlobalHydra.instance().config_loader()
-    groups = [group for group in loader.list_groups("") if group not in INTERNAL_GROUPS]
-    return {group: loader.get_group_options(group, ObjectType.CONFIG) for group in groups}
+    groups = [group for group in group_options("", ObjectType.GROUP) if group not in INTERNAL_GROUPS]
+    return {group: group_options(group) for group in groups}
 
 
 def choices_named(word: str) -> list[str]:
@@ -211,14 +209,10 @@ def algorithms_with(key: str) -> list[str]:
 
 def options_with(group: str, rest: str) -> list[str]:
     """Return the options of a group whose schema has a setting, such as `n_train` of `data`, which stories have."""
-    loader = GlobalHydra.instance().config_loader()
-    nodes = SCHEMAS.get(f"schema/{group}", {})
-    if not isinstance(loader, ConfigLoaderImpl):
-        return []
-    found = []
-    for option in loader.get_group_options(group) if nodes else []:
-        loaded = loader.repository.load_config(f"{group}/{option}")
-        paths = [default.get_name() or "" for default in loaded.defaults_list or []] if loaded else []
+    nodes, found = SCHEMAS.get(f"schema/{group}", {}), []
+    for option in group_options(group) if nodes else []:
+        defaults = config_content(f"{group}/{option}").get("defaults") or []
+        paths = [item.partition("@")[0] for item in defaults if isinstance(item, str)]
         if any(_has(nodes[name], rest) for name in nodes.keys() & {path.rpartition("/")[2] for path in paths}):
             found.append(option)
     return found
@@ -255,6 +249,8 @@ def unknown_key(key: str, choices: Sequence[str], name: str) -> str:
     if group and isinstance(OmegaConf.select(cfg, group), DictConfig):
         return _unknown_in_group(key, group, cfg, choices)
     said = f"{key} is no setting of this run"
+    if key in BLOCKS:
+        return f"{said}: in a sweep's file, write {key} below hydra.sweeper, beside params"
     owners = [name for name in algorithms_with(key) if name != algorithm]
     if owners and algorithm not in algorithms_with(key):
         theirs = " and ".join(f"algorithm={owner}'s" for owner in owners)

@@ -20,40 +20,6 @@ from rlreason.config.store import SweepFile
 from rlreason.errors import ConfigError
 
 
-def with_own_names(overrides: list[str], name: str, note: Callable[[str], object]) -> list[str]:
-    """Return the overrides, and under our names those that a sweep's file gives the sweeper under others."""
-    params = composed(fixed(overrides), name).hydra.sweeper.get("params") or {}
-    words = {f"{_of_file(str(key))}={value}": str(key) for key, value in params.items()}
-    ours = translated(list(words), note)
-    refuse_wrong_choices(ours)
-    given = {word.lstrip("+").partition("=")[0] for word in overrides}
-    moved = [(key, word) for (before, key), word in zip(words.items(), ours, strict=False) if word != before]
-    taken = [f"~hydra.sweeper.params.{key}" for key, _ in moved]
-    return [*overrides, *taken, *(word for _, word in moved if word.partition("=")[0] not in given)]
-
-
-def _of_file(key: str) -> str:
-    """Parse a key of a sweep's file, which Hydra takes literally."""
-    if key in PLACED:
-        raise ConfigError(f"{key} in the file of a sweep holds an option: write {PLACED[key]}@{key} there")
-    return key
-
-
-def runs_of(overrides: list[str], multirun: bool, name: str = "config") -> Iterable[list[str]]:
-    """Return the overrides of each run of a sweep (one list for a single run); early runs cover every value."""
-    if not multirun:
-        return [overrides]
-    typed = parsed(overrides)
-    hydra = composed(fixed(overrides), name).hydra
-    params = hydra.sweeper.get("params") or {}
-    named = {o.get_key_element().lstrip("+~") for o in typed}
-    of_sweep = parsed([f"{key}={value}" for key, value in params.items() if key not in named])
-    basic = hydra.runtime.choices["hydra/sweeper"] == "basic"
-    axes = [values_of(o, basic) for o in (*typed, *of_sweep) if o.is_sweep_override()]
-    plain = [str(o.input_line) for o in (*typed, *of_sweep) if not o.is_sweep_override()]
-    return ([*plain, *combination] for combination in _spread(axes))
-
-
 def fixed(overrides: list[str]) -> list[str]:
     """Return the overrides that name one value."""
     return [str(o.input_line) for o in parsed(overrides) if not o.is_sweep_override()]
@@ -74,33 +40,18 @@ def parsed(overrides: Sequence[str]) -> list[Override]:
     return found
 
 
-def values_of(override: Override, basic: bool) -> list[str]:
-    """Return the overrides that a sweep over one key stands for; both ends of an interval that a plug-in draws from."""
-    interval = override.value()
-    if not isinstance(interval, IntervalSweep):
-        with in_one_line([str(override.input_line)], composing=True):  # a range of step 0
-            values = list(override.sweep_string_iterator())
-        if not values:
-            raise ConfigError(f"{override.input_line} holds no value: give at least one")
-        return [f"{override.get_key_element()}={value}" for value in values]
-    if basic:
+def values_of(override: Override) -> list[str]:
+    """Return the overrides that a sweep over one key stands for."""
+    if isinstance(override.value(), IntervalSweep):
         raise ConfigError(
-            f"{override.input_line}: the basic sweeper cannot draw from an interval: list the values, or choose a "
-            "sweeper that can (hydra/sweeper=optuna, after pip install hydra-optuna-sweeper)"
+            f"{override.input_line}: a sweep cannot draw from an interval: list the values, or choose a sweeper that "
+            "can (hydra/sweeper=optuna, after pip install hydra-optuna-sweeper)"
         )
-    return [f"{override.get_key_element()}={end}" for end in (interval.start, interval.end)]
-
-
-def _spread(axes: list[list[str]]) -> Iterator[tuple[str, ...]]:
-    """Return every combination once, first those that cover each value of each axis, so that a check may stop early.
-
-    >>> list(_spread([["a", "b"], ["x", "y", "z"]]))[:3]
-    [('a', 'x'), ('b', 'y'), ('a', 'z')]
-    """
-    longest = max(map(len, axes), default=1)
-    first = [tuple(axis[i % len(axis)] for axis in axes) for i in range(longest)] if all(axes) else []
-    yield from dict.fromkeys(first)
-    yield from (combination for combination in itertools.product(*axes) if combination not in set(first))
+    with in_one_line([str(override.input_line)], composing=True):  # a range of step 0
+        values = list(override.sweep_string_iterator())
+    if not values:
+        raise ConfigError(f"{override.input_line} holds no value: give at least one")
+    return [f"{override.get_key_element()}={value}" for value in values]
 
 
 Axes = dict[str, list[str]]  # key as Hydra takes it -> its values as words, key=value
@@ -149,15 +100,12 @@ class Grid:
         return [*(word for word in self.shared if key_of(word) not in own), *cell]
 
 
-def grid_of(
-    overrides: Sequence[str], file: SweepFile, carried: Sequence[str], basic: bool, note: Callable[[str], object]
-) -> Grid:
-    """The grid that the typed overrides, words carried from other sweeps and a sweep's file ask for, in this rank.
+def grid_of(overrides: Sequence[str], file: SweepFile, carried: Sequence[str], note: Callable[[str], object]) -> Grid:
+    """Return the grid of the typed overrides, of those carried from other sweeps, and of a sweep's file, in this rank.
 
-    `file`: as it is at the scale of the runs. `basic`: whether the sweeper cannot draw from intervals. A key that was
-    typed leaves out what the file has for it, and one value that it has for a setting below it; an option of an axis
-    gives way to all the settings that it would set. `ConfigError` where the file is not sound, or where a typed word
-    would take away what a cell is for.
+    `file`: as it is at the scale of the runs. A key that was typed leaves out what the file has for it, and one value
+    that it has for a setting below it; an option of an axis gives way to all the settings that it would set.
+    `ConfigError` where the file is not sound, or where a typed word would take away what a cell is for.
     """
     ours = [o for o in parsed(overrides) if not o.is_hydra_override()]
     file = _translated(file, note)
@@ -177,7 +125,7 @@ def grid_of(
         *kept,
         *(str(o.input_line) for o in of_file if not o.is_sweep_override()),
     ]
-    axes = {o.get_key_element(): _values(o, basic) for o in (*ours, *of_file) if o.is_sweep_override()}
+    axes = {o.get_key_element(): _values(o) for o in (*ours, *of_file) if o.is_sweep_override()}
     for key in [key for key, words in axes.items() if len(words) == 1 and key != "seed"]:
         shared += axes.pop(key)
     cells = [list(cell) for cell in dict.fromkeys(map(tuple, cells))] or [[]]
@@ -236,8 +184,8 @@ def canonical_word(word: str) -> str:
     return f"{key}{equals}{canonical(value)}"
 
 
-def _values(override: Override, basic: bool) -> list[str]:
-    return list(dict.fromkeys(map(canonical_word, values_of(override, basic))))
+def _values(override: Override) -> list[str]:
+    return list(dict.fromkeys(map(canonical_word, values_of(override))))
 
 
 def _translated(file: SweepFile, note: Callable[[str], object]) -> SweepFile:

@@ -11,7 +11,7 @@ from omegaconf import OmegaConf
 from rlreason.cli.flags import OWN_CONFIGS
 from rlreason.config.leaves import resource_dir
 from rlreason.config.rules import NAMING
-from rlreason.config.store import SCHEMAS, plain_part
+from rlreason.config.store import SCHEMAS
 from rlreason.errors import ConfigError
 
 
@@ -35,13 +35,10 @@ def flat(settings: Any, prefix: str = "") -> dict[str, Any]:
     return {key: value for name, child in settings.items() for key, value in flat(child, f"{prefix}{name}.").items()}
 
 
-HYDRAS = "hydra"  # a group of Hydra's own, such as its launchers: no setting of a run
-
-
 @cache
 def options() -> dict[str, list[Option]]:
     """Return every group that a user chooses from, with the options that come with the package."""
-    groups = [path for path in sorted(resource_dir("conf").iterdir()) if path.is_dir() and path.name != HYDRAS]
+    groups = [path for path in sorted(resource_dir("conf").iterdir()) if path.is_dir()]
     folders = {folder.name: folder for folder in groups}
     folders["sweep"] = resource_dir("multirun_sweeps")
     return {group: [_read(file, group) for file in sorted(path.glob("*.yaml"))] for group, path in folders.items()}
@@ -60,7 +57,6 @@ def _sets(file: Path, group: str) -> dict[str, Any]:
     """Return what a file sets, including other options that it chooses, as typed; and its schema, as `schema`."""
     whole = group == "sweep" or file.read_text("utf-8").startswith("# @package _global_")
     content: Any = OmegaConf.to_container(OmegaConf.load(file))
-    content = plain_part(content) if group == "sweep" else content
     found: dict[str, Any] = {}
     for item in content.pop("defaults", ()):
         for place, option in item.items() if isinstance(item, dict) else []:

@@ -79,9 +79,6 @@ SUBCOMMANDS = (
         "RUN [WORD ...]",
         "start it again: what differs here, and in what it comes to",
     ),
-    Subcommand(
-        "completion", "rlreason.cli.completion", "SHELL", "what makes bash, fish or zsh complete words with Tab"
-    ),
 )
 #: Further lines of --help: a subcommand with one of its options.
 WAYS = (

@@ -20,11 +20,13 @@ from rlreason.config.run import AnyRunConfig, RunConfig, works_on_a_model
 from rlreason.errors import Absent, ConfigError
 from rlreason.objectives.objective import own_loss_config
 
-BLOCKS = ("cells", "embedded", "reference", "carries", "best_of", "chain")
+BLOCKS = ("cells", "embedded", "reference", "carries", "best_of", "chain")  # of hydra.sweeper, besides params
 OF_EMBEDDED = ("like", "cells", "reference")  # of the block `embedded`, besides settings
 FIRST = "first"  # as reference: the first setting of the sweep
-#: Keys of chain files: the sweeps in order, and axes common to all of them.
-OF_CHAIN = ("chain", "hydra")
+FUNCTIONS = ("loss", "data")  # groups whose option may be a function, `module:function`
+#: Where Hydra looks behind conf/, as (provider, path): see hydra_plugins/rlreason_options.py.
+SEARCHED: list[tuple[str, str]] = []
+OWN = ("rlreason", "rlreason://")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,35 +49,43 @@ class SweepFile:
         return self.embedded if embedded and self.embedded else self
 
 
-def plain_part(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Return Hydra's part of a sweep's file.
+def sweep_path(name: str) -> Path:
+    """Return the file of one of our own sweeps, which may not exist."""
+    return resource_dir("multirun_sweeps") / f"{name}.yaml"
 
-    >>> plain_part({"n_steps": 50, "cells": [["group_size=4"]], "carries": False})
-    {'n_steps': 50}
-    """
-    return {str(key): value for key, value in content.items() if key not in BLOCKS}
+
+def function_settings(group: str, option: str, function: str) -> Any:
+    """Return the settings of `module:function` as an option of a group; `ConfigError` if it cannot be used."""
+    try:
+        return own_loss_config(function) if group == "loss" else data.of_function(function)
+    except ConfigError as error:
+        if option == function:
+            raise
+        raise ConfigError(f"{group}={option}, which an installed package announces, cannot be used: {error}") from None
 
 
 def sweep_file(name: str, content_of: Callable[[str], Mapping[str, Any]]) -> SweepFile:
     """Parse the sweep `name`; `content_of` returns a sweep file's content. `ConfigError` if a block is invalid."""
     content = content_of(name)
-    if "chain" in content and (others := sorted(map(str, content.keys() - set(OF_CHAIN)))):
+    blocks = _sweeper(content)
+    settings = {key: value for key, value in content.items() if key not in ("defaults", "hydra")}
+    if blocks.get("chain") and (others := sorted(settings)):
         raise _wrong(name, f"{others[0]} stands beside chain", "a chain has no settings of its own: give them to its")
-    carries = content.get("carries", True)
+    carries = blocks.get("carries", True)
     if not isinstance(carries, bool):
         raise _wrong(name, f"carries={typed_word(carries)} is neither true nor false", "write carries: false")
     file = SweepFile(
         name,
-        {str(key): _value(name, key, value) for key, value in _params(content).items()},
-        _cells(name, content.get("cells")),
-        _reference(name, content.get("reference")),
+        {str(key): _value(name, key, value) for key, value in (blocks.get("params") or {}).items()},
+        _cells(name, blocks.get("cells")),
+        _reference(name, blocks.get("reference")),
         carries,
-        str(content.get("best_of") or ""),
-        _names(name, content.get("chain")),
+        str(blocks.get("best_of") or ""),
+        _names(name, blocks.get("chain")),
         _chosen(content.get("defaults")),
-        frozenset(flat(plain_part({k: v for k, v in content.items() if k not in ("defaults", "hydra")}))),
+        frozenset(flat(settings)),
     )
-    if content.get("embedded") is None:
+    if blocks.get("embedded") is None:
         return file
     return replace(file, embedded=_embedded(file, _block(name, content_of, ())))
 
@@ -93,7 +103,7 @@ def _embedded(file: SweepFile, block: Mapping[str, Any]) -> SweepFile:
 
 def _block(name: str, content_of: Callable[[str], Mapping[str, Any]], seen: tuple[str, ...]) -> dict[str, Any]:
     """Return a sweep's block `embedded`, merged onto that of the sweep which it is `like`."""
-    block = content_of(name).get("embedded") or {}
+    block = _sweeper(content_of(name)).get("embedded") or {}
     if not isinstance(block, Mapping):
         raise _wrong(
             name, f"embedded={typed_word(block)} is no block", "write settings below it, as data: stories_long"
@@ -107,9 +117,8 @@ def _block(name: str, content_of: Callable[[str], Mapping[str, Any]], seen: tupl
     return _block(str(other), content_of, (*seen, name)) | own
 
 
-def _params(content: Mapping[str, Any]) -> Mapping[str, Any]:
-    sweeper = (content.get("hydra") or {}).get("sweeper") or {}
-    return sweeper.get("params") or {}
+def _sweeper(content: Mapping[str, Any]) -> Mapping[str, Any]:
+    return (content.get("hydra") or {}).get("sweeper") or {}
 
 
 def _chosen(defaults: Any) -> dict[str, str]:
@@ -166,12 +175,6 @@ def _wrong(name: str, what: str, cure: str) -> ConfigError:
     return ConfigError(f"sweep/{name}.yaml: {what}: {cure}")
 
 
-def content(node: Any) -> dict[str, Any]:
-    """Convert a loaded file to plain values, without resolving interpolations."""
-    found = OmegaConf.to_container(node) if OmegaConf.is_config(node) else node
-    return {str(key): value for key, value in found.items()} if isinstance(found, Mapping) else {}
-
-
 Run = TypeVar("Run", bound=RunConfig)
 
 LONGEST_NAME = 190  # most characters of a run's folder name; file systems allow 255 bytes
@@ -197,16 +200,15 @@ SCHEMAS: dict[str, dict[str, Any]] = {
 
 
 def register() -> None:
-    """Register the schemas, and every `multirun_sweeps/NAME.yaml` as `sweep=NAME`. Safe to call twice."""
+    """Register the schemas and resolvers, and where Hydra finds sweeps and functions. Safe to call twice."""
     store = ConfigStore.instance().store
     # Hydra copies the whole store for each composition, and every entry once more when it takes it.
     vars(ConfigStore.instance())["__deepcopy__"] = lambda memo: ConfigStore.instance()
     for group, nodes in SCHEMAS.items():
         for name, node in nodes.items():
             store(group=group, name=name, node=node)
-    for path in sorted(resource_dir("multirun_sweeps").glob("*.yaml")):
-        node = OmegaConf.create(plain_part(content(OmegaConf.load(path))))
-        store(group="sweep", name=path.stem, node=node, package="_global_")
+    if OWN not in SEARCHED:
+        SEARCHED.append(OWN)
     OmegaConf.register_new_resolver("run_name", run_name, replace=True)
     OmegaConf.register_new_resolver(
         "sweep_name", lambda name: "sweep" if name in (None, "None") else name, replace=True

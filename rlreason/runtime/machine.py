@@ -243,7 +243,6 @@ def _text(path: str) -> str | None:
 
 
 SWEEP_VARIABLE = "RLREASON_JOB_OF_SWEEP"  # the sweep's name, for the processes that a sweep starts
-FORKS_VARIABLE = "RLREASON_FORKS"  # 0: every run of a sweep loads its libraries itself (sweeps/forks.py)
 GPUS_VARIABLE = "RLREASON_GPUS"  # GPUs that sweeps hand out, instead of those that are found (sweeps/gpus.py)
 
 

@@ -295,26 +295,20 @@ def _turned(d: Difference) -> Difference:
     )  # fmt: skip
 
 
-def watch(folder: Path, say: Callable[[str], None] = print_stderr) -> Callable[[SweepState], list[dict[str, Any]]]:
-    """Return a function that is called after each run and returns the settings to stop, as
-    `SweepState.stopped_settings`.
+def why_dominated(folder: Path, say: Callable[[str], None] = print_stderr) -> str:
+    """Return why the setting of the sweep's run in `folder` can no longer win, by the runs next to it; "" if it may.
 
-    The files of each run are read once. If the settings cannot be compared, nothing is stopped and the reason is
-    printed once.
+    If the settings cannot be compared, the reason is printed and nothing is stopped.
     """
-    known: dict[str, Outcomes] = {}
-    said: set[str] = set()
-
-    def after_run(state: SweepState) -> list[dict[str, Any]]:
-        try:
-            return to_stop(state, _outcomes(state, folder, known))
-        except ConfigError as error:
-            if str(error) not in said:
-                said.add(str(error))
-                say(f"! monitors.dominated=stop stops nothing: {error}")
-            return []
-
-    return after_run
+    state = read_state(folder.parent)
+    setting = state.run(folder.name).setting
+    stopped = [*state.stopped_settings]
+    try:
+        ended = [(run, one) for run in state.runs if run.of_its_own and (one := outcomes_of(folder.parent, run))]
+        stopped += to_stop(state, ended)
+    except ConfigError as error:
+        say(f"! monitors.dominated=stop stops nothing: {error}")
+    return next((str(one["reason"]) for one in stopped if one["setting"] == setting), "")
 
 
 def to_stop(state: SweepState, ended: Sequence[tuple[RunState, Outcomes]]) -> list[dict[str, Any]]:
@@ -353,14 +347,3 @@ def _stop_entry(verdict: SureLoss) -> dict[str, Any]:
     )
     numbers = {"difference": d.mean, "low": d.low, "high": d.high, "seeds": d.seeds, "problems": d.problems}
     return {"reason": reason, "better": better, **numbers, "p": verdict.adjusted_p, "level": verdict.level}
-
-
-def _outcomes(state: SweepState, folder: Path, known: dict[str, Outcomes]) -> list[tuple[RunState, Outcomes]]:
-    """Return the outcomes of the runs that reached an end of their own."""
-    found = []
-    for run in state.runs:
-        if run.name not in known and run.of_its_own and (one := outcomes_of(folder, run)) is not None:
-            known[run.name] = one
-        if run.name in known:
-            found.append((run, known[run.name]))
-    return found

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
 
 import numpy as np
 
@@ -19,7 +18,7 @@ from rlreason.errors import ConfigError
 from rlreason.evaluation.protocol import Protocol, differences, refuse_mixture
 from rlreason.records.files import COMPLIANCE, RESPONSES, SUMMARY, ResponseFile
 from rlreason.records.reader import RunFolder
-from rlreason.records.status import ending, known
+from rlreason.records.status import ending
 from rlreason.runtime.intervals import Floats, mean_interval, of_clusters
 from rlreason.runtime.streams import print_stderr
 from rlreason.runtime.text import few, question_keys
@@ -187,68 +186,6 @@ def _protocols(state: SweepState, folder: Path) -> list[str]:
         return []
     mixed = refuse_mixture(dict(found.values()), allow=True)
     return [f"protocol {', '.join(found)}", *(f"! {line}" for line in mixed)]
-
-
-@dataclass(frozen=True, slots=True)
-class SweepRun:
-    """One run of a sweep: its folder's name, its `summary.json`, or only a status with its reason."""
-
-    name: str
-    summary: dict[str, Any]
-    reason: str = ""
-
-    @property
-    def accuracy(self) -> float:
-        """Return the accuracy of the last evaluation; NaN where the summary has none."""
-        accuracy = self.summary.get("accuracy")
-        return math.nan if accuracy is None else float(accuracy)  # null: NaN weights have none
-
-    @property
-    def status(self) -> str:
-        """Return how the run ended: one of `records.status.STATUSES`."""
-        return known(str(self.summary.get("status", "")))
-
-    @property
-    def failed(self) -> bool:
-        """Return whether the run failed to reach an end of its own."""
-        return not ending(self.status).of_its_own
-
-    @property
-    def status_text(self) -> str:
-        """Return the status with its reason, as the table shows it."""
-        return str(self.summary["status"]) + f" ({self.reason})" * bool(self.reason)
-
-
-def runs_table(runs: list[SweepRun]) -> str:
-    """Return one line per run, in the order they ran, named by the overrides in which the runs differ.
-
-    >>> print(runs_table([SweepRun("lr=1", {"status": "failed"}, "exit code 1")]))
-    run     accuracy         length         status
-    lr=1           -              -         failed (exit code 1)
-    """
-    parts = [run.name.split(",") for run in runs]
-    shared = set(parts[0]).intersection(*parts) if len(runs) > 1 else set()
-    names = [",".join(p for p in own if p not in shared) or run.name for own, run in zip(parts, runs, strict=True)]
-    width = max(6, *map(len, names))
-    rows = [f"{'run':{width}}  accuracy         length         status"]
-    for name, run in zip(names, runs, strict=True):
-        s = run.summary
-        if "accuracy_before" in s:
-            accuracy = f"{s['accuracy_before']:.3f} -> {run.accuracy:.3f}"
-            length = f"{s['length_before']:5.1f} -> {s['length']:5.1f}"
-            rows.append(f"{name:{width}}  {accuracy}   {length} {run.status_text}")
-        elif "accuracy" in s:  # a job that does not train
-            rows.append(f"{name:{width}}           {s['accuracy']:.3f}            {s['length']:5.1f} {run.status_text}")
-        else:
-            rows.append(f"{name:{width}}         -              -         {run.status_text}")
-    protocols = {
-        name: run.summary["protocol"] for name, run in zip(names, runs, strict=True) if "protocol" in run.summary
-    }
-    if protocols:
-        mixed = refuse_mixture(protocols, allow=True)
-        hashes = ", ".join(dict.fromkeys(p["hash"] for p in protocols.values()))
-        rows += [f"protocol {hashes}", *(f"! {line}" for line in mixed)]
-    return "\n".join(rows)
 
 
 CHOOSING, COMPARING = "choosing", "comparing"

@@ -1,7 +1,7 @@
 """Describe a sweep before it runs (`Design`), and check that its folder holds only runs of the same settings."""
 
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -64,9 +64,8 @@ class Composed:
     """What a sweep needs of a run's composed config."""
 
     config: str  # as the run writes it to its folder
-    limit_s: float | None = None  # waits.run_s
     gpus: int = 1  # that it needs by its settings
-    may_fork: bool = True  # False: its process must load its libraries itself (see forks.py)
+    vllm: bool = False  # its engine, which decides while it is loaded how it uses the processors
 
 
 def refuse_changed(design: Design, composed: Callable[[PlannedRun], Composed]) -> None:
@@ -88,15 +87,10 @@ def refuse_changed(design: Design, composed: Callable[[PlannedRun], Composed]) -
             )
 
 
-def wait_for_earlier(
-    design: Design, say: Callable[[str], object], limit_s: float = WAIT_S, under_way: Collection[str] = ()
-) -> None:
-    """Wait while runs of an earlier start still write into their folders; `ConfigError` after `limit_s` seconds.
-
-    `under_way`: names of runs not to wait for.
-    """
+def wait_for_earlier(design: Design, say: Callable[[str], object], limit_s: float = WAIT_S) -> None:
+    """Wait while runs of an earlier start still write into their folders; `ConfigError` after `limit_s` seconds."""
     end, said = time.monotonic() + limit_s, False
-    places = {run.name: design.folder / run.name for run in design.runs if run.name not in under_way}
+    places = {run.name: design.folder / run.name for run in design.runs}
     while busy := {name: who for name, place in places.items() if (who := holder(place)) is not None}:
         name, who = next(iter(busy.items()))
         if time.monotonic() > end:

@@ -1,12 +1,7 @@
-"""Find the GPUs of this machine for the runs of a sweep, decide how many each run gets, and reserve them in turn."""
+"""Find the GPUs of this machine for the runs of a sweep, and decide how many each run gets."""
 
-import fcntl
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from urllib.parse import quote
 
 from rlreason.config.run import AnyRunConfig, works_on_a_model
 from rlreason.errors import ConfigError
@@ -16,7 +11,6 @@ from rlreason.runtime.text import few
 
 SETTINGS = "gpus, rollout.gpus, rollout.placement"
 ALL_SHARED = "gpus_per_run=0 lets every run see all of them"
-WAIT_S = 1.0  # between two checks of a job for a free GPU
 
 
 def machine_gpus(environ: Mapping[str, str], note: Callable[[str], object] = print) -> list[str]:
@@ -154,37 +148,3 @@ def gpu_plan(runs: Sequence[AnyRunConfig], names: Sequence[str], per_run: int | 
             f"{there}: ask for fewer, or have the runs on other machines (hydra/launcher=submitit_slurm)"
         )
     return plan
-
-
-@contextmanager
-def own_gpus(names: Sequence[str], count: int, place: Path, over: Callable[[], bool]) -> Iterator[list[str] | None]:
-    """Reserve `count` of these GPUs for the block; None if the sweep is `over` before they are free.
-
-    For jobs in several processes of this machine: each locks a file in `place` for each of its GPUs, and the kernel
-    releases the locks however the process ends.
-    """
-    if not count:
-        yield []
-        return
-    while not over():
-        with ExitStack() as kept:
-            if len(gpus := _locked(names, count, place, kept)) == count:
-                yield gpus
-                return
-        time.sleep(WAIT_S)
-    yield None
-
-
-def _locked(names: Sequence[str], count: int, place: Path, kept: ExitStack) -> list[str]:
-    """Return the first `count` free GPUs, or fewer, each with a locked file that `kept` closes."""
-    gpus: list[str] = []
-    with (place / "guard").open("a") as guard:
-        fcntl.flock(guard, fcntl.LOCK_EX)  # one job at a time: else two could each lock half of what both need
-        for name in names:
-            file = kept.enter_context((place / f"{quote(name, safe='')}.lock").open("a"))
-            with suppress(BlockingIOError):
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                gpus.append(name)
-            if len(gpus) == count:
-                break
-    return gpus

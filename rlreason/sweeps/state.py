@@ -5,7 +5,7 @@ if it is missing or damaged) is read from them again.
 """
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from rlreason.records.files import SUMMARY, finite
 from rlreason.records.reader import RunFolder, runs_in
 from rlreason.records.status import ending, known, read_ending, read_status
 from rlreason.runtime.files import holder, number, write_whole
+from rlreason.runtime.machine import VISIBLE
 from rlreason.runtime.streams import print_stderr
 from rlreason.runtime.text import redacted
 from rlreason.sweeps.design import Design, Key, Setting
@@ -40,9 +41,9 @@ class RunState:
     reason: str = ""
     started: str | None = None  # ISO 8601 with the offset from UTC
     ended: str | None = None
-    seconds: float | None = None  # wall clock of the process, over all its parts
-    gpus: list[str] = field(default_factory=list)  # reserved for its last start, as in CUDA_VISIBLE_DEVICES
-    shared_machine: bool = False  # another run of the sweep ran at the same time: its times are not comparable
+    seconds: float | None = None  # wall clock of the run, over all its parts
+    gpus: list[str] = field(default_factory=list)  # that its last start saw, as in CUDA_VISIBLE_DEVICES
+    shared_machine: bool = False  # others of the sweep could run at the same time: its times are not comparable
     accuracy: float | None = None  # of the final evaluation; 0.0 counts for a diverged run that has none
     accuracy_interval: tuple[float, float] | None = None  # 95%, over problems
     accuracy_before: float | None = None
@@ -71,6 +72,20 @@ class RunState:
         """Return the status with its reason."""
         return self.status + f" ({self.reason})" * bool(self.reason)
 
+    @property
+    def outcome(self) -> str:
+        """Return the outcome in a few words.
+
+        >>> RunState("seed=0", [], {}, 0, "finished", accuracy=0.5, accuracy_before=0.25).outcome
+        'accuracy 0.250 -> 0.500, finished'
+        """
+        if self.score is not None:
+            return f"score {self.score:g}, {self.status_text}"
+        if self.accuracy is None:
+            return self.status_text
+        before = "" if self.accuracy_before is None else f"{self.accuracy_before:.3f} -> "
+        return f"accuracy {before}{self.accuracy:.3f}, {self.status_text}"
+
 
 @dataclass(slots=True)
 class SweepState:
@@ -85,7 +100,7 @@ class SweepState:
     launcher: str
     runs: list[RunState]
     carried: list[dict[str, Any]] = field(default_factory=list)  # what carry= brought, see sweeps/carry.py
-    #: By monitors.dominated: {"setting": Setting, "reason": str} and the rule's figures.
+    #: By monitors.dominated: {"setting": Setting, "reason": str}.
     stopped_settings: list[dict[str, Any]] = field(default_factory=list)
     sweep: str | None = None  # the value of sweep=, "" without it; None: the file does not say
     version: int = VERSION
@@ -113,32 +128,26 @@ def new_state(design: Design, jobs: int, launcher: str, command: str, carried: S
     for planned in design.runs:
         run = RunState(planned.name, list(planned.overrides), dict(planned.setting), planned.seed)
         if (was := old.get(planned.name)) is not None:
-            run.started, run.ended, run.seconds, run.shared_machine, run.gpus = (
-                was.started, was.ended, was.seconds, was.shared_machine, was.gpus
-            )  # fmt: skip
+            run.shared_machine = was.shared_machine
         runs.append(refreshed(run, design.folder))
     planned_names = {run.name for run in runs}
     for was in before.runs if before else []:  # of other seeds or values, typed earlier
         same_axes = list(was.setting) == [key for key in design.axes if key in was.setting]
         if was.name not in planned_names and same_axes and (design.folder / was.name / SUMMARY).exists():
             runs.append(refreshed(was, design.folder))
-    known_settings = [run.setting for run in runs]
-    stopped = [one for one in (before.stopped_settings if before else []) if one.get("setting") in known_settings]
     state = SweepState(
         design.name, command, list(design.axes), design.reference, "running", jobs, launcher, runs, list(carried),
-        stopped, design.sweep,
+        sweep=design.sweep,
     )  # fmt: skip
     if before and not carried:
         state.carried = before.carried
-    return keep_stopped(state)
+    return note_stopped(state)
 
 
-def keep_stopped(state: SweepState) -> SweepState:
-    """Set the status of unfinished runs of stopped settings; return the state."""
-    for one in state.stopped_settings:
-        for run in state.runs:
-            if run.setting == one["setting"] and not run.of_its_own:
-                run.status, run.reason = DOMINATED, str(one.get("reason", ""))
+def note_stopped(state: SweepState) -> SweepState:
+    """List the settings that runs were stopped for; return the state."""
+    reasons = {run.key: run.reason for run in state.runs if run.status == DOMINATED}
+    state.stopped_settings = [{"setting": dict(key), "reason": reason} for key, reason in reasons.items()]
     return state
 
 
@@ -167,7 +176,7 @@ def read_state(folder: Path, say: Callable[[str], None] | None = None) -> SweepS
     for run in state.runs:
         if not (live and run.status == "running"):  # its sweep knows best
             refreshed(run, folder, say)
-    keep_stopped(state)
+    note_stopped(state)
     if state.status == "running" and not live:
         state.status = _overall(state)
     return state
@@ -183,6 +192,7 @@ def refreshed(run: RunState, folder: Path, say: Callable[[str], None] | None = N
     """Return the run updated from its own folder, below that of the sweep; for a run that is not being started."""
     place = folder / run.name
     try:
+        _add_times(run, RunFolder(place, say or print_stderr).provenance if place.is_dir() else {})
         summary = RunFolder(place, say or print_stderr).summary if (place / SUMMARY).exists() else None
     except ConfigError as error:
         if say is None:
@@ -210,6 +220,14 @@ def refreshed(run: RunState, folder: Path, say: Callable[[str], None] | None = N
     return run
 
 
+def _add_times(run: RunState, provenance: Mapping[str, Any]) -> None:
+    """Add when a run began and ended, and the GPUs that it saw."""
+    first = next(iter(provenance.get("earlier_parts") or [provenance]))
+    run.started, run.ended = first.get("started"), provenance.get("ended")
+    visible = (provenance.get("environment") or {}).get(VISIBLE)
+    run.gpus = visible.split(",") if visible else []
+
+
 def _with_figures(run: RunState, summary: dict[str, Any]) -> RunState:
     """Return the run with the status and figures of its `summary.json`."""
     run.status, run.reason = known(str(summary.get("status", ""))), str(summary.get("reason", ""))
@@ -227,8 +245,7 @@ def _with_figures(run: RunState, summary: dict[str, Any]) -> RunState:
     run.problems = int(problems) if isinstance(problems, int | float) else None
     protocol = summary.get("protocol")
     run.protocol = str(protocol.get("hash")) if isinstance(protocol, dict) else None
-    if run.seconds is None:  # a rebuilt state: the run's own clock, without the start of Python
-        run.seconds = number(summary.get("seconds"))
+    run.seconds = number(summary.get("seconds")) or run.seconds
     return run
 
 
@@ -252,7 +269,7 @@ def _rebuilt(folder: Path) -> SweepState | None:
     if not runs:
         return None
     axes = sorted({key for run in runs for key in run.setting})
-    return SweepState(folder.name, "", axes, None, "running", 1, "basic", runs)
+    return SweepState(folder.name, "", axes, None, "running", 1, "processes", runs)
 
 
 def _overall(state: SweepState) -> str:

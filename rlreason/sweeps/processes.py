@@ -1,0 +1,327 @@
+"""Run the jobs of a sweep in processes of this machine: `hydra/launcher=processes` (hydra_plugins/rlreason_sweeps.py).
+
+Each job is forked from one process that has loaded the libraries of a run, which takes seconds: Python's `forkserver`.
+It has an environment, GPUs, processors and, where several run at a time, a console of its own.
+"""
+
+import os
+import select
+import signal
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from multiprocessing import connection, forkserver, get_context, resource_tracker
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, Protocol
+
+from rlreason.records.status import read_status, write_status
+from rlreason.runtime import signals
+from rlreason.runtime.early_signals import heed_signals
+from rlreason.runtime.machine import VISIBLE, shares, usable_processors
+from rlreason.runtime.text import duration, first_line
+from rlreason.sweeps.state import RunState, refreshed
+
+#: Modules that every run needs. Importing them starts no thread and asks no GPU for anything.
+PRELOADED = (
+    "rlreason.cli.command", "rlreason.training.trainer", "rlreason.training.jobs", "rlreason.training.preflight",
+    "matplotlib.figure", "matplotlib.backends.backend_agg",
+)  # fmt: skip
+THREADS = "OMP_NUM_THREADS"  # libraries read it as they are loaded
+PARENT = "RLREASON_SWEEP_PROCESS"  # environment: the id of the process of the sweep, with which its jobs end
+CONSOLES = "console"  # in a sweep's folder: a file for what each run printed, where several run at a time
+LONGEST_FOLDER = 60  # characters of the folder of a socket, whose path may have 107
+PATIENCE_S = signals.LIMIT_S + 10  # for runs that were sent SIGTERM to clean up
+
+
+class Launcher(Protocol):
+    """The launcher, as Hydra has made it: see `Processes` in hydra_plugins/rlreason_sweeps.py."""
+
+    jobs: int
+    gpus: list[str]
+    needs: list[int]
+    preload: bool
+    hydra_context: Any
+    task_function: Any
+    config: Any
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """A job in progress."""
+
+    process: Any
+    receiver: Connection
+    slot: int
+    gpus: list[str]
+    began: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Start:
+    """What the process of a job needs of its own."""
+
+    heeded: list[int]  # the signals that are not ignored
+    environment: dict[str, str]
+    processors: Sequence[int]  # that it may use; none: all
+    number: int
+    overrides: Sequence[str]
+
+
+def divide_processors(side_by_side: int) -> None:
+    """Let each of the runs that this process starts use its share of the processors for numerical work."""
+    if side_by_side > 1:
+        threads, given = max(1, usable_processors() // side_by_side), os.environ.get(THREADS, "")
+        os.environ[THREADS] = str(min(int(given), threads) if given.isdigit() and int(given) else threads)
+
+
+def launch(launcher: Launcher, job_overrides: Sequence[Sequence[str]], first: int) -> list[Any]:
+    """Run the jobs, as many at a time as the launcher says, and return Hydra's result of each, in their order.
+
+    A job that fails does not affect the others. On KeyboardInterrupt all are stopped in order first.
+    """
+    jobs = _Jobs(launcher, job_overrides, first)
+    try:
+        while jobs.waiting or jobs.running:
+            jobs.fill()
+            connection.wait([job.process.sentinel for job in jobs.running.values()])
+            jobs.collect()
+    except BaseException:
+        signals.arrived()
+        _stop([job.process for job in jobs.running.values()])
+        raise
+    return [jobs.results[index] for index in sorted(jobs.results)]
+
+
+class _Jobs:
+    """The jobs of a sweep by their index: those that wait, those in progress, and the results of the others."""
+
+    def __init__(self, launcher: Launcher, job_overrides: Sequence[Sequence[str]], first: int) -> None:
+        import cloudpickle
+        from hydra.core.singleton import Singleton
+
+        self.launcher, self.overrides, self.first = launcher, job_overrides, first
+        shared = (launcher.hydra_context, launcher.config, launcher.task_function, Singleton.get_state())
+        self.shared, self.folder = cloudpickle.dumps(shared), Path(launcher.config.hydra.sweep.dir)
+        self.names = [name_of(overrides) for overrides in job_overrides]
+        self.needs = launcher.needs or [0] * len(job_overrides)
+        self.several = launcher.jobs > 1
+        allowed = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+        self.processors = shares(allowed, launcher.jobs) if allowed and self.several else [[]] * launcher.jobs
+        self.context = _fork_server(PRELOADED if launcher.preload else ())
+        self.waiting = list(range(len(job_overrides)))
+        self.running: dict[int, _Job] = {}
+        self.results: dict[int, Any] = {}
+        self.seconds: list[float] = []  # of those that have ended
+
+    def fill(self) -> None:
+        """Start the next jobs while there are places and GPUs for them."""
+        while self.waiting and len(self.running) < self.launcher.jobs:
+            index = self.waiting[0]
+            taken = [gpu for job in self.running.values() for gpu in job.gpus]
+            free = [gpu for gpu in self.launcher.gpus if gpu not in taken]
+            count = min(self.needs[index], len(self.launcher.gpus))
+            if count > len(free):
+                return
+            with signals.held():  # else a job could start and stay unknown
+                self.waiting.pop(0)
+                self.running[index] = self._started(index, free[:count])
+            on = f" on GPU {', '.join(free[:count])}" if count else ""
+            beside = f", beside {len(self.running) - 1} more" if len(self.running) > 1 else ""
+            print(f"{'' if self.several else chr(10)}== {self.names[index]}: started{on}{beside}", flush=True)
+
+    def _started(self, index: int, gpus: list[str]) -> "_Job":
+        slot = min(set(range(self.launcher.jobs)) - {job.slot for job in self.running.values()})
+        console = self.folder / CONSOLES / f"{self.names[index]}.log" if self.several else None
+        environment = {VISIBLE: ",".join(gpus)} if gpus else {}
+        start = _Start(_heeded(), environment, self.processors[slot], self.first + index, self.overrides[index])
+        receiver, sender = self.context.Pipe(duplex=False)
+        streams = _streams(console)
+        process = self.context.Process(target=_run_job, args=(sender, streams, start, self.shared))
+        process.start()
+        for one in (sender, *streams):
+            one.close()
+        return _Job(process, receiver, slot, gpus, time.monotonic())
+
+    def collect(self) -> None:
+        """Take the results of the jobs that have ended."""
+        for index, job in list(self.running.items()):
+            if job.process.exitcode is None:
+                continue
+            del self.running[index]
+            name = self.names[index]
+            self.results[index] = result = _result(job, self.overrides[index], self.folder / name)
+            self.seconds.append(time.monotonic() - job.began)
+            left = len(self.overrides) - len(self.results)
+            each = sum(self.seconds) / len(self.seconds)
+            rest = f", about {duration(each * left / min(left, self.launcher.jobs))} left" if left else ""
+            done = f"{len(self.results)} of {len(self.overrides)} done{rest}"
+            print(f"== {name}: {outcome_text(self.folder, name, result)}; {done}", flush=True)
+
+
+def name_of(overrides: Sequence[str]) -> str:
+    """Return the folder of a job, where its overrides name one, else its overrides without Hydra's.
+
+    >>> name_of(["loss=gspo", "seed=1", "hydra.sweep.subdir='seed=1'"]), name_of(["loss=gspo", "seed=1"])
+    ('seed=1', 'loss=gspo,seed=1')
+    """
+    named = [word.partition("=")[2].strip("'") for word in overrides if word.startswith("hydra.sweep.subdir=")]
+    return named[-1] if named else ",".join(word for word in overrides if not word.startswith("hydra."))
+
+
+def outcome_text(folder: Path, name: str, result: Any = None) -> str:
+    """Return the outcome of a run in a few words, by its folder, or by Hydra's result of a job that has left none."""
+    run = refreshed(RunState(name, [], {}, 0), folder, lambda _: None)
+    if run.of_its_own or result is None:
+        return run.outcome
+    error = failure(result)
+    return f"failed ({first_line(error)})" if error else run.outcome
+
+
+def failure(result: Any) -> Exception | None:
+    """Return the error of a job of Hydra's, None where it succeeded."""
+    value = result._return_value  # its property prints the error and raises it
+    return value if isinstance(value, Exception) else None
+
+
+def _fork_server(modules: Sequence[str]) -> Any:
+    """Return a context whose processes are forked from one that has loaded these modules.
+
+    Signals to the whole process group, as a terminal sends them, do not end that process before its jobs, and what
+    libraries print while they are loaded is dropped.
+    """
+    context = get_context("forkserver")
+    context.set_forkserver_preload(list(modules))
+    resource_tracker.ensure_running()  # which unblocks signals
+    before, folder = signal.pthread_sigmask(signal.SIG_BLOCK, signals.SIGNALS), tempfile.tempdir
+    if len(tempfile.gettempdir()) > LONGEST_FOLDER:
+        tempfile.tempdir = "/tmp"
+    try:
+        with printing_to(Path(os.devnull)):
+            forkserver.ensure_running()
+    finally:
+        tempfile.tempdir = folder
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    return context
+
+
+def _streams(console: Path | None) -> list[Connection]:
+    """Return the streams of a job, as connections, which are how `multiprocessing` hands files to a process."""
+    if console is None:
+        return [Connection(os.dup(number)) for number in (1, 2)]
+    console.parent.mkdir(parents=True, exist_ok=True)
+    with console.open("ab") as file:
+        return [Connection(os.dup(file.fileno())) for _ in range(2)]
+
+
+def _heeded() -> list[int]:
+    return [number for number in signals.SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+
+
+def _stop(processes: Sequence[Any]) -> None:
+    """Have jobs end in order, and kill those that do not."""
+    for process in processes:
+        process.terminate()  # no second signal to a run of a sweep that Ctrl-C has reached already
+    until = time.monotonic() + PATIENCE_S
+    for process in processes:
+        process.join(max(0.0, until - time.monotonic()))
+        process.kill()
+
+
+def _result(job: _Job, overrides: Sequence[str], folder: Path) -> Any:
+    """Return Hydra's result of a job that has ended; its folder records the end of one that was killed."""
+    from hydra.core.utils import JobReturn, JobStatus
+
+    job.process.join()
+    result, code = JobReturn(overrides=list(overrides)), job.process.exitcode
+    try:
+        result.status, value = job.receiver.recv()
+    except EOFError:
+        why = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+        result.status, value = JobStatus.FAILED, RuntimeError(why)
+        if code < 0 and read_status(folder) == "running":
+            write_status(folder, "failed", why)
+    result.return_value = value
+    job.receiver.close()
+    return result
+
+
+def _run_job(sender: Connection, streams: Sequence[Connection], start: _Start, shared: bytes) -> None:
+    """Run one job, in its own process, printing to these streams. `shared`: what all jobs of the sweep need."""
+    for number, stream in enumerate(streams, 1):
+        os.dup2(stream.fileno(), number)
+    for one in signals.SIGNALS:
+        signal.signal(one, signal.SIG_DFL if one in start.heeded else signal.SIG_IGN)
+    heed_signals()
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, signals.SIGNALS)
+    os.environ.update(start.environment)
+    if start.processors:
+        os.sched_setaffinity(0, start.processors)
+    try:
+        sender.send(_returned(start, shared))
+        sys.stdout.flush()
+    except KeyboardInterrupt:
+        signals.leave(130)
+
+
+def _returned(start: _Start, shared: bytes) -> tuple[Any, Any]:
+    import cloudpickle
+    from hydra.core.hydra_config import HydraConfig
+    from hydra.core.singleton import Singleton
+    from hydra.core.utils import run_job, setup_globals
+    from omegaconf import open_dict
+
+    context, config, task, singletons = cloudpickle.loads(shared)
+    Singleton.set_state(singletons)
+    setup_globals()
+    job_config = context.config_loader.load_sweep_config(config, list(start.overrides))
+    with open_dict(job_config):
+        job_config.hydra.job.id, job_config.hydra.job.num = str(start.number), start.number
+    HydraConfig.instance().set_config(job_config)
+    result = run_job(
+        hydra_context=context, task_function=task, config=job_config, job_dir_key="hydra.sweep.dir",
+        job_subdir_key="hydra.sweep.subdir",
+    )  # fmt: skip
+    return result.status, result._return_value
+
+
+@contextmanager
+def printing_to(path: Path | None) -> Iterator[None]:
+    """Add what this process prints in the block to a file; None: leave its streams alone."""
+    if path is None:
+        yield
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    before = [os.dup(1), os.dup(2)]
+    with path.open("ab") as file:
+        _point_streams(file.fileno(), file.fileno())
+    try:
+        yield
+    finally:
+        _point_streams(*before)
+        for one in before:
+            os.close(one)
+
+
+def _point_streams(out: int, err: int) -> None:
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os.dup2(out, 1)
+    os.dup2(err, 2)
+
+
+def end_with_sweep() -> None:
+    """Let this job end in order when the process of its sweep, on this machine, has ended in whatever way. Linux."""
+    parent = os.environ.get(PARENT)
+    if parent and int(parent) != os.getpid() and hasattr(os, "pidfd_open"):
+        threading.Thread(target=_wait_for_end, args=(int(parent),), daemon=True).start()
+
+
+def _wait_for_end(process: int) -> None:
+    with suppress(OSError):  # it has ended already
+        select.select([os.pidfd_open(process)], [], [])
+    os.kill(os.getpid(), signal.SIGTERM)
