@@ -4,6 +4,7 @@ Hydra imports this module at the start of every program here, so nothing heavy i
 rlreason's own commands gets an entry.
 """
 
+import sys
 from typing import Any
 
 from hydra.core.config_search_path import ConfigSearchPath
@@ -87,8 +88,7 @@ class OwnSearchPath(SearchPathPlugin):
     """Add the places that a command of rlreason searches."""
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
-        """Add them behind the files of conf/, which win."""
-        from rlreason.config.store import SEARCHED
-
-        for provider, path in SEARCHED:
+        """Add them behind the files of conf/, which win; in other programs, which have not loaded them, none."""
+        store = sys.modules.get("rlreason.config.store")
+        for provider, path in getattr(store, "SEARCHED", ()):
             search_path.append(provider, path)
