@@ -245,8 +245,8 @@ def comment(kind: type, name: str) -> str:
     >>> comment(SamplingConfig, "max_tokens")
     'responses are truncated here'
     """
-    said = (_comments(base).get(name, "") for base in reversed(kind.__mro__) if is_dataclass(base))
-    return next(filter(None, said), "")
+    comments = (_comments(base).get(name, "") for base in reversed(kind.__mro__) if is_dataclass(base))
+    return next(filter(None, comments), "")
 
 
 @cache
@@ -255,13 +255,13 @@ def _comments(kind: type) -> dict[str, str]:
         lines = textwrap.dedent(inspect.getsource(kind)).splitlines()
     except OSError:  # classes made by a call
         return {}
-    found = {}
+    comments = {}
     for node in ast.walk(ast.parse("\n".join(lines))):
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.end_lineno:
-            said = lines[node.end_lineno - 1].encode()[node.end_col_offset :].decode().partition("# ")[2]
+            comment = lines[node.end_lineno - 1].encode()[node.end_col_offset :].decode().partition("# ")[2]
             above = node.lineno - 2
             while lines[above].lstrip().startswith("# "):
-                said = f"{lines[above].lstrip('# ')} {said}"
+                comment = f"{lines[above].lstrip('# ')} {comment}"
                 above -= 1
-            found[node.target.id] = said.strip()
-    return found
+            comments[node.target.id] = comment.strip()
+    return comments

@@ -152,11 +152,11 @@ def by_pass_rate(
     problems: list[Problem], rates: Mapping[str, float], low: float, high: float
 ) -> tuple[list[Problem], str]:
     """Return (problems with a pass rate in [low, high], a line on the others); `DataError` where there are none."""
-    known = [(p, rates.get(question_hash(p.question))) for p in problems]
-    kept = [p for p, rate in known if rate is not None and low <= rate <= high]
-    hard = sum(rate is not None and rate < low for _, rate in known)
-    easy = sum(rate is not None and rate > high for _, rate in known)
-    without = sum(rate is None for _, rate in known)
+    rated = [(p, rates.get(question_hash(p.question))) for p in problems]
+    kept = [p for p, rate in rated if rate is not None and low <= rate <= high]
+    hard = sum(rate is not None and rate < low for _, rate in rated)
+    easy = sum(rate is not None and rate > high for _, rate in rated)
+    without = sum(rate is None for _, rate in rated)
     counts = (
         f"kept {len(kept)} of {len(problems)} problems with a pass rate in [{low:g}, {high:g}]; dropped: "
         f"{hard} below, {easy} above, {without} without a pass rate"
@@ -428,18 +428,20 @@ def select_training(
     return train, sizes
 
 
-def check_enough(run: RunConfig, asked: Problems) -> Problems:
+def check_enough(run: RunConfig, problems: Problems) -> Problems:
     """Return the problems; `ConfigError` where the settings evaluate on more than there are."""
-    if bad := too_many_problems(run, len(asked), resource_dir("conf")):
+    if bad := too_many_problems(run, len(problems), resource_dir("conf")):
         raise ConfigError("\n".join(bad))
-    return asked
+    return problems
 
 
-def check_validation(run: RunConfig, asked: Problems, judge: Grader | None, say: Say, needed: bool = True) -> Problems:
+def check_validation(
+    run: RunConfig, problems: Problems, judge: Grader | None, say: Say, needed: bool = True
+) -> Problems:
     """Check the ground truths of the validation problems and return those to use."""
     with naming_eval_settings(run, "data"):
-        asked = with_notes(say, *check_ground_truths(asked, judge, run.evaluation.data, needed))
-    return with_notes(say, asked, repetition_notes(asked, "validation", same_truth(judge)))
+        problems = with_notes(say, *check_ground_truths(problems, judge, run.evaluation.data, needed))
+    return with_notes(say, problems, repetition_notes(problems, "validation", same_truth(judge)))
 
 
 def same_truth(grader: Grader | None) -> Callable[[str, str], bool]:

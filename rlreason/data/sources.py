@@ -149,8 +149,8 @@ def rows_of(data: FunctionDataConfig) -> dict[str, list[RawRow]]:
     """
     setting = f"data.function={data.function}"
     try:
-        made = load(data.function)(**data.options)
-        splits = dict(made) if isinstance(made, Mapping) else {"train": made}
+        returned = load(data.function)(**data.options)
+        splits = dict(returned) if isinstance(returned, Mapping) else {"train": returned}
         if set(splits) not in SPLITS:
             raise DataError(
                 f"{setting} returned {', '.join(map(repr, splits)) or 'nothing'}: return rows, or a dictionary "
@@ -161,35 +161,35 @@ def rows_of(data: FunctionDataConfig) -> dict[str, list[RawRow]]:
         raise
     except Exception as error:  # anything that a user's function raises
         raise DataError(f"{setting} fails: {described(error)}: fix it") from error
-    if any(len(found) > MADE for found in rows.values()):
+    if any(len(split) > MADE for split in rows.values()):
         raise DataError(f"{setting} returned more than {MADE} rows, or never ends: return fewer")
     if len(rows) == 2 and data.n_validation is not None:
         raise ConfigError(
             f"data.n_validation={data.n_validation}: {data.function} returns validation rows of its own: leave it out"
         )
-    return {label: [(f"row {n}", _row(row)) for n, row in enumerate(found, 1)] for label, found in rows.items()}
+    return {label: [(f"row {n}", _row(row)) for n, row in enumerate(split, 1)] for label, split in rows.items()}
 
 
-def _iterable(made: Any) -> Iterable[Any]:
-    if hasattr(made, "iterrows"):  # a table of pandas, which would yield the names of its columns
-        return made.to_dict("records")  # type: ignore[no-any-return]
-    if isinstance(made, str | bytes) or not isinstance(made, Iterable):
-        raise TypeError(f"it returned {type(made).__name__}, and must return or yield rows")
-    return made
+def _iterable(rows: Any) -> Iterable[Any]:
+    if hasattr(rows, "iterrows"):  # a table of pandas, which would yield the names of its columns
+        return rows.to_dict("records")  # type: ignore[no-any-return]
+    if isinstance(rows, str | bytes) or not isinstance(rows, Iterable):
+        raise TypeError(f"it returned {type(rows).__name__}, and must return or yield rows")
+    return rows
 
 
-def _row(made: Any) -> Any:
+def _row(row: Any) -> Any:
     """Convert a `Problem` to the row that it would be read from, numpy's numbers to Python's, and nan to None.
 
     >>> import numpy
     >>> _row({"question": "1+1?", "answer": numpy.int64(2), "level": float("nan")})
     {'question': '1+1?', 'answer': 2, 'level': None}
     """
-    if isinstance(made, dict):
-        return {key: _value(value) for key, value in made.items()}
-    if not isinstance(made, Problem):
-        return made
-    fields = asdict(made)
+    if isinstance(row, dict):
+        return {key: _value(value) for key, value in row.items()}
+    if not isinstance(row, Problem):
+        return row
+    fields = asdict(row)
     return fields.pop("facts") | fields
 
 

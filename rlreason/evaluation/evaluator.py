@@ -126,12 +126,12 @@ class Validation:
     def measure(self, step: int, last: bool = False) -> UnrecordedEvaluation:
         """Sample, score and warn. `step`: the number of finished steps, for warnings."""
         evaluator, started = self.evaluator, time.monotonic()
-        asked = self.final_problems if last else self.interim_problems
+        problems = self.final_problems if last else self.interim_problems
         name, again = ("last evaluation", False) if last else ("evaluation", bool(self.history))
         waits = self.console.wait(name, logged=again, more=evaluator.rollouts.drawn)
         with waits, self.counters.clock.phase("eval"):
-            found = evaluator.evaluate(asked, step, self.monitors)
-        evaluated, prompts = self._interim_part(found, asked, last), evaluator.prompts(found.samples)
+            found = evaluator.evaluate(problems, step, self.monitors)
+        evaluated, prompts = self._interim_part(found, problems, last), evaluator.prompts(found.samples)
         return UnrecordedEvaluation(evaluated, found.samples, prompts, time.monotonic() - started)
 
     def record(self, measured: UnrecordedEvaluation, step: int, between_updates: bool = False) -> Evaluated:
@@ -148,15 +148,15 @@ class Validation:
         self.history.append(evaluated)
         return evaluated
 
-    def _interim_part(self, found: Evaluation, asked: Sequence[Problem], last: bool) -> Evaluated:
+    def _interim_part(self, found: Evaluation, problems: Sequence[Problem], last: bool) -> Evaluated:
         """Compute the metrics of the interim problems alone, which are comparable over the run."""
         n, samples, metrics = self.evaluator.settings.samples, found.samples, found.metrics
-        if asked is not self.interim_problems:
-            places = {p.id: place for place, p in enumerate(asked)}
+        if problems is not self.interim_problems:
+            places = {p.id: place for place, p in enumerate(problems)}
             samples = [s for p in self.interim_problems for s in found.samples[places[p.id] * n :][:n]]
             mismatches = mismatches_of(samples, self.evaluator.sampling)
             metrics = eval_metrics(samples, mismatches, questions_of(self.interim_problems))
-        return Evaluated(samples[::n], metrics, found.metrics, asked, last)
+        return Evaluated(samples[::n], metrics, found.metrics, problems, last)
 
     @property
     def accuracy(self) -> float:

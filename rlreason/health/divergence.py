@@ -110,9 +110,9 @@ def _accuracy(seen: Observation) -> Alert | None:
         return None
     newest = seen.evaluations[-1]
     best = max(a for e in seen.evaluations if math.isfinite(a := e["eval/accuracy"]))
-    now, asked = newest["eval/accuracy"], newest["eval/problems"]
-    text = f"accuracy has collapsed to {now:.3g} of {asked:.0f} problems, twice in a row, from {best:.3g} at best"
-    return Alert(text, SLOWER, {"best": best, "accuracy": now, "problems": asked})
+    now, n_problems = newest["eval/accuracy"], newest["eval/problems"]
+    text = f"accuracy has collapsed to {now:.3g} of {n_problems:.0f} problems, twice in a row, from {best:.3g} at best"
+    return Alert(text, SLOWER, {"best": best, "accuracy": now, "problems": n_problems})
 
 
 def collapsed(evaluations: Sequence[Metrics]) -> bool:
@@ -127,10 +127,10 @@ def collapsed(evaluations: Sequence[Metrics]) -> bool:
     >>> collapsed(of(16, 0)), collapsed(of(16, 0, 0)), collapsed(of(3, 5, 2, 0, 0)), collapsed(of(16, 0, 9))
     (False, True, False, False)
     """
-    known = [e for e in evaluations if math.isfinite(e["eval/accuracy"])]
-    if len(known) < 3 or known[-1] is not evaluations[-1]:
+    finite = [e for e in evaluations if math.isfinite(e["eval/accuracy"])]
+    if len(finite) < 3 or finite[-1] is not evaluations[-1]:
         return False
-    earlier, newest = known[-2 - POOLED : -2], known[-2:]
+    earlier, newest = finite[-2 - POOLED : -2], finite[-2:]
     (k_before, n_before), (k, n) = pooled(earlier), pooled(newest, math.ceil)
     if not n_before or min(questions(e) for e in newest) < FEWEST_ASKED:
         return False
@@ -146,9 +146,9 @@ def questions(evaluation: Metrics) -> int:
 
 def pooled(evaluations: Sequence[Metrics], whole: Callable[[float], int] = math.floor) -> tuple[int, int]:
     """Return (right, asked) over several evaluations; `whole` rounds the count where there are several samples."""
-    asked = [questions(e) for e in evaluations]
-    right = [whole(round(e["eval/accuracy"] * n, 6)) for e, n in zip(evaluations, asked, strict=True)]
-    return sum(right), sum(asked)
+    counts = [questions(e) for e in evaluations]
+    right = [whole(round(e["eval/accuracy"] * n, 6)) for e, n in zip(evaluations, counts, strict=True)]
+    return sum(right), sum(counts)
 
 
 RATE = "The learning rate is too large for this model, batch or loss"

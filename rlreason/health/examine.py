@@ -130,21 +130,24 @@ def lost_grades(rows: Sequence[Row], incidents: Sequence[Mapping[str, Any]]) -> 
 
     `incidents`: the lines of grading_incidents.jsonl.
     """
-    for kind, words in COUNTED.items():
-        yield from _lost(rows, incidents, kind, words, f"grading/{kind}", "grading/responses")
-    yield from _lost(rows, incidents, "eval", "of evaluations got no grade", "eval/grading_failures", "eval/samples")
+    for kind, description in COUNTED.items():
+        yield from _lost(rows, incidents, kind, description, (f"grading/{kind}", "grading/responses"))
+    evaluation = ("eval/grading_failures", "eval/samples")
+    yield from _lost(rows, incidents, "eval", "of evaluations got no grade", evaluation)
 
 
 def _lost(
-    rows: Sequence[Row], incidents: Sequence[Mapping[str, Any]], kind: str, words: str, lost: str, asked: str
+    rows: Sequence[Row], incidents: Sequence[Mapping[str, Any]], kind: str, description: str, metrics: tuple[str, str]
 ) -> Iterator[Finding]:
-    counts = [(int(row.get("rollout_step") or 0), row.get(lost) or 0.0, of) for row in rows if (of := row.get(asked))]
+    """Yield a finding where a step lost too many grades. `metrics`: the names of the lost ones and of all."""
+    lost, graded = metrics
+    counts = [(int(row.get("rollout_step") or 0), row.get(lost) or 0.0, of) for row in rows if (of := row.get(graded))]
     hit = [step for step, n, of in counts if n > WARN_SHARE * of]
     if not hit:
         return
     in_all, of_all = sum(n for _, n, _ in counts), sum(of for _, _, of in counts)
     share = in_all / of_all if of_all > 0 else 1.0
-    what = f"{in_all:.0f} of {of_all:.0f} responses ({share:.1%}) {words}; that says nothing about the model"
+    what = f"{in_all:.0f} of {of_all:.0f} responses ({share:.1%}) {description}; that says nothing about the model"
     evidence = [f"first at step {hit[0]}, in {len(hit)} steps or evaluations", *_reasons(incidents)]
     courses = [MetricCourse(lost, [(step, n) for step, n, _ in counts])] if len(counts) > 1 else []
     yield Finding(f"grader_{kind}", what, evidence, CAUSES[kind], CURE, True, hit[0], {"lost": in_all}, courses)

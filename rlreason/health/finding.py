@@ -64,10 +64,10 @@ class Observation:
     def finite(self) -> "Observation":
         """Return the same without metrics that are not finite."""
 
-        def kept(metrics: Metrics) -> Metrics:
+        def finite(metrics: Metrics) -> Metrics:
             return {name: value for name, value in metrics.items() if math.isfinite(value)}
 
-        return replace(self, metrics=kept(self.metrics), updates=[kept(update) for update in self.updates])
+        return replace(self, metrics=finite(self.metrics), updates=[finite(update) for update in self.updates])
 
     def worst(self, name: str) -> float | None:
         """Return the largest value of a metric among the step's updates; None where none measured it."""

@@ -358,23 +358,23 @@ def loss_named(name: str) -> Loss:
 
 def of_function(name: str, function: Callable[..., Any]) -> Loss:
     """Wrap a function as a loss, with unrestricted numbers; its formula is its docstring's first line."""
-    said = f"loss={name}: "
+    prefix = f"loss={name}: "
     try:
         parameters = list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError):
-        raise ConfigError(f"{said}its parameters cannot be read: write a function in Python") from None
+        raise ConfigError(f"{prefix}its parameters cannot be read: write a function in Python") from None
     positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     numbers = [p for p in parameters if p.kind is p.KEYWORD_ONLY]
     others = [str(p) for p in parameters if p not in positional + numbers]
     unknown = [p.name for p in positional[2:] if p.name not in MAY_READ]
     if len(positional) < 2 or unknown or others:
         raise ConfigError(
-            f"{said}it takes ({', '.join(map(str, parameters))}), and a loss takes (advantages, policy_log_probs), "
+            f"{prefix}it takes ({', '.join(map(str, parameters))}), and a loss takes (advantages, policy_log_probs), "
             f"{' and '.join(MAY_READ)} where it reads them, and its numbers after a *: change its parameters"
         )
     for p in numbers:
         if p.default is not p.empty and (isinstance(p.default, bool) or not isinstance(p.default, int | float | None)):
-            raise ConfigError(f"{said}the default of {p.name} is {p.default!r:.40}: a loss has numbers alone")
+            raise ConfigError(f"{prefix}the default of {p.name} is {p.default!r:.40}: a loss has numbers alone")
     return Loss(function, lambda **given: _formula(function, given), {p.name: FINITE for p in numbers})
 
 
@@ -389,13 +389,13 @@ def _formula(function: Callable[..., Any], numbers: Mapping[str, float]) -> Form
 
 def broken_contract(name: str, numbers: Mapping[str, float]) -> str:
     """Say in one line why a loss cannot be trained with, tried on a small batch with padding; "" if it can."""
-    said = f"loss={name}"
+    prefix = f"loss={name}"
     try:
-        return next((f"{said} {why}" for why in _faults(loss_named(name), numbers)), "")
+        return next((f"{prefix} {why}" for why in _faults(loss_named(name), numbers)), "")
     except ConfigError:
         raise
     except Exception as error:  # whatever the user's function raises
-        return f"{said} fails on a batch of 3 responses: {described(error)}: fix it"
+        return f"{prefix} fails on a batch of 3 responses: {described(error)}: fix it"
 
 
 def _faults(loss: Loss, numbers: Mapping[str, float]) -> Iterator[str]:
@@ -413,8 +413,8 @@ def _faults(loss: Loss, numbers: Mapping[str, float]) -> Iterator[str]:
 
     value, stats, variable = tried(policy)
     if not isinstance(value, torch.Tensor) or value.shape != mask.shape:
-        shown = tuple(value.shape) if isinstance(value, torch.Tensor) else type(value).__name__
-        yield f"returns {shown} for log-probabilities of shape (3, 5): return the loss of each token, (batch, seq)"
+        shape = tuple(value.shape) if isinstance(value, torch.Tensor) else type(value).__name__
+        yield f"returns {shape} for log-probabilities of shape (3, 5): return the loss of each token, (batch, seq)"
     for key, stat in stats.items():
         if stat.shape != mask.shape:
             yield f"returns the statistic {key} of shape {tuple(stat.shape)}: give a value of each token, (batch, seq)"
