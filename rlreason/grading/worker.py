@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import gc
 import logging
 import os
 import resource
@@ -50,6 +51,7 @@ def start(options: Options) -> None:
         why = str(error) if isinstance(error, NotImportableError) else described(error)
         _state = (why[:MAX_REASON], "")
         return
+    gc.freeze()  # no collection walks through the libraries again
     _bounded(resource.RLIMIT_CORE, 0)
     _state = ("", _bounded(resource.RLIMIT_AS, options.memory_mb * 2**20))
 
