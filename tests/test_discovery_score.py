@@ -254,11 +254,11 @@ def test_a_verifier_that_fails_is_the_problems_fault_and_no_score(tmp_path):
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("title: x", "lacks prompt"),
+        ("title: x", "missing required field `prompt`"),
         ("[1]", "holds no settings"),
         ("title: x\nprompt: none.txt", "is no file"),
-        ("title: x\nprompt: ask.txt\nmost_rows: many", "must be of type int"),
-        ("title: x\nprompt: ask.txt\ncolour: red", "is none of title, unit"),
+        ("title: x\nprompt: ask.txt\nmost_rows: many", "Expected `int`"),
+        ("title: x\nprompt: ask.txt\ncolour: red", "is none of title, prompt"),
         ("title: [", "cannot be read"),
     ],
 )

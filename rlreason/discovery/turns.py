@@ -3,10 +3,11 @@
 import hashlib
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import yaml
 
 from rlreason.config.algorithms import PromptFilesConfig
@@ -158,10 +159,10 @@ class DiscoveryProblem:
     folder: Path
     name: str
     title: str
-    unit: str  # what is counted: points
     prompt: str  # a file in the folder or in prompts/
-    starter: str  # a program in the folder
-    verifier: str  # a module in the folder with `verify(rows, **options)`
+    unit: str = "points"  # what is counted
+    starter: str = "starter.py"  # a program in the folder
+    verifier: str = "verify.py"  # a module in the folder with `verify(rows, **options)`
     options: Mapping[str, Any] = field(default_factory=dict)
     most_rows: int = 10_000
     most_digits: int = 1000  # of one integer
@@ -191,7 +192,7 @@ def shipped() -> list[str]:
 
 
 def problem_named(name: str, key: str = "problem") -> DiscoveryProblem:
-    """Return a problem by name, or by the path of its folder; `ConfigError` if there is none. `key`: the setting."""
+    """Return a problem by its name or folder; `ConfigError` if there is none. `key`: the setting."""
     folder = HOME / name if re.fullmatch(r"\w+", name) and (HOME / name / FILE).is_file() else Path(name)
     if not (folder / FILE).is_file():
         raise ConfigError(
@@ -204,25 +205,18 @@ def read_problem(folder: Path) -> DiscoveryProblem:
     """Read the problem in a folder; `ConfigError` if its file is wrong."""
     path = folder / FILE
     try:
-        told = yaml.safe_load(path.read_text(encoding="utf-8"))
+        settings = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml.YAMLError) as error:
         raise ConfigError(f"{path} cannot be read ({str(error).splitlines()[0]}): write it as in {HOME}") from error
-    if not isinstance(told, dict):
+    if not isinstance(settings, dict):
         raise ConfigError(f"{path} holds no settings: write it as {HOME / 'kissing_11' / FILE}")
-    known = {
-        "title": str, "unit": str, "prompt": str, "starter": str, "verifier": str, "options": dict, "most_rows": int,
-        "most_digits": int, "record": list, "hints": str,
-    }  # fmt: skip
-    for name, value in told.items():
-        if name not in known or not isinstance(value, known[name]):
-            rule = f"must be of type {known[name].__name__}" if name in known else f"is none of {', '.join(known)}"
-            raise ConfigError(f"{path}: {name}: {value!r:.80} {rule}: correct it")
-    missing = [name for name in ("title", "prompt") if name not in told]
-    if missing:
-        raise ConfigError(f"{path} lacks {', '.join(missing)}: add it")
-    own: dict[str, Any] = {"unit": "points", "starter": "starter.py", "verifier": "verify.py"} | told
-    own["record"] = tuple(row for row in told.get("record", []) if isinstance(row, dict))
-    problem = DiscoveryProblem(folder, folder.name, **own)
+    keys = [one.name for one in fields(DiscoveryProblem) if one.name not in ("folder", "name")]
+    if unknown := [str(key) for key in settings if key not in keys]:
+        raise ConfigError(f"{path}: {', '.join(unknown)} is none of {', '.join(keys)}: correct it")
+    try:
+        problem = msgspec.convert({**settings, "folder": folder, "name": folder.name}, DiscoveryProblem)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{path}: {error}: correct it") from None
     for file in (folder / problem.starter, folder / problem.verifier, problem.prompt_file()):
         if not file.is_file():
             raise ConfigError(f"{path} names {file.name}, and {file} is no file: add it, or correct the name")
@@ -238,26 +232,21 @@ FRAME = "-----"
 
 def templates_of(files: PromptFilesConfig, problem: DiscoveryProblem) -> dict[str, str]:
     """Return the text of each template; `ConfigError` if a file is missing."""
-    found = {}
+    templates = {}
     for kind in KINDS:
-        given: str | None = getattr(files, kind)
-        path = problem.prompt_file() if given is None else _file(given, problem, f"prompts.{kind}")
+        name: str | None = getattr(files, kind)
+        path = problem.prompt_file()
+        if name is not None:
+            places = (problem.folder / name, resource_dir("prompts") / name, Path(name).expanduser())
+            path = next((place for place in places if place.is_file()), places[-1])
         try:
-            found[kind] = path.read_text(encoding="utf-8").strip()
+            templates[kind] = path.read_text(encoding="utf-8").strip()
         except (OSError, ValueError) as error:
             raise ConfigError(
-                f"prompts.{kind}={given or path} cannot be read ({error}): give a file of text"
+                f"prompts.{kind}={name or path} cannot be read ({error}): give a file of text in {problem.folder}, in "
+                "prompts/, or by its path"
             ) from error
-    return found
-
-
-def _file(given: str, problem: DiscoveryProblem, key: str) -> Path:
-    for path in (problem.folder / given, resource_dir("prompts") / given, Path(given).expanduser()):
-        if path.is_file():
-            return path
-    raise ConfigError(
-        f"{key}={given} is no file in {problem.folder}, in prompts/ or here: give the path of a file of text"
-    )
+    return templates
 
 
 def filled(template: str, values: Mapping[str, Any]) -> str:
