@@ -181,7 +181,8 @@ class Asker:
         """Wait up to a second for answers and scores, and record those that have come."""
         alive()
         self.journal.beat()
-        done, _ = wait([*self._requests, *self._programs], 1.0, FIRST_COMPLETED)
+        pending: list[Future[Any]] = [*self._requests, *self._programs]
+        done, _ = wait(pending, 1.0, FIRST_COMPLETED)
         for future in done:
             if future in self._requests:
                 reply = self._requests.pop(future)
@@ -195,8 +196,10 @@ class Asker:
         with suppress(TimeoutError):
             for request in as_completed(self._requests, PATIENCE_S):
                 self._answered(self._requests[request], request.result())
-        for future in (*self._requests, *self._programs):
-            future.cancel()
+        for request in self._requests:
+            request.cancel()
+        for program in self._programs:
+            program.cancel()
 
     def _answered(self, reply: Reply, attempt: Attempt) -> None:
         id, outcome, program = reply.next_id, attempt.outcome, None

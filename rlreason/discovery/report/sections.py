@@ -223,8 +223,8 @@ def _verifier(logs: Sequence[Log]) -> str:
     if not every:
         return f"{text} The log does not name the protections that held."
     common = sorted(set.intersection(*map(set, every)))
-    names = listed([inline(name, 120) for name in common]) or "not the same ones always"
-    return f"{text} Protections that held: {names}."
+    active = listed([inline(name, 120) for name in common]) or "not the same ones always"
+    return f"{text} Protections that held: {active}."
 
 
 def _names(protections: Any) -> list[str]:

@@ -112,7 +112,7 @@ def records_of(record: Sequence[Mapping[str, Any]]) -> list[tuple[float, str]]:
     entries = []
     for row in record:
         score = row.get("score")
-        if type(score) in (int, float) and 0 <= score <= LARGEST_SCORE:
+        if isinstance(score, int | float) and not isinstance(score, bool) and 0 <= score <= LARGEST_SCORE:
             entries.append((float(score), str(row.get("who") or "")))
     return entries
 

@@ -58,8 +58,11 @@ def write_joint_report(folders: Sequence[Path], record: Record, out: Path) -> Pa
     if not logs:
         names = listed([str(folder) for folder in folders[:3]])
         raise ConfigError(f"there is no discover run in {names or 'no folders'}: give folders of some")
-    if len(names := sorted({log.problem for log in logs})) > 1:
-        raise ConfigError(f"the runs are of {counted(len(names), 'problem')} ({listed(names)}): give those of one")
+    problems = sorted({log.problem for log in logs})
+    if len(problems) > 1:
+        raise ConfigError(
+            f"the runs are of {counted(len(problems), 'problem')} ({listed(problems)}): give those of one"
+        )
     logs, copies = without_copies(logs)
     return _write(logs, record, out, [*left_out, *copies])
 
