@@ -236,7 +236,7 @@ def test_the_newest_of_each_name_counts(tmp_path):
     (tmp_path / "c").symlink_to(tmp_path / "a")
     assert [one.path for one in found_below(tmp_path)] == [old, new]
     gathered = Gathered(course_of("cs336_2025"), found_below(tmp_path))
-    assert gathered.sweep("grpo_learning_rate").found.path == old
+    assert gathered.sweep("grpo_learning_rate").source.path == old
 
 
 def test_a_sweep_is_what_was_asked_for_and_not_what_its_folder_is_called(tmp_path):
@@ -250,7 +250,7 @@ def test_a_sweep_is_what_was_asked_for_and_not_what_its_folder_is_called(tmp_pat
     state.sweep = ""
     write_state(typed, state)
     gathered = Gathered(course_of("cs336_2025"), found_below(tmp_path))
-    assert gathered.sweep("grpo_learning_rate").found.path == mine
+    assert gathered.sweep("grpo_learning_rate").source.path == mine
     assert gathered.sweep("grpo_baselines") is None
 
 
@@ -266,7 +266,7 @@ def test_the_real_sweep_answers_and_not_a_rehearsal_that_is_newer(real, tmp_path
         (run / "config.yaml").write_text(config)
     os.utime(mine / "sweep.json", (1e9, 1e9))
     gathered = Gathered(course_of("cs336_2025"), found_below(tmp_path))
-    assert gathered.sweep("grpo_learning_rate").found.path == mine
+    assert gathered.sweep("grpo_learning_rate").source.path == mine
     assert rehearsal.is_dir()
 
 

@@ -33,8 +33,8 @@ def keep(course: str, runs: Path, out: Path) -> list[str]:
     (out / ARCHIVES).mkdir(exist_ok=True)
     for read in gathered.all_read:
         folders = [run.folder for run in read.study.runs]
-        with whole(out / ARCHIVES / f"{read.found.name}.tar.gz") as partial:
-            partial.write_bytes(archive(read.found, folders, document.problems))
+        with whole(out / ARCHIVES / f"{read.source.name}.tar.gz") as partial:
+            partial.write_bytes(archive(read.source, folders, document.problems))
     return document.problems
 
 

@@ -15,7 +15,6 @@ from rlreason.courses.shared import (
     log_generations,
     required,
     score_rollouts,
-    summarize,
     tokenize_prompt_and_output,
 )
 from rlreason.objectives.advantages import compute_group_advantages
@@ -50,9 +49,9 @@ def sft_microbatch_train_step(
     gradient_accumulation_steps: int,
     normalize_constant: float = 1.0,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Negative log-likelihood of the responses: masked sum / normalize_constant, mean over rows; calls `backward`.
+    """Call backward on the negative log-likelihood: masked sum / normalize_constant, mean over rows.
 
-    (batch, seq) log-probs and mask -> the scalar loss divided by `gradient_accumulation_steps`, and metadata.
+    (batch, seq) log-probabilities and mask -> the scalar loss / `gradient_accumulation_steps`, and metadata.
     """
     loss = aggregate_loss(
         -policy_log_probs,
@@ -74,7 +73,7 @@ def compute_group_normalized_rewards(
     advantage_eps: float,
     normalize_by_std: bool,
 ) -> tuple[Tensor, Tensor, dict[str, float]]:
-    """(advantages (n,), raw rewards (n,), metadata); groups are consecutive runs of `group_size`."""
+    """Return (advantages (n,), raw rewards (n,), metadata); groups are consecutive runs of `group_size`."""
     rewards, metadata = score_rollouts(reward_fn, rollout_responses, repeated_ground_truths)
     advantages = compute_group_advantages(
         rewards,
@@ -87,14 +86,14 @@ def compute_group_normalized_rewards(
 
 
 def compute_naive_policy_gradient_loss(raw_rewards_or_advantages: Tensor, policy_log_probs: Tensor) -> Tensor:
-    """-A log pi. (batch, 1), (batch, seq) -> (batch, seq)"""
+    """Return -A log pi: (batch, 1), (batch, seq) -> (batch, seq)."""
     return LOSSES["reinforce_with_baseline"](raw_rewards_or_advantages, policy_log_probs, None, None)[0]
 
 
 def compute_grpo_clip_loss(
     advantages: Tensor, policy_log_probs: Tensor, old_log_probs: Tensor, cliprange: float
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """The clipped surrogate per token, and its per-token `ratio` and `clipped`."""
+    """Return the clipped surrogate per token, and its per-token `ratio` and `clipped`."""
     everywhere = torch.ones_like(policy_log_probs, dtype=torch.bool)
     return LOSSES["grpo_clip"](
         advantages,
@@ -114,9 +113,9 @@ def compute_policy_gradient_loss(
     old_log_probs: Tensor | None = None,
     cliprange: float | None = None,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """The per-token loss (batch, seq) of `loss_type`, and metadata.
+    """Return the per-token loss (batch, seq) of `loss_type`, and metadata.
 
-    `no_baseline` uses the raw rewards, the others the advantages. `ValueError` where an argument it needs is None.
+    `no_baseline` uses the raw rewards, the others the advantages. `ValueError` if an argument it needs is None.
     """
     if loss_type == "no_baseline":
         rewards = required(raw_rewards, "raw_rewards", loss_type)
@@ -144,7 +143,7 @@ def grpo_microbatch_train_step(
     old_log_probs: Tensor | None = None,
     cliprange: float | None = None,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Mean per response, mean over the micro-batch's rows, / gradient_accumulation_steps; calls `backward`.
+    """Call backward on the mean per response, mean over the rows, / `gradient_accumulation_steps`.
 
     Returns that loss, and the per-token statistics averaged over response tokens.
     """
@@ -160,4 +159,5 @@ def grpo_microbatch_train_step(
         constant=None,
     )
     loss.backward()
-    return loss.detach(), summarize(stats, response_mask)
+    means = {name: masked_mean(values, response_mask, empty="zero") for name, values in stats.items()}
+    return loss.detach(), means

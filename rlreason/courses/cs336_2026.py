@@ -47,7 +47,7 @@ _STD_NORM = {"std": "group_std", "none": "none", "mean": "group_mean"}
 def compute_rollout_rewards(
     reward_fn: RewardFn, rollout_responses: list[str], repeated_ground_truths: list[str]
 ) -> tuple[Tensor, dict[str, float]]:
-    """(total rewards (n,), means of total, format and answer reward)."""
+    """Return the total rewards (n,), and the means of total, format and answer reward."""
     return score_rollouts(reward_fn, rollout_responses, repeated_ground_truths)
 
 
@@ -58,7 +58,7 @@ def compute_group_normalized_rewards(
     advantage_eps: float = 1e-6,
     advantage_normalizer: Literal["std", "none", "mean"] = "std",
 ) -> tuple[Tensor, dict[str, float]]:
-    """(advantages (n,), statistics); groups are consecutive runs of `group_size` rewards."""
+    """Return (advantages (n,), statistics); groups are consecutive runs of `group_size` rewards."""
     advantages = compute_group_advantages(
         raw_rewards,
         consecutive_groups(len(raw_rewards), group_size).to(raw_rewards.device),
@@ -77,10 +77,10 @@ def compute_policy_gradient_loss(
     cliprange: float | None = None,
     response_mask: Tensor | None = None,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """The per-token loss (batch, seq), and per-token statistics.
+    """Return the per-token loss (batch, seq), and per-token statistics.
 
-    Rewards or advantages are (batch,) or (batch, 1). `response_mask` is read by `gspo` alone, whose ratio is
-    a mean over response tokens.
+    Rewards or advantages are (batch,) or (batch, 1). Only `gspo` reads `response_mask`: its ratio is a mean over
+    response tokens.
     """
     method = importance_reweighting_method
     if method not in get_args(Method):
@@ -106,7 +106,7 @@ def aggregate_loss_across_microbatch(
     loss_normalization: LossNormalization = "sequence",
     normalization_constant: int | None = None,
 ) -> Tensor:
-    """`sequence`: mean of the rows' means. `constant`: masked sum / normalization_constant."""
+    """Return the mean of the rows' means (`sequence`), or masked sum / normalization_constant (`constant`)."""
     return _part_of_batch_loss(
         per_token_policy_gradient_loss, mask, loss_normalization, normalization_constant, n_rows=len(mask)
     )
@@ -119,7 +119,7 @@ def _part_of_batch_loss(
     normalization_constant: int | None,
     n_rows: int,
 ) -> Tensor:
-    """What these rows add to the loss of a batch of `n_rows` rows."""
+    """Return the share of these rows in the loss of a batch of `n_rows` rows."""
     if loss_normalization == "sequence":
         return aggregate_loss(per_token_loss, mask, "masked_mean", n_sequences=n_rows, n_tokens=0, constant=None)
     if loss_normalization == "constant":
@@ -149,7 +149,7 @@ def grpo_train_step(
     loss_normalization: LossNormalization = "sequence",
     normalization_constant: int | None = None,
 ) -> tuple[Tensor, dict[str, Any]]:
-    """One optimizer step on one batch of scored rollouts; returns the loss before the step, and metadata.
+    """Take one optimizer step on one batch of scored rollouts; return the loss before the step, and metadata.
 
     `old_log_probs` has the width of the whole batch's `input_ids`. The gradient does not depend on
     `gradient_accumulation_steps`, is clipped as a whole, and is None for every parameter afterwards.
@@ -195,9 +195,9 @@ def grpo_train_step(
 
 
 def _live_rows(advantages: Tensor) -> Tensor:
-    """Rows with a non-zero advantage: the others add nothing to the gradient and need no forward pass.
+    """Return the rows with a non-zero advantage: the others add nothing to the gradient and need no forward pass.
 
-    All rows where every advantage is 0, so that the optimizer still sees a gradient of zero rather than none.
+    Return all rows if every advantage is 0, so that the optimizer sees a gradient of zero rather than none.
     """
     rows = advantages.nonzero().flatten()
     return rows if len(rows) else torch.arange(len(advantages), device=advantages.device)

@@ -19,9 +19,9 @@ from rlreason.objectives.measures import compute_entropy, gather_log_probs
 def get_response_log_probs(
     model: Any, input_ids: Tensor, labels: Tensor, return_token_entropy: bool = False
 ) -> dict[str, Tensor]:
-    """`log_probs` of the labels and, when asked, `token_entropy`; both (batch, seq) float32.
+    """Return `log_probs` of the labels and, if asked, `token_entropy`; both (batch, seq) float32.
 
-    The labels are shifted already. Prompt and padding positions are scored like any other; the caller masks.
+    The labels are already shifted. Prompt and padding positions are scored like any other; the caller masks.
     No attention mask is needed: padding is on the right, and earlier positions of a causal model do not attend to it.
     """
     logits = model(input_ids).logits
@@ -38,10 +38,10 @@ RewardFn = Callable[[str, str], dict[str, float]]
 def score_rollouts(
     reward_fn: RewardFn, rollout_responses: list[str], repeated_ground_truths: list[str]
 ) -> tuple[Tensor, dict[str, float]]:
-    """(total rewards (n,) float32, mean of every part of the reward).
+    """Return the total rewards (n,) float32, and the mean of every part of the reward.
 
     `reward_fn(response, ground truth)` returns the parts by name: `reward` is the total; `format_reward` and
-    `answer_reward` are usual. `ValueError` where there are not as many ground truths as responses.
+    `answer_reward` are usual. `ValueError` if there are not as many ground truths as responses.
     """
     if len(rollout_responses) != len(repeated_ground_truths):
         counts = f"{len(rollout_responses)} responses and {len(repeated_ground_truths)} ground truths"
@@ -54,7 +54,7 @@ def score_rollouts(
 
 
 def consecutive_groups(n_samples: int, group_size: int) -> Tensor:
-    """Group ids of samples that stand in runs of `group_size` -> (n,) int64. `ValueError` for an incomplete group.
+    """Return the group ids (n,) int64 of samples in runs of `group_size`. `ValueError` for an incomplete group.
 
     >>> consecutive_groups(6, 3)
     tensor([0, 0, 0, 1, 1, 1])
@@ -64,13 +64,8 @@ def consecutive_groups(n_samples: int, group_size: int) -> Tensor:
     return torch.arange(n_samples) // group_size
 
 
-def summarize(stats: dict[str, Tensor], response_mask: Tensor) -> dict[str, Tensor]:
-    """Average every per-token statistic over response tokens. Each (batch, seq) -> scalar"""
-    return {name: masked_mean(values, response_mask, empty="zero") for name, values in stats.items()}
-
-
 def required(value: Value | None, name: str, option: str) -> Value:
-    """Return `value`; raise a `ValueError` that names the option if it is None."""
+    """Return `value`; `ValueError` that names the option if it is None."""
     if value is None:
         raise ValueError(f"{name}=None: {option!r} needs it")
     return value
@@ -108,25 +103,23 @@ def _pad_id(tokenizer: PreTrainedTokenizerBase) -> int:
 
 
 def init_vllm(model_id: str, device: str, seed: int, gpu_memory_utilization: float = 0.85, **arguments: Any) -> Any:
-    """A `vllm.LLM` on `device` ("cuda:1", "cpu"), in this process, in bfloat16 and with a prefix cache.
+    """Return a `vllm.LLM` on `device` ("cuda:1", "cpu"), in this process, in bfloat16 and with a prefix cache.
 
-    `arguments` are more of `vllm.LLM`'s. `gpu_memory_utilization` is a share of the GPU's memory, 0 to 1.
+    `arguments` are further ones of `vllm.LLM`. `gpu_memory_utilization` is a share of the GPU's memory, 0 to 1.
     """
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # `load_policy_into_vllm_instance` hands over tensors
     import vllm
 
     index = torch.device(device).index
-    own: dict[str, Any] = {
-        "dtype": "bfloat16",
-        "enable_prefix_caching": True,
-        "gpu_memory_utilization": gpu_memory_utilization,
-    }
-    own |= {} if index is None else {"device_ids": [index]}
+    own: dict[str, Any] = {"dtype": "bfloat16", "enable_prefix_caching": True}
+    own["gpu_memory_utilization"] = gpu_memory_utilization
+    if index is not None:
+        own["device_ids"] = [index]
     return vllm.LLM(model_id, seed=seed, **(own | arguments))
 
 
 def load_policy_into_vllm_instance(policy: PreTrainedModel, llm: Any) -> None:
-    """Copy the current weights of `policy` into `llm`, made by `init_vllm`.
+    """Copy the current weights of `policy` into `llm`, which `init_vllm` returned.
 
     The prefix cache is emptied: it holds keys and values of the old weights.
     """
@@ -145,7 +138,7 @@ def evaluate_vllm(
 ) -> dict[str, float]:
     """Sample one response a prompt, and write one JSON line for each to `path`: texts and parts of the reward.
 
-    Returns the mean of every part. `ValueError` where there are not as many ground truths as prompts.
+    Returns the mean of every part. `ValueError` if there are not as many ground truths as prompts.
     """
     outputs = vllm_model.generate(prompts, eval_sampling_params)
     rows = _graded(reward_fn, prompts, [output.outputs[0].text for output in outputs], ground_truths)
@@ -162,10 +155,10 @@ def log_generations(
     rollout_responses: list[str],
     ground_truths: list[str],
 ) -> tuple[list[dict[str, Any]], dict[str, float]]:
-    """(a row for each response, averages over them).
+    """Return a row for each response, and averages over them.
 
     A row has the texts, the parts of the reward, `token_entropy` (nats, mean over response tokens) and `length`
-    (tokens). The averages are of all numbers, and of the length where the reward is positive and where it is not.
+    (tokens). The averages are of all numbers, and of the length with a positive reward and without one.
     """
     rows = _graded(reward_fn, prompts, rollout_responses, ground_truths)
     training = model.training

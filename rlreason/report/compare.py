@@ -172,7 +172,12 @@ def study_of_file(path: Path) -> Study:
     `DataError` names the file, the line, the rule and the cure.
     """
     files = trl_files(path)
-    cells = {_trl_name(path): {seed: _read_trl(file) for seed, file in files.items()}} if files else _read_csv(path)
+    if files:  # a run of TRL's has the name of its output_dir
+        folder = (path.parent if path.is_file() else path).resolve()
+        name = (folder.parent if folder.name == "completions" else folder).name or path.stem
+        cells = {name: {seed: _read_trl(file) for seed, file in files.items()}}
+    else:
+        cells = _read_csv(path)
     settings = [_setting(name, seeds, path) for name, seeds in cells.items()]
     for setting, label in zip(settings, labels_of([setting.key for setting in settings]), strict=True):
         setting.label = label
@@ -303,12 +308,6 @@ def _last_completions(folder: Path) -> Path | None:
     """Return the completions of the last step in an output_dir, or in its folder of completions."""
     files = [file for place in (folder, folder / "completions") for file in place.glob("completions_*.parquet")]
     return max(files, key=lambda file: (len(file.stem), file.stem), default=None)
-
-
-def _trl_name(path: Path) -> str:
-    """Return the name of a run of TRL's: its output_dir."""
-    folder = path.parent if path.is_file() else path
-    return (folder.resolve().parent if folder.name == "completions" else folder.resolve()).name or path.stem
 
 
 def _read_trl(path: Path) -> dict[str, list[float]]:

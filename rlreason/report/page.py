@@ -61,11 +61,6 @@ def png_of(figure: Figure, legend: Sequence[Entry]) -> bytes:
     return png
 
 
-def svg_in_page(compiled: Spec, rows: Rows, width: int, prefix: str) -> str:
-    """Return a compiled figure as SVG for a page: no title, colours as CSS variables, ids beginning with `prefix`."""
-    return with_own_ids(_short_numbers(_library().vega_to_svg(with_rows(compiled, rows, width))), prefix)
-
-
 def with_own_ids(svg: str, prefix: str) -> str:
     """Prefix the ids of an SVG and their references, since several are on one page.
 
@@ -362,24 +357,28 @@ def page_of(report: Report) -> str:
     pictures = {}
     for place, (figure, specification) in enumerate(zip(figures, specifications, strict=True)):
         width = FIRST_WIDTH if place == 0 and report.figures else OTHER_WIDTH
-        pictures[figure.name] = svg_in_page(specification, rows_of(figure, report.legend), width, f"p{place}")
+        svg = _library().vega_to_svg(with_rows(specification, rows_of(figure, report.legend), width))
+        pictures[figure.name] = with_own_ids(_short_numbers(svg), f"p{place}")
+    template = _template()
+    from markupsafe import Markup  # for what needs no escaping: our files, vl-convert's pictures, JSON of `as_json`
+
     scripts = [RUNTIME.read_text("utf-8"), (FOLDER / "app.js").read_text("utf-8")]
     places = {entry.label: entry.colour for entry in report.legend}
     first = next((figure for figure in report.figures[:1] if MEANS in figure.rows or is_curve(figure)), None)
-    page: str = _template().render(
+    page: str = template.render(
         report=report,
         first=first,
         others=[figure for figure in report.figures if figure is not first],
         verdicts=[v for v in report.verdicts if places.get(v.setting) is not None],
         more_verdicts=[v for v in report.verdicts if places.get(v.setting) is None],
-        pictures=_trusted(pictures),
+        pictures={name: Markup(svg) for name, svg in pictures.items()},
         places=places,
         axes=axes_of(figures),
         any_curve=any(is_curve(figure) for figure in figures),
         policy=policy_of(scripts),
-        style=_trusted({"css": style()})["css"],
-        scripts=[_trusted({"script": script})["script"] for script in scripts],
-        data=_trusted({"json": as_json(data_of(figures, specifications, report.legend))})["json"],
+        style=Markup(style()),
+        scripts=[Markup(script) for script in scripts],
+        data=Markup(as_json(data_of(figures, specifications, report.legend))),
     )
     return page
 
@@ -443,10 +442,3 @@ def breakable(text: str) -> Any:
 def is_curve(figure: Figure) -> bool:
     """Return whether a figure has the switch of axes, a cursor and a zoom."""
     return figure.curves is not None
-
-
-def _trusted(texts: dict[str, str]) -> dict[str, Any]:
-    """Mark as safe what the template does not escape: our own files, pictures of vl-convert, JSON of `as_json`."""
-    from markupsafe import Markup
-
-    return {name: Markup(text) for name, text in texts.items()}

@@ -158,13 +158,13 @@ def answers_of(file: ResponseFile, say: Say) -> Answers | None:
     try:
         rows = each_line(file.path, _wrong, say, without_ids)
         correct: dict[str, list[int]] = {}
-        asked: dict[str, tuple[str, Mapping[str, Any]]] = {}  # problem -> question and facts
+        texts: dict[str, tuple[str, Mapping[str, Any]]] = {}  # problem -> question and facts
         categories = dict.fromkeys(CATEGORY_TEXTS, 0)
         for _, row in rows:
             right = row["outcome"] == "correct"
             correct.setdefault(row["problem_id"], []).append(right)
             facts = row.get("facts")
-            asked.setdefault(row["problem_id"], (row["question"], facts if isinstance(facts, dict) else {}))
+            texts.setdefault(row["problem_id"], (row["question"], facts if isinstance(facts, dict) else {}))
             well_formed = float(row.get("format_reward") or 0.0) > 0
             categories["correct" if right else "format1_wrong" if well_formed else "format0"] += 1
     except ConfigError as error:
@@ -173,7 +173,7 @@ def answers_of(file: ResponseFile, say: Say) -> Answers | None:
     if not correct:
         say(f"{file.path} holds no response that can be used: its run is not compared")
         return None
-    problems = {name: GradedProblem(sum(right), len(right), *asked[name]) for name, right in correct.items()}
+    problems = {name: GradedProblem(sum(right), len(right), *texts[name]) for name, right in correct.items()}
     return Answers(problems, file.step, categories)
 
 

@@ -104,7 +104,7 @@ def without_variables(specification: Any, dark: bool = False) -> Any:
     {'color': '#1895D8'}
     """
     colours = DARK if dark else LIGHT
-    return json.loads(_VARIABLE.sub(lambda found: colours[found[1]], json.dumps(specification)))
+    return json.loads(_VARIABLE.sub(lambda match: colours[match[1]], json.dumps(specification)))
 
 
 Spec = dict[str, Any]

@@ -202,10 +202,10 @@ class Side:
 
     def correctness(self, problems: Sequence[str], questions: Mapping[str, str]) -> dict[int, Floats]:
         """Return seed -> correctness on each question that these problems ask (`of_clusters`)."""
-        asked = [questions.get(name, name) for name in problems]
-        none_right = np.zeros(len(set(asked)))
+        names = [questions.get(name, name) for name in problems]
+        none_right = np.zeros(len(set(names)))
         return {
-            seed: none_right if right is None else of_clusters(np.array([right[p] for p in problems]), asked)
+            seed: none_right if right is None else of_clusters(np.array([right[p] for p in problems]), names)
             for seed, right in self.right.items()
         }
 
@@ -216,7 +216,7 @@ class Pairing:
 
     difference: Difference
     problems: Sequence[str]
-    asked: int  # the largest number of problems that a run answered
+    most_answered: int  # the largest number of problems that a run answered
     by_seed: Mapping[int, float] = field(default_factory=dict)  # seed that both sides have -> mean difference
     means: tuple[float, float] = (0.0, 0.0)  # accuracy of the side, of the reference
 
@@ -251,12 +251,12 @@ def pair(side: Side, reference: Side, among: set[str] | None = None) -> Pairing 
         return None
     questions = {**side.questions, **reference.questions}
     a, b = side.correctness(problems, questions), reference.correctness(problems, questions)
-    asked = max(
+    most = max(
         (len(right) for one in (side, reference) for right in one.right.values() if right is not None), default=0
     )
     mean_a, mean_b = (float(np.mean([values.mean() for values in by_seed.values()])) for by_seed in (a, b))
     by_seed = {seed: float((a[seed] - b[seed]).mean()) for seed in sorted(a.keys() & b.keys())}
-    return Pairing(compared(a, b), problems, asked, by_seed, (mean_a, mean_b))
+    return Pairing(compared(a, b), problems, most, by_seed, (mean_a, mean_b))
 
 
 def unequal(setting: Setting, reference: Setting, on_purpose: Sequence[str]) -> tuple[list[str], list[str]]:

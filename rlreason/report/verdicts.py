@@ -260,10 +260,10 @@ def _verdict(one: Setting, reference: Setting, pairing: Pairing, c: Comparison, 
 def equal_runs(one: Setting, reference: Setting) -> bool:
     """Return whether two settings have the same curves and answers in every seed: they are one formula."""
     mine, its = ({run.seed: run for run in setting.runs} for setting in (one, reference))
-    return mine.keys() == its.keys() and all(_equal(mine[seed], its[seed]) for seed in mine)
+    return mine.keys() == its.keys() and all(_same_curves_and_answers(mine[seed], its[seed]) for seed in mine)
 
 
-def _equal(one: StudyRun, other: StudyRun) -> bool:
+def _same_curves_and_answers(one: StudyRun, other: StudyRun) -> bool:
     if one.final is None or other.final is None or GRADIENT not in one.series.keys() & other.series.keys():
         return False
     shares, other_shares = (
@@ -308,16 +308,16 @@ def marks_of(
     if diverged:
         marks.append(f"{reference.name} itself diverged in {diverged} of {len(reference.runs)} seeds.")
     marks += _marks_of_seeds(one, reference, pairing)
-    if whole and len(pairing.problems) < pairing.asked:
+    if whole and len(pairing.problems) < pairing.most_answered:
         answered = [
             (len(run.final.problems), f"seed {run.seed} of {setting.label}")
             for setting in (one, reference)
             for run in setting.runs
             if run.final is not None
         ]
-        short = sorted((n, who) for n, who in answered if n < pairing.asked)
+        short = sorted((n, who) for n, who in answered if n < pairing.most_answered)
         lack = few([f"{who} answered {n:,}" for n, who in short], 2)
-        common = f"{len(pairing.problems):,} of {pairing.asked:,} problems that all runs answered"
+        common = f"{len(pairing.problems):,} of {pairing.most_answered:,} problems that all runs answered"
         marks.append(f"Compared on the {common}{f': {lack}' if lack else ''}.")
     if on_purpose:
         one_part = len(on_purpose) == 1

@@ -115,5 +115,5 @@ def gradient(value: Tensor, leaf: Tensor, where: Tensor | None = None) -> Tensor
     weighed = weights * (value if where is None else value * where.to(value.dtype))
     if not value.requires_grad:
         return torch.zeros_like(leaf)
-    (found,) = torch.autograd.grad(weighed.sum(), leaf, allow_unused=True)
-    return torch.zeros_like(leaf) if found is None else found.detach()
+    (grad,) = torch.autograd.grad(weighed.sum(), leaf, allow_unused=True)
+    return torch.zeros_like(leaf) if grad is None else grad.detach()

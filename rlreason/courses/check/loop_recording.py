@@ -209,7 +209,7 @@ class RecordedUpdate(LogitGradients):
 
 
 def read_logit_gradients(
-    forwards: Sequence[Forward], known: Sequence[RecordedSample], width: int, temperature: float
+    forwards: Sequence[Forward], rollout: Sequence[RecordedSample], width: int, temperature: float
 ) -> LogitGradients:
     """Read from recorded gradients of logits which samples were learned, with which weights, and what else was."""
     out = LogitGradients()
@@ -224,7 +224,7 @@ def read_logit_gradients(
             continue
         members = []
         for row, ids in enumerate(forward.ids.tolist()):
-            matches = find(ids, known)
+            matches = find(ids, rollout)
             if not matches and (forward.gradient is None or bool(forward.gradient[row].any())):
                 out.strangers.append(ids)
             for sample, start in matches:
@@ -252,11 +252,11 @@ def read_logit_gradients(
     return out
 
 
-def find(ids: Sequence[int], known: Sequence[RecordedSample]) -> list[tuple[RecordedSample, int]]:
+def find(ids: Sequence[int], samples: Sequence[RecordedSample]) -> list[tuple[RecordedSample, int]]:
     """Return the samples in a row of ids, which may lack their last token, and where each begins."""
     text = f" {' '.join(map(str, ids))} "
     matches = []
-    for sample in known:
+    for sample in samples:
         needle = f" {' '.join(map(str, sample.ids[:-1]))} "
         at = text.find(needle)
         if at >= 0:

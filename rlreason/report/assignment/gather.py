@@ -133,9 +133,9 @@ def unfit(
     weights = setting_in(provenance, "model.start_weights")
     if settings.get("model.path") and weights and starts and weights not in starts:
         return "its model is not the one that the training runs began with"
-    asked, there = number(summary.get("eval_problems")), number(setting_in(summary, "data_sizes.validation"))
-    if question.whole and asked is not None and there is not None and asked < there:
-        return f"it asked {asked:.0f} of {there:.0f} problems, and asked for are all"
+    evaluated, available = number(summary.get("eval_problems")), number(setting_in(summary, "data_sizes.validation"))
+    if question.whole and evaluated is not None and available is not None and evaluated < available:
+        return f"it asked {evaluated:.0f} of {available:.0f} problems, and asked for are all"
     return ""
 
 
@@ -153,7 +153,7 @@ def trained_by(settings: Mapping[str, Any], provenance: Mapping[str, Any]) -> st
 class ReadStudy:
     """A study with its report, and the folder that it was read from."""
 
-    found: Candidate
+    source: Candidate
     study: Study
     report: Report
 
@@ -168,7 +168,7 @@ class Gathered:
     """The sweeps and runs below the runs folder, by name."""
 
     course: Assignment
-    found: list[Candidate]
+    candidates: list[Candidate]
     problems: list[str] = field(default_factory=list)  # folders that could not be read
     carried: set[str] = field(default_factory=set)  # warnings of CARRIED that earlier sections have
     _read: dict[Path, ReadStudy | None] = field(default_factory=dict)
@@ -183,13 +183,13 @@ class Gathered:
         """Return the studies read so far."""
         return [read for read in self._read.values() if read is not None]
 
-    def nearest(self, found: Iterable[Candidate]) -> list[Candidate]:
+    def nearest(self, candidates: Iterable[Candidate]) -> list[Candidate]:
         """Sort by closeness to the handout's model, data and steps: real runs before rehearsals."""
-        return sorted(found, key=lambda one: one.nearness(self.course), reverse=True)
+        return sorted(candidates, key=lambda one: one.nearness(self.course), reverse=True)
 
     def sweep(self, name: str) -> ReadStudy | None:
         """Return the nearest readable sweep of a name, or None."""
-        named = self.nearest(one for one in self.found if one.is_sweep and one.sweep == name)
+        named = self.nearest(one for one in self.candidates if one.is_sweep and one.sweep == name)
         return self.read(named[0]) if named else None
 
     def of_algorithm(self, question: AssignmentQuestion) -> tuple[list[ReadStudy], list[str]]:
@@ -198,7 +198,7 @@ class Gathered:
         One, or one for each value of the question's `each`; and why others do not answer it, a sentence each.
         """
         reads, refused, lacking = list[ReadStudy](), list[str](), set(question.values(question.each))
-        for one in self.nearest(self.found) if question.algorithm else ():
+        for one in self.nearest(self.candidates) if question.algorithm else ():
             if one.algorithm != question.algorithm or one.sweep in self.named:
                 continue
             starts = self._starts(one)
@@ -219,7 +219,7 @@ class Gathered:
     def _starts(self, one: Candidate) -> set[str]:
         """Return hashes of the weights that training runs of its model began with, without models trained before."""
         name = one.settings.get("model.name")
-        like = [f for f in self.found if f.algorithm in TRAINING and f.settings.get("model.name") == name]
+        like = [f for f in self.candidates if f.algorithm in TRAINING and f.settings.get("model.name") == name]
         untrained = [f for f in like if not trained_by(f.settings, f.provenance)]
         return {str(setting_in(f.provenance, "model.start_weights")) for f in untrained} - {"None"}
 

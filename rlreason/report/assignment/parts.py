@@ -58,7 +58,7 @@ def against_sft(section: Section, read: ReadStudy, gathered: Gathered) -> None:
 def folder_of(read: ReadStudy) -> Path:
     """Return the reference of a sweep as `compare` takes it: SWEEP/KEY=VALUE,..."""
     overrides = [f"{key}={value}" for key, value in read.study.reference.key]
-    return read.found.path / ",".join(overrides) if overrides else read.found.path
+    return read.source.path / ",".join(overrides) if overrides else read.source.path
 
 
 def _gain_by_step(read: ReadStudy) -> list[str]:

@@ -61,11 +61,11 @@ def introduction_lines(gathered: Gathered, sections: list[Section]) -> list[str]
     done = sum(section.state == DONE for section in sections)
     runs = [run for one in read for run in one.study.runs]
     seconds = sum(run.seconds or 0.0 for run in runs)
-    took = f"{seconds / 3600:.1f} hours" if seconds >= 3600 else f"{seconds / 60:.0f} minutes"
+    duration = f"{seconds / 3600:.1f} hours" if seconds >= 3600 else f"{seconds / 60:.0f} minutes"
     beside = " Runs that ran side by side count each with its own time." if any(r.shared_machine for r in runs) else ""
     return [
         f"{done} of {len(sections)} questions are answered, from {counted(len(runs), 'run')} in "
-        f"{counted(len(read), 'folder')}; together they ran for {took}.{beside}",
+        f"{counted(len(read), 'folder')}; together they ran for {duration}.{beside}",
         *([f"Asked for and not part of this write-up: {gathered.course.lacks}."] if gathered.course.lacks else []),
         *_rehearsal_lines(gathered),
         "A verdict is a 95% interval of a difference over seeds and problems, corrected for the number of settings "
@@ -100,7 +100,7 @@ def section_of(question: AssignmentQuestion, gathered: Gathered) -> Section:
         section.state = IN_WORDS
         return section
     reads, refused = answers_of(question, gathered)
-    names = [read.found.name for read in reads]
+    names = [read.source.name for read in reads]
     by_sweeps = not question.algorithm or not reads
     lacking = [name for name in question.sweeps if name not in names] if by_sweeps else []
     section.missing = list(dict.fromkeys(question.command_of(name) for name in lacking))
@@ -141,26 +141,26 @@ def _reference_alone(read: ReadStudy) -> ReadStudy:
     whole = read.study
     question = f"How does {whole.reference.label}, the default, do?"
     study = Study(whole.name, question, [], [whole.reference], folders=whole.folders)
-    return ReadStudy(read.found, study, build_report(study))
+    return ReadStudy(read.source, study, build_report(study))
 
 
 def _add_study(section: Section, read: ReadStudy, gathered: Gathered) -> None:
     """Add the figures of one study to a section."""
     question, study, course = section.question, read.study, gathered.course
-    if len(study.settings) == 1 and question.instead == read.found.name:
+    if len(study.settings) == 1 and question.instead == read.source.name:
         section.lines.append(
-            f"No run by itself was found: this is {study.reference.label}, the reference of {read.found.name}."
+            f"No run by itself was found: this is {study.reference.label}, the reference of {read.source.name}."
         )
-    section.lines.append(f"{read.found.name}: {what_ran(study)}. {read.report.summary}")
+    section.lines.append(f"{read.source.name}: {what_ran(study)}. {read.report.summary}")
     section.lines += filter(None, [bar_line(course, question, study), published_line(course, question, study)])
     if len(study.settings) > 1:
-        section.verdicts.append((f"{read.found.name}: {study.question}", verdicts_of(study)))
+        section.verdicts.append((f"{read.source.name}: {study.question}", verdicts_of(study)))
     section.pictures += _pictures(question, read, course)
     if read.report.tables:
         first = read.report.tables[0]
-        section.tables.append(replace(first, title=f"{first.title}: {read.found.name}"))
+        section.tables.append(replace(first, title=f"{first.title}: {read.source.name}"))
     for part in question.parts:
-        if ONLY.get(part, read.found.name) == read.found.name:
+        if ONLY.get(part, read.source.name) == read.source.name:
             PARTS[part](section, read, gathered)
     section.keep += [line for line in read.report.warnings if line not in {*section.keep, *gathered.carried}]
     gathered.carried |= {line for line in read.report.warnings if line.startswith(CARRIED)}
@@ -185,7 +185,7 @@ def _pictures(question: AssignmentQuestion, read: ReadStudy, course: Assignment)
 
 def stem(question: AssignmentQuestion, read: ReadStudy, figure: str) -> str:
     """Return the name of a picture's file, without its ending."""
-    own = [question.id] if read.found.name in (question.id, question.instead) else [question.id, read.found.name]
+    own = [question.id] if read.source.name in (question.id, question.instead) else [question.id, read.source.name]
     return "_".join([*own, re.sub(r"\W", "_", figure)])
 
 
