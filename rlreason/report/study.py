@@ -269,7 +269,7 @@ def unequal(setting: Setting, reference: Setting, on_purpose: Sequence[str]) -> 
     others, intended = list[str](), list[str]()
     for run in runs[1:]:
         if runs[0].protocol is not None and run.protocol is not None:
-            measures: tuple[Mapping[str, Any], Mapping[str, Any]] = (runs[0].protocol, run.protocol)
+            measures: tuple[dict[str, Any], dict[str, Any]] = (runs[0].protocol, run.protocol)
         else:
             measures = (_measuring(runs[0]), _measuring(run))
         differences = split_differences(*measures, on_purpose)

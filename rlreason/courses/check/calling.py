@@ -63,8 +63,8 @@ class Yours:
             raise Fault(kind, f"takes {inspect.signature(self.function)}")
         if self.demands:
             names = ", ".join(self.demands)
-            kind = f"its parameters do not fit the handout: it asks for {names}, which nobody gives"
-            raise Fault(Kind(kind, "the def line"))
+            name = f"its parameters do not fit the handout: it asks for {names}, which nobody gives"
+            raise Fault(Kind(name, "the def line"))
 
     def __call__(self, **given: Any) -> Any:
         """Return its answer; `Fault` if it raises or changes its inputs."""

@@ -128,12 +128,12 @@ KNOBS: KnobKinds = {
     **{name: LOSS_KNOBS[name] for name in ("sign", "pick", "bounds", "advantage", "weight", "sequence")},
     "method": LOSS_KNOBS["method"],
     "mask": {name: AGGREGATION_KNOBS["mask"][name] for name in ("late", "early", "no_first", "no_last")},
-    "rows": AGGREGATION_KNOBS["rows"]
-    | {
+    "rows": {
+        **AGGREGATION_KNOBS["rows"],
         "width": Kind(
             "sums over tokens are divided by the padded width or sampling_max_tokens, not by the response's own tokens",
             "what the sum over a response's tokens is divided by",
-        )
+        ),
     },
     **{name: AGGREGATION_KNOBS[name] for name in ("batch", "constant")},
 }

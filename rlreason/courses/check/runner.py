@@ -46,7 +46,7 @@ def check_module(module: str, course: str, seconds: float, report: Callable[[str
         where = "exit, os._exit and what is done to memory"
         if kind.startswith("it does not end:"):
             where = "loops whose end is never reached"
-        finding = {"function": function, "kind": kind, "where": where}
+        finding: dict[str, Any] = {"function": function, "kind": kind, "where": where}
         finding |= {"inputs": {}, "yours": "", "ours": "", "note": ""}
         check.results[function] = {"state": "bug", "findings": [finding], "notes": []}
     check.duration = time.monotonic() - began
