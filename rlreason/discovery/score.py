@@ -14,6 +14,7 @@ from typing import Any
 from rlreason.discovery.sandbox.contained import (
     RUN_CHECK,
     RUN_PROGRAM,
+    Command,
     Limits,
     Outcome,
     ProgramOutput,
@@ -62,9 +63,9 @@ class Score:
 
     def as_dict(self) -> dict[str, Any]:
         """Return all of it as one flat dictionary."""
-        told = asdict(self)
-        facts = told.pop("facts")
-        return {**told, **facts}
+        fields = asdict(self)
+        facts = fields.pop("facts")
+        return {**fields, **facts}
 
 
 def score_program(
@@ -81,7 +82,7 @@ def score_program(
         return failed(score, "program", f"the program has {len(source)} bytes: at most {MOST_SOURCE} are run")
     refuse_other_systems()
     arguments = [RUN_PROGRAM, "{program}", str(problem.most_rows), str(problem.most_digits)]
-    outcome = run_contained(arguments, source, limits, limits.timeout_s, stop=stop)
+    outcome = run_contained(Command(arguments, limits.timeout_s, source), limits, stop)
     score.seconds, score.peak_memory_mb = round(outcome.seconds, 3), round(outcome.peak_mb, 1)
     score.protections, score.left_behind = protections(limits), outcome.left_behind
     score.output_tail = visible_text(outcome.tail.decode("utf-8", "backslashreplace"))
@@ -114,7 +115,8 @@ def why_not(outcome: Outcome, given: ProgramOutput, limits: Limits) -> tuple[str
     if outcome.stopped == "stopped":
         return STOPPED, "the run was stopped"
     if outcome.stopped == "broken":
-        raise DataError(f"the program could not be started in the sandbox: {outcome.tail[-300:]!r}")
+        why = visible_text(outcome.tail.decode("utf-8", "replace"))[-300:]
+        raise DataError(f"the program could not be started in the sandbox: {why}")
     if outcome.stopped is not None:
         kind = {"channel": "size"}.get(outcome.stopped, outcome.stopped)
         return kind, over[outcome.stopped]
@@ -134,11 +136,14 @@ def checked(
 ) -> Score:
     """Return the score with the verifier's verdict on the rows."""
     verifier = problem.folder / problem.verifier
-    asked = {"rows": [" ".join(map(str, row)) for row in rows], "options": dict(problem.options)}
-    outcome = run_contained(
-        [RUN_CHECK, str(verifier)], b"", limits, limits.check_timeout_s, stdin=json.dumps(asked).encode(),
-        readable=[str(problem.folder)], stop=stop,
-    )  # fmt: skip
+    request = {"rows": [" ".join(map(str, row)) for row in rows], "options": dict(problem.options)}
+    command = Command(
+        [RUN_CHECK, str(verifier)],
+        limits.check_timeout_s,
+        stdin=json.dumps(request).encode(),
+        readable=[str(problem.folder)],
+    )
+    outcome = run_contained(command, limits, stop)
     score.check_seconds = round(outcome.seconds, 3)
     if outcome.stopped is None and outcome.tail.rstrip().endswith(b"MemoryError"):
         outcome.stopped = "memory"
@@ -147,20 +152,20 @@ def checked(
         return failed(score, outcome.stopped, f"checking {len(rows)} points takes more than {taken}")
     if outcome.stopped == "stopped":
         return failed(score, STOPPED, "the run was stopped")
-    told: dict[str, Any] = {}
+    verdict: dict[str, Any] = {}
     with suppress(ValueError):
-        told = json.loads(outcome.channel)
-    if outcome.stopped or outcome.exit != 0 or not isinstance(told, dict) or type(told.get("score")) is not int:
+        verdict = json.loads(outcome.channel)
+    if outcome.stopped or outcome.exit != 0 or not isinstance(verdict, dict) or type(verdict.get("score")) is not int:
         why = visible_text(outcome.tail.decode("utf-8", "replace"))[-300:] or "it gave no score"
         raise DataError(f"the verifier {verifier} failed: {why}: correct it")
     names = {field_name for field_name in Score.__dataclass_fields__ if field_name != "facts"}
-    valid = told.pop("valid", False) is True
-    score.facts = {name: value for name, value in told.items() if name not in names}
+    valid = verdict.pop("valid", False) is True
+    score.facts = {name: value for name, value in verdict.items() if name not in names}
     for name in ("score", "num_points", "dimension", "error", "error_kind", "alarm"):
-        setattr(score, name, told.get(name, getattr(score, name)))
+        setattr(score, name, verdict.get(name, getattr(score, name)))
     score.validity = 1.0 if valid else 0.0
     score.score = score.score if valid else 0
-    score.num_points = score.score if valid and "num_points" not in told else score.num_points
+    score.num_points = score.score if valid and "num_points" not in verdict else score.num_points
     return score
 
 
@@ -216,9 +221,9 @@ def limits_of(arguments: argparse.Namespace) -> Limits:
     for option, value in (("--timeout", arguments.timeout), ("--check-timeout", arguments.check_timeout)):
         if not 0 < value <= 7 * 86400:
             raise ConfigError(f"{option} {value:g} must be above 0 and at most {7 * 86400} seconds: give another")
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)([KMGT]?)(?:i?B)?", arguments.memory.strip(), re.IGNORECASE)
-    memory_mb = int(float(found[1]) * UNITS[found[2].upper()]) if found else 0
-    if not found or not SMALLEST_MB <= memory_mb <= 2**20:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([KMGT]?)(?:i?B)?", arguments.memory.strip(), re.IGNORECASE)
+    memory_mb = int(float(match[1]) * UNITS[match[2].upper()]) if match else 0
+    if not match or not SMALLEST_MB <= memory_mb <= 2**20:
         raise ConfigError(f"--memory {arguments.memory} must be from {SMALLEST_MB}M to 1T: give it as 512M or 2G")
     return Limits(timeout_s=arguments.timeout, memory_mb=memory_mb, check_timeout_s=arguments.check_timeout)
 
@@ -247,16 +252,14 @@ def score_text(score: Score, unit: str) -> str:
     if (pair := score.facts.get("worst_pair")) and not score.valid:
         lines.append(f"worst pair: {pair['first']} and {pair['second']}, {pair['vectors'][0]} and {pair['vectors'][1]}")
     if score.facts.get("max_squared_norm") is not None:
-        told = [f"largest squared norm {score.facts['max_squared_norm']}"]
+        sizes = [f"largest squared norm {score.facts['max_squared_norm']}"]
         if score.facts.get("min_squared_distance") is not None:
-            told.append(f"smallest squared distance {score.facts['min_squared_distance']}")
-        lines.append(", ".join(told))
-    took = (
-        f"{score.seconds:.2f} s, checked in {score.check_seconds:.2f} s"
-        if score.raw_points
-        else f"{score.seconds:.2f} s"
-    )
-    lines.append(f"program {score.program_sha256[:16]}: {took}, {score.peak_memory_mb:.0f} MB at most")
+            sizes.append(f"smallest squared distance {score.facts['min_squared_distance']}")
+        lines.append(", ".join(sizes))
+    times = f"{score.seconds:.2f} s"
+    if score.raw_points:
+        times += f", checked in {score.check_seconds:.2f} s"
+    lines.append(f"program {score.program_sha256[:16]}: {times}, {score.peak_memory_mb:.0f} MB at most")
     if score.left_behind:
         lines.append("! processes of the program could not be ended: look for them with ps, and end them by hand")
     if score.output_tail:

@@ -77,33 +77,46 @@ class Outcome:
     seen: dict[int, str] = field(default_factory=dict)  # its processes, and when they began
 
 
-def run_contained(
-    arguments: Sequence[str], source: bytes, limits: Limits, timeout_s: float, *, stdin: bytes = b"",
-    readable: Sequence[str] = (), stop: Callable[[], bool] = lambda: False, sandbox: str = "",
-) -> Outcome:  # fmt: skip
-    """Run this Python with `arguments` in the sandbox, `source` being the file `program.py` of its private folder.
+@dataclass(frozen=True, slots=True)
+class Command:
+    """What this Python runs in the sandbox, and what it is given.
 
-    An argument `{program}` becomes the path of that file. `readable`: more paths that may be read. The processes that
-    it starts have all ended when this returns. An interruption ends them too, and so does `stop` once it is true.
+    An argument `{program}` becomes the path of `source`, which is the file `program.py` of a private folder.
+    """
+
+    arguments: Sequence[str]
+    timeout_s: float
+    source: bytes = b""
+    stdin: bytes = b""
+    readable: Sequence[str] = ()  # more paths that may be read
+
+
+def run_contained(
+    command: Command, limits: Limits, stop: Callable[[], bool] = lambda: False, sandbox: str = ""
+) -> Outcome:
+    """Run a command in the best sandbox that works here, or this one.
+
+    The processes that it starts have all ended when this returns. An interruption ends them too, and so does `stop`
+    once it is true.
     """
     sandbox = sandbox or sandbox_here(limits.sandbox, limits.landlock)
     with ExitStack() as stack:
         folder = stack.enter_context(temporary_folder(f"{PREFIX}{os.getpid()}-"))
-        place = Place(folder, limits.disk_mb, (str(FOLDER), *readable))
-        Path(folder, "program.py").write_bytes(source)
+        place = Place(folder, limits.disk_mb, (str(FOLDER), *command.readable))
+        Path(folder, "program.py").write_bytes(command.source)
         given = stack.enter_context(tempfile.TemporaryFile())
-        given.write(stdin)
+        given.write(command.stdin)
         given.seek(0)
         channel, far_end = map(above_standard_streams, os.pipe())
         stack.callback(os.close, channel)
-        options = {"channel": far_end, "cpus": limits.cpus, "limits": resource_limits(limits, timeout_s)}
+        options = {"channel": far_end, "cpus": limits.cpus, "limits": resource_limits(limits, command.timeout_s)}
         options["alone"] = sandbox == "limits"
         if limits.landlock and landlock_version():
             options["landlock"] = landlock_paths(sandbox, place)
         program = f"{folder if sandbox == 'limits' else '/tmp'}/program.py"
         python = [sys.executable, "-I", "-B"]
         inner = [*python, "-S", RESTRICT, json.dumps(options), *python]
-        inner += [program if word == "{program}" else word for word in arguments]
+        inner += [program if word == "{program}" else word for word in command.arguments]
         most = limits.processes + MORE_PROCESSES
         try:
             warden = subprocess.Popen(
@@ -121,7 +134,7 @@ def run_contained(
         outcome = Outcome()
         with warden:
             try:
-                watch(warden, channel, outcome, limits, timeout_s, stop)
+                watch(warden, channel, outcome, limits, command.timeout_s, stop)
             finally:
                 end(warden, outcome)
         if sandbox == "limits":  # a program may have made its folder too deep for Python
@@ -291,7 +304,7 @@ def sandbox_here(wanted: str, landlock: bool) -> str:
     for sandbox in SANDBOXES:
         if wanted and not sandbox.startswith(wanted):
             continue
-        trial = run_contained(["-c", "pass"], b"", Limits(landlock=landlock), STARTING_S, sandbox=sandbox)
+        trial = run_contained(Command(["-c", "pass"], STARTING_S), Limits(landlock=landlock), sandbox=sandbox)
         if trial.exit == 0:
             if sandbox == "limits":
                 ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
