@@ -124,7 +124,7 @@ def read_answer(status: int, headers: Mapping[str, str], body: bytes, key: str |
     if trouble:
         return Attempt("broken", retry_after_s=wait, detail=one_line(trouble, key))
     usage = answer.usage if isinstance(answer.usage, dict) else {}
-    counts = {name: _count(usage.get(name)) for name in ("prompt_tokens", "completion_tokens")}
+    counts: dict[str, Any] = {name: _count(usage.get(name)) for name in ("prompt_tokens", "completion_tokens")}
     choice = answer.choices[0] if answer.choices else _Choice()
     if choice.message is None:
         code = answer.error.get("code") if isinstance(answer.error, dict) else None  # as gateways send it
