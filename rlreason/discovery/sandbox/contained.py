@@ -309,7 +309,7 @@ def sandbox_here(wanted: str, landlock: bool) -> str:
             if sandbox == "limits":
                 ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
             return sandbox
-    why = trial.tail.decode("utf-8", "replace").strip()
+    why = trial.tail.decode("utf-8", "replace").strip().rpartition("\n")[2]
     raise ConfigError(f"no program can be held back here ({why[-300:]}): install bubblewrap, and try again")
 
 
