@@ -92,7 +92,7 @@ class Origin:
 def provenance(origin: Origin) -> dict[str, Any]:
     """Return the version of the folder, and where, when and by which command line the run was started.
 
-    Facts that need torch come from `training.summary.facts_of`.
+    Facts that need torch come from `training.summary.run_facts`.
     """
     directory = None
     with suppress(OSError):  # it may be gone

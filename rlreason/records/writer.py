@@ -96,7 +96,7 @@ class RunWriter:
     def resume(self, facts: Mapping[str, Any], say: Callable[[str], None]) -> Resumed:
         """Cut the folder back to the checkpoint; return the later records, which will be written again.
 
-        `facts`: of the current inputs (`training.summary.facts_of`). `ConfigError` where data, prompts or the start
+        `facts`: of the current inputs (`training.summary.run_facts`). `ConfigError` where data, prompts or the start
         model differ from before; then the folder is unchanged.
         """
         assert self.checkpoint is not None
