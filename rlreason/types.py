@@ -55,7 +55,7 @@ class Response:
 
 @dataclass(frozen=True, slots=True)
 class Grade:
-    """The grade of one response. `path` names the rule that decided, for audits.
+    """The grade of one response. `path` names the rule that decided (docs/runs.md lists them), for audits.
 
     `milliseconds` of work, and whether it was `remembered` from an equal pair, are ignored in comparisons.
     """
@@ -88,7 +88,7 @@ class Sample:
 
     @property
     def group(self) -> str:
-        """The id of its group: responses to one problem are compared with each other."""
+        """The id of its problem; the responses to one problem form a group."""
         return self.response.problem_id
 
     @property
@@ -122,8 +122,8 @@ class Sample:
         return len(self.response.log_probs)
 
 
-class Counted(Protocol):
-    """The interface for the metrics of a batch of responses: a `Sample`, or an evaluation's figures of one."""
+class ScoredResponse(Protocol):
+    """What metrics need to know of one graded response: a `Sample`, or the `SampleFigures` of an evaluation."""
 
     @property
     def group(self) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from rlreason.engines.base import Engine, Prompt, Sampling, seed_for
 from rlreason.runtime.clock import Clock, Work, group_work
-from rlreason.types import Collected, Counted, Grade, Problem, Response, Sample
+from rlreason.types import Collected, Grade, Problem, Response, Sample, ScoredResponse
 
 if TYPE_CHECKING:
     from rlreason.model.policy import LogProbScorer
@@ -40,7 +40,7 @@ class Rollouts:
     clock: Clock = field(default_factory=Clock)
     phase: str = "rollout"  # the clock's phase for tokens per second
 
-    def drawn(self) -> str:
+    def progress_text(self) -> str:
         """Return the number of tokens sampled so far, as text for the progress line."""
         return f", {self.engine.drawn} tokens"
 
@@ -131,12 +131,12 @@ def with_missing_scores(collected: Collected, scorer: "LogProbScorer", by_learni
     return replace(collected, samples=[by_id.get(id(s), s) for s in collected.samples])
 
 
-def rollout_metrics(samples: Sequence[Counted], prefix: str = "rollout") -> dict[str, float]:
+def rollout_metrics(samples: Sequence[ScoredResponse], prefix: str = "rollout") -> dict[str, float]:
     """Return rewards, lengths and signs of silent failures over a batch of samples, as flat metrics."""
     if not samples:
         return {}
     n = len(samples)
-    groups: dict[str, list[Counted]] = {}
+    groups: dict[str, list[ScoredResponse]] = {}
     for s in samples:
         groups.setdefault(s.group, []).append(s)
     distinct = sum(len({s.tokens_key for s in group}) / len(group) for group in groups.values())
@@ -155,7 +155,7 @@ def rollout_metrics(samples: Sequence[Counted], prefix: str = "rollout") -> dict
     }
 
 
-def improbable_copies(groups: Iterable[Sequence[Counted]]) -> int:
+def improbable_copies(groups: Iterable[Sequence[ScoredResponse]]) -> int:
     """Count responses that repeat another of their group whose probability was below one in ten billion.
 
     The probability is the engine's: independent draws do not repeat such a response, shared seeds do.
@@ -167,7 +167,7 @@ def improbable_copies(groups: Iterable[Sequence[Counted]]) -> int:
     return copies
 
 
-def metrics_by_outcome(samples: Sequence[Counted], prefix: str) -> dict[str, float]:
+def metrics_by_outcome(samples: Sequence[ScoredResponse], prefix: str) -> dict[str, float]:
     """Return mean length and entropy of all, of the correct and of the other responses, where there are any.
 
     The entropy is that of the trainer's distribution, a mean over a response's tokens; `nll` is the mean of -log p

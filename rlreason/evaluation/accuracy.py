@@ -13,7 +13,7 @@ from rlreason.engines.rollouts import metrics_by_outcome, rollout_metrics
 from rlreason.health.finding import grading_failures
 from rlreason.runtime.intervals import cluster_interval, mismatch_metrics
 from rlreason.runtime.text import question_keys
-from rlreason.types import Counted, Grade, Problem, Sample
+from rlreason.types import Grade, Problem, Sample, ScoredResponse
 
 PURPOSE = "eval"  # part of every seed, besides the run's seed, the problem and the sample's number
 
@@ -42,7 +42,7 @@ def questions_of(problems: Iterable[Problem]) -> dict[str, str]:
 
 
 def eval_metrics(
-    samples: Sequence[Counted], mismatches: Sequence[float], questions: Mapping[str, str] = MappingProxyType({})
+    samples: Sequence[ScoredResponse], mismatches: Sequence[float], questions: Mapping[str, str] = MappingProxyType({})
 ) -> dict[str, float]:
     """Return the `eval/...` metrics of graded responses, several of which may answer one problem.
 
@@ -71,7 +71,7 @@ def eval_metrics(
     }
 
 
-def solved_once(samples: Sequence[Counted]) -> dict[str, float]:
+def solved_once(samples: Sequence[ScoredResponse]) -> dict[str, float]:
     """Return pass@n, the share of problems with at least one correct response; {} with one response each."""
     groups = {s.group for s in samples}
     if len(groups) == len(samples):
@@ -79,7 +79,7 @@ def solved_once(samples: Sequence[Counted]) -> dict[str, float]:
     return {"eval/solved_once": len({s.group for s in samples if is_correct(s)}) / len(groups)}
 
 
-def prompt_reward_metrics(samples: Sequence[Counted], questions: Mapping[str, str]) -> dict[str, float]:
+def prompt_reward_metrics(samples: Sequence[ScoredResponse], questions: Mapping[str, str]) -> dict[str, float]:
     """Return accuracy by the prompt's reward and the number of disagreements; {} unless another reward counts."""
     if not samples or any(s.prompt_grade is None for s in samples):
         return {}
@@ -130,18 +130,20 @@ def describe_accuracies(accuracy: float, more: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def correct_by_prompt(sample: Counted) -> bool:
+def correct_by_prompt(sample: ScoredResponse) -> bool:
     """Whether it is correct by the prompt's own reward, where another reward counts."""
     return sample.prompt_grade is not None and sample.prompt_grade.outcome == "correct"
 
 
-def is_correct(sample: Counted) -> bool:
+def is_correct(sample: ScoredResponse) -> bool:
     """Whether it counts as correct; by a user's reward, where it reaches `grading.correct_at`."""
     return sample.grade.outcome == "correct"
 
 
 def proportion_with_ci(
-    samples: Sequence[Counted], of: Callable[[Counted], bool], questions: Mapping[str, str] = MappingProxyType({})
+    samples: Sequence[ScoredResponse],
+    of: Callable[[ScoredResponse], bool],
+    questions: Mapping[str, str] = MappingProxyType({}),
 ) -> tuple[float, float, float]:
     """Return the share of samples for which `of` is true, and its 95% interval over problems, or their `questions`."""
     hits: dict[str, list[bool]] = {}
@@ -153,7 +155,7 @@ def proportion_with_ci(
 
 @dataclass(frozen=True, slots=True)
 class SampleFigures:
-    """The figures of a scored sample without its tokens, a `types.Counted`."""
+    """What metrics need of a scored sample, without its tokens, which would fill the memory."""
 
     group: str
     grade: Grade

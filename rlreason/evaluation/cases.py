@@ -16,7 +16,7 @@ from rlreason.health.finding import FEWEST_ASKED
 from rlreason.records.files import INCIDENTS
 from rlreason.records.rows import Row
 from rlreason.runtime.text import shorten
-from rlreason.types import Counted, Problem, Sample
+from rlreason.types import Problem, Sample, ScoredResponse
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -208,7 +208,7 @@ def stated_answer(response: str) -> str | None:
     return next((answer.strip() for answer in answers if answer is not None and answer.strip()), None)
 
 
-def signs_of(
+def failure_metrics(
     samples: Sequence[Sample], truths: Mapping[str, str], grader: Grader, tokenizer: "PreTrainedTokenizerBase"
 ) -> dict[str, float]:
     """Return metrics of a step's samples that reveal silent failures; `truths`: problem id -> ground truth.
@@ -269,14 +269,14 @@ MOST_PARTS = 40  # of one table; a fact with more values identifies problems, no
 FAILED = ("timeout", "refused", "error")  # outcomes without a verdict, failures of the grader
 
 
-def category(sample: Counted) -> str:
+def category(sample: ScoredResponse) -> str:
     """Return the category of a graded sample, a key of `CATEGORY_TEXTS`."""
     if is_correct(sample):
         return "correct"
     return "format1_wrong" if sample.grade.format > 0 else "format0"
 
 
-def categories(samples: Sequence[Counted], problems: Sequence[Problem] = ()) -> dict[str, dict[str, Any]]:
+def categories(samples: Sequence[ScoredResponse], problems: Sequence[Problem] = ()) -> dict[str, dict[str, Any]]:
     """Return count, share and 95% interval of each category; the shares sum to 1."""
     rows, questions = {}, questions_of(problems)
     for name in CATEGORY_TEXTS:
@@ -299,11 +299,11 @@ def category_table(rows: Mapping[str, Mapping[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def by_facts(samples: Sequence[Counted], problems: Sequence[Problem]) -> dict[str, Any]:
+def by_facts(samples: Sequence[ScoredResponse], problems: Sequence[Problem]) -> dict[str, Any]:
     """Return `accuracy_by`: the accuracy by each level, subject or source, where the data has a few different ones."""
     facts, rows, questions = {p.id: p.facts for p in problems}, dict[str, Any](), questions_of(problems)
     for fact in dict.fromkeys(name for of in facts.values() for name in of):
-        parts: dict[str, list[Counted]] = {}
+        parts: dict[str, list[ScoredResponse]] = {}
         for s in samples:
             parts.setdefault(facts[s.group].get(fact, "not told"), []).append(s)
         if 1 < len(parts) <= MOST_PARTS:
@@ -311,7 +311,7 @@ def by_facts(samples: Sequence[Counted], problems: Sequence[Problem]) -> dict[st
     return {"accuracy_by": rows} if rows else {}
 
 
-def _accuracy(samples: Sequence[Counted], questions: Mapping[str, str]) -> dict[str, Any]:
+def _accuracy(samples: Sequence[ScoredResponse], questions: Mapping[str, str]) -> dict[str, Any]:
     value, low, high = proportion_with_ci(samples, is_correct, questions)
     return {"problems": len({s.group for s in samples}), "accuracy": value, "interval": [low, high]}
 
@@ -339,7 +339,7 @@ def fact_tables(by: Mapping[str, Any]) -> list[str]:
     return tables
 
 
-def ungraded(samples: Sequence[Counted]) -> dict[str, int]:
+def ungraded(samples: Sequence[ScoredResponse]) -> dict[str, int]:
     """Count the grades that the grader could not decide, by kind; they count as not correct."""
     return {name: sum(s.grade.outcome == name for s in samples) for name in FAILED}
 

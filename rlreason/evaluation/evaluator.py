@@ -22,7 +22,7 @@ from rlreason.records.console import Console
 from rlreason.records.files import EVALS
 from rlreason.records.rows import Counters
 from rlreason.records.writer import RunWriter
-from rlreason.types import Counted, Problem, Sample
+from rlreason.types import Problem, Sample, ScoredResponse
 
 if TYPE_CHECKING:
     from rlreason.model.policy import LogProbScorer
@@ -61,7 +61,7 @@ class Evaluator:
 
     def figures(
         self,
-        samples: Sequence[Counted],
+        samples: Sequence[ScoredResponse],
         mismatches: Sequence[float],
         problems: Sequence[Problem],
         step: int | None,
@@ -75,7 +75,7 @@ class Evaluator:
         monitors.check_grades(step, self.warnings(samples), "" if step is None else "in evaluation: ")
         return metrics
 
-    def warnings(self, samples: Sequence[Counted]) -> list[str]:
+    def warnings(self, samples: Sequence[ScoredResponse]) -> list[str]:
         """Return the warnings of both graders about these samples, one sentence each."""
         warnings = self.grader.warnings([s.grade for s in samples])
         if self.second_grader is not None:
@@ -128,7 +128,7 @@ class Validation:
         evaluator, started = self.evaluator, time.monotonic()
         problems = self.final_problems if last else self.interim_problems
         name, again = ("last evaluation", False) if last else ("evaluation", bool(self.history))
-        waits = self.console.wait(name, logged=again, more=evaluator.rollouts.drawn)
+        waits = self.console.wait(name, logged=again, more=evaluator.rollouts.progress_text)
         with waits, self.counters.clock.phase("eval"):
             found = evaluator.evaluate(problems, step, self.monitors)
         evaluated, prompts = self._interim_part(found, problems, last), evaluator.prompts(found.samples)

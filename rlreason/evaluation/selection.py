@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from rlreason.grading import Grader
 from rlreason.grading.answers.compare import Sketch, apart, sketch
 from rlreason.records.training_curves import picture
-from rlreason.types import Counted
+from rlreason.types import ScoredResponse
 
 MOST_SUBSETS = 20_000  # up to this number all are used; beyond, RANDOM_SUBSETS random ones
 RANDOM_SUBSETS = 5_000
@@ -132,7 +132,7 @@ class _Classes:
         return len(self._firsts) - 1
 
 
-def same_answers(samples: Sequence[Counted], truths: Sequence[str], grader: Grader) -> dict[str, float]:
+def same_answers(samples: Sequence[ScoredResponse], truths: Sequence[str], grader: Grader) -> dict[str, float]:
     """Return `eval/same_answer` and `eval/same_answer_right` (see `common_answer`); {} for a plug-in."""
     if grader.plugin:
         return {}

@@ -18,7 +18,7 @@ from rlreason.engines.build import check_engine, demand_of, make_engine
 from rlreason.engines.rollouts import Rollouts
 from rlreason.engines.stops import tags_in
 from rlreason.errors import ConfigError
-from rlreason.evaluation.cases import signs_of
+from rlreason.evaluation.cases import failure_metrics
 from rlreason.evaluation.evaluator import Evaluator
 from rlreason.grading import Grader
 from rlreason.grading.build import Graders, make_graders
@@ -60,9 +60,9 @@ class Components:
         graders = (self.grader, self.evaluator.grader, self.evaluator.second_grader)
         return list({id(grader): grader for grader in graders if grader is not None}.values())
 
-    def with_signs(self, collected: Collected) -> Collected:
+    def with_failure_metrics(self, collected: Collected) -> Collected:
         """Add metrics of reward hacking and of texts lost in decoding."""
-        signs = signs_of(collected.samples, self.truths, self.grader, self.policy.tokenizer)
+        signs = failure_metrics(collected.samples, self.truths, self.grader, self.policy.tokenizer)
         return replace(collected, metrics=collected.metrics | signs)
 
     def close(self) -> None:

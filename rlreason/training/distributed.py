@@ -81,12 +81,12 @@ class RankedLearner(Learner):
         self.ended: Callable[[], object] = lambda: None  # called once the other ranks have been ordered to end
         super().__init__(policy, objective, optimization, **settings)
 
-    def take(
+    def take_step(
         self, samples: Sequence[Sample], learning_rate: float | None, mismatch_from: int | None, on_update: OnUpdate
     ) -> Update:
         """Take one optimizer step on all ranks."""
         with self.ranks.together("update", samples, learning_rate, mismatch_from):
-            update = super().take(samples, learning_rate, mismatch_from, on_update)
+            update = super().take_step(samples, learning_rate, mismatch_from, on_update)
             self.weights_moved()
         return update
 
@@ -150,7 +150,7 @@ class RankedLearner(Learner):
         """Return the functions that rank 0 may call on the others, by name."""
 
         def update(samples: Sequence[Sample], learning_rate: float | None, mismatch_from: int | None) -> None:
-            self.take(samples, learning_rate, mismatch_from, lambda update: None)
+            self.take_step(samples, learning_rate, mismatch_from, lambda update: None)
 
         return {"update": update, "restart": self.restart, "restore": self.receive, "write_moments": self.write_moments}
 

@@ -49,7 +49,7 @@ from rlreason.runtime.plugins import NotImportableError, described, load
 from rlreason.training.build import Components, build_components
 from rlreason.training.respond import Responses, conclude, job_problems, respond
 from rlreason.training.summary import describe_job, print_loggers, run_facts, short_path
-from rlreason.types import Counted, Problem
+from rlreason.types import Problem, ScoredResponse
 
 SHOWN_CHARS = 400  # of a response in the terminal
 
@@ -166,7 +166,7 @@ def best_of_n(run: BestOfNConfig, records: RunWriter, console: Console) -> float
     return responses.metrics["eval/accuracy"]
 
 
-def first_alone(samples: Sequence[Counted], n: int, problems: Sequence[Problem] = ()) -> dict[str, Any]:
+def first_alone(samples: Sequence[ScoredResponse], n: int, problems: Sequence[Problem] = ()) -> dict[str, Any]:
     """Return the accuracy of each problem's first response, with its 95% interval.
 
     It equals that of `algorithm=evaluate`, whose only response to a problem is drawn with the same random numbers.
@@ -219,7 +219,7 @@ def estimates(run: BestOfNConfig, responses: Responses, grader: Grader, scorer: 
     return out
 
 
-def user_score(scorer: Scorer, name: str | None, question: str, sample: Counted) -> float:
+def user_score(scorer: Scorer, name: str | None, question: str, sample: ScoredResponse) -> float:
     """Return the user scorer's number for a response, or raise `ConfigError`. The responses stay on disk."""
     try:
         score = float(scorer(question, sample.text))

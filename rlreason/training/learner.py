@@ -166,7 +166,7 @@ class Learner:
             rate = schedule.at(steps_done, place, count, restarts=collected.restart)
             comparable = place == 0 and self._as_sampled(collected, sampling)
             mismatch_from = sampling.min_tokens if comparable else None
-            yield self.take(collected.batches[place], rate, mismatch_from, on_update)
+            yield self.take_step(collected.batches[place], rate, mismatch_from, on_update)
 
     def scores_by_learning(self, collected: Collected, sampling: "Sampling") -> bool:
         """Return whether `learn` measures all entropies itself: in one update, under the weights that sampled."""
@@ -185,9 +185,9 @@ class Learner:
         between the engine's log-probabilities and ours is measured from token `mismatch_from` on (before it, the
         engine sampled under a ban on ending), or not at all if None.
         """
-        return self.take(samples, learning_rate, mismatch_from, lambda update: None).metrics
+        return self.take_step(samples, learning_rate, mismatch_from, lambda update: None).metrics
 
-    def take(
+    def take_step(
         self, samples: Sequence[Sample], learning_rate: float | None, mismatch_from: int | None, on_update: OnUpdate
     ) -> Update:
         """Take one optimizer step; no signal interrupts between moving the weights and `on_update(update)`."""

@@ -153,7 +153,7 @@ def sample_block(
 
     began = time.monotonic()
     try:
-        with console.wait("sampling", more=evaluator.rollouts.drawn):
+        with console.wait("sampling", more=evaluator.rollouts.progress_text):
             fresh = evaluator.rollouts.sample(left, evaluator.sampling, n, PURPOSE, finished) if left else []
     except KeyboardInterrupt as stopped:
         state = f"with {progress.answered} of {progress.wanted} responses kept"

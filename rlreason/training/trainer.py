@@ -184,8 +184,8 @@ class Trainer:
 
     def collect(self, number: int) -> Step:
         """Sample, grade, compute advantages; score under the sampling weights what the first update will not score."""
-        with self.waiting(f"step {number}", "rollout", self.components.rollouts.drawn):
-            collected = self.components.with_signs(self.prefetcher.next(number))
+        with self.waiting(f"step {number}", "rollout", self.components.rollouts.progress_text):
+            collected = self.components.with_failure_metrics(self.prefetcher.next(number))
         weight_version = self.engine.weight_version
         by_learning = self.learner.scores_by_learning(collected, self.components.sampling)
         with self.waiting(f"step {number}: measuring log-probabilities", "score"):
