@@ -119,7 +119,7 @@ def test_divergence_is_counted_as_it_is(lost: int) -> None:
     assert verdict.word == "diverged"
     assert verdict.sentence.startswith(f"A diverged in {lost} of 4 ")
     assert verdict.outcome == ("worse" if lost == 4 else "cannot tell")  # one of four: the interval holds zero
-    assert ("ScoredResponse as it is" in verdict.sentence) == (lost == 4)
+    assert ("Counted as it is" in verdict.sentence) == (lost == 4)
     itself = verdict_of(study_of(A=right, R=seeds(0.5)))
     assert f"A itself diverged in {lost} of 4 " in itself.sentence
 

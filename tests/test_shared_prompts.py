@@ -183,7 +183,7 @@ def test_in_half_precision_gradients_differ_by_rounding_alone(tokenizer, policy,
 
 
 def test_a_group_is_trained_and_scored_with_its_prompt_once(policy):
-    """ScoredResponse at the model's embeddings: forward tokens of an update, of old log-probabilities, of a cut group."""
+    """Counted at the model's embeddings: forward tokens of an update, of old log-probabilities, of a cut group."""
     fed = Counter()
     policy.model.get_input_embeddings().register_forward_hook(lambda module, args, out: fed.update(n=args[0].numel()))
     pairs = groups(len(policy.tokenizer), sizes=(8, 8))

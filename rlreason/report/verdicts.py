@@ -125,7 +125,7 @@ def diverged_sentence(c: Comparison, outcome: str, diverged: int, seeds: int) ->
     start = f"{c.a} diverged in {diverged} of {counted(seeds, 'seed')}."
     if outcome in ("better", "worse"):
         where, d = "above" if outcome == "better" else "below", c.difference
-        return f"{start} ScoredResponse as it is, it ends {size(d.mean)} accuracy points {where} {c.b} ({interval(d)})."
+        return f"{start} Counted as it is, it ends {size(d.mean)} accuracy points {where} {c.b} ({interval(d)})."
     return f"{start} {sentence(c, 'cannot tell')}"
 
 

@@ -74,7 +74,7 @@ class Step:
         return self.collected.metrics | rollout_metrics(samples) | graded | {"rollout/staleness": staleness}
 
     def row(self) -> dict[str, float]:
-        """Return the row of the newest update; a step's first row has the metrics of sampling too, its last the sync's."""
+        """Return the newest update's row; a step's first row has the metrics of sampling too, its last the sync's."""
         row = dict(self.updates[-1].metrics) if self.updates else {}
         if len(self.updates) < 2:
             row |= self.sampled
