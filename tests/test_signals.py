@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack, nullcontext, suppress
 from pathlib import Path
 
 import pytest
@@ -69,7 +69,9 @@ class Process:
         if not self.family:
             top = psutil.Process(self.popen.pid)
             self.family = top.children(recursive=True)
-            self.shared = {m.path for p in (top, *self.family) for m in p.memory_maps() if "/dev/shm" in m.path}
+            for process in (top, *self.family):
+                with suppress(psutil.NoSuchProcess):  # one that has ended meanwhile
+                    self.shared |= {m.path for m in process.memory_maps() if "/dev/shm" in m.path}
         os.killpg(self.popen.pid, number) if group else self.popen.send_signal(number)
 
     def ends(self, seconds: float = 120, code: int = 130) -> None:

@@ -58,7 +58,7 @@ _COUNT = re.compile(r"(\d+)/(\d+)")
 def with_bar(text: str, width: int) -> str:
     """Put a bar before the first count of a progress line; without a count, or where it does not fit, return the text.
 
-    >>> with_bar("evaluation: 3/4 responses", 80), with_bar("loading", 80), with_bar("evaluation: 3/4 responses", 40)
+    >>> with_bar("evaluation: 3/4 responses", 80), with_bar("loading", 80), with_bar("evaluation: 3/4 responses", 39)
     ('evaluation: [#########...] 3/4 responses', 'loading', 'evaluation: 3/4 responses')
     """
     count = _COUNT.search(text)

@@ -5,7 +5,7 @@ import importlib.metadata
 import math
 import os
 import random
-from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
@@ -54,10 +54,12 @@ class NvidiaDriver:
 def query_nvidia() -> NvidiaDriver:
     """Ask NVIDIA's driver for the GPUs of this machine, container or job, whatever CUDA_VISIBLE_DEVICES is.
 
-    Nothing where there is no driver.
+    Nothing where there is no driver, or the package that asks it is missing.
     """
-    import pynvml
-
+    try:
+        import pynvml
+    except ImportError:  # as in a Python without any of our packages: its first import says so
+        return NvidiaDriver()
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError_LibraryNotFound:
@@ -181,20 +183,6 @@ def shares(processors: Sequence[int], parts: int) -> list[list[int]]:
     if n < parts:
         return [list(processors)] * parts
     return [list(processors[k * n // parts : (k + 1) * n // parts]) for k in range(parts)]
-
-
-@contextmanager
-def children_on(processors: Collection[int] | None) -> Iterator[None]:
-    """Run processes that this thread starts in the block on these processors; None: on those of this thread."""
-    if processors is None or not hasattr(os, "sched_setaffinity"):
-        yield
-        return
-    before = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, processors)
-    try:
-        yield
-    finally:
-        os.sched_setaffinity(0, before)
 
 
 def cgroup_quota(memberships: str, read: Read) -> float:

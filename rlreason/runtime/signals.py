@@ -36,7 +36,6 @@ LOST_S = 30.0  # after this time a library is assumed to have caught the Keyboar
 LAST_S = 10.0  # for an immediate end, after which the process exits in any case
 FOLLOWS = "RLREASON_FOLLOWS"  # environment variable: the parent process with which this one ends
 PR_SET_PDEATHSIG = 1
-PR_SET_CHILD_SUBREAPER = 36
 
 
 @dataclass
@@ -246,16 +245,6 @@ def below(process: int) -> list[int]:
 def killed_with_parent() -> None:
     """Let the kernel kill this process, which needs no clean-up, when the thread that started it ends."""
     _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
-@contextmanager
-def adopting() -> Iterator[None]:
-    """Adopt descendants of this process whose own parent ends in this block. Linux only."""
-    _prctl(PR_SET_CHILD_SUBREAPER, 1)
-    try:
-        yield
-    finally:
-        _prctl(PR_SET_CHILD_SUBREAPER, 0)
 
 
 def _prctl(option: int, value: int) -> None:

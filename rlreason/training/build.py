@@ -234,6 +234,11 @@ def room_of(run: RunConfig, context: int) -> tuple[int, str]:
 def fitting(run: RunConfig, policy: Policy, part: Part, prompt_ids: PromptEncoder, console: Console) -> list[Problem]:
     """Return the problems that fit; one that does not is refused, or left out with a message (data.bad_rows)."""
     prompt_ids.check(part.problems)
+    evaluates = part.name == "validation"
+    data_key, data = ("data", run.data)
+    if evaluates and run.eval.data is not None:
+        data_key, data = ("eval.data", run.eval.data)
+    skip = data.bad_rows == "skip"
     room, limit = room_of(run, policy.max_context)
     longest = room - part.max_tokens
     sizes = lengths(prompt_ids, part.problems, longest)
@@ -241,11 +246,7 @@ def fitting(run: RunConfig, policy: Policy, part: Part, prompt_ids: PromptEncode
     count, total = len(part.problems) - len(kept), len(part.problems)
     if count == 0:
         return kept
-    evaluates = part.name == "validation"
-    data_key, data = ("data", run.data)
-    if evaluates and run.eval.data is not None:
-        data_key, data = ("eval.data", run.eval.data)
-    if data.bad_rows == "skip" and kept:
+    if skip and kept:
         left_out = f"{count} of {total} {part.name} problems"
         console.say(f"! left out: {left_out}, whose prompts are too long for {limit}={room}")
         return kept

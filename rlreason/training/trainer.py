@@ -252,10 +252,10 @@ class Trainer:
 
     def record(self, step: Step) -> None:
         """Write the step's row and samples, run the monitors, and decide whether the run ends here."""
-        number, samples, every = step.number, step.samples, self.run.save_rollouts_every
+        number, samples = step.number, step.samples
         with held():
             self.records.metrics(self.counters.row() | step.row())
-            if samples and every and number % every == 0:
+            if samples and (every := self.run.save_rollouts_every) and number % every == 0:
                 self.records.responses(ROLLOUTS, number, samples, self.components.train_problems)
             self.monitors.check(number, step.metrics, [u.metrics for u in step.updates], finite_weights=step.finite)
             for name, notice in step.collected.notices.items():
