@@ -239,8 +239,10 @@ def test_a_process_of_a_multiprocessing_pool_grades_and_ends(tmp_path):
     assert (done.stdout, done.stderr, done.returncode) == ("[1.0]\n", "", 0)
 
 
-def test_a_script_from_standard_input_grades(tmp_path):
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+@pytest.mark.parametrize("folder", ["", "a folder whose path is too long for a socket" * 3])
+def test_a_script_from_standard_input_grades_whatever_the_temporary_folder(tmp_path, folder):
+    (tmp_path / folder).mkdir(exist_ok=True)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path / folder)}
     done = subprocess.run(
         [sys.executable, "-"],
         input=textwrap.dedent(SCRIPT),

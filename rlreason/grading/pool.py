@@ -23,6 +23,7 @@ from pebble import ProcessExpired, ProcessPool
 from rlreason.errors import WaitError
 from rlreason.grading import worker
 from rlreason.runtime.files import alive
+from rlreason.runtime.machine import place_sockets
 from rlreason.runtime.plugins import described
 
 POLL_S = 0.5  # how often a wait for a reply checks whether the pool is being closed
@@ -91,6 +92,7 @@ class _Context(context.ForkServerContext):
         self.server.set_forkserver_preload(preload)
         before = {name: os.environ.get(name) for name in ENVIRONMENT}
         os.environ.update(ENVIRONMENT)
+        place_sockets()
         try:
             self.server.ensure_running()
         finally:

@@ -5,10 +5,12 @@ import importlib.metadata
 import math
 import os
 import random
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
+from multiprocessing import util
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -281,6 +283,20 @@ VARIABLES = ("GLOO_", "PYTORCH_", "TOKENIZERS_", "TORCHINDUCTOR_", "TRITON_", "V
 
 def _variables() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name.startswith(VARIABLES)}
+
+
+LONGEST_FOLDER = 70  # bytes of a temporary folder in which a socket's whole path fits into 104 (macOS; Linux: 108)
+
+
+def place_sockets() -> None:
+    """Let multiprocessing keep its sockets in /tmp where the path of the temporary folder is too long for a socket."""
+    before = tempfile.gettempdir()
+    if len(os.fsencode(before)) > LONGEST_FOLDER:
+        tempfile.tempdir = "/tmp"
+        try:
+            util.get_temp_dir()  # made once for a process
+        finally:
+            tempfile.tempdir = before
 
 
 @contextmanager

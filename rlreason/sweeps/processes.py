@@ -8,7 +8,6 @@ import os
 import select
 import signal
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -22,7 +21,7 @@ from typing import Any, Protocol
 from rlreason.records.status import read_status, write_status
 from rlreason.runtime import signals
 from rlreason.runtime.early_signals import heed_signals
-from rlreason.runtime.machine import VISIBLE, shares, usable_processors
+from rlreason.runtime.machine import VISIBLE, place_sockets, shares, usable_processors
 from rlreason.runtime.text import duration, first_line
 from rlreason.sweeps.state import RunState, refreshed
 
@@ -34,7 +33,6 @@ PRELOADED = (
 THREADS = "OMP_NUM_THREADS"  # libraries read it as they are loaded
 PARENT = "RLREASON_SWEEP_PROCESS"  # environment: the id of the process of the sweep, with which its jobs end
 CONSOLES = "console"  # in a sweep's folder: a file for what each run printed, where several run at a time
-LONGEST_FOLDER = 60  # characters of the folder of a socket, whose path may have 107
 PATIENCE_S = signals.LIMIT_S + 10  # for runs that were sent SIGTERM to clean up
 
 
@@ -194,17 +192,15 @@ def _fork_server(modules: Sequence[str]) -> Any:
     Signals to the whole process group, as a terminal sends them, do not end that process before its jobs, and what
     libraries print while they are loaded is dropped.
     """
+    place_sockets()
     context = get_context("forkserver")
     context.set_forkserver_preload(list(modules))
     resource_tracker.ensure_running()  # which unblocks signals
-    before, folder = signal.pthread_sigmask(signal.SIG_BLOCK, signals.SIGNALS), tempfile.tempdir
-    if len(tempfile.gettempdir()) > LONGEST_FOLDER:
-        tempfile.tempdir = "/tmp"
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signals.SIGNALS)
     try:
         with printing_to(Path(os.devnull)):
             forkserver.ensure_running()
     finally:
-        tempfile.tempdir = folder
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
     return context
 
