@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from examples.scripted_server import serving
 from rlreason.config.algorithms import ClientConfig, DiscoverBudgetConfig, DiscoverConfig
 from rlreason.discovery.answer import Attempt
-from rlreason.discovery.journal import AT_MOST, Answer, Ask, Prices, Spending, Use, prompt_bound, use_of
+from rlreason.discovery.journal import AT_MOST, AnswerEvent, Ask, Prices, Spending, Use, prompt_bound, use_of
 from rlreason.discovery.sandbox.contained import read_channel
 from rlreason.discovery.turns import FRAME, Conversation, Reply, chosen_of, error_text, feedback, filled
 from tests.discovery_runs import axes, calls_in, log_in, program, run_here
@@ -68,7 +68,7 @@ def test_no_order_of_calls_exceeds_a_budget(calls, most, tokens):
 
 def test_a_call_that_nobody_heard_of_counts_as_the_longest_that_it_can_have_been():
     def used(outcome, **counts):
-        return use_of(ASKED, Answer(id="1.0.1", outcome=outcome, content="", **counts))
+        return use_of(ASKED, AnswerEvent(id="1.0.1", outcome=outcome, content="", **counts))
 
     assert use_of(ASKED, None) == used("timeout") == Use(100, 50, AT_MOST)
     assert used("http_429").prompt_tokens == 0

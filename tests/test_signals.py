@@ -17,7 +17,7 @@ import pytest
 from rlreason.engines.vllm import start as isolation
 from rlreason.engines.vllm.start import SingleThread
 from rlreason.grading.pool import Pool
-from rlreason.grading.worker import Options
+from rlreason.grading.worker import WorkerOptions
 from rlreason.runtime import signals
 from rlreason.training.algorithms.base import RolloutPrefetcher
 from tests.test_end_to_end import SMALL
@@ -208,7 +208,7 @@ def test_closing_a_grader_ends_whoever_waits_for_it(tmp_path, monkeypatch):
     code = "import pathlib, time\ndef f(response, gold):\n    pathlib.Path(response).touch()\n    time.sleep(30)\n"
     (tmp_path / "slow_reward.py").write_text(code)
     monkeypatch.syspath_prepend(tmp_path)
-    pool, ended = Pool(1, 40.0, 60.0, Options(1024, "slow_reward:f")), []
+    pool, ended = Pool(1, 40.0, 60.0, WorkerOptions(1024, "slow_reward:f")), []
 
     def wait() -> None:
         with pytest.raises(RuntimeError, match="closed while it graded"):

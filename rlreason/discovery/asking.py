@@ -17,13 +17,13 @@ from rlreason.discovery.answer import Attempt
 from rlreason.discovery.client import Client, Endpoint, only_model, pause_s, refusal, worth_retrying
 from rlreason.discovery.code_blocks import program_in
 from rlreason.discovery.journal import (
-    Answer,
+    AnswerEvent,
     Ask,
     Begin,
     Journal,
-    Part,
+    PartEvent,
     Prices,
-    Score,
+    ScoreEvent,
     Spending,
     Start,
     Use,
@@ -205,7 +205,7 @@ class Asker:
         id, outcome, program = reply.next_id, attempt.outcome, None
         if outcome == "ok" and (program := program_in(attempt.content)) is None:
             outcome = "truncated" if attempt.finish_reason == "length" else "no_code"
-        answer = Answer(
+        answer = AnswerEvent(
             id=id,
             outcome=outcome,
             content=attempt.content,
@@ -238,7 +238,7 @@ class Asker:
             self.ended = self.ended or f"budget.hours={self.run.budget.hours} are spent"
             return
         if reply.id not in self.journal.scores:
-            self.journal.write(Score(of=reply.id, result=result))
+            self.journal.write(ScoreEvent(of=reply.id, result=result))
         reply.result = result
         self.on_score(reply)
 
@@ -308,7 +308,7 @@ def set_up(
             f"problem={problem.name}: its files have changed since this run began, and scores would not compare: put "
             "them back, or choose another hydra.run.dir"
         )
-    journal.write(Part())
+    journal.write(PartEvent())
     assert journal.begin is not None
     start = journal.begin.start
     best = BestProgram(start.result["score"], start.source, start.result["program_sha256"])

@@ -20,7 +20,7 @@ FEWEST = 256  # tokens of a reply that are worth asking for
 COUNTED, AT_MOST, ESTIMATED = "by the server", "at most", "estimated"
 
 
-class Event(msgspec.Struct, tag_field="event", kw_only=True):
+class JournalEvent(msgspec.Struct, tag_field="event", kw_only=True):
     """A line of the journal."""
 
     at: float = 0.0  # seconds of the run so far
@@ -34,7 +34,7 @@ class Start(msgspec.Struct):
     result: dict[str, Any]
 
 
-class Begin(Event, tag="begin"):
+class Begin(JournalEvent, tag="begin"):
     """The setup of the run."""
 
     model: str
@@ -45,7 +45,7 @@ class Begin(Event, tag="begin"):
     start: Start
 
 
-class Ask(Event, tag="ask"):
+class Ask(JournalEvent, tag="ask"):
     """A request that is about to be sent, and the most tokens that it may use."""
 
     id: str
@@ -53,7 +53,7 @@ class Ask(Event, tag="ask"):
     max_tokens: int
 
 
-class Answer(Event, tag="answer"):
+class AnswerEvent(JournalEvent, tag="answer"):
     """The answer to a request. `outcome`: of the attempt, or no_code or truncated for a reply without a program."""
 
     id: str
@@ -67,18 +67,18 @@ class Answer(Event, tag="answer"):
     retry_after_s: float | None = None
 
 
-class Score(Event, tag="score"):
+class ScoreEvent(JournalEvent, tag="score"):
     """The score of a reply's program. `of`: the reply, as "TURN.SAMPLE"."""
 
     of: str
     result: dict[str, Any]
 
 
-class Part(Event, tag="part"):
+class PartEvent(JournalEvent, tag="part"):
     """A part of the run begins."""
 
 
-class Alive(Event, tag="alive"):
+class Alive(JournalEvent, tag="alive"):
     """Time passes."""
 
 
@@ -90,7 +90,7 @@ class Journal:
         self.path = path
         self.begin: Begin | None = None
         self.asks: dict[str, Ask] = {}  # by the id of the request
-        self.answers: dict[str, Answer] = {}
+        self.answers: dict[str, AnswerEvent] = {}
         self.scores: dict[str, dict[str, Any]] = {}  # "TURN.SAMPLE" -> result
         self.by_program: dict[str, dict[str, Any]] = {}  # hash -> result
         self.seconds_before = 0.0  # in earlier parts
@@ -109,19 +109,19 @@ class Journal:
         """Return the newest turn with a request; 0 before the first."""
         return max((int(id.partition(".")[0]) for id in self.asks), default=0)
 
-    def _add(self, event: Event) -> None:
+    def _add(self, event: JournalEvent) -> None:
         match event:
             case Begin():
                 self.begin = event
             case Ask():
                 self.asks[event.id] = event
-            case Answer():
+            case AnswerEvent():
                 self.answers[event.id] = event
-            case Score():
+            case ScoreEvent():
                 self.scores[event.of] = event.result
                 self.by_program[event.result["program_sha256"]] = event.result
 
-    def write(self, event: Event) -> None:
+    def write(self, event: JournalEvent) -> None:
         """Append an event; it is in the file when this returns. `UnwritableError` if the system refuses."""
         event.at = round(self.seconds, 3)
         append_line(self.path, json.dumps(finite(msgspec.to_builtins(event)), allow_nan=False))
@@ -134,7 +134,7 @@ class Journal:
             self.write(Alive())
 
 
-def _read(path: Path, warn: Callable[[str], object]) -> Iterator[Event]:
+def _read(path: Path, warn: Callable[[str], object]) -> Iterator[JournalEvent]:
     """Yield the events of a file; `ConfigError` if a line other than the last is damaged."""
     if not path.exists():
         return
@@ -146,7 +146,7 @@ def _read(path: Path, warn: Callable[[str], object]) -> Iterator[Event]:
             file.truncate(len(complete))
     for number, line in enumerate(complete.splitlines(), 1):
         try:
-            yield msgspec.convert(json.loads(line), Begin | Ask | Answer | Score | Part | Alive)
+            yield msgspec.convert(json.loads(line), Begin | Ask | AnswerEvent | ScoreEvent | PartEvent | Alive)
         except (msgspec.ValidationError, ValueError) as error:
             raise ConfigError(
                 f"{path} is damaged at line {number} ({error}): put it back from a copy, or choose another folder"
@@ -187,7 +187,7 @@ def prompt_bound(messages: list[dict[str, str]]) -> int:
     return sum(len(message["content"].encode()) + PER_MESSAGE for message in messages)
 
 
-def use_of(ask: Ask, answer: Answer | None) -> Use:
+def use_of(ask: Ask, answer: AnswerEvent | None) -> Use:
     """Return what a request used: as the server says, else an upper bound.
 
     No answer: it may have been sent, and the answer was lost. Errors that servers return before they begin cost

@@ -25,7 +25,7 @@ from rlreason.grading.answers.compare import better, decide
 from rlreason.grading.answers.lexer import ComparisonSettings, Verdict
 from rlreason.grading.formats import FORMATS, Extracted, candidates
 from rlreason.grading.pool import Pool, PoolReply
-from rlreason.grading.worker import Options
+from rlreason.grading.worker import WorkerOptions
 from rlreason.health.finding import event, grading_warnings
 from rlreason.runtime.plugins import announced, for_workers
 from rlreason.runtime.text import redacted
@@ -173,7 +173,7 @@ class Grader:
         self.comparison = ComparisonSettings()
         if not self.plugin:  # a plug-in compares answers by its own rules
             self.comparison = ComparisonSettings(self.grading.percent, self.grading.rel_tol)
-        options = Options(self.grading.memory_mb, self.plugin, sent)
+        options = WorkerOptions(self.grading.memory_mb, self.plugin, sent)
         self._pool = Pool(self.grading.workers, self.grading.timeout_s, self.grading.start_timeout_s, options)
         self._warned_unlimited = False
         self._log = IncidentLog(log_path)

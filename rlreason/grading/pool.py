@@ -129,7 +129,7 @@ class PoolReply:
 class Pool:
     """A pool of workers: `run` sends requests to them and returns the replies in order; one caller at a time."""
 
-    def __init__(self, workers: int, timeout_s: float, start_timeout_s: float, options: worker.Options) -> None:
+    def __init__(self, workers: int, timeout_s: float, start_timeout_s: float, options: worker.WorkerOptions) -> None:
         """`timeout_s`: seconds for one request; `start_timeout_s`: seconds for a worker to start."""
         self.size, self.timeout_s, self.start_timeout_s, self.options = workers, timeout_s, start_timeout_s, options
         self.broken = ""  # why no worker can start, once that is known

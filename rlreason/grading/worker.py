@@ -26,7 +26,7 @@ _handle: Callable[[Any], dict[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class WorkerOptions:
     """What a worker answers with: the symbolic comparison, or a plug-in by its name or its pickle."""
 
     memory_mb: int
@@ -34,7 +34,7 @@ class Options:
     pickled: bytes | None = None
 
 
-def start(options: Options) -> None:
+def start(options: WorkerOptions) -> None:
     """Prepare this process: tie it to its server, silence it, load the function and limit the memory."""
     global _handle, _state
     with contextlib.suppress(OSError, AttributeError):  # Linux: a worker that hangs ends with the run, also by kill -9

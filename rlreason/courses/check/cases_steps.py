@@ -16,7 +16,7 @@ from rlreason.courses.check.inputs import advantages, log_probs, ragged_mask, sm
 from rlreason.courses.check.loop_gradients import not_a_mean, numbers, unlike, with_gradients
 from rlreason.courses.check.loop_judge import findings_of_rewards, judged
 from rlreason.courses.check.loop_recording import (
-    Options,
+    LoopOptions,
     RecordedSample,
     RecordedSGD,
     RecordedUpdate,
@@ -271,10 +271,10 @@ class Stage:
             out["old_log_probs"] = old
         return out
 
-    def objective(self) -> Options:
+    def objective(self) -> LoopOptions:
         """Return the objective that the arguments ask for."""
         o = self.options
-        return Options(
+        return LoopOptions(
             method=o.get("importance_reweighting_method", "none"),
             baseline=o.get("baseline", "mean"),
             normalizer=o.get("advantage_normalizer", "std"),

@@ -133,7 +133,7 @@ def scored(model: Any, samples: Sequence[RecordedSample], temperature: float, wi
 
 
 @dataclass(frozen=True)
-class Options:
+class LoopOptions:
     """The objective of an update."""
 
     method: str = "none"  # none, noclip, grpo or gspo
@@ -163,7 +163,7 @@ class LogitGradients:
 class RecordedUpdate(LogitGradients):
     """One optimizer step: its samples, and everything that its right gradient depends on."""
 
-    options: Options = field(default_factory=Options)
+    options: LoopOptions = field(default_factory=LoopOptions)
     rollout: list[RecordedSample] = field(default_factory=list)  # all samples of its rollout, in order
     log_probs: Tensor = field(default_factory=lambda: torch.zeros(0))  # (n, width), before the step
     size: int = 1  # the number of sequences that the loss is a mean over

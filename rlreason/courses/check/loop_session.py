@@ -20,7 +20,7 @@ from rlreason.courses.check.inputs import small_model, story_tokenizer
 from rlreason.courses.check.loop_gradients import has_right_gradient, with_gradients
 from rlreason.courses.check.loop_recording import (
     LogitGradients,
-    Options,
+    LoopOptions,
     RecordedSample,
     RecordedSGD,
     RecordedUpdate,
@@ -246,10 +246,10 @@ class Session:
             parts, place=place,
         )  # fmt: skip
 
-    def objective(self) -> Options:
+    def objective(self) -> LoopOptions:
         """Return the objective that the settings ask for."""
         s = self.settings
-        return Options(
+        return LoopOptions(
             method=METHOD_OF[s.loss_type],
             normalizer="std" if s.use_std_normalization else "none",
             advantage_eps=s.advantage_eps,

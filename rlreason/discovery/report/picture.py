@@ -12,7 +12,7 @@ from rlreason.discovery.report.read import Log
 from rlreason.discovery.report.texts import (
     FEW,
     ORDER,
-    Comparison,
+    DrawsComparison,
     SamplingBaseline,
     SeedGroup,
     counted,
@@ -256,7 +256,7 @@ def _row(setting: SeedGroup) -> list[str]:
     ]
 
 
-def baseline_lines(panels: Sequence[Panel], comparisons: Sequence[Comparison]) -> list[str]:
+def baseline_lines(panels: Sequence[Panel], comparisons: Sequence[DrawsComparison]) -> list[str]:
     """Describe each baseline with its extent, then each setting against its own."""
     lines = [
         "A draw is one call of the first prompt with nothing before it, by whatever strategy; calls that gave no valid "
@@ -308,7 +308,7 @@ def more_draws(panel: Panel) -> str:
     return f"More: the same command with `strategy=simple seed={seed} budget.calls={calls}`."
 
 
-def verdict(one: Comparison, family: Sequence[Comparison]) -> str:
+def verdict(one: DrawsComparison, family: Sequence[DrawsComparison]) -> str:
     """Compare a setting with independent draws; "cannot tell" if seeds or draws are too few."""
     if one.word == "itself":
         return "independent draws itself: it makes the baseline, and is not held against it."
@@ -333,7 +333,7 @@ def verdict(one: Comparison, family: Sequence[Comparison]) -> str:
     return f"{one.word} than independent draws: {compared} ({test}: {p}{holm})."
 
 
-def _too_few(one: Comparison, family: int) -> str:
+def _too_few(one: DrawsComparison, family: int) -> str:
     """Explain why no outcome could have been significant, and what would change that."""
     seeds, groups = len(one.bests), len(one.groups)
     needed = next((n for n in range(groups, 60) if n and smallest_p(seeds, n) * family <= LEVEL), None)

@@ -278,7 +278,7 @@ def _outcomes(logs: Sequence[Log]) -> Counter[tuple[str, str]]:
 MOST_QUOTED = 3  # turns
 
 
-class Progress(NamedTuple):
+class ScoreStep(NamedTuple):
     """A turn that raised the best score of its run, and the score before it."""
 
     log: Log
@@ -293,7 +293,7 @@ def quotes(logs: Sequence[Log]) -> list[str]:
         best = log.start.score
         for turn in log.turns:
             if turn.credit > best:
-                steps.append(Progress(log, turn, best))
+                steps.append(ScoreStep(log, turn, best))
                 best = turn.credit
     if not steps:
         return ["No reply has moved the score."]

@@ -350,7 +350,7 @@ class SeedGroup:
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class DrawsComparison:
     """A setting against independent draws at equal calls. `word`: better, worse, cannot tell, itself or no draws."""
 
     setting: SeedGroup
@@ -417,7 +417,7 @@ def without_copies(logs: Sequence[Log]) -> tuple[list[Log], list[str]]:
     return originals, lines
 
 
-def compared(settings: Sequence[SeedGroup], baselines: Mapping[str, SamplingBaseline]) -> list[Comparison]:
+def compared(settings: Sequence[SeedGroup], baselines: Mapping[str, SamplingBaseline]) -> list[DrawsComparison]:
     """Compare every setting with the baseline of its draws, by a rank test whose p-values are adjusted by Holm.
 
     A setting's seeds at the fewest calls that any of them made are compared with consecutive groups of as many draws,
@@ -429,19 +429,19 @@ def compared(settings: Sequence[SeedGroup], baselines: Mapping[str, SamplingBase
     return [one if one.word else _judged(one, adjusted.get(k, 1.0), len(tested) or 1) for k, one in enumerate(raw)]
 
 
-def _raw(setting: SeedGroup, baseline: SamplingBaseline) -> Comparison:
+def _raw(setting: SeedGroup, baseline: SamplingBaseline) -> DrawsComparison:
     if all(turn.is_independent for log in setting.logs for turn in log.turns):
-        return Comparison(setting, baseline, "itself")
+        return DrawsComparison(setting, baseline, "itself")
     calls = min(baseline.count, *(log.calls for log in setting.ended))
     if calls == 0:
-        return Comparison(setting, baseline, "no draws")
+        return DrawsComparison(setting, baseline, "no draws")
     bests = [log.best_at(calls) for log in setting.ended]
     groups = baseline.groups(calls)
     p = rank_sum_p(bests, groups) if groups else 1.0
-    return Comparison(setting, baseline, "", calls, tuple(bests), tuple(groups), p)
+    return DrawsComparison(setting, baseline, "", calls, tuple(bests), tuple(groups), p)
 
 
-def _judged(raw: Comparison, p: float, family: int) -> Comparison:
+def _judged(raw: DrawsComparison, p: float, family: int) -> DrawsComparison:
     above = sum((a > b) - (a < b) for a in raw.bests for b in raw.groups)
     word = ("better" if above > 0 else "worse") if p <= LEVEL else "cannot tell"
     possible = len(raw.bests) > 1 and bool(raw.groups) and smallest_p(len(raw.bests), len(raw.groups)) * family <= LEVEL

@@ -22,7 +22,7 @@ SYSTEM = (
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class SandboxPlace:
     """Where a program runs: its private `folder`, which holds program.py, and what it may read besides the view."""
 
     folder: str
@@ -30,7 +30,7 @@ class Place:
     readable: Sequence[str]
 
 
-def command_line(sandbox: str, place: Place, inner: Sequence[str]) -> list[str]:
+def command_line(sandbox: str, place: SandboxPlace, inner: Sequence[str]) -> list[str]:
     """Return the command that runs the `inner` one in this sandbox: in /tmp, or for `limits` in the folder as it is."""
     if sandbox == "limits":
         return list(inner)
@@ -53,7 +53,7 @@ def command_line(sandbox: str, place: Place, inner: Sequence[str]) -> list[str]:
     return [*command, "--ro-bind", f"{place.folder}/program.py", "/tmp/program.py", "--chdir", "/tmp", "--", *inner]
 
 
-def _mounts(place: Place, inner: Sequence[str]) -> list[str]:
+def _mounts(place: SandboxPlace, inner: Sequence[str]) -> list[str]:
     """Return the lines of a shell script that does what bwrap does: mounts all below a root, enters it, runs `inner`.
 
     The shell remains the first process of its namespace, which nothing inside can signal.
@@ -119,7 +119,7 @@ def hidden() -> list[str]:
     return [path + PACKAGE.removeprefix(real[path]) for path in real if PACKAGE.startswith(f"{real[path]}/")]
 
 
-def landlock_paths(sandbox: str, place: Place) -> dict[str, list[str]]:
+def landlock_paths(sandbox: str, place: SandboxPlace) -> dict[str, list[str]]:
     """Return what Landlock allows: paths to read and to write with all below them, and folders to list.
 
     Its rules hold for all below a path, so this package is left out by naming everything next to it.

@@ -23,7 +23,7 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-from rlreason.discovery.sandbox.commands import SANDBOXES, Place, command_line, landlock_paths
+from rlreason.discovery.sandbox.commands import SANDBOXES, SandboxPlace, command_line, landlock_paths
 from rlreason.discovery.sandbox.restrict import REFUSED_CALLS, STARTED, landlock_version
 from rlreason.discovery.sandbox.run_program import LONGEST_ROW, LONGEST_TEXT
 from rlreason.discovery.sandbox.warden import TOO_MANY, descendants, signal_all
@@ -102,7 +102,7 @@ def run_contained(
     sandbox = sandbox or sandbox_here(limits.sandbox, limits.landlock)
     with ExitStack() as stack:
         folder = stack.enter_context(temporary_folder(f"{PREFIX}{os.getpid()}-"))
-        place = Place(folder, limits.disk_mb, (str(FOLDER), *command.readable))
+        place = SandboxPlace(folder, limits.disk_mb, (str(FOLDER), *command.readable))
         Path(folder, "program.py").write_bytes(command.source)
         given = stack.enter_context(tempfile.TemporaryFile())
         given.write(command.stdin)
