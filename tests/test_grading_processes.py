@@ -7,6 +7,7 @@ import sys
 import textwrap
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -40,8 +41,19 @@ EXPECTED = [right for *_, right in SYMBOLIC]
 
 def workers_of(pid: int) -> list[psutil.Process]:
     """The processes that grade, which are forked from a server; both have the server's command line."""
-    below = psutil.Process(pid).children(recursive=True)
-    return [process for process in below if process.ppid() != pid and "rlreason.grading" in " ".join(process.cmdline())]
+    found = []
+    for process in psutil.Process(pid).children(recursive=True):
+        with suppress(psutil.NoSuchProcess):  # one that has ended meanwhile
+            if process.ppid() != pid and "rlreason.grading" in " ".join(process.cmdline()):
+                found.append(process)
+    return found
+
+
+def busy(process: psutil.Process) -> bool:
+    """Return whether a process has computed for half a second; False if it has ended."""
+    with suppress(psutil.NoSuchProcess):
+        return process.cpu_times().user > 0.5
+    return False
 
 
 def gone(processes: list[psutil.Process], within_s: float = 10.0) -> bool:
@@ -201,7 +213,7 @@ def test_no_worker_that_hangs_in_c_outlives_a_run_that_is_killed_by_kill_9(tmp_p
     """The processes do not end by themselves then: the kernel has to end them."""
     parent = script(tmp_path, "hang")
     assert parent.stdout.readline() == "1.0\n"
-    wait_for(lambda: len([worker for worker in workers_of(parent.pid) if worker.cpu_times().user > 0.5]) >= 2)
+    wait_for(lambda: sum(map(busy, workers_of(parent.pid))) >= 2)
     processes = psutil.Process(parent.pid).children(recursive=True)
     parent.kill()
     parent.wait()
