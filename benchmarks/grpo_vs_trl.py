@@ -82,7 +82,7 @@ def ours(given: Namespace, turns: Turns) -> None:
     from rlreason.objectives.objective import LossConfig, Objective
     from rlreason.records.files import ROLLOUTS
     from rlreason.records.writer import RunWriter
-    from rlreason.training.algorithms.grpo import with_advantages
+    from rlreason.training.algorithms import with_advantages
     from rlreason.training.learner import Learner
     from rlreason.types import Grade, Sample
 

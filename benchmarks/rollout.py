@@ -208,7 +208,7 @@ def add_vllm(
 ) -> Callable[[], None]:
     """Start vLLM as a run does, which compares its log-probabilities with the trainer's; how to stop it."""
     from rlreason.engines.vllm.engine import VLLMEngine
-    from rlreason.engines.vllm.weight_transfer import InProcessTransfer
+    from rlreason.engines.vllm.transfer import InProcessTransfer
 
     longest, rows = max(len(p.token_ids) for p in prompts) + args.max_tokens, args.prompts * args.samples
     engine = VLLMEngine(

@@ -53,7 +53,7 @@ def ours(given: Namespace, turns: Turns) -> None:
     from rlreason.model.policy import DTYPES, Policy
     from rlreason.objectives.objective import LengthNormConfig, Objective
     from rlreason.records.writer import RunWriter
-    from rlreason.training.algorithms.sft import sft_sample
+    from rlreason.training.algorithms import sft_sample
     from rlreason.training.learner import Learner
 
     policy = Policy(*load(given.folder), DTYPES[given.dtypes[0]], torch.device("cpu"))

@@ -23,7 +23,7 @@ class Recording:
         def ask(node: Any, name: str) -> Any:
             value = kind.__getattribute__(node, name)
             asker = sys._getframe(1).f_globals["__name__"]  # to check the rules of a setting is not to use it
-            if name in names and asker not in ("rlreason.objectives.rules", "rlreason.config.leaves"):
+            if name in names and asker not in ("rlreason.objectives.published", "rlreason.config.leaves"):
                 self.read.add(prefix + name)
             return value
 

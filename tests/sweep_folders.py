@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from rlreason.sweeps.design import Setting
-from rlreason.sweeps.state import RunState, SweepState, write_state
+from rlreason.sweeps.state import RunState, Setting, SweepState, write_state
 
 PROTOCOL = {"prompt": "{question}", "reward": "r1_zero", "sampling.temperature": 1.0, "data": "d", "hash": "aa"}
 CONFIG = """\

@@ -14,9 +14,16 @@ from rlreason.engines.base import Sampling
 from rlreason.engines.rollouts import Rollouts, rollout_metrics, score_samples
 from rlreason.model.policy import LogProbScorer
 from rlreason.objectives.objective import LengthNormConfig, Objective
-from rlreason.training.algorithms.base import RolloutPrefetcher, cut_into_batches
-from rlreason.training.algorithms.grpo import GRPO, mixed_groups
-from rlreason.training.algorithms.sft import SFT, ExpertIteration, chosen_responses, sft_sample
+from rlreason.training.algorithms import (
+    GRPO,
+    SFT,
+    ExpertIteration,
+    RolloutPrefetcher,
+    chosen_responses,
+    cut_into_batches,
+    mixed_groups,
+    sft_sample,
+)
 from rlreason.training.learner import Learner, LearningRateSchedule
 from rlreason.types import Collected, Grade, Problem, Response, Sample
 

@@ -14,7 +14,7 @@ from rlreason.config.groups import GradingConfig
 from rlreason.engines.base import Prompt, Sampling, seed_for
 from rlreason.engines.hf.engine import HFEngine
 from rlreason.errors import ConfigError
-from rlreason.evaluation.selection import answer_classes, best_at, majority_at, pass_at, subsets_of
+from rlreason.evaluation.accuracy import answer_classes, best_at, majority_at, pass_at, subsets_of
 from rlreason.grading import Grader
 from rlreason.runtime.intervals import wilson_interval
 from rlreason.training.jobs import first_alone, load_scorer, with_intervals

@@ -66,7 +66,7 @@ def test_tokens_are_never_exceeded_once_a_step_is_known(tmp_path):
 @pytest.mark.long
 def test_the_clock_of_a_budget_goes_on_where_the_run_was_interrupted(tmp_path):
     """A budget that the first part has spent leaves the second the last evaluation alone."""
-    at = "rlreason.training.algorithms.grpo:GRPO.collect:call:3"
+    at = "rlreason.training.algorithms:GRPO.collect:call:3"
     killed = rlreason(*words_of("checkpoint.every=1", "n_steps=40"), cwd=tmp_path, **{AT: at})
     assert killed.returncode == -9
     spent_before = json.loads((tmp_path / "run/metrics.jsonl").read_text().splitlines()[-1])["time/total"]

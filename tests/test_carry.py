@@ -7,7 +7,7 @@ import pytest
 
 from rlreason.cli.check import check_command_line
 from rlreason.errors import ConfigError
-from rlreason.records.status import write_status
+from rlreason.records.reader import write_status
 from rlreason.sweeps.carry import carry, losers, sweep_folder, why_dominated
 from rlreason.sweeps.closing import CHOOSING, COMPARING, half_of, purposes
 from rlreason.sweeps.state import DOMINATED, read_state, write_state

@@ -14,7 +14,7 @@ from rlreason.records.console import Console
 from rlreason.records.rows import Counters
 from rlreason.records.writer import RunWriter
 from rlreason.runtime.clock import Clock, Work, group_work
-from rlreason.training.algorithms.base import RolloutPrefetcher
+from rlreason.training.algorithms import RolloutPrefetcher
 from rlreason.training.build import build_components
 from rlreason.training.build_algorithm import make_algorithm, make_learner
 from rlreason.training.progress import training_work
@@ -191,7 +191,7 @@ def test_the_phases_of_a_run_add_up_to_its_wall_time(kind, tmp_path):
         assert {"time/train", "time/weight_sync", "perf/train_tokens_per_second"} <= names
 
 
-KILLED = "rlreason.training.algorithms.grpo:GRPO.collect:call:3"
+KILLED = "rlreason.training.algorithms:GRPO.collect:call:3"
 
 
 def test_the_phases_of_a_run_that_samples_ahead_add_up_and_what_overlaps_is_busy(tmp_path):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from rlreason.config.groups import GradingConfig
-from rlreason.evaluation.selection import answer_classes, majority_at, subsets_of
+from rlreason.evaluation.accuracy import answer_classes, majority_at, subsets_of
 from rlreason.grading import Grader
 from rlreason.grading.answers.compare import apart, sketch
 from rlreason.model.packing import within_budget

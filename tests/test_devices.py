@@ -9,7 +9,7 @@ import torch
 from rlreason.config.model import PretrainedModelConfig
 from rlreason.errors import ConfigError
 from rlreason.model.attention import KernelSupport, choose_kernel
-from rlreason.model.parameters import Hardware, choose_dtype, choose_types, hardware_here, pick_device, remarks
+from rlreason.model.parameters import Hardware, choose_dtype, choose_types, hardware_here, machine_remarks, pick_device
 from rlreason.runtime.machine import Gpu, NvidiaDriver, divide_memory_finely, query_nvidia, why_unseen
 
 A100, T4 = Hardware("A100", (8, 0)), Hardware("Tesla T4", (7, 5), bf16=False)
@@ -73,7 +73,7 @@ def test_a_machine_whose_gpus_are_not_reached_is_told_why(visible, built_for, sa
     assert unseen.words.endswith("processor")
     assert cure in unseen.cure
     assert unseen.by_setting == by_setting
-    (line,) = remarks(
+    (line,) = machine_remarks(
         model(), Hardware(gpus=("A10", "A10"), visible=visible, torch_version="2.13.0", built_for=built_for)
     )
     assert line == f"! {unseen.words}: {unseen.cure}"
@@ -81,15 +81,15 @@ def test_a_machine_whose_gpus_are_not_reached_is_told_why(visible, built_for, sa
 
 def test_a_machine_without_gpus_and_one_that_is_used_are_told_nothing():
     assert why_unseen([], "", "2.13.0", None) is None
-    assert remarks(model(), Hardware()) == remarks(model(), A100) == []
-    assert remarks(model(), Hardware("A100", (8, 0), gpus=("A100", "A100"), visible="1")) == []
+    assert machine_remarks(model(), Hardware()) == machine_remarks(model(), A100) == []
+    assert machine_remarks(model(), Hardware("A100", (8, 0), gpus=("A100", "A100"), visible="1")) == []
 
 
 def test_a_card_without_bfloat16_is_named_where_float32_was_taken_for_it():
-    assert remarks(model(), T4) == [
+    assert machine_remarks(model(), T4) == [
         "Tesla T4 (compute capability 7.5) has no bfloat16: products in float32, which take several times as long"
     ]
-    assert remarks(model(dtype="float32"), T4) == []  # as asked
+    assert machine_remarks(model(dtype="float32"), T4) == []  # as asked
     assert choose_types(model(), "vllm", T4) == (FULL, FULL)
 
 

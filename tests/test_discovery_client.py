@@ -18,9 +18,8 @@ import httpx
 import pytest
 
 from examples.scripted_server import DEFAULT, program, serving
-from rlreason.discovery.answer import LINE_CHARS, read_answer
+from rlreason.discovery.answer import LINE_CHARS, program_in, read_answer
 from rlreason.discovery.client import LARGEST_BODY, Client, Endpoint, pause_s, refusal, worth_retrying
-from rlreason.discovery.code_blocks import program_in
 from rlreason.errors import ConfigError
 from tests.waiting import MINUTES, wait_for
 

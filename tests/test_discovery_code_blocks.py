@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlreason.discovery.code_blocks import NAMES, PARSED_CHARS, program_in
+from rlreason.discovery.answer import NAMES, PARSED_CHARS, program_in
 
 RUN = "def run_code():\n    return [[2]]\n"
 OLD = "def run_code():\n    return [[1]]\n"

@@ -18,7 +18,7 @@ from rlreason.discovery.report.read import is_discover_run, read_log
 from rlreason.discovery.report.texts import baselines_of, compared, draws_of, settings_of
 from rlreason.discovery.report.write import write_joint_report, write_run_report
 from rlreason.errors import ConfigError
-from rlreason.evaluation.selection import pass_at
+from rlreason.evaluation.accuracy import pass_at
 from rlreason.records.files import CONVERSATION as NAME
 from rlreason.runtime.intervals import best_of, best_of_curve, best_of_interval, rank_sum_p, smallest_p
 

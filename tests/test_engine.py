@@ -4,10 +4,9 @@ import pytest
 import torch
 from conftest import PROMPT
 
-from rlreason.engines.base import Prompt, Sampling, seed_for
+from rlreason.engines.base import Prompt, Sampling, closing_tokens, seed_for
 from rlreason.engines.hf.decoding import draw
 from rlreason.engines.hf.engine import HFEngine
-from rlreason.engines.stops import closing_tokens
 from rlreason.model.policy import LogProbScorer
 
 

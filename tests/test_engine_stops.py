@@ -7,8 +7,7 @@ import pytest
 import torch
 from conftest import PROMPT
 
-from rlreason.engines.base import Prompt, Sampling
-from rlreason.engines.stops import Stops, special_tokens
+from rlreason.engines.base import Prompt, Sampling, Stops, special_tokens
 from rlreason.model.tiny import PAD
 
 LETTERS = tuple("aeiou")

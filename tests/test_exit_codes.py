@@ -14,7 +14,7 @@ import torch
 from rlreason.cli.entry import exit_code_of
 from rlreason.cli.run import mark_ended
 from rlreason.errors import ConfigError, DataError, EngineError, ResourceError
-from rlreason.records.status import read_status, write_status
+from rlreason.records.reader import read_status, write_status
 from tests.test_end_to_end import SMALL, rlreason
 from tests.waiting import wait_for
 

@@ -21,8 +21,7 @@ from rlreason.objectives.card import objective_card
 from rlreason.objectives.published import NAMED, OF_LOSSES, with_axes_of
 from rlreason.records.console import Console
 from rlreason.records.provenance import Origin
-from rlreason.records.reader import RunFolder
-from rlreason.records.status import write_status
+from rlreason.records.reader import RunFolder, write_status
 from rlreason.records.writer import RunWriter
 from rlreason.training.build_algorithm import make_learner
 from rlreason.training.laboratory import (

@@ -18,7 +18,7 @@ from rlreason.model.log_probs import chunked_log_probs
 from rlreason.model.policy import LogProbScorer, Policy
 from rlreason.model.tiny import build_model
 from rlreason.objectives.objective import LengthNormConfig, LossConfig, Objective
-from rlreason.training.algorithms.grpo import GRPO, with_advantages
+from rlreason.training.algorithms import GRPO, with_advantages
 from rlreason.training.learner import Learner
 from rlreason.training.progress import averaged
 from rlreason.types import Grade, Response, Sample

@@ -30,7 +30,7 @@ from rlreason.model.parameters import add_lora, checkpoint_layers, freeze
 from rlreason.model.policy import LogProbScorer, Policy, load_policy
 from rlreason.model.tiny import build_model
 from rlreason.objectives.objective import LengthNormConfig, Objective
-from rlreason.training.build_policy import set_trained
+from rlreason.training.build import set_trained
 from rlreason.training.learner import Learner, learning_rate_at, make_optimizer
 from rlreason.types import Grade, Response, Sample
 

@@ -44,8 +44,8 @@ from rlreason.model.shapes import (
     tiny_shape,
 )
 from rlreason.model.tiny import TAGS, VOCABULARY
+from rlreason.training.build import make_policy, set_trained
 from rlreason.training.build_algorithm import make_learner
-from rlreason.training.build_policy import make_policy, set_trained
 from rlreason.training.learner import Learner
 from rlreason.training.preflight import assumed_prompt
 from rlreason.types import Grade, Response, Sample

@@ -16,9 +16,8 @@ from rlreason.cli.doctor_checks import weight_findings
 from rlreason.cli.doctor_probes import ProbeResult
 from rlreason.config.store import typed
 from rlreason.data.prompts import load_template
-from rlreason.engines.base import Prompt, Sampling
+from rlreason.engines.base import Prompt, Sampling, Stops
 from rlreason.engines.hf.engine import HFEngine
-from rlreason.engines.stops import Stops
 from rlreason.engines.vllm.start import write_model
 from rlreason.errors import ConfigError
 from rlreason.model.loading import load_model, load_tokenizer, look_into

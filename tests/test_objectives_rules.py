@@ -15,8 +15,7 @@ from rlreason.objectives.aggregation import aggregate_loss
 from rlreason.objectives.card import objective_card
 from rlreason.objectives.losses import LOSSES
 from rlreason.objectives.objective import LengthNormConfig, LossConfig, Objective
-from rlreason.objectives.published import NAMED, PUBLISHED
-from rlreason.objectives.rules import check_objective
+from rlreason.objectives.published import NAMED, PUBLISHED, check_objective
 from rlreason.types import Range
 
 GRPO = NAMED["grpo"]

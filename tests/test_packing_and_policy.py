@@ -13,7 +13,7 @@ from rlreason.model.log_probs import chunked_log_probs
 from rlreason.model.packing import pack, within_budget
 from rlreason.model.policy import LogProbScorer, Policy, load_policy
 from rlreason.model.tiny import build_model
-from rlreason.training.build_policy import check_hardware
+from rlreason.training.build import check_hardware
 from tests.run_settings import settings
 
 

@@ -16,7 +16,7 @@ from rlreason.health.examine import Health, examine
 from rlreason.records.console import Console
 from rlreason.records.rows import Counters
 from rlreason.records.writer import RunWriter
-from rlreason.training.algorithms.base import RolloutPrefetcher
+from rlreason.training.algorithms import RolloutPrefetcher
 from rlreason.training.build import Components, build_components
 from rlreason.training.build_algorithm import make_algorithm, make_learner
 from rlreason.training.trainer import Trainer

@@ -17,9 +17,8 @@ from omegaconf import OmegaConf
 
 from rlreason import evaluate, train
 from rlreason.cli.check import check_command_line
-from rlreason.cli.flags import composing, read
+from rlreason.cli.flags import composing, group_options, read
 from rlreason.cli.resume import composed_settings, evaluation_overrides, overrides_of, plain
-from rlreason.cli.sources import group_options
 from rlreason.config.data import of_function
 from rlreason.config.groups import no_reward
 from rlreason.config.store import typed
@@ -29,8 +28,7 @@ from rlreason.grading import Grader
 from rlreason.objectives.card import objective_card
 from rlreason.objectives.losses import LOSSES, Formula, Loss, broken_contract
 from rlreason.objectives.objective import own_loss_config
-from rlreason.objectives.published import GRPO, OF_LOSSES
-from rlreason.objectives.rules import check_objective
+from rlreason.objectives.published import GRPO, OF_LOSSES, check_objective
 from rlreason.records.reader import RunFolder
 from rlreason.runtime import plugins as objects
 from rlreason.runtime.plugins import as_settings

@@ -16,7 +16,7 @@ from rlreason.config.store import typed
 from rlreason.errors import ConfigError, DataError, ResourceError
 from rlreason.grading import Grader
 from rlreason.model.shapes import Device, decimal_size, tiny_shape
-from rlreason.records.status import read_status
+from rlreason.records.reader import read_status
 from rlreason.training.preflight import (
     ProblemCache,
     memory_for,

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from rlreason.runtime.machine import cgroup_quota, default_threads, usable_processors
-from rlreason.training.build_policy import set_threads
+from rlreason.training.build import set_threads
 from tests.run_settings import settings
 
 V1 = "12:pids:/docker/ab\n4:cpu,cpuacct:/docker/ab\n1:name=systemd:/docker/ab\n"

@@ -24,7 +24,7 @@ from rlreason.records.files import checkpoint_fault, checkpoints_in, moments_in,
 from rlreason.records.rows import Counters
 from rlreason.records.writer import RunWriter
 from rlreason.runtime.machine import random_states, set_random_states
-from rlreason.training.algorithms.base import RolloutPrefetcher
+from rlreason.training.algorithms import RolloutPrefetcher
 from rlreason.training.build import build_components
 from rlreason.training.build_algorithm import make_algorithm, make_learner
 from rlreason.training.checkpoint import (

@@ -12,8 +12,8 @@ from rlreason.errors import ConfigError
 from rlreason.model.parameters import pick_dtype
 from rlreason.model.policy import LogProbScorer, Policy
 from rlreason.runtime.machine import Place, own_gpu, place_of, world_of
+from rlreason.training.build import set_trained
 from rlreason.training.build_algorithm import frozen_copy, learner_settings, make_ranked_learner
-from rlreason.training.build_policy import set_trained
 from rlreason.training.checkpoint import moments
 from rlreason.training.distributed import ShardedPolicy, read_whole
 from rlreason.training.learner import Learner

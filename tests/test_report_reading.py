@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from rlreason.errors import ConfigError
-from rlreason.records.status import write_status
+from rlreason.records.reader import write_status
 from rlreason.report.build import build_report
 from rlreason.report.page import page_of
 from rlreason.report.read import differing_keys, read_study

@@ -16,7 +16,7 @@ from rlreason.config.rules import complaints
 from rlreason.config.store import typed
 from rlreason.errors import ConfigError
 from rlreason.runtime.machine import VISIBLE
-from rlreason.sweeps.design import Composed, Design, PlannedRun, refuse_changed
+from rlreason.sweeps.state import Composed, Design, PlannedRun, refuse_changed
 
 OTHER = {"hf": "vllm", "vllm": "hf"}
 PRETRAINED = ("model=qwen3_0_6b", "data.path=a/b")

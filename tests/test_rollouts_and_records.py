@@ -18,7 +18,7 @@ from rlreason.records.reader import RunFolder
 from rlreason.records.training_curves import draw_curves, series
 from rlreason.records.writer import RunWriter, refuse_occupied, set_aside
 from rlreason.runtime.files import write_whole
-from rlreason.training.algorithms.grpo import with_advantages
+from rlreason.training.algorithms import with_advantages
 from rlreason.training.learner import Learner
 from rlreason.types import Grade, Problem, Response, Sample
 from tests.run_records import lines_of

@@ -13,7 +13,7 @@ import yaml
 from rlreason.config.groups import LoggerConfig
 from rlreason.engines.vllm.start import hide_secrets, last_lines, log_into
 from rlreason.records.loggers import LoggedRun, init_args, run_names
-from rlreason.records.status import write_status
+from rlreason.records.reader import write_status
 from rlreason.runtime.text import HIDDEN, redacted
 from rlreason.sweeps.state import RunState, SweepState, write_state
 from tests.starts import ENV, ROOT, SMALL

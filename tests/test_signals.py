@@ -19,7 +19,7 @@ from rlreason.engines.vllm.start import SingleThread
 from rlreason.grading.pool import Pool
 from rlreason.grading.worker import WorkerOptions
 from rlreason.runtime import signals
-from rlreason.training.algorithms.base import RolloutPrefetcher
+from rlreason.training.algorithms import RolloutPrefetcher
 from tests.test_end_to_end import SMALL
 from tests.waiting import wait_for
 
@@ -236,7 +236,7 @@ def test_closing_a_feed_does_not_wait_for_what_hangs(monkeypatch):
             return step
 
     end = threading.Event()
-    monkeypatch.setattr("rlreason.training.algorithms.base.CLOSING_S", 0.1)
+    monkeypatch.setattr("rlreason.training.algorithms.CLOSING_S", 0.1)
     feed = RolloutPrefetcher(Hanging(), ahead=True)
     assert feed.next(1) == 1
     began = time.monotonic()

@@ -9,7 +9,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, Olmo2Config, Olmo2ForCau
 from rlreason.model.loading import materialize, one_layer_of, skeleton_of, with_one_layer
 from rlreason.model.parameters import add_lora
 from rlreason.model.policy import LogProbScorer, Policy
-from rlreason.training.build_policy import is_spread, make_policy
+from rlreason.training.build import is_spread, make_policy
 from tests.run_settings import settings
 
 SIZES = {

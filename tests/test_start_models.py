@@ -22,8 +22,7 @@ from rlreason.model.tiny import BrokenWeightsError, WeightCache, checksum, read_
 from rlreason.records.console import Console
 from rlreason.records.writer import RunWriter
 from rlreason.training import warm_start as starts
-from rlreason.training.build import build_components
-from rlreason.training.build_policy import lessons_of, make_policy, teach_habits
+from rlreason.training.build import build_components, lessons_of, make_policy, teach_habits
 from rlreason.training.trainer import train
 from rlreason.training.warm_start import (
     SHIPPED,

@@ -10,7 +10,7 @@ import pytest
 
 from rlreason.cli.entry import exit_code_of
 from rlreason.cli.flags import composing, read
-from rlreason.cli.mistakes import config_of, keys_below, options
+from rlreason.cli.mistakes import config_of, keys_below, options_by_group
 from rlreason.cli.subcommands import (
     SUBCOMMANDS,
     named_subcommand,
@@ -187,7 +187,7 @@ def test_the_table_stands_behind_help_and_what_is_said_of_a_wrong_subcommand():
 
 def test_no_group_or_setting_is_nearly_a_subcommand():
     with composing(read([])):
-        groups, settings = options(), keys_below(config_of([], "config"))
+        groups, settings = options_by_group(), keys_below(config_of([], "config"))
     for word in {*groups, *settings, *(name for names in groups.values() for name in names)}:
         refuse_wrong_subcommand([word])
 

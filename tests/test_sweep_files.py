@@ -15,7 +15,7 @@ from rlreason.cli.flags import Request, composing, read
 from rlreason.config.leaves import resource_dir
 from rlreason.config.store import register, run_name, sweep_file, typed
 from rlreason.errors import ConfigError
-from rlreason.sweeps.design import Design
+from rlreason.sweeps.state import Design
 
 FILES = sorted(resource_dir("multirun_sweeps").glob("*.yaml"))
 SWEEPS = [path.stem for path in FILES]

@@ -13,15 +13,26 @@ from conftest import SWEEP_OF_TWO
 from rlreason.cli.options import set_up
 from rlreason.cli.start_sweep import code_of, print_table
 from rlreason.errors import ConfigError
-from rlreason.records.status import write_status
+from rlreason.records.reader import write_status
 from rlreason.report.read import read_study
 from rlreason.report.tables import accuracy_of
 from rlreason.report.verdicts import verdicts_of
 from rlreason.runtime.files import holder, run_lock
 from rlreason.runtime.machine import usable_processors
 from rlreason.sweeps.closing import closing, rows_of, settings_table
-from rlreason.sweeps.design import Composed, Design, PlannedRun, refuse_changed, wait_for_earlier
-from rlreason.sweeps.state import FILE, RunState, SweepState, new_state, read_state, write_state
+from rlreason.sweeps.state import (
+    FILE,
+    Composed,
+    Design,
+    PlannedRun,
+    RunState,
+    SweepState,
+    new_state,
+    read_state,
+    refuse_changed,
+    wait_for_earlier,
+    write_state,
+)
 from tests.starts import rlreason
 from tests.sweep_folders import sweep
 

@@ -14,7 +14,7 @@ from rlreason.cli.flags import split_sweep_options
 from rlreason.cli.options import set_up
 from rlreason.errors import ConfigError
 from rlreason.runtime.machine import usable_processors
-from rlreason.sweeps.gpus import GpuPlan, gpu_plan, machine_gpus
+from rlreason.sweeps.processes import GpuPlan, gpu_plan, machine_gpus
 from rlreason.sweeps.state import read_state
 from tests.starts import SMALL, rlreason
 

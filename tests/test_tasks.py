@@ -12,7 +12,7 @@ from rlreason.data.prepare import read_splits
 from rlreason.data.tasks import LOSSES, habit_trace, taught
 from rlreason.errors import ConfigError
 from rlreason.model.policy import Policy
-from rlreason.training.build_policy import lessons_of, make_policy
+from rlreason.training.build import lessons_of, make_policy
 from rlreason.training.warm_start import SHARED, Lessons, format_of
 from rlreason.types import Problem
 from tests.run_settings import settings

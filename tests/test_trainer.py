@@ -17,8 +17,8 @@ from rlreason.config.training import OptimizationConfig
 from rlreason.health.watch import Monitors
 from rlreason.objectives.objective import Objective
 from rlreason.records.console import Console
+from rlreason.records.reader import STATUSES
 from rlreason.records.rows import Counters
-from rlreason.records.status import STATUSES
 from rlreason.records.writer import RunWriter
 from rlreason.training.build import build_components
 from rlreason.training.learner import Learner

@@ -30,8 +30,7 @@ from rlreason.model.policy import Policy
 from rlreason.model.tiny import build_model
 from rlreason.records.console import Console
 from rlreason.records.writer import RunWriter
-from rlreason.training.algorithms.base import Algorithm
-from rlreason.training.algorithms.grpo import GRPO, with_advantages
+from rlreason.training.algorithms import GRPO, Algorithm, with_advantages
 from rlreason.training.build import build_components
 from rlreason.training.build_algorithm import make_algorithm, make_learner
 from rlreason.training.jobs import print_start, start

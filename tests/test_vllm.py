@@ -25,7 +25,7 @@ from test_vllm_smoke import (
 from rlreason.engines.base import Demand, Prompt, Sampling, seed_for
 from rlreason.engines.hf.engine import HFEngine
 from rlreason.engines.vllm.engine import VLLMEngine
-from rlreason.engines.vllm.weight_transfer import InProcessTransfer
+from rlreason.engines.vllm.transfer import InProcessTransfer
 from rlreason.engines.weight_check import largest_mismatch
 from rlreason.errors import ConfigError, EngineError
 from rlreason.model.policy import LogProbScorer, Policy, load_policy
@@ -345,7 +345,7 @@ import psutil, torch
 from rlreason.config.groups import RolloutConfig
 from rlreason.engines.base import Demand, Prompt, Sampling
 from rlreason.engines.vllm.engine import VLLMEngine
-from rlreason.engines.vllm.weight_transfer import InProcessTransfer
+from rlreason.engines.vllm.transfer import InProcessTransfer
 from rlreason.errors import EngineError
 from rlreason.model.policy import load_policy
 

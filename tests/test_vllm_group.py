@@ -19,7 +19,7 @@ import torch, torch.distributed as dist
 from rlreason.config.groups import RolloutConfig
 from rlreason.engines.base import Demand, Prompt, Sampling
 from rlreason.engines.vllm.engine import VLLMEngine
-from rlreason.engines.vllm.weight_transfer import InProcessTransfer
+from rlreason.engines.vllm.transfer import InProcessTransfer
 from rlreason.model.policy import load_policy
 
 def total() -> float:

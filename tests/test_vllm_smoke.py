@@ -10,7 +10,7 @@ from conftest import PROMPT
 from rlreason.engines.base import Demand, Prompt, Sampling, seed_for
 from rlreason.engines.hf.engine import HFEngine
 from rlreason.engines.vllm.engine import VLLMEngine
-from rlreason.engines.vllm.weight_transfer import InProcessTransfer
+from rlreason.engines.vllm.transfer import InProcessTransfer
 from rlreason.engines.weight_check import largest_mismatch
 from rlreason.model.policy import LogProbScorer, Policy, load_policy
 from rlreason.model.tiny import build_model

@@ -18,8 +18,8 @@ from rlreason.model.policy import Policy
 from rlreason.model.tiny import build_model, build_tokenizer
 from rlreason.objectives.objective import LengthNormConfig, Objective
 from rlreason.records.console import Console
-from rlreason.training.algorithms.sft import sft_sample
-from rlreason.training.build_policy import make_policy, teach_habits
+from rlreason.training.algorithms import sft_sample
+from rlreason.training.build import make_policy, teach_habits
 from rlreason.training.learner import Learner
 from rlreason.training.warm_start import SHARED, format_of, formats_of, shipped
 from tests.waiting import patient

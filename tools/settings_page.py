@@ -19,12 +19,12 @@ from omegaconf import OmegaConf
 
 from rlreason.cli.aliases import NAMES
 from rlreason.cli.flags import Request
-from rlreason.cli.option_files import Option, flat, options
+from rlreason.cli.options import Option, flat, options
 from rlreason.config.conditions import CONDITIONS
 from rlreason.config.fields import comment, range_of
 from rlreason.config.leaves import resource_dir, typed_word
 from rlreason.config.store import SCHEMAS, register
-from rlreason.objectives.rules import OPTIONS
+from rlreason.objectives.published import OPTIONS
 
 #: The algorithms' settings, the default one first.
 ALGORITHMS: Mapping[str, type] = {"grpo": SCHEMAS["schema"]["grpo"], **SCHEMAS["schema"]}

@@ -23,7 +23,7 @@ from rlreason.model.policy import Policy
 from rlreason.model.tiny import SUFFIX, Weights, checksum, copy_weights, write_weights
 from rlreason.records.console import Console
 from rlreason.runtime.files import write_whole
-from rlreason.training.build_policy import lessons_of, make_policy, set_threads, teach_habits
+from rlreason.training.build import lessons_of, make_policy, set_threads, teach_habits
 from rlreason.training.warm_start import SHIPPED, Recipe, formats_of, hashed, maker_of, recipe_of
 
 

@@ -9,7 +9,7 @@ from rlreason.config.training import OptimizationConfig
 from rlreason.engines.base import Sampling
 from rlreason.engines.hf.engine import HFEngine
 from rlreason.engines.vllm.process import HostTransfer, NCCLTransfer, engine_processes
-from rlreason.engines.vllm.weight_transfer import InProcessTransfer
+from rlreason.engines.vllm.transfer import InProcessTransfer
 from rlreason.engines.weight_check import mismatch_bound
 from rlreason.model.policy import load_policy
 from rlreason.objectives.objective import Objective

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from rlreason.api.results import Run, load_run
+from rlreason.api.runs import Run, load_run
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -38,7 +38,7 @@ def train(
     cannot go on, and KeyboardInterrupt where it was interrupted, after its records were finished. SIGTERM ends the
     whole process, as it does without a run.
     """
-    from rlreason.api.start import start
+    from rlreason.api.runs import start
 
     return start([], overrides, config, {"reward": reward, "loss": loss, "data": data}, quiet)
 
@@ -55,7 +55,7 @@ def evaluate(
     evaluate("model=local", "model.path=DIR", "data=gsm8k", "data.path=DIR", "eval_problems=200")
     evaluate(run, "eval.samples=4")  # a run's saved model, evaluated as at the end of training
     """
-    from rlreason.api.start import start
+    from rlreason.api.runs import start
 
     objects = {"reward": reward, "loss": None, "data": data}
     if overrides and isinstance(overrides[0], Run):
@@ -69,6 +69,6 @@ def compose(*overrides: str) -> DictConfig:
     Types and names are checked here, the command line's rules when the run starts. Settings that follow from others,
     such as `train_batch_size` from `rollout_batch_size`, follow when the run starts, unless changed themselves.
     """
-    from rlreason.api.start import settings
+    from rlreason.api.runs import settings
 
     return settings(overrides)

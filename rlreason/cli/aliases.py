@@ -12,7 +12,7 @@ from typing import Any
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import ChoiceSweep, Override, Quote, QuotedString, Transformer, ValueType
 
-from rlreason.cli.sources import group_options
+from rlreason.cli.flags import group_options
 from rlreason.errors import ConfigError
 from rlreason.objectives.objective import LOSS_NUMBERS
 from rlreason.runtime.plugins import announced

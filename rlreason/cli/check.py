@@ -12,10 +12,9 @@ from omegaconf import DictConfig, OmegaConf
 from rlreason.cli.aliases import translated
 from rlreason.cli.design import design_of, file_of, folder_of
 from rlreason.cli.flags import Request, composing, read, split_sweep_options
-from rlreason.cli.mistakes import in_one_line, mistakes_in, options
+from rlreason.cli.mistakes import in_one_line, mistakes_in, options_by_group
 from rlreason.cli.multirun import composed, fixed, with_meant
-from rlreason.cli.option_files import own_names
-from rlreason.cli.options import GROUP, HERE, PROCESSES, chosen_launcher, refuse_wrong_choices
+from rlreason.cli.options import GROUP, HERE, PROCESSES, chosen_launcher, own_names, refuse_wrong_choices
 from rlreason.cli.resume import key_of
 from rlreason.config.algorithms import DiscoverConfig
 from rlreason.config.groups import OF_SWEEPS
@@ -24,11 +23,10 @@ from rlreason.config.rules import complaints, smaller_last_evaluation, unread_ke
 from rlreason.config.run import AnyRunConfig, works_on_a_model
 from rlreason.config.store import SweepFile, typed
 from rlreason.errors import ConfigError
-from rlreason.records.status import RESOURCES, exit_code
+from rlreason.records.reader import RESOURCES, exit_code
 from rlreason.runtime.machine import SWEEP_VARIABLE
-from rlreason.sweeps.design import Design, Setting
-from rlreason.sweeps.gpus import GpuPlan, gpu_plan, machine_gpus
-from rlreason.sweeps.state import read_state
+from rlreason.sweeps.processes import GpuPlan, gpu_plan, machine_gpus
+from rlreason.sweeps.state import Design, Setting, read_state
 
 if TYPE_CHECKING:
     from rlreason.sweeps.carry import Carried
@@ -264,7 +262,7 @@ def request_of_stage(request: Request, stage: str) -> Request:
     given = {key_of(word) for word in request.overrides}
     axes = [f"{key}={value}" for key, value in file_of(request.overrides).axes.items() if key not in given]
     words = [word for word in request.overrides if key_of(word) not in ("sweep", "hydra.sweep.dir")]
-    choices = [word for word in words if key_of(word) in options()]
+    choices = [word for word in words if key_of(word) in options_by_group()]
     of_stage = {stage: _setting_names(stage, choices, request.config_name)}
     for word in [word for word in words if word not in choices and not word.startswith("hydra")]:
         if (key := key_of(word)) in of_stage[stage]:

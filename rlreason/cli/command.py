@@ -30,8 +30,7 @@ from rlreason.config.store import register, typed
 from rlreason.errors import ConfigError
 from rlreason.records.console import Console
 from rlreason.records.files import SUMMARY
-from rlreason.records.reader import RunFolder
-from rlreason.records.status import ending, exit_code, read_status, write_status
+from rlreason.records.reader import RunFolder, ending, exit_code, read_status, write_status
 from rlreason.records.writer import refuse_taken
 from rlreason.runtime import signals
 from rlreason.runtime.files import run_lock

@@ -11,15 +11,14 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from rlreason.cli.flags import Request
+from rlreason.cli.flags import Request, config_content, config_exists, group_options
 from rlreason.cli.multirun import MEANS, Grid, canonical, canonical_word, composed, fixed, grid_of, parsed
 from rlreason.cli.resume import key_of
-from rlreason.cli.sources import config_content, config_exists, group_options
 from rlreason.config.leaves import typed_word
 from rlreason.config.store import FIRST, SweepFile, run_name, sweep_file
 from rlreason.errors import ConfigError
 from rlreason.runtime.text import few
-from rlreason.sweeps.design import SWEEPS, Design, PlannedRun, Setting
+from rlreason.sweeps.state import SWEEPS, Design, PlannedRun, Setting
 
 BESIDE = ("algorithm", "data", "experiment", "model", "scale")  # if typed, they are part of the sweep's folder name
 ONE_SCALE = ("experiment", "model", "scale")  # a block `embedded` is for one value of each

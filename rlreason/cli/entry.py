@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from rlreason.errors import ConfigError, ReaderGone
-from rlreason.records.status import RESOURCES, exit_code
+from rlreason.records.reader import RESOURCES, exit_code
 from rlreason.runtime import signals
 from rlreason.runtime.files import FULL, unwritable
 from rlreason.runtime.streams import print_stderr, settle_streams

@@ -177,7 +177,7 @@ def main(arguments: argparse.Namespace, console: Console) -> Answer:
     if arguments.regrade:
         return regrade(arguments.run, arguments.other, arguments.write, console)
     if arguments.gradients:
-        from rlreason.training.gradient_report import compare_gradients
+        from rlreason.training.laboratory import compare_gradients
 
         return compare_gradients(RunFolder(arguments.run), arguments.step, console)
     n = CASES_SHOWN if arguments.n is None else arguments.n

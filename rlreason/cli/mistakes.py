@@ -16,11 +16,11 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from rlreason.cli.aliases import NAMES, PLACED
-from rlreason.cli.sources import config_content, group_options
+from rlreason.cli.flags import config_content, group_options
 from rlreason.cli.subcommands import SUBCOMMANDS, named_subcommand
 from rlreason.config.store import BLOCKS, SCHEMAS
 from rlreason.errors import ConfigError
-from rlreason.records.status import RESOURCES, exit_code
+from rlreason.records.reader import RESOURCES, exit_code
 
 #: Other programs' name -> settings: suggested, not translated, since theirs may differ in a unit or a default.
 HABITS: dict[str, tuple[str, ...]] = {
@@ -141,12 +141,12 @@ def keys_below(node: Any, prefix: str = "") -> list[str]:
 
 def keys_to_set(cfg: DictConfig) -> list[str]:
     """Return the keys that take a value or an option: no group of settings without options, such as `sampling`."""
-    keys, groups = [key for key in keys_below(cfg) if not key.startswith("hydra")], options()
+    keys, groups = [key for key in keys_below(cfg) if not key.startswith("hydra")], options_by_group()
     holders = {key.rpartition(".")[0] for key in keys}
     return [key for key in keys if key not in holders or key in groups]
 
 
-def options() -> dict[str, list[str]]:
+def options_by_group() -> dict[str, list[str]]:
     """Return every group that a user chooses from, with its options, including those of the user's own folders."""
     groups = [group for group in group_options("", ObjectType.GROUP) if group not in INTERNAL_GROUPS]
     return {group: group_options(group) for group in groups}
@@ -157,7 +157,7 @@ def choices_named(word: str) -> list[str]:
 
     A short name is near to too many others, so more of it must agree.
     """
-    offered = [(option, f"{group}={option}") for group, names in options().items() for option in names]
+    offered = [(option, f"{group}={option}") for group, names in options_by_group().items() for option in names]
     exact = [choice for option, choice in offered if option.lower() == word.lower()]
     nearest = near(word, [option for option, _ in offered], cutoff=0.8)
     return exact or [choice for option, choice in offered if option in nearest]
@@ -226,7 +226,7 @@ def _has(node: Any, key: str) -> bool:
 
 def choices_among(overrides: Sequence[str]) -> list[str]:
     """Return the overrides that choose an option, of those that can be parsed."""
-    parser, found, groups = OverridesParser.create(), [], options()
+    parser, found, groups = OverridesParser.create(), [], options_by_group()
     for word in overrides:
         try:
             override = parser.parse_override(word)
@@ -265,7 +265,7 @@ def _unknown_in_group(key: str, group: str, cfg: DictConfig, choices: Sequence[s
     node = OmegaConf.select(cfg, group)
     top = next((place for place in PLACED if f"{group}.".startswith(f"{place}.")), group.partition(".")[0])
     whose = PLACED.get(top, top)  # group of options
-    has_options = group == top and whose in options()
+    has_options = group == top and whose in options_by_group()
     said = f"{key} is no setting of " + (f"the chosen option of {group}" if has_options else group)
     of_others = [f"{top}={option}" for option in options_with(whose, key[len(top) + 1 :])]
     has = f"{'it' if not has_options else 'the chosen one'} has {', '.join(f'{group}.{name!s}' for name in node)}"
@@ -297,9 +297,9 @@ def unknown_group(word: str) -> str:
     group, _, package = word.partition("@")
     if package:
         return f"{word}=... puts an option in another place than its own: write {group}=OPTION"
-    if group in options() and group not in ("experiment", "sweep"):
+    if group in options_by_group() and group not in ("experiment", "sweep"):
         return f"{group} is no option of the chosen algorithm (an objective's axes are GRPO's): leave it out"
-    meant = did_you_mean(near(group, options()))
+    meant = did_you_mean(near(group, options_by_group()))
     return f"{group or '(nothing)'} is no group to choose from: {meant or 'leave it out, or write key=value'}"
 
 
@@ -308,7 +308,7 @@ def no_override(word: str, is_first: bool = False) -> str:
     said = f"{word} is neither an option nor an override: "
     if subcommand := named_subcommand([word]):
         return f"{said}a subcommand comes first, as in rlreason {subcommand.name} {subcommand.takes}"
-    groups, cfg = options(), config_of([], "config")
+    groups, cfg = options_by_group(), config_of([], "config")
     if word in groups:
         return f"{said}write key=value, as in {word}={groups[word][0]} ({', '.join(groups[word])})"
     if word in keys_to_set(cfg):
@@ -414,7 +414,7 @@ def _below_null(overrides: Sequence[str]) -> str:
     for place, group in PLACED.items():
         below = [word for word in plain if word.startswith(f"{place}.")]
         if below and place not in chosen_places:
-            having = options_with(group, below[0].partition("=")[0][len(place) + 1 :]) or options()[group]
+            having = options_with(group, below[0].partition("=")[0][len(place) + 1 :]) or options_by_group()[group]
             option = next((name for name in USUAL if name in having), having[0])
             cure = f"choose one as well, as in {place}={option} {below[0]}"
             return f"{below[0]} needs an option to change, and {place} is null: {cure}"

@@ -15,7 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from rlreason.cli.aliases import NAMES, SHORT
 from rlreason.cli.flags import Request, read
-from rlreason.cli.mistakes import in_one_line, options
+from rlreason.cli.mistakes import in_one_line, options_by_group
 from rlreason.config.algorithms import EvaluateConfig
 from rlreason.config.groups import engine_here, names_function
 from rlreason.config.leaves import typed_word
@@ -101,7 +101,7 @@ def plain(config: DictConfig | RunConfig) -> dict[str, Any]:
 
 def named_options(settings: Mapping[str, Any]) -> list[str]:
     """Return the options by which settings without remembered overrides name themselves."""
-    words, known = [f"algorithm={settings['algorithm']}"], options()
+    words, known = [f"algorithm={settings['algorithm']}"], options_by_group()
     for group in GROUPS:
         node: Any = settings
         kind = group.rpartition(".")[2]

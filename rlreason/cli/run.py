@@ -16,8 +16,7 @@ from rlreason.errors import ConfigError
 from rlreason.records.console import Console
 from rlreason.records.files import CONTENTS, LOG, STACKS
 from rlreason.records.provenance import Origin
-from rlreason.records.reader import RunFolder
-from rlreason.records.status import known, read_status, write_status, written_at
+from rlreason.records.reader import RunFolder, known, read_status, write_status, written_at
 from rlreason.records.writer import RunWriter, finish_provenance
 from rlreason.runtime import signals
 from rlreason.runtime.clock import Clock

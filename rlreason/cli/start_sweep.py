@@ -21,17 +21,28 @@ from rlreason.cli.options import GROUP, HERE, PROCESSES, Jobs, chosen_launcher, 
 from rlreason.config.run import AnyRunConfig, works_on_a_model
 from rlreason.config.store import typed
 from rlreason.errors import ConfigError
-from rlreason.records.status import read_status, sweep_code, write_status
+from rlreason.records.reader import read_status, sweep_code, write_status
 from rlreason.runtime import signals
 from rlreason.runtime.files import holder, run_lock
 from rlreason.runtime.text import first_line, redacted
 from rlreason.sweeps.carry import setting_text
 from rlreason.sweeps.closing import closing
-from rlreason.sweeps.design import Composed, Design, PlannedRun, refuse_changed, wait_for_earlier
-from rlreason.sweeps.gpus import gpus_needed
 from rlreason.sweeps.plan import one_formula, plan_text
-from rlreason.sweeps.processes import PARENT, divide_processors, failure
-from rlreason.sweeps.state import WAITING, SweepState, new_state, note_stopped, read_state, refreshed, write_state
+from rlreason.sweeps.processes import PARENT, divide_processors, failure, gpus_needed
+from rlreason.sweeps.state import (
+    WAITING,
+    Composed,
+    Design,
+    PlannedRun,
+    SweepState,
+    new_state,
+    note_stopped,
+    read_state,
+    refreshed,
+    refuse_changed,
+    wait_for_earlier,
+    write_state,
+)
 
 DESIGNED = ("hydra.sweep.", "hydra.run.", "hydra.mode", "hydra.sweeper.")  # Hydra's settings that a design sets
 say = partial(print, flush=True)

@@ -11,7 +11,7 @@ from rlreason.config.run import AnyRunConfig, Asking, RunConfig
 from rlreason.config.training import OnlineConfig, TrainingConfig
 from rlreason.objectives.card import Card, objective_card
 from rlreason.objectives.objective import Objective
-from rlreason.objectives.rules import check_objective
+from rlreason.objectives.published import check_objective
 
 
 @dataclass

@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from rlreason.config.algorithms import DiscoverConfig
-from rlreason.discovery.answer import Attempt
+from rlreason.discovery.answer import Attempt, program_in
 from rlreason.discovery.client import Client, Endpoint, only_model, pause_s, refusal, worth_retrying
-from rlreason.discovery.code_blocks import program_in
 from rlreason.discovery.journal import (
     AnswerEvent,
     Ask,

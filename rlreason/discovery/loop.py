@@ -30,8 +30,8 @@ from rlreason.discovery.turns import (
 )
 from rlreason.records import files
 from rlreason.records.console import Console
+from rlreason.records.reader import time_summary
 from rlreason.records.rows import Counters
-from rlreason.records.status import time_summary
 from rlreason.records.writer import RunWriter
 
 

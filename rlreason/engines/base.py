@@ -1,13 +1,18 @@
 """The interface of a rollout engine: `generate`, `load_weights`, `close`; and the records that go in."""
 
+from __future__ import annotations
+
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Protocol
 
 from rlreason.types import Response
 
-if TYPE_CHECKING:  # Prompt and Sampling are imported without torch
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
     from rlreason.model.policy import Policy
 
 
@@ -64,7 +69,7 @@ class Engine(Protocol):
         """
         ...
 
-    def load_weights(self, policy: "Policy") -> dict[str, float]:
+    def load_weights(self, policy: Policy) -> dict[str, float]:
         """Load these weights; return the sync's metrics: seconds, train-inference mismatch."""
         ...
 
@@ -77,3 +82,104 @@ def seed_for(*parts: object) -> int:
     """Hash a run's seed, a step and a problem id to a 63-bit seed: the same on every machine and in any order."""
     digest = hashlib.blake2b("\x1f".join(map(str, parts)).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> 1
+
+
+ROLES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
+HALF_CHARACTER = "\ufffd"  # decoded from the bytes of an incomplete character
+
+
+class Stops:
+    """The stop strings of a sampling setting, under one tokenizer."""
+
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, stop: Sequence[str], min_tokens: int, tags: Collection[str] = ()
+    ) -> None:
+        """`tags`: special tokens that stay in the text."""
+        self.tokenizer, self.stop, self.min_tokens = tokenizer, tuple(stop), min_tokens
+        special = special_tokens(tokenizer)
+        self._left_out = frozenset(i for i, text in special.items() if text not in tags)
+        self._has_tags = len(self._left_out) < len(special)
+        self.sees_special = self._has_tags or any(text in s for text in special.values() for s in stop)
+
+    @cached_property
+    def closing(self) -> frozenset[int] | None:
+        """Tokens that can complete a stop string; None where any token may."""
+        return closing_tokens(self.tokenizer.get_vocab(), self.stop)
+
+    def may_close(self, token: int) -> bool:
+        """Whether this token can complete a stop string, so that the response has to be decoded."""
+        return bool(self.stop) and (self.closing is None or token in self.closing)
+
+    def overhang(self, token_ids: Sequence[int]) -> int | None:
+        """Return how many characters follow the stop string that ends these tokens; None where none does.
+
+        These characters belong to the last token, which is kept whole.
+        """
+        if len(token_ids) <= self.min_tokens:
+            return None
+        text = self._decoded(token_ids, self.sees_special)
+        if not any(s in text for s in self.stop):
+            return None
+        early = self._settled(token_ids[: self.min_tokens])
+        starts = {s: text.find(s, max(0, early - len(s) + 1)) for s in self.stop}
+        ends = [start + len(s) for s, start in starts.items() if start >= 0]
+        return len(text) - min(ends) if ends else None
+
+    def text(self, token_ids: Sequence[int], overhang: int) -> str:
+        """Return the text for grading and display: without special tokens except tags, and without the overhang."""
+        text = self._decoded(token_ids, special=False)
+        return text[: len(text) - overhang] if overhang and token_ids[-1] not in self._left_out else text
+
+    def _settled(self, token_ids: Sequence[int]) -> int:
+        """Return the number of complete characters of these tokens; an incomplete last one does not count."""
+        while token_ids:
+            text = self._decoded(token_ids, self.sees_special)
+            if not text.endswith(HALF_CHARACTER):
+                return len(text)
+            token_ids = token_ids[:-1]
+        return 0
+
+    def _decoded(self, token_ids: Sequence[int], special: bool) -> str:
+        decode = self.tokenizer.decode
+        if self._has_tags and not special:
+            token_ids, special = [i for i in token_ids if i not in self._left_out], True
+        return str(decode(list(token_ids), skip_special_tokens=not special, clean_up_tokenization_spaces=False))
+
+
+def tags_in(tokenizer: PreTrainedTokenizerBase, read: Iterable[str], always: Collection[str]) -> tuple[str, ...]:
+    """Return the special tokens that a task reads: those that contain one of `always`, and those in a text of `read`.
+
+    Of the latter, tokens that structure texts and chats are left out: those with a role (end, padding), in the chat
+    template, or spelled like `<|im_end|>`. They never appear in a response's text.
+    """
+    texts, template = "\0".join(read), str(getattr(tokenizer, "chat_template", None) or "")
+    roles = {str(getattr(tokenizer, f"{role}_token", None)) for role in ROLES}
+    return tuple(
+        text
+        for text in special_tokens(tokenizer).values()
+        if any(tag in text for tag in always)
+        or (text in texts and text not in roles and text not in template and not text.startswith("<|"))
+    )
+
+
+def special_tokens(tokenizer: PreTrainedTokenizerBase) -> dict[int, str]:
+    """Return every special token by id, also those without a role such as end or padding."""
+    flagged = {i: str(token) for i, token in tokenizer.added_tokens_decoder.items() if token.special}
+    named = zip(tokenizer.all_special_ids, tokenizer.all_special_tokens, strict=True)
+    return flagged | {i: str(token) for i, token in named}
+
+
+def closing_tokens(vocabulary: Mapping[str, int], stop: Sequence[str]) -> frozenset[int] | None:
+    """Return the tokens that can complete a stop string: those whose text contains one of its last characters.
+
+    None means any token may: vocabularies spell white space differently, and a last character outside ASCII can be
+    split over several tokens.
+
+    >>> sorted(closing_tokens({"a": 0, "b>": 1, "<0x3E>": 2, "<0x41>": 3}, ["</A"]))
+    [3]
+    """
+    last = {s[-1] for s in stop}
+    if not all(c.isascii() and c.isprintable() and not c.isspace() for c in last):
+        return None
+    spellings = {*last, *(f"<0x{ord(c):02X}>" for c in last)}  # the second: single bytes, in some vocabularies
+    return frozenset(i for piece, i in vocabulary.items() if any(s in piece for s in spellings))

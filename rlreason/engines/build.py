@@ -11,17 +11,16 @@ from rlreason.config.groups import RolloutConfig
 from rlreason.config.run import RunConfig
 from rlreason.engines.base import Demand, Engine
 from rlreason.engines.hf.engine import HFEngine
-from rlreason.engines.placement import describe_placement, engine_gpus, ranks_here
 from rlreason.engines.vllm.engine import VLLMEngine
 from rlreason.engines.vllm.many import ManyEngines
 from rlreason.engines.vllm.process import HostTransfer, NCCLTransfer
 from rlreason.engines.vllm.start import plan_memory, require_vllm
-from rlreason.engines.vllm.weight_transfer import InProcessTransfer, WeightTransfer
+from rlreason.engines.vllm.transfer import InProcessTransfer, WeightTransfer
 from rlreason.engines.weight_check import PROBE_PROMPT, PROBE_TOKENS
 from rlreason.errors import ConfigError
 from rlreason.model.chat import PromptIds
 from rlreason.model.memory import gradient_bytes, moment_bytes, workload_of
-from rlreason.model.plan import held_later, spread_work
+from rlreason.model.plan import describe_placement, engine_gpus, held_later, ranks_here, spread_work
 from rlreason.model.policy import Policy
 from rlreason.model.shapes import Device, shape_from
 from rlreason.records.files import ENGINE_LOGS

@@ -7,8 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from rlreason.evaluation.accuracy import is_correct, proportion_with_ci, questions_of
-from rlreason.evaluation.selection import common_answer
+from rlreason.evaluation.accuracy import common_answer, is_correct, proportion_with_ci, questions_of
 from rlreason.grading import Grader
 from rlreason.grading.formats import FORMATS, SHOWN_CHARS
 from rlreason.grading.grader import reference_answers

@@ -11,9 +11,8 @@ from rlreason.config.groups import EvalProtocolConfig
 from rlreason.data.sources import fingerprint
 from rlreason.engines.base import Sampling
 from rlreason.engines.rollouts import Rollouts, score_samples
-from rlreason.evaluation.accuracy import PURPOSE, eval_metrics, mismatches_of, questions_of
+from rlreason.evaluation.accuracy import PURPOSE, eval_metrics, mismatches_of, questions_of, same_answers
 from rlreason.evaluation.protocol import Protocol, make_protocol
-from rlreason.evaluation.selection import same_answers
 from rlreason.grading import Grader
 from rlreason.grading.build import grading_settings, reward_name_of
 from rlreason.health.watch import Monitors

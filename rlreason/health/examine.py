@@ -14,8 +14,7 @@ from rlreason.health.finding import COUNTED, WARN_SHARE, Finding, MetricCourse
 from rlreason.health.watch import MONITORS, ReplayedRule, Row, as_numbers, replay_monitors, steps_done
 from rlreason.records.console import Console
 from rlreason.records.files import CONFIG, ENGINE_LOG, HYDRA, LOG, METRICS, STACKS, STATUS
-from rlreason.records.reader import RunFolder, runs_in, setting_in
-from rlreason.records.status import read_ending
+from rlreason.records.reader import RunFolder, read_ending, runs_in, setting_in
 from rlreason.runtime.files import holder
 from rlreason.runtime.streams import folded
 from rlreason.runtime.subcommand import Answer, Parser

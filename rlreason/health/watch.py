@@ -8,9 +8,8 @@ from itertools import groupby
 from typing import Any, NamedTuple
 
 from rlreason.config.groups import MODES, OF_JOBS, OF_SWEEPS, WEIGHTS, MonitorsConfig, limits_of
-from rlreason.health.divergence import DIVERGENCE, ENGINE
 from rlreason.health.finding import Alert, Metrics, Monitor, Observation
-from rlreason.health.sampled import REWARDS, SAMPLES
+from rlreason.health.monitors import DIVERGENCE, ENGINE, REWARDS, SAMPLES
 
 #: All but the grader's warnings, which are texts and no function of metrics.
 MONITORS: dict[str, Monitor] = DIVERGENCE | SAMPLES | REWARDS | ENGINE

@@ -200,7 +200,7 @@ def hardware_here() -> Hardware:
 
 
 def pick_device() -> torch.device:
-    """Return torch's GPU if there is one, else the processor; `remarks` reports GPUs that torch cannot access."""
+    """Return torch's GPU if there is one, else the processor; `machine_remarks` names those out of its reach."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
@@ -249,11 +249,11 @@ def check_types(model: ModelConfig, engine: str, hardware: Hardware) -> torch.dt
     return products
 
 
-def remarks(model: ModelConfig, hardware: Hardware) -> list[str]:
+def machine_remarks(model: ModelConfig, hardware: Hardware) -> list[str]:
     """Warn about a GPU that torch cannot access, or one without bfloat16.
 
     >>> from rlreason.config.model import PretrainedModelConfig
-    >>> remarks(PretrainedModelConfig("local", path="m"), Hardware("Tesla T4", (7, 5), bf16=False))
+    >>> machine_remarks(PretrainedModelConfig("local", path="m"), Hardware("Tesla T4", (7, 5), bf16=False))
     ['Tesla T4 (compute capability 7.5) has no bfloat16: products in float32, which take several times as long']
     """
     if hardware.card:

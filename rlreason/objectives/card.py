@@ -7,8 +7,7 @@ from typing import NamedTuple
 from rlreason.objectives.advantages import BASELINES, STD_NORMS
 from rlreason.objectives.losses import loss_named
 from rlreason.objectives.objective import LengthNormConfig, Objective
-from rlreason.objectives.published import differences, equal_objectives
-from rlreason.objectives.rules import check_objective
+from rlreason.objectives.published import check_objective, differences, equal_objectives
 
 
 class Row(NamedTuple):

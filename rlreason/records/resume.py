@@ -30,8 +30,7 @@ from rlreason.records.files import (
     response_files,
 )
 from rlreason.records.loggers import Resumed, counters_of
-from rlreason.records.reader import RunFolder
-from rlreason.records.status import known
+from rlreason.records.reader import RunFolder, known
 from rlreason.runtime.files import explained, removed
 
 #: Settings that may differ when an interrupted job resumes: they change its speed, its memory or its output.

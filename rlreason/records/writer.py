@@ -22,7 +22,7 @@ from rlreason.records.files import (
 )
 from rlreason.records.loggers import Loggers, Resumed
 from rlreason.records.provenance import Origin, code_differs, differences, part_line, provenance
-from rlreason.records.reader import RunFolder
+from rlreason.records.reader import RunFolder, read_ending, write_status
 from rlreason.records.resume import (
     checkpoint_to_resume,
     cut_back,
@@ -33,7 +33,6 @@ from rlreason.records.resume import (
     resumes_job,
 )
 from rlreason.records.rows import ResponseLog, Row, response_row, write_rows
-from rlreason.records.status import read_ending, write_status
 from rlreason.runtime.clock import Clock
 from rlreason.runtime.files import append_line, explained, write_whole
 from rlreason.runtime.signals import held

@@ -14,17 +14,7 @@ from rlreason.errors import ConfigError
 from rlreason.health.finding import Finding
 from rlreason.records.files import EVALS, ResponseFile, each_line, response_files
 from rlreason.report.charts import figures_of, forest_of, legend_of
-from rlreason.report.content import (
-    SIGNS,
-    Case,
-    Figure,
-    Report,
-    ShownResponse,
-    Table,
-    Verdict,
-    counted,
-    written_out,
-)
+from rlreason.report.content import SIGNS, Case, Figure, Report, ShownResponse, Table, Verdict, counted, written_out
 from rlreason.report.page import svg_of
 from rlreason.report.read import without_ids
 from rlreason.report.remarks import budget_of, warnings_of

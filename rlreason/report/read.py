@@ -16,15 +16,13 @@ from rlreason.evaluation.cases import CATEGORY_TEXTS
 from rlreason.health.examine import course_of, lost_grades
 from rlreason.health.watch import as_numbers
 from rlreason.records.files import CONFIG, METRICS, RESPONSES, STATUS, ResponseFile, each_line
-from rlreason.records.reader import RunFolder, runs_in
-from rlreason.records.status import read_ending, read_status
+from rlreason.records.reader import RunFolder, read_ending, read_status, runs_in
 from rlreason.report.study import AXES, RUNNING, Answers, GradedProblem, Series, Setting, Study, StudyRun, labels_of
 from rlreason.report.verdicts import flattered, picked
 from rlreason.runtime.files import LARGEST, holder, number
 from rlreason.runtime.text import few
 from rlreason.sweeps.closing import purposes
-from rlreason.sweeps.design import SAME_FIGURES, Key
-from rlreason.sweeps.state import FILE, KILLED, WAITING, RunState, SweepState, read_state
+from rlreason.sweeps.state import FILE, KILLED, SAME_FIGURES, WAITING, Key, RunState, SweepState, read_state
 
 #: The metrics that a report reads, by the beginnings of their names.
 READ = ("eval/", "final/", "reward/", "rollout/", "train/", "time/", "ei/", "sft/", "grading/", "memory/")

@@ -9,12 +9,12 @@ import numpy as np
 
 from rlreason.evaluation.protocol import Protocol
 from rlreason.health.finding import Finding
-from rlreason.records.status import ending
+from rlreason.records.reader import ending
 from rlreason.runtime.differences import Difference, compared
 from rlreason.runtime.intervals import Floats, of_clusters
 from rlreason.runtime.text import question_keys
 from rlreason.sweeps.closing import split_differences
-from rlreason.sweeps.design import Key
+from rlreason.sweeps.state import Key
 
 #: x axis of a curve -> its counter in `metrics.jsonl`.
 AXES = {"step": "rollout_step", "time": "time/active", "tokens": "tokens/generated", "updates": "train_step"}

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from rlreason.evaluation.selection import pass_at
+from rlreason.evaluation.accuracy import pass_at
 from rlreason.records.files import OBJECTIVE
 from rlreason.report.content import SIGNS, Detail, Table, Verdict
 from rlreason.report.read import differing_keys, setting_text
@@ -16,7 +16,7 @@ from rlreason.runtime.differences import paired_difference
 from rlreason.runtime.intervals import Floats
 from rlreason.runtime.text import duration, few, shorten
 from rlreason.sweeps.closing import REFERENCE, JudgedSetting
-from rlreason.sweeps.design import Key
+from rlreason.sweeps.state import Key
 
 NONE = "\N{EN DASH}"
 

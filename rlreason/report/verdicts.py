@@ -10,8 +10,7 @@ from rlreason.report.study import Pairing, Setting, Study, StudyRun, pair, side_
 from rlreason.runtime.differences import LEVEL, PROBLEMS, UNPAIRED, Difference, holm, seeds_needed
 from rlreason.runtime.text import few
 from rlreason.sweeps.closing import CHOOSING, COMPARING, half_of
-from rlreason.sweeps.design import Key
-from rlreason.sweeps.state import WAITING, RunState
+from rlreason.sweeps.state import WAITING, Key, RunState
 
 MINUS = "\N{MINUS SIGN}"
 SATURATED = (0.02, 0.95)  # both sides below the one or above the other: the task cannot separate them

@@ -24,8 +24,17 @@ from rlreason.sweeps.closing import (
     outcomes_of,
     refuse_unequal,
 )
-from rlreason.sweeps.design import FEWEST_SEEDS, SWEEPS, Key, Setting
-from rlreason.sweeps.state import FILE, RunState, SweepState, read_state, sweeps_named
+from rlreason.sweeps.state import (
+    FEWEST_SEEDS,
+    FILE,
+    SWEEPS,
+    Key,
+    RunState,
+    Setting,
+    SweepState,
+    read_state,
+    sweeps_named,
+)
 
 BEST = 3  # settings of a broad sweep that a focused one runs again, besides the reference
 GIVE = "give carry= a sweep that has finished"

@@ -17,13 +17,11 @@ import numpy as np
 from rlreason.errors import ConfigError
 from rlreason.evaluation.protocol import Protocol, differences, refuse_mixture
 from rlreason.records.files import COMPLIANCE, RESPONSES, SUMMARY, ResponseFile
-from rlreason.records.reader import RunFolder
-from rlreason.records.status import ending
+from rlreason.records.reader import RunFolder, ending
 from rlreason.runtime.intervals import Floats, mean_interval, of_clusters
 from rlreason.runtime.streams import print_stderr
 from rlreason.runtime.text import few, question_keys
-from rlreason.sweeps.design import Key, Setting
-from rlreason.sweeps.state import WAITING, RunState, SweepState
+from rlreason.sweeps.state import WAITING, Key, RunState, Setting, SweepState
 
 REFERENCE = "reference"
 

@@ -26,8 +26,7 @@ from rlreason.runtime.differences import (
 )
 from rlreason.runtime.text import duration, few
 from rlreason.sweeps.carry import setting_text
-from rlreason.sweeps.design import FEWEST_SEEDS, Design, Key
-from rlreason.sweeps.state import FILE, RunState, SweepState, read_state
+from rlreason.sweeps.state import FEWEST_SEEDS, FILE, Design, Key, RunState, SweepState, read_state
 
 MEASURED = ("finished", "budget")  # statuses of runs whose time and size are used
 #: Settings that must be equal for the time of another sweep's run to be used for this one.

@@ -24,13 +24,10 @@ from rlreason.model.policy import LogProbScorer, Policy
 from rlreason.model.shapes import shape_from
 from rlreason.records.console import Console
 from rlreason.records.files import RANKS_LOG
-from rlreason.records.status import write_status
+from rlreason.records.reader import write_status
 from rlreason.runtime.machine import place_of, world_of
-from rlreason.training.algorithms.base import Algorithm
-from rlreason.training.algorithms.grpo import GRPO
-from rlreason.training.algorithms.sft import SFT, ExpertIteration, sft_sample
-from rlreason.training.build import Components, make_scorer, room_of
-from rlreason.training.build_policy import mode_of, set_threads, set_trained
+from rlreason.training.algorithms import GRPO, SFT, Algorithm, ExpertIteration, sft_sample
+from rlreason.training.build import Components, make_scorer, mode_of, room_of, set_threads, set_trained
 from rlreason.training.distributed import RankedLearner, RankedScorer, ShardedLearner, ShardedPolicy, fill, mesh_of
 from rlreason.training.learner import Learner
 from rlreason.training.ranks import Group, Ranks

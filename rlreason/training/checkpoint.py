@@ -40,15 +40,14 @@ from rlreason.records.files import (
     remove_moments,
     write_checkpoint,
 )
-from rlreason.records.reader import RunFolder
+from rlreason.records.reader import RunFolder, write_status
 from rlreason.records.rows import Counters
-from rlreason.records.status import write_status
 from rlreason.records.training_curves import draw_curves
 from rlreason.records.writer import RunWriter
 from rlreason.runtime import signals
 from rlreason.runtime.files import explained
 from rlreason.runtime.machine import random_states, set_random_states
-from rlreason.training.algorithms.base import RolloutPrefetcher
+from rlreason.training.algorithms import RolloutPrefetcher
 from rlreason.training.build import Components
 from rlreason.training.learner import Learner
 from rlreason.training.progress import BYTES_PER_S, CheckpointCost, Position, Snapshot, Step, checkpoint_due

@@ -12,11 +12,18 @@ from rlreason.config.algorithms import BestOfNConfig, EvalJobConfig, EvaluateCon
 from rlreason.config.run import RunConfig
 from rlreason.errors import ConfigError
 from rlreason.evaluation.accuracy import (
+    answer_classes,
+    best_at,
     describe_accuracies,
+    draw_best_of_n,
     is_correct,
+    is_exact,
+    majority_at,
     more_accuracies,
+    pass_at,
     proportion_with_ci,
     questions_of,
+    subsets_of,
 )
 from rlreason.evaluation.cases import (
     by_facts,
@@ -30,15 +37,6 @@ from rlreason.evaluation.cases import (
     ungraded,
 )
 from rlreason.evaluation.protocol import format_accuracy
-from rlreason.evaluation.selection import (
-    answer_classes,
-    best_at,
-    draw_best_of_n,
-    is_exact,
-    majority_at,
-    pass_at,
-    subsets_of,
-)
 from rlreason.grading import Grader
 from rlreason.records.console import Console
 from rlreason.records.files import BEST_OF_N_NUMBERS, BEST_OF_N_PICTURE, RESPONSES

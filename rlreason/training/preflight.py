@@ -17,12 +17,11 @@ from rlreason.config.leaves import needs
 from rlreason.config.run import RunConfig, judges
 from rlreason.data.prepare import Loaded, load_data
 from rlreason.data.prompts import template_of
-from rlreason.engines.placement import engine_gpus
 from rlreason.errors import ConfigError, EngineError, ResourceError
 from rlreason.grading import Grader
 from rlreason.grading.build import reward_name_of
 from rlreason.model.memory import PROMPT, moment_bytes, trained_tensors, weight_bytes, workload_of
-from rlreason.model.plan import SHARE, plan_of
+from rlreason.model.plan import SHARE, engine_gpus, plan_of
 from rlreason.model.savings import LARGEST_ERROR, conclusion, device_per_rank, planned, start_lines
 from rlreason.model.shapes import Device, believed_device, decimal_size, shape_of
 from rlreason.objectives.losses import broken_contract

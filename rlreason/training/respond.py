@@ -28,8 +28,8 @@ from rlreason.health.watch import Monitors
 from rlreason.model.policy import weights_hash
 from rlreason.records.console import Console, clock
 from rlreason.records.files import PASS_RATES, RESPONSES
+from rlreason.records.reader import time_summary
 from rlreason.records.rows import Counters, ResponseLog, Row, numbered_row
-from rlreason.records.status import time_summary
 from rlreason.records.writer import RunWriter
 from rlreason.runtime.text import few
 from rlreason.training.build import Components

@@ -20,8 +20,7 @@ from rlreason.config.groups import WEIGHTS, PromptConfig, monitor_of
 from rlreason.config.leaves import leaves, resource_dir
 from rlreason.config.run import RunConfig
 from rlreason.config.training import TrainingConfig
-from rlreason.engines.base import Engine, Sampling
-from rlreason.engines.stops import Stops
+from rlreason.engines.base import Engine, Sampling, Stops
 from rlreason.engines.vllm.engine import VLLMEngine
 from rlreason.engines.vllm.many import ManyEngines
 from rlreason.engines.vllm.start import sampling_arguments
@@ -36,8 +35,8 @@ from rlreason.model.shapes import decimal_size
 from rlreason.records.console import Console, closing_table
 from rlreason.records.files import COMPLIANCE, CURVES, EVALS, MODEL, step_name
 from rlreason.records.loggers import Loggers
+from rlreason.records.reader import time_line, time_summary
 from rlreason.records.rows import Counters
-from rlreason.records.status import time_line, time_summary
 from rlreason.runtime.machine import SWEEP_VARIABLE
 from rlreason.runtime.text import redacted, shorten
 from rlreason.training.build import Components

@@ -19,7 +19,7 @@ from rlreason.records.training_curves import draw_curves
 from rlreason.records.writer import RunWriter
 from rlreason.runtime.clock import OTHER
 from rlreason.runtime.signals import held
-from rlreason.training.algorithms.base import RolloutPrefetcher
+from rlreason.training.algorithms import RolloutPrefetcher
 from rlreason.training.build import Components, build_components, start_loggers
 from rlreason.training.build_algorithm import make_algorithm, make_learner
 from rlreason.training.checkpoint import Checkpointer, Interruption

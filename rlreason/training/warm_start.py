@@ -40,7 +40,7 @@ from rlreason.model.tiny import (
     read_weights,
 )
 from rlreason.objectives.objective import LengthNormConfig, Objective
-from rlreason.training.algorithms.sft import sft_sample
+from rlreason.training.algorithms import sft_sample
 from rlreason.training.learner import Learner
 from rlreason.types import Problem
 
@@ -176,7 +176,8 @@ def code_hash(modules: Sequence[str] = ("rlreason.training.warm_start", "rlreaso
         if name in sources:
             continue
         path = root.joinpath(*name.split("."))
-        file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+        file = path.with_suffix(".py")
+        file = file if file.exists() else path / "__init__.py"
         sources[name] = file.read_text(encoding="utf-8")
         waiting += re.findall(r"^\s*(?:from|import) (rlreason[\w.]*)", sources[name], re.MULTILINE)
     return hashed(sorted(sources.items()))

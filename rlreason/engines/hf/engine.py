@@ -10,9 +10,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, fx, nn
 
-from rlreason.engines.base import Finished, Prompt, Sampling
+from rlreason.engines.base import Finished, Prompt, Sampling, Stops
 from rlreason.engines.hf.decoding import PROMPT_TOKENS, Batch, Counts, SampleUnderWay, UnpaddedBatch
-from rlreason.engines.stops import Stops
 from rlreason.model.policy import Policy
 from rlreason.runtime.files import alive
 from rlreason.runtime.text import first_line

@@ -16,8 +16,7 @@ from typing import Any, TypeVar
 import torch
 
 from rlreason.config.groups import RolloutConfig
-from rlreason.engines.base import Demand, Finished, Prompt, Sampling
-from rlreason.engines.stops import Stops
+from rlreason.engines.base import Demand, Finished, Prompt, Sampling, Stops
 from rlreason.engines.vllm.start import (
     STARTING,
     SingleThread,
@@ -37,7 +36,7 @@ from rlreason.engines.vllm.start import (
     temporary_files_in,
     write_model,
 )
-from rlreason.engines.vllm.weight_transfer import WeightTransfer
+from rlreason.engines.vllm.transfer import WeightTransfer
 from rlreason.engines.weight_check import (
     PROBE,
     PROBE_PROMPT,

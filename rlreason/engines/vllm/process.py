@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from rlreason.engines.vllm.weight_transfer import WeightTransfer
-from rlreason.engines.vllm.worker import TRAINER, WorkerExtension, row_digests
+from rlreason.engines.vllm.transfer import TRAINER, WeightTransfer, WorkerExtension, row_digests
 from rlreason.engines.weight_check import differing_tensors
 from rlreason.model.policy import Policy
 
@@ -65,7 +64,7 @@ class ProcessTransfer(WeightTransfer):
         from vllm.config import WeightTransferConfig
         from vllm.distributed.weight_transfer import WeightTransferTrainerFactory
 
-        from rlreason.engines.vllm.sender import PolicyWeights, WeightClient
+        from rlreason.engines.vllm.transport import PolicyWeights, WeightClient
 
         importlib.import_module(self.worker_extension.rpartition(".")[0])
         self._before = frozenset(process.pid for process in engine_processes())
@@ -146,10 +145,10 @@ class HostTransfer(ProcessTransfer):
     """Transfer through a file in main memory to any device, the policy's own GPU and the processor included."""
 
     backend = "host_memory"
-    worker_extension = "rlreason.engines.vllm.host_memory.HostWorker"
+    worker_extension = "rlreason.engines.vllm.transport.HostWorker"
 
     def init_info(self) -> Any:
-        from rlreason.engines.vllm.host_memory import HostInit
+        from rlreason.engines.vllm.transport import HostInit
 
         return HostInit(rank=0)
 

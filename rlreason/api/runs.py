@@ -1,13 +1,10 @@
-"""Start one run in this process, which may be a notebook's or that of a program with Hydra of its own.
-
-A run from Python has the same overrides as one from the command line and goes through the same checks; its folder
-records the command that repeats it. Nothing here ends the process; mistakes are raised.
-"""
+"""Read what a run left in its folder as plain Python values."""
 
 import os
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -16,21 +13,126 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 
-from rlreason.api.results import Run
 from rlreason.cli.aliases import translated
 from rlreason.cli.check import check_command_line, quoted
-from rlreason.cli.flags import Request, composing, read
+from rlreason.cli.flags import Request, composing, own_hydra, read
 from rlreason.cli.mistakes import in_one_line, mistakes_in
 from rlreason.cli.resume import evaluation_overrides, expand_resume, key_of, overrides_of, remember
 from rlreason.cli.run import run_job
-from rlreason.cli.sources import own_hydra
 from rlreason.config.run import RunConfig, works_on_a_model
 from rlreason.config.store import typed
 from rlreason.errors import ConfigError
 from rlreason.records.console import Console
+from rlreason.records.files import RESPONSES, ROLLOUTS, UNFINISHED, ResponseFile
+from rlreason.records.reader import RunFolder, refuse_unbegun
 from rlreason.runtime.machine import SWEEP_VARIABLE, divide_memory_finely, place_of, process_state_kept
 from rlreason.runtime.plugins import as_settings
+from rlreason.runtime.streams import print_stderr
 from rlreason.runtime.text import redacted
+
+Rows = list[dict[str, Any]]
+
+
+class Run:
+    """A run's folder. Each property reads the files when it is used, also while the run is in progress.
+
+    Lists hold one flat dict per row, ready for `pandas.DataFrame`. What the run did not leave is None or [].
+    """
+
+    def __init__(self, folder: str | PathLike[str]) -> None:
+        """Raise `ConfigError` if the folder is not that of a run."""
+        if not isinstance(folder, str | PathLike):
+            raise ConfigError(f"{folder!r:.60} is no folder: give the folder of a run, as printed at its start")
+        self.folder = Path(folder).absolute()  # wherever the program goes
+        self._messages = set[str]()
+        reader = self._reader()
+        refuse_unbegun(self.folder)
+        _ = reader.config
+
+    def __repr__(self) -> str:
+        accuracy = "" if self.accuracy is None else f", accuracy {self.accuracy:.3f}"
+        return f"Run('{self.folder}': {self.status}{accuracy})"
+
+    def _reader(self) -> RunFolder:
+        return RunFolder(self.folder, self._print_once)
+
+    def _print_once(self, text: str) -> None:
+        if text not in self._messages:
+            self._messages.add(text)
+            print_stderr(text)
+
+    @property
+    def status(self) -> str | None:
+        """Return its status: finished, diverged:RULE, interrupted, failed, running ..."""
+        return self._reader().status
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """Return every setting with its value, groups as nested dicts."""
+        return self._reader().settings
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """Return `summary.json`; {} if the run did not reach an end of its own."""
+        return self._reader().summary or {}
+
+    @property
+    def accuracy(self) -> float | None:
+        """Return that of the last evaluation, over all its problems; None for an unfinished run."""
+        return self.summary.get("accuracy")
+
+    @property
+    def model(self) -> Path | None:
+        """Return the folder of the saved model, which `transformers` loads; None if there is none."""
+        return self._reader().model
+
+    @property
+    def metrics(self) -> Rows:
+        """Return the rows of `metrics.jsonl`: one for each optimizer update and evaluation, under their full names."""
+        return self._reader().metrics
+
+    @property
+    def evaluations(self) -> Rows:
+        """Return a row for each evaluation: the step, the updates so far, and its numbers (accuracy ...)."""
+        rows = [row for row in self.metrics if "eval/accuracy" in row]
+        return [
+            {"step": row.get("rollout_step"), "train_step": row.get("train_step")}
+            | {name.removeprefix("eval/"): value for name, value in row.items() if name.startswith(("eval/", "final/"))}
+            for row in rows
+        ]
+
+    @property
+    def responses(self) -> Rows:
+        """Return every saved response with its question, ground truth and grade; `kind` is "training" or "evaluation".
+
+        A long run has many: keep the list, or choose files with the subcommand `inspect`.
+        """
+        reader = self._reader()
+        names = (RESPONSES, UNFINISHED)
+        by_job = [ResponseFile(path, RESPONSES) for name in names if (path := self.folder / name).is_file()][:1]
+        return [
+            {"kind": "training" if file.kind == ROLLOUTS else "evaluation", "update": file.update} | _flat(row)
+            for file in [*reader.rollouts(), *reader.evaluations(), *by_job]
+            for row in reader.rows(file, ()).values()
+        ]
+
+
+def _flat(row: dict[str, Any]) -> dict[str, Any]:
+    """Return a row whose nested dicts are columns.
+
+    >>> _flat({"step": 1, "facts": {"level": "3"}})
+    {'step': 1, 'facts.level': '3'}
+    """
+    flat: dict[str, Any] = {}
+    for name, value in row.items():
+        flat |= {f"{name}.{key}": v for key, v in value.items()} if isinstance(value, dict) else {name: value}
+    return flat
+
+
+def load_run(folder: str | PathLike[str]) -> Run:
+    """Return the run in a folder, also one started from the command line; `ConfigError` if it holds none."""
+    return Run(folder)
+
 
 #: The settings of Hydra that do not change the whole process: where a run writes, and where options are found.
 HYDRA_SETTINGS = ("hydra.run.dir", "hydra.job.name", "hydra.searchpath")

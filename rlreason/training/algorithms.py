@@ -1,0 +1,409 @@
+"""The interface of an algorithm, and sampling of the next step ahead."""
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from random import Random
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from rlreason.data.prompts import ProblemSampler
+from rlreason.engines.base import Sampling
+from rlreason.engines.rollouts import Rollouts, score_samples, token_ids
+from rlreason.errors import ConfigError
+from rlreason.objectives.advantages import assign_advantages
+from rlreason.objectives.objective import Objective
+from rlreason.objectives.terms import kl_per_token
+from rlreason.runtime.clock import Clock
+from rlreason.runtime.text import question_keys
+from rlreason.types import Collected, Grade, Problem, Response, Sample
+
+if TYPE_CHECKING:
+    from rlreason.model.policy import LogProbScorer
+
+
+class Algorithm(Protocol):
+    """Chooses the sequences a step learns from, and their advantages."""
+
+    @property
+    def n_steps(self) -> int:
+        """Number of training steps: `collect` is called once for each."""
+        ...
+
+    def collect(self, step: int) -> Collected:
+        """Return the samples of a step (1 to `n_steps`), cut into optimizer updates."""
+        ...
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return which problems come next, in plain values."""
+        ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Resume from this state."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Online:
+    """What algorithms that learn from their own samples have in common."""
+
+    rollouts: Rollouts
+    questions: ProblemSampler
+    sampling: Sampling
+    n_steps: int
+    per_step: int  # questions
+    group_size: int
+    epochs: int
+    batch_size: int
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return which problems come next."""
+        return self.questions.state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Resume from this state."""
+        self.questions.state = state
+
+    def batches(self, step: int, samples: Sequence[Sample]) -> list[list[Sample]]:
+        """Cut the samples into the optimizer steps of a step's epochs."""
+        orders = [f"{self.rollouts.seed}/batches/{step}/{epoch}" for epoch in range(self.epochs)]
+        return cut_into_batches(samples, self.batch_size, orders)
+
+
+def cut_into_batches(samples: Sequence[Sample], size: int, orders: Iterable[str]) -> list[list[Sample]]:
+    """Cut the samples into optimizer steps, once for each seed in `orders`, shuffled if there is more than one step.
+
+    The last step of a pass takes what is left; its divisor is its own.
+    """
+    if len(samples) <= size:
+        return [list(samples) for _ in orders] if samples else []
+    batches = []
+    for seed in orders:
+        order = list(samples)
+        Random(seed).shuffle(order)
+        batches += [order[i : i + size] for i in range(0, len(order), size)]
+    return batches
+
+
+CLOSING_S = 10.0  # for the last decoding step and the last score
+
+
+class RolloutPrefetcher:
+    """Collects the steps in order; with `ahead`, a thread samples the next one while the current one learns.
+
+    Call `next(step)`, then `start_next(step)`.
+    """
+
+    def __init__(self, algorithm: Algorithm, ahead: bool = False, clock: Clock | None = None) -> None:
+        self.algorithm, self.ahead, self.clock = algorithm, ahead, clock or Clock()
+        self.n_steps = algorithm.n_steps
+        self.begun = 0  # the last step requested
+        self._next: Future[Collected] | None = None
+        threads = torch.get_num_threads()  # which torch sets for each thread by itself
+        self._executor = ThreadPoolExecutor(1, "sampling ahead", torch.set_num_threads, (threads,))
+
+    def next(self, step: int) -> Collected:
+        """Return what this step has collected, waiting for it if it is being sampled ahead."""
+        self.begun = step
+        return self.algorithm.collect(step) if self._next is None else self._next.result()
+
+    def start_next(self, step: int) -> None:
+        """With `ahead`, begin to sample the step after this one."""
+        self._next = None
+        if self.ahead and step < self.n_steps:
+            self._next = self._executor.submit(self._collect_ahead, step + 1)
+
+    def _collect_ahead(self, step: int) -> Collected:
+        with self.clock.phase("rollout"):  # work in this thread, waiting in the loop's
+            return self.algorithm.collect(step)
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is being sampled ahead."""
+        return self._next is None or self._next.done()
+
+    def ready(self) -> Collected | None:
+        """Return what was sampled ahead, if it is complete."""
+        future = self._next
+        return future.result() if future is not None and future.done() and future.exception() is None else None
+
+    def restore(self, collected: Collected) -> None:
+        """Restore what was sampled ahead for the next step before the run was interrupted."""
+        self._next = Future()
+        self._next.set_result(collected)
+
+    def drain(self, limit_s: float | None = None) -> None:
+        """Wait until nothing is being sampled, at most `limit_s` seconds; raise an error of sampling ahead here."""
+        if self._next is not None:
+            self._next.result(limit_s)
+
+    def close(self) -> None:
+        """Wait for sampling ahead to end; close its engine and grader before."""
+        self._executor.shutdown(wait=False, cancel_futures=True)
+        if self._next is not None:
+            wait([self._next], CLOSING_S)
+
+
+@dataclass(frozen=True, slots=True)
+class GRPO(Online):
+    """GRPO: `collect(step)` returns graded samples with advantages, cut into optimizer steps."""
+
+    objective: Objective
+    reference: "LogProbScorer | None" = None  # set if a KL term needs it
+    behaviour: "LogProbScorer | None" = None  # set if the sampling policy must be scored before it learns
+    old_log_probs: str = "none"  # where those of the sampling policy come from: none | measured (by behaviour) | engine
+
+    def collect(self, step: int) -> Collected:
+        """Sample groups, score what the objective compares, compute advantages."""
+        problems = self.questions.next_batch(self.per_step)
+        samples = self.rollouts.sample(problems, self.sampling, self.group_size, purpose=f"train/{step}")
+        chosen, discarded, rounds = self._refill(step, samples)
+        notices = self._notices(problems, chosen, rounds)
+        self.questions.update([*chosen, *discarded])
+        chosen, signalling = with_advantages(self._score(chosen), self.objective)
+        everything = [*chosen, *(replace(s, has_loss=False) for s in discarded)]
+        metrics: dict[str, float] = {"rollout/kept": sum(s.has_loss for s in everything) / max(len(everything), 1)}
+        if groups := {s.group for s in everything}:
+            metrics["reward/frac_reward_zero_std"] = (len(groups) - len(signalling)) / len(groups)
+        if self.objective.max_resampling_rounds:
+            metrics |= {"rollout/refill_rounds": rounds, "rollout/discarded": len(discarded)}
+        if self.questions.skip_solved:
+            metrics["rollout/solved_questions"] = self.questions.n_solved
+        return Collected(everything, self.batches(step, chosen), metrics, notices)
+
+    def _refill(self, step: int, samples: list[Sample]) -> tuple[list[Sample], list[Sample], int]:
+        """Apply DAPO's dynamic sampling, with a bound: return (samples to learn from, those discarded, rounds).
+
+        Groups of equal rewards are replaced by groups of further questions, as far as these have unequal ones; with
+        max_resampling_rounds=0 all samples stay.
+        """
+        drawn, rounds = {s.group for s in samples}, 0
+        while (missing := self.per_step - len(mixed_groups(samples))) > 0:
+            if rounds == self.objective.max_resampling_rounds:
+                break
+            problems = self.questions.next_batch(missing, excluded=drawn)
+            if not problems:
+                break
+            rounds += 1
+            drawn |= {p.id for p in problems}
+            purpose = f"train/{step}/refill/{rounds}"
+            samples = samples + self.rollouts.sample(problems, self.sampling, self.group_size, purpose)
+        mixed = mixed_groups(samples)
+        groups = list(dict.fromkeys(s.group for s in samples))
+        chosen = set(sorted(groups, key=lambda group: group not in mixed)[: self.per_step])  # a stable sort
+        return [s for s in samples if s.group in chosen], [s for s in samples if s.group not in chosen], rounds
+
+    def _notices(self, problems: Sequence[Problem], chosen: Sequence[Sample], rounds: int) -> dict[str, str]:
+        """Return what a reader of the run should know about the step's questions."""
+        notices = {}
+        if len(problems) < self.per_step:
+            notices["few_questions"] = f"only {len(problems)} of {self.per_step} questions are left unsolved"
+        if repeated := len(problems) - len(set(question_keys((p.id, p.question) for p in problems).values())):
+            notices["repeated_questions"] = (
+                f"{repeated} of {len(problems)} groups answer a question that another group of the step answers too: "
+                "its responses are compared within each group, and it weighs more"
+            )
+        mixed = len(mixed_groups(chosen))
+        if self.objective.max_resampling_rounds and mixed < self.per_step:
+            notices["refill_bound"] = (
+                f"{rounds} rounds of refilling found {mixed} of {self.per_step} groups with better "
+                "and worse responses (before any length penalty): the others stay without advantages; raise "
+                "max_resampling_rounds, or change the questions"
+            )
+        return notices
+
+    def _score(self, samples: list[Sample]) -> list[Sample]:
+        """Add the log-probabilities that the objective needs, before any weight moves."""
+        if self.reference is not None:  # both sides of a KL term are scored alike: equal models are exactly 0 apart
+            with self.rollouts.clock.phase("score"):
+                scores = self.reference.log_probs(token_ids(samples))
+            samples = [replace(s, reference_log_probs=score) for s, score in zip(samples, scores, strict=True)]
+        if self.behaviour is not None:
+            with self.rollouts.clock.phase("score"):
+                samples = score_samples(samples, self.behaviour)
+        match self.old_log_probs:
+            case "engine":
+                return [replace(s, old_log_probs=s.response.log_probs) for s in samples]
+            case "measured":
+                return [replace(s, old_log_probs=s.log_probs) for s in samples]
+        return samples
+
+
+def mixed_groups(samples: Sequence[Sample]) -> set[str]:
+    """Return the ids of groups with unequal rewards."""
+    rewards: dict[str, set[float]] = {}
+    for s in samples:
+        rewards.setdefault(s.group, set()).add(s.grade.reward)
+    return {group for group, values in rewards.items() if len(values) > 1}
+
+
+def with_advantages(samples: Sequence[Sample], objective: Objective) -> tuple[list[Sample], set[str]]:
+    """Return the samples with advantages, and the groups where rewards alone (no KL term) make one non-zero.
+
+    Groups are formed by problem id, so the order of the samples and what was left out do not matter.
+    """
+    if not samples:
+        return [], set()
+    lowest = min((s.grade.reward for s in samples), default=0.0)
+    if objective.std_norm == "group_mean" and lowest < 0:
+        raise ConfigError(
+            f"std_norm=group_mean divides by the mean reward, and the reward function gave {lowest}: use "
+            "rewards of 0 and above, or std_norm=group_std"
+        )
+    number = {problem_id: k for k, problem_id in enumerate(dict.fromkeys(s.group for s in samples))}
+    advantages, has_loss, live = assign_advantages(
+        torch.tensor([s.grade.reward for s in samples], dtype=torch.float64),
+        torch.tensor([number[s.group] for s in samples]),
+        torch.tensor([len(s.response.token_ids) for s in samples]),
+        torch.tensor([s.response.truncated for s in samples]),
+        objective,
+        _kl_of_sampler(samples, objective.kl_estimator) if objective.kl_placement == "reward" else None,
+    )
+    rows = zip(samples, advantages.tolist(), has_loss.tolist(), strict=True)
+    signalling = {s.group for s, signals in zip(samples, live.tolist(), strict=True) if signals}
+    return [replace(s, advantage=a, has_loss=learned) for s, a, learned in rows], signalling
+
+
+def _kl_of_sampler(samples: Sequence[Sample], estimator: str) -> Tensor:
+    """Return the sampling policy's KL estimate per token (n, seq), both sides scored by the trainer."""
+    sampled, reference, ones = (
+        pad_sequence([torch.tensor(row) for row in rows], batch_first=True)
+        for rows in (
+            [s.log_probs or [] for s in samples],
+            [s.reference_log_probs or [] for s in samples],
+            [[True] * len(s.response.token_ids) for s in samples],
+        )
+    )
+    return kl_per_token(sampled, reference, ones, estimator)
+
+
+GIVEN = Grade(1.0, 1.0, 1.0, "correct", path="given")  # a trace to imitate is not graded
+
+
+def sft_sample(prompt_ids: list[int], response_ids: list[int], text: str, problem_id: str = "given") -> Sample:
+    """Wrap a given response as a sample with advantage 1; `response_ids` include the end token."""
+    return Sample(Response(problem_id, prompt_ids, response_ids, [], text, "stop"), GIVEN, advantage=1.0)
+
+
+@dataclass(frozen=True)
+class SFT:
+    """Supervised fine-tuning: `collect(step)` returns the next traces, in passes over all, each in its own order."""
+
+    traces: Sequence[Sample]
+    batch_size: int
+    seed: int
+    steps: int | None = None
+    epochs: float | None = None  # one of the two is given
+    _orders: dict[int, list[int]] = field(default_factory=dict)
+
+    @cached_property
+    def total(self) -> int:
+        """Number of traces to learn from, repetitions included."""
+        if self.steps is not None:
+            return self.steps * self.batch_size
+        assert self.epochs is not None
+        return max(1, round(self.epochs * len(self.traces)))
+
+    @property
+    def n_steps(self) -> int:
+        """Number of optimizer steps, the last of which may be smaller."""
+        return math.ceil(self.total / self.batch_size)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Empty: a step's traces follow from its number."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Do nothing: there is no state."""
+
+    def collect(self, step: int) -> Collected:
+        """Return the step's traces as one batch; nothing is sampled."""
+        first = (step - 1) * self.batch_size
+        last = min(first + self.batch_size, self.total)
+        batch = [self._at(position) for position in range(first, last)]
+        tokens = sum(len(s.response.token_ids) for s in batch)
+        metrics = {"sft/epoch": last / len(self.traces), "sft/sequences": len(batch), "sft/response_tokens": tokens}
+        return Collected([], [batch], metrics)
+
+    def _at(self, position: int) -> Sample:
+        epoch, place = divmod(position, len(self.traces))
+        return self.traces[self._order(epoch)[place]]
+
+    def _order(self, epoch: int) -> list[int]:
+        if epoch not in self._orders:
+            order = list(range(len(self.traces)))
+            Random(f"{self.seed}/epoch/{epoch}").shuffle(order)
+            self._orders.clear()  # passes come in order: only the current one is needed again
+            self._orders[epoch] = order
+        return self._orders[epoch]
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertIteration(Online):
+    """Expert iteration: `collect(step)` returns graded samples, the correct ones as SFT batches with advantage 1."""
+
+    max_per_question: int | None = None
+    deduplicate: bool = False
+    restart: bool = False
+
+    def collect(self, step: int) -> Collected:
+        """Sample, and keep the correct responses."""
+        problems = self.questions.next_batch(self.per_step)
+        sampled = self.rollouts.sample(problems, self.sampling, self.group_size, purpose=f"train/{step}")
+        self.questions.update(sampled)
+        chosen = chosen_responses(sampled, self.max_per_question, self.deduplicate)
+        samples = [replace(s, has_loss=i in chosen, advantage=float(i in chosen)) for i, s in enumerate(sampled)]
+        to_learn = [s for s in samples if s.has_loss]
+        correct = sum(s.grade.outcome == "correct" for s in samples)
+        metrics: dict[str, float] = {
+            "ei/correct": correct,
+            "ei/kept": len(to_learn),
+            "ei/questions_with_kept": len({s.group for s in to_learn}) / max(len(problems), 1),
+            "ei/solved_questions": self.questions.n_solved,
+        }
+        return Collected(
+            samples,
+            self.batches(step, to_learn),
+            metrics,
+            self._notices(len(problems), correct, len(to_learn)),
+            restart=self.restart and bool(to_learn),
+        )
+
+    def _notices(self, questions: int, correct: int, to_learn: int) -> dict[str, str]:
+        if not questions:
+            return {"nothing_asked": "every question counts as solved (skip_solved): nothing is left to ask or learn"}
+        if questions < self.per_step:
+            return {"few_questions": f"only {questions} of {self.per_step} questions are left unsolved"}
+        if not correct:
+            finding = f"none of {questions * self.group_size} responses was correct"
+            cure = "use easier questions, a larger group_size, or SFT first"
+            return {"nothing_correct": f"{finding}: nothing to imitate, so this step does not train; {cure}"}
+        if not to_learn:
+            return {"nothing_kept": f"all {correct} correct responses were cut at sampling.max_tokens: raise it"}
+        return {}
+
+
+def chosen_responses(samples: Sequence[Sample], most: int | None, deduplicate: bool) -> set[int]:
+    """Return the indices of responses to imitate: correct and not truncated, the first `most` per question.
+
+    With `deduplicate`, only the first of responses to a question that differ in white space only.
+    """
+    per_question: Counter[str] = Counter()
+    seen: set[tuple[str, str]] = set()
+    chosen = set()
+    for place, s in enumerate(samples):
+        text = " ".join(s.response.text.split())
+        repeated = deduplicate and (s.group, text) in seen
+        full = most is not None and per_question[s.group] >= most
+        if s.grade.outcome != "correct" or s.response.truncated or repeated or full:
+            continue
+        seen.add((s.group, text))
+        per_question[s.group] += 1
+        chosen.add(place)
+    return chosen

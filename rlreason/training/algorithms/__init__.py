@@ -1,1 +1,0 @@
-"""Algorithms decide which sequences a step learns from, and with what advantages."""
