@@ -17,7 +17,7 @@ from rlreason.config.groups import GradingConfig  # noqa: E402
 from rlreason.grading import Grader  # noqa: E402
 from rlreason.grading.answers.compare import decide_pair  # noqa: E402
 from rlreason.grading.answers.lexer import ComparisonSettings  # noqa: E402
-from rlreason.health.finding import grading_metrics  # noqa: E402
+from rlreason.grading.grader import grading_metrics  # noqa: E402
 
 CASES = ROOT / "tests" / "grading_cases"
 FORMS = (CASES / "number_forms.txt").read_text(encoding="utf-8").splitlines()

@@ -54,7 +54,7 @@ def responses_from(own: Sequence[int], others: Sequence[Sequence[int]], lengths:
 
 def prompts_of(given: Namespace) -> list[str]:
     """The four prompts as text."""
-    from rlreason.data.prompts import load_template, render
+    from rlreason.config.leaves import load_template, render
 
     template = load_template("r1_zero.prompt", ROOT / "prompts")
     return [render(template, problem.question) for problem in gsm8k(given.data, PROMPTS)]

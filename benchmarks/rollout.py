@@ -29,7 +29,7 @@ sys.path.insert(0, str(ROOT))
 import torch  # noqa: E402
 
 from rlreason.config.groups import RolloutConfig  # noqa: E402
-from rlreason.data.prompts import load_template, render  # noqa: E402
+from rlreason.config.leaves import load_template, render  # noqa: E402
 from rlreason.data.tasks import make_stories  # noqa: E402
 from rlreason.engines.base import Demand, Prompt, Sampling, seed_for  # noqa: E402
 from rlreason.engines.hf.engine import HFEngine  # noqa: E402

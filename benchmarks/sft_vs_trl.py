@@ -24,7 +24,7 @@ RATE = 2e-5
 
 def texts_of(given: Namespace, count: int) -> list[tuple[str, str]]:
     """The first (prompt, response) pairs, as text."""
-    from rlreason.data.prompts import load_template, render
+    from rlreason.config.leaves import load_template, render
 
     template = load_template("r1_zero.prompt", ROOT / "prompts")
     problems = gsm8k(given.data, count)

@@ -5,9 +5,8 @@ import re
 
 import pytest
 
-from rlreason.config.leaves import resource_dir
+from rlreason.config.leaves import load_template, render, resource_dir
 from rlreason.data.prepare import subset
-from rlreason.data.prompts import load_template, render
 from rlreason.data.sources import fingerprint
 from rlreason.data.tasks import Story, habit_trace, make_stories
 from rlreason.errors import ConfigError

@@ -11,7 +11,7 @@ from hydra import compose, initialize_config_dir
 from test_data_files import BOX, lines, parse, read, sums
 
 from rlreason.config.data import DataConfig, FileDataConfig
-from rlreason.config.leaves import resource_dir
+from rlreason.config.leaves import load_template, render, resource_dir
 from rlreason.data.ground_truth import check_ground_truths
 from rlreason.data.prepare import (
     by_pass_rate,
@@ -22,7 +22,7 @@ from rlreason.data.prepare import (
     subset,
     without_overlap,
 )
-from rlreason.data.prompts import check_template, filter_correct, load_template, render, trace_text, with_traces
+from rlreason.data.prompts import check_template, filter_correct, trace_text, with_traces
 from rlreason.data.sources import fingerprint, question_hash
 from rlreason.errors import ConfigError
 from rlreason.grading import Grader

@@ -10,7 +10,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config
 
 from rlreason.cli.check import check_command_line
-from rlreason.data.prompts import load_template
+from rlreason.config.leaves import load_template
 from rlreason.engines.base import Sampling
 from rlreason.engines.rollouts import Rollouts
 from rlreason.errors import ConfigError

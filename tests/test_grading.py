@@ -17,7 +17,7 @@ from rlreason.evaluation import protocol
 from rlreason.grading import Grader, question_only_reward_fn, r1_zero_reward_fn
 from rlreason.grading.build import GRADER_VERSION
 from rlreason.grading.formats import boxed
-from rlreason.health.finding import grading_metrics, grading_warnings
+from rlreason.grading.grader import grading_metrics, grading_warnings
 from tests.waiting import patient
 
 

@@ -11,7 +11,7 @@ from rlreason.config.groups import NAMED_REWARDS, GradingConfig
 from rlreason.errors import ConfigError
 from rlreason.grading import Grader
 from rlreason.grading.formats import FORMATS
-from rlreason.health.finding import grading_metrics, grading_warnings
+from rlreason.grading.grader import grading_metrics, grading_warnings
 from rlreason.types import Grade
 from tests.waiting import patient
 

@@ -14,8 +14,8 @@ from transformers import Phi3Config, Phi3ForCausalLM
 from rlreason.api import train
 from rlreason.cli.doctor_checks import weight_findings
 from rlreason.cli.doctor_probes import ProbeResult
+from rlreason.config.leaves import load_template
 from rlreason.config.store import typed
-from rlreason.data.prompts import load_template
 from rlreason.engines.base import Prompt, Sampling, Stops
 from rlreason.engines.hf.engine import HFEngine
 from rlreason.engines.vllm.start import write_model

@@ -20,8 +20,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlreason.config.data import FileDataConfig
+from rlreason.config.leaves import render
 from rlreason.data.prepare import read_splits
-from rlreason.data.prompts import render
 from rlreason.errors import ConfigError
 from rlreason.model.chat import Chat
 from rlreason.model.policy import Policy, load_policy

@@ -2,9 +2,10 @@
 
 import dataclasses
 import glob
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -188,3 +189,48 @@ def required(asked: str, package: str) -> Iterator[None]:
         yield
     except ImportError as error:
         raise ConfigError(needs(asked, package, error)) from error
+
+
+def load_template(file: str, folder: Path) -> str:
+    """Load a template by file name in `folder`, or by path; `ConfigError` unless `{question}` is its only field."""
+    path = next((p for p in (folder / file, Path(file).expanduser()) if p.is_file()), None)
+    if path is None:
+        offered = ", ".join(sorted(p.name for p in folder.glob("*.prompt")))
+        raise ConfigError(
+            f"prompt.file={file} is neither in {folder} ({offered}) nor a path: give one of these, or a path"
+        )
+    template = path.read_text(encoding="utf-8-sig")  # an editor may begin a file with a byte-order mark
+    try:
+        filled = render(template, "\0")
+    except (KeyError, IndexError, ValueError) as error:
+        raise ConfigError(
+            f"prompt.file={file}: a brace in it is no field ({error}): double literal braces, as in \\boxed{{{{}}}}"
+        ) from error
+    if "\0" not in filled:
+        raise ConfigError(f"prompt.file={file} never uses the question: put {{question}} where it belongs")
+    return template
+
+
+def render(template: str, question: str) -> str:
+    r"""Return the prompt for one question.
+
+    >>> render("Q: {question} Use \\boxed{{}}.", "1+1? {}")
+    'Q: 1+1? {} Use \\boxed{}.'
+    """
+    return template.format(question=question)
+
+
+Render = Callable[[str], str]  # a question -> text
+
+
+def template_of(file: str) -> str:
+    """Load the text that a question is filled into: a whole prompt, or the user's turn of a chat."""
+    try:
+        return load_template(file, resource_dir("prompts"))
+    except (OSError, ValueError) as error:  # no permission, no UTF-8
+        raise ConfigError(f"prompt.file={file} cannot be read ({error}): give a text file in UTF-8") from error
+
+
+def prompt_renderer(file: str) -> Render:
+    """Return the function that fills a question into the template."""
+    return partial(render, template_of(file))

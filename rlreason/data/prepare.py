@@ -20,11 +20,11 @@ from rlreason.config.data import (
     StoriesConfig,
 )
 from rlreason.config.groups import as_eval, naming_eval_settings
-from rlreason.config.leaves import SPLITS, locate, may_be_hub_name, resource_dir
+from rlreason.config.leaves import SPLITS, locate, may_be_hub_name, prompt_renderer, resource_dir
 from rlreason.config.rules import too_many_problems
 from rlreason.config.run import RunConfig
 from rlreason.data.ground_truth import check_ground_truths, with_ground_truth
-from rlreason.data.prompts import check_template, filter_correct, prompt_renderer, trace_text, with_traces
+from rlreason.data.prompts import check_template, filter_correct, trace_text, with_traces
 from rlreason.data.sources import (
     Names,
     ProblemTable,
@@ -404,7 +404,7 @@ def read_problems(run: RunConfig, say: Say) -> tuple[Problems, Problems]:
     if not run.uses_training_data:
         train = []  # nothing is learned: training data must not stop a measurement
     if isinstance(data, FileDataConfig):
-        train, validation = with_ground_truths(data, train, validation, prompt_renderer(run.asking.prompt), say)
+        train, validation = with_ground_truths(data, train, validation, prompt_renderer(run.asking.prompt.file), say)
     return train, validation if own is None else read_validation(run, say)
 
 
@@ -413,7 +413,7 @@ def select_training(
 ) -> tuple[Problems, dict[str, int]]:
     """Return the training problems after all filters, and the number before and after each."""
     data, sizes = run.data, {"train_read": len(train)}
-    train = with_notes(say, *without_overlap(train, validation, data.overlap, prompt_renderer(run.asking.prompt)))
+    train = with_notes(say, *without_overlap(train, validation, data.overlap, prompt_renderer(run.asking.prompt.file)))
     if data.pass_rates is not None:
         rates = read_pass_rates(Path(data.pass_rates).expanduser())
         train = with_notes(say, *by_pass_rate(train, rates, data.min_pass_rate, data.max_pass_rate))
@@ -451,7 +451,7 @@ def same_truth(grader: Grader | None) -> Callable[[str, str], bool]:
 
 def read_validation(run: RunConfig, say: Say) -> Problems:
     """Read the validation problems of an evaluation's own data; of files, only the validation split is read."""
-    data, fill = run.evaluation.data, prompt_renderer(run.evaluation.prompt)
+    data, fill = run.evaluation.data, prompt_renderer(run.evaluation.prompt.file)
 
     def note(text: str) -> None:
         say(as_eval("data", text, data))

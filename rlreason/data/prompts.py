@@ -3,63 +3,13 @@
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
-from functools import partial
-from pathlib import Path
 from random import Random
 from string import Formatter
 from typing import Any
 
-from rlreason.config.groups import PromptConfig
-from rlreason.config.leaves import resource_dir
 from rlreason.errors import ConfigError, DataError
 from rlreason.runtime.text import few
 from rlreason.types import Grade, Problem, Sample
-
-
-def load_template(file: str, folder: Path) -> str:
-    """Load a template by file name in `folder`, or by path; `ConfigError` unless `{question}` is its only field."""
-    path = next((p for p in (folder / file, Path(file).expanduser()) if p.is_file()), None)
-    if path is None:
-        offered = ", ".join(sorted(p.name for p in folder.glob("*.prompt")))
-        raise ConfigError(
-            f"prompt.file={file} is neither in {folder} ({offered}) nor a path: give one of these, or a path"
-        )
-    template = path.read_text(encoding="utf-8-sig")  # an editor may begin a file with a byte-order mark
-    try:
-        filled = render(template, "\0")
-    except (KeyError, IndexError, ValueError) as error:
-        raise ConfigError(
-            f"prompt.file={file}: a brace in it is no field ({error}): double literal braces, as in \\boxed{{{{}}}}"
-        ) from error
-    if "\0" not in filled:
-        raise ConfigError(f"prompt.file={file} never uses the question: put {{question}} where it belongs")
-    return template
-
-
-def appended(whole: Sequence[int], bare: Sequence[int]) -> int:
-    """Count the tokens that a tokenizer adds after a text, from its ids with (`whole`) and without them (`bare`).
-
-    `ConfigError` where the bare ids are not part of the whole ones.
-
-    >>> appended([1, 7, 8, 2, 2], [7, 8])
-    2
-    """
-    for start in range(len(whole) - len(bare) + 1):
-        if list(whole[start : start + len(bare)]) == list(bare):
-            return len(whole) - len(bare) - start
-    raise ConfigError(
-        "model.path: its tokenizer's post-processor changes a prompt's own tokens: remove it from tokenizer.json"
-    )
-
-
-def render(template: str, question: str) -> str:
-    r"""Return the prompt for one question.
-
-    >>> render("Q: {question} Use \\boxed{{}}.", "1+1? {}")
-    'Q: 1+1? {} Use \\boxed{}.'
-    """
-    return template.format(question=question)
-
 
 GradeBatch = Callable[[Sequence[str], Sequence[str]], Sequence[Grade]]
 
@@ -146,22 +96,6 @@ def _missing(problem: Problem, template: str) -> str:
     fields = {name for _, name, _, _ in Formatter().parse(template)}
     lacks = [name for name in ("solution", "answer") if name in fields and not getattr(problem, name)]
     return "no " + " and no ".join(lacks) if lacks else ""
-
-
-Render = Callable[[str], str]  # a question -> text
-
-
-def template_of(prompt: PromptConfig) -> str:
-    """Load the text that a question is filled into: a whole prompt, or the user's turn of a chat."""
-    try:
-        return load_template(prompt.file, resource_dir("prompts"))
-    except (OSError, ValueError) as error:  # no permission, no UTF-8
-        raise ConfigError(f"prompt.file={prompt.file} cannot be read ({error}): give a text file in UTF-8") from error
-
-
-def prompt_renderer(prompt: PromptConfig) -> Render:
-    """Return the function that fills a question into the prompt's template."""
-    return partial(render, template_of(prompt))
 
 
 class ProblemSampler:

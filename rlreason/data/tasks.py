@@ -3,9 +3,10 @@
 import random
 import re
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import cycle
 from typing import Any, NamedTuple
 
 from rlreason.config.data import HabitsConfig
@@ -328,3 +329,18 @@ def to_problem(row: Any, id: str) -> Problem:
 def _key(problem: Problem) -> tuple[list[int], int]:
     numbers, target = problem.answer.split(" -> ")
     return [int(number) for number in numbers.split()], int(target)
+
+
+@dataclass(frozen=True, slots=True)
+class PromptFormat:
+    """How a question becomes a prompt, and how a response to it is written."""
+
+    prompt: Callable[[str], str]  # question -> prompt
+    trace: str  # a template with {solution} and {answer}
+
+
+def texts_in(formats: Sequence[PromptFormat], problems: Sequence[Problem]) -> Iterator[str]:
+    """Yield the tokenizer's training texts: prompts and responses in all formats, the same for every seed."""
+    rng = random.Random("tokenizer")
+    for problem, form in zip(problems[:2000], cycle(dict.fromkeys(formats)), strict=False):
+        yield form.prompt(problem.question) + habit_trace(problem, rng, 0.5, 0.0, form.trace)

@@ -17,7 +17,6 @@ from rlreason.errors import ConfigError
 from rlreason.grading import verifiers
 from rlreason.grading.grader import Grader, GroundTruth
 from rlreason.grading.verifiers import reward_name
-from rlreason.records.files import INCIDENTS
 from rlreason.runtime.plugins import GIVEN
 
 
@@ -40,9 +39,11 @@ class Graders:
             grader.close()
 
 
-def make_graders(run: RunConfig, folder: Path) -> Graders:
-    """Start the graders. Data with its own verifier determines the reward; a run that learns without grades has no
-    separate training grader."""
+def make_graders(run: RunConfig, incidents: Path) -> Graders:
+    """Start the graders; they log their failures in `incidents`.
+
+    Data with its own verifier determines the reward. A run that learns without grades has no separate training grader.
+    """
     evaluation = run.evaluation
     counts = reward_name_of(evaluation.reward, evaluation.data)
     second = evaluation.prompt_reward and reward_name_of(evaluation.prompt_reward, evaluation.data)
@@ -50,7 +51,7 @@ def make_graders(run: RunConfig, folder: Path) -> Graders:
     graders: dict[str, Grader] = {}
     try:
         for reward in dict.fromkeys(filter(None, (training, counts, second))):
-            graders[reward] = Grader(run.grading, reward, log_path=folder / INCIDENTS)
+            graders[reward] = Grader(run.grading, reward, log_path=incidents)
             graders[reward].start()
     except BaseException:
         for grader in graders.values():

@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 
 from rlreason.config.groups import WEIGHTS, monitor_of, settings_of
 from rlreason.errors import ConfigError
-from rlreason.health.finding import COUNTED, WARN_SHARE, Finding, MetricCourse
+from rlreason.grading.grader import COUNTED, WARN_SHARE
+from rlreason.health.finding import Finding, MetricCourse
 from rlreason.health.watch import MONITORS, ReplayedRule, Row, as_numbers, replay_monitors, steps_done
 from rlreason.records.console import Console
 from rlreason.records.files import CONFIG, ENGINE_LOG, HYDRA, LOG, METRICS, STACKS, STATUS

@@ -10,9 +10,9 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from rlreason.config.groups import PromptConfig, naming_eval_settings
+from rlreason.config.leaves import prompt_renderer, template_of
 from rlreason.config.model import ModelConfig
 from rlreason.config.run import RunConfig
-from rlreason.data.prompts import prompt_renderer, template_of
 from rlreason.errors import ConfigError
 from rlreason.model.loading import load_tokenizer
 from rlreason.model.policy import Policy
@@ -163,7 +163,7 @@ PromptIds = Callable[[Problem], list[int]]
 
 def check_prompt(prompt: PromptConfig, model: ModelConfig) -> None:
     """Raise `ConfigError` if prompts cannot be made; for a chat this loads the tokenizer, never the weights."""
-    template_of(prompt)
+    template_of(prompt.file)
     if prompt.chat:
         assert model.folder is not None, "a model made on the spot has no chat template"
         chat_of(prompt, load_tokenizer(model.folder)).check()
@@ -185,7 +185,9 @@ def chat_of(prompt: PromptConfig, tokenizer: PreTrainedTokenizerBase) -> Chat:
 
 def encoder(policy: Policy, prompt: PromptConfig) -> PromptEncoder:
     """Return the encoder of these prompts: a problem -> the token ids of its prompt."""
-    return PromptEncoder(policy, prompt_renderer(prompt), chat_of(prompt, policy.tokenizer) if prompt.chat else None)
+    return PromptEncoder(
+        policy, prompt_renderer(prompt.file), chat_of(prompt, policy.tokenizer) if prompt.chat else None
+    )
 
 
 def end_of_turn(prompt: PromptConfig, tokenizer: PreTrainedTokenizerBase) -> int | None:
@@ -195,7 +197,7 @@ def end_of_turn(prompt: PromptConfig, tokenizer: PreTrainedTokenizerBase) -> int
 
 def prompt_facts(prompt: PromptConfig, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
     """Describe the prompt for a protocol: the template's text, and the chat template, if any."""
-    return {"prompt": template_of(prompt), "chat": chat_of(prompt, tokenizer).describe() if prompt.chat else {}}
+    return {"prompt": template_of(prompt.file), "chat": chat_of(prompt, tokenizer).describe() if prompt.chat else {}}
 
 
 def remarks(prompt: PromptConfig, problems: Sequence[Problem]) -> list[str]:

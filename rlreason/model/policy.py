@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.cache_utils import Cache
 
-from rlreason.data.prompts import appended
 from rlreason.errors import ConfigError
 from rlreason.model.attention import select_kernel
 from rlreason.model.loading import (
@@ -406,3 +405,19 @@ def weights_hash(weights: Iterable[tuple[str, Tensor]]) -> str:
         some = flat[:: max(1, len(flat) // PER_TENSOR)].to("cpu", torch.float32)
         digest.update(f"{name}{tuple(weight.shape)}".encode() + some.numpy().tobytes())
     return digest.hexdigest()[:8]
+
+
+def appended(whole: Sequence[int], bare: Sequence[int]) -> int:
+    """Count the tokens that a tokenizer adds after a text, from its ids with (`whole`) and without them (`bare`).
+
+    `ConfigError` where the bare ids are not part of the whole ones.
+
+    >>> appended([1, 7, 8, 2, 2], [7, 8])
+    2
+    """
+    for start in range(len(whole) - len(bare) + 1):
+        if list(whole[start : start + len(bare)]) == list(bare):
+            return len(whole) - len(bare) - start
+    raise ConfigError(
+        "model.path: its tokenizer's post-processor changes a prompt's own tokens: remove it from tokenizer.json"
+    )

@@ -2,11 +2,9 @@
 
 import hashlib
 import os
-import random
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from itertools import cycle
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -17,30 +15,13 @@ from torch import Tensor, uint8
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from rlreason.config.model import TINY_CONTEXT
-from rlreason.data.tasks import habit_trace
 from rlreason.model.parameters import seeded
 from rlreason.runtime.text import first_line
-from rlreason.types import Problem
 
 END = "<|endoftext|>"
 PAD = "<|pad|>"
 TAGS = ("<think>", "</think>", "<answer>", "</answer>")
 VOCABULARY = 2048  # most tokens: enough for every word of every shipped prompt to be one token
-
-
-@dataclass(frozen=True, slots=True)
-class PromptFormat:
-    """How a question becomes a prompt, and how a response to it is written."""
-
-    prompt: Callable[[str], str]  # question -> prompt
-    trace: str  # a template with {solution} and {answer}
-
-
-def texts_in(formats: Sequence[PromptFormat], problems: Sequence[Problem]) -> Iterator[str]:
-    """Yield the tokenizer's training texts: prompts and responses in all formats, the same for every seed."""
-    rng = random.Random("tokenizer")
-    for problem, form in zip(problems[:2000], cycle(dict.fromkeys(formats)), strict=False):
-        yield form.prompt(problem.question) + habit_trace(problem, rng, 0.5, 0.0, form.trace)
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:

@@ -14,13 +14,13 @@ from transformers import AutoConfig
 
 from rlreason.config.data import HabitsConfig, StoriesConfig
 from rlreason.config.groups import EvalProtocolConfig, sampling_key
+from rlreason.config.leaves import template_of
 from rlreason.config.model import ModelConfig, TinyModelConfig
 from rlreason.config.run import Asking, RunConfig
 from rlreason.config.training import TrainingConfig
 from rlreason.data.prepare import Loaded, load_data, read_splits, subset
-from rlreason.data.prompts import template_of
 from rlreason.data.sources import fingerprint
-from rlreason.data.tasks import taught
+from rlreason.data.tasks import taught, texts_in
 from rlreason.engines.base import Engine, Sampling, tags_in
 from rlreason.engines.build import check_engine, demand_of, make_engine
 from rlreason.engines.rollouts import Rollouts
@@ -46,8 +46,9 @@ from rlreason.model.parameters import (
 from rlreason.model.policy import LogProbScorer, Policy, load_policy
 from rlreason.model.savings import Parallel, parallel_mode
 from rlreason.model.shapes import Device, ModelShape, processor, shape_from, shape_of
-from rlreason.model.tiny import TAGS, VOCABULARY, build_model, build_tokenizer, checksum, copy_weights, texts_in
+from rlreason.model.tiny import TAGS, VOCABULARY, build_model, build_tokenizer, checksum, copy_weights
 from rlreason.records.console import Console
+from rlreason.records.files import INCIDENTS
 from rlreason.records.loggers import Loggers, Resumed
 from rlreason.runtime.clock import Clock
 from rlreason.runtime.machine import default_threads, place_of, world_of
@@ -246,7 +247,7 @@ def build_components(
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # else the grading processes warn about it
     check_prompts(run)
     loggers = Loggers(console.say)
-    graders = make_graders(run, folder)  # their workers start before a GPU is touched
+    graders = make_graders(run, folder / INCIDENTS)  # their workers start before a GPU is touched
     with closing_on_error(graders, loggers):
         if logs:
             start_loggers(run, loggers, folder, console)
@@ -343,7 +344,7 @@ def make_sampling(asking: Asking, policy: Policy) -> Sampling:
     end = end_of_turn(asking.prompt, policy.tokenizer)
     ends = frozenset() if end is None else frozenset({end})
     stop = tuple(asking.prompt.stop)
-    tags = tags_in(policy.tokenizer, (template_of(asking.prompt), *stop), always=TAGS)
+    tags = tags_in(policy.tokenizer, (template_of(asking.prompt.file), *stop), always=TAGS)
     return Sampling(**asdict(asking.sampling), stop=stop, tags=tags, end_ids=ends)
 
 

@@ -13,10 +13,9 @@ from typing import NamedTuple
 
 from rlreason.config.data import GymConfig
 from rlreason.config.groups import WITHOUT_VLLM, GradingConfig, PromptConfig, as_eval
-from rlreason.config.leaves import needs
+from rlreason.config.leaves import needs, template_of
 from rlreason.config.run import RunConfig, judges
 from rlreason.data.prepare import Loaded, load_data
-from rlreason.data.prompts import template_of
 from rlreason.errors import ConfigError, EngineError, ResourceError
 from rlreason.grading import Grader
 from rlreason.grading.build import reward_name_of
@@ -61,7 +60,7 @@ def assumed_prompt(run: RunConfig) -> int | None:
     if run.model.made_on_the_spot:
         return None
     prompts = (run.evaluation.prompt, run.asking.prompt)
-    return PROMPT + max(math.ceil(len(template_of(prompt)) / CHARACTERS) for prompt in prompts)
+    return PROMPT + max(math.ceil(len(template_of(prompt.file)) / CHARACTERS) for prompt in prompts)
 
 
 #: Messages of torch, and of vLLM if its cache has no room or another program holds the GPU.
@@ -342,7 +341,7 @@ def template_problems(run: RunConfig) -> list[str]:
 def template_error(prompt: PromptConfig) -> str:
     """Say why the prompt's template cannot be used; "" if it can."""
     try:
-        template_of(prompt)
+        template_of(prompt.file)
     except ConfigError as error:
         return str(error)
     return ""

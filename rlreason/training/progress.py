@@ -13,7 +13,7 @@ from torch.profiler import profile, record_function
 from rlreason.config.groups import sampling_key
 from rlreason.config.training import BudgetConfig, TrainingConfig
 from rlreason.engines.rollouts import rollout_metrics
-from rlreason.health.finding import grading_metrics
+from rlreason.grading.grader import grading_metrics
 from rlreason.health.watch import Monitors
 from rlreason.model.policy import Policy
 from rlreason.records.console import Console

@@ -19,26 +19,16 @@ from omegaconf import OmegaConf
 
 from rlreason.config.data import HabitsConfig
 from rlreason.config.groups import NAMED_REWARDS, PromptConfig
-from rlreason.config.leaves import resource_dir
+from rlreason.config.leaves import prompt_renderer, resource_dir, template_of
 from rlreason.config.model import SHARED_WARM_START, TinyModelConfig, WarmStartConfig
 from rlreason.config.run import RunConfig
 from rlreason.config.training import OptimizationConfig
-from rlreason.data.prompts import prompt_renderer, template_of
 from rlreason.data.sources import fingerprint
-from rlreason.data.tasks import R1_ZERO_TRACE, habit_trace
+from rlreason.data.tasks import R1_ZERO_TRACE, PromptFormat, habit_trace
 from rlreason.errors import ConfigError
 from rlreason.grading import Grader
 from rlreason.model.policy import Policy
-from rlreason.model.tiny import (
-    SUFFIX,
-    BrokenWeightsError,
-    PromptFormat,
-    WeightCache,
-    Weights,
-    checksum,
-    copy_weights,
-    read_weights,
-)
+from rlreason.model.tiny import SUFFIX, BrokenWeightsError, WeightCache, Weights, checksum, copy_weights, read_weights
 from rlreason.objectives.objective import LengthNormConfig, Objective
 from rlreason.training.algorithms import sft_sample
 from rlreason.training.learner import Learner
@@ -247,7 +237,7 @@ SHARED = 5 * SHARED_WARM_START[:3] + SHARED_WARM_START[3:]
 def formats_of(run: RunConfig) -> list[PromptFormat]:
     """Return one format per turn; an evaluation's own prompt gets half of them, unless training's bring it along."""
     prompt, trained = run.eval.prompt, formats_with(run.prompt)
-    if prompt is None or template_of(prompt) == template_of(run.prompt):
+    if prompt is None or template_of(prompt.file) == template_of(run.prompt.file):
         return trained
     more = formats_with(prompt)
     if len(trained) == len(more) > 1:  # both are in the shared warm start
@@ -259,7 +249,7 @@ def formats_of(run: RunConfig) -> list[PromptFormat]:
 def formats_with(prompt: PromptConfig) -> list[PromptFormat]:
     """Return one format per turn: those of the shared warm start if this prompt is one of them, else its own alone."""
     shared = {name: shipped(name) for name in SHARED}
-    same = [other for other in shared.values() if template_of(other) == template_of(prompt)]
+    same = [other for other in shared.values() if template_of(other.file) == template_of(prompt.file)]
     check_readable(prompt, trace_of(same[0] if same else prompt))
     if not same:
         return [format_of(prompt)]
@@ -277,7 +267,7 @@ def shipped(name: str) -> PromptConfig:
 
 def format_of(prompt: PromptConfig) -> PromptFormat:
     """Return how this prompt asks, and how a trace answers it."""
-    return PromptFormat(prompt_renderer(prompt), trace_of(prompt))
+    return PromptFormat(prompt_renderer(prompt.file), trace_of(prompt))
 
 
 def trace_of(prompt: PromptConfig) -> str:
