@@ -74,7 +74,8 @@ def check(words: list[str]) -> None:
         config_of([word for word in own if not word.startswith("resume=")])
 
 
-COMMANDS = [words for words in calls(README) if not any(word.startswith("gpus=") for word in words)]
+PAGES_RUN = (README, PAGES["models.md"], PAGES["evaluate.md"], PAGES["resume.md"])
+COMMANDS = [words for page in PAGES_RUN for words in calls(page) if not any(word.startswith("gpus=") for word in words)]
 
 
 @pytest.mark.usefixtures("placeholders")
