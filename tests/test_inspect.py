@@ -119,6 +119,11 @@ def test_every_category_is_shown_with_its_count_and_written(run, capsys):
         assert "15 responses: 1 correct, 6 format1_wrong, 8 format0" in out
         assert out.count("\n--- ") == min(3, size)
         assert f"over all {size} of {category}" in out
+    assert subcommand("inspect", run, "--problem", "p3") == 0
+    out = capsys.readouterr().out
+    assert out.count("\n--- ") == out.count("\n--- 1. p3") == 1
+    subcommand("inspect", run, "--category", "truncated")
+    out = capsys.readouterr().out
     assert "cut at the token limit" in out
     text = (run / "inspect.md").read_text()
     assert "| `no </think>` | 1 |" in text
@@ -170,6 +175,7 @@ def test_an_unfinished_evaluation_is_readable(tmp_path, capsys):
         (["nowhere"], "nowhere is no folder"),
         (["."], "responses.jsonl"),
         (["RUN", "-n", "0"], "-n 0"),
+        (["RUN", "--problem", "p99"], "--problem p99"),
         (["RUN", "--step", "7"], "is an evaluation, which has no steps"),
         (["RUN", "--write"], "--write"),
         (["RUN", "--regrade", "-n", "3"], "--regrade"),

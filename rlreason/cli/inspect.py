@@ -147,7 +147,7 @@ def regraded(row: Row, grade: Grade) -> Row:
 READ_BY = {
     "regrade": ("other", "write"),
     "gradients": ("step",),
-    "": ("category", "n", "step", "rollouts", "markdown"),
+    "": ("category", "problem", "n", "step", "rollouts", "markdown"),
 }
 CASES_SHOWN = 10
 
@@ -156,6 +156,7 @@ def add_arguments(parser: Parser) -> None:
     """Add the arguments of `rlreason inspect`."""
     parser.add_run("folder of an evaluation or of a training run")
     parser.add_argument("--category", choices=cases.CATEGORIES, help="only these; disagree: a second grader differs")
+    parser.add_argument("--problem", metavar="ID", help="only the responses to this problem")
     parser.add_argument("-n", type=int, metavar="N", help=f"how many cases, in the order of the file ({CASES_SHOWN})")
     parser.add_argument("--step", type=int, metavar="N", help="of a training run; the newest if not given")
     parser.add_argument("--rollouts", action="store_true", help="training responses instead of evaluations")
@@ -180,13 +181,7 @@ def main(arguments: argparse.Namespace, console: Console) -> Answer:
         from rlreason.training.laboratory import compare_gradients
 
         return compare_gradients(RunFolder(arguments.run), arguments.step, console)
-    n = CASES_SHOWN if arguments.n is None else arguments.n
-    if n < 1:
-        raise ConfigError(f"-n {n} shows nothing: give a number above 0")
-    run = RunFolder(arguments.run)
-    refuse_target("--markdown", arguments.run / CASES if arguments.markdown is None else arguments.markdown)
-    file = run.responses(arguments.step, arguments.rollouts)
-    return inspect(run, file, arguments.category, n, arguments.markdown, console)
+    return inspect(arguments, console)
 
 
 def refuse_unread(arguments: argparse.Namespace) -> None:
@@ -200,13 +195,21 @@ def refuse_unread(arguments: argparse.Namespace) -> None:
             raise ConfigError(f"{option} has no effect {f'with --{way}' if way else 'here'}: {cure}")
 
 
-def inspect(
-    run: RunFolder, file: ResponseFile, category: str | None, n: int, target: Path | None, console: Console
-) -> Answer:
-    """Show the first `n` responses of a category in a file of a run, and write them to `target` as Markdown."""
+def inspect(arguments: argparse.Namespace, console: Console) -> Answer:
+    """Show the first responses of a category or a problem in a file of a run, and write them down as Markdown."""
+    n, category = CASES_SHOWN if arguments.n is None else arguments.n, arguments.category
+    if n < 1:
+        raise ConfigError(f"-n {n} shows nothing: give a number above 0")
+    run, target = RunFolder(arguments.run), arguments.markdown or arguments.run / CASES
+    refuse_target("--markdown", target)
+    file = run.responses(arguments.step, arguments.rollouts)
     rows = list(run.rows(file, TO_SHOW).values())
     if not rows:
         raise DataError(f"{file.path} holds no responses: choose another run or step")
+    if arguments.problem is not None:
+        rows = [row for row in rows if row["problem_id"] == arguments.problem]
+        if not rows:
+            raise ConfigError(f"--problem {arguments.problem} is not in {file.path}: give an id that stands there")
     graded = RunGrading.of(*run.grading(evaluates=file.kind != ROLLOUTS))
     if category == "disagree":
         chosen = disagreeing(rows, graded, console)
@@ -225,7 +228,6 @@ def inspect(
     if not chosen:
         text += f"\nnone of them is in category {category}: choose another, or leave it out"
         return Answer(folded(text, console.width), figures)
-    target = target or run.path / CASES
     heading = f"{cases.counts_line(rows)}. Shown: {len(shown)} of {len(chosen)} in {category or 'any category'}."
     write_whole(target, visible(cases.markdown(run.path, heading, shown, found, counted)))
     kinds = "".join(f"\n{count:>7}  {kind}" for kind, count in counted.items())

@@ -162,11 +162,12 @@ def case_lines(row: Row, found: Sequence[Reason], most: int = LONGEST) -> list[t
     """Return a case as (label, text) pairs, for the terminal and for Markdown."""
     entropy = f", entropy {row['entropy']:.2f}" if row.get("entropy") is not None else ""
     ended = "cut at the limit" if row["finish_reason"] == "length" else "ended"
+    grade = f"{category_of(row)} (outcome {row['outcome']}, decided by {row['path']})"
     return [
         ("question", row["question"]),
         ("ground truth", str(row["gold"])),
         ("response", shorten(row["response"], most, "both")),
-        ("grade", f"{category_of(row)} ({row['outcome']}, {row['path']}); {row['length']} tokens, {ended}{entropy}"),
+        ("grade", f"{grade}; {row['length']} tokens, {ended}{entropy}"),
         ("why", "; ".join(map(str, found))),
     ]
 
