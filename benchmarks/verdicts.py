@@ -1,0 +1,213 @@
+"""How often is one of two equal settings called better? This project's rule beside packages for evaluations.
+
+    python -m venv tools && tools/bin/pip install evalstats errorbars evalsig
+    python benchmarks/verdicts.py --tools tools/bin/python        # minutes; without --tools only the rules of this file
+
+Two settings are trained with S seeds each and answer the same P problems. A seed moves the accuracy of its model by a
+normal amount of `spread` points, the same distribution for both settings, so neither is better: every "better" or
+"worse" is false. A verdict is false where the 95% interval leaves out 0, or p <= 0.05 where a tool decides by p. Kinds:
+
+    plain      a problem is as hard for one setting as for the other
+    suits      each setting suits some problems more (standard deviation of 15 points)
+    saturated  accuracies near 0.95
+    clusters   settings differ by subject, of which there are 8 (standard deviation of 3 points)
+
+Called as their documentation says for data with seeds: evalstats with a column `run`; errorbars with the seeds as
+samples of a question, which it averages; evalsig reads one run a side. They are made for two finished models, whose
+problems are the only sample: there they are right (the rows with a spread of 0).
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from itertools import product
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+LEVEL = 0.05
+SUITS, BY_SUBJECT, SUBJECTS = 0.15, 0.03, 8
+
+
+class Cell(NamedTuple):
+    """One design: seeds a side, problems, spread of seeds in points, kind of problems."""
+
+    seeds: int
+    problems: int
+    spread: float
+    kind: str = "plain"
+
+
+GRID = [Cell(*of) for of in product((2, 3, 4, 6, 8), (256, 1319, 5000), (0.0, 1.0, 2.0, 3.5, 5.0))]
+GRID += [Cell(s, 1319, x, kind) for kind in ("suits", "saturated", "clusters") for s in (2, 4, 8) for x in (0.0, 2.0)]
+BESIDE = [Cell(s, 1319, x) for s in (2, 4, 8) for x in (0.0, 2.0, 5.0)]  # where the packages are asked too
+
+
+def answers(rng: np.random.Generator, cell: Cell, gain: float = 0.0) -> tuple[Floats, Floats]:
+    """Draw the answers (seeds, problems), 0 or 1, of a reference and of a setting that is better by `gain`."""
+    base = rng.beta(19, 1, cell.problems) if cell.kind == "saturated" else rng.beta(2, 2, cell.problems)
+    sides = []
+    for shift in (0.0, gain):
+        right = base + shift
+        if cell.kind == "suits":
+            right = right + rng.normal(0, SUITS, cell.problems)
+        if cell.kind == "clusters":
+            right = right + rng.normal(0, BY_SUBJECT, SUBJECTS)[np.arange(cell.problems) % SUBJECTS]
+        of_seeds = rng.normal(0, cell.spread / 100, (cell.seeds, 1))
+        sides.append((rng.random((cell.seeds, cell.problems)) < np.clip(right + of_seeds, 0, 1)).astype(np.float64))
+    return sides[0], sides[1]
+
+
+def interval_of(a: Floats, b: Floats) -> tuple[float, float, float]:
+    """Return (low, high, p) of b - a by this project's rule."""
+    from rlreason.runtime.differences import paired_difference
+
+    found = paired_difference(b - a)
+    return found.low, found.high, found.p
+
+
+def t_test_p(d: Floats) -> float:
+    """Return the p-value of the one-sample t-test that the mean of `d` is 0."""
+    from scipy.stats import ttest_1samp
+
+    return 1.0 if not d.any() else float(ttest_1samp(d, 0).pvalue)
+
+
+#: Rule -> the p-value that it decides by.
+RULES: dict[str, Callable[[Floats, Floats], float]] = {
+    "rlreason (seeds and problems)": lambda a, b: interval_of(a, b)[2],
+    "paired t-test over problems, seeds averaged": lambda a, b: t_test_p((b - a).mean(axis=0)),
+    "paired t-test over problems, one run a side": lambda a, b: t_test_p((b - a)[0]),
+}
+
+
+def by_evalstats(a: Floats, b: Floats) -> float:
+    """Compare two models whose seeds are runs."""
+    import evalstats
+    import pandas as pd
+
+    rows = [(name, s, p, x) for name, of in (("a", a), ("b", b)) for (s, p), x in np.ndenumerate(of)]
+    data = evalstats.load_from(pd.DataFrame(rows, columns=["model", "run", "item", "score"]))
+    (pair,) = evalstats.compare(data, factors="model").to_dict()["pairwise"]
+    return 0.0 if pair["significant"] else 1.0
+
+
+def by_errorbars(a: Floats, b: Floats) -> float:
+    """Compare two models by questions, whose samples are averaged."""
+    from errorbars.compare import paired_compare
+
+    return float(paired_compare(b.mean(axis=0), a.mean(axis=0)).p_value)
+
+
+def by_evalsig(a: Floats, b: Floats) -> float:
+    """Compare two runs; it reads the first epoch of each."""
+    from evalsig import ItemResult, RunFrame, compare
+
+    def frame(name: str, of: Floats) -> RunFrame:
+        return RunFrame(name, name, "task", "accuracy", [ItemResult(str(p), x) for p, x in enumerate(of[0])])
+
+    return float(compare(frame("a", a), frame("b", b)).p_value)
+
+
+TOOLS = {"evalstats": by_evalstats, "errorbars": by_errorbars, "evalsig": by_evalsig}
+
+
+def ask_tools(folder: Path) -> None:
+    """In the tools' Python: judge every pair of `folder`, and print {tool with its version: p-values} as JSON."""
+    import warnings
+    from importlib.metadata import version
+
+    warnings.simplefilter("ignore")
+    pairs = [(of["a"].astype(np.float64), of["b"].astype(np.float64)) for of in map(np.load, sorted(folder.iterdir()))]
+    found = {f"{name} {version(name)}": [judge(a, b) for a, b in pairs] for name, judge in TOOLS.items()}
+    print(json.dumps(found))
+
+
+def false_shares(cell: Cell, n: int, seed: int, tools: str | None) -> dict[str, float]:
+    """Return {rule: share of `n` pairs of equal settings that it tells apart}."""
+    rng = np.random.default_rng([seed, *map(int, cell[:2]), int(10 * cell.spread), len(cell.kind)])
+    pairs = [answers(rng, cell) for _ in range(n)]
+    p_values = {name: [rule(a, b) for a, b in pairs] for name, rule in RULES.items()}
+    if tools:
+        with tempfile.TemporaryDirectory() as folder:
+            for k, (a, b) in enumerate(pairs):
+                np.savez(f"{folder}/{k:05}.npz", a=a.astype(np.uint8), b=b.astype(np.uint8))
+            asked = [tools, __file__, "--judge", folder]
+            p_values |= json.loads(subprocess.run(asked, check=True, capture_output=True, text=True).stdout)
+    return {name: float(np.mean(np.array(of) <= LEVEL)) for name, of in p_values.items()}
+
+
+def covered(cell: Cell, n: int, seed: int, gain: float = 0.03) -> float:
+    """Return the share of `n` pairs whose interval holds a difference that is known."""
+    rng = np.random.default_rng([seed, 1, *map(int, cell[:2]), int(10 * cell.spread), len(cell.kind)])
+    found = [interval_of(*answers(rng, cell, gain)) for _ in range(n)]
+    return float(np.mean([low <= gain <= high for low, high, _ in found]))
+
+
+def table(rows: dict[Cell, dict[str, float]]) -> str:
+    """Format the shares as Markdown, a row a rule and a column a design."""
+    names = dict.fromkeys(name for row in rows.values() for name in row)
+    lines = ["| false verdicts | " + " | ".join(f"{c.seeds} seeds, {c.spread:g} points" for c in rows) + " |"]
+    lines += ["| --- |" + " ---: |" * len(rows)]
+    for name in names:
+        lines += [f"| {name} | " + " | ".join(f"{rows[c][name]:.0%}" if name in rows[c] else "" for c in rows) + " |"]
+    return "\n".join(lines)
+
+
+def draw(rows: dict[Cell, dict[str, float]], target: Path, seeds: int = 4) -> None:
+    """Draw the shares against the spread of seeds."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6.4, 3.2), layout="constrained")
+    axes = figure.subplots()
+    cells = [cell for cell in rows if cell.seeds == seeds]
+    for name in rows[cells[0]]:
+        ours = name.startswith("rlreason")
+        axes.plot(
+            [c.spread for c in cells], [100 * rows[c][name] for c in cells], "o-", lw=2.5 if ours else 1, label=name
+        )
+    axes.axhline(100 * LEVEL, color="0.6", lw=0.8, ls="--")
+    axes.set_xlabel(f"standard deviation of seeds, accuracy points ({seeds} seeds a side, 1,319 problems)")
+    axes.set_ylabel("false verdicts, %")
+    axes.legend(frameon=False, fontsize=7)
+    figure.savefig(target)
+
+
+def main() -> None:
+    """Print the table, and draw it."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--tools", metavar="PYTHON", help="a Python that has evalstats, errorbars and evalsig")
+    parser.add_argument("--pairs", type=int, default=400, help="pairs of settings in a design (400)")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--figure", type=Path, help="where the figure goes, SVG or PNG")
+    parser.add_argument("--grid", action="store_true", help="this project's rule on the whole grid, and its coverage")
+    parser.add_argument("--judge", type=Path, help=argparse.SUPPRESS)
+    asked = parser.parse_args()
+    if asked.judge:
+        return ask_tools(asked.judge)
+    rows = {cell: false_shares(cell, asked.pairs, asked.seed, asked.tools) for cell in BESIDE}
+    print(table(rows))
+    if asked.figure:
+        draw(rows, asked.figure)
+    if asked.grid:
+        print(
+            "\n| seeds | problems | spread | kind | false | a difference of 3 points is covered |\n"
+            + "| --- " * 6
+            + "|"
+        )
+        for cell in GRID:
+            rng = np.random.default_rng([asked.seed, 2, *map(int, cell[:2]), int(10 * cell.spread), len(cell.kind)])
+            false = np.mean([interval_of(*answers(rng, cell))[2] <= LEVEL for _ in range(asked.pairs)])
+            held = covered(cell, asked.pairs, asked.seed)
+            print(f"| {' | '.join(map(str, cell))} | {false:.1%} | {held:.1%} |", flush=True)
+    return None
+
+
+if __name__ == "__main__":
+    sys.exit(main())
