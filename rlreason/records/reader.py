@@ -177,7 +177,7 @@ def runs_in(folder: Path) -> list[Path]:
 
 def refuse_unbegun(path: Path) -> None:
     """`ConfigError` for the folder of a run that was killed before it wrote its settings."""
-    if not (path / files.CONFIG).exists() and any((path / name).exists() for name in (files.HYDRA, files.STATUS)):
+    if not (path / files.CONFIG).exists() and (path / files.STATUS).exists():
         raise ConfigError(
             f"{path} has no {files.CONFIG}, as a run that was killed before it began: give the folder of one run, "
             "or start it again"
