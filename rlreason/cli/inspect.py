@@ -13,8 +13,7 @@ from rlreason.config.groups import NAMED_REWARDS
 from rlreason.errors import ConfigError, DataError
 from rlreason.evaluation import cases
 from rlreason.evaluation.cases import case_line
-from rlreason.grading.build import RunGrading
-from rlreason.grading.grader import grading_warnings
+from rlreason.grading.grader import RunGrading, grading_warnings
 from rlreason.records.console import Console
 from rlreason.records.files import CASES, ROLLOUTS, ResponseFile
 from rlreason.records.reader import RunFolder
