@@ -35,6 +35,7 @@ from rlreason.records.loggers import (
 )
 from rlreason.records.writer import RunWriter
 from rlreason.runtime.machine import SWEEP_VARIABLE
+from rlreason.runtime.text import HIDDEN
 
 OTHERS = {
     "WANDB_PROJECT": "theirs", "WANDB_ENTITY": "team", "WANDB_RUN_GROUP": "course", "WANDB_NAME": "first",
@@ -102,6 +103,13 @@ def test_without_a_word_the_defaults_are_ours(logger):
 def test_a_command_that_holds_a_secret_is_kept_from_wandb(logger, monkeypatch):
     monkeypatch.setattr("sys.argv", ["rlreason", "model.cache=https://me:swordfish@host"])
     assert logger(mode="offline").run.settings.x_disable_meta
+
+
+def test_secrets_in_the_names_of_a_run_are_hidden(logger):
+    names = {"name": "run swordfish-6", "group": "g swordfish-6", "tags": ["swordfish-6"], "notes": "is swordfish-6"}
+    made = logger({"SOME_TOKEN": "swordfish-6"}, mode="offline", **names)
+    hidden = (f"g {HIDDEN}", f"run {HIDDEN}", (HIDDEN,), f"is {HIDDEN}")
+    assert (made.run.group, made.run.name, made.run.tags, made.run.notes) == hidden
 
 
 def test_nothing_is_printed_and_the_place_is_shown(logger, capfd):

@@ -5,8 +5,7 @@ import argparse
 from rlreason.records.console import Console
 from rlreason.records.reader import RunFolder
 from rlreason.records.training_curves import draw_curves, title_of
-from rlreason.runtime.streams import folded
-from rlreason.runtime.subcommand import Answer, Parser
+from rlreason.runtime.streams import Answer, Parser, folded
 
 
 def add_arguments(parser: Parser) -> None:

@@ -11,7 +11,7 @@ from rlreason.cli.doctor_checks import Examination, examine_machine
 from rlreason.cli.doctor_findings import FAIL, WARN, Installed, installed, lines_of, version_findings
 from rlreason.errors import ConfigError
 from rlreason.records.console import Console
-from rlreason.runtime.subcommand import Answer, Parser
+from rlreason.runtime.streams import Answer, Parser
 from rlreason.runtime.text import first_line
 
 PATIENCE_S = 60.0  # for an import: a minute suffices for a cold disk

@@ -20,8 +20,7 @@ from rlreason.records.reader import RunFolder
 from rlreason.records.rows import TO_REGRADE, TO_SHOW, Row, grade_columns
 from rlreason.records.writer import rewrite_rows
 from rlreason.runtime.files import write_whole
-from rlreason.runtime.streams import folded, print_stderr
-from rlreason.runtime.subcommand import Answer, Parser, refuse_target
+from rlreason.runtime.streams import Answer, Parser, folded, print_stderr, refuse_target
 from rlreason.runtime.text import visible
 from rlreason.types import Grade
 

@@ -25,7 +25,7 @@ from rlreason.records.console import Console
 from rlreason.records.files import CONVERSATION, finite
 from rlreason.records.reader import refuse_unbegun, runs_in
 from rlreason.runtime.files import ELSEWHERE, write_whole
-from rlreason.runtime.subcommand import Answer, Parser, refuse_target
+from rlreason.runtime.streams import Answer, Parser, refuse_target
 
 STDOUT = "-"  # as the FILE of --json
 

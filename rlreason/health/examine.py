@@ -17,8 +17,7 @@ from rlreason.records.console import Console
 from rlreason.records.files import CONFIG, ENGINE_LOG, LOG, METRICS, STACKS, STATUS
 from rlreason.records.reader import RunFolder, read_ending, runs_in, setting_in
 from rlreason.runtime.files import holder
-from rlreason.runtime.streams import folded
-from rlreason.runtime.subcommand import Answer, Parser
+from rlreason.runtime.streams import Answer, Parser, folded
 from rlreason.runtime.text import few, shorten, spans
 
 LINES = 4  # quoted from a log
