@@ -27,8 +27,7 @@ from rlreason.objectives.card import imitation_card
 from rlreason.objectives.objective import LengthNormConfig
 from rlreason.records.console import Console, closing_table
 from rlreason.records.files import CONTENTS
-from rlreason.records.reader import RunFolder, write_status
-from rlreason.records.training_curves import draw_curves
+from rlreason.records.reader import RunFolder, draw_curves, write_status
 from rlreason.records.writer import RunWriter
 from rlreason.runtime.files import append_line, write_whole
 from rlreason.runtime.streams import width_of

@@ -14,8 +14,7 @@ from rlreason.errors import ConfigError
 from rlreason.health.watch import Monitors
 from rlreason.objectives.objective import Objective
 from rlreason.records.console import Console, clock
-from rlreason.records.reader import RunFolder
-from rlreason.records.training_curves import draw_curves, series
+from rlreason.records.reader import RunFolder, draw_curves, series
 from rlreason.records.writer import RunWriter, refuse_occupied, set_aside
 from rlreason.runtime.files import write_whole
 from rlreason.training.algorithms import with_advantages

@@ -88,7 +88,7 @@ def test_many_broken_lines_are_one_line(run):
 def test_an_unfinished_run_has_no_summary_and_no_model(run):
     folder = RunFolder(run)
     assert (folder.status, folder.summary, folder.model) == ("running", None, None)
-    assert (folder.version, folder.schemas, folder.setting("model.name")) == (files.VERSION, {}, "m")
+    assert (folder.schemas, folder.setting("model.name")) == ({}, "m")
     assert [file.step for file in folder.rollouts()] == [1]
     assert folder.setting("model.nothing.there") is None
 
@@ -98,7 +98,7 @@ def test_whole_files_that_are_broken_are_named_and_count_as_not_there(run):
     for name in ("summary.json", "provenance.json", "status.json"):
         (run / name).write_text('{"status": "fin')
     folder = RunFolder(run, said.append)
-    assert (folder.summary, folder.version, folder.status) == (None, files.VERSION, None)
+    assert (folder.summary, folder.status) == (None, None)
     assert [Path(text.partition(" ")[0]).name for text in said] == ["provenance.json", "summary.json"]
 
 

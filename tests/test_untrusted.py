@@ -27,8 +27,7 @@ from rlreason.model.chat import Chat
 from rlreason.model.policy import Policy, load_policy
 from rlreason.model.tiny import build_model, build_tokenizer
 from rlreason.records.files import opened
-from rlreason.records.reader import RunFolder
-from rlreason.records.training_curves import picture
+from rlreason.records.reader import RunFolder, picture
 from rlreason.records.writer import RunWriter, rewrite_rows
 from rlreason.runtime.streams import LINE_ANEW, StderrFilter
 from rlreason.runtime.text import visible

@@ -3,8 +3,7 @@
 import argparse
 
 from rlreason.records.console import Console
-from rlreason.records.reader import RunFolder
-from rlreason.records.training_curves import draw_curves, title_of
+from rlreason.records.reader import RunFolder, draw_curves, title_of
 from rlreason.runtime.streams import Answer, Parser, folded
 
 

@@ -1,10 +1,10 @@
-"""The status of a run, its exit code, and a summary of its time."""
+"""Read a run: its status, exit code and time, the files of its folder; and draw its curves."""
 
 import errno
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,10 +13,11 @@ import yaml
 
 from rlreason.errors import ConfigError, ResourceError, UnwritableError
 from rlreason.records import files
-from rlreason.records.files import STATUS, SUMMARY, ResponseFile, read_lines
+from rlreason.records.files import CURVES, METRICS, STATUS, SUMMARY, ResponseFile, read_lines
 from rlreason.records.rows import NUMBER, Row, lacks
 from rlreason.runtime.clock import GB, Clock
-from rlreason.runtime.files import write_whole
+from rlreason.runtime.files import whole, write_whole
+from rlreason.runtime.signals import held
 from rlreason.runtime.streams import print_stderr
 from rlreason.runtime.text import few, redacted, shorten, visible
 
@@ -53,10 +54,10 @@ def ending(status: str) -> Ending:
     return STATUSES[status.partition(":")[0]]
 
 
-def known(status: str) -> str:
+def known_status(status: str) -> str:
     """Return the status if it is in the table, else `failed`.
 
-    >>> known("diverged:loss"), known("")
+    >>> known_status("diverged:loss"), known_status("")
     ('diverged:loss', 'failed')
     """
     return status if status.partition(":")[0] in STATUSES else "failed"
@@ -66,7 +67,7 @@ def read_status(folder: Path) -> str | None:
     """Return the status in a run's `status.json`, else in its `summary.json`; None where neither can be read."""
     for name in (STATUS, SUMMARY):
         with suppress(OSError, ValueError, AttributeError):  # a file that is not there, or broken
-            return known(str(json.loads((folder / name).read_text(encoding="utf-8")).get("status", "")))
+            return known_status(str(json.loads((folder / name).read_text(encoding="utf-8")).get("status", "")))
     return None
 
 
@@ -95,16 +96,12 @@ def exit_code(error: BaseException) -> int:
         return error.exit_code
     if isinstance(error, KeyboardInterrupt):
         return getattr(error, "exit_code", 130)
-    return RESOURCES if _is_shortage(error) else 1
-
-
-def _is_shortage(error: BaseException) -> bool:
-    """Whether memory or disk ran out. Errors of torch and safetensors are recognised by name or text."""
-    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":  # torch's, without importing it
-        return True
+    short = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"  # torch's
     if isinstance(error, OSError):
-        return error.errno in (errno.ENOSPC, errno.EDQUOT, errno.ENOMEM)
-    return any(words in str(error) for words in SHORTAGES)
+        short = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.ENOMEM)
+    elif not short:
+        short = any(text in str(error) for text in SHORTAGES)
+    return RESOURCES if short else 1
 
 
 def write_status(folder: Path, status: str, reason: str = "") -> None:
@@ -202,16 +199,12 @@ class RunFolder:
         if not path.is_dir():
             raise ConfigError(f"{path} is no folder: give the folder of a run, as printed at its start")
         self.path, self._say, self._messages = path, say, set[str]()
-        if self.version > files.VERSION:
+        version = int(self.provenance.get("schema_version", files.VERSION))
+        if version > files.VERSION:
             raise ConfigError(
-                f"{path} is a run folder of version {self.version}, and this program reads up to version "
+                f"{path} is a run folder of version {version}, and this program reads up to version "
                 f"{files.VERSION}: update rlreason"
             )
-
-    @cached_property
-    def version(self) -> int:
-        """The version of the folder's contents; `files.VERSION` where it has none."""
-        return int(self.provenance.get("schema_version", files.VERSION))
 
     @property
     def schemas(self) -> dict[str, str]:
@@ -290,9 +283,8 @@ class RunFolder:
         """The rows of `metrics.jsonl` so far: flat, every value a number, or None where it was not finite."""
 
         def wrong(row: dict[str, Any]) -> str:
-            return next(
-                (f"no number in '{name}'" for name, v in row.items() if not (v is None or isinstance(v, NUMBER))), ""
-            )
+            odd = [name for name, value in row.items() if not (value is None or isinstance(value, NUMBER))]
+            return f"no number in '{odd[0]}'" if odd else ""
 
         path = self.path / files.METRICS
         return [row for _, row in read_lines(path, wrong, self._say_once)] if path.is_file() else []
@@ -312,8 +304,8 @@ class RunFolder:
                 text = file.read().decode("utf-8", "replace")
         except OSError:
             return []
-        whole = [visible(line.strip()) for line in redacted(text).splitlines() if line.strip()]
-        return [shorten(line, TAIL_CHARS) for line in whole[-lines:]]
+        filled = [visible(line.strip()) for line in redacted(text).splitlines() if line.strip()]
+        return [shorten(line, TAIL_CHARS) for line in filled[-lines:]]
 
     def rollouts(self) -> list[ResponseFile]:
         """Return the saved training steps, oldest first."""
@@ -329,10 +321,10 @@ class RunFolder:
         `rollouts`: those that a training run learned from, not its evaluations.
         """
         names = (files.RESPONSES, files.UNFINISHED)
-        whole = next((self.path / name for name in names if (self.path / name).is_file()), None)
-        if whole and not rollouts and step is None:
-            return ResponseFile(whole, files.RESPONSES)
-        if whole and step is not None:
+        of_job = next((self.path / name for name in names if (self.path / name).is_file()), None)
+        if of_job and not rollouts and step is None:
+            return ResponseFile(of_job, files.RESPONSES)
+        if of_job and step is not None:
             raise ConfigError(f"--step {step}: {self.path} is an evaluation, which has no steps: leave --step out")
         saved = [self.rollouts()] if rollouts else [self.evaluations(), self.rollouts()]
         for of_kind in saved:
@@ -375,3 +367,134 @@ class RunFolder:
         if text not in self._messages:
             self._messages.add(text)
             self._say(text)
+
+
+@contextmanager
+def picture(path: Path, title: str, size: tuple[float, float], rows: int = 1, columns: int = 1) -> Iterator[Any]:
+    """Yield the axes to draw on, `size` in inches; write `path`, in the format of its suffix, when the block ends."""
+    with held():  # an import that a signal interrupts cannot be repeated
+        from matplotlib.figure import Figure  # not pyplot, whose choice of a screen is the caller's
+        from matplotlib.text import Text
+
+    fig = Figure(figsize=size, layout="constrained")
+    yield fig.subplots(rows, columns)
+    fig.suptitle(title, fontsize=11, x=0.01, ha="left")
+    numbers = {label for ax in fig.axes for label in (*ax.get_xticklabels(), *ax.get_yticklabels())}
+    for text in fig.findobj(Text):
+        if text not in numbers:  # users' names, which may have control characters and signs of formulas
+            text.set_text(visible(text.get_text()))
+            text.set_parse_math(False)
+    with whole(path) as partial:
+        fig.savefig(partial, dpi=130, format=path.suffix[1:] or "png")
+
+
+Panel = tuple[str, tuple[tuple[str, str], ...]]  # heading, ((metric, label), ...)
+PANELS: tuple[Panel, ...] = (
+    ("accuracy and reward", (("eval/accuracy", "validation accuracy"), ("reward/mean", "training reward"))),
+    ("response length (tokens)", (("eval/length", "validation"), ("rollout/length", "training"))),
+    ("entropy (nats per token)", (("eval/entropy", "validation"), ("train/entropy", "training"))),
+)
+STEADINESS: Panel = ("gradient norm before clipping", (("train/grad_norm", "training"),))
+IMITATION: Panel = ("loss (nats per token)", (("train/loss", "training"),))
+BY_OUTCOME: Panel = (
+    "entropy of sampled responses (nats per token)",
+    (("rollout/entropy_correct", "correct"), ("rollout/entropy_wrong", "others")),
+)
+OFF_POLICY: tuple[Panel, ...] = (
+    ("clip fraction", (("train/clip_fraction", "training"),)),
+    ("mean ratio to the policy that sampled", (("train/ratio", "training"),)),
+)
+
+
+def series(rows: list[Row], name: str) -> tuple[list[float], list[float]]:
+    """Return the values of one metric over the optimizer updates, or the evaluations of a job without updates."""
+    named = [row for row in rows if row.get(name) is not None]
+    at = [row["train_step"] if "train_step" in row else row.get("eval_step", 0) for row in named]
+    return at, [row[name] for row in named]
+
+
+def panels_of(rows: list[Row], algorithm: str) -> list[Panel]:
+    """Choose the panels: accuracy, length, entropy and gradient norm, and more where more was measured.
+
+    Imitation adds the loss, and expert iteration the entropy of correct and other responses; several updates on one
+    rollout batch add how far the policy moved within it.
+    """
+    measured = {name for row in rows for name in row}
+    imitates = algorithm in ("sft", "ei")
+    panels = [*PANELS, IMITATION if imitates else STEADINESS]
+    if algorithm == "ei":
+        panels += [BY_OUTCOME, STEADINESS]
+    if "train/ratio" in measured and not imitates:
+        panels += [panel for panel in OFF_POLICY if panel[1][0][0] in measured]
+    return panels
+
+
+def draw_curves(run: RunFolder) -> Path:
+    """Draw the panels of a run over its optimizer updates into `curves.png` in its folder; return the path.
+
+    Raises `ConfigError` where it has no metrics yet.
+    """
+    rows = run.metrics
+    if not rows:
+        raise ConfigError(f"RUN={run.path} holds no {METRICS} with a row in it: give the folder of a training run")
+    panels = panels_of(rows, str(run.setting("algorithm") or ""))
+    columns = (len(panels) + 1) // 2
+    path = run.path / CURVES
+    with picture(path, title_of(run), (5 * columns, 6.4), 2, columns) as axes:
+        places = list(axes.T.flat if columns > 2 else axes.flat)
+        for ax, panel in zip(places, panels, strict=False):
+            draw_panel(ax, rows, panel)
+        for ax in places[len(panels) :]:
+            ax.remove()
+    return path
+
+
+def draw_panel(ax: Any, rows: list[Row], panel: Panel) -> None:
+    """Draw one panel; that of the accuracy also has its interval, and the final accuracy on the whole split."""
+    heading, lines = panel
+    drawn = [(name, label) for name, label in lines if series(rows, name)[0]]
+    for name, label in drawn:
+        steps, values = series(rows, name)
+        strong = name.startswith("eval/") or len(drawn) == 1
+        style = {"marker": "o", "markersize": 4, "linewidth": 2} if name.startswith("eval/") else {"linewidth": 1.4}
+        ax.plot(steps, values, label=label, alpha=1.0 if strong else 0.55, **style)
+        if name == "eval/accuracy":
+            bounds = ("eval/accuracy_low", "eval/accuracy_high")
+            measured = [row for row in rows if all(row.get(name) is not None for name in ("eval/accuracy", *bounds))]
+            (at, low), (_, high) = (series(measured, name) for name in bounds)
+            ax.fill_between(at, low, high, alpha=0.15, label="95% interval")
+    if heading.startswith("accuracy"):
+        draw_whole_split(ax, rows)
+    ax.set_title(heading, fontsize=10, loc="left")
+    ax.set_xlabel("optimizer update", fontsize=9)
+    ax.xaxis.get_major_locator().set_params(integer=True)
+    ax.grid(alpha=0.25)
+    if heading.startswith("accuracy"):
+        _, rewards = series(rows, "reward/mean")  # a user's reward may have any range
+        low, high = min([0, *rewards]), max([1, *rewards])
+        ax.set_ylim(low - 0.02 * (high - low), high + 0.02 * (high - low))
+    elif heading.startswith(("response", "entropy", "clip")):
+        ax.set_ylim(bottom=0)
+    if len(drawn) > 1:
+        ax.legend(fontsize=8, frameon=False)
+
+
+def draw_whole_split(ax: Any, rows: list[Row]) -> None:
+    """Draw the final accuracy on the whole split with its interval, where there is one."""
+    names = [f"final/accuracy{end}" for end in ("_low", "", "_high")]
+    whole = next((row for row in rows if (row.get("final/problems") or 0) > (row.get("eval/problems") or 0)), {})
+    if all(whole.get(name) is not None for name in names):
+        low, value, high = (whole[name] for name in names)
+        style = {"fmt": "D", "color": "k", "ms": 4, "label": f"all {whole['final/problems']:.0f} problems"}
+        ax.errorbar(whole.get("train_step", 0), value, [[value - low], [high - value]], **style)
+
+
+def title_of(run: RunFolder) -> str:
+    """Return model, data, objective and seed of a run, and a user's reward; missing settings are empty."""
+    model, data, loss, algorithm, seed = (
+        "" if (value := run.setting(key)) is None else value
+        for key in ("model.name", "data.name", "loss.loss_type", "algorithm", "seed")
+    )
+    reward = str(run.setting("prompt.reward") or "")
+    own = f", reward={reward}" if ":" in reward else ""
+    return f"{model}, {data}: {f'loss={loss}' if loss else algorithm}{own}, seed {seed}"

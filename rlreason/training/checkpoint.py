@@ -40,9 +40,8 @@ from rlreason.records.files import (
     remove_moments,
     write_checkpoint,
 )
-from rlreason.records.reader import RunFolder, write_status
+from rlreason.records.reader import RunFolder, draw_curves, write_status
 from rlreason.records.rows import Counters
-from rlreason.records.training_curves import draw_curves
 from rlreason.records.writer import RunWriter
 from rlreason.runtime import signals
 from rlreason.runtime.files import explained

@@ -24,9 +24,8 @@ from rlreason.objectives.objective import Objective
 from rlreason.objectives.published import NAMED, OF_LOSSES, check_objective, with_axes_of
 from rlreason.records.console import Console
 from rlreason.records.files import CONFIG, PROVENANCE, finite
-from rlreason.records.reader import RunFolder
+from rlreason.records.reader import RunFolder, picture
 from rlreason.records.rows import TO_LEARN, sample_of
-from rlreason.records.training_curves import picture
 from rlreason.runtime.files import write_whole
 from rlreason.runtime.streams import Answer, folded
 from rlreason.runtime.text import spans

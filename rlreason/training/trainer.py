@@ -13,9 +13,8 @@ from rlreason.evaluation.protocol import write_card
 from rlreason.objectives.card import TEXT_WIDTH
 from rlreason.records.console import Console
 from rlreason.records.files import OBJECTIVE, ROLLOUTS
-from rlreason.records.reader import RunFolder
+from rlreason.records.reader import RunFolder, draw_curves
 from rlreason.records.rows import Counters
-from rlreason.records.training_curves import draw_curves
 from rlreason.records.writer import RunWriter
 from rlreason.runtime.clock import OTHER
 from rlreason.runtime.signals import held

@@ -25,7 +25,7 @@ from rlreason.discovery.report.texts import (
     table,
     whole_number,
 )
-from rlreason.records.training_curves import picture
+from rlreason.records.reader import picture
 from rlreason.report.content import evenly, written_out
 from rlreason.report.specifications import LIGHT
 from rlreason.runtime.differences import LEVEL
