@@ -26,7 +26,6 @@ from rlreason.grading.answers.values import (
     TimeOfDay,
     Value,
     Words,
-    is_ratio,
 )
 from rlreason.types import Outcome
 
@@ -202,7 +201,7 @@ def _equations(answer: Value, reference: Value, settings: ComparisonSettings) ->
 
 def _named(equation: Equation, other: Value, settings: ComparisonSettings) -> bool:
     """Compare `x = 38` with a bare 38: the name may be left out."""
-    if is_ratio(equation.label):
+    if "/" in equation.label:  # the name of a ratio, such as V_1/V_2
         other = _as_ratio(other)
     return equation.value is not None and equal(equation.value, other, settings)
 
@@ -368,11 +367,6 @@ def _path(left: Value, right: Value) -> str:
     return "structure"
 
 
-def is_plain_number(text: str) -> bool:
-    """Whether a text is a plain number, which is compared without the parser."""
-    return _QUICK.fullmatch(text) is not None
-
-
 def _quick(match: re.Match[str]) -> Fraction:
     sign, whole, decimals = match.groups()
     return Fraction(f"{sign}{whole.replace(',', '')}{decimals or ''}")
@@ -418,7 +412,7 @@ def sketch(text: str) -> Sketch | None:
         return None
     if not abs(value) < float("inf"):
         return None
-    return Sketch(plain(cleaned), is_plain_number(text), names, read.unit, value, floor)
+    return Sketch(plain(cleaned), _QUICK.fullmatch(text) is not None, names, read.unit, value, floor)
 
 
 def apart(first: Sketch | None, second: Sketch | None, rel_tol: float) -> bool:
