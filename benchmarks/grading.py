@@ -15,8 +15,7 @@ sys.path.insert(0, str(ROOT))
 
 from rlreason.config.groups import GradingConfig  # noqa: E402
 from rlreason.grading import Grader  # noqa: E402
-from rlreason.grading.answers.compare import decide_pair  # noqa: E402
-from rlreason.grading.answers.lexer import ComparisonSettings  # noqa: E402
+from rlreason.grading.answers.compare import ComparisonSettings, decide_pair  # noqa: E402
 from rlreason.grading.grader import grading_metrics  # noqa: E402
 
 CASES = ROOT / "tests" / "grading_cases"

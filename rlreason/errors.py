@@ -4,7 +4,7 @@
 class ConfigError(Exception):
     """A setting that cannot be used. The text names the setting, its value, the rule and the cure.
 
-    The command line prints the text alone, without a traceback, and exits with `exit_code` (table: records/status.py).
+    The command line prints the text alone, without a traceback, and exits with `exit_code` (table: records/reader.py).
     """
 
     exit_code = 2

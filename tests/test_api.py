@@ -302,7 +302,7 @@ def test_the_numbers_are_those_of_the_command_line(tmp_path):
         assert run.config == typed_run.config
         timeless = [{k: v for k, v in row.items() if k != "milliseconds"} for row in run.responses]
         assert timeless == [{k: v for k, v in row.items() if k != "milliseconds"} for row in typed_run.responses]
-        assert {p.name for p in run.folder.iterdir()} == {p.name for p in typed_run.folder.iterdir()} - {".hydra"}
+        assert {p.name for p in run.folder.iterdir()} == {p.name for p in typed_run.folder.iterdir()}
 
 
 @pytest.mark.long

@@ -76,12 +76,12 @@ def test_ground_truth_that_is_not_at_hand_is_asked_for_in_one_line(tmp_path, gra
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     named = [{"q": row["problem"], "label": row["answer"]} for row in problems(40)]
-    for rows in (named, problems(40)):
-        file = lines(elsewhere / "known.jsonl", rows)
-        given = (f"data.ground_truth={file}", "data.fields.question=q", "data.fields.answer=label")
-        loaded, said = load(tmp_path, grader, *given, f"data.validation={lines(elsewhere / 'v.jsonl', named[30:])}")
-        assert loaded.sizes["train_filtered"] == len(loaded.train) == 13
-        assert f" 20 in {file}" in said[0]
+    file = lines(elsewhere / "known.jsonl", named)
+    fields = ("data.fields.question=q", "data.fields.answer=label")
+    validation = f"data.validation={lines(elsewhere / 'v.jsonl', named[30:])}"
+    loaded, said = load(tmp_path, grader, f"data.ground_truth={file}", *fields, validation)
+    assert loaded.sizes["train_filtered"] == len(loaded.train) == 13
+    assert f" 20 in {file}" in said[0]
     with pytest.raises(DataError, match=r"known\.jsonl: 20 training rows"):
         load(tmp_path, grader, f"data.ground_truth={lines(file, problems(5, start=70))}", "data.filter=none")
     file.write_text("{broken\n")

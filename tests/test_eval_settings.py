@@ -19,7 +19,7 @@ from rlreason.evaluation.accuracy import describe_accuracies, eval_metrics, mism
 from rlreason.evaluation.cases import by_facts, fact_tables
 from rlreason.evaluation.evaluator import protocol_of
 from rlreason.grading import Grader
-from rlreason.grading.build import RunGrading
+from rlreason.grading.grader import RunGrading
 from rlreason.health.watch import Monitors
 from rlreason.model.policy import Policy
 from rlreason.model.tiny import build_model

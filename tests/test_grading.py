@@ -15,9 +15,8 @@ from verdicts import FORMS, QUESTION_ONLY_FORMAT, R1_ZERO_FORMAT, labelled_pairs
 
 from rlreason.evaluation import protocol
 from rlreason.grading import Grader, question_only_reward_fn, r1_zero_reward_fn
-from rlreason.grading.build import GRADER_VERSION
 from rlreason.grading.formats import boxed
-from rlreason.grading.grader import grading_metrics, grading_warnings
+from rlreason.grading.grader import GRADER_VERSION, grading_metrics, grading_warnings
 from tests.waiting import patient
 
 

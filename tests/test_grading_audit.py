@@ -1,13 +1,10 @@
 """The audit command on a small run folder: what it finds, what it writes, and how it answers mistakes."""
 
-import dataclasses
 import json
 from pathlib import Path
 
 import pytest
 
-from rlreason.config.groups import GradingConfig
-from rlreason.grading.build import SETTINGS
 from tests.test_subcommands import subcommand
 
 CASES = [  # response, gold, reward as saved
@@ -172,7 +169,3 @@ def test_a_reward_that_cannot_be_had_overwrites_no_grades(gone, cure, tmp_path, 
     assert f"rlreason: {gone}: " in said
     assert cure in " ".join(said.split())
     assert saved(run) == before
-
-
-def test_every_grading_setting_of_a_run_is_read():
-    assert {field.name for field in dataclasses.fields(GradingConfig)} == set(SETTINGS)

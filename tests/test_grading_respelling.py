@@ -5,8 +5,7 @@ from fractions import Fraction
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from rlreason.grading.answers.compare import decide_pair
-from rlreason.grading.answers.lexer import ComparisonSettings
+from rlreason.grading.answers.compare import ComparisonSettings, decide_pair
 
 DEFAULT = ComparisonSettings()
 numbers = st.fractions(min_value=-2000, max_value=2000, max_denominator=60)

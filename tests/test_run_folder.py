@@ -12,7 +12,7 @@ import rlreason
 from rlreason.errors import ConfigError
 from rlreason.records import files
 from rlreason.records.files import opened
-from rlreason.records.reader import RunFolder, runs_in
+from rlreason.records.reader import RunFolder, runs_in, write_status
 from rlreason.records.rows import TO_LEARN, TO_SHOW, lacks, sample_of
 from rlreason.records.writer import RunWriter
 from rlreason.types import Grade, Problem, Response, Sample
@@ -88,7 +88,7 @@ def test_many_broken_lines_are_one_line(run):
 def test_an_unfinished_run_has_no_summary_and_no_model(run):
     folder = RunFolder(run)
     assert (folder.status, folder.summary, folder.model) == ("running", None, None)
-    assert (folder.version, folder.schemas, folder.setting("model.name")) == (files.VERSION, {}, "m")
+    assert (folder.schemas, folder.setting("model.name")) == ({}, "m")
     assert [file.step for file in folder.rollouts()] == [1]
     assert folder.setting("model.nothing.there") is None
 
@@ -98,7 +98,7 @@ def test_whole_files_that_are_broken_are_named_and_count_as_not_there(run):
     for name in ("summary.json", "provenance.json", "status.json"):
         (run / name).write_text('{"status": "fin')
     folder = RunFolder(run, said.append)
-    assert (folder.summary, folder.version, folder.status) == (None, files.VERSION, None)
+    assert (folder.summary, folder.status) == (None, None)
     assert [Path(text.partition(" ")[0]).name for text in said] == ["provenance.json", "summary.json"]
 
 
@@ -151,9 +151,11 @@ def test_no_other_package_names_a_file_of_the_run_folder():
 
 
 def test_what_is_no_run_of_a_sweep_is_left_out_and_a_run_that_never_began_is_said(run, tmp_path, capsys):
-    for name in ("run/.hydra", "run/broken_off_1", "sweep/.hydra", "sweep/broken_off_1", "killed/.hydra", "sweep/a"):
+    for name in ("run/broken_off_1", "sweep/broken_off_1", "sweep/a"):
         (tmp_path / name).mkdir(parents=True)
         (tmp_path / name / files.CONFIG).write_text("algorithm: grpo\n")
+    (tmp_path / "killed").mkdir()
+    write_status(tmp_path / "killed", "running")
     assert [path.name for path in runs_in(tmp_path / "sweep")] == ["a"]
     for name in ("inspect", "curves"):
         assert subcommand(name, tmp_path / "killed") == 2

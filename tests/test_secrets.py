@@ -5,14 +5,11 @@ import logging
 import os
 import subprocess
 import sys
-from types import SimpleNamespace
 
 import pytest
 import yaml
 
-from rlreason.config.groups import LoggerConfig
 from rlreason.engines.vllm.start import hide_secrets, last_lines, log_into
-from rlreason.records.loggers import LoggedRun, init_args, run_names
 from rlreason.records.reader import write_status
 from rlreason.runtime.text import HIDDEN, redacted
 from rlreason.sweeps.state import RunState, SweepState, write_state
@@ -117,18 +114,6 @@ def test_the_log_of_vllm_is_hidden_where_it_is_quoted_and_when_the_engine_has_en
     for handler in logger.handlers:
         handler.close()
     logger.handlers[:], logger.level, logger.propagate = before
-
-
-def test_what_names_a_run_is_hidden_from_loggers(tmp_path, monkeypatch):
-    monkeypatch.setenv("SOME_TOKEN", "swordfish-6")
-    folder = tmp_path / "run-swordfish-6"
-    settings = LoggerConfig(wandb=True, group="g swordfish-6", tags=["a", "swordfish-6"], notes="is swordfish-6")
-    names = ("project", "entity", "run_group", "run_name", "run_tags", "run_notes", "run_id", "mode", "resume")
-    given = init_args(settings, folder, SimpleNamespace(**dict.fromkeys(names)), LoggedRun("id"))
-    assert {key: given[key] for key in ("name", "group", "tags", "notes")} == {
-        "name": f"run-{HIDDEN}", "group": f"g {HIDDEN}", "tags": ["a", HIDDEN], "notes": f"is {HIDDEN}",
-    }  # fmt: skip
-    assert run_names(settings, folder) == {"project": "rlreason", "name": f"run-{HIDDEN}", "group": f"g {HIDDEN}"}
 
 
 @pytest.mark.long

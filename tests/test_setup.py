@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerFast
 from rlreason.data.tasks import make_stories
 from rlreason.engines.build import demand_of
 from rlreason.errors import ConfigError
-from rlreason.grading.build import reward_name_of as reward_name
+from rlreason.grading.grader import reward_name_of as reward_name
 from rlreason.model.chat import PromptEncoder, encoder, lengths
 from rlreason.model.policy import Policy
 from rlreason.model.tiny import build_model

@@ -16,8 +16,7 @@ import pytest
 
 from rlreason.engines.vllm import start as isolation
 from rlreason.engines.vllm.start import SingleThread
-from rlreason.grading.pool import Pool
-from rlreason.grading.worker import WorkerOptions
+from rlreason.grading.pool import Pool, WorkerOptions
 from rlreason.runtime import signals
 from rlreason.training.algorithms import RolloutPrefetcher
 from tests.test_end_to_end import SMALL

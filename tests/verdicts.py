@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from rlreason.config.groups import GradingConfig
 from rlreason.grading import Grader
-from rlreason.grading.build import GRADER_VERSION
+from rlreason.grading.grader import GRADER_VERSION
 
 FOLDER = Path(__file__).parent / "grading_cases"
 RECORD = FOLDER / "verdicts.txt"
@@ -209,7 +209,7 @@ def complaints(recorded: Record, now: Record, cases: Sequence[Case]) -> list[str
         return [
             f"the grader judges {len(changed)} cases otherwise than version {recorded.version} did, so accuracies from "
             f"before and after must not be compared: set GRADER_VERSION = {recorded.version + 1} in "
-            f"rlreason/grading/build.py, then run python tests/verdicts.py{told}"
+            f"rlreason/grading/grader.py, then run python tests/verdicts.py{told}"
         ]
     if now.version < recorded.version:
         return [f"GRADER_VERSION = {now.version}, but version {recorded.version} is recorded: versions only rise"]

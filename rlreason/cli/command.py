@@ -31,7 +31,7 @@ from rlreason.errors import ConfigError
 from rlreason.records.console import Console
 from rlreason.records.files import CONTENTS, LOG, STACKS, SUMMARY
 from rlreason.records.provenance import Origin
-from rlreason.records.reader import RunFolder, ending, exit_code, known, read_status, write_status, written_at
+from rlreason.records.reader import RunFolder, ending, exit_code, known_status, read_status, write_status, written_at
 from rlreason.records.writer import RunWriter, finish_provenance, refuse_taken
 from rlreason.runtime import signals
 from rlreason.runtime.clock import Clock
@@ -140,7 +140,7 @@ def mark_ended(folder: Path, error: BaseException) -> None:
     if read_status(folder) != "running":
         return
     if (summary := RunFolder(folder).summary) is not None:  # a finished run that was given more steps
-        write_status(folder, known(str(summary.get("status"))), str(summary.get("reason", "")))
+        write_status(folder, known_status(str(summary.get("status"))), str(summary.get("reason", "")))
         return
     if isinstance(error, KeyboardInterrupt):
         write_status(folder, "interrupted", signals.why_stopped(error))

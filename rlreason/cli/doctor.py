@@ -36,7 +36,7 @@ from rlreason.model.plan import describe_placement, engine_gpus, ranks_here
 from rlreason.model.savings import cure, planned, verdict
 from rlreason.model.shapes import Device, Driver, processor, query_driver, shape_of, with_second
 from rlreason.records.console import Console
-from rlreason.runtime.subcommand import Answer, Parser
+from rlreason.runtime.streams import Answer, Parser
 from rlreason.runtime.text import first_line
 
 if TYPE_CHECKING:

@@ -13,16 +13,14 @@ from rlreason.config.groups import NAMED_REWARDS
 from rlreason.errors import ConfigError, DataError
 from rlreason.evaluation import cases
 from rlreason.evaluation.cases import case_line
-from rlreason.grading.build import RunGrading
-from rlreason.grading.grader import grading_warnings
+from rlreason.grading.grader import RunGrading, grading_warnings
 from rlreason.records.console import Console
 from rlreason.records.files import CASES, ROLLOUTS, ResponseFile
 from rlreason.records.reader import RunFolder
 from rlreason.records.rows import TO_REGRADE, TO_SHOW, Row, grade_columns
 from rlreason.records.writer import rewrite_rows
 from rlreason.runtime.files import write_whole
-from rlreason.runtime.streams import folded, print_stderr
-from rlreason.runtime.subcommand import Answer, Parser, refuse_target
+from rlreason.runtime.streams import Answer, Parser, folded, print_stderr, refuse_target
 from rlreason.runtime.text import visible
 from rlreason.types import Grade
 

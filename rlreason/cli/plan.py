@@ -17,8 +17,7 @@ from rlreason.model.savings import figures as memory_figures
 from rlreason.model.shapes import believed_device
 from rlreason.records.console import Console
 from rlreason.runtime.differences import ASSUMED, LEVEL, Spread, smallest_difference
-from rlreason.runtime.streams import folded
-from rlreason.runtime.subcommand import Answer, Parser
+from rlreason.runtime.streams import Answer, Parser, folded
 from rlreason.runtime.text import duration
 from rlreason.sweeps.plan import power_text, problems_of
 

@@ -16,8 +16,7 @@ from rlreason.report.content import Report
 from rlreason.report.page import page_of
 from rlreason.report.read import read_study
 from rlreason.runtime.files import write_whole
-from rlreason.runtime.streams import folded
-from rlreason.runtime.subcommand import Answer, Parser
+from rlreason.runtime.streams import Answer, Parser, folded
 
 HTML, MARKDOWN = "report.html", "report.md"
 COURSES = ("cs336_2025", "cs336_2026", "pku_hw3")

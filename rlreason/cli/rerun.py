@@ -26,7 +26,7 @@ from rlreason.records.files import PACKED, opened
 from rlreason.records.provenance import MACHINE, code_differs, differences, environment
 from rlreason.records.reader import RunFolder
 from rlreason.runtime.machine import SWEEP_VARIABLE
-from rlreason.runtime.subcommand import Answer, Parser
+from rlreason.runtime.streams import Answer, Parser
 
 #: Metrics that depend on time. Nothing else may differ between two runs of the same words on the same machine.
 CLOCK = re.compile(r"time/|busy/|perf/|memory/|grading/ms_|eval/tokens_per_second")

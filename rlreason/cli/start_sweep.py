@@ -198,7 +198,7 @@ def run_design(multirun: Multirun, request: Request, design: Design) -> int:
 
 
 def code_of(state: SweepState) -> int:
-    """Return the exit code of a sweep that has ended: see `records.status.sweep_code`."""
+    """Return the exit code of a sweep that has ended: see `records.reader.sweep_code`."""
     return sweep_code(["failed" if run.status in (WAITING, "running") else run.status for run in state.runs])
 
 

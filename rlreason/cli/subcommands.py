@@ -28,8 +28,7 @@ from rlreason.records.files import CONVERSATION, finite
 from rlreason.records.reader import RESOURCES, exit_code, refuse_unbegun, runs_in
 from rlreason.runtime import signals
 from rlreason.runtime.files import ELSEWHERE, FULL, unwritable, write_whole
-from rlreason.runtime.streams import print_stderr, settle_streams
-from rlreason.runtime.subcommand import Answer, Parser, refuse_target
+from rlreason.runtime.streams import Answer, Parser, print_stderr, refuse_target, settle_streams
 from rlreason.runtime.text import shorten
 
 

@@ -22,7 +22,7 @@ from rlreason.courses.shared import (
 from rlreason.objectives.advantages import compute_group_advantages
 from rlreason.objectives.aggregation import aggregate_loss, masked_normalize
 from rlreason.objectives.losses import LOSSES
-from rlreason.objectives.measures import compute_entropy
+from rlreason.objectives.terms import compute_entropy
 
 __all__ = [
     "aggregate_loss_across_microbatch",

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from rlreason.engines.vllm.transfer import repack_tied_head
 from rlreason.objectives.aggregation import masked_mean
-from rlreason.objectives.measures import compute_entropy, gather_log_probs
+from rlreason.objectives.terms import compute_entropy, gather_log_probs
 
 
 def get_response_log_probs(

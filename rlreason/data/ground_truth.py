@@ -1,16 +1,13 @@
 """Find ground truths for rows without one, and check ground truths before a run depends on them.
 
-A row whose prompt contains a known question takes that problem's answer. A whole prompt is a template filled with a
-question. The run's own template is tried first. In a prompt from another template, the question is the known one with
-the same words around it as in other rows: an example in the prompt, or a question that is part of another, has words
-around it that no other row has.
+A row whose prompt is a known question in a template takes that problem's answer. The run's own template is tried first;
+any other one is what all remaining prompts have in common before and behind the question.
 """
 
 import re
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from itertools import accumulate
+from os.path import commonprefix
 
 from rlreason.config.data import DataConfig
 from rlreason.data.sources import question_hash
@@ -19,16 +16,11 @@ from rlreason.grading import Grader
 from rlreason.runtime.text import few, shorten
 from rlreason.types import Problem
 
-WordTuple = tuple[str, ...]
-
-ANCHOR_WORDS = 6  # first words of a question, by which the index finds it; all of them where it has fewer
-MIN_FRACTION = 0.05  # share of prompts that must have the same words around the question
-
 MOST_WORDS = 5  # of an answer; more is a sentence
 _PLAIN_WORD = re.compile(r"(?<![\\\w])[^\W\d_]{2,}")
 _ENVIRONMENT = re.compile(r"\\begin\b.*\\end\b", re.DOTALL)  # a matrix may be written in several lines
 
-# What chat templates write next to a question without white space between.
+#: What chat templates write next to a question without white space between.
 _MARKER = re.compile(r"(<\|[^<>|\s]*\|>|\[/?INST\]|</?s>|<(?:start|end)_of_turn>)")
 
 
@@ -86,11 +78,13 @@ def with_ground_truth(
     `fill` writes a question into the run's prompt. A whole prompt whose problem was found gets the bare question.
     """
     known = [p for p in known if p.answer]
-    partners = _by_template(known, fill)
+    partners: dict[str, Problem] = {}  # of two alike, the first counts
+    for p in known:
+        for text in (p.question, fill(p.question)):
+            partners.setdefault(question_hash(text), p)
     wanting = [p for p in problems if not p.answer]
     found = {p.id: partner for p in wanting if (partner := partners.get(question_hash(p.question)))}
-    rest = {p.id: p.question for p in wanting if p.id not in found and p.prompt is not None}
-    found |= _by_place(rest, known)
+    found |= in_common_template({p.id: p.question for p in wanting if p.id not in found and p.prompt}, known)
 
     def joined(p: Problem) -> Problem:
         partner = found[p.id]  # a bare question keeps its white space
@@ -99,73 +93,27 @@ def with_ground_truth(
     return [joined(p) if p.id in found else p for p in problems], len(found)
 
 
-def _by_template(known: Sequence[Problem], fill: Callable[[str], str]) -> dict[str, Problem]:
-    """Index the known problems by question and by the run's prompt for it; of two alike, the first counts."""
-    partners: dict[str, Problem] = {}
+def in_common_template(prompts: Mapping[str, str], known: Sequence[Problem]) -> dict[str, Problem]:
+    """Return row id -> the known problem that its prompt asks, in a template that all prompts share.
+
+    Words that all prompts begin and end with belong to the template, or to each of the questions. Of all such
+    templates, that of the most known questions counts. Nothing is found by fewer than two different prompts.
+    """
+    texts = {id: tuple(_MARKER.sub(r" \1 ", prompt).split()) for id, prompt in prompts.items()}
+    different = set(texts.values())
+    if len(different) < 2:
+        return {}
+    by_words: dict[tuple[str, ...], Problem] = {}
     for p in known:
-        for text in (p.question, fill(p.question)):
-            partners.setdefault(question_hash(text), p)
-    return partners
-
-
-def _by_place(prompts: Mapping[str, str], known: Sequence[Problem]) -> dict[str, Problem]:
-    """Return row id -> the known problem whose question is where other rows' prompts have theirs."""
-    index, texts = _Index(known), {text: _words(text) for text in set(prompts.values())}
-    spans = {text: list(index.places(words)) for text, words in texts.items()}
-    before = {text: _openings(words) for text, words in texts.items()}
-    after = {text: _openings(words[::-1]) for text, words in texts.items()}
-
-    def frame(text: str, span: tuple[int, int]) -> tuple[int, int]:
-        """Return hashes of the words before and after a question."""
-        return before[text][span[0]], after[text][len(texts[text]) - span[1]]
-
-    frames = [frame(text, span) for text, found in spans.items() for span in found]
-    begin_alike = _counted(before.values(), {begin for begin, _ in frames})
-    end_alike = _counted(after.values(), {end for _, end in frames})
-    enough = min(len(texts), max(2, len(texts) * MIN_FRACTION))  # a single prompt cannot be compared
-    chosen: dict[str, Problem] = {}
-    for text, found in spans.items():
-        ranked = []
-        for start, end in found:
-            begin, rest = frame(text, (start, end))
-            ranked.append((min(begin_alike[begin], end_alike[rest]), end - start, start))  # of two alike, the longest
-        if ranked and max(ranked)[0] >= enough:
-            _, length, start = max(ranked)
-            chosen[text] = index.problems[texts[text][start : start + length]]
-    return {id: chosen[text] for id, text in prompts.items() if text in chosen}
-
-
-class _Index:
-    """An index of known questions by their words; `places` finds all of them in a text in one pass."""
-
-    def __init__(self, known: Sequence[Problem]) -> None:
-        self.problems: dict[WordTuple, Problem] = {}
-        self._lengths: dict[WordTuple, set[int]] = {}  # of the questions that begin with these words
-        for p in known:
-            words = _words(p.question)
-            self.problems.setdefault(words, p)
-            self._lengths.setdefault(words[:ANCHOR_WORDS], set()).add(len(words))
-        self._anchors = sorted({len(anchor) for anchor in self._lengths})
-
-    def places(self, words: WordTuple) -> Iterator[tuple[int, int]]:
-        """Yield (start, end) of every known question among the words."""
-        for start in range(len(words)):
-            left = len(words) - start
-            for size in self._anchors:
-                for length in self._lengths.get(words[start : start + size], ()) if size <= left else ():
-                    if length <= left and words[start : start + length] in self.problems:
-                        yield start, start + length
-
-
-def _words(text: str) -> WordTuple:
-    return tuple(_MARKER.sub(r" \1 ", text).split())
-
-
-def _openings(words: WordTuple) -> list[int]:
-    """Return hashes of the first 0, 1, 2 ... words."""
-    return list(accumulate(words, lambda so_far, word: hash((so_far, word)), initial=0))
-
-
-def _counted(openings: Iterable[list[int]], wanted: Set[int]) -> Counter[int]:
-    """Count how many texts have each of the wanted openings."""
-    return Counter(opening for text in openings for opening in text if opening in wanted)
+        by_words.setdefault(tuple(_MARKER.sub(r" \1 ", p.question).split()), p)
+    before = commonprefix(list(different))  # noqa: RUF071  # of words, not of characters
+    after = commonprefix([words[::-1] for words in different])  # noqa: RUF071
+    first, last = {words[:1] for words in by_words}, {words[-1:] for words in by_words}
+    starts = [n for n in range(len(before)) if before[n : n + 1] in first] + [len(before)]
+    ends = [n for n in range(len(after)) if after[n : n + 1] in last] + [len(after)]
+    best: dict[str, Problem] = {}
+    for start in starts:
+        for end in ends:
+            found = {id: p for id, words in texts.items() if (p := by_words.get(words[start : len(words) - end]))}
+            best = max(best, found, key=len)
+    return best

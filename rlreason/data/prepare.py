@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 from rlreason.config.data import (
     CountdownConfig,
     DataConfig,
-    FieldsConfig,
     FileDataConfig,
     FunctionDataConfig,
     GymConfig,
@@ -287,7 +286,7 @@ def _ground_truth(data: FileDataConfig) -> dict[str, Problems]:
     """Return source -> problems with answers: data.ground_truth, or the usual splits next to the training rows."""
     hub = cache(partial(hub_splits, data.path or "", data.hub_config))
     if data.ground_truth is not None:
-        return {data.ground_truth: _with_either_names(data, data.ground_truth, hub)}
+        return {data.ground_truth: read_split(data, data.ground_truth, GROUND_TRUTH, hub, traces=False).problems}
     train = locate(data.path, data.train)
     read = {train} if data.n_validation else {train, locate(data.path, data.validation or validation_split(data, hub))}
     folders = [data.path, str(train.parent)] if train else [data.path]
@@ -303,18 +302,8 @@ def _ground_truth(data: FileDataConfig) -> dict[str, Problems]:
     found: dict[str, Problems] = {}
     for split in splits:
         with contextlib.suppress(DataError):  # no row can be used
-            found[split] = _with_either_names(data, split, hub)
+            found[split] = read_split(data, split, GROUND_TRUTH, hub, traces=False).problems
     return found
-
-
-def _with_either_names(data: FileDataConfig, split: str, hub: Hub) -> Problems:
-    """Read its usable rows by the training rows' field names, or else by the known ones."""
-    try:
-        return read_split(data, split, GROUND_TRUTH, hub, traces=False).problems
-    except DataError:
-        if data.fields == FieldsConfig():
-            raise
-    return read_split(replace(data, fields=FieldsConfig()), split, GROUND_TRUTH, hub, traces=False).problems
 
 
 def read_split(data: FileDataConfig, split: str, label: str, hub: Hub, traces: bool) -> ProblemTable:

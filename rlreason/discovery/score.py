@@ -26,7 +26,7 @@ from rlreason.discovery.sandbox.contained import (
 from rlreason.discovery.turns import DiscoveryProblem, problem_named, shipped
 from rlreason.errors import ConfigError, DataError
 from rlreason.records.console import Console
-from rlreason.runtime.subcommand import Answer, Parser
+from rlreason.runtime.streams import Answer, Parser
 from rlreason.runtime.text import duration, redacted, visible
 
 MOST_SOURCE = 2**20  # bytes of a program

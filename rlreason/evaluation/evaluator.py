@@ -14,7 +14,7 @@ from rlreason.engines.rollouts import Rollouts, score_samples
 from rlreason.evaluation.accuracy import PURPOSE, eval_metrics, mismatches_of, questions_of, same_answers
 from rlreason.evaluation.protocol import Protocol, make_protocol
 from rlreason.grading import Grader
-from rlreason.grading.build import grading_settings, reward_name_of
+from rlreason.grading.grader import grading_settings, reward_name_of
 from rlreason.health.watch import Monitors
 from rlreason.model.chat import prompt_facts
 from rlreason.records.console import Console

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rlreason.errors import ConfigError
-from rlreason.grading.build import GRADER_VERSION
+from rlreason.grading.grader import GRADER_VERSION
 from rlreason.records.files import COMPLIANCE
 from rlreason.records.reader import RunFolder
 from rlreason.runtime.files import write_whole

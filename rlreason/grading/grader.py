@@ -13,23 +13,29 @@ import time
 import weakref
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from rlreason.config.data import DataConfig
 from rlreason.config.fields import out_of_range, wrong_choices
 from rlreason.config.groups import GradingConfig, names_function
+from rlreason.config.run import RunConfig
 from rlreason.errors import ConfigError
-from rlreason.grading import plugin
-from rlreason.grading.answers.compare import better, decide
-from rlreason.grading.answers.lexer import ComparisonSettings, Verdict
+from rlreason.grading.answers.compare import ComparisonSettings, Verdict, better, decide
 from rlreason.grading.formats import FORMATS, Extracted, candidates
-from rlreason.grading.pool import Pool, PoolReply
-from rlreason.grading.worker import WorkerOptions
-from rlreason.runtime.plugins import announced, for_workers
-from rlreason.runtime.text import redacted
+from rlreason.grading.pool import ROUNDING, IncidentLog, Pool, PoolReply, WorkerOptions, plugin_failure, plugin_grade
+from rlreason.grading.verifiers import reward_name
+from rlreason.runtime.plugins import GIVEN, announced, for_workers
 from rlreason.types import Grade
+
+#: Part of the protocol of every accuracy; accuracies of different versions are not compared. `tests/test_grading.py`
+#: compares the verdicts on all cases with it and says what to do when one changes.
+GRADER_VERSION = 2
 
 #: Of a list, any member is right.
 GroundTruth = str | int | float | list[str | int | float]
@@ -68,81 +74,6 @@ def digest(key: CacheKey) -> str:
     return hashlib.blake2b(repr(key).encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
 
 
-class GradeCache:
-    """A thread-safe cache of the grades of recently used pairs.
-
-    Pairs that a resumed run graded before its checkpoint are known without their grade: None.
-    """
-
-    def __init__(self) -> None:
-        self._grades: OrderedDict[str, Grade | None] = OrderedDict()
-        self._lock = threading.Lock()
-
-    def known(self, keys: Iterable[CacheKey]) -> dict[CacheKey, Grade | None]:
-        """Return the grades of the keys that are cached."""
-        with self._lock:
-            return {key: self._grades[found] for key in keys if (found := digest(key)) in self._grades}
-
-    def remember(self, used: Iterable[CacheKey], fresh: Mapping[CacheKey, Grade]) -> None:
-        """Add fresh grades, except failures and long texts; drop those that were used longest ago."""
-        with self._lock:
-            for key in used:
-                if (found := digest(key)) in self._grades:
-                    self._grades.move_to_end(found)
-            for key, grade in fresh.items():
-                if grade.outcome != "error" and len(key[0]) <= CACHE_CHARS:
-                    self._grades[digest(key)] = grade
-            while len(self._grades) > CACHE_SIZE:
-                self._grades.popitem(last=False)
-
-    def digests(self) -> list[str]:
-        """Return the digests of the cached pairs, recently used ones last."""
-        with self._lock:
-            return list(self._grades)
-
-    def load_digests(self, digests: Sequence[str]) -> None:
-        """Replace the cache by these pairs, without their grades."""
-        with self._lock:
-            self._grades = OrderedDict.fromkeys(digests)
-
-    def after_fork(self) -> None:
-        """Replace the lock in a forked child: a thread that is gone may hold it."""
-        self._lock = threading.Lock()
-
-
-MAX_LINES = 1000
-MAX_CHARS = 400
-
-
-class IncidentLog:
-    """Append incidents to a file up to a limit. A file that cannot be written does not stop a run; see `failed`."""
-
-    def __init__(self, path: str | Path | None) -> None:
-        self.path = Path(path) if path else None
-        self.left = MAX_LINES
-        self.failed = ""
-
-    def add(self, answer: str, ground_truth: str, reply: PoolReply) -> None:
-        """Append a line for the pair and its result; nothing beyond the limit or without a file."""
-        if self.path is None or not self.left:
-            return
-        self.left -= 1
-        record = {
-            "time": round(time.time(), 1),
-            "status": reply.status,
-            "error": redacted(reply.error),
-            "answer": answer[:MAX_CHARS],
-            "answer_chars": len(answer),
-            "gold": ground_truth[:MAX_CHARS],
-        }
-        try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            with self.path.open("a", encoding="utf-8") as lines:
-                lines.write(json.dumps(record) + "\n")
-        except OSError as error:
-            self.left, self.failed = 0, str(error)
-
-
 _graders: "weakref.WeakSet[Grader]" = weakref.WeakSet()
 
 
@@ -177,7 +108,9 @@ class Grader:
         self._pool = Pool(self.grading.workers, self.grading.timeout_s, self.grading.start_timeout_s, options)
         self._warned_unlimited = False
         self._log = IncidentLog(log_path)
-        self._cache = GradeCache()
+        self._lock = threading.Lock()
+        #: By the digests of pairs, recently used ones last; None: graded before the checkpoint of a resumed run.
+        self._cache: OrderedDict[str, Grade | None] = OrderedDict()
         self._reasons: dict[str, str] = {}  # kind of failure -> the plug-in's last error of that kind
         _graders.add(self)
 
@@ -229,31 +162,47 @@ class Grader:
         if len(responses) != len(ground_truths):
             counts = f"{len(responses)} responses and {len(ground_truths)} ground truths"
             raise ValueError(f"grade_batch got {counts}: give one ground truth for each response")
-        jobs = [self._grade_or_key(response, truth) for response, truth in zip(responses, ground_truths, strict=True)]
+        jobs = [self._prepared(response, truth) for response, truth in zip(responses, ground_truths, strict=True)]
+        keys = list(dict.fromkeys(key for grade, key in jobs if grade is None))
+        with self._lock:
+            cached = {key: self._cache[found] for key in keys if (found := digest(key)) in self._cache}
+        todo = [key for key in keys if cached.get(key) is None]
         fresh: dict[CacheKey, Grade] = {}
-        cached = self._cache.known(job for job in jobs if isinstance(job, tuple))
-        todo = list(dict.fromkeys(job for job in jobs if isinstance(job, tuple) and not cached.get(job)))
         if todo:
             fresh = self._grade_by_plugin(todo) if self.plugin else self._grade_by_rules(todo)
-        grades, worked_out = list[Grade](), {job for job in todo if job not in cached}
-        for job in jobs:
-            if isinstance(job, Grade):
-                grades.append(job)
-            elif job in worked_out:
-                worked_out.remove(job)
-                grades.append(fresh[job])
+        grades, new = list[Grade](), fresh.keys() - cached.keys()
+        for grade, key in jobs:
+            if grade is not None:
+                grades.append(grade)
+            elif key in new:
+                new.remove(key)
+                grades.append(fresh[key])
             else:
-                grades.append(replace(cached.get(job) or fresh[job], milliseconds=None, remembered=True))
-        self._cache.remember(cached, fresh)
+                grades.append(replace(cached.get(key) or fresh[key], milliseconds=None, remembered=True))
+        self._remember(cached, fresh)
         return grades
+
+    def _remember(self, used: Iterable[CacheKey], fresh: Mapping[CacheKey, Grade]) -> None:
+        """Cache fresh grades, except failures and long texts; drop those that were used longest ago."""
+        with self._lock:
+            for key in used:
+                if (found := digest(key)) in self._cache:
+                    self._cache.move_to_end(found)
+            for key, grade in fresh.items():
+                if grade.outcome != "error" and len(key[0]) <= CACHE_CHARS:
+                    self._cache[digest(key)] = grade
+            while len(self._cache) > CACHE_SIZE:
+                self._cache.popitem(last=False)
 
     def remembered(self) -> list[str]:
         """Return the digests of the cached pairs, for a checkpoint."""
-        return self._cache.digests()
+        with self._lock:
+            return list(self._cache)
 
     def load_remembered(self, pairs: Sequence[str]) -> None:
         """Load a checkpoint's pairs, so that a resumed run counts the same cache hits as an uninterrupted one."""
-        self._cache.load_digests(pairs)
+        with self._lock:
+            self._cache = OrderedDict.fromkeys(pairs)
 
     def unearnable(self, ground_truths: Sequence[GroundTruth]) -> list[int]:
         """Return the indices of ground truths that are graded wrong when a response states them word for word.
@@ -274,7 +223,7 @@ class Grader:
             warnings.append(unlimited)
             self._warned_unlimited = True
         if self.plugin:
-            warnings += plugin.correct_at_warnings(self.plugin, grades, self.grading.correct_at)
+            warnings += correct_at_warnings(self.plugin, grades, self.grading.correct_at)
         return warnings
 
     @property
@@ -296,21 +245,24 @@ class Grader:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
 
-    def _grade_or_key(self, response: Any, ground_truth: Any) -> Grade | CacheKey:
-        """Return the grade where the format decides it, else the key of the comparison to make."""
-        references = reference_answers(ground_truth)
+    def _prepared(self, response: Any, ground_truth: Any) -> tuple[Grade | None, CacheKey]:
+        """Return the grade where the format decides it, else None and the key of the comparison to make."""
         if not isinstance(response, str):
-            return Grade(0.0, 0.0, 0.0, "error", "bad_response")
+            return Grade(0.0, 0.0, 0.0, "error", "bad_response"), ()
         if self.plugin:
-            return plugin.key(response, ground_truth)
+            try:
+                return None, (response, json.dumps(ground_truth))
+            except (TypeError, ValueError, RecursionError):
+                return Grade(0.0, 0.0, 0.0, "error", "bad_gold"), ()
         formatted, answer, *_ = FORMATS[self.reward].read(response)
+        references = reference_answers(ground_truth)
         if not formatted:
-            return Grade(0.0, 0.0, 0.0, "unformatted", "format")
+            return Grade(0.0, 0.0, 0.0, "unformatted", "format"), ()
         if references is None:
-            return Grade(1.0, 0.0, 0.0, "error", "bad_gold")
+            return Grade(1.0, 0.0, 0.0, "error", "bad_gold"), ()
         if answer is None or not answer.strip():
-            return Grade(1.0, 0.0, 0.0, "wrong", "no_answer")
-        return (answer, *references)
+            return Grade(1.0, 0.0, 0.0, "wrong", "no_answer"), ()
+        return None, (answer, *references)
 
     def _grade_by_rules(self, todo: list[CacheKey]) -> dict[CacheKey, Grade]:
         verdicts: dict[CacheKey, Verdict] = {}
@@ -332,7 +284,11 @@ class Grader:
             milliseconds[job] += waited
             if verdict.outcome in ("timeout", "error"):
                 self._log.add(answer, reference, reply)
-        return {job: replace(_grade(verdict), milliseconds=milliseconds[job]) for job, verdict in verdicts.items()}
+        grades: dict[CacheKey, Grade] = {}
+        for job, verdict in verdicts.items():
+            right = 1.0 if verdict.outcome == "correct" else 0.0  # a formatted wrong answer earns nothing
+            grades[job] = Grade(1.0, right, right, verdict.outcome, verdict.path, milliseconds=milliseconds[job])
+        return grades
 
     def _grade_by_plugin(self, todo: list[CacheKey]) -> dict[CacheKey, Grade]:
         begin = time.perf_counter()
@@ -340,18 +296,12 @@ class Grader:
         each = 1000 * (time.perf_counter() - begin) / len(todo)
         grades: dict[CacheKey, Grade] = {}
         for job, reply in zip(todo, replies, strict=True):
-            grade = plugin.grade(reply, self.grading.correct_at)
+            grade = plugin_grade(reply, self.grading.correct_at)
             grades[job] = replace(grade, milliseconds=each)
-            if failed := plugin.failure(reply, grade):
+            if failed := plugin_failure(reply, grade):
                 self._reasons[event(grade)] = failed.error
                 self._log.add(job[0], job[1], failed)
         return grades
-
-
-def _grade(verdict: Verdict) -> Grade:
-    """The reward is the answer's: a formatted wrong answer earns nothing."""
-    answer = 1.0 if verdict.outcome == "correct" else 0.0
-    return Grade(1.0, answer, answer, verdict.outcome, verdict.path)
 
 
 def _symbolic_verdict(reply: PoolReply) -> Verdict:
@@ -373,7 +323,7 @@ def _check(grading: GradingConfig, reward: str) -> None:
 def _renew_after_fork() -> None:
     """Renew locks in a forked child, which threads that are gone may hold, and forget the parent's workers."""
     for grader in list(_graders):
-        grader._cache.after_fork()
+        grader._lock = threading.Lock()
         grader._pool.after_fork()
 
 
@@ -381,8 +331,6 @@ os.register_at_fork(after_in_child=_renew_after_fork)
 
 
 WARN_SHARE = 0.005  # of the responses of a batch
-
-
 COUNTED = {
     "timeouts": "ran out of time",
     "kills": "killed their worker",
@@ -443,3 +391,105 @@ def event(grade: Grade) -> str:
     if grade.outcome == "error":
         return {"killed": "kills", "bad_gold": "bad_golds", "bad_response": "bad_responses"}.get(grade.path, "errors")
     return {"timeout": "timeouts", "refused": "refusals"}.get(grade.outcome, "plain")
+
+
+def correct_at_warnings(name: str, grades: Sequence[Grade], correct_at: float | None) -> list[str]:
+    """Suggest `grading.correct_at` where it does not fit a plug-in's largest answer reward."""
+    top = max((grade.answer for grade in grades), default=0.0)
+    if correct_at is None and top > 1 + ROUNDING:
+        return [
+            f"grading: {name} gives up to {top:g}, and every response that earns 1 or more counts as "
+            f"correct: set grading.correct_at={top:g} where only that is a right answer, or grading.correct_at=1"
+        ]
+    whole = 1.0 if correct_at is None else correct_at
+    if 0 < top < whole - ROUNDING:
+        return [
+            f"grading: no response earned {whole:g}, from which on one counts as correct; the most was "
+            f"{top:g}: set grading.correct_at where that is a right answer, or eval.reward=r1_zero (or another) to "
+            "measure right answers apart from what is paid for"
+        ]
+    return []
+
+
+@dataclass(frozen=True, slots=True)
+class Graders:
+    """The graders of a run, with running workers. Equal rewards share one grader."""
+
+    training: Grader
+    evaluation: Grader
+    second: Grader | None  # by the evaluation prompt's reward, where another reward counts
+
+    def all(self) -> list[Grader]:
+        """Return each grader once."""
+        named = (self.training, self.evaluation, self.second)
+        return list({id(grader): grader for grader in named if grader is not None}.values())
+
+    def close(self) -> None:
+        """End their workers."""
+        for grader in self.all():
+            grader.close()
+
+
+def make_graders(run: RunConfig, incidents: Path) -> Graders:
+    """Start the graders; they log their failures in `incidents`.
+
+    Data with its own verifier determines the reward. A run that learns without grades has no separate training grader.
+    """
+    evaluation = run.evaluation
+    counts = reward_name_of(evaluation.reward, evaluation.data)
+    second = evaluation.prompt_reward and reward_name_of(evaluation.prompt_reward, evaluation.data)
+    training = reward_name_of(run.prompt.reward, run.data) if run.judges_to_learn else counts
+    graders: dict[str, Grader] = {}
+    try:
+        for reward in dict.fromkeys(filter(None, (training, counts, second))):
+            graders[reward] = Grader(run.grading, reward, log_path=incidents)
+            graders[reward].start()
+    except BaseException:
+        for grader in graders.values():
+            grader.close()
+        raise
+    return Graders(graders[training], graders[counts], graders[second] if second else None)
+
+
+def grading_settings(grading: GradingConfig, reward: str) -> dict[str, Any]:
+    """Return the settings that a grader reads: a plug-in compares answers by its own rules."""
+    unread = ("extract", "percent", "rel_tol") if ":" in reward else ("correct_at",)
+    return {f.name: getattr(grading, f.name) for f in fields(grading) if f.name not in unread}
+
+
+def reward_name_of(reward: str, data: DataConfig) -> str:
+    """Return the prompt's reward, or the data's own verifier of answers in that prompt's format."""
+    return reward_name(reward, data.verifier)
+
+
+class RunGrading(NamedTuple):
+    """The reward that graded a run (a format's name, or `module:function`) and the grader's settings."""
+
+    reward: str
+    settings: dict[str, Any]
+
+    @classmethod
+    def of(cls, reward: str, verifier: str | None, grading: Mapping[str, Any]) -> "RunGrading":
+        """Build it from a run's settings: its prompt's reward, its data's verifier and the group `grading`."""
+        names = (field.name for field in fields(GradingConfig))
+        return cls(reward_name(reward, verifier), {name: grading[name] for name in names if name in grading})
+
+    def grader(self, symbolic: bool = True) -> Grader:
+        """Return a grader with the run's settings; `ConfigError` for invalid ones."""
+        try:
+            config = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(GradingConfig), self.settings))
+        except OmegaConfBaseException as error:
+            key, reason = getattr(error, "full_key", ""), str(error).splitlines()[0]
+            raise ConfigError(f"grading.{key} in the config of the run cannot be used ({reason}): mend it") from None
+        assert isinstance(config, GradingConfig)
+        return Grader(config, self.reward, symbolic=symbolic)
+
+    def lacking(self, grader: Grader) -> str:
+        """Return why this process cannot load the function that graded the run, and the cure; empty where it can."""
+        why = grader.wait()
+        if not why or not self.reward.startswith(f"{GIVEN}:"):
+            return why
+        return (
+            "it was a Python object of the program that started the run, so only Python can grade with it again: give "
+            "Grader(reward=FUNCTION).grade_batch(...) what load_run(RUN).responses holds"
+        )

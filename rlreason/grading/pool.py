@@ -1,15 +1,22 @@
-"""A pool of worker processes that can be killed: a reply to every request, within limits on time and memory.
+"""Worker processes that can be killed: a reply to every request, within limits on time and memory.
 
-The processes are pebble's. They are forked from a server that has imported the symbolic library, never from this
-process, which has threads and perhaps CUDA.
+They run what may hang or use much memory: the symbolic library, and users' reward functions. The processes are
+pebble's. They are forked from a server that has imported the symbolic library, never from this process, which has
+threads and perhaps CUDA.
 """
 
+import ctypes
+import gc
 import io
+import json
+import logging
+import math
 import os
+import resource
 import signal
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
@@ -21,14 +28,122 @@ from typing import Any, Literal
 from pebble import ProcessExpired, ProcessPool
 
 from rlreason.errors import WaitError
-from rlreason.grading import worker
 from rlreason.runtime.files import alive
 from rlreason.runtime.machine import place_sockets
-from rlreason.runtime.plugins import described
+from rlreason.runtime.plugins import NotImportableError, described, judging, load
+from rlreason.runtime.text import redacted
+from rlreason.types import Grade, Outcome
+
+PR_SET_PDEATHSIG = 1
+MAX_REASON = 500  # characters of an error that are sent
+OUT_OF_MEMORY = 86  # the exit code of a worker that needed more
+WORKER_ENVIRONMENT = {
+    "CUDA_VISIBLE_DEVICES": "",
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+}
+
+State = tuple[str, str]  # why a worker cannot answer, and why its memory is not limited; empty texts where all is well
+
+_state: State = ("", "")
+_handle: Callable[[Any], dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerOptions:
+    """What a worker answers with: the symbolic comparison, or a plug-in by its name or its pickle."""
+
+    memory_mb: int
+    plugin: str | None = None
+    pickled: bytes | None = None
+
+
+def start_worker(options: WorkerOptions) -> None:
+    """Prepare this process: tie it to its server, silence it, load the function and limit the memory."""
+    global _handle, _state
+    with suppress(OSError, AttributeError):  # Linux: a worker that hangs ends with the run, also by kill -9
+        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    os.close(forkserver._forkserver._forkserver_alive_fd)  # type: ignore[attr-defined]  # else the server waits for us
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # pebble's handler waits for code in C to return
+    os.environ.update(WORKER_ENVIRONMENT)
+    null = os.open(os.devnull, os.O_RDWR)
+    for stream in (0, 1, 2):  # what a library or a plug-in prints or reads must not reach the run's
+        os.dup2(null, stream)
+    try:
+        _handle = _load(options.plugin, options.pickled)
+    except BaseException as error:
+        why = str(error) if isinstance(error, NotImportableError) else described(error)
+        _state = (why[:MAX_REASON], "")
+        return
+    gc.freeze()  # no collection walks through the libraries again
+    _bounded(resource.RLIMIT_CORE, 0)
+    _state = ("", _bounded(resource.RLIMIT_AS, options.memory_mb * 2**20))
+
+
+def worker_state() -> State:
+    """Return this worker's state."""
+    return _state
+
+
+def answer_request(request: Any) -> dict[str, Any]:
+    """Return the reply to a request, or its error."""
+    if _state[0]:
+        return {"error": _state[0]}
+    try:
+        return _handle(request)
+    except MemoryError:
+        os._exit(OUT_OF_MEMORY)  # it may have left broken objects
+    except BaseException as error:
+        return {"error": described(error)[:MAX_REASON]}
+
+
+def _bounded(which: int, limit: int) -> str:
+    """Set a limit of this process, never above its present one; return why that failed (macOS), or ""."""
+    try:
+        hard = resource.getrlimit(which)[1]
+        value = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
+        resource.setrlimit(which, (value, value))
+    except (ValueError, OSError) as error:
+        return described(error)
+    return ""
+
+
+def _load(plugin: str | None, pickled: bytes | None) -> Callable[[Any], dict[str, Any]]:
+    if plugin is None:
+        from rlreason.grading import symbolic
+
+        logging.disable(logging.CRITICAL)  # the library logs whole responses
+        return lambda request: symbolic.judge(*request).as_dict()
+    if pickled is None:
+        function = judging(load(plugin), plugin)
+    else:
+        import cloudpickle
+
+        function = judging(cloudpickle.loads(pickled), plugin)
+    return lambda request: {"value": as_plain(function(*request))}
+
+
+def as_plain(value: Any) -> Any:
+    """Convert a reward: a number of numpy or torch to Python's, and anything but a number to its text.
+
+    >>> import numpy
+    >>> as_plain({"reward": numpy.float32(0.5), "format_reward": numpy.bool_(True)}), as_plain([1])
+    ({'reward': 0.5, 'format_reward': True}, '[1]')
+    """
+    if isinstance(value, dict):
+        return {str(key): as_plain(one) for key, one in value.items()}
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    with suppress(AttributeError, TypeError, ValueError, RuntimeError):  # of an array with several numbers
+        if isinstance(number := value.item(), bool | int | float):
+            return number
+    return repr(value)[:MAX_REASON]
+
 
 POLL_S = 0.5  # how often a wait for a reply checks whether the pool is being closed
 #: Of the server: where it finds this package (not in the current folder), and the order of sets.
-ENVIRONMENT = {
+SERVER_ENVIRONMENT = {
     "PYTHONPATH": str(Path(__file__).resolve().parents[2]),
     "PYTHONSAFEPATH": "1",
     "PYTHONHASHSEED": "0",
@@ -90,8 +205,8 @@ class _Context(context.ForkServerContext):
         super().__init__()
         self.server = forkserver.ForkServer()
         self.server.set_forkserver_preload(preload)
-        before = {name: os.environ.get(name) for name in ENVIRONMENT}
-        os.environ.update(ENVIRONMENT)
+        before = {name: os.environ.get(name) for name in SERVER_ENVIRONMENT}
+        os.environ.update(SERVER_ENVIRONMENT)
         place_sockets()
         try:
             self.server.ensure_running()
@@ -129,7 +244,7 @@ class PoolReply:
 class Pool:
     """A pool of workers: `run` sends requests to them and returns the replies in order; one caller at a time."""
 
-    def __init__(self, workers: int, timeout_s: float, start_timeout_s: float, options: worker.WorkerOptions) -> None:
+    def __init__(self, workers: int, timeout_s: float, start_timeout_s: float, options: WorkerOptions) -> None:
         """`timeout_s`: seconds for one request; `start_timeout_s`: seconds for a worker to start."""
         self.size, self.timeout_s, self.start_timeout_s, self.options = workers, timeout_s, start_timeout_s, options
         self.broken = ""  # why no worker can start, once that is known
@@ -137,7 +252,7 @@ class Pool:
         self._late = False  # whether a worker took too long to start
         self._context: _Context | None = None
         self._pool: ProcessPool | None = None
-        self._ready: Future[worker.State] | None = None  # until a worker has started
+        self._ready: Future[State] | None = None  # until a worker has started
         self._finalizer: Any = None  # ends the processes, also when this object goes or Python ends
         self._lock = threading.Lock()
         self._closing = False
@@ -195,9 +310,9 @@ class Pool:
         if self._pool is None and not self.broken:
             library = [] if self.options.plugin else ["rlreason.grading.symbolic"]
             self._context = _Context([__name__, *library])
-            self._pool = ProcessPool(self.size, 0, worker.start, (self.options,), self._context)
+            self._pool = ProcessPool(self.size, 0, start_worker, (self.options,), self._context)
             self._finalizer = util.Finalize(self, _end, (self._pool, self._context.server), exitpriority=10)
-            self._ready = self._pool.schedule(worker.state)
+            self._ready = self._pool.schedule(worker_state)
 
     def _end(self) -> None:
         if self._finalizer is not None:
@@ -232,7 +347,7 @@ class Pool:
         try:
             with suppress(RuntimeError):  # the pool broke
                 for request in requests[len(replies) :]:
-                    futures.append(pool.schedule(worker.answer, (request,), timeout=self.timeout_s))
+                    futures.append(pool.schedule(answer_request, (request,), timeout=self.timeout_s))
             for future in futures:
                 # Of those before it, all are done: it is with a worker, or next in turn.
                 in_time = self._wait_for(future, self.start_timeout_s + 2 * self.timeout_s)
@@ -257,10 +372,92 @@ class Pool:
         if isinstance(error, TimeoutError):
             return PoolReply("timeout", error=f"no verdict within {self.timeout_s:g} s")
         if isinstance(error, ProcessExpired):
-            if error.exitcode == worker.OUT_OF_MEMORY:
+            if error.exitcode == OUT_OF_MEMORY:
                 return PoolReply("killed", error=f"over {self.options.memory_mb} MB")
             return PoolReply("killed", error=f"worker ended with {error.exitcode}")
         if error is not None:
             return PoolReply("error", error=described(error))
         value: dict[str, Any] = future.result()
         return PoolReply("error", error=value["error"]) if "error" in value else PoolReply("ok", value)
+
+
+KEYS = ("format_reward", "answer_reward", "reward")
+ROUNDING = 1e-9  # 0.7 + 0.2 + 0.1 is a little less than 1
+
+
+def plugin_failure(reply: PoolReply, grade: Grade) -> PoolReply | None:
+    """Return the failed reply, with the reason in one sentence, where the plug-in gave no reward; else None.
+
+    >>> unusable = PoolReply("ok", {"value": "1.0"})
+    >>> plugin_failure(unusable, plugin_grade(unusable)).error
+    "returned '1.0', and must return a number, or a dictionary with a number as reward"
+    """
+    if reply.status != "ok":
+        return reply
+    if grade.path != "plugin_value":
+        return None
+    returned = f"returned {repr(reply.value.get('value'))[:100]}"
+    return PoolReply("error", error=f"{returned}, and must return a number, or a dictionary with a number as reward")
+
+
+def plugin_grade(reply: PoolReply, correct_at: float | None = None) -> Grade:
+    """Turn a reply into a grade. A number is a reward; a dictionary must have `reward` and may have the two others.
+    All else is an error, never a silent zero among the wrong answers.
+
+    The response is correct where its answer reward (by default the reward) is at least `correct_at`, or 1 where that
+    is None: partial credit is a reward to learn from, but no right answer.
+
+    >>> [plugin_grade(PoolReply("ok", {"value": value})).outcome for value in (1.0, 0.1)]
+    ['correct', 'wrong']
+    >>> plugin_grade(PoolReply("ok", {"value": None})).path
+    'plugin_value'
+    """
+    if reply.status == "timeout":
+        return Grade(0.0, 0.0, 0.0, "timeout", "plugin")
+    if reply.status != "ok":
+        return Grade(0.0, 0.0, 0.0, "error", "killed" if reply.status == "killed" else "plugin")
+    value = reply.value.get("value")
+    if isinstance(value, int | float):
+        value = {"reward": value, "format_reward": 1.0, "answer_reward": value}
+    if not isinstance(value, dict) or "reward" not in value:
+        return Grade(0.0, 0.0, 0.0, "error", "plugin_value")
+    numbers = [value.get(name, value["reward"]) for name in KEYS]
+    if not all(isinstance(number, int | float) and math.isfinite(number) for number in numbers):
+        return Grade(0.0, 0.0, 0.0, "error", "plugin_value")
+    formatted, answer, reward = (float(number) for number in numbers)
+    outcome: Outcome = "wrong" if formatted > 0 else "unformatted"
+    whole = 1.0 if correct_at is None else correct_at
+    return Grade(formatted, answer, reward, "correct" if answer >= whole - ROUNDING else outcome, "plugin")
+
+
+MAX_LINES = 1000
+MAX_CHARS = 400
+
+
+class IncidentLog:
+    """Append incidents to a file up to a limit. A file that cannot be written does not stop a run; see `failed`."""
+
+    def __init__(self, path: str | Path | None) -> None:
+        self.path = Path(path) if path else None
+        self.left = MAX_LINES
+        self.failed = ""
+
+    def add(self, answer: str, ground_truth: str, reply: PoolReply) -> None:
+        """Append a line for the pair and its result; nothing beyond the limit or without a file."""
+        if self.path is None or not self.left:
+            return
+        self.left -= 1
+        record = {
+            "time": round(time.time(), 1),
+            "status": reply.status,
+            "error": redacted(reply.error),
+            "answer": answer[:MAX_CHARS],
+            "answer_chars": len(answer),
+            "gold": ground_truth[:MAX_CHARS],
+        }
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with self.path.open("a", encoding="utf-8") as lines:
+                lines.write(json.dumps(record) + "\n")
+        except OSError as error:
+            self.left, self.failed = 0, str(error)

@@ -13,7 +13,7 @@ from math_verify import LatexExtractionConfig, parse, verify
 from sympy.core.relational import Relational
 
 from rlreason.grading import formats
-from rlreason.grading.answers.lexer import Verdict
+from rlreason.grading.answers.compare import Verdict
 from rlreason.grading.verifiers import graded
 
 DIGITS = 60

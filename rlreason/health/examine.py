@@ -14,11 +14,10 @@ from rlreason.grading.grader import COUNTED, WARN_SHARE
 from rlreason.health.finding import Finding, MetricCourse
 from rlreason.health.watch import MONITORS, ReplayedRule, Row, as_numbers, replay_monitors, steps_done
 from rlreason.records.console import Console
-from rlreason.records.files import CONFIG, ENGINE_LOG, HYDRA, LOG, METRICS, STACKS, STATUS
+from rlreason.records.files import CONFIG, ENGINE_LOG, LOG, METRICS, STACKS, STATUS
 from rlreason.records.reader import RunFolder, read_ending, runs_in, setting_in
 from rlreason.runtime.files import holder
-from rlreason.runtime.streams import folded
-from rlreason.runtime.subcommand import Answer, Parser
+from rlreason.runtime.streams import Answer, Parser, folded
 from rlreason.runtime.text import few, shorten, spans
 
 LINES = 4  # quoted from a log
@@ -48,7 +47,7 @@ def describe_state(folder: RunFolder, done: int, settings: dict[str, Any]) -> tu
     reached = _reached(done, settings)
     if status in (None, "running") and (by := holder(folder.path)):
         return f"under way in {by}{reached}", [*_hung(folder)]
-    if status is None and not any((folder.path / name).exists() for name in (CONFIG, HYDRA)):
+    if status is None and not (folder.path / CONFIG).exists():
         return f"a copy of its metrics, which does not say how it ended{reached}", []
     if status in (None, "running"):
         return f"broken off without a word{reached}", [_killed_finding(folder, status), *_hung(folder)]
@@ -296,7 +295,7 @@ def _settings(folder: RunFolder, broken: list[str]) -> dict[str, Any]:
     except ConfigError as error:
         if (folder.path / CONFIG).is_file():
             broken.append(str(error).partition(": give")[0])
-        elif not any((folder.path / name).exists() for name in (METRICS, STATUS, HYDRA)):
+        elif not any((folder.path / name).exists() for name in (METRICS, STATUS)):
             raise
         return {}
 
@@ -422,5 +421,5 @@ def _runs_of(folder: Path) -> list[Path]:
     """Return the folder of a run itself; of a sweep, those of its runs, also of runs without settings."""
     if not (runs := runs_in(folder)):
         return [folder]
-    unbegun = [path.parent for path in folder.glob(f"*/{HYDRA}") if path.parent not in runs]
+    unbegun = [path.parent for path in folder.glob(f"*/{STATUS}") if path.parent not in runs]
     return sorted([*runs, *unbegun])

@@ -20,7 +20,6 @@ from rlreason.runtime.files import explained, whole, write_whole
 from rlreason.runtime.signals import held, removed_if_left
 from rlreason.runtime.text import few
 
-HYDRA = ".hydra"  # written by Hydra before the run begins
 CONFIG = "config.yaml"  # every setting with its value
 STATUS = "status.json"  # the run's current state or its end
 PROVENANCE = "provenance.json"  # commit, command, versions; the version of the folder and the schemas of its settings

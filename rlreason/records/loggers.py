@@ -6,20 +6,21 @@ import json
 import os
 import shlex
 import sys
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 from uuid import uuid4
 
+import psutil
 import yaml
 
 from rlreason.config.groups import LoggerConfig
-from rlreason.records.files import EVALS, LOGGERS, ROLLOUTS, TENSORBOARD, response_files
-from rlreason.records.reader import RunFolder
+from rlreason.records.files import LOGGERS, TENSORBOARD
 from rlreason.runtime.files import write_whole
 from rlreason.runtime.machine import SWEEP_VARIABLE
 from rlreason.runtime.text import redacted, shorten
@@ -28,7 +29,8 @@ Row = Mapping[str, float]
 
 #: The columns of a response.
 COLUMNS = (
-    "question", "response", "gold", "format_reward", "answer_reward", "reward", "outcome", "entropy", "length",
+    "step", "question", "response", "gold", "format_reward", "answer_reward", "reward", "outcome",
+    "entropy", "length",
 )  # fmt: skip
 
 #: Counter -> the metrics that are drawn over it. Every row carries every counter, so any other axis can be chosen too.
@@ -42,6 +44,7 @@ COUNTERS = ("rollout_step", "train_step", "eval_step")
 
 #: Seconds that W&B waits for its server at the start and at the end of a run.
 TIMEOUTS = {"init_timeout": 30.0, "finish_timeout": 30.0}
+FINISH_S = 60.0  # after which a service that has not ended is given up
 REASON_CHARS = 200
 
 
@@ -58,27 +61,29 @@ class Resumed:
 
 @dataclass(frozen=True, slots=True)
 class LoggedRun:
-    """A run's id in a service, whether it resumes there, and how many rows and tables were sent before, at most."""
+    """What a logger starts from: the run folder, all settings as nested dicts, and the run's id in the service."""
 
+    folder: Path
+    settings: LoggerConfig
+    config: dict[str, Any]
     id: str
-    resumed: bool = False
-    calls: int = 0
+    resumed: bool = False  # the service has a run of this id, which goes on
 
 
-class Logger(Protocol):
+class Logger:
     """One run in one service. Any method may raise an exception; `Loggers` then drops the logger."""
 
-    cure: str  # what to do when it fails
-    place: str  # the run's address, or the command that shows it; may be empty
+    cure = ""  # what to do when it fails
+    place = ""  # the run's address, or the command that shows it; may be empty
 
-    def __init__(self, folder: Path, settings: LoggerConfig, config: dict[str, Any], run: LoggedRun) -> None:
-        """Start or resume a run in the service. `config`: all settings of the run in `folder`, nested dicts."""
+    def __init__(self, run: LoggedRun) -> None:
+        raise NotImplementedError
 
     def log(self, row: Row) -> None:
         """Log a row of metrics with every counter."""
 
-    def table(self, name: str, step: int, rows: Sequence[Mapping[str, Any]], counters: Row) -> None:
-        """Log responses of a step, with `COLUMNS`; `name` is `rollouts` or `evals`."""
+    def table(self, name: str, rows: Sequence[Sequence[Any]], counters: Row) -> None:
+        """Log responses of a step, each with the values of `COLUMNS`; `name` is `rollouts` or `evals`."""
 
     def finish(self, summary: Mapping[str, Any] | None) -> None:
         """End the run; None: it has failed."""
@@ -103,116 +108,104 @@ def counters_of(row: Row) -> tuple[float, ...]:
     return tuple(row.get(name, 0) for name in COUNTERS)
 
 
-def init_args(settings: LoggerConfig, folder: Path, own: Any, run: LoggedRun) -> dict[str, Any]:
-    """Return the arguments of `wandb.init`: the user's settings, then W&B's `own`, then our defaults.
-
-    `own` come from W&B's variables and files. Secrets in the run's names are hidden, and neither Git differences nor
-    a command with a secret are sent.
-    """
-    names = {
-        "project": settings.project or own.project or "rlreason",
-        "group": settings.group or own.run_group or os.environ.get(SWEEP_VARIABLE),
-        "name": settings.name or own.run_name or folder.name,
-        "mode": settings.mode or own.mode,
-        "entity": settings.entity or own.entity,
-        "tags": settings.tags or own.run_tags,
-        "notes": settings.notes or own.run_notes,
-    }
-    ours: dict[str, Any] = {"silent": True, "console": "off", "disable_git": True, "finish_timeout_raises": True}
-    ours["reinit"] = "create_new"  # next to a run of the user's own in this process
-    ours |= {"x_disable_meta": True} if redacted(sys.argv) != sys.argv else {}
-    ours |= {name: value for name, value in TIMEOUTS.items() if f"WANDB_{name.upper()}" not in os.environ}
-    place = {} if "WANDB_DIR" in os.environ else {"dir": str(folder)}
-    resume = {"resume": "allow"} if run.resumed and not own.resume else {}
-    return {**redacted(names), **place, **resume, "id": own.run_id or run.id, "settings": ours}
-
-
-class WandbLogger:
-    """A run in W&B, with a step axis for every metric."""
+class WandbLogger(Logger):
+    """A run in W&B, with a step axis for every metric. A setting wins over W&B's variables, these over our defaults."""
 
     cure = "run `wandb login`, set WANDB_API_KEY, or use logger.mode=offline"
 
-    def __init__(self, folder: Path, settings: LoggerConfig, config: dict[str, Any], run: LoggedRun) -> None:
+    def __init__(self, run: LoggedRun) -> None:
         import wandb
         from wandb.sdk.lib.wbauth import authenticate_session
 
         own = wandb.setup().settings.model_copy()
         own.update_from_env_vars(dict(os.environ))  # which W&B reads once in a process
-        arguments = init_args(settings, folder, own, run)
+        chosen = run.settings
+        names = {
+            "project": chosen.project or own.project or "rlreason",
+            "group": chosen.group or own.run_group or os.environ.get(SWEEP_VARIABLE),
+            "name": chosen.name or own.run_name or run.folder.name,
+            "mode": chosen.mode or own.mode,
+            "entity": chosen.entity or own.entity,
+            "tags": chosen.tags or own.run_tags,
+            "notes": chosen.notes or own.run_notes,
+            "id": own.run_id or run.id,
+            "resume": own.resume or ("allow" if run.resumed else None),
+            "dir": os.environ.get("WANDB_DIR", str(run.folder)),
+        }
+        ours: dict[str, Any] = {"silent": True, "console": "off", "disable_git": True, "finish_timeout_raises": True}
+        ours["reinit"] = "create_new"  # next to a run of the user's own in this process
+        ours["x_disable_meta"] = redacted(sys.argv) != sys.argv  # it has the command
+        ours |= {name: value for name, value in TIMEOUTS.items() if f"WANDB_{name.upper()}" not in os.environ}
         login: dict[str, Any] = {"host": own.base_url, "prompt": False, "update_session": False}
-        if arguments["mode"] == "online" and authenticate_session(source="rlreason", **login) is None:
+        if names["mode"] == "online" and authenticate_session(source="rlreason", **login) is None:
             raise ValueError("no login was found here")  # for which W&B would prompt on a terminal and block the run
-        self.run = wandb.init(**arguments, config=config)
-        self._table = wandb.Table
-        self._step = run.calls  # W&B's own counter must rise in every part of a resumed run
-        self.place = ""
+        self.run = wandb.init(**redacted(names), config=run.config, settings=ours)
+        self._table, self._step = wandb.Table, -1
         if not self.run.disabled:
-            self.place, self.cure = place_and_cure(self.run)
+            folder = Path(os.path.relpath(self.run.settings.sync_dir)).parent  # with a folder for each part of the run
+            upload = f"to upload it: wandb sync {shlex.quote(str(folder))}/*-{self.run.id}"
+            self.place = str(self.run.url or "") if names["mode"] == "online" else f"offline; {upload}"
+            self.cure = f"see that {folder} can be written; {upload}"
         for counter in COUNTERS:
             self.run.define_metric(counter)
-        for counter, names in AXES.items():
-            for name in names:
+        for counter, metrics in AXES.items():
+            for name in metrics:
                 # as in the handout's snippet: evaluations are drawn over their number
                 self.run.define_metric(name, step_metric="eval_step" if name == "eval/*" else counter)
 
     def log(self, row: Row) -> None:
-        """Log a row."""
+        # W&B's own counter must rise, in every part of a resumed run too: 8 is for evaluations and tables of one step.
+        self._step = max(self._step + 1, 8 * int(row["rollout_step"] + row["train_step"]))
         self.run.log(dict(row), step=self._step, commit=True)
-        self._step += 1
 
-    def table(self, name: str, step: int, rows: Sequence[Mapping[str, Any]], counters: Row) -> None:
-        """Log the responses of a step as a table, at the counters of the last row."""
-        data = [[step, *(row[column] for column in COLUMNS)] for row in rows]
-        values: dict[str, Any] = {f"generations/{name}": self._table(["step", *COLUMNS], data), **counters}
-        self.log(values)
+    def table(self, name: str, rows: Sequence[Sequence[Any]], counters: Row) -> None:
+        table: Any = self._table(list(COLUMNS), [list(row) for row in rows])
+        self.log({f"generations/{name}": table, **counters})
 
     def finish(self, summary: Mapping[str, Any] | None) -> None:
-        """Send the summary and everything else; `TimeoutError` where that takes longer than W&B's finish_timeout."""
         self.run.summary.update(dict(summary or {}))
-        self.run.finish(exit_code=1 if summary is None else 0)
+        last_resort = threading.Timer(FINISH_S, kill_wandb)  # else Python itself would wait for it, at its end
+        last_resort.start()
+        try:
+            self.run.finish(exit_code=1 if summary is None else 0)
+        finally:
+            last_resort.cancel()
 
 
-def place_and_cure(run: Any) -> tuple[str, str]:
-    """Return where a W&B run is shown, and what to do when it fails."""
-    here = Path(run.settings.sync_dir)
-    offline = run.settings.mode in ("offline", "dryrun")
-    parts = sorted(here.parent.glob(f"offline-run-*-{run.id}")) if offline else [here]  # W&B joins the parts of a run
-    upload = f"wandb sync {' '.join(shlex.quote(os.path.relpath(part)) for part in parts)}"
-    if offline:
-        return f"offline; to upload it: {upload}", f"see that {here} can be written"
-    return str(run.url or ""), f"what was logged is on the disk; to upload it later: {upload}"
+def kill_wandb() -> None:
+    """Kill the process of W&B that serves this one and does not answer; what waits for it then fails."""
+    for child in psutil.Process().children():
+        if child.name() == "wandb-core":
+            child.kill()
 
 
-class TensorBoardLogger:
+class TensorBoardLogger(Logger):
     """A run in TensorBoard: each metric over its counter; responses, settings and summary as text."""
 
     cure = f"see that the run folder's {TENSORBOARD}/ can be written, or choose logger=none"
 
-    def __init__(self, folder: Path, settings: LoggerConfig, config: dict[str, Any], run: LoggedRun) -> None:
+    def __init__(self, run: LoggedRun) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        self._writer = SummaryWriter(str(folder / TENSORBOARD))
-        self.place = f"tensorboard --logdir {shlex.quote(os.path.relpath(folder / TENSORBOARD))}"
+        self._writer = SummaryWriter(str(run.folder / TENSORBOARD))
+        self.place = f"tensorboard --logdir {shlex.quote(os.path.relpath(run.folder / TENSORBOARD))}"
         if not run.resumed:
-            self._text("config", yaml.safe_dump(config, sort_keys=False, allow_unicode=True), 0)
+            self._text("config", as_yaml(run.config), 0)
 
     def log(self, row: Row) -> None:
-        """Log every metric at the step of its counter."""
         for name, value in row.items():
             if name not in COUNTERS:
                 self._writer.add_scalar(name, value, int(row[axis_of(name)]))
         self._writer.flush()  # else the last rows are lost with a killed process
 
-    def table(self, name: str, step: int, rows: Sequence[Mapping[str, Any]], counters: Row) -> None:
-        """Log the responses of a step as one text."""
-        responses = "\n\n".join("\n".join(f"{column}: {row[column]}" for column in COLUMNS) for row in rows)
+    def table(self, name: str, rows: Sequence[Sequence[Any]], counters: Row) -> None:
+        texts = ("\n".join(f"{column}: {v}" for column, v in zip(COLUMNS, row, strict=True)) for row in rows)
         tag = f"generations/{name}"
-        self._text(tag, f"step: {step}\n\n{responses}", int(counters[axis_of(tag)]))
+        self._text(tag, "\n\n".join(texts), int(counters[axis_of(tag)]))
 
     def finish(self, summary: Mapping[str, Any] | None) -> None:
-        """Log the summary as text and write everything to the disk."""
         if summary is not None:
-            self._text("summary", yaml.safe_dump(summary, sort_keys=False, allow_unicode=True), 0)
+            self._text("summary", as_yaml(summary), 0)
         self._writer.close()
 
     def _text(self, tag: str, text: str, step: int) -> None:
@@ -221,53 +214,49 @@ class TensorBoardLogger:
         self._writer.flush()
 
 
-def run_names(settings: LoggerConfig, folder: Path) -> dict[str, Any]:
-    """Return the run's names in Trackio, without secrets: "project", "name" and "group", which may be None."""
-    names = {
-        "project": settings.project or "rlreason",
-        "name": settings.name or folder.name,
-        "group": settings.group or os.environ.get(SWEEP_VARIABLE),
-    }
-    return dict(redacted(names))
-
-
-class TrackioLogger:
+class TrackioLogger(Logger):
     """A run in Trackio: rows at the latest `train_step`; every row has all counters, so any can be the axis."""
 
     cure = "see that Trackio's folder (TRACKIO_DIR) can be written, or choose logger=none"
 
-    def __init__(self, folder: Path, settings: LoggerConfig, config: dict[str, Any], run: LoggedRun) -> None:
+    def __init__(self, run: LoggedRun) -> None:
         import trackio
 
-        names = run_names(settings, folder)
-        start = partial(trackio.init, **names, config=config, embed=False, auto_log_gpu=False, auto_log_cpu=False)
+        names = {
+            "project": run.settings.project or "rlreason",
+            "name": run.settings.name or run.folder.name,
+            "group": run.settings.group or os.environ.get(SWEEP_VARIABLE),
+        }
+        quiet = {"embed": False, "auto_log_gpu": False, "auto_log_cpu": False}
+        start = partial(trackio.init, **redacted(names), config=run.config, **quiet)
         with redirect_stdout(io.StringIO()):  # in a context of its own: a run of the user's own stays the current one
             self._run = contextvars.Context().run(start)
         self._run.id = run.id  # nothing was sent yet; Trackio itself would resume the newest run of this name
         self._table, self._markdown, self._step = trackio.Table, trackio.Markdown, 0
         elsewhere = os.environ.get("TRACKIO_SPACE_ID") or os.environ.get("TRACKIO_SERVER_URL", "").partition("?")[0]
-        self.place = elsewhere or f"trackio show --project {shlex.quote(names['project'])}"
+        self.place = elsewhere or f"trackio show --project {shlex.quote(redacted(names)['project'])}"
 
     def log(self, row: Row) -> None:
-        """Log a row."""
         self._step = int(row["train_step"])
         self._run.log(dict(row), step=self._step)
 
-    def table(self, name: str, step: int, rows: Sequence[Mapping[str, Any]], counters: Row) -> None:
-        """Log the responses of a step as a table."""
-        data = [[step, *(row[column] for column in COLUMNS)] for row in rows]
-        self._run.log({f"generations/{name}": self._table(["step", *COLUMNS], data)}, step=self._step)
+    def table(self, name: str, rows: Sequence[Sequence[Any]], counters: Row) -> None:
+        table = self._table(list(COLUMNS), [list(row) for row in rows])
+        self._run.log({f"generations/{name}": table}, step=self._step)
 
     def finish(self, summary: Mapping[str, Any] | None) -> None:
-        """Log the summary as text and send everything; Trackio waits for at most 30 s."""
         if summary is not None:
-            text = yaml.safe_dump(summary, sort_keys=False, allow_unicode=True)
-            self._run.log({"summary": self._markdown(f"```yaml\n{text}```")}, step=self._step)
+            self._run.log({"summary": self._markdown(f"```yaml\n{as_yaml(summary)}```")}, step=self._step)
         with redirect_stdout(io.StringIO()):
-            self._run.finish()
+            self._run.finish()  # waits for at most 30 s
 
 
 SERVICES: dict[str, type[Logger]] = {"wandb": WandbLogger, "tensorboard": TensorBoardLogger, "trackio": TrackioLogger}
+
+
+def as_yaml(values: Mapping[str, Any]) -> str:
+    """Return values as readable text."""
+    return yaml.safe_dump(dict(values), sort_keys=False, allow_unicode=True)
 
 
 class Loggers:
@@ -288,15 +277,14 @@ class Loggers:
         """Start the chosen loggers. `resumed`: each resumes its run, without the rows and tables that it has."""
         if not settings.chosen:
             return
-        ids, calls = run_ids(folder, settings.chosen, resumed is not None), 0
-        if resumed is not None:
-            self._resumed = resumed
-            calls = len(RunFolder(folder).metrics) + len(resumed.rows_sent) + len(resumed.tables_sent)
-            calls += sum(len(response_files(folder, kind)) for kind in (ROLLOUTS, EVALS))
+        self._resumed, path = resumed or Resumed(), folder / LOGGERS
+        ids = json.loads(path.read_text(encoding="utf-8")) if resumed is not None and path.is_file() else {}
+        ids |= {name: uuid4().hex[:12] for name in settings.chosen if name not in ids}
+        write_whole(path, json.dumps(ids, indent=1) + "\n")
+        whole = encodable(redacted(config))
         for name in settings.chosen:
-            run = LoggedRun(ids[name], resumed is not None, calls)
             try:
-                self._running[name] = SERVICES[name](folder, settings, encodable(redacted(config)), run)
+                self._running[name] = SERVICES[name](LoggedRun(folder, settings, whole, ids[name], resumed is not None))
                 self.places[name] = self._running[name].place
             except Exception as error:  # whatever a service raises must not end the run
                 self._drop(name, "could not start", error, SERVICES[name].cure)
@@ -310,8 +298,8 @@ class Loggers:
     def table(self, name: str, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
         """Log responses of a step; `name` is `rollouts` or `evals`."""
         if self._running and (name, step) not in self._resumed.tables_sent:
-            responses = [encodable({column: row[column] for column in COLUMNS}) for row in rows]
-            self._each("failed", lambda logger: logger.table(name, step, responses, self._counters))
+            values = encodable([[{"step": step, **row}[column] for column in COLUMNS] for row in rows])
+            self._each("failed", lambda logger: logger.table(name, values, self._counters))
 
     def finish(self, summary: Mapping[str, Any] | None) -> None:
         """End the loggers of a run; None: it has failed. After the first call, do nothing."""
@@ -339,15 +327,6 @@ class Loggers:
         reason = " ".join(str(error).split()).partition(" Consider increasing ")[0] or type(error).__name__
         self.failed[name] = self.places[name] = redacted(f"{failure} ({shorten(reason, REASON_CHARS)})")
         self._say(f"! logger={name} {self.failed[name]}: {cure}; the run folder has everything")
-
-
-def run_ids(folder: Path, chosen: Sequence[str], resumed: bool) -> dict[str, str]:
-    """Return logger -> the run's id in its service; `loggers.json` keeps them for when the run resumes."""
-    path = folder / LOGGERS
-    ids = json.loads(path.read_text(encoding="utf-8")) if resumed and path.is_file() else {}
-    ids |= {name: uuid4().hex[:12] for name in chosen if name not in ids}
-    write_whole(path, json.dumps(ids, indent=1) + "\n")
-    return dict(ids)
 
 
 def encodable(value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The status of a run, its exit code, and a summary of its time."""
+"""Read a run: its status, exit code and time, and the files of its folder."""
 
 import errno
 import json
@@ -53,10 +53,10 @@ def ending(status: str) -> Ending:
     return STATUSES[status.partition(":")[0]]
 
 
-def known(status: str) -> str:
+def known_status(status: str) -> str:
     """Return the status if it is in the table, else `failed`.
 
-    >>> known("diverged:loss"), known("")
+    >>> known_status("diverged:loss"), known_status("")
     ('diverged:loss', 'failed')
     """
     return status if status.partition(":")[0] in STATUSES else "failed"
@@ -66,7 +66,7 @@ def read_status(folder: Path) -> str | None:
     """Return the status in a run's `status.json`, else in its `summary.json`; None where neither can be read."""
     for name in (STATUS, SUMMARY):
         with suppress(OSError, ValueError, AttributeError):  # a file that is not there, or broken
-            return known(str(json.loads((folder / name).read_text(encoding="utf-8")).get("status", "")))
+            return known_status(str(json.loads((folder / name).read_text(encoding="utf-8")).get("status", "")))
     return None
 
 
@@ -95,16 +95,12 @@ def exit_code(error: BaseException) -> int:
         return error.exit_code
     if isinstance(error, KeyboardInterrupt):
         return getattr(error, "exit_code", 130)
-    return RESOURCES if _is_shortage(error) else 1
-
-
-def _is_shortage(error: BaseException) -> bool:
-    """Whether memory or disk ran out. Errors of torch and safetensors are recognised by name or text."""
-    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":  # torch's, without importing it
-        return True
+    short = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"  # torch's
     if isinstance(error, OSError):
-        return error.errno in (errno.ENOSPC, errno.EDQUOT, errno.ENOMEM)
-    return any(words in str(error) for words in SHORTAGES)
+        short = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.ENOMEM)
+    elif not short:
+        short = any(text in str(error) for text in SHORTAGES)
+    return RESOURCES if short else 1
 
 
 def write_status(folder: Path, status: str, reason: str = "") -> None:
@@ -177,7 +173,7 @@ def runs_in(folder: Path) -> list[Path]:
 
 def refuse_unbegun(path: Path) -> None:
     """`ConfigError` for the folder of a run that was killed before it wrote its settings."""
-    if not (path / files.CONFIG).exists() and any((path / name).exists() for name in (files.HYDRA, files.STATUS)):
+    if not (path / files.CONFIG).exists() and (path / files.STATUS).exists():
         raise ConfigError(
             f"{path} has no {files.CONFIG}, as a run that was killed before it began: give the folder of one run, "
             "or start it again"
@@ -202,16 +198,12 @@ class RunFolder:
         if not path.is_dir():
             raise ConfigError(f"{path} is no folder: give the folder of a run, as printed at its start")
         self.path, self._say, self._messages = path, say, set[str]()
-        if self.version > files.VERSION:
+        version = int(self.provenance.get("schema_version", files.VERSION))
+        if version > files.VERSION:
             raise ConfigError(
-                f"{path} is a run folder of version {self.version}, and this program reads up to version "
+                f"{path} is a run folder of version {version}, and this program reads up to version "
                 f"{files.VERSION}: update rlreason"
             )
-
-    @cached_property
-    def version(self) -> int:
-        """The version of the folder's contents; `files.VERSION` where it has none."""
-        return int(self.provenance.get("schema_version", files.VERSION))
 
     @property
     def schemas(self) -> dict[str, str]:
@@ -290,9 +282,8 @@ class RunFolder:
         """The rows of `metrics.jsonl` so far: flat, every value a number, or None where it was not finite."""
 
         def wrong(row: dict[str, Any]) -> str:
-            return next(
-                (f"no number in '{name}'" for name, v in row.items() if not (v is None or isinstance(v, NUMBER))), ""
-            )
+            odd = [name for name, value in row.items() if not (value is None or isinstance(value, NUMBER))]
+            return f"no number in '{odd[0]}'" if odd else ""
 
         path = self.path / files.METRICS
         return [row for _, row in read_lines(path, wrong, self._say_once)] if path.is_file() else []
@@ -312,8 +303,8 @@ class RunFolder:
                 text = file.read().decode("utf-8", "replace")
         except OSError:
             return []
-        whole = [visible(line.strip()) for line in redacted(text).splitlines() if line.strip()]
-        return [shorten(line, TAIL_CHARS) for line in whole[-lines:]]
+        filled = [visible(line.strip()) for line in redacted(text).splitlines() if line.strip()]
+        return [shorten(line, TAIL_CHARS) for line in filled[-lines:]]
 
     def rollouts(self) -> list[ResponseFile]:
         """Return the saved training steps, oldest first."""
@@ -329,10 +320,10 @@ class RunFolder:
         `rollouts`: those that a training run learned from, not its evaluations.
         """
         names = (files.RESPONSES, files.UNFINISHED)
-        whole = next((self.path / name for name in names if (self.path / name).is_file()), None)
-        if whole and not rollouts and step is None:
-            return ResponseFile(whole, files.RESPONSES)
-        if whole and step is not None:
+        of_job = next((self.path / name for name in names if (self.path / name).is_file()), None)
+        if of_job and not rollouts and step is None:
+            return ResponseFile(of_job, files.RESPONSES)
+        if of_job and step is not None:
             raise ConfigError(f"--step {step}: {self.path} is an evaluation, which has no steps: leave --step out")
         saved = [self.rollouts()] if rollouts else [self.evaluations(), self.rollouts()]
         for of_kind in saved:

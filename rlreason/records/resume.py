@@ -30,7 +30,7 @@ from rlreason.records.files import (
     response_files,
 )
 from rlreason.records.loggers import Resumed, counters_of
-from rlreason.records.reader import RunFolder, known
+from rlreason.records.reader import RunFolder, known_status
 from rlreason.runtime.files import explained, removed
 
 #: Settings that may differ when an interrupted job resumes: they change its speed, its memory or its output.
@@ -160,7 +160,7 @@ def _how_to_resume(folder: Path, before: Mapping[str, Any]) -> str:
 def _final_status(folder: Path) -> str:
     """Return the status in a run's summary; "" where none can be read."""
     try:  # not the status file, which a killed start may have overwritten
-        return known(str(json.loads((folder / SUMMARY).read_text(encoding="utf-8"))["status"]))
+        return known_status(str(json.loads((folder / SUMMARY).read_text(encoding="utf-8"))["status"]))
     except (OSError, ValueError, KeyError, TypeError):
         return ""
 

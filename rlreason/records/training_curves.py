@@ -12,8 +12,7 @@ from rlreason.records.files import CURVES, METRICS
 from rlreason.records.reader import RunFolder
 from rlreason.runtime.files import whole
 from rlreason.runtime.signals import held
-from rlreason.runtime.streams import folded
-from rlreason.runtime.subcommand import Answer, Parser
+from rlreason.runtime.streams import Answer, Parser, folded
 from rlreason.runtime.text import visible
 
 

@@ -21,8 +21,7 @@ from rlreason.report.read import read_given, study_of
 from rlreason.report.remarks import warnings_of
 from rlreason.report.study import Answers, GradedProblem, Setting, Study, StudyRun, labels_of
 from rlreason.report.verdicts import EQUAL_WITHIN, best_of, comparing_half, how_chosen, unequal_tuning, verdicts_of
-from rlreason.runtime.streams import folded
-from rlreason.runtime.subcommand import Answer, Parser
+from rlreason.runtime.streams import Answer, Parser, folded
 from rlreason.runtime.text import few, shorten
 
 OUTCOMES = ("better", "worse", "same")

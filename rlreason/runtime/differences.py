@@ -88,7 +88,8 @@ def p_value(mean: float, se_seeds: float, se_extra: float, dof: float, dof_extra
 
 def difference(mean: float, se: tuple[float, float, float], seeds: int, problems: int, over: str) -> Difference:
     """Build a `Difference` from its mean and (se_seeds, se_extra, dof). One problem says nothing about others."""
-    of_problems = (math.inf, math.inf) if problems == 1 else (se[1], _dof_extra(problems))
+    dof_extra = problems - 1.0 if problems < FEW_PROBLEMS else math.inf
+    of_problems = (math.inf, math.inf) if problems == 1 else (se[1], dof_extra)
     if max(se[0], of_problems[0]) < TIED:  # no problem tells anything else: the rule of three, +- 3 / P
         of_problems = 3.0 / problems / Z95, math.inf
     parts = se[0], of_problems[0], se[2], of_problems[1]
@@ -97,21 +98,15 @@ def difference(mean: float, se: tuple[float, float, float], seeds: int, problems
     return Difference(mean, half, *ends, p_value(mean, *parts), seeds, problems, over, *parts)
 
 
-def _dof_extra(problems: int) -> float:
-    return problems - 1.0 if problems < FEW_PROBLEMS else math.inf
-
-
 def paired_difference(d: Floats) -> Difference:
     """Return the difference between two settings from d (seeds S, problems P): one's correctness minus the other's.
 
-    `d[s, p]` is the mean over the samples of a problem. D is the mean of d, and
+    `d[s, p]` is the mean over the samples of a problem. With the mean squares of the two-way layout seeds x problems,
 
         se_seeds^2 = variance over seeds of the mean over problems / S                 (S - 1 degrees of freedom)
         se_extra^2 = max(MS_problem - MS_residual, 0) / (S P)     what all seeds share, as they answer the same problems
 
-    with the mean squares of the two-way layout seeds x problems. Seeds that tie (`tied_or`) have a larger se_extra. One
-    seed: the interval over its problems (normal), which tells two trained models apart and no two settings.
-    `ValueError` for an empty layout.
+    One seed: the interval over its problems (normal). `ValueError` for an empty layout.
 
     >>> found = paired_difference(np.array([[1, 0, 1, 0], [1, 0, 0, 0], [1, 1, 1, 0.0]]))
     >>> found.mean, round(found.half, 4), found.seeds, found.problems, found.over
@@ -132,10 +127,9 @@ def paired_difference(d: Floats) -> Difference:
 def tied_or(se_seeds: float, extra: float, of_problems: float) -> float:
     """Return se_extra: `extra`, or the larger of it and the standard error over problems where the seeds tie.
 
-    Few seeds agree to the last answer by chance (2 seeds on 100 problems in 4% of pairs). Such a spread of 0 holds
-    nothing of the noise of sampling, and `extra` leaves out what seeds do not share. Simulated, families of 16 equal
-    settings, 2 seeds, 100 to 1,000 problems: 4 to 13% were told apart by `extra` alone, 0 to 1% by this rule. Sums of
-    floats tie up to rounding, so a spread below 1e-9 is none.
+    Few seeds agree to the last answer by chance (2 seeds on 100 problems in 4% of pairs), and their spread of 0 lacks
+    the noise of sampling. Simulated, 16 equal settings of 2 seeds: 4 to 13% were told apart by `extra` alone, 0 to 1%
+    by this rule.
 
     >>> tied_or(0.02, 0.0, 0.03), tied_or(1e-18, 0.0, 0.03), tied_or(0.0, 0.04, 0.03)
     (0.0, 0.03, 0.04)
@@ -178,13 +172,12 @@ def unpaired_difference(a: Floats, b: Floats) -> Difference:
         se_extra^2 = max(V - MS_residual,a / S_a - MS_residual,b / S_b, 0) / P
 
     V is the variance over problems of mean_s a - mean_s b. Where one side has one seed, the interval is over problems.
-    Degrees of freedom: Satterthwaite's where both have as many seeds; else min(S_a, S_b) - 1. Satterthwaite's are too
-    many where the side with few seeds is the one that spreads: 2 against 8 seeds gave 12-15% false verdicts.
+    Degrees of freedom: Satterthwaite's for equal numbers of seeds, else min(S_a, S_b) - 1, as Satterthwaite's are too
+    many where the smaller side spreads (2 against 8 seeds: 12-15% false verdicts).
 
     >>> a, b = np.array([[1.0, 1.0], [1.0, 0.0]]), np.array([[0.0, 0.0], [0.0, 0.0], [0.0, 1.0]])
-    >>> found = unpaired_difference(a, b)
-    >>> round(found.mean, 4), found.seeds, round(found.dof, 2), found.over
-    (0.5833, 2, 1.0, 'unpaired seeds')
+    >>> (d := unpaired_difference(a, b)).over, round(d.mean, 4), d.seeds, round(d.dof, 2)
+    ('unpaired seeds', 0.5833, 2, 1.0)
     """
     a, b = np.asarray(a, dtype=np.float64), np.asarray(b, dtype=np.float64)
     problems, fewer = a.shape[1], min(len(a), len(b))
@@ -193,10 +186,10 @@ def unpaired_difference(a: Floats, b: Floats) -> Difference:
     if fewer == 1:
         return difference(mean, (0.0, _se_of_problems(between), math.inf), 1, problems, PROBLEMS)
     parts = [float(arm.mean(axis=1).var(ddof=1)) / len(arm) for arm in (a, b)]
-    below = sum(v * v / (len(arm) - 1) for v, arm in zip(parts, (a, b), strict=True))
-    dof = sum(parts) ** 2 / below if below > 0 else float(len(a) + len(b) - 2)
-    if len(a) != len(b):
-        dof = fewer - 1.0
+    dof = fewer - 1.0
+    if len(a) == len(b):
+        below = sum(v * v / (len(arm) - 1) for v, arm in zip(parts, (a, b), strict=True))
+        dof = sum(parts) ** 2 / below if below > 0 else float(len(a) + len(b) - 2)
     shared = 0.0
     if problems > 1:
         noise = sum(residual_variance(arm) / len(arm) for arm in (a, b))
@@ -253,8 +246,7 @@ def smallest_difference(seeds: int, problems: int, spread: Spread, level: float 
 
         sqrt((t_{S-1} c4(S) s)^2 / S + z^2 shared / P),   s^2 = seeds + residual / P
 
-    c4(S) = E[s] / sigma of S normal values: the expectation is of a half width, not of its square. With one seed the
-    interval is over problems, z sqrt((residual + shared) / P), and of two trained models, not of two settings.
+    With one seed the interval is over problems, z sqrt((residual + shared) / P), and of two trained models.
 
     >>> [[round(100 * smallest_difference(s, p, a)) for s in (2, 3, 4, 5, 8)] for p, a in zip((1024, 256), ASSUMED)]
     [[18, 5, 4, 3, 2], [42, 13, 9, 7, 5]]
@@ -291,10 +283,8 @@ def spread_of(differences: Iterable[Difference]) -> Spread | None:
 
     The residual of problems is part of the spread over seeds here: it holds for so many problems as they had.
 
-    >>> from rlreason.runtime.differences import difference
-    >>> shown = spread_of([difference(0.1, (0.02, 0.01, 3.0), 4, 100, "seeds and problems")])
-    >>> round(shown.seeds, 6), shown.residual, round(shown.shared, 6)
-    (0.0016, 0.0, 0.01)
+    >>> spread_of([difference(0.1, (0.25, 0.5, 3.0), 4, 100, "seeds and problems")])
+    Spread(seeds=0.25, residual=0.0, shared=25.0)
     """
     found = [d for d in differences if d.seeds > 1]
     if not found:
@@ -306,11 +296,9 @@ def spread_of(differences: Iterable[Difference]) -> Spread | None:
 def seeds_needed(found: Difference, level: float = LEVEL) -> int | None:
     """Return the fewest seeds with which the half width is below a difference of this size, at the observed spreads.
 
-    None: more than a thousand, as where the problems that all seeds share are what is uncertain. Of one seed, for
-    which no spread over seeds is known, the middle of the assumed ones counts. `level`: smaller for one of several
-    verdicts.
+    None: more than a thousand, as where the problems that all seeds share are what is uncertain. Of one seed the middle
+    of the assumed spreads counts. `level`: smaller for one of several verdicts.
 
-    >>> from rlreason.runtime.differences import difference
     >>> seeds_needed(difference(0.02, (0.01, 0.0, 3.0), 4, 256, "seeds and problems"))
     7
     >>> seeds_needed(difference(0.02, (0.0, 0.011, 3.0), 4, 256, "seeds and problems")) is None
@@ -346,7 +334,6 @@ def sentence(found: Difference, adjusted_p: float | None = None, family: int = 1
 
     `adjusted_p`: by Holm over a `family` of comparisons, which then decides; the interval shown is the raw one.
 
-    >>> from rlreason.runtime.differences import difference
     >>> sentence(difference(0.1, (0.01, 0.0, 3.0), 4, 256, "seeds and problems"))
     'better by 0.100 (0.068 to 0.132)'
     >>> sentence(difference(0.02, (0.01, 0.0, 3.0), 4, 256, "seeds and problems"))
@@ -357,30 +344,25 @@ def sentence(found: Difference, adjusted_p: float | None = None, family: int = 1
     p = found.p if adjusted_p is None else adjusted_p
     one_seed = found.over == PROBLEMS
     if p > LEVEL:
-        return _cannot_tell(found, LEVEL if adjusted_p is None else LEVEL / max(family, 1), one_seed)
+        lies = f"the difference lies between {points(found.low)} and {points(found.high)}"
+        if found.low > 0 or found.high < 0:
+            lies += " by itself, and may be 0 among so many comparisons"
+        if one_seed:
+            return f"cannot tell these two trained models apart: {lies}; one seed tells nothing of the settings"
+        if found.over == UNPAIRED:
+            lies += ", the settings having run other seeds"
+        return f"cannot tell: {lies}; {settling(found, LEVEL if adjusted_p is None else LEVEL / max(family, 1))}"
     ends = sorted((abs(found.low), abs(found.high)))
     size = f"by {points(abs(found.mean))} ({points(ends[0])} to {points(ends[1])})"
     word = ("better " if found.mean > 0 else "worse ") + size
     if one_seed:
         return f"these two trained models differ, {word}; one seed tells nothing of the settings"
-    return word + ", the settings having run other seeds" * (found.over == UNPAIRED)
-
-
-def _cannot_tell(found: Difference, level: float, one_seed: bool) -> str:
-    lies = f"the difference lies between {points(found.low)} and {points(found.high)}"
-    if found.low > 0 or found.high < 0:
-        lies += " by itself, and may be 0 among so many comparisons"
-    if one_seed:
-        return f"cannot tell these two trained models apart: {lies}; one seed tells nothing of the settings"
-    if found.over == UNPAIRED:
-        lies += ", the settings having run other seeds"
-    return f"cannot tell: {lies}; {settling(found, level)}"
+    return f"{word}, the settings having run other seeds" if found.over == UNPAIRED else word
 
 
 def settling(found: Difference, level: float = LEVEL) -> str:
     """State how many seeds would decide a difference of this size.
 
-    >>> from rlreason.runtime.differences import difference
     >>> settling(difference(0.0, (0.01, 0.0, 3.0), 4, 256, "seeds and problems"))
     'no number of seeds would settle a difference of this size on these problems'
     """

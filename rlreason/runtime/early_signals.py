@@ -6,7 +6,7 @@ Imports only what every interpreter has already loaded, so that it can run befor
 import _signal  # the part of `signal` in C; the rest of it imports enum and more
 import os
 
-CODE = 130  # as in records/status.py
+CODE = 130  # as in records/reader.py
 terminal = 2  # the original standard error; streams.py redirects 2 during a run
 NAMES = {_signal.SIGINT: "SIGINT", _signal.SIGTERM: "SIGTERM", _signal.SIGHUP: "SIGHUP"}
 

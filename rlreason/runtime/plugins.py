@@ -13,7 +13,7 @@ import textwrap
 import traceback
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from importlib.machinery import ModuleSpec
 from importlib.metadata import entry_points
@@ -27,20 +27,6 @@ GIVEN = "python"  # the module's name in the text of an object that cannot be im
 PLAIN = (int, float, complex, str, bytes, bool, type(None))  # values that are determined by their text
 
 _known: dict[str, Any] = {}
-
-
-@contextmanager
-def known_as(thing: Any) -> Iterator[str]:
-    """Register the object in this block; yield the name by which `load` finds it."""
-    if place := import_path(thing):
-        yield place
-        return
-    name = label_of(thing)
-    _known[name] = thing
-    try:
-        yield name
-    finally:
-        _known.pop(name, None)
 
 
 def find(name: str) -> Any:
@@ -116,26 +102,22 @@ def _state(value: Any, seen: dict[int, tuple[int, Any]]) -> str:
         held.append(source_of(value) or value.__code__.co_code.hex())
     elif isinstance(value, type) or inspect.isroutine(value):
         held = [value.__module__, value.__qualname__, source_of(value)]
-    elif hasattr(value, "__dict__") and _plainly_made(type(value)):
+    elif hasattr(value, "__dict__") and _is_plain(type(value)):
         held = [type(value), vars(value)]
     else:
-        return _pickled(value)
+        import cloudpickle
+
+        try:
+            return hashlib.sha256(cloudpickle.dumps(value)).hexdigest()
+        except Exception:  # pickle's own, or that of an object which refuses
+            return uuid.uuid4().hex
     return f"{type(value).__name__}({', '.join(_state(one, seen) for one in held)})"
 
 
-def _plainly_made(kind: Any) -> bool:
+def _is_plain(kind: Any) -> bool:
     """Whether an object of this class has no contents but its attributes: no C part, and no slots."""
     plain = kind.__reduce_ex__ is object.__reduce_ex__ and kind.__reduce__ is object.__reduce__
     return plain and not any("__slots__" in vars(one) for one in kind.__mro__)
-
-
-def _pickled(value: Any) -> str:
-    import cloudpickle
-
-    try:
-        return hashlib.sha256(cloudpickle.dumps(value)).hexdigest()
-    except Exception:  # pickle's own, or that of an object which refuses
-        return uuid.uuid4().hex
 
 
 def source_of(thing: Any) -> str:
@@ -213,7 +195,7 @@ def load(name: str) -> Callable[..., Any]:
             "it was a Python object of the program that started the run, which keeps its source in its own_functions"
             ".txt: write that into a file and name it module:function, or give it again from Python"
         )
-    value: Any = _module(module)
+    value: Any = import_user_module(module)
     place = getattr(value, "__file__", None) or "which comes with Python"
     for part in function.split("."):
         holder, value = value, getattr(value, part, None)
@@ -244,7 +226,8 @@ def judging(function: Callable[..., Any], name: str) -> Callable[..., Any]:
     return function
 
 
-def _module(name: str) -> ModuleType:
+def import_user_module(name: str) -> ModuleType:
+    """Import a module; `NotImportableError` where that fails, with the place of the mistake or the cure."""
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
@@ -259,7 +242,7 @@ def _missing(name: str, part: str) -> str:
     """Return the message for a missing module, or for one in the current folder that is not on Python's path."""
     here = Path.cwd()
     path = here.joinpath(*part.split("."))
-    if (path.is_dir() or path.with_suffix(".py").is_file()) and str(here) not in map(_absolute, sys.path):
+    if (path.is_dir() or path.with_suffix(".py").is_file()) and here not in [Path(p).absolute() for p in sys.path]:
         return (
             f"module {name} lies in {here}, where Python does not look: set PYTHONPATH={here}, or start with "
             "python -m rlreason"
@@ -268,10 +251,6 @@ def _missing(name: str, part: str) -> str:
         f"there is no module {part} in {here} or among the installed packages: fix the name, or set PYTHONPATH to the "
         "folder that it lies in"
     )
-
-
-def _absolute(entry: str) -> str:
-    return str(Path(entry).absolute())
 
 
 def described(error: BaseException) -> str:
@@ -283,14 +262,12 @@ def described(error: BaseException) -> str:
     text = next(iter(str(error).splitlines()), "")
     if isinstance(error, SyntaxError):
         return f"{type(error).__name__}: {error.msg} ({error.filename}, line {error.lineno})"
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if _is_theirs(f.filename)]
+    # neither files of this package nor Python's machinery for imports
+    ours = str(Path(__file__).parents[1])
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(("<", ours))]
+    frames = [f for f in frames if "importlib" not in f.filename]
     place = f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
     return f"{type(error).__name__}: {text}".removesuffix(": ") + place
-
-
-def _is_theirs(file: str) -> bool:
-    """Whether a file may be the user's: neither one of this package nor Python's machinery for imports."""
-    return not file.startswith("<") and Path(__file__).parents[1] not in Path(file).parents and "importlib" not in file
 
 
 #: The settings that take an entry point's name for `module:function`, and the entry point's group.
@@ -327,28 +304,30 @@ def as_settings(
     A function that can be imported is named by its path, so that a command line can repeat the run. Any other object
     is registered under a name until the end of the block. Raises `ConfigError` for what cannot be used.
     """
-    given = {"prompt.reward": reward, "loss": loss, "data": data if data is None else _function(data)}
-    with ExitStack() as block:
-        overrides = []
-        for key, value in given.items():
+    if data is not None and not isinstance(data, str) and not callable(data):
+        if not isinstance(data, Iterable):
+            raise ConfigError(f"data={data!r:.60} is neither rows nor a function: give a list of dictionaries")
+        rows = data if isinstance(data, Mapping) or hasattr(data, "iterrows") else list(data)
+
+        def rows_given() -> Any:
+            """Rows that were given as a Python object. The run has their hash, `data_hash`, and no source of them."""
+            return rows
+
+        data = rows_given
+    overrides, registered = list[str](), list[str]()
+    try:
+        for key, value in {"prompt.reward": reward, "loss": loss, "data": data}.items():
             if value is None:
                 continue
             if not isinstance(value, str) and not callable(value):
                 raise ConfigError(f"{key.rpartition('.')[2]}={value!r:.60} is no function: give one, or its name")
-            overrides.append(f"{key}={value if isinstance(value, str) else block.enter_context(known_as(value))}")
+            name = value if isinstance(value, str) else import_path(value)
+            if name is None:
+                name = label_of(value)
+                _known[name] = value
+                registered.append(name)
+            overrides.append(f"{key}={name}")
         yield overrides
-
-
-def _function(data: Data) -> str | Callable[..., Any]:
-    """Return rows as a function that returns them."""
-    if isinstance(data, str) or callable(data):
-        return data
-    if not isinstance(data, Iterable):
-        raise ConfigError(f"data={data!r:.60} is neither rows nor a function: give a list of dictionaries")
-    rows = data if isinstance(data, Mapping) or hasattr(data, "iterrows") else list(data)
-
-    def rows_given() -> Any:
-        """Rows that were given as a Python object. The run has their hash, `data_hash`, and no source of them."""
-        return rows
-
-    return rows_given
+    finally:
+        for name in registered:
+            _known.pop(name, None)

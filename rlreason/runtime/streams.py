@@ -1,5 +1,6 @@
-"""Standard output and standard error: write any text, and send libraries' output to the run's log."""
+"""A command's arguments and streams: its parser, what it prints, and libraries' output, which goes to the run's log."""
 
+import argparse
 import errno
 import faulthandler
 import io
@@ -13,7 +14,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any, TextIO
+from typing import IO, Any, NamedTuple, NoReturn, TextIO
 
 from rlreason.errors import ConfigError, ReaderGone
 from rlreason.runtime import early_signals, signals
@@ -59,7 +60,9 @@ class Outlet(io.TextIOWrapper):
         except BlockingIOError:
             raise
         except OSError as error:
-            self._discard()  # else writing the buffer would fail again when the process ends
+            null = os.open(os.devnull, os.O_WRONLY)  # else writing the buffer would fail again when the process ends
+            os.dup2(null, self.fileno())
+            os.close(null)
             self._gone = error.errno in READER_GONE
             if not self._gone:
                 error.filename = error.filename or self.title
@@ -67,11 +70,6 @@ class Outlet(io.TextIOWrapper):
         if self._gone and not self._raised and threading.current_thread() is threading.main_thread():
             self._raised = True
             raise ReaderGone("nobody read its output any more")
-
-    def _discard(self) -> None:
-        null = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(null, self.fileno())
-        os.close(null)
 
 
 def settle_streams() -> None:
@@ -283,3 +281,48 @@ def _show(args: threading.ExceptHookArgs, terminal: TextIO) -> None:
         error = traceback.format_exception(args.exc_type, args.exc_value, args.exc_traceback)
         terminal.write(visible(f"Exception in thread {name}:\n{''.join(error)}"))
         terminal.flush()
+
+
+class Answer(NamedTuple):
+    """The result of a subcommand: `text` for a person, and the same as `figures` for `--json`."""
+
+    text: str
+    figures: dict[str, Any] | list[dict[str, Any]]
+    exit_code: int = 0  # of the run that it started, or of a failed expectation
+
+
+class Parser(argparse.ArgumentParser):
+    """Parses the arguments of a subcommand. A mistake is a `ConfigError`: one line, exit code 2."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raise `ConfigError` with the message and the usage."""
+        raise ConfigError(f"{message}: write {' '.join(self.format_usage().split()[1:])}")
+
+    def add_run(self, help: str, several: bool = False) -> None:
+        """Add RUN, the folder of a run, as `arguments.run`; with `several`, one or more as `arguments.runs`.
+
+        The folder of a sweep is refused as `arguments.run`, and means all of its runs in `runs`.
+        """
+        if several:
+            self.add_argument("runs", metavar="RUN", type=run_folder, nargs="+", help=help)
+        else:
+            self.add_argument("run", metavar="RUN", type=run_folder, help=help)
+
+
+def refuse_target(option: str, target: Path | str) -> None:
+    """`ConfigError` where an option's FILE cannot be written; called before the work begins."""
+    path = Path(target).absolute()
+    if not str(target) or path.is_dir():
+        raise ConfigError(f"{option} '{target}' is no file: give the path of one")
+    if not path.parent.is_dir():
+        raise ConfigError(f"{option} {target} lies in no folder that is there: give another FILE")
+    if not os.access(path.parent, os.W_OK):
+        raise ConfigError(f"{option} {target} lies in a folder that cannot be written to: give another FILE")
+
+
+def run_folder(word: str) -> Path:
+    """Return the folder of a run; `ConfigError` where it is no folder."""
+    folder = Path(word)
+    if not folder.is_dir():
+        raise ConfigError(f"RUN={word} is no folder: give the folder of a run, as printed at its start")
+    return folder

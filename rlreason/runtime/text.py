@@ -19,12 +19,9 @@ def visible(text: str) -> str:
     >>> print(visible("a\x1b[2Jb\r\u202e"), visible("\u00e9\n"), end="")
     a\x1b[2Jb\x0d\u202e é
     """
-    return _OBEYED.sub(lambda found: _escape(found[0]), text)
-
-
-def _escape(character: str) -> str:
-    code = ord(character)
-    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
+    return _OBEYED.sub(
+        lambda found: f"\\x{ord(found[0]):02x}" if found[0] < "\u0100" else f"\\u{ord(found[0]):04x}", text
+    )
 
 
 def shorten(text: str, max_chars: int, keep: Literal["start", "end", "both"] = "start") -> str:
@@ -144,11 +141,6 @@ _ADDRESS = re.compile(r"(://[^\s/:@'\"]*:)[^\s/'\"]+(?=@)")
 T = TypeVar("T")
 
 
-def _hide(found: re.Match[str]) -> str:
-    quote = found[3] or ""
-    return f"{found[1] or found[2]}{quote}{HIDDEN}{quote}"
-
-
 def redacted(value: T) -> T:
     """Replace secrets by `HIDDEN`, in a text or in the texts of nested dicts and lists.
 
@@ -170,5 +162,5 @@ def redacted(value: T) -> T:
         for name, secret in os.environ.items():
             if name.upper().endswith(ENDINGS) and len(secret) >= SHORTEST:
                 result = result.replace(secret, HIDDEN)
-        result = _ADDRESS.sub(rf"\1{HIDDEN}", _SETTING.sub(_hide, result))
+        result = _ADDRESS.sub(rf"\1{HIDDEN}", _SETTING.sub(rf"\1\2\3{HIDDEN}\3", result))
     return cast("T", result)

@@ -11,7 +11,7 @@ import msgspec
 
 from rlreason.errors import ConfigError
 from rlreason.records.files import CONFIG, SUMMARY, checkpoints_in, finite
-from rlreason.records.reader import RunFolder, ending, known, read_ending, read_status, runs_in
+from rlreason.records.reader import RunFolder, ending, known_status, read_ending, read_status, runs_in
 from rlreason.records.resume import HARMLESS, MAY_CHANGE, settings_changed
 from rlreason.runtime.files import holder, number, write_whole
 from rlreason.runtime.machine import VISIBLE
@@ -113,7 +113,7 @@ def wait_for_earlier(design: Design, say: Callable[[str], object], limit_s: floa
 
 FILE = "sweep.json"
 VERSION = 1
-WAITING = "waiting"  # a run's status before its start; the others are those of records.status.STATUSES
+WAITING = "waiting"  # a run's status before its start; the others are those of records.reader.STATUSES
 DOMINATED = "stopped:dominated"
 KILLED = "killed without a chance to say so"
 
@@ -319,7 +319,7 @@ def _add_times(run: RunState, provenance: Mapping[str, Any]) -> None:
 
 def _with_figures(run: RunState, summary: dict[str, Any]) -> RunState:
     """Return the run with the status and figures of its `summary.json`."""
-    run.status, run.reason = known(str(summary.get("status", ""))), str(summary.get("reason", ""))
+    run.status, run.reason = known_status(str(summary.get("status", ""))), str(summary.get("reason", ""))
     run.accuracy, run.accuracy_before = number(summary.get("accuracy")), number(summary.get("accuracy_before"))
     run.score = number(summary.get("score"))
     interval = summary.get("accuracy_interval")

@@ -28,7 +28,7 @@ from rlreason.errors import ConfigError
 from rlreason.evaluation.cases import failure_metrics
 from rlreason.evaluation.evaluator import Evaluator
 from rlreason.grading import Grader
-from rlreason.grading.build import Graders, make_graders
+from rlreason.grading.grader import Graders, make_graders
 from rlreason.model.attention import select_kernel
 from rlreason.model.chat import PromptEncoder, check_prompts, encoder, end_of_turn, lengths, remarks
 from rlreason.model.parameters import (

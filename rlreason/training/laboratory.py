@@ -28,8 +28,7 @@ from rlreason.records.reader import RunFolder
 from rlreason.records.rows import TO_LEARN, sample_of
 from rlreason.records.training_curves import picture
 from rlreason.runtime.files import write_whole
-from rlreason.runtime.streams import folded
-from rlreason.runtime.subcommand import Answer
+from rlreason.runtime.streams import Answer, folded
 from rlreason.runtime.text import spans
 from rlreason.training import algorithms as grpo
 from rlreason.training.build import make_policy, make_scorer, set_threads, teach_habits

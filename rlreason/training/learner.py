@@ -25,9 +25,8 @@ from rlreason.model.parameters import lists_on_device
 from rlreason.model.policy import Policy
 from rlreason.objectives.aggregation import aggregate_loss, step_divisors
 from rlreason.objectives.losses import loss_named
-from rlreason.objectives.measures import StepSums, entropy_bonus, measured_per_token
 from rlreason.objectives.objective import Objective
-from rlreason.objectives.terms import kl_per_token, mismatch_weights
+from rlreason.objectives.terms import StepSums, entropy_bonus, kl_per_token, measured_per_token, mismatch_weights
 from rlreason.runtime.intervals import mismatch_metrics
 from rlreason.runtime.signals import held
 from rlreason.types import Collected, Sample, Update

@@ -13,7 +13,7 @@ from rlreason.courses.check.engine import multiple
 from rlreason.courses.check.loop_recording import RecordedUpdate, find, scored
 from rlreason.courses.check.loop_weights import right_weights
 from rlreason.courses.check.subject import Finding, Kind
-from rlreason.objectives.measures import compute_entropy
+from rlreason.objectives.terms import compute_entropy
 
 _ZERO = "where zero_grad is called, relative to backward and step"
 _CLIP = "the call of clip_grad_norm_: once, on the whole gradient, right before the step"

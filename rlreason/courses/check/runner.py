@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 from rlreason.courses.check.subject import COURSES, LOOP, SECONDS_TO_IMPORT
 from rlreason.errors import ConfigError
 from rlreason.records.console import Console
-from rlreason.runtime.subcommand import Answer, Parser
+from rlreason.runtime.streams import Answer, Parser
 
 GRACE = 2.0  # beyond the child's own limit, for code that cannot be interrupted from within
 

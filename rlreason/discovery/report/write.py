@@ -27,7 +27,7 @@ from rlreason.discovery.report.texts import (
 from rlreason.errors import ConfigError
 from rlreason.records.files import CONVERSATION, REPORT, SCORE_PICTURE, SET_ASIDE
 from rlreason.runtime.files import explained, whole
-from rlreason.runtime.subcommand import Answer
+from rlreason.runtime.streams import Answer
 
 Record = Sequence[Mapping[str, Any]]
 

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
 from itertools import permutations
@@ -10,7 +11,7 @@ from typing import Any, NamedTuple
 from rlreason.grading.answers import lexer, structures, vocabulary
 from rlreason.grading.answers.equality import as_reals, counts, order, points, ratio, same
 from rlreason.grading.answers.evaluate import Calculator, UndefinedError, exact, precision
-from rlreason.grading.answers.lexer import ComparisonSettings, RefusedError, UnreadableError, Verdict, clean, plain
+from rlreason.grading.answers.lexer import RefusedError, UnreadableError, clean, plain
 from rlreason.grading.answers.parser import Node, number, symbols
 from rlreason.grading.answers.values import (
     Based,
@@ -25,8 +26,30 @@ from rlreason.grading.answers.values import (
     TimeOfDay,
     Value,
     Words,
-    is_ratio,
 )
+from rlreason.types import Outcome
+
+
+class Verdict(NamedTuple):
+    """The verdict on an answer; `path` names the rule that decided."""
+
+    outcome: Outcome
+    path: str
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the verdict for JSON, to be sent from a worker process."""
+        return {"outcome": self.outcome, "path": self.path}
+
+
+@dataclass(frozen=True, slots=True)
+class ComparisonSettings:
+    """`percent`: 38% may also be written 38. `rel_tol`: the tolerance of a decimal for a value without a finite
+    decimal form; the decimal must also be that value rounded or cut, so 0.3333 is never 1/3 at 1e-6.
+    """
+
+    percent: bool = True
+    rel_tol: float = 1e-6
+
 
 CHOICES = frozenset("ABCDE")
 MAX_CHAIN = 3  # links of an inequality, tried in every order
@@ -178,7 +201,7 @@ def _equations(answer: Value, reference: Value, settings: ComparisonSettings) ->
 
 def _named(equation: Equation, other: Value, settings: ComparisonSettings) -> bool:
     """Compare `x = 38` with a bare 38: the name may be left out."""
-    if is_ratio(equation.label):
+    if "/" in equation.label:  # the name of a ratio, such as V_1/V_2
         other = _as_ratio(other)
     return equation.value is not None and equal(equation.value, other, settings)
 
@@ -344,11 +367,6 @@ def _path(left: Value, right: Value) -> str:
     return "structure"
 
 
-def is_plain_number(text: str) -> bool:
-    """Whether a text is a plain number, which is compared without the parser."""
-    return _QUICK.fullmatch(text) is not None
-
-
 def _quick(match: re.Match[str]) -> Fraction:
     sign, whole, decimals = match.groups()
     return Fraction(f"{sign}{whole.replace(',', '')}{decimals or ''}")
@@ -394,7 +412,7 @@ def sketch(text: str) -> Sketch | None:
         return None
     if not abs(value) < float("inf"):
         return None
-    return Sketch(plain(cleaned), is_plain_number(text), names, read.unit, value, floor)
+    return Sketch(plain(cleaned), _QUICK.fullmatch(text) is not None, names, read.unit, value, floor)
 
 
 def apart(first: Sketch | None, second: Sketch | None, rel_tol: float) -> bool:

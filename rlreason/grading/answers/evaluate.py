@@ -130,7 +130,9 @@ class Calculator:
         if self.mp is None and node.op in ("symbol", "constant", "call", "degree"):
             return None
         if node.op == "constant":
-            return self._constant(node.name)
+            if node.name == "oo":
+                raise UndefinedError("infinity inside an expression")
+            return {"pi": +self.mp.pi, "e": +self.mp.e, "i": self.mp.j}[node.name]
         if node.op == "call":
             return self._call(node)
         parts = [self.value(part) for part in node.args]
@@ -160,7 +162,9 @@ class Calculator:
             case "neg", [a]:
                 value = -a
             case "add", [a, b]:
-                value = self._sum(a, b)
+                if not isinstance(a, Fraction):
+                    self.largest = max(self.largest, abs(a), abs(b))
+                value = a + b
             case "mul", [a, b]:
                 value = a * b
             case "div", [a, b]:
@@ -198,16 +202,6 @@ class Calculator:
         if all(isinstance(part, Fraction) or self.mp.im(part) == 0 for part in parts):
             self.left_the_reals = True
         return value
-
-    def _constant(self, name: str) -> Any:
-        if name == "oo":
-            raise UndefinedError("infinity inside an expression")
-        return {"pi": +self.mp.pi, "e": +self.mp.e, "i": self.mp.j}[name]
-
-    def _sum(self, a: Any, b: Any) -> Any:
-        if not isinstance(a, Fraction):
-            self.largest = max(self.largest, abs(a), abs(b))
-        return a + b
 
     def _power(self, base: Any, exponent: Any) -> Any:
         if isinstance(base, Fraction):

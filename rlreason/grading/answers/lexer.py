@@ -1,34 +1,11 @@
-"""Split a cleaned answer into tokens; types of the verdict, and limits on texts for the symbolic library."""
+"""Clean an answer and split it into tokens; limits on texts for the symbolic library."""
 
 import re
 import unicodedata
-from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from rlreason.grading.answers.vocabulary import words
-from rlreason.types import Outcome
-
-
-class Verdict(NamedTuple):
-    """The verdict on an answer; `path` names the rule that decided."""
-
-    outcome: Outcome
-    path: str
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the verdict for JSON, to be sent from a worker process."""
-        return {"outcome": self.outcome, "path": self.path}
-
-
-@dataclass(frozen=True, slots=True)
-class ComparisonSettings:
-    """`percent`: 38% may also be written 38. `rel_tol`: the tolerance of a decimal for a value without a finite
-    decimal form; the decimal must also be that value rounded or cut, so 0.3333 is never 1/3 at 1e-6.
-    """
-
-    percent: bool = True
-    rel_tol: float = 1e-6
 
 
 class RefusedError(Exception):

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 
 from rlreason.grading.answers import equality
 from rlreason.grading.answers.equality import near, same
@@ -225,14 +226,7 @@ def based(text: str) -> Based | None:
 MAX_ITEMS = 60
 OPENING = {"(": ")", "[": "]", "{": "}", "\\{": "\\}"}
 RELATIONS = frozenset(("=", "\\approx", "<", ">", "\\le", "\\ge", "\\ne", "\\in"))
-_ALL_REALS = (
-    "all real numbers",
-    "all reals",
-    "all real numbers x",
-    "the set of all real numbers",
-    "all real x",
-)
-_EMPTY = ("emptyset", "varnothing")
+_ALL_REALS = ("all real numbers", "all reals", "all real numbers x", "the set of all real numbers", "all real x")
 
 
 def read(text: str) -> Value:
@@ -319,16 +313,13 @@ def _separated(tokens: Sequence[Token], inner: Inner) -> Value | None:
     if not marks:
         return None
     kinds = {joiner(mark) for mark in marks}
-    items_read = [piece for index, piece in enumerate(pieces) if piece or not _oxford(pieces, marks, index)]
+    between = [(joiner(before), joiner(after)) for before, after in pairwise(marks)]
+    oxford = {n for n, (before, after) in enumerate(between, 1) if before == "," and after != ","}  # the gap in `, and`
+    items_read = [piece for n, piece in enumerate(pieces) if piece or n not in oxford]
     if not all(items_read) or len(items_read) > MAX_ITEMS:
         raise UnreadableError(",")
     items = tuple(inner(piece) for piece in items_read)
     return joined(items, kinds) or unlabelled(items)
-
-
-def _oxford(pieces: list[list[Token]], marks: list[Token], index: int) -> bool:
-    """Whether this is the empty piece of `, and`."""
-    return 0 < index < len(marks) and joiner(marks[index - 1]) == "," and joiner(marks[index]) != ","
 
 
 def _related(tokens: Sequence[Token], inner: Inner) -> Value | None:
@@ -340,7 +331,10 @@ def _set_algebra(tokens: Sequence[Token], inner: Inner) -> Value | None:
     """Evaluate unions, intersections and differences of sets of reals, from left to right."""
     pieces, marks = split(tokens, lambda token: token.kind == "sign" and token.text in ("\\cup", "\\cap", "\\setminus"))
     if not marks:
-        return _named_set(tokens)
+        texts = [token.text for token in tokens]
+        if texts in (["mathbb", "{", "R", "}"], ["mathbb", "R"]):
+            return equality.EVERYTHING
+        return Collection("set", ()) if texts in (["emptyset"], ["varnothing"]) else None
     value = inner(pieces[0])
     for mark, piece in zip(marks, pieces[1:], strict=True):
         left, right = equality.as_reals(value), equality.as_reals(inner(piece))
@@ -351,13 +345,6 @@ def _set_algebra(tokens: Sequence[Token], inner: Inner) -> Value | None:
         else:
             value = equality.intersection(left, right if mark.text == "\\cap" else equality.complement(right))
     return value
-
-
-def _named_set(tokens: Sequence[Token]) -> Value | None:
-    texts = [token.text for token in tokens]
-    if texts in (["mathbb", "{", "R", "}"], ["mathbb", "R"]):
-        return equality.EVERYTHING
-    return Collection("set", ()) if len(texts) == 1 and texts[0] in _EMPTY else None
 
 
 def _enclosed(tokens: Sequence[Token], inner: Inner) -> Value | None:
@@ -377,7 +364,9 @@ def _enclosed(tokens: Sequence[Token], inner: Inner) -> Value | None:
     if "{" in brackets and (brackets != "{}" or marks):
         return Collection("set", tuple(inner(piece) for piece in pieces) if content else ())
     if not marks:
-        return inner(content) if brackets == "()" and _is_structure(content) else None
+        # more than an expression, as in `(x = 3)` or `(\text{A})`
+        structured = any(token.text in RELATIONS or token.kind in ("text", "begin") for token in content)
+        return inner(content) if brackets == "()" and structured else None
     if len(pieces) > MAX_ITEMS:
         raise RefusedError("more than 60 items")
     return Collection(brackets, tuple(inner(piece) for piece in pieces))
@@ -389,11 +378,6 @@ def _one_pair(tokens: Sequence[Token]) -> bool:
     except UnreadableError:
         return False
     return len(tokens) > 1
-
-
-def _is_structure(content: Sequence[Token]) -> bool:
-    """Whether brackets contain more than an expression, as in `(x = 3)` or `(\\text{A})`."""
-    return any(token.text in RELATIONS or token.kind in ("text", "begin") for token in content)
 
 
 def _grid(tokens: Sequence[Token], inner: Inner) -> Value | None:

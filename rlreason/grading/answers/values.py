@@ -275,11 +275,6 @@ def name_of(piece: Sequence[Token]) -> str:
     return _simple(piece) or _compound(piece)
 
 
-def is_ratio(name: str) -> bool:
-    """Whether a name is a ratio of two quantities, such as `V_1/V_2`."""
-    return "/" in name
-
-
 def family(name: str) -> str:
     """Return the common name of `x_1` and `x_2`; other names, such as `A_1B_1` and `S_{ABC}`, are their own."""
     numbered = _NUMBERED.fullmatch(name)

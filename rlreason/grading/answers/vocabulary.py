@@ -51,94 +51,26 @@ SHORT_WORDS = words(
 )
 SYNONYMS = {"dne": "does not exist", "no solutions": "no solution", "no real solutions": "no real solution"}
 
-SCALES = {
-    "hundred": 10**2,
-    "thousand": 10**3,
-    "million": 10**6,
-    "billion": 10**9,
-    "trillion": 10**12,
-    "dozen": 12,
-}
+SCALES = {"hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12, "dozen": 12}
 PERCENT = words("% percent pct percents")
-CURRENCIES = {
-    "$": "usd",
-    "€": "eur",
-    "£": "gbp",
-    "¥": "jpy",
-    "₹": "inr",
-    "¢": "cent",
-    "textdollar": "usd",
-    "texteuro": "eur",
-    "usd": "usd",
-    "eur": "eur",
-    "gbp": "gbp",
-}
+CURRENCIES = {"$": "usd", "€": "eur", "£": "gbp", "¥": "jpy", "₹": "inr", "¢": "cent"}
+CURRENCIES |= {"textdollar": "usd", "texteuro": "eur", "usd": "usd", "eur": "eur", "gbp": "gbp"}
 
-#: One line per unit: its short name, then its other spellings.
+#: Units, each with its short name and then its other spellings.
 UNITS = """
-usd dollar dollars bucks us$
-cent cents ¢
-eur euro euros
-m meter meters metre metres
-cm centimeter centimeters centimetre centimetres
-mm millimeter millimeters millimetre millimetres
-km kilometer kilometers kilometre kilometres
-nm nanometer nanometers
-in inch inches
-ft foot feet
-yd yard yards
-mi mile miles
-g gram grams
-kg kilogram kilograms kgs kilo kilos
-mg milligram milligrams
-lb lbs pound pounds
-oz ounce ounces
-ton tons tonne tonnes
-l liter liters litre litres
-ml milliliter milliliters millilitre millilitres
-gal gallon gallons
-cup cups
-pt pint pints
-qt quart quarts
-s sec secs second seconds
-ms millisecond milliseconds
-min mins minute minutes
-h hr hrs hour hours
-day days
-week weeks wk wks
-month months
-year years yr yrs
-deg degree degrees °
-rad radian radians
-mi/h mph
-km/h kph kmph kmh
-j joule joules
-kj kilojoule kilojoules
-ev
-erg ergs
-n newton newtons
-w watt watts
-kw kilowatt kilowatts
-v volt volts
-a ampere amperes amp amps
-hz hertz
-pa pascal pascals
-k kelvin
-mol mole moles
-au
-pc parsec parsecs
-acre acres
-ha hectare hectares
-unit units
-person people
-child children
-man men
-woman women
-mouse mice
-goose geese
-penny pennies pence
+    usd dollar dollars bucks us$; cent cents ¢; eur euro euros; m meter meters metre metres; cm centimeter
+    centimeters centimetre centimetres; mm millimeter millimeters millimetre millimetres; km kilometer kilometers
+    kilometre kilometres; nm nanometer nanometers; in inch inches; ft foot feet; yd yard yards; mi mile miles; g
+    gram grams; kg kilogram kilograms kgs kilo kilos; mg milligram milligrams; lb lbs pound pounds; oz ounce ounces;
+    ton tons tonne tonnes; l liter liters litre litres; ml milliliter milliliters millilitre millilitres; gal gallon
+    gallons; cup cups; pt pint pints; qt quart quarts; s sec secs second seconds; ms millisecond milliseconds; min
+    mins minute minutes; h hr hrs hour hours; day days; week weeks wk wks; month months; year years yr yrs; deg
+    degree degrees °; rad radian radians; mi/h mph; km/h kph kmph kmh; j joule joules; kj kilojoule kilojoules; ev;
+    erg ergs; n newton newtons; w watt watts; kw kilowatt kilowatts; v volt volts; a ampere amperes amp amps; hz
+    hertz; pa pascal pascals; k kelvin; mol mole moles; au; pc parsec parsecs; acre acres; ha hectare hectares; unit
+    units; person people; child children; man men; woman women; mouse mice; goose geese; penny pennies pence
 """
-UNIT_NAMES = {spelling: line.split()[0] for line in UNITS.splitlines() if line for spelling in line.split()}
+UNIT_NAMES = {spelling: unit.split()[0] for unit in UNITS.split(";") for spelling in unit.split()}
 #: Sizes of units that measure the same, as fractions of one of them.
 SIZES = {
     unit: (size, kind)

@@ -15,7 +15,7 @@ from rlreason.report.content import SIGNS, Table, written_out
 from rlreason.report.page import breakable, style, svg_of, with_own_ids
 from rlreason.report.specifications import LIGHT, variable
 from rlreason.runtime.files import write_whole
-from rlreason.runtime.subcommand import Answer
+from rlreason.runtime.streams import Answer
 from rlreason.runtime.version import __version__
 
 FILES = "writeup_files"  # folder of the pictures, next to the Markdown
