@@ -21,8 +21,16 @@ from rlreason.courses.check.loop_gradients import (
 from rlreason.courses.check.loop_recording import RecordedSample, RecordedUpdate, find
 from rlreason.courses.check.loop_session import SCENARIOS, Scenario, Session
 from rlreason.courses.check.loop_weights import findings_of_weights, right_weights
-from rlreason.courses.check.runner import TimeUpError
-from rlreason.courses.check.subject import LOOP, Bug, Finding, Kind, NotWrittenError, short_text, their_error
+from rlreason.courses.check.subject import (
+    LOOP,
+    Bug,
+    Finding,
+    Kind,
+    NotWrittenError,
+    TimeUpError,
+    short_text,
+    their_error,
+)
 
 _LEARNED = "how the rows for the forward pass are built from what was sampled"
 _SAMPLING = "the call of generate"

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from rlreason.courses.check.inputs import small_model, story_tokenizer
+from rlreason.courses.check.calling import small_model, story_tokenizer
 from rlreason.courses.check.loop_gradients import has_right_gradient, with_gradients
 from rlreason.courses.check.loop_recording import (
     LogitGradients,
