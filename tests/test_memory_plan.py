@@ -28,7 +28,7 @@ from rlreason.model import memory as f
 from rlreason.model import memory as head
 from rlreason.model.log_probs import CHUNK, chunked_log_probs
 from rlreason.model.memory import PROMPT, Sampled, Workload, workload_of
-from rlreason.model.parameters import checkpoint_layers
+from rlreason.model.parameters import TAGS, VOCABULARY, checkpoint_layers
 from rlreason.model.plan import CONTEXT, Plan, held_later, plan_of, planned_cache
 from rlreason.model.policy import Policy
 from rlreason.model.savings import conclusion, figures, planned, savings, table, with_changes
@@ -43,7 +43,6 @@ from rlreason.model.shapes import (
     shape_of,
     tiny_shape,
 )
-from rlreason.model.tiny import TAGS, VOCABULARY
 from rlreason.training.build import make_policy, set_trained
 from rlreason.training.build_algorithm import make_learner
 from rlreason.training.learner import Learner

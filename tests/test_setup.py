@@ -17,8 +17,8 @@ from rlreason.engines.build import demand_of
 from rlreason.errors import ConfigError
 from rlreason.grading.build import reward_name_of as reward_name
 from rlreason.model.chat import PromptEncoder, encoder, lengths
+from rlreason.model.parameters import build_model
 from rlreason.model.policy import Policy
-from rlreason.model.tiny import build_model
 from rlreason.records.console import Console
 from rlreason.training.build import Part, fitting
 from rlreason.training.build_algorithm import make_traces

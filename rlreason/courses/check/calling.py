@@ -262,7 +262,7 @@ def byte_tokenizer() -> Any:
 @cache
 def story_tokenizer() -> Any:
     """Return a byte-pair tokenizer trained on the built-in number stories."""
-    from rlreason.model.tiny import build_tokenizer
+    from rlreason.model.parameters import build_tokenizer
 
     texts = [f"{story.question} {story.solution}" for story in make_stories(60, 0)]
     return build_tokenizer(texts, vocab_size=330)
@@ -270,7 +270,7 @@ def story_tokenizer() -> Any:
 
 def small_model(seed: int = 0, vocab: int = len(WORDS)) -> Any:
     """Return a random Llama of one layer over `vocab` tokens."""
-    from rlreason.model.tiny import build_model  # here, because transformers' models take a second to import
+    from rlreason.model.parameters import build_model  # here, because transformers' models take a second to import
 
     model = build_model(vocab, width=16, layers=1, heads=2, init_scale=0.5, seed=seed).eval()
     model.description = "a small random Llama"

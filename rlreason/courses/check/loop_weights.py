@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -116,6 +117,10 @@ LOOP_MISTAKES = (
     *known("reward", "what is done with the rewards",
            ("rewards are turned into 0 and 1", lambda s: float(s.reward > 0))),
 )  # fmt: skip
+_WIDTH = Kind(
+    "sums over tokens are divided by the padded width or sampling_max_tokens, not by the response's own tokens",
+    "what the sum over a response's tokens is divided by",
+)
 MISTAKES = (
     *RATIO_MISTAKES,
     *LOOP_MISTAKES,
@@ -127,7 +132,7 @@ MISTAKES = (
     *SEQUENCE_MISTAKES,
     *METHOD_MISTAKES,
     *RESPONSE_MASK_MISTAKES,
-    *ROW_MISTAKES,
+    *(replace(m, kind=_WIDTH) if "padded width" in m.kind.name else m for m in ROW_MISTAKES),
     *BATCH_MISTAKES,
     *CONSTANT_MISTAKES,
 )

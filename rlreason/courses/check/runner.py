@@ -201,7 +201,7 @@ def events(path_or_name: str, course: str, seconds: float, skipped: set[str]) ->
     import rlreason.courses.check.train_step  # it takes seconds, which must not count for the first function
 
     if {LOOP, "grpo_train_step", "get_response_log_probs"} & functions.keys():
-        import rlreason.model.tiny  # noqa: F401
+        import rlreason.model.parameters  # noqa: F401
 
     torch.set_num_threads(1)
     for name, function in functions.items():
