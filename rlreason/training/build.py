@@ -29,7 +29,7 @@ from rlreason.evaluation.evaluator import Evaluator
 from rlreason.grading import Grader
 from rlreason.grading.build import Graders, make_graders
 from rlreason.model.attention import select_kernel
-from rlreason.model.chat import PromptEncoder, check_prompts, encoder, end_of_turn, lengths, remarks
+from rlreason.model.chat import PromptEncoder, check_prompts, encoder, end_of_turn, remarks
 from rlreason.model.parameters import (
     DTYPES,
     TAGS,
@@ -404,7 +404,7 @@ def fitting(run: RunConfig, policy: Policy, part: Part, prompt_ids: PromptEncode
     skip = data.bad_rows == "skip"
     room, limit = room_of(run, policy.max_context)
     longest = room - part.max_tokens
-    sizes = lengths(prompt_ids, part.problems, longest)
+    sizes = [len(prompt_ids(problem)) for problem in part.problems]
     kept = [problem for problem, size in zip(part.problems, sizes, strict=True) if size <= longest]
     count, total = len(part.problems) - len(kept), len(part.problems)
     if count == 0:

@@ -121,7 +121,16 @@ def respond(run: EvalJobConfig, components: Components, records: RunWriter, cons
     totals = sample_all(run, components, problems, log, records, console)
     monitors = Monitors(1, console.say, run.monitors, sampling_key(run, "max_tokens"), steps=False)
     metrics = evaluator.figures(totals.samples, totals.mismatches, problems, None, monitors)
-    records.rows(PASS_RATES, pass_rates(problems, totals.samples, n))
+    pass_rates: list[Row] = [  # for curricula (data.pass_rates)
+        {
+            "problem_id": p.id,
+            "question_hash": question_hash(p.question),
+            "samples": n,
+            "correct": sum(map(is_correct, totals.samples[i * n : (i + 1) * n])),
+        }
+        for i, p in enumerate(problems)
+    ]
+    records.rows(PASS_RATES, pass_rates)
     return Responses(
         problems=problems,
         samples=totals.samples,
@@ -224,19 +233,6 @@ def rows_of(samples: Sequence[Sample], problems: Sequence[Problem], n: int, comp
         measured = [round(log_prob, 4) for log_prob in sample.log_probs or []]
         row = numbered_row(sample, problems[place // n], place % n)
         yield row | {"prompt": prompts[place // n], "log_probs": measured}
-
-
-def pass_rates(problems: Sequence[Problem], samples: Sequence[SampleFigures], n: int) -> list[Row]:
-    """Count how often each problem was solved, for curricula (data.pass_rates)."""
-    return [
-        {
-            "problem_id": p.id,
-            "question_hash": question_hash(p.question),
-            "samples": n,
-            "correct": sum(map(is_correct, samples[i * n : (i + 1) * n])),
-        }
-        for i, p in enumerate(problems)
-    ]
 
 
 def conclude(records: RunWriter, components: Components, responses: Responses, more: dict[str, Any]) -> None:

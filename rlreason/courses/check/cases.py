@@ -1,4 +1,4 @@
-"""Cases of rewards, advantages, losses, averages and micro-batch steps: what is tried, and which mistakes are known."""
+"""Cases of rewards, advantages, losses and averages: what is tried, and which mistakes are known."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -12,14 +12,11 @@ from rlreason.courses.check.calling import (
     TextReward,
     Yours,
     advantages,
-    answer_parts,
-    fresh,
     log_probs,
     random,
     response_mask,
 )
 from rlreason.courses.check.engine import observe, places
-from rlreason.courses.check.loop_gradients import numbers
 from rlreason.courses.check.subject import (
     Bug,
     CallCase,
@@ -207,7 +204,7 @@ ADVANTAGES_2026 = Subject(
 
 
 _SHAPES = ((3, 5, 0), (4, 4, 3), (2, 6, 5), (1, 4, 7), (5, 3, 11))  # rows, positions, seed
-_CLIPPED = (
+CLIPPED_MISTAKES = (
     *mistakes.SIGN_MISTAKES,
     *mistakes.CLIP_MISTAKES,
     *mistakes.RATIO_MISTAKES,
@@ -216,6 +213,12 @@ _CLIPPED = (
     *mistakes.TIME_MISTAKES,
     *mistakes.METHOD_MISTAKES,
 )
+
+
+def _token_loss(i: Inputs, m: Mistake, method: str, a: Tensor) -> Tensor:
+    """Return the loss of each token by a method and advantages (batch, 1), with one mistake."""
+    old, c, mask = i.get("old_log_probs"), i.get("cliprange", 0.0), i.get("response_mask")
+    return mistakes.wrong_token_loss(mistakes.LossInputs(method, a, i["policy_log_probs"], old, c, mask), m)
 
 
 def _naive_cases() -> list[CallCase]:
@@ -233,9 +236,7 @@ NAIVE = Subject(
     "cs336_2025",
     _naive_cases,
     "loss",
-    lambda i, m: mistakes.wrong_token_loss(
-        mistakes.LossInputs("none", i["raw_rewards_or_advantages"], i["policy_log_probs"]), m
-    ),
+    lambda i, m: _token_loss(i, m, "none", i["raw_rewards_or_advantages"]),
     (*mistakes.SIGN_MISTAKES, *mistakes.TOKEN_ADVANTAGE_MISTAKES, *mistakes.WEIGHT_MISTAKES, *mistakes.TIME_MISTAKES),
 )
 
@@ -254,27 +255,24 @@ def _clip_cases() -> list[CallCase]:
     return cases
 
 
-def _wrong_clip(i: Inputs, m: Mistake) -> Any:
-    inputs = mistakes.LossInputs("grpo", i["advantages"], i["policy_log_probs"], i["old_log_probs"], i["cliprange"])
-    return mistakes.wrong_token_loss(inputs, m), {}
-
-
 CLIP = Subject(
-    cs336_2025.compute_grpo_clip_loss, "cs336_2025", _clip_cases, ("loss", "metadata"), _wrong_clip, _CLIPPED
+    cs336_2025.compute_grpo_clip_loss,
+    "cs336_2025",
+    _clip_cases,
+    ("loss", "metadata"),
+    lambda i, m: (_token_loss(i, m, "grpo", i["advantages"]), {}),
+    CLIPPED_MISTAKES,
 )
 METHOD_OF = {"no_baseline": "none", "reinforce_with_baseline": "none", "grpo_no_clip": "noclip", "grpo_clip": "grpo"}
 
 
-def _wrong_loss_2025(i: Inputs, m: Mistake) -> Tensor:
+def wrong_loss_2025(i: Inputs, m: Mistake) -> Tensor:
     """Return the loss of each token by 2025's `loss_type`, with one mistake."""
     names = ["advantages", "raw_rewards"]
     if i["loss_type"] == "no_baseline":
         names.reverse()
     a = m.at("input", lambda right, other: right)(*(i[name] for name in names))
-    method = METHOD_OF[i["loss_type"]]
-    return mistakes.wrong_token_loss(
-        mistakes.LossInputs(method, a, i["policy_log_probs"], i["old_log_probs"], i["cliprange"]), m
-    )
+    return _token_loss(i, m, METHOD_OF[i["loss_type"]], a)
 
 
 def _loss_cases_2025() -> list[CallCase]:
@@ -292,8 +290,8 @@ LOSS_2025 = Subject(
     "cs336_2025",
     _loss_cases_2025,
     ("loss", "metadata"),
-    lambda i, m: (_wrong_loss_2025(i, m), {}),
-    _CLIPPED,
+    lambda i, m: (wrong_loss_2025(i, m), {}),
+    CLIPPED_MISTAKES,
     optional=frozenset({"grpo_no_clip"}),
 )
 
@@ -320,21 +318,16 @@ def _loss_cases_2026() -> list[CallCase]:
     return cases
 
 
-def _wrong_loss_2026(i: Inputs, m: Mistake) -> Any:
-    a, method = i["raw_rewards_or_advantages"].reshape(-1, 1), i["importance_reweighting_method"]
-    inputs = mistakes.LossInputs(
-        method, a, i["policy_log_probs"], i["old_log_probs"], i["cliprange"], i["response_mask"]
-    )
-    return mistakes.wrong_token_loss(inputs, m), {}
-
-
 LOSS_2026 = Subject(
     cs336_2026.compute_policy_gradient_loss,
     "cs336_2026",
     _loss_cases_2026,
     ("loss", "metadata"),
-    _wrong_loss_2026,
-    (*_CLIPPED, *mistakes.SEQUENCE_MISTAKES),
+    lambda i, m: (
+        _token_loss(i, m, i["importance_reweighting_method"], i["raw_rewards_or_advantages"].reshape(-1, 1)),
+        {},
+    ),
+    (*CLIPPED_MISTAKES, *mistakes.SEQUENCE_MISTAKES),
 )
 
 
@@ -404,110 +397,6 @@ AGGREGATE = Subject(
 )
 
 
-def _sft_cases() -> list[CallCase]:
-    cases = []
-    for number, (accumulation, constant) in enumerate(((2, 1.0), (4, 5.0), (1, 3.0), (3, 1.0))):
-        rows = 3 if number < 3 else 2
-        mask = response_mask(rows, 6)
-        inputs: Inputs = {
-            "policy_log_probs": log_probs(rows, 6, 50 + number, mask)[0],
-            "response_mask": mask,
-            "gradient_accumulation_steps": accumulation,
-            "normalize_constant": constant,
-        }
-        about = f"gradient_accumulation_steps={accumulation}, normalize_constant={constant}"
-        cases.append(CallCase(inputs, about=about))
-    return cases
-
-
-def _wrong_sft(i: Inputs, m: Mistake) -> Any:
-    how = "sequence" if m.step == "rows" else "constant_mean"
-    loss = mistakes.wrong_average(-i["policy_log_probs"], i["response_mask"], how, i["normalize_constant"], m)
-    return mistakes.wrong_step(loss, i["gradient_accumulation_steps"], i["policy_log_probs"], m), {}
-
-
-SFT = Subject(
-    cs336_2025.sft_microbatch_train_step,
-    "cs336_2025",
-    _sft_cases,
-    ("loss", "metadata"),
-    _wrong_sft,
-    (
-        *mistakes.MASK_MISTAKES,
-        *mistakes.BATCH_MISTAKES,
-        *mistakes.CONSTANT_MISTAKES,
-        *mistakes.STEP_MISTAKES,
-        *mistakes.ROW_MISTAKES,
-    ),
-    scalar=True,
-    calls_backward=True,
-)
-
-
-def _grpo_cases() -> list[CallCase]:
-    cases = []
-    for loss_type in ("no_baseline", "reinforce_with_baseline", "grpo_no_clip", "grpo_clip"):
-        for number, (accumulation, c) in enumerate(((2, 0.2), (1, 0.1), (4, 0.5))):
-            rows = 4 - number
-            mask = response_mask(rows, 6)
-            policy, old = log_probs(rows, 6, 60 + number, mask)
-            inputs: Inputs = {
-                "policy_log_probs": policy,
-                "response_mask": mask,
-                "gradient_accumulation_steps": accumulation,
-                "loss_type": loss_type,
-                "raw_rewards": torch.tensor([1.0, 0.0, 0.5, 1.0])[:rows, None].clone(),
-                "advantages": advantages(rows, number),
-                "old_log_probs": old,
-                "cliprange": c,
-            }
-            about = f"loss_type={loss_type}, gradient_accumulation_steps={accumulation}"
-            cases.append(CallCase(inputs, branch=loss_type, about=about))
-    return cases
-
-
-def _wrong_grpo(i: Inputs, m: Mistake) -> Any:
-    loss = mistakes.wrong_average(_wrong_loss_2025(i, m), i["response_mask"], "sequence", 1.0, m)
-    return mistakes.wrong_step(loss, i["gradient_accumulation_steps"], i["policy_log_probs"], m), {}
-
-
-def _note_metadata(function: Yours) -> Iterator[Bug]:
-    """Note which numbers of the metadata masked positions change. The handout leaves that open, so it is no bug."""
-    case = next(c for c in _grpo_cases() if c.branch == "grpo_clip")
-    mask, old = case.inputs["response_mask"], case.inputs["old_log_probs"]
-    others = (case.inputs["policy_log_probs"], old + 2)
-    try:
-        before, *after = (
-            numbers(answer_parts(function(**fresh(inputs, "policy_log_probs")), ("loss", "metadata"))[1])
-            for inputs in (case.inputs, *({**case.inputs, "old_log_probs": old.where(mask, o)} for o in others))
-        )
-    except Fault:
-        return
-    for name, value in before.items():
-        if any(abs(value - changed[name]) > 1e-5 * (1 + abs(value)) for changed in after if name in changed):
-            function.notes.append(f"prompt or padding positions count in {name} of its metadata: is that meant?")
-    yield from ()
-
-
-GRPO = Subject(
-    cs336_2025.grpo_microbatch_train_step,
-    "cs336_2025",
-    _grpo_cases,
-    ("loss", "metadata"),
-    _wrong_grpo,
-    (
-        *mistakes.MASK_MISTAKES,
-        *mistakes.ROW_MISTAKES,
-        *mistakes.BATCH_MISTAKES,
-        *mistakes.STEP_MISTAKES,
-        *_CLIPPED[len(mistakes.SIGN_MISTAKES) :],
-    ),
-    scalar=True,
-    calls_backward=True,
-    properties=(_note_metadata,),
-    optional=frozenset({"grpo_no_clip"}),
-)
 CASES = (
     ADVANTAGES_2025, ROLLOUT_REWARDS, ADVANTAGES_2026, NAIVE, CLIP, LOSS_2025, LOSS_2026, NORMALIZE, MEAN, AGGREGATE,
-    SFT, GRPO,
 )  # fmt: skip

@@ -166,7 +166,7 @@ def plan_memory(
     kv_heads = getattr(config, "num_key_value_heads", None) or heads
     token = kv_of_token(config.num_hidden_layers, kv_heads * head_dim, dtype.itemsize)
     weights = model_size(policy.model) * dtype.itemsize
-    cache, one = vllm_cache(token, weights, free, max_len, max_rows, cache_gb, reserve)
+    cache, one = vllm_cache(token, free - weights - reserve, max_len, max_rows, cache_gb)
     plan = MemoryPlan(weights, cache, free)
     if cache < one:
         raise ConfigError(
