@@ -125,7 +125,7 @@ def save_small(folder: Path, texts: Iterable[str]) -> None:
     import torch
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
-    from rlreason.model.tiny import build_tokenizer
+    from rlreason.model.parameters import build_tokenizer
 
     tokenizer = build_tokenizer(texts, vocab_size=4096)
     torch.manual_seed(0)

@@ -39,8 +39,8 @@ def policy_of(vocabulary: int = 512, width: int = 128) -> Any:
     """A tiny Llama of 2 layers with random weights."""
     import torch
 
+    from rlreason.model.parameters import build_model, build_tokenizer
     from rlreason.model.policy import Policy
-    from rlreason.model.tiny import build_model, build_tokenizer
 
     tokenizer = build_tokenizer(["How many are 2 and 3?"], vocab_size=300)
     model = build_model(vocabulary, width=width)

@@ -69,7 +69,7 @@ def load(args: argparse.Namespace) -> Policy:
     """The policy: a model folder's, or the built-in tiny Llama with weights as they are drawn."""
     if args.model != "tiny":
         return load_policy(args.model, args.dtype)
-    from rlreason.model.tiny import build_model, build_tokenizer
+    from rlreason.model.parameters import build_model, build_tokenizer
 
     tokenizer = build_tokenizer([story.question for story in make_stories(400, seed=0)])
     return Policy(build_model(len(tokenizer)), tokenizer, getattr(torch, args.dtype))

@@ -17,8 +17,8 @@ from rlreason.config.leaves import resource_dir
 from rlreason.config.store import register
 from rlreason.data.tasks import habit_trace, make_stories
 from rlreason.engines.hf.engine import HFEngine
+from rlreason.model.parameters import build_model, build_tokenizer
 from rlreason.model.policy import Policy
-from rlreason.model.tiny import build_model, build_tokenizer
 from rlreason.types import Problem
 from tests.starts import SMALL, rlreason
 

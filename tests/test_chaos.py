@@ -202,7 +202,7 @@ def test_checkpoints_that_can_no_longer_be_renamed_into_their_place(runs, disk):
 
 
 #: Where the package asks what time it is: to write it down, to see whether a file has changed, to tidy a cache.
-CLOCKS = {"grading/grader.py", "model/tiny.py", "records/reader.py", "runtime/files.py", "model/chat.py"}
+CLOCKS = {"grading/grader.py", "training/warm_start.py", "records/reader.py", "runtime/files.py", "model/chat.py"}
 CLOCKS |= {"sweeps/board.py", "sweeps/plan.py"}  # when a run began; which runs are the newest to estimate by
 CLOCKS |= {"report/assignment/gather.py", "sweeps/carry.py"}  # the newest of a name
 CLOCKS |= {"discovery/answer.py"}  # how long a server's Retry-After is still, where it is a date

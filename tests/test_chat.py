@@ -14,8 +14,8 @@ from rlreason.errors import ConfigError
 from rlreason.evaluation.evaluator import protocol_of
 from rlreason.evaluation.protocol import differences
 from rlreason.model.chat import Chat, check_prompt, check_prompts, encoder, end_of_turn, remarks
+from rlreason.model.parameters import build_model
 from rlreason.model.policy import Policy
-from rlreason.model.tiny import build_model
 from rlreason.training.build import make_sampling
 from rlreason.training.build_algorithm import make_traces
 from rlreason.training.warm_start import shipped

@@ -13,10 +13,19 @@ import torch
 
 from rlreason.courses import cs336_2025, cs336_2026
 from rlreason.courses.check.calling import Yours
-from rlreason.courses.check.cases_steps import SUBJECTS
-from rlreason.courses.check.child import findings_of
-from rlreason.courses.check.engine import examine, first_difference
-from rlreason.courses.check.subject import COURSES, LOOP, CallCase, NotWrittenError, course_of, functions_of
+from rlreason.courses.check.engine import examine, first_difference, observe
+from rlreason.courses.check.runner import findings_of
+from rlreason.courses.check.subject import (
+    COURSES,
+    LOOP,
+    NO_MISTAKE,
+    CallCase,
+    Mistake,
+    NotWrittenError,
+    course_of,
+    functions_of,
+)
+from rlreason.courses.check.train_step import SUBJECTS
 from tests import right_functions_2025, right_functions_2026, right_loop, right_loop_left_padded, right_odd
 from tests.planted import module_of, planted_text
 from tests.planted_bugs import adversary, functions_2025, functions_2026, left_padded, loop, overlooked
@@ -163,32 +172,29 @@ def test_there_are_planted_bugs_for_every_function_and_the_loop():
     assert len(PLANTED) >= 150
 
 
-SUBJECTS_WITH_KNOBS = [subject for subject in SUBJECTS if subject.wrong]
+WITH_MISTAKES = [subject for subject in SUBJECTS if subject.wrong]
 
 
-@pytest.mark.parametrize("subject", SUBJECTS_WITH_KNOBS, ids=lambda s: f"{s.name}-{s.course}")
-def test_without_a_mistake_the_family_of_mistakes_is_right(subject):
+@pytest.mark.parametrize("subject", WITH_MISTAKES, ids=lambda s: f"{s.name}-{s.course}")
+def test_the_steps_without_a_mistake_are_right(subject):
     for case in subject.cases():
-        family = subject.observe(subject.wrong_function({}), case.inputs)
-        assert first_difference(family, subject.observe(subject.ours, case.inputs)) is None, case.about
+        steps = observe(subject, subject.wrong_function(NO_MISTAKE), case.inputs)
+        assert first_difference(steps, observe(subject, subject.ours, case.inputs)) is None, case.about
 
 
-@pytest.mark.parametrize("subject", SUBJECTS_WITH_KNOBS, ids=lambda s: f"{s.name}-{s.course}")
+@pytest.mark.parametrize("subject", WITH_MISTAKES, ids=lambda s: f"{s.name}-{s.course}")
 def test_most_known_mistakes_show_in_some_case(subject):
     """A mistake that cannot show in this function at all is left in a table that functions share."""
-    shows = []
-    for knob, values in subject.knobs.items():
-        for value in values:
-            shows.append(any(_differs(subject, case, {knob: value}) for case in subject.cases()))
+    shows = [any(_differs(subject, case, mistake) for case in subject.cases()) for mistake in subject.mistakes]
     assert sum(shows) > 0.7 * len(shows)
 
 
-def _differs(subject, case: CallCase, knobs) -> bool:
+def _differs(subject, case: CallCase, mistake: Mistake) -> bool:
     try:
-        seen = subject.observe(subject.wrong_function(knobs), case.inputs)
+        seen = observe(subject, subject.wrong_function(mistake), case.inputs)
     except Exception:  # a mistake may make nonsense of a case
         return True
-    return first_difference(seen, subject.observe(subject.ours, case.inputs)) is not None
+    return first_difference(seen, observe(subject, subject.ours, case.inputs)) is not None
 
 
 def check(*words, cwd=ROOT):

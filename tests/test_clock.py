@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rlreason.engines.rollouts import sampling_work
+from rlreason.engines.rollouts import sampling_work, training_work
 from rlreason.records.console import Console
 from rlreason.records.rows import Counters
 from rlreason.records.writer import RunWriter
@@ -17,7 +17,6 @@ from rlreason.runtime.clock import Clock, Work, group_work
 from rlreason.training.algorithms import RolloutPrefetcher
 from rlreason.training.build import build_components
 from rlreason.training.build_algorithm import make_algorithm, make_learner
-from rlreason.training.progress import training_work
 from rlreason.training.trainer import Trainer, train
 from rlreason.types import Grade, Response, Sample
 from tests.killed import AT

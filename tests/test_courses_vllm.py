@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from rlreason.courses import cs336_2025 as course
+from rlreason.model.parameters import build_model
 from rlreason.model.policy import Policy
-from rlreason.model.tiny import build_model
 
 pytest.importorskip("vllm")
 pytestmark = [pytest.mark.long, pytest.mark.filterwarnings("ignore::FutureWarning")]

@@ -13,8 +13,8 @@ import httpx
 import pytest
 import torch
 
+from rlreason.model.parameters import build_model, build_tokenizer
 from rlreason.model.policy import Policy
-from rlreason.model.tiny import build_model, build_tokenizer
 from tests.discovery_runs import log_in
 from tests.starts import rlreason
 

@@ -8,7 +8,7 @@ import torch
 from conftest import PROMPT
 
 from rlreason.engines.base import Prompt, Sampling, Stops, special_tokens
-from rlreason.model.tiny import PAD
+from rlreason.model.parameters import PAD
 
 LETTERS = tuple("aeiou")
 

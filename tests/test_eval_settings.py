@@ -21,8 +21,8 @@ from rlreason.evaluation.evaluator import protocol_of
 from rlreason.grading import Grader
 from rlreason.grading.grader import RunGrading
 from rlreason.health.watch import Monitors
+from rlreason.model.parameters import build_model
 from rlreason.model.policy import Policy
-from rlreason.model.tiny import build_model
 from rlreason.records.console import Console
 from rlreason.records.reader import RunFolder
 from rlreason.records.rows import response_row, sample_of

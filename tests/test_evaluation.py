@@ -23,7 +23,7 @@ from rlreason.records.files import UNFINISHED
 from rlreason.records.rows import ResponseLog
 from rlreason.records.writer import RunWriter
 from rlreason.runtime.intervals import wilson_interval
-from rlreason.training.respond import check_askable
+from rlreason.training.jobs import check_askable
 from rlreason.types import Grade, Problem, Response, Sample
 from tests.starts import Started, rlreason
 

@@ -13,9 +13,8 @@ from rlreason.engines.base import Prompt, Sampling
 from rlreason.engines.hf.engine import HFEngine
 from rlreason.errors import ConfigError
 from rlreason.model.log_probs import chunked_log_probs, operand, product
-from rlreason.model.parameters import Hardware, check_types, choose_types
+from rlreason.model.parameters import Hardware, build_model, check_types, choose_types
 from rlreason.model.policy import LogProbScorer, Policy
-from rlreason.model.tiny import build_model
 from rlreason.objectives.card import imitation_card, objective_card
 from rlreason.objectives.objective import LengthNormConfig, Objective
 from tests.starts import SMALL, rlreason

@@ -8,8 +8,8 @@ from conftest import random_pairs
 
 from rlreason.config.training import OptimizationConfig
 from rlreason.engines.rollouts import token_ids
+from rlreason.model.parameters import build_model
 from rlreason.model.policy import LogProbScorer, Policy
-from rlreason.model.tiny import build_model
 from rlreason.objectives.objective import LengthNormConfig, LossConfig, Objective
 from rlreason.training.learner import Learner
 from rlreason.types import Grade, Response, Sample

@@ -15,12 +15,12 @@ from rlreason.data.prompts import ProblemSampler
 from rlreason.engines.base import Sampling
 from rlreason.engines.rollouts import Rollouts, score_samples
 from rlreason.model.log_probs import chunked_log_probs
+from rlreason.model.parameters import build_model
 from rlreason.model.policy import LogProbScorer, Policy
-from rlreason.model.tiny import build_model
 from rlreason.objectives.objective import LengthNormConfig, LossConfig, Objective
 from rlreason.training.algorithms import GRPO, with_advantages
+from rlreason.training.checkpoint import averaged
 from rlreason.training.learner import Learner
-from rlreason.training.progress import averaged
 from rlreason.types import Grade, Response, Sample
 
 COUNT, GROUP = 16, 4

@@ -26,9 +26,8 @@ from rlreason.engines.base import Prompt, Sampling
 from rlreason.engines.hf.engine import HFEngine
 from rlreason.errors import ConfigError
 from rlreason.model.packing import pack
-from rlreason.model.parameters import add_lora, checkpoint_layers, freeze
+from rlreason.model.parameters import add_lora, build_model, checkpoint_layers, freeze
 from rlreason.model.policy import LogProbScorer, Policy, load_policy
-from rlreason.model.tiny import build_model
 from rlreason.objectives.objective import LengthNormConfig, Objective
 from rlreason.training.build import set_trained
 from rlreason.training.learner import Learner, learning_rate_at, make_optimizer

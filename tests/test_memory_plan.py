@@ -28,7 +28,7 @@ from rlreason.model import memory as f
 from rlreason.model import memory as head
 from rlreason.model.log_probs import CHUNK, chunked_log_probs
 from rlreason.model.memory import PROMPT, Sampled, Workload, workload_of
-from rlreason.model.parameters import checkpoint_layers
+from rlreason.model.parameters import TAGS, VOCABULARY, checkpoint_layers
 from rlreason.model.plan import CONTEXT, Plan, held_later, plan_of, planned_cache
 from rlreason.model.policy import Policy
 from rlreason.model.savings import conclusion, figures, planned, savings, table, with_changes
@@ -43,7 +43,6 @@ from rlreason.model.shapes import (
     shape_of,
     tiny_shape,
 )
-from rlreason.model.tiny import TAGS, VOCABULARY
 from rlreason.training.build import make_policy, set_trained
 from rlreason.training.build_algorithm import make_learner
 from rlreason.training.learner import Learner
@@ -197,7 +196,7 @@ def test_training_the_built_in_model_takes_what_the_plan_says(tiny_run, words):
     agrees(plan_of(workload_of(run, shape, CPU), CPU), found)
     if run.model.dtype == "auto":
         batch = policy.pack([_pair(s) for s in samples(32, 8, 60, 48)])
-        kept = f.saved_bytes(shape, found.tokens, found.scored, 4, checkpointing=checkpointing)
+        kept = f.saved_bytes(shape, f.Row(found.tokens, found.scored, 4, checkpointing=checkpointing))
         # the rotary table is an argument of a layer that is computed again: held, but not by a hook
         assert kept_for_gradient(policy, batch) == pytest.approx(kept, rel=0.1 if checkpointing else 0.03)
 
@@ -244,7 +243,7 @@ def test_training_a_model_of_135m_takes_what_the_plan_says(tmp_path, composed, t
     again = with_changes(run, {"model.gradient_checkpointing": True})
     less = measured_update(learner, batch)
     agrees(plan_of(workload_of(again, shape, CPU), CPU), less)
-    both = [f.saved_bytes(shape, whole.tokens, whole.scored, 4, checkpointing=on) for on in (False, True)]
+    both = [f.saved_bytes(shape, f.Row(whole.tokens, whole.scored, 4, checkpointing=on)) for on in (False, True)]
     assert close(both[0] - both[1], whole.peak - less.peak)  # the activations alone
     del learner
     _sampling_agrees(policy, shape, prompts=2, group=4, prompt=60, response=16, rows=8)
@@ -285,8 +284,9 @@ def _sampling_agrees(policy, shape, prompts, group, prompt, response, rows):
     sampling = Sampling(1.0, response, response)  # no token before the last one may end it
     peak = peak_of(lambda: HFEngine(policy, rows).generate(asked, sampling, group, look))
     count = min(rows, prompts * group)
-    cache = f.in_process_cache(shape, count, group, prompt, response, 4)
-    beside = f.decoding_bytes(shape, count, group, prompt, response, 4, waiting=prompts * group > count)
+    decoding = f.Decoding(count, group, prompt, response)
+    cache = f.in_process_cache(shape, decoding, 4)
+    beside = f.decoding_bytes(shape, decoding, 4, waiting=prompts * group > count)
     assert close(cache, caches[0])
     assert close(cache + beside, peak), (cache + beside, peak)
 
@@ -319,7 +319,7 @@ def test_what_autograd_keeps_is_known_for_every_family(family, products, tokeniz
         policy = Policy(AutoModelForCausalLM.from_config(config), tokenizer, dtype, weights=weights)
         batch = policy.pack([_pair(s) for s in samples(8, 4, 20, 40)])
         residual = 2 if weights == torch.bfloat16 and not shape.tied else 4
-        kept = f.saved_bytes(shape, batch.input_ids.numel(), len(batch.score_at), dtype.itemsize, residual)
+        kept = f.saved_bytes(shape, f.Row(batch.input_ids.numel(), len(batch.score_at), dtype.itemsize, residual))
         assert kept_for_gradient(policy, batch) == pytest.approx(kept, rel=0.04)
         assert bytes_of(policy.model.parameters()) == f.weight_bytes(shape, weights.itemsize)
 
@@ -511,7 +511,7 @@ def test_the_program_leaves_room_in_vllms_cache_for_what_the_plan_says(tiny_run,
         assert reserve_of(run, policy, longest) == held_later(work) == later > 0
         given = with_planned_cache(run, policy, policy.device, Demand(longest, 8)).kv_cache_gb * 2**30
         assert given == 8 * planned_cache(work, CPU)[1]  # there is room for every row
-    cache, one = f.vllm_cache(10, 1000, 101_000, 100, 10**6, None, 50_000)
+    cache, one = f.vllm_cache(10, 50_000, 100, 10**6, None)
     assert (cache, one) == (20_000, 2280)
     chosen = tiny_run("rollout=vllm", "rollout.kv_cache_gb=2")
     assert with_planned_cache(chosen, policy, policy.device, Demand(300, 8)) is chosen.rollout

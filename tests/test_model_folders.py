@@ -22,8 +22,8 @@ from rlreason.engines.vllm.start import write_model
 from rlreason.errors import ConfigError
 from rlreason.model.loading import load_model, load_tokenizer, look_into
 from rlreason.model.packing import pack
+from rlreason.model.parameters import END, PAD, TAGS, build_model
 from rlreason.model.policy import Policy, load_policy
-from rlreason.model.tiny import END, PAD, TAGS, build_model
 from rlreason.training.build import make_sampling
 from tests.starts import SMALL, rlreason
 

@@ -11,8 +11,8 @@ from rlreason.model.attention import NAMES, KernelSupport, choose_kernel, end_to
 from rlreason.model.loading import check_kernel
 from rlreason.model.log_probs import chunked_log_probs
 from rlreason.model.packing import pack, within_budget
+from rlreason.model.parameters import build_model
 from rlreason.model.policy import LogProbScorer, Policy, load_policy
-from rlreason.model.tiny import build_model
 from rlreason.training.build import check_hardware
 from tests.run_settings import settings
 

@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 from rlreason.config.groups import RolloutConfig
 from rlreason.config.store import typed
 from rlreason.engines.build import transfer_to, transfers_of
-from rlreason.engines.vllm.process import NCCLTransfer, ProcessTransfer, visible_gpu
 from rlreason.engines.vllm.start import environment
-from rlreason.engines.vllm.transfer import InProcessTransfer
+from rlreason.engines.vllm.transfer import InProcessTransfer, NCCLTransfer, ProcessTransfer, visible_gpu
 from rlreason.errors import ConfigError
 from rlreason.model.plan import describe_placement, engine_gpus, ranks_here
 from rlreason.training.preflight import too_few_gpus

@@ -11,8 +11,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from rlreason.config.training import OptimizationConfig
 from rlreason.model.log_probs import _Linear, _onednn_is_faster, linear, use_fast_products
+from rlreason.model.parameters import build_model
 from rlreason.model.policy import Policy
-from rlreason.model.tiny import build_model
 from rlreason.objectives.objective import Objective
 from rlreason.training.learner import Learner
 

@@ -15,9 +15,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from rlreason.config.training import OptimizationConfig
 from rlreason.data.prompts import ProblemSampler
 from rlreason.engines.base import Prompt, Sampling
-from rlreason.model.parameters import add_lora
+from rlreason.model.parameters import add_lora, build_model
 from rlreason.model.policy import Policy
-from rlreason.model.tiny import build_model
 from rlreason.objectives.objective import Objective
 from rlreason.records.console import Console
 from rlreason.records.files import checkpoint_fault, checkpoints_in, moments_in, read_state
@@ -27,18 +26,16 @@ from rlreason.runtime.machine import random_states, set_random_states
 from rlreason.training.algorithms import RolloutPrefetcher
 from rlreason.training.build import build_components
 from rlreason.training.build_algorithm import make_algorithm, make_learner
-from rlreason.training.checkpoint import (
+from rlreason.training.checkpoint import CheckpointCost, checkpoint_due, collected_from, plain_collected
+from rlreason.training.learner import (
+    Learner,
     adapters,
-    collected_from,
     moments,
-    plain_collected,
     read_tensors,
     set_moments,
     set_weights,
     write_tensors,
 )
-from rlreason.training.learner import Learner
-from rlreason.training.progress import CheckpointCost, checkpoint_due
 from rlreason.training.trainer import Trainer, train
 from rlreason.types import Collected, Grade, Response, Sample
 from tests.test_learner import make_samples

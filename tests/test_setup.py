@@ -1,24 +1,14 @@
 """From settings to rooms: traces as ids, what is too long, the reward of the data, where a model lies."""
 
 import io
-import random
 
 import pytest
-from tokenizers import Regex, Tokenizer
-from tokenizers.models import BPE
-from tokenizers.normalizers import NFC, Replace
-from tokenizers.pre_tokenizers import ByteLevel, Metaspace, Sequence, Split
-from tokenizers.processors import TemplateProcessing
-from tokenizers.trainers import BpeTrainer
-from transformers import PreTrainedTokenizerFast
 
 from rlreason.data.tasks import make_stories
 from rlreason.engines.build import demand_of
 from rlreason.errors import ConfigError
 from rlreason.grading.grader import reward_name_of as reward_name
-from rlreason.model.chat import PromptEncoder, encoder, lengths
-from rlreason.model.policy import Policy
-from rlreason.model.tiny import build_model
+from rlreason.model.chat import encoder
 from rlreason.records.console import Console
 from rlreason.training.build import Part, fitting
 from rlreason.training.build_algorithm import make_traces
@@ -77,56 +67,6 @@ def test_a_prompt_too_long_is_refused_or_counted(policy, prompt_ids, problems):
     own = settings("eval.sampling.max_tokens=510")
     with pytest.raises(ConfigError, match=r"^eval.sampling.max_tokens=510 .*lower eval.sampling.max_tokens"):
         fitting(own, policy, Part("validation", problems[2:4], 510), prompt_ids, Console(out=out))
-
-
-def tokenizer_of(kind: str) -> PreTrainedTokenizerFast:
-    """A small tokenizer of this kind, trained on English, so that other texts fall into many tokens."""
-    core = Tokenizer(BPE(byte_fallback=True, unk_token="<unk>") if kind == "metaspace" else BPE())
-    core.pre_tokenizer = Metaspace() if kind == "metaspace" else ByteLevel(add_prefix_space=kind == "prefixed")
-    if kind == "NFC":
-        core.normalizer, core.pre_tokenizer = NFC(), Sequence([Split(Regex(r"\s+"), "isolated"), core.pre_tokenizer])
-    if kind == "rewriting":
-        core.normalizer = Replace("a", "long ago ")
-    special = ["<s>", "</s>", "<unk>", *(f"<0x{byte:02X}>" for byte in range(256))]
-    alphabet = [] if kind == "metaspace" else ByteLevel.alphabet()
-    core.train_from_iterator(
-        ["the cat and the dog"], BpeTrainer(vocab_size=600, special_tokens=special, initial_alphabet=alphabet)
-    )
-    if kind == "begins":
-        core.post_processor = TemplateProcessing("<s> <s> $A </s>", None, [("<s>", 0), ("</s>", 1)])
-    return PreTrainedTokenizerFast(tokenizer_object=core, bos_token="<s>", eos_token="</s>", unk_token="<unk>")
-
-
-@pytest.mark.parametrize("kind", ["plain", "prefixed", "begins", "NFC", "rewriting", "metaspace"])
-def test_no_prompt_is_taken_for_short_that_is_not(kind):
-    """Lengths are exact where they matter, and most short texts are not turned into tokens for it."""
-    source = random.Random(0)
-    parts = (
-        "the cat",
-        " ",
-        "a",
-        "\u00e9",
-        "\ufb1d",
-        "\u0958",
-        "\U0001d160",
-        "\ufdfa",
-        "e\u0301",
-        "<s>",
-        "\u4f60\u597d",
-        "<unk>",
-        "\n",
-    )
-    texts = ["", *("".join(source.choices(parts, k=source.randint(1, 30))) for _ in range(150))]
-    texts += [part * 20 for part in parts]
-    asked = [Problem(str(number), text, "1") for number, text in enumerate(texts)]
-    own = tokenizer_of(kind)
-    other = Policy(build_model(len(own), width=16, layers=1), own)
-    ids = PromptEncoder(other, str)
-    exact = [len(ids(problem)) for problem in asked]
-    for fits in (0, 1, 3, 40, 100, 10_000):
-        found = lengths(ids, asked, fits)
-        assert all(n == m or (n == 0 and m <= fits) for n, m in zip(found, exact, strict=True))
-    assert any(found) == (kind in ("rewriting", "metaspace"))
 
 
 @pytest.mark.parametrize(

@@ -26,8 +26,8 @@ from rlreason.config.store import SCHEMAS
 from rlreason.config.training import TrainingConfig
 from rlreason.errors import ConfigError
 from rlreason.evaluation.evaluator import protocol_of
+from rlreason.model.parameters import build_model
 from rlreason.model.policy import Policy
-from rlreason.model.tiny import build_model
 from rlreason.records.console import Console
 from rlreason.records.writer import RunWriter
 from rlreason.training.algorithms import GRPO, Algorithm, with_advantages

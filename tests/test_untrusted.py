@@ -24,8 +24,8 @@ from rlreason.config.leaves import render
 from rlreason.data.prepare import read_splits
 from rlreason.errors import ConfigError
 from rlreason.model.chat import Chat
+from rlreason.model.parameters import build_model, build_tokenizer
 from rlreason.model.policy import Policy, load_policy
-from rlreason.model.tiny import build_model, build_tokenizer
 from rlreason.records.files import opened
 from rlreason.records.reader import RunFolder
 from rlreason.records.training_curves import picture

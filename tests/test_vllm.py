@@ -25,11 +25,10 @@ from test_vllm_smoke import (
 from rlreason.engines.base import Demand, Prompt, Sampling, seed_for
 from rlreason.engines.hf.engine import HFEngine
 from rlreason.engines.vllm.engine import VLLMEngine
-from rlreason.engines.vllm.transfer import InProcessTransfer
-from rlreason.engines.weight_check import largest_mismatch
+from rlreason.engines.vllm.transfer import InProcessTransfer, largest_mismatch
 from rlreason.errors import ConfigError, EngineError
+from rlreason.model.parameters import PAD, build_model
 from rlreason.model.policy import LogProbScorer, Policy, load_policy
-from rlreason.model.tiny import PAD, build_model
 
 pytest.importorskip("vllm")
 pytestmark = [pytest.mark.long, pytest.mark.filterwarnings("ignore::FutureWarning")]

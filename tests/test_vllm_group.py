@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
+from rlreason.model.parameters import build_model
 from rlreason.model.policy import Policy
-from rlreason.model.tiny import build_model
 
 pytest.importorskip("vllm")
 

@@ -4,7 +4,7 @@ import pytest
 from torch import nn
 
 from rlreason.engines.vllm.start import plan_memory
-from rlreason.engines.weight_check import differing_tensors
+from rlreason.engines.vllm.transfer import differing_tensors
 from rlreason.errors import ConfigError
 
 

@@ -13,10 +13,10 @@ from rlreason.engines.base import Demand, Prompt, Sampling, seed_for
 from rlreason.engines.build import check_engine
 from rlreason.engines.hf.engine import HFEngine
 from rlreason.engines.vllm.engine import VLLMEngine
-from rlreason.engines.vllm.process import HostTransfer, engine_processes
+from rlreason.engines.vllm.transfer import HostTransfer, engine_processes
 from rlreason.errors import ConfigError, EngineError
+from rlreason.model.parameters import build_model
 from rlreason.model.policy import LogProbScorer, Policy
-from rlreason.model.tiny import build_model
 
 pytest.importorskip("vllm")
 psutil = pytest.importorskip("psutil")

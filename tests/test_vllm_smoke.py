@@ -10,10 +10,9 @@ from conftest import PROMPT
 from rlreason.engines.base import Demand, Prompt, Sampling, seed_for
 from rlreason.engines.hf.engine import HFEngine
 from rlreason.engines.vllm.engine import VLLMEngine
-from rlreason.engines.vllm.transfer import InProcessTransfer
-from rlreason.engines.weight_check import largest_mismatch
+from rlreason.engines.vllm.transfer import InProcessTransfer, largest_mismatch
+from rlreason.model.parameters import build_model
 from rlreason.model.policy import LogProbScorer, Policy, load_policy
-from rlreason.model.tiny import build_model
 from tests.run_settings import settings
 
 pytest.importorskip("vllm")

@@ -237,7 +237,7 @@ IN_A_PROCESS = """
 import sys
 if __name__ == "__main__":
     import rlreason.engines.build
-    from rlreason.engines.vllm.process import HostTransfer  # as on a second GPU, of which there is none here
+    from rlreason.engines.vllm.transfer import HostTransfer  # as on a second GPU, of which there is none here
     rlreason.engines.build.InProcessTransfer = HostTransfer
     from rlreason.__main__ import main
     main()

@@ -14,8 +14,8 @@ from rlreason.data.prepare import read_splits
 from rlreason.data.tasks import habit_trace
 from rlreason.errors import ConfigError
 from rlreason.grading import Grader
+from rlreason.model.parameters import build_model, build_tokenizer
 from rlreason.model.policy import Policy
-from rlreason.model.tiny import build_model, build_tokenizer
 from rlreason.objectives.objective import LengthNormConfig, Objective
 from rlreason.records.console import Console
 from rlreason.training.algorithms import sft_sample

@@ -20,11 +20,22 @@ from rlreason.config.store import register, typed
 from rlreason.data.prepare import read_splits
 from rlreason.errors import ConfigError
 from rlreason.model.policy import Policy
-from rlreason.model.tiny import SUFFIX, Weights, checksum, copy_weights, write_weights
 from rlreason.records.console import Console
 from rlreason.runtime.files import write_whole
 from rlreason.training.build import lessons_of, make_policy, set_threads, teach_habits
-from rlreason.training.warm_start import SHIPPED, Recipe, formats_of, hashed, maker_of, recipe_of
+from rlreason.training.warm_start import (
+    SHIPPED,
+    SUFFIX,
+    Recipe,
+    Weights,
+    checksum,
+    copy_weights,
+    formats_of,
+    hashed,
+    maker_of,
+    recipe_of,
+    write_weights,
+)
 
 
 def settings_from(words: list[str]) -> RunConfig:

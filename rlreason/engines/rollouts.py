@@ -9,6 +9,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol
 
 from rlreason.engines.base import Engine, Prompt, Sampling, seed_for
+from rlreason.records.console import Console, clock
+from rlreason.records.rows import ResponseLog
 from rlreason.runtime.clock import Clock, Work, group_work
 from rlreason.types import Collected, Grade, Problem, Response, Sample, ScoredResponse
 
@@ -109,6 +111,27 @@ def sampling_work(responses: Sequence[Response], seconds: float) -> Work:
     return work
 
 
+FORWARD, WITH_BACKWARD = 1, 3  # passes
+
+
+def training_work(batch: Sequence[Sample], seconds: float, all_learn: bool = False) -> Work:
+    """Return the work of an update on these samples, each prompt once a group; `tokens` are response tokens with loss.
+
+    A sample with advantage 0 only goes forward, unless `all_learn`: a KL or entropy term gives it a gradient.
+    """
+    groups: dict[tuple[int, ...], dict[int, list[int]]] = {}
+    for s in batch:
+        if s.has_loss:
+            passes = WITH_BACKWARD if s.advantage or all_learn else FORWARD
+            by_passes = groups.setdefault(tuple(s.response.prompt_ids), {})
+            by_passes.setdefault(passes, []).append(len(s.response.token_ids))
+    work = Work(seconds)
+    for prompt, by_passes in groups.items():
+        for passes, lengths in by_passes.items():
+            work = work.plus(group_work(len(prompt), lengths, passes))
+    return work
+
+
 def token_ids(samples: Sequence[Sample]) -> list[tuple[list[int], list[int]]]:
     """Return (prompt ids, response ids) of each sample, as a `LogProbScorer` takes them."""
     return [(s.response.prompt_ids, s.response.token_ids) for s in samples]
@@ -184,3 +207,71 @@ def metrics_by_outcome(samples: Sequence[ScoredResponse], prefix: str) -> dict[s
     if n_tokens := sum(s.n_log_probs for s in samples):
         out[f"{prefix}/nll"] = sum(s.nll for s in samples) / n_tokens
     return out
+
+
+PRINT_EVERY_S = 5.0  # between lines of a log file, at least
+
+
+@dataclass(slots=True)
+class SamplingRate:
+    """How fast the responses of this process are sampled, and how long the others will take."""
+
+    total: int  # responses to sample
+    rows: int  # of them at the same time
+    max_tokens: int
+    done: int = 0
+    tokens: int = 0  # of those done
+    longest: int = 0  # of those done, in tokens
+
+    def add(self, length: int) -> None:
+        """Count a finished response of this many tokens."""
+        self.done, self.tokens, self.longest = self.done + 1, self.tokens + length, max(self.longest, length)
+
+    def outlook(self, spent: float) -> tuple[float, float]:
+        """Estimate (tokens per second, seconds left), counting what `rows` concurrent responses have written so far.
+
+        While the first ones run, all are assumed as long as the longest finished one; later, half a mean response.
+        They are expected to end halfway from there to the limit; those that wait, to be of mean length.
+
+        >>> SamplingRate(total=4, rows=4, max_tokens=10, done=1, tokens=10, longest=10).outlook(spent=2.0)
+        (20.0, 0.0)
+        >>> SamplingRate(total=16, rows=2, max_tokens=10, done=8, tokens=80, longest=10).outlook(spent=9.0)
+        (10.0, 6.5)
+        """
+        mean, alive = self.tokens / self.done, min(self.rows, self.total - self.done)
+        age = self.longest if self.done < self.rows else mean / 2
+        speed = (self.tokens + alive * age) / spent
+        ahead = alive * (self.max_tokens - age) / 2 + (self.total - self.done - alive) * mean
+        return speed, ahead / speed
+
+
+class SamplingProgress:
+    """Prints done, accuracy so far, tokens per second and time left: in place on a terminal, a few lines in a log."""
+
+    def __init__(self, console: Console, wanted: int, log: ResponseLog, rows: int, max_tokens: int) -> None:
+        """`wanted`: total number of responses, some of which are in the log."""
+        self.console, self.wanted = console, wanted
+        before = [s.grade.outcome == "correct" for samples in log.samples.values() for s in samples]
+        self.answered, self.correct = len(before), sum(before)
+        self.rate = SamplingRate(wanted - len(before), rows, max_tokens)
+        self.began, self.printed = time.monotonic(), 0.0
+
+    def add(self, sample: Sample) -> None:
+        """Count a graded response."""
+        rate = self.rate
+        rate.add(len(sample.response.token_ids))
+        self.answered += 1
+        self.correct += sample.grade.outcome == "correct"
+        spent = time.monotonic() - self.began
+        speed, left = rate.outlook(max(spent, 1e-9))
+        done, accuracy = f"{rate.done}/{rate.total}", self.correct / self.answered
+        if self.console.live:
+            self.console.progress(f"{done}, accuracy {accuracy:.3f}, {speed:.0f} tokens/s, {clock(left)} left")
+            return
+        next_tenth = 10 * rate.done // rate.total > 10 * (rate.done - 1) // rate.total
+        if next_tenth and spent > self.printed + PRINT_EVERY_S:
+            self.printed = spent
+            self.console.say(
+                f"{done} responses, accuracy so far {accuracy:.3f}, {speed:.0f} tokens/s, "
+                f"{clock(spent)}, about {clock(left)} left"
+            )

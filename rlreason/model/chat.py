@@ -1,7 +1,6 @@
-"""Convert a problem to the token ids of its prompt, by a template or the model's own chat template; their lengths."""
+"""Convert a problem to the token ids of its prompt, by a template or the model's own chat template."""
 
 import hashlib
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -209,51 +208,3 @@ def remarks(prompt: PromptConfig, problems: Sequence[Problem]) -> list[str]:
         f"! {count} of {len(problems)} problems bring their whole prompt, which is taken word for word and not through "
         "the chat template: if it is a question, say so with data.fields.question=prompt"
     ]
-
-
-#: A tokenizer's normalizer -> the most it can lengthen a text in UTF-8, as a factor (Unicode's own figures).
-LENGTHENS = {None: 1, "NFC": 3, "NFD": 3}
-
-
-def lengths(prompt_ids: PromptEncoder, problems: Sequence[Problem], fits: int) -> list[int]:
-    """Count the tokens of each prompt, or return 0 for one that certainly has no more than `fits`.
-
-    Only the others are tokenized, which takes a tenth of a millisecond or more each.
-    """
-    most = _tokens_a_byte(prompt_ids.policy.tokenizer)
-    around = len(prompt_ids.policy.tokenizer.encode("")) + 1  # the tokenizer's additions, and a leading space
-    if most is None:
-        return [len(prompt_ids(problem)) for problem in problems]
-    longest = (fits - around) // most  # in bytes
-    return [0 if _is_short(prompt_ids, p, longest) else len(prompt_ids(p)) for p in problems]
-
-
-def _is_short(prompt_ids: PromptEncoder, problem: Problem, longest: int) -> bool:
-    text = prompt_ids.fill(problem.question) if problem.prompt is None else problem.prompt
-    if problem.prompt is None and prompt_ids.chat is not None:
-        text = prompt_ids.chat.prompt(text)
-    try:
-        return len(text.encode()) <= longest
-    except UnicodeEncodeError:  # of half a character: a prompt that cannot be encoded fails here
-        return False
-
-
-def _tokens_a_byte(tokenizer: PreTrainedTokenizerBase) -> int | None:
-    """Upper bound on a text's tokens per byte; None if unknown, as for a tokenizer that rewrites texts.
-
-    A byte-level tokenizer cuts a text's bytes, or those of its normal form, into pieces of one or more.
-    """
-    core = getattr(tokenizer, "backend_tokenizer", None)
-    if core is None:
-        return None
-    specification = json.loads(core.to_str())
-    steps = specification["pre_tokenizer"] or {}
-    kinds = [step["type"] for step in steps.get("pretokenizers", [steps]) if step]
-    normalizer = (specification["normalizer"] or {}).get("type")
-    if (
-        specification["model"]["type"] != "BPE"
-        or "ByteLevel" not in kinds
-        or set(kinds) - {"ByteLevel", "Split", "Digits"}
-    ):
-        return None
-    return LENGTHENS.get(normalizer)

@@ -94,8 +94,24 @@ def load_model(path: str, **how: Any) -> PreTrainedModel:
     `how`: further arguments of transformers' `from_pretrained`.
     """
     with seeded(), _loading(path):
-        _refuse_adapter(path)
-        _refuse_quantised(path)
+        if (file := find_adapter_config_file(path)) is not None:  # transformers would add it, or fetch its base model
+            base = json.loads(Path(file).read_text(encoding="utf-8")).get("base_model_name_or_path")
+            raise ConfigError(
+                f"model.path={path} holds an adapter (adapter_config.json, made for {base}), and whole models alone "
+                "are loaded here: merge it with peft (AutoPeftModelForCausalLM.from_pretrained(DIR).merge_and_unload()"
+                ".save_pretrained(NEW), and the tokenizer beside it), or move the adapter_* files away to train the "
+                "model without it"
+            )
+        config = AutoConfig.from_pretrained(path, trust_remote_code=False)
+        for part in (config, config.get_text_config()):
+            given = getattr(part, "quantization_config", None) or getattr(part, "compression_config", None)
+            if given:
+                quantisation = given if isinstance(given, dict) else given.to_dict()
+                method = quantisation.get("quant_method", "quantization_config")
+                raise ConfigError(
+                    f"model.path={path} holds quantised weights ({method}), which cannot be trained here: give the "
+                    "model that they were made from"
+                )
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             path,
             dtype=torch.float32,
@@ -175,31 +191,6 @@ def check_saved(folder: Path, expected: int) -> None:
         )
 
 
-def _refuse_adapter(path: str) -> None:
-    """Refuse a folder with an adapter: transformers would add it to the model, or fetch its base model."""
-    file = find_adapter_config_file(path)
-    if file is None:
-        return
-    base = json.loads(Path(file).read_text(encoding="utf-8")).get("base_model_name_or_path")
-    raise ConfigError(
-        f"model.path={path} holds an adapter (adapter_config.json, made for {base}), and whole models alone are loaded "
-        "here: merge it with peft (AutoPeftModelForCausalLM.from_pretrained(DIR).merge_and_unload().save_pretrained("
-        "NEW), and the tokenizer beside it), or move the adapter_* files away to train the model without it"
-    )
-
-
-def _refuse_quantised(path: str) -> None:
-    config = AutoConfig.from_pretrained(path, trust_remote_code=False)
-    for part in (config, config.get_text_config()):
-        given = getattr(part, "quantization_config", None) or getattr(part, "compression_config", None)
-        if given:
-            quantisation = given if isinstance(given, dict) else given.to_dict()
-            raise ConfigError(
-                f"model.path={path} holds quantised weights ({quantisation.get('quant_method', 'quantization_config')})"
-                ", which cannot be trained here: give the model that they were made from"
-            )
-
-
 def mismatch(
     model: PreTrainedModel,
     missing: Collection[str],
@@ -222,7 +213,10 @@ def mismatch(
         differences.append(
             f"{len(missing)} of the model's {len(names)} weights are not in the files ({_some(missing)})"
         )
-        if not config.tie_word_embeddings and _head_of(model) in missing:
+        head = model.get_output_embeddings().weight
+        weights = model.named_parameters(remove_duplicate=False)
+        name_of_head = next(name for name, weight in weights if weight is head)
+        if not config.tie_word_embeddings and name_of_head in missing:
             differences[-1] += ", the output head among them, and config.json says tie_word_embeddings=false"
     if unexpected:
         differences.append(f"{len(unexpected)} in the files have no place in it ({_some(unexpected)})")
@@ -235,12 +229,6 @@ def mismatch(
     if prefix := next((wrapped[0] for name in sorted(unexpected) if (wrapped := WRAPPED.match(name))), ""):
         cure = f"save it again from the module itself, so that no name begins with {prefix}"
     return f"{'; '.join(differences)}: {cure}"
-
-
-def _head_of(model: PreTrainedModel) -> str:
-    """Return the name of the output head's weights."""
-    head = model.get_output_embeddings().weight
-    return next(name for name, weight in model.named_parameters(remove_duplicate=False) if weight is head)
 
 
 def _some(names: Collection[str]) -> str:

@@ -146,6 +146,16 @@ def moment_bytes(trained: Sequence[tuple[int, int]], optimizer: str) -> int:
     )
 
 
+class Row(NamedTuple):
+    """A row of tokens in a forward and backward pass. Sizes are bytes per number."""
+
+    tokens: int
+    scored: int  # those that predict a response token
+    products: int
+    residual: int = 4  # of the stream between the layers
+    checkpointing: bool = False
+
+
 def saved_by_layer(shape: ModelShape, products: int, residual: int = 4) -> int:
     """Bytes that autograd keeps of one token in one layer, with products of `products` bytes a number.
 
@@ -172,44 +182,19 @@ def saved_by_layer(shape: ModelShape, products: int, residual: int = 4) -> int:
     return 4 * (wide * d + normed - half + scales) + 2 * (narrow * d + attended + 4 * m + half)
 
 
-def saved_besides(shape: ModelShape, tokens: int, scored: int, kept: int = 4) -> int:
-    """Bytes that autograd keeps besides the layers: the last norm and the rotary table in float32, the head's input.
+def saved_bytes(shape: ModelShape, row: Row, kept: int = 4) -> int:
+    """Activations of a row. With gradient checkpointing a layer keeps only its input.
 
-    `kept`: bytes per number of that input.
+    Besides the layers, the last norm and the rotary table in float32, and the head's input of `kept` bytes a number.
     """
-    return 4 * tokens * (2 * shape.width + 2 * shape.head_dim + 1) + kept * scored * shape.width
-
-
-def saved_bytes(
-    shape: ModelShape,
-    tokens: int,
-    scored: int,
-    products: int,
-    residual: int = 4,
-    checkpointing: bool = False,
-    kept: int = 4,
-) -> int:
-    """Activations of a row of `tokens`, `scored` of which predict a response token.
-
-    With gradient checkpointing a layer keeps only its input.
-    """
-    of_layer = residual * shape.width if checkpointing else saved_by_layer(shape, products, residual)
-    return shape.layers * tokens * of_layer + saved_besides(shape, tokens, scored, kept)
-
-
-def backward_bytes(shape: ModelShape, tokens: int, products: int) -> int:
-    """Transient bytes of one layer's backward pass: two gradients inside the MLP, two of the stream."""
-    return tokens * (2 * products * shape.intermediate + 4 * shape.width)
+    of_layer = row.residual * shape.width if row.checkpointing else saved_by_layer(shape, row.products, row.residual)
+    besides = 4 * row.tokens * (2 * shape.width + 2 * shape.head_dim + 1) + kept * row.scored * shape.width
+    return shape.layers * row.tokens * of_layer + besides
 
 
 def training_bytes(
     shape: ModelShape,
-    tokens: int,
-    scored: int,
-    products: int,
-    *,
-    residual: int = 4,
-    checkpointing: bool = False,
+    row: Row,
     head: Head = Head(),  # noqa: B008 - a tuple of numbers
     casts: Casts = Casts(),  # noqa: B008 - a tuple of numbers
 ) -> tuple[int, int, int]:
@@ -219,13 +204,14 @@ def training_bytes(
     end, where the gradients of head and embedding, if they are tied, are added. The graph holds the casts of all
     layers; with checkpointing there is no graph, and they last as long as the forward pass, or a layer's.
     """
-    kept = saved_bytes(shape, tokens, scored, products, residual, checkpointing, head.input_size)
+    kept = saved_bytes(shape, row, head.input_size)
     waiting = 4 * shape.vocab * shape.width if head.trained and shape.tied else 0
-    layer = backward_bytes(shape, tokens, products) + waiting
-    of_head = head_bytes(shape, scored, head)
-    if not checkpointing:
+    # in one layer's backward pass, two gradients inside the MLP and two of the stream
+    layer = row.tokens * (2 * row.products * shape.intermediate + 4 * shape.width) + waiting
+    of_head = head_bytes(shape, row.scored, head)
+    if not row.checkpointing:
         return kept, casts.every, max(of_head, layer, 2 * waiting - kept)
-    again = tokens * (saved_by_layer(shape, products, residual) - residual * shape.width)
+    again = row.tokens * (saved_by_layer(shape, row.products, row.residual) - row.residual * shape.width)
     first = casts.kept + again  # the last layer of the forward pass, whose own numbers are dropped after it
     return kept, 0, max(of_head, layer + again + casts.of_layer, first, 2 * waiting - kept)
 
@@ -250,25 +236,34 @@ def kv_bytes(shape: ModelShape, size: int) -> int:
     return kv_of_token(shape.layers, shape.kv_width, size)
 
 
-def in_process_cache(
-    shape: ModelShape, rows: int, group: int, prompt: int, response: int, size: int, copies: bool = False
-) -> int:
+class Decoding(NamedTuple):
+    """Rows that are decoded side by side, `group` of them after the same prompt; lengths are tokens."""
+
+    rows: int
+    group: int
+    prompt: int
+    response: int
+
+    @property
+    def prompts(self) -> int:
+        """Number of different prompts."""
+        return -(-self.rows // max(1, self.group))
+
+
+def in_process_cache(shape: ModelShape, d: Decoding, size: int, copies: bool = False) -> int:
     """The in-process engine's cache: each prompt once for its `group` of rows, each row's response.
 
         (P prompt + rows (response + 1)) kv,    P = rows / group, rounded up; a compaction holds one layer twice
 
     `copies`: compiled steps also have a copy of the prompt for each row. engines/hf/kv_cache.py.
     """
-    prompts = -(-rows // max(1, group)) + (rows if copies else 0)
-    return (prompts * prompt + rows * response) * kv_bytes(shape, size)
+    prompts = d.prompts + (d.rows if copies else 0)
+    return (prompts * d.prompt + d.rows * d.response) * kv_bytes(shape, size)
 
 
 def decoding_bytes(
     shape: ModelShape,
-    rows: int,
-    group: int,
-    prompt: int,
-    response: int,
+    d: Decoding,
     products: int,
     waiting: bool = False,
     head: Head = Head(),  # noqa: B008 - a tuple of numbers
@@ -280,34 +275,32 @@ def decoding_bytes(
     tokens, log-probabilities and random numbers. `waiting`: more responses are requested than there are rows, so
     prompts are read while the cache is full; else before it has any response.
     """
-    columns, prompts = prompt + response, -(-rows // max(1, group))
+    rows, response, columns = d.rows, d.response, d.prompt + d.response
     logits = 4 * rows * shape.vocab
     operands = head.rounded * shape.vocab * shape.width
     small = 8 * rows * shape.vocab if shape.vocab <= 8 * 256 else 0  # a cumulative sum in float64
     step = max(2 * logits, logits + operands) + small + 3 * 4 * rows * shape.heads * columns
     responses = rows * response * kv_bytes(shape, products)
     compaction = logits + (responses // shape.layers if waiting or response > HEADROOM else 0)
-    read = min(PROMPT_TOKENS, prompts * prompt)
+    read = min(PROMPT_TOKENS, d.prompts * d.prompt)
     # while being read, keys are float32, because of rotary positions, and values have the products' type
-    as_read = prompts * prompt * kv_bytes(shape, 1) * (4 + products) // 2
-    reading = logits + as_read + forward_bytes(shape, read, prompts, products, head)
+    as_read = d.prompts * d.prompt * kv_bytes(shape, 1) * (4 + products) // 2
+    reading = logits + as_read + forward_bytes(shape, read, d.prompts, products, head)
     return rows * (20 * response + 4 * columns) + max(step, compaction, reading - (0 if waiting else responses))
 
 
-def vllm_cache(
-    token: int, weights: int, free: int, max_len: int, max_rows: int, cache_gb: float | None, reserve: int = 0
-) -> tuple[int, int]:
+def vllm_cache(token: int, room: int, max_len: int, max_rows: int, cache_gb: float | None) -> tuple[int, int]:
     """Return (bytes of vLLM's cache, bytes of one sequence); `token`: bytes of one token.
 
-        one = token (max_len + 128),    cache = max(one, min(one max_rows, 0.4 (free - weights - reserve)))
+        one = token (max_len + 128),    cache = max(one, min(one max_rows, 0.4 room))
 
-    As much as `max_rows` sequences of `max_len` tokens need, at most 40% of what is free without the weights and
-    `reserve`, which the trainer takes later; `cache_gb` (of 2^30 bytes) overrides it.
+    As much as `max_rows` sequences of `max_len` tokens need, at most 40% of `room`: of what is free without the weights
+    and what the trainer takes later. `cache_gb` (of 2^30 bytes) overrides it.
     """
     one = token * (max_len + CACHE_BLOCK)
     if cache_gb is not None:
         return int(cache_gb * 2**30), one
-    return max(one, min(one * max_rows, int(0.4 * (free - weights - reserve)))), one
+    return max(one, min(one * max_rows, int(0.4 * room))), one
 
 
 PROMPT = 384  # tokens assumed for a question without its template, until the prompts are measured

@@ -1,4 +1,4 @@
-"""Which parameters are trained, and their precision; adapters (LoRA) and activation checkpointing."""
+"""Build the tiny model; choose which parameters of a model are trained and their precision; adapters (LoRA)."""
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
@@ -10,14 +10,15 @@ from functools import partial
 from itertools import chain
 
 import torch
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
-from transformers import PreTrainedModel
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils import logging as hf_logging
 
 from rlreason.config.leaves import required
-from rlreason.config.model import ModelConfig, type_of_head
+from rlreason.config.model import TINY_CONTEXT, ModelConfig, type_of_head
 from rlreason.errors import ConfigError
 from rlreason.runtime.machine import VISIBLE, driver_gpus, why_unseen
 
@@ -291,3 +292,62 @@ def free_cached_memory(device: torch.device) -> None:
     """Free torch's cached GPU memory, for other users of the GPU."""
     if device.type == "cuda":
         torch.cuda.empty_cache()
+
+
+END = "<|endoftext|>"
+PAD = "<|pad|>"
+TAGS = ("<think>", "</think>", "<answer>", "</answer>")
+VOCABULARY = 2048  # most tokens: enough for every word of every shipped prompt to be one token
+
+
+def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
+    """Train a byte-level BPE tokenizer on `texts`: any string survives encoding and decoding.
+
+    A number of up to two digits is one token. `build_tokenizer` adds the tags.
+    """
+    core = Tokenizer(models.BPE())
+    core.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(r"\d{1,2}| ?[^\s\d]+ ?|\s"), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    core.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[END, PAD],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    core.train_from_iterator(texts, trainer)
+    return core
+
+
+def build_tokenizer(texts: Iterable[str], vocab_size: int = 512) -> PreTrainedTokenizerFast:
+    """Wrap `train_tokenizer`'s for transformers. The four r1_zero tags are one token each, and survive decoding."""
+    core = train_tokenizer(texts, vocab_size)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, eos_token=END, pad_token=PAD)
+    tokenizer.add_tokens(list(TAGS))
+    return tokenizer
+
+
+def build_model(
+    vocab_size: int, width: int = 128, layers: int = 2, heads: int = 4, init_scale: float = 0.06, seed: int = 0
+) -> LlamaForCausalLM:
+    """Build a Llama with random weights from `seed`. Its larger initial scale lets a small model learn fast."""
+    config = LlamaConfig(
+        vocab_size=vocab_size,
+        hidden_size=width,
+        intermediate_size=3 * width,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=heads,
+        max_position_embeddings=TINY_CONTEXT,
+        initializer_range=init_scale,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=0,
+        pad_token_id=1,
+    )
+    with seeded(seed):
+        return LlamaForCausalLM(config)

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field, replace
 from rlreason.config.run import RunConfig
 from rlreason.errors import ConfigError
 from rlreason.model.memory import (
+    Decoding,
+    Row,
     Workload,
     decoding_bytes,
     forward_bytes,
@@ -43,18 +45,12 @@ def engine_gpus(placement: str, engines: int, ranks: int, visible: int) -> list[
     if (apart or (engines > 1 and visible)) and first + engines > visible:
         setting = "rollout.placement=second_gpu" if apart else f"rollout.gpus={engines}"
         parts = f", {ranks} for the policy and {engines} for vLLM" if apart else ""
-        raise ConfigError(
-            f"{setting}: GPUs visible here: {visible}, and it takes {first + engines}{parts}: "
-            f"{_placement_cure(apart, engines, visible - first)}"
-        )
+        cures = ["leave rollout.gpus out"] if engines > 1 else []
+        cures += ["choose auto"] if apart else []
+        room = visible - first
+        cure = f"set rollout.gpus={room}" if room >= 1 else " and ".join(cures)
+        raise ConfigError(f"{setting}: GPUs visible here: {visible}, and it takes {first + engines}{parts}: {cure}")
     return list(range(first, first + engines))
-
-
-def _placement_cure(apart: bool, engines: int, room: int) -> str:
-    if room >= 1:
-        return f"set rollout.gpus={room}"
-    cures = ["leave rollout.gpus out"] * (engines > 1) + ["choose auto"] * apart
-    return " and ".join(cures)
 
 
 def describe_placement(placement: str, gpus: Sequence[int], ranks: int) -> str:
@@ -169,11 +165,6 @@ class Plan:
         return self.first if sum(self.training.values()) >= sum(self.sampling.values()) else "sampling"
 
 
-def fits(peak: int, device: Device) -> bool:
-    """Whether a peak leaves a tenth of the free memory; true if that is unknown."""
-    return enough(peak, device.free)
-
-
 def enough(needed: int, free: int | None) -> bool:
     """Whether these bytes leave a tenth of those that are free."""
     return free is None or needed <= SHARE * free
@@ -181,7 +172,7 @@ def enough(needed: int, free: int | None) -> bool:
 
 def all_fit(plan: Plan, device: Device) -> bool:
     """Whether both the trainer's part and that of an engine with its own GPU fit."""
-    return fits(plan.peak, device) and enough(sum(plan.other_device.values()), device.second_free)
+    return enough(plan.peak, device.free) and enough(sum(plan.other_device.values()), device.second_free)
 
 
 def plan_of(work: Workload, device: Device) -> Plan:
@@ -263,10 +254,8 @@ def training_parts(work: Workload) -> dict[str, int]:
         on_top = forward_bytes(s, work.tokens, work.scored, work.products, work.head)
         return {"cast weights": work.casts.every, "logits, head": on_top}
     gradients = gradient_bytes(work.trained)
-    sizes = work.tokens, work.scored, work.products
-    activations, casts, on_top = training_bytes(
-        s, *sizes, residual=work.residual, checkpointing=work.checkpointing, head=work.head, casts=work.casts
-    )
+    row = Row(work.tokens, work.scored, work.products, work.residual, work.checkpointing)
+    activations, casts, on_top = training_bytes(s, row, work.head, work.casts)
     passes = {"cast weights": casts, "activations": activations, "logits, head": on_top}
     if work.several:
         return {"gradients": gradients} | passes
@@ -286,9 +275,9 @@ def engine_parts(work: Workload, device: Device) -> dict[str, int]:
     most = {"KV cache": 0, "decoding": 0}
     for request in work.sampled:
         rows = min(max(work.max_rows // request.group * request.group, request.group), request.count)
-        sizes = rows, request.group, work.prompt, request.max_tokens, work.products
-        cache = in_process_cache(s, *sizes, copies=work.compiled)
-        beside = decoding_bytes(s, *sizes, waiting=request.count > rows, head=work.head)
+        decoding = Decoding(rows, request.group, work.prompt, request.max_tokens)
+        cache = in_process_cache(s, decoding, work.products, copies=work.compiled)
+        beside = decoding_bytes(s, decoding, work.products, waiting=request.count > rows, head=work.head)
         if cache + beside > sum(most.values()):
             most = {"KV cache": cache, "decoding": beside}
     return most
@@ -302,4 +291,4 @@ def planned_cache(work: Workload, device: Device) -> tuple[int, int]:
     free = max(0, (1 << 62 if there is None else there) - trainer - CONTEXT[device.kind])
     per_engine = max((-(-sampled.count // work.engines) for sampled in work.sampled), default=1)
     rows = min(work.max_rows, per_engine)
-    return vllm_cache(kv, weights, free, work.longest, rows, work.cache_gb, held_later(work))
+    return vllm_cache(kv, free - weights - held_later(work), work.longest, rows, work.cache_gb)

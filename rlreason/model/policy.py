@@ -243,15 +243,13 @@ class Policy:
             torch.cuda.get_device_name() if self.device.type == "cuda" else f"CPU, threads: {torch.get_num_threads()}"
         )
         size = f"{model_size(self.model) / 1e6:.3g} M parameters"
-        products = f"{str(self.compute_dtype).removeprefix('torch.')} products{self._describe_head()}"
+        products = f"{str(self.compute_dtype).removeprefix('torch.')} products"
+        if self.head_dtype != torch.float32:
+            products += f", output head in {str(self.head_dtype).removeprefix('torch.')} products, float32 sums"
+        elif self.compute_dtype != torch.float32:
+            products += ", output head in float32"
         attention = f"attention by {self.attention} ({self.why_attention})"
         return "; ".join([f"{size}, {products}, {where}", attention, *self.remarks])
-
-    def _describe_head(self) -> str:
-        """Describe the output head's type; "" if it is float32 like the rest."""
-        if self.head_dtype == torch.float32:
-            return "" if self.compute_dtype == torch.float32 else ", output head in float32"
-        return f", output head in {str(self.head_dtype).removeprefix('torch.')} products, float32 sums"
 
     def encode_prompt(self, text: str) -> list[int]:
         """Token ids of a prompt, with the tokenizer's prefix (a beginning-of-text token); at least one.

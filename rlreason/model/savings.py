@@ -140,16 +140,12 @@ def parallel_mode(
         return Parallel("replicate", "nobody can tell how much memory is free")
     need = f"a whole model takes about {size(whole.peak)} in {whole.when}, and {size(here.free)} are free"
     if plan_of(work, here).mode == "replicate":
-        return Parallel("replicate", need if work.may_be_spread else f"{need}; {_why_whole(work)}")
+        if not work.may_be_spread:
+            setting = "optimizer=adamw_8bit" if work.optimizer != "adamw" else "model.weights=bfloat16"
+            samples_whole = work.engine == "hf" and work.head.on_gpu
+            need += "; rollout=hf samples from a whole one" if samples_whole else f"; {setting} cannot be spread"
+        return Parallel("replicate", need)
     return Parallel("shard", need)
-
-
-def _why_whole(work: Workload) -> str:
-    """Say why a model cannot be sharded."""
-    if work.engine == "hf" and work.head.on_gpu:
-        return "rollout=hf samples from a whole one"
-    setting = "optimizer=adamw_8bit" if work.optimizer != "adamw" else "model.weights=bfloat16"
-    return f"{setting} cannot be spread"
 
 
 LARGEST_ERROR = 0.15  # of a plan, measured on a processor
@@ -238,28 +234,24 @@ def table(outcome: Planned) -> list[str]:
     """Format the plan as aligned lines, a part a line, at the peak of training and at that of sampling."""
     if outcome.plan is None or outcome.work is None:
         return [f"unknown: {outcome.source}"]
-    plan, shape = outcome.plan, outcome.work.shape
+    plan, work, shape = outcome.plan, outcome.work, outcome.work.shape
+    precision = f"float{8 * work.products}" if work.products == 4 else "bfloat16"
+    assumptions = (
+        f"{precision} products, rows of {work.tokens} tokens, prompts taken as {work.prompt}, at most "
+        f"{work.max_rows} responses side by side"
+    )
     rows = [("", plan.first, "sampling")]
     for part in dict.fromkeys([*plan.training, *plan.sampling]):
         first, second = (size(held[part]) if part in held else "-" for held in (plan.training, plan.sampling))
         rows.append((part, first, second))
     rows.append(("together", size(sum(plan.training.values())), size(sum(plan.sampling.values()))))
-    lines = [f"{shape.numbers / 1e6:.4g} M parameters, by {outcome.source}", describe_assumptions(outcome.work)]
+    lines = [f"{shape.numbers / 1e6:.4g} M parameters, by {outcome.source}", assumptions]
     lines += [f"{part:<18}{first:>10}{second:>12}" for part, first, second in rows]
     if plan.ranks > 1:
         lines.append(f"the plan is of rank 0{_of_ranks(plan)}")
     if plan.other_device:
         lines.append("on the second GPU: " + ", ".join(f"{size(v)} of {k}" for k, v in plan.other_device.items()))
     return lines
-
-
-def describe_assumptions(work: Workload) -> str:
-    """Describe the plan's assumptions: precision, longest micro-batch and number of decoded rows."""
-    precision = f"float{8 * work.products}" if work.products == 4 else "bfloat16"
-    return (
-        f"{precision} products, rows of {work.tokens} tokens, prompts taken as {work.prompt}, at most "
-        f"{work.max_rows} responses side by side"
-    )
 
 
 def conclusion(outcome: Planned) -> str:
@@ -286,21 +278,15 @@ def cure(outcome: Planned) -> str:
     if outcome.verdict in ("fits", "unknown"):
         return ""
     if outcome.cure is None:
-        part, amount = largest_part(outcome)
+        assert outcome.plan is not None
+        peak = outcome.plan.sampling if outcome.plan.when == "sampling" else outcome.plan.training
+        part, amount = max((outcome.plan.other_device if outcome.on_second else peak).items(), key=lambda pair: pair[1])
         return (
             f"none of the settings tried makes it fit; the largest part is {part} ({size(amount)}): choose a smaller "
             "model, or a machine with more memory"
         )
     changes = "" if outcome.cure.same_result else ", which changes what is learned"
     return f"{' '.join(outcome.cure.overrides)} takes {size(outcome.cure.peak)}{changes}"
-
-
-def largest_part(outcome: Planned) -> tuple[str, int]:
-    """Return the largest part held at the plan's peak."""
-    if outcome.plan is None:
-        return "", 0
-    peak = outcome.plan.sampling if outcome.plan.when == "sampling" else outcome.plan.training
-    return max((outcome.plan.other_device if outcome.on_second else peak).items(), key=lambda pair: pair[1])
 
 
 def figures(outcome: Planned) -> dict[str, Any]:

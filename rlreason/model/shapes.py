@@ -81,17 +81,16 @@ class ModelShape:
         found = {"model.embed_tokens.weight": self.vocab * self.width}
         for name, (inward, outward) in self.linear_layers().items():
             found[f"{name}.weight"] = inward * outward
-            if self._biased(name.rpartition(".")[2]):
+            layer = name.rpartition(".")[2]
+            biased = self.out_bias if layer == "o_proj" else self.mlp_bias
+            if layer in ("q_proj", "k_proj", "v_proj"):
+                biased = self.qkv_bias
+            if biased:
                 found[f"{name}.bias"] = outward
         for n in range(self.layers):
             found |= {f"model.layers.{n}.{name}.weight": size for name, size in self._norms().items()}
         found["model.norm.weight"] = self.width
         return found if self.tied else found | {"lm_head.weight": self.vocab * self.width}
-
-    def _biased(self, layer: str) -> bool:
-        if layer in ("q_proj", "k_proj", "v_proj"):
-            return self.qkv_bias
-        return self.out_bias if layer == "o_proj" else self.mlp_bias
 
     def _norms(self) -> dict[str, int]:
         before = "post_feedforward_layernorm" if self.qk_norm == "whole" else "input_layernorm"

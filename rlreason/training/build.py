@@ -4,7 +4,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import cast
@@ -25,15 +25,18 @@ from rlreason.engines.base import Engine, Sampling, tags_in
 from rlreason.engines.build import check_engine, demand_of, make_engine
 from rlreason.engines.rollouts import Rollouts
 from rlreason.errors import ConfigError
-from rlreason.evaluation.cases import failure_metrics
 from rlreason.evaluation.evaluator import Evaluator
 from rlreason.grading import Grader
 from rlreason.grading.grader import Graders, make_graders
 from rlreason.model.attention import select_kernel
-from rlreason.model.chat import PromptEncoder, check_prompts, encoder, end_of_turn, lengths, remarks
+from rlreason.model.chat import PromptEncoder, check_prompts, encoder, end_of_turn, remarks
 from rlreason.model.parameters import (
     DTYPES,
+    TAGS,
+    VOCABULARY,
     add_lora,
+    build_model,
+    build_tokenizer,
     check_types,
     checkpoint_layers,
     choose_types,
@@ -46,15 +49,22 @@ from rlreason.model.parameters import (
 from rlreason.model.policy import LogProbScorer, Policy, load_policy
 from rlreason.model.savings import Parallel, parallel_mode
 from rlreason.model.shapes import Device, ModelShape, processor, shape_from, shape_of
-from rlreason.model.tiny import TAGS, VOCABULARY, build_model, build_tokenizer, checksum, copy_weights
 from rlreason.records.console import Console
 from rlreason.records.files import INCIDENTS
 from rlreason.records.loggers import Loggers, Resumed
-from rlreason.runtime.clock import Clock
+from rlreason.runtime.clock import Clock, ModelSize, peak_tflops
 from rlreason.runtime.machine import default_threads, place_of, world_of
 from rlreason.training.preflight import own_functions, refusal
-from rlreason.training.warm_start import Lessons, StartWeights, find_or_make, formats_of, warm_up
-from rlreason.types import Collected, Problem
+from rlreason.training.warm_start import (
+    Lessons,
+    StartWeights,
+    checksum,
+    copy_weights,
+    find_or_make,
+    formats_of,
+    warm_up,
+)
+from rlreason.types import Problem
 
 
 def is_spread(run: RunConfig) -> bool:
@@ -217,11 +227,6 @@ class Components:
         """List each grader once, in a fixed order."""
         graders = (self.grader, self.evaluator.grader, self.evaluator.second_grader)
         return list({id(grader): grader for grader in graders if grader is not None}.values())
-
-    def with_failure_metrics(self, collected: Collected) -> Collected:
-        """Add metrics of reward hacking and of texts lost in decoding."""
-        signs = failure_metrics(collected.samples, self.truths, self.grader, self.policy.tokenizer)
-        return replace(collected, metrics=collected.metrics | signs)
 
     def close(self) -> None:
         """Close the engine and every grader, even if one of them fails."""
@@ -399,7 +404,7 @@ def fitting(run: RunConfig, policy: Policy, part: Part, prompt_ids: PromptEncode
     skip = data.bad_rows == "skip"
     room, limit = room_of(run, policy.max_context)
     longest = room - part.max_tokens
-    sizes = lengths(prompt_ids, part.problems, longest)
+    sizes = [len(prompt_ids(problem)) for problem in part.problems]
     kept = [problem for problem, size in zip(part.problems, sizes, strict=True) if size <= longest]
     count, total = len(part.problems) - len(kept), len(part.problems)
     if count == 0:
@@ -419,3 +424,23 @@ def fitting(run: RunConfig, policy: Policy, part: Part, prompt_ids: PromptEncode
         f"{key}={part.max_tokens} and the longest prompt need {needed} tokens, more than {limit}={room} "
         f"({count} of {total} {part.name} prompts): {', or '.join(cures)}"
     )
+
+
+def measure_flops(clock: Clock, policy: Policy, ranks: int) -> None:
+    """Make the clock count this model's FLOPs and, on a GPU, its memory; `ranks` processes train it."""
+    config, device = policy.model.config, torch.device(policy.device)
+    on_gpu = device.type == "cuda"
+    peak = peak_tflops(torch.cuda.get_device_name(device)) if on_gpu else None
+    heads = config.num_attention_heads
+    width = getattr(config, "head_dim", None) or config.hidden_size // heads
+    looked_up = 0 if config.tie_word_embeddings else policy.model.get_input_embeddings().weight.numel()
+    parameters = sum(p.numel() for p in policy.model.parameters()) - looked_up
+    clock.model = ModelSize(parameters, config.num_hidden_layers, heads * width, peak, ranks)
+    if on_gpu:
+
+        def gauge() -> float:
+            peak_bytes = float(torch.cuda.max_memory_allocated(device))
+            torch.cuda.reset_peak_memory_stats(device)
+            return peak_bytes
+
+        clock.gauge = gauge

@@ -64,7 +64,14 @@ def make_algorithm(run: TrainingConfig, components: Components, console: Console
         raise ConfigError(why)
     match run:
         case SFTConfig():
-            return make_sft(run, components, console)
+            prompt_ids = components.rollouts.prompt_ids
+            traces, notices = make_traces(run, components.policy, components.train_problems, prompt_ids)
+            for notice in notices:
+                console.say(f"! {notice}")
+            sft = SFT(traces, run.train_batch_size, run.seed, run.n_steps, run.epochs)
+            if bad := run.schedule_problems(sft.n_steps):  # the number of traces has decided what `epochs` means
+                raise ConfigError("\n".join(bad))
+            return sft
         case EIConfig():
             return ExpertIteration(
                 **online_arguments(run, components),
@@ -78,20 +85,11 @@ def make_algorithm(run: TrainingConfig, components: Components, console: Console
     raise TypeError(f"{type(run).__name__} is the settings of no algorithm that trains")
 
 
-def make_sft(run: SFTConfig, components: Components, console: Console) -> SFT:
-    """Build SFT on the traces of the training data, whose number decides how many steps `epochs` are."""
-    traces, notices = make_traces(run, components.policy, components.train_problems, components.rollouts.prompt_ids)
-    for notice in notices:
-        console.say(f"! {notice}")
-    sft = SFT(traces, run.train_batch_size, run.seed, run.n_steps, run.epochs)
-    if bad := run.schedule_problems(sft.n_steps):  # which `epochs` of the traces have decided
-        raise ConfigError("\n".join(bad))
-    return sft
-
-
 def make_grpo(run: GRPOConfig, components: Components) -> GRPO:
     """Build GRPO, with a frozen copy of the current policy as reference model if a KL term needs it."""
-    source = old_log_probs_from(run)
+    source = "measured" if run.updates_per_rollout > 1 and not run.rollout.async_level else "none"
+    if run.old_from_engine:  # samples drawn ahead come from weights one update older, whose numbers only it has
+        source = "engine"
     return GRPO(
         **online_arguments(run, components),
         epochs=run.epochs_per_rollout,
@@ -114,16 +112,6 @@ def online_arguments(run: OnlineConfig, components: Components) -> dict[str, Any
         "group_size": run.group_size,
         "batch_size": run.train_batch_size,
     }
-
-
-def old_log_probs_from(run: GRPOConfig) -> str:
-    """Return where the old log-probabilities of the loss's ratio come from: engine, measured or none.
-
-    Samples drawn ahead come from weights one update older, whose log-probabilities only the engine has.
-    """
-    if run.old_from_engine:
-        return "engine"
-    return "measured" if run.updates_per_rollout > 1 and not run.rollout.async_level else "none"
 
 
 def frozen_copy(policy: Policy) -> Policy:
@@ -239,19 +227,17 @@ def follow(ranks: Ranks) -> dict[str, RankFunction]:
     learner, scores = learner_and_scores(run, ranks, mode, policies)
     orders = learner.orders() | {"score": scores.score}
     engine_sleeps = run.rollout.engine == "vllm" and run.rollout.sleep and run.rollout.shares_gpu
-    if engine_sleeps and ranks.device.type == "cuda":
-        return {name: freeing_memory(order) for name, order in orders.items()}
-    return orders
+    if not engine_sleeps or ranks.device.type != "cuda":
+        return orders
 
+    def freeing(order: RankFunction) -> RankFunction:
+        def call(*arguments: Any) -> None:
+            order(*arguments)
+            free_cached_memory(ranks.device)  # for a sleeping engine that wakes up on this GPU
 
-def freeing_memory(order: RankFunction) -> RankFunction:
-    """Wrap an order to free torch's cached memory after it: a sleeping engine wakes up on this GPU."""
+        return call
 
-    def order_then_free(*arguments: Any) -> None:
-        order(*arguments)
-        free_cached_memory(torch.device("cuda"))
-
-    return order_then_free
+    return {name: freeing(order) for name, order in orders.items()}
 
 
 def learner_and_scores(

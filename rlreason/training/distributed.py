@@ -1,7 +1,6 @@
 """A learner on several ranks that each hold the whole model, and scoring divided among ranks."""
 
 import hashlib
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -14,9 +13,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.filesystem import FileSystemReader
-from torch.distributed.checkpoint.metadata import TensorStorageMetadata
-from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.distributed_c10d import PrefixStore
@@ -200,20 +196,6 @@ class RankedScorer:
             parts = self.ranks.all_gather(scores)
         by_place = {place: score for part in parts for place, score in part.items()}
         return [by_place[i] for i in range(len(pairs))]
-
-
-def read_whole(folder: Path) -> dict[str, Tensor]:
-    """Read the whole tensors by name into main memory; one process suffices, however many have written them."""
-    reader = FileSystemReader(folder)
-    tensors = {
-        name: torch.empty(tuple(entry.size), dtype=entry.properties.dtype)
-        for name, entry in reader.read_metadata().state_dict_metadata.items()
-        if isinstance(entry, TensorStorageMetadata)
-    }
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # it warns that only one process reads, as intended
-        load(tensors, storage_reader=reader, no_dist=True)
-    return tensors
 
 
 def mesh_of(ranks: Ranks) -> DeviceMesh:

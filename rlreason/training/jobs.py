@@ -1,24 +1,42 @@
-"""Run the jobs that do not train: `algorithm=evaluate` and `algorithm=best_of_n`."""
+"""Run the jobs that do not train: `algorithm=evaluate` and `algorithm=best_of_n`.
+
+Finished problems are on disk at once; an interrupted job resumes with the others. Each problem has its own random
+numbers, and entropies and log-probabilities are measured at the end in the order of the problems: the file does
+not depend on where the job was interrupted, as far as the engine rounds alike in batches of other rows. It does with
+the tiny model; with a real one some responses take another turn, in bfloat16 many, all drawn with the same
+probabilities.
+"""
 
 import math
+import time
+from array import array
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from rlreason.config.algorithms import BestOfNConfig, EvalJobConfig, EvaluateConfig
+from rlreason.config.groups import sampling_key
 from rlreason.config.run import RunConfig
-from rlreason.errors import ConfigError
+from rlreason.data.sources import question_hash
+from rlreason.engines.rollouts import SamplingProgress, score_samples
+from rlreason.errors import ConfigError, DataError
 from rlreason.evaluation.accuracy import (
+    PURPOSE,
+    SampleFigures,
     answer_classes,
     best_at,
     describe_accuracies,
     draw_best_of_n,
+    figures_of,
     is_correct,
     is_exact,
     majority_at,
+    mismatches_of,
     more_accuracies,
     pass_at,
     proportion_with_ci,
@@ -36,20 +54,216 @@ from rlreason.evaluation.cases import (
     reasons,
     ungraded,
 )
-from rlreason.evaluation.protocol import format_accuracy
+from rlreason.evaluation.evaluator import protocol_of
+from rlreason.evaluation.protocol import Protocol, format_accuracy
 from rlreason.grading import Grader
+from rlreason.health.watch import Monitors
+from rlreason.model.policy import weights_hash
 from rlreason.records.console import Console
-from rlreason.records.files import BEST_OF_N_NUMBERS, BEST_OF_N_PICTURE, RESPONSES
-from rlreason.records.rows import numbered_row
+from rlreason.records.files import BEST_OF_N_NUMBERS, BEST_OF_N_PICTURE, PASS_RATES, RESPONSES
+from rlreason.records.reader import time_summary
+from rlreason.records.rows import Counters, ResponseLog, Row, numbered_row
 from rlreason.records.writer import RunWriter
 from rlreason.runtime.intervals import Floats, bootstrap_intervals, of_clusters, wilson_interval
 from rlreason.runtime.plugins import NotImportableError, described, load
+from rlreason.runtime.text import few
 from rlreason.training.build import Components, build_components
-from rlreason.training.respond import Responses, conclude, job_problems, respond
 from rlreason.training.summary import describe_job, print_loggers, run_facts, short_path
-from rlreason.types import Problem, ScoredResponse
+from rlreason.types import Problem, Sample, ScoredResponse
 
 SHOWN_CHARS = 400  # of a response in the terminal
+
+
+BLOCK, BLOCK_TOKENS = 4096, 2**22  # responses and tokens sampled before they are scored and written: 0.7 GB
+
+
+@dataclass(frozen=True, slots=True)
+class Responses:
+    """All responses of a job, problem by problem, with grades and log-probabilities."""
+
+    problems: list[Problem]
+    samples: list[SampleFigures]
+    examples: list[Sample]  # the first response to each of the first problems, to be printed
+    metrics: dict[str, float]  # eval/...
+    protocol: Protocol
+    weights: str
+    finished_before: int  # problems, by an interrupted job
+    seconds: float  # of sampling, in this process
+    tokens_per_second: float
+    notices: dict[str, int]  # warnings of the monitors, and how often
+    verdict: tuple[str, str]  # (status, reason)
+
+
+@dataclass(slots=True)
+class ResponseTotals:
+    """Running totals of the responses so far; everything else about them is on disk."""
+
+    samples: list[SampleFigures] = field(default_factory=list)
+    mismatches: "array[float]" = field(default_factory=lambda: array("d"))  # of every token
+    examples: list[Sample] = field(default_factory=list)
+    tokens: int = 0  # sampled by this process
+    seconds: float = 0.0  # of sampling
+
+
+def respond(run: EvalJobConfig, components: Components, records: RunWriter, console: Console) -> Responses:
+    """Sample and record the responses to the run's problems; call `conclude` after it."""
+    evaluator, n = components.evaluator, components.evaluator.settings.samples
+    problems = job_problems(run, components)
+    key = "data" if run.eval.data is None else "eval.data"
+    check_askable(problems, f"split={run.split} of {key}={evaluator.settings.data.name}", key)
+    protocol = protocol_of(evaluator.settings, problems, components.policy.tokenizer)
+    weights = weights_hash(components.policy.named_weights())
+    log = records.open_log(f"protocol {protocol['hash']}, weights {weights}", problems, n)
+    finished = len(log.samples)
+    if finished:
+        console.say(f"{finished} of {len(problems)} problems were finished before the interruption and are kept")
+    records.clock.begin()
+    totals = sample_all(run, components, problems, log, records, console)
+    monitors = Monitors(1, console.say, run.monitors, sampling_key(run, "max_tokens"), steps=False)
+    metrics = evaluator.figures(totals.samples, totals.mismatches, problems, None, monitors)
+    pass_rates: list[Row] = [  # for curricula (data.pass_rates)
+        {
+            "problem_id": p.id,
+            "question_hash": question_hash(p.question),
+            "samples": n,
+            "correct": sum(map(is_correct, totals.samples[i * n : (i + 1) * n])),
+        }
+        for i, p in enumerate(problems)
+    ]
+    records.rows(PASS_RATES, pass_rates)
+    return Responses(
+        problems=problems,
+        samples=totals.samples,
+        examples=totals.examples,
+        metrics=metrics,
+        protocol=protocol,
+        weights=weights,
+        finished_before=finished,
+        seconds=totals.seconds,
+        tokens_per_second=totals.tokens / max(totals.seconds, 1e-9),
+        notices=dict(monitors.counts),
+        verdict=monitors.verdict(),
+    )
+
+
+def sample_all(
+    run: EvalJobConfig,
+    components: Components,
+    problems: Sequence[Problem],
+    log: ResponseLog,
+    records: RunWriter,
+    console: Console,
+) -> ResponseTotals:
+    """Sample, score and record the responses to all problems, block by block.
+
+    A block is as large as its tokens may be at once in memory; most evaluations are a single block.
+    """
+    evaluator, n, totals = components.evaluator, components.evaluator.settings.samples, ResponseTotals()
+    rows, most = run.rollout.max_rows, evaluator.sampling.max_tokens
+    progress = SamplingProgress(console, len(problems) * n, log, rows, most)
+    size = max(1, max(min(BLOCK_TOKENS // most, BLOCK), 4 * rows) // n)
+    with records.growing(RESPONSES) as write:
+        for first in range(0, len(problems), size):
+            block = problems[first : first + size]
+            with records.clock.phase("eval"):
+                samples = sample_block(components, block, log, progress, console, totals)
+                with console.wait(f"measuring entropies of {len(samples)} responses"):
+                    scored = score_samples(samples, evaluator.scorer)
+            write(rows_of(scored, block, n, components))
+            totals.samples += map(figures_of, scored)
+            totals.mismatches += mismatches_of(scored, evaluator.sampling)
+            totals.examples += scored[::n][: run.log_generations - len(totals.examples)]
+    return totals
+
+
+def job_problems(run: EvalJobConfig, components: Components) -> list[Problem]:
+    """Return the problems of the chosen split, as many as the settings allow."""
+    most = components.evaluator.settings.final_problems
+    return components.train_problems[:most] if run.split == "train" else components.final_problems
+
+
+def sample_block(
+    components: Components,
+    problems: Sequence[Problem],
+    log: ResponseLog,
+    progress: SamplingProgress,
+    console: Console,
+    totals: ResponseTotals,
+) -> list[Sample]:
+    """Return the samples, problem by problem; count tokens and seconds of those not yet in the log in `totals`."""
+    evaluator, left = components.evaluator, [p for p in problems if p.id not in log.samples]
+    n = evaluator.settings.samples
+
+    def finished(number: int, sample: Sample) -> None:
+        log.add(number, sample)
+        progress.add(sample)
+
+    began = time.monotonic()
+    try:
+        with console.wait("sampling", more=evaluator.rollouts.progress_text):
+            fresh = evaluator.rollouts.sample(left, evaluator.sampling, n, PURPOSE, finished) if left else []
+    except KeyboardInterrupt as stopped:
+        state = f"with {progress.answered} of {progress.wanted} responses kept"
+        raise type(stopped)(f"{stopped} {state}".strip()) from None
+    totals.seconds += time.monotonic() - began
+    totals.tokens += sum(s.length for s in fresh)
+    by_problem = {p.id: fresh[i * n : (i + 1) * n] for i, p in enumerate(left)}
+    return [s for p in problems for s in by_problem.get(p.id) or log.samples.pop(p.id)]
+
+
+def check_askable(problems: Sequence[Problem], where: str, key: str = "data") -> None:
+    """Refuse an empty split, and problems without a ground truth.
+
+    `key`: of the data's settings, `data` or `eval.data`.
+    """
+    if not problems:
+        raise DataError(f"{where} holds no problems: give data, or choose the other split")
+    without = [p.id for p in problems if not p.answer.strip()]
+    if without:
+        raise DataError(
+            f"{len(without)} of {len(problems)} problems in {where} have an empty ground truth ({few(without)}), so "
+            f"nothing can be graded there: complete or remove these rows, or say where it stands ({key}.gold)"
+        )
+
+
+def rows_of(samples: Sequence[Sample], problems: Sequence[Problem], n: int, components: Components) -> Iterator[Row]:
+    """Yield the rows of `responses.jsonl`; their log-probabilities are the model's own, at the sampling temperature."""
+    prompts = components.evaluator.prompts(samples[::n])
+    for place, sample in enumerate(samples):
+        measured = [round(log_prob, 4) for log_prob in sample.log_probs or []]
+        row = numbered_row(sample, problems[place // n], place % n)
+        yield row | {"prompt": prompts[place // n], "log_probs": measured}
+
+
+def conclude(records: RunWriter, components: Components, responses: Responses, more: dict[str, Any]) -> None:
+    """Write the metrics row and then the summary, which marks the job as complete."""
+    r = responses
+    metrics = r.metrics | {"eval/tokens_per_second": r.tokens_per_second}
+    records.metrics(Counters(eval_step=1, clock=records.clock).row() | metrics)
+    status, reason = r.verdict
+    summary = {
+        "status": status,
+        "reason": reason,
+        "accuracy": metrics["eval/accuracy"],
+        "accuracy_interval": [metrics["eval/accuracy_low"], metrics["eval/accuracy_high"]],
+        **more_accuracies(metrics, *components.evaluator.rewards),
+        **by_facts(r.samples, r.problems),
+        "length": metrics["eval/length"],
+        "truncated": metrics["eval/truncated"],
+        "tokens_per_second": round(r.tokens_per_second, 1),
+        **more,
+        "eval_problems": len(r.problems),
+        "data_sizes": components.sizes,
+        "problems_kept_from_before": r.finished_before,
+        "notices": r.notices,
+        "weights": r.weights,
+        **({"start": asdict(components.start)} if components.start else {}),
+        "protocol": r.protocol,
+        **time_summary(records.clock),
+        "seconds": round(r.seconds, 1),  # of sampling
+        "threads": torch.get_num_threads(),
+    }
+    records.summary(summary)
 
 
 def evaluate_model(run: EvaluateConfig, records: RunWriter, console: Console) -> float:

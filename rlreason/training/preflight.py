@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rlreason.config.data import GymConfig
-from rlreason.config.groups import WITHOUT_VLLM, GradingConfig, PromptConfig, as_eval
+from rlreason.config.groups import WITHOUT_VLLM, GradingConfig, as_eval
 from rlreason.config.leaves import needs, template_of
 from rlreason.config.run import RunConfig, judges
 from rlreason.data.prepare import Loaded, load_data
@@ -71,7 +71,12 @@ NOTE = "in: "  # of the note that records/console.py adds to an error: what it w
 def out_of_memory(run: RunConfig, error: BaseException) -> ResourceError | None:
     """Return the one-line error to end with; None if `error` is not about GPU memory."""
     causes = list(_causes(error))
-    if not any(_exhausts_gpu(cause) for cause in causes):
+    # A processor's MemoryError has its own message. The first is torch's class, without importing torch.
+    if not any(
+        type(cause).__name__ == "OutOfMemoryError"
+        or (isinstance(cause, EngineError | RuntimeError) and any(sign in str(cause) for sign in SIGNS))
+        for cause in causes
+    ):
         return None
     notes = [note for cause in causes for note in getattr(cause, "__notes__", []) if note.startswith(NOTE)]
     place = f" in {notes[0].removeprefix(NOTE)}" if notes else ""
@@ -89,13 +94,6 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
         seen.add(id(error))
         yield error
         error = error.__cause__ or error.__context__
-
-
-def _exhausts_gpu(error: BaseException) -> bool:
-    """Return whether a GPU's memory is exhausted. A processor's MemoryError has its own message."""
-    if type(error).__name__ == "OutOfMemoryError":  # torch's class, without importing torch
-        return True
-    return isinstance(error, EngineError | RuntimeError) and any(sign in str(error) for sign in SIGNS)
 
 
 RECORDS = 2**20  # bytes of config, metrics and curves, which every run writes
@@ -332,19 +330,14 @@ def broken_loss(run: RunConfig) -> str:
 
 def template_problems(run: RunConfig) -> list[str]:
     """Return errors in the prompts' templates."""
-    errors = [template_error(run.prompt)]
-    if run.eval.prompt is not None:
-        errors.append(as_eval("prompt", template_error(run.eval.prompt), run.eval.prompt))
-    return [error for error in errors if error]
-
-
-def template_error(prompt: PromptConfig) -> str:
-    """Say why the prompt's template cannot be used; "" if it can."""
-    try:
-        template_of(prompt.file)
-    except ConfigError as error:
-        return str(error)
-    return ""
+    errors = []
+    for prompt in (run.prompt, run.eval.prompt):
+        try:
+            if prompt is not None:
+                template_of(prompt.file)
+        except ConfigError as error:
+            errors.append(str(error) if prompt is run.prompt else as_eval("prompt", str(error), prompt))
+    return errors
 
 
 def missing_packages(run: RunConfig) -> list[str]:

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
@@ -55,23 +55,18 @@ class Ranks:
         self._lock = threading.RLock()
         self._orders = self._gloo("orders", FOREVER)
         self._objects = self._gloo("objects", self.limit)
-        self._same_kind()
-        self._tensors = self._objects if device.type == "cpu" else self._nccl()
+        kinds = self.all_gather(device.type)
+        if len(set(kinds)) > 1:  # they could not sum anything
+            without = ", ".join(str(rank) for rank, kind in enumerate(kinds) if kind != "cuda")
+            raise ConfigError(f"gpus={self.world}: no GPU is left for rank {without}: start as many ranks as GPUs")
+        self._tensors = self._objects
+        if device.type != "cpu":
+            options = dist.ProcessGroupNCCL.Options()
+            options._timeout = self.limit + NCCL_LATER  # it would end the process before our own, better message
+            self._tensors = dist.ProcessGroupNCCL(PrefixStore("tensors", store), rank, world, options)
 
     def _gloo(self, name: str, limit: timedelta) -> Any:
         return dist.ProcessGroupGloo(PrefixStore(name, self.store), self.rank, self.world, limit)
-
-    def _nccl(self) -> Any:
-        options = dist.ProcessGroupNCCL.Options()
-        options._timeout = self.limit + NCCL_LATER  # it would end the process before our own, better message
-        return dist.ProcessGroupNCCL(PrefixStore("tensors", self.store), self.rank, self.world, options)
-
-    def _same_kind(self) -> None:
-        """Raise `ConfigError` if some ranks have a GPU and others none: they could not sum anything."""
-        kinds = self.all_gather(self.device.type)
-        if len(set(kinds)) > 1:
-            without = ", ".join(str(rank) for rank, kind in enumerate(kinds) if kind != "cuda")
-            raise ConfigError(f"gpus={self.world}: no GPU is left for rank {without}: start as many ranks as GPUs")
 
     @contextmanager
     def together(self, name: str, *arguments: Any) -> Iterator[None]:
@@ -245,19 +240,17 @@ class Group:
         command = [sys.executable, "-m", "rlreason"]
         with log.open("ab") as out:
             for rank in range(1, world):
+                values = (rank, world, rank, world, ADDRESS, self.store.port)
+                of_rank = {name: str(value) for name, value in zip(NAMES, values, strict=True)}
+                environment = os.environ | of_rank | {OURS: str(self.store.port)}
                 self.children[rank] = subprocess.Popen(
-                    command, env=self._environment(rank), stdin=subprocess.DEVNULL, stdout=out, stderr=out
+                    command, env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=out
                 )
         self._start_watch()
 
     def _start_watch(self) -> None:
         if signals.owns_process():  # never end the process of a user's script or notebook
             threading.Thread(target=self._watch, name="ranks", daemon=True).start()
-
-    def _environment(self, rank: int) -> Mapping[str, str]:
-        values = (rank, self.world, rank, self.world, ADDRESS, self.store.port)
-        of_rank = {name: str(value) for name, value in zip(NAMES, values, strict=True)}
-        return os.environ | of_rank | {OURS: str(self.store.port)}
 
     def join(self, device: torch.device) -> Ranks:
         """Meet the others once they have loaded their libraries."""

@@ -6,7 +6,8 @@ import os
 import random
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cache
 from importlib.metadata import version
@@ -15,7 +16,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from filelock import FileLock
 from omegaconf import OmegaConf
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, uint8
 
 from rlreason.config.data import HabitsConfig
 from rlreason.config.groups import NAMED_REWARDS, PromptConfig
@@ -28,8 +33,8 @@ from rlreason.data.tasks import R1_ZERO_TRACE, PromptFormat, habit_trace
 from rlreason.errors import ConfigError
 from rlreason.grading import Grader
 from rlreason.model.policy import Policy
-from rlreason.model.tiny import SUFFIX, BrokenWeightsError, WeightCache, Weights, checksum, copy_weights, read_weights
 from rlreason.objectives.objective import LengthNormConfig, Objective
+from rlreason.runtime.text import first_line
 from rlreason.training.algorithms import sft_sample
 from rlreason.training.learner import Learner
 from rlreason.types import Problem
@@ -104,6 +109,106 @@ def warm_up(policy: Policy, lessons: Lessons, progress: Callable[[str], None] = 
     return loss
 
 
+Weights = dict[str, Tensor]
+MAX_BYTES = 200 * 2**20  # of all entries together: about a hundred models of the default size
+SUFFIX = ".safetensors"
+
+
+class BrokenWeightsError(Exception):
+    """A weights file whose content is not what was written."""
+
+
+def checksum(weights: Weights) -> str:
+    """Return 16 hex digits of names, types, shapes and every bit of the values."""
+    digest = hashlib.sha256()
+    for name in sorted(weights):
+        tensor = weights[name]
+        digest.update(f"{name}{tensor.dtype}{tuple(tensor.shape)}".encode())
+        digest.update(tensor.reshape(-1).view(uint8).numpy().tobytes())
+    return digest.hexdigest()[:16]
+
+
+def copy_weights(named: Iterable[tuple[str, Tensor]]) -> Weights:
+    """Copy the weights to main memory, without gradient."""
+    return {name: tensor.detach().cpu().clone().contiguous() for name, tensor in named}
+
+
+def write_weights(path: Path, weights: Weights, key: str) -> None:
+    """Write the weights with their key and checksum; `OSError` or `SafetensorError` if that fails.
+
+    They are written under another name and renamed, so that no reader sees half a file.
+    """
+    partial = path.with_name(path.name + ".partial")
+    save_file(weights, partial, metadata={"key": key, "checksum": checksum(weights)})
+    partial.chmod(0o644)  # safetensors makes them private, but a package or a shared folder is read by others
+    os.replace(partial, path)
+
+
+def read_weights(path: Path, key: str) -> Weights:
+    """Read the weights written under this key; `BrokenWeightsError` if the file holds anything else."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # no dict
+    except SafetensorError as error:
+        raise BrokenWeightsError(str(error)) from error
+    if metadata.get("key") != key or metadata.get("checksum") != checksum(weights):
+        raise BrokenWeightsError("its checksum or its key is another")
+    return weights
+
+
+@dataclass(frozen=True)
+class WeightCache:
+    """Cached weights in `folder`, up to `max_bytes` in all. A folder that cannot be written is a warning, not an error.
+
+    A process that makes an entry holds a lock on a file next to it; the system releases it when the process ends.
+    """
+
+    folder: Path
+    say: Callable[[str], None]  # prints a line
+    max_bytes: int = MAX_BYTES
+
+    def get(self, key: str, make: Callable[[], Weights]) -> tuple[Weights, bool]:
+        """Return (weights, whether they were cached). If two runs need the same entry at once, one makes it."""
+        path, made = self.folder / f"{key}{SUFFIX}", None
+        if (weights := self._read(path, key)) is not None:
+            return weights, True
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            with FileLock(path.with_suffix(".lock")):
+                if (weights := self._read(path, key)) is not None:  # made by the run we waited for
+                    return weights, True
+                made = make()
+                write_weights(path, made, key)
+                self._tidy(path)
+        except (OSError, SafetensorError) as error:
+            reason = getattr(error, "strerror", None) or first_line(error)
+            self.say(f"! model.cache: {self.folder} cannot be written ({reason}): this model is not kept")
+        return make() if made is None else made, False
+
+    def _read(self, path: Path, key: str) -> Weights | None:
+        try:
+            weights = read_weights(path, key)
+        except OSError:  # missing or unreadable
+            return None
+        except BrokenWeightsError as error:
+            self.say(f"! {path} is broken ({error}): it is made anew")
+            path.unlink(missing_ok=True)
+            return None
+        with suppress(OSError):  # a read-only folder
+            os.utime(path)  # those unused longest are removed first
+        return weights
+
+    def _tidy(self, newest: Path) -> None:
+        """Remove the entries unused longest until the rest fits in `max_bytes`."""
+        ages = sorted((path.stat().st_mtime, path) for path in self.folder.glob(f"*{SUFFIX}") if path != newest)
+        left = self.max_bytes - newest.stat().st_size
+        for _, path in reversed(ages):
+            left -= path.stat().st_size
+            if left < 0:
+                path.unlink(missing_ok=True)
+
+
 Recipe = dict[str, Any]
 SHIPPED = Path(__file__).resolve().parents[1] / "model" / "shipped"
 
@@ -158,7 +263,7 @@ def maker_of(tiny: TinyModelConfig, policy: Policy) -> dict[str, Any]:
 
 
 @cache
-def code_hash(modules: Sequence[str] = ("rlreason.training.warm_start", "rlreason.model.tiny")) -> str:
+def code_hash(modules: Sequence[str] = ("rlreason.training.warm_start",)) -> str:
     """Hash the sources of these modules and, recursively, of every module of this package that they import."""
     root, waiting, sources = Path(__file__).resolve().parents[2], list(modules), dict[str, str]()
     while waiting:

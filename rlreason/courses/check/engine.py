@@ -1,20 +1,22 @@
 """Try one function on all its cases, explain differences, and shrink the inputs that show them."""
 
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from rlreason.courses.check.calling import Yours
+from rlreason.courses.check.calling import Yours, answer_parts, fresh, gradient, tensor
 from rlreason.courses.check.subject import (
     Bug,
     CallCase,
     Fault,
+    Function,
     Inputs,
     Kind,
-    Knobs,
+    Mistake,
     NotWrittenError,
     Observed,
     Subject,
@@ -78,17 +80,17 @@ SECONDS, CALLS = 0.7, 120
 Pair = tuple[Observed, Observed]  # ours, the user's
 
 
-def shrunk(
-    subject: Subject, case: CallCase, pair: Pair, still_differs: Callable[[CallCase], Pair | None]
-) -> tuple[CallCase, Pair]:
+def shrunk(case: CallCase, pair: Pair, still_differs: Callable[[CallCase], Pair | None]) -> tuple[CallCase, Pair]:
     """Return the smallest case for which `still_differs` returns a pair, and that pair. Bounded in time and calls."""
     until, left = time.monotonic() + SECONDS, CALLS
     moved = True
     while moved:
         moved = False
-        for inputs in subject.smaller(case.inputs):
+        for inputs in _smaller(case.inputs):
             if left == 0 or time.monotonic() > until:
                 return case, pair
+            if "response_mask" in inputs and not bool(inputs["response_mask"].any(-1).all()):
+                continue  # handouts leave rows without tokens open
             left -= 1
             smaller = replace(case, inputs=inputs)
             try:
@@ -101,48 +103,103 @@ def shrunk(
     return case, pair
 
 
-def without(inputs: Inputs, names: Collection[str], places: Sequence[int], dim: int) -> Inputs:
-    """Remove places along a dimension of the tensors (or items of the lists) called `names`."""
-    out = dict(inputs)
-    for name in names:
-        value = inputs.get(name)
+def _without(inputs: Inputs, places: Sequence[int], dim: int) -> Inputs:
+    """Remove places along a dimension of all tensors that have it, and of all lists along the first."""
+    smaller = dict(inputs)
+    for name, value in inputs.items():
         if isinstance(value, Tensor) and value.ndim > dim and value.shape[dim] > 1:
-            out[name] = value.index_select(dim, torch.tensor([i for i in range(value.shape[dim]) if i not in places]))
+            rest = [i for i in range(value.shape[dim]) if i not in places]
+            smaller[name] = value.index_select(dim, torch.tensor(rest))
         elif isinstance(value, list) and dim == 0:
-            out[name] = [item for i, item in enumerate(value) if i not in places]
-    return out
+            smaller[name] = [item for i, item in enumerate(value) if i not in places]
+    return smaller
 
 
-def simpler_numbers(inputs: Inputs, names: Collection[str]) -> Iterator[Inputs]:
-    """Yield each tensor of numbers rounded to integers, to halves, to one decimal."""
-    for name in names:
-        value = inputs.get(name)
-        if isinstance(value, Tensor) and value.is_floating_point():
-            for step in (1.0, 2.0, 10.0):
-                rounded = (value * step).round() / step
-                if not torch.equal(rounded, value):
-                    yield {**inputs, name: rounded}
-                else:
-                    break
-        elif isinstance(value, float):
-            for rounded_number in (float(round(value)), round(value, 1)):
-                if rounded_number not in (value, 0.0):
-                    yield {**inputs, name: rounded_number}
+def _smaller(inputs: Inputs) -> Iterator[Inputs]:
+    """Yield the inputs without a group of rows, without a column, with smaller groups, with one simpler value."""
+    group = inputs.get("group_size", 1)
+    sizes = [value.shape for value in inputs.values() if isinstance(value, Tensor)]
+    sizes += [(len(value),) for value in inputs.values() if isinstance(value, list)]
+    n_rows = max(size[0] for size in sizes)
+    if n_rows > group:
+        for first in range(n_rows - group, -1, -group):
+            yield _without(inputs, range(first, first + group), 0)
+    for dim, fewest in ((1, 1), (2, 2)):
+        length = max((size[dim] for size in sizes if len(size) > dim), default=0)
+        for place in range(length - 1, -1, -1):
+            if length > fewest:
+                yield _without(inputs, [place], dim)
+    if group > 2 and n_rows % group == 0:
+        yield {**_without(inputs, range(group - 1, n_rows, group), 0), "group_size": group - 1}
+    for name, value in inputs.items():
+        for simple in _simpler(value):
+            yield {**inputs, name: simple}
 
 
-def smaller_tensors(
-    inputs: Inputs, rows: Collection[str], columns: Collection[str], numbers: Collection[str], group: int = 1
-) -> Iterator[Inputs]:
-    """Yield inputs without a group of rows, without a column, with simpler numbers: one change at a time."""
-    n_rows = next((len(inputs[name]) for name in rows if inputs.get(name) is not None), 0)
-    for first in range(n_rows - group, -1, -group):
-        if n_rows > group:
-            yield without(inputs, rows, range(first, first + group), 0)
-    n_columns = next((inputs[n].shape[1] for n in columns if isinstance(inputs.get(n), Tensor)), 0)
-    for column in range(n_columns - 1, -1, -1):
-        if n_columns > 1:
-            yield without(inputs, columns, [column], 1)
-    yield from simpler_numbers(inputs, numbers)
+def _simpler(value: Any) -> Iterator[Any]:
+    """Yield rounded numbers, and lists with one shorter text."""
+    if isinstance(value, Tensor) and value.is_floating_point():
+        for step in (1.0, 2.0, 10.0):
+            rounded = (value * step).round() / step
+            if torch.equal(rounded, value):
+                break
+            yield rounded
+    elif isinstance(value, float):
+        yield from (number for number in (float(round(value)), round(value, 1)) if number not in (value, 0.0))
+    elif isinstance(value, list):
+        for place, text in enumerate(value):
+            head, bar, tail = text.partition("|")  # the texts of rewards are a0.5|t1
+            shorter = [text.split(" ", 1)[1]] if " " in text else []
+            if bar and head not in ("a0", "a1"):
+                shorter = [f"a0|{tail}", f"a1|{tail}"]
+            for simple in shorter:
+                yield [*value[:place], simple, *value[place + 1 :]]
+
+
+LEAVES = ("policy_log_probs", "per_token_policy_gradient_loss", "tensor")  # inputs whose gradient is observed
+
+
+def observe(subject: Subject, function: Function, inputs: Inputs) -> Observed:
+    """Return the results of a call, and the gradient of its leaf; `Fault` if it returns something else."""
+    leaves = [name for name in LEAVES if name in inputs]
+    call = fresh(inputs, *leaves)
+    results = _results(subject, function(**call), inputs)
+    observed = {name: tensor(value, name, subject.scalar) for name, value in results.items()}
+    name, value = next(iter(results.items()))
+    if subject.calls_backward:
+        leaf = call[leaves[0]]
+        observed[f"gradient of {leaves[0]}"] = _grad(leaf)
+        function(**call)
+        observed["gradient after a second call"] = _grad(leaf)
+    elif "model" in inputs:
+        weight = inputs["model"].get_output_embeddings().weight
+        observed["gradient of the model's weights"] = gradient(value, weight)
+    elif leaves and isinstance(value, Tensor) and not bool(observed[name].isnan().any()):
+        mask = inputs.get("response_mask")  # what a loss is elsewhere is left open
+        if mask is None or mask.shape != value.shape:
+            mask = torch.ones_like(value)
+        observed[name] = observed[name].where(mask.bool(), 0.0)
+        observed[f"gradient of {leaves[0]}"] = gradient(value, call[leaves[0]], mask)
+    return subject.view(observed, inputs)
+
+
+def _grad(leaf: Tensor) -> Tensor:
+    return torch.zeros_like(leaf) if leaf.grad is None else leaf.grad.clone()
+
+
+def _results(subject: Subject, answer: Any, inputs: Inputs) -> dict[str, Any]:
+    """Return the results of an answer by name, without the metadata."""
+    if isinstance(subject.returns, str):
+        return {subject.returns: answer}
+    if isinstance(subject.returns, tuple):
+        parts = zip(subject.returns, answer_parts(answer, subject.returns), strict=True)
+        return dict(reversed([(name, part) for name, part in parts if name != "metadata"]))  # rewards before advantages
+    names = [name for name in subject.returns if name != "token_entropy" or inputs["return_token_entropy"]]
+    if hasattr(answer, "keys") and set(names) <= set(answer.keys()):
+        return {name: answer[name] for name in names}
+    got = list(answer.keys()) if hasattr(answer, "keys") else type(answer).__name__
+    kind = Kind("it returns something else than the handout asks for", "the dictionary that is returned")
+    raise Fault(kind, str(got), f"a dictionary with {', '.join(names)}")
 
 
 def examine(subject: Subject, yours: Yours) -> list[Bug]:
@@ -180,11 +237,11 @@ class _Trial:
 
     def __init__(self, subject: Subject, yours: Yours, case: CallCase) -> None:
         self.case = case
-        self.ours = subject.observe(subject.ours, case.inputs)
+        self.ours = observe(subject, subject.ours, case.inputs)
         self.fault: Fault | None = None
         self.yours: Observed = {}
         try:
-            self.yours = subject.observe(yours, case.inputs)
+            self.yours = observe(subject, yours, case.inputs)
         except Fault as fault:
             self.fault = fault
         self.differs = self.fault is not None or (
@@ -211,13 +268,12 @@ def _explained(subject: Subject, yours: Yours, comparable: list[_Trial], differi
     again = _Trial(subject, yours, differing[0].case)
     if again.fault is None and first_difference(again.yours, differing[0].yours) is not None:
         return _example(subject, yours, differing[0], _RANDOM, None)
-    knobs = _known_mistake(subject, sorted(comparable, key=lambda trial: not trial.differs))
-    if knobs:
-        ((knob, value),) = knobs.items()
-        return _example(subject, yours, differing[0], subject.knobs[knob][value], knobs)
+    mistake = _known_mistake(subject, sorted(comparable, key=lambda trial: not trial.differs))
+    if mistake is not None:
+        return _example(subject, yours, differing[0], mistake.kind, mistake)
     for hint in subject.hints:
         try:
-            kind = hint(yours)
+            kind = hint(yours, {trial.case.about for trial in differing})
         except Exception:  # the function may refuse what a hint tries, or answer with other shapes
             continue
         if kind is not None:
@@ -225,30 +281,29 @@ def _explained(subject: Subject, yours: Yours, comparable: list[_Trial], differi
     return _example(subject, yours, differing[0], _generic(differing), None)
 
 
-def _known_mistake(subject: Subject, trials: list[_Trial]) -> Knobs | None:
+def _known_mistake(subject: Subject, trials: list[_Trial]) -> Mistake | None:
     """Return the known mistake that gives the user's results on every trial, or None."""
-    for knob, values in subject.knobs.items() if subject.wrong else ():
-        for value in values:
-            if all(_reproduces(subject, t.case, t.yours, {knob: value}) for t in trials):
-                return {knob: value}
+    for mistake in subject.mistakes:
+        if all(_reproduces(subject, t.case, t.yours, mistake) for t in trials):
+            return mistake
     return None
 
 
-def _reproduces(subject: Subject, case: CallCase, yours: Observed, knobs: Knobs) -> bool:
+def _reproduces(subject: Subject, case: CallCase, yours: Observed, mistake: Mistake) -> bool:
     """Return whether the function with this mistake gives the user's results."""
     try:
-        guess = subject.observe(subject.wrong_function(knobs), case.inputs)
+        guess = observe(subject, subject.wrong_function(mistake), case.inputs)
     except Exception:  # a mistake may make nonsense of some case
         return False
     return guess.keys() == yours.keys() and first_difference(guess, yours) is None
 
 
-def _example(subject: Subject, yours: Yours, trial: _Trial, kind: Kind, knobs: Knobs | None) -> Bug:
+def _example(subject: Subject, yours: Yours, trial: _Trial, kind: Kind, mistake: Mistake | None) -> Bug:
     """Return the bug with the smallest inputs that still show it."""
 
     def still_differs(case: CallCase) -> Pair | None:
         try:
-            ours, got = subject.observe(subject.ours, case.inputs), subject.observe(yours, case.inputs)
+            ours, got = observe(subject, subject.ours, case.inputs), observe(subject, yours, case.inputs)
         except Fault:
             return None
         if not clearly_apart(got, ours) or subject.alike(got, case.inputs) or not _same_finiteness(got, trial.yours):
@@ -257,9 +312,9 @@ def _example(subject: Subject, yours: Yours, trial: _Trial, kind: Kind, knobs: K
             has_nonfinite(v) for v in trial.ours.values()
         ):
             return None
-        return (ours, got) if knobs is None or _reproduces(subject, case, got, knobs) else None
+        return (ours, got) if mistake is None or _reproduces(subject, case, got, mistake) else None
 
-    case, (ours, got) = shrunk(subject, trial.case, (trial.ours, trial.yours), still_differs)
+    case, (ours, got) = shrunk(trial.case, (trial.ours, trial.yours), still_differs)
     name = first_difference(got, ours) or next(iter(ours))
     result = f"{name} {short_text(got[name])}" if name in got else f"no {name}"
     right = f"{name} {short_text(ours[name])}"
@@ -318,12 +373,12 @@ def _bug_of_fault(subject: Subject, yours: Yours, trial: _Trial, always: bool) -
 
     def still_fails(case: CallCase) -> Pair | None:
         try:
-            subject.observe(yours, case.inputs)
+            observe(subject, yours, case.inputs)
         except Fault as other:
             alike = other.kind == fault.kind and other.yours.partition(":")[0] == fault.yours.partition(":")[0]
             return ({}, {}) if alike else None
         return None
 
-    case, _ = shrunk(subject, trial.case, ({}, {}), still_fails)
+    case, _ = shrunk(trial.case, ({}, {}), still_fails)
     note = "" if always else f"not always: with {trial.case.about or 'these inputs'}"
     return Bug(subject.name, *fault.kind, inputs_as_text(case.inputs), fault.yours, fault.ours or "an answer", note)

@@ -21,8 +21,16 @@ from rlreason.courses.check.loop_gradients import (
 from rlreason.courses.check.loop_recording import RecordedSample, RecordedUpdate, find
 from rlreason.courses.check.loop_session import SCENARIOS, Scenario, Session
 from rlreason.courses.check.loop_weights import findings_of_weights, right_weights
-from rlreason.courses.check.runner import TimeUpError
-from rlreason.courses.check.subject import LOOP, Bug, Finding, Kind, NotWrittenError, short_text, their_error
+from rlreason.courses.check.subject import (
+    LOOP,
+    Bug,
+    Finding,
+    Kind,
+    NotWrittenError,
+    TimeUpError,
+    short_text,
+    their_error,
+)
 
 _LEARNED = "how the rows for the forward pass are built from what was sampled"
 _SAMPLING = "the call of generate"
@@ -51,7 +59,7 @@ def _try_scenario(
     run = {"scenario": scenario.about}
     failure: Finding | None = None
     try:
-        session.run(function)
+        session.metrics = function(**session.arguments(function))
     except TimeUpError:
         raise
     except BaseException as error:  # also SystemExit: it is the user's loop
@@ -62,7 +70,7 @@ def _try_scenario(
         if isinstance(error, NotImplementedError) and not session.updates:
             unwritten.append(failure.bug(LOOP, run))
             return []
-    session.leave_out_evaluations()
+    session.samples, session.calls = session.training(), session.training_calls()
     if failure is None and not session.calls and not session.updates and session.metrics is None:
         if not scenario.open:
             unwritten.append(Finding(_NOT_SAMPLED).bug(LOOP, run))
@@ -214,10 +222,6 @@ def _temperature(wrong: Sequence[RecordedUpdate]) -> Iterator[Finding]:
                 name = "temperature applied twice or upside down where log-probabilities are computed"
             kind = Kind(name, "where log-probabilities are computed from logits")
             yield Finding(kind, f"log-probabilities at temperature {seen:g}", f"at temperature {t:g}")
-        elif update.label_shift:
-            tokens = {-1: "their own token again, not the next one", 1: "the token after the next one"}
-            name = f"shifted by one: positions learn {tokens.get(update.label_shift, 'a token further off')}"
-            yield Finding(Kind(name, "slices of logits and labels where log-probabilities are gathered"))
         else:
             name = "the gradient is not that of the sampled tokens' log-probabilities"
             where = "labels and shifts where log-probabilities are gathered, and what is added to the loss"
@@ -227,7 +231,8 @@ def _temperature(wrong: Sequence[RecordedUpdate]) -> Iterator[Finding]:
 
 def _in_optimizer(session: Session) -> Iterator[Finding]:
     """Find weights that something else than the given optimizer changed."""
-    if session.updates or not session.has_moved():
+    pairs = zip(session.model.parameters(), session.start, strict=True)
+    if session.updates or not any(bool((now != start).any()) for now, start in pairs):
         return
     kind = "the optimizer that is handed in never steps, though the weights change: the loop makes one of its own"
     where = "lines that make an optimizer, such as torch.optim.AdamW(...): use the argument `optimizer` there"
@@ -353,10 +358,7 @@ def _in_counts(session: Session) -> Iterator[Finding]:
         return
     steps, taken = _right_steps(session), len(session.updates)
     if taken != steps:
-        name = "the number of optimizer steps is wrong"
-        if taken >= steps * session.settings.gradient_accumulation_steps > steps:
-            name = "the optimizer steps after each micro-batch: gradients are not accumulated"
-        yield Finding(Kind(name, _STEPS), f"{taken} steps", f"{steps} steps")
+        yield Finding(Kind("the number of optimizer steps is wrong", _STEPS), f"{taken} steps", f"{steps} steps")
 
 
 def _has_advantage(sample: RecordedSample, samples: list[RecordedSample]) -> bool:

@@ -16,10 +16,9 @@ from typing import Any
 
 import torch
 
-from rlreason.courses.check.inputs import small_model, story_tokenizer
+from rlreason.courses.check.calling import small_model, story_tokenizer
 from rlreason.courses.check.loop_gradients import has_right_gradient, with_gradients
 from rlreason.courses.check.loop_recording import (
-    LogitGradients,
     LoopOptions,
     RecordedSample,
     RecordedSGD,
@@ -121,12 +120,6 @@ def reward(text: str, truth: str) -> float:
     return (total % 97) / 48
 
 
-def reward_parts(text: str, truth: str) -> dict[str, float]:
-    """Return the reward with its parts, which differ from it and from one another."""
-    parts = {"format_reward": reward(text, "format"), "answer_reward": reward(truth, text)}
-    return {"reward": reward(text, truth), **parts}
-
-
 class Session:
     """The arguments of a loop, which record their use."""
 
@@ -151,18 +144,6 @@ class Session:
         self.metrics: Any = None
         self.at_epoch: dict[int, torch.Tensor] = {}  # sample number -> log-probabilities when its epoch began
 
-    def run(self, function: Callable[..., Any]) -> None:
-        """Call the loop, and keep the metrics that it returns."""
-        self.metrics = function(**self.arguments(function))
-
-    def leave_out_evaluations(self) -> None:
-        """Keep only the samples and calls that are not of an evaluation."""
-        self.samples, self.calls = self.training(), self.training_calls()
-
-    def has_moved(self) -> bool:
-        """Return whether the policy's weights have changed."""
-        return any(bool((p != q).any()) for p, q in zip(self.model.parameters(), self.start, strict=True))
-
     def arguments(self, function: Callable[..., Any]) -> dict[str, Any]:
         """Return the arguments of the loop: the seven parts, and those settings that it takes."""
         parts = {
@@ -184,8 +165,9 @@ class Session:
         return self._reward(str(response), str(ground_truth))
 
     def _reward(self, text: str, truth: str) -> dict[str, float]:
-        parts = reward_parts(text, truth)
-        return parts | {"reward": 1.0} if truth in self.flat.values() else parts
+        """Return the reward with its parts, which differ from it and from one another."""
+        total = 1.0 if truth in self.flat.values() else reward(text, truth)
+        return {"reward": total, "format_reward": reward(text, "format"), "answer_reward": reward(truth, text)}
 
     def generate(
         self,
@@ -225,7 +207,8 @@ class Session:
         for attempt in range(20):
             sample = self._draw(prompt, Random(seed or f"{len(self.samples)}/{attempt}"), max_tokens)
             others = [s.token_ids for s in self.samples if (s.place, s.round) == (sample.place, sample.round)]
-            if seed or not any(_equal_but_end(ids, sample.token_ids) for ids in others):
+            shorter = [max(1, min(len(ids), len(sample.token_ids)) - 1) for ids in others]
+            if seed or all(ids[:n] != sample.token_ids[:n] for ids, n in zip(others, shorter, strict=True)):
                 break
         return sample
 
@@ -284,38 +267,19 @@ class Session:
         taken = sum(u.rollout[:1] == rollout[:1] for u in self.updates)
         return taken % -(-len(rollout) // self.settings.train_batch_size)
 
-    def _refreshed(self, rollout: list[RecordedSample], samples: list[RecordedSample], width: int) -> torch.Tensor:
-        """Return log-probabilities of an update's samples when its pass over the rollout began."""
-        if self._batch_index(rollout) == 0:
-            rows = scored(self.model, rollout, self.settings.sampling_temperature, width)[0].detach()
-            self.at_epoch = {s.number: row for s, row in zip(rollout, rows, strict=True)}
-        return torch.stack([self.at_epoch[s.number] for s in samples])
-
-    def _take_in_order(self, seen: LogitGradients, rollout: list[RecordedSample]) -> None:
-        """Without logits, as in packed rows, take the next train batch of the rollout if the samples are not one."""
-        size = self.settings.train_batch_size
-        if len(seen.samples) != size:
-            first = self._batch_index(rollout) * size
-            seen.samples = rollout[first : first + size]
-        seen.micro, seen.outside, seen.strangers = [list(range(len(seen.samples)))], {}, []
-
-    def _with_gradients(self, update: RecordedUpdate) -> None:
-        """Fill in the gradients; if they are wrong, with one group for a question that was asked twice."""
-        with_gradients(update, self.model, self.settings.max_grad_norm, self.before)
-        if any(s.prompt >= AGAIN for s in update.rollout) and not has_right_gradient(update):
-            update.merged = True
-            with_gradients(update, self.model, self.settings.max_grad_norm, self.before)
-            update.unclear = not has_right_gradient(update)
-
     def _step(self) -> None:
         """Record an optimizer step."""
         rollout, o = self.rollout(), self.objective()
         width = max((len(s.token_ids) for s in rollout), default=1)
         forwards = [f for f in self.recorder.forwards if f.backward]
         seen = read_logit_gradients(forwards, rollout, width, o.temperature)
-        if seen.weights is None and forwards:
-            self._take_in_order(seen, rollout)
-        n, size = len(seen.samples), self.settings.train_batch_size
+        size = self.settings.train_batch_size
+        if seen.weights is None and forwards:  # as in packed rows: take the next train batch
+            if len(seen.samples) != size:
+                first = self._batch_index(rollout) * size
+                seen.samples = rollout[first : first + size]
+            seen.micro, seen.outside, seen.strangers = [list(range(len(seen.samples)))], {}, []
+        n = len(seen.samples)
         update = RecordedUpdate(
             **vars(seen),
             options=o,
@@ -333,14 +297,16 @@ class Session:
                 log_probs, logits = scored(self.model, update.samples, o.temperature, width)
                 update.log_probs = log_probs.detach()
                 update.other_context = has_other_context(forwards, update.samples, logits.detach())
-                update.refreshed = self._refreshed(rollout, update.samples, width)
+                if self._batch_index(rollout) == 0:  # a pass over the rollout begins
+                    rows = scored(self.model, rollout, o.temperature, width)[0].detach()
+                    self.at_epoch = {s.number: row for s, row in zip(rollout, rows, strict=True)}
+                update.refreshed = torch.stack([self.at_epoch[s.number] for s in update.samples])
                 update.earlier = [s for s in self.samples if s not in rollout]
-                self._with_gradients(update)
+                limit = self.settings.max_grad_norm
+                with_gradients(update, self.model, limit, self.before)
+                if any(s.prompt >= AGAIN for s in rollout) and not has_right_gradient(update):
+                    update.merged = True  # one group for a question that was asked twice
+                    with_gradients(update, self.model, limit, self.before)
+                    update.unclear = not has_right_gradient(update)
         self.before = [torch.zeros_like(p) if p.grad is None else p.grad.clone() for p in self.model.parameters()]
         self.updates.append(update)
-
-
-def _equal_but_end(a: list[int], b: list[int]) -> bool:
-    """Return whether two responses are equal up to the last token of the shorter one."""
-    n = max(1, min(len(a), len(b)) - 1)
-    return a[:n] == b[:n]

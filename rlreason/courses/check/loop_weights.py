@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -11,16 +12,25 @@ from torch import Tensor
 from rlreason.courses.check.engine import has_nonfinite, multiple
 from rlreason.courses.check.loop_recording import RecordedSample, RecordedUpdate
 from rlreason.courses.check.mistakes import (
-    ADVANTAGE_KNOBS,
-    AGGREGATION_KNOBS,
-    LOSS_KNOBS,
-    KnobKinds,
+    ADVANTAGE_MISTAKES,
+    BATCH_MISTAKES,
+    CLIP_MISTAKES,
+    CONSTANT_MISTAKES,
+    METHOD_MISTAKES,
+    RATIO_MISTAKES,
+    RESPONSE_MASK_MISTAKES,
+    ROW_MISTAKES,
+    SEQUENCE_MISTAKES,
+    SIGN_MISTAKES,
+    TOKEN_ADVANTAGE_MISTAKES,
+    WEIGHT_MISTAKES,
+    AdvantageOptions,
     LossInputs,
     wrong_advantages,
     wrong_average,
     wrong_token_loss,
 )
-from rlreason.courses.check.subject import Finding, Kind, Knobs, short_text
+from rlreason.courses.check.subject import Finding, Kind, Mistake, known, short_text
 from rlreason.objectives.advantages import compute_group_advantages
 from rlreason.objectives.aggregation import aggregate_loss
 from rlreason.objectives.losses import LOSSES
@@ -62,139 +72,113 @@ def _advantages_by_group(update: RecordedUpdate, rewards: Tensor, groups: Sequen
     return advantages[torch.tensor(update.places())]
 
 
-_LOOP_KNOBS: KnobKinds = {
-    "micro": {
-        "summed": Kind(
-            "responses are summed, not averaged: their number divides nowhere",
-            "what the sum over responses is divided by",
-        ),
-        "live": Kind(
-            "responses to questions whose rewards are all equal are dropped, and the mean is taken over fewer",
-            "what is done with groups of equal rewards: they count in the mean, with advantage 0",
-        ),
-        "not_divided": Kind(
-            "micro-batches are added up without dividing: the gradient grows with their number",
-            "where gradient_accumulation_steps divides the loss",
-        ),
-        "twice": Kind("the loss is divided by the number of micro-batches twice", "where the loss is divided"),
-        "unequal": Kind(
-            "a micro-batch weighs the same however many rows it has: a smaller one counts too much",
-            "what the loss of a micro-batch is divided by, or multiplied with",
-        ),
-        "last": Kind("only the last micro-batch is learned from", "where gradients are cleared"),
-        "by_setting": Kind(
-            "the loss is divided by gradient_accumulation_steps though there are fewer or more micro-batches",
-            "where the loss is divided",
-        ),
-        "share_of_constant": Kind(
-            "the loss of a constant normaliser is divided by the micro-batches besides",
-            "where the loss is divided",
-        ),
-    },
-    "old": {
-        "refreshed": Kind(
-            "old log-probabilities are computed again in each epoch, not once with the samples",
-            "where old log-probabilities are computed: in which loop",
-        ),
-        "untempered": Kind(
-            "old log-probabilities are taken at temperature 1, new ones at the sampling temperature",
-            "where old log-probabilities are computed",
-        ),
-    },
-    "order": {
-        "as_sampled": Kind(
-            "groups mix questions: neighbours in the list of samples are taken for a group",
-            "the order of repeated prompts, and the reshape or loop that forms the groups",
-        ),
-        "of_update": Kind(
-            "groups mix questions: groups are formed within a shuffled or cut train batch",
-            "where advantages are computed: before or after the batch is cut",
-        ),
-        "by_truth": Kind(
-            "groups mix questions: those that have the same ground truth are taken for one group",
-            "how responses are gathered into groups: by their question, never by its ground truth",
-        ),
-    },
-    "part": {
-        "answer_reward": Kind("answer_reward is taken where the total, reward, is asked for", "the use of reward_fn"),
-        "format_reward": Kind("format_reward is taken where the total, reward, is asked for", "the use of reward_fn"),
-        "binary": Kind("rewards are turned into 0 and 1", "what is done with the rewards"),
-    },
-}
-KNOBS: KnobKinds = {
-    "ratio": LOSS_KNOBS["ratio"],
-    **_LOOP_KNOBS,
-    **ADVANTAGE_KNOBS,
-    **{name: LOSS_KNOBS[name] for name in ("sign", "pick", "bounds", "advantage", "weight", "sequence")},
-    "method": LOSS_KNOBS["method"],
-    "mask": {name: AGGREGATION_KNOBS["mask"][name] for name in ("late", "early", "no_first", "no_last")},
-    "rows": {
-        **AGGREGATION_KNOBS["rows"],
-        "width": Kind(
-            "sums over tokens are divided by the padded width or sampling_max_tokens, not by the response's own tokens",
-            "what the sum over a response's tokens is divided by",
-        ),
-    },
-    **{name: AGGREGATION_KNOBS[name] for name in ("batch", "constant")},
-}
+_DIVIDED = "where the loss is divided"
+_OLD = "where old log-probabilities are computed"
+#: Steps: share (number of rows, update) -> the weight of a micro-batch, constant share the same of a constant
+#: normaliser; micro the micro-batches; old, order and reward as they are named.
+LOOP_MISTAKES = (
+    *known("share", "what the sum over responses is divided by",
+           ("responses are summed, not averaged: their number divides nowhere", lambda n, u: n)),
+    *known("share", "what is done with groups of equal rewards: they count in the mean, with advantage 0",
+           ("responses to questions whose rewards are all equal are dropped, and the mean is taken over fewer",
+            lambda n, u: n / len(u.samples))),
+    *known("share", "where gradient_accumulation_steps divides the loss",
+           ("micro-batches are added up without dividing: the gradient grows with their number", lambda n, u: 1)),
+    *known("share", _DIVIDED, ("the loss is divided by the number of micro-batches twice",
+                               lambda n, u: n / u.size / len(u.micro))),
+    *known("share", "what the loss of a micro-batch is divided by, or multiplied with",
+           ("a micro-batch weighs the same however many rows it has: a smaller one counts too much",
+            lambda n, u: 1 / len(u.micro))),
+    *known("micro", "where gradients are cleared",
+           ("only the last micro-batch is learned from", lambda micro: micro[-1:])),
+    *known("share", _DIVIDED,
+           ("the loss is divided by gradient_accumulation_steps though there are fewer or more micro-batches",
+            lambda n, u: 1 / u.accumulation)),
+    *known("constant share", _DIVIDED,
+           ("the loss of a constant normaliser is divided by the micro-batches besides",
+            lambda n, u: 1 / len(u.micro))),
+    *known("old", f"{_OLD}: in which loop",
+           ("old log-probabilities are computed again in each epoch, not once with the samples",
+            lambda u: u.old("refreshed"))),
+    *known("old", _OLD, ("old log-probabilities are taken at temperature 1, new ones at the sampling temperature",
+                         lambda u: u.old("untempered"))),
+    *known("order", "the order of repeated prompts, and the reshape or loop that forms the groups",
+           ("groups mix questions: neighbours in the list of samples are taken for a group", lambda u: u.rollout)),
+    *known("order", "where advantages are computed: before or after the batch is cut",
+           ("groups mix questions: groups are formed within a shuffled or cut train batch", lambda u: u.samples)),
+    *known("truth", "how responses are gathered into groups: by their question, never by its ground truth",
+           ("groups mix questions: those that have the same ground truth are taken for one group", lambda: True)),
+    *known("reward", "the use of reward_fn",
+        ("answer_reward is taken where the total, reward, is asked for",
+         lambda s: s.parts.get("answer_reward", s.reward)),
+        ("format_reward is taken where the total, reward, is asked for",
+         lambda s: s.parts.get("format_reward", s.reward)),
+    ),
+    *known("reward", "what is done with the rewards",
+           ("rewards are turned into 0 and 1", lambda s: float(s.reward > 0))),
+)  # fmt: skip
+_WIDTH = Kind(
+    "sums over tokens are divided by the padded width or sampling_max_tokens, not by the response's own tokens",
+    "what the sum over a response's tokens is divided by",
+)
+MISTAKES = (
+    *RATIO_MISTAKES,
+    *LOOP_MISTAKES,
+    *ADVANTAGE_MISTAKES,
+    *SIGN_MISTAKES,
+    *CLIP_MISTAKES,
+    *TOKEN_ADVANTAGE_MISTAKES,
+    *WEIGHT_MISTAKES,
+    *SEQUENCE_MISTAKES,
+    *METHOD_MISTAKES,
+    *RESPONSE_MASK_MISTAKES,
+    *(replace(m, kind=_WIDTH) if "padded width" in m.kind.name else m for m in ROW_MISTAKES),
+    *BATCH_MISTAKES,
+    *CONSTANT_MISTAKES,
+)
 
 
-def wrong_weights(update: RecordedUpdate, k: Knobs) -> Tensor:
-    """Return d loss / d log-probability (n, width), with the mistakes of `k`."""
-    o, how, micro = update.options, update.options.length_norm, k.get("micro", "")
-    if micro not in ("", "not_divided", "last") and (how == "constant") != (micro == "share_of_constant"):
-        raise ValueError("a mistake of the other normaliser")
-    a = wrong_update_advantages(update, k)[:, None]
-    if k.get("advantage") == "other_input":
-        a = _rewards(update.samples, k)[:, None]
+_EPS_DROPPED = next(m for m in ADVANTAGE_MISTAKES if m.kind.name.startswith("advantage_eps is dropped"))
+
+
+def wrong_weights(update: RecordedUpdate, m: Mistake) -> Tensor:
+    """Return d loss / d log-probability (n, width), with one mistake."""
+    o, how = update.options, update.options.length_norm
+    a = m.at("input", lambda right, other: right)(wrong_update_advantages(update, m), _rewards(update.samples, m))
     leaf, mask = update.log_probs.detach().requires_grad_(), update.mask
-    old = update.old(k.get("old", "")).where(mask, update.log_probs)  # after its end, a response has no ratio
-    n_micro = len(update.micro)
+    old = m.at("old", lambda update: update.old())(update).where(mask, update.log_probs)  # after its end: no ratio
+    share = m.at("constant share", lambda n, update: 1.0)
+    if how == "sequence":
+        share = m.at("share", lambda n, update: n / update.size)
     total = torch.zeros(())
-    for rows in update.micro[-1:] if micro == "last" else update.micro:
-        loss = wrong_token_loss(LossInputs(o.method, a[rows], leaf[rows], old[rows], o.cliprange, mask[rows]), k)
-        part = wrong_average(loss, mask[rows], how, o.constant, k)
-        share = len(rows) / update.size if how == "sequence" else 1.0
-        share = {
-            "not_divided": 1.0,
-            "twice": share / n_micro,
-            "unequal": 1 / n_micro,
-            "live": len(rows) / len(update.samples),
-            "summed": float(len(rows)),
-            "by_setting": 1 / update.accumulation,
-            "share_of_constant": 1 / n_micro,
-        }.get(micro, share)
-        total = total + share * part
+    for rows in m.at("micro", lambda micro: micro)(update.micro):
+        inputs = LossInputs(o.method, a[rows, None], leaf[rows], old[rows], o.cliprange, mask[rows])
+        part = wrong_average(wrong_token_loss(inputs, m), mask[rows], how, o.constant, m)
+        total = total + share(len(rows), update) * part
     return torch.autograd.grad(total, leaf)[0] * mask
 
 
-def _rewards(samples: Sequence[RecordedSample], k: Knobs) -> Tensor:
+def _rewards(samples: Sequence[RecordedSample], m: Mistake) -> Tensor:
     """Return the rewards (n,), or what is mistaken for them."""
-    part = k.get("part", "")
-    if part == "binary":
-        return torch.tensor([float(s.reward > 0) for s in samples])
-    return torch.tensor([s.parts.get(part, s.reward) for s in samples])
+    return torch.tensor([m.at("reward", lambda s: s.reward)(s) for s in samples])
 
 
-def wrong_update_advantages(update: RecordedUpdate, k: Knobs) -> Tensor:
-    """Return the advantages (n,) of the update's samples, with the mistakes of `k`."""
-    o, order = update.options, k.get("order", "")
-    if order == "by_truth":
+def wrong_update_advantages(update: RecordedUpdate, m: Mistake) -> Tensor:
+    """Return the advantages (n,) of the update's samples, with one mistake."""
+    o = update.options
+    if m.step == "truth":
         truths = [s.truth for s in update.rollout]
         if len(set(truths)) == len({update.group(s) for s in update.rollout}):
             raise ValueError("no two questions have the same ground truth")
-        return _advantages_by_group(update, _rewards(update.rollout, k), [truths.index(truth) for truth in truths])
-    members = update.samples if order == "of_update" else update.rollout
-    number = {s.number: i for i, s in enumerate(members)}
-    by_group = not (order or k.get("after") or k.get("groups"))
-    ranked = sorted(members, key=update.group) if by_group else list(members)
+        return _advantages_by_group(update, _rewards(update.rollout, m), [truths.index(truth) for truth in truths])
+    by_group = sorted(update.rollout, key=update.group) if m.step != "batch" else update.rollout
+    ranked = m.at("order", lambda update: by_group)(update)
     size = max(Counter(update.group(s) for s in update.rollout).values())
     if len(ranked) % size:
         raise ValueError("no whole groups")
-    advantages = torch.zeros(len(members))
-    advantages[torch.tensor([number[s.number] for s in ranked])] = wrong_advantages(
-        _rewards(ranked, k), size, o.baseline, o.advantage_eps, o.normalizer, k
-    )
+    options = AdvantageOptions(size, o.baseline, o.advantage_eps, o.normalizer)
+    advantages = wrong_advantages(_rewards(ranked, m), options, m)
+    number = {s.number: i for i, s in enumerate(ranked)}
     return advantages[torch.tensor([number[s.number] for s in update.samples])]
 
 
@@ -204,12 +188,9 @@ def findings_of_weights(wrong: Sequence[RecordedUpdate], updates: Sequence[Recor
     bad = [u for u in visible if not _same(u.weights, right_weights(u))]
     if not bad or wrong[0] not in bad:
         return
-    knobs = _known_mistake(visible)
-    if knobs is None:
-        yield _example(bad[0], _describe(bad), None)
-        return
-    ((knob, value),) = knobs.items()
-    yield _example(bad[0], KNOBS[knob][value], knobs)
+    ordered = sorted(visible, key=lambda u: _same(u.weights, right_weights(u)))
+    mistake = next((m for m in MISTAKES if all(_gives(u, m) for u in ordered)), None)
+    yield _example(bad[0], mistake.kind if mistake else _describe(bad), mistake)
 
 
 def _same(a: Tensor | None, b: Tensor) -> bool:
@@ -218,19 +199,9 @@ def _same(a: Tensor | None, b: Tensor) -> bool:
     return float((a - b).abs().max()) <= 2e-3 * float(b.abs().max()) + 1e-7
 
 
-def _known_mistake(updates: Sequence[RecordedUpdate]) -> dict[str, str] | None:
-    """Return the known mistake that gives the weights of every update, or None."""
-    ordered = sorted(updates, key=lambda u: _same(u.weights, right_weights(u)))
-    for knob, values in KNOBS.items():
-        for value in values:
-            if all(_gives(u, {knob: value}) for u in ordered):
-                return {knob: value}
-    return None
-
-
-def _gives(update: RecordedUpdate, knobs: dict[str, str]) -> bool:
+def _gives(update: RecordedUpdate, mistake: Mistake) -> bool:
     try:
-        return _same(update.weights, wrong_weights(update, knobs))
+        return _same(update.weights, wrong_weights(update, mistake))
     except Exception:  # a mistake may make nonsense of an update
         return False
 
@@ -241,7 +212,7 @@ def _describe(bad: Sequence[RecordedUpdate]) -> Kind:
     assert first.weights is not None
     right = right_weights(first)
     if has_nonfinite(first.weights):
-        without_eps = wrong_weights(first, {"eps": "dropped"})
+        without_eps = wrong_weights(first, _EPS_DROPPED)
         if has_nonfinite(without_eps) and torch.equal(
             *(w.isfinite() | ~first.mask for w in (without_eps, first.weights))
         ):
@@ -308,25 +279,16 @@ def _row_factors(update: RecordedUpdate, right: Tensor) -> list[float] | None:
 def _of_factors(update: RecordedUpdate, factors: Sequence[float]) -> Kind | None:
     """Return the kind of bug where the factors of rows follow from their micro-batch or lengths, else None."""
     lengths = update.mask.sum(-1).tolist()
-    where = "what the sum over a response's tokens is divided by"
 
     def constant(values: Sequence[float]) -> bool:
         numbers = [v for v in values if v == v]
         return all(abs(v - numbers[0]) <= 2e-3 * abs(numbers[0]) for v in numbers)
 
-    if all(constant([factors[i] for i in rows]) for rows in update.micro) and len(update.micro) > 1:
-        return Kind(
-            "the weight of a response depends on the micro-batch that it is in",
-            "what the loss of a micro-batch is divided by, and where gradients are cleared",
-        )
     by_length = [f / n for f, n in zip(factors, lengths, strict=True)]
-    if constant(by_length):
-        name = "sums over tokens are not divided by the response's own tokens, but by one number for all"
-        return Kind(name, where)
-    if all(constant([by_length[i] for i in rows]) for rows in update.micro):
-        name = "sums over tokens are divided by the padded width, or another number of the micro-batch's own"
-        return Kind(name, where)
-    return None
+    if not all(constant([by_length[i] for i in rows]) for rows in update.micro):
+        return None
+    name = "sums over tokens are divided by the padded width, or another number of the micro-batch's own"
+    return Kind(name, "what the sum over a response's tokens is divided by")
 
 
 def _swapped(update: RecordedUpdate, right: Tensor) -> bool:
@@ -351,7 +313,7 @@ def _group_sums(update: RecordedUpdate) -> bool:
     return bool((sums.abs() > 1e-3 * read.abs().max()).any())
 
 
-def _example(update: RecordedUpdate, kind: Kind, knobs: Knobs | None) -> Finding:
+def _example(update: RecordedUpdate, kind: Kind, mistake: Mistake | None) -> Finding:
     """Return the finding with the response whose weights are furthest off: its question, group and token."""
     assert update.weights is not None
     right = right_weights(update)
@@ -367,7 +329,7 @@ def _example(update: RecordedUpdate, kind: Kind, knobs: Knobs | None) -> Finding
         "rewards of its responses": short_text([s.reward for s in group]),
         "this response": f"{sample.text!r}, {len(sample.token_ids)} tokens, reward {short_text(sample.reward)}",
     }
-    if (mixed := _mixed_group(update, sample, knobs)) is not None:
+    if (mixed := _mixed_group(update, sample, mistake)) is not None:
         questions = len({update.group(s) for s in mixed})
         yours = f"its group is responses to {questions} questions, with rewards of mean {_mean(mixed):.3g}"
         if len(mixed) <= 6:
@@ -386,15 +348,17 @@ def _mean(samples: Sequence[RecordedSample]) -> float:
     return sum(s.reward for s in samples) / len(samples)
 
 
-def _mixed_group(update: RecordedUpdate, sample: RecordedSample, knobs: Knobs | None) -> list[RecordedSample] | None:
+def _mixed_group(
+    update: RecordedUpdate, sample: RecordedSample, mistake: Mistake | None
+) -> list[RecordedSample] | None:
     """Return the responses whose rewards change this one's advantage under a mistake; None if of one question only."""
-    if knobs is None:
+    if mistake is None:
         return None
     row = update.samples.index(sample)
-    before, mixed = wrong_update_advantages(update, knobs)[row], []
+    before, mixed = wrong_update_advantages(update, mistake)[row], []
     for s in update.rollout:
         reward, s.reward = s.reward, s.reward + 0.37
-        if abs(float(wrong_update_advantages(update, knobs)[row] - before)) > 1e-6:
+        if abs(float(wrong_update_advantages(update, mistake)[row] - before)) > 1e-6:
             mixed.append(s)
         s.reward = reward
     return mixed if len({update.group(s) for s in mixed}) > 1 else None

@@ -1,364 +1,389 @@
-"""Compute advantages, averages and per-token losses with known mistakes in them, to name the bug of a user's function.
+"""Known mistakes in advantages, averages and losses, to name the bug of a user's function.
 
-A mistake is a knob and its setting, such as `{"eps": "dropped"}`. Without one the functions compute what
-`rlreason.courses` does, which a test checks. They never decide what is right.
+A computation is made of steps, and a `Mistake` is a wrong function in the place of one of them. With `NO_MISTAKE` the
+computations give what `rlreason.courses` gives, which a test checks. They never decide what is right.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from rlreason.courses.check.subject import Kind, Knobs
-
-KnobKinds = Mapping[str, Mapping[str, Kind]]  # knob -> setting -> the kind of bug it is
+from rlreason.courses.check.subject import Inputs, Mistake, known
 
 _GROUPS = "the reshape or loop that forms the groups: which places belong to one question"
 _STD = "the line that computes the standard deviation"
 _EPS = "where advantage_eps enters the division"
 _BASE = "what is subtracted from the rewards"
 _FLAG = "the branch that decides what is divided by"
-
-ADVANTAGE_KNOBS: KnobKinds = {
-    "groups": {
-        "interleaved": Kind("groups mix questions: a group takes every n-th response, not neighbours", _GROUPS),
-        "interleaved_kept": Kind("groups mix questions: a group takes every n-th response, not neighbours", _GROUPS),
-        "by_count": Kind("groups mix questions: group_size is used as the number of groups", _GROUPS),
-        "by_count_interleaved": Kind("groups mix questions: rows and columns of the groups are swapped", _GROUPS),
-        "whole": Kind("groups mix questions: statistics are those of the whole batch", _GROUPS),
-        "mean_whole": Kind("groups mix questions: the mean is that of the whole batch", _GROUPS),
-        "std_whole": Kind("groups mix questions: the divisor is that of the whole batch", _GROUPS),
-        "shifted": Kind("groups mix questions: every group begins one place too late", _GROUPS),
-        "first": Kind("groups mix questions: the first group's statistics are used for all", _GROUPS),
-        "reversed": Kind("advantages are given back in another order than the responses", _GROUPS),
-        "regrouped": Kind("advantages are given back in another order than the responses (transposed)", _GROUPS),
-    },
-    "spread": {
-        "ddof0": Kind("the standard deviation divides by G, not by G - 1 (ddof 0)", _STD),
-        "var": Kind("divides by the variance, not by the standard deviation", _STD),
-        "mean": Kind("divides by the mean where the standard deviation is asked for", _FLAG),
-        "never": Kind("is not divided by the standard deviation where that is asked for", _FLAG),
-    },
-    "unasked": {
-        "std": Kind("is divided by the standard deviation although that is switched off", _FLAG),
-    },
-    "flag": {
-        "inverted": Kind("divides by the standard deviation exactly where it should not (switch inverted)", _FLAG)
-    },
-    "eps": {
-        "dropped": Kind("advantage_eps is dropped: nothing is added to the divisor", _EPS),
-        "inside": Kind("advantage_eps stands under the root, beside the variance", _EPS),
-        "clamp": Kind("advantage_eps is a lower bound of the divisor, not added to it", _EPS),
-        "fixed6": Kind("advantage_eps is ignored: a fixed number is added in its place", _EPS),
-        "fixed8": Kind("advantage_eps is ignored: a fixed number is added in its place", _EPS),
-    },
-    "center": {
-        "none": Kind("the mean of the group is not subtracted", _BASE),
-        "others": Kind("the mean of the other responses is subtracted (leave one out)", _BASE),
-        "always": Kind("the mean is subtracted although baseline is none", _BASE),
-        "inverted": Kind("the mean is subtracted exactly where baseline is none (switch inverted)", _BASE),
-    },
-    "mean_divisor": {
-        "sum": Kind("divides by the sum of the group where its mean is asked for", _FLAG),
-        "std": Kind("divides by the standard deviation where the mean is asked for", _FLAG),
-        "whole": Kind("groups mix questions: divides by the mean of the whole batch", _GROUPS),
-        "never": Kind("is not divided by the mean where that is asked for", _FLAG),
-        "no_eps": Kind("advantage_eps is dropped where the mean is divided by", _EPS),
-    },
-    "advantage_sign": {"minus": Kind("advantages have the opposite sign", "the order of the subtraction")},
-    "after": {
-        "whiten": Kind("groups mix questions: advantages are normalised once more over the whole batch", _GROUPS),
-        "center": Kind("groups mix questions: the mean of the whole batch is subtracted afterwards", _GROUPS),
-        "raw": Kind("the raw rewards are given back as advantages", "the order of what is returned"),
-        "zero": Kind("all advantages are 0", "the mean that is subtracted: of which dimension"),
-    },
-}
+_NTH = "groups mix questions: a group takes every n-th response, not neighbours"
+_IGNORED_EPS = "advantage_eps is ignored: a fixed number is added in its place"
+_ORDER = "advantages are given back in another order than the responses"
 
 
-def wrong_advantages(rewards: Tensor, group_size: int, baseline: str, eps: float, normalizer: str, k: Knobs) -> Tensor:
-    """Return advantages (n,) of rewards (n,) in runs of `group_size`, with the mistakes of `k`."""
-    groups = k.get("groups", "")
-    n = len(rewards)
-    flat = rewards.reshape(-1)
-    if groups == "shifted":
-        flat = flat.roll(-1)
-    rows = flat.reshape(-1, group_size)
-    if groups in ("interleaved", "interleaved_kept"):
-        rows = flat.reshape(group_size, -1).T
-    elif groups == "by_count_interleaved":
-        rows = rows.T
-    elif groups == "by_count":
-        rows = flat.reshape(group_size, -1)
-    elif groups == "whole":
-        rows = flat.reshape(1, -1)
-    rows_stat = rows[:1].expand_as(rows) if groups == "first" else rows
-    everything = flat.reshape(1, -1).expand(len(rows), n)
-    centered = _centered(rows, everything if groups == "mean_whole" else rows_stat, baseline, k.get("center", ""))
-    divided = _divided(centered, everything if groups == "std_whole" else rows_stat, eps, normalizer, k, everything)
-    if groups in ("interleaved", "by_count_interleaved", "regrouped"):
-        divided = divided.T
-    out = divided.reshape(-1)
-    if groups == "shifted":
-        out = out.roll(1)
-    elif groups == "reversed":
-        out = out.flip(0)
-    if "advantage_sign" in k:
-        out = -out
-    return {
-        "whiten": lambda: (out - out.mean()) / (out.std() + eps),
-        "center": lambda: out - out.mean(),
-        "raw": lambda: flat,
-        "zero": lambda: out * 0,
-    }.get(k.get("after", ""), lambda: out)()
+def _columns(values: Tensor, size: int) -> Tensor:
+    """Return the values (n,) in the order of the columns of their rows of `size`."""
+    return values.reshape(-1, size).T.reshape(-1)
 
 
-def _centered(rows: Tensor, of: Tensor, baseline: str, center: str) -> Tensor:
-    if center == "inverted":
-        center, baseline = "", "none" if baseline == "mean" else "mean"
-    if (baseline == "none" and center != "always") or center == "none":
-        return rows
-    if center == "others":
-        return rows - (of.sum(1, keepdim=True) - rows) / (of.shape[1] - 1)
-    return rows - of.mean(1, keepdim=True)
+def _center(rows: Tensor, group: Tensor, baseline: str) -> Tensor:
+    return rows - group.mean(1, keepdim=True) if baseline == "mean" else rows
 
 
-def _divided(x: Tensor, of: Tensor, eps: float, normalizer: str, k: Knobs, everything: Tensor) -> Tensor:
-    if "flag" in k:
-        normalizer = {"std": "none", "none": "std"}.get(normalizer, normalizer)
-    unasked, spread = k.get("unasked", ""), k.get("spread", "")
-    if normalizer == "none":
-        if not unasked:
-            return x
-        spread, normalizer = "", "std"
-    if normalizer == "mean":
-        return _by_mean(x, of, eps, k.get("mean_divisor", ""), k.get("eps", ""), everything)
-    if spread == "never":
-        return x
-    divisor: Tensor = {
-        "ddof0": lambda: of.std(1, keepdim=True, unbiased=False),
-        "var": lambda: of.var(1, keepdim=True),
-        "mean": lambda: of.mean(1, keepdim=True),
-    }.get(spread, lambda: of.std(1, keepdim=True))()
-    if k.get("eps") == "inside":
-        return x / (divisor.square() + eps).sqrt()
-    return _with_eps(x, divisor, eps, k.get("eps", ""))
+# Steps: batch (f(rewards, size), rewards, size, eps); center (rows, group, baseline); others by what they return.
+ADVANTAGE_MISTAKES = (
+    *known("batch", _GROUPS,
+        (_NTH, lambda f, r, n, eps: _columns(f(_columns(r, len(r) // n), n), n)),
+        (_NTH, lambda f, r, n, eps: f(_columns(r, len(r) // n), n)),
+        ("groups mix questions: group_size is used as the number of groups", lambda f, r, n, eps: f(r, len(r) // n)),
+        ("groups mix questions: rows and columns of the groups are swapped",
+         lambda f, r, n, eps: _columns(f(_columns(r, n), len(r) // n), len(r) // n)),
+        ("groups mix questions: statistics are those of the whole batch", lambda f, r, n, eps: f(r, len(r))),
+    ),
+    *known("center", _GROUPS, ("groups mix questions: the mean is that of the whole batch",
+                               lambda rows, group, baseline: rows - group.mean() if baseline == "mean" else rows)),
+    *known("divided group", _GROUPS, ("groups mix questions: the divisor is that of the whole batch",
+                                      lambda group: group.reshape(1, -1))),
+    *known("batch", _GROUPS, ("groups mix questions: every group begins one place too late",
+                              lambda f, r, n, eps: f(r.roll(-1), n).roll(1))),
+    *known("group", _GROUPS, ("groups mix questions: the first group's statistics are used for all",
+                              lambda rows: rows[:1].expand_as(rows))),
+    *known("batch", _GROUPS,
+        (_ORDER, lambda f, r, n, eps: f(r, n).flip(0)),
+        (f"{_ORDER} (transposed)", lambda f, r, n, eps: _columns(f(r, n), n)),
+    ),
+    *known("std", _STD,
+        ("the standard deviation divides by G, not by G - 1 (ddof 0)",
+         lambda g: g.std(1, keepdim=True, unbiased=False)),
+        ("divides by the variance, not by the standard deviation", lambda g: g.var(1, keepdim=True)),
+    ),
+    *known("normalizer", _FLAG,
+        ("divides by the mean where the standard deviation is asked for", lambda n: "mean" if n == "std" else n),
+        ("is not divided by the standard deviation where that is asked for", lambda n: "none" if n == "std" else n),
+        ("is divided by the standard deviation although that is switched off", lambda n: "std" if n == "none" else n),
+        ("divides by the standard deviation exactly where it should not (switch inverted)",
+         lambda n: {"std": "none", "none": "std"}.get(n, n)),
+    ),
+    *known("divide", _EPS,
+        ("advantage_eps is dropped: nothing is added to the divisor", lambda x, divisor, eps: x / divisor),
+        ("advantage_eps stands under the root, beside the variance",
+         lambda x, divisor, eps: x / (divisor.square() + eps).sqrt()),
+        ("advantage_eps is a lower bound of the divisor, not added to it",
+         lambda x, divisor, eps: x / divisor.clamp(min=eps)),
+        (_IGNORED_EPS, lambda x, divisor, eps: x / (divisor + 1e-6)),
+        (_IGNORED_EPS, lambda x, divisor, eps: x / (divisor + 1e-8)),
+    ),
+    *known("center", _BASE,
+        ("the mean of the group is not subtracted", lambda rows, group, baseline: rows),
+        ("the mean of the other responses is subtracted (leave one out)", lambda rows, group, baseline: (
+            rows - (group.sum(1, keepdim=True) - rows) / (group.shape[1] - 1) if baseline == "mean" else rows)),
+        ("the mean is subtracted although baseline is none",
+         lambda rows, group, baseline: _center(rows, group, "mean")),
+        ("the mean is subtracted exactly where baseline is none (switch inverted)",
+         lambda rows, group, baseline: _center(rows, group, "none" if baseline == "mean" else "mean")),
+    ),
+    *known("mean", _FLAG,
+        ("divides by the sum of the group where its mean is asked for", lambda g: g.sum(1, keepdim=True)),
+        ("divides by the standard deviation where the mean is asked for", lambda g: g.std(1, keepdim=True)),
+    ),
+    *known("mean", _GROUPS, ("groups mix questions: divides by the mean of the whole batch", lambda g: g.mean())),
+    *known("normalizer", _FLAG, ("is not divided by the mean where that is asked for",
+                                 lambda n: "none" if n == "mean" else n)),
+    *known("batch", "the order of the subtraction",
+           ("advantages have the opposite sign", lambda f, r, n, eps: -f(r, n))),
+    *known("batch", _GROUPS,
+        ("groups mix questions: advantages are normalised once more over the whole batch",
+         lambda f, r, n, eps: (f(r, n) - f(r, n).mean()) / (f(r, n).std() + eps)),
+        ("groups mix questions: the mean of the whole batch is subtracted afterwards",
+         lambda f, r, n, eps: f(r, n) - f(r, n).mean()),
+    ),
+    *known("batch", "the order of what is returned",
+           ("the raw rewards are given back as advantages", lambda f, r, n, eps: r)),
+    *known("batch", "the mean that is subtracted: of which dimension",
+           ("all advantages are 0", lambda f, r, n, eps: f(r, n) * 0)),
+)  # fmt: skip
 
 
-def _with_eps(x: Tensor, divisor: Tensor, eps: float, how: str) -> Tensor:
-    if how == "clamp":
-        return x / divisor.clamp(min=eps)
-    return x / (divisor + {"fixed6": 1e-6, "fixed8": 1e-8, "dropped": 0.0}.get(how, eps))
+@dataclass(frozen=True, slots=True)
+class AdvantageOptions:
+    """How advantages are computed, by the words of 2026."""
+
+    group_size: int
+    baseline: str  # mean or none
+    eps: float
+    normalizer: str  # std, mean or none
 
 
-def _by_mean(x: Tensor, of: Tensor, eps: float, how: str, eps_how: str, everything: Tensor) -> Tensor:
-    mean = of.mean(1, keepdim=True)
-    if how in ("never", "no_eps"):
-        return x if how == "never" else x / mean
-    divisor = {
-        "sum": lambda: of.sum(1, keepdim=True),
-        "std": lambda: of.std(1, keepdim=True),
-        "whole": lambda: everything.mean(1, keepdim=True),
-    }.get(how, lambda: mean)()
-    return _with_eps(x, divisor, eps, eps_how)
+def wrong_advantages(rewards: Tensor, o: AdvantageOptions, m: Mistake) -> Tensor:
+    """Return the advantages (n,) of rewards (n,) in consecutive groups, with one mistake."""
+
+    def of_groups(flat: Tensor, size: int) -> Tensor:
+        rows = flat.reshape(-1, size)
+        group = m.at("group", lambda rows: rows)(rows)
+        centered = m.at("center", _center)(rows, group, o.baseline)
+        group = m.at("divided group", lambda group: group)(group)
+        normalizer = m.at("normalizer", lambda name: name)(o.normalizer)
+        if normalizer == "none":
+            return centered.reshape(-1)
+        divisor = (
+            m.at("std", lambda group: group.std(1, keepdim=True))(group)
+            if normalizer == "std"
+            else m.at("mean", lambda group: group.mean(1, keepdim=True))(group)
+        )
+        divided: Tensor = m.at("divide", lambda x, divisor, eps: x / (divisor + eps))(centered, divisor, o.eps)
+        return divided.reshape(-1)
+
+    right = lambda f, rewards, size, eps: f(rewards, size)  # noqa: E731
+    advantages: Tensor = m.at("batch", right)(of_groups, rewards.reshape(-1), o.group_size, o.eps)
+    return advantages
+
+
+_REWARD = "the call of reward_fn, and what is read from the dictionary that it returns"
+REWARD_MISTAKES = (
+    *known("read", _REWARD,
+        ("answer_reward is taken where the total, reward, is asked for", lambda parts: parts["answer_reward"]),
+        ("format_reward is taken where the total, reward, is asked for", lambda parts: parts["format_reward"]),
+        ("rewards are turned into 0 and 1", lambda parts: float(parts["reward"] > 0)),
+    ),
+    *known("pairs", _REWARD,
+        ("reward_fn gets ground truth and response in swapped places",
+         lambda texts, truths, size: zip(truths, texts, strict=True)),
+        ("answers are misaligned: every response is judged by the first ground truth",
+         lambda texts, truths, size: zip(texts, truths[:1] * len(truths), strict=True)),
+        ("answers are misaligned: a response is judged by another one's ground truth",
+         lambda texts, truths, size: zip(texts, truths[1:] + truths[:1], strict=True)),
+        ("answers are misaligned: the ground truth at the place of the group is taken",
+         lambda texts, truths, size: [(text, truths[place // size]) for place, text in enumerate(texts)]),
+    ),
+    *known("remember", _REWARD,
+        ("a reward is remembered by its response alone: equal texts share it across questions",
+         lambda text, truth: text),
+        ("a reward is remembered by its ground truth alone: a group shares one reward", lambda text, truth: truth),
+    ),
+)  # fmt: skip
+
+
+def wrong_rewards(i: Inputs, m: Mistake) -> Tensor:
+    """Return the rewards (n,) of the responses, with one mistake."""
+    pairs = m.at("pairs", lambda texts, truths, size: zip(texts, truths, strict=True))
+    key = m.at("remember", lambda text, truth: (text, truth))
+    read = m.at("read", lambda parts: parts["reward"])
+    remembered: dict[Any, dict[str, float]] = {}
+    rewards = []
+    for text, truth in pairs(i["rollout_responses"], i["repeated_ground_truths"], i.get("group_size", 2)):
+        parts = i["reward_fn"](text, truth)
+        rewards.append(read(remembered.setdefault(key(text, truth), parts)))
+    return torch.tensor(rewards)
 
 
 _MASK = "where the mask is applied: which positions it is true for"
 _ROWS = "what the sum over tokens is divided by"
 _BATCH = "what the sum over rows is divided by"
-_GA = "where gradient_accumulation_steps enters"
 _CONSTANT = "where the constant enters"
-
-AGGREGATION_KNOBS: KnobKinds = {
-    "mask": {
-        "ignored": Kind("the mask is ignored: prompt and padding positions count", _MASK),
-        "inverted": Kind("the mask is upside down: prompt and padding count, the response does not", _MASK),
-        "late": Kind("the mask is shifted by one: the first response token is lost", _MASK),
-        "early": Kind("the mask is shifted by one: the last response token is lost", _MASK),
-        "rolled_late": Kind("the mask is shifted by one: the first response token is lost", _MASK),
-        "rolled_early": Kind("the mask is shifted by one: the last response token is lost", _MASK),
-        "to_end": Kind("padding positions count", _MASK),
-        "from_start": Kind("prompt positions count", _MASK),
-        "no_first": Kind("the first response token is lost", _MASK),
-        "no_last": Kind("the last response token is lost", _MASK),
-    },
-    "rows": {
-        "token": Kind("all tokens of the (micro-)batch are averaged together, not row by row", _ROWS),
-        "sum": Kind("tokens are summed, not averaged", _ROWS),
-        "width": Kind("sums over tokens are divided by the padded width, not by the response's own tokens", _ROWS),
-        "longest": Kind(
-            "sums over tokens are divided by the longest response, not by the response's own tokens", _ROWS
-        ),
-    },
-    "batch": {
-        "sum": Kind("rows are summed, not averaged", _BATCH),
-        "mean": Kind("the sum is divided by the number of rows besides", _BATCH),
-        "no_last": Kind("remainder of a batch dropped: the last row does not count", _BATCH),
-        "tokens": Kind("the loss is divided by the (micro-)batch's own tokens", _BATCH),
-    },
-    "constant": {
-        "ignored": Kind("the constant is ignored", _CONSTANT),
-        "squared": Kind("the constant divides twice", _CONSTANT),
-        "times": Kind("the constant multiplies", _CONSTANT),
-        "tokens": Kind("sums are divided by the tokens that count, not by the constant", _CONSTANT),
-        "width": Kind("sums are divided by the padded width, not by the constant", _CONSTANT),
-        "mean": Kind("the mean over tokens is divided by the constant, not their sum", _CONSTANT),
-    },
-    "accumulation": {
-        "ignored": Kind("gradient_accumulation_steps does not divide the loss", _GA),
-        "twice": Kind("gradient_accumulation_steps divides the loss twice", _GA),
-        "times": Kind("gradient_accumulation_steps multiplies the loss", _GA),
-        "returned": Kind(
-            "the loss that is returned is not the one that goes backward (not divided)", "the return line"
-        ),
-        "backward": Kind(
-            "the loss that goes backward is not the one that is returned (not divided)", "the call of backward"
-        ),
-    },
-    "loss_sign": {"plus": Kind("the loss has the opposite sign", "the minus sign in front of the loss")},
-    "backward": {
-        "missing": Kind("backward is not called: there is no gradient", "the call of backward"),
-        "twice": Kind("the gradient is that of two backward calls", "the calls of backward"),
-        "overwritten": Kind(
-            "gradients of micro-batches are not added up: each call clears what was there", "zero_grad, or grad = None"
-        ),
-    },
-}
+_GA = "where gradient_accumulation_steps enters"
 
 
-def wrong_mask(mask: Tensor, how: str) -> Tensor:
-    """Return the mask (batch, seq) as bool, with one mistake."""
-    m = mask.bool()
-    after, before = m.long().cumsum(-1), m.long().flip(-1).cumsum(-1).flip(-1)
-    blank = torch.zeros_like(m[:, :1])
-    return {
-        "ignored": lambda: torch.ones_like(m),
-        "inverted": lambda: ~m,
-        "late": lambda: torch.cat([blank, m[:, :-1]], 1),
-        "early": lambda: torch.cat([m[:, 1:], blank], 1),
-        "rolled_late": lambda: m.roll(1, -1),
-        "rolled_early": lambda: m.roll(-1, -1),
-        "to_end": lambda: after > 0,
-        "from_start": lambda: before > 0,
-        "no_first": lambda: m & (after > 1),
-        "no_last": lambda: m & (before > 1),
-    }.get(how, lambda: m)()
+def _shift(mask: Tensor, by: int) -> Tensor:
+    """Return the mask (batch, seq) moved by one place to the right (1) or left (-1), false where nothing moves in."""
+    blank = torch.zeros_like(mask[:, :1])
+    return torch.cat([blank, mask[:, :-1]], 1) if by == 1 else torch.cat([mask[:, 1:], blank], 1)
 
 
-def wrong_average(loss: Tensor, mask: Tensor, how: str, constant: float, k: Knobs) -> Tensor:
-    """Average per-token losses (batch, seq) to a scalar, with the mistakes of `k`.
+def _nth(mask: Tensor) -> Tensor:
+    """Return for each place how many places up to it are in the mask."""
+    return mask.long().cumsum(-1)
+
+
+def _nth_from_end(mask: Tensor) -> Tensor:
+    return mask.long().flip(-1).cumsum(-1).flip(-1)
+
+
+_LATE = known("mask", _MASK, ("the mask is shifted by one: the first response token is lost", lambda m: _shift(m, 1)))
+_EARLY = known("mask", _MASK, ("the mask is shifted by one: the last response token is lost", lambda m: _shift(m, -1)))
+_NO_ENDS = known("mask", _MASK,
+    ("the first response token is lost", lambda m: m & (_nth(m) > 1)),
+    ("the last response token is lost", lambda m: m & (_nth_from_end(m) > 1)),
+)  # fmt: skip
+RESPONSE_MASK_MISTAKES = (*_LATE, *_EARLY, *_NO_ENDS)
+MASK_MISTAKES = (
+    *known("mask", _MASK,
+        ("the mask is ignored: prompt and padding positions count", torch.ones_like),
+        ("the mask is upside down: prompt and padding count, the response does not", lambda m: ~m),
+    ),
+    *_LATE,
+    *_EARLY,
+    *known("mask", _MASK,
+        ("the mask is shifted by one: the first response token is lost", lambda m: m.roll(1, -1)),
+        ("the mask is shifted by one: the last response token is lost", lambda m: m.roll(-1, -1)),
+        ("padding positions count", lambda m: _nth(m) > 0),
+        ("prompt positions count", lambda m: _nth_from_end(m) > 0),
+    ),
+    *_NO_ENDS,
+)  # fmt: skip
+# Steps: rows and constant return the average of each row; batch joins them: (rows, counts, right).
+ROW_MISTAKES = known("rows", _ROWS,
+    ("all tokens of the (micro-)batch are averaged together, not row by row",
+     lambda sums, counts, width: len(sums) * sums / counts.sum()),
+    ("tokens are summed, not averaged", lambda sums, counts, width: sums),
+    ("sums over tokens are divided by the padded width, not by the response's own tokens",
+     lambda sums, counts, width: sums / width),
+    ("sums over tokens are divided by the longest response, not by the response's own tokens",
+     lambda sums, counts, width: sums / counts.max()),
+)  # fmt: skip
+BATCH_MISTAKES = known("batch average", _BATCH,
+    ("rows are summed, not averaged", lambda rows, counts, join: rows.sum()),
+    ("the sum is divided by the number of rows besides", lambda rows, counts, join: rows.mean()),
+    ("remainder of a batch dropped: the last row does not count", lambda rows, counts, join: join(rows[:-1])),
+    ("the loss is divided by the (micro-)batch's own tokens", lambda rows, counts, join: rows.sum() / counts.sum()),
+)  # fmt: skip
+CONSTANT_MISTAKES = known("constant", _CONSTANT,
+    ("the constant is ignored", lambda sums, counts, width, c: sums),
+    ("the constant divides twice", lambda sums, counts, width, c: sums / c**2),
+    ("the constant multiplies", lambda sums, counts, width, c: sums * c),
+    ("sums are divided by the tokens that count, not by the constant",
+     lambda sums, counts, width, c: sums / counts.sum()),
+    ("sums are divided by the padded width, not by the constant", lambda sums, counts, width, c: sums / width),
+    ("the mean over tokens is divided by the constant, not their sum",
+     lambda sums, counts, width, c: sums / counts.clamp(min=1) / c),
+)  # fmt: skip
+LOSS_SIGN_MISTAKES = known("loss sign", "the minus sign in front of the loss",
+                           ("the loss has the opposite sign", lambda loss: -loss))  # fmt: skip
+
+
+def wrong_average(loss: Tensor, mask: Tensor, how: str, constant: float, m: Mistake) -> Tensor:
+    """Average per-token losses (batch, seq) to a scalar, with one mistake.
 
     `how` is sequence (mean of the rows' means), constant (masked sum / constant) or constant_mean (mean over rows of
     masked sum / constant).
     """
-    m = wrong_mask(mask, k.get("mask", "")).to(loss.dtype)
-    batch = k.get("batch", "")
-    if batch == "no_last":
-        loss, m = loss[:-1], m[:-1]
-    sums, counts = (loss * m).sum(-1), m.sum(-1)
+    weights = m.at("mask", lambda mask: mask)(mask.bool()).to(loss.dtype)
+    sums, counts, width = (loss * weights).sum(-1), weights.sum(-1), loss.shape[-1]
     if how == "sequence":
-        rows = {
-            "token": lambda: sums / counts.sum(),
-            "sum": lambda: sums,
-            "width": lambda: sums / loss.shape[-1],
-            "longest": lambda: sums / counts.max(),
-        }.get(k.get("rows", ""), lambda: sums / counts.clamp(min=1))()
+        rows = m.at("rows", lambda sums, counts, width: sums / counts.clamp(min=1))(sums, counts, width)
     else:
-        rows = {
-            "ignored": lambda: sums,
-            "squared": lambda: sums / constant**2,
-            "times": lambda: sums * constant,
-            "tokens": lambda: sums / counts.sum(),
-            "width": lambda: sums / loss.shape[-1],
-            "mean": lambda: sums / counts.clamp(min=1) / constant,
-        }.get(k.get("constant", ""), lambda: sums / constant)()
-    n = len(rows)
-    if how == "constant" or k.get("rows") == "token":
-        return rows.sum() / {"mean": n, "tokens": float(counts.sum())}.get(batch, 1)
-    return rows.sum() / {"sum": 1, "tokens": float(counts.sum())}.get(batch, n)
+        rows = m.at("constant", lambda sums, counts, width, c: sums / c)(sums, counts, width, constant)
+    join = torch.sum if how == "constant" else torch.mean
+    total = m.at("batch average", lambda rows, counts, join: join(rows))(rows, counts, join)
+    signed: Tensor = m.at("loss sign", lambda loss: loss)(total)
+    return signed
 
 
-def wrong_step(loss: Tensor, accumulation: int, leaf: Tensor, k: Knobs) -> Tensor:
-    """Divide the loss by the micro-batches, call backward, return the loss; with the mistakes of `k`."""
-    loss = -loss if "loss_sign" in k else loss
-    how, backward = k.get("accumulation", ""), k.get("backward", "")
-    scaled = {
-        "ignored": lambda: loss,
-        "twice": lambda: loss / accumulation**2,
-        "times": lambda: loss * accumulation,
-    }.get(how, lambda: loss / accumulation)()
-    backpropagated = loss if how == "backward" else scaled
-    if backward == "overwritten":
-        leaf.grad = None
-    if backward != "missing":
-        (backpropagated * (2 if backward == "twice" else 1)).backward()
-    return (loss if how == "returned" else scaled).detach()
+# The step `backward` returns what goes backward (None: nothing does) and what is returned.
+STEP_MISTAKES = (
+    *known("backward", _GA,
+        ("gradient_accumulation_steps does not divide the loss", lambda loss, n: (loss, loss)),
+        ("gradient_accumulation_steps divides the loss twice", lambda loss, n: (loss / n**2, loss / n**2)),
+        ("gradient_accumulation_steps multiplies the loss", lambda loss, n: (loss * n, loss * n)),
+    ),
+    *known("backward", "the return line",
+           ("the loss that is returned is not the one that goes backward (not divided)",
+            lambda loss, n: (loss / n, loss))),
+    *known("backward", "the call of backward",
+           ("the loss that goes backward is not the one that is returned (not divided)",
+            lambda loss, n: (loss, loss / n))),
+    *LOSS_SIGN_MISTAKES,
+    *known("backward", "the call of backward",
+           ("backward is not called: there is no gradient", lambda loss, n: (None, loss / n))),
+    *known("backward", "the calls of backward",
+           ("the gradient is that of two backward calls", lambda loss, n: (2 * loss / n, loss / n))),
+    *known("earlier gradient", "zero_grad, or grad = None",
+           ("gradients of micro-batches are not added up: each call clears what was there", lambda gradient: None)),
+)  # fmt: skip
+
+
+def wrong_step(loss: Tensor, accumulation: int, leaf: Tensor, m: Mistake) -> Tensor:
+    """Divide the loss by the micro-batches, call backward, return the loss; with one mistake."""
+    leaf.grad = m.at("earlier gradient", lambda gradient: gradient)(leaf.grad)
+    backward, returned = m.at("backward", lambda loss, n: (loss / n, loss / n))(loss, accumulation)
+    if backward is not None:
+        backward.backward()
+    detached: Tensor = returned.detach()
+    return detached
 
 
 _RATIO = "the line that computes the ratio of new to old probabilities"
 _CLIP = "the clip of the ratio, and which of the two terms is taken"
-_SIGN = "the minus sign in front of the loss"
 _ADV = "how the advantages meet the log-probabilities"
 _GSPO = "the mean over the response that makes the sequence's ratio"
+_METHOD = "the branch of this method"
 
-LOSS_KNOBS: KnobKinds = {
-    "sign": {"plus": Kind("the loss has the opposite sign: descending it makes good responses rarer", _SIGN)},
-    "pick": {
-        "max": Kind("the larger of the two terms is taken, not the smaller (min and max swapped)", _CLIP),
-        "clipped": Kind("only the clipped term is used: the other one is never compared with it", _CLIP),
-        "unclipped": Kind("the clip is not applied", _CLIP),
-        "min_ratio": Kind("the smaller ratio is taken before the advantage multiplies: wrong for negative ones", _CLIP),
-    },
-    "bounds": {
-        "upper": Kind("the ratio is clipped above only", _CLIP),
-        "lower": Kind("the ratio is clipped below only", _CLIP),
-        "zero": Kind("the ratio is clipped around 0, not around 1", _CLIP),
-        "log": Kind("the log of the ratio is clipped, not the ratio", _CLIP),
-        "fixed": Kind("cliprange is ignored: 0.2 stands in its place", _CLIP),
-    },
-    "ratio": {
-        "ignores_old": Kind("the old log-probabilities are not used: the ratio is always 1", _RATIO),
-        "policy_old": Kind("gradient through old log-probabilities: old and new are the same tensor", _RATIO),
-        "inverse": Kind("the ratio is upside down: old over new", _RATIO),
-        "log": Kind("the log of the ratio is used as the ratio: exp is missing", _RATIO),
-        "quotient": Kind("the quotient of the log-probabilities is used as the ratio", _RATIO),
-        "detached": Kind("the ratio carries no gradient (detached)", _RATIO),
-        "sequence": Kind("the ratio is that of the whole row, not of the token", _RATIO),
-        "shifted": Kind("old and new log-probabilities are paired shifted by one", _RATIO),
-    },
-    "advantage": {
-        "ignored": Kind("the advantage is not used", _ADV),
-        "over_time": Kind("advantages are spread over positions, not over rows (broadcast along the wrong axis)", _ADV),
-        "mean": Kind("every row gets the mean advantage of the batch", _ADV),
-        "whitened": Kind("the advantages are normalised over the batch once more", _ADV),
-        "other_input": Kind("raw rewards and advantages are swapped", "which of the two this loss type takes"),
-        "reversed": Kind("rows get one another's advantages", _ADV),
-    },
-    "weight": {
-        "probability": Kind("the probability is used where its logarithm belongs", "which of the two is multiplied"),
-        "with_log": Kind("the ratio is multiplied with the log-probability besides", _RATIO),
-        "detached": Kind("log-probabilities carry no gradient (detached)", "what is detached"),
-    },
-    "sequence": {
-        "all": Kind("prompt or padding positions in the sequence's ratio", _GSPO),
-        "width": Kind("the sequence's log-ratio is divided by the padded width, not by its own tokens", _GSPO),
-        "sum": Kind("the sequence's ratio is a product, not a mean over its tokens (length is not divided out)", _GSPO),
-        "mean_ratio": Kind("the sequence's ratio is a mean of ratios, not the exp of a mean of logs", _GSPO),
-        "detached": Kind("the sequence's ratio carries no gradient (detached)", _GSPO),
-        "token": Kind("the ratio is that of each token, not of the sequence", _GSPO),
-    },
-    "method": {
-        "none": Kind("the ratio is not used: the loss is that of plain policy gradients", "the branch of this method"),
-        "noclip": Kind("the clip is not applied", "the branch of this method"),
-        "grpo": Kind("the clip is applied where none is asked for", "the branch of this method"),
-    },
-    "time": {
-        "mean": Kind(
-            "tokens are averaged already: every position of a row has the row's mean", "means inside the loss"
-        ),
-        "length": Kind("the loss of each token is divided by the length of the row", "means inside the loss"),
-    },
-}
+SIGN_MISTAKES = known("sign", "the minus sign in front of the loss",
+    ("the loss has the opposite sign: descending it makes good responses rarer", lambda loss: -loss))  # fmt: skip
+CLIP_MISTAKES = (
+    *known("pick", _CLIP,  # (the unclipped term, the clipped one, advantages)
+        ("the larger of the two terms is taken, not the smaller (min and max swapped)", lambda u, c, a: u.maximum(c)),
+        ("only the clipped term is used: the other one is never compared with it", lambda u, c, a: c),
+        ("the clip is not applied", lambda u, c, a: u),
+        ("the smaller ratio is taken before the advantage multiplies: wrong for negative ones",
+         lambda u, c, a: u.minimum(c).where(a > 0, u.maximum(c))),
+    ),
+    *known("clip", _CLIP,
+        ("the ratio is clipped above only", lambda ratio, c: ratio.clamp(max=1 + c)),
+        ("the ratio is clipped below only", lambda ratio, c: ratio.clamp(min=1 - c)),
+        ("the ratio is clipped around 0, not around 1", lambda ratio, c: ratio.clamp(-c, c)),
+        ("the log of the ratio is clipped, not the ratio",
+         lambda ratio, c: ratio.clamp(min=1e-9).log().clamp(-c, c).exp()),
+        ("cliprange is ignored: 0.2 stands in its place", lambda ratio, c: ratio.clamp(0.8, 1.2)),
+    ),
+)  # fmt: skip
+RATIO_MISTAKES = known("ratio", _RATIO,  # `mean` leaves tokens alone, or takes the mean over the sequence
+    ("the old log-probabilities are not used: the ratio is always 1",
+     lambda new, old, mean: mean(new - new.detach()).exp()),
+    ("gradient through old log-probabilities: old and new are the same tensor",
+     lambda new, old, mean: mean(new - new).exp()),
+    ("the ratio is upside down: old over new", lambda new, old, mean: mean(old - new).exp()),
+    ("the log of the ratio is used as the ratio: exp is missing", lambda new, old, mean: mean(new - old)),
+    ("the quotient of the log-probabilities is used as the ratio", lambda new, old, mean: new / old),
+    ("the ratio carries no gradient (detached)", lambda new, old, mean: mean(new - old).exp().detach() + 0 * new),
+    ("the ratio is that of the whole row, not of the token",
+     lambda new, old, mean: (new - old).sum(-1, keepdim=True).exp()),
+    ("old and new log-probabilities are paired shifted by one",
+     lambda new, old, mean: mean(new - old.roll(1, -1)).exp()),
+)  # fmt: skip
+TOKEN_ADVANTAGE_MISTAKES = (
+    *known("advantage", _ADV,
+        ("the advantage is not used", torch.ones_like),
+        ("advantages are spread over positions, not over rows (broadcast along the wrong axis)",
+         lambda a: a.reshape(1, -1)),
+        ("every row gets the mean advantage of the batch", lambda a: a.mean().expand_as(a)),
+        ("the advantages are normalised over the batch once more", lambda a: (a - a.mean()) / (a.std() + 1e-8)),
+    ),
+    *known("input", "which of the two this loss type takes",
+           ("raw rewards and advantages are swapped", lambda right, other: other)),
+    *known("advantage", _ADV, ("rows get one another's advantages", lambda a: a.flip(0))),
+)  # fmt: skip
+WEIGHT_MISTAKES = (
+    *known("log-probability", "which of the two is multiplied",
+           ("the probability is used where its logarithm belongs", torch.exp)),
+    *known("unclipped", _RATIO, ("the ratio is multiplied with the log-probability besides",
+                                 lambda ratio, a, new: ratio.detach() * a * new)),
+    *known("log-probability", "what is detached", ("log-probabilities carry no gradient (detached)",
+                                                   lambda new: new.detach() + 0 * new)),
+)  # fmt: skip
+SEQUENCE_MISTAKES = known("sequence mean", _GSPO,
+    ("prompt or padding positions in the sequence's ratio", lambda gap, mask: gap.mean(-1, keepdim=True)),
+    ("the sequence's log-ratio is divided by the padded width, not by its own tokens",
+     lambda gap, mask: (gap * mask).mean(-1, keepdim=True)),
+    ("the sequence's ratio is a product, not a mean over its tokens (length is not divided out)",
+     lambda gap, mask: (gap * mask).sum(-1, keepdim=True)),
+    ("the sequence's ratio is a mean of ratios, not the exp of a mean of logs",
+     lambda gap, mask: _sequence_mean(gap.exp(), mask).log()),
+    ("the sequence's ratio carries no gradient (detached)",
+     lambda gap, mask: _sequence_mean(gap, mask).detach() + 0 * gap),
+    ("the ratio is that of each token, not of the sequence", lambda gap, mask: gap),
+)  # fmt: skip
+METHOD_MISTAKES = known("method", _METHOD,
+    ("the ratio is not used: the loss is that of plain policy gradients", lambda method: "none"),
+    ("the clip is not applied", lambda method: "noclip"),
+    ("the clip is applied where none is asked for", lambda method: "grpo"),
+)  # fmt: skip
+TIME_MISTAKES = known("time", "means inside the loss",
+    ("tokens are averaged already: every position of a row has the row's mean",
+     lambda loss: loss.mean(-1, keepdim=True).expand_as(loss)),
+    ("the loss of each token is divided by the length of the row", lambda loss: loss / loss.shape[-1]),
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -373,88 +398,85 @@ class LossInputs:
     mask: Tensor | None = None  # only gspo reads it
 
 
-def wrong_token_loss(i: LossInputs, k: Knobs) -> Tensor:
-    """Return the loss of each token (batch, seq), with the mistakes of `k`."""
-    a = i.advantages
-    a = {
-        "ignored": lambda: torch.ones_like(a),
-        "over_time": lambda: a.reshape(1, -1),
-        "mean": lambda: a.mean().expand_as(a),
-        "whitened": lambda: (a - a.mean()) / (a.std() + 1e-8),
-        "reversed": lambda: a.flip(0),
-    }.get(k.get("advantage", ""), lambda: a)()
-    loss = -_surrogate(i, a, k)
-    if "sign" in k:
-        loss = -loss
-    time = k.get("time", "")
-    if time == "mean":
-        loss = loss.mean(-1, keepdim=True).expand_as(loss)
-    return loss / i.policy.shape[-1] if time == "length" else loss
+def wrong_token_loss(i: LossInputs, m: Mistake) -> Tensor:
+    """Return the loss of each token (batch, seq), with one mistake."""
+    loss = -_surrogate(i, m.at("advantage", lambda a: a)(i.advantages), m)
+    loss = m.at("sign", lambda loss: loss)(loss)
+    timed: Tensor = m.at("time", lambda loss: loss)(loss)
+    return timed
 
 
-def _surrogate(i: LossInputs, a: Tensor, k: Knobs) -> Tensor:
-    method, weight, policy, c = k.get("method", i.method), k.get("weight", ""), i.policy, i.cliprange
+def _sequence_mean(gap: Tensor, mask: Tensor) -> Tensor:
+    return (gap * mask).sum(-1, keepdim=True) / mask.sum(-1, keepdim=True).clamp(min=1)
+
+
+def _surrogate(i: LossInputs, a: Tensor, m: Mistake) -> Tensor:
+    method, new = m.at("method", lambda method: method)(i.method), i.policy
     if method == "none" or i.old is None:
-        return (
-            a
-            * {
-                "probability": lambda: policy.exp(),
-                "detached": lambda: policy.detach() + 0 * policy,
-            }.get(weight, lambda: policy)()
-        )
-    of_tokens = method != "gspo" or k.get("sequence") == "token"
-    ratio = _ratio(policy, i.old, k.get("ratio", "")) if of_tokens else _sequence_ratio(policy, i.old, i.mask, k)
-    unclipped = ratio.detach() * a * policy if weight == "with_log" else a * ratio
+        weighted: Tensor = a * m.at("log-probability", lambda new: new)(new)
+        return weighted
+    mean: Callable[[Tensor], Tensor] = lambda gap: gap  # noqa: E731
+    if method == "gspo":
+        mask = torch.ones_like(new) if i.mask is None else i.mask.to(new.dtype)
+        mean = lambda gap: m.at("sequence mean", _sequence_mean)(gap, mask)  # noqa: E731
+    ratio = m.at("ratio", lambda new, old, mean: mean(new - old).exp())(new, i.old, mean).expand_as(new)
+    unclipped: Tensor = m.at("unclipped", lambda ratio, a, new: a * ratio)(ratio, a, new)
     if method == "noclip":
         return unclipped
-    clipped = _clip(ratio, c, k.get("bounds", "")) * a
-    return {
-        "max": lambda: unclipped.maximum(clipped),
-        "clipped": lambda: clipped,
-        "unclipped": lambda: unclipped,
-        "min_ratio": lambda: ratio.minimum(ratio.clamp(1 - c, 1 + c)) * a,
-    }.get(k.get("pick", ""), lambda: unclipped.minimum(clipped))()
+    clipped = m.at("clip", lambda ratio, c: ratio.clamp(1 - c, 1 + c))(ratio, i.cliprange) * a
+    picked: Tensor = m.at("pick", lambda u, c, a: u.minimum(c))(unclipped, clipped, a)
+    return picked
 
 
-def _ratio(policy: Tensor, old: Tensor, how: str) -> Tensor:
-    gap = policy - old
-    return {
-        "inverse": lambda: (-gap).exp(),
-        "log": lambda: gap,
-        "quotient": lambda: policy / old,
-        "detached": lambda: gap.exp().detach() + 0 * policy,
-        "ignores_old": lambda: (policy - policy.detach()).exp(),
-        "policy_old": lambda: (policy - policy).exp(),
-        "sequence": lambda: gap.sum(-1, keepdim=True).exp().expand_as(gap),
-        "shifted": lambda: (policy - old.roll(1, -1)).exp(),
-    }.get(how, lambda: gap.exp())()
+_APPLIED, _DIVISOR, _DIM = "where the mask is applied", "what the sum is divided by", "the dim of the sums"
+#: Steps: divisor (count, size, constant, mask).
+SLICE_MISTAKES = (
+    *known("mask", _APPLIED,
+        ("the mask is ignored", torch.ones_like),
+        ("the mask is upside down", lambda m: ~m),
+        ("the mask is shifted by one", lambda m: _shift(m, 1)),
+        ("the mask is shifted by one", lambda m: _shift(m, -1)),
+    ),
+    *known("divisor", _DIVISOR,
+        ("sums are divided by the number of masked-in elements", lambda count, size, c, mask: count),
+        ("sums are divided by the number of elements besides",
+         lambda count, size, c, mask: count * (count if c is None else c)),
+        ("sums are divided by all elements, also those that are masked out", lambda count, size, c, mask: size),
+        ("the sum is given back, not a mean", lambda count, size, c, mask: 1),
+        ("slices are divided by the count of the whole mask", lambda count, size, c, mask: mask.sum()),
+    ),
+    *known("dim", _DIM,
+        ("dim is ignored: everything is summed", lambda dim: None),
+        ("dim is ignored: the last one is always taken", lambda dim: -1),
+        ("dim is ignored: the first one is always taken", lambda dim: 0),
+        ("the other dim is taken", lambda dim: None if dim is None else int(dim == 0)),
+    ),
+    *known("keepdim", "keepdim in the sums", ("the summed dimension is kept with size 1", lambda keepdim: True)),
+    *known("dim", "how dim is tested: 0 is false in Python",
+           ("dim=0 is taken for no dim at all", lambda dim: dim or None)),
+)  # fmt: skip
+NORMALIZE_MISTAKES = (
+    *known("divisor", _DIVISOR,
+        ("the constant is ignored", lambda count, size, c, mask: 1),
+        ("the constant multiplies", lambda count, size, c, mask: 1 / c),
+    ),
+    *SLICE_MISTAKES,
+)  # fmt: skip
+MEAN_MISTAKES = (
+    *SLICE_MISTAKES,
+    *known("divisor", "the count where it is 0", ("a slice without any element gives 0 where the course asks for NaN",
+                                                  lambda count, size, c, mask: count.clamp(min=1))),
+)  # fmt: skip
 
 
-def _sequence_ratio(policy: Tensor, old: Tensor, mask: Tensor | None, k: Knobs) -> Tensor:
-    m = torch.ones_like(policy) if mask is None else mask.to(policy.dtype)
-    gap = old - policy if k.get("ratio") == "inverse" else policy - old
-    total, count = (gap * m).sum(-1, keepdim=True), m.sum(-1, keepdim=True).clamp(min=1)
-    mean = total / count
-    ratio = {
-        "all": lambda: gap.mean(-1, keepdim=True).exp(),
-        "width": lambda: (total / policy.shape[-1]).exp(),
-        "sum": lambda: total.exp(),
-        "mean_ratio": lambda: (gap.exp() * m).sum(-1, keepdim=True) / count,
-        "detached": lambda: mean.exp().detach() + 0 * mean,
-    }.get(k.get("sequence", ""), lambda: mean.exp() if k.get("ratio") != "log" else mean)()
-    if k.get("ratio") == "ignores_old":
-        ratio = (mean - mean.detach()).exp()
-    return ratio.expand_as(policy)
+def wrong_slices(value: Tensor, mask: Tensor, constant: float | None, dim: int | None, m: Mistake) -> Tensor:
+    """Return `masked_normalize` by a constant, or `masked_mean` if that is None, with one mistake."""
+    along, keepdim = m.at("dim", lambda dim: dim)(dim), m.at("keepdim", lambda keepdim: keepdim)(False)
+    weights = m.at("mask", lambda mask: mask)(mask.bool()).to(value.dtype)
 
+    def summed(x: Tensor) -> Tensor:
+        return x.sum() if along is None else x.sum(along, keepdim=keepdim)
 
-def _clip(ratio: Tensor, c: float, bounds: str) -> Tensor:
-    if bounds == "log":
-        return ratio.clamp(min=1e-9).log().clamp(-c, c).exp()
-    limits: dict[str, tuple[float | None, float | None]] = {
-        "upper": (None, 1 + c),
-        "lower": (1 - c, None),
-        "zero": (-c, c),
-        "fixed": (0.8, 1.2),
-    }
-    low, high = limits.get(bounds, (1 - c, 1 + c))
-    return ratio.clamp(low, high)
+    right = lambda count, size, constant, mask: count if constant is None else constant  # noqa: E731
+    divisor = m.at("divisor", right)(summed(weights), summed(torch.ones_like(weights)), constant, weights)
+    return summed(value.masked_fill(weights == 0, 0.0)) / divisor

@@ -10,12 +10,25 @@ import sys
 import textwrap
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
-from rlreason.courses.check.subject import COURSES, LOOP, SECONDS_TO_IMPORT
+from rlreason.courses.check.subject import (
+    CHECKED_NAMES,
+    COURSES,
+    LOOP,
+    SECONDS_TO_IMPORT,
+    Bug,
+    NotWrittenError,
+    TimeUpError,
+    course_of,
+    fits,
+    functions_of,
+    time_limit,
+    year_of,
+)
 from rlreason.errors import ConfigError
 from rlreason.records.console import Console
 from rlreason.runtime.streams import Answer, Parser
@@ -56,7 +69,7 @@ def check_module(module: str, course: str, seconds: float, report: Callable[[str
 def _check_rest(check: Check) -> tuple[str, str] | None:
     """Check the functions that have no result yet in one process; return the function it died in and how, or None."""
     read, write = os.pipe()
-    command = [sys.executable, "-m", "rlreason.courses.check.child", str(write)]
+    command = [sys.executable, "-c", "from rlreason.courses.check.runner import run_child; run_child()", str(write)]
     command += [check.module, check.course, str(check.seconds), *check.results]
     root = str(Path(__file__).resolve().parents[3])
     paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
@@ -137,30 +150,100 @@ def _ended(process: subprocess.Popen[bytes], module: str, current: str, errors: 
     raise ConfigError(f"MODULE={module}: importing it ends the whole process ({how}){tail}: do not exit there")
 
 
-class TimeUpError(BaseException):
-    """The time limit of a function has passed. Not an `Exception`, so that user code does not catch it."""
+Event = dict[str, Any]  # has "event": loading, mistake, module, begin, done or end
 
 
-@contextmanager
-def time_limit(seconds: float) -> Iterator[None]:
-    """Raise `TimeUpError` in the block after so many seconds of the processor, or twice as many by the clock.
+def run_child() -> None:
+    """Check a module in this process, write each event to a pipe as one line of JSON, and exit without waiting.
 
-    So a busy machine does not make a right function look like one that hangs.
+    What the user's code prints, raises, hangs in or ends with stays in this process. The arguments are the pipe's
+    number, the module, the course, the seconds for each function, and the functions to leave out.
     """
+    descriptor, module, course, seconds, *skipped = sys.argv[1:]
+    channel = os.fdopen(int(descriptor), "w", encoding="utf-8", buffering=1)
+    os.set_inheritable(int(descriptor), False)
+    for event in events(module, course, float(seconds), set(skipped)):
+        channel.write(json.dumps(event) + "\n")
+        channel.flush()
+    channel.flush()
+    os._exit(0)
 
-    def up(number: int, frame: object) -> NoReturn:
-        raise TimeUpError
 
-    before = [signal.signal(number, up) for number in (signal.SIGALRM, signal.SIGPROF)]
+def events(path_or_name: str, course: str, seconds: float, skipped: set[str]) -> Iterator[Event]:
+    """Check every function of a module but those in `skipped`; yield what happens."""
+    from rlreason.courses.check.calling import NotLoadedError, load_module
+
+    yield {"event": "loading"}
     try:
-        signal.setitimer(signal.ITIMER_PROF, seconds, 0.2)  # again and again, for code that catches everything
-        signal.setitimer(signal.ITIMER_REAL, 2 * seconds, 0.2)
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_PROF, 0)
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        for number, handler in zip((signal.SIGALRM, signal.SIGPROF), before, strict=True):
-            signal.signal(number, handler)
+        with time_limit(SECONDS_TO_IMPORT):
+            functions = functions_of(load_module(path_or_name))
+    except NotLoadedError as error:
+        yield {"event": "mistake", "text": f"MODULE={path_or_name}: {error}"}
+        return
+    except TimeUpError:
+        yield {
+            "event": "mistake",
+            "text": f"MODULE={path_or_name}: importing it takes longer than {SECONDS_TO_IMPORT:g} s: do less there",
+        }
+        return
+    year = course or course_of(functions)
+    if not functions:
+        names = ", ".join(CHECKED_NAMES)
+        yield {"event": "mistake", "text": f"MODULE={path_or_name} has none of the functions that are checked: {names}"}
+        return
+    if misfit := next((name for name in functions if course and not fits(name, functions[name], course)), ""):
+        reason = f"{misfit} has the parameters of {year_of(misfit, functions[misfit])}: leave --course out"
+        yield {"event": "mistake", "text": f"--course {course}: {reason}"}
+        return
+    yield {"event": "module", "course": year}
+    import torch
+
+    import rlreason.courses.check.train_step  # it takes seconds, which must not count for the first function
+
+    if {LOOP, "grpo_train_step", "get_response_log_probs"} & functions.keys():
+        import rlreason.model.parameters  # noqa: F401
+
+    torch.set_num_threads(1)
+    for name, function in functions.items():
+        if name not in skipped:
+            yield {"event": "begin", "name": name}
+            yield _check_function(name, function, year, seconds)
+    yield {"event": "end"}
+
+
+def _check_function(name: str, function: Callable[..., Any], course: str, seconds: float) -> Event:
+
+    notes: list[str] = []
+    try:
+        with time_limit(seconds):
+            findings = findings_of(name, function, course, notes)
+    except NotWrittenError:
+        return {"event": "done", "name": name, "state": "not written", "findings": [], "notes": []}
+    except TimeUpError:
+        kind = f"it does not end: stopped after {seconds:g} s"
+        findings = [Bug(name, kind, "loops whose end is never reached")]
+    state = "bug" if findings else "ok"
+    return {"event": "done", "name": name, "state": state, "findings": [f.as_dict() for f in findings], "notes": notes}
+
+
+def findings_of(name: str, function: Callable[..., Any], course: str, notes: list[str] | None = None) -> list[Any]:
+    """Return the bugs of one function or loop; add cases that were not tried to `notes`.
+
+    It runs the user's code in this process.
+    """
+    from rlreason.courses.check.calling import Yours
+    from rlreason.courses.check.engine import examine
+    from rlreason.courses.check.loop_judge import problems
+    from rlreason.courses.check.train_step import subject_of
+
+    if name == LOOP:
+        return problems(function, notes if notes is not None else [])
+    subject = subject_of(name, function, course)
+    yours = Yours(function, subject.parameters)
+    findings = examine(subject, yours)
+    if notes is not None:
+        notes += yours.notes
+    return findings
 
 
 WIDTH = 100

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import inspect
+import signal
 import sysconfig
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -17,7 +19,6 @@ if TYPE_CHECKING:
 
 Inputs = dict[str, Any]
 Observed = dict[str, "Tensor"]  # results and gradients of one call, by name
-Knobs = Mapping[str, str]  # a known mistake: knob -> setting
 
 
 class Kind(NamedTuple):
@@ -41,6 +42,32 @@ class UnwrittenFault(Fault):
 
 class NotWrittenError(Exception):
     """No case of the function is written yet."""
+
+
+class TimeUpError(BaseException):
+    """The time limit of a function has passed. Not an `Exception`, so that user code does not catch it."""
+
+
+@contextmanager
+def time_limit(seconds: float) -> Iterator[None]:
+    """Raise `TimeUpError` in the block after so many seconds of the processor, or twice as many by the clock.
+
+    So a busy machine does not make a right function look like one that hangs.
+    """
+
+    def up(number: int, frame: object) -> NoReturn:
+        raise TimeUpError
+
+    before = [signal.signal(number, up) for number in (signal.SIGALRM, signal.SIGPROF)]
+    try:
+        signal.setitimer(signal.ITIMER_PROF, seconds, 0.2)  # again and again, for code that catches everything
+        signal.setitimer(signal.ITIMER_REAL, 2 * seconds, 0.2)
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        for number, handler in zip((signal.SIGALRM, signal.SIGPROF), before, strict=True):
+            signal.signal(number, handler)
 
 
 @dataclass(frozen=True)
@@ -71,6 +98,28 @@ class Bug:
 
 Function = Callable[..., Any]
 Property = Callable[[Any], Iterable[Bug]]
+Hint = Callable[[Function, set[str]], Kind | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Mistake:
+    """A known mistake: a wrong function in the place of one step of the right computation."""
+
+    step: str
+    kind: Kind
+    replacement: Callable[..., Any]
+
+    def at(self, step: str, right: Callable[..., Any]) -> Callable[..., Any]:
+        """Return the function that computes this step."""
+        return self.replacement if step == self.step else right
+
+
+NO_MISTAKE = Mistake("", Kind("", ""), lambda: None)
+
+
+def known(step: str, where: str, *mistakes: tuple[str, Callable[..., Any]]) -> tuple[Mistake, ...]:
+    """Return the mistakes of one step, which are looked for at one place, from (name, replacement)."""
+    return tuple(Mistake(step, Kind(name, where), replacement) for name, replacement in mistakes)
 
 
 @dataclass(frozen=True)
@@ -80,12 +129,14 @@ class Subject:
     ours: Function
     course: str  # the handout whose signature it has; several with a space between
     cases: Callable[[], Sequence[CallCase]]
-    observe: Callable[[Function, Inputs], Observed]
-    wrong: Callable[[Inputs, Knobs], Any] | None = None  # the answer of a function with this mistake
-    knobs: Mapping[str, Mapping[str, Kind]] = field(default_factory=dict)
-    smaller: Callable[[Inputs], Iterator[Inputs]] = lambda inputs: iter(())
+    returns: str | tuple[str, ...] | list[str] = ""  # one result, the items of a tuple, or the keys of a dictionary
+    wrong: Callable[[Inputs, Mistake], Any] | None = None  # the answer of a function with this mistake
+    mistakes: Sequence[Mistake] = ()
+    scalar: bool = False  # it returns one number
+    calls_backward: bool = False
+    view: Callable[[Observed, Inputs], Observed] = lambda observed, inputs: observed  # what of it is compared
     properties: Sequence[Property] = ()  # tried where the cases show no bug
-    hints: Sequence[Callable[[Function], Kind | None]] = ()  # tried where no known mistake fits
+    hints: Sequence[Hint] = ()  # tried where no known mistake fits, with what is special about the differing cases
     optional: frozenset[str] = frozenset()  # branches that the handout leaves open: differences are notes
     alike: Callable[[Observed, Inputs], bool] = lambda observed, inputs: False  # whether another answer is right too
 
@@ -99,11 +150,11 @@ class Subject:
         """Return the handout's parameters, in order."""
         return tuple(name for name in inspect.signature(self.ours).parameters if name != "empty")  # which is ours alone
 
-    def wrong_function(self, knobs: Knobs) -> Function:
+    def wrong_function(self, mistake: Mistake) -> Function:
         """Return the function with a known mistake, which takes keyword arguments."""
         assert self.wrong is not None
         wrong = self.wrong
-        return lambda **inputs: wrong(inputs, knobs)
+        return lambda **inputs: wrong(inputs, mistake)
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """vLLM as the rollout engine, through its public calls only. Tested versions: docs/vllm.md.
 
 It has its own copy of the weights, so every weight sync ends with a check that engine and trainer agree
-(weight_check.py). One thread owns vLLM: calls keep their order, and a call that hangs can be given up.
+(transfer.py). One thread owns vLLM: calls keep their order, and a call that hangs can be given up.
 """
 
 import itertools
@@ -36,12 +36,12 @@ from rlreason.engines.vllm.start import (
     temporary_files_in,
     write_model,
 )
-from rlreason.engines.vllm.transfer import WeightTransfer
-from rlreason.engines.weight_check import (
+from rlreason.engines.vllm.transfer import (
     PROBE,
     PROBE_PROMPT,
     PROBE_TOKENS,
     WeightCheck,
+    WeightTransfer,
     largest_mismatch,
     mismatch_bound,
     probe_prompt,

@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 import torch
+from torch import Tensor, nn
 
 from rlreason.config.groups import INSTALL_VLLM as INSTALL
 from rlreason.config.groups import WITHOUT_VLLM
@@ -165,7 +166,7 @@ def plan_memory(
     kv_heads = getattr(config, "num_key_value_heads", None) or heads
     token = kv_of_token(config.num_hidden_layers, kv_heads * head_dim, dtype.itemsize)
     weights = model_size(policy.model) * dtype.itemsize
-    cache, one = vllm_cache(token, weights, free, max_len, max_rows, cache_gb, reserve)
+    cache, one = vllm_cache(token, free - weights - reserve, max_len, max_rows, cache_gb)
     plan = MemoryPlan(weights, cache, free)
     if cache < one:
         raise ConfigError(
@@ -417,3 +418,28 @@ def process_state_kept() -> Iterator[None]:
         torch.set_num_threads(threads)
         random.setstate(python)
         np.random.set_state(numpy)
+
+
+TRAINER = "RLREASON_TRAINER"  # environment variable: the process id of the trainer, with which the engine ends
+
+
+def row_digests(weight: Tensor) -> Tensor:
+    """Digest each row, (rows, ...) -> (rows,): the sum over a row's indices j of bits_j * odd_j, modulo 2^64.
+
+    An odd factor is invertible modulo 2^64, so one changed number always changes the digest; the factors differ, so
+    exchanged numbers do too.
+
+    >>> row_digests(torch.tensor([[1.0, 2.0], [2.0, 1.0], [1.0, 2.0]])).unique().numel()
+    2
+    """
+    bits = weight.detach().contiguous().view({2: torch.int16, 4: torch.int32}[weight.dtype.itemsize])
+    bits = bits.reshape(len(weight), -1)
+    odd = torch.arange(bits.shape[1], device=bits.device) * -7046029254386353131 | 1  # int64 wraps around
+    return torch.cat([(part.long() * odd).sum(1) for part in bits.split(1024)])  # a slice at a time: 8 bytes a number
+
+
+def repack_tied_head(model: nn.Module) -> None:
+    """Renew the packed copy of a tied output head that vLLM uses on the processor; a reload leaves it stale."""
+    head, embedding = getattr(model, "lm_head", None), getattr(getattr(model, "model", None), "embed_tokens", None)
+    if head is not None and embedding is not None and head.weight is embedding.weight and not head.weight.is_cuda:
+        head.quant_method.process_weights_after_loading(head)

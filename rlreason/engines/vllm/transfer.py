@@ -1,80 +1,118 @@
-"""Code that runs in vLLM's own process; vLLM's worker there imports this module."""
+"""Start vLLM in this process or in one of its own, send weights to it, and check after every sync that it has them.
+
+The check has two parts:
+
+1. Tensors: every weight that the engine keeps in the trainer's layout must equal the trainer's bit by bit after
+   the cast. This finds a lost or stale tensor however little training changed it.
+2. A probe: the engine continues a fixed prompt, and both sides compute the log-probabilities of those tokens. This
+   finds what tensors do not show: a stale packed copy, a cache of old keys and values, another temperature.
+"""
 
 import contextlib
+import importlib
+import multiprocessing
 import os
-import select
-import shutil
-import signal
-import tempfile
-import threading
-import time
+import socket
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from multiprocessing.process import BaseProcess
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from rlreason.engines.vllm.start import FILES
-from rlreason.engines.weight_check import differing_tensors
+from rlreason.engines.base import Prompt, Sampling
+from rlreason.engines.vllm.start import TRAINER, repack_tied_head, row_digests
 from rlreason.model.policy import Policy
 
-TRAINER = "RLREASON_TRAINER"  # environment variable: the process id of the trainer, with which the engine ends
-ENDING_S = 5.0
+PROBE_PROMPT = 160  # tokens: longer than any engine's prefix-cache block (16 to 128), so a stale cache would be used
+PROBE_TOKENS = 8
+PROBE = Sampling(max_tokens=PROBE_TOKENS)  # temperature 1, a scorer's default
 
 
-def row_digests(weight: Tensor) -> Tensor:
-    """Digest each row, (rows, ...) -> (rows,): the sum over a row's indices j of bits_j * odd_j, modulo 2^64.
+@dataclass(frozen=True, slots=True)
+class WeightCheck:
+    """The result of one check. `mismatch` and `bound` are in nats per token."""
 
-    An odd factor is invertible modulo 2^64, so one changed number always changes the digest; the factors differ, so
-    exchanged numbers do too.
+    mismatch: float  # |log p_engine - log p_trainer|, the largest over the probe's tokens
+    bound: float
+    compared: int  # tensors that could be compared
+    differing: tuple[str, ...]  # names of those that differ from the trainer's
 
-    >>> row_digests(torch.tensor([[1.0, 2.0], [2.0, 1.0], [1.0, 2.0]])).unique().numel()
-    2
+    @property
+    def holds(self) -> bool:
+        """Whether the engine has the trainer's weights. A mismatch of nan or a check without tensors does not hold."""
+        return self.mismatch <= self.bound and self.compared > 0 and not self.differing
+
+    def __str__(self) -> str:
+        names = ", ".join(self.differing[:3]) + (" ..." if len(self.differing) > 3 else "")
+        return (
+            f"the probe's log-probabilities differ by {self.mismatch:.3g} nats (bound {self.bound:g}), "
+            f"{len(self.differing)} of {self.compared} compared tensors differ" + (f" ({names})" if names else "")
+        )
+
+
+def mismatch_bound(dtype: torch.dtype) -> float:
+    """The largest train-inference mismatch of a token that rounding alone explains, in nats.
+
+    float32: 2e-5 is measured between kernels, 2e-4 at worst, and the bound is 1e-3. bfloat16 keeps 8 bits, so hidden
+    states differ by some 2^-8 of themselves and logits of size 20 by tenths. Measured over twelve such probes: at most
+    0.12 for a pretrained model, 0.36 for one with large random weights; the bound is 0.5.
     """
-    bits = weight.detach().contiguous().view({2: torch.int16, 4: torch.int32}[weight.dtype.itemsize])
-    bits = bits.reshape(len(weight), -1)
-    odd = torch.arange(bits.shape[1], device=bits.device) * -7046029254386353131 | 1  # int64 wraps around
-    return torch.cat([(part.long() * odd).sum(1) for part in bits.split(1024)])  # a slice at a time: 8 bytes a number
+    return 1e-3 if dtype == torch.float32 else 0.5
 
 
-class WorkerExtension:
-    """Methods that vLLM adds to its worker."""
-
-    def row_digests(self) -> tuple[dict[str, bytes], dict[str, list[str]]]:
-        """Return row digests of every weight in the model's number format, and which layers are stacked of which."""
-        worker: Any = self
-        model = worker.get_model()
-        kept = {n: p for n, p in model.named_parameters() if p.dtype == worker.model_config.dtype and p.numel()}
-        fused = getattr(model, "packed_modules_mapping", {})
-        return {name: row_digests(p).cpu().numpy().tobytes() for name, p in kept.items()}, dict(fused)
+def probe_prompt(vocab: int, context: int) -> Prompt:
+    """Return the probe's prompt: the same tokens for every weight sync, spread over the whole vocabulary."""
+    length = max(1, min(PROBE_PROMPT, context - PROBE_TOKENS))
+    generator = torch.Generator().manual_seed(0)
+    return Prompt("probe", torch.randint(vocab, (length,), generator=generator).tolist(), seed=0)
 
 
-def end_with(trainer: int) -> None:
-    """End the engine when the trainer's process is gone, however it ended, since vLLM does not watch it.
+def largest_mismatch(engine: Sequence[float], trainer: Sequence[float]) -> float:
+    """Return max |a - b| over the probe's tokens; infinite when a number is missing or not finite.
 
-    This runs in vLLM's worker: a child of the engine's process, or the engine's process itself.
+    >>> largest_mismatch([-1.0, -2.0], [-1.0, -2.5]), largest_mismatch([float("nan")], [0.0]), largest_mismatch([], [])
+    (0.5, inf, inf)
     """
-    engine, files = os.getpid() if os.getppid() == trainer else os.getppid(), tempfile.gettempdir()
-
-    def watch() -> None:
-        with contextlib.suppress(ProcessLookupError):
-            select.select([os.pidfd_open(trainer)], [], [])
-        if Path(files).name.startswith(FILES):
-            shutil.rmtree(files, ignore_errors=True)
-        for number in (signal.SIGTERM, signal.SIGKILL):  # on the first it frees its shared memory
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(engine, number)
-            time.sleep(ENDING_S)
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()
+    if len(engine) != len(trainer) or not engine:
+        return float("inf")
+    mismatches = [abs(a - b) for a, b in zip(engine, trainer, strict=True)]
+    return max(mismatches) if all(m < float("inf") for m in mismatches) else float("inf")
 
 
-if TRAINER in os.environ and os.environ[TRAINER] != str(os.getpid()):
-    end_with(int(os.environ[TRAINER]))
+def differing_tensors(
+    model: nn.Module, weights: Iterable[tuple[str, Tensor]], fused: Mapping[str, Sequence[str]]
+) -> tuple[int, tuple[str, ...]]:
+    """Compare the trainer's weights with the engine's: return how many could be compared, and the names that differ.
+
+    `fused` maps the layers that the engine stacks from several of the trainer's along the first axis (qkv_proj of
+    q_proj, k_proj, v_proj). Weights in a packed layout are left out: the probe covers them. Rows after the trainer's
+    last one are the engine's padding.
+    """
+    own = dict(model.named_parameters())
+    part_of = {part: (whole, parts) for whole, parts in fused.items() for part in parts}
+    used: dict[str, int] = {}  # rows of a fused layer compared so far
+    compared, differing = 0, []
+    for name, weight in weights:
+        module, _, kind = name.rpartition(".")
+        path, dot, layer = module.rpartition(".")
+        whole, parts = part_of.get(layer, (layer, (layer,)))
+        key = f"{path}{dot}{whole}.{kind}"
+        held, start = own.get(key), used.get(key, 0)
+        if held is None or held.shape[1:] != weight.shape[1:] or held.shape[0] < start + len(weight):
+            continue
+        used[key] = start + len(weight) if len(parts) > 1 else 0
+        rows = held.detach()[start : start + len(weight)]
+        compared += 1
+        if not torch.equal(rows, weight.to(dtype=rows.dtype, device=rows.device)):
+            differing.append(name)
+    return compared, tuple(differing)
 
 
 class WeightTransfer(ABC):
@@ -190,8 +228,166 @@ def others_group_kept() -> Iterator[None]:
         parallel_state.destroy_distributed_environment = whole
 
 
-def repack_tied_head(model: nn.Module) -> None:
-    """Renew the packed copy of a tied output head that vLLM uses on the processor; a reload leaves it stale."""
-    head, embedding = getattr(model, "lm_head", None), getattr(getattr(model, "model", None), "embed_tokens", None)
-    if head is not None and embedding is not None and head.weight is embedding.weight and not head.weight.is_cuda:
-        head.quant_method.process_weights_after_loading(head)
+class ProcessTransfer(WeightTransfer):
+    """Weight transfer to a vLLM in another process. Subclasses name the transport: vLLM's own, or a registered one.
+
+    `gpu`: the number of its GPU among those that are visible here; None: the processor. `shared`: a rank of the trainer
+    runs there too.
+    """
+
+    oldest_vllm = (0, 28)  # the first with the sending side of its weight transfer
+    backend: str  # the transport's name in both of vLLM's factories
+    #: A class of methods for vLLM's worker; importing its module, on both sides, registers the transport.
+    worker_extension = "rlreason.engines.vllm.transport.WorkerExtension"
+
+    def __init__(self, gpu: int | None = None, shared: bool = False) -> None:
+        self.gpu, self.shared = gpu, shared
+        self._before: frozenset[int | None] | None = None  # other engines' processes when this start began
+        self.processes: list[BaseProcess] = []  # vLLM's own
+        self._closed = False
+
+    @abstractmethod
+    def init_info(self) -> Any:
+        """Return the sending side's arguments, a `TrainerInitInfo` of vLLM."""
+
+    def device(self, policy: Policy) -> torch.device:
+        return torch.device("cpu") if self.gpu is None else torch.device("cuda", self.gpu)
+
+    def shares_gpu(self, policy: Policy) -> bool:
+        return self.shared
+
+    def environment(self) -> dict[str, str]:
+        """Return environment variables of vLLM's process, which sees only its own GPU."""
+        own = {
+            "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
+            "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
+            TRAINER: str(os.getpid()),
+        }
+        if self.gpu is not None:
+            own["CUDA_VISIBLE_DEVICES"] = visible_gpu(os.environ.get("CUDA_VISIBLE_DEVICES"), self.gpu)
+        return own
+
+    def start(self, policy: Policy, folder: str, arguments: dict[str, Any]) -> Any:
+        import vllm
+        import vllm.envs
+        from vllm.config import WeightTransferConfig
+        from vllm.distributed.weight_transfer import WeightTransferTrainerFactory
+
+        from rlreason.engines.vllm.transport import PolicyWeights, WeightClient
+
+        importlib.import_module(self.worker_extension.rpartition(".")[0])
+        self._before = frozenset(process.pid for process in engine_processes())
+        # vLLM caches the environment when an engine starts in this process.
+        getattr(vllm.envs, "disable_envs_cache", lambda: None)()
+        llm = vllm.LLM(
+            folder,
+            weight_transfer_config=WeightTransferConfig(backend=self.backend),
+            worker_extension_cls=self.worker_extension,
+            **arguments,
+        )
+        if not self.spawned():
+            raise RuntimeError("vLLM started no process of its own")
+        self._weights = PolicyWeights(policy)
+        self._sender = WeightTransferTrainerFactory.trainer_init(
+            self.init_info(), client=WeightClient(llm), source=self._weights
+        )
+        return llm
+
+    def spawned(self) -> bool:
+        """Find this engine's processes: while `STARTING` is held, every new one is its own."""
+        if not self.processes and self._before is not None:
+            self.processes = [p for p in engine_processes() if p.pid not in self._before]
+        return bool(self.processes)
+
+    def settled(self) -> None:
+        self.spawned()
+        self._before = None  # later processes belong to other engines
+
+    def send_weights(self, llm: Any, policy: Policy) -> None:
+        self._weights.policy = policy
+        self._sender.send_weights()
+
+    def differing_tensors(self, llm: Any, policy: Policy) -> tuple[int, tuple[str, ...]]:
+        """Compare the tensors by digests of their rows, so that no weights are sent."""
+        digests, fused = llm.collective_rpc("row_digests")[0]
+        theirs = {name: torch.from_numpy(np.frombuffer(rows, np.int64).copy()) for name, rows in digests.items()}
+        model: Any = SimpleNamespace(named_parameters=theirs.items)
+        self._weights.policy = policy
+        ours = ((name, row_digests(weight)) for name, weight in self._weights)
+        return differing_tensors(model, ours, fused)
+
+    def check_alive(self) -> None:
+        for process in () if self._closed else self.processes:
+            if not process.is_alive():
+                raise RuntimeError(f"vLLM's process has ended (exit code {process.exitcode})")
+
+    def shut_down(self, llm: Any) -> None:
+        llm.llm_engine.engine_core.shutdown()
+
+    def close(self, failed: bool, shut_down: Callable[[], None]) -> None:
+        """Shut vLLM down and kill its process; one that died or hangs is killed without the shutdown."""
+        self._closed = True  # from now on it may end
+        self.spawned()
+        if not failed:
+            shut_down()
+        for process in self.processes:
+            process.kill()
+            process.join(10)
+
+
+class NCCLTransfer(ProcessTransfer):
+    """Transfer to another GPU of this machine; NCCL does not connect two processes on one GPU."""
+
+    backend = "nccl"
+
+    def __init__(self, gpu: int = 1, shared: bool = False) -> None:
+        super().__init__(gpu, shared)
+
+    def init_info(self) -> Any:
+        """Return NCCL's arguments: the trainer is rank 0 of two and opens a port on this machine."""
+        from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo
+
+        return NCCLTrainerInitInfo(master_address="127.0.0.1", master_port=free_port(), world_size=2, rank=0)
+
+
+class HostTransfer(ProcessTransfer):
+    """Transfer through a file in main memory to any device, the policy's own GPU and the processor included."""
+
+    backend = "host_memory"
+
+    def init_info(self) -> Any:
+        from rlreason.engines.vllm.transport import HostInit
+
+        return HostInit(rank=0)
+
+
+def engine_processes() -> list[BaseProcess]:
+    """Return vLLM's child processes of this one, by name, since vLLM has no list of them."""
+    return [process for process in multiprocessing.active_children() if process.name.startswith("EngineCore")]
+
+
+_ports: list[int] = []  # already given to an engine
+
+
+def free_port() -> int:
+    """Return a free port of this machine, a different one for each engine, since several start at once.
+
+    >>> free_port() != free_port()
+    True
+    """
+    with ExitStack() as probes:
+        while True:
+            probe = probes.enter_context(socket.socket())
+            probe.bind(("127.0.0.1", 0))
+            if (port := int(probe.getsockname()[1])) not in _ports:
+                _ports.append(port)
+                return port
+
+
+def visible_gpu(visible: str | None, number: int) -> str:
+    """Return CUDA_VISIBLE_DEVICES for a process with this one of the GPUs that are `visible` here.
+
+    >>> visible_gpu(None, 1), visible_gpu("2, 5", 1), visible_gpu("GPU-8f2a,GPU-5e1c,MIG-3b", 2)
+    ('1', '5', 'MIG-3b')
+    """
+    return visible.split(",")[number].strip() if visible else str(number)

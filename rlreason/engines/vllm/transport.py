@@ -1,9 +1,16 @@
-"""The trainer's side of vLLM's own weight transfer: the weights to send, and the calls to the receiving workers.
+"""Both sides of vLLM's own weight transfer: what the trainer sends, and what runs in vLLM's worker.
 
 Imports vLLM, so it is imported only when an engine in a process of its own starts.
 """
 
+import contextlib
+import os
+import select
 import shutil
+import signal
+import tempfile
+import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,9 +29,48 @@ from vllm.distributed.weight_transfer import (
 from vllm.distributed.weight_transfer.base import TrainerInitInfo, WeightTransferInitInfo, WeightTransferUpdateInfo
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
-from rlreason.engines.vllm.transfer import WorkerExtension, repack_tied_head
+from rlreason.engines.vllm.start import FILES, TRAINER, repack_tied_head, row_digests
 from rlreason.model.policy import Policy
 from rlreason.runtime.signals import temporary_folder
+
+ENDING_S = 5.0
+
+
+class WorkerExtension:
+    """Methods that vLLM adds to its worker."""
+
+    def row_digests(self) -> tuple[dict[str, bytes], dict[str, list[str]]]:
+        """Return row digests of every weight in the model's number format, and which layers are stacked of which."""
+        worker: Any = self
+        model = worker.get_model()
+        kept = {n: p for n, p in model.named_parameters() if p.dtype == worker.model_config.dtype and p.numel()}
+        fused = getattr(model, "packed_modules_mapping", {})
+        return {name: row_digests(p).cpu().numpy().tobytes() for name, p in kept.items()}, dict(fused)
+
+
+def end_with(trainer: int) -> None:
+    """End the engine when the trainer's process is gone, however it ended, since vLLM does not watch it.
+
+    This runs in vLLM's worker: a child of the engine's process, or the engine's process itself.
+    """
+    engine, files = os.getpid() if os.getppid() == trainer else os.getppid(), tempfile.gettempdir()
+
+    def watch() -> None:
+        with contextlib.suppress(ProcessLookupError):
+            select.select([os.pidfd_open(trainer)], [], [])
+        if Path(files).name.startswith(FILES):
+            shutil.rmtree(files, ignore_errors=True)
+        for number in (signal.SIGTERM, signal.SIGKILL):  # on the first it frees its shared memory
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(engine, number)
+            time.sleep(ENDING_S)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+if TRAINER in os.environ and os.environ[TRAINER] != str(os.getpid()):
+    end_with(int(os.environ[TRAINER]))
 
 
 class PolicyWeights(WeightSource):
@@ -69,12 +115,8 @@ class WeightClient:
 
 
 BACKEND = "host_memory"
-FILES = "rlreason-weights-"
+WEIGHT_FILES = "rlreason-weights-"
 MEMORY = Path("/dev/shm")  # a file system in main memory; a container's often holds 64 MB
-
-
-class HostWorker(WorkerExtension):
-    """Named to vLLM, so that its process imports this module, the receiving side."""
 
 
 @dataclass
@@ -97,7 +139,7 @@ class HostSender(TrainerWeightTransferEngine[HostInit]):
     def send_weights(self) -> None:
         """Write the weights to a file, have the worker read it, and remove it."""
         weights = {name: weight.contiguous().cpu() for name, weight in self.source or ()}
-        with temporary_folder(FILES, place_for(sum(weight.nbytes for weight in weights.values()))) as folder:
+        with temporary_folder(WEIGHT_FILES, place_for(sum(weight.nbytes for weight in weights.values()))) as folder:
             path = str(Path(folder) / "weights.safetensors")
             save_file(weights, path)
             self.client.start_weight_update()

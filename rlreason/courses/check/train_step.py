@@ -1,4 +1,4 @@
-"""Cases of the micro-batch steps of 2025 and of the train step of 2026, and the list of all that is checked."""
+"""The micro-batch steps of 2025 and the train step of 2026, which is recorded like a step of a loop; all subjects."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -7,12 +7,19 @@ import torch
 from torch import Tensor
 
 from rlreason.courses import cs336_2025, cs336_2026
-from rlreason.courses.check.calling import Yours, answer_parts, fresh, tensor
-from rlreason.courses.check.cases_advantages import ADVANTAGES
-from rlreason.courses.check.cases_losses import AVERAGES, LOSSES, SPANS, choose, wrong_loss_2025
-from rlreason.courses.check.cases_scoring import SCORING
-from rlreason.courses.check.engine import smaller_tensors
-from rlreason.courses.check.inputs import advantages, log_probs, ragged_mask, small_model, word_tokenizer
+from rlreason.courses.check import mistakes
+from rlreason.courses.check.calling import (
+    Yours,
+    advantages,
+    answer_parts,
+    fresh,
+    log_probs,
+    response_mask,
+    small_model,
+    tensor,
+    word_tokenizer,
+)
+from rlreason.courses.check.cases import CASES, CLIPPED_MISTAKES, wrong_loss_2025
 from rlreason.courses.check.loop_gradients import not_a_mean, numbers, unlike, with_gradients
 from rlreason.courses.check.loop_judge import findings_of_rewards, judged
 from rlreason.courses.check.loop_recording import (
@@ -24,16 +31,14 @@ from rlreason.courses.check.loop_recording import (
     read_logit_gradients,
     scored,
 )
-from rlreason.courses.check.mistakes import AGGREGATION_KNOBS, LOSS_KNOBS, wrong_average, wrong_step
+from rlreason.courses.check.scoring import SCORING
 from rlreason.courses.check.subject import (
     Bug,
     CallCase,
     Fault,
-    Function,
     Inputs,
-    Knobs,
+    Mistake,
     NotWrittenError,
-    Observed,
     Subject,
     UnwrittenFault,
     short_text,
@@ -41,26 +46,11 @@ from rlreason.courses.check.subject import (
 )
 
 
-def _observe_step(function: Function, inputs: Inputs) -> Observed:
-    """Return the loss of a step that calls backward, and the gradient after one call and after two."""
-    call = fresh(inputs, "policy_log_probs")
-    leaf = call["policy_log_probs"]
-
-    def grad() -> Tensor:
-        return torch.zeros_like(leaf) if leaf.grad is None else leaf.grad.clone()
-
-    loss, _ = answer_parts(function(**call), ("loss", "metadata"))
-    observed = {"loss": tensor(loss, "the loss", scalar=True), "gradient of policy_log_probs": grad()}
-    function(**call)
-    observed["gradient after a second call"] = grad()
-    return observed
-
-
 def _sft_cases() -> list[CallCase]:
     cases = []
     for number, (accumulation, constant) in enumerate(((2, 1.0), (4, 5.0), (1, 3.0), (3, 1.0))):
         rows = 3 if number < 3 else 2
-        mask = ragged_mask([(s, min(n, 6 - s)) for s, n in SPANS[:rows]], 6)
+        mask = response_mask(rows, 6)
         inputs: Inputs = {
             "policy_log_probs": log_probs(rows, 6, 50 + number, mask)[0],
             "response_mask": mask,
@@ -72,30 +62,27 @@ def _sft_cases() -> list[CallCase]:
     return cases
 
 
-def _wrong_sft(i: Inputs, k: Knobs) -> Any:
-    how = "sequence" if "rows" in k else "constant_mean"
-    loss = wrong_average(-i["policy_log_probs"], i["response_mask"], how, i["normalize_constant"], k)
-    return wrong_step(loss, i["gradient_accumulation_steps"], i["policy_log_probs"], k), {}
-
-
-_STEP_ROWS = ("policy_log_probs", "response_mask", "raw_rewards", "advantages", "old_log_probs")
-_STEP_COLUMNS = ("policy_log_probs", "response_mask", "old_log_probs")
-
-
-def _smaller_step(inputs: Inputs) -> Iterator[Inputs]:
-    for smaller in smaller_tensors(inputs, _STEP_ROWS, _STEP_COLUMNS, (*_STEP_ROWS, "cliprange")):
-        if bool(smaller["response_mask"].any(-1).all()):  # the handout leaves rows without tokens open
-            yield smaller
+def _wrong_sft(i: Inputs, m: Mistake) -> Any:
+    how = "sequence" if m.step == "rows" else "constant_mean"
+    loss = mistakes.wrong_average(-i["policy_log_probs"], i["response_mask"], how, i["normalize_constant"], m)
+    return mistakes.wrong_step(loss, i["gradient_accumulation_steps"], i["policy_log_probs"], m), {}
 
 
 SFT = Subject(
     cs336_2025.sft_microbatch_train_step,
     "cs336_2025",
     _sft_cases,
-    _observe_step,
+    ("loss", "metadata"),
     _wrong_sft,
-    choose(AGGREGATION_KNOBS, "mask", "batch", "constant", "accumulation", "loss_sign", "backward", "rows"),
-    _smaller_step,
+    (
+        *mistakes.MASK_MISTAKES,
+        *mistakes.BATCH_MISTAKES,
+        *mistakes.CONSTANT_MISTAKES,
+        *mistakes.STEP_MISTAKES,
+        *mistakes.ROW_MISTAKES,
+    ),
+    scalar=True,
+    calls_backward=True,
 )
 
 
@@ -104,7 +91,7 @@ def _grpo_cases() -> list[CallCase]:
     for loss_type in ("no_baseline", "reinforce_with_baseline", "grpo_no_clip", "grpo_clip"):
         for number, (accumulation, c) in enumerate(((2, 0.2), (1, 0.1), (4, 0.5))):
             rows = 4 - number
-            mask = ragged_mask([(s, min(n, 6 - s)) for s, n in SPANS[:rows]], 6)
+            mask = response_mask(rows, 6)
             policy, old = log_probs(rows, 6, 60 + number, mask)
             inputs: Inputs = {
                 "policy_log_probs": policy,
@@ -121,9 +108,9 @@ def _grpo_cases() -> list[CallCase]:
     return cases
 
 
-def _wrong_grpo(i: Inputs, k: Knobs) -> Any:
-    loss = wrong_average(wrong_loss_2025(i, k), i["response_mask"], "sequence", 1.0, k)
-    return wrong_step(loss, i["gradient_accumulation_steps"], i["policy_log_probs"], k), {}
+def _wrong_grpo(i: Inputs, m: Mistake) -> Any:
+    loss = mistakes.wrong_average(wrong_loss_2025(i, m), i["response_mask"], "sequence", 1.0, m)
+    return mistakes.wrong_step(loss, i["gradient_accumulation_steps"], i["policy_log_probs"], m), {}
 
 
 def _note_metadata(function: Yours) -> Iterator[Bug]:
@@ -133,7 +120,7 @@ def _note_metadata(function: Yours) -> Iterator[Bug]:
     others = (case.inputs["policy_log_probs"], old + 2)
     try:
         before, *after = (
-            _scalars(answer_parts(function(**fresh(inputs, "policy_log_probs")), ("loss", "metadata"))[1])
+            numbers(answer_parts(function(**fresh(inputs, "policy_log_probs")), ("loss", "metadata"))[1])
             for inputs in (case.inputs, *({**case.inputs, "old_log_probs": old.where(mask, o)} for o in others))
         )
     except Fault:
@@ -144,25 +131,21 @@ def _note_metadata(function: Yours) -> Iterator[Bug]:
     yield from ()
 
 
-def _scalars(metadata: Any) -> dict[str, float]:
-    out = {}
-    for name, value in metadata.items() if isinstance(metadata, dict) else ():
-        if isinstance(value, Tensor) and value.numel() == 1:
-            out[str(name)] = float(value.detach().double())
-        elif isinstance(value, int | float):
-            out[str(name)] = float(value)
-    return {name: value for name, value in out.items() if value == value}
-
-
 GRPO = Subject(
     cs336_2025.grpo_microbatch_train_step,
     "cs336_2025",
     _grpo_cases,
-    _observe_step,
+    ("loss", "metadata"),
     _wrong_grpo,
-    choose(AGGREGATION_KNOBS, "mask", "rows", "batch", "accumulation", "loss_sign", "backward")
-    | choose(LOSS_KNOBS, "pick", "bounds", "ratio", "advantage", "weight", "method"),
-    _smaller_step,
+    (
+        *mistakes.MASK_MISTAKES,
+        *mistakes.ROW_MISTAKES,
+        *mistakes.BATCH_MISTAKES,
+        *mistakes.STEP_MISTAKES,
+        *CLIPPED_MISTAKES[len(mistakes.SIGN_MISTAKES) :],
+    ),
+    scalar=True,
+    calls_backward=True,
     properties=(_note_metadata,),
     optional=frozenset({"grpo_no_clip"}),
 )
@@ -382,10 +365,8 @@ def _loss(update: RecordedUpdate) -> float:
     return float(cs336_2026.aggregate_loss_across_microbatch(loss, update.mask, o.length_norm, int(o.constant)))
 
 
-TRAIN_STEP = Subject(
-    cs336_2026.grpo_train_step, "cs336_2026", list, lambda function, inputs: {}, properties=(_check_train_step,)
-)
-SUBJECTS = (*SCORING, *ADVANTAGES, *LOSSES, *AVERAGES, SFT, GRPO, TRAIN_STEP)
+TRAIN_STEP = Subject(cs336_2026.grpo_train_step, "cs336_2026", list, properties=(_check_train_step,))
+SUBJECTS = (*SCORING, *CASES, SFT, GRPO, TRAIN_STEP)
 
 
 def subject_of(name: str, function: Callable[..., Any], course: str) -> Subject:
