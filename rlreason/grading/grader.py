@@ -23,7 +23,7 @@ from rlreason.config.groups import GradingConfig, names_function
 from rlreason.errors import ConfigError
 from rlreason.grading import plugin
 from rlreason.grading.answers.compare import better, decide
-from rlreason.grading.answers.lexer import ComparisonSettings, Verdict
+from rlreason.grading.answers.lexer import ComparisonSettings, Decision
 from rlreason.grading.formats import FORMATS, Extracted, candidates
 from rlreason.grading.pool import Pool, PoolReply
 from rlreason.grading.worker import WorkerOptions
@@ -313,7 +313,7 @@ class Grader:
         return (answer, *references)
 
     def _grade_by_rules(self, todo: list[CacheKey]) -> dict[CacheKey, Grade]:
-        verdicts: dict[CacheKey, Verdict] = {}
+        verdicts: dict[CacheKey, Decision] = {}
         milliseconds: dict[CacheKey, float] = {}
         undecided: list[tuple[CacheKey, str, str]] = []
         for job in todo:
@@ -348,18 +348,18 @@ class Grader:
         return grades
 
 
-def _grade(verdict: Verdict) -> Grade:
+def _grade(verdict: Decision) -> Grade:
     """The reward is the answer's: a formatted wrong answer earns nothing."""
     answer = 1.0 if verdict.outcome == "correct" else 0.0
     return Grade(1.0, answer, answer, verdict.outcome, verdict.path)
 
 
-def _symbolic_verdict(reply: PoolReply) -> Verdict:
+def _symbolic_verdict(reply: PoolReply) -> Decision:
     if reply.status == "ok":
-        return Verdict(reply.value["outcome"], reply.value["path"])
+        return Decision(reply.value["outcome"], reply.value["path"])
     if reply.status == "timeout":
-        return Verdict("timeout", "symbolic")
-    return Verdict("error", "killed" if reply.status == "killed" else "symbolic")
+        return Decision("timeout", "symbolic")
+    return Decision("error", "killed" if reply.status == "killed" else "symbolic")
 
 
 def _check(grading: GradingConfig, reward: str) -> None:

@@ -1,4 +1,4 @@
-"""Split a cleaned answer into tokens; types of the verdict, and limits on texts for the symbolic library."""
+"""Split a cleaned answer into tokens; types of the decision, and limits on texts for the symbolic library."""
 
 import re
 import unicodedata
@@ -10,14 +10,14 @@ from rlreason.grading.answers.vocabulary import words
 from rlreason.types import Outcome
 
 
-class Verdict(NamedTuple):
-    """The verdict on an answer; `path` names the rule that decided."""
+class Decision(NamedTuple):
+    """What a comparison decided about an answer; `path` names the rule that decided."""
 
     outcome: Outcome
     path: str
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the verdict for JSON, to be sent from a worker process."""
+        """Return it for JSON, to be sent from a worker process."""
         return {"outcome": self.outcome, "path": self.path}
 
 
