@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 
 from rlreason.report.assignment.courses import Assignment, AssignmentQuestion, PublishedFigure
-from rlreason.report.charts import figures_of, legend_of
+from rlreason.report.charts import STEP_TITLE, Spec, figures_of, legend_of, ticks_of
 from rlreason.report.content import DEPTH, GRID, Curves, Entry, Figure, Line, Table, band_of, counted
 from rlreason.report.remarks import late
-from rlreason.report.specifications import STEP_TITLE, Spec, ticks_of
 from rlreason.report.study import Series, Setting, Study, StudyRun
 from rlreason.report.tables import accuracy_of
 from rlreason.report.verdicts import best_of, comparing_half

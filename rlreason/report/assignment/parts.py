@@ -1,7 +1,7 @@
 """Build the parts of a section that only some questions have: categories, entropy, the leaderboard, cases."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -10,8 +10,20 @@ from rlreason.errors import ConfigError
 from rlreason.evaluation.cases import category_of, reasons
 from rlreason.grading import Grader
 from rlreason.records.files import COMPLIANCE, RESPONSES, each_line
+from rlreason.records.reader import setting_in
 from rlreason.records.rows import TO_SHOW, lacks
-from rlreason.report.assignment.courses import Picture, Quote, Section
+from rlreason.report.assignment.courses import (
+    TRAINING,
+    Assignment,
+    AssignmentQuestion,
+    Candidate,
+    Picture,
+    Quote,
+    Section,
+    plain,
+    trained_by,
+    unfit,
+)
 from rlreason.report.assignment.figures import (
     cell,
     figure_named,
@@ -24,13 +36,103 @@ from rlreason.report.assignment.figures import (
     with_bands,
     with_interval,
 )
-from rlreason.report.assignment.gather import Gathered, ReadStudy
-from rlreason.report.build import shown_text
+from rlreason.report.build import build_report, shown_text
+from rlreason.report.charts import SETTING
 from rlreason.report.compare import compared_study
-from rlreason.report.content import MOST_COLOURS, Entry, Figure, Table
-from rlreason.report.specifications import SETTING
+from rlreason.report.content import MOST_COLOURS, Entry, Figure, Report, Table
+from rlreason.report.read import read_study
 from rlreason.report.study import Setting, Study, StudyRun
 from rlreason.report.verdicts import best_of, comparing_half, how_chosen, verdicts_of
+
+
+@dataclass(slots=True)
+class ReadStudy:
+    """A study with its report, and the folder that it was read from."""
+
+    source: Candidate
+    study: Study
+    report: Report
+
+
+def values_of(read: ReadStudy, key: str) -> set[str]:
+    """Return the values of a setting among the runs of a study."""
+    return {plain(run.settings.get(key)) for run in read.study.runs}
+
+
+@dataclass(slots=True)
+class Gathered:
+    """The sweeps and runs below the runs folder, by name."""
+
+    course: Assignment
+    candidates: list[Candidate]
+    problems: list[str] = field(default_factory=list)  # folders that could not be read
+    carried: set[str] = field(default_factory=set)  # warnings of CARRIED that earlier sections have
+    _read: dict[Path, ReadStudy | None] = field(default_factory=dict)
+
+    @property
+    def named(self) -> set[str]:
+        """Return the sweeps that some question names."""
+        return {name for question in self.course.questions for name in (*question.sweeps, question.instead) if name}
+
+    @property
+    def all_read(self) -> list[ReadStudy]:
+        """Return the studies read so far."""
+        return [read for read in self._read.values() if read is not None]
+
+    def nearest(self, candidates: Iterable[Candidate]) -> list[Candidate]:
+        """Sort by closeness to the handout's model, data and steps: real runs before rehearsals."""
+        return sorted(candidates, key=lambda one: one.nearness(self.course), reverse=True)
+
+    def sweep(self, name: str) -> ReadStudy | None:
+        """Return the nearest readable sweep of a name, or None."""
+        named = self.nearest(one for one in self.candidates if one.is_sweep and one.sweep == name)
+        return self.read(named[0]) if named else None
+
+    def of_algorithm(self, question: AssignmentQuestion) -> tuple[list[ReadStudy], list[str]]:
+        """Return the nearest runs or sweeps of the question's algorithm and settings that no question names.
+
+        One, or one for each value of the question's `each`; and why others do not answer it, a sentence each.
+        """
+        reads, refused, lacking = list[ReadStudy](), list[str](), set(question.values(question.each))
+        for one in self.nearest(self.candidates) if question.algorithm else ():
+            if one.algorithm != question.algorithm or one.sweep in self.named:
+                continue
+            starts = self._starts(one)
+            wrong = unfit(one.settings, one.provenance, {}, question, self.course, starts)
+            read = None if wrong else self.read(one)
+            for run in read.study.runs if read is not None else ():
+                wrong = wrong or unfit(run.settings, run.provenance, run.summary, question, self.course, starts)
+            if wrong:
+                refused.append(f"{one.path.name} does not answer this: {wrong}.")
+                self._read.pop(one.path, None)
+            elif read is not None and (not reads or lacking & values_of(read, question.each)):
+                reads.append(read)
+                lacking -= values_of(read, question.each)
+            if reads and not lacking:
+                break
+        return reads, refused
+
+    def _starts(self, one: Candidate) -> set[str]:
+        """Return hashes of the weights that training runs of its model began with, without models trained before."""
+        name = one.settings.get("model.name")
+        like = [f for f in self.candidates if f.algorithm in TRAINING and f.settings.get("model.name") == name]
+        untrained = [f for f in like if not trained_by(f.settings, f.provenance)]
+        return {str(setting_in(f.provenance, "model.start_weights")) for f in untrained} - {"None"}
+
+    def read(self, one: Candidate) -> ReadStudy | None:
+        """Read the study of a folder; add a message to `problems` if it has none."""
+        if one.path not in self._read:
+            try:
+                study = read_study([one.path])
+                if one.sweep == "pku_before_and_after":  # whose settings are long paths
+                    for setting in study.settings:
+                        setting.label = "after GRPO" if "pku_grpo" in setting.typed else "before GRPO"
+                self._read[one.path] = ReadStudy(one, study, build_report(study))
+            except ConfigError as error:
+                self.problems.append(str(error))
+                self._read[one.path] = None
+        return self._read[one.path]
+
 
 SFT, EI, ON_POLICY = "sft_dataset_size", "expert_iteration", "grpo_learning_rate"
 ENTROPY = "eval/entropy"  # of responses to validation problems, which all runs have
