@@ -61,6 +61,7 @@ def eval_metrics(
     accuracy, low, high = proportion_with_ci(samples, is_correct, questions)
     problems = {s.group for s in samples}
     different = len({questions.get(group, group) for group in problems})
+    solved = len({s.group for s in samples if is_correct(s)})
     return {
         "eval/accuracy": accuracy,
         "eval/reward": base["reward/mean"],
@@ -71,20 +72,12 @@ def eval_metrics(
         "eval/problems": len(problems),
         **({"eval/questions": different} if different < len(problems) else {}),
         "eval/samples": len(samples),
-        **solved_once(samples),
+        **({"eval/solved_once": solved / len(problems)} if len(problems) < len(samples) else {}),  # pass@n
         **prompt_reward_metrics(samples, questions),
         **metrics_by_outcome(samples, "eval"),
         **mismatch_metrics(mismatches, "eval"),
         "eval/grading_failures": grading_failures([s.grade for s in samples]),
     }
-
-
-def solved_once(samples: Sequence[ScoredResponse]) -> dict[str, float]:
-    """Return pass@n, the share of problems with at least one correct response; {} with one response each."""
-    groups = {s.group for s in samples}
-    if len(groups) == len(samples):
-        return {}
-    return {"eval/solved_once": len({s.group for s in samples if is_correct(s)}) / len(groups)}
 
 
 def prompt_reward_metrics(samples: Sequence[ScoredResponse], questions: Mapping[str, str]) -> dict[str, float]:

@@ -222,7 +222,7 @@ def failure_metrics(
     signs: dict[str, float] = {}
     verifies = grader.plugin is not None and grader.plugin.startswith("rlreason.")  # ground truths are no answers
     if not verifies:
-        signs["rollout/right"] = sum(states_the_truth(s, truths, grader) for s in samples) / len(samples)
+        signs["rollout/right"] = sum(_is_right(s, truths, grader) for s in samples) / len(samples)
     asked = [truths.get(problem, "") for problem in dict.fromkeys(s.group for s in samples)]
     comparable = not verifies and (grader.plugin is None or signs["rollout/right"] > 0)
     if comparable and len(asked) >= FEWEST_ASKED:
@@ -230,7 +230,7 @@ def failure_metrics(
     return signs | {"rollout/round_trip": round_trip(samples, tokenizer)}
 
 
-def states_the_truth(sample: Sample, truths: Mapping[str, str], grader: Grader) -> bool:
+def _is_right(sample: Sample, truths: Mapping[str, str], grader: Grader) -> bool:
     """Whether a response states the right answer: by its grade, or by the exact rules where the reward is a plug-in."""
     if not grader.plugin:
         return sample.grade.outcome == "correct"
@@ -305,14 +305,14 @@ def by_facts(samples: Sequence[ScoredResponse], problems: Sequence[Problem]) -> 
         parts: dict[str, list[ScoredResponse]] = {}
         for s in samples:
             parts.setdefault(facts[s.group].get(fact, "not told"), []).append(s)
-        if 1 < len(parts) <= MOST_PARTS:
-            rows[fact] = {name: _accuracy(parts[name], questions) for name in sorted(parts, key=_natural)}
+        if not 1 < len(parts) <= MOST_PARTS:
+            continue
+        rows[fact] = {}
+        for name in sorted(parts, key=_natural):
+            value, low, high = proportion_with_ci(parts[name], is_correct, questions)
+            problems_of_part = len({s.group for s in parts[name]})
+            rows[fact][name] = {"problems": problems_of_part, "accuracy": value, "interval": [low, high]}
     return {"accuracy_by": rows} if rows else {}
-
-
-def _accuracy(samples: Sequence[ScoredResponse], questions: Mapping[str, str]) -> dict[str, Any]:
-    value, low, high = proportion_with_ci(samples, is_correct, questions)
-    return {"problems": len({s.group for s in samples}), "accuracy": value, "interval": [low, high]}
 
 
 def _natural(name: str) -> list[tuple[int, str]]:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -28,10 +28,6 @@ class Finding:
     step: int | None = None  # where it began
     figures: dict[str, float] = field(default_factory=dict)
     courses: Sequence[MetricCourse] = ()
-
-    def plain(self) -> dict[str, Any]:
-        """Return it for JSON."""
-        return asdict(self)
 
 
 Metrics = Mapping[str, float]

@@ -1,4 +1,4 @@
-"""Monitors of diverging numbers, and of the mismatch between trainer and engine."""
+"""The monitors: of diverging numbers, of trainer against engine, of samples, and of rewards."""
 
 import math
 from collections.abc import Callable, Sequence

@@ -245,7 +245,15 @@ def replay_monitors(
     trained = any(not event.evaluates for event in events)
     monitors = Monitors(group_size, lambda line: None, _all_on(settings or {}), eval_limit, steps=trained)
     found: dict[str, ReplayedRule] = {}
-    monitors.on_alert = lambda step, name, one: _note(found, step, name, one)
+
+    def note(step: int | None, monitor: str, alert: Alert) -> None:
+        rule = alert.rule or monitor
+        replayed = found.setdefault(rule, ReplayedRule(monitor, rule, alert, alert))
+        replayed.last = alert
+        if (step or 0) not in replayed.steps:
+            replayed.steps.append(step or 0)
+
+    monitors.on_alert = note
     evaluations: list[dict[str, float]] = []
     for event in events:
         step = event.step if trained else None
@@ -257,14 +265,6 @@ def replay_monitors(
     for one in found.values():
         one.of = len({event.step for event in events})
     return list(found.values())
-
-
-def _note(found: dict[str, ReplayedRule], step: int | None, monitor: str, one: Alert) -> None:
-    rule = one.rule or monitor
-    known = found.setdefault(rule, ReplayedRule(monitor, rule, one, one))
-    known.last = one
-    if (step or 0) not in known.steps:
-        known.steps.append(step or 0)
 
 
 def _all_on(settings: Mapping[str, Any]) -> MonitorsConfig:

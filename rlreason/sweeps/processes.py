@@ -1,4 +1,4 @@
-"""Find the GPUs of this machine for the runs of a sweep, and decide how many each run gets."""
+"""Hand out the GPUs of this machine to the runs of a sweep, and run them in processes of a fork server."""
 
 import os
 import select
@@ -125,13 +125,13 @@ class GpuPlan:
         """
         if not self.names or not self.most:
             return ""
-        shown = few(self.names, 16)
+        names = few(self.names, 16)
         if not self.apart:
-            return f"{shown}: every run sees all of them (gpus_per_run=0)"
+            return f"{names}: every run sees all of them (gpus_per_run=0)"
         each = self.of_run(self.least)
         many = f"{each}" if self.per_run is not None or self.least == self.most else f"{each} to {self.most}"
         side = self.side_by_side(jobs, runs)
-        text = f"{shown}: {many} a run, {f'{side} runs side by side' if side > 1 else 'one run at a time'}"
+        text = f"{names}: {many} a run, {f'{side} runs side by side' if side > 1 else 'one run at a time'}"
         if jobs is not None and side < min(jobs, runs):
             return f"{text}: jobs={jobs} is more than they suffice for"
         return text if jobs is not None else f"{text} (jobs=N: N of them; {ALL_SHARED})"
@@ -260,8 +260,8 @@ class _Jobs:
         """Start the next jobs while there are places and GPUs for them."""
         while self.waiting and len(self.running) < self.launcher.jobs:
             index = self.waiting[0]
-            taken = [gpu for job in self.running.values() for gpu in job.gpus]
-            free = [gpu for gpu in self.launcher.gpus if gpu not in taken]
+            busy = [gpu for job in self.running.values() for gpu in job.gpus]
+            free = [gpu for gpu in self.launcher.gpus if gpu not in busy]
             count = min(self.needs[index], len(self.launcher.gpus))
             if count > len(free):
                 return
@@ -274,11 +274,17 @@ class _Jobs:
 
     def _started(self, index: int, gpus: list[str]) -> "_Job":
         slot = min(set(range(self.launcher.jobs)) - {job.slot for job in self.running.values()})
-        console = self.folder / CONSOLES / f"{self.names[index]}.log" if self.several else None
         environment = {VISIBLE: ",".join(gpus)} if gpus else {}
-        start = _Start(_heeded(), environment, self.processors[slot], self.first + index, self.overrides[index])
+        heeded = [number for number in signals.SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+        start = _Start(heeded, environment, self.processors[slot], self.first + index, self.overrides[index])
         receiver, sender = self.context.Pipe(duplex=False)
-        streams = _streams(console)
+        if self.several:
+            console = self.folder / CONSOLES / f"{self.names[index]}.log"
+            console.parent.mkdir(parents=True, exist_ok=True)
+            with console.open("ab") as file:
+                streams = [Connection(os.dup(file.fileno())) for _ in range(2)]
+        else:
+            streams = [Connection(os.dup(number)) for number in (1, 2)]
         process = self.context.Process(target=_run_job, args=(sender, streams, start, self.shared))
         process.start()
         for one in (sender, *streams):
@@ -345,19 +351,6 @@ def _fork_server(modules: Sequence[str]) -> Any:
     return context
 
 
-def _streams(console: Path | None) -> list[Connection]:
-    """Return the streams of a job, as connections, which are how `multiprocessing` hands files to a process."""
-    if console is None:
-        return [Connection(os.dup(number)) for number in (1, 2)]
-    console.parent.mkdir(parents=True, exist_ok=True)
-    with console.open("ab") as file:
-        return [Connection(os.dup(file.fileno())) for _ in range(2)]
-
-
-def _heeded() -> list[int]:
-    return [number for number in signals.SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
-
-
 def _stop(processes: Sequence[Any]) -> None:
     """Have jobs end in order, and kill those that do not."""
     for process in processes:
@@ -387,7 +380,10 @@ def _result(job: _Job, overrides: Sequence[str], folder: Path) -> Any:
 
 
 def _run_job(sender: Connection, streams: Sequence[Connection], start: _Start, shared: bytes) -> None:
-    """Run one job, in its own process, printing to these streams. `shared`: what all jobs of the sweep need."""
+    """Run one job, in its own process, printing to these streams. `shared`: what all jobs of the sweep need.
+
+    The streams are connections because `multiprocessing` hands files to a process in no other way.
+    """
     for number, stream in enumerate(streams, 1):
         os.dup2(stream.fileno(), number)
     for one in signals.SIGNALS:
@@ -432,32 +428,28 @@ def printing_to(path: Path | None) -> Iterator[None]:
         yield
         return
     path.parent.mkdir(parents=True, exist_ok=True)
-    before = [os.dup(1), os.dup(2)]
+    before = {number: os.dup(number) for number in (1, 2)}
     with path.open("ab") as file:
-        _point_streams(file.fileno(), file.fileno())
+        for number, stream in ((1, sys.stdout), (2, sys.stderr)):
+            stream.flush()
+            os.dup2(file.fileno(), number)
     try:
         yield
     finally:
-        _point_streams(*before)
-        for one in before:
-            os.close(one)
-
-
-def _point_streams(out: int, err: int) -> None:
-    for stream in (sys.stdout, sys.stderr):
-        stream.flush()
-    os.dup2(out, 1)
-    os.dup2(err, 2)
+        for number, stream in ((1, sys.stdout), (2, sys.stderr)):
+            stream.flush()
+            os.dup2(before[number], number)
+            os.close(before[number])
 
 
 def end_with_sweep() -> None:
     """Let this job end in order when the process of its sweep, on this machine, has ended in whatever way. Linux."""
-    parent = os.environ.get(PARENT)
-    if parent and int(parent) != os.getpid() and hasattr(os, "pidfd_open"):
-        threading.Thread(target=_wait_for_end, args=(int(parent),), daemon=True).start()
+    parent = int(os.environ.get(PARENT) or os.getpid())
 
+    def wait_for_end() -> None:
+        with suppress(OSError):  # it has ended already
+            select.select([os.pidfd_open(parent)], [], [])
+        os.kill(os.getpid(), signal.SIGTERM)
 
-def _wait_for_end(process: int) -> None:
-    with suppress(OSError):  # it has ended already
-        select.select([os.pidfd_open(process)], [], [])
-    os.kill(os.getpid(), signal.SIGTERM)
+    if parent != os.getpid() and hasattr(os, "pidfd_open"):
+        threading.Thread(target=wait_for_end, daemon=True).start()

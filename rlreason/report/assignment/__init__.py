@@ -1,6 +1,5 @@
 """Write up a whole assignment, in the handout's order, from the runs below one folder: Markdown and one HTML page."""
 
-import html
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -33,9 +32,9 @@ from rlreason.report.assignment.figures import (
     with_bands,
 )
 from rlreason.report.assignment.parts import PARTS, Gathered, ReadStudy, by_budget, values_of
-from rlreason.report.build import build_report, case_lines, fenced, table_lines, text, verdict_line
+from rlreason.report.build import build_report, case_lines, fenced, picture, table_lines, text, verdict_line
 from rlreason.report.charts import figures_of, legend_of
-from rlreason.report.content import LIGHT, SIGNS, Table, counted, variable, written_out
+from rlreason.report.content import LIGHT, SIGNS, Table, counted, variable
 from rlreason.report.page import style, svg_of, template, with_own_ids
 from rlreason.report.study import Study
 from rlreason.report.verdicts import verdicts_of
@@ -115,17 +114,12 @@ def _lines(document: WriteUp, dark: bool) -> Iterator[str]:
         code = "<br>".join(f"`{command}`" for command in commands.split("\n")) if commands else "\N{EN DASH}"
         yield f"| `{question}` | {state} | {code} |"
     yield from ("", text(document.checklist.note))
-    for table in (document.directions, document.published):
-        if table is not None:
-            yield from _titled_table(table, "##")
+    for table in filter(None, (document.directions, document.published)):
+        yield from ("", f"## {text(table.title)}", "", *table_lines(table))
     for number, section in enumerate(document.sections, 1):
         yield from _section_lines(number, section, dark)
     if document.problems:
         yield from ("", "## Problems found in the folders", "", *(f"- {text(line)}" for line in document.problems))
-
-
-def _titled_table(table: Table, level: str) -> list[str]:
-    return ["", f"{level} {text(table.title)}", "", *table_lines(table)]
 
 
 def _section_lines(number: int, section: Section, dark: bool) -> Iterator[str]:
@@ -140,11 +134,9 @@ def _section_lines(number: int, section: Section, dark: bool) -> Iterator[str]:
     for comparison, verdicts in section.verdicts:
         yield from ("", f"**{text(comparison)}**", "", *map(verdict_line, verdicts))
     for one in section.pictures:
-        alt = html.escape(" ".join(written_out(one.figure.alt).split()))
-        other = f'<source media="(prefers-color-scheme: dark)" srcset="{FILES}/{one.stem}_dark.svg">' if dark else ""
-        yield from ("", f'<picture>{other}<img alt="{alt}" src="{FILES}/{one.stem}.svg"></picture>')
+        yield from ("", picture(one.figure, f"{FILES}/{one.stem}", dark))
     for table in section.tables:
-        yield from _titled_table(table, "###")
+        yield from ("", f"### {text(table.title)}", "", *table_lines(table))
     if section.keep:
         yield from ("", "### To keep in mind", "", *(f"- {text(line)}" for line in section.keep))
     for title, quotes in section.quotes:

@@ -9,11 +9,11 @@ from typing import Any
 
 import yaml
 
+from rlreason.config.leaves import flat
 from rlreason.errors import ConfigError
 from rlreason.records.files import CONFIG, STATUS
 from rlreason.records.reader import RunFolder, setting_in
 from rlreason.report.content import Case, Entry, Figure, Table, Verdict
-from rlreason.report.read import settings_of
 from rlreason.report.verdicts import signed
 from rlreason.runtime.files import number
 from rlreason.sweeps.state import FILE, read_state
@@ -379,7 +379,7 @@ def _facts(run: Path | None) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the settings and the provenance of a run; empty if they cannot be read."""
     try:
         reader = RunFolder(run, lambda _: None) if run is not None else None
-        return (settings_of(reader), reader.provenance) if reader is not None else ({}, {})
+        return (flat(reader.settings), reader.provenance) if reader is not None else ({}, {})
     except ConfigError:
         return {}, {}
 
