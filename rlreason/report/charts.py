@@ -286,6 +286,10 @@ def _nominal(field: str) -> Spec:
     return {"field": field, "type": "nominal", "legend": None}
 
 
+def _layer(data_set: str, mark: Spec, encoding: Spec) -> Spec:
+    return {"data": {"name": data_set}, "mark": mark, "encoding": encoding}
+
+
 def _framed(alt: str, height: Any, layers: Sequence[Spec]) -> Spec:
     return {
         "$schema": SCHEMA,
@@ -331,38 +335,20 @@ def curves_spec(measure: Measure, x: Spec, alt: str, height: int, log_range: tup
     if log_range is not None:
         axis, scale = axis | {"values": ticks_of(*log_range)}, {"type": "log", "nice": False}
     y = {"field": "y", "type": "quantitative", "title": None, "scale": scale, "axis": axis}
-    colour, dash, marker = {"color": _nominal(SETTING)}, {"strokeDash": _nominal(SETTING)}, {"shape": _nominal(SETTING)}
-    line = {"x": x, "y": y, **colour}
+    line = {"x": x, "y": y, "color": _nominal(SETTING)}
     published = {"y": {**y, "field": "low"}, "y2": {"field": "high"}}
-    band = {"x": x, "y": {**y, "field": "low"}, "y2": {"field": "high"}, **colour}
-    layers: list[Spec] = [
-        {"data": {"name": "published"}, "mark": {"type": "rect", "color": variable("strip")}, "encoding": published},
-        {
-            "data": {"name": "means"},
-            "transform": [{"filter": "isValid(datum.low)"}],
-            "mark": {"type": "area", "fillOpacity": 0.16},
-            "encoding": band,
-        },
-        {
-            "data": {"name": "seeds"},
-            "mark": {"type": "line", "strokeWidth": 0.9, "strokeOpacity": 0.42},
-            "encoding": {**line, "detail": {"field": "run"}},
-        },
-        {
-            "data": {"name": "means"},
-            "mark": {"type": "line", "strokeWidth": 2.3, "strokeCap": "butt"},
-            "encoding": {**line, **dash},
-        },
-        {
-            "data": {"name": "marks"},
-            "mark": {"type": "point", "filled": True, "size": 62, "opacity": 1},
-            "encoding": {**line, **marker},
-        },
-        {
-            "data": {"name": "stops"},
-            "mark": {"type": "text", "text": "\N{MULTIPLICATION X}", "fontSize": 13, "fontWeight": "bold"},
-            "encoding": line,
-        },
+    band = {"x": x, **published, "color": _nominal(SETTING)}
+    area, thin = {"type": "area", "fillOpacity": 0.16}, {"type": "line", "strokeWidth": 0.9, "strokeOpacity": 0.42}
+    thick = {"type": "line", "strokeWidth": 2.3, "strokeCap": "butt"}
+    point = {"type": "point", "filled": True, "size": 62, "opacity": 1}
+    cross = {"type": "text", "text": "\N{MULTIPLICATION X}", "fontSize": 13, "fontWeight": "bold"}
+    layers = [
+        _layer("published", {"type": "rect", "color": variable("strip")}, published),
+        {**_layer("means", area, band), "transform": [{"filter": "isValid(datum.low)"}]},
+        _layer("seeds", thin, {**line, "detail": {"field": "run"}}),
+        _layer("means", thick, {**line, "strokeDash": _nominal(SETTING)}),
+        _layer("marks", point, {**line, "shape": _nominal(SETTING)}),
+        _layer("stops", cross, line),
     ]
     return _framed(alt, height, layers)
 
@@ -377,14 +363,8 @@ def _settings_down(settings: Sequence[str]) -> Spec:
     lines = lines_of(settings)
     words = f"split(pad('', floor(({lines} - length(split(datum.label, ' '))) / 2), ' ') + datum.label, ' ')"
     whole = f"split(pad('', floor(({lines} - 1) / 2), '\\n') + datum.label, '\\n')"
-    axis = {
-        "labelFontSize": 13,
-        "labelColor": variable("fg"),
-        "domain": False,
-        "ticks": False,
-        "labelPadding": 8,
-        "labelLimit": WIDEST_LABEL,
-    }
+    axis: Spec = {"labelFontSize": 13, "labelColor": variable("fg"), "domain": False, "ticks": False}
+    axis |= {"labelPadding": 8, "labelLimit": WIDEST_LABEL}
     if lines > 1:
         axis |= {
             "labelExpr": f"length(datum.label) > {LONGEST_LINE} ? {words} : {whole}",
@@ -405,13 +385,8 @@ def forest_spec(settings: Sequence[str], reference: str, same_within: float, alt
 
     Data sets: `pairs` {setting, x, low, high} and `seeds` {setting, x}, in accuracy points.
     """
-    axis = {
-        "grid": True,
-        "tickCount": 7,
-        "format": "+.0f",
-        "labelExpr": "datum.value == 0 ? '0' : datum.label",
-        "labelOverlap": True,
-    }
+    zero = "datum.value == 0 ? '0' : datum.label"
+    axis = {"grid": True, "tickCount": 7, "format": "+.0f", "labelExpr": zero, "labelOverlap": True}
     name = reference if len(reference) <= LONGEST_REFERENCE else "the reference"
     title = f"accuracy points against {name} (95% interval)"
 
@@ -419,32 +394,15 @@ def forest_spec(settings: Sequence[str], reference: str, same_within: float, alt
         return {"field": field, "type": "quantitative", "title": title, "axis": axis, "scale": {"nice": True}}
 
     row = {"y": _settings_down(settings), "color": _nominal(SETTING)}
-    layers: list[Spec] = [
-        {
-            "data": {"values": [{"low": -same_within, "high": same_within}]},
-            "mark": {"type": "rect", "color": variable("strip")},
-            "encoding": {"x": x("low"), "x2": {"field": "high"}},
-        },
-        {
-            "data": {"values": [{"x": 0}]},
-            "mark": {"type": "rule", "color": variable("axis"), "strokeWidth": 1.2},
-            "encoding": {"x": x("x")},
-        },
-        {
-            "data": {"name": "pairs"},
-            "mark": {"type": "rule", "strokeWidth": 3},
-            "encoding": {"x": x("low"), "x2": {"field": "high"}, **row},
-        },
-        {
-            "data": {"name": "seeds"},
-            "mark": {"type": "tick", "thickness": 1.5, "size": 14, "opacity": 0.6},
-            "encoding": {"x": x("x"), **row},
-        },
-        {
-            "data": {"name": "pairs"},
-            "mark": {"type": "point", "filled": True, "size": 95, "opacity": 1},
-            "encoding": {"x": x("x"), **row, "shape": _nominal(SETTING)},
-        },
+    interval = {"x": x("low"), "x2": {"field": "high"}}
+    strip, rule = {"type": "rect", "color": variable("strip")}, {"type": "rule", "color": variable("axis")}
+    point = {"type": "point", "filled": True, "size": 95, "opacity": 1}
+    layers = [
+        {**_layer("", strip, interval), "data": {"values": [{"low": -same_within, "high": same_within}]}},
+        {**_layer("", rule | {"strokeWidth": 1.2}, {"x": x("x")}), "data": {"values": [{"x": 0}]}},
+        _layer("pairs", {"type": "rule", "strokeWidth": 3}, {**interval, **row}),
+        _layer("seeds", {"type": "tick", "thickness": 1.5, "size": 14, "opacity": 0.6}, {"x": x("x"), **row}),
+        _layer("pairs", point, {"x": x("x"), **row, "shape": _nominal(SETTING)}),
     ]
     return _framed(alt, row_height(settings, 38, 24), layers)
 
@@ -455,22 +413,11 @@ def stacked_spec(settings: Sequence[str], parts: Mapping[str, str], alt: str) ->
     Data set: `parts` {setting, part, share, place}, place being the order within a bar.
     """
     legend = {"orient": "bottom", "title": None, "columns": 4, "symbolType": "square", "symbolStrokeWidth": 0}
-    colour = {
-        "field": "part",
-        "type": "nominal",
-        "sort": list(parts),
-        "scale": {"domain": list(parts), "range": list(parts.values())},
-        "legend": legend,
-    }
-    x = {
-        "field": "share",
-        "type": "quantitative",
-        "stack": "zero",
-        "title": "share of the time",
-        "axis": {"format": ".0%", "tickCount": 5, "labelFlush": True},
-        "scale": {"domain": [0, 1], "nice": False},
-    }
+    scale = {"domain": list(parts), "range": list(parts.values())}
+    colour = {"field": "part", "type": "nominal", "sort": list(parts), "scale": scale, "legend": legend}
+    axis = {"format": ".0%", "tickCount": 5, "labelFlush": True}
+    x: Spec = {"field": "share", "type": "quantitative", "stack": "zero", "title": "share of the time"}
+    x |= {"axis": axis, "scale": {"domain": [0, 1], "nice": False}}
     encoding = {"y": _settings_down(settings), "x": x, "color": colour, "order": {"field": "place"}}
     mark = {"type": "bar", "stroke": variable("page"), "strokeWidth": 1, "height": {"band": 0.72}}
-    layer: Spec = {"data": {"name": "parts"}, "mark": mark, "encoding": encoding}
-    return _framed(alt, row_height(settings, 30, 20), [layer])
+    return _framed(alt, row_height(settings, 30, 20), [_layer("parts", mark, encoding)])

@@ -237,16 +237,27 @@ def read_given(path: Path, say: Say = lambda _: None) -> ReportInput:
             say(text)
 
     if not path.is_dir():
-        return _setting_of_a_sweep(path, note, problems)
+        sweep = path.parent
+        if "=" not in path.name or not sweep.is_dir() or not ((sweep / FILE).exists() or runs_in(sweep)):
+            what = "is no folder" if path.exists() else "is not there"
+            raise ConfigError(f"RUNS={path} {what}: give the folder of a run or of a sweep, as printed at its start")
+        state = read_state(sweep, note)
+        everyone = state.runs
+        state.runs = [run for run in everyone if set(path.name.split(",")) <= set(run.name.split(","))]
+        if not state.runs:
+            names = few([run.name for run in everyone], 3)
+            raise ConfigError(f"RUNS={path}: no run of {sweep} has {path.name}: its runs are {names}")
+        runs, best_of = _runs_of(sweep, state, note), picked(state.runs, everyone)
+        return ReportInput(path, runs, state, part=True, problems=problems, picked=best_of)
     if (path / CONFIG).exists() or ((path / STATUS).exists() and not runs_in(path)):
         try:
-            state = read_state(path.parent, lambda _: None).run(path.name) if (path.parent / FILE).exists() else None
+            own = read_state(path.parent, lambda _: None).run(path.name) if (path.parent / FILE).exists() else None
         except (ConfigError, KeyError):
-            state = None
-        return ReportInput(path, [read_run(path, (), None, state, note)], problems=problems)
+            own = None
+        return ReportInput(path, [read_run(path, (), None, own, note)], problems=problems)
     if (path / FILE).exists() or runs_in(path):
-        sweep = read_state(path, note)
-        return ReportInput(path, _runs_of(path, sweep, note), sweep, problems=problems)
+        state = read_state(path, note)
+        return ReportInput(path, _runs_of(path, state, note), state, problems=problems)
     if inner := sorted(file.parent.name for file in path.glob(f"*/{FILE}")):
         each = "as each asks a question of its own"
         raise ConfigError(f"RUNS={path} holds the sweeps {few(inner)}: give one of them, {each}")
@@ -255,22 +266,6 @@ def read_given(path: Path, say: Say = lambda _: None) -> ReportInput:
 
 def _runs_of(path: Path, state: SweepState, note: Say) -> list[StudyRun]:
     return [read_run(path / run.name, run.key, run.seed, run, note) for run in state.runs]
-
-
-def _setting_of_a_sweep(path: Path, note: Say, problems: list[str]) -> ReportInput:
-    """Read SWEEP/KEY=VALUE,...: the runs of a sweep whose names have all these parts, of any seed."""
-    sweep, parts = path.parent, set(path.name.split(","))
-    if "=" in path.name and sweep.is_dir() and ((sweep / FILE).exists() or runs_in(sweep)):
-        state = read_state(sweep, note)
-        everyone = state.runs
-        state.runs = [run for run in everyone if parts <= set(run.name.split(","))]
-        if state.runs:
-            runs, best_of = _runs_of(sweep, state, note), picked(state.runs, everyone)
-            return ReportInput(path, runs, state, part=True, problems=problems, picked=best_of)
-        names = [run.name for run in everyone]
-        raise ConfigError(f"RUNS={path}: no run of {sweep} has {path.name}: its runs are {few(names, 3)}")
-    what = "is no folder" if path.exists() else "is not there"
-    raise ConfigError(f"RUNS={path} {what}: give the folder of a run or of a sweep, as printed at its start")
 
 
 def study_of(given: Sequence[ReportInput]) -> Study:
@@ -325,7 +320,13 @@ def study_of(given: Sequence[ReportInput]) -> Study:
     labels = labels_of([setting.key for setting in study.settings])
     for setting, label in zip(study.settings, labels, strict=True):
         setting.label = label
-    _drop_repeated_seeds(study)
+    for setting in study.settings:
+        first_run: dict[int, StudyRun] = {}
+        for run in setting.runs:
+            if (kept := first_run.setdefault(run.seed, run)) is not run:
+                same = f"{kept.folder} has the same setting and seed {run.seed}"
+                study.problems.append(f"{run.folder} is left out: {same}")
+        setting.runs = list(first_run.values())
     return study
 
 
@@ -403,16 +404,3 @@ def _put_reference_first(study: Study, state: SweepState | None) -> None:
         )
     if matches:
         study.settings.sort(key=lambda one: one is not matches[0])
-
-
-def _drop_repeated_seeds(study: Study) -> None:
-    """Leave out a second run of one setting and seed, and report it."""
-    for setting in study.settings:
-        first: dict[int, StudyRun] = {}
-        for run in list(setting.runs):
-            if run.seed in first:
-                same = f"{first[run.seed].folder} has the same setting and seed {run.seed}"
-                study.problems.append(f"{run.folder} is left out: {same}")
-                setting.runs.remove(run)
-            else:
-                first[run.seed] = run

@@ -178,13 +178,9 @@ def themed(svg: str, prefix: str) -> str:
     >>> themed('<g id="a" clip-path="url(#a)" fill="#1895D8"/>', "p")
     '<g id="p-a" clip-path="url(#p-a)" fill="var(--s1)"/>'
     """
-    names = {colour.lower(): name for name, colour in reversed(LIGHT.items())}
-
-    def themed_colour(match: re.Match[str]) -> str:
-        name = names.get(match[1].lower())
-        return match[0] if name is None else f'"{variable(name)}"'
-
-    return re.sub(r'"(#[0-9a-fA-F]{6})"', themed_colour, with_own_ids(svg, prefix))
+    names = {colour.lower(): variable(name) for name, colour in reversed(LIGHT.items())}
+    with_ids = with_own_ids(svg, prefix)
+    return re.sub(r'"(#[0-9a-fA-F]{6})"', lambda match: f'"{names.get(match[1].lower(), match[1])}"', with_ids)
 
 
 CARRIED = "Carried from an earlier sweep"  # a warning that is shown once, in the first section that has it
@@ -199,12 +195,17 @@ def write_up_of(gathered: Gathered) -> WriteUp:
     course = gathered.course
     sections = [section_of(question, gathered) for question in course.questions]
     verdicts = {one.question.id: [v for _, group in one.verdicts for v in group] for one in sections}
+    published = None
+    if course.figures:
+        rows = [[figure.question, published_text(figure), figure.source] for figure in course.figures]
+        note = f"{course.model_name} on {course.data_name}; mostly one seed each, and no target."
+        published = Table("What others got", ["question", "figure", "source"], rows, note=note)
     return WriteUp(
         f"{course.title}: write-up",
         introduction_lines(gathered, sections),
         sections,
         directions_table(course, verdicts),
-        _published_table(course),
+        published,
         list(dict.fromkeys([*gathered.problems, *(line for section in sections for line in section.problems)])),
     )
 
@@ -284,16 +285,11 @@ def answers_of(question: AssignmentQuestion, gathered: Gathered) -> tuple[list[R
     if not reads:
         reads, refused = gathered.of_algorithm(question)
     if not reads and question.instead and (read := gathered.sweep(question.instead)) is not None:
-        reads = [_reference_alone(read)]
+        whole = read.study
+        title = f"How does {whole.reference.label}, the default, do?"
+        alone = Study(whole.name, title, [], [whole.reference], folders=whole.folders)
+        reads = [ReadStudy(read.source, alone, build_report(alone))]
     return reads, refused
-
-
-def _reference_alone(read: ReadStudy) -> ReadStudy:
-    """Return a sweep's reference as a study of its own."""
-    whole = read.study
-    question = f"How does {whole.reference.label}, the default, do?"
-    study = Study(whole.name, question, [], [whole.reference], folders=whole.folders)
-    return ReadStudy(read.source, study, build_report(study))
 
 
 def _add_study(section: Section, read: ReadStudy, gathered: Gathered) -> None:
@@ -339,12 +335,3 @@ def stem(question: AssignmentQuestion, read: ReadStudy, figure: str) -> str:
     """Return the name of a picture's file, without its ending."""
     own = [question.id] if read.source.name in (question.id, question.instead) else [question.id, read.source.name]
     return "_".join([*own, re.sub(r"\W", "_", figure)])
-
-
-def _published_table(course: Assignment) -> Table | None:
-    """Return the published figures with their sources, or None."""
-    if not course.figures:
-        return None
-    rows = [[figure.question, published_text(figure), figure.source] for figure in course.figures]
-    note = f"{course.model_name} on {course.data_name}; mostly one seed each, and no target."
-    return Table("What others got", ["question", "figure", "source"], rows, note=note)

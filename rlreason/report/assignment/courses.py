@@ -216,8 +216,11 @@ def directions_table(course: Assignment, verdicts: Mapping[str, Sequence[Verdict
         a, b = (direction.setting, direction.reference) if verdict is None else verdict.typed
         relation, ours = NOT_RUN, NOT_RUN
         if verdict is not None:
-            relation = agreement(direction.word, verdict.outcome or verdict.word, direction.but)
-            ours = _verdict_text(verdict)
+            ours = verdict.outcome or verdict.word
+            relation = agreement(direction.word, ours, direction.but)
+            ours += ", it diverged" if verdict.word == "diverged" and ours != "diverged" else ""
+            if (d := verdict.difference) is not None:
+                ours += f": {signed(d.mean)} points ({signed(d.low)} to {signed(d.high)})"
         relations.append(relation)
         if relation == "not comparable" and direction.but:
             relation = f"{relation}: {direction.but}"
@@ -232,15 +235,6 @@ def directions_table(course: Assignment, verdicts: Mapping[str, Sequence[Verdict
         "on a made-up task, disagreement is no refutation."
     )
     return Table("Directions: published and found here", HEAD, rows, note=note)
-
-
-def _verdict_text(verdict: Verdict) -> str:
-    word = verdict.outcome or verdict.word
-    if verdict.word == "diverged" and word != "diverged":
-        word = f"{word}, it diverged"
-    if (d := verdict.difference) is None:
-        return word
-    return f"{word}: {signed(d.mean)} points ({signed(d.low)} to {signed(d.high)})"
 
 
 def _short(typed: str, other: str) -> str:
