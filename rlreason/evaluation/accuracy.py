@@ -132,12 +132,12 @@ def describe_accuracies(accuracy: float, more: Mapping[str, Any]) -> list[str]:
 
 
 def correct_by_prompt(sample: ScoredResponse) -> bool:
-    """Whether it is correct by the prompt's own reward, where another reward counts."""
+    """Return whether it is correct by the prompt's own reward, where another reward counts."""
     return sample.prompt_grade is not None and sample.prompt_grade.outcome == "correct"
 
 
 def is_correct(sample: ScoredResponse) -> bool:
-    """Whether it counts as correct; by a user's reward, where it reaches `grading.correct_at`."""
+    """Return whether it counts as correct; by a user's reward, where it reaches `grading.correct_at`."""
     return sample.grade.outcome == "correct"
 
 
@@ -264,7 +264,7 @@ def subsets_of(n: int, k: int, seed: int = 0, most: int = MOST_SUBSETS) -> NDArr
 
 
 def is_exact(n: int, k: int) -> bool:
-    """Whether `subsets_of` returns every subset."""
+    """Return whether `subsets_of` returns every subset."""
     return math.comb(n, k) <= MOST_SUBSETS
 
 
@@ -308,13 +308,6 @@ class _Classes:
         self._firsts.append((candidates[-1], sketches[-1]))
         self._passed[answer] = len(self._firsts) - 1
         return len(self._firsts) - 1
-
-
-def same_answers(samples: Sequence[ScoredResponse], truths: Sequence[str], grader: Grader) -> dict[str, float]:
-    """Return `eval/same_answer` and `eval/same_answer_right` (see `common_answer`); {} for a plug-in."""
-    if grader.plugin:
-        return {}
-    return common_answer([grader.read(s.text).answer for s in samples], truths, grader.same, "eval")
 
 
 def common_answer(

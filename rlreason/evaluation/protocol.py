@@ -20,42 +20,22 @@ SEED_RULE = "blake2b(run seed, eval, problem id), then the sample's number"
 SHOWN_CHARS = 40  # of a long text, from the first difference
 
 
-def make_protocol(
-    *,
-    prompt: str,
-    reward: str,
-    grading: Mapping[str, Any],
-    sampling: Mapping[str, Any],
-    stop: Sequence[str],
-    data: str,
-    problems: int,
-    samples: int,
-    chat: Mapping[str, Any] | None = None,
-) -> Protocol:
-    """Return the parts in reading order, and their hash. `data` is a hash of the problems, `chat` describes the chat
-    template of the prompt, where there is one.
+def make_protocol(parts: Mapping[str, Any]) -> Protocol:
+    """Return the parts, groups of settings by dotted names, and their hash.
 
-    >>> parts = dict(prompt="{question}", reward="r1_zero", grading={"extract": "strict"}, stop=[], data="a1")
-    >>> one = make_protocol(**parts, sampling={"temperature": 1.0}, problems=2, samples=1)
-    >>> two = make_protocol(**parts, sampling={"temperature": 0.7}, problems=2, samples=1)
+    >>> one = make_protocol({"prompt": "{question}", "sampling": {"temperature": 1.0}})
+    >>> two = make_protocol({"prompt": "{question}", "sampling": {"temperature": 0.7}})
     >>> len(one["hash"]), differences(one, two)
     (8, ['sampling.temperature: 1.0 and 0.7'])
     """
-    parts = {
-        "prompt": prompt,
-        **{f"chat.{key}": value for key, value in (chat or {}).items()},
-        "reward": reward,
-        "grader": grader_version(),
-        **{f"grading.{key}": value for key, value in grading.items()},
-        **{f"sampling.{key}": value for key, value in sampling.items()},
-        "stop": list(stop),
-        "seeds": SEED_RULE,
-        "data": data,
-        "problems": problems,
-        "samples per problem": samples,
-    }
-    text = json.dumps(parts, sort_keys=True)
-    return {**parts, "hash": hashlib.sha256(text.encode()).hexdigest()[:8]}
+    protocol: Protocol = {}
+    for name, part in parts.items():
+        if isinstance(part, Mapping):
+            protocol |= {f"{name}.{key}": value for key, value in part.items()}
+        else:
+            protocol[name] = part
+    text = json.dumps(protocol, sort_keys=True)
+    return {**protocol, "hash": hashlib.sha256(text.encode()).hexdigest()[:8]}
 
 
 def grader_version() -> str:
@@ -92,14 +72,14 @@ def refuse_mixture(protocols: Mapping[str, Protocol], allow: bool = False) -> li
     Differences are refused unless `allow`; then the text belongs next to the picture.
     """
     names = list(protocols)
-    found = [
+    lines = [
         f"{names[0]} and {name} were measured differently: {'; '.join(different)}"
         for name in names[1:]
         if (different := differences(protocols[names[0]], protocols[name]))
     ]
-    if found and not allow:
-        raise ConfigError(f"{found[0]}: measure both in one way")
-    return found
+    if lines and not allow:
+        raise ConfigError(f"{lines[0]}: measure both in one way")
+    return lines
 
 
 def format_accuracy(
@@ -144,7 +124,7 @@ def leaderboard(settings: Mapping[str, Any], summary: Mapping[str, Any], origin:
     digest = hashlib.sha256(str(protocol.get("prompt", "")).encode()).hexdigest()
     chat = any(key.startswith("chat.") for key in protocol)
     prompt = digest == R1_ZERO and protocol.get("stop") == ["</answer>"] and not chat
-    shown = f"SHA-256 {digest[:12]}, stop {protocol.get('stop')}" + (", in a chat template" if chat else "")
+    prompt_text = f"SHA-256 {digest[:12]}, stop {protocol.get('stop')}" + (", in a chat template" if chat else "")
     own = algorithm in ("grpo", "ei")
     traces = "learns from its own samples" if own else "say where its traces come from"
     traces = f"algorithm={algorithm}{' ' if own else ': '}{traces}"
@@ -158,7 +138,7 @@ def leaderboard(settings: Mapping[str, Any], summary: Mapping[str, Any], origin:
         _model(origin),
         _data(settings, summary),
         RuleCheck("problems at the end", f"all {PROBLEMS}", f"{asked} of {there}", every),
-        RuleCheck("prompt", wanted, shown, PASS if prompt else FAIL),
+        RuleCheck("prompt", wanted, prompt_text, PASS if prompt else FAIL),
         _reward(protocol),
         *(RuleCheck(rule, f"{of:g}", str(ours), PASS if ours == of else FAIL) for rule, (of, ours) in numbers.items()),
         RuleCheck("imitated traces", "none of a stronger model", traces, PASS if own else OPEN),

@@ -30,7 +30,7 @@ MEMORY = (
     "ask rlreason plan with the run's words for its memory and the settings that fit",
 )
 #: A part of a reason -> (the commonest cause, what to try).
-KNOWN = {
+FAILURES = {
     "does not hold the trainer's weights": (
         "a weight sync reached only some tensors, or vLLM computes in another precision",
         f"read {ENGINE_LOG} in the folder; choose rollout=hf, or model.dtype=float32, to see whether it goes away",
@@ -88,7 +88,7 @@ def _failed_finding(folder: RunFolder, word: str, reason: str) -> Finding:
         cure = RESUME if folder.metrics else "start it again"
         return Finding("interrupted", what, (), "A signal: Ctrl-C, or a job's time limit.", cure, problem=False)
     causes, cure = next(
-        (pair for words, pair in KNOWN.items() if words.lower() in reason.lower()),
+        (pair for words, pair in FAILURES.items() if words.lower() in reason.lower()),
         ("", "read the traceback on the terminal or in the log"),
     )
     evidence = [f"{name}: {line}" for name in (LOG, ENGINE_LOG) for line in folder.tail(name, LINES)]
@@ -148,7 +148,7 @@ MANY_CUT = 0.1  # share of truncated responses
 LATE = 0.25  # of the rows: the end of a run
 FEWEST = 4  # rows that make a course
 #: A note -> the rule of a monitor that replaces it.
-SAID_BY = {"accuracy_fell": "accuracy", "few_live_groups": "no_live_group", "many_cut": "truncated"}
+REPLACED_BY = {"accuracy_fell": "accuracy", "few_live_groups": "no_live_group", "many_cut": "truncated"}
 
 
 def notes_on_learning(rows: Sequence[Row]) -> Iterator[Finding]:
@@ -198,12 +198,12 @@ IN_A_ROW = 10
 class Health(NamedTuple):
     """The result of an examination: the run's state in a sentence, and the findings, problems first."""
 
-    stands: str
+    state: str
     findings: Sequence[Finding]
 
     @property
     def healthy(self) -> bool:
-        """Whether there is no problem; notes do not count."""
+        """Return whether there is no problem; notes do not count."""
         return not any(finding.problem for finding in self.findings)
 
 
@@ -227,7 +227,7 @@ def examine(path: Path) -> Health:
         what = f"{len(broken)} thing{'s' if len(broken) > 1 else ''} in the folder cannot be read"
         cure = "see whether the disk was full, or another program wrote there; what can be read was examined"
         findings.append(Finding("broken_files", what, broken[:5], "", cure))
-    findings += [note for note in notes_on_learning(rows) if SAID_BY.get(note.rule) not in rules]
+    findings += [note for note in notes_on_learning(rows) if REPLACED_BY.get(note.rule) not in rules]
     if not (path / CONFIG).is_file():
         findings.append(
             Finding("no_settings", f"there is no {CONFIG}: the monitors used their defaults", problem=False)
@@ -243,10 +243,10 @@ def course_of(rows: Sequence[Row], settings: dict[str, Any], status: str = "") -
     own_limit = setting_in(settings, "eval.sampling.max_tokens") is not None
     limit = "eval.sampling.max_tokens" if own_limit else "" if trained else "sampling.max_tokens"
     size = group if isinstance(group, int) else 8 if any("reward/frac_reward_zero_std" in row for row in rows) else 1
-    found = replay_monitors(rows, own if isinstance(own, dict) else {}, size, limit)
+    replayed = replay_monitors(rows, own if isinstance(own, dict) else {}, size, limit)
     word, _, rule = status.partition(":")
     after = rule if word == "diverged" else ""
-    return [_finding(one, rows, after) for one in sorted(found, key=lambda one: one.rule != rule)]
+    return [_finding(one, rows, after) for one in sorted(replayed, key=lambda one: one.rule != rule)]
 
 
 def _finding(one: ReplayedRule, rows: Sequence[Row], diverged: str) -> Finding:
@@ -259,7 +259,7 @@ def _finding(one: ReplayedRule, rows: Sequence[Row], diverged: str) -> Finding:
     if diverged not in ("", one.rule):
         evidence.append(f"the run diverged ({diverged}): this may follow from it")
     courses = []
-    for name in monitor.shown:
+    for name in monitor.courses:
         values = [(int(row.get("rollout_step") or 0), row.get(name)) for row in rows]
         points = [(step, float(value)) for step, value in values if value is not None]
         if len(points) > 1:
@@ -295,7 +295,7 @@ def describe_health(name: str, health: Health, width: int) -> str:
     if len(begun) > 1:  # the others may follow from it
         first = min(begun, key=lambda finding: finding.step or 0)
         verdict += f"; what began first is {first.rule}, at step {first.step}"
-    lines = [f"{name}: {health.stands}. {verdict}."]
+    lines = [f"{name}: {health.state}. {verdict}."]
     for finding in health.findings:
         lines += ["", *_finding_lines(finding, width)]
     return "\n".join(folded(line, width, len(INDENT) if line[:2] in ("! ", "- ") else None) for line in lines)
@@ -358,7 +358,7 @@ def main(arguments: argparse.Namespace, console: Console) -> Answer:
             continue
         texts.append(describe_health(str(folder), health, console.width))
         findings = [asdict(finding) for finding in health.findings]
-        entry = {"run": str(folder), "stands": health.stands, "healthy": health.healthy, "findings": findings}
+        entry = {"run": str(folder), "stands": health.state, "healthy": health.healthy, "findings": findings}
         figures.append(entry)
     texts += [f"! not read: {line}" for line in unread]
     ill = sum(not one["healthy"] for one in figures)

@@ -185,7 +185,7 @@ def cases_of(study: Study) -> list[Case]:
                 outcome = OUTCOMES[category_of(row)]
                 by_step[step].append(ShownResponse(label, step, outcome, shown_text(row["response"]), where))
         if all(by_step.values()):
-            first = next(found[problem][0] for found in rows.values() if problem in found)
+            first = next(by_problem[problem][0] for by_problem in rows.values() if problem in by_problem)
             cases.append(Case(shown_text(str(first.get("question"))), shown_text(str(first.get("gold"))), by_step))
     return cases
 

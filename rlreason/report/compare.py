@@ -53,7 +53,10 @@ def main(arguments: argparse.Namespace, console: Console) -> Answer:
     comparable = any(verdict.difference for verdict in verdicts)
     if not comparable and arguments.json is None:
         raise ConfigError(" ".join(verdict.sentence for verdict in verdicts[:3]) or "there is nothing to compare")
-    lines = [folded(line, console.width) for verdict in verdicts for line in _lines(verdict)]
+    lines = []
+    for verdict in verdicts:
+        lines.append(folded(f"{verdict.outcome or verdict.word}: {verdict.sentence}", console.width))
+        lines += [folded(f"  {verdict.small}", console.width)] if verdict.small else []
     notes = [*study.notes, *study.problems, *warnings_of(study)]
     lines += [folded(f"! {text}", console.width) for text in notes]
     exit_code = 0 if comparable else ConfigError.exit_code
@@ -80,11 +83,6 @@ def entry(verdict: Verdict, notes: Sequence[str] = ()) -> dict[str, Any]:
         "sentence": verdict.sentence,
         "notes": list(notes),
     }
-
-
-def _lines(verdict: Verdict) -> list[str]:
-    lines = [f"{verdict.outcome or verdict.word}: {verdict.sentence}"]
-    return [*lines, f"  {verdict.small}"] if verdict.small else lines
 
 
 def compared_study(paths: Sequence[Path]) -> Study:

@@ -80,20 +80,15 @@ def band_of(
     seeds = len(values)
     if seeds < 2:
         return Band(grid, mean)
-    half = t_quantile(seeds - 1) * values.std(axis=0, ddof=1) / math.sqrt(seeds)
+    from scipy.special import stdtrit  # here: a tenth of a second to import
+
+    half = float(stdtrit(seeds - 1, 1 - LEVEL / 2)) * values.std(axis=0, ddof=1) / math.sqrt(seeds)
     bottom, top = mean - half, mean + half
     if share:
         bottom, top = np.clip(bottom, 0.0, 1.0), np.clip(top, 0.0, 1.0)
     if log:
         bottom = floored(bottom, mean)
     return Band(grid, mean, bottom, top)
-
-
-def t_quantile(dof: int, level: float = LEVEL) -> float:
-    """Return the quantile 1 - level/2 of Student's t: `t_quantile(3)` is 3.18."""
-    from scipy.special import stdtrit  # here: a tenth of a second to import
-
-    return float(stdtrit(dof, 1 - level / 2))
 
 
 def floored(low: Floats, mean: Floats) -> Floats:

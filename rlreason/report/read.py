@@ -251,10 +251,10 @@ def read_given(path: Path, say: Say = lambda _: None) -> ReportInput:
         return ReportInput(path, runs, state, part=True, problems=problems, picked=best_of)
     if (path / CONFIG).exists() or ((path / STATUS).exists() and not runs_in(path)):
         try:
-            own = read_state(path.parent, lambda _: None).run(path.name) if (path.parent / FILE).exists() else None
+            in_sweep = read_state(path.parent, lambda _: None).run(path.name) if (path.parent / FILE).exists() else None
         except (ConfigError, KeyError):
-            own = None
-        return ReportInput(path, [read_run(path, (), None, own, note)], problems=problems)
+            in_sweep = None
+        return ReportInput(path, [read_run(path, (), None, in_sweep, note)], problems=problems)
     if (path / FILE).exists() or runs_in(path):
         state = read_state(path, note)
         return ReportInput(path, _runs_of(path, state, note), state, problems=problems)
@@ -323,8 +323,8 @@ def study_of(given: Sequence[ReportInput]) -> Study:
     for setting in study.settings:
         first_run: dict[int, StudyRun] = {}
         for run in setting.runs:
-            if (kept := first_run.setdefault(run.seed, run)) is not run:
-                same = f"{kept.folder} has the same setting and seed {run.seed}"
+            if (earlier := first_run.setdefault(run.seed, run)) is not run:
+                same = f"{earlier.folder} has the same setting and seed {run.seed}"
                 study.problems.append(f"{run.folder} is left out: {same}")
         setting.runs = list(first_run.values())
     return study

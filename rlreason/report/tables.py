@@ -59,7 +59,10 @@ def settings_table(study: Study, verdicts: Sequence[Verdict]) -> Table:
 
 def _row(one: Setting, verdict: Verdict | None, is_reference: bool) -> list[str]:
     measured = [run for run in one.runs if run.accuracy is not None]
-    accuracy, difference, judgement = NONE, NONE, "reference" if is_reference else NONE
+    accuracy, difference, judgement, best = NONE, NONE, "reference" if is_reference else NONE, NONE
+    if curves := [run.evaluations for run in measured if len(run.evaluations) > 1]:
+        mean = float(np.mean([max(at_step for _, at_step in curve) for curve in curves]))
+        best = f"{percent(mean)}*\nbest of {max(map(len, curves))}"
     if measured and side_of(one).right:
         interval = accuracy_of(one)
         accuracy = percent(0.0) if interval is None else "{}\n{} to {}".format(*map(percent, interval))
@@ -74,7 +77,7 @@ def _row(one: Setting, verdict: Verdict | None, is_reference: bool) -> list[str]
         difference,
         judgement,
         f"{sum(run.ended for run in one.runs)} of {len(one.runs)}",
-        best_checkpoint(measured),
+        best,
         _mean_of([run.seconds for run in one.runs], duration),
         _mean_of([run.totals.get("tokens") for run in one.runs], millions),
     ]
@@ -100,15 +103,6 @@ def judged_settings(study: Study) -> dict[Key, JudgedSetting]:
     word_of = {verdict.setting: verdict.word for verdict in verdicts_of(study)}
     word_of[study.reference.label] = REFERENCE
     return {one.runs[0].setting: JudgedSetting(accuracy_of(one), word_of[one.label]) for one in study.settings}
-
-
-def best_checkpoint(runs: Sequence[StudyRun]) -> str:
-    """Return the mean over runs of their best evaluation, and the largest number of evaluations it was chosen from."""
-    curves = [run.evaluations for run in runs if len(run.evaluations) > 1]
-    if not curves:
-        return NONE
-    best = float(np.mean([max(accuracy for _, accuracy in curve) for curve in curves]))
-    return f"{percent(best)}*\nbest of {max(map(len, curves))}"
 
 
 def _mean_of(values: Sequence[float | None], as_text: Callable[[float], str]) -> str:

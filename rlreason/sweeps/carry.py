@@ -84,8 +84,8 @@ def sweep_folder(word: str, model: str = "", data: str = "") -> Path:
         same = model_of(setting) == model, setting("data.name") == data
         return *same, whole, folder in named, (folder / FILE).stat().st_mtime if (folder / FILE).exists() else 0.0
 
-    if found := list(dict.fromkeys([*named, *sweeps_named(SWEEPS, word)])):
-        return max(found, key=nearness)
+    if folders := list(dict.fromkeys([*named, *sweeps_named(SWEEPS, word)])):
+        return max(folders, key=nearness)
     names = sorted({path.name for path in SWEEPS.glob("*") if path.is_dir()})
     near = difflib.get_close_matches(word, names, n=1)
     there = f"did you mean carry={near[0]}?" if near else f"{SWEEPS} holds {few(names) or 'none'}"
@@ -167,15 +167,15 @@ def choose_setting(
     means = {key: mean_of(of_seeds) for key, of_seeds in choosing.items()}
     best = max(means, key=lambda key: (means[key], key == reference))
     others = [key for key in choosing if key != reference]
-    shown = {setting_text(dict(key)): mean for key, mean in means.items()}
+    named_means = {setting_text(dict(key)): mean for key, mean in means.items()}
     if best == reference:
         text = f"{folder.name}: keeps the default {setting_text(dict(reference))}: no other setting had a larger mean"
         return Carried(
-            str(folder), [], True, dict(best), dict(reference), shown, None, None, None, text
+            str(folder), [], True, dict(best), dict(reference), named_means, None, None, None, text
         )  # fmt: skip
-    found = {key: compared(choosing[key], choosing[reference]) for key in others}
-    adjusted = dict(zip(others, holm([found[key].p for key in others]), strict=True))
-    difference, p = found[best], adjusted[best]
+    differences = {key: compared(choosing[key], choosing[reference]) for key in others}
+    adjusted = dict(zip(others, holm([differences[key].p for key in others]), strict=True))
+    difference, p = differences[best], adjusted[best]
     takes = difference.mean > 0 and p <= LEVEL and difference.over != PROBLEMS
     apart = compared(comparing[best], comparing[reference])
     verdict = sentence(difference, p, len(others))
@@ -189,7 +189,7 @@ def choose_setting(
             text += f"; {settling(difference, LEVEL / len(others))}, as seeds are assumed to spread"
     words = [f"{key}={value}" for key, value in best] if takes else []
     return Carried(
-        str(folder), words, not takes, dict(best), dict(reference), shown, difference, p, apart, text
+        str(folder), words, not takes, dict(best), dict(reference), named_means, difference, p, apart, text
     )  # fmt: skip
 
 
@@ -276,15 +276,15 @@ def losers(right: Right, reference: Key | None, settings: int, planned_seeds: in
     family = settings - 1 if reference else settings * (settings - 1) // 2
     enough = [(a, b) for a, b in pairs if b in right and len(right[a].keys() & right[b].keys()) >= FEWEST_SEEDS]
     looked = [(a, b, compared(_shared(right, a, b), _shared(right, b, a))) for a, b in enough]
-    found: dict[Key, SureLoss] = {}
+    losses: dict[Key, SureLoss] = {}
     for (a, b, d), p in zip(looked, holm([d.p for _, _, d in looked], family), strict=True):
         turned = replace(d, mean=-d.mean, low=-d.high, high=-d.low)
         worse, better, minus = (a, b, d) if d.mean < 0 else (b, a, turned)
         if p > level or worse == reference:
             continue
-        if worse not in found or p < found[worse].adjusted_p:
-            found[worse] = SureLoss(worse, better, minus, p, level)
-    return list(found.values())
+        if worse not in losses or p < losses[worse].adjusted_p:
+            losses[worse] = SureLoss(worse, better, minus, p, level)
+    return list(losses.values())
 
 
 def _shared(right: Right, one: Key, other: Key) -> dict[int, Floats]:

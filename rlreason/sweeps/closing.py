@@ -155,17 +155,17 @@ def closing(state: SweepState, folder: Path, judged: Judgements = MappingProxyTy
 
 def _protocols(state: SweepState, folder: Path) -> list[str]:
     """Return the protocol hashes, and a line for each difference between protocols."""
-    found: dict[str, tuple[str, Protocol]] = {}
+    by_hash: dict[str, tuple[str, Protocol]] = {}
     for run in state.runs:
-        if run.protocol is None or run.protocol in found or not (folder / run.name / SUMMARY).exists():
+        if run.protocol is None or run.protocol in by_hash or not (folder / run.name / SUMMARY).exists():
             continue
         summary = RunFolder(folder / run.name).summary or {}
         if isinstance(protocol := summary.get("protocol"), dict):
-            found[run.protocol] = run.name, protocol
-    if not found:
+            by_hash[run.protocol] = run.name, protocol
+    if not by_hash:
         return []
-    mixed = refuse_mixture(dict(found.values()), allow=True)
-    return [f"protocol {', '.join(found)}", *(f"! {line}" for line in mixed)]
+    mixed = refuse_mixture(dict(by_hash.values()), allow=True)
+    return [f"protocol {', '.join(by_hash)}", *(f"! {line}" for line in mixed)]
 
 
 CHOOSING, COMPARING = "choosing", "comparing"
@@ -251,15 +251,15 @@ def purposes(axes: Iterable[str]) -> tuple[str, ...]:
     >>> purposes(["eval.sampling.temperature", "learning_rate"]), purposes(["prompt"])[:2]
     (('sampling.temperature',), ('prompt', 'chat.'))
     """
-    found: list[str] = []
+    meant: list[str] = []
     for axis in axes:
         group = max((key for key in ON_PURPOSE if axis == key or axis.startswith(f"{key}.")), key=len, default=None)
         if group is None:
             continue
         rest = axis.removeprefix(group).lstrip(".")
         parts = ON_PURPOSE[group]
-        found += [f"{parts[0]}{rest}"] if rest and len(parts) == 1 and parts[0].endswith(".") else parts
-    return tuple(dict.fromkeys(found))
+        meant += [f"{parts[0]}{rest}"] if rest and len(parts) == 1 and parts[0].endswith(".") else parts
+    return tuple(dict.fromkeys(meant))
 
 
 def split_differences(one: Protocol, two: Protocol, meant: Iterable[str]) -> tuple[list[str], list[str]]:
@@ -312,9 +312,10 @@ def common_problems(outcomes: Sequence[Outcomes], half: str) -> list[str]:
 
 def correctness(outcomes: Sequence[Outcomes], problems: Sequence[str]) -> dict[int, Floats]:
     """Return seed -> correctness on each question of the problems (`of_clusters`), for the runs of one setting."""
-    asked = next(([one.questions.get(name, name) for name in problems] for one in outcomes if one.questions), problems)
+    questions = next((one.questions for one in outcomes if one.questions), {})
+    clusters = [questions.get(name, name) for name in problems]
     return {
-        one.seed: of_clusters(np.array([(one.right or {}).get(name, 0.0) for name in problems]), asked)
+        one.seed: of_clusters(np.array([(one.right or {}).get(name, 0.0) for name in problems]), clusters)
         for one in outcomes
     }
 

@@ -48,8 +48,8 @@ class RunCost(NamedTuple):
 
 def cost_of(design: Design, run: AnyRunConfig, before: SweepState | None) -> RunCost | None:
     """Return the mean cost of finished runs of this sweep, else of a similar sweep next to it, or None."""
-    if before and (found := _mean(before, design.folder, "this sweep")):
-        return found
+    if before and (cost := _mean(before, design.folder, "this sweep")):
+        return cost
     files = [path for pattern in (f"*/{FILE}", f"*/*/{FILE}") for path in design.folder.parent.glob(pattern)]
     newest = sorted(files, key=lambda path: path.stat().st_mtime, reverse=True)
     for folder in [path.parent for path in newest if path.parent != design.folder][:LOOKED_AT]:
@@ -279,8 +279,8 @@ def problems_of(run: RunConfig, before: SweepState | None) -> int | None:
     if before and (seen := [one.problems for one in before.runs if one.problems]):
         return min(seen)
     asked, there = run.evaluation.final_problems, run.problems_there
-    known = [number for number in (asked, there) if number is not None]
-    return min(known) if known else None
+    numbers = [number for number in (asked, there) if number is not None]
+    return min(numbers) if numbers else None
 
 
 def seen_spread(before: SweepState | None) -> tuple[Spread, str] | None:
@@ -295,14 +295,14 @@ def seen_spread(before: SweepState | None) -> tuple[Spread, str] | None:
         if run.of_its_own and run.accuracy is not None:
             grouped.setdefault(run.key, {})[run.seed] = run.accuracy
     base = next((key for key in grouped if dict(key) == before.reference), next(iter(grouped), None))
-    found = []
+    differences = []
     for key, of_seeds in grouped.items():
         common = of_seeds.keys() & grouped[base].keys() if base is not None and key != base else set()
         if base is not None and len(common) > 1:
-            found.append(paired_difference(np.array([[of_seeds[seed] - grouped[base][seed]] for seed in common])))
-    if (spread := spread_of(found)) is None:
+            differences.append(paired_difference(np.array([[of_seeds[seed] - grouped[base][seed]] for seed in common])))
+    if (spread := spread_of(differences)) is None:
         return None
-    settings = f"{len(found)} finished setting{'s' * (len(found) > 1)}"
+    settings = f"{len(differences)} finished setting{'s' * (len(differences) > 1)}"
     return spread, f"as {settings} spread: {points(spread.seeds**0.5)} over seeds"
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from multiprocessing import connection, forkserver, get_context, resource_tracker
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from rlreason.config.run import AnyRunConfig, works_on_a_model
 from rlreason.errors import ConfigError
@@ -23,6 +23,9 @@ from rlreason.runtime.early_signals import heed_signals
 from rlreason.runtime.machine import GPUS_VARIABLE, VISIBLE, place_sockets, shares, torch_has_gpus, usable_processors
 from rlreason.runtime.text import duration, few, first_line
 from rlreason.sweeps.state import RunState, refreshed
+
+if TYPE_CHECKING:
+    from hydra_plugins.rlreason_sweeps import Processes
 
 SETTINGS = "gpus, rollout.gpus, rollout.placement"
 ALL_SHARED = "gpus_per_run=0 lets every run see all of them"
@@ -56,12 +59,12 @@ def _names(text: str, there: int | None = None) -> list[str]:
     >>> _names("GPU-ab, GPU-cd"), _names("1,0,-1,2"), _names("0,7,1", 2), _names("")
     (['GPU-ab', 'GPU-cd'], ['1', '0'], ['0'], [])
     """
-    found: list[str] = []
+    names: list[str] = []
     for name in map(str.strip, text.split(",")):
         if not name or name.startswith("-") or (there is not None and name.isdecimal() and int(name) >= there):
             break
-        found.append(name)
-    return list(dict.fromkeys(found))
+        names.append(name)
+    return list(dict.fromkeys(names))
 
 
 def gpus_needed(run: AnyRunConfig) -> int:
@@ -98,9 +101,9 @@ class GpuPlan:
         """Return the GPUs that are given to runs in turn."""
         return self.names if self.apart else ()
 
-    def of_run(self, asked: int) -> int:
-        """Return the number of GPUs for a run that needs `asked`."""
-        return asked if self.per_run is None else self.per_run
+    def of_run(self, needed: int) -> int:
+        """Return the number of GPUs for a run that needs `needed`."""
+        return needed if self.per_run is None else self.per_run
 
     def side_by_side(self, jobs: int | None, runs: int, without: int = 1) -> int:
         """Return how many runs fit at a time: `jobs` if typed, limited by the GPUs; without GPUs, `without`.
@@ -143,8 +146,8 @@ def gpu_plan(runs: Sequence[AnyRunConfig], names: Sequence[str], per_run: int | 
     `ConfigError` if a run could never start: more GPUs for each than there are, or fewer than one needs.
     """
     elsewhere = not here and not torch_has_gpus()  # other machines are assumed to be like this one
-    asked = [0 if elsewhere else gpus_needed(run) for run in runs] or [1]
-    plan = GpuPlan(tuple(names) if here else (), per_run, min(asked), max(asked))
+    needs = [0 if elsewhere else gpus_needed(run) for run in runs] or [1]
+    plan = GpuPlan(tuple(names) if here else (), per_run, min(needs), max(needs))
     there = f"{len(names)} GPUs ({few(names, 16)})" if len(names) > 1 else "one GPU" if names else "no GPU"
     if per_run and per_run < plan.most:
         raise ConfigError(
@@ -176,18 +179,6 @@ CONSOLES = "console"  # in a sweep's folder: a file for what each run printed, w
 PATIENCE_S = signals.LIMIT_S + 10  # for runs that were sent SIGTERM to clean up
 
 
-class Launcher(Protocol):
-    """The launcher, as Hydra has made it: see `Processes` in hydra_plugins/rlreason_sweeps.py."""
-
-    jobs: int
-    gpus: list[str]
-    needs: list[int]
-    preload: bool
-    hydra_context: Any
-    task_function: Any
-    config: Any
-
-
 @dataclass(frozen=True, slots=True)
 class _Job:
     """A job in progress."""
@@ -217,7 +208,7 @@ def divide_processors(side_by_side: int) -> None:
         os.environ[THREADS] = str(min(int(given), threads) if given.isdigit() and int(given) else threads)
 
 
-def launch(launcher: Launcher, job_overrides: Sequence[Sequence[str]], first: int) -> list[Any]:
+def launch(launcher: "Processes", job_overrides: Sequence[Sequence[str]], first: int) -> list[Any]:
     """Run the jobs, as many at a time as the launcher says, and return Hydra's result of each, in their order.
 
     A job that fails does not affect the others. On KeyboardInterrupt all are stopped in order first.
@@ -238,7 +229,7 @@ def launch(launcher: Launcher, job_overrides: Sequence[Sequence[str]], first: in
 class _Jobs:
     """The jobs of a sweep by their index: those that wait, those in progress, and the results of the others."""
 
-    def __init__(self, launcher: Launcher, job_overrides: Sequence[Sequence[str]], first: int) -> None:
+    def __init__(self, launcher: "Processes", job_overrides: Sequence[Sequence[str]], first: int) -> None:
         import cloudpickle
         from hydra.core.singleton import Singleton
 

@@ -137,8 +137,8 @@ def _section_lines(number: int, section: Section, dark: bool) -> Iterator[str]:
         yield from ("", picture(one.figure, f"{FILES}/{one.stem}", dark))
     for table in section.tables:
         yield from ("", f"### {text(table.title)}", "", *table_lines(table))
-    if section.keep:
-        yield from ("", "### To keep in mind", "", *(f"- {text(line)}" for line in section.keep))
+    if section.warnings:
+        yield from ("", "### To keep in mind", "", *(f"- {text(line)}" for line in section.warnings))
     for title, quotes in section.quotes:
         yield from ("", "<details>", f"<summary>{text(title)}</summary>")
         for place, quote in enumerate(quotes, 1):
@@ -310,7 +310,7 @@ def _add_study(section: Section, read: ReadStudy, gathered: Gathered) -> None:
     for part in question.parts:
         if ONLY.get(part, read.source.name) == read.source.name:
             PARTS[part](section, read, gathered)
-    section.keep += [line for line in read.report.warnings if line not in {*section.keep, *gathered.carried}]
+    section.warnings += [line for line in read.report.warnings if line not in {*section.warnings, *gathered.carried}]
     gathered.carried |= {line for line in read.report.warnings if line.startswith(CARRIED)}
     section.problems += read.report.problems
 

@@ -279,7 +279,7 @@ class Section:
     tables: list[Table] = field(default_factory=list)
     quotes: list[tuple[str, list[Quote]]] = field(default_factory=list)  # title -> responses
     cases: list[Case] = field(default_factory=list)
-    keep: list[str] = field(default_factory=list)  # warnings, "to keep in mind"
+    warnings: list[str] = field(default_factory=list)  # "to keep in mind"
     problems: list[str] = field(default_factory=list)  # found in the folders
 
 
