@@ -156,7 +156,7 @@ def proportion_with_ci(
 
 @dataclass(frozen=True, slots=True)
 class SampleFigures:
-    """What metrics need of a scored sample, without its tokens, which would fill the memory."""
+    """The figures of a scored sample that metrics need, without its tokens, which would fill the memory."""
 
     group: str
     grade: Grade
@@ -172,7 +172,7 @@ class SampleFigures:
 
     @property
     def mean_log_prob(self) -> float:
-        """Mean per token; 0 without tokens."""
+        """Return the mean per token; 0 without tokens."""
         return self.log_prob / max(self.length, 1)
 
 
@@ -281,7 +281,7 @@ def answer_classes(texts: Sequence[str], grader: Grader) -> list[int | None]:
 
 
 class _Classes:
-    """The classes so far, each with its first answer.
+    """Classes of equal answers, in order of appearance.
 
     An answer belongs to the first class whose first answer is the same. Comparisons are cached by text, and sketches
     show most differences: only the rest is compared by the grader's rules.

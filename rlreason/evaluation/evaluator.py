@@ -37,7 +37,7 @@ class Evaluation:
 
 @dataclass(frozen=True, slots=True)
 class Evaluator:
-    """Samples and grades by the evaluation protocol, which may differ from training; for training runs and jobs."""
+    """Samples and grades by the evaluation protocol, which may differ from that of training."""
 
     settings: EvalProtocolConfig
     rollouts: Rollouts
@@ -48,7 +48,7 @@ class Evaluator:
 
     @property
     def rewards(self) -> tuple[str, str | None]:
-        """The names of the reward that counts and of the second one, if any."""
+        """Return the names of the reward that counts and of the second one, if any."""
         return self.grader.reward, None if self.second_grader is None else self.second_grader.reward
 
     def evaluate(self, problems: Sequence[Problem], step: int | None, monitors: Monitors) -> Evaluation:
@@ -160,7 +160,7 @@ class Validation:
 
     @property
     def accuracy(self) -> float:
-        """The latest accuracy on the interim problems."""
+        """Return the latest accuracy on the interim problems."""
         return self.history[-1].metrics["eval/accuracy"]
 
 

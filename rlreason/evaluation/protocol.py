@@ -201,7 +201,7 @@ def _data(settings: Mapping[str, Any], summary: Mapping[str, Any]) -> RuleCheck:
 
 
 def _reward(protocol: Mapping[str, Any]) -> RuleCheck:
-    """Pass the course's own function only: this package's grader decides some pairs differently."""
+    """Check the reward. Only the course's own function passes: our grader decides some pairs differently."""
     reward, found = str(protocol.get("reward")), f"{protocol.get('reward')}, grader {protocol.get('grader', '')}"
     if reward == COURSE_REWARD:
         return RuleCheck("reward", COURSE_REWARD, found, PASS)

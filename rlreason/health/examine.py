@@ -345,7 +345,7 @@ def add_arguments(parser: Parser) -> None:
 
 
 def main(arguments: argparse.Namespace, console: Console) -> Answer:
-    """Examine each run."""
+    """Examine each run; the exit code is 1 where one has a problem."""
     folders = list(dict.fromkeys(run for folder in arguments.runs for run in _runs_of(folder)))
     texts, unread, figures = list[str](), list[str](), list[dict[str, Any]]()
     for folder in folders:

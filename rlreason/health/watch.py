@@ -177,7 +177,7 @@ class ReplayedRule:
 
     @property
     def longest(self) -> int:
-        """The largest number of steps in a row.
+        """Return the largest number of steps in a row.
 
         >>> ReplayedRule("m", "m", Alert("", ""), Alert("", ""), [1, 2, 3, 7, 8]).longest
         3

@@ -58,7 +58,7 @@ def svg_of(figure: Figure, legend: Sequence[Entry], dark: bool = False) -> str:
 
 
 def with_own_ids(svg: str, prefix: str) -> str:
-    """Prefix the ids of an SVG and their references, since several are on one page.
+    """Prefix the ids of an SVG and their references, since a page holds several SVGs.
 
     >>> with_own_ids('<clipPath id="clip0"/><g clip-path="url(#clip0)"/>', "p1")
     '<clipPath id="p1-clip0"/><g clip-path="url(#p1-clip0)"/>'

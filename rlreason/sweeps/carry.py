@@ -42,8 +42,10 @@ GIVE = "give carry= a sweep that has finished"
 
 @dataclass(frozen=True, slots=True)
 class Carried:
-    """What a sweep hands on. `difference`: best setting minus reference, on the problems that chose it; `apart`: the
-    same on the other problems. Both are None where the reference is the best setting.
+    """The setting that a sweep hands on.
+
+    `difference`: best setting minus reference, on the problems that chose it; `apart`: the same on the other problems.
+    Both are None where the reference is the best setting.
     """
 
     sweep: str  # its folder
@@ -163,7 +165,10 @@ def choose_setting(
     reference: Key,
     folder: Path,
 ) -> Carried:
-    """Apply the rule. `choosing`, `comparing`: setting -> seed -> correctness (problems of that half)."""
+    """Choose the best setting; carry it only where its lead over the reference is significant over seeds.
+
+    `choosing`, `comparing`: setting -> seed -> correctness (problems of that half).
+    """
     means = {key: mean_of(of_seeds) for key, of_seeds in choosing.items()}
     best = max(means, key=lambda key: (means[key], key == reference))
     others = [key for key in choosing if key != reference]

@@ -192,7 +192,7 @@ class _Job:
 
 @dataclass(frozen=True, slots=True)
 class _Start:
-    """What the process of a job needs of its own."""
+    """The arguments of one job's process that other jobs do not share."""
 
     heeded: list[int]  # the signals that are not ignored
     environment: dict[str, str]
@@ -202,7 +202,7 @@ class _Start:
 
 
 def divide_processors(side_by_side: int) -> None:
-    """Let each of the runs that this process starts use its share of the processors for numerical work."""
+    """Set the threads of each run that this process starts to its share of the processors."""
     if side_by_side > 1:
         threads, given = max(1, usable_processors() // side_by_side), os.environ.get(THREADS, "")
         os.environ[THREADS] = str(min(int(given), threads) if given.isdigit() and int(given) else threads)
@@ -343,7 +343,7 @@ def _fork_server(modules: Sequence[str]) -> Any:
 
 
 def _stop(processes: Sequence[Any]) -> None:
-    """Have jobs end in order, and kill those that do not."""
+    """Send SIGTERM to the jobs, and kill those that have not ended after PATIENCE_S seconds."""
     for process in processes:
         process.terminate()  # no second signal to a run of a sweep that Ctrl-C has reached already
     until = time.monotonic() + PATIENCE_S
@@ -434,7 +434,7 @@ def printing_to(path: Path | None) -> Iterator[None]:
 
 
 def end_with_sweep() -> None:
-    """Let this job end in order when the process of its sweep, on this machine, has ended in whatever way. Linux."""
+    """Send this job SIGTERM when the process of its sweep on this machine has ended in whatever way. Linux only."""
     parent = int(os.environ.get(PARENT) or os.getpid())
 
     def wait_for_end() -> None:

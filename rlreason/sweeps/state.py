@@ -68,7 +68,7 @@ CURES = "move its folder away, or give the sweep a folder of its own (sweep_name
 
 @dataclass(frozen=True, slots=True)
 class Composed:
-    """What a sweep needs of a run's composed config."""
+    """The composed config of a run, and what it needs of the machine."""
 
     config: str  # as the run writes it to its folder
     gpus: int = 1  # that it needs by its settings

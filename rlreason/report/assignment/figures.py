@@ -221,7 +221,7 @@ def _fewer_steps(question: AssignmentQuestion, study: Study) -> str:
 
 
 def is_of(course: Assignment, study: Study) -> bool:
-    """Return whether all runs that have begun have the model and data of the published figures."""
+    """Return whether all runs that have begun have the course's model and data."""
     return all(course.is_of(run.settings, run.provenance) for run in study.runs if run.settings)
 
 

@@ -289,7 +289,7 @@ def categories(section: Section, read: ReadStudy, gathered: Gathered) -> None:
 
 
 def filtered(section: Section, read: ReadStudy, gathered: Gathered) -> None:
-    """Give the size of the set that a filter left."""
+    """Add the size of the set that a filter left."""
     for one in read.study.settings:
         recorded = [run.summary.get("data_sizes") for run in one.runs]
         sizes = {
