@@ -35,7 +35,7 @@ PARTS = {
     "stop": ["</answer>"],
     "data": "abc",
     "problems": 20,
-    "samples": 1,
+    "samples per problem": 1,
 }
 
 
@@ -129,12 +129,12 @@ def test_every_response_is_in_one_of_the_three_categories():
         ("stop", [], "stop: ['</answer>'] and []"),
         ("data", "abd", "data: abc and abd"),
         ("problems", 21, "problems: 20 and 21"),
-        ("samples", 2, "samples per problem: 1 and 2"),
+        ("samples per problem", 2, "samples per problem: 1 and 2"),
     ],
 )
 def test_protocols_differ_in_whatever_changes_an_accuracy(part, value, says):
-    one, other = make_protocol(**PARTS), make_protocol(**{**PARTS, part: value})
-    assert one == make_protocol(**dict(reversed(PARTS.items())))
+    one, other = make_protocol(PARTS), make_protocol({**PARTS, part: value})
+    assert one == make_protocol(dict(reversed(PARTS.items())))
     assert one["hash"] != other["hash"]
     (line,) = differences(one, other)
     assert line.startswith(says)
@@ -146,7 +146,7 @@ def test_protocols_differ_in_whatever_changes_an_accuracy(part, value, says):
 
 
 def test_long_prompts_are_shown_where_they_part():
-    one, other = (make_protocol(**{**PARTS, "prompt": "x" * 300 + end + "y" * 300}) for end in ("A", "B"))
+    one, other = (make_protocol({**PARTS, "prompt": "x" * 300 + end + "y" * 300}) for end in ("A", "B"))
     (line,) = differences(one, other)
     assert "xA" in line
     assert "xB" in line

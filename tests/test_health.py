@@ -8,6 +8,7 @@ import tarfile
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -237,7 +238,7 @@ def test_whatever_stands_in_the_rows_is_read_to_the_end(rows):
         (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
         health = examine(folder)
         assert "killed" in {finding.rule for finding in health.findings}
-        json.dumps([finding.plain() for finding in health.findings])
+        json.dumps([asdict(finding) for finding in health.findings])
         assert describe_health("run", health, 100).startswith("run: broken off")
     finally:
         shutil.rmtree(folder)

@@ -251,7 +251,7 @@ def test_folders_of_all_kinds(tmp_path, sound):
     (killed / "status.json").write_text('{"status": "running", "reason": "", "time": ""}')
     (killed / "metrics.jsonl").write_text('{"rollout_step": 1, "train/loss": 0.5}\n{"rollout_step": 2, "trai')
     health = examine(killed)
-    assert health.stands.startswith("broken off")
+    assert health.state.startswith("broken off")
     assert rules(health) == {"killed", "broken_files"}
     failed = tmp_path / "failed"
     failed.mkdir()

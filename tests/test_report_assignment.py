@@ -16,7 +16,7 @@ import yaml
 
 from rlreason.errors import ConfigError
 from rlreason.records.console import Console
-from rlreason.report.assignment import FILES, MARKDOWN, PAGE, write_up
+from rlreason.report.assignment import FILES, MARKDOWN, PAGE, write_up, write_up_of
 from rlreason.report.assignment.courses import (
     DONE,
     IN_WORDS,
@@ -25,6 +25,7 @@ from rlreason.report.assignment.courses import (
     agreement,
     course_of,
     directions_table,
+    found_below,
     typed_settings,
     verdict_of,
 )
@@ -36,12 +37,11 @@ from rlreason.report.assignment.figures import (
     published_line,
     with_bands,
 )
-from rlreason.report.assignment.gather import Gathered, found_below
-from rlreason.report.assignment.sections import write_up_of
+from rlreason.report.assignment.parts import Gathered
 from rlreason.report.charts import figures_of
+from rlreason.report.content import LIGHT
 from rlreason.report.page import svg_of
 from rlreason.report.read import read_study
-from rlreason.report.specifications import LIGHT
 from rlreason.report.study import Series
 from rlreason.sweeps.state import RunState, SweepState, read_state, write_state
 from tests.sweep_folders import CONFIG, answers, ended, sweep

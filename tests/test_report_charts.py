@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from report_objects import HOSTILE, run_of, series_of, study_of, verdicts_of_hand
 
-from rlreason.report import specifications as palette
+from rlreason.report import content as palette
 from rlreason.report.charts import figures_of, forest_of, legend_of
 from rlreason.report.content import Entry, Figure, band_of, floored, points_each, thinned
-from rlreason.report.page import axes_of, compiled, data_of, png_of, rows_of, svg_of, vega_version
+from rlreason.report.page import axes_of, compiled, data_of, rows_of, svg_of
 from rlreason.report.study import Study
 from rlreason.runtime.intervals import mean_interval
 
@@ -222,7 +222,6 @@ def test_static_pictures_have_title_legend_and_plain_colours(drawn: tuple[Study,
     assert palette.DARK["page"] in dark
     assert "var(--" not in light + dark
     assert not re.search(r'd="[^"]*\d\.\d\d', light)
-    assert png_of(figures[0], legend).startswith(b"\x89PNG")
     for figure in figures:
         assert svg_of(figure, legend).startswith("<svg")
 
@@ -244,9 +243,12 @@ def test_what_is_read_in_a_picture_keeps_all_digits() -> None:
 
 
 def test_a_picture_and_its_page_are_of_one_version_of_vega() -> None:
+    import vl_convert
+
     from rlreason.report.page import RUNTIME
 
-    assert json.loads((RUNTIME.parent / "versions.json").read_text())["packages"]["vega"] == vega_version()
+    versions = json.loads((RUNTIME.parent / "versions.json").read_text())
+    assert versions["packages"]["vega"] == vl_convert.get_vega_version()
 
 
 def test_the_x_title_of_a_curve_can_be_switched_and_others_not(drawn: tuple[Study, list[Figure], list[Entry]]) -> None:

@@ -123,16 +123,11 @@ def interrupted(run: Path) -> None:
     (run / "status.json").write_text('{"status": "interrupted", "time": "x", "reason": "SIGINT at step 40"}')
 
 
-def unfinished_and_unread(run: Path) -> None:
-    (run / "config.yaml").write_text(BOMB)
-
-
 BROKEN = {
     "metrics with half a line": (break_metrics, "left out line"),
     "no metrics": (lambda r: (r / "metrics.jsonl").unlink(), None),
     "evaluations gone": (lambda r: shutil.rmtree(r / "evals"), "has lost the responses"),
     "a later version": (newer, "is a run folder of version 99"),
-    "a bomb of aliases": (unfinished_and_unread, "aliases"),
     "no config": (lambda r: (r / "config.yaml").unlink(), "has no config.yaml"),
     "config that is none": (lambda r: (r / "config.yaml").write_text("- 1\n"), "holds no settings"),
     "summary that is none": (lambda r: (r / "summary.json").write_text("[5"), "no JSON object"),

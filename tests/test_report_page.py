@@ -10,7 +10,7 @@ from html.parser import HTMLParser
 import pytest
 from report_objects import HOSTILE, report_of, study_of, verdicts_of_hand
 
-from rlreason.report import specifications as palette
+from rlreason.report import content as palette
 from rlreason.report.content import SIGNS, Report
 from rlreason.report.page import FOLDER, RUNTIME, as_json, page_of
 

@@ -14,10 +14,9 @@ from typing import Any
 
 from rlreason.errors import ConfigError
 from rlreason.records.files import METRICS, each_line
-from rlreason.report.assignment import FILES, MARKDOWN, draw, markdown_of
-from rlreason.report.assignment.courses import course_of
-from rlreason.report.assignment.gather import Candidate, Gathered, found_below
-from rlreason.report.assignment.sections import write_up_of
+from rlreason.report.assignment import FILES, MARKDOWN, draw, markdown_of, write_up_of
+from rlreason.report.assignment.courses import Candidate, course_of, found_below
+from rlreason.report.assignment.parts import Gathered
 from rlreason.runtime.files import whole, write_whole
 
 ARCHIVES = "metrics"

@@ -1,1 +1,1 @@
-"""Evaluation: accuracies with intervals, the protocol of each, pass@k, tables and cases."""
+"""Measure accuracies with intervals, each by a protocol; pass@k, tables of an evaluation, and cases."""

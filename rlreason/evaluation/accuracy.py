@@ -61,6 +61,7 @@ def eval_metrics(
     accuracy, low, high = proportion_with_ci(samples, is_correct, questions)
     problems = {s.group for s in samples}
     different = len({questions.get(group, group) for group in problems})
+    solved = len({s.group for s in samples if is_correct(s)})
     return {
         "eval/accuracy": accuracy,
         "eval/reward": base["reward/mean"],
@@ -71,20 +72,12 @@ def eval_metrics(
         "eval/problems": len(problems),
         **({"eval/questions": different} if different < len(problems) else {}),
         "eval/samples": len(samples),
-        **solved_once(samples),
+        **({"eval/solved_once": solved / len(problems)} if len(problems) < len(samples) else {}),  # pass@n
         **prompt_reward_metrics(samples, questions),
         **metrics_by_outcome(samples, "eval"),
         **mismatch_metrics(mismatches, "eval"),
         "eval/grading_failures": grading_failures([s.grade for s in samples]),
     }
-
-
-def solved_once(samples: Sequence[ScoredResponse]) -> dict[str, float]:
-    """Return pass@n, the share of problems with at least one correct response; {} with one response each."""
-    groups = {s.group for s in samples}
-    if len(groups) == len(samples):
-        return {}
-    return {"eval/solved_once": len({s.group for s in samples if is_correct(s)}) / len(groups)}
 
 
 def prompt_reward_metrics(samples: Sequence[ScoredResponse], questions: Mapping[str, str]) -> dict[str, float]:
@@ -139,12 +132,12 @@ def describe_accuracies(accuracy: float, more: Mapping[str, Any]) -> list[str]:
 
 
 def correct_by_prompt(sample: ScoredResponse) -> bool:
-    """Whether it is correct by the prompt's own reward, where another reward counts."""
+    """Return whether it is correct by the prompt's own reward, where another reward counts."""
     return sample.prompt_grade is not None and sample.prompt_grade.outcome == "correct"
 
 
 def is_correct(sample: ScoredResponse) -> bool:
-    """Whether it counts as correct; by a user's reward, where it reaches `grading.correct_at`."""
+    """Return whether it counts as correct; by a user's reward, where it reaches `grading.correct_at`."""
     return sample.grade.outcome == "correct"
 
 
@@ -163,7 +156,7 @@ def proportion_with_ci(
 
 @dataclass(frozen=True, slots=True)
 class SampleFigures:
-    """What metrics need of a scored sample, without its tokens, which would fill the memory."""
+    """The figures of a scored sample that metrics need, without its tokens, which would fill the memory."""
 
     group: str
     grade: Grade
@@ -179,7 +172,7 @@ class SampleFigures:
 
     @property
     def mean_log_prob(self) -> float:
-        """Mean per token; 0 without tokens."""
+        """Return the mean per token; 0 without tokens."""
         return self.log_prob / max(self.length, 1)
 
 
@@ -271,7 +264,7 @@ def subsets_of(n: int, k: int, seed: int = 0, most: int = MOST_SUBSETS) -> NDArr
 
 
 def is_exact(n: int, k: int) -> bool:
-    """Whether `subsets_of` returns every subset."""
+    """Return whether `subsets_of` returns every subset."""
     return math.comb(n, k) <= MOST_SUBSETS
 
 
@@ -288,7 +281,7 @@ def answer_classes(texts: Sequence[str], grader: Grader) -> list[int | None]:
 
 
 class _Classes:
-    """The classes so far, each with its first answer.
+    """Classes of equal answers, in order of appearance.
 
     An answer belongs to the first class whose first answer is the same. Comparisons are cached by text, and sketches
     show most differences: only the rest is compared by the grader's rules.
@@ -315,13 +308,6 @@ class _Classes:
         self._firsts.append((candidates[-1], sketches[-1]))
         self._passed[answer] = len(self._firsts) - 1
         return len(self._firsts) - 1
-
-
-def same_answers(samples: Sequence[ScoredResponse], truths: Sequence[str], grader: Grader) -> dict[str, float]:
-    """Return `eval/same_answer` and `eval/same_answer_right` (see `common_answer`); {} for a plug-in."""
-    if grader.plugin:
-        return {}
-    return common_answer([grader.read(s.text).answer for s in samples], truths, grader.same, "eval")
 
 
 def common_answer(

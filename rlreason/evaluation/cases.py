@@ -67,22 +67,22 @@ def answer_reason(answer: str, references: list[str], grader: Grader) -> Reason:
     """
     if not answer.strip():
         return Reason("the answer is empty")
-    shown = repr(shorten(answer, SHOWN_CHARS))
+    quoted = repr(shorten(answer, SHOWN_CHARS))
     if _right(answer, references, grader):
-        return Reason("right by the grader's rules of now, not of then", shown)
+        return Reason("right by the grader's rules of now, not of then", quoted)
     if _right(answer, references, grader, percent=True):
-        return Reason("right but for a percent sign (grading.percent=false)", shown)
+        return Reason("right but for a percent sign (grading.percent=false)", quoted)
     if _right(answer, references, grader, rel_tol=COARSEST):
-        return Reason(f"rounded further than grading.rel_tol={grader.grading.rel_tol:g} allows", shown)
+        return Reason(f"rounded further than grading.rel_tol={grader.grading.rel_tol:g} allows", quoted)
     if _right(answer, references, grader, extract="sentence"):
-        return Reason("a unit or a sentence around the right answer", shown)
+        return Reason("a unit or a sentence around the right answer", quoted)
     if any(_bare(answer) == _bare(reference) for reference in references):
-        return Reason("equal once marks are stripped: parser suspect", shown)
+        return Reason("equal once marks are stripped: parser suspect", quoted)
     if any(_right(number, references, grader) for number in _NUMBER.findall(answer)):
-        return Reason("the right number is one of several", shown)
+        return Reason("the right number is one of several", quoted)
     if not re.search(r"\d", answer) and any(re.search(r"\d", reference) for reference in references):
-        return Reason("no number in the answer", shown)
-    return Reason("another answer", f"{shown} instead of {shorten(' or '.join(references), SHOWN_CHARS)!r}")
+        return Reason("no number in the answer", quoted)
+    return Reason("another answer", f"{quoted} instead of {shorten(' or '.join(references), SHOWN_CHARS)!r}")
 
 
 def last_number(response: str, references: list[str], grader: Grader) -> str:
@@ -92,7 +92,7 @@ def last_number(response: str, references: list[str], grader: Grader) -> str:
 
 
 def _right(answer: str, references: list[str], grader: Grader, **other: Any) -> bool:
-    """Whether the answer equals a reference by the exact rules, under the grader's settings with `other` replaced."""
+    """Return whether the answer equals a reference by the exact rules, with `other` replaced in the settings."""
     judge = Grader(replace(grader.grading, **other)) if other else grader
     return any(judge.same(answer, reference) for reference in references)
 
@@ -118,7 +118,7 @@ def category_of(row: Row) -> str:
 
 
 def is_in(row: Row, category: str | None) -> bool:
-    """Whether the row's own grade puts it in the category; None: every row is."""
+    """Return whether the row's own grade puts it in the category; None: every row is."""
     if category == "truncated":
         return bool(row["finish_reason"] == "length")
     return category is None or category_of(row) == category
@@ -126,30 +126,33 @@ def is_in(row: Row, category: str | None) -> bool:
 
 def reasons(row: Row, grader: Grader, second: bool | None = None) -> list[Reason]:
     """Guess the reasons for the row's grade; `second`: whether another grader calls its answer correct."""
-    found = reasons_for(row["response"], row["gold"], grader, row["outcome"], row["finish_reason"] == "length")
+    guesses = reasons_for(row["response"], row["gold"], grader, row["outcome"], row["finish_reason"] == "length")
     if second is None or second == (row["outcome"] == "correct"):
-        return found
+        return guesses
     called = "right" if second else "wrong"
-    return [Reason(f"parser suspect, a second grader calls it {called}"), *found]
+    return [Reason(f"parser suspect, a second grader calls it {called}"), *guesses]
 
 
 def counts(rows: Sequence[Row]) -> dict[str, int]:
     """Count the responses of each category, and those cut at the token limit."""
     by_category = Counter(map(category_of, rows))
-    found = {name: by_category[name] for name in ("correct", "format1_wrong", "format0")}
-    return found | {"truncated": sum(row["finish_reason"] == "length" for row in rows)}
+    numbers = {name: by_category[name] for name in ("correct", "format1_wrong", "format0")}
+    return numbers | {"truncated": sum(row["finish_reason"] == "length" for row in rows)}
 
 
 def counts_line(rows: Sequence[Row]) -> str:
     """Return the counts as a line."""
-    found = counts(rows)
-    cut = found.pop("truncated")
-    return f"{len(rows)} responses: {', '.join(f'{n} {name}' for name, n in found.items())}; {cut} of them truncated"
+    numbers = counts(rows)
+    cut = numbers.pop("truncated")
+    return f"{len(rows)} responses: {', '.join(f'{n} {name}' for name, n in numbers.items())}; {cut} of them truncated"
 
 
-def figures(row: Row, found: Sequence[Reason]) -> dict[str, Any]:
-    """A case for a program: what is shown of it, under the names of the saved row, its category and the guesses."""
-    return {key: row[key] for key in SHOWN if key in row} | {"category": category_of(row), "why": list(map(str, found))}
+def figures(row: Row, guesses: Sequence[Reason]) -> dict[str, Any]:
+    """Return a case for `--json`: fields of the saved row, its category and the guesses at the reason."""
+    return {key: row[key] for key in SHOWN if key in row} | {
+        "category": category_of(row),
+        "why": list(map(str, guesses)),
+    }
 
 
 def case_line(row: Row) -> str:
@@ -158,7 +161,7 @@ def case_line(row: Row) -> str:
     return f"  {row.get('problem_id', '?')}  ground truth {truth!r}  response {response!r}"
 
 
-def case_lines(row: Row, found: Sequence[Reason], most: int = LONGEST) -> list[tuple[str, str]]:
+def case_lines(row: Row, guesses: Sequence[Reason], most: int = LONGEST) -> list[tuple[str, str]]:
     """Return a case as (label, text) pairs, for the terminal and for Markdown."""
     entropy = f", entropy {row['entropy']:.2f}" if row.get("entropy") is not None else ""
     ended = "cut at the limit" if row["finish_reason"] == "length" else "ended"
@@ -168,25 +171,25 @@ def case_lines(row: Row, found: Sequence[Reason], most: int = LONGEST) -> list[t
         ("ground truth", str(row["gold"])),
         ("response", shorten(row["response"], most, "both")),
         ("grade", f"{grade}; {row['length']} tokens, {ended}{entropy}"),
-        ("why", "; ".join(map(str, found))),
+        ("why", "; ".join(map(str, guesses))),
     ]
 
 
-def case_text(number: int, row: Row, found: Sequence[Reason], most: int = LONGEST) -> str:
+def case_text(number: int, row: Row, guesses: Sequence[Reason], most: int = LONGEST) -> str:
     """Format a case for the terminal; responses are indented so that their own lines stay visible."""
     lines = [f"--- {number}. {row['problem_id']}" + (f", sample {row['sample']}" if row.get("sample") else "")]
-    for label, text in case_lines(row, found, most):
+    for label, text in case_lines(row, guesses, most):
         lines.append(f"{label + ':':{INDENT}}" + text.replace("\n", "\n" + " " * INDENT))
     return "\n".join(lines)
 
 
 def markdown(
-    run: Path, heading: str, rows: Sequence[Row], found: Sequence[Sequence[Reason]], counted: Mapping[str, int]
+    run: Path, heading: str, rows: Sequence[Row], guesses: Sequence[Sequence[Reason]], counted: Mapping[str, int]
 ) -> str:
     """Format the cases and the counts of reasons as Markdown."""
     lines = [f"# Cases from {run.name}", "", heading, "", "| why (a guess) | count |", "| --- | ---: |"]
     lines += [f"| `{kind}` | {count} |" for kind, count in counted.items()]
-    for number, (row, why_so) in enumerate(zip(rows, found, strict=True), 1):
+    for number, (row, why_so) in enumerate(zip(rows, guesses, strict=True), 1):
         lines += ["", f"## {number}. {row['problem_id']}"]
         for label, text in case_lines(row, why_so):
             fence = "`" * 3 if "`" * 3 not in text else "`" * 8
@@ -223,7 +226,7 @@ def failure_metrics(
     signs: dict[str, float] = {}
     verifies = grader.plugin is not None and grader.plugin.startswith("rlreason.")  # ground truths are no answers
     if not verifies:
-        signs["rollout/right"] = sum(states_the_truth(s, truths, grader) for s in samples) / len(samples)
+        signs["rollout/right"] = sum(_is_right(s, truths, grader) for s in samples) / len(samples)
     asked = [truths.get(problem, "") for problem in dict.fromkeys(s.group for s in samples)]
     comparable = not verifies and (grader.plugin is None or signs["rollout/right"] > 0)
     if comparable and len(asked) >= FEWEST_ASKED:
@@ -231,8 +234,8 @@ def failure_metrics(
     return signs | {"rollout/round_trip": round_trip(samples, tokenizer)}
 
 
-def states_the_truth(sample: Sample, truths: Mapping[str, str], grader: Grader) -> bool:
-    """Whether a response states the right answer: by its grade, or by the exact rules where the reward is a plug-in."""
+def _is_right(sample: Sample, truths: Mapping[str, str], grader: Grader) -> bool:
+    """Return whether a response states the right answer: by its grade, or by the exact rules for a plug-in's."""
     if not grader.plugin:
         return sample.grade.outcome == "correct"
     answer = stated_answer(sample.text)
@@ -306,14 +309,14 @@ def by_facts(samples: Sequence[ScoredResponse], problems: Sequence[Problem]) -> 
         parts: dict[str, list[ScoredResponse]] = {}
         for s in samples:
             parts.setdefault(facts[s.group].get(fact, "not told"), []).append(s)
-        if 1 < len(parts) <= MOST_PARTS:
-            rows[fact] = {name: _accuracy(parts[name], questions) for name in sorted(parts, key=_natural)}
+        if not 1 < len(parts) <= MOST_PARTS:
+            continue
+        rows[fact] = {}
+        for name in sorted(parts, key=_natural):
+            value, low, high = proportion_with_ci(parts[name], is_correct, questions)
+            problems_of_part = len({s.group for s in parts[name]})
+            rows[fact][name] = {"problems": problems_of_part, "accuracy": value, "interval": [low, high]}
     return {"accuracy_by": rows} if rows else {}
-
-
-def _accuracy(samples: Sequence[ScoredResponse], questions: Mapping[str, str]) -> dict[str, Any]:
-    value, low, high = proportion_with_ci(samples, is_correct, questions)
-    return {"problems": len({s.group for s in samples}), "accuracy": value, "interval": [low, high]}
 
 
 def _natural(name: str) -> list[tuple[int, str]]:

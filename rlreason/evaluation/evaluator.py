@@ -1,9 +1,9 @@
 """Evaluate a policy: sample, score, count and warn, by the protocol of the run's settings."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from transformers import PreTrainedTokenizerBase
 
@@ -11,8 +11,8 @@ from rlreason.config.groups import EvalProtocolConfig
 from rlreason.data.sources import fingerprint
 from rlreason.engines.base import Sampling
 from rlreason.engines.rollouts import Rollouts, score_samples
-from rlreason.evaluation.accuracy import PURPOSE, eval_metrics, mismatches_of, questions_of, same_answers
-from rlreason.evaluation.protocol import Protocol, make_protocol
+from rlreason.evaluation.accuracy import PURPOSE, common_answer, eval_metrics, mismatches_of, questions_of
+from rlreason.evaluation.protocol import SEED_RULE, Protocol, grader_version, make_protocol
 from rlreason.grading import Grader
 from rlreason.grading.grader import grading_settings, reward_name_of
 from rlreason.health.watch import Monitors
@@ -37,7 +37,7 @@ class Evaluation:
 
 @dataclass(frozen=True, slots=True)
 class Evaluator:
-    """Samples and grades by the evaluation protocol, which may differ from training; for training runs and jobs."""
+    """Samples and grades by the evaluation protocol, which may differ from that of training."""
 
     settings: EvalProtocolConfig
     rollouts: Rollouts
@@ -48,7 +48,7 @@ class Evaluator:
 
     @property
     def rewards(self) -> tuple[str, str | None]:
-        """The names of the reward that counts and of the second one, if any."""
+        """Return the names of the reward that counts and of the second one, if any."""
         return self.grader.reward, None if self.second_grader is None else self.second_grader.reward
 
     def evaluate(self, problems: Sequence[Problem], step: int | None, monitors: Monitors) -> Evaluation:
@@ -67,9 +67,10 @@ class Evaluator:
         monitors: Monitors,
     ) -> dict[str, float]:
         """Compute the metrics of scored responses to these problems, and warn. `step`: None without steps."""
-        metrics = eval_metrics(samples, mismatches, questions_of(problems)) | same_answers(
-            samples, [p.answer for p in problems], self.grader
-        )
+        metrics = eval_metrics(samples, mismatches, questions_of(problems))
+        if not self.grader.plugin:
+            answers = [self.grader.read(s.text).answer for s in samples]
+            metrics |= common_answer(answers, [p.answer for p in problems], self.grader.same, "eval")
         monitors.check(step, metrics)
         monitors.check_grades(step, self.warnings(samples), "" if step is None else "in evaluation: ")
         return metrics
@@ -129,9 +130,9 @@ class Validation:
         name, again = ("last evaluation", False) if last else ("evaluation", bool(self.history))
         waits = self.console.wait(name, logged=again, more=evaluator.rollouts.progress_text)
         with waits, self.counters.clock.phase("eval"):
-            found = evaluator.evaluate(problems, step, self.monitors)
-        evaluated, prompts = self._interim_part(found, problems, last), evaluator.prompts(found.samples)
-        return UnrecordedEvaluation(evaluated, found.samples, prompts, time.monotonic() - started)
+            evaluation = evaluator.evaluate(problems, step, self.monitors)
+        evaluated, prompts = self._interim_part(evaluation, problems, last), evaluator.prompts(evaluation.samples)
+        return UnrecordedEvaluation(evaluated, evaluation.samples, prompts, time.monotonic() - started)
 
     def record(self, measured: UnrecordedEvaluation, step: int, between_updates: bool = False) -> Evaluated:
         """Write an evaluation to the records. `step`: for the file's name, as in `measure`."""
@@ -147,19 +148,19 @@ class Validation:
         self.history.append(evaluated)
         return evaluated
 
-    def _interim_part(self, found: Evaluation, problems: Sequence[Problem], last: bool) -> Evaluated:
+    def _interim_part(self, evaluation: Evaluation, problems: Sequence[Problem], last: bool) -> Evaluated:
         """Compute the metrics of the interim problems alone, which are comparable over the run."""
-        n, samples, metrics = self.evaluator.settings.samples, found.samples, found.metrics
+        n, samples, metrics = self.evaluator.settings.samples, evaluation.samples, evaluation.metrics
         if problems is not self.interim_problems:
             places = {p.id: place for place, p in enumerate(problems)}
-            samples = [s for p in self.interim_problems for s in found.samples[places[p.id] * n :][:n]]
+            samples = [s for p in self.interim_problems for s in evaluation.samples[places[p.id] * n :][:n]]
             mismatches = mismatches_of(samples, self.evaluator.sampling)
             metrics = eval_metrics(samples, mismatches, questions_of(self.interim_problems))
-        return Evaluated(samples[::n], metrics, found.metrics, problems, last)
+        return Evaluated(samples[::n], metrics, evaluation.metrics, problems, last)
 
     @property
     def accuracy(self) -> float:
-        """The latest accuracy on the interim problems."""
+        """Return the latest accuracy on the interim problems."""
         return self.history[-1].metrics["eval/accuracy"]
 
 
@@ -185,18 +186,20 @@ def protocol_of(
     grading = grading_settings(evaluation.grading, reward)
     if grading.get("correct_at", 1.0) is None:  # the same as 1
         grading["correct_at"] = 1.0
-    return make_protocol(
-        **(prompt_facts(evaluation.prompt, tokenizer) if templated else {"prompt": "(given with the data)"}),
-        reward=reward,
-        grading=protocol_settings("grading", grading),
-        sampling=protocol_settings("sampling", asdict(evaluation.sampling)),
-        stop=evaluation.prompt.stop,
-        data=fingerprint(problems, asked_only=True),
-        problems=len(problems),
-        samples=evaluation.samples,
-    )
-
-
-def protocol_settings(group: str, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of a group that are part of a protocol."""
-    return {key: value for key, value in settings.items() if f"{group}.{key}" not in LEFT_OUT}
+    prompt = prompt_facts(evaluation.prompt, tokenizer) if templated else {"prompt": "(given with the data)"}
+    groups = {"grading": grading, "sampling": asdict(evaluation.sampling)}
+    parts = {
+        **prompt,
+        "reward": reward,
+        "grader": grader_version(),
+        **{
+            group: {key: value for key, value in settings.items() if f"{group}.{key}" not in LEFT_OUT}
+            for group, settings in groups.items()
+        },
+        "stop": list(evaluation.prompt.stop),
+        "seeds": SEED_RULE,
+        "data": fingerprint(problems, asked_only=True),
+        "problems": len(problems),
+        "samples per problem": evaluation.samples,
+    }
+    return make_protocol(parts)

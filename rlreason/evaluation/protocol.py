@@ -20,42 +20,22 @@ SEED_RULE = "blake2b(run seed, eval, problem id), then the sample's number"
 SHOWN_CHARS = 40  # of a long text, from the first difference
 
 
-def make_protocol(
-    *,
-    prompt: str,
-    reward: str,
-    grading: Mapping[str, Any],
-    sampling: Mapping[str, Any],
-    stop: Sequence[str],
-    data: str,
-    problems: int,
-    samples: int,
-    chat: Mapping[str, Any] | None = None,
-) -> Protocol:
-    """Return the parts in reading order, and their hash. `data` is a hash of the problems, `chat` describes the chat
-    template of the prompt, where there is one.
+def make_protocol(parts: Mapping[str, Any]) -> Protocol:
+    """Return the parts, groups of settings by dotted names, and their hash.
 
-    >>> parts = dict(prompt="{question}", reward="r1_zero", grading={"extract": "strict"}, stop=[], data="a1")
-    >>> one = make_protocol(**parts, sampling={"temperature": 1.0}, problems=2, samples=1)
-    >>> two = make_protocol(**parts, sampling={"temperature": 0.7}, problems=2, samples=1)
+    >>> one = make_protocol({"prompt": "{question}", "sampling": {"temperature": 1.0}})
+    >>> two = make_protocol({"prompt": "{question}", "sampling": {"temperature": 0.7}})
     >>> len(one["hash"]), differences(one, two)
     (8, ['sampling.temperature: 1.0 and 0.7'])
     """
-    parts = {
-        "prompt": prompt,
-        **{f"chat.{key}": value for key, value in (chat or {}).items()},
-        "reward": reward,
-        "grader": grader_version(),
-        **{f"grading.{key}": value for key, value in grading.items()},
-        **{f"sampling.{key}": value for key, value in sampling.items()},
-        "stop": list(stop),
-        "seeds": SEED_RULE,
-        "data": data,
-        "problems": problems,
-        "samples per problem": samples,
-    }
-    text = json.dumps(parts, sort_keys=True)
-    return {**parts, "hash": hashlib.sha256(text.encode()).hexdigest()[:8]}
+    protocol: Protocol = {}
+    for name, part in parts.items():
+        if isinstance(part, Mapping):
+            protocol |= {f"{name}.{key}": value for key, value in part.items()}
+        else:
+            protocol[name] = part
+    text = json.dumps(protocol, sort_keys=True)
+    return {**protocol, "hash": hashlib.sha256(text.encode()).hexdigest()[:8]}
 
 
 def grader_version() -> str:
@@ -68,9 +48,22 @@ def grader_version() -> str:
 
 
 def differences(one: Protocol, two: Protocol) -> list[str]:
-    """Return the differences between two protocols, one line each; empty when they are the same."""
+    """Return the differences between two protocols, one line each; of long texts from their first difference."""
     names = [name for name in dict.fromkeys((*one, *two)) if name != "hash" and one.get(name) != two.get(name)]
-    return [f"{name}: {' and '.join(_excerpts(one.get(name), two.get(name)))}" for name in names]
+    lines = []
+    for name in names:
+        a, b = one.get(name), two.get(name)
+        if isinstance(a, str) and isinstance(b, str) and max(len(a), len(b)) > SHOWN_CHARS:
+            parting = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+            a, b = (_window(text, max(0, parting - 10)) for text in (a, b))
+        lines.append(f"{name}: {' and '.join('nothing' if value is None else str(value) for value in (a, b))}")
+    return lines
+
+
+def _window(text: str, start: int) -> str:
+    """Return SHOWN_CHARS characters of a text from `start`, quoted."""
+    end = start + SHOWN_CHARS
+    return f"'{'...' if start else ''}{repr(text[start:end])[1:-1]}{'...' if end < len(text) else ''}'"
 
 
 def refuse_mixture(protocols: Mapping[str, Protocol], allow: bool = False) -> list[str]:
@@ -79,14 +72,14 @@ def refuse_mixture(protocols: Mapping[str, Protocol], allow: bool = False) -> li
     Differences are refused unless `allow`; then the text belongs next to the picture.
     """
     names = list(protocols)
-    found = [
+    lines = [
         f"{names[0]} and {name} were measured differently: {'; '.join(different)}"
         for name in names[1:]
         if (different := differences(protocols[names[0]], protocols[name]))
     ]
-    if found and not allow:
-        raise ConfigError(f"{found[0]}: measure both in one way")
-    return found
+    if lines and not allow:
+        raise ConfigError(f"{lines[0]}: measure both in one way")
+    return lines
 
 
 def format_accuracy(
@@ -103,20 +96,6 @@ def format_accuracy(
     asked = f"{protocol['problems']} problems" + (f" that ask {questions:.0f} questions" if questions else "")
     asked += f" x {each} samples" if each > 1 else ""
     return f"accuracy {accuracy:.3f} ({low:.3f}-{high:.3f}), {asked}, protocol {protocol['hash']}"
-
-
-def _excerpts(one: Any, two: Any) -> tuple[str, str]:
-    """Return both values as text; long texts from their first difference."""
-    if not (isinstance(one, str) and isinstance(two, str)) or max(len(one), len(two)) <= SHOWN_CHARS:
-        return "nothing" if one is None else str(one), "nothing" if two is None else str(two)
-    parting = next((i for i, (a, b) in enumerate(zip(one, two, strict=False)) if a != b), min(len(one), len(two)))
-    start = max(0, parting - 10)
-
-    def window(text: str) -> str:
-        end = start + SHOWN_CHARS
-        return ("..." if start else "") + repr(text[start:end])[1:-1] + ("..." if end < len(text) else "")
-
-    return f"'{window(one)}'", f"'{window(two)}'"
 
 
 PASS, FAIL, OPEN = "pass", "FAIL", "not verified"
@@ -139,17 +118,30 @@ class RuleCheck(NamedTuple):
 
 def leaderboard(settings: Mapping[str, Any], summary: Mapping[str, Any], origin: Mapping[str, Any]) -> list[RuleCheck]:
     """Check CS336's rules of 2025 on a run's `config.yaml`, `summary.json` and `provenance.json`."""
-    protocol = summary.get("protocol") or {}
+    protocol, algorithm = summary.get("protocol") or {}, settings.get("algorithm")
+    there, asked = (summary.get("data_sizes") or {}).get("validation"), protocol.get("problems")
+    every = PASS if asked == there == PROBLEMS else FAIL
+    digest = hashlib.sha256(str(protocol.get("prompt", "")).encode()).hexdigest()
+    chat = any(key.startswith("chat.") for key in protocol)
+    prompt = digest == R1_ZERO and protocol.get("stop") == ["</answer>"] and not chat
+    prompt_text = f"SHA-256 {digest[:12]}, stop {protocol.get('stop')}" + (", in a chat template" if chat else "")
+    own = algorithm in ("grpo", "ei")
+    traces = "learns from its own samples" if own else "say where its traces come from"
+    traces = f"algorithm={algorithm}{' ' if own else ': '}{traces}"
+    numbers = {
+        "temperature": (TEMPERATURE, protocol.get("sampling.temperature")),
+        "longest response, tokens": (MAX_TOKENS, protocol.get("sampling.max_tokens")),
+        "responses per problem": (1, protocol.get("samples per problem")),
+    }
+    wanted = f"r1_zero (SHA-256 {R1_ZERO[:12]}), stop ['</answer>']"
     return [
         _model(origin),
         _data(settings, summary),
-        _all_problems(protocol, summary),
-        _prompt(protocol),
+        RuleCheck("problems at the end", f"all {PROBLEMS}", f"{asked} of {there}", every),
+        RuleCheck("prompt", wanted, prompt_text, PASS if prompt else FAIL),
         _reward(protocol),
-        _number("temperature", TEMPERATURE, protocol.get("sampling.temperature")),
-        _number("longest response, tokens", MAX_TOKENS, protocol.get("sampling.max_tokens")),
-        _number("responses per problem", 1, protocol.get("samples per problem")),
-        _traces(settings),
+        *(RuleCheck(rule, f"{of:g}", str(ours), PASS if ours == of else FAIL) for rule, (of, ours) in numbers.items()),
+        RuleCheck("imitated traces", "none of a stronger model", traces, PASS if own else OPEN),
         _hours(summary, origin),
         _gpus(origin),
     ]
@@ -157,11 +149,10 @@ def leaderboard(settings: Mapping[str, Any], summary: Mapping[str, Any], origin:
 
 def write_card(kind: str | None, folder: Path, summary: Mapping[str, Any]) -> None:
     """Write the card of this kind (`eval.card`) into a run's folder; None: write nothing."""
-    if kind is None:
-        return
-    run = RunFolder(folder)
-    rows = {"leaderboard": leaderboard}[kind](run.settings, summary, run.provenance)
-    write_whole(folder / COMPLIANCE, card_text(rows, summary))
+    if kind is not None:
+        run = RunFolder(folder)
+        rows = {"leaderboard": leaderboard}[kind](run.settings, summary, run.provenance)
+        write_whole(folder / COMPLIANCE, card_text(rows, summary))
 
 
 def card_text(rows: Sequence[RuleCheck], summary: Mapping[str, Any]) -> str:
@@ -209,23 +200,8 @@ def _data(settings: Mapping[str, Any], summary: Mapping[str, Any]) -> RuleCheck:
     return RuleCheck("data", wanted, f"{found}{other}: compare the hash with that of the handout's files", OPEN)
 
 
-def _all_problems(protocol: Mapping[str, Any], summary: Mapping[str, Any]) -> RuleCheck:
-    there, asked = (summary.get("data_sizes") or {}).get("validation"), protocol.get("problems")
-    holds = asked == there == PROBLEMS
-    return RuleCheck("problems at the end", f"all {PROBLEMS}", f"{asked} of {there}", PASS if holds else FAIL)
-
-
-def _prompt(protocol: Mapping[str, Any]) -> RuleCheck:
-    text = str(protocol.get("prompt", ""))
-    digest = hashlib.sha256(text.encode()).hexdigest()
-    chat = any(key.startswith("chat.") for key in protocol)
-    right = digest == R1_ZERO and protocol.get("stop") == ["</answer>"] and not chat
-    found = f"SHA-256 {digest[:12]}, stop {protocol.get('stop')}" + ", in a chat template" * chat
-    return RuleCheck("prompt", f"r1_zero (SHA-256 {R1_ZERO[:12]}), stop ['</answer>']", found, PASS if right else FAIL)
-
-
 def _reward(protocol: Mapping[str, Any]) -> RuleCheck:
-    """Pass the course's own function only: this package's grader decides some pairs differently."""
+    """Check the reward. Only the course's own function passes: our grader decides some pairs differently."""
     reward, found = str(protocol.get("reward")), f"{protocol.get('reward')}, grader {protocol.get('grader', '')}"
     if reward == COURSE_REWARD:
         return RuleCheck("reward", COURSE_REWARD, found, PASS)
@@ -237,17 +213,6 @@ def _reward(protocol: Mapping[str, Any]) -> RuleCheck:
     return RuleCheck("reward", COURSE_REWARD, f"{found}, which decides some answers otherwise: {cure}", OPEN)
 
 
-def _number(rule: str, wanted: float, found: Any) -> RuleCheck:
-    return RuleCheck(rule, f"{wanted:g}", str(found), PASS if found == wanted else FAIL)
-
-
-def _traces(settings: Mapping[str, Any]) -> RuleCheck:
-    wanted, algorithm = "none of a stronger model", settings.get("algorithm")
-    if algorithm in ("grpo", "ei"):
-        return RuleCheck("imitated traces", wanted, f"algorithm={algorithm} learns from its own samples", PASS)
-    return RuleCheck("imitated traces", wanted, f"algorithm={algorithm}: say where its traces come from", OPEN)
-
-
 def _hours(summary: Mapping[str, Any], origin: Mapping[str, Any]) -> RuleCheck:
     """Check the time. A killed run's clock lacks the time after its checkpoint and the set-up of later parts."""
     seconds = summary.get("time/total")
@@ -255,8 +220,9 @@ def _hours(summary: Mapping[str, Any], origin: Mapping[str, Any]) -> RuleCheck:
         return RuleCheck("hours", f"at most {HOURS:g}", "no time/total in summary.json", OPEN)
     hours = seconds / 3600
     lost = ", without what was lost where it was interrupted" if origin.get("earlier_parts") else ""
-    verdict = FAIL if hours > HOURS else OPEN if lost else PASS
-    return RuleCheck("hours", f"at most {HOURS:g}", f"{hours:.2f}{lost}", verdict)
+    return RuleCheck(
+        "hours", f"at most {HOURS:g}", f"{hours:.2f}{lost}", FAIL if hours > HOURS else OPEN if lost else PASS
+    )
 
 
 def _gpus(origin: Mapping[str, Any]) -> RuleCheck:

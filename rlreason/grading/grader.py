@@ -26,7 +26,7 @@ from rlreason.config.fields import out_of_range, wrong_choices
 from rlreason.config.groups import GradingConfig, names_function
 from rlreason.config.run import RunConfig
 from rlreason.errors import ConfigError
-from rlreason.grading.answers.compare import ComparisonSettings, Verdict, better, decide
+from rlreason.grading.answers.compare import ComparisonSettings, Decision, better, decide
 from rlreason.grading.formats import FORMATS, Extracted, candidates
 from rlreason.grading.pool import ROUNDING, IncidentLog, Pool, PoolReply, WorkerOptions, plugin_failure, plugin_grade
 from rlreason.grading.verifiers import reward_name
@@ -265,7 +265,7 @@ class Grader:
         return None, (answer, *references)
 
     def _grade_by_rules(self, todo: list[CacheKey]) -> dict[CacheKey, Grade]:
-        verdicts: dict[CacheKey, Verdict] = {}
+        verdicts: dict[CacheKey, Decision] = {}
         milliseconds: dict[CacheKey, float] = {}
         undecided: list[tuple[CacheKey, str, str]] = []
         for job in todo:
@@ -304,12 +304,12 @@ class Grader:
         return grades
 
 
-def _symbolic_verdict(reply: PoolReply) -> Verdict:
+def _symbolic_verdict(reply: PoolReply) -> Decision:
     if reply.status == "ok":
-        return Verdict(reply.value["outcome"], reply.value["path"])
+        return Decision(reply.value["outcome"], reply.value["path"])
     if reply.status == "timeout":
-        return Verdict("timeout", "symbolic")
-    return Verdict("error", "killed" if reply.status == "killed" else "symbolic")
+        return Decision("timeout", "symbolic")
+    return Decision("error", "killed" if reply.status == "killed" else "symbolic")
 
 
 def _check(grading: GradingConfig, reward: str) -> None:

@@ -13,7 +13,7 @@ from math_verify import LatexExtractionConfig, parse, verify
 from sympy.core.relational import Relational
 
 from rlreason.grading import formats
-from rlreason.grading.answers.compare import Verdict
+from rlreason.grading.answers.compare import Decision
 from rlreason.grading.verifiers import graded
 
 DIGITS = 60
@@ -23,19 +23,19 @@ COUNTING = (sympy.Sum, sympy.Product, sympy.factorial, sympy.binomial)  # these 
 MAX_SET = 5  # members of a set, tried in every order
 
 
-def judge(answer: str, reference: str) -> Verdict:
+def judge(answer: str, reference: str) -> Decision:
     """Return the verdict on two texts that `answers.normalize` cleaned and `answers.lexer.check` passed."""
     left, right = _parsed(answer), _parsed(reference)
     if left is None or right is None:
-        return Verdict("wrong", "unreadable")
+        return Decision("wrong", "unreadable")
     if isinstance(left, sympy.Expr) and isinstance(right, sympy.Expr):
         return _verdict(agree(left, right))
     yes = verify(right, left, float_rounding=15, timeout_seconds=None)
     return _verdict(bool(yes) and agree(left, right))
 
 
-def _verdict(equal: bool) -> Verdict:
-    return Verdict("correct" if equal else "wrong", "symbolic")
+def _verdict(equal: bool) -> Decision:
+    return Decision("correct" if equal else "wrong", "symbolic")
 
 
 def _parsed(text: str) -> Any:

@@ -1,1 +1,1 @@
-"""What is wrong with a run, told from its folder: evidence, commonest causes, what to try."""
+"""Find what goes wrong in a run without an error, live and from its folder: evidence, causes, cures."""

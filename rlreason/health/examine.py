@@ -2,7 +2,8 @@
 
 import argparse
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
 from statistics import mean
@@ -28,7 +29,7 @@ MEMORY = (
     "ask rlreason plan with the run's words for its memory and the settings that fit",
 )
 #: A part of a reason -> (the commonest cause, what to try).
-KNOWN = {
+FAILURES = {
     "does not hold the trainer's weights": (
         "a weight sync reached only some tensors, or vLLM computes in another precision",
         f"read {ENGINE_LOG} in the folder; choose rollout=hf, or model.dtype=float32, to see whether it goes away",
@@ -43,8 +44,10 @@ KNOWN = {
 
 def describe_state(folder: RunFolder, done: int, settings: dict[str, Any]) -> tuple[str, list[Finding]]:
     """Return (the run's state in a sentence, the problems of that state). `done`: the steps in its metrics."""
-    status, ended = folder.status, read_ending(folder.path)
-    reached = _reached(done, settings)
+    status, planned = folder.status, settings.get("n_steps") or settings.get("n_ei_steps")
+    reached = f", {done} steps done" if done else ""
+    if isinstance(planned, int):
+        reached = f", {done} of {planned} steps done"
     if status in (None, "running") and (by := holder(folder.path)):
         return f"under way in {by}{reached}", [*_hung(folder)]
     if status is None and not (folder.path / CONFIG).exists():
@@ -52,39 +55,28 @@ def describe_state(folder: RunFolder, done: int, settings: dict[str, Any]) -> tu
     if status in (None, "running"):
         return f"broken off without a word{reached}", [_killed_finding(folder, status), *_hung(folder)]
     word, _, rule = status.partition(":")
-    reason = ended.get("reason", "")
-    if word in ("finished", "budget", "stopped", "diverged"):
-        stands = f"{word}{f' by the rule {rule}' if rule else ''}{reached}"
-        asked = word in ("stopped", "diverged") and rule != "dominated"
-        return stands, [_ended_by_rule(rule, reason)] if asked else [*_lost_rows(folder, done), *_hung(folder)]
-    return f"{word}{reached}", [_failed_finding(folder, word, reason), *_hung(folder)]
-
-
-def _reached(done: int, settings: dict[str, Any]) -> str:
-    planned = settings.get("n_steps") or settings.get("n_ei_steps")
-    return f", {done} of {planned} steps done" if isinstance(planned, int) else f", {done} steps done" * (done > 0)
-
-
-def _ended_by_rule(rule: str, reason: str) -> Finding:
-    known, settings = MONITORS.get(monitor_of(rule)), settings_of(rule)
-    again = f"resume=RUN {settings[0]}=warn goes on without it" if settings else "start anew"
-    causes = known.causes if known else MONITORS["nan"].causes if rule == WEIGHTS else ""
-    cure = f"mend what it says; {again}"
-    return Finding(f"{ENDED}{rule}", f"a monitor ended the run: {reason or rule}", causes=causes, cure=cure)
-
-
-def _lost_rows(folder: RunFolder, done: int) -> Iterator[Finding]:
-    """Yield a finding for an ended run whose summary has more steps than its metrics."""
+    reason = read_ending(folder.path).get("reason", "")
+    if word not in ("finished", "budget", "stopped", "diverged"):
+        return f"{word}{reached}", [_failed_finding(folder, word, reason), *_hung(folder)]
+    stands = f"{word}{f' by the rule {rule}' if rule else ''}{reached}"
+    if word in ("stopped", "diverged") and rule != "dominated":
+        monitor, keys = MONITORS.get(monitor_of(rule)), settings_of(rule)
+        causes = monitor.causes if monitor else MONITORS["nan"].causes if rule == WEIGHTS else ""
+        cure = f"mend what it says; {f'resume=RUN {keys[0]}=warn goes on without it' if keys else 'start anew'}"
+        what = f"a monitor ended the run: {reason or rule}"
+        return stands, [Finding(f"{ENDED}{rule}", what, causes=causes, cure=cure)]
     taken = (folder.summary or {}).get("rollout_step")
-    if isinstance(taken, int) and done < taken:
-        what = f"its metrics end at step {done}, and it took {taken}: {METRICS} was cut, removed or replaced"
-        yield Finding("lost_metrics", what, cure="look for a copy; what is left was examined")
+    if not isinstance(taken, int) or done >= taken:
+        return stands, [*_hung(folder)]
+    what = f"its metrics end at step {done}, and it took {taken}: {METRICS} was cut, removed or replaced"
+    lost = Finding("lost_metrics", what, cure="look for a copy; what is left was examined")
+    return stands, [lost, *_hung(folder)]
 
 
 def _killed_finding(folder: RunFolder, status: str | None) -> Finding:
     left = "its status still says running, and no process writes there" if status else "it left no status"
     causes = "A process that the system ended for memory, a machine that went down, kill -9, or a job's time limit."
-    quoted = _quoted(folder.tail(LOG, LINES), LOG)
+    quoted = [f"{LOG}: {line}" for line in folder.tail(LOG, LINES)]
     cure = f"{RESUME}; rlreason doctor has a memory plan" if folder.metrics else "start it again"
     return Finding("killed", f"the run was killed: {left}", quoted, causes, cure)
 
@@ -95,10 +87,10 @@ def _failed_finding(folder: RunFolder, word: str, reason: str) -> Finding:
         cure = RESUME if folder.metrics else "start it again"
         return Finding("interrupted", what, (), "A signal: Ctrl-C, or a job's time limit.", cure, problem=False)
     causes, cure = next(
-        (pair for words, pair in KNOWN.items() if words.lower() in reason.lower()),
+        (pair for words, pair in FAILURES.items() if words.lower() in reason.lower()),
         ("", "read the traceback on the terminal or in the log"),
     )
-    evidence = [*_quoted(folder.tail(LOG, LINES), LOG), *_quoted(folder.tail(ENGINE_LOG, LINES), ENGINE_LOG)]
+    evidence = [f"{name}: {line}" for name in (LOG, ENGINE_LOG) for line in folder.tail(name, LINES)]
     return Finding("failed", f"the run failed: {reason or 'it does not say why'}", evidence, causes, cure)
 
 
@@ -108,10 +100,6 @@ def _hung(folder: RunFolder) -> Iterator[Finding]:
         cure = f"read in {STACKS} what its threads were doing; resume=RUN waits.run_s=N waits longer"
         what = "the run was ended once because it gave no sign of life within waits.run_s"
         yield Finding("hung", what, [f"{STACKS}: {stacks[0]}"], causes, cure)
-
-
-def _quoted(lines: list[str], name: str) -> list[str]:
-    return [f"{name}: {line}" for line in lines]
 
 
 CAUSES = {
@@ -147,17 +135,11 @@ def _lost(
     in_all, of_all = sum(n for _, n, _ in counts), sum(of for _, _, of in counts)
     share = in_all / of_all if of_all > 0 else 1.0
     what = f"{in_all:.0f} of {of_all:.0f} responses ({share:.1%}) {description}; that says nothing about the model"
-    evidence = [f"first at step {hit[0]}, in {len(hit)} steps or evaluations", *_reasons(incidents)]
+    reasons = Counter(str(row.get("error") or row.get("status")) for row in incidents).most_common(2)
+    evidence = [f"first at step {hit[0]}, in {len(hit)} steps or evaluations"]
+    evidence += [f"grading_incidents.jsonl, {count} times: {shorten(reason, 160)}" for reason, count in reasons]
     courses = [MetricCourse(lost, [(step, n) for step, n, _ in counts])] if len(counts) > 1 else []
     yield Finding(f"grader_{kind}", what, evidence, CAUSES[kind], CURE, True, hit[0], {"lost": in_all}, courses)
-
-
-def _reasons(incidents: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the commonest reasons in the grader's log."""
-    reasons = Counter(str(row.get("error") or row.get("status")) for row in incidents)
-    return [
-        f"grading_incidents.jsonl, {count} times: {shorten(reason, 160)}" for reason, count in reasons.most_common(2)
-    ]
 
 
 FEW_LIVE = 0.3  # share of groups with better and worse responses
@@ -165,18 +147,11 @@ MANY_CUT = 0.1  # share of truncated responses
 LATE = 0.25  # of the rows: the end of a run
 FEWEST = 4  # rows that make a course
 #: A note -> the rule of a monitor that replaces it.
-SAID_BY = {"accuracy_fell": "accuracy", "few_live_groups": "no_live_group", "many_cut": "truncated"}
+REPLACED_BY = {"accuracy_fell": "accuracy", "few_live_groups": "no_live_group", "many_cut": "truncated"}
 
 
-def notes_on_learning(rows: Sequence[Row], known: Collection[str] = ()) -> Iterator[Finding]:
-    """Yield notes on the end of the run: accuracy that fell or did not move, few live groups, many cut responses.
-
-    `known`: the rules of earlier findings, which replace some notes.
-    """
-    yield from (finding for finding in _notes(rows) if SAID_BY.get(finding.rule) not in known)
-
-
-def _notes(rows: Sequence[Row]) -> Iterator[Finding]:
+def notes_on_learning(rows: Sequence[Row]) -> Iterator[Finding]:
+    """Yield notes on the end of the run: accuracy that fell or did not move, few live groups, many cut responses."""
     evaluated = [row for row in rows if row.get("eval/accuracy") is not None]
     if len(evaluated) > 1:
         yield from _accuracy(evaluated[0], evaluated[-1])
@@ -222,12 +197,12 @@ IN_A_ROW = 10
 class Health(NamedTuple):
     """The result of an examination: the run's state in a sentence, and the findings, problems first."""
 
-    stands: str
+    state: str
     findings: Sequence[Finding]
 
     @property
     def healthy(self) -> bool:
-        """Whether there is no problem; notes do not count."""
+        """Return whether there is no problem; notes do not count."""
         return not any(finding.problem for finding in self.findings)
 
 
@@ -242,9 +217,16 @@ def examine(path: Path) -> Health:
     seen = {f"{ENDED}{finding.rule}" for finding in course}
     findings = [*(finding for finding in ended if finding.rule not in seen), *course]
     findings += lost_grades(rows, folder.incidents)
-    findings += _notices_of_run(folder, {finding.rule for finding in findings})
-    findings += _broken_files(broken)
-    findings += notes_on_learning(rows, known={finding.rule for finding in findings})
+    rules = {finding.rule for finding in findings}
+    notices = (folder.summary or {}).get("notices")
+    if isinstance(notices, dict) and (more := {k: v for k, v in notices.items() if k not in rules}):
+        counts = ", ".join(f"{name} x{times}" for name, times in more.items())
+        findings.append(Finding("noticed", f"the run itself said, on the terminal: {counts}", problem=False))
+    if broken:
+        what = f"{len(broken)} thing{'s' if len(broken) > 1 else ''} in the folder cannot be read"
+        cure = "see whether the disk was full, or another program wrote there; what can be read was examined"
+        findings.append(Finding("broken_files", what, broken[:5], "", cure))
+    findings += [note for note in notes_on_learning(rows) if REPLACED_BY.get(note.rule) not in rules]
     if not (path / CONFIG).is_file():
         findings.append(
             Finding("no_settings", f"there is no {CONFIG}: the monitors used their defaults", problem=False)
@@ -260,10 +242,10 @@ def course_of(rows: Sequence[Row], settings: dict[str, Any], status: str = "") -
     own_limit = setting_in(settings, "eval.sampling.max_tokens") is not None
     limit = "eval.sampling.max_tokens" if own_limit else "" if trained else "sampling.max_tokens"
     size = group if isinstance(group, int) else 8 if any("reward/frac_reward_zero_std" in row for row in rows) else 1
-    found = replay_monitors(rows, own if isinstance(own, dict) else {}, size, limit)
+    replayed = replay_monitors(rows, own if isinstance(own, dict) else {}, size, limit)
     word, _, rule = status.partition(":")
     after = rule if word == "diverged" else ""
-    return [_finding(one, rows, after) for one in sorted(found, key=lambda one: one.rule != rule)]
+    return [_finding(one, rows, after) for one in sorted(replayed, key=lambda one: one.rule != rule)]
 
 
 def _finding(one: ReplayedRule, rows: Sequence[Row], diverged: str) -> Finding:
@@ -275,18 +257,17 @@ def _finding(one: ReplayedRule, rows: Sequence[Row], diverged: str) -> Finding:
         evidence.append(f"at step {steps[-1]}: {one.last.text}")
     if diverged not in ("", one.rule):
         evidence.append(f"the run diverged ({diverged}): this may follow from it")
-    courses = [course for name in monitor.shown if len((course := course_in(rows, name)).points) > 1]
+    courses = []
+    for name in monitor.courses:
+        values = [(int(row.get("rollout_step") or 0), row.get(name)) for row in rows]
+        points = [(step, float(value)) for step, value in values if value is not None]
+        if len(points) > 1:
+            courses.append(MetricCourse(name, points))
     passing = one.rule in PASSING and one.longest < IN_A_ROW and len(steps) < one.of / 2
     return Finding(
         one.rule, one.first.text, evidence, monitor.causes, one.first.cure, not passing, steps[0], one.first.numbers,
         courses,
     )  # fmt: skip
-
-
-def course_in(rows: Sequence[Row], metric: str) -> MetricCourse:
-    """Return the course of a metric in these rows."""
-    points = [(int(row.get("rollout_step") or 0), row.get(metric)) for row in rows]
-    return MetricCourse(metric, [(step, float(value)) for step, value in points if value is not None])
 
 
 def _settings(folder: RunFolder, broken: list[str]) -> dict[str, Any]:
@@ -300,26 +281,6 @@ def _settings(folder: RunFolder, broken: list[str]) -> dict[str, Any]:
         return {}
 
 
-def _notices_of_run(folder: RunFolder, known: set[str]) -> Iterator[Finding]:
-    """Yield a note on notices of the run that its rows do not show; its summary counts them."""
-    notices = (folder.summary or {}).get("notices")
-    if isinstance(notices, dict) and (more := {k: v for k, v in notices.items() if k not in known}):
-        counts = ", ".join(f"{name} x{times}" for name, times in more.items())
-        yield Finding("noticed", f"the run itself said, on the terminal: {counts}", problem=False)
-
-
-def _broken_files(lines: Sequence[str]) -> Iterator[Finding]:
-    if lines:
-        cure = "see whether the disk was full, or another program wrote there; what can be read was examined"
-        yield Finding(
-            "broken_files",
-            f"{len(lines)} thing{'s' * (len(lines) > 1)} in the folder cannot be read",
-            lines[:5],
-            "",
-            cure,
-        )
-
-
 BARS = "\N{LOWER ONE EIGHTH BLOCK}▂▃▄▅▆▇█"
 COLUMNS = 32  # of a sparkline
 INDENT = "  "
@@ -327,21 +288,16 @@ INDENT = "  "
 
 def describe_health(name: str, health: Health, width: int) -> str:
     """Format the examination of one run."""
-    problems = sum(finding.problem for finding in health.findings)
-    verdict = f"{problems} problem{'s' * (problems > 1)}{_began_first(health)}" if problems else "No problem found"
-    lines = [f"{name}: {health.stands}. {verdict}."]
+    problems = [finding for finding in health.findings if finding.problem]
+    verdict = f"{len(problems)} problem{'s' if len(problems) > 1 else ''}" if problems else "No problem found"
+    begun = [finding for finding in problems if finding.step is not None]
+    if len(begun) > 1:  # the others may follow from it
+        first = min(begun, key=lambda finding: finding.step or 0)
+        verdict += f"; what began first is {first.rule}, at step {first.step}"
+    lines = [f"{name}: {health.state}. {verdict}."]
     for finding in health.findings:
         lines += ["", *_finding_lines(finding, width)]
     return "\n".join(folded(line, width, len(INDENT) if line[:2] in ("! ", "- ") else None) for line in lines)
-
-
-def _began_first(health: Health) -> str:
-    """Name the problem that began first, where there are several: the others may follow from it."""
-    begun = [finding for finding in health.findings if finding.problem and finding.step is not None]
-    if len(begun) < 2:
-        return ""
-    first = min(begun, key=lambda finding: finding.step or 0)
-    return f"; what began first is {first.rule}, at step {first.step}"
 
 
 def _finding_lines(finding: Finding, width: int) -> Iterator[str]:
@@ -388,9 +344,9 @@ def add_arguments(parser: Parser) -> None:
 
 
 def main(arguments: argparse.Namespace, console: Console) -> Answer:
-    """Examine each run."""
+    """Examine each run; the exit code is 1 where one has a problem."""
     folders = list(dict.fromkeys(run for folder in arguments.runs for run in _runs_of(folder)))
-    texts, unread, figures, well = list[str](), list[str](), list[dict[str, Any]](), True
+    texts, unread, figures = list[str](), list[str](), list[dict[str, Any]]()
     for folder in folders:
         try:
             health = examine(folder)
@@ -400,20 +356,15 @@ def main(arguments: argparse.Namespace, console: Console) -> Answer:
             unread.append(str(error))
             continue
         texts.append(describe_health(str(folder), health, console.width))
-        well &= health.healthy
-        figures.append(
-            {
-                "run": str(folder),
-                "stands": health.stands,
-                "healthy": health.healthy,
-                "findings": [finding.plain() for finding in health.findings],
-            }
-        )
+        findings = [asdict(finding) for finding in health.findings]
+        entry = {"run": str(folder), "stands": health.state, "healthy": health.healthy, "findings": findings}
+        figures.append(entry)
     texts += [f"! not read: {line}" for line in unread]
+    ill = sum(not one["healthy"] for one in figures)
     if len(folders) > 1:
-        ill = sum(not one["healthy"] for one in figures)
-        texts.append(f"{len(figures)} runs, {ill} of them with problems." + f" {len(unread)} not read." * bool(unread))
-    well &= not unread
+        not_read = f" {len(unread)} not read." if unread else ""
+        texts.append(f"{len(figures)} runs, {ill} of them with problems.{not_read}")
+    well = not ill and not unread
     return Answer("\n\n".join(texts), {"healthy": well, "runs": figures, "not_read": unread}, 0 if well else 1)
 
 

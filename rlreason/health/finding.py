@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -28,10 +28,6 @@ class Finding:
     step: int | None = None  # where it began
     figures: dict[str, float] = field(default_factory=dict)
     courses: Sequence[MetricCourse] = ()
-
-    def plain(self) -> dict[str, Any]:
-        """Return it for JSON."""
-        return asdict(self)
 
 
 Metrics = Mapping[str, float]
@@ -87,17 +83,17 @@ class Alert:
 class Monitor(NamedTuple):
     """A rule on metrics. `causes`: the commonest ones, in a sentence. `diverges`: a run that it stops has diverged.
 
-    `shown`: the metrics whose course is shown with the finding.
+    `courses`: the metrics whose course is drawn with the finding.
     """
 
     look: Callable[[Observation], Alert | None]
     causes: str
-    shown: tuple[str, ...] = ()
+    courses: tuple[str, ...] = ()
     diverges: bool = False
 
 
 def exploded(now: float, usual: float, factor: float) -> bool:
-    """Whether a value exceeds `factor` times its usual size: x > f * median(x before). False for nan.
+    """Return whether a value exceeds `factor` times its usual size: x > f * median(x before). False for nan.
 
     >>> exploded(2.1, 0.1, 20), exploded(1.9, 0.1, 20)
     (True, False)

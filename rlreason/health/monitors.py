@@ -1,4 +1,4 @@
-"""Monitors of diverging numbers, and of the mismatch between trainer and engine."""
+"""The monitors: of diverging numbers, of trainer against engine, of samples, and of rewards."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -123,7 +123,7 @@ def _accuracy(seen: Observation) -> Alert | None:
 
 
 def collapsed(evaluations: Sequence[Metrics]) -> bool:
-    """Whether the last two accuracies are significantly below a fifth of the accuracy of the evaluations before.
+    """Return whether the last two accuracies are significantly below a fifth of the accuracy of the evaluations before.
 
     Each of the two is compared with the (up to 8) evaluations before them, pooled; both together by Fisher's exact test
     at 1e-4, which finds all that each alone at 1e-3 would find, and more. Fewer than 8 problems conclude nothing.
@@ -408,10 +408,10 @@ def _hacking(seen: Observation) -> Alert | None:
     rewards = start_and_end(in_range(seen, "reward/mean"), width)
     if rewards is None or rewards[1] - rewards[0] < seen.limits["reward_hacking_gain"]:
         return None
-    found = next((sign for look in SIGNS if (sign := look(seen, width, rewards))), None)
-    if found is None:
+    signs = [sign for look in SIGNS if (sign := look(seen, width, rewards)) is not None]
+    if not signs:
         return None
-    text, numbers = found
+    text, numbers = signs[0]
     begin, now = start_and_end(seen.before("reward/mean"), width) or rewards
     cure = f"{LOOK}; judge evaluations by another reward (eval.reward), and repair what the reward pays for"
     message = f"signs of reward hacking: the training reward rose from {begin:.2f} to {now:.2f} while {text}"
@@ -462,7 +462,7 @@ def _accuracy_falls(seen: Observation, width: int, rewards: tuple[float, float])
 
 
 def surely_worse(seen: Observation) -> bool:
-    """Whether the intervals of the last two evaluations are below the median interval of those before.
+    """Return whether the intervals of the last two evaluations are below the median interval of those before.
 
     Two, because one out of many may be so by chance.
     """

@@ -40,7 +40,7 @@ class Monitors:
     steps: bool = True
     counts: Counter[str] = field(default_factory=Counter)
     stopped: dict[str, Any] = field(default_factory=dict)  # the alert that ends the run: see `_record`
-    on_alert: Callable[[int | None, str, Alert], object] = lambda step, monitor, found: None  # is told of each finding
+    on_alert: Callable[[int | None, str, Alert], object] = lambda step, monitor, alert: None  # called with each
 
     def __post_init__(self) -> None:
         self.limits: dict[str, Any] = {}
@@ -71,8 +71,8 @@ class Monitors:
         numbers = seen.finite()  # only `nan` checks values that are not finite
         for name, monitor in MONITORS.items():
             on = self.limits[name] != "off" or (name == "nan" and not finite_weights)
-            if on and (found := monitor.look(seen if name == "nan" else numbers)):
-                self._record(step, name, found, monitor.diverges)
+            if on and (alert := monitor.look(seen if name == "nan" else numbers)):
+                self._record(step, name, alert, monitor.diverges)
         for name in REMEMBERED:
             value = numbers.worst(name)
             if value is None:  # measured once for the whole step
@@ -87,20 +87,20 @@ class Monitors:
             for warning in warnings:
                 self._record(step, "grader", Alert(f"{when}{warning}", ""), False)
 
-    def _record(self, step: int | None, name: str, found: Alert, diverges: bool) -> None:
-        rule = found.rule or name
-        self.on_alert(step, name, found)
-        self.warn(step, rule, _sentence(found))
+    def _record(self, step: int | None, name: str, alert: Alert, diverges: bool) -> None:
+        rule = alert.rule or name
+        self.on_alert(step, name, alert)
+        self.warn(step, rule, _sentence(alert))
         fatal = rule == WEIGHTS
-        enough = found.numbers.get("steps", 1) >= self.limits.get(f"{name}_steps", 1)
+        enough = alert.numbers.get("steps", 1) >= self.limits.get(f"{name}_steps", 1)
         if fatal or (self.limits[name] == "stop" and enough and not self.stopped):
             self.stopped = {
                 "status": f"{'diverged' if diverges else 'stopped'}:{rule}",
-                "reason": f"{_at(step)}{_sentence(found)}",
+                "reason": f"{_at(step)}{_sentence(alert)}",
                 "monitor": name,
                 "rule": rule,
                 "step": step,
-                "numbers": found.numbers,
+                "numbers": alert.numbers,
                 "settings": self._settings(name),
             }
 
@@ -137,14 +137,14 @@ class Monitors:
             self.say(f"! {_at(step)}{text}{times}")
 
 
-def _sentence(found: Alert) -> str:
+def _sentence(alert: Alert) -> str:
     """Join message and cure by a colon, or by a semicolon where the message has a colon.
 
     >>> _sentence(Alert("the loss is no number", "lower learning_rate"))
     'the loss is no number: lower learning_rate'
     """
-    between = "; " if ": " in found.text else ": "
-    return f"{found.text}{between}{found.cure}" if found.cure else found.text
+    between = "; " if ": " in alert.text else ": "
+    return f"{alert.text}{between}{alert.cure}" if alert.cure else alert.text
 
 
 def _at(step: int | None) -> str:
@@ -177,7 +177,7 @@ class ReplayedRule:
 
     @property
     def longest(self) -> int:
-        """The largest number of steps in a row.
+        """Return the largest number of steps in a row.
 
         >>> ReplayedRule("m", "m", Alert("", ""), Alert("", ""), [1, 2, 3, 7, 8]).longest
         3
@@ -244,8 +244,16 @@ def replay_monitors(
     events = list(events_of(rows))
     trained = any(not event.evaluates for event in events)
     monitors = Monitors(group_size, lambda line: None, _all_on(settings or {}), eval_limit, steps=trained)
-    found: dict[str, ReplayedRule] = {}
-    monitors.on_alert = lambda step, name, one: _note(found, step, name, one)
+    by_rule: dict[str, ReplayedRule] = {}
+
+    def note(step: int | None, monitor: str, alert: Alert) -> None:
+        rule = alert.rule or monitor
+        one_rule = by_rule.setdefault(rule, ReplayedRule(monitor, rule, alert, alert))
+        one_rule.last = alert
+        if (step or 0) not in one_rule.steps:
+            one_rule.steps.append(step or 0)
+
+    monitors.on_alert = note
     evaluations: list[dict[str, float]] = []
     for event in events:
         step = event.step if trained else None
@@ -254,17 +262,9 @@ def replay_monitors(
         if event.evaluates and trained:
             evaluations.append(event.metrics)
             monitors.check(step, {}, evaluations=evaluations)
-    for one in found.values():
+    for one in by_rule.values():
         one.of = len({event.step for event in events})
-    return list(found.values())
-
-
-def _note(found: dict[str, ReplayedRule], step: int | None, monitor: str, one: Alert) -> None:
-    rule = one.rule or monitor
-    known = found.setdefault(rule, ReplayedRule(monitor, rule, one, one))
-    known.last = one
-    if (step or 0) not in known.steps:
-        known.steps.append(step or 0)
+    return list(by_rule.values())
 
 
 def _all_on(settings: Mapping[str, Any]) -> MonitorsConfig:

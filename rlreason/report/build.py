@@ -11,8 +11,10 @@ from typing import Any
 import numpy as np
 
 from rlreason.errors import ConfigError
+from rlreason.evaluation.cases import category_of
 from rlreason.health.finding import Finding
 from rlreason.records.files import EVALS, ResponseFile, each_line, response_files
+from rlreason.records.rows import lacks
 from rlreason.report.charts import figures_of, forest_of, legend_of
 from rlreason.report.content import SIGNS, Case, Figure, Report, ShownResponse, Table, Verdict, counted, written_out
 from rlreason.report.page import svg_of
@@ -55,12 +57,19 @@ def slices_of(study: Study) -> list[Slice]:
 
     Parts of fewer than FEWEST_PROBLEMS problems are left out, and so is a kind with one part.
     """
-    problems = _problems(study)
-    kinds = [
-        *_by_facts(problems),
-        ("question length", _by_length(problems)),
-        ("difficulty for the starting model", _by_difficulty(study)),
-    ]
+    finals = [run.final.problems for run in study.runs if run.final is not None]
+    if not finals:
+        return []
+    problems = {name: finals[0][name] for name in sorted(set(finals[0]).intersection(*finals[1:]))}
+    kinds: list[tuple[str, dict[str, set[str]]]] = []
+    for fact in dict.fromkeys(name for problem in problems.values() for name in problem.facts):
+        values: dict[str, set[str]] = {}
+        for name, problem in problems.items():
+            values.setdefault(str(problem.facts.get(fact, "not told")), set()).add(name)
+        if 1 < len(values) <= MOST_PARTS:
+            kinds.append((str(fact), dict(sorted(values.items()))))
+    kinds.append(("question length", _by_length(problems)))
+    kinds.append(("difficulty for the starting model", _by_difficulty(study)))
     slices = []
     for kind, parts in kinds:
         common = {name: frozenset(part & problems.keys()) for name, part in parts.items()}
@@ -68,25 +77,6 @@ def slices_of(study: Study) -> list[Slice]:
         if len(large) > 1:
             slices += large
     return slices
-
-
-def _problems(study: Study) -> dict[str, GradedProblem]:
-    """Return the problems that every run answered."""
-    finals = [run.final.problems for run in study.runs if run.final is not None]
-    if not finals:
-        return {}
-    common = set(finals[0]).intersection(*finals[1:])
-    return {name: finals[0][name] for name in sorted(common)}
-
-
-def _by_facts(problems: Mapping[str, GradedProblem]) -> Iterator[tuple[str, dict[str, set[str]]]]:
-    """Yield each fact with its values, and the problems that have them."""
-    for fact in dict.fromkeys(name for problem in problems.values() for name in problem.facts):
-        parts: dict[str, set[str]] = {}
-        for name, problem in problems.items():
-            parts.setdefault(str(problem.facts.get(fact, "not told")), set()).add(name)
-        if 1 < len(parts) <= MOST_PARTS:
-            yield str(fact), dict(sorted(parts.items()))
 
 
 def _by_length(problems: Mapping[str, GradedProblem]) -> dict[str, set[str]]:
@@ -153,7 +143,9 @@ def _cell(pairing: Pairing | None, adjusted_p: float) -> str:
     return f"{sign}{signed(difference.mean)}\n{signed(difference.low)} to {signed(difference.high)}"
 
 
-PROBLEMS_SHOWN, STEPS, SETTINGS = 4, 3, 6  # shown at most
+PROBLEMS_SHOWN, SETTINGS = 4, 6  # shown at most
+SHOWN = ("problem_id", "response", "outcome", "format_reward")  # fields of a response
+OUTCOMES = {"correct": "correct", "format1_wrong": "wrong", "format0": "no format"}
 LONGEST = 600  # characters of a response
 Rows = dict[str, tuple[dict[str, Any], int]]  # problem -> the row of its first response, and its line
 
@@ -164,15 +156,18 @@ def cases_of(study: Study) -> list[Case]:
     One problem that all settings solve in the end, one that none does, one that some do, and the first, in the order of
     a hash. The steps are those of the reference. [] if the runs have saved no evaluations.
     """
-    runs = _one_seed(study)
+    by_seed = {one.label: {run.seed: run for run in one.runs if run.final is not None} for one in study.settings}
+    by_seed = dict([(label, of_seeds) for label, of_seeds in by_seed.items() if of_seeds][:SETTINGS])
+    seeds = set.intersection(*map(set, by_seed.values())) if by_seed else set()
+    runs = {label: of_seeds[min(seeds or of_seeds)] for label, of_seeds in by_seed.items()}
     files = {  # of two evaluations of one step the later one, which is the final one
         label: {file.step: file for file in response_files(run.folder, EVALS) if file.step is not None}
         for label, run in runs.items()
     }
     shared = sorted(next(iter(files.values()))) if files else []
-    steps = list(dict.fromkeys([shared[0], shared[len(shared) // 2], shared[-1]])) if shared else []
-    if not steps:
+    if not shared:
         return []
+    steps = list(dict.fromkeys([shared[0], shared[len(shared) // 2], shared[-1]]))
     chosen = _choose(list(runs.values()))
     rows = {
         (label, step): _responses(files[label][step], chosen)
@@ -187,21 +182,12 @@ def cases_of(study: Study) -> list[Case]:
             if problem in rows.get((label, step), {}):
                 row, line = rows[label, step][problem]
                 where = f"{Path(*files[label][step].path.parts[-3:])}:{line}"
-                by_step[step].append(ShownResponse(label, step, outcome_of(row), shown_text(row["response"]), where))
+                outcome = OUTCOMES[category_of(row)]
+                by_step[step].append(ShownResponse(label, step, outcome, shown_text(row["response"]), where))
         if all(by_step.values()):
-            first = next(found[problem][0] for found in rows.values() if problem in found)
+            first = next(by_problem[problem][0] for by_problem in rows.values() if problem in by_problem)
             cases.append(Case(shown_text(str(first.get("question"))), shown_text(str(first.get("gold"))), by_step))
     return cases
-
-
-def _one_seed(study: Study) -> dict[str, StudyRun]:
-    """Return a run of each of up to SETTINGS settings, with the smallest seed that they share."""
-    by_seed = {one.label: {run.seed: run for run in one.runs if run.final is not None} for one in study.settings}
-    with_runs = [(label, runs) for label, runs in by_seed.items() if runs][:SETTINGS]
-    if not with_runs:
-        return {}
-    shared = set.intersection(*(set(runs) for _, runs in with_runs))
-    return {label: runs[min(shared or runs)] for label, runs in with_runs}
 
 
 def _choose(runs: Sequence[StudyRun]) -> list[str]:
@@ -225,7 +211,7 @@ def _responses(file: ResponseFile, problems: Sequence[str]) -> Rows:
     """Return the first response to each of these problems, with its line."""
     rows: Rows = {}
     try:
-        for number, row in each_line(file.path, _wrong, lambda _: None, without_ids):
+        for number, row in each_line(file.path, lambda row: lacks(row, SHOWN), lambda _: None, without_ids):
             if row["problem_id"] in problems and row["problem_id"] not in rows:
                 rows[row["problem_id"]] = row, number
                 if len(rows) == len(problems):
@@ -233,18 +219,6 @@ def _responses(file: ResponseFile, problems: Sequence[str]) -> Rows:
     except ConfigError:  # reading the study has reported it
         return {}
     return rows
-
-
-def _wrong(row: dict[str, Any]) -> str:
-    names = ("problem_id", "response", "outcome")
-    return "" if all(isinstance(row.get(name), str) for name in names) else "no usable response"
-
-
-def outcome_of(row: dict[str, Any]) -> str:
-    """Return "correct", "wrong" or "no format"."""
-    if row["outcome"] == "correct":
-        return "correct"
-    return "wrong" if float(row.get("format_reward") or 0) > 0 else "no format"
 
 
 def shown_text(text: str) -> str:
@@ -289,6 +263,11 @@ def build_report(study: Study, equal_within: float = EQUAL_WITHIN) -> Report:
     """Build the whole report of a study."""
     verdicts = verdicts_of(study, equal_within)
     carried = [f"Carried from an earlier sweep: {one['sentence']}" for one in study.carried if one.get("sentence")]
+    settings, passes = settings_table(study, verdicts), passes_table(study)
+    if passes is None and any(run.final is not None for run in study.runs):
+        settings = replace(settings, note=f"{settings.note} {ONE_SAMPLE}")
+    tables = [settings, axes_table(study, verdicts), slices_table(study), passes]
+    tables += [best_of_n_table(study), health_table(study)]
     return Report(
         name=study.name,
         question=study.question,
@@ -299,23 +278,13 @@ def build_report(study: Study, equal_within: float = EQUAL_WITHIN) -> Report:
         facts=facts_of(study),
         warnings=[*warnings_of(study), *study.notes, *carried],
         figures=figures_of(study),
-        tables=tables_of(study, verdicts),
+        tables=[table for table in tables if table is not None],
         log=log_of(study),
         problems=study.problems,
         cases=cases_of(study),
         details=details_of(study),
         forest=forest_of(verdicts),
     )
-
-
-def tables_of(study: Study, verdicts: Sequence[Verdict]) -> list[Table]:
-    """Return the tables with content: settings, two axes, slices, pass@k, best of N, health."""
-    settings, passes = settings_table(study, verdicts), passes_table(study)
-    if passes is None and any(run.final is not None for run in study.runs):
-        settings = replace(settings, note=f"{settings.note} {ONE_SAMPLE}")
-    tables = [settings, axes_table(study, verdicts), slices_table(study), passes]
-    tables += [best_of_n_table(study), health_table(study)]
-    return [table for table in tables if table is not None]
 
 
 def introduction_of(study: Study) -> str:
@@ -384,7 +353,7 @@ def markdown_lines(report: Report, figures: Sequence[Figure], names: dict[str, s
     yield from ("", f"**{text(report.summary)}**", "", text(report.lead), "")
     yield from map(verdict_line, report.verdicts)
     for figure in figures:
-        yield from picture(figure, names[figure.name])
+        yield from ("", picture(figure, f"{FILES}/{names[figure.name]}"))
     yield ""
     yield from (f"- {text(term)}: {text(value)}" for term, value in report.facts)
     if report.warnings:
@@ -420,14 +389,11 @@ def text(plain: str) -> str:
     return re.sub(r"^(\d+)([.)])(\s)", r"\1\\\2\3", re.sub(r"^([#+>-])", r"\\\1", escaped))
 
 
-def picture(figure: Figure, stem: str) -> list[str]:
-    """Return a picture that follows the reader's colour scheme, with its alternative text."""
+def picture(figure: Figure, stem: str, dark: bool = True) -> str:
+    """Return a picture with its alternative text; `dark`: it follows the reader's colour scheme."""
     alt = html.escape(" ".join(written_out(figure.alt).split()))
-    return [
-        "",
-        f'<picture><source media="(prefers-color-scheme: dark)" srcset="{FILES}/{stem}_dark.svg">'
-        f'<img alt="{alt}" src="{FILES}/{stem}.svg"></picture>',
-    ]
+    other = f'<source media="(prefers-color-scheme: dark)" srcset="{stem}_dark.svg">' if dark else ""
+    return f'<picture>{other}<img alt="{alt}" src="{stem}.svg"></picture>'
 
 
 def table_lines(table: Table) -> list[str]:

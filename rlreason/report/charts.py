@@ -1,12 +1,12 @@
-"""Build the pictures of a study: curves over training, accuracy of N responses, shares of time, differences."""
+"""Build the pictures of a study as Vega-Lite: curves over training, best of N, shares of time, differences."""
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from rlreason.report import specifications
 from rlreason.report.content import (
     ACCURACY,
     GRID,
@@ -23,8 +23,8 @@ from rlreason.report.content import (
     band_of,
     counted,
     value_text,
+    variable,
 )
-from rlreason.report.specifications import variable
 from rlreason.report.study import AXES, RUNNING, Setting, Study
 from rlreason.report.verdicts import EQUAL_WITHIN, signed
 from rlreason.runtime.intervals import mean_interval
@@ -56,9 +56,11 @@ def legend_of(study: Study, verdicts: Sequence[Verdict]) -> list[Entry]:
 
 def figures_of(study: Study) -> list[Figure]:
     """Return all pictures of a study except the forest, validation accuracy first; those without data are left out."""
-    over_training = [figure for measure in MEASURES if (figure := _over_training(study, measure)) is not None]
-    phases = _phases(study)
-    return [*over_training, *_best_of_n(study), *([phases] if phases is not None else [])]
+    measured = [run for run in study.runs if run.summary.get("n_list") and run.summary.get("best_of_n")]
+    ways = dict.fromkeys(way for run in measured for way in run.summary["best_of_n"])
+    figures = [_over_training(study, measure) for measure in MEASURES]
+    figures += [_best_of_n(study, str(way)) for way in ways]
+    return [figure for figure in [*figures, _phases(study)] if figure is not None]
 
 
 def _over_training(study: Study, measure: Measure) -> Figure | None:
@@ -71,10 +73,14 @@ def _over_training(study: Study, measure: Measure) -> Figure | None:
     values = np.concatenate([line.y for line in lines])
     log_range = (float(values.min()), float(values.max())) if measure.log else None
     alt = _alt(study, measure, by_setting, bands["step"])
-    height = specifications.FIRST_HEIGHT if measure is ACCURACY else specifications.HEIGHT
-    spec = specifications.curves(measure, specifications.step_axis(), alt, height, log_range)
+    height = FIRST_HEIGHT if measure is ACCURACY else HEIGHT
+    spec = curves_spec(measure, STEP_AXIS, alt, height, log_range)
     note = f"{dropped:,} values of 0 or less have no place on a logarithmic axis." if dropped else ""
-    subtitle = _accuracy_subtitle(study, lines) if measure is ACCURACY else measure.unit
+    subtitle = measure.unit
+    if measure is ACCURACY:
+        several = any(len(setting.runs) > 1 for setting in study.settings)
+        subtitle = _seeds_text(study.settings) + (", 95% band, thin lines: seeds" if several else "")
+        subtitle += ", \N{MULTIPLICATION X}: stopped early" if any(line.stopped for line in lines) else ""
     return Figure(
         measure.name, measure.title, subtitle, alt, spec, measure.format, note, {"published": []}, Curves(lines, bands)
     )
@@ -119,15 +125,6 @@ def _seeds_text(settings: Sequence[Setting]) -> str:
     return f"mean of {counts[0]}{f' to {counts[-1]}' if len(counts) > 1 else ''} seeds"
 
 
-def _accuracy_subtitle(study: Study, lines: Sequence[Line]) -> str:
-    parts = [_seeds_text(study.settings)]
-    if any(len(setting.runs) > 1 for setting in study.settings):
-        parts += ["95% band", "thin lines: seeds"]
-    if any(line.stopped for line in lines):
-        parts.append("\N{MULTIPLICATION X}: stopped early")
-    return ", ".join(parts)
-
-
 def _alt(study: Study, measure: Measure, by_setting: Mapping[str, Sequence[Line]], bands: Mapping[str, Band]) -> str:
     """Return the alternative text of a picture, with the last values."""
     last = {}
@@ -138,19 +135,12 @@ def _alt(study: Study, measure: Measure, by_setting: Mapping[str, Sequence[Line]
             last[label] = float(np.mean([line.y[-1] for line in lines]))
     values = [f"{label} {value_text(value, measure.format)}" for label, value in last.items()]
     band = " with a 95% band" if any(b.low is not None for b in bands.values()) else ""
-    start = f"{measure.title} ({measure.unit}) by {specifications.STEP_TITLE} for {counted(len(last), 'setting')}"
+    start = f"{measure.title} ({measure.unit}) by {STEP_TITLE} for {counted(len(last), 'setting')}"
     return f"{start}, {_seeds_text(study.settings)}{band}. Last values: {few(values, MOST_IN_ALT)}."
 
 
-def _best_of_n(study: Study) -> list[Figure]:
-    """Plot the accuracy of N responses by each way to choose among them, if runs have measured it."""
-    measured = [run for run in study.runs if run.summary.get("n_list") and run.summary.get("best_of_n")]
-    ways = list(dict.fromkeys(way for run in measured for way in run.summary["best_of_n"]))
-    return [figure for way in ways if (figure := _figure_of_way(study, str(way))) is not None]
-
-
-def _figure_of_way(study: Study, way: str) -> Figure | None:
-    """Plot the accuracy against N of one way to choose."""
+def _best_of_n(study: Study, way: str) -> Figure | None:
+    """Plot the accuracy of one way to choose among N responses, against N."""
     rows: Rows = {"published": [], "means": [], "seeds": [], "marks": [], "stops": []}
     for setting in study.settings:
         points = _points_of_way([run.summary for run in setting.runs], way)
@@ -162,11 +152,13 @@ def _figure_of_way(study: Study, way: str) -> Figure | None:
     last = {
         row["setting"]: f"{row['setting']} {value_text(row['y'], PERCENT)} at N = {row['x']}" for row in rows["means"]
     }
-    measure = Measure(f"best_of_n/{re.sub(r'[^A-Za-z0-9]+', '_', way)}", way, "share of problems solved", PERCENT, [])
+    measure = Measure(f"best_of_n/{re.sub(r'[^A-Za-z0-9]+', '_', way)}", way, "share of problems solved", PERCENT)
     alt = f"{way}: share of problems solved by responses to choose from, with a 95% band. {few([*last.values()], 8)}."
-    counts = sorted({row["x"] for row in rows["means"]})
-    x = specifications.count_axis("N, responses to choose from", counts)
-    spec = specifications.curves(measure, x, alt, specifications.HEIGHT, None)
+    axis = {"values": sorted({row["x"] for row in rows["means"]}), "format": "d", "labelOverlap": True}
+    scale = {"type": "log", "base": 2, "nice": False, "padding": 6}
+    title = "N, responses to choose from"
+    x = {"field": "x", "type": "quantitative", "title": title, "scale": scale, "axis": axis}
+    spec = curves_spec(measure, x, alt, HEIGHT, None)
     return Figure(measure.name, way, "share of problems solved, 95% band", alt, spec, PERCENT, "", rows)
 
 
@@ -188,14 +180,21 @@ def _points_of_way(summaries: Sequence[Mapping[str, Any]], way: str) -> dict[int
 
 def _phases(study: Study) -> Figure | None:
     """Plot the shares of time that each setting's runs spent in each phase."""
-    seconds = {setting.label: _seconds_of(setting) for setting in study.settings}
-    seconds = {label: phases for label, phases in seconds.items() if sum(phases.values()) > 0}
+    seconds: dict[str, dict[str, float]] = {}  # label of a setting -> phase -> seconds of its runs
+    for setting in study.settings:
+        spent: dict[str, float] = {}
+        for name, series in ((name, series) for run in setting.runs for name, series in run.series.items()):
+            if name.startswith("time/") and name not in COUNTERS:
+                phase = name.removeprefix("time/")
+                spent[phase] = spent.get(phase, 0.0) + float(series.y.sum())
+        if sum(spent.values()) > 0:
+            seconds[setting.label] = spent
     if not seconds:
         return None
     total: dict[str, float] = {}
     for phases in seconds.values():
-        for phase, spent in phases.items():
-            total[phase] = total.get(phase, 0.0) + spent / sum(phases.values())
+        for phase, of_phase in phases.items():
+            total[phase] = total.get(phase, 0.0) + of_phase / sum(phases.values())
     largest = sorted((p for p in total if p != "other"), key=lambda phase: -total[phase])[:MOST_PHASES]
     rows = []
     for label, phases in seconds.items():
@@ -210,20 +209,9 @@ def _phases(study: Study) -> Figure | None:
     colours["other"] = variable("rest")
     first = [f"{row['part']} {row['share']:.0%}" for row in rows if row["setting"] == rows[0]["setting"]]
     alt = f"Shares of the time by phase for {len(seconds)} settings. {rows[0]['setting']}: {', '.join(first)}."
-    spec = specifications.stacked(list(seconds), colours, alt)
+    spec = stacked_spec(list(seconds), colours, alt)
     subtitle = "share of all seconds, by phase"
     return Figure("time", "Where the time went", subtitle, alt, spec, PERCENT, "", {"parts": rows})
-
-
-def _seconds_of(setting: Setting) -> dict[str, float]:
-    """Return phase -> seconds, over all runs of a setting."""
-    seconds: dict[str, float] = {}
-    for run in setting.runs:
-        for name, series in run.series.items():
-            if name.startswith("time/") and name not in COUNTERS:
-                phase = name.removeprefix("time/")
-                seconds[phase] = seconds.get(phase, 0.0) + float(series.y.sum())
-    return seconds
 
 
 def forest_of(verdicts: Sequence[Verdict], same_within: float = EQUAL_WITHIN) -> Figure | None:
@@ -240,6 +228,196 @@ def forest_of(verdicts: Sequence[Verdict], same_within: float = EQUAL_WITHIN) ->
         rows["seeds"] += [{"setting": verdict.setting, "x": round(100 * d, 2)} for d in verdict.by_seed.values()]
         texts.append(f"{verdict.setting} {signed(d.mean)} points ({signed(d.low)} to {signed(d.high)})")
     alt = f"Differences from {reference}: {'; '.join(texts)}."
-    spec = specifications.forest([v.setting for v, _ in compared], reference, 100 * same_within, alt)
+    spec = forest_spec([v.setting for v, _ in compared], reference, 100 * same_within, alt)
     subtitle = "accuracy points, 95% intervals, ticks: seeds"
     return Figure("forest", f"Differences from {reference}", subtitle, alt, spec, "+.1f", "", rows)
+
+
+Spec = dict[str, Any]
+SCHEMA = "https://vega.github.io/schema/vega-lite/v6.json"
+SETTING = "setting"  # the field that gives a mark its colour, dash and marker
+STEP_TITLE = "training step"  # of an axis that a page switches
+HEIGHT, FIRST_HEIGHT = 190, 370
+WIDEST_LABEL, LINE_HEIGHT = 180, 14  # pixels of a setting's label next to its row
+LONGEST_LINE = 20  # characters of that label on one line
+FEW_ROWS = 12
+LONGEST_REFERENCE = 32  # characters of a label in the title of an axis
+FONT = "system-ui, 'Segoe UI', Roboto, 'Liberation Sans', sans-serif"
+CONFIG: Spec = {
+    "background": "transparent",
+    "padding": {"left": 2, "right": 8, "top": 6, "bottom": 2},
+    "font": FONT,
+    "view": {"stroke": "transparent"},
+    "axis": {
+        "labelColor": variable("muted"),
+        "titleColor": variable("muted"),
+        "gridColor": variable("grid"),
+        "domainColor": variable("axis"),
+        "tickColor": variable("axis"),
+        "labelFontSize": 12,
+        "titleFontSize": 12,
+        "titleFontWeight": "normal",
+        "labelLimit": 150,
+        "tickSize": 4,
+    },
+    "axisX": {"grid": False},
+    "axisY": {"domain": False, "ticks": False},
+    "legend": {
+        "labelColor": variable("fg"),
+        "labelFontSize": 12,
+        "labelLimit": 320,
+        "symbolSize": 120,
+        "symbolStrokeWidth": 2,
+    },
+    "title": {
+        "color": variable("fg"),
+        "subtitleColor": variable("muted"),
+        "anchor": "start",
+        "fontSize": 15,
+        "subtitleFontSize": 12,
+        "subtitleFontWeight": "normal",
+        "subtitlePadding": 4,
+        "offset": 8,
+    },
+}
+
+
+def _nominal(field: str) -> Spec:
+    return {"field": field, "type": "nominal", "legend": None}
+
+
+def _layer(data_set: str, mark: Spec, encoding: Spec) -> Spec:
+    return {"data": {"name": data_set}, "mark": mark, "encoding": encoding}
+
+
+def _framed(alt: str, height: Any, layers: Sequence[Spec]) -> Spec:
+    return {
+        "$schema": SCHEMA,
+        "description": alt,
+        "width": "container",
+        "height": height,
+        "autosize": {"type": "fit-x", "contains": "padding"},
+        "config": CONFIG,
+        "layer": list(layers),
+    }
+
+
+def ticks_of(low: float, high: float) -> list[float]:
+    """Return where a logarithmic axis has its lines: at powers of ten, with 2 and 5 if those are few.
+
+    >>> ticks_of(0.02, 30.0), ticks_of(0.3, 0.8)
+    ([0.1, 1.0, 10.0], [0.5])
+    """
+    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    factors = (1,) if math.log10(high / low) > 2 else (1, 2, 5)
+    every = [float(f"{factor}e{power}") for power in powers for factor in factors]
+    return [value for value in every if low <= value <= high] or [every[0], every[-1]]
+
+
+#: The x of a curve over training; a page replaces its title when another axis is chosen.
+STEP_AXIS: Spec = {
+    "field": "x",
+    "type": "quantitative",
+    "title": STEP_TITLE,
+    "scale": {"zero": False, "nice": False, "padding": 4},
+    "axis": {"tickCount": 6, "format": "~s", "labelOverlap": True, "labelFlush": True},
+}
+
+
+def curves_spec(measure: Measure, x: Spec, alt: str, height: int, log_range: tuple[float, float] | None) -> Spec:
+    """Return bands, a thin line per run, means, markers at quarters, and a cross where a run was stopped.
+
+    Data sets: `published` {low, high}, `means` {setting, x, y, low, high}, `seeds` {setting, run, x, y}, `marks` and
+    `stops` {setting, x, y}. `log_range`: of the values, for a logarithmic axis.
+    """
+    axis: Spec = {"tickCount": 5, "format": measure.format}
+    scale: Spec = {"zero": measure.share, "nice": True}
+    if log_range is not None:
+        axis, scale = axis | {"values": ticks_of(*log_range)}, {"type": "log", "nice": False}
+    y = {"field": "y", "type": "quantitative", "title": None, "scale": scale, "axis": axis}
+    line = {"x": x, "y": y, "color": _nominal(SETTING)}
+    published = {"y": {**y, "field": "low"}, "y2": {"field": "high"}}
+    band = {"x": x, **published, "color": _nominal(SETTING)}
+    area, thin = {"type": "area", "fillOpacity": 0.16}, {"type": "line", "strokeWidth": 0.9, "strokeOpacity": 0.42}
+    thick = {"type": "line", "strokeWidth": 2.3, "strokeCap": "butt"}
+    point = {"type": "point", "filled": True, "size": 62, "opacity": 1}
+    cross = {"type": "text", "text": "\N{MULTIPLICATION X}", "fontSize": 13, "fontWeight": "bold"}
+    layers = [
+        _layer("published", {"type": "rect", "color": variable("strip")}, published),
+        {**_layer("means", area, band), "transform": [{"filter": "isValid(datum.low)"}]},
+        _layer("seeds", thin, {**line, "detail": {"field": "run"}}),
+        _layer("means", thick, {**line, "strokeDash": _nominal(SETTING)}),
+        _layer("marks", point, {**line, "shape": _nominal(SETTING)}),
+        _layer("stops", cross, line),
+    ]
+    return _framed(alt, height, layers)
+
+
+def lines_of(settings: Sequence[str]) -> int:
+    """Return how many lines the longest label takes next to its row, a line per word if it is long."""
+    return max((len(label.split(" ")) for label in settings if len(label) > LONGEST_LINE), default=1)
+
+
+def _settings_down(settings: Sequence[str]) -> Spec:
+    """Return the y of a picture with a row per setting; labels with fewer lines than others start with blank ones."""
+    lines = lines_of(settings)
+    words = f"split(pad('', floor(({lines} - length(split(datum.label, ' '))) / 2), ' ') + datum.label, ' ')"
+    whole = f"split(pad('', floor(({lines} - 1) / 2), '\\n') + datum.label, '\\n')"
+    axis: Spec = {"labelFontSize": 13, "labelColor": variable("fg"), "domain": False, "ticks": False}
+    axis |= {"labelPadding": 8, "labelLimit": WIDEST_LABEL}
+    if lines > 1:
+        axis |= {
+            "labelExpr": f"length(datum.label) > {LONGEST_LINE} ? {words} : {whole}",
+            "labelLineHeight": LINE_HEIGHT,
+            "labelOffset": -LINE_HEIGHT * (lines - 1) / 2,
+        }
+    names = list(settings)
+    return {"field": SETTING, "type": "nominal", "sort": names, "title": None, "axis": axis, "scale": {"domain": names}}
+
+
+def row_height(settings: Sequence[str], few: int, many: int) -> Spec:
+    """Return the pixels of each setting's row: fewer if there are many, more for labels of several lines."""
+    return {"step": max(few if len(settings) <= FEW_ROWS else many, lines_of(settings) * LINE_HEIGHT + 6)}
+
+
+def forest_spec(settings: Sequence[str], reference: str, same_within: float, alt: str) -> Spec:
+    """Return an interval per setting, a tick per seed, a line at 0 and a strip for what counts as no difference.
+
+    Data sets: `pairs` {setting, x, low, high} and `seeds` {setting, x}, in accuracy points.
+    """
+    zero = "datum.value == 0 ? '0' : datum.label"
+    axis = {"grid": True, "tickCount": 7, "format": "+.0f", "labelExpr": zero, "labelOverlap": True}
+    name = reference if len(reference) <= LONGEST_REFERENCE else "the reference"
+    title = f"accuracy points against {name} (95% interval)"
+
+    def x(field: str) -> Spec:
+        return {"field": field, "type": "quantitative", "title": title, "axis": axis, "scale": {"nice": True}}
+
+    row = {"y": _settings_down(settings), "color": _nominal(SETTING)}
+    interval = {"x": x("low"), "x2": {"field": "high"}}
+    strip, rule = {"type": "rect", "color": variable("strip")}, {"type": "rule", "color": variable("axis")}
+    point = {"type": "point", "filled": True, "size": 95, "opacity": 1}
+    layers = [
+        {**_layer("", strip, interval), "data": {"values": [{"low": -same_within, "high": same_within}]}},
+        {**_layer("", rule | {"strokeWidth": 1.2}, {"x": x("x")}), "data": {"values": [{"x": 0}]}},
+        _layer("pairs", {"type": "rule", "strokeWidth": 3}, {**interval, **row}),
+        _layer("seeds", {"type": "tick", "thickness": 1.5, "size": 14, "opacity": 0.6}, {"x": x("x"), **row}),
+        _layer("pairs", point, {"x": x("x"), **row, "shape": _nominal(SETTING)}),
+    ]
+    return _framed(alt, row_height(settings, 38, 24), layers)
+
+
+def stacked_spec(settings: Sequence[str], parts: Mapping[str, str], alt: str) -> Spec:
+    """Return a bar of shares for each setting. `parts`: name of a part -> its colour.
+
+    Data set: `parts` {setting, part, share, place}, place being the order within a bar.
+    """
+    legend = {"orient": "bottom", "title": None, "columns": 4, "symbolType": "square", "symbolStrokeWidth": 0}
+    scale = {"domain": list(parts), "range": list(parts.values())}
+    colour = {"field": "part", "type": "nominal", "sort": list(parts), "scale": scale, "legend": legend}
+    axis = {"format": ".0%", "tickCount": 5, "labelFlush": True}
+    x: Spec = {"field": "share", "type": "quantitative", "stack": "zero", "title": "share of the time"}
+    x |= {"axis": axis, "scale": {"domain": [0, 1], "nice": False}}
+    encoding = {"y": _settings_down(settings), "x": x, "color": colour, "order": {"field": "place"}}
+    mark = {"type": "bar", "stroke": variable("page"), "strokeWidth": 1, "height": {"band": 0.72}}
+    return _framed(alt, row_height(settings, 30, 20), [_layer("parts", mark, encoding)])

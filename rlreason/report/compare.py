@@ -16,11 +16,11 @@ from typing import Any
 
 from rlreason.errors import ConfigError, DataError
 from rlreason.records.console import Console
-from rlreason.report.content import Verdict
+from rlreason.report.content import Verdict, counted
 from rlreason.report.read import read_given, study_of
 from rlreason.report.remarks import warnings_of
 from rlreason.report.study import Answers, GradedProblem, Setting, Study, StudyRun, labels_of
-from rlreason.report.verdicts import EQUAL_WITHIN, best_of, comparing_half, how_chosen, unequal_tuning, verdicts_of
+from rlreason.report.verdicts import EQUAL_WITHIN, best_of, comparing_half, how_chosen, verdicts_of
 from rlreason.runtime.streams import Answer, Parser, folded
 from rlreason.runtime.text import few, shorten
 
@@ -52,7 +52,10 @@ def main(arguments: argparse.Namespace, console: Console) -> Answer:
     comparable = any(verdict.difference for verdict in verdicts)
     if not comparable and arguments.json is None:
         raise ConfigError(" ".join(verdict.sentence for verdict in verdicts[:3]) or "there is nothing to compare")
-    lines = [folded(line, console.width) for verdict in verdicts for line in _lines(verdict)]
+    lines = []
+    for verdict in verdicts:
+        lines.append(folded(f"{verdict.outcome or verdict.word}: {verdict.sentence}", console.width))
+        lines += [folded(f"  {verdict.small}", console.width)] if verdict.small else []
     notes = [*study.notes, *study.problems, *warnings_of(study)]
     lines += [folded(f"! {text}", console.width) for text in notes]
     exit_code = 0 if comparable else ConfigError.exit_code
@@ -81,28 +84,24 @@ def entry(verdict: Verdict, notes: Sequence[str] = ()) -> dict[str, Any]:
     }
 
 
-def _lines(verdict: Verdict) -> list[str]:
-    lines = [f"{verdict.outcome or verdict.word}: {verdict.sentence}"]
-    return [*lines, f"  {verdict.small}"] if verdict.small else lines
-
-
 def compared_study(paths: Sequence[Path]) -> Study:
     """Return the study of the arguments: `paths[0]` is the reference, or contains it if it is alone."""
+    files = [study_of_file(path) if path.is_file() or trl_files(path) else None for path in paths]
+    studies = [file or study_of([read_given(path)]) for path, file in zip(paths, files, strict=True)]
     if len(paths) == 1:
-        path = paths[0]
-        study = _study_of(path, is_tabular(path))
-        if len(study.settings) < 2:
-            one = study.reference.label
-            raise ConfigError(f"{path} holds one setting, {one}: give a second one to compare with it")
-        return study
-    tabular = [is_tabular(path) for path in paths]
-    studies = [_study_of(path, of_file) for path, of_file in zip(paths, tabular, strict=True)]
-    files = [study for study, of_file in zip(studies, tabular, strict=True) if of_file]
-    others = [study for study, of_file in zip(studies, tabular, strict=True) if not of_file]
-    unknown = match_problems(files, others)
+        if len(studies[0].settings) < 2:
+            one = studies[0].reference.label
+            raise ConfigError(f"{paths[0]} holds one setting, {one}: give a second one to compare with it")
+        return studies[0]
+    unknown = match_problems([file for file in files if file], [study for study in studies if study not in files])
     sides = [best_of(study) for study in studies]
     labels = _labels(paths, studies, sides)
-    _refuse_the_same(paths, sides)
+    path_of: dict[tuple[tuple[Path, str], ...], Path] = {}
+    for path, side in zip(paths, sides, strict=True):
+        runs = tuple((run.folder.resolve(), run.name) for run in side.runs)
+        if runs in path_of:
+            raise ConfigError(f"{path_of[runs]} and {path} are the same runs ({side.label}): give two different sides")
+        path_of[runs] = path
     same_sweep = len({path.parent.resolve() for path in paths}) == 1 and all("=" in path.name for path in paths)
     joined = Study(
         studies[0].name,
@@ -123,23 +122,11 @@ def compared_study(paths: Sequence[Path]) -> Study:
             )
         joined.notes += [how_chosen(label, n) for label, n in zip(labels, tried, strict=True) if n > 1]
         joined.notes += [
-            text for k in range(1, len(tried)) if (text := unequal_tuning(labels[k], tried[k], labels[0], tried[0]))
+            f"{label} was tuned over {counted(n, 'setting')}, {labels[0]} over {tried[0]}."
+            for label, n in zip(labels, tried, strict=True)
+            if n != tried[0]
         ]
     return joined
-
-
-def _study_of(path: Path, of_file: bool) -> Study:
-    return study_of_file(path) if of_file else study_of([read_given(path)])
-
-
-def _refuse_the_same(paths: Sequence[Path], sides: Sequence[Setting]) -> None:
-    """Raise `ConfigError` if a side is compared with its own runs."""
-    path_of: dict[tuple[tuple[Path, str], ...], Path] = {}
-    for path, side in zip(paths, sides, strict=True):
-        runs = tuple((run.folder.resolve(), run.name) for run in side.runs)
-        if runs in path_of:
-            raise ConfigError(f"{path_of[runs]} and {path} are the same runs ({side.label}): give two different sides")
-        path_of[runs] = path
 
 
 def _labels(paths: Sequence[Path], studies: Sequence[Study], sides: Sequence[Setting]) -> list[str]:
@@ -160,11 +147,6 @@ TRUTH_VALUES = {"true": 1.0, "false": 0.0, "yes": 1.0, "no": 0.0}
 Cells = dict[str, dict[int, dict[str, list[float]]]]  # setting -> seed -> problem -> [sum of correct, samples]
 
 
-def is_tabular(path: Path) -> bool:
-    """Return whether an argument is a file of results, or a folder of TRL's completions."""
-    return path.is_file() or bool(trl_files(path))
-
-
 def study_of_file(path: Path) -> Study:
     """Return the settings of a CSV file, the first one as the reference; or one setting of TRL's completions.
 
@@ -174,9 +156,15 @@ def study_of_file(path: Path) -> Study:
     if files:  # a run of TRL's has the name of its output_dir
         folder = (path.parent if path.is_file() else path).resolve()
         name = (folder.parent if folder.name == "completions" else folder).name or path.stem
-        cells = {name: {seed: _read_trl(file) for seed, file in files.items()}}
+        cells: Cells = {name: {seed: _read_trl(file) for seed, file in files.items()}}
     else:
-        cells = _read_csv(path)
+        cells = {}
+        for name, seed, problem, correct in _rows(path):
+            cell = cells.setdefault(name, {}).setdefault(seed, {}).setdefault(problem, [0.0, 0])
+            cell[0] += correct
+            cell[1] += 1
+        if not cells:
+            raise DataError(f"{path} holds no row: give a file with a row for each setting, seed and problem")
     settings = [_setting(name, seeds, path) for name, seeds in cells.items()]
     for setting, label in zip(settings, labels_of([setting.key for setting in settings]), strict=True):
         setting.label = label
@@ -218,17 +206,6 @@ def _setting(name: str, seeds: dict[int, dict[str, list[float]]], path: Path) ->
     return Setting(key, name, runs)
 
 
-def _read_csv(path: Path) -> Cells:
-    cells: Cells = {}
-    for name, seed, problem, correct in _rows(path):
-        cell = cells.setdefault(name, {}).setdefault(seed, {}).setdefault(problem, [0.0, 0])
-        cell[0] += correct
-        cell[1] += 1
-    if not cells:
-        raise DataError(f"{path} holds no row: give a file with a row for each setting, seed and problem")
-    return cells
-
-
 def _rows(path: Path) -> Iterator[tuple[str, int, str, float]]:
     """Yield (setting, seed, problem, correct) of each row."""
     try:
@@ -239,9 +216,6 @@ def _rows(path: Path) -> Iterator[tuple[str, int, str, float]]:
                 rule = f"its first line must name {', '.join(COLUMNS)} (in any order)"
                 raise DataError(f"{path} has no column {missing[0]}: {rule}")
             at = [head.index(name) for name in COLUMNS]
-            seeds: dict[str, int] = {}
-            corrects: dict[str, float] = {}
-            names: dict[str, str] = {}  # as written -> on one line
             for row in reader:
                 if not row:
                     continue
@@ -249,15 +223,18 @@ def _rows(path: Path) -> Iterator[tuple[str, int, str, float]]:
                     name, seed, problem, correct = (row[k] for k in at)
                 except IndexError:
                     raise _line_error(path, reader.line_num, f"has {len(row)} cells, fewer than its head") from None
-                if seed not in seeds:
-                    seeds[seed] = _seed(path, reader.line_num, seed)
-                if correct not in corrects:
-                    corrects[correct] = _correct(path, reader.line_num, correct)
-                if name not in names:
-                    names[name] = " ".join(name.split())
-                if not names[name] or not problem:
+                name, share = " ".join(name.split()), _correct(correct)
+                try:
+                    number = int(seed)
+                except ValueError:
+                    what = f"has seed={shorten(seed, 20)}, which is no whole number"
+                    raise _line_error(path, reader.line_num, what) from None
+                if not 0 <= share <= 1:
+                    what = f"has correct={shorten(correct, 20)}, which is neither 0, 1 nor a share in between"
+                    raise _line_error(path, reader.line_num, what)
+                if not name or not problem:
                     raise _line_error(path, reader.line_num, "names no setting or no problem")
-                yield names[name], seeds[seed], problem, corrects[correct]
+                yield name, number, problem, share
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"{path} cannot be read as CSV ({error}): give a UTF-8 file with commas") from None
 
@@ -266,21 +243,13 @@ def _line_error(path: Path, line: int, what: str) -> DataError:
     return DataError(f"{path}, line {line} {what}: mend the line, or leave it out")
 
 
-def _seed(path: Path, line: int, text: str) -> int:
+def _correct(text: str) -> float:
+    """Return the share that a cell states; NaN where it states none."""
+    word = text.strip().lower()
     try:
-        return int(text)
+        return TRUTH_VALUES[word] if word in TRUTH_VALUES else float(text)
     except ValueError:
-        raise _line_error(path, line, f"has seed={shorten(text, 20)}, which is no whole number") from None
-
-
-def _correct(path: Path, line: int, text: str) -> float:
-    try:
-        value = TRUTH_VALUES[text.strip().lower()] if text.strip().lower() in TRUTH_VALUES else float(text)
-    except ValueError:
-        value = math.nan
-    if not 0 <= value <= 1:
-        raise _line_error(path, line, f"has correct={shorten(text, 20)}, which is neither 0, 1 nor a share in between")
-    return value
+        return math.nan
 
 
 def trl_files(path: Path) -> dict[int, Path]:

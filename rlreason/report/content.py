@@ -1,5 +1,6 @@
 """Define the content of a report, independent of page or Markdown, and reduce curves of runs to what is drawn."""
 
+import json
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -79,20 +80,15 @@ def band_of(
     seeds = len(values)
     if seeds < 2:
         return Band(grid, mean)
-    half = t_quantile(seeds - 1) * values.std(axis=0, ddof=1) / math.sqrt(seeds)
+    from scipy.special import stdtrit  # here: a tenth of a second to import
+
+    half = float(stdtrit(seeds - 1, 1 - LEVEL / 2)) * values.std(axis=0, ddof=1) / math.sqrt(seeds)
     bottom, top = mean - half, mean + half
     if share:
         bottom, top = np.clip(bottom, 0.0, 1.0), np.clip(top, 0.0, 1.0)
     if log:
         bottom = floored(bottom, mean)
     return Band(grid, mean, bottom, top)
-
-
-def t_quantile(dof: int, level: float = LEVEL) -> float:
-    """Return the quantile 1 - level/2 of Student's t: `t_quantile(3)` is 3.18."""
-    from scipy.special import stdtrit  # here: a tenth of a second to import
-
-    return float(stdtrit(dof, 1 - level / 2))
 
 
 def floored(low: Floats, mean: Floats) -> Floats:
@@ -270,6 +266,80 @@ class Report:
     published: list[Any] = field(default_factory=list)  # bands of published figures, of a write-up
 
 
+#: Name of a colour -> its value on light and on dark pages: s0 to s7 are settings, `rest` all further ones.
+COLOURS = {
+    "s0": ("#363B43", "#CDD1D8"),
+    "s1": ("#1895D8", "#70A1C3"),
+    "s2": ("#C6753D", "#F3832D"),
+    "s3": ("#086809", "#8DF987"),
+    "s4": ("#975695", "#AA53A8"),
+    "s5": ("#BA3556", "#D73F65"),
+    "s6": ("#6433A1", "#A168F1"),
+    "s7": ("#4661D7", "#9EB6FF"),
+    "rest": ("#8c959f", "#77808a"),
+    "page": ("#ffffff", "#16191d"),
+    "card": ("#ffffff", "#1b1f24"),
+    "soft": ("#f5f6f8", "#20252b"),
+    "fg": ("#1b1f24", "#e8eaed"),
+    "muted": ("#57606a", "#a4adb8"),
+    "grid": ("#e6e8eb", "#2a3037"),
+    "axis": ("#8c959f", "#77808a"),
+    "line": ("#d8dce1", "#343b44"),
+    "strip": ("#eef1f4", "#232930"),
+    "link": ("#0a58b0", "#7db5f5"),
+    "good": ("#0b5c2b", "#a6e3b8"),
+    "good-soft": ("#e2f3e8", "#16351f"),
+    "bad": ("#8a2c0a", "#ffc1a3"),
+    "bad-soft": ("#fbe9e0", "#40200f"),
+    "open": ("#444b54", "#c8ced6"),
+    "open-soft": ("#eceff2", "#2b3138"),
+}
+LIGHT, DARK = ({name: pair[k] for name, pair in COLOURS.items()} for k in (0, 1))
+#: Dashes of s0 to s7: lengths of line and gap.
+DASHES = ((1, 0), (6, 3), (2, 2), (9, 3, 2, 3), (12, 4), (4, 2, 1, 2, 1, 2), (3, 3), (14, 3, 3, 3))
+#: Markers of s0 to s7: Vega's name -> SVG path around 0,0.
+MARKERS = {
+    "circle": "M-4.2,0a4.2,4.2 0 1,0 8.4,0a4.2,4.2 0 1,0 -8.4,0z",
+    "square": "M-4,-4h8v8h-8z",
+    "triangle-up": "M0,-5l5,9h-10z",
+    "diamond": "M0,-6l6,6l-6,6l-6,-6z",
+    "cross": "M-2,-5h4v3h3v4h-3v3h-4v-3h-3v-4h3z",
+    "triangle-down": "M0,5l5,-9h-10z",
+    "triangle-right": "M5,0l-9,5v-10z",
+    "triangle-left": "M-5,0l9,5v-10z",
+}
+_VARIABLE = re.compile(r"var\(--([\w-]+)\)")
+
+
+def variable(name: str) -> str:
+    """Return a colour as a CSS variable: `variable("s0")` is 'var(--s0)'."""
+    return f"var(--{name})"
+
+
+def colour_of(place: int | None) -> str:
+    """Return the name of an `Entry`'s colour: 's2', or 'rest' for None."""
+    return "rest" if place is None else f"s{place}"
+
+
+def css_variables(dark: bool = False) -> str:
+    """Return the declarations of all colours, for one block of a style sheet.
+
+    >>> css_variables().partition(";")[0]
+    '--s0:#363B43'
+    """
+    return "".join(f"--{name}:{colour};" for name, colour in (DARK if dark else LIGHT).items())
+
+
+def without_variables(specification: Any, dark: bool = False) -> Any:
+    """Return the specification with plain colours instead of CSS variables, which only a page defines.
+
+    >>> without_variables({"color": "var(--s1)"})
+    {'color': '#1895D8'}
+    """
+    colours = DARK if dark else LIGHT
+    return json.loads(_VARIABLE.sub(lambda match: colours[match[1]], json.dumps(specification)))
+
+
 #: Control characters but tab and new line, bidirectional controls, invisible separators, surrogates.
 _CONTROLS = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ufffe\uffff\ud800-\udfff]"
@@ -307,13 +377,13 @@ DEPTH = "logarithmic axis"
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """The measure of one picture: the first metric of `sources` that a run has, or what follows from it."""
+    """The measure of one picture: the metric `source`, else the metric `name`, of rollouts before evaluations."""
 
     name: str
     title: str
     unit: str
     format: str  # of its axis and values, in d3's notation
-    sources: Sequence[str]
+    source: str = ""
     minus: str = ""  # a metric to subtract
     rest: bool = False  # 1 minus the metric
     share: bool = False  # between 0 and 1
@@ -321,7 +391,8 @@ class Measure:
 
     def of(self, run: StudyRun) -> Series | None:
         """Return the series of a run; None if it was not measured."""
-        series = next((run.series[source] for source in self.sources if source in run.series), None)
+        sources = (self.source or self.name, f"rollout/{self.name}", f"eval/{self.name}")
+        series = next((run.series[source] for source in sources if source in run.series), None)
         if series is None:
             return None
         if self.minus:
@@ -346,78 +417,36 @@ def difference_of(a: Series, b: Series) -> Series | None:
     return Series({axis: a.x[axis][mine] for axis in axes}, a.y[mine] - b.y[its])
 
 
-ACCURACY = Measure("eval/accuracy", "Validation accuracy", "share of problems", PERCENT, ["eval/accuracy"], share=True)
+ACCURACY = Measure("eval/accuracy", "Validation accuracy", "share of problems", PERCENT, share=True)
+BATCH, TOKENS, GAP = "mean of the rollout batch", "tokens, mean", "mean gap of log-probabilities, nats a token"
+OF_VALIDATION = "share of validation responses: format"
 
 #: In the order of the page, which leaves out what no run has measured.
 MEASURES = [
     ACCURACY,
-    Measure("reward/mean", "Training reward", "mean of the rollout batch", PLAIN, ["reward/mean"]),
-    Measure("reward/format", "Format reward", "mean of the rollout batch", PLAIN, ["reward/format"]),
-    Measure("reward/answer", "Answer reward", "mean of the rollout batch", PLAIN, ["reward/answer"]),
-    Measure("entropy", "Token entropy", "nats, mean over sampled tokens", PLAIN, ["rollout/entropy", "eval/entropy"]),
-    Measure("length", "Response length", "tokens, mean", SHORT, ["rollout/length", "eval/length"]),
+    Measure("reward/mean", "Training reward", BATCH, PLAIN),
+    Measure("reward/format", "Format reward", BATCH, PLAIN),
+    Measure("reward/answer", "Answer reward", BATCH, PLAIN),
+    Measure("entropy", "Token entropy", "nats, mean over sampled tokens", PLAIN),
+    Measure("length", "Response length", TOKENS, SHORT),
+    Measure("length_correct", "Length of correct responses", TOKENS, SHORT),
+    Measure("length_wrong", "Length of incorrect responses", TOKENS, SHORT),
+    Measure("train/grad_norm", "Gradient norm", f"before clipping; {DEPTH}", GENERAL, log=True),
+    Measure("train/clip_fraction", "Clip fraction", "share of tokens", FINE_PERCENT, share=True),
+    Measure("mismatch", "Train-inference mismatch", f"{GAP}; {DEPTH}", GENERAL, "rollout/mismatch_mean", log=True),
     Measure(
-        "length_correct",
-        "Length of correct responses",
-        "tokens, mean",
-        SHORT,
-        ["rollout/length_correct", "eval/length_correct"],
+        "live_groups", "Live groups", "share of groups whose rewards differ", PERCENT, "reward/frac_reward_zero_std",
+        rest=True, share=True,
+    ),
+    Measure("truncated", "Truncated responses", "share cut at the token limit", PERCENT, share=True),
+    Measure(
+        "wrong_with_format", "Wrong, but well-formed", f"{OF_VALIDATION} 1, answer 0", PERCENT, "eval/format",
+        minus="eval/accuracy", share=True,
     ),
     Measure(
-        "length_wrong",
-        "Length of incorrect responses",
-        "tokens, mean",
-        SHORT,
-        ["rollout/length_wrong", "eval/length_wrong"],
+        "no_format", "Without the format", f"{OF_VALIDATION} 0, answer 0", PERCENT, "eval/format", rest=True, share=True
     ),
-    Measure("train/grad_norm", "Gradient norm", f"before clipping; {DEPTH}", GENERAL, ["train/grad_norm"], log=True),
-    Measure(
-        "train/clip_fraction", "Clip fraction", "share of tokens", FINE_PERCENT, ["train/clip_fraction"], share=True
-    ),
-    Measure(
-        "mismatch",
-        "Train-inference mismatch",
-        f"mean gap of log-probabilities, nats a token; {DEPTH}",
-        GENERAL,
-        ["rollout/mismatch_mean"],
-        log=True,
-    ),
-    Measure(
-        "live_groups",
-        "Live groups",
-        "share of groups whose rewards differ",
-        PERCENT,
-        ["reward/frac_reward_zero_std"],
-        rest=True,
-        share=True,
-    ),
-    Measure(
-        "truncated",
-        "Truncated responses",
-        "share cut at the token limit",
-        PERCENT,
-        ["rollout/truncated", "eval/truncated"],
-        share=True,
-    ),
-    Measure(
-        "wrong_with_format",
-        "Wrong, but well-formed",
-        "share of validation responses: format 1, answer 0",
-        PERCENT,
-        ["eval/format"],
-        minus="eval/accuracy",
-        share=True,
-    ),
-    Measure(
-        "no_format",
-        "Without the format",
-        "share of validation responses: format 0, answer 0",
-        PERCENT,
-        ["eval/format"],
-        rest=True,
-        share=True,
-    ),
-]
+]  # fmt: skip
 
 
 def counted(count: int, noun: str) -> str:

@@ -11,58 +11,54 @@ from typing import Any
 import numpy as np
 
 from rlreason.errors import ConfigError
+from rlreason.report.charts import SETTING, STEP_TITLE, Spec
 from rlreason.report.content import (
+    DASHES,
+    MARKERS,
     SIGNS,
-    Band,
     Curves,
     Entry,
     Figure,
-    Line,
     Report,
     all_written_out,
+    colour_of,
+    css_variables,
     evenly,
     points_each,
     thinned,
-    written_out,
-)
-from rlreason.report.specifications import (
-    DASHES,
-    MARKERS,
-    SETTING,
-    STEP_TITLE,
-    colour_of,
-    css_variables,
     variable,
     without_variables,
+    written_out,
 )
 from rlreason.report.study import AXES
 from rlreason.runtime.intervals import Floats
 from rlreason.runtime.version import __version__
 
-Spec = dict[str, Any]
 Rows = dict[str, list[dict[str, Any]]]
 MEANS = "means"  # a picture with this data set has curves, and needs a legend
 STATIC_TOGETHER = 2400  # points of all thin lines of a static picture
 MEANS_TOGETHER = 4000  # points of all means
 MOST_OF_A_MEAN = 100
-WIDTH, SCALE = 760, 1.5  # pixels of a standalone picture, and their scale in a PNG
+WIDTH = 760  # pixels of a standalone picture
 LONGEST_BESIDE = 24  # characters; with a longer label the legend is below the picture
 
 
 def svg_of(figure: Figure, legend: Sequence[Entry], dark: bool = False) -> str:
     """Return a standalone figure as SVG: with title and legend, in plain colours on the colour of the page."""
-    svg: str = _library().vega_to_svg(_standalone(figure, legend, dark))
-    return _short_numbers(svg)
-
-
-def png_of(figure: Figure, legend: Sequence[Entry]) -> bytes:
-    """Return a standalone figure as PNG, light."""
-    png: bytes = _library().vega_to_png(_standalone(figure, legend, dark=False), scale=SCALE)
-    return png
+    with_legend = figure.curves is not None or MEANS in figure.rows
+    specification = coloured(figure.specification, legend, with_legend)
+    others = sum(entry.colour is None for entry in legend)
+    subtitle = [figure.subtitle] + ([f"thin and grey: {others} other settings"] if others else [])
+    if figure.note:
+        subtitle.append(figure.note)
+    title = {"text": figure.title, "subtitle": subtitle}
+    vega = with_rows(_compile({**specification, "title": title}), rows_of(figure, legend), WIDTH)
+    plain = {**without_variables(vega, dark), "background": without_variables(variable("page"), dark)}
+    return _short_numbers(_library().vega_to_svg(plain))
 
 
 def with_own_ids(svg: str, prefix: str) -> str:
-    """Prefix the ids of an SVG and their references, since several are on one page.
+    """Prefix the ids of an SVG and their references, since a page holds several SVGs.
 
     >>> with_own_ids('<clipPath id="clip0"/><g clip-path="url(#clip0)"/>', "p1")
     '<clipPath id="p1-clip0"/><g clip-path="url(#p1-clip0)"/>'
@@ -95,25 +91,6 @@ def _library() -> Any:
             "a report's pictures need vl-convert, which is not installed: pip install 'rlreason[report]'"
         ) from error
     return vl_convert
-
-
-def vega_version() -> str:
-    """Return the version of Vega that compiles the pictures."""
-    return str(_library().get_vega_version())
-
-
-def _standalone(figure: Figure, legend: Sequence[Entry], dark: bool) -> Spec:
-    """Return the compiled figure with title, legend and plain colours."""
-    specification = coloured(
-        figure.specification, legend, with_legend=figure.curves is not None or MEANS in figure.rows
-    )
-    others = sum(entry.colour is None for entry in legend)
-    subtitle = [figure.subtitle] + ([f"thin and grey: {others} other settings"] if others else [])
-    if figure.note:
-        subtitle.append(figure.note)
-    title = {"text": figure.title, "subtitle": subtitle}
-    vega = with_rows(_compile({**specification, "title": title}), rows_of(figure, legend), WIDTH)
-    return {**without_variables(vega, dark), "background": without_variables(variable("page"), dark)}
 
 
 def coloured(specification: Mapping[str, Any], legend: Sequence[Entry], with_legend: bool = False) -> Spec:
@@ -270,38 +247,30 @@ class Columns:
 
 def _lines(curves: Curves, places: dict[str, int], columns: Columns) -> list[dict[str, Any]]:
     """Return the thin lines of the settings that have a colour."""
-    points = points_each(len(curves.lines), TOGETHER)
-    return [_line(line, places[line.setting], points, columns) for line in curves.lines if line.setting in places]
-
-
-def _line(line: Line, place: int, points: int, columns: Columns) -> dict[str, Any]:
-    at = thinned(line.y, points)
-    out: dict[str, Any] = {
-        "setting": place,
-        "seed": line.seed,
-        "x": {axis: columns.place(x) for axis, x in line.x.items()},
-        "y": short(line.y[at]),
-    }
-    if len(at) < len(line.y):
-        out["at"] = at.tolist()
-    if line.stopped:
-        out["stopped"] = True
-    return out
+    points, lines = points_each(len(curves.lines), TOGETHER), []
+    for line in (line for line in curves.lines if line.setting in places):
+        at = thinned(line.y, points)
+        x = {axis: columns.place(values) for axis, values in line.x.items()}
+        out: dict[str, Any] = {"setting": places[line.setting], "seed": line.seed, "x": x, "y": short(line.y[at])}
+        if len(at) < len(line.y):
+            out["at"] = at.tolist()
+        if line.stopped:
+            out["stopped"] = True
+        lines.append(out)
+    return lines
 
 
 def _bands(curves: Curves, places: dict[str, int]) -> dict[str, list[dict[str, Any]]]:
-    """Return axis -> mean and band of each setting; only the mean for one without a colour."""
+    """Return axis -> mean and band of each setting."""
     out: dict[str, list[dict[str, Any]]] = {}
     for axis, bands in curves.bands.items():
-        points = points_of_means(len(bands))
-        out[axis] = [_band(band.at(evenly(len(band.x), points)), places[label]) for label, band in bands.items()]
-    return out
-
-
-def _band(band: Band, place: int) -> dict[str, Any]:
-    out: dict[str, Any] = {"setting": place, "x": short(band.x, DIGITS + 1), "mean": short(band.mean)}
-    if band.low is not None and band.high is not None:
-        out |= {"low": short(band.low), "high": short(band.high)}
+        points, out[axis] = points_of_means(len(bands)), []
+        for label, whole in bands.items():
+            band = whole.at(evenly(len(whole.x), points))
+            values = {"setting": places[label], "x": short(band.x, DIGITS + 1), "mean": short(band.mean)}
+            if band.low is not None and band.high is not None:
+                values |= {"low": short(band.low), "high": short(band.high)}
+            out[axis].append(values)
     return out
 
 
@@ -359,13 +328,19 @@ def page_of(report: Report) -> str:
         width = FIRST_WIDTH if place == 0 and report.figures else OTHER_WIDTH
         svg = _library().vega_to_svg(with_rows(specification, rows_of(figure, report.legend), width))
         pictures[figure.name] = with_own_ids(_short_numbers(svg), f"p{place}")
-    template = _template()
+    page = template(FOLDER, "report.html.j2")
     from markupsafe import Markup  # for what needs no escaping: our files, vl-convert's pictures, JSON of `as_json`
 
     scripts = [RUNTIME.read_text("utf-8"), (FOLDER / "app.js").read_text("utf-8")]
     places = {entry.label: entry.colour for entry in report.legend}
-    first = next((figure for figure in report.figures[:1] if MEANS in figure.rows or is_curve(figure)), None)
-    page: str = template.render(
+    first = next((figure for figure in report.figures[:1] if MEANS in figure.rows or figure.curves is not None), None)
+    return page.render(
+        version=__version__,
+        signs=SIGNS,
+        words=WORDS,
+        dashes=DASHES,
+        markers=list(MARKERS.values()),
+        colour_of=colour_of,
         report=report,
         first=first,
         others=[figure for figure in report.figures if figure is not first],
@@ -374,13 +349,12 @@ def page_of(report: Report) -> str:
         pictures={name: Markup(svg) for name, svg in pictures.items()},
         places=places,
         axes=axes_of(figures),
-        any_curve=any(is_curve(figure) for figure in figures),
+        any_curve=any(figure.curves is not None for figure in figures),
         policy=policy_of(scripts),
         style=Markup(style()),
         scripts=[Markup(script) for script in scripts],
         data=Markup(as_json(data_of(figures, specifications, report.legend))),
     )
-    return page
 
 
 def policy_of(scripts: list[str]) -> str:
@@ -406,30 +380,22 @@ def style() -> str:
     )
 
 
-def _template() -> Any:
+def template(folder: Path, name: str) -> Any:
+    """Return a template that escapes every text. `ConfigError` if jinja2 is not installed."""
     try:
         import jinja2
     except ImportError as error:
         raise ConfigError("a report needs jinja2, which is not installed: pip install 'rlreason[report]'") from error
     environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(FOLDER),
+        loader=jinja2.FileSystemLoader(folder),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
         finalize=lambda value: written_out(value) if type(value) is str else value,
     )
-    environment.globals.update(
-        version=__version__,
-        signs=SIGNS,
-        words=WORDS,
-        dashes=DASHES,
-        markers=list(MARKERS.values()),
-        colour_of=colour_of,
-        is_curve=is_curve,
-    )
     environment.filters["breakable"] = breakable
-    return environment.get_template("report.html.j2")
+    return environment.get_template(name)
 
 
 def breakable(text: str) -> Any:
@@ -437,8 +403,3 @@ def breakable(text: str) -> Any:
     from markupsafe import Markup, escape
 
     return Markup(re.sub("([=_])", r"\1<wbr>", str(escape(written_out(text)))))
-
-
-def is_curve(figure: Figure) -> bool:
-    """Return whether a figure has the switch of axes, a cursor and a zoom."""
-    return figure.curves is not None

@@ -4,11 +4,11 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import yaml
 
 from rlreason.config.leaves import flat, resource_dir
 from rlreason.errors import ConfigError
@@ -18,7 +18,7 @@ from rlreason.health.watch import as_numbers
 from rlreason.records.files import CONFIG, METRICS, RESPONSES, STATUS, ResponseFile, each_line
 from rlreason.records.reader import RunFolder, read_ending, read_status, runs_in
 from rlreason.report.study import AXES, RUNNING, Answers, GradedProblem, Series, Setting, Study, StudyRun, labels_of
-from rlreason.report.verdicts import flattered, picked
+from rlreason.report.verdicts import picked
 from rlreason.runtime.files import LARGEST, holder, number
 from rlreason.runtime.text import few
 from rlreason.sweeps.closing import purposes
@@ -26,8 +26,6 @@ from rlreason.sweeps.state import FILE, KILLED, SAME_FIGURES, WAITING, Key, RunS
 
 #: The metrics that a report reads, by the beginnings of their names.
 READ = ("eval/", "final/", "reward/", "rollout/", "train/", "time/", "ei/", "sft/", "grading/", "memory/")
-_ALIAS = re.compile(r"(?:^|[\s\[{,:-])\*\w", re.MULTILINE)
-MOST_SETTINGS = 5000  # a config of more settings is not of a run
 Say = Callable[[str], None]
 
 
@@ -44,7 +42,7 @@ def read_run(folder: Path, setting: Key, seed: int | None, state: RunState | Non
         return run
     try:
         reader = RunFolder(folder, say)
-        run.settings = settings_of(reader)
+        run.settings = flat(reader.settings)
     except ConfigError as error:
         say(str(error))
         if run.status.partition(":")[0] not in (RUNNING, WAITING):
@@ -76,27 +74,6 @@ def _status(folder: Path, state: RunState | None) -> tuple[str, str]:
     if status == RUNNING and holder(folder) is None:
         return "interrupted", KILLED
     return status, read_ending(folder).get("reason", "")
-
-
-def settings_of(reader: RunFolder) -> dict[str, Any]:
-    """Return every setting by its dotted name; `ConfigError` for a config that is invalid or has aliases.
-
-    A few lines of aliases can expand to more values than fit into memory.
-    """
-    text = reader.config
-    if _ALIAS.search(text):
-        try:
-            aliased = any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, yaml.SafeLoader))
-        except yaml.YAMLError:
-            aliased = False  # `settings` says what is wrong
-        if aliased:
-            raise ConfigError(f"{reader.path} has a config.yaml with aliases, which no run writes: leave this run out")
-    settings = flat(reader.settings)
-    if len(settings) > MOST_SETTINGS:
-        raise ConfigError(
-            f"{reader.path} has a config.yaml of {len(settings)} settings, which no run has: leave it out"
-        )
-    return settings
 
 
 def _series(reader: RunFolder, say: Say) -> tuple[dict[str, Series], dict[str, float]]:
@@ -197,26 +174,21 @@ def without_ids(line: bytes) -> bytes:
     return head + b"}\n" if separator and complete else line
 
 
-_COMMENT = re.compile(r"#\s?(.*)")
-
-
-def question_of(sweep: str, axes: Sequence[str], folder: Path | None = None) -> str:
+def question_of(sweep: str, axes: Sequence[str]) -> str:
     """Return the question of the sweep of this name.
 
-    It is the first question in the comment of its file in `multirun_sweeps/` (`folder`), else that comment's first
-    sentence; a sweep without a file gets a question about its keys.
+    It is the first question in the comment of its file in `multirun_sweeps/`, else that comment's first sentence; a
+    sweep without a file gets a question about its keys.
 
     >>> question_of("mine", ["learning_rate"]), question_of("mine", [])
     ('Which learning_rate?', 'How do these runs compare?')
     >>> question_of("grpo_prompt_ablation", ["prompt"])
     'The r1_zero prompt against the bare question'
     """
-    file = (folder or resource_dir("multirun_sweeps")) / f"{sweep}.yaml"
+    file = resource_dir("multirun_sweeps") / f"{sweep}.yaml"
     if re.fullmatch(r"[\w-]+", sweep) and file.is_file() and (question := first_question(file.read_text("utf-8"))):
         return question
-    if not axes:
-        return "How do these runs compare?"
-    return f"Which {' and '.join(axes)}?"
+    return f"Which {' and '.join(axes)}?" if axes else "How do these runs compare?"
 
 
 def first_question(text: str) -> str:
@@ -225,12 +197,7 @@ def first_question(text: str) -> str:
     >>> first_question("# CS336, lr: which rate is\\n# best? And why?\\na: 1")
     'Which rate is best?'
     """
-    lines = []
-    for line in text.splitlines():
-        if (match := _COMMENT.fullmatch(line)) is None:
-            break
-        lines.append(match[1].strip())
-    comment = " ".join(lines)
+    comment = " ".join(line[1:].strip() for line in takewhile(lambda line: line[:1] == "#", text.splitlines()))
     match = re.search(r"(?:[^.?]*?:)?\s*([^.?:]*\?)", comment) or re.search(r"(?:[^.:]*:)?\s*([^.:]{9,})", comment)
     return "" if match is None else match[1][:1].upper() + match[1][1:].strip()
 
@@ -252,7 +219,7 @@ class ReportInput:
     picked: int = 0  # the number of settings of its sweep, if this one was the best of them
 
 
-def read_study(folders: Sequence[Path], say: Callable[[str], None] | None = None) -> Study:
+def read_study(folders: Sequence[Path], say: Say = lambda _: None) -> Study:
     """Read all arguments into one study: runs, sweeps, settings of sweeps (SWEEP/KEY=VALUE).
 
     `say` gets a line for whatever is broken, also in `Study.problems`. `ConfigError` if nothing was found.
@@ -260,20 +227,34 @@ def read_study(folders: Sequence[Path], say: Callable[[str], None] | None = None
     return study_of([read_given(folder, say) for folder in folders])
 
 
-def read_given(path: Path, say: Callable[[str], None] | None = None) -> ReportInput:
+def read_given(path: Path, say: Say = lambda _: None) -> ReportInput:
     """Read the runs of one argument; `ConfigError` if it is none of these."""
     problems: list[str] = []
 
     def note(text: str) -> None:
         if text not in problems:
             problems.append(text)
-            if say is not None:
-                say(text)
+            say(text)
 
     if not path.is_dir():
-        return _setting_of_a_sweep(path, note, problems)
+        sweep = path.parent
+        if "=" not in path.name or not sweep.is_dir() or not ((sweep / FILE).exists() or runs_in(sweep)):
+            what = "is no folder" if path.exists() else "is not there"
+            raise ConfigError(f"RUNS={path} {what}: give the folder of a run or of a sweep, as printed at its start")
+        state = read_state(sweep, note)
+        everyone = state.runs
+        state.runs = [run for run in everyone if set(path.name.split(",")) <= set(run.name.split(","))]
+        if not state.runs:
+            names = few([run.name for run in everyone], 3)
+            raise ConfigError(f"RUNS={path}: no run of {sweep} has {path.name}: its runs are {names}")
+        runs, best_of = _runs_of(sweep, state, note), picked(state.runs, everyone)
+        return ReportInput(path, runs, state, part=True, problems=problems, picked=best_of)
     if (path / CONFIG).exists() or ((path / STATUS).exists() and not runs_in(path)):
-        return ReportInput(path, [read_run(path, (), None, _state_in_sweep(path), note)], problems=problems)
+        try:
+            in_sweep = read_state(path.parent, lambda _: None).run(path.name) if (path.parent / FILE).exists() else None
+        except (ConfigError, KeyError):
+            in_sweep = None
+        return ReportInput(path, [read_run(path, (), None, in_sweep, note)], problems=problems)
     if (path / FILE).exists() or runs_in(path):
         state = read_state(path, note)
         return ReportInput(path, _runs_of(path, state, note), state, problems=problems)
@@ -283,34 +264,8 @@ def read_given(path: Path, say: Callable[[str], None] | None = None) -> ReportIn
     raise ConfigError(f"RUNS={path} holds no run: give the folder of a run or of a sweep, as printed at its start")
 
 
-def _state_in_sweep(path: Path) -> RunState | None:
-    """Return the state of a run in the sweep that contains it."""
-    if not (path.parent / FILE).exists():
-        return None
-    try:
-        return read_state(path.parent, lambda _: None).run(path.name)
-    except (ConfigError, KeyError):
-        return None
-
-
 def _runs_of(path: Path, state: SweepState, note: Say) -> list[StudyRun]:
     return [read_run(path / run.name, run.key, run.seed, run, note) for run in state.runs]
-
-
-def _setting_of_a_sweep(path: Path, note: Say, problems: list[str]) -> ReportInput:
-    """Read SWEEP/KEY=VALUE,...: the runs of a sweep whose names have all these parts, of any seed."""
-    sweep, parts = path.parent, set(path.name.split(","))
-    if "=" in path.name and sweep.is_dir() and ((sweep / FILE).exists() or runs_in(sweep)):
-        state = read_state(sweep, note)
-        everyone = state.runs
-        state.runs = [run for run in everyone if parts <= set(run.name.split(","))]
-        if state.runs:
-            runs, best_of = _runs_of(sweep, state, note), picked(state.runs, everyone)
-            return ReportInput(path, runs, state, part=True, problems=problems, picked=best_of)
-        names = [run.name for run in everyone]
-        raise ConfigError(f"RUNS={path}: no run of {sweep} has {path.name}: its runs are {few(names, 3)}")
-    what = "is no folder" if path.exists() else "is not there"
-    raise ConfigError(f"RUNS={path} {what}: give the folder of a run or of a sweep, as printed at its start")
 
 
 def study_of(given: Sequence[ReportInput]) -> Study:
@@ -326,6 +281,9 @@ def study_of(given: Sequence[ReportInput]) -> Study:
         groups = _by_key([run for one in given for run in one.runs])
     else:
         groups = _by_config([run for one in given for run in one.runs])
+    for key, runs in groups.items():
+        for run in runs:
+            run.setting = key
     settings = [Setting(key, "", sorted(runs, key=lambda run: run.seed)) for key, runs in groups.items()]
     state = first.state
     axes = list(dict.fromkeys(key for setting in settings for key, _ in setting.key))
@@ -341,7 +299,13 @@ def study_of(given: Sequence[ReportInput]) -> Study:
         settings,
         on_purpose=list(purposes(state.axes)) if state is not None and _one_sweep(given) else [],
         problems=list(dict.fromkeys(line for one in given for line in one.problems)),
-        notes=[flattered(one.path.name, one.picked) for one in given if one.picked],
+        notes=[
+            f"{one.path.name} was the best of {one.picked} settings on these problems: if it is compared for that, its "
+            "lead is flattered. Fresh seeds would settle it; the whole sweep, given alone, is corrected for all its "
+            "settings."
+            for one in given
+            if one.picked
+        ],
         carried=[one for each in whole if each.state for one in each.state.carried],
         command=state.command if state is not None else "",
         folders=[one.path for one in given],
@@ -356,7 +320,13 @@ def study_of(given: Sequence[ReportInput]) -> Study:
     labels = labels_of([setting.key for setting in study.settings])
     for setting, label in zip(study.settings, labels, strict=True):
         setting.label = label
-    _drop_repeated_seeds(study)
+    for setting in study.settings:
+        first_run: dict[int, StudyRun] = {}
+        for run in setting.runs:
+            if (earlier := first_run.setdefault(run.seed, run)) is not run:
+                same = f"{earlier.folder} has the same setting and seed {run.seed}"
+                study.problems.append(f"{run.folder} is left out: {same}")
+        setting.runs = list(first_run.values())
     return study
 
 
@@ -381,9 +351,8 @@ def _by_config(runs: Sequence[StudyRun]) -> dict[Key, list[StudyRun]]:
     for run in runs:
         key = tuple((name, setting_text(run.settings.get(name))) for name in differing) if run.settings else ()
         groups.setdefault(key or run.setting, []).append(run)
-    if any(len({run.seed for run in group}) < len(group) for group in groups.values()):  # a setting and seed twice
-        return _by_name(runs)
-    return _given_keys(groups)
+    twice = any(len({run.seed for run in group}) < len(group) for group in groups.values())  # a setting and seed
+    return _by_name(runs) if twice else groups
 
 
 def _by_name(runs: Sequence[StudyRun]) -> dict[Key, list[StudyRun]]:
@@ -398,14 +367,6 @@ def _by_name(runs: Sequence[StudyRun]) -> dict[Key, list[StudyRun]]:
         for run in group:
             full_name = f"{run.folder.parent.name}/{name}" if several else name
             groups.setdefault((("run", full_name),), []).append(run)
-    return _given_keys(groups)
-
-
-def _given_keys(groups: dict[Key, list[StudyRun]]) -> dict[Key, list[StudyRun]]:
-    """Set each run's setting to the key of its group."""
-    for key, runs in groups.items():
-        for run in runs:
-            run.setting = key
     return groups
 
 
@@ -443,16 +404,3 @@ def _put_reference_first(study: Study, state: SweepState | None) -> None:
         )
     if matches:
         study.settings.sort(key=lambda one: one is not matches[0])
-
-
-def _drop_repeated_seeds(study: Study) -> None:
-    """Leave out a second run of one setting and seed, and report it."""
-    for setting in study.settings:
-        first: dict[int, StudyRun] = {}
-        for run in list(setting.runs):
-            if run.seed in first:
-                same = f"{first[run.seed].folder} has the same setting and seed {run.seed}"
-                study.problems.append(f"{run.folder} is left out: {same}")
-                setting.runs.remove(run)
-            else:
-                first[run.seed] = run

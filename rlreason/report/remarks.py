@@ -1,6 +1,7 @@
 """Warn of what a reader of the runs must know, a plain sentence each."""
 
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -21,10 +22,7 @@ CONTROL = "python -m rlreason -m sweep=controls seed=0,1,2,3"
 
 def warnings_of(study: Study) -> list[str]:
     """Return the warnings, a sentence each."""
-    checks = (
-        _seeds, _ends, _collapsed, _copies, _saturated, _unequal_budgets, _live_groups, _truncated, _mismatch, _noise,
-        _overlap, _control, _grading, _shared, _code,
-    )  # fmt: skip
+    checks = (_seeds, _ends, _collapsed, _copies, _saturated, _unequal_budgets, _at_the_end, _noise, _conditions)
     return [line for check in checks for line in check(study)]
 
 
@@ -34,12 +32,6 @@ def late(run: StudyRun, metric: str) -> float | None:
     if series is None or not len(series.y):
         return None
     return float(series.y[int((1 - LATE) * len(series.y)) :].mean())
-
-
-def mean_late(one: Setting, metric: str) -> float | None:
-    """Return the mean of `late` over the runs of a setting."""
-    values = [value for run in one.runs if (value := late(run, metric)) is not None]
-    return float(np.mean(values)) if values else None
 
 
 def _seeds(study: Study) -> Iterator[str]:
@@ -147,25 +139,18 @@ def budget_of(study: Study) -> str:
     return "; ".join(parts) or NONE
 
 
-def _live_groups(study: Study) -> Iterator[str]:
-    for one in study.settings:
-        dead = mean_late(one, "reward/frac_reward_zero_std")
-        if dead is not None and 1 - dead < FEW_LIVE:
-            yield f"In {one.label} only {1 - dead:.0%} of groups had mixed rewards in the end: little signal a step."
-
-
-def _truncated(study: Study) -> Iterator[str]:
-    for one in study.settings:
-        cut = mean_late(one, "rollout/truncated")
-        if cut is not None and cut > MANY_CUT:
-            yield f"In {one.label} {cut:.0%} of responses were cut at the token limit in the end."
-
-
-def _mismatch(study: Study) -> Iterator[str]:
-    for one in study.settings:
-        gap = mean_late(one, "rollout/mismatch_mean")
-        if gap is not None and gap > LARGE_MISMATCH:
-            yield f"In {one.label} engine and trainer disagree by {gap:.2g} nats a token: are its weights old?"
+def _at_the_end(study: Study) -> Iterator[str]:
+    for metric in ("reward/frac_reward_zero_std", "rollout/truncated", "rollout/mismatch_mean"):
+        for one in study.settings:
+            values = [value for run in one.runs if (value := late(run, metric)) is not None]
+            mean = float(np.mean(values)) if values else 0.0
+            if metric == "reward/frac_reward_zero_std" and values and 1 - mean < FEW_LIVE:
+                live = f"{1 - mean:.0%} of groups had mixed rewards"
+                yield f"In {one.label} only {live} in the end: little signal a step."
+            if metric == "rollout/truncated" and mean > MANY_CUT:
+                yield f"In {one.label} {mean:.0%} of responses were cut at the token limit in the end."
+            if metric == "rollout/mismatch_mean" and mean > LARGE_MISMATCH:
+                yield f"In {one.label} engine and trainer disagree by {mean:.2g} nats a token: are its weights old?"
 
 
 def _noise(study: Study) -> Iterator[str]:
@@ -182,44 +167,24 @@ def _noise(study: Study) -> Iterator[str]:
         )
 
 
-def _overlap(study: Study) -> Iterator[str]:
-    if any(run.settings.get("data.overlap") == "allow" for run in study.runs):
+def _conditions(study: Study) -> Iterator[str]:
+    """Warn of data, rewards, grading, times and code that make the runs less comparable than they look."""
+    settings = [run.settings for run in study.runs]
+    if any(one.get("data.overlap") == "allow" for one in settings):
         yield "Training and validation problems may overlap (data.overlap=allow): accuracy may be memory."
-
-
-def _control(study: Study) -> Iterator[str]:
-    rewards = {str(run.settings.get("prompt.reward")) for run in study.runs}
-    for run in study.runs:
-        model = f"{run.settings.get('model.name')} {run.settings.get('model.path')}".lower()
-        is_qwen_on_math = "qwen" in model and "math" in str(run.settings.get("data.name")).lower()
-        if is_qwen_on_math and not any("control" in reward for reward in rewards):
-            yield f"No control reward was run. On Qwen models random rewards have raised MATH too: run {CONTROL}."
-            return
-
-
-def _grading(study: Study) -> Iterator[str]:
+    models = [f"{one.get('model.name')} {one.get('model.path')} on {one.get('data.name')}".lower() for one in settings]
+    is_qwen_on_math = any(re.search("qwen.* on .*math", model) for model in models)
+    if is_qwen_on_math and not any("control" in str(one.get("prompt.reward")) for one in settings):
+        yield f"No control reward was run. On Qwen models random rewards have raised MATH too: run {CONTROL}."
     failures = [run.series["eval/grading_failures"] for run in study.runs if "eval/grading_failures" in run.series]
-    failed = sum(float(series.y.sum()) for series in failures)
-    if failed:
+    if failed := sum(float(series.y.sum()) for series in failures):
         yield f"{failed:.0f} responses of evaluations got no grade (timeouts or errors) and count as wrong."
-
-
-def _shared(study: Study) -> Iterator[str]:
     if any(run.shared_machine for run in study.runs):
         times = [run.seconds for run in study.runs if run.seconds]
         longest = f" (up to {duration(max(times))} a run)" if times else ""
         yield f"Runs shared the machine, so times{longest} compare with nothing: no verdict on wall clock is given."
-
-
-def _code(study: Study) -> Iterator[str]:
-    for what, values in (
-        ("code", _values(study.runs, "code")),
-        ("the graphics card or processor", _values(study.runs, "hardware")),
-        ("library versions", _values(study.runs, "packages")),
-    ):
+    names = {"code": "code", "hardware": "graphics card or processor", "packages": "library versions"}
+    for key, name in names.items():
+        values = {str(run.provenance[key]) for run in study.runs if run.provenance.get(key)}
         if len(values) > 1:
-            yield f"Not all runs had the same {what.removeprefix('the ')}: {len(values)} different ones are on record."
-
-
-def _values(runs: Sequence[StudyRun], name: str) -> set[str]:
-    return {str(run.provenance[name]) for run in runs if run.provenance.get(name)}
+            yield f"Not all runs had the same {name}: {len(values)} different ones are on record."

@@ -13,7 +13,6 @@ from rlreason.report.read import differing_keys, setting_text
 from rlreason.report.study import Answers, Setting, Study, StudyRun, side_of
 from rlreason.report.verdicts import p_text, signed, verdicts_of
 from rlreason.runtime.differences import paired_difference
-from rlreason.runtime.intervals import Floats
 from rlreason.runtime.text import duration, few, shorten
 from rlreason.sweeps.closing import REFERENCE, JudgedSetting
 from rlreason.sweeps.state import Key
@@ -37,20 +36,6 @@ def millions(tokens: float) -> str:
     return f"{tokens / 1e6:.2f} M" if tokens < 1e7 else f"{tokens / 1e6:.1f} M"
 
 
-def mean_of_setting(right: Floats) -> tuple[float, float, float]:
-    """Return (mean, low, high) of a setting's accuracy, from its answers (seeds, problems).
-
-    It is the interval of the difference from a setting that is always wrong: seeds and problems are samples. With one
-    seed it is over problems only.
-
-    >>> mean, low, high = mean_of_setting(np.array([[1, 0, 1, 1], [1, 0, 1, 0.0]]))
-    >>> mean, low, high
-    (0.625, 0.0, 1.0)
-    """
-    difference = paired_difference(right)
-    return difference.mean, max(difference.low, 0.0), min(difference.high, 1.0)
-
-
 def settings_table(study: Study, verdicts: Sequence[Verdict]) -> Table:
     """Return for each setting its mean, difference to the reference, seeds, best checkpoint, and cost."""
     verdict_of = {verdict.setting: verdict for verdict in verdicts}
@@ -61,10 +46,12 @@ def settings_table(study: Study, verdicts: Sequence[Verdict]) -> Table:
         notes.append("With one seed the interval is over problems only.")
     if any("*" in row[5] for row in rows):
         notes.append("* The best of several evaluations is biased upwards, and is never compared.")
-        if any(_asks_fewer_during_training(run) for run in study.runs):
-            notes.append(
-                "Evaluations during training ask fewer problems than the final one: the best may lie below it."
-            )
+        for run in study.runs:
+            interim = run.settings.get("interim_eval_problems") or run.settings.get("eval_problems")
+            if isinstance(interim, int) and run.final is not None and interim < len(run.final.problems):
+                fewer = "Evaluations during training ask fewer problems than the final one"
+                notes.append(f"{fewer}: the best may lie below it.")
+                break
     if any(run.shared_machine for run in study.runs):
         notes.append("Runs shared the machine, so their times compare with nothing.")
     return Table("Settings", head, rows, frozenset({1, 2, 4, 5, 6, 7}), " ".join(notes), frozenset({0}))
@@ -72,8 +59,13 @@ def settings_table(study: Study, verdicts: Sequence[Verdict]) -> Table:
 
 def _row(one: Setting, verdict: Verdict | None, is_reference: bool) -> list[str]:
     measured = [run for run in one.runs if run.accuracy is not None]
-    done = sum(run.ended for run in one.runs)
-    difference, judgement = NONE, "reference" if is_reference else NONE
+    accuracy, difference, judgement, best = NONE, NONE, "reference" if is_reference else NONE, NONE
+    if curves := [run.evaluations for run in measured if len(run.evaluations) > 1]:
+        mean = float(np.mean([max(at_step for _, at_step in curve) for curve in curves]))
+        best = f"{percent(mean)}*\nbest of {max(map(len, curves))}"
+    if measured and side_of(one).right:
+        interval = accuracy_of(one)
+        accuracy = percent(0.0) if interval is None else "{}\n{} to {}".format(*map(percent, interval))
     if verdict is not None:
         judgement = f"{SIGNS[verdict.word]} {verdict.word}"
         if (d := verdict.difference) is not None and verdict.adjusted_p is not None:
@@ -81,33 +73,29 @@ def _row(one: Setting, verdict: Verdict | None, is_reference: bool) -> list[str]
             judgement += f"\n{p_text(verdict.adjusted_p)}"
     return [
         one.label,
-        _accuracy(one, measured),
+        accuracy,
         difference,
         judgement,
-        f"{done} of {len(one.runs)}",
-        best_checkpoint(measured),
+        f"{sum(run.ended for run in one.runs)} of {len(one.runs)}",
+        best,
         _mean_of([run.seconds for run in one.runs], duration),
         _mean_of([run.totals.get("tokens") for run in one.runs], millions),
     ]
 
 
-def _accuracy(one: Setting, measured: Sequence[StudyRun]) -> str:
-    side = side_of(one)
-    if not measured or not side.right:
-        return NONE
-    if (accuracy := accuracy_of(one)) is None:
-        return percent(0.0)
-    mean, low, high = accuracy
-    return f"{percent(mean)}\n{percent(low)} to {percent(high)}"
-
-
 def accuracy_of(one: Setting, among: set[str] | None = None) -> tuple[float, float, float] | None:
-    """Return `mean_of_setting` on the problems that all its runs answered (`among` them), or None."""
+    """Return (mean, low, high) of a setting on the problems that all its runs answered (`among` them), or None.
+
+    It is the interval of the difference from a setting that is always wrong: seeds and problems are samples. With one
+    seed it is over problems only.
+    """
     side = side_of(one)
     problems = side.problems if among is None or side.problems is None else side.problems & among
     if not problems:
         return None
-    return mean_of_setting(np.stack(list(side.correctness(sorted(problems), side.questions).values())))
+    right = np.stack(list(side.correctness(sorted(problems), side.questions).values()))  # (seeds, problems)
+    difference = paired_difference(right)
+    return difference.mean, max(difference.low, 0.0), min(difference.high, 1.0)
 
 
 def judged_settings(study: Study) -> dict[Key, JudgedSetting]:
@@ -115,20 +103,6 @@ def judged_settings(study: Study) -> dict[Key, JudgedSetting]:
     word_of = {verdict.setting: verdict.word for verdict in verdicts_of(study)}
     word_of[study.reference.label] = REFERENCE
     return {one.runs[0].setting: JudgedSetting(accuracy_of(one), word_of[one.label]) for one in study.settings}
-
-
-def best_checkpoint(runs: Sequence[StudyRun]) -> str:
-    """Return the mean over runs of their best evaluation, and the largest number of evaluations it was chosen from."""
-    curves = [run.evaluations for run in runs if len(run.evaluations) > 1]
-    if not curves:
-        return NONE
-    best = float(np.mean([max(accuracy for _, accuracy in curve) for curve in curves]))
-    return f"{percent(best)}*\nbest of {max(map(len, curves))}"
-
-
-def _asks_fewer_during_training(run: StudyRun) -> bool:
-    interim = run.settings.get("interim_eval_problems") or run.settings.get("eval_problems")
-    return isinstance(interim, int) and run.final is not None and interim < len(run.final.problems)
 
 
 def _mean_of(values: Sequence[float | None], as_text: Callable[[float], str]) -> str:
@@ -144,11 +118,21 @@ def axes_table(study: Study, verdicts: Sequence[Verdict]) -> Table | None:
     verdict_of = {verdict.setting: verdict for verdict in verdicts}
     down, across = varied
     setting_at = {(dict(one.key).get(down, NONE), dict(one.key).get(across, NONE)): one for one in study.settings}
+
+    def cell(row: str, column: str) -> str:
+        if (one := setting_at.get((row, column))) is None:
+            return ""
+        accuracies = [run.accuracy for run in one.runs if run.accuracy is not None]
+        mean, verdict = percent(float(np.mean(accuracies))) if accuracies else NONE, verdict_of.get(one.label)
+        if one is study.reference:
+            return f"{mean}\nreference"
+        if verdict is None or verdict.difference is None:
+            return mean
+        return f"{mean}\n{SIGNS[verdict.word]} {signed(verdict.difference.mean)}"
+
     columns = sorted({column for _, column in setting_at}, key=_numbers_first)
-    rows = []
-    for row in sorted({row for row, _ in setting_at}, key=_numbers_first):
-        cells = [_axes_cell(setting_at.get((row, column)), verdict_of, study) for column in columns]
-        rows.append([f"{down}={row}", *cells])
+    lines = sorted({row for row, _ in setting_at}, key=_numbers_first)
+    rows = [[f"{down}={row}", *(cell(row, column) for column in columns)] for row in lines]
     return Table(
         f"{down} against {across}",
         ["", *(f"{across}={value}" for value in columns)],
@@ -163,19 +147,6 @@ def _numbers_first(value: str) -> tuple[int, float, str]:
         return 0, float(value), value
     except ValueError:
         return 1, 0.0, value
-
-
-def _axes_cell(one: Setting | None, verdict_of: dict[str, Verdict], study: Study) -> str:
-    if one is None:
-        return ""
-    accuracies = [run.accuracy for run in one.runs if run.accuracy is not None]
-    mean = percent(float(np.mean(accuracies))) if accuracies else NONE
-    verdict = verdict_of.get(one.label)
-    if one is study.reference:
-        return f"{mean}\nreference"
-    if verdict is None or verdict.difference is None:
-        return mean
-    return f"{mean}\n{SIGNS[verdict.word]} {signed(verdict.difference.mean)}"
 
 
 ONE_SAMPLE = "Every problem was asked once, so there is no pass@k: eval.samples=8 asks each eight times."
@@ -217,7 +188,7 @@ def passes_table(study: Study) -> Table | None:
 
 
 def before_and_after(run: StudyRun) -> tuple[Answers | None, Answers | None]:
-    """Return the answers before and after training, both to the problems that were asked both times.
+    """Return the answers before and after training to the problems that were asked both times.
 
     An evaluation before training may ask fewer problems than the final one. If one is missing, the other is whole.
     """
@@ -282,27 +253,19 @@ STATUS_TEXTS = {
 
 def log_of(study: Study) -> Table:
     """Return a row for each run, by setting and seed."""
-    head = ["setting", "seed", "state", "why", "steps", "last accuracy", "time"]
-    rows = [_log_row(run, setting.label) for setting in study.settings for run in setting.runs]
+    head, rows = ["setting", "seed", "state", "why", "steps", "last accuracy", "time"], []
+    for label, run in ((setting.label, run) for setting in study.settings for run in setting.runs):
+        word, _, rule = run.status.partition(":")
+        why = run.reason or (f"by the rule {rule}" if rule else NONE)
+        last = run.accuracy if run.accuracy is not None or not run.evaluations else run.evaluations[-1][1]
+        reached = run.totals.get("step")
+        steps = NONE if reached is None else f"{reached:.0f}"
+        if reached is not None and run.planned_steps and run.planned_steps != reached:
+            steps += f" of {run.planned_steps}"
+        accuracy = NONE if last is None else percent(last)
+        time = NONE if run.seconds is None else duration(run.seconds)
+        rows.append([label, str(run.seed), STATUS_TEXTS[word], why, steps, accuracy, time])
     return Table("Experiment log", head, rows, frozenset({1, 4, 5, 6}), labels=frozenset({0}))
-
-
-def _log_row(run: StudyRun, label: str) -> list[str]:
-    word, _, rule = run.status.partition(":")
-    last = run.accuracy if run.accuracy is not None or not run.evaluations else run.evaluations[-1][1]
-    reached = run.totals.get("step")
-    steps = NONE if reached is None else f"{reached:.0f}"
-    if reached is not None and run.planned_steps and run.planned_steps != reached:
-        steps += f" of {run.planned_steps}"
-    return [
-        label,
-        str(run.seed),
-        STATUS_TEXTS[word],
-        run.reason or (f"by the rule {rule}" if rule else NONE),
-        steps,
-        NONE if last is None else percent(last),
-        NONE if run.seconds is None else duration(run.seconds),
-    ]
 
 
 METHOD = """\
@@ -338,17 +301,10 @@ def configs_table(study: Study) -> Table | None:
 
 def details_of(study: Study) -> list[Detail]:
     """Return all collapsible sections: configs, protocol, objectives, code and machine, cost, method."""
-    details = []
-    if (table := configs_table(study)) is not None:
-        details.append(Detail(table.title, table=table))
-    if (protocol := _protocol(study)) is not None:
-        details.append(Detail(protocol.title, table=protocol))
-    details += _cards(study)
-    machine = _machine(study)
-    details.append(Detail(machine.title, table=machine))
-    if study.command:
-        details.append(Detail("Command", text=study.command))
-    return [*details, Detail("Cost", text=cost_of(study)), Detail("Method", text=METHOD)]
+    tables = [Detail(table.title, table=table) for table in (configs_table(study), _protocol(study)) if table]
+    machine, command = _machine(study), [Detail("Command", text=study.command)] if study.command else []
+    last = [Detail("Cost", text=cost_of(study)), Detail("Method", text=METHOD)]
+    return [*tables, *_cards(study), Detail(machine.title, table=machine), *command, *last]
 
 
 def _protocol(study: Study) -> Table | None:

@@ -16,6 +16,15 @@ MINUS = "\N{MINUS SIGN}"
 SATURATED = (0.02, 0.95)  # both sides below the one or above the other: the task cannot separate them
 WIDE = 0.08  # accuracy: an interval of this width also allows differences that matter
 MOST_NAMED = 3  # settings that a summary names one by one
+#: Word of a verdict -> its verb in a summary, of one setting and of several, in the order of the summary.
+VERBS = {
+    "better": ("beats", "beat"),
+    "same": ("is as good as", "are as good as"),
+    "cannot tell": ("cannot be told apart from", "cannot be told apart from"),
+    "worse": ("is worse than", "are worse than"),
+    "diverged": ("diverges", "diverge"),
+    "not compared": ("is not compared", "are not compared"),
+}
 
 
 def size(difference: float) -> str:
@@ -34,11 +43,6 @@ def signed(difference: float) -> str:
     return "0.0" if text[1:] == "0.0" else text
 
 
-def between(difference: Difference) -> str:
-    """Return the interval of a difference, with signs."""
-    return f"between {signed(difference.low)} and {signed(difference.high)} accuracy points"
-
-
 def interval(difference: Difference) -> str:
     """Return the interval of a difference whose sign is known, as amounts."""
     low, high = sorted((abs(difference.low), abs(difference.high)))
@@ -48,23 +52,6 @@ def interval(difference: Difference) -> str:
 def p_text(p: float) -> str:
     """Return a p-value as text: 'p = 0.024' or 'p < 0.001'."""
     return "p < 0.001" if p < 0.001 else f"p = {p:.3f}"
-
-
-def outcome_of(difference: Difference, adjusted_p: float, equal_within: float) -> str:
-    """Return better, worse, same or cannot tell, by the interval of a difference and its p-value adjusted by Holm.
-
-    One seed on a side compares trained models but not settings: `cannot tell`, whatever the interval.
-    """
-    if difference.over == PROBLEMS:
-        return "cannot tell"
-    return models_outcome(difference, adjusted_p, equal_within)
-
-
-def models_outcome(difference: Difference, adjusted_p: float, equal_within: float) -> str:
-    """Return the outcome for the models themselves, also with one seed on a side."""
-    if adjusted_p <= LEVEL:
-        return "better" if difference.mean > 0 else "worse"
-    return "same" if -equal_within < difference.low and difference.high < equal_within else "cannot tell"
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,13 +73,12 @@ def sentence(c: Comparison, outcome: str, settles: bool = True) -> str:
     if outcome == "same":
         ends = f"95% interval {signed(difference.low)} to {signed(difference.high)}"
         return f"No difference larger than {100 * c.equal_within:g} points between {a} and {b} ({ends})."
+    lies = f"the difference lies between {signed(difference.low)} and {signed(difference.high)} accuracy points."
     if difference.low > 0 or difference.high < 0:
         looks = "better" if difference.mean > 0 else "worse"
-        return (
-            f"{a} looks {looks} than {b}, but not after correcting for {c.comparisons} comparisons: by itself, the "
-            f"difference lies {between(difference)}."
-        )
-    text = f"{a} and {b} cannot be told apart: the difference lies {between(difference)}."
+        corrected = f"but not after correcting for {c.comparisons} comparisons"
+        return f"{a} looks {looks} than {b}, {corrected}: by itself, {lies}"
+    text = f"{a} and {b} cannot be told apart: {lies}"
     return f"{text} {settling(difference, c.comparisons)}" if settles else text
 
 
@@ -112,31 +98,6 @@ def settling(difference: Difference, comparisons: int = 1) -> str:
     return "Not even a thousand seeds would settle a difference of this size."
 
 
-def one_seed_sentence(c: Comparison, outcome: str) -> str:
-    """Return the verdict if a side has one seed: over problems only, and on the trained models."""
-    start = "One seed on a side: this compares these trained models, not the settings."
-    models = sentence(replace(c, a=f"Model {c.a}"), outcome, settles=False)
-    return f"{start} {models.replace('(95% interval', '(over problems only, 95% interval')}"
-
-
-def diverged_sentence(c: Comparison, outcome: str, diverged: int, seeds: int) -> str:
-    """Return the verdict on a setting that diverged in some seeds."""
-    start = f"{c.a} diverged in {diverged} of {counted(seeds, 'seed')}."
-    if outcome in ("better", "worse"):
-        where, d = "above" if outcome == "better" else "below", c.difference
-        return f"{start} Counted as it is, it ends {size(d.mean)} accuracy points {where} {c.b} ({interval(d)})."
-    return f"{start} {sentence(c, 'cannot tell')}"
-
-
-def saturated_note(means: tuple[float, float]) -> str:
-    """Return a note if both settings are at the end of a task's range, so that it cannot separate them; else ""."""
-    if max(means) < SATURATED[0]:
-        return f"Both are below {SATURATED[0]:.0%}: this task cannot separate them."
-    if min(means) > SATURATED[1]:
-        return f"Both are above {SATURATED[1]:.0%}: this task cannot separate them."
-    return ""
-
-
 def small_line(difference: Difference, adjusted_p: float, comparisons: int, by_seed: int) -> str:
     """Return in brief what a verdict is based on; `by_seed` is the number of seeds that both sides have."""
     if difference.over == PROBLEMS:
@@ -153,39 +114,25 @@ def small_line(difference: Difference, adjusted_p: float, comparisons: int, by_s
 def summary_of(verdicts: Sequence[Verdict], study: Study) -> str:
     """Return all verdicts of a study in one sentence."""
     if not verdicts:
-        return _summary_of_one_setting(study)
+        accuracies = [run.accuracy for run in study.runs if run.accuracy is not None]
+        if not accuracies:
+            return "Nothing has been measured yet."
+        mean, runs = sum(accuracies) / len(accuracies), counted(len(accuracies), "run")
+        return f"One setting, {runs}: it ends at {100 * mean:.1f}%. There is nothing to compare it with."
     by_word: dict[str, list[str]] = {}
     for verdict in verdicts:
         by_word.setdefault(verdict.word, []).append(verdict.setting)
     parts: list[str] = []
-    for word, verbs, has_object in (
-        ("better", ("beats", "beat"), True),
-        ("same", ("is as good as", "are as good as"), True),
-        ("cannot tell", ("cannot be told apart from", "cannot be told apart from"), True),
-        ("worse", ("is worse than", "are worse than"), True),
-        ("diverged", ("diverges", "diverge"), False),
-        ("not compared", ("is not compared", "are not compared"), False),
-    ):
+    for word, (of_one, of_several) in VERBS.items():
         if names := by_word.get(word):
-            part = f"{_names(names, len(verdicts))} {verbs[0] if len(names) == 1 else verbs[1]}"
-            if has_object:
+            who = names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+            if len(names) > MOST_NAMED:
+                who = f"{len(names)} of {len(verdicts)} settings"
+            part = f"{who} {of_one if len(names) == 1 else of_several}"
+            if word not in ("diverged", "not compared"):
                 part += " it" if parts else f" {study.reference.name}"
             parts.append(part)
     return f"{'; '.join(parts)}."
-
-
-def _names(names: Sequence[str], settings: int) -> str:
-    if len(names) > MOST_NAMED:
-        return f"{len(names)} of {settings} settings"
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
-
-
-def _summary_of_one_setting(study: Study) -> str:
-    accuracies = [run.accuracy for run in study.runs if run.accuracy is not None]
-    if not accuracies:
-        return "Nothing has been measured yet."
-    mean, runs = sum(accuracies) / len(accuracies), counted(len(accuracies), "run")
-    return f"One setting, {runs}: it ends at {100 * mean:.1f}%. There is nothing to compare it with."
 
 
 GRADIENT = "train/grad_norm"
@@ -225,41 +172,40 @@ def _verdict(one: Setting, reference: Setting, pairing: Pairing, c: Comparison, 
     difference = c.difference
     small = small_line(difference, p, c.comparisons, len(pairing.by_seed))
     typed = (one.typed, reference.typed)
-    if not fixed and equal_runs(one, reference):
+    mine, its = ({run.seed: run for run in setting.runs} for setting in (one, reference))
+    if not fixed and mine.keys() == its.keys() and all(_same_curves_and_answers(mine[s], its[s]) for s in mine):
         text = f"{c.a} and {c.b} are equal bit for bit in all seeds: more seeds would show no difference."
         return Verdict(c.a, reference.label, "same", text, small, difference, p, pairing.by_seed, typed, "same")
-    models = models_outcome(difference, p, c.equal_within)
-    outcome = models if fixed else outcome_of(difference, p, c.equal_within)
+    models = "same" if -c.equal_within < difference.low and difference.high < c.equal_within else "cannot tell"
+    if p <= LEVEL:
+        models = "better" if difference.mean > 0 else "worse"
+    one_seed = difference.over == PROBLEMS  # which compares trained models but not settings
+    outcome = "cannot tell" if one_seed and not fixed else models
     diverged, measured = sum(run.diverged for run in one.runs), sum(run.accuracy is not None for run in one.runs)
-    if diverged and difference.over != PROBLEMS:
-        text = diverged_sentence(c, outcome, diverged, measured)
-    elif difference.over == PROBLEMS and not fixed:
-        text = one_seed_sentence(replace(c, a=_model(one, pairing), b=_model(reference, pairing)), models)
+    if diverged and not one_seed:
+        text = f"{c.a} diverged in {diverged} of {counted(measured, 'seed')}."
+        if outcome in ("better", "worse"):
+            ends = f"{size(difference.mean)} accuracy points {'above' if outcome == 'better' else 'below'} {c.b}"
+            text += f" Counted as it is, it ends {ends} ({interval(difference)})."
+        else:
+            text += f" {sentence(c, 'cannot tell')}"
+    elif one_seed and not fixed:
+        of_models = replace(c, a=f"Model {_model(one, pairing)}", b=_model(reference, pairing))
+        text = sentence(of_models, models, settles=False)
+        text = text.replace("(95% interval", "(over problems only, 95% interval")
+        text = f"One seed on a side: this compares these trained models, not the settings. {text}"
     else:
         text = sentence(c, outcome, settles=not fixed)
     if outcome in ("cannot tell", "same"):
-        text = " ".join(filter(None, [text, saturated_note(pairing.means)]))
+        if max(pairing.means) < SATURATED[0]:
+            text += f" Both are below {SATURATED[0]:.0%}: this task cannot separate them."
+        elif min(pairing.means) > SATURATED[1]:
+            text += f" Both are above {SATURATED[1]:.0%}: this task cannot separate them."
     if outcome == "cannot tell" and difference.seeds == 2 and not fixed:
         width = size(difference.high - difference.low)
         text += f" Two seeds never settle anything: the interval is {width} points wide."
-    return Verdict(
-        c.a,
-        reference.label,
-        "diverged" if diverged else outcome,
-        text,
-        small,
-        difference,
-        p,
-        pairing.by_seed if difference.over != UNPAIRED else {},
-        typed,
-        outcome,
-    )
-
-
-def equal_runs(one: Setting, reference: Setting) -> bool:
-    """Return whether two settings have the same curves and answers in every seed: they are one formula."""
-    mine, its = ({run.seed: run for run in setting.runs} for setting in (one, reference))
-    return mine.keys() == its.keys() and all(_same_curves_and_answers(mine[seed], its[seed]) for seed in mine)
+    word, by_seed = "diverged" if diverged else outcome, pairing.by_seed if difference.over != UNPAIRED else {}
+    return Verdict(c.a, reference.label, word, text, small, difference, p, by_seed, typed, outcome)
 
 
 def _same_curves_and_answers(one: StudyRun, other: StudyRun) -> bool:
@@ -371,14 +317,12 @@ def best_of(study: Study) -> Setting:
 
 
 def _mean(setting: Setting) -> float:
-    accuracies = [share_on(run, CHOOSING) for run in setting.runs if run.accuracy is not None]
+    accuracies = []
+    for run in (run for run in setting.runs if run.accuracy is not None):
+        problems = run.final.problems.values() if run.final else ()
+        shares = [problem.share for problem in problems if half_of(problem.question) == CHOOSING]
+        accuracies.append(float(np.mean(shares)) if shares else 0.0)  # 0: diverged without an evaluation
     return float(np.mean(accuracies)) if accuracies else -1.0
-
-
-def share_on(run: StudyRun, half: str) -> float:
-    """Return the accuracy of a run's final evaluation on one half; 0 for a diverged run without one."""
-    shares = [p.share for p in run.final.problems.values() if half_of(p.question) == half] if run.final else []
-    return float(np.mean(shares)) if shares else 0.0
 
 
 def comparing_half(settings: Sequence[Setting]) -> set[str]:
@@ -402,18 +346,3 @@ def picked(runs: Sequence[RunState], everyone: Sequence[RunState]) -> int:
         by_setting.setdefault(run.key, []).append(run.accuracy or 0.0)
     best = max(by_setting, key=lambda key: np.mean(by_setting[key]))
     return len(by_setting) if len(by_setting) >= 3 and {run.key for run in runs} == {best} else 0
-
-
-def flattered(name: str, settings: int) -> str:
-    """Return a note on a setting that was the best of several on the problems that it is compared on."""
-    return (
-        f"{name} was the best of {settings} settings on these problems: if it is compared for that, its lead is "
-        "flattered. Fresh seeds would settle it; the whole sweep, given alone, is corrected for all its settings."
-    )
-
-
-def unequal_tuning(a: str, settings_of_a: int, b: str, settings_of_b: int) -> str:
-    """Return a note if one side was tuned over more settings than the other; else ""."""
-    if settings_of_a == settings_of_b:
-        return ""
-    return f"{a} was tuned over {counted(settings_of_a, 'setting')}, {b} over {settings_of_b}."

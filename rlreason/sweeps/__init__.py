@@ -1,6 +1,5 @@
 """Run many runs as a sweep, each in a process of its own, and print one table at the end.
 
-A `Design` (design.py) is checked and described (plan.py), run here (runner.py), by Hydra's launchers (launched.py) or
-on a cluster (elsewhere.py), recorded in `sweep.json` (state.py, board.py) and closed with a table (closing.py);
-carry.py decides what the next sweep takes over.
+A `Design` and what `sweep.json` records of its runs are in state.py; plan.py describes it before it starts,
+processes.py runs it on this machine, closing.py prints its table, and carry.py decides what the next sweep takes over.
 """

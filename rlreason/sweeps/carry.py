@@ -42,8 +42,10 @@ GIVE = "give carry= a sweep that has finished"
 
 @dataclass(frozen=True, slots=True)
 class Carried:
-    """What a sweep hands on. `difference`: best setting minus reference, on the problems that chose it; `apart`: the
-    same on the other problems. Both are None where the reference is the best setting.
+    """The setting that a sweep hands on.
+
+    `difference`: best setting minus reference, on the problems that chose it; `apart`: the same on the other problems.
+    Both are None where the reference is the best setting.
     """
 
     sweep: str  # its folder
@@ -84,8 +86,8 @@ def sweep_folder(word: str, model: str = "", data: str = "") -> Path:
         same = model_of(setting) == model, setting("data.name") == data
         return *same, whole, folder in named, (folder / FILE).stat().st_mtime if (folder / FILE).exists() else 0.0
 
-    if found := list(dict.fromkeys([*named, *sweeps_named(SWEEPS, word)])):
-        return max(found, key=nearness)
+    if folders := list(dict.fromkeys([*named, *sweeps_named(SWEEPS, word)])):
+        return max(folders, key=nearness)
     names = sorted({path.name for path in SWEEPS.glob("*") if path.is_dir()})
     near = difflib.get_close_matches(word, names, n=1)
     there = f"did you mean carry={near[0]}?" if near else f"{SWEEPS} holds {few(names) or 'none'}"
@@ -99,14 +101,14 @@ def carry(folder: Path) -> Carried:
     protocols or on different problems.
     """
     state = read_state(folder)
-    reference, grouped = _measured(state, folder)
+    reference, grouped, varied = _measured(state, folder)
     everyone = [one for of_setting in grouped.values() for one in of_setting]
-    varied = refuse_unequal(everyone, state.axes)
     problems = {half: common_problems(everyone, half) for half in (CHOOSING, COMPARING)}
     right = {half: {key: correctness(of, problems[half]) for key, of in grouped.items()} for half in problems}
     carried = choose_setting(right[CHOOSING], right[COMPARING], reference, folder)
-    said = [carried.sentence, *_caveats(state, folder, varied, [one.name for one in everyone])]
-    return replace(carried, sentence="; ".join(said), model=model_of(RunFolder(folder / everyone[0].name).setting))
+    sentences = [carried.sentence, *_caveats(state, folder, varied, [one.name for one in everyone])]
+    model = model_of(RunFolder(folder / everyone[0].name).setting)
+    return replace(carried, sentence="; ".join(sentences), model=model)
 
 
 def best_arms(folder: Path) -> list[Setting]:
@@ -114,28 +116,31 @@ def best_arms(folder: Path) -> list[Setting]:
 
     Settings whose runs all diverged are left out. `ConfigError` as in `carry`.
     """
-    state = read_state(folder)
-    reference, grouped = _measured(state, folder)
-    everyone = [one for of_setting in grouped.values() for one in of_setting]
-    refuse_unequal(everyone, state.axes)
-    problems = common_problems(everyone, CHOOSING)
+    reference, grouped, _ = _measured(read_state(folder), folder)
+    problems = common_problems([one for of_setting in grouped.values() for one in of_setting], CHOOSING)
     others = [key for key, of in grouped.items() if key != reference and any(one.right is not None for one in of)]
     others.sort(key=lambda key: mean_of(correctness(grouped[key], problems)), reverse=True)
     return [dict(key) for key in (reference, *others[:BEST])]
 
 
-def _measured(state: SweepState, folder: Path) -> tuple[Key, dict[Key, list[Outcomes]]]:
-    """Return the reference of a finished sweep, and the outcomes of each setting."""
-    _refuse_unfinished(state, folder)
+def _measured(state: SweepState, folder: Path) -> tuple[Key, dict[Key, list[Outcomes]], list[str]]:
+    """Return a finished sweep's reference, each setting's outcomes, and the parts of the protocol that it varies."""
+    if bad := [run for run in state.runs if not run.of_its_own]:
+        names = few([f"{run.name}: {run.status_text}" for run in bad], 3)
+        again = f" ({state.command})" if state.command else ""
+        raise ConfigError(
+            f"carry={folder} has not finished: {len(bad)} of its {len(state.runs)} runs did not come to their end "
+            f"({names}): type that sweep again{again}, which goes on with them"
+        )
     refuse_shared_time(state.runs)
     reference = _reference(state, folder)
     grouped: dict[Key, list[Outcomes]] = {}
     for run in state.runs:
-        if (found := outcomes_of(folder, run)) is not None:  # None: its setting was stopped
-            grouped.setdefault(run.key, []).append(found)
+        if (outcomes := outcomes_of(folder, run)) is not None:  # None: its setting was stopped
+            grouped.setdefault(run.key, []).append(outcomes)
     if reference not in grouped:
         raise ConfigError(f"carry={folder}: no run of its reference {setting_text(dict(reference))} has ended: {GIVE}")
-    return reference, grouped
+    return reference, grouped, refuse_unequal([one for of in grouped.values() for one in of], state.axes)
 
 
 def model_of(setting: Callable[[str], Any]) -> str:
@@ -160,19 +165,22 @@ def choose_setting(
     reference: Key,
     folder: Path,
 ) -> Carried:
-    """Apply the rule. `choosing`, `comparing`: setting -> seed -> correctness (problems of that half)."""
+    """Choose the best setting; carry it only where its lead over the reference is significant over seeds.
+
+    `choosing`, `comparing`: setting -> seed -> correctness (problems of that half).
+    """
     means = {key: mean_of(of_seeds) for key, of_seeds in choosing.items()}
     best = max(means, key=lambda key: (means[key], key == reference))
     others = [key for key in choosing if key != reference]
-    shown = {setting_text(dict(key)): mean for key, mean in means.items()}
+    named_means = {setting_text(dict(key)): mean for key, mean in means.items()}
     if best == reference:
         text = f"{folder.name}: keeps the default {setting_text(dict(reference))}: no other setting had a larger mean"
         return Carried(
-            str(folder), [], True, dict(best), dict(reference), shown, None, None, None, text
+            str(folder), [], True, dict(best), dict(reference), named_means, None, None, None, text
         )  # fmt: skip
-    found = {key: compared(choosing[key], choosing[reference]) for key in others}
-    adjusted = dict(zip(others, holm([found[key].p for key in others]), strict=True))
-    difference, p = found[best], adjusted[best]
+    differences = {key: compared(choosing[key], choosing[reference]) for key in others}
+    adjusted = dict(zip(others, holm([differences[key].p for key in others]), strict=True))
+    difference, p = differences[best], adjusted[best]
     takes = difference.mean > 0 and p <= LEVEL and difference.over != PROBLEMS
     apart = compared(comparing[best], comparing[reference])
     verdict = sentence(difference, p, len(others))
@@ -186,7 +194,7 @@ def choose_setting(
             text += f"; {settling(difference, LEVEL / len(others))}, as seeds are assumed to spread"
     words = [f"{key}={value}" for key, value in best] if takes else []
     return Carried(
-        str(folder), words, not takes, dict(best), dict(reference), shown, difference, p, apart, text
+        str(folder), words, not takes, dict(best), dict(reference), named_means, difference, p, apart, text
     )  # fmt: skip
 
 
@@ -197,16 +205,6 @@ def setting_text(setting: Setting) -> str:
     ('loss=grpo_clip epochs=2', 'the default')
     """
     return " ".join(f"{key}={value}" for key, value in setting.items()) or "the default"
-
-
-def _refuse_unfinished(state: SweepState, folder: Path) -> None:
-    if bad := [run for run in state.runs if not run.of_its_own]:
-        names = few([f"{run.name}: {run.status_text}" for run in bad], 3)
-        again = f" ({state.command})" if state.command else ""
-        raise ConfigError(
-            f"carry={folder} has not finished: {len(bad)} of its {len(state.runs)} runs did not come to their end "
-            f"({names}): type that sweep again{again}, which goes on with them"
-        )
 
 
 def refuse_shared_time(runs: Sequence[RunState]) -> None:
@@ -283,25 +281,20 @@ def losers(right: Right, reference: Key | None, settings: int, planned_seeds: in
     family = settings - 1 if reference else settings * (settings - 1) // 2
     enough = [(a, b) for a, b in pairs if b in right and len(right[a].keys() & right[b].keys()) >= FEWEST_SEEDS]
     looked = [(a, b, compared(_shared(right, a, b), _shared(right, b, a))) for a, b in enough]
-    found: dict[Key, SureLoss] = {}
+    losses: dict[Key, SureLoss] = {}
     for (a, b, d), p in zip(looked, holm([d.p for _, _, d in looked], family), strict=True):
-        worse, better, minus = (a, b, d) if d.mean < 0 else (b, a, _turned(d))
+        turned = replace(d, mean=-d.mean, low=-d.high, high=-d.low)
+        worse, better, minus = (a, b, d) if d.mean < 0 else (b, a, turned)
         if p > level or worse == reference:
             continue
-        if worse not in found or p < found[worse].adjusted_p:
-            found[worse] = SureLoss(worse, better, minus, p, level)
-    return list(found.values())
+        if worse not in losses or p < losses[worse].adjusted_p:
+            losses[worse] = SureLoss(worse, better, minus, p, level)
+    return list(losses.values())
 
 
 def _shared(right: Right, one: Key, other: Key) -> dict[int, Floats]:
     """Return the runs of one setting whose seeds the other has run too."""
     return {seed: values for seed, values in right[one].items() if seed in right[other]}
-
-
-def _turned(d: Difference) -> Difference:
-    return Difference(
-        -d.mean, d.half, -d.high, -d.low, d.p, d.seeds, d.problems, d.over, d.se_seeds, d.se_extra, d.dof
-    )  # fmt: skip
 
 
 def why_dominated(folder: Path, say: Callable[[str], None] = print_stderr) -> str:
@@ -311,19 +304,19 @@ def why_dominated(folder: Path, say: Callable[[str], None] = print_stderr) -> st
     """
     state = read_state(folder.parent)
     setting = state.run(folder.name).setting
-    stopped = [*state.stopped_settings]
+    for one in state.stopped_settings:
+        if one["setting"] == setting:
+            return str(one["reason"])
     try:
         ended = [(run, one) for run in state.runs if run.of_its_own and (one := outcomes_of(folder.parent, run))]
-        stopped += to_stop(state, ended)
+        return _why_it_loses(setting, state, ended) if ended else ""
     except ConfigError as error:
         say(f"! monitors.dominated=stop stops nothing: {error}")
-    return next((str(one["reason"]) for one in stopped if one["setting"] == setting), "")
+        return ""
 
 
-def to_stop(state: SweepState, ended: Sequence[tuple[RunState, Outcomes]]) -> list[dict[str, Any]]:
-    """Return the settings to stop: sure losers with runs left. `ConfigError` if the runs are not comparable."""
-    if not ended:
-        return []
+def _why_it_loses(setting: Setting, state: SweepState, ended: Sequence[tuple[RunState, Outcomes]]) -> str:
+    """Return why a setting surely loses, "" if it does not; `ConfigError` if the runs are not comparable."""
     refuse_shared_time([run for run, _ in ended])
     outcomes = [one for _, one in ended]
     refuse_unequal(outcomes, state.axes)
@@ -333,26 +326,17 @@ def to_stop(state: SweepState, ended: Sequence[tuple[RunState, Outcomes]]) -> li
         grouped.setdefault(run.key, []).append(one)
     right = {key: correctness(of, problems) for key, of in grouped.items()}
     settings = {run.key for run in state.runs}
-    left = {run.key for run in state.runs if not run.of_its_own}
     reference = next((key for key in settings if dict(key) == state.reference), None)
     if state.reference is not None and reference is None:
         raise ConfigError(
             f"the sweep's reference {setting_text(state.reference)} is none of its settings: run it as well"
         )
-    already = [one["setting"] for one in state.stopped_settings]
-    seeds = len({run.seed for run in state.runs})
-    return [
-        {"setting": dict(verdict.setting), **_stop_entry(verdict)}
-        for verdict in losers(right, reference, len(settings), seeds)
-        if verdict.setting in left and dict(verdict.setting) not in already
-    ]
-
-
-def _stop_entry(verdict: SureLoss) -> dict[str, Any]:
-    d, better = verdict.difference, dict(verdict.better)
-    reason = (
-        f"worse than {setting_text(better)} by {points(-d.mean)} ({points(-d.high)} to {points(-d.low)}) over "
-        f"{d.seeds} seeds and {d.problems} problems; Holm's p {verdict.adjusted_p:.2g}, below {verdict.level:.2g}"
+    losses = losers(right, reference, len(settings), len({run.seed for run in state.runs}))
+    loss = next((loss for loss in losses if dict(loss.setting) == setting), None)
+    if loss is None:
+        return ""
+    d, better = loss.difference, setting_text(dict(loss.better))
+    return (
+        f"worse than {better} by {points(-d.mean)} ({points(-d.high)} to {points(-d.low)}) over {d.seeds} seeds and "
+        f"{d.problems} problems; Holm's p {loss.adjusted_p:.2g}, below {loss.level:.2g}"
     )
-    numbers = {"difference": d.mean, "low": d.low, "high": d.high, "seeds": d.seeds, "problems": d.problems}
-    return {"reason": reason, "better": better, **numbers, "p": verdict.adjusted_p, "level": verdict.level}

@@ -49,11 +49,6 @@ class SettingRow:
     length: float | None
     verdict: str = ""
 
-    @property
-    def measured(self) -> list[RunState]:
-        """Return the runs that have a figure."""
-        return [run for run in self.runs if run.figure is not None]
-
 
 def rows_of(state: SweepState, judged: Judgements = MappingProxyType({})) -> list[SettingRow]:
     """Return a row for each setting, largest mean first, those without a figure last. `judged`: from the report."""
@@ -96,49 +91,38 @@ def settings_table(state: SweepState, judged: Judgements = MappingProxyType({}))
     """
     rows = rows_of(state, judged)
     several = any(row.over_seeds for row in rows)
-    heading = "95%, over " + ("seeds" + " and problems" * bool(judged) if several else "problems")
-    scored = any(run.score is not None for run in state.runs)
-    head = [
-        *state.axes,
-        "seeds",
-        "score" if scored else "accuracy",
-        heading,
-        *["verdict"] * bool(judged),
-        "length",
-        "status",
-    ]
-    lines = [_cells(row, state, several, bool(judged)) for row in rows]
-    widths = [max(len(line[k]) for line in [head, *lines]) for k in range(len(head))]
-    left = {*range(len(state.axes)), len(head) - 1, *([head.index("verdict")] if judged else [])}
-
-    def set_out(line: Sequence[str]) -> str:
-        cells = (c.ljust(w) if k in left else c.rjust(w) for k, (c, w) in enumerate(zip(line, widths, strict=True)))
-        return "  ".join(cells).rstrip()
-
-    return "\n".join(map(set_out, [head, *lines]))
+    over = "problems"
+    if several:
+        over = "seeds and problems" if judged else "seeds"
+    figure = "score" if any(run.score is not None for run in state.runs) else "accuracy"
+    verdict = ["verdict"] if judged else []
+    head = [*state.axes, "seeds", figure, f"95%, over {over}", *verdict, "length", "status"]
+    lines = [head, *(_cells(row, state, several, bool(judged)) for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    left = (*state.axes, "verdict", "status")
+    columns = list(zip(head, widths, strict=True))
+    texts = []
+    for line in lines:
+        cells = [c.ljust(w) if name in left else c.rjust(w) for c, (name, w) in zip(line, columns, strict=True)]
+        texts.append("  ".join(cells).rstrip())
+    return "\n".join(texts)
 
 
 def _cells(row: SettingRow, state: SweepState, several: bool, judged: bool) -> list[str]:
     values = [row.setting.get(axis, "-") for axis in state.axes]
-    shown = "{:.1f}".format if any(run.score is not None for run in row.runs) else "{:.3f}".format
+    digits = 1 if any(run.score is not None for run in row.runs) else 3
     interval = "-"
     if row.interval is not None and (row.over_seeds or judged or not several):
-        interval = f"{shown(row.interval[0])} to {shown(row.interval[1])}"
-    seeds = len(row.measured)
+        interval = f"{row.interval[0]:.{digits}f} to {row.interval[1]:.{digits}f}"
+    seeds = sum(run.figure is not None for run in row.runs)
     of_all = "" if seeds == len(row.runs) else f" of {len(row.runs)}"
     counts = Counter(run.status for run in row.runs)
     status = ", ".join(name if len(counts) == 1 else f"{n} {name}" for name, n in counts.items())
     mark = f" ({REFERENCE})" if state.reference is not None and row.setting == state.reference else ""
-    mean = "-" if row.mean is None else shown(row.mean)
-    return [
-        *values,
-        f"{seeds}{of_all}",
-        mean,
-        interval,
-        *[row.verdict or "-"] * judged,
-        "-" if row.length is None else f"{row.length:.1f}",
-        status + mark,
-    ]
+    mean = "-" if row.mean is None else f"{row.mean:.{digits}f}"
+    length = "-" if row.length is None else f"{row.length:.1f}"
+    verdict = [row.verdict or "-"] if judged else []
+    return [*values, f"{seeds}{of_all}", mean, interval, *verdict, length, status + mark]
 
 
 def closing(state: SweepState, folder: Path, judged: Judgements = MappingProxyType({})) -> str:
@@ -153,7 +137,7 @@ def closing(state: SweepState, folder: Path, judged: Judgements = MappingProxyTy
     lines += [f"! {r.name}: {r.status_text}" for r in state.runs if r.status not in ("finished", WAITING) or r.reason]
     if left := sum(run.status in (WAITING, "interrupted", "failed") for run in state.runs):
         waiting = sum(run.status == WAITING for run in state.runs)
-        wait = f"{waiting} run{'s' * (waiting > 1)} wait{'s' * (waiting == 1)}; " * bool(waiting)
+        wait = "" if not waiting else "1 run waits; " if waiting == 1 else f"{waiting} runs wait; "
         lines.append(f"{wait}type the sweep again, and {'it goes' if left == 1 else 'they go'} on")
     if any(run.score is not None for run in state.runs):
         lines.append(f"the distribution over seeds, with a picture: rlreason report {folder}")
@@ -161,29 +145,27 @@ def closing(state: SweepState, folder: Path, judged: Judgements = MappingProxyTy
         lines.append(
             "! runs shared the machine: their times compare with nothing, and no verdict on wall clock is given"
         )
-    return "\n".join([*lines, *_protocols(state, folder), *_cards(state, folder)])
-
-
-def _cards(state: SweepState, folder: Path) -> list[str]:
-    """Return the verdict of each run that was checked against the rules of a leaderboard."""
-    cards = {run.name: folder / run.name / COMPLIANCE for run in state.runs}
-    verdicts = {name: path.read_text(encoding="utf-8").splitlines() for name, path in cards.items() if path.exists()}
-    return [f"{name}: {lines[-1]}; see {cards[name]}" for name, lines in verdicts.items() if lines]
+    lines += _protocols(state, folder)
+    for run in state.runs:
+        card = folder / run.name / COMPLIANCE
+        if card.exists() and (text := card.read_text(encoding="utf-8").splitlines()):
+            lines.append(f"{run.name}: {text[-1]}; see {card}")
+    return "\n".join(lines)
 
 
 def _protocols(state: SweepState, folder: Path) -> list[str]:
     """Return the protocol hashes, and a line for each difference between protocols."""
-    found: dict[str, tuple[str, Protocol]] = {}
+    by_hash: dict[str, tuple[str, Protocol]] = {}
     for run in state.runs:
-        if run.protocol is None or run.protocol in found or not (folder / run.name / SUMMARY).exists():
+        if run.protocol is None or run.protocol in by_hash or not (folder / run.name / SUMMARY).exists():
             continue
         summary = RunFolder(folder / run.name).summary or {}
         if isinstance(protocol := summary.get("protocol"), dict):
-            found[run.protocol] = run.name, protocol
-    if not found:
+            by_hash[run.protocol] = run.name, protocol
+    if not by_hash:
         return []
-    mixed = refuse_mixture(dict(found.values()), allow=True)
-    return [f"protocol {', '.join(found)}", *(f"! {line}" for line in mixed)]
+    mixed = refuse_mixture(dict(by_hash.values()), allow=True)
+    return [f"protocol {', '.join(by_hash)}", *(f"! {line}" for line in mixed)]
 
 
 CHOOSING, COMPARING = "choosing", "comparing"
@@ -269,15 +251,15 @@ def purposes(axes: Iterable[str]) -> tuple[str, ...]:
     >>> purposes(["eval.sampling.temperature", "learning_rate"]), purposes(["prompt"])[:2]
     (('sampling.temperature',), ('prompt', 'chat.'))
     """
-    found: list[str] = []
+    meant: list[str] = []
     for axis in axes:
         group = max((key for key in ON_PURPOSE if axis == key or axis.startswith(f"{key}.")), key=len, default=None)
         if group is None:
             continue
         rest = axis.removeprefix(group).lstrip(".")
         parts = ON_PURPOSE[group]
-        found += [f"{parts[0]}{rest}"] if rest and len(parts) == 1 and parts[0].endswith(".") else parts
-    return tuple(dict.fromkeys(found))
+        meant += [f"{parts[0]}{rest}"] if rest and len(parts) == 1 and parts[0].endswith(".") else parts
+    return tuple(dict.fromkeys(meant))
 
 
 def split_differences(one: Protocol, two: Protocol, meant: Iterable[str]) -> tuple[list[str], list[str]]:
@@ -330,9 +312,10 @@ def common_problems(outcomes: Sequence[Outcomes], half: str) -> list[str]:
 
 def correctness(outcomes: Sequence[Outcomes], problems: Sequence[str]) -> dict[int, Floats]:
     """Return seed -> correctness on each question of the problems (`of_clusters`), for the runs of one setting."""
-    asked = next(([one.questions.get(name, name) for name in problems] for one in outcomes if one.questions), problems)
+    questions = next((one.questions for one in outcomes if one.questions), {})
+    clusters = [questions.get(name, name) for name in problems]
     return {
-        one.seed: of_clusters(np.array([(one.right or {}).get(name, 0.0) for name in problems]), asked)
+        one.seed: of_clusters(np.array([(one.right or {}).get(name, 0.0) for name in problems]), clusters)
         for one in outcomes
     }
 

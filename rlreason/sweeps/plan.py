@@ -1,7 +1,7 @@
 """Describe what a sweep is about to do, and estimate its time, its disk space and the differences that it can show."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -46,21 +46,13 @@ class RunCost(NamedTuple):
     source: str
 
 
-def state_so_far(design: Design) -> SweepState | None:
-    """Return the state of the sweep from an earlier start, or None."""
-    if not (design.folder / FILE).exists():
-        return None
-    try:
-        return read_state(design.folder)
-    except ConfigError:
-        return None
-
-
 def cost_of(design: Design, run: AnyRunConfig, before: SweepState | None) -> RunCost | None:
     """Return the mean cost of finished runs of this sweep, else of a similar sweep next to it, or None."""
-    if before and (found := _mean(before, design.folder, "this sweep")):
-        return found
-    for folder in _others(design.folder):
+    if before and (cost := _mean(before, design.folder, "this sweep")):
+        return cost
+    files = [path for pattern in (f"*/{FILE}", f"*/*/{FILE}") for path in design.folder.parent.glob(pattern)]
+    newest = sorted(files, key=lambda path: path.stat().st_mtime, reverse=True)
+    for folder in [path.parent for path in newest if path.parent != design.folder][:LOOKED_AT]:
         try:
             state = read_state(folder)
             ended = next((one for one in _measured(state) if (folder / one.name).is_dir()), None)
@@ -82,14 +74,6 @@ def _setting(run: Any, key: str) -> Any:
     return run
 
 
-def _others(folder: Path) -> Iterator[Path]:
-    """Yield the sweeps next to this one and the stages of such, newest first."""
-    here = folder.parent
-    files = [path for pattern in (f"*/{FILE}", f"*/*/{FILE}") for path in here.glob(pattern)]
-    newest = sorted(files, key=lambda path: path.stat().st_mtime, reverse=True)
-    yield from [path.parent for path in newest if path.parent != folder][:LOOKED_AT]
-
-
 def _measured(state: SweepState) -> list[RunState]:
     return [run for run in state.runs if run.status in MEASURED and run.seconds]
 
@@ -100,19 +84,17 @@ def _mean(state: SweepState, folder: Path, name: str) -> RunCost | None:
     alone = [run for run in ended if not run.shared_machine]
     if not ended:
         return None
-    used = alone or ended
-    source = f"{len(used)} finished run{'s' * (len(used) > 1)} of {name}"
-    source += ", which shared the machine" * (not alone)
-    sizes = [size_of(folder / run.name) for run in used[:5]]
-    seconds = sum((run.seconds or 0.0) - start_paid_once(RunFolder(folder / run.name, lambda _: None)) for run in used)
+    used, seconds = alone or ended, 0.0
+    source = f"{len(used)} finished {'runs' if len(used) > 1 else 'run'} of {name}"
+    source += "" if alone else ", which shared the machine"
+    for one in used:
+        seconds += one.seconds or 0.0
+        run = RunFolder(folder / one.name, lambda _: None)
+        start = (run.summary or {}).get("start") or {}
+        if start.get("source") == "made" and run.setting("model.cache") is not None:
+            seconds -= float(start.get("seconds") or 0.0)  # later runs find the start model in the cache
+    sizes = [size_of(folder / one.name) for one in used[:5]]
     return RunCost(max(seconds, 0.0) / len(used), sum(sizes) / len(sizes), source)
-
-
-def start_paid_once(run: RunFolder) -> float:
-    """Return the seconds in which a run trained its start model, which later runs find in the cache."""
-    start = (run.summary or {}).get("start") or {}
-    made = start.get("source") == "made" and run.setting("model.cache") is not None
-    return float(start.get("seconds") or 0.0) if made else 0.0
 
 
 def size_of(folder: Path) -> int:
@@ -144,8 +126,15 @@ def plan_text(
     finished. `hands_out`: lines on launcher and GPUs, by label. `apart`: runs do not share memory. `alike`: see
     `one_formula`.
     """
-    before = state_so_far(design)
+    try:
+        before = read_state(design.folder) if (design.folder / FILE).exists() else None
+    except ConfigError:
+        before = None
     settings, seeds = design.settings(), design.seeds
+    comparison = "with nothing: there is one setting"
+    if len(settings) > 1:
+        none = "each: the sweep names no reference among its values, which carry= would need"
+        comparison = f"each setting with {none if design.reference is None else setting_text(design.reference)}"
     ended = sum(run.of_its_own for run in before.runs if run.name in {r.name for r in design.runs}) if before else 0
     left = len(design.runs) - ended
     cost = cost_of(design, runs[0], before)
@@ -155,8 +144,8 @@ def plan_text(
     lines = {
         "sweep": f"{design.name} in {design.folder}",
         "runs": f"{len(design.runs)}: {several}" + (f"; {ended} ended before" if ended else ""),
-        **varied(design),
-        "compared": _compared(design),
+        "varies": varied(design),
+        "compared": comparison,
         **({"alike": "; ".join(alike)} if alike else {}),
         "time": time_line(cost, left, jobs),
         "disk": disk_line(cost, runs, left, space),
@@ -167,13 +156,14 @@ def plan_text(
     return "\n".join(f"{label:<10} {line}" for label, line in lines.items())
 
 
-def varied(design: Design) -> dict[str, str]:
+def varied(design: Design) -> str:
     """Return what differs between the runs apart from the seed: the swept settings with their values, in order."""
-    lines = []
+    parts = []
     for axis in design.axes:
         values = list(dict.fromkeys(run.setting[axis] for run in design.runs if axis in run.setting))
-        lines.append(f"{axis}={','.join(values[:SHOWN])}" + f" and {len(values) - SHOWN} more" * (len(values) > SHOWN))
-    return {"varies": "; ".join(lines) or "the seed alone"}
+        more = f" and {len(values) - SHOWN} more" if len(values) > SHOWN else ""
+        parts.append(f"{axis}={','.join(values[:SHOWN])}{more}")
+    return "; ".join(parts) or "the seed alone"
 
 
 def one_formula(runs: Mapping[str, AnyRunConfig]) -> list[str]:
@@ -193,14 +183,6 @@ def one_formula(runs: Mapping[str, AnyRunConfig]) -> list[str]:
         for names in called.values()
         if len(names) > 1
     ]
-
-
-def _compared(design: Design) -> str:
-    if len(design.settings()) < 2:
-        return "with nothing: there is one setting"
-    if design.reference is None:
-        return "each setting with each: the sweep names no reference among its values, which carry= would need"
-    return f"each setting with {setting_text(design.reference)}"
 
 
 def time_line(cost: RunCost | None, left: int, jobs: int) -> str:
@@ -244,29 +226,21 @@ def memory_line(runs: Sequence[AnyRunConfig], jobs: int) -> dict[str, str]:
 def can_show(design: Design, run: AnyRunConfig, before: SweepState | None) -> str:
     """Return the smallest difference between two settings that the sweep's seeds and problems can show."""
     counts = Counter(one.key for one in design.runs)
+    n, fewest = len(counts), min(counts.values())
     if not works_on_a_model(run):
-        return _best_scores(run, min(counts.values()))
-    problems = problems_of(run, before)
-    if len(counts) < 2:
-        return _one_setting(min(counts.values()))
-    spread = seen_spread(before)
-    n = len(counts)
-    pairs = n - 1 if design.reference is not None else n * (n - 1) // 2
-    fewest = min(counts.values())
-    idle = run.monitors.dominated == "stop" and fewest <= FEWEST_SEEDS
-    return power_text(fewest, problems, spread, pairs) + half_note(problems) + IDLE * idle
-
-
-def _best_scores(run: AnyRunConfig, seeds: int) -> str:
-    """Return what a sweep of discovery shows, and may spend."""
-    shown = "best scores, one seed each: no distribution" if seeds == 1 else f"best scores over {seeds} seeds"
-    return f"{shown}; each run spends at most {run.most_spent}"
-
-
-def _one_setting(seeds: int) -> str:
-    if seeds == 1:
+        scores = f"best scores over {fewest} seeds" if fewest > 1 else "best scores, one seed each: no distribution"
+        return f"{scores}; each run spends at most {run.most_spent}"
+    if n == 1 and fewest == 1:
         return "one trained model: one seed has no interval over seeds"
-    return f"a mean over {seeds} seeds with its interval" + "; two seeds never settle anything" * (seeds == 2)
+    if n == 1:
+        settles = "; two seeds never settle anything" if fewest == 2 else ""
+        return f"a mean over {fewest} seeds with its interval{settles}"
+    problems = problems_of(run, before)
+    pairs = n - 1 if design.reference is not None else n * (n - 1) // 2
+    text = power_text(fewest, problems, seen_spread(before), pairs)
+    if problems:
+        text += f"; carry= and monitors.dominated read half of them, about {problems // 2}"
+    return text + IDLE if run.monitors.dominated == "stop" and fewest <= FEWEST_SEEDS else text
 
 
 def power_text(seeds: int, problems: int | None, spread: tuple[Spread, str] | None, comparisons: int = 1) -> str:
@@ -276,11 +250,9 @@ def power_text(seeds: int, problems: int | None, spread: tuple[Spread, str] | No
     'two seeds never settle anything: with 1024 problems a difference below abou'
     """
     assumed = problems or 1000
-    on = (
-        f"{assumed} problems"
-        if problems
-        else f"about {assumed} problems (their number is not known before they are read)"
-    )
+    on = f"{problems} problems"
+    if not problems:
+        on = f"about {assumed} problems (their number is not known before they are read)"
     if seeds == 1:
         apart = points(smallest_difference(1, assumed, ASSUMED[0]))
         return (
@@ -302,18 +274,13 @@ def _width(seeds: int, problems: int, spread: tuple[Spread, str] | None, level: 
     return f"{points(min(1.0, low))} to {points(min(1.0, high))}"
 
 
-def half_note(problems: int | None) -> str:
-    """Return the number of problems for carry= and monitors.dominated, which read only the half that chooses."""
-    return f"; carry= and monitors.dominated read half of them, about {problems // 2}" if problems else ""
-
-
 def problems_of(run: RunConfig, before: SweepState | None) -> int | None:
     """Return how many problems the final evaluation asks; None if unknown before they are read."""
     if before and (seen := [one.problems for one in before.runs if one.problems]):
         return min(seen)
     asked, there = run.evaluation.final_problems, run.problems_there
-    known = [number for number in (asked, there) if number is not None]
-    return min(known) if known else None
+    numbers = [number for number in (asked, there) if number is not None]
+    return min(numbers) if numbers else None
 
 
 def seen_spread(before: SweepState | None) -> tuple[Spread, str] | None:
@@ -328,14 +295,14 @@ def seen_spread(before: SweepState | None) -> tuple[Spread, str] | None:
         if run.of_its_own and run.accuracy is not None:
             grouped.setdefault(run.key, {})[run.seed] = run.accuracy
     base = next((key for key in grouped if dict(key) == before.reference), next(iter(grouped), None))
-    found = []
+    differences = []
     for key, of_seeds in grouped.items():
         common = of_seeds.keys() & grouped[base].keys() if base is not None and key != base else set()
         if base is not None and len(common) > 1:
-            found.append(paired_difference(np.array([[of_seeds[seed] - grouped[base][seed]] for seed in common])))
-    if (spread := spread_of(found)) is None:
+            differences.append(paired_difference(np.array([[of_seeds[seed] - grouped[base][seed]] for seed in common])))
+    if (spread := spread_of(differences)) is None:
         return None
-    settings = f"{len(found)} finished setting{'s' * (len(found) > 1)}"
+    settings = f"{len(differences)} finished setting{'s' * (len(differences) > 1)}"
     return spread, f"as {settings} spread: {points(spread.seeds**0.5)} over seeds"
 
 

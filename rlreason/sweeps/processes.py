@@ -1,4 +1,4 @@
-"""Find the GPUs of this machine for the runs of a sweep, and decide how many each run gets."""
+"""Hand out the GPUs of this machine to the runs of a sweep, and run them in processes of a fork server."""
 
 import os
 import select
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from multiprocessing import connection, forkserver, get_context, resource_tracker
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from rlreason.config.run import AnyRunConfig, works_on_a_model
 from rlreason.errors import ConfigError
@@ -23,6 +23,9 @@ from rlreason.runtime.early_signals import heed_signals
 from rlreason.runtime.machine import GPUS_VARIABLE, VISIBLE, place_sockets, shares, torch_has_gpus, usable_processors
 from rlreason.runtime.text import duration, few, first_line
 from rlreason.sweeps.state import RunState, refreshed
+
+if TYPE_CHECKING:
+    from hydra_plugins.rlreason_sweeps import Processes
 
 SETTINGS = "gpus, rollout.gpus, rollout.placement"
 ALL_SHARED = "gpus_per_run=0 lets every run see all of them"
@@ -56,12 +59,12 @@ def _names(text: str, there: int | None = None) -> list[str]:
     >>> _names("GPU-ab, GPU-cd"), _names("1,0,-1,2"), _names("0,7,1", 2), _names("")
     (['GPU-ab', 'GPU-cd'], ['1', '0'], ['0'], [])
     """
-    found: list[str] = []
+    names: list[str] = []
     for name in map(str.strip, text.split(",")):
         if not name or name.startswith("-") or (there is not None and name.isdecimal() and int(name) >= there):
             break
-        found.append(name)
-    return list(dict.fromkeys(found))
+        names.append(name)
+    return list(dict.fromkeys(names))
 
 
 def gpus_needed(run: AnyRunConfig) -> int:
@@ -98,9 +101,9 @@ class GpuPlan:
         """Return the GPUs that are given to runs in turn."""
         return self.names if self.apart else ()
 
-    def of_run(self, asked: int) -> int:
-        """Return the number of GPUs for a run that needs `asked`."""
-        return asked if self.per_run is None else self.per_run
+    def of_run(self, needed: int) -> int:
+        """Return the number of GPUs for a run that needs `needed`."""
+        return needed if self.per_run is None else self.per_run
 
     def side_by_side(self, jobs: int | None, runs: int, without: int = 1) -> int:
         """Return how many runs fit at a time: `jobs` if typed, limited by the GPUs; without GPUs, `without`.
@@ -125,13 +128,13 @@ class GpuPlan:
         """
         if not self.names or not self.most:
             return ""
-        shown = few(self.names, 16)
+        names = few(self.names, 16)
         if not self.apart:
-            return f"{shown}: every run sees all of them (gpus_per_run=0)"
+            return f"{names}: every run sees all of them (gpus_per_run=0)"
         each = self.of_run(self.least)
         many = f"{each}" if self.per_run is not None or self.least == self.most else f"{each} to {self.most}"
         side = self.side_by_side(jobs, runs)
-        text = f"{shown}: {many} a run, {f'{side} runs side by side' if side > 1 else 'one run at a time'}"
+        text = f"{names}: {many} a run, {f'{side} runs side by side' if side > 1 else 'one run at a time'}"
         if jobs is not None and side < min(jobs, runs):
             return f"{text}: jobs={jobs} is more than they suffice for"
         return text if jobs is not None else f"{text} (jobs=N: N of them; {ALL_SHARED})"
@@ -143,8 +146,8 @@ def gpu_plan(runs: Sequence[AnyRunConfig], names: Sequence[str], per_run: int | 
     `ConfigError` if a run could never start: more GPUs for each than there are, or fewer than one needs.
     """
     elsewhere = not here and not torch_has_gpus()  # other machines are assumed to be like this one
-    asked = [0 if elsewhere else gpus_needed(run) for run in runs] or [1]
-    plan = GpuPlan(tuple(names) if here else (), per_run, min(asked), max(asked))
+    needs = [0 if elsewhere else gpus_needed(run) for run in runs] or [1]
+    plan = GpuPlan(tuple(names) if here else (), per_run, min(needs), max(needs))
     there = f"{len(names)} GPUs ({few(names, 16)})" if len(names) > 1 else "one GPU" if names else "no GPU"
     if per_run and per_run < plan.most:
         raise ConfigError(
@@ -176,18 +179,6 @@ CONSOLES = "console"  # in a sweep's folder: a file for what each run printed, w
 PATIENCE_S = signals.LIMIT_S + 10  # for runs that were sent SIGTERM to clean up
 
 
-class Launcher(Protocol):
-    """The launcher, as Hydra has made it: see `Processes` in hydra_plugins/rlreason_sweeps.py."""
-
-    jobs: int
-    gpus: list[str]
-    needs: list[int]
-    preload: bool
-    hydra_context: Any
-    task_function: Any
-    config: Any
-
-
 @dataclass(frozen=True, slots=True)
 class _Job:
     """A job in progress."""
@@ -201,7 +192,7 @@ class _Job:
 
 @dataclass(frozen=True, slots=True)
 class _Start:
-    """What the process of a job needs of its own."""
+    """The arguments of one job's process that other jobs do not share."""
 
     heeded: list[int]  # the signals that are not ignored
     environment: dict[str, str]
@@ -211,13 +202,13 @@ class _Start:
 
 
 def divide_processors(side_by_side: int) -> None:
-    """Let each of the runs that this process starts use its share of the processors for numerical work."""
+    """Set the threads of each run that this process starts to its share of the processors."""
     if side_by_side > 1:
         threads, given = max(1, usable_processors() // side_by_side), os.environ.get(THREADS, "")
         os.environ[THREADS] = str(min(int(given), threads) if given.isdigit() and int(given) else threads)
 
 
-def launch(launcher: Launcher, job_overrides: Sequence[Sequence[str]], first: int) -> list[Any]:
+def launch(launcher: "Processes", job_overrides: Sequence[Sequence[str]], first: int) -> list[Any]:
     """Run the jobs, as many at a time as the launcher says, and return Hydra's result of each, in their order.
 
     A job that fails does not affect the others. On KeyboardInterrupt all are stopped in order first.
@@ -238,7 +229,7 @@ def launch(launcher: Launcher, job_overrides: Sequence[Sequence[str]], first: in
 class _Jobs:
     """The jobs of a sweep by their index: those that wait, those in progress, and the results of the others."""
 
-    def __init__(self, launcher: Launcher, job_overrides: Sequence[Sequence[str]], first: int) -> None:
+    def __init__(self, launcher: "Processes", job_overrides: Sequence[Sequence[str]], first: int) -> None:
         import cloudpickle
         from hydra.core.singleton import Singleton
 
@@ -260,8 +251,8 @@ class _Jobs:
         """Start the next jobs while there are places and GPUs for them."""
         while self.waiting and len(self.running) < self.launcher.jobs:
             index = self.waiting[0]
-            taken = [gpu for job in self.running.values() for gpu in job.gpus]
-            free = [gpu for gpu in self.launcher.gpus if gpu not in taken]
+            busy = [gpu for job in self.running.values() for gpu in job.gpus]
+            free = [gpu for gpu in self.launcher.gpus if gpu not in busy]
             count = min(self.needs[index], len(self.launcher.gpus))
             if count > len(free):
                 return
@@ -274,11 +265,17 @@ class _Jobs:
 
     def _started(self, index: int, gpus: list[str]) -> "_Job":
         slot = min(set(range(self.launcher.jobs)) - {job.slot for job in self.running.values()})
-        console = self.folder / CONSOLES / f"{self.names[index]}.log" if self.several else None
         environment = {VISIBLE: ",".join(gpus)} if gpus else {}
-        start = _Start(_heeded(), environment, self.processors[slot], self.first + index, self.overrides[index])
+        heeded = [number for number in signals.SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+        start = _Start(heeded, environment, self.processors[slot], self.first + index, self.overrides[index])
         receiver, sender = self.context.Pipe(duplex=False)
-        streams = _streams(console)
+        if self.several:
+            console = self.folder / CONSOLES / f"{self.names[index]}.log"
+            console.parent.mkdir(parents=True, exist_ok=True)
+            with console.open("ab") as file:
+                streams = [Connection(os.dup(file.fileno())) for _ in range(2)]
+        else:
+            streams = [Connection(os.dup(number)) for number in (1, 2)]
         process = self.context.Process(target=_run_job, args=(sender, streams, start, self.shared))
         process.start()
         for one in (sender, *streams):
@@ -345,21 +342,8 @@ def _fork_server(modules: Sequence[str]) -> Any:
     return context
 
 
-def _streams(console: Path | None) -> list[Connection]:
-    """Return the streams of a job, as connections, which are how `multiprocessing` hands files to a process."""
-    if console is None:
-        return [Connection(os.dup(number)) for number in (1, 2)]
-    console.parent.mkdir(parents=True, exist_ok=True)
-    with console.open("ab") as file:
-        return [Connection(os.dup(file.fileno())) for _ in range(2)]
-
-
-def _heeded() -> list[int]:
-    return [number for number in signals.SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
-
-
 def _stop(processes: Sequence[Any]) -> None:
-    """Have jobs end in order, and kill those that do not."""
+    """Send SIGTERM to the jobs, and kill those that have not ended after PATIENCE_S seconds."""
     for process in processes:
         process.terminate()  # no second signal to a run of a sweep that Ctrl-C has reached already
     until = time.monotonic() + PATIENCE_S
@@ -387,7 +371,10 @@ def _result(job: _Job, overrides: Sequence[str], folder: Path) -> Any:
 
 
 def _run_job(sender: Connection, streams: Sequence[Connection], start: _Start, shared: bytes) -> None:
-    """Run one job, in its own process, printing to these streams. `shared`: what all jobs of the sweep need."""
+    """Run one job, in its own process, printing to these streams. `shared`: what all jobs of the sweep need.
+
+    The streams are connections because `multiprocessing` hands files to a process in no other way.
+    """
     for number, stream in enumerate(streams, 1):
         os.dup2(stream.fileno(), number)
     for one in signals.SIGNALS:
@@ -432,32 +419,28 @@ def printing_to(path: Path | None) -> Iterator[None]:
         yield
         return
     path.parent.mkdir(parents=True, exist_ok=True)
-    before = [os.dup(1), os.dup(2)]
+    before = {number: os.dup(number) for number in (1, 2)}
     with path.open("ab") as file:
-        _point_streams(file.fileno(), file.fileno())
+        for number, stream in ((1, sys.stdout), (2, sys.stderr)):
+            stream.flush()
+            os.dup2(file.fileno(), number)
     try:
         yield
     finally:
-        _point_streams(*before)
-        for one in before:
-            os.close(one)
-
-
-def _point_streams(out: int, err: int) -> None:
-    for stream in (sys.stdout, sys.stderr):
-        stream.flush()
-    os.dup2(out, 1)
-    os.dup2(err, 2)
+        for number, stream in ((1, sys.stdout), (2, sys.stderr)):
+            stream.flush()
+            os.dup2(before[number], number)
+            os.close(before[number])
 
 
 def end_with_sweep() -> None:
-    """Let this job end in order when the process of its sweep, on this machine, has ended in whatever way. Linux."""
-    parent = os.environ.get(PARENT)
-    if parent and int(parent) != os.getpid() and hasattr(os, "pidfd_open"):
-        threading.Thread(target=_wait_for_end, args=(int(parent),), daemon=True).start()
+    """Send this job SIGTERM when the process of its sweep on this machine has ended in whatever way. Linux only."""
+    parent = int(os.environ.get(PARENT) or os.getpid())
 
+    def wait_for_end() -> None:
+        with suppress(OSError):  # it has ended already
+            select.select([os.pidfd_open(parent)], [], [])
+        os.kill(os.getpid(), signal.SIGTERM)
 
-def _wait_for_end(process: int) -> None:
-    with suppress(OSError):  # it has ended already
-        select.select([os.pidfd_open(process)], [], [])
-    os.kill(os.getpid(), signal.SIGTERM)
+    if parent != os.getpid() and hasattr(os, "pidfd_open"):
+        threading.Thread(target=wait_for_end, daemon=True).start()

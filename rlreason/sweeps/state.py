@@ -1,8 +1,8 @@
-"""Describe a sweep before it runs (`Design`), and check that its folder holds only runs of the same settings."""
+"""Describe a sweep before it runs (`Design`), check its folder, and keep what came of its runs in `sweep.json`."""
 
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -68,7 +68,7 @@ CURES = "move its folder away, or give the sweep a folder of its own (sweep_name
 
 @dataclass(frozen=True, slots=True)
 class Composed:
-    """What a sweep needs of a run's composed config."""
+    """The composed config of a run, and what it needs of the machine."""
 
     config: str  # as the run writes it to its folder
     gpus: int = 1  # that it needs by its settings
@@ -96,7 +96,7 @@ def refuse_changed(design: Design, composed: Callable[[PlannedRun], Composed]) -
 
 def wait_for_earlier(design: Design, say: Callable[[str], object], limit_s: float = WAIT_S) -> None:
     """Wait while runs of an earlier start still write into their folders; `ConfigError` after `limit_s` seconds."""
-    end, said = time.monotonic() + limit_s, False
+    end, announced = time.monotonic() + limit_s, False
     places = {run.name: design.folder / run.name for run in design.runs}
     while busy := {name: who for name, place in places.items() if (who := holder(place)) is not None}:
         name, who = next(iter(busy.items()))
@@ -105,9 +105,9 @@ def wait_for_earlier(design: Design, say: Callable[[str], object], limit_s: floa
                 f"hydra.sweep.dir={design.folder}: {name} is being written by {who}: wait for it or end it, and type "
                 "the sweep again; or give this one a folder of its own (sweep_name=NAME)"
             )
-        if not said:
+        if not announced:
             say(f"note: {name} is still being written by {who}: waiting for it, at most {limit_s:.0f} s")
-            said = True
+            announced = True
         time.sleep(0.5)
 
 
@@ -261,13 +261,16 @@ def read_state(folder: Path, say: Callable[[str], None] | None = None) -> SweepS
             )
     if state is None:
         raise ConfigError(f"{folder} is no folder of a sweep: it holds no {FILE} and no runs; give one of runs/sweeps")
-    live = state.status == "running" and holder(folder) is not None
+    ongoing = state.status == "running"
+    live = ongoing and holder(folder) is not None
     for run in state.runs:
         if not (live and run.status == "running"):  # its sweep knows best
             refreshed(run, folder, say)
     note_stopped(state)
-    if state.status == "running" and not live:
-        state.status = _overall(state)
+    if ongoing and not live:
+        state.status = "finished" if all(run.of_its_own for run in state.runs) else "failed"
+        if any(run.status in (WAITING, "running", "interrupted") for run in state.runs):
+            state.status = "interrupted"
     return state
 
 
@@ -281,13 +284,18 @@ def refreshed(run: RunState, folder: Path, say: Callable[[str], None] | None = N
     """Return the run updated from its own folder, below that of the sweep; for a run that is not being started."""
     place = folder / run.name
     try:
-        _add_times(run, RunFolder(place, say or print_stderr).provenance if place.is_dir() else {})
-        summary = RunFolder(place, say or print_stderr).summary if (place / SUMMARY).exists() else None
+        reader = RunFolder(place, say or print_stderr) if place.is_dir() else None
+        origin = reader.provenance if reader else {}
+        summary = reader.summary if reader and (place / SUMMARY).exists() else None
     except ConfigError as error:
         if say is None:
             raise
         say(str(error))
         return run
+    first = next(iter(origin.get("earlier_parts") or [origin]))
+    visible = (origin.get("environment") or {}).get(VISIBLE)
+    run.started, run.ended = first.get("started"), origin.get("ended")
+    run.gpus = visible.split(",") if visible else []
     if summary is not None:
         return _with_figures(run, summary)
     status = read_status(place)
@@ -307,14 +315,6 @@ def refreshed(run: RunState, folder: Path, say: Callable[[str], None] | None = N
     else:
         run.status, run.reason = status, read_ending(place).get("reason", "")
     return run
-
-
-def _add_times(run: RunState, provenance: Mapping[str, Any]) -> None:
-    """Add when a run began and ended, and the GPUs that it saw."""
-    first = next(iter(provenance.get("earlier_parts") or [provenance]))
-    run.started, run.ended = first.get("started"), provenance.get("ended")
-    visible = (provenance.get("environment") or {}).get(VISIBLE)
-    run.gpus = visible.split(",") if visible else []
 
 
 def _with_figures(run: RunState, summary: dict[str, Any]) -> RunState:
@@ -359,10 +359,3 @@ def _rebuilt(folder: Path) -> SweepState | None:
         return None
     axes = sorted({key for run in runs for key in run.setting})
     return SweepState(folder.name, "", axes, None, "running", 1, "processes", runs)
-
-
-def _overall(state: SweepState) -> str:
-    """Return the status of a sweep that no process runs any more."""
-    if any(run.status in (WAITING, "running", "interrupted") for run in state.runs):
-        return "interrupted"
-    return "finished" if all(run.of_its_own for run in state.runs) else "failed"

@@ -12,7 +12,7 @@ from torch import Tensor
 from rlreason.courses.check.engine import multiple
 from rlreason.courses.check.loop_recording import RecordedUpdate, find, scored
 from rlreason.courses.check.loop_weights import right_weights
-from rlreason.courses.check.subject import Finding, Kind
+from rlreason.courses.check.subject import Kind, LoopBug
 from rlreason.objectives.terms import compute_entropy
 
 _ZERO = "where zero_grad is called, relative to backward and step"
@@ -84,12 +84,12 @@ def is_scaled(update: RecordedUpdate) -> bool:
     return factor is not None and 0.3 < factor < 1.7
 
 
-def findings_of_gradients(wrong: Sequence[RecordedUpdate], updates: Sequence[RecordedUpdate]) -> Iterator[Finding]:
+def findings_of_gradients(wrong: Sequence[RecordedUpdate], updates: Sequence[RecordedUpdate]) -> Iterator[LoopBug]:
     """Yield the known mistake between backward and step that gives the gradient of some wrong update."""
     for update in wrong:
         for kind, guess in _guesses(update):
             if same_gradients(update.gradients["at step"], guess):
-                yield Finding(kind, *_yours_and_ours(update))
+                yield LoopBug(kind, *_yours_and_ours(update))
                 return
 
 
@@ -122,7 +122,7 @@ def _guesses(update: RecordedUpdate) -> Iterator[tuple[Kind, Gradients]]:
         yield Kind("the gradient is clipped after each micro-batch, not once before the step", _CLIP), total
 
 
-def unknown_gradient(update: RecordedUpdate) -> Finding:
+def unknown_gradient(update: RecordedUpdate) -> LoopBug:
     """Describe a wrong gradient that no known mistake explains."""
     factor = multiple(_flat(update.gradients["at step"]), _flat(update.gradients["right"]))
     name = "the gradient at the optimizer step differs from ours"
@@ -138,7 +138,7 @@ def unknown_gradient(update: RecordedUpdate) -> Finding:
         name, where = "the gradient is clipped to another norm than max_grad_norm", _CLIP
     elif factor is not None:
         name = f"the gradient at the optimizer step is {factor:.4g} times what it should be"
-    return Finding(Kind(name, where), *_yours_and_ours(update))
+    return LoopBug(Kind(name, where), *_yours_and_ours(update))
 
 
 def _has_other_norm(update: RecordedUpdate) -> bool:

@@ -24,8 +24,8 @@ from rlreason.courses.check.loop_weights import findings_of_weights, right_weigh
 from rlreason.courses.check.subject import (
     LOOP,
     Bug,
-    Finding,
     Kind,
+    LoopBug,
     NotWrittenError,
     TimeUpError,
     short_text,
@@ -57,7 +57,7 @@ def _try_scenario(
     """Return the bugs that one scenario shows; if the loop is not written for it, add that to `unwritten`."""
     session = Session(scenario)
     run = {"scenario": scenario.about}
-    failure: Finding | None = None
+    failure: LoopBug | None = None
     try:
         session.metrics = function(**session.arguments(function))
     except TimeUpError:
@@ -66,19 +66,19 @@ def _try_scenario(
         if scenario.open and not session.updates:
             notes.append(f"not tried, as the loop refuses it: {scenario.about} ({their_error(error)})")
             return []
-        failure = Finding(Kind("it raises an error", "the line that is named"), their_error(error), "a run to its end")
+        failure = LoopBug(Kind("it raises an error", "the line that is named"), their_error(error), "a run to its end")
         if isinstance(error, NotImplementedError) and not session.updates:
             unwritten.append(failure.bug(LOOP, run))
             return []
     session.samples, session.calls = session.training(), session.training_calls()
     if failure is None and not session.calls and not session.updates and session.metrics is None:
         if not scenario.open:
-            unwritten.append(Finding(_NOT_SAMPLED).bug(LOOP, run))
+            unwritten.append(LoopBug(_NOT_SAMPLED).bug(LOOP, run))
         return []
     return [finding.bug(LOOP, run) for finding in _findings(session, failure, notes)]
 
 
-def _findings(session: Session, failure: Finding | None, notes: list[str]) -> list[Finding]:
+def _findings(session: Session, failure: LoopBug | None, notes: list[str]) -> list[LoopBug]:
     """Return the findings of a finished run: of its calls and steps, else of its gradients, else of its counts."""
     if failure is None:
         for look in (_in_optimizer, _in_calls, _in_steps):
@@ -98,7 +98,7 @@ def _findings(session: Session, failure: Finding | None, notes: list[str]) -> li
     return [failure] if failure else list(_in_counts(session)) or list(_in_metrics(session))
 
 
-def judged(updates: Sequence[RecordedUpdate]) -> list[Finding]:
+def judged(updates: Sequence[RecordedUpdate]) -> list[LoopBug]:
     """Return the findings in these updates of one run; [] if each has the right gradient."""
     wrong = [u for u in updates if not has_right_gradient(u)]
     if not wrong:
@@ -119,7 +119,7 @@ def _is_finite(update: RecordedUpdate) -> bool:
     return not any(has_nonfinite(value) for value in (update.log_probs, *update.gradients.get("full", [])))
 
 
-def _dropped(wrong: Sequence[RecordedUpdate]) -> Iterator[Finding]:
+def _dropped(wrong: Sequence[RecordedUpdate]) -> Iterator[LoopBug]:
     """Find rows given for the step that are not learned from, though they have an advantage."""
     update = wrong[0]
     live = {s.number for s, row in zip(update.samples, right_weights(update), strict=True) if bool(row.any())}
@@ -127,10 +127,10 @@ def _dropped(wrong: Sequence[RecordedUpdate]) -> Iterator[Finding]:
     if lost:
         kind = "remainder of a batch dropped: some rows are given and never learned from"
         where = "how the rows are cut into micro-batches"
-        yield Finding(Kind(kind, where), f"{lost} of {len(update.samples)} left out", "0")
+        yield LoopBug(Kind(kind, where), f"{lost} of {len(update.samples)} left out", "0")
 
 
-def _strangers(wrong: Sequence[RecordedUpdate]) -> Iterator[Finding]:
+def _strangers(wrong: Sequence[RecordedUpdate]) -> Iterator[LoopBug]:
     """Find rows that were not sampled."""
     update = next((u for u in wrong if u.strangers), None)
     if update is None:
@@ -144,7 +144,7 @@ def _strangers(wrong: Sequence[RecordedUpdate]) -> Iterator[Finding]:
         inputs["sampled"] = f"{sample.text!r} {short_text(sample.token_ids)}"
         if sample.truncated:
             inputs["truncated"] = "True: it was cut at the limit, without an end token"
-    yield Finding(kind, f"learns from {short_text(ids)}", ours, inputs)
+    yield LoopBug(kind, f"learns from {short_text(ids)}", ours, inputs)
 
 
 def _change_of_sample(ids: list[int], update: RecordedUpdate) -> tuple[Kind, RecordedSample | None]:
@@ -178,7 +178,7 @@ def _changed_forms(s: RecordedSample, tokenizer: Any) -> Iterator[tuple[Kind, li
     yield Kind("only a part of the response is learned from", _LEARNED), s.ids[: max(2, len(s.prompt_ids) + 2)]
 
 
-def _outside(wrong: Sequence[RecordedUpdate]) -> Iterator[Finding]:
+def _outside(wrong: Sequence[RecordedUpdate]) -> Iterator[LoopBug]:
     """Find gradients at positions outside the responses."""
     update = next((u for u in wrong if u.outside.keys() & {"prompt", "behind"}), None)
     if update is None:
@@ -197,7 +197,7 @@ def _outside(wrong: Sequence[RecordedUpdate]) -> Iterator[Finding]:
     s = update.samples[0]
     inputs = {"prompt ids": short_text(s.prompt_ids), "sampled ids": short_text(s.token_ids)}
     names = " and ".join(name for name, is_it in (("prompt", prompt), ("padding", behind)) if is_it)
-    yield Finding(kind, f"the loss has a gradient at {names} positions", "0 there", inputs)
+    yield LoopBug(kind, f"the loss has a gradient at {names} positions", "0 there", inputs)
 
 
 def _all_rows_lose_a_token(weights: Tensor, update: RecordedUpdate, first: bool) -> bool:
@@ -210,7 +210,7 @@ def _all_rows_lose_a_token(weights: Tensor, update: RecordedUpdate, first: bool)
     return True
 
 
-def _temperature(wrong: Sequence[RecordedUpdate]) -> Iterator[Finding]:
+def _temperature(wrong: Sequence[RecordedUpdate]) -> Iterator[LoopBug]:
     """Find log-probabilities of another distribution than was sampled from."""
     for update in wrong:
         t, seen = update.options.temperature, update.temperature_seen
@@ -221,29 +221,29 @@ def _temperature(wrong: Sequence[RecordedUpdate]) -> Iterator[Finding]:
             if seen != 1:
                 name = "temperature applied twice or upside down where log-probabilities are computed"
             kind = Kind(name, "where log-probabilities are computed from logits")
-            yield Finding(kind, f"log-probabilities at temperature {seen:g}", f"at temperature {t:g}")
+            yield LoopBug(kind, f"log-probabilities at temperature {seen:g}", f"at temperature {t:g}")
         else:
             name = "the gradient is not that of the sampled tokens' log-probabilities"
             where = "labels and shifts where log-probabilities are gathered, and what is added to the loss"
-            yield Finding(Kind(name, where))
+            yield LoopBug(Kind(name, where))
         return
 
 
-def _in_optimizer(session: Session) -> Iterator[Finding]:
+def _in_optimizer(session: Session) -> Iterator[LoopBug]:
     """Find weights that something else than the given optimizer changed."""
     pairs = zip(session.model.parameters(), session.start, strict=True)
     if session.updates or not any(bool((now != start).any()) for now, start in pairs):
         return
     kind = "the optimizer that is handed in never steps, though the weights change: the loop makes one of its own"
     where = "lines that make an optimizer, such as torch.optim.AdamW(...): use the argument `optimizer` there"
-    yield Finding(Kind(kind, where), "0 steps of `optimizer`", f"{_right_steps(session)} steps of `optimizer`")
+    yield LoopBug(Kind(kind, where), "0 steps of `optimizer`", f"{_right_steps(session)} steps of `optimizer`")
 
 
-def _in_calls(session: Session) -> Iterator[Finding]:
+def _in_calls(session: Session) -> Iterator[LoopBug]:
     """Find the first bug in the calls of generate and reward_fn."""
     s = session.settings
     if not session.calls:
-        yield Finding(_NOT_SAMPLED)
+        yield LoopBug(_NOT_SAMPLED)
         return
     for call in session.calls:
         for name, setting in (("temperature", "sampling_temperature"), ("max_tokens", "sampling_max_tokens")):
@@ -251,12 +251,12 @@ def _in_calls(session: Session) -> Iterator[Finding]:
             if call[name] != right:
                 ignored = "temperature ignored: " if name == "temperature" else ""
                 kind = Kind(f"{ignored}{setting} is not passed on to generate", _SAMPLING)
-                yield Finding(kind, f"{name} {call[name]:g}", f"{right:g}")
+                yield LoopBug(kind, f"{name} {call[name]:g}", f"{right:g}")
                 return
     unknown = next((x for x in session.samples if x.prompt < 0), None)
     if unknown is not None:
         kind = Kind("samples a prompt that is none of the prompts it was given", _SAMPLING)
-        yield Finding(kind, repr(session.tokenizer.decode(unknown.prompt_ids)))
+        yield LoopBug(kind, repr(session.tokenizer.decode(unknown.prompt_ids)))
         return
     groups: dict[tuple[int, int], list[RecordedSample]] = {}
     for sample in session.samples:
@@ -268,7 +268,7 @@ def _in_calls(session: Session) -> Iterator[Finding]:
                 "identical seeds in a group: copies of a prompt get the same sample",
                 "the seed that is given to generate for each copy of a prompt",
             )
-            yield Finding(kind, f"a group of {short_text([x.text for x in group])}", f"{len(group)} samples")
+            yield LoopBug(kind, f"a group of {short_text([x.text for x in group])}", f"{len(group)} samples")
             return
     if findings := list(findings_of_rewards(session.samples, session.reward_calls, session.truths)):
         yield from findings
@@ -276,22 +276,22 @@ def _in_calls(session: Session) -> Iterator[Finding]:
     sizes = {len(group) for group in groups.values()}
     if sizes != {s.group_size}:
         kind = Kind("a question has more or fewer responses than group_size", _SAMPLING)
-        yield Finding(kind, f"{short_text(sorted(sizes))} responses to a question", str(s.group_size))
+        yield LoopBug(kind, f"{short_text(sorted(sizes))} responses to a question", str(s.group_size))
         return
     right, rounds = s.n_grpo_steps * s.rollout_batch_size, len({x.round for x in session.samples})
     if len(session.samples) != right:
         name = "samples more or fewer responses than rollout_batch_size for each step"
         if len(session.samples) < right and rounds < s.n_grpo_steps:
             name = "responses are not sampled anew in each step: later steps learn from those of an older policy"
-        yield Finding(Kind(name, _SAMPLING), f"{len(session.samples)} in all", str(right))
+        yield LoopBug(Kind(name, _SAMPLING), f"{len(session.samples)} in all", str(right))
     elif rounds < s.n_grpo_steps and len(session.updates) > 1:
         name = "all responses are sampled before the first update: later steps learn from those of an older policy"
-        yield Finding(Kind(name, _SAMPLING), "all samples at once", f"{s.rollout_batch_size} before each step")
+        yield LoopBug(Kind(name, _SAMPLING), "all samples at once", f"{s.rollout_batch_size} before each step")
 
 
 def findings_of_rewards(
     samples: Sequence[RecordedSample], calls: Sequence[tuple[str, str]], truths: Sequence[str]
-) -> Iterator[Finding]:
+) -> Iterator[LoopBug]:
     """Find the first response that was never judged by its own question's ground truth, in the calls of reward_fn."""
     where = "the call of reward_fn: what is handed to it as response and as ground truth"
     texts = {text for text, _ in calls}
@@ -313,7 +313,7 @@ def findings_of_rewards(
             if any(text.endswith(s.text) and len(text) > len(s.text) for text in with_truth):
                 kind += ": prompt and response are handed over together"
         inputs = {"response": repr(s.text), "its ground truth": repr(s.truth)}
-        yield Finding(Kind(kind, where), yours, "this response judged by this ground truth", inputs)
+        yield LoopBug(Kind(kind, where), yours, "this response judged by this ground truth", inputs)
         return
 
 
@@ -323,7 +323,7 @@ def _right_steps(session: Session) -> int:
     return s.n_grpo_steps * s.epochs_per_rollout_batch * -(-s.rollout_batch_size // s.train_batch_size)
 
 
-def _in_steps(session: Session) -> Iterator[Finding]:
+def _in_steps(session: Session) -> Iterator[LoopBug]:
     """Find a wrong number of optimizer steps whose cause is clear, or responses that no step was for."""
     s, steps, taken = session.settings, _right_steps(session), len(session.updates)
     largest = max((len(u.samples) for u in session.updates), default=0)
@@ -333,15 +333,15 @@ def _in_steps(session: Session) -> Iterator[Finding]:
     elif 0 < taken < steps and largest > s.train_batch_size:
         kind = "one optimizer step is taken for several train batches, not one after each"
     if kind:
-        yield Finding(Kind(kind, _STEPS), f"{taken} steps", f"{steps} steps")
+        yield LoopBug(Kind(kind, _STEPS), f"{taken} steps", f"{steps} steps")
     elif session.updates and all(u.micro and u.gradients and not u.strangers for u in session.updates):
         learned = {x.number for u in session.updates for x in u.samples}
         never = [x for x in session.samples if _has_advantage(x, session.samples) and x.number not in learned]
         if 0 < len(never) < len(session.samples):
-            yield Finding(_LOST, f"{len(never)} of {len(session.samples)} are left out", "0")
+            yield LoopBug(_LOST, f"{len(never)} of {len(session.samples)} are left out", "0")
 
 
-def _in_counts(session: Session) -> Iterator[Finding]:
+def _in_counts(session: Session) -> Iterator[LoopBug]:
     """Find responses learned from too often or too rarely, or a wrong number of optimizer steps."""
     epochs = session.settings.epochs_per_rollout_batch
     learned = Counter(sample.number for update in session.updates for sample in update.samples)
@@ -349,16 +349,16 @@ def _in_counts(session: Session) -> Iterator[Finding]:
     never = [x for x in live if not learned[x.number]]
     if never:
         kind = _LOST if session.updates else Kind("no optimizer step is taken", _BATCHES)
-        yield Finding(kind, f"{len(never)} of {len(session.samples)} are left out", "0")
+        yield LoopBug(kind, f"{len(never)} of {len(session.samples)} are left out", "0")
         return
     often = {learned[x.number] for x in live}
     if often != {epochs}:
         kind = Kind("responses are learned from more or less often than epochs_per_rollout_batch", _BATCHES)
-        yield Finding(kind, f"{short_text(sorted(often))} times", f"{epochs} times")
+        yield LoopBug(kind, f"{short_text(sorted(often))} times", f"{epochs} times")
         return
     steps, taken = _right_steps(session), len(session.updates)
     if taken != steps:
-        yield Finding(Kind("the number of optimizer steps is wrong", _STEPS), f"{taken} steps", f"{steps} steps")
+        yield LoopBug(Kind("the number of optimizer steps is wrong", _STEPS), f"{taken} steps", f"{steps} steps")
 
 
 def _has_advantage(sample: RecordedSample, samples: list[RecordedSample]) -> bool:
@@ -367,12 +367,12 @@ def _has_advantage(sample: RecordedSample, samples: list[RecordedSample]) -> boo
     return abs(sample.reward - sum(group) / len(group)) > 1e-6
 
 
-def _in_metrics(session: Session) -> Iterator[Finding]:
+def _in_metrics(session: Session) -> Iterator[LoopBug]:
     """Find the first wrong entropy or clip fraction of the returned metrics, if there is a dictionary per update."""
     rows = session.metrics
     if not isinstance(rows, list | tuple) or len(rows) != len(session.updates):
         return
     for row, update in zip(rows, session.updates, strict=True):
         for name, yours, ours in unlike(numbers(row), update):
-            yield Finding(not_a_mean(name), f"{name} {short_text(yours)}", f"{name} {short_text(ours)}")
+            yield LoopBug(not_a_mean(name), f"{name} {short_text(yours)}", f"{name} {short_text(ours)}")
             return

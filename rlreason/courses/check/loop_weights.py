@@ -30,7 +30,7 @@ from rlreason.courses.check.mistakes import (
     wrong_average,
     wrong_token_loss,
 )
-from rlreason.courses.check.subject import Finding, Kind, Mistake, known, short_text
+from rlreason.courses.check.subject import Kind, LoopBug, Mistake, known, short_text
 from rlreason.objectives.advantages import compute_group_advantages
 from rlreason.objectives.aggregation import aggregate_loss
 from rlreason.objectives.losses import LOSSES
@@ -182,7 +182,7 @@ def wrong_update_advantages(update: RecordedUpdate, m: Mistake) -> Tensor:
     return advantages[torch.tensor([number[s.number] for s in update.samples])]
 
 
-def findings_of_weights(wrong: Sequence[RecordedUpdate], updates: Sequence[RecordedUpdate]) -> Iterator[Finding]:
+def findings_of_weights(wrong: Sequence[RecordedUpdate], updates: Sequence[RecordedUpdate]) -> Iterator[LoopBug]:
     """Yield the mistake that gives response tokens wrong weights, if the first wrong update has any."""
     visible = [u for u in updates if u.weights is not None]
     bad = [u for u in visible if not _same(u.weights, right_weights(u))]
@@ -313,7 +313,7 @@ def _group_sums(update: RecordedUpdate) -> bool:
     return bool((sums.abs() > 1e-3 * read.abs().max()).any())
 
 
-def _example(update: RecordedUpdate, kind: Kind, mistake: Mistake | None) -> Finding:
+def _example(update: RecordedUpdate, kind: Kind, mistake: Mistake | None) -> LoopBug:
     """Return the finding with the response whose weights are furthest off: its question, group and token."""
     assert update.weights is not None
     right = right_weights(update)
@@ -334,10 +334,10 @@ def _example(update: RecordedUpdate, kind: Kind, mistake: Mistake | None) -> Fin
         yours = f"its group is responses to {questions} questions, with rewards of mean {_mean(mixed):.3g}"
         if len(mixed) <= 6:
             yours += f": {short_text([s.reward for s in mixed])}"
-        return Finding(kind, yours, f"the responses to its own question, of mean {_mean(group):.3g}", inputs)
+        return LoopBug(kind, yours, f"the responses to its own question, of mean {_mean(group):.3g}", inputs)
     inputs["its token"] = f"number {place + 1}, {update.tokenizer.decode([sample.token_ids[place]])!r}"
     yours, ours = (f"it pulls with weight {float(w[row, place]):.4g}" for w in (update.weights, right))
-    return Finding(kind, f"{yours} (d loss / d its log-probability)", ours, inputs)
+    return LoopBug(kind, f"{yours} (d loss / d its log-probability)", ours, inputs)
 
 
 def _group_of(update: RecordedUpdate, sample: RecordedSample) -> list[RecordedSample]:

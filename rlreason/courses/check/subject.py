@@ -158,7 +158,7 @@ class Subject:
 
 
 @dataclass(frozen=True)
-class Finding:
+class LoopBug:
     """A bug of a loop or train step, before the function and the run that show it are added."""
 
     kind: Kind

@@ -26,8 +26,7 @@ from rlreason.discovery.report.texts import (
     whole_number,
 )
 from rlreason.records.training_curves import picture
-from rlreason.report.content import evenly, written_out
-from rlreason.report.specifications import LIGHT
+from rlreason.report.content import LIGHT, evenly, written_out
 from rlreason.runtime.differences import LEVEL
 from rlreason.runtime.intervals import mean_interval, smallest_p
 from rlreason.runtime.text import shorten

@@ -30,7 +30,7 @@ from rlreason.grading.answers.values import (
 from rlreason.types import Outcome
 
 
-class Verdict(NamedTuple):
+class Decision(NamedTuple):
     """The verdict on an answer; `path` names the rule that decided."""
 
     outcome: Outcome
@@ -270,9 +270,9 @@ _QUICK = re.compile(r"([+-]?)\\?\$?(\d{1,3}(?:,\d{3})+|\d+)(\.\d+)?\.?")
 
 def decide(
     candidates: Sequence[str], references: Sequence[str], settings: ComparisonSettings
-) -> tuple[Verdict, list[tuple[str, str]]]:
+) -> tuple[Decision, list[tuple[str, str]]]:
     """Return the best verdict over all pairs that can be decided here, and the pairs that cannot."""
-    best, undecided = Verdict("wrong", "undecided"), []
+    best, undecided = Decision("wrong", "undecided"), []
     for answer in candidates:
         for reference in references:
             verdict = decide_pair(answer, reference, settings)
@@ -285,46 +285,46 @@ def decide(
     return best, undecided
 
 
-def better(first: Verdict, second: Verdict) -> Verdict:
+def better(first: Decision, second: Decision) -> Decision:
     """Return the better verdict: correct first, then failures of the grader, then wrong."""
     if first.path == "undecided":
         return second
     return second if _RANK[second.outcome] < _RANK[first.outcome] else first
 
 
-def decide_pair(answer: str, reference: str, settings: ComparisonSettings) -> Verdict | None:
+def decide_pair(answer: str, reference: str, settings: ComparisonSettings) -> Decision | None:
     """Return the verdict, or None when only the symbolic library can decide."""
     answer, reference = answer.strip(), reference.strip()
     if not answer or not reference:
-        return Verdict("wrong", "empty")
+        return Decision("wrong", "empty")
     if answer == reference:
-        return Verdict("correct", "text")
+        return Decision("correct", "text")
     if max(len(answer), len(reference)) > MAX_CHARS:
-        return Verdict("wrong", "too_long")
+        return Decision("wrong", "too_long")
     first, second = _QUICK.fullmatch(answer), _QUICK.fullmatch(reference)
     if first and second:
         return _verdict(_quick(first) == _quick(second), "number")
     try:
         return _decide_values(answer, reference, settings)
     except RefusedError:
-        return Verdict("refused", "guard")
+        return Decision("refused", "guard")
     except Exception as error:  # a bug in the rules must not end a run
-        return Verdict("error", f"internal_{type(error).__name__}")
+        return Decision("error", f"internal_{type(error).__name__}")
 
 
-def _decide_values(answer: str, reference: str, settings: ComparisonSettings) -> Verdict | None:
+def _decide_values(answer: str, reference: str, settings: ComparisonSettings) -> Decision | None:
     (answer, plain_answer), (reference, plain_reference) = _spelled(answer), _spelled(reference)
     if not answer or not reference:
-        return Verdict("wrong", "empty")
+        return Decision("wrong", "empty")
     if plain_answer == plain_reference:
-        return Verdict("correct", "text")
+        return Decision("correct", "text")
     right, left = value_of(reference), value_of(answer)
     if isinstance(left, RefusedError) or isinstance(right, RefusedError):
         raise RefusedError
     if left is None or right is None:
         readable = left if right is None else right
         if isinstance(readable, Words) or not (_sendable(answer, left) and _sendable(reference, right)):
-            return Verdict("wrong", "text")
+            return Decision("wrong", "text")
         for text, value in ((answer, left), (reference, right)):
             lexer.check(text)
             if value is not None:
@@ -333,7 +333,7 @@ def _decide_values(answer: str, reference: str, settings: ComparisonSettings) ->
     try:
         return _verdict(equal(left, right, settings), _path(left, right))
     except UndefinedError:
-        return Verdict("wrong", "undefined")
+        return Decision("wrong", "undefined")
 
 
 @lru_cache(maxsize=8192)
@@ -372,8 +372,8 @@ def _quick(match: re.Match[str]) -> Fraction:
     return Fraction(f"{sign}{whole.replace(',', '')}{decimals or ''}")
 
 
-def _verdict(equal: bool, path: str) -> Verdict:
-    return Verdict("correct" if equal else "wrong", path)
+def _verdict(equal: bool, path: str) -> Decision:
+    return Decision("correct" if equal else "wrong", path)
 
 
 SLACK = 1e-9  # relative; numbers closer than this are left to the rules

@@ -1,21 +1,46 @@
 """Write up a whole assignment, in the handout's order, from the runs below one folder: Markdown and one HTML page."""
 
-import html
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from rlreason.errors import ConfigError, UnwritableError
 from rlreason.records.console import Console
-from rlreason.report.assignment.courses import Section, WriteUp, course_of
-from rlreason.report.assignment.gather import Gathered, found_below
-from rlreason.report.assignment.sections import write_up_of
-from rlreason.report.build import case_lines, fenced, table_lines, text, verdict_line
-from rlreason.report.content import SIGNS, Table, written_out
-from rlreason.report.page import breakable, style, svg_of, with_own_ids
-from rlreason.report.specifications import LIGHT, variable
+from rlreason.report.assignment.courses import (
+    DONE,
+    IN_WORDS,
+    NOT_YET,
+    PARTLY,
+    Assignment,
+    AssignmentQuestion,
+    Picture,
+    Section,
+    WriteUp,
+    course_of,
+    directions_table,
+    found_below,
+)
+from rlreason.report.assignment.figures import (
+    against,
+    bar_line,
+    is_of,
+    of_budget,
+    published_line,
+    published_text,
+    what_ran,
+    with_bands,
+)
+from rlreason.report.assignment.parts import PARTS, Gathered, ReadStudy, by_budget, values_of
+from rlreason.report.build import build_report, case_lines, fenced, picture, table_lines, text, verdict_line
+from rlreason.report.charts import figures_of, legend_of
+from rlreason.report.content import LIGHT, SIGNS, Table, counted, variable
+from rlreason.report.page import style, svg_of, template, with_own_ids
+from rlreason.report.study import Study
+from rlreason.report.verdicts import verdicts_of
 from rlreason.runtime.files import write_whole
 from rlreason.runtime.streams import Answer
+from rlreason.runtime.text import few
 from rlreason.runtime.version import __version__
 
 FILES = "writeup_files"  # folder of the pictures, next to the Markdown
@@ -89,17 +114,12 @@ def _lines(document: WriteUp, dark: bool) -> Iterator[str]:
         code = "<br>".join(f"`{command}`" for command in commands.split("\n")) if commands else "\N{EN DASH}"
         yield f"| `{question}` | {state} | {code} |"
     yield from ("", text(document.checklist.note))
-    for table in (document.directions, document.published):
-        if table is not None:
-            yield from _titled_table(table, "##")
+    for table in filter(None, (document.directions, document.published)):
+        yield from ("", f"## {text(table.title)}", "", *table_lines(table))
     for number, section in enumerate(document.sections, 1):
         yield from _section_lines(number, section, dark)
     if document.problems:
         yield from ("", "## Problems found in the folders", "", *(f"- {text(line)}" for line in document.problems))
-
-
-def _titled_table(table: Table, level: str) -> list[str]:
-    return ["", f"{level} {text(table.title)}", "", *table_lines(table)]
 
 
 def _section_lines(number: int, section: Section, dark: bool) -> Iterator[str]:
@@ -114,13 +134,11 @@ def _section_lines(number: int, section: Section, dark: bool) -> Iterator[str]:
     for comparison, verdicts in section.verdicts:
         yield from ("", f"**{text(comparison)}**", "", *map(verdict_line, verdicts))
     for one in section.pictures:
-        alt = html.escape(" ".join(written_out(one.figure.alt).split()))
-        other = f'<source media="(prefers-color-scheme: dark)" srcset="{FILES}/{one.stem}_dark.svg">' if dark else ""
-        yield from ("", f'<picture>{other}<img alt="{alt}" src="{FILES}/{one.stem}.svg"></picture>')
+        yield from ("", picture(one.figure, f"{FILES}/{one.stem}", dark))
     for table in section.tables:
-        yield from _titled_table(table, "###")
-    if section.keep:
-        yield from ("", "### To keep in mind", "", *(f"- {text(line)}" for line in section.keep))
+        yield from ("", f"### {text(table.title)}", "", *table_lines(table))
+    if section.warnings:
+        yield from ("", "### To keep in mind", "", *(f"- {text(line)}" for line in section.warnings))
     for title, quotes in section.quotes:
         yield from ("", "<details>", f"<summary>{text(title)}</summary>")
         for place, quote in enumerate(quotes, 1):
@@ -136,27 +154,15 @@ def _section_lines(number: int, section: Section, dark: bool) -> Iterator[str]:
         yield from ("", "</details>")
 
 
-TEMPLATE = "writeup.html.j2"
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
 
 
 def page_of(document: WriteUp, pictures: Mapping[str, str]) -> str:
     """Return the whole page. `pictures`: stem -> SVG as drawn. `ConfigError` if jinja2 is not installed."""
-    try:
-        import jinja2
-        from markupsafe import Markup
-    except ImportError as error:
-        raise ConfigError("a write-up needs jinja2, which is not installed: pip install 'rlreason[report]'") from error
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(Path(__file__).parent),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        finalize=lambda value: written_out(value) if type(value) is str else value,
-    )
-    environment.filters["breakable"] = breakable
-    return environment.get_template(TEMPLATE).render(
+    page = template(Path(__file__).parent, "writeup.html.j2")
+    from markupsafe import Markup
+
+    return page.render(
         document=document,
         pictures={stem: Markup(themed(svg, stem)) for stem, svg in pictures.items()},  # made by vl-convert
         policy=POLICY,
@@ -172,10 +178,160 @@ def themed(svg: str, prefix: str) -> str:
     >>> themed('<g id="a" clip-path="url(#a)" fill="#1895D8"/>', "p")
     '<g id="p-a" clip-path="url(#p-a)" fill="var(--s1)"/>'
     """
-    names = {colour.lower(): name for name, colour in reversed(LIGHT.items())}
+    names = {colour.lower(): variable(name) for name, colour in reversed(LIGHT.items())}
+    with_ids = with_own_ids(svg, prefix)
+    return re.sub(r'"(#[0-9a-fA-F]{6})"', lambda match: f'"{names.get(match[1].lower(), match[1])}"', with_ids)
 
-    def themed_colour(match: re.Match[str]) -> str:
-        name = names.get(match[1].lower())
-        return match[0] if name is None else f'"{variable(name)}"'
 
-    return re.sub(r'"(#[0-9a-fA-F]{6})"', themed_colour, with_own_ids(svg, prefix))
+CARRIED = "Carried from an earlier sweep"  # a warning that is shown once, in the first section that has it
+MOST_REFUSED = 4  # runs with a reason why they do not answer a question
+TIME = "time"  # in a question's `figures`: its accuracy against seconds
+#: part -> the only sweep of a question that it is for.
+ONLY = {"filtered": "sft_filtered", "entropy": "grpo_off_policy_focused"}
+
+
+def write_up_of(gathered: Gathered) -> WriteUp:
+    """Build the whole document."""
+    course = gathered.course
+    sections = [section_of(question, gathered) for question in course.questions]
+    verdicts = {one.question.id: [v for _, group in one.verdicts for v in group] for one in sections}
+    published = None
+    if course.figures:
+        rows = [[figure.question, published_text(figure), figure.source] for figure in course.figures]
+        note = f"{course.model_name} on {course.data_name}; mostly one seed each, and no target."
+        published = Table("What others got", ["question", "figure", "source"], rows, note=note)
+    return WriteUp(
+        f"{course.title}: write-up",
+        introduction_lines(gathered, sections),
+        sections,
+        directions_table(course, verdicts),
+        published,
+        list(dict.fromkeys([*gathered.problems, *(line for section in sections for line in section.problems)])),
+    )
+
+
+def introduction_lines(gathered: Gathered, sections: list[Section]) -> list[str]:
+    """Return how many questions are answered, and the cost of the runs."""
+    read = gathered.all_read
+    done = sum(section.state == DONE for section in sections)
+    runs = [run for one in read for run in one.study.runs]
+    seconds = sum(run.seconds or 0.0 for run in runs)
+    duration = f"{seconds / 3600:.1f} hours" if seconds >= 3600 else f"{seconds / 60:.0f} minutes"
+    beside = " Runs that ran side by side count each with its own time." if any(r.shared_machine for r in runs) else ""
+    return [
+        f"{done} of {len(sections)} questions are answered, from {counted(len(runs), 'run')} in "
+        f"{counted(len(read), 'folder')}; together they ran for {duration}.{beside}",
+        *([f"Asked for and not part of this write-up: {gathered.course.lacks}."] if gathered.course.lacks else []),
+        *_rehearsal_lines(gathered),
+        "A verdict is a 95% interval of a difference over seeds and problems, corrected for the number of settings "
+        "that a sweep compares (Holm); a sentence on other metrics is corrected for all metrics of all "
+        "settings. Where the interval holds zero it says that the data cannot tell.",
+    ]
+
+
+def _rehearsal_lines(gathered: Gathered) -> list[str]:
+    """Return a note if runs are not of the handout's model and data, so that published figures do not compare."""
+    course = gathered.course
+    others = [one for one in gathered.all_read if not is_of(course, one.study)]
+    if not others:
+        return []
+    runs = [run for one in others for run in one.study.runs if run.settings]
+    pairs = {(run.settings.get("model.name"), run.settings.get("data.name")) for run in runs}
+    names = few(sorted(f"{model} on {data}" for model, data in pairs), 4)
+    return [
+        f"{len(others)} of {len(gathered.all_read)} folders are not of the handout's {course.model_name} on "
+        f"{course.data_name}, but of {names}. They rehearse the questions and are nothing to hand in: the published "
+        "figures and the pass bars are those of another model, so no band is drawn, and only directions are laid side "
+        "by side."
+    ]
+
+
+def section_of(question: AssignmentQuestion, gathered: Gathered) -> Section:
+    """Return the section of one question: its state, and everything that its studies show."""
+    section = Section(question, NOT_YET)
+    if question.note:
+        section.lines.append(question.note)
+    if not question.command:
+        section.state = IN_WORDS
+        return section
+    reads, refused = answers_of(question, gathered)
+    names = [read.source.name for read in reads]
+    by_sweeps = not question.algorithm or not reads
+    lacking = [name for name in question.sweeps if name not in names] if by_sweeps else []
+    section.missing = list(dict.fromkeys(question.command_of(name) for name in lacking))
+    if not reads:
+        section.missing = section.missing or [question.command]
+        section.lines += refused[:MOST_REFUSED]
+        return section
+    values = set(question.values(question.each)).difference(*(values_of(read, question.each) for read in reads))
+    if values:
+        section.lines += [f"Not yet run: {question.each}={few(sorted(values))}.", *refused[:MOST_REFUSED]]
+        section.missing = section.missing or [question.command]
+    open_runs = sum(not run.ended for read in reads for run in read.study.runs)
+    if open_runs:
+        section.lines.append(
+            f"Runs that have not come to their end yet: {open_runs}. The same command goes on with them."
+        )
+        section.missing = section.missing or [question.command]
+    section.state = PARTLY if section.missing else DONE
+    for read in reads:
+        _add_study(section, read, gathered)
+    return section
+
+
+def answers_of(question: AssignmentQuestion, gathered: Gathered) -> tuple[list[ReadStudy], list[str]]:
+    """Return the studies that answer a question, in its order, and why others do not, a sentence each."""
+    reads, refused = [read for name in question.sweeps if (read := gathered.sweep(name)) is not None], list[str]()
+    if not reads:
+        reads, refused = gathered.of_algorithm(question)
+    if not reads and question.instead and (read := gathered.sweep(question.instead)) is not None:
+        whole = read.study
+        title = f"How does {whole.reference.label}, the default, do?"
+        alone = Study(whole.name, title, [], [whole.reference], folders=whole.folders)
+        reads = [ReadStudy(read.source, alone, build_report(alone))]
+    return reads, refused
+
+
+def _add_study(section: Section, read: ReadStudy, gathered: Gathered) -> None:
+    """Add the figures of one study to a section."""
+    question, study, course = section.question, read.study, gathered.course
+    if len(study.settings) == 1 and question.instead == read.source.name:
+        section.lines.append(
+            f"No run by itself was found: this is {study.reference.label}, the reference of {read.source.name}."
+        )
+    section.lines.append(f"{read.source.name}: {what_ran(study)}. {read.report.summary}")
+    section.lines += filter(None, [bar_line(course, question, study), published_line(course, question, study)])
+    if len(study.settings) > 1:
+        section.verdicts.append((f"{read.source.name}: {study.question}", verdicts_of(study)))
+    section.pictures += _pictures(question, read, course)
+    if read.report.tables:
+        first = read.report.tables[0]
+        section.tables.append(replace(first, title=f"{first.title}: {read.source.name}"))
+    for part in question.parts:
+        if ONLY.get(part, read.source.name) == read.source.name:
+            PARTS[part](section, read, gathered)
+    section.warnings += [line for line in read.report.warnings if line not in {*section.warnings, *gathered.carried}]
+    gathered.carried |= {line for line in read.report.warnings if line.startswith(CARRIED)}
+    section.problems += read.report.problems
+
+
+def _pictures(question: AssignmentQuestion, read: ReadStudy, course: Assignment) -> list[Picture]:
+    """Return the handout's pictures of one study."""
+    pictures = []
+    for budget, study in by_budget(read.study):
+        report = replace(read.report, figures=figures_of(study), legend=legend_of(study, [])) if budget else read.report
+        figures = {figure.name: figure for figure in report.figures}
+        if "eval/accuracy" in figures:
+            figures["eval/accuracy"] = with_bands(figures["eval/accuracy"], course, question, study)
+            if (by_time := against(figures["eval/accuracy"], TIME)) is not None:
+                figures[TIME] = by_time
+        for name in (name for name in question.figures if name in figures):
+            figure = of_budget(figures[name], budget) if budget else figures[name]
+            pictures.append(Picture(stem(question, read, f"{name}/{budget}".rstrip("/")), figure, report.legend))
+    return pictures
+
+
+def stem(question: AssignmentQuestion, read: ReadStudy, figure: str) -> str:
+    """Return the name of a picture's file, without its ending."""
+    own = [question.id] if read.source.name in (question.id, question.instead) else [question.id, read.source.name]
+    return "_".join([*own, re.sub(r"\W", "_", figure)])

@@ -1,16 +1,22 @@
 """Read the questions of an assignment and published figures from the two data files."""
 
-from collections.abc import Mapping, Sequence
+import math
+import os
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from rlreason.records.reader import setting_in
+from rlreason.config.leaves import flat
+from rlreason.errors import ConfigError
+from rlreason.records.files import CONFIG, STATUS
+from rlreason.records.reader import RunFolder, setting_in
 from rlreason.report.content import Case, Entry, Figure, Table, Verdict
 from rlreason.report.verdicts import signed
 from rlreason.runtime.files import number
+from rlreason.sweeps.state import FILE, read_state
 
 COURSES, PUBLISHED = (Path(__file__).parent / name for name in ("courses.yaml", "published.yaml"))
 
@@ -210,8 +216,11 @@ def directions_table(course: Assignment, verdicts: Mapping[str, Sequence[Verdict
         a, b = (direction.setting, direction.reference) if verdict is None else verdict.typed
         relation, ours = NOT_RUN, NOT_RUN
         if verdict is not None:
-            relation = agreement(direction.word, verdict.outcome or verdict.word, direction.but)
-            ours = _verdict_text(verdict)
+            ours = verdict.outcome or verdict.word
+            relation = agreement(direction.word, ours, direction.but)
+            ours += ", it diverged" if verdict.word == "diverged" and ours != "diverged" else ""
+            if (d := verdict.difference) is not None:
+                ours += f": {signed(d.mean)} points ({signed(d.low)} to {signed(d.high)})"
         relations.append(relation)
         if relation == "not comparable" and direction.but:
             relation = f"{relation}: {direction.but}"
@@ -226,15 +235,6 @@ def directions_table(course: Assignment, verdicts: Mapping[str, Sequence[Verdict
         "on a made-up task, disagreement is no refutation."
     )
     return Table("Directions: published and found here", HEAD, rows, note=note)
-
-
-def _verdict_text(verdict: Verdict) -> str:
-    word = verdict.outcome or verdict.word
-    if verdict.word == "diverged" and word != "diverged":
-        word = f"{word}, it diverged"
-    if (d := verdict.difference) is None:
-        return word
-    return f"{word}: {signed(d.mean)} points ({signed(d.low)} to {signed(d.high)})"
 
 
 def _short(typed: str, other: str) -> str:
@@ -279,7 +279,7 @@ class Section:
     tables: list[Table] = field(default_factory=list)
     quotes: list[tuple[str, list[Quote]]] = field(default_factory=list)  # title -> responses
     cases: list[Case] = field(default_factory=list)
-    keep: list[str] = field(default_factory=list)  # warnings, "to keep in mind"
+    warnings: list[str] = field(default_factory=list)  # "to keep in mind"
     problems: list[str] = field(default_factory=list)  # found in the folders
 
 
@@ -303,3 +303,134 @@ class WriteUp:
             rows.append([section.question.id, section.state, "\n".join(commands)])
         note = "Where a question is not done, the command is what is still to be run."
         return Table("Checklist", ["question", "state", "command"], rows, note=note)
+
+
+DEEPEST = 5  # folders below the one given: runs/sweeps/CHAIN/SWEEP/RUN
+NO_ALGORITHM = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A sweep, or a single run, that may answer a question."""
+
+    path: Path
+    name: str  # of sweep=NAME, else of the folder
+    begun: float  # time of the newest change
+    is_sweep: bool
+    algorithm: str  # of all its runs; NO_ALGORITHM if they differ or it is unknown
+    sweep: str = ""  # of sweep=NAME
+    settings: Mapping[str, Any] = field(default_factory=dict)  # of its first run, by dotted names
+    provenance: Mapping[str, Any] = field(default_factory=dict)  # the same run's
+
+    def nearness(self, course: Assignment) -> tuple[bool, int, int, float]:
+        """Return a sort key by closeness to the handout: model and data, their names, size of the run, time."""
+        names = {"model.name": course.model, "data.name": course.data}
+        named = sum(self.settings.get(key) == name for key, name in names.items())
+        sizes = [self.settings.get(key) for key in ("n_steps", "rollout_batch_size", "question_batch_size")]
+        work = math.prod(size for size in sizes if isinstance(size, int) and size > 0)
+        return course.is_of(self.settings, self.provenance), named, work, self.begun
+
+
+def found_below(folder: Path) -> list[Candidate]:
+    """Return all sweeps and single runs below a folder, newest first; `ConfigError` if there is no folder."""
+    if not folder.is_dir():
+        raise ConfigError(f"RUN={folder} is no folder: give the folder that holds the runs, such as runs")
+    return sorted(_below(folder, DEEPEST), key=lambda one: (-one.begun, str(one.path)))
+
+
+def _below(folder: Path, depth: int) -> Iterator[Candidate]:
+    if (folder / FILE).exists():
+        begun = (folder / FILE).stat().st_mtime
+        try:
+            state = read_state(folder, lambda _: None)
+        except ConfigError:  # reported when it is read
+            yield Candidate(folder, folder.name, begun, True, NO_ALGORITHM, folder.name)
+            return
+        algorithms = {algorithm_of(folder / run.name) for run in state.runs} - {NO_ALGORITHM}
+        only = algorithms.pop() if len(algorithms) == 1 else NO_ALGORITHM
+        first = next((folder / run.name for run in state.runs if (folder / run.name / CONFIG).exists()), None)
+        yield Candidate(folder, state.requested or folder.name, begun, True, only, state.requested, *_facts(first))
+    elif (folder / CONFIG).exists():
+        begun = (folder / CONFIG).stat().st_mtime
+        yield Candidate(folder, folder.name, begun, False, algorithm_of(folder), "", *_facts(folder))
+    elif depth:
+        with os.scandir(folder) as entries:
+            inner = sorted(e.path for e in entries if e.is_dir(follow_symlinks=False) and not e.name.startswith("."))
+        for path in inner:
+            yield from _below(Path(path), depth - 1)
+
+
+def algorithm_of(run: Path) -> str:
+    """Return the algorithm of a run, read from the text of its config."""
+    try:
+        lines = (run / CONFIG).read_text("utf-8", errors="replace").splitlines()
+    except OSError:
+        return NO_ALGORITHM
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("algorithm:")), NO_ALGORITHM)
+
+
+def _facts(run: Path | None) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the settings and the provenance of a run; empty if they cannot be read."""
+    try:
+        reader = RunFolder(run, lambda _: None) if run is not None else None
+        return (flat(reader.settings), reader.provenance) if reader is not None else ({}, {})
+    except ConfigError:
+        return {}, {}
+
+
+BUILT_IN = "stories"  # prefix of the data that questions are rehearsed on
+REHEARSED = "_short"  # suffix of the prompts for the built-in model
+TRAINING = ("grpo", "sft", "ei")
+
+
+def plain(value: Any) -> str:
+    """Return a setting's value as in the questions, where a prompt for the built-in model counts as the prompt itself.
+
+    >>> plain("r1_zero_short"), plain(None), plain(1.0)
+    ('r1_zero', 'null', '1')
+    """
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return f"{value:g}"
+    return "null" if value is None else str(value).removesuffix(REHEARSED)
+
+
+def unfit(
+    settings: Mapping[str, Any],
+    provenance: Mapping[str, Any],
+    summary: Mapping[str, Any],
+    question: AssignmentQuestion,
+    course: Assignment,
+    starts: Collection[str],
+) -> str:
+    """Return why a run does not answer a question; "" if it does.
+
+    `starts`: hashes of the weights that training runs of this model began with.
+    """
+    for key in question.settings:
+        wanted = [plain(settings.get(one[1:])) if one.startswith("$") else one for one in question.values(key)]
+        if key in settings and plain(settings[key]) not in wanted:
+            return f"{key}={plain(settings[key])}, and asked for is {' or '.join(wanted)}"
+    data, name = str(settings.get("data.name")), str(settings.get("model.name"))
+    if data != course.data and not data.startswith(BUILT_IN):
+        return f"its data is {data}, and asked for is {course.data_name}"
+    if not name.startswith(course.model) and name not in ("tiny", "local"):
+        return f"its model is {name}, and asked for is {course.model_name}"
+    if by := trained_by(settings, provenance):
+        return f"its model was trained before it began, by {by}"
+    weights = setting_in(provenance, "model.start_weights")
+    if settings.get("model.path") and weights and starts and weights not in starts:
+        return "its model is not the one that the training runs began with"
+    evaluated, available = number(summary.get("eval_problems")), number(setting_in(summary, "data_sizes.validation"))
+    if question.whole and evaluated is not None and available is not None and evaluated < available:
+        return f"it asked {evaluated:.0f} of {available:.0f} problems, and asked for are all"
+    return ""
+
+
+def trained_by(settings: Mapping[str, Any], provenance: Mapping[str, Any]) -> str:
+    """Return the run that left the model which a run starts from; "" if no training run did."""
+    path = settings.get("model.path")
+    place = Path(str(provenance.get("directory") or ".")) / Path(str(path)).expanduser()
+    for folder in (place, *place.parents)[:4] if path else ():
+        if (folder / CONFIG).is_file() and (folder / STATUS).is_file():
+            return str(folder) if algorithm_of(folder) in TRAINING else ""
+    return ""

@@ -9,12 +9,11 @@ from typing import Any
 import numpy as np
 
 from rlreason.report.assignment.courses import Assignment, AssignmentQuestion, PublishedFigure
-from rlreason.report.charts import figures_of, legend_of
+from rlreason.report.charts import STEP_TITLE, Spec, figures_of, legend_of, ticks_of
 from rlreason.report.content import DEPTH, GRID, Curves, Entry, Figure, Line, Table, band_of, counted
 from rlreason.report.remarks import late
-from rlreason.report.specifications import STEP_TITLE, Spec, ticks_of
 from rlreason.report.study import Series, Setting, Study, StudyRun
-from rlreason.report.tables import accuracy_of
+from rlreason.report.tables import accuracy_of, percent
 from rlreason.report.verdicts import best_of, comparing_half
 from rlreason.runtime.differences import LEVEL, TIED, holm, p_value
 from rlreason.runtime.intervals import Floats, mean_interval, wilson_interval
@@ -173,15 +172,6 @@ def _share(run: StudyRun, among: set[str] | None) -> float | None:
     return float(np.mean(chosen)) if chosen else run.accuracy
 
 
-def percent(value: float) -> str:
-    """Return a share as text in a sentence.
-
-    >>> percent(0.4567)
-    '45.7%'
-    """
-    return f"{100 * value:.1f}%"
-
-
 def with_interval(accuracy: tuple[float, float, float], seeds: int) -> str:
     """Return '45.7% (40.1% to 51.0%, 4 seeds)'."""
     over = f"{seeds} seeds" if seeds > 1 else "one seed, over its problems"
@@ -231,7 +221,7 @@ def _fewer_steps(question: AssignmentQuestion, study: Study) -> str:
 
 
 def is_of(course: Assignment, study: Study) -> bool:
-    """Return whether all runs that have begun have the model and data of the published figures."""
+    """Return whether all runs that have begun have the course's model and data."""
     return all(course.is_of(run.settings, run.provenance) for run in study.runs if run.settings)
 
 
@@ -251,14 +241,11 @@ def with_bands(figure: Figure, course: Assignment, question: AssignmentQuestion,
     bands = _bands(course, question)
     if figure.name != "eval/accuracy" or not bands or not is_of(course, study):
         return figure
-    rows = {**figure.rows, "published": [_visible(band.low, band.high) for band in bands]}
+    rows = {**figure.rows, "published": []}
+    for band in bands:
+        wider = max(0.0, 0.01 - (band.high - band.low)) / 2  # so that a single number is visible
+        rows["published"] = [*rows["published"], {"low": band.low - wider, "high": band.high + wider}]
     return replace(figure, rows=rows, note=f"{figure.note} Grey: published figures.".strip())
-
-
-def _visible(low: float, high: float) -> dict[str, float]:
-    """Return a band of at least one point, so that a single number is visible."""
-    wider = max(0.0, 0.01 - (high - low)) / 2
-    return {"low": low - wider, "high": high + wider}
 
 
 def _bands(course: Assignment, question: AssignmentQuestion) -> list[PublishedFigure]:
@@ -298,17 +285,17 @@ OTHERS = {
 }
 
 
-def values_of(setting: Setting, metric: str) -> dict[int, float]:
+def last_values(setting: Setting, metric: str) -> dict[int, float]:
     """Return seed -> final value of the metric."""
     return {run.seed: value for run in setting.runs if (value := late(run, metric)) is not None}
 
 
 def metrics_table(study: Study, title: str = "Other metrics at the end of training") -> Table | None:
     """Return each setting's metrics over the last quarter of its steps, with intervals over seeds, or None."""
-    metrics = [metric for metric in OTHERS if any(values_of(one, metric) for one in study.settings)]
+    metrics = [metric for metric in OTHERS if any(last_values(one, metric) for one in study.settings)]
     if not metrics:
         return None
-    rows = [[one.label, *(cell(list(values_of(one, metric).values())) for metric in metrics)] for one in study.settings]
+    rows = [[one.label, *(cell([*last_values(one, metric).values()]) for metric in metrics)] for one in study.settings]
     head = ["setting", *(OTHERS[metric] for metric in metrics)]
     note = "Mean over seeds of the last quarter of the steps; below it the 95% interval over seeds."
     return Table(title, head, rows, frozenset(range(1, len(head))), note, frozenset({0}))
@@ -375,7 +362,7 @@ def _course(one: Setting) -> str:
         first, last = (100 * float(np.mean([curve[at] for curve in curves])) for at in (0, -1))
         parts.append(f"accuracy from {first:.1f}% to {last:.1f}%")
     for metric, name in OTHERS.items():
-        if values := list(values_of(one, metric).values()):
+        if values := list(last_values(one, metric).values()):
             parts.append(f"{name.partition(',')[0]} {float(np.mean(values)):.3g} at the end")
     parts += [f"seed {run.seed} {run.status}" for run in one.runs if run.status != "finished"]
     return "; ".join(parts) or "no curve"
@@ -383,7 +370,7 @@ def _course(one: Setting) -> str:
 
 def _difference(one: Setting, reference: Setting, metric: str) -> tuple[str, float] | None:
     """Return (the difference in words, its p-value by Student's t over pairs); None with fewer than two pairs."""
-    mine, its = values_of(one, metric), values_of(reference, metric)
+    mine, its = last_values(one, metric), last_values(reference, metric)
     seeds = sorted(mine.keys() & its.keys())
     if len(seeds) < 2:
         return None

@@ -1,7 +1,7 @@
 """Build the parts of a section that only some questions have: categories, entropy, the leaderboard, cases."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -10,8 +10,20 @@ from rlreason.errors import ConfigError
 from rlreason.evaluation.cases import category_of, reasons
 from rlreason.grading import Grader
 from rlreason.records.files import COMPLIANCE, RESPONSES, each_line
+from rlreason.records.reader import setting_in
 from rlreason.records.rows import TO_SHOW, lacks
-from rlreason.report.assignment.courses import Picture, Quote, Section
+from rlreason.report.assignment.courses import (
+    TRAINING,
+    Assignment,
+    AssignmentQuestion,
+    Candidate,
+    Picture,
+    Quote,
+    Section,
+    plain,
+    trained_by,
+    unfit,
+)
 from rlreason.report.assignment.figures import (
     cell,
     figure_named,
@@ -19,18 +31,108 @@ from rlreason.report.assignment.figures import (
     leaderboard_figures,
     metric_sentences,
     metrics_table,
-    percent,
     side_by_side,
     with_bands,
     with_interval,
 )
-from rlreason.report.assignment.gather import Gathered, ReadStudy
-from rlreason.report.build import shown_text
+from rlreason.report.build import build_report, shown_text
+from rlreason.report.charts import SETTING
 from rlreason.report.compare import compared_study
-from rlreason.report.content import MOST_COLOURS, Entry, Figure, Table
-from rlreason.report.specifications import SETTING
+from rlreason.report.content import MOST_COLOURS, Entry, Figure, Report, Table
+from rlreason.report.read import read_study
 from rlreason.report.study import Setting, Study, StudyRun
+from rlreason.report.tables import percent
 from rlreason.report.verdicts import best_of, comparing_half, how_chosen, verdicts_of
+
+
+@dataclass(slots=True)
+class ReadStudy:
+    """A study with its report, and the folder that it was read from."""
+
+    source: Candidate
+    study: Study
+    report: Report
+
+
+def values_of(read: ReadStudy, key: str) -> set[str]:
+    """Return the values of a setting among the runs of a study."""
+    return {plain(run.settings.get(key)) for run in read.study.runs}
+
+
+@dataclass(slots=True)
+class Gathered:
+    """The sweeps and runs below the runs folder, by name."""
+
+    course: Assignment
+    candidates: list[Candidate]
+    problems: list[str] = field(default_factory=list)  # folders that could not be read
+    carried: set[str] = field(default_factory=set)  # warnings of CARRIED that earlier sections have
+    _read: dict[Path, ReadStudy | None] = field(default_factory=dict)
+
+    @property
+    def named(self) -> set[str]:
+        """Return the sweeps that some question names."""
+        return {name for question in self.course.questions for name in (*question.sweeps, question.instead) if name}
+
+    @property
+    def all_read(self) -> list[ReadStudy]:
+        """Return the studies read so far."""
+        return [read for read in self._read.values() if read is not None]
+
+    def nearest(self, candidates: Iterable[Candidate]) -> list[Candidate]:
+        """Sort by closeness to the handout's model, data and steps: real runs before rehearsals."""
+        return sorted(candidates, key=lambda one: one.nearness(self.course), reverse=True)
+
+    def sweep(self, name: str) -> ReadStudy | None:
+        """Return the nearest readable sweep of a name, or None."""
+        named = self.nearest(one for one in self.candidates if one.is_sweep and one.sweep == name)
+        return self.read(named[0]) if named else None
+
+    def of_algorithm(self, question: AssignmentQuestion) -> tuple[list[ReadStudy], list[str]]:
+        """Return the nearest runs or sweeps of the question's algorithm and settings that no question names.
+
+        One, or one for each value of the question's `each`; and why others do not answer it, a sentence each.
+        """
+        reads, refused, lacking = list[ReadStudy](), list[str](), set(question.values(question.each))
+        for one in self.nearest(self.candidates) if question.algorithm else ():
+            if one.algorithm != question.algorithm or one.sweep in self.named:
+                continue
+            starts = self._starts(one)
+            wrong = unfit(one.settings, one.provenance, {}, question, self.course, starts)
+            read = None if wrong else self.read(one)
+            for run in read.study.runs if read is not None else ():
+                wrong = wrong or unfit(run.settings, run.provenance, run.summary, question, self.course, starts)
+            if wrong:
+                refused.append(f"{one.path.name} does not answer this: {wrong}.")
+                self._read.pop(one.path, None)
+            elif read is not None and (not reads or lacking & values_of(read, question.each)):
+                reads.append(read)
+                lacking -= values_of(read, question.each)
+            if reads and not lacking:
+                break
+        return reads, refused
+
+    def _starts(self, one: Candidate) -> set[str]:
+        """Return hashes of the weights that training runs of its model began with, without models trained before."""
+        name = one.settings.get("model.name")
+        like = [f for f in self.candidates if f.algorithm in TRAINING and f.settings.get("model.name") == name]
+        untrained = [f for f in like if not trained_by(f.settings, f.provenance)]
+        return {str(setting_in(f.provenance, "model.start_weights")) for f in untrained} - {"None"}
+
+    def read(self, one: Candidate) -> ReadStudy | None:
+        """Read the study of a folder; add a message to `problems` if it has none."""
+        if one.path not in self._read:
+            try:
+                study = read_study([one.path])
+                if one.sweep == "pku_before_and_after":  # whose settings are long paths
+                    for setting in study.settings:
+                        setting.label = "after GRPO" if "pku_grpo" in setting.typed else "before GRPO"
+                self._read[one.path] = ReadStudy(one, study, build_report(study))
+            except ConfigError as error:
+                self.problems.append(str(error))
+                self._read[one.path] = None
+        return self._read[one.path]
+
 
 SFT, EI, ON_POLICY = "sft_dataset_size", "expert_iteration", "grpo_learning_rate"
 ENTROPY = "eval/entropy"  # of responses to validation problems, which all runs have
@@ -38,13 +140,21 @@ ENTROPY = "eval/entropy"  # of responses to validation problems, which all runs 
 
 def against_sft(section: Section, read: ReadStudy, gathered: Gathered) -> None:
     """Compare expert iteration with SFT, on the default setting of each, and give expert iteration's own gain."""
-    section.lines += _gain_by_step(read)
+    reached: dict[int, list[float]] = {}
+    for step, accuracy in (pair for run in read.study.reference.runs for pair in dict(run.evaluations).items()):
+        reached.setdefault(step, []).append(accuracy)
+    if len(reached) > 1:
+        seeds, steps = max(map(len, reached.values())), ", ".join(map(str, sorted(reached)))
+        accuracies = ", ".join(f"{100 * sum(values) / len(values):.1f}%" for _, values in sorted(reached.items()))
+        over = f", mean of {seeds} seeds" if seeds > 1 else ""
+        name = read.study.reference.name
+        section.lines.append(f"Across its steps {name} goes {accuracies} (steps {steps}{over}).")
     sft = gathered.sweep(SFT)
     if sft is None:
         section.lines.append(f"Against SFT: the sweep {SFT} has not run, so that nothing is compared.")
         return
     try:
-        study = compared_study([folder_of(sft), folder_of(read)])
+        study = compared_study([reference_path(sft), reference_path(read)])
     except ConfigError as error:
         section.problems.append(str(error))
         return
@@ -55,24 +165,10 @@ def against_sft(section: Section, read: ReadStudy, gathered: Gathered) -> None:
     section.verdicts.append((comparison, verdicts_of(study)))
 
 
-def folder_of(read: ReadStudy) -> Path:
+def reference_path(read: ReadStudy) -> Path:
     """Return the reference of a sweep as `compare` takes it: SWEEP/KEY=VALUE,..."""
     overrides = [f"{key}={value}" for key, value in read.study.reference.key]
     return read.source.path / ",".join(overrides) if overrides else read.source.path
-
-
-def _gain_by_step(read: ReadStudy) -> list[str]:
-    """Describe the reference's accuracy after each step of expert iteration."""
-    reached: dict[int, list[float]] = {}
-    for run in read.study.reference.runs:
-        for step, accuracy in dict(run.evaluations).items():
-            reached.setdefault(step, []).append(accuracy)
-    if len(reached) < 2:
-        return []
-    seeds = max(map(len, reached.values()))
-    accuracies = ", ".join(f"{100 * sum(values) / len(values):.1f}%" for _, values in sorted(reached.items()))
-    steps, over = ", ".join(map(str, sorted(reached))), f", mean of {seeds} seeds" if seeds > 1 else ""
-    return [f"Across its steps {read.study.reference.name} goes {accuracies} (steps {steps}{over})."]
 
 
 def entropy(section: Section, read: ReadStudy, gathered: Gathered) -> None:
@@ -87,16 +183,6 @@ def entropy(section: Section, read: ReadStudy, gathered: Gathered) -> None:
         section.lines.append(f"Entropy against expert iteration's: the sweep {EI} has not run.")
         return
     sides.append(("expert iteration", ei.study.reference))
-    table = entropy_table(sides)
-    if table is not None:
-        section.tables.append(table)
-    study, legend = side_by_side("entropy", "Entropy of GRPO and of expert iteration", sides)
-    if (figure := figure_named(study, "entropy")) is not None:
-        section.pictures.append(Picture(f"{section.question.id}_entropy_against_ei", figure, legend))
-
-
-def entropy_table(sides: list[tuple[str, Setting]]) -> Table | None:
-    """Return the entropy of responses to validation problems, at the first and last evaluation, or None."""
     rows = []
     for label, one in sides:
         curves = [run.series[ENTROPY].y for run in one.runs if ENTROPY in run.series and len(run.series[ENTROPY].y)]
@@ -104,11 +190,14 @@ def entropy_table(sides: list[tuple[str, Setting]]) -> Table | None:
             first, last = [float(y[0]) for y in curves], [float(y[-1]) for y in curves]
             change = [b - a for a, b in zip(first, last, strict=True)]
             rows.append([label, str(len(curves)), cell(first), cell(last), cell(change)])
-    if not rows:
-        return None
-    head = ["runs", "seeds", "before training", "at the end", "change"]
-    note = "Nats a token, responses to validation problems; mean over seeds, below it the 95% interval over seeds."
-    return Table("Entropy: GRPO and expert iteration", head, rows, frozenset({1, 2, 3, 4}), note)
+    if rows:
+        head = ["runs", "seeds", "before training", "at the end", "change"]
+        note = "Nats a token, responses to validation problems; mean over seeds, below it the 95% interval over seeds."
+        title = "Entropy: GRPO and expert iteration"
+        section.tables.append(Table(title, head, rows, frozenset({1, 2, 3, 4}), note))
+    study, legend = side_by_side("entropy", "Entropy of GRPO and of expert iteration", sides)
+    if (figure := figure_named(study, "entropy")) is not None:
+        section.pictures.append(Picture(f"{section.question.id}_entropy_against_ei", figure, legend))
 
 
 def leaderboard(section: Section, read: ReadStudy, gathered: Gathered) -> None:
@@ -130,19 +219,11 @@ def leaderboard(section: Section, read: ReadStudy, gathered: Gathered) -> None:
     if (figure := figure_named(study, "eval/accuracy")) is not None:
         for one in leaderboard_figures(study, with_bands(figure, gathered.course, section.question, study)):
             section.pictures.append(Picture(one.name.replace("/", "_"), one, read.report.legend))
-    cards = {run.name: _last_line(run.folder / COMPLIANCE) for run in best.runs}
-    section.lines += [f"Compliance of {name}: {line}" for name, line in cards.items() if line]
-    if not any(cards.values()):
+    cards = {run.name: run.folder / COMPLIANCE for run in best.runs if (run.folder / COMPLIANCE).is_file()}
+    last = {name: card.read_text("utf-8", errors="replace").strip().split("\n")[-1] for name, card in cards.items()}
+    section.lines += [f"Compliance of {name}: {line}" for name, line in last.items() if line]
+    if not any(last.values()):
         section.lines.append("No run has left a card of compliance: measure it with eval=leaderboard.")
-
-
-def _last_line(path: Path) -> str:
-    """Return the last line of a small text file, "" if there is none."""
-    try:
-        lines = path.read_text("utf-8", errors="replace").split("\n")
-    except OSError:
-        return ""
-    return next((line for line in reversed(lines) if line.strip()), "")
 
 
 #: Failing category -> its name in the handout.
@@ -163,21 +244,17 @@ def _quotes(run: StudyRun, problems: list[str]) -> Iterator[tuple[str, list[Quot
                 break
     except ConfigError as error:
         problems.append(str(error))
+    guesses = run.protocol is not None and run.protocol.get("reward") == GUESSED
     for category, title in FAILING.items():
-        quotes = [_quote(row, line, run) for line, row in rows[category]]
+        quotes = []
+        for line, row in rows[category]:
+            why = "; ".join(map(str, reasons(row, Grader()))) if guesses else ""
+            texts = (shown_text(str(text)) for text in (row["question"], row["gold"], row["response"], why))
+            quotes.append(Quote(*texts, f"{Path(run.folder.name, RESPONSES)}:{line}"))
         count = run.final.categories.get(category, len(quotes)) if run.final is not None else len(quotes)
         if quotes:
             part = f"the first {len(quotes)} of {count:,}" if count > len(quotes) else f"all {len(quotes)}"
             yield f"{title}: {part} (seed {run.seed})", quotes
-
-
-def _quote(row: dict[str, Any], line: int, run: StudyRun) -> Quote:
-    """Return a response with a guess at its failure, if the run's reward is the grader's."""
-    has_reasons = run.protocol is not None and run.protocol.get("reward") == GUESSED
-    why = "; ".join(str(reason) for reason in reasons(row, Grader())) if has_reasons else ""
-    where = Path(run.folder.name, RESPONSES)
-    question, gold, response = (shown_text(str(row[name])) for name in ("question", "gold", "response"))
-    return Quote(question, gold, response, shown_text(why), f"{where}:{line}")
 
 
 Part = Callable[[Section, ReadStudy, Gathered], None]
@@ -212,7 +289,7 @@ def categories(section: Section, read: ReadStudy, gathered: Gathered) -> None:
 
 
 def filtered(section: Section, read: ReadStudy, gathered: Gathered) -> None:
-    """Give the size of the set that a filter left."""
+    """Add the size of the set that a filter left."""
     for one in read.study.settings:
         recorded = [run.summary.get("data_sizes") for run in one.runs]
         sizes = {
