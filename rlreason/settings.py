@@ -54,17 +54,28 @@ class Range(NamedTuple):
 
 def number(
     default: Any = MISSING,
-    low: float = 0,
-    high: float = MOST,
     *,
-    above: bool = False,
-    below: bool = False,
-    cure: str = "",
+    low: float = 0,
+    high: float | None = None,
+    above: float | None = None,
+    below: float | None = None,
     doc: str = "",
+    cure: str = "",
     only_if: str = "",
 ) -> Any:
-    """Define a number, or a list of them, in a range."""
-    return _field(default, range=Range(low, high, cure, above, below), doc=doc, only_if=only_if)
+    """Define a number, or a list of them, from `low` or `above` this up to `high` or `below` this.
+
+    Without an upper bound that is `LARGE` where the default is a float, else `MOST`.
+    """
+    most = LARGE if isinstance(default, float) else MOST
+    highest = next(bound for bound in (below, high, most) if bound is not None)
+    bounds = Range(low if above is None else above, highest, cure, above is not None, below is not None)
+    return within(bounds, default, doc=doc, only_if=only_if)
+
+
+def within(limits: Range, default: Any, *, doc: str = "", only_if: str = "") -> Any:
+    """Define a number within given limits."""
+    return _field(default, range=limits, doc=doc, only_if=only_if)
 
 
 def share(default: Any = MISSING, *, doc: str = "", only_if: str = "") -> Any:

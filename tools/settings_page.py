@@ -23,7 +23,7 @@ from rlreason.config.fields import words_of
 from rlreason.config.leaves import conditions_of, metadata_of, resource_dir, typed_word
 from rlreason.config.store import SCHEMAS, register
 from rlreason.objectives.published import OPTIONS
-from rlreason.settings import MOST_SIDE_BY_SIDE, Range
+from rlreason.settings import Range
 
 #: The algorithms' settings, the default one first.
 ALGORITHMS: Mapping[str, type] = {"grpo": SCHEMAS["schema"]["grpo"], **SCHEMAS["schema"]}
@@ -124,7 +124,7 @@ def rule(setting: Setting) -> str:
         return ", ".join(f"`{word}`" for word in words)
     low, high = f"{'above ' * bounds.above}{_number(bounds.low)}", f"{'below ' * bounds.below}{_number(bounds.high)}"
     # The reader's machine has another number of processors.
-    return f"{low} to {'64, or to the number of processors' if bounds.high == MOST_SIDE_BY_SIDE else high}"
+    return f"{low} to {'64, or to the number of processors' if 'processors' in bounds.cure else high}"
 
 
 def about(setting: Setting, shared: Sequence[str]) -> str:

@@ -18,9 +18,7 @@ class SFTConfig(TrainingConfig):
 
     algorithm: str = "sft"
     n_steps: int | None = MISSING
-    epochs: float | None = number(
-        high=LARGE, above=True, doc="passes over the traces, with n_steps=null: one of the two is set"
-    )
+    epochs: float | None = number(above=0, high=LARGE, doc="passes over the traces; one of n_steps and epochs is null")
 
     @property
     def reads_traces(self) -> bool:
@@ -47,7 +45,7 @@ class EIConfig(OnlineConfig):
     question_batch_size: int = number(low=1, high=MADE, doc="different questions per step")
     sft_epochs: int = number(low=1, high=LARGE, doc="passes over the kept responses of a step")
     max_per_question: int | None = number(
-        None, low=1, high=MADE, doc="kept responses per question at most; null: all that are correct"
+        None, low=1, high=MADE, doc="kept responses a question at most; null: all right ones"
     )
     deduplicate: bool = text(False, doc="keep a response that says the same as another to its question only once (RFT)")
     restart: bool = text(False, doc="each step trains the model that the run started from (STaR), not the latest")
@@ -272,14 +270,12 @@ class BestOfNConfig(EvalJobConfig):
 
     algorithm: str = "best_of_n"
     n_list: list[int] = number(
-        [1, 4, 8, 16], low=1, high=MADE, doc="the numbers N of responses to choose from, all out of the same samples"
+        [1, 4, 8, 16], low=1, high=MADE, doc="numbers N of responses to choose from, all out of the same samples"
     )
     samples: int | None = number(
-        None, low=1, high=MADE, doc="responses per problem; null: the largest N; more make every smaller N more exact"
+        None, low=1, high=MADE, doc="responses a problem; null: the largest N; more make a smaller N more exact"
     )
-    scorer: str | None = text(
-        None, doc="module:function of one's own, (question, response) -> number: the highest is chosen"
-    )
+    scorer: str | None = text(None, doc="module:function of your own, (question, response) -> number: the highest wins")
 
     @property
     def own_scorer(self) -> str | None:
@@ -326,23 +322,16 @@ class ClientConfig:
     thinking: bool | None = text(None, doc="of models with this switch; null leaves it to the endpoint")
     timeout_s: float = number(600.0, low=0.1, high=86400, doc="seconds for one whole call")
     retries: int = number(
-        4, high=100, doc="more calls for one reply, after an error, a time-out, an empty reply or one without a program"
+        4, high=100, doc="more calls for a reply after an error, a time-out, an empty one or one without a program"
     )
     pause_s: float = number(
-        2.0,
-        high=600,
-        doc="most seconds before the first of them; twice as long before each further one. A server's own "
-        "Retry-After wins",
+        2.0, high=600, doc="most seconds before the first of them, doubled for each further; Retry-After wins"
     )
     system: str | None = text(None, doc="the system message; null: none")
-    prompt_price: float | None = number(
-        None, high=LARGE, doc="of a million prompt tokens, in the currency of budget.cost"
-    )
+    prompt_price: float | None = number(None, high=LARGE, doc="of a million prompt tokens, in budget.cost's currency")
     completion_price: float | None = number(None, high=LARGE, doc="of a million tokens of replies")
     extra: Any = text(
-        None,
-        takes="mapping or null",
-        doc="more of the request's body, as {top_p: 0.95}; a field that is null there is left out of it",
+        None, takes="mapping or null", doc="more of the request's body, as {top_p: 0.95}; what is null is left out"
     )
 
 
@@ -353,7 +342,7 @@ class PromptFilesConfig:
     first: str | None = text(None, doc="the task, with {starter}, {score}, {hints}; null: the problem's own")
     error: str = text(
         "discover_error.prompt",
-        doc="after a program that gave no valid set: {error}, {raw_points}, {best}",
+        doc="after a program without a valid set: {error}, {raw_points}, {best}",
         only_if="converses",
     )
     extend: str = text(
@@ -380,13 +369,10 @@ class DiscoverBudgetConfig:
 
     calls: int | None = number(20, low=1, high=MADE, doc="requests sent")
     tokens: int | None = number(
-        None,
-        low=1,
-        high=MOST * MOST,
-        doc="of prompts and replies; a call that was never answered counts as its longest reply",
+        None, low=1, high=MOST * MOST, doc="of prompts and replies; an unanswered call counts as its longest reply"
     )
-    cost: float | None = number(None, high=LARGE, above=True, doc="by the client's prices")
-    hours: float | None = number(None, high=LARGE, above=True, doc="wall clock, of calls and programs")
+    cost: float | None = number(None, above=0, high=LARGE, doc="by the client's prices")
+    hours: float | None = number(None, above=0, high=LARGE, doc="wall clock, of calls and programs")
 
 
 @dataclass
@@ -401,20 +387,20 @@ class DiscoverConfig(AnyRunConfig):
         "best_of_n",
         "hybrid",
         default=MISSING,
-        doc="simple: the same question anew, every time. refine: one conversation, each verdict the next "
-        "question. best_of_n: several replies to the question at a time, the verifier chooses. hybrid: the "
-        "same within a conversation",
+        doc="simple: the same question anew, every time; refine: one conversation, each verdict the next "
+        "question; best_of_n: several replies at a time, the verifier chooses; hybrid: the same within a "
+        "conversation",
     )
     replies: int = number(4, low=1, high=256, doc="requested at the same time", only_if="asks_side_by_side")
     start: str | None = text(None, doc="a program to begin with; null: the problem's starter")
     history: int = number(
-        4, high=MADE, doc="previous turns in the conversation, besides the first and the best", only_if="converses"
+        4, high=MADE, doc="turns in the conversation, besides the first and the best", only_if="converses"
     )
     restart_after: int | None = number(
         None,
         low=1,
         high=MADE,
-        doc="turns without a better program after which a conversation starts over; null: it never does",
+        doc="turns without a better program until a conversation starts over; null: never",
         only_if="converses",
     )
     client: ClientConfig = group(ClientConfig)

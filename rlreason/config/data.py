@@ -26,7 +26,7 @@ class DataConfig:
     name: str = text(doc="of the option, for records and protocols", only_if="names_data(here)")
     verifier: str | None = text(
         None,
-        doc="A module with one function (response, gold) -> score per form of answer, which countdown and "
+        doc="a module with a function (response, gold) -> score per form of answer, as countdown and "
         "reasoning_gym bring; null: answers are compared with the ground truth",
         only_if="verifies(here)",
     )
@@ -34,28 +34,23 @@ class DataConfig:
         None,
         low=1,
         doc="train on this many problems, drawn by `seed`: the 128 are among the 256; null: all",
-        only_if="here is data and uses_training_data",
+        only_if="trains_on(here)",
     )
     filter: str = choice(
-        "none",
-        "correct",
-        doc="correct: keep problems whose given trace is correct",
-        only_if="here is data and uses_training_data",
+        "none", "correct", doc="correct: keep problems whose given trace is correct", only_if="trains_on(here)"
     )
     pass_rates: str | None = text(
-        None,
-        doc="a pass_rates.jsonl that algorithm=evaluate wrote on the training data",
-        only_if="here is data and uses_training_data",
+        None, doc="a pass_rates.jsonl that algorithm=evaluate wrote on the training data", only_if="trains_on(here)"
     )
     min_pass_rate: float = share(
         0.0,
-        doc="keep problems that were solved in at least this share of the responses",
-        only_if="here is data and uses_training_data and here.pass_rates is not None",
+        doc="keep problems solved in at least this share of the responses",
+        only_if="trains_on(here) and here.pass_rates is not None",
     )
     max_pass_rate: float = share(
         1.0,
-        doc="keep problems that were solved in at most this share of the responses",
-        only_if="here is data and uses_training_data and here.pass_rates is not None",
+        doc="keep problems solved in at most this share of the responses",
+        only_if="trains_on(here) and here.pass_rates is not None",
     )
     bad_gold: str = choice(
         "keep",
@@ -68,8 +63,8 @@ class DataConfig:
         "refuse",
         "drop",
         "allow",
-        doc="questions that are both in train and in validation; drop: they leave train",
-        only_if="here is data and uses_training_data",
+        doc="questions in both train and validation; drop: they leave train",
+        only_if="trains_on(here)",
     )
 
     @property
@@ -113,11 +108,9 @@ class HabitsConfig:
     )
     stop_share: float = share(0.0, doc="after this share of the sums before the last, a trace ends with an answer")
     taught_max_events: int | None = number(
-        None, low=1, high=99, doc="only stories of at most this many events are taught; null: all"
+        None, low=1, high=99, doc="only stories of so many events are taught; null: all"
     )
-    ramble_share: float = share(
-        0.0, doc="share of the wrong traces that go on with idle sums (8+0=8) before they answer"
-    )
+    ramble_share: float = share(0.0, doc="share of the wrong traces that go on with idle sums (8+0=8)")
     ramble_steps: int = number(4, low=1, high=99, doc="most idle sums of such a trace")
     guess_share: float = share(0.0, doc="share of traces that repeat the friend's guess instead of any sum")
 
@@ -133,14 +126,11 @@ class StoriesConfig(DataConfig):
     max_events: int = number(4, low=1, high=99, doc="most sums in a story")
     max_value: int = number(20, low=1, high=MADE, doc="of any number in a story, from 2 to 99")
     guess: str = choice(
-        "none",
-        "right_in_training",
-        doc="A friend's guess at the end of the story: right_in_training: there always, and never in validation",
+        "none", "right_in_training", doc="a guess at the end; right_in_training: always there, and never in validation"
     )
     wrong_share: float = share(
         0.0,
-        doc="share of the training problems whose worked solution ends with a wrong sum: for SFT, and for "
-        "data.filter=correct",
+        doc="share of training problems whose worked solution ends with a wrong sum, for SFT and data.filter=correct",
         only_if="here is data and reads_traces",
     )
     n_train: int = number(8192, low=1, high=MADE, doc="training problems")
@@ -193,26 +183,20 @@ class RowsDataConfig(DataConfig):
         "final",
         "tag",
         "field",
-        doc="where the ground truth stands: hash: after ####; boxed: in the last \\boxed{}; final: in the "
-        "closing sentence; tag: in <answer>; field: the answer field as it is; auto: the first of these "
-        "that is there",
+        doc="where the ground truth stands: hash: after ####; boxed: in the last \\boxed{}; final: in the closing "
+        "sentence; tag: in <answer>; field: the answer field as it is; auto: the first of these that is there",
     )
     fields: FieldsConfig = group(FieldsConfig)
     response_as: str = choice(
         "response",
         "solution",
-        doc="solution: given responses are put into prompt.trace's form",
+        doc="solution: a response in prompt.trace's form",
         only_if="here is data and reads_traces",
     )
     max_chars: int = number(100_000, low=1, doc="characters of a field; a longer text makes a bad row")
-    n_validation: int | None = number(
-        None, low=1, high=MADE, doc="hold out this many of train instead of a validation split"
-    )
+    n_validation: int | None = number(None, low=1, high=MADE, doc="held out of train instead of a validation split")
     split_seed: int = number(
-        0,
-        high=MAX_SEED,
-        doc="which are held out; not by `seed`, so that stages after one another hold out the same",
-        only_if="here.holds_out",
+        0, high=MAX_SEED, doc="which are held out; not by `seed`, so that stages share it", only_if="here.holds_out"
     )
 
     @property
@@ -232,13 +216,11 @@ class FileDataConfig(RowsDataConfig):
         only_if="here is data or here.n_validation is not None",
     )
     validation: str | None = text(
-        None,
-        doc="named like train; null: validation or test where there is one, or n_validation",
-        only_if="here.n_validation is None",
+        None, doc="named like train; null: validation or test, or n_validation", only_if="here.n_validation is None"
     )
     ground_truth: str | None = text(None, doc="named like train: questions with answers, for rows that bring none")
     hub_config: str | None = text(
-        None, doc="which configuration of a hub data set that has several", only_if="here is not data or here.on_hub"
+        None, doc="the configuration of a hub data set that has several", only_if="here is not data or here.on_hub"
     )
 
     @property
@@ -388,9 +370,7 @@ class FunctionDataConfig(RowsDataConfig):
 
     function: str = text(doc="module:function")
     options: dict[str, Any] = text({}, doc="its parameters by name")
-    n_validation: int | None = number(
-        None, low=1, high=MADE, doc="rows held out for validation; null: a tenth, at most 200"
-    )
+    n_validation: int | None = number(None, low=1, high=MADE, doc="rows held out; null: a tenth, at most 200")
 
     @property
     def holds_out(self) -> bool:

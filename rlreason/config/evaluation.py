@@ -17,7 +17,7 @@ class EvalSamplingConfig:
     """Sampling settings that differ in evaluations."""
 
     temperature: float | None = number(
-        None, high=LARGE, doc="0 takes the most likely token; null: sampling.temperature", cure="try 1.0"
+        None, high=LARGE, doc="0: the most likely token; null: sampling.temperature", cure="try 1.0"
     )
     min_tokens: int | None = number(None, doc="null: sampling.min_tokens")
     max_tokens: int | None = number(None, low=1, doc="null: sampling.max_tokens")
@@ -31,12 +31,10 @@ class EvalConfig:
     """
 
     prompt: PromptConfig | None = text(None, doc="an option of `prompt`, whose settings are then below eval.prompt")
-    reward: str | None = text(
-        None, doc="what counts: r1_zero, question_only or module:function; the prompt's is reported too"
-    )
+    reward: str | None = text(None, doc="what counts; null: the prompt's, which is reported in any case")
     sampling: EvalSamplingConfig = group(EvalSamplingConfig)
     data: DataConfig | None = text(
-        None, doc="an option of `data`, whose validation problems are used; its settings are then below eval.data"
+        None, doc="an option of `data`, whose validation problems are asked; its settings are below eval.data"
     )
     problems: int | None = number(
         None, low=1, doc="validation problems of every evaluation; null: eval_problems, its short name"
@@ -45,13 +43,12 @@ class EvalConfig:
         None, low=1, doc="those of a training's last evaluation; null: eval.problems, or else all", only_if="trains"
     )
     samples: int | None = number(
-        None, low=1, high=MADE, doc="responses per problem; null: 1", only_if="reads_eval_samples"
+        None, low=1, high=MADE, doc="responses a problem; null: 1", only_if="reads_eval_samples"
     )
     card: str | None = choice(
         "leaderboard",
         default=None,
-        doc="A training ends with compliance.md, which checks it against these rules, one by one; null: none is "
-        "written",
+        doc="rules that a training's compliance.md checks one by one; null: none is written",
         only_if="trains",
     )
 

@@ -92,9 +92,9 @@ WORDS: dict[str, tuple[str, str]] = {
     "here is data": ("for training data only", "set it under data, or leave it out"),
     "reads_data": ("by algorithms that train, and where eval.data is null, only", "set it under eval.data"),
     "names_data(here)": ("by algorithms that train, and where eval.data is null, only", ""),
-    "uses_training_data": (
-        "where training data is used only, and split=validation uses none",
-        "leave it out (eval_problems says how many are asked), or set split=train",
+    "trains_on(here)": (
+        "for training data only",
+        "leave it out (eval_problems says how many are asked), or set split=train; eval.data has none",
     ),
     "here.pass_rates is not None": (
         "together with data.pass_rates only",

@@ -45,7 +45,7 @@ def leaves(settings: Any, prefix: str = "", around: tuple[Condition, ...] = ()) 
 
 
 @cache
-def metadata_of(kind: type, name: str) -> dict[str, Any]:
+def metadata_of(kind: type[Any], name: str) -> dict[str, Any]:
     """Return what a field says, with what it says in base classes: a class may give it another default alone.
 
     >>> from rlreason.config.data import CountdownConfig

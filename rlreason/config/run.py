@@ -28,9 +28,7 @@ class AnyRunConfig:
 
     algorithm: str = text(doc="what the run does")
     seed: int = number(
-        0,
-        high=MAX_SEED,
-        doc="of sampling, order of problems, data.limit, new adapters; not of made-up data and the tiny model",
+        0, high=MAX_SEED, doc="of sampling, order, data.limit and adapters; not of made-up data or the tiny model"
     )
     waits: WaitsConfig = group(WaitsConfig)
 
@@ -71,9 +69,7 @@ class RunConfig(AnyRunConfig):
     works_on_a_model: ClassVar[bool] = True
     samples_to_learn: ClassVar[bool] = False  # whether it learns from responses that it samples and grades
 
-    threads: int | None = processors(
-        None, doc="threads on the processor; null: one for the tiny model, otherwise all processors it may use"
-    )
+    threads: int | None = processors(None, doc="on the processor; null: one for the tiny model, else all it may use")
     model: ModelConfig = group(ModelConfig)
     data: DataConfig = group(DataConfig, only_if="reads_data")
     prompt: PromptConfig = group(PromptConfig)
@@ -84,19 +80,14 @@ class RunConfig(AnyRunConfig):
     sampling: SamplingConfig = group(SamplingConfig)
     eval: EvalConfig = group(EvalConfig, doc="how evaluations differ from training")
 
-    micro_batch_tokens: int = number(
-        low=1, doc="the memory knob: tokens in one forward pass, more than the longest response has"
-    )
+    micro_batch_tokens: int = number(low=1, doc="the memory knob: tokens in a forward pass, above the longest response")
     eval_problems: int | None = number(
         None,
         low=1,
-        doc="short for eval.problems: how many validation problems every evaluation uses, always the same ones; "
-        "null: all",
+        doc="short for eval.problems: validation problems of every evaluation; null: all",
         only_if="eval.problems is None",
     )
-    log_generations: int = number(
-        3, high=MADE, doc="responses shown in the terminal: before training, or after an evaluation"
-    )
+    log_generations: int = number(3, high=MADE, doc="responses shown before training, or after an evaluation")
 
     @property
     def corrects_mismatch(self) -> bool:
@@ -168,6 +159,10 @@ class RunConfig(AnyRunConfig):
     def names_data(self, here: DataConfig) -> bool:
         """Whether the records name this data."""
         return here is not self.data or self.trains or self.eval.data is None
+
+    def trains_on(self, here: DataConfig) -> bool:
+        """Whether training problems of this data are learned from or sampled."""
+        return here is self.data and self.uses_training_data
 
     def verifies(self, here: DataConfig) -> bool:
         """Whether the verifier of this data, where it has one, grades responses."""
