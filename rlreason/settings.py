@@ -3,7 +3,7 @@
     alpha: float = number(32.0, high=LARGE, above=True, doc="output is scaled by alpha / rank", only_if="here.rank > 0")
     attention: str = choice("auto", "sdpa", "varlen", doc="attention kernel")
 
-What `config/fields.py` checks, `--help` lists and docs/settings.md shows is read from these fields alone. `only_if` is
+What `config/rules.py` checks, `--help` lists and docs/settings.md shows is read from these fields alone. `only_if` is
 a condition on the run, an expression of its attributes and of `here`, the group that holds the field; parts joined by
 `and` are told one by one. `cure` ends the complaint about a value; a number's is by default to try its default.
 """

@@ -19,8 +19,8 @@ from omegaconf import OmegaConf
 from rlreason.cli.aliases import NAMES
 from rlreason.cli.flags import Request
 from rlreason.cli.options import Option, flat, options
-from rlreason.config.fields import words_of
 from rlreason.config.leaves import conditions_of, metadata_of, resource_dir, typed_word
+from rlreason.config.rules import words_of
 from rlreason.config.store import SCHEMAS, register
 from rlreason.objectives.published import OPTIONS
 from rlreason.settings import Range

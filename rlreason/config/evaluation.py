@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from rlreason.config.data import DataConfig, StoriesConfig
+from rlreason.config.data import DataConfig
 from rlreason.config.groups import GradingConfig, PromptConfig, SamplingConfig, no_reward
 from rlreason.errors import ConfigError
 from rlreason.settings import LARGE, MADE, choice, group, number, text
@@ -134,16 +134,6 @@ def complaints(run: Any) -> Iterator[str]:
     """Yield conflicts with the other settings of the run, one line each."""
     own: EvalConfig = run.eval
     yield from own.problems_of()
-    if own.data is not None and run.model.made_on_the_spot and not isinstance(own.data, StoriesConfig):
-        yield (
-            f"model=tiny with eval.data={own.data.name}: the tiny model knows nothing but stories: choose "
-            "eval.data=stories or stories_hard, or a pretrained model (model=local model.path=DIR)"
-        )
-    if own.prompt is not None and own.prompt.chat and run.model.made_on_the_spot:
-        yield (
-            "eval.prompt.chat=true with model=tiny: a model made on the spot has no chat template: choose a pretrained "
-            "model, or another eval.prompt"
-        )
     most, last = run.problem_limit, own.final_problems
     if most is not None and last is not None and last < most:
         key = "eval_problems" if own.problems is None else "eval.problems"  # as it was given

@@ -123,12 +123,8 @@ def typed_word(value: Any) -> str:
 
 SUFFIXES = ("", ".jsonl", ".json")  # for splits named without one
 SPLITS = ("train", "validation", "valid", "val", "dev", "test")  # usual files of problems
-#: Unsupported formats: how pandas reads them, and how to unpack them.
-READERS = {
-    "parquet": "read_parquet", "csv": "read_csv", "feather": "read_feather", "arrow": "read_feather",
-    "xlsx": "read_excel", "pkl": "read_pickle",
-}  # fmt: skip
-UNPACKERS = {"gz": "gunzip -k", "zst": "unzstd", "xz": "unxz -k", "bz2": "bunzip2 -k", "zip": "unzip", "tar": "tar xf"}
+#: Suffixes of files that hold problems in another format, or packed.
+UNREAD = (".parquet", ".csv", ".feather", ".arrow", ".xlsx", ".pkl", ".gz", ".zst", ".xz", ".bz2", ".zip", ".tar")
 
 
 def locate(path: str | None, split: str) -> Path | None:
@@ -137,7 +133,7 @@ def locate(path: str | None, split: str) -> Path | None:
     if folder is not None and folder.is_dir():
         for suffix in SUFFIXES:
             file = folder / f"{split}{suffix}"
-            if file.is_file() and file.suffix.lower()[1:] not in READERS | UNPACKERS:
+            if file.is_file() and file.suffix.lower() not in UNREAD:
                 return file
     direct = Path(split).expanduser()
     return direct if direct.suffix in SUFFIXES[1:] and direct.is_file() else None
@@ -156,19 +152,9 @@ def unread_format(path: str | None, split: str) -> str:
 
 def describe_format(file: Path) -> str:
     """Describe a file's unsupported format, by its name, and how to convert it."""
-    name = str(file)
-    stem, _, suffix = name.rpartition(".") if file.suffix else (name, "", "")
-    kind = suffix.lower()
-    target = f"{stem}.jsonl"
-    if kind in READERS:
-        how = f"import pandas; pandas.{READERS[kind]}('{name}').to_json('{target}', orient='records', lines=True)"
-        cure = f'convert it with python -c "{how}"'
-    elif kind in UNPACKERS:
-        cure = f"unpack it with {UNPACKERS[kind]} {name}"
-    else:
-        cure = f"rename it to {target} if each line is one JSON row, or convert it"
-    called = f"a {kind} file" if kind else "a file without a suffix"
-    return f"{name} is {called}, and .jsonl and .json are read: {cure}"
+    frame = "frame.to_json('rows.jsonl', orient='records', lines=True)"
+    called = f"a {file.suffix.lower()[1:]} file" if file.suffix else "a file without a suffix"
+    return f"{file} is {called}, and .jsonl and .json are read: unpack it, or convert it (in pandas: {frame})"
 
 
 def may_be_hub_name(path: str) -> bool:

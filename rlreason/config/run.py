@@ -304,16 +304,18 @@ class RunConfig(AnyRunConfig):
     def _matches(self) -> list[str]:
         bad = []
         tiny = self.model.made_on_the_spot
-        if tiny and not isinstance(self.data, StoriesConfig):
-            bad.append(
-                f"model=tiny with data={self.data.name}: the tiny model learns its habits from stories: "
-                "choose data=stories, or a pretrained model (model=local model.path=DIR)"
-            )
-        if tiny and self.prompt.chat:
-            bad.append(
-                "prompt.chat=true with model=tiny: a model made on the spot has no chat template: choose a pretrained "
-                "instruct model (model=local model.path=DIR), or prompt=r1_zero_short"
-            )
+        for key, data in (("data", self.data), ("eval.data", self.eval.data)):
+            if tiny and data is not None and not isinstance(data, StoriesConfig):
+                bad.append(
+                    f"model=tiny with {key}={data.name}: the tiny model knows nothing but stories: choose "
+                    f"{key}=stories, or a pretrained model (model=local model.path=DIR)"
+                )
+        for key, prompt in (("prompt", self.prompt), ("eval.prompt", self.eval.prompt)):
+            if tiny and prompt is not None and prompt.chat:
+                bad.append(
+                    f"{key}.chat=true with model=tiny: a model made on the spot has no chat template: choose a "
+                    f"pretrained instruct model (model=local model.path=DIR), or {key}=r1_zero_short"
+                )
         for key, longest in self._longest_responses().items():
             if tiny and longest >= TINY_CONTEXT:
                 bad.append(
