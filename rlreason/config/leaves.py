@@ -5,23 +5,27 @@ import glob
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from rlreason.errors import ConfigError
 
+#: A condition, and the group that it calls `here`.
+Condition = tuple[str, Any]
+
 
 class Leaf(NamedTuple):
-    """One setting: its dotted key, its value, and its dataclass's default and metadata."""
+    """One setting of a run."""
 
-    key: str
+    key: str  # dotted
     value: Any
-    default: Any  # `dataclasses.MISSING`: none
-    metadata: Mapping[str, Any]  # such as its choices (`fields.choice`)
+    default: Any  # of its dataclass; `dataclasses.MISSING`: none
+    metadata: Mapping[str, Any]  # what its field says
+    conditions: tuple[Condition, ...]  # under which it is read, those of the groups around it first
 
 
-def leaves(settings: Any, prefix: str = "") -> Iterator[Leaf]:
+def leaves(settings: Any, prefix: str = "", around: tuple[Condition, ...] = ()) -> Iterator[Leaf]:
     """Yield every setting of a dataclass, those of nested groups too.
 
     >>> from rlreason.config.groups import SamplingConfig
@@ -30,12 +34,34 @@ def leaves(settings: Any, prefix: str = "") -> Iterator[Leaf]:
     """
     for one in fields(settings):
         value, key = getattr(settings, one.name), f"{prefix}{one.name}"
+        metadata = metadata_of(type(settings), one.name)
+        conditions = around + tuple((part, settings) for part in conditions_of(metadata))
         if is_dataclass(value):
-            yield from leaves(value, f"{key}.")
+            yield from leaves(value, f"{key}.", conditions)
         elif one.default_factory is not dataclasses.MISSING:
-            yield Leaf(key, value, one.default_factory(), one.metadata)
+            yield Leaf(key, value, one.default_factory(), metadata, conditions)
         else:
-            yield Leaf(key, value, one.default, one.metadata)
+            yield Leaf(key, value, one.default, metadata, conditions)
+
+
+@cache
+def metadata_of(kind: type[Any], name: str) -> dict[str, Any]:
+    """Return what a field says, with what it says in base classes: a class may give it another default alone.
+
+    >>> from rlreason.config.data import CountdownConfig
+    >>> metadata_of(CountdownConfig, "verifier")["only_if"]
+    'verifies(here)'
+    """
+    found: dict[str, Any] = {}
+    for base in reversed(kind.__mro__):
+        field = getattr(base, "__dataclass_fields__", {}).get(name)
+        found |= field.metadata if field else {}
+    return found
+
+
+def conditions_of(metadata: Mapping[str, Any]) -> list[str]:
+    """Return the conditions of a field, all of which must hold."""
+    return metadata["only_if"].split(" and ") if metadata.get("only_if") else []
 
 
 def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -97,12 +123,8 @@ def typed_word(value: Any) -> str:
 
 SUFFIXES = ("", ".jsonl", ".json")  # for splits named without one
 SPLITS = ("train", "validation", "valid", "val", "dev", "test")  # usual files of problems
-#: Unsupported formats: how pandas reads them, and how to unpack them.
-READERS = {
-    "parquet": "read_parquet", "csv": "read_csv", "feather": "read_feather", "arrow": "read_feather",
-    "xlsx": "read_excel", "pkl": "read_pickle",
-}  # fmt: skip
-UNPACKERS = {"gz": "gunzip -k", "zst": "unzstd", "xz": "unxz -k", "bz2": "bunzip2 -k", "zip": "unzip", "tar": "tar xf"}
+#: Suffixes of files that hold problems in another format, or packed.
+UNREAD = (".parquet", ".csv", ".feather", ".arrow", ".xlsx", ".pkl", ".gz", ".zst", ".xz", ".bz2", ".zip", ".tar")
 
 
 def locate(path: str | None, split: str) -> Path | None:
@@ -111,7 +133,7 @@ def locate(path: str | None, split: str) -> Path | None:
     if folder is not None and folder.is_dir():
         for suffix in SUFFIXES:
             file = folder / f"{split}{suffix}"
-            if file.is_file() and file.suffix.lower()[1:] not in READERS | UNPACKERS:
+            if file.is_file() and file.suffix.lower() not in UNREAD:
                 return file
     direct = Path(split).expanduser()
     return direct if direct.suffix in SUFFIXES[1:] and direct.is_file() else None
@@ -130,19 +152,9 @@ def unread_format(path: str | None, split: str) -> str:
 
 def describe_format(file: Path) -> str:
     """Describe a file's unsupported format, by its name, and how to convert it."""
-    name = str(file)
-    stem, _, suffix = name.rpartition(".") if file.suffix else (name, "", "")
-    kind = suffix.lower()
-    target = f"{stem}.jsonl"
-    if kind in READERS:
-        how = f"import pandas; pandas.{READERS[kind]}('{name}').to_json('{target}', orient='records', lines=True)"
-        cure = f'convert it with python -c "{how}"'
-    elif kind in UNPACKERS:
-        cure = f"unpack it with {UNPACKERS[kind]} {name}"
-    else:
-        cure = f"rename it to {target} if each line is one JSON row, or convert it"
-    called = f"a {kind} file" if kind else "a file without a suffix"
-    return f"{name} is {called}, and .jsonl and .json are read: {cure}"
+    frame = "frame.to_json('rows.jsonl', orient='records', lines=True)"
+    called = f"a {file.suffix.lower()[1:]} file" if file.suffix else "a file without a suffix"
+    return f"{file} is {called}, and .jsonl and .json are read: unpack it, or convert it (in pandas: {frame})"
 
 
 def may_be_hub_name(path: str) -> bool:

@@ -22,8 +22,8 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from rlreason.config.data import DataConfig
-from rlreason.config.fields import out_of_range, wrong_choices
 from rlreason.config.groups import GradingConfig, names_function
+from rlreason.config.rules import wrong_values
 from rlreason.config.run import RunConfig
 from rlreason.errors import ConfigError
 from rlreason.grading.answers.compare import ComparisonSettings, Decision, better, decide
@@ -315,8 +315,7 @@ def _symbolic_verdict(reply: PoolReply) -> Decision:
 def _check(grading: GradingConfig, reward: str) -> None:
     if reward not in FORMATS and not names_function(reward):
         raise ConfigError(f"reward={reward} is none of {', '.join(FORMATS)}: name one, or a plug-in as module:function")
-    ranges = out_of_range({f"grading.{name}": value for name, value in vars(grading).items()})
-    if bad := [*wrong_choices(grading, "grading."), *ranges]:
+    if bad := wrong_values(grading, "grading."):
         raise ConfigError("; ".join(bad))
 
 

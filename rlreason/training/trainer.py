@@ -8,7 +8,7 @@ from fractions import Fraction
 import torch
 from torch.profiler import profile, record_function
 
-from rlreason.config.groups import sampling_key
+from rlreason.config.evaluation import sampling_key
 from rlreason.config.run import RunConfig
 from rlreason.config.training import BudgetConfig, TrainingConfig
 from rlreason.engines.rollouts import training_work, with_missing_scores
