@@ -222,6 +222,10 @@ def _temperature(wrong: Sequence[RecordedUpdate]) -> Iterator[LoopBug]:
                 name = "temperature applied twice or upside down where log-probabilities are computed"
             kind = Kind(name, "where log-probabilities are computed from logits")
             yield LoopBug(kind, f"log-probabilities at temperature {seen:g}", f"at temperature {t:g}")
+        elif update.label_shift:
+            tokens = {-1: "their own token again, not the next one", 1: "the token after the next one"}
+            name = f"shifted by one: positions learn {tokens.get(update.label_shift, 'a token further off')}"
+            yield LoopBug(Kind(name, "slices of logits and labels where log-probabilities are gathered"))
         else:
             name = "the gradient is not that of the sampled tokens' log-probabilities"
             where = "labels and shifts where log-probabilities are gathered, and what is added to the loss"
@@ -358,7 +362,10 @@ def _in_counts(session: Session) -> Iterator[LoopBug]:
         return
     steps, taken = _right_steps(session), len(session.updates)
     if taken != steps:
-        yield LoopBug(Kind("the number of optimizer steps is wrong", _STEPS), f"{taken} steps", f"{steps} steps")
+        name = "the number of optimizer steps is wrong"
+        if taken >= steps * session.settings.gradient_accumulation_steps > steps:
+            name = "the optimizer steps after each micro-batch: gradients are not accumulated"
+        yield LoopBug(Kind(name, _STEPS), f"{taken} steps", f"{steps} steps")
 
 
 def _has_advantage(sample: RecordedSample, samples: list[RecordedSample]) -> bool:

@@ -156,6 +156,7 @@ class LogitGradients:
     outside: dict[str, float] = field(default_factory=dict)  # largest gradient at positions outside the responses
     strangers: list[list[int]] = field(default_factory=list)  # ids of rows that were not sampled
     temperature_seen: float | None = None  # at which the gradient is one of log-probabilities; None: at none
+    label_shift: int = 0  # how many positions off the learned tokens are
 
 
 @dataclass
@@ -216,6 +217,7 @@ def read_logit_gradients(
     rows: list[Tensor] = []
     temperatures = tuple(dict.fromkeys((temperature, 1.0, temperature**2, 1 / temperature)))
     misfit = dict.fromkeys(temperatures, 0.0)
+    shifts: list[dict[int, bool]] = []
     visible = True
     for forward in forwards:
         if not forward.backward:
@@ -236,6 +238,7 @@ def read_logit_gradients(
                     continue
                 gradient, first = forward.gradient[row], start + len(sample.prompt_ids) - 1
                 weights, misses = _token_weights(gradient, forward.logits[row], sample, first, temperatures)
+                shifts.append(_label_shifts(gradient, ids, sample, first))
                 rows[place[sample.number]][: len(weights)] += weights
                 for t, miss in misses.items():
                     misfit[t] = max(misfit[t], miss)
@@ -245,6 +248,7 @@ def read_logit_gradients(
             out.micro.append(members)
     out.weights = torch.stack(rows) if rows and visible else None
     out.temperature_seen = next((t for t, miss in misfit.items() if miss < 1e-2), None)
+    out.label_shift = next((d for d in (-1, 1, -2) if shifts and all(s[d] for s in shifts)), 0)
     return out
 
 
@@ -284,6 +288,17 @@ def _token_weights(
         misses[t] = float((rest / sizes)[counted].max()) if bool(counted.any()) else 0.0
         weights = along * t
     return weights, misses
+
+
+def _label_shifts(gradient: Tensor, ids: Sequence[int], sample: RecordedSample, first: int) -> dict[int, bool]:
+    """Return for each shift whether all learned tokens of a response are that many positions off."""
+    last = min(first + len(sample.token_ids), len(gradient))
+    learned = {p: trained_token(gradient[p]) for p in range(first, last) if bool(gradient[p].any())}
+    shifts = {}
+    for shift in (-1, 1, -2):
+        inside = [p for p in learned if 0 <= p + 1 + shift < len(ids)]
+        shifts[shift] = bool(inside) and all(ids[p + 1 + shift] == learned[p] for p in inside)
+    return shifts
 
 
 def trained_token(gradient: Tensor) -> int:

@@ -279,16 +279,25 @@ def _row_factors(update: RecordedUpdate, right: Tensor) -> list[float] | None:
 def _of_factors(update: RecordedUpdate, factors: Sequence[float]) -> Kind | None:
     """Return the kind of bug where the factors of rows follow from their micro-batch or lengths, else None."""
     lengths = update.mask.sum(-1).tolist()
+    where = "what the sum over a response's tokens is divided by"
 
     def constant(values: Sequence[float]) -> bool:
         numbers = [v for v in values if v == v]
         return all(abs(v - numbers[0]) <= 2e-3 * abs(numbers[0]) for v in numbers)
 
+    if all(constant([factors[i] for i in rows]) for rows in update.micro) and len(update.micro) > 1:
+        return Kind(
+            "the weight of a response depends on the micro-batch that it is in",
+            "what the loss of a micro-batch is divided by, and where gradients are cleared",
+        )
     by_length = [f / n for f, n in zip(factors, lengths, strict=True)]
-    if not all(constant([by_length[i] for i in rows]) for rows in update.micro):
-        return None
-    name = "sums over tokens are divided by the padded width, or another number of the micro-batch's own"
-    return Kind(name, "what the sum over a response's tokens is divided by")
+    if constant(by_length):
+        name = "sums over tokens are not divided by the response's own tokens, but by one number for all"
+        return Kind(name, where)
+    if all(constant([by_length[i] for i in rows]) for rows in update.micro):
+        name = "sums over tokens are divided by the padded width, or another number of the micro-batch's own"
+        return Kind(name, where)
+    return None
 
 
 def _swapped(update: RecordedUpdate, right: Tensor) -> bool:
