@@ -78,7 +78,7 @@ def test_the_thresholds_of_a_run_are_its_own_and_what_it_switched_off_is_looked_
 def test_every_monitor_names_causes_and_metrics():
     for name, monitor in MONITORS.items():
         assert monitor.causes.endswith("."), name
-        assert monitor.shown, name
+        assert monitor.courses, name
 
 
 def test_notes_are_no_problems_and_a_course_is_drawn():
@@ -219,7 +219,7 @@ def test_long_reasoning_that_grows_slowly_is_no_explosion():
 
 
 METRICS = st.sampled_from(
-    sorted({name for monitor in MONITORS.values() for name in monitor.shown} | {
+    sorted({name for monitor in MONITORS.values() for name in monitor.courses} | {
         "rollout_step", "train_step", "eval/problems", "eval/accuracy_low", "eval/accuracy_high", "eval/samples",
         "eval/grading_failures", "grading/responses", "grading/timeouts", "train/learning_rate", "train/empty_updates",
         "rollout/improbable_copies", "rollout/same_answer", "rollout/staleness", "train/skipped_updates",

@@ -6,7 +6,6 @@ import resource
 import shutil
 import subprocess
 import sys
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -19,10 +18,6 @@ from tests.sweep_folders import CONFIG, PROTOCOL, answers, ended, sweep
 pytest.importorskip("vl_convert")
 LR = {"lr": "1"}
 CHANCE = {"1": 0.5, "2": 0.8}
-LETTERS = "abcdefghijkl"
-BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
-    f"{here}: &{here} [{', '.join([f'*{before}'] * 9)}]\n" for before, here in pairwise(LETTERS)
-)
 
 
 def report(*words, cwd: Path | None = None, **more) -> subprocess.CompletedProcess:

@@ -47,9 +47,11 @@ def reasons_for(response: str, ground_truth: Any, grader: Grader, outcome: str, 
         return [Reason("not earned", f"{grader.plugin} has rules of its own"), *cut]
     references, read = reference_answers(ground_truth) or [], grader.read(response)
     if not read.formatted:
-        number = last_number(response, references, grader)
-        found = [Reason("the last number in it is the right one", number)] if number else []
-        return [Reason(read.reason, read.detail), *cut, *found]
+        numbers = [number.rstrip(",") for number in _NUMBER.findall(response)]
+        guesses = [Reason(read.reason, read.detail), *cut]
+        if numbers and _right(numbers[-1], references, grader):
+            guesses.append(Reason("the last number in it is the right one", numbers[-1]))
+        return guesses
     if outcome not in ("wrong", "correct"):
         return [Reason("the grader could not work it out", outcome), *cut]
     if read.answer is None:
@@ -83,12 +85,6 @@ def answer_reason(answer: str, references: list[str], grader: Grader) -> Reason:
     if not re.search(r"\d", answer) and any(re.search(r"\d", reference) for reference in references):
         return Reason("no number in the answer", quoted)
     return Reason("another answer", f"{quoted} instead of {shorten(' or '.join(references), SHOWN_CHARS)!r}")
-
-
-def last_number(response: str, references: list[str], grader: Grader) -> str:
-    """Return the last number of the response if it equals a reference answer, else an empty text."""
-    numbers = [n.rstrip(",") for n in _NUMBER.findall(response)]
-    return numbers[-1] if numbers and _right(numbers[-1], references, grader) else ""
 
 
 def _right(answer: str, references: list[str], grader: Grader, **other: Any) -> bool:

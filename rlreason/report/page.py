@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -33,6 +33,9 @@ from rlreason.report.content import (
 from rlreason.report.study import AXES
 from rlreason.runtime.intervals import Floats
 from rlreason.runtime.version import __version__
+
+if TYPE_CHECKING:
+    from jinja2 import Template
 
 Rows = dict[str, list[dict[str, Any]]]
 MEANS = "means"  # a picture with this data set has curves, and needs a legend
@@ -380,7 +383,7 @@ def style() -> str:
     )
 
 
-def template(folder: Path, name: str) -> Any:
+def template(folder: Path, name: str) -> "Template":
     """Return a template that escapes every text. `ConfigError` if jinja2 is not installed."""
     try:
         import jinja2

@@ -304,9 +304,9 @@ def why_dominated(folder: Path, say: Callable[[str], None] = print_stderr) -> st
     """
     state = read_state(folder.parent)
     setting = state.run(folder.name).setting
-    for one in state.stopped_settings:
-        if one["setting"] == setting:
-            return str(one["reason"])
+    for stopped in state.stopped_settings:
+        if stopped["setting"] == setting:
+            return str(stopped["reason"])
     try:
         ended = [(run, one) for run in state.runs if run.of_its_own and (one := outcomes_of(folder.parent, run))]
         return _why_it_loses(setting, state, ended) if ended else ""

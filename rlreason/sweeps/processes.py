@@ -194,7 +194,7 @@ class _Job:
 class _Start:
     """The arguments of one job's process that other jobs do not share."""
 
-    heeded: list[int]  # the signals that are not ignored
+    heeded: Sequence[int]  # the signals that are not ignored
     environment: dict[str, str]
     processors: Sequence[int]  # that it may use; none: all
     number: int

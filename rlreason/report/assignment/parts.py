@@ -249,8 +249,9 @@ def _quotes(run: StudyRun, problems: list[str]) -> Iterator[tuple[str, list[Quot
         quotes = []
         for line, row in rows[category]:
             why = "; ".join(map(str, reasons(row, Grader()))) if guesses else ""
-            texts = (shown_text(str(text)) for text in (row["question"], row["gold"], row["response"], why))
-            quotes.append(Quote(*texts, f"{Path(run.folder.name, RESPONSES)}:{line}"))
+            question, gold, response = (shown_text(str(row[name])) for name in ("question", "gold", "response"))
+            where = f"{Path(run.folder.name, RESPONSES)}:{line}"
+            quotes.append(Quote(question, gold, response, shown_text(why), where))
         count = run.final.categories.get(category, len(quotes)) if run.final is not None else len(quotes)
         if quotes:
             part = f"the first {len(quotes)} of {count:,}" if count > len(quotes) else f"all {len(quotes)}"
