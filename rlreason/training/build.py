@@ -261,7 +261,12 @@ def build_components(
             policy = make_policy(run, stories)
         set_threads(run, policy)
         prompt_ids, eval_prompt_ids = encoder(policy, run.asking.prompt), encoder(policy, run.evaluation.prompt)
-        loaded = all_fitting(run, policy, loaded, prompt_ids, eval_prompt_ids, console)
+        with console.wait("measuring the prompts"):
+            train, validation = loaded.train, loaded.validation
+            if run.samples_to_learn or not run.trains:  # SFT: `make_traces` measures prompts with their traces
+                train = fitting(run, policy, Part("train", train, run.asking.sampling.max_tokens), prompt_ids, console)
+            part = Part("validation", validation, run.evaluation.sampling.max_tokens)
+            loaded = Loaded(train, fitting(run, policy, part, eval_prompt_ids, console), loaded.sizes)
         start = teach_habits(run, policy, stories, console)
         set_trained(run.model, policy, run.seed, run.trains)
         demand = partial(demand_of, run, prompt_ids, eval_prompt_ids, loaded.train, loaded.validation)
@@ -356,28 +361,6 @@ def make_sampling(asking: Asking, policy: Policy) -> Sampling:
 def make_scorer(run: RunConfig, asking: Asking, policy: Policy) -> LogProbScorer:
     """Build a scorer at the sampling temperature; greedy responses are scored at temperature 1."""
     return LogProbScorer(policy, run.micro_batch_tokens, asking.sampling.temperature or 1.0)
-
-
-def all_fitting(
-    run: RunConfig,
-    policy: Policy,
-    loaded: Loaded,
-    prompt_ids: PromptEncoder,
-    eval_prompt_ids: PromptEncoder,
-    console: Console,
-) -> Loaded:
-    """Return the problems whose prompt and a full response fit the model's context and one micro-batch.
-
-    SFT samples no responses to its training problems: `make_traces` measures them with their traces.
-    """
-    train, validation = loaded.train, loaded.validation
-    with console.wait("measuring the prompts"):
-        if run.samples_to_learn or not run.trains:
-            part = Part("train", train, run.asking.sampling.max_tokens)
-            train = fitting(run, policy, part, prompt_ids, console)
-        part = Part("validation", validation, run.evaluation.sampling.max_tokens)
-        validation = fitting(run, policy, part, eval_prompt_ids, console)
-    return Loaded(train, validation, loaded.sizes)
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,6 @@ from rlreason.records.files import (
     pruned,
     read_state,
     remove,
-    remove_moments,
     write_checkpoint,
 )
 from rlreason.records.rows import Counters
@@ -390,11 +389,6 @@ class Checkpointer:
         if status == "finished" and not self.settings.keep_final:
             removed = sum(sum(moments_in(path).values()) for path in checkpoints_in(self.records.folder))
         return self.cost.summary() | {"moments_removed": removed}
-
-    def drop_moments(self) -> None:
-        """Remove the moments of all checkpoints. Call it after the summary, when the finished run cannot be resumed."""
-        for path in checkpoints_in(self.records.folder):
-            remove_moments(path)
 
     def _parts(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """Return the run's state as plain values and as tensors."""

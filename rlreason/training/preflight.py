@@ -71,7 +71,11 @@ NOTE = "in: "  # of the note that records/console.py adds to an error: what it w
 
 def out_of_memory(run: RunConfig, error: BaseException) -> ResourceError | None:
     """Return the one-line error to end with; None if `error` is not about GPU memory."""
-    causes = list(_causes(error))
+    causes: list[BaseException] = []
+    cause: BaseException | None = error
+    while cause is not None and cause not in causes:  # the errors behind it
+        causes.append(cause)
+        cause = cause.__cause__ or cause.__context__
     # A processor's MemoryError has its own message. The first is torch's class, without importing torch.
     if not any(
         type(cause).__name__ == "OutOfMemoryError"
@@ -86,15 +90,6 @@ def out_of_memory(run: RunConfig, error: BaseException) -> ResourceError | None:
         f"rollout.max_rows={run.rollout.max_rows}, set model.gradient_checkpointing=true, or end other programs on the "
         "GPU (rlreason plan shows what takes how much)"
     )
-
-
-def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    """Yield the error and the errors behind it."""
-    seen = set[int]()
-    while error is not None and id(error) not in seen:
-        seen.add(id(error))
-        yield error
-        error = error.__cause__ or error.__context__
 
 
 RECORDS = 2**20  # bytes of config, metrics and curves, which every run writes

@@ -18,7 +18,7 @@ from rlreason.evaluation.protocol import write_card
 from rlreason.health.watch import Monitors
 from rlreason.objectives.card import TEXT_WIDTH
 from rlreason.records.console import Console
-from rlreason.records.files import OBJECTIVE, PROFILE_TABLE, PROFILE_TRACE, ROLLOUTS
+from rlreason.records.files import OBJECTIVE, PROFILE_TABLE, PROFILE_TRACE, ROLLOUTS, checkpoints_in, remove_moments
 from rlreason.records.reader import RunFolder
 from rlreason.records.rows import Counters
 from rlreason.records.training_curves import draw_curves
@@ -317,7 +317,8 @@ class Trainer:
             write_card(run.eval.card, records.folder, summary)
             records.summary(summary)
             if summary["checkpoints"]["moments_removed"]:
-                self.checkpointer.drop_moments()
+                for path in checkpoints_in(records.folder):  # after the summary: the finished run cannot be resumed
+                    remove_moments(path)
         print_closing(console, run, components, records.folder, history, summary)
         return float(summary["accuracy"])
 

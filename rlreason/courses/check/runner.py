@@ -112,31 +112,25 @@ def _follow(process: subprocess.Popen[bytes], read: int, check: Check) -> tuple[
                 for event in map(json.loads, lines):
                     if event["event"] == "end":
                         return None
-                    current = _take_in(event, check, current)
+                    match event["event"]:
+                        case "mistake":
+                            raise ConfigError(event["text"])
+                        case "loading":
+                            check.report("importing it")
+                        case "module":
+                            check.course = event["course"]
+                        case "begin":
+                            current = str(event["name"])
+                            check.report(f"checking {current}")
+                        case "done":
+                            check.results[event["name"]] = {key: event[key] for key in ("state", "findings", "notes")}
+                            current = ""
                     limit = SECONDS_TO_IMPORT if event["event"] in ("loading", "module") else check.seconds
                     deadline = time.monotonic() + 2 * limit + GRACE
     if not current:
         late = f"importing it takes longer than {SECONDS_TO_IMPORT:g} s: do less there"
         raise ConfigError(f"MODULE={check.module}: {late}")
     return current, f"it does not end: stopped after {check.seconds:g} s"
-
-
-def _take_in(event: dict[str, Any], check: Check, current: str) -> str:
-    """Record an event of the process; return the function that it is checking."""
-    match event["event"]:
-        case "mistake":
-            raise ConfigError(event["text"])
-        case "loading":
-            check.report("importing it")
-        case "module":
-            check.course = event["course"]
-        case "begin":
-            check.report(f"checking {event['name']}")
-            return str(event["name"])
-        case "done":
-            check.results[event["name"]] = {key: event[key] for key in ("state", "findings", "notes")}
-            return ""
-    return current
 
 
 def _ended(process: subprocess.Popen[bytes], module: str, current: str, errors: bytes) -> tuple[str, str]:
