@@ -91,8 +91,8 @@ def without_overlap(
         in_prompt = [question_key(fill(p.question))] if prompted and p.prompt is None else []
         return [question_key(p.question), *in_prompt]
 
-    asked = {key: p.id for p in validation for key in keys(p)}
-    shared = {p.id: asked[key] for p in train for key in keys(p) if key in asked}
+    ids = {key: p.id for p in validation for key in keys(p)}
+    shared = {p.id: ids[key] for p in train for key in keys(p) if key in ids}
     if not shared:
         return train, []
     pairs = few([f"{a} is {b}" for a, b in shared.items()], 3)
@@ -214,8 +214,8 @@ def read_splits(data: DataConfig, say: Say, traces: bool = True) -> tuple[Proble
         sizes = {key: getattr(data, key) for key in ("seed", "min_count", "max_count", "max_value", "max_target")}
         return make_countdown(data.n_train, **sizes), make_countdown(data.n_validation, **sizes, validation=True)
     if isinstance(data, GymConfig):
-        made = make_gym(data.tasks, data.n_validation + data.n_train, data.seed)
-        return made[data.n_validation :], made[: data.n_validation]
+        problems = make_gym(data.tasks, data.n_validation + data.n_train, data.seed)
+        return problems[data.n_validation :], problems[: data.n_validation]
     if isinstance(data, FunctionDataConfig):
         return read_function(data, say, traces)
     assert isinstance(data, FileDataConfig)

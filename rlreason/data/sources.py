@@ -17,7 +17,7 @@ from rlreason.config.fields import MADE
 from rlreason.config.leaves import required
 from rlreason.errors import ConfigError, DataError
 from rlreason.grading import boxed
-from rlreason.runtime.plugins import described, load
+from rlreason.runtime.plugins import describe_error, load
 from rlreason.runtime.text import few, first_line
 from rlreason.types import Problem
 
@@ -160,7 +160,7 @@ def rows_of(data: FunctionDataConfig) -> dict[str, list[RawRow]]:
     except DataError:
         raise
     except Exception as error:  # anything that a user's function raises
-        raise DataError(f"{setting} fails: {described(error)}: fix it") from error
+        raise DataError(f"{setting} fails: {describe_error(error)}: fix it") from error
     if any(len(split) > MADE for split in rows.values()):
         raise DataError(f"{setting} returned more than {MADE} rows, or never ends: return fewer")
     if len(rows) == 2 and data.n_validation is not None:

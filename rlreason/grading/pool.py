@@ -30,7 +30,7 @@ from pebble import ProcessExpired, ProcessPool
 from rlreason.errors import WaitError
 from rlreason.runtime.files import alive
 from rlreason.runtime.machine import place_sockets
-from rlreason.runtime.plugins import NotImportableError, described, judging, load
+from rlreason.runtime.plugins import NotImportableError, describe_error, judging, load
 from rlreason.runtime.text import redacted
 from rlreason.types import Grade, Outcome
 
@@ -73,7 +73,7 @@ def start_worker(options: WorkerOptions) -> None:
     try:
         _handle = _load(options.plugin, options.pickled)
     except BaseException as error:
-        why = str(error) if isinstance(error, NotImportableError) else described(error)
+        why = str(error) if isinstance(error, NotImportableError) else describe_error(error)
         _state = (why[:MAX_REASON], "")
         return
     gc.freeze()  # no collection walks through the libraries again
@@ -95,7 +95,7 @@ def answer_request(request: Any) -> dict[str, Any]:
     except MemoryError:
         os._exit(OUT_OF_MEMORY)  # it may have left broken objects
     except BaseException as error:
-        return {"error": described(error)[:MAX_REASON]}
+        return {"error": describe_error(error)[:MAX_REASON]}
 
 
 def _bounded(which: int, limit: int) -> str:
@@ -105,7 +105,7 @@ def _bounded(which: int, limit: int) -> str:
         value = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
         resource.setrlimit(which, (value, value))
     except (ValueError, OSError) as error:
-        return described(error)
+        return describe_error(error)
     return ""
 
 
@@ -376,7 +376,7 @@ class Pool:
                 return PoolReply("killed", error=f"over {self.options.memory_mb} MB")
             return PoolReply("killed", error=f"worker ended with {error.exitcode}")
         if error is not None:
-            return PoolReply("error", error=described(error))
+            return PoolReply("error", error=describe_error(error))
         value: dict[str, Any] = future.result()
         return PoolReply("error", error=value["error"]) if "error" in value else PoolReply("ok", value)
 
