@@ -28,6 +28,7 @@ from rlreason.data.sources import (
     Names,
     ProblemTable,
     RawRow,
+    RowRules,
     field_names,
     file_rows,
     hub_splits,
@@ -314,11 +315,10 @@ def as_table(
 ) -> ProblemTable:
     """Parse rows into problems. `source`: their name; `truth_in_response`: a response may bring the ground truth."""
     names: Names = field_names(asdict(data.fields))
+    if traces and data.filter == "correct":
+        truth_in_response = False  # a trace graded against a ground truth of its own would always be right
     wrap = traces and data.response_as == "solution"
-    parse = partial(to_problem, names=names, rule=data.gold, max_chars=data.max_chars, wrap=wrap)
-    if not truth_in_response or (traces and data.filter == "correct"):
-        # A trace graded against a ground truth of its own would always be right.
-        parse = partial(parse, truth_in_response=False)
+    parse = partial(to_problem, rules=RowRules(names, data.gold, data.max_chars, wrap, truth_in_response))
     prefix, skip = f"{data.name}-{label}", data.bad_rows == "skip"
     return read_table(rows, source, prefix, parse, partial(own_id, names=names), skip)
 
