@@ -57,18 +57,10 @@ class Work(NamedTuple):
     positions: int = 0  # through the model, prompts included
     contexts: int = 0  # the sum over positions of the positions attended to
 
-    def plus(self, other: "Work") -> "Work":
-        """Return the sum."""
-        return Work(
-            self.seconds + other.seconds,
-            self.tokens + other.tokens,
-            self.positions + other.positions,
-            self.contexts + other.contexts,
-        )
-
-    def negative(self) -> "Work":
-        """Return the negative, to subtract it with `plus`."""
-        return Work(-self.seconds, -self.tokens, -self.positions, -self.contexts)
+    def plus(self, other: "Work", sign: int = 1) -> "Work":
+        """Return the sum, or with sign -1 the difference."""
+        seconds, *counts = (mine + sign * its for mine, its in zip(self, other, strict=True))
+        return Work(seconds, *map(int, counts))
 
 
 def group_work(prompt: int, responses: Iterable[int], passes: int = 1) -> Work:
@@ -228,7 +220,7 @@ class Clock:
         with self._guard:
             work = dict(self.work)
         out = {name: value - self._reported.get(name, 0.0) for name, value in seconds.items()}
-        since = {name: done.plus(self._reported_work.get(name, Work()).negative()) for name, done in work.items()}
+        since = {name: done.plus(self._reported_work.get(name, Work()), -1) for name, done in work.items()}
         peaks = {f"memory/{phase}_peak_gb": peak / GB for phase, peak in self._reported_peaks.items()}
         self._reported, self._reported_work, self._reported_peaks = seconds, work, {}
         return {
