@@ -13,7 +13,7 @@ import yaml
 
 from rlreason.errors import ConfigError, ResourceError, UnwritableError
 from rlreason.records import files
-from rlreason.records.files import CURVES, METRICS, STATUS, SUMMARY, ResponseFile, read_lines
+from rlreason.records.files import CURVES, METRICS, STATUS, SUMMARY, ResponseFile, each_line
 from rlreason.records.rows import NUMBER, Row, lacks
 from rlreason.runtime.clock import GB, Clock
 from rlreason.runtime.files import whole, write_whole
@@ -287,13 +287,13 @@ class RunFolder:
             return f"no number in '{odd[0]}'" if odd else ""
 
         path = self.path / files.METRICS
-        return [row for _, row in read_lines(path, wrong, self._say_once)] if path.is_file() else []
+        return [row for _, row in each_line(path, wrong, self._say_once)] if path.is_file() else []
 
     @cached_property
     def incidents(self) -> list[dict[str, Any]]:
         """The pairs of answer and ground truth on which grading failed, with the reasons."""
         path = self.path / files.INCIDENTS
-        return [row for _, row in read_lines(path, lambda row: "", self._say_once)] if path.is_file() else []
+        return [row for _, row in each_line(path, lambda row: "", self._say_once)] if path.is_file() else []
 
     def tail(self, name: str, lines: int) -> list[str]:
         """Return the last lines of a log in the folder that are not blank; [] where there is none."""
@@ -346,8 +346,8 @@ class RunFolder:
         def wrong(row: Row) -> str:
             return "" if row.keys() == {"identity"} else lacks(row, needed)  # the head of an unfinished evaluation
 
-        found = read_lines(file.path, wrong, self._say_once)
-        return {number: row for number, row in found if row.keys() != {"identity"}}
+        lines = each_line(file.path, wrong, self._say_once)
+        return {number: row for number, row in lines if row.keys() != {"identity"}}
 
     def _object(self, name: str) -> dict[str, Any] | None:
         """Read a file with one JSON object; None where there is none, or where it is broken, which is reported."""
@@ -461,8 +461,8 @@ def draw_panel(ax: Any, rows: list[Row], panel: Panel) -> None:
         if name == "eval/accuracy":
             bounds = ("eval/accuracy_low", "eval/accuracy_high")
             measured = [row for row in rows if all(row.get(name) is not None for name in ("eval/accuracy", *bounds))]
-            (at, low), (_, high) = (series(measured, name) for name in bounds)
-            ax.fill_between(at, low, high, alpha=0.15, label="95% interval")
+            (at, lows), (_, highs) = (series(measured, name) for name in bounds)
+            ax.fill_between(at, lows, highs, alpha=0.15, label="95% interval")
     if heading.startswith("accuracy"):
         draw_whole_split(ax, rows)
     ax.set_title(heading, fontsize=10, loc="left")
