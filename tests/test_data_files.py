@@ -11,7 +11,16 @@ from hypothesis import strategies as st
 from rlreason.config.data import CountdownConfig, DataConfig, FieldsConfig, FileDataConfig
 from rlreason.config.rules import wrong_values
 from rlreason.data.prepare import read_files
-from rlreason.data.sources import BadRowError, field_names, file_rows, fingerprint, own_id, read_table, to_problem
+from rlreason.data.sources import (
+    BadRowError,
+    RowRules,
+    field_names,
+    file_rows,
+    fingerprint,
+    own_id,
+    read_table,
+    to_problem,
+)
 from rlreason.errors import ConfigError
 from rlreason.types import Problem
 
@@ -34,7 +43,7 @@ def read(data: FileDataConfig) -> tuple[list[Problem], list[Problem], list[str]]
 
 
 def parse(row, gold="auto", wrap=False, max_chars=1000, **names) -> Problem:
-    return to_problem(row, "id", field_names(names), gold, max_chars, wrap)
+    return to_problem(row, "id", RowRules(field_names(names), gold, max_chars, wrap))
 
 
 @pytest.mark.parametrize(
@@ -186,7 +195,8 @@ def test_every_line_is_a_problem_or_counted(tmp_path_factory, rows):
     file.write_bytes(text)
     there = sum(1 for line in text.split(b"\n") if line.strip())
     names = field_names({})
-    read_row = lambda row, id: to_problem(row, id, names, "auto", 99, False)  # noqa: E731
+    rules = RowRules(names, max_chars=99)
+    read_row = lambda row, id: to_problem(row, id, rules)  # noqa: E731
     table = read_table(file_rows(file), "x", "x", read_row, lambda row: own_id(row, names), skip=True)
     left_out = there - len(table.problems)
     assert bool(table.notes) == bool(left_out)

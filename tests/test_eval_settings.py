@@ -11,7 +11,7 @@ from test_end_to_end import SMALL, rlreason
 from rlreason.cli.check import check_command_line
 from rlreason.config.evaluation import evaluation_of, sampling_key
 from rlreason.data.prepare import load_data
-from rlreason.data.sources import KNOWN, field_names, to_problem
+from rlreason.data.sources import KNOWN, RowRules, field_names, to_problem
 from rlreason.engines.base import Sampling
 from rlreason.engines.rollouts import Rollouts
 from rlreason.errors import ConfigError
@@ -208,7 +208,7 @@ MATH = [
 
 def test_a_problem_keeps_what_the_data_knows_about_it():
     def parse(row: dict, **own: str) -> dict:
-        return to_problem(row, "id", field_names(own) if own else KNOWN, "auto", 100, False).facts
+        return to_problem(row, "id", RowRules(field_names(own) if own else KNOWN, max_chars=100)).facts
 
     assert parse(MATH[0]) == {"level": "Level 1", "subject": "Geometry"}
     assert parse({"question": "q", "answer": "1", "source": "olympiads", "level": None}) == {"source": "olympiads"}

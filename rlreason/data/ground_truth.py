@@ -114,6 +114,7 @@ def in_common_template(prompts: Mapping[str, str], known: Sequence[Problem]) -> 
     best: dict[str, Problem] = {}
     for start in starts:
         for end in ends:
-            found = {id: p for id, words in texts.items() if (p := by_words.get(words[start : len(words) - end]))}
+            spans = {id: words[start : len(words) - end] for id, words in texts.items()}
+            found = {id: by_words[span] for id, span in spans.items() if span in by_words}
             best = max(best, found, key=len)
     return best

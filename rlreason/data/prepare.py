@@ -28,6 +28,7 @@ from rlreason.data.sources import (
     Names,
     ProblemTable,
     RawRow,
+    RowRules,
     field_names,
     file_rows,
     hub_splits,
@@ -45,8 +46,13 @@ from rlreason.runtime.text import few, question_key, question_keys, shorten
 from rlreason.types import Problem
 
 
-def with_ids(tables: Sequence[ProblemTable]) -> list[list[Problem]]:
-    """Return each table's problems under the data's own ids if every row has a different one; else numbered."""
+def with_ids(tables: Sequence[ProblemTable], say: Callable[[str], None]) -> list[list[Problem]]:
+    """Return each table's problems under the data's own ids if every row has a different one; else numbered.
+
+    The notes of the tables are printed.
+    """
+    for note in (note for table in tables for note in table.notes):
+        say(note)
     own = [id for table in tables for id in table.own_ids]
     if None in own or len(set(own)) < len(own):
         return [table.problems for table in tables]
@@ -86,8 +92,8 @@ def without_overlap(
         in_prompt = [question_key(fill(p.question))] if prompted and p.prompt is None else []
         return [question_key(p.question), *in_prompt]
 
-    asked = {key: p.id for p in validation for key in keys(p)}
-    shared = {p.id: asked[key] for p in train for key in keys(p) if key in asked}
+    ids = {key: p.id for p in validation for key in keys(p)}
+    shared = {p.id: ids[key] for p in train for key in keys(p) if key in ids}
     if not shared:
         return train, []
     pairs = few([f"{a} is {b}" for a, b in shared.items()], 3)
@@ -177,9 +183,9 @@ Problems = list[Problem]
 GROUND_TRUTH = "ground_truth"  # label of a table that is read for its answers only
 
 
-def with_notes(say: Say, problems: Problems, notes: str | Iterable[str]) -> Problems:
+def with_notes(say: Say, problems: Problems, notes: Iterable[str]) -> Problems:
     """Print each note, and return the problems."""
-    for note in [notes] if isinstance(notes, str) else notes:
+    for note in notes:
         say(note)
     return problems
 
@@ -198,7 +204,8 @@ def read_splits(data: DataConfig, say: Say, traces: bool = True) -> tuple[Proble
             guessed=data.guess != "none",
         )
         train = make(data.n_train, seed=0)
-        train = with_wrong_solutions(train, data.wrong_share) if traces else train
+        if traces:
+            train = with_wrong_solutions(train, data.wrong_share)
         return train, make(data.n_validation, seed=0, validation=True)
     if isinstance(data, CountdownConfig) and data.path is not None:
         skip = data.bad_rows == "skip"
@@ -208,8 +215,8 @@ def read_splits(data: DataConfig, say: Say, traces: bool = True) -> tuple[Proble
         sizes = {key: getattr(data, key) for key in ("seed", "min_count", "max_count", "max_value", "max_target")}
         return make_countdown(data.n_train, **sizes), make_countdown(data.n_validation, **sizes, validation=True)
     if isinstance(data, GymConfig):
-        made = make_gym(data.tasks, data.n_validation + data.n_train, data.seed)
-        return made[data.n_validation :], made[: data.n_validation]
+        problems = make_gym(data.tasks, data.n_validation + data.n_train, data.seed)
+        return problems[data.n_validation :], problems[: data.n_validation]
     if isinstance(data, FunctionDataConfig):
         return read_function(data, say, traces)
     assert isinstance(data, FileDataConfig)
@@ -218,7 +225,7 @@ def read_splits(data: DataConfig, say: Say, traces: bool = True) -> tuple[Proble
 
 def read_files(data: FileDataConfig, say: Say, traces: bool = True) -> tuple[Problems, Problems]:
     """Read (train, validation) from files or a hub data set."""
-    hub = cache(lambda: hub_splits(data.path or "", data.hub_config))
+    hub = cache(partial(hub_splits, data.path or "", data.hub_config))
     names = [data.train]
     if data.n_validation is None:
         names.append(data.validation or validation_split(data, hub))
@@ -226,9 +233,7 @@ def read_files(data: FileDataConfig, say: Say, traces: bool = True) -> tuple[Pro
     if len(set(labels)) < len(labels):
         labels = ["train", "validation"]
     tables = [read_split(data, name, label, hub, traces) for name, label in zip(names, labels, strict=True)]
-    for table in tables:
-        with_notes(say, table.problems, table.notes)
-    problems = with_ids(tables)
+    problems = with_ids(tables, say)
     if data.n_validation is not None:
         return hold_out(problems[0], data.n_validation, data.split_seed)
     return problems[0], problems[1]
@@ -236,12 +241,9 @@ def read_files(data: FileDataConfig, say: Say, traces: bool = True) -> tuple[Pro
 
 def read_function(data: FunctionDataConfig, say: Say, traces: bool = True) -> tuple[Problems, Problems]:
     """Read (train, validation) from a user's function."""
-    rows = rows_of(data)
-    sources = {label: (f"{data.function}'s {label} rows", numbered) for label, numbered in rows.items()}
-    tables = [as_table(data, *source, label, traces) for label, source in sources.items()]
-    for table in tables:
-        with_notes(say, table.problems, table.notes)
-    problems = with_ids(tables)
+    rows = rows_of(data).items()
+    tables = [as_table(data, f"{data.function}'s {label} rows", given, label, traces) for label, given in rows]
+    problems = with_ids(tables, say)
     if len(problems) > 1:
         return problems[0], problems[1]
     n = data.n_validation or min(200, max(1, len(problems[0]) // 10))
@@ -278,7 +280,7 @@ def with_ground_truths(
         )
     missed = f", and for {lacking - found} it was not found" if found < lacking else ""
     note += f": found by question for {found} in {', '.join(sources)}{missed}"
-    rows = with_notes(say, rows, f"! {note}" if missed else note)
+    say(f"! {note}" if missed else note)
     return rows[: len(train)], rows[len(train) :]
 
 
@@ -292,12 +294,8 @@ def _ground_truth(data: FileDataConfig) -> dict[str, Problems]:
     folders = [data.path, str(train.parent)] if train else [data.path]
     files = [file for folder in folders if folder for name in SPLITS if (file := locate(folder, name))]
     splits = [str(file) for file in dict.fromkeys(files) if file not in read]
-    if (
-        data.path
-        and may_be_hub_name(data.path)
-        and data.n_validation is None
-        and not locate(None, data.validation or "")
-    ):
+    named = data.n_validation is not None or locate(None, data.validation or "")
+    if data.path and may_be_hub_name(data.path) and not named:
         splits += [name for name in hub() if name != data.train]  # the hub was already read for validation
     found: dict[str, Problems] = {}
     for split in splits:
@@ -317,11 +315,10 @@ def as_table(
 ) -> ProblemTable:
     """Parse rows into problems. `source`: their name; `truth_in_response`: a response may bring the ground truth."""
     names: Names = field_names(asdict(data.fields))
+    if traces and data.filter == "correct":
+        truth_in_response = False  # a trace graded against a ground truth of its own would always be right
     wrap = traces and data.response_as == "solution"
-    parse = partial(to_problem, names=names, rule=data.gold, max_chars=data.max_chars, wrap=wrap)
-    if not truth_in_response or (traces and data.filter == "correct"):
-        # A trace graded against a ground truth of its own would always be right.
-        parse = partial(parse, truth_in_response=False)
+    parse = partial(to_problem, rules=RowRules(names, data.gold, data.max_chars, wrap, truth_in_response))
     prefix, skip = f"{data.name}-{label}", data.bad_rows == "skip"
     return read_table(rows, source, prefix, parse, partial(own_id, names=names), skip)
 
@@ -405,14 +402,15 @@ def select_training(
     train = with_notes(say, *without_overlap(train, validation, data.overlap, prompt_renderer(run.asking.prompt.file)))
     if data.pass_rates is not None:
         rates = read_pass_rates(Path(data.pass_rates).expanduser())
-        train = with_notes(say, *by_pass_rate(train, rates, data.min_pass_rate, data.max_pass_rate))
+        train, counts = by_pass_rate(train, rates, data.min_pass_rate, data.max_pass_rate)
+        say(counts)
     if run.reads_traces:
         train = with_notes(say, *with_traces(train, run.prompt.trace, skip=data.bad_rows == "skip"))
     if data.filter == "correct":
         assert grader is not None, "data.filter=correct needs the grader"
         sizes["train_before_filter"] = len(train)
-        texts = partial(trace_text, template=run.prompt.trace)
-        train = with_notes(say, *filter_correct(train, texts, grader.grade_batch))
+        train, counts = filter_correct(train, partial(trace_text, template=run.prompt.trace), grader.grade_batch)
+        say(counts)
         sizes["train_filtered"] = len(train)
     return train, sizes
 
@@ -451,8 +449,7 @@ def read_validation(run: RunConfig, say: Say) -> Problems:
         hub = cache(partial(hub_splits, data.path or "", data.hub_config))
         name = data.train if data.n_validation is not None else data.validation or validation_split(data, hub)
         table = read_split(data, name, Path(name).stem, hub, traces=False)
-        (problems,) = with_ids([table])
-        with_notes(note, problems, table.notes)
+        (problems,) = with_ids([table], note)
         if (n := data.n_validation) is not None:
             if n > len(problems):
                 raise ConfigError(

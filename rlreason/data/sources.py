@@ -16,7 +16,7 @@ from rlreason.config.data import FunctionDataConfig
 from rlreason.config.leaves import required
 from rlreason.errors import ConfigError, DataError
 from rlreason.grading import boxed
-from rlreason.runtime.plugins import described, load
+from rlreason.runtime.plugins import describe_error, load
 from rlreason.runtime.text import few, first_line
 from rlreason.settings import MADE
 from rlreason.types import Problem
@@ -156,11 +156,11 @@ def rows_of(data: FunctionDataConfig) -> dict[str, list[RawRow]]:
                 f"{setting} returned {', '.join(map(repr, splits)) or 'nothing'}: return rows, or a dictionary "
                 "of rows with the keys train and validation"
             )
-        rows = {label: list(islice(_iterable(splits[label]), MADE + 1)) for label in sorted(splits)}
+        rows = {label: list(islice(_records(splits[label]), MADE + 1)) for label in sorted(splits)}
     except DataError:
         raise
     except Exception as error:  # anything that a user's function raises
-        raise DataError(f"{setting} fails: {described(error)}: fix it") from error
+        raise DataError(f"{setting} fails: {describe_error(error)}: fix it") from error
     if any(len(split) > MADE for split in rows.values()):
         raise DataError(f"{setting} returned more than {MADE} rows, or never ends: return fewer")
     if len(rows) == 2 and data.n_validation is not None:
@@ -170,7 +170,7 @@ def rows_of(data: FunctionDataConfig) -> dict[str, list[RawRow]]:
     return {label: [(f"row {n}", _row(row)) for n, row in enumerate(split, 1)] for label, split in rows.items()}
 
 
-def _iterable(rows: Any) -> Iterable[Any]:
+def _records(rows: Any) -> Iterable[Any]:
     if hasattr(rows, "iterrows"):  # a table of pandas, which would yield the names of its columns
         return rows.to_dict("records")  # type: ignore[no-any-return]
     if isinstance(rows, str | bytes) or not isinstance(rows, Iterable):
@@ -205,13 +205,13 @@ OVERSAMPLING = 2  # problems generated per problem requested, to find enough dif
 def make_gym(tasks: Sequence[str], n: int, seed: int) -> list[Problem]:
     """Make n different problems, of each task in turn; `ConfigError` where a task is unknown or has too few."""
     per_task = -(-n // len(tasks))
-    columns = [_problems(task, per_task, seed) for task in tasks]
+    columns = [gym_problems(task, per_task, seed) for task in tasks]
     return [problem for row in zip(*columns, strict=True) for problem in row][:n]
 
 
-def _problems(task: str, n: int, seed: int) -> list[Problem]:
+def gym_problems(task: str, n: int, seed: int) -> list[Problem]:
     """Make n problems of a task whose own answers its verifier accepts; others are skipped."""
-    entry_at, score = _source(task, OVERSAMPLING * n, seed)
+    entry_at, score = gym_task(task, OVERSAMPLING * n, seed)
     problems: dict[str, Problem] = {}
     for index in range(OVERSAMPLING * n):
         entry = {"task": task, **entry_at(index)}
@@ -227,7 +227,7 @@ def _problems(task: str, n: int, seed: int) -> list[Problem]:
     )
 
 
-def _source(
+def gym_task(
     task: str, size: int, seed: int
 ) -> tuple[Callable[[int], dict[str, Any]], Callable[[str, dict[str, Any]], float]]:
     """Return (index -> entry, the task's verifier) from the package."""
@@ -275,6 +275,7 @@ Names = Mapping[str, tuple[str, ...]]
 _HASH_LINE = re.compile(r"^(?:[ \t]*####(?!#)|.*####[ \t]*(?=[-+$\\]*\d))(.*)$", re.MULTILINE)
 _HEADING = re.compile(r"\(?\w{1,3}[.):]+\s|[^\W\d]{2}")  # Step 1, 2. Add, (b) Divide
 _NOT_FINITE = re.compile(r"[-+]?(?:nan|inf|infinity)", re.IGNORECASE)
+_TAG = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 _FINAL = re.compile(r"[Tt]he final answer is:?\s*(.+?)\.?\s*I hope it is correct")
 
 
@@ -286,33 +287,38 @@ def field_names(own: Mapping[str, str | None]) -> Names:
     return names
 
 
-def to_problem(
-    row: Any, id: str, names: Names, rule: str, max_chars: int, wrap: bool, truth_in_response: bool = True
-) -> Problem:
-    """Parse the row into a problem; `BadRowError` where it cannot be used.
+@dataclass(frozen=True, slots=True)
+class RowRules:
+    """How rows are read: the fields (`field_names`), where the ground truth is, and what a response is for."""
 
-    `names`: the fields to read (`field_names`); `rule`: `data.gold` (see `reference_answer`); `max_chars` of one
-    field; `wrap`: treat a given response as a solution, to be filled into the trace's template. With
-    `truth_in_response` the ground truth may be read from a given response, which must not happen where that response
-    is graded against it.
-    """
+    names: Names
+    gold: str = "auto"  # data.gold, see `reference_answer`
+    max_chars: int = 100_000  # of one field
+    wrap: bool = False  # a response is a solution, to be filled into the trace's template
+    truth_in_response: bool = True  # not where the response is graded against it
+
+
+def to_problem(row: Any, id: str, rules: RowRules) -> Problem:
+    """Parse the row into a problem; `BadRowError` where it cannot be used."""
     if not isinstance(row, dict):
         raise BadRowError("is no JSON object")
+    names = rules.names
     question, answer, solution, prompt, response = (
-        _text(row, names[key], max_chars) for key in ("question", "answer", "solution", "prompt", "response")
+        _text(row, names[key], rules.max_chars) for key in ("question", "answer", "solution", "prompt", "response")
     )
     if (chat := _first_value(row, names["messages"])) is not None:
-        question, response, prompt = *_chat(chat, max_chars, response), None
+        question, response, prompt = *_chat(chat, rules.max_chars, response), None
     question = question or prompt
     if question is None:
         raise BadRowError(f"has no text under {_either(names, 'question', 'prompt', 'messages')}")
     if answer is None and solution is None and response is None:
         raise BadRowError(f"has no text under {_either(names, 'answer', 'solution', 'response')}")
-    found = reference_answer(rule, answer, solution or (response if truth_in_response else None))
+    trace = solution or (response if rules.truth_in_response else None)
+    found = reference_answer(rules.gold, answer, trace)
     if answer is not None and solution is None and found != without_thousands_commas(answer.strip()):
         before, mark, _ = answer.rpartition("####")
         solution = before if mark else answer
-    if wrap and response is not None:
+    if rules.wrap and response is not None:
         solution, response = response, None
     return Problem(
         id, question.strip(), found, solution.strip() if solution else None, prompt, response, facts_of(row, names)
@@ -360,10 +366,10 @@ def reference_answer(rule: str, answer: str | None, trace: str | None) -> str:
     readers: dict[str, Callable[[str], str | None]] = {
         "hash": _after_hash,
         "boxed": boxed,
-        "final": _final,
-        "tag": _last_tag,
+        "final": lambda text: found[-1].strip("$* ").rstrip(".$* ") if (found := _FINAL.findall(text)) else None,
+        "tag": lambda text: found[-1].strip() if (found := _TAG.findall(text)) else None,
+        "hash line": partial(_hash_line, headings=rule == "hash"),
     }
-    readers["hash line"] = partial(_hash_line, headings=rule == "hash")
     for text in (answer, trace):
         for name, read in readers.items():
             if text is not None and rule in (name, name.split()[0], "auto") and (found := read(text)) is not None:
@@ -403,16 +409,6 @@ def _hash_line(text: str, headings: bool = False) -> str | None:
     lines = [line.strip("*_ \t\r") for line in _HASH_LINE.findall(text)]
     found = [line for line in lines if line and (headings or not _HEADING.match(line))]
     return without_thousands_commas(found[-1]) if found else None
-
-
-def _final(text: str) -> str | None:
-    found = _FINAL.findall(text)
-    return found[-1].strip("$* ").rstrip(".$* ") if found else None
-
-
-def _last_tag(text: str) -> str | None:
-    found = re.findall(r"<answer>(.*?)</answer>", text, re.DOTALL)
-    return found[-1].strip() if found else None
 
 
 def _usable(answer: str) -> str:

@@ -140,7 +140,10 @@ FORMATS = {
 
 
 def candidates(answer: str, extract: str) -> list[str]:
-    """Return the texts that may state the answer, the whole text first; more than one only beyond `strict`."""
+    """Return the texts that may state the answer, the whole text first; more than one only beyond `strict`.
+
+    With `sentence` also its only formula between dollars, or the text after its last `is`, `=` or `:`.
+    """
     if extract == "strict" or _HEDGE.search(answer):
         return [answer]
     texts = [answer]
@@ -148,14 +151,9 @@ def candidates(answer: str, extract: str) -> list[str]:
     if len(numbers) == 1:
         texts.append(numbers.pop())
     if extract == "sentence":
-        texts += _end_of_sentence(answer)
+        formulas = re.findall(r"\$([^$]+)\$", answer)
+        if len(formulas) == 1:
+            return texts + formulas
+        for last in list(_STATED.finditer(answer))[-1:]:
+            texts.append(answer[last.end() :].strip().rstrip("."))
     return texts
-
-
-def _end_of_sentence(answer: str) -> list[str]:
-    """Return a sentence's only formula between dollars, or the text after its last `is`, `=` or `:`."""
-    formulas = re.findall(r"\$([^$]+)\$", answer)
-    if len(formulas) == 1:
-        return formulas
-    stops = list(_STATED.finditer(answer))
-    return [answer[stops[-1].end() :].strip().rstrip(".")] if stops else []

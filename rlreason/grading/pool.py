@@ -5,7 +5,6 @@ pebble's. They are forked from a server that has imported the symbolic library, 
 threads and perhaps CUDA.
 """
 
-import ctypes
 import gc
 import io
 import json
@@ -30,19 +29,16 @@ from pebble import ProcessExpired, ProcessPool
 from rlreason.errors import WaitError
 from rlreason.runtime.files import alive
 from rlreason.runtime.machine import place_sockets
-from rlreason.runtime.plugins import NotImportableError, described, judging, load
+from rlreason.runtime.plugins import NotImportableError, describe_error, judging, load
+from rlreason.runtime.signals import killed_with_parent
 from rlreason.runtime.text import redacted
 from rlreason.types import Grade, Outcome
 
-PR_SET_PDEATHSIG = 1
 MAX_REASON = 500  # characters of an error that are sent
 OUT_OF_MEMORY = 86  # the exit code of a worker that needed more
 WORKER_ENVIRONMENT = {
-    "CUDA_VISIBLE_DEVICES": "",
-    "OMP_NUM_THREADS": "1",
-    "OPENBLAS_NUM_THREADS": "1",
-    "MKL_NUM_THREADS": "1",
-}
+    "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1",
+}  # fmt: skip
 
 State = tuple[str, str]  # why a worker cannot answer, and why its memory is not limited; empty texts where all is well
 
@@ -62,8 +58,7 @@ class WorkerOptions:
 def start_worker(options: WorkerOptions) -> None:
     """Prepare this process: tie it to its server, silence it, load the function and limit the memory."""
     global _handle, _state
-    with suppress(OSError, AttributeError):  # Linux: a worker that hangs ends with the run, also by kill -9
-        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    killed_with_parent()  # a worker that hangs ends with the run, also by kill -9
     os.close(forkserver._forkserver._forkserver_alive_fd)  # type: ignore[attr-defined]  # else the server waits for us
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # pebble's handler waits for code in C to return
     os.environ.update(WORKER_ENVIRONMENT)
@@ -73,7 +68,7 @@ def start_worker(options: WorkerOptions) -> None:
     try:
         _handle = _load(options.plugin, options.pickled)
     except BaseException as error:
-        why = str(error) if isinstance(error, NotImportableError) else described(error)
+        why = str(error) if isinstance(error, NotImportableError) else describe_error(error)
         _state = (why[:MAX_REASON], "")
         return
     gc.freeze()  # no collection walks through the libraries again
@@ -95,7 +90,7 @@ def answer_request(request: Any) -> dict[str, Any]:
     except MemoryError:
         os._exit(OUT_OF_MEMORY)  # it may have left broken objects
     except BaseException as error:
-        return {"error": described(error)[:MAX_REASON]}
+        return {"error": describe_error(error)[:MAX_REASON]}
 
 
 def _bounded(which: int, limit: int) -> str:
@@ -105,7 +100,7 @@ def _bounded(which: int, limit: int) -> str:
         value = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
         resource.setrlimit(which, (value, value))
     except (ValueError, OSError) as error:
-        return described(error)
+        return describe_error(error)
     return ""
 
 
@@ -376,7 +371,7 @@ class Pool:
                 return PoolReply("killed", error=f"over {self.options.memory_mb} MB")
             return PoolReply("killed", error=f"worker ended with {error.exitcode}")
         if error is not None:
-            return PoolReply("error", error=described(error))
+            return PoolReply("error", error=describe_error(error))
         value: dict[str, Any] = future.result()
         return PoolReply("error", error=value["error"]) if "error" in value else PoolReply("ok", value)
 

@@ -116,10 +116,11 @@ def question_only_math_verify(response: str, ground_truth: str) -> dict[str, flo
 
 def _grade(read: formats.Extracted, ground_truth: object) -> dict[str, float]:
     references = ground_truth if isinstance(ground_truth, list) else [ground_truth]
-    return graded(read, lambda answer: any(equal_in_dollars(answer, str(reference)) for reference in references))
 
+    def equal(answer: str) -> bool:
+        """Compare both as LaTeX between dollars, with the library's own settings but without its signals."""
+        left = parse(f"${answer}$", parsing_timeout=None)
+        right = (parse(f"${reference}$", parsing_timeout=None) for reference in references)
+        return any(verify(one, left, timeout_seconds=None) for one in right)
 
-def equal_in_dollars(answer: str, reference: str) -> bool:
-    """Compare both as LaTeX between dollars, with the library's own settings but without its signals."""
-    left, right = (parse(f"${text}$", parsing_timeout=None) for text in (answer, reference))
-    return bool(verify(right, left, timeout_seconds=None))
+    return graded(read, equal)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rlreason.errors import ConfigError
 from rlreason.objectives.aggregation import masked_mean
-from rlreason.runtime.plugins import NotImportableError, described, load
+from rlreason.runtime.plugins import NotImportableError, describe_error, load
 from rlreason.settings import LARGE, Range
 
 if TYPE_CHECKING:
@@ -395,7 +395,7 @@ def broken_contract(name: str, numbers: Mapping[str, float]) -> str:
     except ConfigError:
         raise
     except Exception as error:  # whatever the user's function raises
-        return f"{prefix} fails on a batch of 3 responses: {described(error)}: fix it"
+        return f"{prefix} fails on a batch of 3 responses: {describe_error(error)}: fix it"
 
 
 def _faults(loss: Loss, numbers: Mapping[str, float]) -> Iterator[str]:

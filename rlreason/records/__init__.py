@@ -1,1 +1,1 @@
-"""The run folder and the terminal: what a run writes, how it ended, and what is said while it goes on."""
+"""The run folder and the terminal: what a run writes, how it ended, and what is printed meanwhile."""

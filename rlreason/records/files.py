@@ -173,18 +173,13 @@ def line_of(row: Mapping[str, Any]) -> bytes:
     return text.encode() + b"\n"
 
 
-def read_lines(path: Path, wrong: Checks, say: Callable[[str], None]) -> list[tuple[int, dict[str, Any]]]:
-    """Return (line number, row) of every usable line; report the others to `say` in one line.
-
-    Raises `ConfigError` where the file cannot be opened.
-    """
-    return list(each_line(path, wrong, say))
-
-
 def each_line(
     path: Path, wrong: Checks, say: Callable[[str], None], shortened: Callable[[bytes], bytes] = bytes
 ) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield what `read_lines` returns, one by one; `shortened` removes unneeded parts of a line before parsing."""
+    """Yield (line number, row) of every usable line; report the others to `say` in one line.
+
+    `shortened` removes unneeded parts of a line before parsing. `ConfigError` where the file cannot be opened.
+    """
     broken, number = list[str](), 0
     try:
         with opened(path) as file:

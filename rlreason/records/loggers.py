@@ -120,7 +120,7 @@ class WandbLogger(Logger):
         own = wandb.setup().settings.model_copy()
         own.update_from_env_vars(dict(os.environ))  # which W&B reads once in a process
         chosen = run.settings
-        names = {
+        names: dict[str, Any] = {
             "project": chosen.project or own.project or "rlreason",
             "group": chosen.group or own.run_group or os.environ.get(SWEEP_VARIABLE),
             "name": chosen.name or own.run_name or run.folder.name,
@@ -222,12 +222,12 @@ class TrackioLogger(Logger):
     def __init__(self, run: LoggedRun) -> None:
         import trackio
 
-        names = {
+        names: dict[str, Any] = {
             "project": run.settings.project or "rlreason",
             "name": run.settings.name or run.folder.name,
             "group": run.settings.group or os.environ.get(SWEEP_VARIABLE),
         }
-        quiet = {"embed": False, "auto_log_gpu": False, "auto_log_cpu": False}
+        quiet: dict[str, Any] = {"embed": False, "auto_log_gpu": False, "auto_log_cpu": False}
         start = partial(trackio.init, **redacted(names), config=run.config, **quiet)
         with redirect_stdout(io.StringIO()):  # in a context of its own: a run of the user's own stays the current one
             self._run = contextvars.Context().run(start)
@@ -256,7 +256,7 @@ SERVICES: dict[str, type[Logger]] = {"wandb": WandbLogger, "tensorboard": Tensor
 
 def as_yaml(values: Mapping[str, Any]) -> str:
     """Return values as readable text."""
-    return yaml.safe_dump(dict(values), sort_keys=False, allow_unicode=True)
+    return str(yaml.safe_dump(dict(values), sort_keys=False, allow_unicode=True))
 
 
 class Loggers:

@@ -13,7 +13,7 @@ import yaml
 
 from rlreason.errors import ConfigError, ResourceError, UnwritableError
 from rlreason.records import files
-from rlreason.records.files import STATUS, SUMMARY, ResponseFile, read_lines
+from rlreason.records.files import STATUS, SUMMARY, ResponseFile, each_line
 from rlreason.records.rows import NUMBER, Row, lacks
 from rlreason.runtime.clock import GB, Clock
 from rlreason.runtime.files import write_whole
@@ -286,13 +286,13 @@ class RunFolder:
             return f"no number in '{odd[0]}'" if odd else ""
 
         path = self.path / files.METRICS
-        return [row for _, row in read_lines(path, wrong, self._say_once)] if path.is_file() else []
+        return [row for _, row in each_line(path, wrong, self._say_once)] if path.is_file() else []
 
     @cached_property
     def incidents(self) -> list[dict[str, Any]]:
         """The pairs of answer and ground truth on which grading failed, with the reasons."""
         path = self.path / files.INCIDENTS
-        return [row for _, row in read_lines(path, lambda row: "", self._say_once)] if path.is_file() else []
+        return [row for _, row in each_line(path, lambda row: "", self._say_once)] if path.is_file() else []
 
     def tail(self, name: str, lines: int) -> list[str]:
         """Return the last lines of a log in the folder that are not blank; [] where there is none."""
@@ -345,8 +345,8 @@ class RunFolder:
         def wrong(row: Row) -> str:
             return "" if row.keys() == {"identity"} else lacks(row, needed)  # the head of an unfinished evaluation
 
-        found = read_lines(file.path, wrong, self._say_once)
-        return {number: row for number, row in found if row.keys() != {"identity"}}
+        lines = each_line(file.path, wrong, self._say_once)
+        return {number: row for number, row in lines if row.keys() != {"identity"}}
 
     def _object(self, name: str) -> dict[str, Any] | None:
         """Read a file with one JSON object; None where there is none, or where it is broken, which is reported."""

@@ -55,16 +55,20 @@ def resumes_job(folder: Path, config: str) -> bool:
     with others.
     """
     before, now = settings_in(folder), flat_text(config)
-    if not before or not (folder / UNFINISHED).exists():
+    if not before or not (folder / UNFINISHED).exists() or before.get("algorithm") != now.get("algorithm"):
         return False
-    if before.get("algorithm") != now.get("algorithm"):
-        return False
-    if different := changed(before, now, HARMLESS):
-        raise ConfigError(
-            f"hydra.run.dir={folder} holds an interrupted run with other settings ({different}): "
-            "type its command again to go on with it, or choose another folder"
-        )
+    refuse_changed(folder, before, now, HARMLESS)
     return True
+
+
+def refuse_changed(folder: Path, before: dict[str, Any], now: dict[str, Any], allowed: tuple[str, ...]) -> None:
+    """`ConfigError` where other settings than the allowed ones differ from those of the run in the folder."""
+    if different := changed(before, now, allowed):
+        kind = "a finished run" if (folder / SUMMARY).exists() else "an interrupted run"
+        raise ConfigError(
+            f"hydra.run.dir={folder} holds {kind} with other settings ({different}): type its command again to go on "
+            f"with it (resume={folder}), or choose another folder"
+        )
 
 
 def checkpoint_to_resume(folder: Path, config: str, say: Callable[[str], object]) -> Path | None:
@@ -103,14 +107,8 @@ def refuse_other_run(folder: Path, config: str) -> None:
     if not (folder / CONFIG).exists():
         return
     before, now = settings_in(folder), flat_text(config)  # a damaged config differs in everything
-    finished = (folder / SUMMARY).exists()
-    if different := changed(before, now, MAY_CHANGE):
-        kind = "a finished run" if finished else "an interrupted run"
-        raise ConfigError(
-            f"hydra.run.dir={folder} holds {kind} with other settings ({different}): type its command again to go on "
-            f"with it (resume={folder}), or choose another folder"
-        )
-    if finished and not _has_more_to_do(folder, before, now):
+    refuse_changed(folder, before, now, MAY_CHANGE)
+    if (folder / SUMMARY).exists() and not _has_more_to_do(folder, before, now):
         raise ConfigError(f"hydra.run.dir={folder} holds {_how_to_resume(folder, before)}")
 
 
@@ -274,11 +272,7 @@ def resumes_discovery(folder: Path, config: str) -> bool:
     before, now = settings_in(folder), flat_text(config)
     if now.get("algorithm") != "discover" or not before or not (folder / CALLS).exists():
         return False
-    if different := changed(before, now, DISCOVERY_MAY_CHANGE):
-        raise ConfigError(
-            f"hydra.run.dir={folder} holds a run with other settings ({different}): type its command again to go on "
-            f"with it (resume={folder}), or choose another folder"
-        )
+    refuse_changed(folder, before, now, DISCOVERY_MAY_CHANGE)
     if not (folder / SUMMARY).exists():
         return True
     if not raised(below(before, "budget."), below(now, "budget."), DISCOVERY_BUDGETS):

@@ -8,7 +8,7 @@ from typing import Any
 
 from rlreason.config.leaves import below
 from rlreason.errors import ConfigError
-from rlreason.records.files import UNFINISHED, finite, line_of, read_lines, written
+from rlreason.records.files import UNFINISHED, each_line, finite, line_of, written
 from rlreason.runtime.clock import Clock
 from rlreason.runtime.files import append_line, write_whole
 from rlreason.runtime.streams import print_stderr
@@ -150,7 +150,7 @@ class ResponseLog:
         def wrong(row: Row) -> str:
             return "" if row.keys() == {"identity"} else lacks(row, (*TO_LEARN, "sample"))
 
-        lines = [row for _, row in read_lines(self.path, wrong, say)] if self.path.exists() else []
+        lines = [row for _, row in each_line(self.path, wrong, say)] if self.path.exists() else []
         if lines and lines[0].get("identity") != identity:
             raise ConfigError(
                 f"{self.path} holds responses of another model or to other problems than these settings now give "

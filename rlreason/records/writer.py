@@ -79,7 +79,10 @@ class RunWriter:
         self._functions = "\n\n".join(f"# {key}\n\n{redacted(text)}" for key, text in origin.sources.items())
         if self.resumed:
             self._provenance["earlier_parts"] = earlier_parts(folder, self._provenance, say)
-            warn_of_other_functions(folder, self._functions, say)
+            path = folder / files.FUNCTIONS
+            before = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+            if before != self._functions:
+                say(f"! functions of your own have changed since this run began ({path.name} has their sources now)")
         elif aside := set_aside(folder):
             say(f"a broken-off run was here: its records are now in {aside}")
         self._ending_before = read_ending(folder)
@@ -198,13 +201,9 @@ class RunWriter:
 
             def add_rows(rows: Iterable[Row]) -> None:
                 with self.clock.phase("record"):
-                    add(noted(rows))
-
-            def noted(rows: Iterable[Row]) -> Iterator[Row]:
-                for row in rows:
-                    if len(to_send) < ROWS_SENT:
-                        to_send.append(finite(row))
-                    yield row
+                    block = list(rows)
+                    add(block)
+                    to_send.extend(map(finite, block[: ROWS_SENT - len(to_send)]))
 
             yield add_rows
         self.loggers.table(files.EVALS, 0, to_send)
@@ -243,14 +242,6 @@ def earlier_parts(folder: Path, now: Mapping[str, Any], say: Callable[[str], Non
     elif differs := code_differs(earlier, now):
         say(f"! {differs}: the numbers of this run come from both")
     return parts
-
-
-def warn_of_other_functions(folder: Path, functions: str, say: Callable[[str], None]) -> None:
-    """Warn where the source of a user's reward, data or loss differs from that of the earlier part."""
-    path = folder / files.FUNCTIONS
-    before = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
-    if before != functions:
-        say(f"! functions of your own have changed since this run began ({files.FUNCTIONS} has their sources now)")
 
 
 def finish_provenance(folder: Path) -> None:

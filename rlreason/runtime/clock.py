@@ -57,18 +57,10 @@ class Work(NamedTuple):
     positions: int = 0  # through the model, prompts included
     contexts: int = 0  # the sum over positions of the positions attended to
 
-    def plus(self, other: "Work") -> "Work":
-        """Return the sum."""
-        return Work(
-            self.seconds + other.seconds,
-            self.tokens + other.tokens,
-            self.positions + other.positions,
-            self.contexts + other.contexts,
-        )
-
-    def negative(self) -> "Work":
-        """Return the negative, to subtract it with `plus`."""
-        return Work(-self.seconds, -self.tokens, -self.positions, -self.contexts)
+    def plus(self, other: "Work", sign: int = 1) -> "Work":
+        """Return the sum, or with sign -1 the difference."""
+        seconds, *counts = (mine + sign * its for mine, its in zip(self, other, strict=True))
+        return Work(seconds, *map(int, counts))
 
 
 def group_work(prompt: int, responses: Iterable[int], passes: int = 1) -> Work:
@@ -138,9 +130,9 @@ class Clock:
         self.gauge: Callable[[], float] | None = None  # returns the peak bytes of a GPU since its last call
         self.annotate: Callable[[str], AbstractContextManager[object]] = nullcontext  # names phases in a trace
         self.peaks: dict[str, float] = {}  # phase -> bytes of a GPU, in this process
-        self._told: dict[str, float] = {}  # the part of `seconds` already in rows
-        self._told_work: dict[str, Work] = {}
-        self._told_peaks: dict[str, float] = {}  # of phases since the last row
+        self._reported: dict[str, float] = {}  # the part of `seconds` already in rows
+        self._reported_work: dict[str, Work] = {}
+        self._reported_peaks: dict[str, float] = {}  # of phases since the last row
         self._owner = threading.get_ident()
         self._now = {self._owner: (SETUP, time.monotonic())}  # thread -> (phase, since when)
         self._guard = threading.Lock()
@@ -169,7 +161,7 @@ class Clock:
             if self.gauge is not None and thread == self._owner:
                 peak = self.gauge()
                 self.peaks[before] = max(peak, self.peaks.get(before, 0.0))
-                self._told_peaks[before] = max(peak, self._told_peaks.get(before, 0.0))
+                self._reported_peaks[before] = max(peak, self._reported_peaks.get(before, 0.0))
         if name is None:
             self._now.pop(thread, None)
         else:
@@ -184,14 +176,14 @@ class Clock:
         with self._guard:
             self.seconds[f"busy/{name}"] += seconds
 
-    def parts_of(self, phase: str, told: Mapping[str, float]) -> dict[str, float]:
+    def parts_of(self, phase: str, metrics: Mapping[str, float]) -> dict[str, float]:
         """Move the `time/PART` metrics of an ended phase to phases of their own; return the other metrics."""
-        for name, seconds in told.items():
+        for name, seconds in metrics.items():
             if name.startswith("time/") and name != f"time/{phase}":
                 with self._guard:
                     self.seconds[f"time/{phase}"] -= seconds
                     self.seconds[name] += seconds
-        return {name: value for name, value in told.items() if not name.startswith("time/")}
+        return {name: value for name, value in metrics.items() if not name.startswith("time/")}
 
     def worked(self, name: str, work: Work) -> None:
         """Add the work of a phase."""
@@ -227,10 +219,10 @@ class Clock:
         seconds = self._up_to_now()
         with self._guard:
             work = dict(self.work)
-        out = {name: value - self._told.get(name, 0.0) for name, value in seconds.items()}
-        since = {name: done.plus(self._told_work.get(name, Work()).negative()) for name, done in work.items()}
-        peaks = {f"memory/{phase}_peak_gb": peak / GB for phase, peak in self._told_peaks.items()}
-        self._told, self._told_work, self._told_peaks = seconds, work, {}
+        out = {name: value - self._reported.get(name, 0.0) for name, value in seconds.items()}
+        since = {name: done.plus(self._reported_work.get(name, Work()), -1) for name, done in work.items()}
+        peaks = {f"memory/{phase}_peak_gb": peak / GB for phase, peak in self._reported_peaks.items()}
+        self._reported, self._reported_work, self._reported_peaks = seconds, work, {}
         return {
             **{name: value for name, value in out.items() if value > 0},
             **rates(since, self.model),
@@ -250,19 +242,19 @@ class Clock:
         """Return all counts so far and the parts already in rows, as plain values."""
         names, work = self._up_to_now(), dict(self.work)
         return {
-            "seconds": {name: [value, self._told.get(name, 0.0)] for name, value in names.items()},
-            "work": {name: [*done, *self._told_work.get(name, Work())] for name, done in work.items()},
+            "seconds": {name: [value, self._reported.get(name, 0.0)] for name, value in names.items()},
+            "work": {name: [*done, *self._reported_work.get(name, Work())] for name, done in work.items()},
         }
 
     def load_state_dict(self, state: Mapping[str, Mapping[str, list[float]]]) -> None:
         """Continue from this state; the time of this process so far is added and will be in the next row."""
-        for name, (value, told) in state["seconds"].items():
+        for name, (value, reported) in state["seconds"].items():
             self.seconds[name] += value
-            self._told[name] = self._told.get(name, 0.0) + told
+            self._reported[name] = self._reported.get(name, 0.0) + reported
         for name, values in state["work"].items():
             half = len(values) // 2
             self.work[name] = self.work[name].plus(Work(values[0], *map(int, values[1:half])))
-            self._told_work[name] = Work(values[half], *map(int, values[half + 1 :]))
+            self._reported_work[name] = Work(values[half], *map(int, values[half + 1 :]))
 
 
 def process_peak() -> float:

@@ -233,9 +233,9 @@ def import_user_module(name: str) -> ModuleType:
     except ModuleNotFoundError as error:
         if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
             raise NotImportableError(_missing(name, error.name)) from None
-        raise NotImportableError(f"importing {name} fails: {described(error)}: fix or install that") from None
+        raise NotImportableError(f"importing {name} fails: {describe_error(error)}: fix or install that") from None
     except BaseException as error:  # also what ends a process, such as SystemExit
-        raise NotImportableError(f"importing {name} fails: {described(error)}: fix that") from None
+        raise NotImportableError(f"importing {name} fails: {describe_error(error)}: fix that") from None
 
 
 def _missing(name: str, part: str) -> str:
@@ -253,10 +253,10 @@ def _missing(name: str, part: str) -> str:
     )
 
 
-def described(error: BaseException) -> str:
+def describe_error(error: BaseException) -> str:
     """Describe an error in the user's code: its type, its first line, and where in that code it was raised.
 
-    >>> described(ValueError("no sum"))
+    >>> describe_error(ValueError("no sum"))
     'ValueError: no sum'
     """
     text = next(iter(str(error).splitlines()), "")

@@ -65,7 +65,7 @@ from rlreason.records.reader import time_summary
 from rlreason.records.rows import Counters, ResponseLog, Row, numbered_row
 from rlreason.records.writer import RunWriter
 from rlreason.runtime.intervals import Floats, bootstrap_intervals, of_clusters, wilson_interval
-from rlreason.runtime.plugins import NotImportableError, described, load
+from rlreason.runtime.plugins import NotImportableError, describe_error, load
 from rlreason.runtime.text import few
 from rlreason.training.build import Components, build_components
 from rlreason.training.summary import describe_job, print_loggers, run_facts, short_path
@@ -399,7 +399,7 @@ def load_scorer(name: str | None) -> Scorer | None:
         raise ConfigError(f"scorer={name}: {error}") from error
     except Exception as error:  # whatever the user's function raises
         raise ConfigError(
-            f"scorer={name} fails on ('How many?', 'probe'): {described(error)}: it must return a number for any "
+            f"scorer={name} fails on ('How many?', 'probe'): {describe_error(error)}: it must return a number for any "
             "question and response"
         ) from error
     return scorer
