@@ -9,7 +9,7 @@ from rlreason.config.training import OnlineConfig, TrainingConfig
 from rlreason.objectives.card import Card, objective_card
 from rlreason.objectives.objective import Objective
 from rlreason.objectives.published import check_objective
-from rlreason.settings import LARGE, MADE, MISSING, MOST, choice, group, number, processors, text
+from rlreason.settings import LARGE, MADE, MISSING, MOST, choice, group, number, processors, source, text
 
 
 @dataclass
@@ -339,16 +339,18 @@ class ClientConfig:
 class PromptFilesConfig:
     """The model's prompts: files in the problem's folder, in prompts/, or anywhere by their paths."""
 
-    first: str | None = text(None, doc="the task, with {starter}, {score}, {hints}; null: the problem's own")
-    error: str = text(
+    first: str | None = source(None, doc="the task, with {starter}, {score}, {hints}; null: the problem's own")
+    error: str = source(
         "discover_error.prompt",
         doc="after a program without a valid set: {error}, {raw_points}, {best}",
         only_if="converses",
     )
-    extend: str = text(
+    extend: str = source(
         "discover_extend.prompt", doc="after a valid set: {score}, {best}, {max_squared_norm}", only_if="converses"
     )
-    no_code: str = text("discover_no_code.prompt", doc="after a reply that held no whole program", only_if="converses")
+    no_code: str = source(
+        "discover_no_code.prompt", doc="after a reply that held no whole program", only_if="converses"
+    )
     hints: bool = text(False, doc="whether the first one contains the problem's hints")
 
 
@@ -380,7 +382,7 @@ class DiscoverConfig(AnyRunConfig):
     """A model and a verifier in a loop, on a problem whose answers can be checked but not looked up."""
 
     algorithm: str = "discover"
-    problem: str = text("kissing_11", doc="one that comes with the package, or a folder with a problem.yaml")
+    problem: str = source("kissing_11", doc="one that comes with the package, or a folder with a problem.yaml")
     strategy: str = choice(
         "simple",
         "refine",
@@ -392,7 +394,7 @@ class DiscoverConfig(AnyRunConfig):
         "conversation",
     )
     replies: int = number(4, low=1, high=256, doc="requested at the same time", only_if="asks_side_by_side")
-    start: str | None = text(None, doc="a program to begin with; null: the problem's starter")
+    start: str | None = source(None, doc="a program to begin with; null: the problem's starter")
     history: int = number(
         4, high=MADE, doc="turns in the conversation, besides the first and the best", only_if="converses"
     )

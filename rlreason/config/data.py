@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from rlreason.config.leaves import SPLITS, SUFFIXES, describe_format, locate, may_be_hub_name, unread_format
 from rlreason.errors import Absent, ConfigError
 from rlreason.runtime.plugins import NotImportableError, load
-from rlreason.settings import MADE, MAX_SEED, MISSING, choice, group, number, share, text
+from rlreason.settings import MADE, MAX_SEED, MISSING, choice, group, number, share, source, text
 
 #: Limits on what is read before the run starts, to check that its prompts fit: half a second of work at most.
 MOST_BYTES = 20_000_000  # of files
@@ -39,7 +39,7 @@ class DataConfig:
     filter: str = choice(
         "none", "correct", doc="correct: keep problems whose given trace is correct", only_if="trains_on(here)"
     )
-    pass_rates: str | None = text(
+    pass_rates: str | None = source(
         None, doc="a pass_rates.jsonl that algorithm=evaluate wrote on the training data", only_if="trains_on(here)"
     )
     min_pass_rate: float = share(
@@ -209,16 +209,16 @@ class RowsDataConfig(DataConfig):
 class FileDataConfig(RowsDataConfig):
     """Files of JSON rows, or a data set of the hub."""
 
-    path: str | None = text(None, doc="a folder, or a hub name; null: train and validation name files")
-    train: str = text(
+    path: str | None = source(None, doc="a folder, or a hub name; null: train and validation name files")
+    train: str = source(
         "train",
         doc="a file in the folder, a split on the hub, or a file anywhere (.jsonl, .json)",
         only_if="here is data or here.n_validation is not None",
     )
-    validation: str | None = text(
+    validation: str | None = source(
         None, doc="named like train; null: validation or test, or n_validation", only_if="here.n_validation is None"
     )
-    ground_truth: str | None = text(None, doc="named like train: questions with answers, for rows that bring none")
+    ground_truth: str | None = source(None, doc="named like train: questions with answers, for rows that bring none")
     hub_config: str | None = text(
         None, doc="the configuration of a hub data set that has several", only_if="here is not data or here.on_hub"
     )
@@ -316,7 +316,7 @@ class CountdownConfig(CheckedDataConfig):
     bounded: ClassVar[tuple[str, ...]] = ("pass_rate", "count")
 
     verifier: str | None = "rlreason.grading.verifiers.countdown"
-    path: str | None = text(None, doc="a JSON-lines file or a hub name with nums and target; null: made up")
+    path: str | None = source(None, doc="a JSON-lines file or a hub name with nums and target; null: made up")
     seed: int = number(0, high=MAX_SEED, doc="of the generated problems", only_if="here.path is None")
     min_count: int = number(3, low=2, high=10, doc="fewest numbers given", only_if="here.path is None")
     max_count: int = number(4, low=2, high=10, doc="most numbers given", only_if="here.path is None")

@@ -10,7 +10,7 @@ from typing import Any
 
 from rlreason.runtime.machine import VISIBLE, driver_gpus, torch_has_gpus
 from rlreason.runtime.plugins import announced
-from rlreason.settings import LARGE, MADE, MISSING, choice, number, processors, text
+from rlreason.settings import LARGE, MADE, MISSING, choice, number, processors, source, text
 
 NAMED_REWARDS = ("r1_zero", "question_only")
 LOGGERS = ("wandb", "tensorboard", "trackio")
@@ -82,7 +82,7 @@ class PromptConfig:
     """How a question becomes a prompt, where its response ends, and by which reward it is graded."""
 
     name: str = text(doc="of the option, for records", only_if="reads_prompt(here)")
-    file: str = text(
+    file: str = source(
         doc="the template: a file in prompts/, or a path", only_if="reads_prompt(here) or model.made_on_the_spot"
     )
     reward: str = text(

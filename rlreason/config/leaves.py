@@ -85,18 +85,11 @@ def below(settings: Mapping[str, Any], prefix: str) -> dict[str, Any]:
     return {key.removeprefix(prefix): value for key, value in settings.items() if key.startswith(prefix)}
 
 
-#: Settings that name input files, those below `eval` too.
-INPUTS = (
-    "model.path", "data.path", "data.train", "data.validation", "data.pass_rates", "data.ground_truth", "prompt.file",
-    "start", "problem", "prompts.first", "prompts.error", "prompts.extend", "prompts.no_code",
-)  # fmt: skip
-
-
 def refuse_own_input(run: Any, folder: Path, left: Collection[str]) -> None:
     """Refuse a run whose input is a file that an earlier run `left` in its folder, which will be set aside."""
     home = folder.resolve()
     for leaf in leaves(run):
-        if leaf.key.removeprefix("eval.") not in INPUTS or not isinstance(leaf.value, str):
+        if "source" not in leaf.metadata or not isinstance(leaf.value, str):
             continue
         path = Path(leaf.value).expanduser().resolve()
         if not path.exists() or not path.is_relative_to(home):
