@@ -144,7 +144,7 @@ def _cell(pairing: Pairing | None, adjusted_p: float) -> str:
 
 
 PROBLEMS_SHOWN, SETTINGS = 4, 6  # shown at most
-SHOWN = ("problem_id", "response", "outcome", "format_reward")  # fields of a response
+SHOWN = ("problem_id", "response", "outcome")  # fields of a response
 OUTCOMES = {"correct": "correct", "format1_wrong": "wrong", "format0": "no format"}
 LONGEST = 600  # characters of a response
 Rows = dict[str, tuple[dict[str, Any], int]]  # problem -> the row of its first response, and its line
@@ -182,7 +182,7 @@ def cases_of(study: Study) -> list[Case]:
             if problem in rows.get((label, step), {}):
                 row, line = rows[label, step][problem]
                 where = f"{Path(*files[label][step].path.parts[-3:])}:{line}"
-                outcome = OUTCOMES[category_of(row)]
+                outcome = OUTCOMES[category_of(row | {"format_reward": row.get("format_reward") or 0})]
                 by_step[step].append(ShownResponse(label, step, outcome, shown_text(row["response"]), where))
         if all(by_step.values()):
             first = next(by_problem[problem][0] for by_problem in rows.values() if problem in by_problem)
