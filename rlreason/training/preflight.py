@@ -327,10 +327,9 @@ def broken_loss(run: RunConfig) -> str:
 def template_problems(run: RunConfig) -> list[str]:
     """Return errors in the prompts' templates."""
     errors = []
-    for prompt in (run.prompt, run.eval.prompt):
+    for prompt in filter(None, (run.prompt, run.eval.prompt)):
         try:
-            if prompt is not None:
-                template_of(prompt.file)
+            template_of(prompt.file)
         except ConfigError as error:
             errors.append(str(error) if prompt is run.prompt else as_eval("prompt", str(error), prompt))
     return errors

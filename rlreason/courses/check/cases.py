@@ -118,7 +118,7 @@ def _hints(subject: Callable[[], Subject], inputs_of: Callable[[list[float]], In
     return mixing, equal_rewards
 
 
-ADVANTAGES_2025 = Subject(
+ADVANTAGES_2025: Subject = Subject(
     cs336_2025.compute_group_normalized_rewards,
     "cs336_2025",
     _advantage_cases_2025,
@@ -191,7 +191,7 @@ def _check_defaults(function: Yours) -> Iterator[Bug]:
         yield Bug(ADVANTAGES_2026.name, kind, "the defaults in the def line", inputs_as_text(inputs), *results)
 
 
-ADVANTAGES_2026 = Subject(
+ADVANTAGES_2026: Subject = Subject(
     cs336_2026.compute_group_normalized_rewards,
     "cs336_2026",
     _advantage_cases_2026,

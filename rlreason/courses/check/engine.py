@@ -118,7 +118,7 @@ def _without(inputs: Inputs, places: Sequence[int], dim: int) -> Inputs:
 def _smaller(inputs: Inputs) -> Iterator[Inputs]:
     """Yield the inputs without a group of rows, without a column, with smaller groups, with one simpler value."""
     group = inputs.get("group_size", 1)
-    sizes = [value.shape for value in inputs.values() if isinstance(value, Tensor)]
+    sizes: list[tuple[int, ...]] = [tuple(value.shape) for value in inputs.values() if isinstance(value, Tensor)]
     sizes += [(len(value),) for value in inputs.values() if isinstance(value, list)]
     n_rows = max(size[0] for size in sizes)
     if n_rows > group:

@@ -122,7 +122,7 @@ def wrong_advantages(rewards: Tensor, o: AdvantageOptions, m: Mistake) -> Tensor
     def of_groups(flat: Tensor, size: int) -> Tensor:
         rows = flat.reshape(-1, size)
         group = m.at("group", lambda rows: rows)(rows)
-        centered = m.at("center", _center)(rows, group, o.baseline)
+        centered: Tensor = m.at("center", _center)(rows, group, o.baseline)
         group = m.at("divided group", lambda group: group)(group)
         normalizer = m.at("normalizer", lambda name: name)(o.normalizer)
         if normalizer == "none":
@@ -479,4 +479,5 @@ def wrong_slices(value: Tensor, mask: Tensor, constant: float | None, dim: int |
 
     right = lambda count, size, constant, mask: count if constant is None else constant  # noqa: E731
     divisor = m.at("divisor", right)(summed(weights), summed(torch.ones_like(weights)), constant, weights)
-    return summed(value.masked_fill(weights == 0, 0.0)) / divisor
+    average: Tensor = summed(value.masked_fill(weights == 0, 0.0)) / divisor
+    return average
