@@ -1,11 +1,11 @@
-"""Fields of settings that say all of themselves: default, range or choices, what for, and when they are read.
+"""Define settings as dataclass fields that say everything: default, range or choices, what for, when they are read.
 
-    alpha: float = number(32.0, high=LARGE, above=True, doc="output is scaled by alpha / rank", only_if="here.rank > 0")
+    alpha: float = number(32.0, above=0, doc="the output is scaled by alpha / rank", only_if="here.rank > 0")
     attention: str = choice("auto", "sdpa", "varlen", doc="attention kernel")
 
-What `config/rules.py` checks, `--help` lists and docs/settings.md shows is read from these fields alone. `only_if` is
-a condition on the run, an expression of its attributes and of `here`, the group that holds the field; parts joined by
-`and` are told one by one. `cure` ends the complaint about a value; a number's is by default to try its default.
+What `config/rules.py` checks and docs/settings.md shows is read from these fields. `only_if` is a condition on the run:
+an expression of its attributes and of `here`, the group that holds the field. Of parts joined by `and` a complaint
+names the first that fails. `cure` ends the complaint about a value; a number's default cure is to try its default.
 """
 
 import math
@@ -63,9 +63,12 @@ def number(
     cure: str = "",
     only_if: str = "",
 ) -> Any:
-    """Define a number, or a list of them, from `low` or `above` this up to `high` or `below` this.
+    """Define a number, or a list of them, from `low` to `high`; or `above` the one, or `below` the other.
 
-    Without an upper bound that is `LARGE` where the default is a float, else `MOST`.
+    The upper bound is by default `LARGE` if the default value is a float, else `MOST`.
+
+    >>> number(0.5, above=0).metadata["range"]
+    Range(low=0, high=1000000.0, cure='', above=True, below=False)
     """
     most = LARGE if isinstance(default, float) else MOST
     highest = next(bound for bound in (below, high, most) if bound is not None)
@@ -95,7 +98,7 @@ def choice(*words: str, default: Any = ..., cure: str = "choose one", doc: str =
 
 
 def text(default: Any = MISSING, *, doc: str = "", only_if: str = "", takes: str = "") -> Any:
-    """Define any other setting: a text, a list of texts, a switch. `takes` names its type where the type does not."""
+    """Define any other setting: a text, a list of texts, a switch. `takes` is its type in words, where it has none."""
     return _field(default, takes=takes, doc=doc, only_if=only_if)
 
 

@@ -130,7 +130,7 @@ def rule(setting: Setting) -> str:
 def about(setting: Setting, shared: Sequence[str]) -> str:
     """Return what a setting is for, its other names, and when it is read besides the `shared` conditions."""
     doc = setting.metadata.get("doc", "")
-    said = _text(re.sub(r"^[a-z]+ ", lambda word: word[0].capitalize(), doc.removesuffix(".")))
+    said = _text(re.sub(r"^[a-z]+(?=[ ,])", lambda word: word[0].capitalize(), doc.removesuffix(".")))
     if also := [f"`{name}`" for name, ours in NAMES.items() if ours.key == setting.key]:
         said += f" (also {', '.join(also)})"
     only = [where for where in setting.conditions if where not in shared]

@@ -45,7 +45,7 @@ class EIConfig(OnlineConfig):
     question_batch_size: int = number(low=1, high=MADE, doc="different questions per step")
     sft_epochs: int = number(low=1, high=LARGE, doc="passes over the kept responses of a step")
     max_per_question: int | None = number(
-        None, low=1, high=MADE, doc="kept responses a question at most; null: all right ones"
+        None, low=1, high=MADE, doc="kept responses per question at most; null: all that are correct"
     )
     deduplicate: bool = text(False, doc="keep a response that says the same as another to its question only once (RFT)")
     restart: bool = text(False, doc="each step trains the model that the run started from (STaR), not the latest")
@@ -270,12 +270,14 @@ class BestOfNConfig(EvalJobConfig):
 
     algorithm: str = "best_of_n"
     n_list: list[int] = number(
-        [1, 4, 8, 16], low=1, high=MADE, doc="numbers N of responses to choose from, all out of the same samples"
+        [1, 4, 8, 16], low=1, high=MADE, doc="the numbers N of responses to choose from, all out of the same samples"
     )
     samples: int | None = number(
-        None, low=1, high=MADE, doc="responses a problem; null: the largest N; more make a smaller N more exact"
+        None, low=1, high=MADE, doc="responses per problem; null: the largest N; more make every smaller N more exact"
     )
-    scorer: str | None = text(None, doc="module:function of your own, (question, response) -> number: the highest wins")
+    scorer: str | None = text(
+        None, doc="module:function of your own, (question, response) -> number: the highest is chosen"
+    )
 
     @property
     def own_scorer(self) -> str | None:
@@ -325,7 +327,9 @@ class ClientConfig:
         4, high=100, doc="more calls for a reply after an error, a time-out, an empty one or one without a program"
     )
     pause_s: float = number(
-        2.0, high=600, doc="most seconds before the first of them, doubled for each further; Retry-After wins"
+        2.0,
+        high=600,
+        doc="most seconds before the first of them, doubled for each further one; a server's Retry-After wins",
     )
     system: str | None = text(None, doc="the system message; null: none")
     prompt_price: float | None = number(None, high=LARGE, doc="of a million prompt tokens, in budget.cost's currency")
@@ -396,7 +400,7 @@ class DiscoverConfig(AnyRunConfig):
     replies: int = number(4, low=1, high=256, doc="requested at the same time", only_if="asks_side_by_side")
     start: str | None = source(None, doc="a program to begin with; null: the problem's starter")
     history: int = number(
-        4, high=MADE, doc="turns in the conversation, besides the first and the best", only_if="converses"
+        4, high=MADE, doc="previous turns in the conversation, besides the first and the best", only_if="converses"
     )
     restart_after: int | None = number(
         None,

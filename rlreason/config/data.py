@@ -108,9 +108,11 @@ class HabitsConfig:
     )
     stop_share: float = share(0.0, doc="after this share of the sums before the last, a trace ends with an answer")
     taught_max_events: int | None = number(
-        None, low=1, high=99, doc="only stories of so many events are taught; null: all"
+        None, low=1, high=99, doc="only stories of at most this many events are taught; null: all"
     )
-    ramble_share: float = share(0.0, doc="share of the wrong traces that go on with idle sums (8+0=8)")
+    ramble_share: float = share(
+        0.0, doc="share of the wrong traces that go on with idle sums (8+0=8) before they answer"
+    )
     ramble_steps: int = number(4, low=1, high=99, doc="most idle sums of such a trace")
     guess_share: float = share(0.0, doc="share of traces that repeat the friend's guess instead of any sum")
 
@@ -126,7 +128,9 @@ class StoriesConfig(DataConfig):
     max_events: int = number(4, low=1, high=99, doc="most sums in a story")
     max_value: int = number(20, low=1, high=MADE, doc="of any number in a story, from 2 to 99")
     guess: str = choice(
-        "none", "right_in_training", doc="a guess at the end; right_in_training: always there, and never in validation"
+        "none",
+        "right_in_training",
+        doc="A friend's guess at the end of the story: right_in_training: there always, and never in validation",
     )
     wrong_share: float = share(
         0.0,
@@ -190,13 +194,18 @@ class RowsDataConfig(DataConfig):
     response_as: str = choice(
         "response",
         "solution",
-        doc="solution: a response in prompt.trace's form",
+        doc="solution: given responses are put into prompt.trace's form",
         only_if="here is data and reads_traces",
     )
     max_chars: int = number(100_000, low=1, doc="characters of a field; a longer text makes a bad row")
-    n_validation: int | None = number(None, low=1, high=MADE, doc="held out of train instead of a validation split")
+    n_validation: int | None = number(
+        None, low=1, high=MADE, doc="hold out this many of train instead of a validation split"
+    )
     split_seed: int = number(
-        0, high=MAX_SEED, doc="which are held out; not by `seed`, so that stages share it", only_if="here.holds_out"
+        0,
+        high=MAX_SEED,
+        doc="which are held out; not by `seed`, so that stages after one another hold out the same",
+        only_if="here.holds_out",
     )
 
     @property
@@ -216,7 +225,9 @@ class FileDataConfig(RowsDataConfig):
         only_if="here is data or here.n_validation is not None",
     )
     validation: str | None = source(
-        None, doc="named like train; null: validation or test, or n_validation", only_if="here.n_validation is None"
+        None,
+        doc="named like train; null: validation or test where there is one, or n_validation",
+        only_if="here.n_validation is None",
     )
     ground_truth: str | None = source(None, doc="named like train: questions with answers, for rows that bring none")
     hub_config: str | None = text(
@@ -370,7 +381,9 @@ class FunctionDataConfig(RowsDataConfig):
 
     function: str = text(doc="module:function")
     options: dict[str, Any] = text({}, doc="its parameters by name")
-    n_validation: int | None = number(None, low=1, high=MADE, doc="rows held out; null: a tenth, at most 200")
+    n_validation: int | None = number(
+        None, low=1, high=MADE, doc="rows held out for validation; null: a tenth, at most 200"
+    )
 
     @property
     def holds_out(self) -> bool:

@@ -31,7 +31,9 @@ class EvalConfig:
     """
 
     prompt: PromptConfig | None = text(None, doc="an option of `prompt`, whose settings are then below eval.prompt")
-    reward: str | None = text(None, doc="what counts; null: the prompt's, which is reported in any case")
+    reward: str | None = text(
+        None, doc="what counts: r1_zero, question_only or module:function; null: the prompt's, reported in any case"
+    )
     sampling: EvalSamplingConfig = group(EvalSamplingConfig)
     data: DataConfig | None = text(
         None, doc="an option of `data`, whose validation problems are asked; its settings are below eval.data"
@@ -43,12 +45,13 @@ class EvalConfig:
         None, low=1, doc="those of a training's last evaluation; null: eval.problems, or else all", only_if="trains"
     )
     samples: int | None = number(
-        None, low=1, high=MADE, doc="responses a problem; null: 1", only_if="reads_eval_samples"
+        None, low=1, high=MADE, doc="responses per problem; null: 1", only_if="reads_eval_samples"
     )
     card: str | None = choice(
         "leaderboard",
         default=None,
-        doc="rules that a training's compliance.md checks one by one; null: none is written",
+        doc="A training ends with compliance.md, which checks it against these rules, one by one; null: none is "
+        "written",
         only_if="trains",
     )
 

@@ -48,9 +48,11 @@ class SamplingConfig:
         cure="try 1.0",
         only_if="trains or eval.sampling.temperature is None",
     )
-    min_tokens: int = number(doc="no response ends before this", only_if="trains or eval.sampling.min_tokens is None")
+    min_tokens: int = number(
+        doc="a response cannot end before this many", only_if="trains or eval.sampling.min_tokens is None"
+    )
     max_tokens: int = number(
-        low=1, doc="where responses are truncated", only_if="trains or eval.sampling.max_tokens is None"
+        low=1, doc="responses are truncated here", only_if="trains or eval.sampling.max_tokens is None"
     )
 
     @property
@@ -97,10 +99,14 @@ class PromptConfig:
         False, doc="the filled file is the user's turn in the model's own chat template", only_if="reads_prompt(here)"
     )
     system: str | None = text(
-        None, doc="the system message; null: none, or the template's own", only_if="here.chat and reads_prompt(here)"
+        None,
+        doc="of a chat: the system message; null: none, or the template's own",
+        only_if="here.chat and reads_prompt(here)",
     )
     enable_thinking: bool | None = text(
-        None, doc="of a chat template with this switch; null: its default", only_if="here.chat and reads_prompt(here)"
+        None,
+        doc="of a chat whose template has this switch; null: the template's default",
+        only_if="here.chat and reads_prompt(here)",
     )
 
     def problems(self) -> list[str]:
@@ -125,15 +131,17 @@ class GradingConfig:
     )
     timeout_s: float = number(2.0, low=0.01, high=60, doc="seconds for one comparison, or one call of your own reward")
     start_timeout_s: float = number(
-        60.0, low=1, high=3600, doc="seconds for a worker to start, with the symbolic library or your reward"
+        60.0, low=1, high=3600, doc="seconds for a worker to start: it imports the symbolic library or your own reward"
     )
     percent: bool = text(True, doc="whether 38% equals 38 as well as 0.38", only_if="compares_answers")
-    rel_tol: float = number(1e-6, below=0.1, doc="of a decimal against an exact value", only_if="compares_answers")
+    rel_tol: float = number(
+        1e-6, below=0.1, doc="relative tolerance of a decimal against an exact value", only_if="compares_answers"
+    )
     correct_at: float | None = number(
         None,
         above=0,
         high=LARGE,
-        doc="your own reward is correct from this score on; null: 1",
+        doc="your own reward counts as correct from this score on, less is partial; null: 1",
         only_if="has_own_reward",
     )
     workers: int = processors(1, doc="processes for what the exact rules cannot decide and for your own rewards")
@@ -163,7 +171,7 @@ class LoggerConfig:
     tensorboard: bool = text(False, doc="logger=tensorboard: event files in the run folder")
     trackio: bool = text(False, doc="logger=trackio: a local store, which `trackio show` reads")
     project: str | None = text(
-        None, doc="null: rlreason; W&B: WANDB_PROJECT first", only_if="here.wandb or here.trackio"
+        None, doc="null: rlreason; in W&B, WANDB_PROJECT first", only_if="here.wandb or here.trackio"
     )
     group: str | None = text(
         None, doc="null: the sweep it is part of; in W&B, WANDB_RUN_GROUP first", only_if="here.wandb or here.trackio"
@@ -172,7 +180,7 @@ class LoggerConfig:
         None, doc="null: the run folder's name; in W&B, WANDB_NAME first", only_if="here.wandb or here.trackio"
     )
     mode: str | None = choice(
-        "online", "offline", "disabled", default=None, doc="of W&B; null: WANDB_MODE, or online", only_if="here.wandb"
+        "online", "offline", "disabled", default=None, doc="of W&B; null: WANDB_MODE, else online", only_if="here.wandb"
     )
     entity: str | None = text(None, doc="of W&B: user or team", only_if="here.wandb")
     tags: list[str] | None = text(None, doc="of W&B: labels to find runs by, as in [gsm8k,grpo]", only_if="here.wandb")
@@ -217,21 +225,27 @@ def _is_installed() -> bool:
 class RolloutConfig:
     """Which engine samples, and where."""
 
-    engine: str = choice("hf", "vllm", default=MISSING, doc="chosen by rollout=NAME; by auto, the one for this machine")
+    engine: str = choice(
+        "hf", "vllm", default=MISSING, doc="chosen by rollout=NAME; by rollout=auto, the one for this machine"
+    )
     max_rows: int = number(256, low=1, high=MADE, doc="most sequences decoded at the same time")
     async_level: int = number(
-        0, high=1, doc="1: the next batch is sampled, by weights one update old, while one is learned", only_if="trains"
+        0,
+        high=1,
+        doc="1: the next batch is sampled, with weights one update old, while this one is learned",
+        only_if="trains",
     )
     compile: bool = text(
         False,
-        doc="decode by torch.compile, in long runs; resuming may round differently",
+        doc="decoding steps by torch.compile: worth its minutes on long runs; with it a resumed run may round "
+        "differently",
         only_if="here.engine == 'hf'",
     )
     gpus: int = number(
         1,
         low=1,
         high=16,
-        doc="GPUs that sample, a vLLM each; the tokens are those of one",
+        doc="GPUs that sample, with a vLLM each: prompts are divided among them, and the tokens are those of one",
         only_if="here.engine == 'vllm'",
     )
     placement: str = choice(
@@ -252,14 +266,14 @@ class RolloutConfig:
         None,
         above=0,
         high=LARGE,
-        doc="gigabytes; null: enough for max_rows, at most 40% of what is free",
+        doc="gigabytes of the KV cache; null: enough for max_rows, at most 40% of what is free",
         only_if="here.engine == 'vllm'",
     )
     attest: str = choice(
         "stop",
         "warn",
         "off",
-        doc="when engine and trainer disagree after a weight sync; off: not compared",
+        doc="when engine and trainer disagree after a weight sync: stop, warn, or off to compare nothing",
         only_if="here.engine == 'vllm'",
     )
     timeout_s: float = number(
@@ -312,36 +326,44 @@ class MonitorsConfig:
     """Each monitor is off, warns, or stops the run after the step; its thresholds begin with its name."""
 
     nan: str = _mode(
-        "stop", doc="loss, gradient, weights, moments or a metric are not finite; such weights end any run"
+        "stop",
+        doc="loss, gradient, weights, the optimizer's moments or another metric are not finite; such weights end "
+        "any run",
     )
     skipped_update: str = _mode("warn", doc="an update was left out, as its gradient was not finite")
-    gradient_norm: str = _mode("warn", doc="the gradient's norm explodes, before it is clipped")
-    gradient_norm_factor: float = _limit("gradient_norm", 20.0, above=1, doc="times the median of the steps before")
+    gradient_norm: str = _mode("warn", doc="the gradient norm of an update explodes, before it is clipped")
+    gradient_norm_factor: float = _limit(
+        "gradient_norm", 20.0, above=1, doc="above this many times the median of the steps before"
+    )
     gradient_norm_after: int = _limit("gradient_norm", 10, low=1, doc="and after this many steps with a gradient")
-    kl: str = _mode("warn", doc="the KL to the policy that sampled, or to the reference, explodes")
-    kl_factor: float = _limit("kl", 20.0, above=1, doc="times the median of the steps before")
+    kl: str = _mode("warn", doc="the KL to the policy that sampled, or to the reference model, explodes")
+    kl_factor: float = _limit("kl", 20.0, above=1, doc="above this many times the median of the steps before")
     kl_above: float = _limit("kl", 0.1, doc="and above this many nats per token")
     kl_after: int = _limit("kl", 10, low=1, doc="and after this many steps that measured it")
-    first_ratio: str = _mode("warn", doc="the ratio to the policy that sampled is not 1 in the first update of a step")
+    first_ratio: str = _mode(
+        "warn",
+        doc="the ratio to the policy that sampled is not 1 in the first update of a step, before anything was "
+        "learned from it",
+    )
     first_ratio_bound: float = _limit(
-        "first_ratio", 0.05, above=0, doc="of |mean ratio - 1| and the approximate KL; float32: below 1e-5"
+        "first_ratio", 0.05, above=0, doc="of |mean ratio - 1| and of the approximate KL; float32 stays below 1e-5"
     )
     still_weights: str = _mode("warn", doc="updates move hardly any weight that has a gradient")
     still_weights_below: float = _limit(
-        "still_weights", 0.2, high=1, doc="share of them that changes, mean over the trained tensors"
+        "still_weights", 0.2, high=1, doc="share of these weights that change, mean over the trained tensors"
     )
     still_weights_steps: int = _limit("still_weights", 3, low=1, doc="in this many steps in a row")
     entropy: str = _mode("warn", doc="the policy's entropy collapses")
-    entropy_below: float = _limit("entropy", 0.005, above=0, doc="nats per token, mean over a step")
-    no_live_group: str = _mode("warn", doc="all groups have equal rewards within; warns of every step")
+    entropy_below: float = _limit("entropy", 0.005, above=0, doc="nats per token, mean over a step's responses")
+    no_live_group: str = _mode("warn", doc="every group has equal rewards in all its responses; warns of every step")
     no_live_group_steps: int = _limit("no_live_group", 10, low=1, doc="this many in a row stop the run")
     zero_reward: str = _mode("warn", doc="all rewards are 0")
     zero_reward_steps: int = _limit("zero_reward", 10, low=1, doc="in this many steps in a row")
-    identical_samples: str = _mode("warn", doc="all responses of a group are equal, or some against all odds")
+    identical_samples: str = _mode("warn", doc="all responses of every group are equal, or some against all odds")
     truncated: str = _mode("warn", doc="responses are cut at their limit, in steps or in evaluations", only_if="")
     truncated_above: float = _limit("truncated", 0.5, high=1, doc="share of the responses")
     length: str = _mode("warn", doc="the mean length of the responses explodes")
-    length_factor: float = _limit("length", 4.0, above=1, doc="times the median of the last 30 steps")
+    length_factor: float = _limit("length", 4.0, above=1, doc="above this many times the median of the last 30 steps")
     length_after: int = _limit("length", 3, low=1, doc="and after this many steps")
     round_trip: str = _mode("warn", doc="texts change when they are turned into tokens and back")
     round_trip_below: float = _limit(
@@ -349,16 +371,21 @@ class MonitorsConfig:
     )
     same_answer: str = _mode("warn", doc="an evaluation's questions get one and the same answer", only_if="")
     same_answer_above: float = _limit(
-        "same_answer", 0.5, high=1, doc="share of questions with the commonest answer, less that of ground truths"
+        "same_answer",
+        0.5,
+        high=1,
+        doc="share of the questions with the commonest answer, less its share of their ground truths",
     )
     reward_hacking: str = _mode(
         "warn",
         doc="rewards rise by something other than right answers: one answer to most questions, reward without the "
         "right answer, falling accuracy in evaluations, ever shorter responses that are no better",
     )
-    reward_hacking_after: int = _limit("reward_hacking", 5, low=1, doc="last steps that are compared with the first")
+    reward_hacking_after: int = _limit(
+        "reward_hacking", 5, low=1, doc="this many of the last steps are compared with the first"
+    )
     reward_hacking_gain: float = _limit("reward_hacking", 0.1, above=0, doc="by which the mean reward must have risen")
-    accuracy: str = _mode("stop", doc="two evaluations in a row certainly lost four fifths of the accuracy")
+    accuracy: str = _mode("stop", doc="two evaluations in a row have certainly lost four fifths of the accuracy before")
     grader: str = _mode("warn", doc="responses could not be graded", only_if="")
     parity: str = _mode(
         "warn",
@@ -368,21 +395,22 @@ class MonitorsConfig:
         only_if="",
     )
     parity_bound: float = _limit(
-        "parity", 0.05, above=0, doc="nats per token, mean over a step; float32 stays below 1e-4"
+        "parity", 0.05, above=0, doc="difference in nats per token, mean over a step; float32 stays below 1e-4"
     )
     engine_weights: str = _mode(
-        "warn", doc="the engine's log-probabilities drift away from the trainer's: weights may not be synced"
+        "warn",
+        doc="the engine's log-probabilities drift away from the trainer's, as they do when weights were not synced",
     )
     engine_weights_factor: float = _limit(
-        "engine_weights", 10.0, above=1, doc="times their difference in the first step"
+        "engine_weights", 10.0, above=1, doc="above this many times their difference in the first step"
     )
     engine_weights_above: float = _limit("engine_weights", 2e-5, doc="and above this many nats per token")
     dominated: str = choice(
         "off",
         "stop",
-        doc="of a sweep: what another setting certainly beats is stopped",
+        doc="of a sweep: a setting that another one certainly beats is stopped, with all seeds",
         cure=IN_A_FILE,
-        only_if="False",
+        only_if="False",  # a run by itself never reads it
     )
 
 

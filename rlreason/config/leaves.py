@@ -32,9 +32,10 @@ def leaves(settings: Any, prefix: str = "", around: tuple[Condition, ...] = ()) 
     >>> [leaf[:3] for leaf in leaves(SamplingConfig(min_tokens=4), "sampling.")][1]
     ('sampling.min_tokens', 4, '???')
     """
+    kind: Any = type(settings)
     for one in fields(settings):
         value, key = getattr(settings, one.name), f"{prefix}{one.name}"
-        metadata = metadata_of(type(settings), one.name)
+        metadata = metadata_of(kind, one.name)
         conditions = around + tuple((part, settings) for part in conditions_of(metadata))
         if is_dataclass(value):
             yield from leaves(value, f"{key}.", conditions)
@@ -45,7 +46,7 @@ def leaves(settings: Any, prefix: str = "", around: tuple[Condition, ...] = ()) 
 
 
 @cache
-def metadata_of(kind: type[Any], name: str) -> dict[str, Any]:
+def metadata_of(kind: type, name: str) -> dict[str, Any]:
     """Return what a field says, with what it says in base classes: a class may give it another default alone.
 
     >>> from rlreason.config.data import CountdownConfig

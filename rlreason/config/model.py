@@ -35,9 +35,13 @@ class WarmStartConfig:
 
     steps: int = number(700, high=MADE, doc="optimizer steps; 0: the model stays random")
     batch_size: int = number(64, low=1, high=2**16, doc="traces per optimizer step", only_if="here.steps > 0")
-    learning_rate: float = number(3e-3, above=0, high=1e30, doc="the highest of it", only_if="here.steps > 0")
+    learning_rate: float = number(
+        3e-3, above=0, high=1e30, doc="the highest of the warm start", only_if="here.steps > 0"
+    )
     hasty_share: float | None = share(
-        None, doc="share of traces that answer after one sum; null: data.habits.hasty_share", only_if="here.steps > 0"
+        None,
+        doc="share of traces that answer after the first sum, mostly wrong; null: data.habits.hasty_share",
+        only_if="here.steps > 0",
     )
     slip_share: float | None = share(
         None, doc="share of traces whose last sum is wrong; null: data.habits.slip_share", only_if="here.steps > 0"
@@ -54,7 +58,7 @@ class LoRAConfig:
     )
     targets: list[str] | None = text(
         None,
-        doc="patterns on layer names, as [q_proj,v_proj]; null: all linear layers but the head",
+        doc="patterns on layer names, as in [q_proj,v_proj]; null: every linear layer but the head",
         only_if="trains and here.rank > 0",
     )
 
@@ -77,7 +81,7 @@ class ModelConfig:
         "auto",
         "float32",
         "bfloat16",
-        doc="of matrix products; auto: bfloat16 on a GPU, else float32",
+        doc="number type of matrix products; auto: bfloat16 on a GPU, else float32",
         cure=LET_HARDWARE,
     )
     head: str = choice(
@@ -90,17 +94,21 @@ class ModelConfig:
         cure="use auto to do as the engine does",
     )
     weights: str = choice(
-        "float32", "bfloat16", doc="number type of the weights; bfloat16: half the memory, but small updates are lost"
+        "float32",
+        "bfloat16",
+        doc="number type of the weights; bfloat16: half the memory, but small updates are rounded away",
     )
     attention: str = choice(
         "auto",
         "sdpa",
         "varlen",
         "flash_attention_2",
-        doc="kernel over packed sequences; a run's header says which auto took, and why",
+        doc="kernel of attention over packed sequences; the header of a run says which auto took, and why",
         cure=LET_HARDWARE,
     )
-    gradient_checkpointing: bool = text(False, doc="less memory, a third more work", only_if="trains")
+    gradient_checkpointing: bool = text(
+        False, doc="less memory, a third more work: activations are computed again", only_if="trains"
+    )
     check_memory: bool = text(True, doc="refuse a run that certainly needs more memory than its GPU has")
     freeze: list[str] = text([], doc="patterns on names of weights that are not trained", only_if="trains")
     lora: LoRAConfig = group(LoRAConfig)

@@ -28,7 +28,9 @@ class AnyRunConfig:
 
     algorithm: str = text(doc="what the run does")
     seed: int = number(
-        0, high=MAX_SEED, doc="of sampling, order, data.limit and adapters; not of made-up data or the tiny model"
+        0,
+        high=MAX_SEED,
+        doc="of sampling, order of problems, data.limit, new adapters; not of made-up data and the tiny model",
     )
     waits: WaitsConfig = group(WaitsConfig)
 
@@ -69,7 +71,9 @@ class RunConfig(AnyRunConfig):
     works_on_a_model: ClassVar[bool] = True
     samples_to_learn: ClassVar[bool] = False  # whether it learns from responses that it samples and grades
 
-    threads: int | None = processors(None, doc="on the processor; null: one for the tiny model, else all it may use")
+    threads: int | None = processors(
+        None, doc="threads on the processor; null: one for the tiny model, else as many as this process may use"
+    )
     model: ModelConfig = group(ModelConfig)
     data: DataConfig = group(DataConfig, only_if="reads_data")
     prompt: PromptConfig = group(PromptConfig)
@@ -80,11 +84,14 @@ class RunConfig(AnyRunConfig):
     sampling: SamplingConfig = group(SamplingConfig)
     eval: EvalConfig = group(EvalConfig, doc="how evaluations differ from training")
 
-    micro_batch_tokens: int = number(low=1, doc="the memory knob: tokens in a forward pass, above the longest response")
+    micro_batch_tokens: int = number(
+        low=1, doc="the memory knob: tokens in one forward pass, more than the longest response has"
+    )
     eval_problems: int | None = number(
         None,
         low=1,
-        doc="short for eval.problems: validation problems of every evaluation; null: all",
+        doc="short for eval.problems: how many validation problems every evaluation uses, always the same ones; "
+        "null: all",
         only_if="eval.problems is None",
     )
     log_generations: int = number(3, high=MADE, doc="responses shown before training, or after an evaluation")

@@ -17,23 +17,28 @@ class OptimizationConfig:
 
     learning_rate: float = number(above=0, high=1e30, doc="the highest rate of lr_schedule")
     lr_schedule: str = choice(
-        "constant", "linear", "cosine", doc="after the warm-up; linear and cosine fall towards 0 by the last step"
+        "constant",
+        "linear",
+        "cosine",
+        doc="the rate after the warm-up: linear and cosine fall towards 0 by the last step",
     )
     warmup_steps: int = number(0, doc="steps over which the rate rises")
     optimizer: str = choice(
-        "adamw", "adamw_8bit", doc="adamw_8bit: 2 bytes a weight for both moments, adamw: 8; needs bitsandbytes"
+        "adamw",
+        "adamw_8bit",
+        doc="adamw_8bit: both moments in 2 bytes a weight, where adamw takes 8; needs bitsandbytes",
     )
     weight_decay: float = number(0.0, high=1e30, doc="of AdamW, on every weight alike")
     adam_betas: list[float] = number([0.9, 0.95], below=1, doc="of AdamW's two moments")
     max_grad_norm: float = number(1.0, above=0, high=1e30, doc="gradients are scaled down to this norm, once a step")
     train_batch_size: int = number(
-        low=1, high=MADE, doc="responses an optimizer step; in GRPO it divides rollout_batch_size"
+        low=1, high=MADE, doc="responses per optimizer step; with GRPO it divides rollout_batch_size"
     )
     micro_batch_size: int | None = number(
-        None, low=1, high=MADE, doc="most sequences in a forward pass; null: by micro_batch_tokens"
+        None, low=1, high=MADE, doc="sequences in one forward pass at most; null: as micro_batch_tokens allows"
     )
     gradient_accumulation_steps: int | None = number(
-        None, low=1, high=MADE, doc="micro_batch_size in the handout's way; divides train_batch_size"
+        None, low=1, high=MADE, doc="says micro_batch_size in the handout's way; it divides train_batch_size"
     )
 
     def sequences_per_micro_batch(self) -> int | None:
@@ -70,9 +75,11 @@ class BudgetConfig:
     hours: float | None = number(
         None, above=0, high=LARGE, doc="wall clock from set-up to the last evaluation (time/total)"
     )
-    tokens: int | None = number(None, low=1, high=MOST * MOST, doc="response tokens sampled to learn from")
+    tokens: int | None = number(
+        None, low=1, high=MOST * MOST, doc="response tokens sampled to learn from (tokens/generated)"
+    )
     steps: int | None = number(
-        None, low=1, doc="as n_steps counts them, which a falling learning rate goes by all the same"
+        None, low=1, doc="steps as n_steps counts them, which stays what a falling learning rate falls towards"
     )
 
 
@@ -94,10 +101,11 @@ class CheckpointConfig:
     """Of every run that trains. A run that a signal stops writes one besides, unless `every` is 0."""
 
     every: int | None = number(
-        None, doc="steps between checkpoints; null: as costs less than 5% of the run's time; 0: none, no resuming"
+        None,
+        doc="steps between checkpoints; null: as often as costs less than 5% of the run's time; 0: none, no resuming",
     )
     keep: int = number(
-        2, low=1, doc="this many of the newest stay, and the best; when finished, the newest and the best"
+        2, low=1, doc="this many of the newest stay, and the best; of a finished run the newest and the best"
     )
     keep_final: bool = text(False, doc="a finished run keeps its optimizer's moments too, for a larger n_steps later")
 
@@ -123,25 +131,30 @@ class TrainingConfig(OptimizationConfig, RunConfig):
         "auto",
         "replicate",
         "shard",
-        doc="replicate: a whole model on each rank; shard: a part of it; auto: what fits",
+        doc="replicate: each rank has the whole model; shard: a part of its weights, gradients and moments; auto: "
+        "what fits",
         only_if="on_several_ranks",
     )
     length_norm: LengthNormConfig = group(LengthNormConfig)
     n_steps: int | None = number(
-        low=1, doc="rollout batches of GRPO and expert iteration, updates of SFT (null: by epochs)"
+        low=1, doc="steps of the run: rollout batches of GRPO and expert iteration, updates of SFT (null: by epochs)"
     )
 
     interim_eval_problems: int | None = number(
-        low=1, doc="asked on the way where eval_problems is null; the last asks all", only_if="problem_limit is None"
+        low=1,
+        doc="validation problems asked on the way where eval_problems is null; the last evaluation asks all",
+        only_if="problem_limit is None",
     )
     eval_every: int | None = number(
-        None, doc="steps between evaluations; null: ten or more in all; 0: at start and end"
+        None, doc="steps between evaluations; null: at least ten in all; 0: only before and after"
     )
     save_rollouts_every: int = number(
         1, doc="steps between those whose responses are kept in rollouts/; 0: none are", only_if="samples_to_learn"
     )
     save_model: bool = text(True, doc="the trained model is kept in model/")
-    profile: bool = text(False, doc="a torch trace of the second step (profile.json.gz), its costs (profile.md)")
+    profile: bool = text(
+        False, doc="a torch trace of the run's second step (profile.json.gz) and its largest costs (profile.md)"
+    )
     checkpoint: CheckpointConfig = group(CheckpointConfig)
     budget: BudgetConfig = group(BudgetConfig)
 

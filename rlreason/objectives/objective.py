@@ -125,15 +125,19 @@ class Objective:
     advantage_eps: float = number(1e-6, doc="added to what std_norm divides by", only_if="std_norm != 'none'")
     kl_placement: str = text("none", doc="where the KL term to the model that the run starts from is, if anywhere")
     kl_estimator: str = text(
-        "k3", doc="k1: x, k2: x^2 / 2, k3: exp(-x) - 1 + x, with x = log pi - log ref", only_if="kl_placement != 'none'"
+        "k3",
+        doc="k1: x, k2: x^2 / 2, k3: exp(-x) - 1 + x, with x = log pi - log ref of a token",
+        only_if="kl_placement != 'none'",
     )
-    kl_coef: float = number(0.0, doc="the weight of the KL term, above 0 for one", only_if="kl_placement != 'none'")
+    kl_coef: float = number(
+        0.0, doc="the weight of the KL term, above 0 if there is one", only_if="kl_placement != 'none'"
+    )
     entropy_coef: float = number(0.0, doc="the weight of an entropy bonus: above 0 rewards entropy")
     overlong: str = text("none", doc="responses cut at sampling.max_tokens: mask: no loss; penalty: DAPO's soft one")
     overlong_cache: int | None = number(
         None,
         low=1,
-        doc="tokens over which the penalty grows; null: a fifth of sampling.max_tokens",
+        doc="last tokens over which the penalty grows; null: a fifth of sampling.max_tokens",
         only_if="overlong == 'penalty'",
     )
     zero_variance: str = text(
@@ -141,7 +145,8 @@ class Objective:
     )
     mismatch: str = text(
         "none",
-        doc="weights for the gap between engine and trainer; truncate: at most mismatch_cap; mask: 0 above it",
+        doc="importance weights for the gap between engine and trainer; truncate: at most mismatch_cap; mask: 0 "
+        "above it",
         only_if="not old_from_engine",
     )
     mismatch_cap: float | None = number(
