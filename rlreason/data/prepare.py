@@ -225,7 +225,7 @@ def read_splits(data: DataConfig, say: Say, traces: bool = True) -> tuple[Proble
 
 def read_files(data: FileDataConfig, say: Say, traces: bool = True) -> tuple[Problems, Problems]:
     """Read (train, validation) from files or a hub data set."""
-    hub = cache(partial(hub_splits, data.path or "", data.hub_config))
+    hub = cache(lambda: hub_splits(data.path or "", data.hub_config))  # files leave hub_config unread
     names = [data.train]
     if data.n_validation is None:
         names.append(data.validation or validation_split(data, hub))

@@ -458,7 +458,7 @@ def grading_settings(grading: GradingConfig, reward: str) -> dict[str, Any]:
 
 def reward_name_of(reward: str, data: DataConfig) -> str:
     """Return the prompt's reward, or the data's own verifier of answers in that prompt's format."""
-    return reward_name(reward, data.verifier)
+    return reward if ":" in reward else reward_name(reward, data.verifier)  # a user's reward reads no verifier
 
 
 class RunGrading(NamedTuple):
