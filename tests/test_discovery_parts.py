@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from examples.scripted_server import serving
 from rlreason.config.algorithms import ClientConfig, DiscoverBudgetConfig, DiscoverConfig
-from rlreason.discovery.answer import Attempt
-from rlreason.discovery.journal import AT_MOST, AnswerEvent, Ask, Prices, Spending, Use, prompt_bound, use_of
+from rlreason.discovery.journal import AT_MOST, AnswerEvent, Ask, Attempt, Prices, Spending, Use, prompt_bound, use_of
 from rlreason.discovery.sandbox.contained import read_channel
 from rlreason.discovery.turns import FRAME, Conversation, Reply, chosen_of, error_text, feedback, filled
 from tests.discovery_runs import axes, calls_in, log_in, program, run_here
