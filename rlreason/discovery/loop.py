@@ -21,7 +21,7 @@ from rlreason.config.algorithms import DiscoverConfig
 from rlreason.discovery.asking import Asker
 from rlreason.discovery.client import Endpoint, only_model
 from rlreason.discovery.journal import Begin, Journal, PartEvent, Prices, Spending, Start
-from rlreason.discovery.report.write import write_run_report
+from rlreason.discovery.report import write_run_report
 from rlreason.discovery.sandbox.contained import Limits, protections, protections_text
 from rlreason.discovery.score import refuse_other_systems, score_program
 from rlreason.discovery.turns import (
