@@ -83,7 +83,8 @@ class Asker:
             done, late = wait(self._requests, PATIENCE_S)
             for request in done:  # paid for, and need not be requested again
                 self._answered(self._requests[request], request.result())
-            for future in [*late, *self._programs]:
+            unfinished: list[Future[Any]] = [*late, *self._programs]
+            for future in unfinished:
                 future.cancel()
             raise
         replies = [reply for reply in replies if reply.calls]
@@ -251,8 +252,9 @@ def _blocks(lines: Sequence[str]) -> Iterator[str]:
         if end is None:
             return
         if is_closed and (not opening[3].strip() or _PYTHON.fullmatch(opening[3])):
-            indent = re.compile(rf"[ \t]{{0,{len(opening[1].expandtabs(4))}}}")
-            yield "".join(f"{line[indent.match(line).end() :]}\n" for line in lines[n:end])
+            indent = re.compile(rf"^[ \t]{{1,{len(opening[1].expandtabs(4)) or 1}}}")
+            body = [indent.sub("", line) for line in lines[n:end]] if opening[1] else lines[n:end]
+            yield "".join(f"{line}\n" for line in body)
         n = end + is_closed
 
 

@@ -241,11 +241,11 @@ def read_answer(response: httpx.Response, key: str | None) -> Attempt:
     try:
         is_stream = "text/event-stream" in response.headers.get("content-type", "")
         answer = _joined(text) if is_stream else msgspec.convert(json.loads(response.content), _Answer)
-    except (ValueError, RecursionError) as error:
-        trouble = str(error) if isinstance(error, msgspec.ValidationError) else "no JSON"
+    except (ValueError, RecursionError) as wrong:
+        trouble = str(wrong) if isinstance(wrong, msgspec.ValidationError) else "no JSON"
         trouble = f"{trouble}: {text[:1000]}" if text else "no text"
     usage = answer.usage if isinstance(answer.usage, dict) else {}
-    counts = {name: usage.get(name) for name in ("prompt_tokens", "completion_tokens")}
+    counts: dict[str, Any] = {name: usage.get(name) for name in ("prompt_tokens", "completion_tokens")}
     attempt = Attempt("broken", **{name: n for name, n in counts.items() if type(n) is int and n >= 0})
     with suppress(ValueError):
         seconds = float(response.headers.get("retry-after", ""))

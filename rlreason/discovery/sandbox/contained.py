@@ -113,8 +113,8 @@ def run_contained(
         options = {"channel": far_end, "cpus": limits.cpus, "limits": resource_limits(limits, command.timeout_s)}
         options["alone"] = sandbox == "limits"
         readable = [str(FOLDER), *command.readable]
-        if sandbox == "limits" and limits.landlock and landlock_version():
-            options["landlock"] = landlock_paths(folder, readable)
+        if limits.landlock and landlock_version():
+            options["landlock"] = landlock_paths(sandbox, folder, readable)
         source = f"{folder if sandbox == 'limits' else '/tmp'}/program.py"
         inner = [sys.executable, "-I", "-B", INSIDE, json.dumps(options)]
         inner += [source if argument == "{source}" else argument for argument in command.arguments]
@@ -237,13 +237,12 @@ def hidden() -> list[str]:
     return [path + PACKAGE.removeprefix(real[path]) for path in real if PACKAGE.startswith(f"{real[path]}/")]
 
 
-def landlock_paths(folder: str, readable: Sequence[str]) -> dict[str, list[str]]:
+def landlock_paths(sandbox: str, folder: str, readable: Sequence[str]) -> dict[str, list[str]]:
     """Return what Landlock allows: paths to read and to write with all below them, and folders to list.
 
-    Its rules hold for all below a path, so this package is left out by naming everything next to it. In the system's
-    own /proc and /dev/shm are processes, sockets and files of others.
+    Its rules hold for all below a path, so this package is left out by naming everything next to it.
     """
-    allowed, listable, unread = [*readable, "/proc/cpuinfo", "/proc/meminfo", "/proc/stat"], list[str](), view().copy()
+    allowed, listable, unread = [*readable], list[str](), view().copy()
     while unread:
         path = os.path.realpath(unread.pop())
         if PACKAGE.startswith(f"{path}/") and path not in listable:
@@ -251,7 +250,10 @@ def landlock_paths(folder: str, readable: Sequence[str]) -> dict[str, list[str]]
             unread += [os.path.join(path, name) for name in os.listdir(path)]
         elif path != PACKAGE and path not in listable:
             allowed.append(path)
-    return {"readable": allowed, "listable": listable, "writable": [folder]}
+    if sandbox == "limits":  # in the system's own /proc and /dev/shm are processes, sockets and files of others
+        allowed += ["/proc/cpuinfo", "/proc/meminfo", "/proc/stat"]
+        return {"readable": allowed, "listable": listable, "writable": [folder]}
+    return {"readable": [*allowed, "/proc"], "listable": listable, "writable": ["/tmp", "/dev/shm"]}
 
 
 def resource_limits(limits: Limits, timeout_s: float) -> dict[str, int]:
@@ -428,7 +430,7 @@ def protections(limits: Limits) -> dict[str, str]:
     sandbox, active = sandbox_here(limits.sandbox, limits.landlock), dict[str, str]()
     if sandbox != "limits":
         active[sandbox.split()[0]] = "processes and files of its own, no network"
-    elif limits.landlock and (version := landlock_version()):
+    if limits.landlock and (version := landlock_version()):
         active["Landlock"] = f"version {version}"
     if calls := REFUSED_CALLS.get(os.uname().machine):
         active["seccomp"] = f"no network, {len(calls)} system calls refused"

@@ -213,8 +213,8 @@ def set_of(path: str) -> object:
 
 
 def plain(value: Any) -> Any:
-    """Return arrays and numbers of numpy's as Python's, other values unchanged."""
-    return value.tolist() if type(value).__module__ == "numpy" else value
+    """Return integers, and arrays of integers or objects, of numpy's as Python's; other values unchanged."""
+    return value.tolist() if type(value).__module__ == "numpy" and value.dtype.kind in "iuO" else value
 
 
 def rows_text(given: Any, most_rows: int, most_digits: int) -> str:
@@ -222,11 +222,10 @@ def rows_text(given: Any, most_rows: int, most_digits: int) -> str:
     given = plain(given)
     if isinstance(given, (str, bytes, bytearray, dict)) or not hasattr(type(given), "__iter__"):
         raise Refused("type", f"the points are of class {type(given).__name__}: give a list of lists of integers")
-    lines = ["points"]
-    for number, row in enumerate(given):
-        if number >= most_rows:
-            raise Refused("size", f"more than {most_rows} points")
-        row = plain(row)
+    lines, rows = ["points"], list(itertools.islice(given, most_rows + 1))
+    if len(rows) > most_rows:
+        raise Refused("size", f"more than {most_rows} points")
+    for number, row in enumerate(map(plain, rows)):
         if not isinstance(row, (list, tuple)):
             raise Refused("type", f"point {number} is of class {type(row).__name__}: a point is a list of integers")
         values = [plain(value) for value in itertools.islice(row, LONGEST_ROW + 1)]
