@@ -11,15 +11,14 @@ import time
 from concurrent.futures import CancelledError
 from contextlib import contextmanager
 from dataclasses import replace
-from email.utils import formatdate
 from pathlib import Path
 
 import httpx
 import pytest
 
 from examples.scripted_server import DEFAULT, program, serving
-from rlreason.discovery.answer import LINE_CHARS, program_in, read_answer
-from rlreason.discovery.client import LARGEST_BODY, Client, Endpoint, pause_s, refusal, worth_retrying
+from rlreason.discovery.asking import program_in
+from rlreason.discovery.client import LINE_CHARS, Client, Endpoint, pause_s, read_answer, refusal, worth_retrying
 from rlreason.errors import ConfigError
 from tests.waiting import MINUTES, wait_for
 
@@ -139,13 +138,13 @@ def test_the_number_of_tokens_can_be_lowered_for_one_request():
         ),
         ({"kind": "raw", "body": {"error": {"message": "overloaded", "code": 503}}}, "http_503", "overloaded"),
         ({"kind": "raw", "body": {"choices": [{"message": {"content": None, "refusal": "No."}}]}}, "empty", "declined"),
-        ({"kind": "raw", "body": "{}", "headers": {"Content-Encoding": "gzip"}}, "broken", "compressed (gzip)"),
+        ({"kind": "raw", "body": "{}", "headers": {"Content-Encoding": "gzip"}}, "broken", "DecodingError"),
         (
             {"kind": "raw", "body": "data: {}\n\n", "headers": {"Content-Type": "text/event-stream"}},
             "broken",
             "no JSON",
         ),
-        ({"kind": "large", "megabytes": LARGEST_BODY // 2**20 + 1}, "broken", "larger than 32 MB"),
+        ({"kind": "large", "megabytes": 33}, "broken", "no JSON"),
         ({"kind": "hang_up"}, "broken", "disconnected"),
         (
             {"kind": "status", "code": 302, "location": "http://elsewhere/"},
@@ -216,7 +215,7 @@ def test_where_nothing_listens_the_line_names_the_address_and_the_cure():
     endpoint = Endpoint(f"http://127.0.0.1:{port}/v1", "m")
     attempt = Client(endpoint).ask(QUESTION, request_id="a", seed=None).result()
     assert attempt.outcome == "connection"
-    assert f"client.base_url=http://127.0.0.1:{port}/v1: start the server" in refusal(attempt, endpoint)
+    assert f"client.base_url=http://127.0.0.1:{port}/v1 does not answer: start the server" in refusal(attempt, endpoint)
 
 
 @pytest.mark.parametrize(
@@ -251,7 +250,7 @@ def test_thinking_and_parts_are_told_apart(message, content, reasoning):
 )
 def test_tokens_that_the_server_does_not_count_are_none(usage):
     body = {"choices": [{"message": {"content": "yes"}}], "usage": usage}
-    attempt = read_answer(200, {}, json.dumps(body).encode(), None)
+    attempt = read_answer(httpx.Response(200, json=body), None)
     assert (attempt.outcome, attempt.prompt_tokens, attempt.completion_tokens) == ("ok", None, None)
 
 
@@ -266,22 +265,19 @@ def test_a_stream_of_events_is_read_as_the_same_reply():
 
 
 def test_a_server_may_say_how_long_to_wait():
-    date = formatdate(time.time() + 30, usegmt=True)
-    for said, seconds in ((3, 3.0), (0, 0.0), ("2.5", 2.5), ("soon", None), ("nan", None), ("-1", None), (date, 30.0)):
-        with serving([{"kind": "status", "code": 429, "retry_after": said}]) as server:
-            found = ask(server).retry_after_s
-        assert found == (seconds if seconds is None else pytest.approx(seconds, abs=3.0 if said == date else 0.0))
+    for header, seconds in ((3, 3.0), (0, 0.0), ("2.5", 2.5), ("soon", None), ("nan", None), ("-1", None)):
+        with serving([{"kind": "status", "code": 429, "retry_after": header}]) as server:
+            assert ask(server).retry_after_s == seconds
 
 
-def test_pauses_grow_within_their_bounds_and_are_the_same_each_time():
+def test_pauses_grow_within_their_bounds():
     for number in range(1, 40):
         whole = min(60.0, 2.0 ** (number - 1))
-        pauses = [pause_s(number, None, seed) for seed in range(20)]
+        pauses = [pause_s(number, None, 1.0) for _ in range(20)]
         assert all(whole / 2 <= pause <= whole for pause in pauses)
         assert len(set(pauses)) == 20
-        assert pauses == [pause_s(number, None, seed) for seed in range(20)]
-    assert pause_s(10**9, None, 0) <= 60
-    assert pause_s(1, 500.0, 0) == 120
+    assert pause_s(10**9, None, 1.0) <= 60
+    assert pause_s(1, 500.0, 1.0) == 120
 
 
 def test_what_may_pass_is_asked_again_and_what_will_not_is_not():
@@ -301,7 +297,7 @@ def test_what_may_pass_is_asked_again_and_what_will_not_is_not():
         (400, "Use 'max_completion_tokens' instead of max_tokens", "client.extra={max_tokens: null"),
         (400, "enable_thinking must be set to false for non-streaming calls", "client.extra={stream: true"),
         (400, "Unrecognized request argument supplied: chat_template_kwargs", "client.thinking=null"),
-        (422, "temperature must be 1", "client.temperature=0.7 is not allowed"),
+        (422, "temperature must be 1", "does not allow client.temperature=0.7"),
         (400, "no", "check client.model"),
         (302, "", "elsewhere"),
         (429, "slow down", "no more requests for now: go on later"),
@@ -406,5 +402,8 @@ def test_a_request_that_is_cancelled_ends():
 
 def test_the_key_of_an_endpoint_is_in_no_text_about_it():
     endpoint = Endpoint(f"http://user:{KEY}@127.0.0.1:9/v1", "m", KEY)
-    for told in (repr(replace(endpoint, base_url="")), refusal(read_answer(401, {}, KEY.encode(), KEY), endpoint)):
+    for told in (
+        repr(replace(endpoint, base_url="")),
+        refusal(read_answer(httpx.Response(401, text=KEY), KEY), endpoint),
+    ):
         assert KEY not in told

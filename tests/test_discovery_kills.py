@@ -15,7 +15,7 @@ JOURNAL, LOOP, ASKING = "rlreason.discovery.journal", "rlreason.discovery.loop",
 PLACES = (
     f"{JOURNAL}:Journal.write:return:4",
     f"{LOOP}:write_documents:call:2",
-    "rlreason.discovery.answer:read_answer:return:4",
+    "rlreason.discovery.client:read_answer:return:4",
 )
 MORE = (
     f"{JOURNAL}:Journal.write:call:1",

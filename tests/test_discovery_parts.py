@@ -1,6 +1,7 @@
 """The parts of discovery by themselves: what may be spent, what a conversation shows, what the channel lets through."""
 
 import itertools
+from contextlib import suppress
 
 import pytest
 from hypothesis import given
@@ -8,9 +9,8 @@ from hypothesis import strategies as st
 
 from examples.scripted_server import serving
 from rlreason.config.algorithms import ClientConfig, DiscoverBudgetConfig, DiscoverConfig
-from rlreason.discovery.answer import Attempt
-from rlreason.discovery.journal import AT_MOST, AnswerEvent, Ask, Prices, Spending, Use, prompt_bound, use_of
-from rlreason.discovery.sandbox.contained import read_channel
+from rlreason.discovery.journal import AT_MOST, AnswerEvent, Ask, Attempt, Prices, Spending, Use, prompt_bound, use_of
+from rlreason.discovery.sandbox.inside import Refused, read_channel
 from rlreason.discovery.turns import FRAME, Conversation, Reply, chosen_of, error_text, feedback, filled
 from tests.discovery_runs import axes, calls_in, log_in, program, run_here
 
@@ -20,14 +20,14 @@ ASKED = Ask(id="1.0.1", prompt_bound=100, max_tokens=50)
 @given(st.lists(st.lists(st.integers(), min_size=1, max_size=4), max_size=5))
 def test_rows_come_through_the_channel_as_they_were(rows):
     lines = ["points", *(" ".join(map(str, row)) for row in rows), f"end {len(rows)}", ""]
-    assert read_channel("\n".join(lines).encode(), 10, 1000).rows == rows
+    assert read_channel("\n".join(lines).encode(), 10, 1000) == rows
 
 
 @given(st.binary(max_size=60))
 def test_anything_else_in_the_channel_is_no_set(data):
-    found = read_channel(b"points\n" + data, 10, 20)
-    if found.rows is not None:  # it happened to be one
-        lines = ["points", *(" ".join(map(str, row)) for row in found.rows), f"end {len(found.rows)}", ""]
+    with suppress(Refused):
+        rows = read_channel(b"points\n" + data, 10, 20)
+        lines = ["points", *(" ".join(map(str, row)) for row in rows), f"end {len(rows)}", ""]  # it happened to be one
         assert "\n".join(lines).encode() == b"points\n" + data
 
 
@@ -42,7 +42,9 @@ def test_anything_else_in_the_channel_is_no_set(data):
     ],
 )  # fmt: skip
 def test_nearly_rows_are_none(data):
-    assert read_channel(data, 10, 20).kind == "channel"
+    with pytest.raises(Refused) as refused:
+        read_channel(data, 10, 20)
+    assert refused.value.kind == "channel"
 
 
 @given(

@@ -14,9 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlreason.discovery.report.read import is_discover_run, read_log
-from rlreason.discovery.report.texts import baselines_of, compared, draws_of, settings_of
-from rlreason.discovery.report.write import write_joint_report, write_run_report
+from rlreason.discovery.logs import baselines_of, compared, draws_of, is_discover_run, read_log, settings_of
+from rlreason.discovery.report import write_joint_report, write_run_report
 from rlreason.errors import ConfigError
 from rlreason.evaluation.accuracy import pass_at
 from rlreason.records.files import CONVERSATION as NAME

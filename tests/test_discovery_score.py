@@ -14,7 +14,7 @@ import psutil
 import pytest
 import yaml
 
-from rlreason.discovery.sandbox import commands
+from rlreason.discovery.sandbox import contained
 from rlreason.discovery.sandbox.contained import Limits, missing, protections, sandbox_here
 from rlreason.discovery.score import score_program
 from rlreason.discovery.turns import HOME, problem_named, shipped
@@ -117,7 +117,7 @@ def test_a_program_ends_with_the_process_that_scores_it(tmp_path, number, hidden
     )
     for name in ("temporary", "bin"):
         (tmp_path / name).mkdir()
-    for name in {"bwrap", "unshare", "sh", "mount", "umount", "mkdir", "ln", "cp"} - {*hidden}:
+    for name in {"bwrap", "unshare", "sh", "mount", "umount", "mkdir", "ln", "cp", "rm"} - {*hidden}:
         if tool := shutil.which(name):
             (tmp_path / "bin" / name).symlink_to(tool)
     env = {"TMPDIR": str(tmp_path / "temporary"), "PATH": str(tmp_path / "bin")}
@@ -231,11 +231,11 @@ def test_a_program_sees_nothing_of_this_package(limits, monkeypatch):
     source = f"print(open({str(EXAMPLES / 'numeric_600.py')!r}).read())\n".encode()
     assert score_program(source, problem_named("kissing_11"), limits).error_kind == "exception"
     assert score_program(b"import numpy, yaml\n" + AXES, problem_named("kissing_11"), limits).score == 22
-    monkeypatch.setattr(commands, "PACKAGE", os.path.realpath(os.path.dirname(yaml.__file__)))
-    commands.hidden.cache_clear()
+    monkeypatch.setattr(contained, "PACKAGE", os.path.realpath(os.path.dirname(yaml.__file__)))
+    contained.hidden.cache_clear()
     assert score_program(b"import numpy\n" + AXES, problem_named("kissing_11"), limits).score == 22
     assert score_program(b"import yaml.nodes\n" + AXES, problem_named("kissing_11"), limits).error_kind == "exception"
-    commands.hidden.cache_clear()
+    contained.hidden.cache_clear()
 
 
 def test_a_verifier_that_fails_is_the_problems_fault_and_no_score(tmp_path):

@@ -344,9 +344,7 @@ FORBIDDEN = {
 ALLOWED = {("grading/pool.py", "cloudpickle.loads"): "a reward of the caller's own, from its parent process"}
 ALLOWED |= {("sweeps/processes.py", "cloudpickle.loads"): "a job of a sweep, from the sweep's own process"}
 ALLOWED |= {("training/ranks.py", "pickle.load"): "settings and samples, from another process of the same run"}
-ALLOWED |= {
-    ("discovery/sandbox/run_program.py", call): "a model's program, in the sandbox" for call in ("compile", "exec")
-}
+ALLOWED |= {("discovery/sandbox/inside.py", call): "a model's program, in the sandbox" for call in ("compile", "exec")}
 
 
 def test_nothing_in_the_package_evaluates_text_or_reads_a_pickle():

@@ -72,7 +72,7 @@ def check_runs(
         raise ConfigError("; ".join([*same[:3], *([f"and {len(same) - 3} more"] if same[3:] else [])]))
     if absent is None:
         _check_writable(folder)
-    from rlreason.discovery.asking import refuse_unready
+    from rlreason.discovery.loop import refuse_unready
     from rlreason.training.preflight import planned_warnings, preflight
 
     for one in runs:

@@ -53,7 +53,7 @@ def main(arguments: argparse.Namespace, console: Console) -> Answer:
 
 def report_of_discovery(arguments: argparse.Namespace, console: Console) -> Answer | None:
     """Write the report of runs of discovery; None if there is none. `ConfigError` if mixed with other runs."""
-    from rlreason.discovery.report.write import report_of, runs_below
+    from rlreason.discovery.report import report_of, runs_below
 
     found = {folder: runs_below([folder]) for folder in arguments.runs}
     if not any(found.values()):

@@ -1,42 +1,33 @@
-"""Set up a run of discovery, and ask the questions of a turn until each has a program."""
+"""Ask the questions of a turn until each has a program, and take the programs out of the replies."""
 
+import ast
 import hashlib
 import math
-import os
-import threading
+import re
 import time
-from collections.abc import Callable
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, as_completed, wait
-from contextlib import suppress
-from dataclasses import dataclass, field
-from pathlib import Path
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import Any
 
+import msgspec
+
 from rlreason.config.algorithms import DiscoverConfig
-from rlreason.discovery.answer import Attempt, program_in
-from rlreason.discovery.client import Client, Endpoint, only_model, pause_s, refusal, worth_retrying
+from rlreason.discovery.client import Client, Endpoint, pause_s, refusal, worth_retrying
 from rlreason.discovery.journal import (
     AnswerEvent,
     Ask,
-    Begin,
+    Attempt,
     Journal,
-    PartEvent,
-    Prices,
     ScoreEvent,
     Spending,
-    Start,
-    Use,
     prompt_bound,
     use_of,
 )
-from rlreason.discovery.sandbox.contained import Limits, protections, protections_text
-from rlreason.discovery.score import STOPPED, score_program
-from rlreason.discovery.turns import DiscoveryProblem, Question, Reply, first_prompt, problem_named, templates_of
+from rlreason.discovery.score import STOPPED
+from rlreason.discovery.turns import Question, Reply
 from rlreason.errors import ConfigError
-from rlreason.records.console import Console
-from rlreason.records.writer import RunWriter
 from rlreason.runtime.files import alive
-from rlreason.runtime.text import duration
 
 PATIENCE_S = 5.0  # for answers under way when the run is stopped: they are paid for
 Scorer = Callable[[str], dict[str, Any]]
@@ -65,56 +56,60 @@ class Asker:
         self._workers = ThreadPoolExecutor(run.score.workers, "score")
 
     def replies(self, question: Question, samples: int) -> list[Reply]:
-        """Return the replies to a question; fewer if the budget ends, [] if it allows none."""
+        """Return the replies to a question; fewer if the budget ends, [] if it allows none.
+
+        `ConfigError` if the endpoint refuses the question, or answered none of its samples: the run can be resumed.
+        """
         replies = self.current = [Reply(question, sample) for sample in range(samples)]
         is_answered = question.turn < self.journal.last_turn  # a later question was asked
         for reply in replies:
-            self._from_journal(reply)
+            while ask := self.journal.asks.get(reply.next_id):  # in earlier parts of the run
+                answer = self.journal.answers.get(ask.id)
+                self.spending.begin(ask.id, ask.prompt_bound, ask.max_tokens)
+                self._add_call(reply, ask, answer)
         try:
             for reply in replies:
                 self._begin_scoring(reply)
-            while waiting := [reply for reply in replies if not is_answered and self._needs_request(reply)]:
+            while not is_answered and (waiting := [reply for reply in replies if self._needs_request(reply)]):
                 self._pause(waiting)
                 self._send(waiting)
                 if not self._requests:
                     break
                 while self._requests:
-                    self._take_in()
+                    self._wait()
             while self._programs:
-                self._take_in()
+                self._wait()
         except KeyboardInterrupt:
-            self._last_answers()
+            done, late = wait(self._requests, PATIENCE_S)
+            for request in done:  # paid for, and need not be requested again
+                self._answered(self._requests[request], request.result())
+            unfinished: list[Future[Any]] = [*late, *self._programs]
+            for future in unfinished:
+                future.cancel()
             raise
         replies = [reply for reply in replies if reply.calls]
-        self._refuse_if_unreachable(replies)
+        lost = [not reply.content and _not_received(reply.calls[-1]["outcome"]) for reply in replies]
+        if lost and all(lost) and not self.ended and not is_answered:
+            raise ConfigError(refusal(replies[0].attempt or Attempt("connection"), self.endpoint))
         return replies
 
-    def _from_journal(self, reply: Reply) -> None:
-        """Restore the requests and answers of earlier parts of the run."""
-        while ask := self.journal.asks.get(reply.next_id):
-            answer = self.journal.answers.get(ask.id)
-            use = use_of(ask, answer)
-            self.spending.begin(ask.id, ask.prompt_bound, ask.max_tokens)
-            self.spending.end(ask.id, use)
-            self._add_call(reply, ask.id, answer.outcome if answer else "interrupted", use)
-            if answer is not None:
-                reply.attempt = Attempt(
-                    answer.outcome, answer.content, answer.reasoning, answer.finish_reason, detail=answer.detail
-                )
-                if answer.outcome == "ok":
-                    reply.program = program_in(answer.content)
-
-    def _add_call(self, reply: Reply, id: str, outcome: str, use: Use) -> None:
+    def _add_call(self, reply: Reply, ask: Ask, answer: AnswerEvent | None) -> None:
+        """Add a request to those of a reply and to the spending; None: its answer was lost."""
+        use = use_of(ask, answer)
+        self.spending.end(ask.id, use)
         reply.calls.append(
             {
-                "id": id,
-                "outcome": outcome,
+                "id": ask.id,
+                "outcome": answer.outcome if answer else "interrupted",
                 "prompt_tokens": use.prompt_tokens,
                 "completion_tokens": use.completion_tokens,
                 "tokens_counted": use.counted,
                 "cost": round(self.spending.prices.cost(use.prompt_tokens, use.completion_tokens), 9),
             }
         )
+        if answer is not None:
+            reply.attempt = answer
+            reply.program = program_in(answer.content) if answer.outcome == "ok" else None
 
     def _needs_request(self, reply: Reply) -> bool:
         """Return whether to request a reply (again).
@@ -136,14 +131,11 @@ class Asker:
 
     def _pause(self, waiting: list[Reply]) -> None:
         """Wait before requests are repeated, as long as the longest wait among them."""
-        seconds = 0.0
+        pauses = [0.0]
         for reply in waiting:
-            if reply.attempt is None or not self._counts(reply.calls[-1]):
-                continue
-            wished = reply.attempt.retry_after_s
-            factor = self.run.client.pause_s if wished is None else 1.0
-            seconds = max(seconds, factor * pause_s(len(reply.calls), wished, self.run.seed))
-        until = time.monotonic() + min(seconds, self._seconds_left)
+            if reply.attempt is not None and self._counts(reply.calls[-1]):
+                pauses.append(pause_s(len(reply.calls), reply.attempt.retry_after_s, self.run.client.pause_s))
+        until = time.monotonic() + min(max(pauses), self._seconds_left)
         while (left := until - time.monotonic()) > 0:
             alive()
             time.sleep(min(left, 1.0))
@@ -176,7 +168,7 @@ class Asker:
             )
             self._requests[request] = reply
 
-    def _take_in(self) -> None:
+    def _wait(self) -> None:
         """Wait up to a second for answers and scores, and record those that have come."""
         alive()
         self.journal.beat()
@@ -190,36 +182,12 @@ class Asker:
             else:
                 self._scored(self._programs.pop(future), future.result())
 
-    def _last_answers(self) -> None:
-        """Record answers that arrive within a few seconds: they are paid for, and need not be requested again."""
-        with suppress(TimeoutError):
-            for request in as_completed(self._requests, PATIENCE_S):
-                self._answered(self._requests[request], request.result())
-        for request in self._requests:
-            request.cancel()
-        for program in self._programs:
-            program.cancel()
-
     def _answered(self, reply: Reply, attempt: Attempt) -> None:
-        id, outcome, program = reply.next_id, attempt.outcome, None
-        if outcome == "ok" and (program := program_in(attempt.content)) is None:
-            outcome = "truncated" if attempt.finish_reason == "length" else "no_code"
-        answer = AnswerEvent(
-            id=id,
-            outcome=outcome,
-            content=attempt.content,
-            reasoning=attempt.reasoning,
-            finish_reason=attempt.finish_reason,
-            detail=attempt.detail,
-            prompt_tokens=attempt.prompt_tokens,
-            completion_tokens=attempt.completion_tokens,
-            retry_after_s=attempt.retry_after_s,
-        )
+        answer = AnswerEvent(id=reply.next_id, **msgspec.structs.asdict(attempt))
+        if answer.outcome == "ok" and program_in(answer.content) is None:
+            answer.outcome = "truncated" if answer.finish_reason == "length" else "no_code"
         self.journal.write(answer)
-        use = use_of(self.journal.asks[id], answer)
-        self.spending.end(id, use)
-        self._add_call(reply, id, outcome, use)
-        reply.attempt, reply.program = attempt, program
+        self._add_call(reply, self.journal.asks[answer.id], answer)
 
     def _begin_scoring(self, reply: Reply) -> None:
         """Have a reply's program scored, unless it was scored before: in an earlier part, or in another reply."""
@@ -241,157 +209,81 @@ class Asker:
         reply.result = result
         self.on_score(reply)
 
-    def _refuse_if_unreachable(self, replies: list[Reply]) -> None:
-        """Raise `ConfigError` if the endpoint answered none of a turn's questions: the run can be resumed."""
-        if self.ended or not replies or replies[0].question.turn < self.journal.last_turn:
+
+_NAMES = "run_code|get_centers|points"  # what a program gives its set by
+_DEFINED = re.compile(rf"^[ \t]*(?:async )?def ({_NAMES})\b|^({_NAMES})[ \t]*(?:[:,][^=\n]*)?=(?!=)", re.MULTILINE)
+_CALLED = re.compile(r"#.*|(?<![\w.])(run_code|get_centers)\s*\(")
+_FENCE = re.compile(r"([ \t]*)(`{3,}|~{3,})(.*)")
+_PYTHON = re.compile(r"[\s{.]*(?:python3?|py)(?![\w+#-]).*", re.IGNORECASE)
+_MARKDOWN = re.compile(r"\s*(?:markdown|md)\b.*", re.IGNORECASE)
+PARSED_BLOCKS, PARSED_CHARS = 100, 300_000  # whose syntax is looked at: a tree takes 1,000 times the memory
+LINES_LOOKED_AT = 300  # behind a fence that may stand in a text of the program
+
+
+def program_in(content: str) -> str | None:
+    """Return the program in a reply, as it stands there; None where there is none.
+
+    It is the last fenced block, marked as Python or not at all, that defines run_code, get_centers or points, else the
+    last one that is Python. A block that uses run_code without defining it shows how the program is called, and is no
+    program. A block without an end is none either: the reply was cut off.
+
+    >>> program_in("First:\\n```python\\npoints = [[2]]\\n```\\nIt is called so:\\n```\\npoints = run_code()\\n```\\n")
+    'points = [[2]]\\n'
+    >>> program_in("```python\\npoints = [[2],") is None
+    True
+    """
+    blocks = list(_blocks(content.replace("\r\n", "\n").split("\n")))[::-1]
+    for block in blocks:
+        defined = {match[1] or match[2] for match in _DEFINED.finditer(block)}
+        called = {match[1] for match in _CALLED.finditer(block) if match[1]}
+        if defined and called <= defined:
+            return block
+    return next(filter(_is_python, blocks[:PARSED_BLOCKS]), None)
+
+
+def _blocks(lines: Sequence[str]) -> Iterator[str]:
+    """Yield the closed blocks of Python and of no stated language, without the indentation of their fences."""
+    n = 0
+    while n < len(lines):
+        opening, n = _FENCE.fullmatch(lines[n]), n + 1
+        if opening is None or _MARKDOWN.fullmatch(opening[3]) or (opening[2][0] in opening[3]):
+            continue  # code within a line; and a reply that is fenced as a whole has blocks inside
+        end, is_closed = _end_of_block(lines, n, opening)
+        if end is None:
             return
-        if all(not reply.content and _not_received(reply.calls[-1]["outcome"]) for reply in replies):
-            attempt = replies[0].attempt or Attempt(replies[0].calls[-1]["outcome"])
-            raise ConfigError(refusal(attempt, self.endpoint))
+        if is_closed and (not opening[3].strip() or _PYTHON.fullmatch(opening[3])):
+            indent = re.compile(rf"^[ \t]{{1,{len(opening[1].expandtabs(4)) or 1}}}")
+            body = [indent.sub("", line) for line in lines[n:end]] if opening[1] else lines[n:end]
+            yield "".join(f"{line}\n" for line in body)
+        n = end + is_closed
 
 
-@dataclass
-class BestProgram:
-    """The best program so far, and its origin."""
+def _end_of_block(lines: Sequence[str], begin: int, opening: re.Match[str]) -> tuple[int | None, bool]:
+    """Return the line of the fence that ends a block, and whether it closes it or begins another: an end was forgotten.
 
-    score: int
-    source: str
-    sha256: str
-    turn: str = "start"  # or "TURN.SAMPLE"
-
-
-@dataclass
-class Walk:
-    """A run in progress: its parts, and all replies so far."""
-
-    run: DiscoverConfig
-    problem: DiscoveryProblem
-    journal: Journal
-    asker: Asker
-    records: RunWriter
-    console: Console
-    best: BestProgram
-    earlier_turns: int  # of earlier parts, the last of which may not be complete
-    on_disk: int  # score of the program in the folder
-    replies: list[Reply] = field(default_factory=list)
-
-    @property
-    def begin(self) -> Begin:
-        """Return the setup of the run, from the journal."""
-        assert self.journal.begin is not None
-        return self.journal.begin
+    A fence within a text of the program, in three quotes that are still open, ends nothing, unless no other one does.
+    """
+    quotes, first = 0, None
+    for k in range(begin, len(lines)):
+        fence = _FENCE.fullmatch(lines[k])
+        if fence is None:
+            quotes += lines[k].count('"""') + lines[k].count("'''")
+        elif fence[2].startswith(opening[2]) and len(fence[1]) <= len(opening[1]) + 3:
+            is_closed = not fence[3].strip()
+            if quotes % 2 == 0 and (is_closed or _PYTHON.fullmatch(fence[3])):
+                return k, is_closed
+            if is_closed and first is None:
+                first = k
+        if first is not None and k - first > LINES_LOOKED_AT:
+            break
+    return first, True
 
 
-def set_up(
-    run: DiscoverConfig,
-    problem: DiscoveryProblem,
-    journal: Journal,
-    records: RunWriter,
-    console: Console,
-    stop: threading.Event,
-) -> Walk:
-    """Build the parts of a run; its setup is recorded, or read if it is resumed."""
-    limits = limits_of(run)
-
-    def stopped() -> bool:
-        return stop.is_set() or (run.budget.hours is not None and journal.seconds >= run.budget.hours * 3600)
-
-    def score(source: str) -> dict[str, Any]:
-        return score_program(source.encode("utf-8", "replace"), problem, limits, stopped).as_dict()
-
-    endpoint = endpoint_of(run, journal.begin.model if journal.begin else None)
-    if journal.begin is None:
-        endpoint = begin(run, problem, endpoint, journal, console, score)
-    elif journal.begin.problem_hash != problem.hash:
-        raise ConfigError(
-            f"problem={problem.name}: its files have changed since this run began, and scores would not compare: put "
-            "them back, or choose another hydra.run.dir"
-        )
-    journal.write(PartEvent())
-    assert journal.begin is not None
-    start = journal.begin.start
-    best = BestProgram(start.result["score"], start.source, start.result["program_sha256"])
-    on_disk = max([best.score, *(result["score"] for result in journal.scores.values())])
-    spending = Spending(run.budget, Prices(run.client.prompt_price, run.client.completion_price))
-    asker = Asker(run, endpoint, journal, spending, score)
-    return Walk(run, problem, journal, asker, records, console, best, journal.last_turn, on_disk)
-
-
-def refuse_unready(run: DiscoverConfig) -> None:
-    """Raise `ConfigError` if a run could not begin: no address, or no such problem, prompt or start program."""
-    problem = problem_named(run.problem)
-    templates_of(run.prompts, problem)
-    start_source(run, problem)
-    endpoint_of(run)
-
-
-def limits_of(run: DiscoverConfig) -> Limits:
-    """Return the limits of every program."""
-    s = run.score
-    return Limits(timeout_s=s.timeout_s, memory_mb=s.memory_mb, check_timeout_s=s.check_timeout_s, cpus=s.cpus)
-
-
-def endpoint_of(run: DiscoverConfig, model: str | None = None) -> Endpoint:
-    """Return where requests are sent; `ConfigError` if unknown. `model`: that of the run so far, if it is resumed."""
-    client = run.client
-    url = client.base_url or os.environ.get("OPENAI_BASE_URL")
-    if not url:
-        raise ConfigError(
-            "client.base_url=null and OPENAI_BASE_URL is not set: give the address of an OpenAI-compatible server, as "
-            "in client.base_url=http://127.0.0.1:8000/v1"
-        )
-    return Endpoint(
-        base_url=url, model=client.model or model or "", key=os.environ.get(client.env_variable),
-        temperature=client.temperature,
-        max_tokens=client.max_tokens, thinking=client.thinking, timeout_s=client.timeout_s, extra=client.extra or {},
-        env_variable=client.env_variable,
-    )  # fmt: skip
-
-
-def begin(
-    run: DiscoverConfig, problem: DiscoveryProblem, endpoint: Endpoint, journal: Journal, console: Console,
-    score: Callable[[str], dict[str, Any]],
-) -> Endpoint:  # fmt: skip
-    """Record the setup of the run, with its start program scored; return the endpoint with its model."""
-    templates = templates_of(run.prompts, problem)
-    source = start_source(run, problem)
-    with console.wait("scoring the start program"):
-        result = score(source)
-    if not endpoint.model:
-        endpoint = only_model(endpoint)
-    more = {"hints": run.prompts.hints, "timeout_s": f"{run.score.timeout_s:g}", "memory_mb": run.score.memory_mb}
-    journal.write(
-        Begin(
-            model=endpoint.model,
-            problem=problem.name,
-            problem_hash=problem.hash,
-            templates=templates,
-            first=first_prompt(templates["first"], problem, source, result, more),
-            start=Start(run.start or problem.starter, source, result),
-        )
-    )
-    return endpoint
-
-
-def start_source(run: DiscoverConfig, problem: DiscoveryProblem) -> str:
-    """Return the program that the model begins with."""
-    if run.start is None:
-        return problem.starter_source.decode("utf-8")
-    try:
-        return Path(run.start).expanduser().read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"start={run.start} cannot be read ({error}): give a file of Python") from error
-
-
-def announce(walk: Walk) -> None:
-    """Print where requests go, and how programs are contained."""
-    run, say = walk.run, walk.console.say
-    several = f", {run.side_by_side} replies at a time" if run.side_by_side > 1 else ""
-    say(f"problem    {walk.problem.title}: begins with {walk.best.score} {walk.problem.unit}")
-    say(f"asks       {walk.asker.endpoint.model}, {run.strategy}{several}; at most {run.most_spent}")
-    limits = limits_of(run)
-    active = protections_text(protections(limits), briefly=True)
-    say(f"programs   {duration(limits.timeout_s)} and {limits.memory_mb} MB each; held back by {active}")
-    if walk.earlier_turns:
-        say(f"goes on    in turn {walk.earlier_turns}, after {len(walk.journal.asks)} calls, none of which is repeated")
-    say(f"records    {walk.records.folder}; interrupted? resume={walk.records.folder} goes on, and repeats no call")
+def _is_python(text: str) -> bool:
+    """Return whether a text is a program of at least one statement."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about texts of others: invalid escapes and the like
+        try:
+            return len(text) <= PARSED_CHARS and bool(ast.parse(text).body)
+        except (SyntaxError, ValueError, RecursionError, MemoryError):
+            return False

@@ -1,4 +1,4 @@
-"""Ask an OpenAI-compatible server: requests within limits, pauses between them, and errors with their cures.
+"""Ask an OpenAI-compatible server, read its replies, and name what goes wrong with its cure.
 
 httpx sends, within one deadline that asyncio holds over the whole request. When to ask again is decided in `asking`,
 which writes each request into the journal first.
@@ -6,28 +6,42 @@ which writes each request into the journal first.
 
 import asyncio
 import json
+import math
 import random
 import re
 import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
-from urllib.parse import SplitResult, urlsplit, urlunsplit
 
-from rlreason.discovery.answer import Attempt, one_line, read_answer
+import httpx
+import msgspec
+
+from rlreason.discovery.journal import Attempt
 from rlreason.errors import ConfigError
-from rlreason.runtime.text import few
+from rlreason.runtime.text import HIDDEN, few, redacted, shorten, visible
 
-LARGEST_BODY = 32 * 2**20  # bytes of an answer
-LARGEST_ERROR = 2**16  # bytes that are read of one with an error
+LINE_CHARS = 300  # of a text about an answer
 CONNECT_S = 20.0  # a server that takes no connection within this time is not there
-LONGEST_PAUSE_S = 60.0
 LONGEST_HEEDED_S = 120.0  # of what a server asks for
 REQUEST_ID = "X-Client-Request-Id"
 PATH = "/chat/completions"
-Message = Mapping[str, Any]
+NO_PROXY = dict.fromkeys(("all://localhost", "all://127.0.0.1", "all://[::1]"))  # servers on this computer
+UNSENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.ProxyError, httpx.LocalProtocolError)
+
+
+def one_line(text: str, key: str | None) -> str:
+    """Return at most `LINE_CHARS` characters of a text on one line, without secrets and control characters.
+
+    >>> one_line("Incorrect API key\\n  provided: swordfish\\x1b[2J", "swordfish")
+    'Incorrect API key provided: <redacted>\\\\x1b[2J'
+    """
+    if key:
+        text = text.replace(key.strip(), HIDDEN)
+    return shorten(visible(redacted(" ".join(text[:20_000].split()))), LINE_CHARS - len(" ..."))
 
 
 @dataclass(frozen=True)
@@ -51,41 +65,48 @@ class Endpoint:
     env_variable: str = ""
 
     @property
-    def url(self) -> str:
-        """Return where requests are posted; `ConfigError` if `base_url` is no web address.
-
-        >>> Endpoint("http://127.0.0.1:8000/v1/", "m").url, Endpoint("https://host/v1?version=1", "m").url
-        ('http://127.0.0.1:8000/v1/chat/completions', 'https://host/v1/chat/completions?version=1')
-        """
-        parts = self._parts()
-        return urlunsplit(parts._replace(path=parts.path.rstrip("/") + PATH, fragment=""))
-
-    @property
-    def on_this_computer(self) -> bool:
-        """Return whether the server runs on this computer's loopback address, which no proxy reaches.
-
-        >>> [Endpoint(f"http://{host}/v1", "m").on_this_computer for host in ("127.0.0.1:80", "[::1]", "host")]
-        [True, True, False]
-        """
-        host = self._parts().hostname or ""
-        return host in ("localhost", "::1") or re.fullmatch(r"127(\.\d{1,3}){3}", host) is not None
-
-    @property
     def setting(self) -> str:
         """Return the setting with its address, for messages."""
         return f"client.base_url={one_line(self.base_url, self.key)}"
 
-    def _parts(self) -> SplitResult:
+    def url(self, path: str = PATH) -> httpx.URL:
+        """Return the address of a path below the base; `ConfigError` if `base_url` is no web address.
+
+        >>> str(Endpoint("https://host/v1/?version=1", "m").url())
+        'https://host/v1/chat/completions?version=1'
+        """
         try:
-            parts = urlsplit(self.base_url)
-            is_address = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-        except ValueError:
-            is_address = False
-        if not is_address or re.search(r"\s", self.base_url):
+            url = httpx.URL(self.base_url)
+        except httpx.InvalidURL:
+            url = httpx.URL()
+        if url.scheme not in ("http", "https") or not url.host or re.search(r"\s", self.base_url):
             raise ConfigError(f"{self.setting} is no address of a server: give one such as http://127.0.0.1:8000/v1")
-        if parts.path.rstrip("/").endswith(PATH):
+        if url.path.rstrip("/").endswith(PATH):
             raise ConfigError(f"{self.setting} names {PATH} itself: leave that away, it mostly ends in /v1")
-        return parts
+        return url.copy_with(path=url.path.rstrip("/") + path)
+
+    def headers(self) -> dict[str, str]:
+        """Return the header with the key, if there is one; `ConfigError` if no request can have it."""
+        key = (self.key or "").strip()
+        if not (key.isascii() and key.isprintable()):
+            raise ConfigError(
+                f"the key in {self.env_variable or 'the variable that client.env_variable names'} holds a character "
+                "that no request can send: set it to the key alone"
+            )
+        return {"Authorization": f"Bearer {key}"} if key else {}
+
+    def body(self, messages: Sequence[Mapping[str, Any]], seed: int | None, max_tokens: int) -> dict[str, Any]:
+        """Return what is sent to ask for a reply."""
+        body: dict[str, Any] = {"model": self.model, "messages": list(messages), "max_tokens": max_tokens}
+        body |= {"temperature": self.temperature, "seed": seed}
+        if self.thinking is not None:
+            body["chat_template_kwargs"] = {"enable_thinking": self.thinking}  # as vLLM and SGLang take it
+        for name, value in self.extra.items():
+            is_merged = isinstance(value, Mapping) and isinstance(body.get(name), dict)
+            body[name] = {**body[name], **value} if is_merged else value
+        if body.get("max_completion_tokens") is not None:  # another name for the bound, which is ours to set
+            body["max_completion_tokens"] = max_tokens
+        return {name: value for name, value in body.items() if value is not None}
 
 
 class Client:
@@ -95,19 +116,17 @@ class Client:
     """
 
     def __init__(self, endpoint: Endpoint) -> None:
-        import httpx  # slow to load, and needed here alone
-
-        self._endpoint, self._url, self._key = endpoint, endpoint.url, (endpoint.key or "").strip()
-        if not (self._key.isascii() and self._key.isprintable()):
-            raise ConfigError(
-                f"the key in {endpoint.env_variable or 'the variable that client.env_variable names'} holds a "
-                "character that no request can send: set it to the key alone"
-            )
-        self._tls = httpx.create_ssl_context()
+        self._endpoint, self._url = endpoint, endpoint.url()
+        self._http = httpx.AsyncClient(
+            headers=endpoint.headers(),
+            mounts=NO_PROXY,
+            timeout=httpx.Timeout(None, connect=CONNECT_S),
+            limits=httpx.Limits(max_connections=None, max_keepalive_connections=0),
+        )
 
     def ask(
         self,
-        messages: Sequence[Message],
+        messages: Sequence[Mapping[str, Any]],
         *,
         request_id: str,
         seed: int | None,
@@ -119,58 +138,21 @@ class Client:
         `request_id`: goes along as `X-Client-Request-Id`. `max_tokens`, `timeout_s`: in place of the endpoint's.
         Cancelling the future closes the connection.
         """
-        body = self._body(messages, seed, self._endpoint.max_tokens if max_tokens is None else max_tokens)
-        headers = {"Content-Type": "application/json", "Accept-Encoding": "identity", REQUEST_ID: request_id}
-        if self._key:
-            headers["Authorization"] = f"Bearer {self._key}"
-        limit = self._endpoint.timeout_s if timeout_s is None else timeout_s
-        return asyncio.run_coroutine_threadsafe(self._post(body, headers, limit), _event_loop())
+        endpoint = self._endpoint
+        body = endpoint.body(messages, seed, endpoint.max_tokens if max_tokens is None else max_tokens)
+        limit = endpoint.timeout_s if timeout_s is None else timeout_s
+        return asyncio.run_coroutine_threadsafe(self._post(body, {REQUEST_ID: request_id}, limit), _event_loop())
 
-    async def _post(self, body: bytes, headers: dict[str, str], limit: float) -> Attempt:
-        import httpx
-
-        timeout, by_proxy = httpx.Timeout(None, connect=CONNECT_S), not self._endpoint.on_this_computer
+    async def _post(self, body: dict[str, Any], headers: dict[str, str], limit: float) -> Attempt:
         try:
-            async with (
-                asyncio.timeout(limit),
-                httpx.AsyncClient(verify=self._tls, timeout=timeout, trust_env=by_proxy) as client,
-                client.stream("POST", self._url, content=body, headers=headers) as response,
-            ):
-                return await self._read(response)
+            async with asyncio.timeout(limit):
+                response = await self._http.post(self._url, json=body, headers=headers)
+            return read_answer(response, self._endpoint.key)
         except TimeoutError:
             return Attempt("timeout", detail=f"no whole answer within {limit:g} s")
         except Exception as error:  # of the connection, or of what a server sends instead of HTTP
-            unsent = (httpx.ConnectError, httpx.ConnectTimeout, httpx.ProxyError, httpx.LocalProtocolError)
-            outcome = "connection" if isinstance(error, unsent) else "broken"  # the model may have been asked
-            return Attempt(outcome, detail=one_line(f"{type(error).__name__}: {error}", self._key))
-
-    async def _read(self, response: Any) -> Attempt:
-        """Read an answer up to the limits on its size."""
-        encoding = response.headers.get("content-encoding", "identity")
-        if encoding != "identity":  # a small body can become any size
-            return Attempt("broken", detail=one_line(f"the answer is compressed ({encoding}), unasked", self._key))
-        body = bytearray()
-        async for piece in response.aiter_raw():
-            body += piece
-            if not response.is_success and len(body) > LARGEST_ERROR:
-                break
-            if len(body) > LARGEST_BODY:
-                return Attempt("broken", detail=f"the answer is larger than {LARGEST_BODY // 2**20} MB")
-        return read_answer(response.status_code, response.headers, bytes(body), self._key)
-
-    def _body(self, messages: Sequence[Message], seed: int | None, max_tokens: int) -> bytes:
-        endpoint = self._endpoint
-        body: dict[str, Any] = {"model": endpoint.model, "messages": list(messages), "max_tokens": max_tokens}
-        if endpoint.temperature is not None:
-            body["temperature"] = endpoint.temperature
-        if seed is not None:
-            body["seed"] = seed
-        if endpoint.thinking is not None:
-            body["chat_template_kwargs"] = {"enable_thinking": endpoint.thinking}  # as vLLM and SGLang take it
-        body = _merged(body, endpoint.extra)
-        if body.get("max_completion_tokens") is not None:  # another name for the bound, which is ours to set
-            body["max_completion_tokens"] = max_tokens
-        return json.dumps(body).encode()
+            outcome = "connection" if isinstance(error, UNSENT) else "broken"  # the model may have been asked
+            return Attempt(outcome, detail=one_line(f"{type(error).__name__}: {error}", self._endpoint.key))
 
 
 @cache
@@ -181,43 +163,17 @@ def _event_loop() -> asyncio.AbstractEventLoop:
     return loop
 
 
-def _merged(body: Mapping[str, Any], extra: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge the fields of both; `extra` takes precedence, mappings are merged, None removes a field.
-
-    >>> _merged({"a": {"b": 1}, "c": 2, "d": 3}, {"a": {"e": 4}, "c": None, "d": 5})
-    {'a': {'b': 1, 'e': 4}, 'd': 5}
-    """
-    merged = dict(body)
-    for name, value in extra.items():
-        if isinstance(value, Mapping):
-            before = merged.get(name)
-            merged[name] = _merged(before if isinstance(before, Mapping) else {}, value)
-        elif value is None:
-            merged.pop(name, None)
-        else:
-            merged[name] = value
-    return merged
-
-
 def only_model(endpoint: Endpoint) -> Endpoint:
     """Return the endpoint with the only model that it lists; `ConfigError` if it lists none, or several."""
-    import httpx
-
-    url = endpoint.url.replace(PATH, "/models")
-    headers = {"Authorization": f"Bearer {endpoint.key.strip()}"} if endpoint.key else {}
+    names: list[str] = []
     try:
-        with httpx.Client(timeout=CONNECT_S, trust_env=not endpoint.on_this_computer) as client:
-            models = client.get(url, headers=headers).json()
-        names = [str(row["id"]) for row in models["data"]]
+        with httpx.Client(headers=endpoint.headers(), mounts=NO_PROXY, timeout=CONNECT_S) as client:
+            names = [str(row["id"]) for row in client.get(endpoint.url("/models")).json()["data"]]
     except httpx.HTTPError as error:
         cause = one_line(f"{type(error).__name__}: {error}", endpoint.key)
-        raise ConfigError(
-            f"nothing answers at {endpoint.setting} ({cause}): start the server, or correct the address"
-        ) from error
+        raise ConfigError(refusal(Attempt("connection", detail=cause), endpoint)) from error
     except (ValueError, KeyError, TypeError):
-        raise ConfigError(
-            f"client.model=null, and {endpoint.setting} does not list its models: give client.model=NAME"
-        ) from None
+        pass  # it lists none
     if len(names) != 1:
         raise ConfigError(
             f"client.model=null, and {endpoint.setting} lists {len(names)} models ({few(names) or 'none'}): give "
@@ -226,26 +182,142 @@ def only_model(endpoint: Endpoint) -> Endpoint:
     return replace(endpoint, model=names[0])
 
 
-def pause_s(attempt_number: int, retry_after_s: float | None, seed: int) -> float:
+class _Part(msgspec.Struct):
+    """A part of a content that is a list. `thinking`: as Mistral's servers send it."""
+
+    type: str = ""
+    text: str | None = None
+    thinking: "list[_Part] | None" = None
+
+
+class _Message(msgspec.Struct):
+    content: str | list[str | _Part] | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    refusal: str | None = None
+
+    def texts(self) -> tuple[str, str | None]:
+        """Return content and thinking, which servers send apart, in parts, or as one text.
+
+        Some servers put the first mark of thinking into the prompt, so that the reply has only the last one. Unfinished
+        thinking leaves no content.
+        """
+        content, thinking = "", self.reasoning_content or self.reasoning or ""
+        for part in self.content if isinstance(self.content, list) else [self.content or ""]:
+            if isinstance(part, str):
+                content += part
+            else:
+                content += part.text or ""
+                thinking += "".join(inner.text or "" for inner in part.thinking or [])
+        opens = content.lstrip().startswith("<think>")
+        if opens or (not thinking and "</think>" in content and "<think>" not in content):
+            before, _, content = content.partition("</think>")
+            content, thinking = content.lstrip(), thinking or before.lstrip().removeprefix("<think>").strip()
+        return content, thinking or None
+
+
+class _Choice(msgspec.Struct):
+    message: _Message | None = None
+    delta: _Message | None = None  # of a stream
+    finish_reason: str | None = None
+
+
+class _Answer(msgspec.Struct):
+    choices: list[_Choice] | None = None
+    usage: Any = None
+    error: Any = None
+
+
+def read_answer(response: httpx.Response, key: str | None) -> Attempt:
+    """Return the attempt of a server's answer. `key`: hidden in its `detail`.
+
+    A status other than 2xx is http_NNN, and so is a reply of status 200 that holds an error with a code of its own.
+
+    >>> reply = httpx.Response(200, text='{"choices": [{"message": {"content": "<think>2?</think>3"}}]}')
+    >>> read_answer(reply, None).content, read_answer(httpx.Response(503, text="busy"), None).detail
+    ('3', 'HTTP 503: busy')
+    """
+    text, answer, trouble = response.text, _Answer(), ""
+    try:
+        is_stream = "text/event-stream" in response.headers.get("content-type", "")
+        answer = _joined(text) if is_stream else msgspec.convert(json.loads(response.content), _Answer)
+    except (ValueError, RecursionError) as wrong:
+        trouble = str(wrong) if isinstance(wrong, msgspec.ValidationError) else "no JSON"
+        trouble = f"{trouble}: {text[:1000]}" if text else "no text"
+    usage = answer.usage if isinstance(answer.usage, dict) else {}
+    counts: dict[str, Any] = {name: usage.get(name) for name in ("prompt_tokens", "completion_tokens")}
+    attempt = Attempt("broken", **{name: n for name, n in counts.items() if type(n) is int and n >= 0})
+    with suppress(ValueError):
+        seconds = float(response.headers.get("retry-after", ""))
+        attempt.retry_after_s = seconds if 0 <= seconds < math.inf else None
+    error = answer.error if isinstance(answer.error, dict) else {"message": answer.error}
+    choice = answer.choices[0] if answer.choices else _Choice()
+    if not response.is_success:
+        attempt.outcome, elsewhere = f"http_{response.status_code}", response.headers.get("location")
+        detail = f"it redirects to {elsewhere}" if elsewhere else error.get("message") or text
+        detail = f"HTTP {response.status_code}: {detail}"
+    elif trouble or choice.message is None:
+        code = error.get("code")  # as gateways send it
+        attempt.outcome = f"http_{code}" if type(code) is int and 400 <= code < 600 else "broken"
+        detail = trouble or str(error.get("message") or f"no choices[0].message in {text[:1000]}")
+    else:
+        content, reasoning = choice.message.texts()
+        attempt.reasoning = reasoning and _encodable(reasoning)
+        attempt.finish_reason = choice.finish_reason and _encodable(choice.finish_reason)[:100]
+        if content.strip():
+            attempt.outcome, attempt.content = "ok", _encodable(content)
+            return attempt
+        attempt.outcome = "empty"
+        detail = "thinking without an answer" if reasoning else "a reply without content"
+        detail += f", finish_reason={attempt.finish_reason}" if attempt.finish_reason else ""
+        if choice.message.refusal:
+            detail = f"the model declined: {choice.message.refusal}"
+    attempt.detail = one_line(detail, key)
+    return attempt
+
+
+def _joined(text: str) -> _Answer:
+    """Join the events of a streamed reply; `ValueError` if the stream has no end."""
+    whole, content, thinking = _Choice(), "", ""
+    answer = _Answer([whole])
+    events, *end = re.split(r"^data: *\[DONE\]", text, maxsplit=1, flags=re.MULTILINE)
+    for value in re.findall(r"^data:(.*)", events, re.MULTILINE):
+        event = msgspec.convert(json.loads(value), _Answer)
+        if event.error:
+            return event
+        answer.usage = event.usage or answer.usage
+        for choice in event.choices or []:
+            whole.finish_reason = choice.finish_reason or whole.finish_reason
+            if choice.delta is not None:
+                content += choice.delta.content if isinstance(choice.delta.content, str) else ""
+                thinking += choice.delta.reasoning_content or choice.delta.reasoning or ""
+    if not end and whole.finish_reason is None:
+        raise ValueError("the stream has no end")
+    whole.message = _Message(content, thinking)
+    return answer
+
+
+def _encodable(text: str) -> str:
+    """Return a text that can be encoded: half a character, which JSON can hold, becomes a question mark."""
+    return text.encode("utf-8", "replace").decode("utf-8")
+
+
+def pause_s(attempt_number: int, retry_after_s: float | None, first_s: float) -> float:
     """Return the seconds to wait after the `attempt_number`-th request for one reply (from 1) has failed.
 
-    A server's own wish is heeded, up to `LONGEST_HEEDED_S`. Otherwise the wait doubles from 1 s up to
-    `LONGEST_PAUSE_S`; it is between half of that and all of it, drawn by `seed`, so that requests which failed
-    together do not come back together. The same arguments give the same wait.
+    A server's own wish is heeded, up to `LONGEST_HEEDED_S`. Otherwise the wait doubles from `first_s` up to 60 times
+    that; it is between half of it and all, so that requests which failed together come back apart.
 
-    >>> [round(pause_s(n, None, seed=0), 2) for n in (1, 2, 3, 9)], pause_s(1, 0.0, 0), pause_s(1, 1e9, 0)
-    ([0.57, 1.18, 3.49, 30.13], 0.0, 120.0)
+    >>> pause_s(1, 0.0, 2.0), pause_s(1, 1e9, 2.0)
+    (0.0, 120.0)
     """
     if retry_after_s is not None:
         return min(retry_after_s, LONGEST_HEEDED_S)
-    longest = min(LONGEST_PAUSE_S, 2.0 ** min(attempt_number - 1, 10))
-    return longest * random.Random(f"{seed} {attempt_number}").uniform(0.5, 1.0)
+    return first_s * min(60.0, 2.0 ** min(attempt_number - 1, 10)) * random.uniform(0.5, 1.0)
 
 
 def worth_retrying(outcome: str) -> bool:
-    """Return whether the same question may be answered if it is asked again.
-
-    `outcome`: of an `Attempt`, or no_code (a reply without a program) or truncated (it ended amid its program).
+    """Return whether the same question may be answered if it is asked again. `outcome`: of an `Attempt`.
 
     >>> [worth_retrying(outcome) for outcome in ("http_429", "http_503", "empty", "http_401", "http_302", "ok")]
     [True, True, True, False, False, False]
@@ -254,82 +326,63 @@ def worth_retrying(outcome: str) -> bool:
     return outcome in passing or outcome.startswith("http_5")
 
 
-#: What the message of a 400 or 422 is about, as a pattern, and the cure.
+#: Outcome, pattern in its detail -> what it means, and the cure. The first that matches.
 _CURES = (
+    ("http_401", "", "got no key, or does not accept it: put one into the {variable}"),
+    ("http_40[23]", "", "does not let this key use {model}: add credit, name another model, or change the {variable}"),
     (
-        r"max_completion_tokens",
-        "ask for it by that name: client.extra={{max_tokens: null, max_completion_tokens: {max_tokens}}}",
+        "http_404",
+        "",
+        "does not know {model}, or has no /chat/completions below it: give a model that /models lists there, or the "
+        "address before /chat/completions, which mostly ends in /v1",
+    ),
+    ("http_413", "", "takes no prompt of this length: lower history"),
+    ("http_429", "", "takes no more requests for now: go on later, or ask for fewer at a time"),
+    ("http_3", "", "sends requests elsewhere, which are not followed: give the address that it names"),
+    ("connection", "", "does not answer: start the server, or correct the address"),
+    ("timeout", "", "did not answer within client.timeout_s={timeout_s:g}: raise it, or ask for less"),
+    (
+        "http_4",
+        "max_completion_tokens",
+        "asks for another name of the bound: client.extra={{max_tokens: null, max_completion_tokens: {max_tokens}}}",
     ),
     (
+        "http_4",
         r"context.{0,20}(length|window|size)|maximum.{0,20}(context|tokens)|max_(model_len|tokens|new_tokens)"
         r"|too (long|many tokens)",
-        "the prompt and the reply do not fit together: lower client.max_tokens={max_tokens}",
+        "has no room for the prompt and the reply together: lower client.max_tokens={max_tokens}",
     ),
     (
+        "http_4",
         r"non-?stream|stream ?= ?.?false|only support.{0,20}stream",
-        "this server thinks in streams alone: client.extra={{stream: true, stream_options: {{include_usage: true}}, "
+        "thinks in streams alone: client.extra={{stream: true, stream_options: {{include_usage: true}}, "
         "enable_thinking: true}} and client.thinking=null, or client.extra={{enable_thinking: false}}",
     ),
     (
-        r"chat_template_kwargs|enable_thinking|thinking",
-        "it does not take client.thinking={thinking}: client.thinking=null sends nothing, and client.extra can send "
-        "what this server takes",
+        "http_4",
+        "chat_template_kwargs|thinking",
+        "does not take client.thinking={thinking}: client.thinking=null sends nothing, and client.extra can send what "
+        "this server takes",
     ),
-    (
-        r"temperature",
-        "client.temperature={temperature} is not allowed: client.temperature=null leaves it to the server",
-    ),
-    (r"\bmodel\b", "it may not know client.model={model}: give a name that {base_url}/models lists"),
-    (r"", "check client.model, client.temperature, client.max_tokens and client.extra against what it takes"),
+    ("http_4", "temperature", "does not allow client.temperature={temperature}: client.temperature=null leaves it out"),
+    ("http_4", "", "refuses the request: check client.model, client.max_tokens and client.extra against what it takes"),
+    ("", "", "gave no reply that can be used: look at its log, or try another {model}"),
 )
 
 
 def refusal(attempt: Attempt, endpoint: Endpoint) -> str:
-    """Return one line on a request that is not worth retrying: the setting, its value, the error, the cure.
-
-    >>> attempt = Attempt("http_401", detail="HTTP 401: no such key")
-    >>> print(refusal(attempt, Endpoint("http://h/v1", "m")))  # doctest: +NORMALIZE_WHITESPACE
-    client.base_url=http://h/v1 asks for a key and none was sent: put one into the environment variable that
-    client.env_variable names (HTTP 401: no such key)
-    """
-    at = endpoint.setting
-    model = f"client.model={one_line(endpoint.model, endpoint.key)}"
-    variable = f"environment variable {endpoint.env_variable or 'that client.env_variable names'}"
-    variable += " (client.env_variable)" if endpoint.env_variable else ""
-    match attempt.outcome:
-        case "http_401" if not endpoint.key:
-            line = f"{at} asks for a key and none was sent: put one into the {variable}"
-        case "http_401":
-            line = f"{at} does not accept the key: put another one into the {variable}"
-        case "http_402":
-            line = f"{at} asks for payment: add credit, or use another key in the {variable}"
-        case "http_403":
-            line = f"{at} does not let this key use {model}: name another model, or use another key in the {variable}"
-        case "http_404":
-            line = (
-                f"{at} does not know {model}, or has no /chat/completions below it: give a model that "
-                "/models lists there, or the address before /chat/completions, which mostly ends in /v1"
-            )
-        case "http_413":
-            line = f"{at} takes no prompt of this length: refine over fewer turns"
-        case "http_429":
-            line = f"{at} takes no more requests for now: go on later, or ask for fewer at a time"
-        case "connection":
-            line = f"nothing answers as a model's server at {at}: start the server, or correct the address"
-        case "timeout":
-            line = f"{at} did not answer within client.timeout_s={endpoint.timeout_s:g}: raise it, or ask for less"
-        case outcome if outcome.startswith("http_3"):
-            line = f"{at} sends requests elsewhere, which are not followed: give the address that it names"
-        case outcome if outcome.startswith("http_4"):
-            cure = next(cure for pattern, cure in _CURES if re.search(pattern, attempt.detail, re.IGNORECASE))
-            values = {
-                "max_tokens": endpoint.max_tokens,
-                "temperature": endpoint.temperature,
-                "thinking": "null" if endpoint.thinking is None else str(endpoint.thinking).lower(),
-                "model": one_line(endpoint.model, endpoint.key),
-                "base_url": one_line(endpoint.base_url, endpoint.key),
-            }
-            line = f"{at} refuses the request: {cure.format(**values)}"
-        case _:
-            line = f"{at} gave no reply that can be used: look at its log, or try another {model}"
-    return f"{line} ({attempt.detail})" if attempt.detail else line
+    """Return one line on a request that is not worth retrying: the setting, its value, the error, the cure."""
+    cure = next(
+        cure
+        for outcome, detail, cure in _CURES
+        if re.match(outcome, attempt.outcome) and re.search(detail, attempt.detail, re.IGNORECASE)
+    )
+    line = cure.format(
+        max_tokens=endpoint.max_tokens,
+        temperature=endpoint.temperature,
+        timeout_s=endpoint.timeout_s,
+        thinking=json.dumps(endpoint.thinking),
+        model=f"client.model={one_line(endpoint.model, endpoint.key)}",
+        variable=f"environment variable {endpoint.env_variable} (client.env_variable)",
+    )
+    return f"{endpoint.setting} {line}" + (f" ({attempt.detail})" if attempt.detail else "")

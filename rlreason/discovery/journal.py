@@ -53,18 +53,30 @@ class Ask(JournalEvent, tag="ask"):
     max_tokens: int
 
 
-class AnswerEvent(JournalEvent, tag="answer"):
-    """The answer to a request. `outcome`: of the attempt, or no_code or truncated for a reply without a program."""
+class Attempt(msgspec.Struct):
+    """The outcome of one request.
 
-    id: str
+    `outcome`: ok | http_NNN (the server's status) | timeout | connection | empty (a reply without content) | broken
+    (no JSON, or not of the shape) | no_code, truncated (a reply without a whole program). `content`: the reply without
+    its thinking. `reasoning`: the thinking, where the server shows it. Tokens: as the server counts them, None where it
+    does not say. `retry_after_s`: how long the server asks to wait. `detail`: one line for a person, without the key.
+    """
+
     outcome: str
-    content: str
+    content: str = ""
     reasoning: str | None = None
     finish_reason: str | None = None
     detail: str = ""
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
     retry_after_s: float | None = None
+
+
+class AnswerEvent(Attempt, tag_field="event", tag="answer", kw_only=True):
+    """The answer to a request."""
+
+    id: str
+    at: float = 0.0
 
 
 class ScoreEvent(JournalEvent, tag="score"):
@@ -109,7 +121,7 @@ class Journal:
         """Return the newest turn with a request; 0 before the first."""
         return max((int(id.partition(".")[0]) for id in self.asks), default=0)
 
-    def _add(self, event: JournalEvent) -> None:
+    def _add(self, event: JournalEvent | AnswerEvent) -> None:
         match event:
             case Begin():
                 self.begin = event
@@ -121,7 +133,7 @@ class Journal:
                 self.scores[event.of] = event.result
                 self.by_program[event.result["program_sha256"]] = event.result
 
-    def write(self, event: JournalEvent) -> None:
+    def write(self, event: JournalEvent | AnswerEvent) -> None:
         """Append an event; it is in the file when this returns. `UnwritableError` if the system refuses."""
         event.at = round(self.seconds, 3)
         append_line(self.path, json.dumps(finite(msgspec.to_builtins(event)), allow_nan=False))
@@ -134,7 +146,7 @@ class Journal:
             self.write(Alive())
 
 
-def _read(path: Path, warn: Callable[[str], object]) -> Iterator[JournalEvent]:
+def _read(path: Path, warn: Callable[[str], object]) -> Iterator[JournalEvent | AnswerEvent]:
     """Yield the events of a file; `ConfigError` if a line other than the last is damaged."""
     if not path.exists():
         return

@@ -8,31 +8,73 @@ A run that goes on walks through the same turns again: what the journal knows is
 """
 
 import json
+import os
 import threading
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from rlreason.config.algorithms import DiscoverConfig
-from rlreason.discovery.asking import BestProgram, Walk, announce, set_up
-from rlreason.discovery.journal import Journal
-from rlreason.discovery.report.write import write_run_report
-from rlreason.discovery.score import refuse_other_systems
+from rlreason.discovery.asking import Asker
+from rlreason.discovery.client import Endpoint, only_model
+from rlreason.discovery.journal import Begin, Journal, PartEvent, Prices, Spending, Start
+from rlreason.discovery.report import write_run_report
+from rlreason.discovery.sandbox.contained import Limits, protections, protections_text
+from rlreason.discovery.score import refuse_other_systems, score_program
 from rlreason.discovery.turns import (
     Conversation,
+    DiscoveryProblem,
     Question,
     Reply,
     chosen_of,
     feedback,
+    first_prompt,
     problem_named,
+    templates_of,
     without_measurements,
 )
+from rlreason.errors import ConfigError
 from rlreason.records import files
 from rlreason.records.console import Console
 from rlreason.records.reader import time_summary
 from rlreason.records.rows import Counters
 from rlreason.records.writer import RunWriter
+from rlreason.runtime.text import duration
+
+
+@dataclass
+class BestProgram:
+    """The best program so far, and its origin."""
+
+    score: int
+    source: str
+    sha256: str
+    turn: str = "start"  # or "TURN.SAMPLE"
+
+
+@dataclass
+class Walk:
+    """A run in progress: its parts, and all replies so far."""
+
+    run: DiscoverConfig
+    problem: DiscoveryProblem
+    journal: Journal
+    asker: Asker
+    records: RunWriter
+    console: Console
+    best: BestProgram
+    earlier_turns: int  # of earlier parts, the last of which may not be complete
+    on_disk: int  # score of the program in the folder
+    replies: list[Reply] = field(default_factory=list)
+
+    @property
+    def begin(self) -> Begin:
+        """Return the setup of the run, from the journal."""
+        assert self.journal.begin is not None
+        return self.journal.begin
 
 
 def discover(run: DiscoverConfig, records: RunWriter, console: Console) -> float:
@@ -226,3 +268,118 @@ def conclude(walk: Walk) -> float:
     say(f"log        {records.folder / files.CONVERSATION}")
     say(f"report     {report}")
     return float(walk.best.score)
+
+
+def set_up(
+    run: DiscoverConfig,
+    problem: DiscoveryProblem,
+    journal: Journal,
+    records: RunWriter,
+    console: Console,
+    stop: threading.Event,
+) -> Walk:
+    """Build the parts of a run; its setup is recorded, or read if it is resumed."""
+    limits = limits_of(run)
+
+    def stopped() -> bool:
+        return stop.is_set() or (run.budget.hours is not None and journal.seconds >= run.budget.hours * 3600)
+
+    def score(source: str) -> dict[str, Any]:
+        return score_program(source.encode("utf-8", "replace"), problem, limits, stopped).as_dict()
+
+    endpoint = endpoint_of(run, journal.begin.model if journal.begin else None)
+    if journal.begin is None:
+        endpoint = begin(run, problem, endpoint, journal, console, score)
+    elif journal.begin.problem_hash != problem.hash:
+        raise ConfigError(
+            f"problem={problem.name}: its files have changed since this run began, and scores would not compare: put "
+            "them back, or choose another hydra.run.dir"
+        )
+    journal.write(PartEvent())
+    assert journal.begin is not None
+    start = journal.begin.start
+    best = BestProgram(start.result["score"], start.source, start.result["program_sha256"])
+    on_disk = max([best.score, *(result["score"] for result in journal.scores.values())])
+    spending = Spending(run.budget, Prices(run.client.prompt_price, run.client.completion_price))
+    asker = Asker(run, endpoint, journal, spending, score)
+    return Walk(run, problem, journal, asker, records, console, best, journal.last_turn, on_disk)
+
+
+def refuse_unready(run: DiscoverConfig) -> None:
+    """Raise `ConfigError` if a run could not begin: no address, or no such problem, prompt or start program."""
+    problem = problem_named(run.problem)
+    templates_of(run.prompts, problem)
+    start_source(run, problem)
+    endpoint_of(run)
+
+
+def limits_of(run: DiscoverConfig) -> Limits:
+    """Return the limits of every program."""
+    s = run.score
+    return Limits(timeout_s=s.timeout_s, memory_mb=s.memory_mb, check_timeout_s=s.check_timeout_s, cpus=s.cpus)
+
+
+def endpoint_of(run: DiscoverConfig, model: str | None = None) -> Endpoint:
+    """Return where requests are sent; `ConfigError` if unknown. `model`: that of the run so far, if it is resumed."""
+    client = run.client
+    url = client.base_url or os.environ.get("OPENAI_BASE_URL")
+    if not url:
+        raise ConfigError(
+            "client.base_url=null and OPENAI_BASE_URL is not set: give the address of an OpenAI-compatible server, as "
+            "in client.base_url=http://127.0.0.1:8000/v1"
+        )
+    return Endpoint(
+        base_url=url, model=client.model or model or "", key=os.environ.get(client.env_variable),
+        temperature=client.temperature,
+        max_tokens=client.max_tokens, thinking=client.thinking, timeout_s=client.timeout_s, extra=client.extra or {},
+        env_variable=client.env_variable,
+    )  # fmt: skip
+
+
+def begin(
+    run: DiscoverConfig, problem: DiscoveryProblem, endpoint: Endpoint, journal: Journal, console: Console,
+    score: Callable[[str], dict[str, Any]],
+) -> Endpoint:  # fmt: skip
+    """Record the setup of the run, with its start program scored; return the endpoint with its model."""
+    templates = templates_of(run.prompts, problem)
+    source = start_source(run, problem)
+    with console.wait("scoring the start program"):
+        result = score(source)
+    if not endpoint.model:
+        endpoint = only_model(endpoint)
+    more = {"hints": run.prompts.hints, "timeout_s": f"{run.score.timeout_s:g}", "memory_mb": run.score.memory_mb}
+    journal.write(
+        Begin(
+            model=endpoint.model,
+            problem=problem.name,
+            problem_hash=problem.hash,
+            templates=templates,
+            first=first_prompt(templates["first"], problem, source, result, more),
+            start=Start(run.start or problem.starter, source, result),
+        )
+    )
+    return endpoint
+
+
+def start_source(run: DiscoverConfig, problem: DiscoveryProblem) -> str:
+    """Return the program that the model begins with."""
+    if run.start is None:
+        return problem.starter_source.decode("utf-8")
+    try:
+        return Path(run.start).expanduser().read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"start={run.start} cannot be read ({error}): give a file of Python") from error
+
+
+def announce(walk: Walk) -> None:
+    """Print where requests go, and how programs are contained."""
+    run, say = walk.run, walk.console.say
+    several = f", {run.side_by_side} replies at a time" if run.side_by_side > 1 else ""
+    say(f"problem    {walk.problem.title}: begins with {walk.best.score} {walk.problem.unit}")
+    say(f"asks       {walk.asker.endpoint.model}, {run.strategy}{several}; at most {run.most_spent}")
+    limits = limits_of(run)
+    active = protections_text(protections(limits), briefly=True)
+    say(f"programs   {duration(limits.timeout_s)} and {limits.memory_mb} MB each; held back by {active}")
+    if walk.earlier_turns:
+        say(f"goes on    in turn {walk.earlier_turns}, after {len(walk.journal.asks)} calls, none of which is repeated")
+    say(f"records    {walk.records.folder}; interrupted? resume={walk.records.folder} goes on, and repeats no call")

@@ -12,17 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from rlreason.discovery.sandbox.contained import (
-    RUN_CHECK,
-    RUN_PROGRAM,
     Command,
     Limits,
     Outcome,
-    ProgramOutput,
     protections,
     protections_text,
-    read_channel,
     run_contained,
 )
+from rlreason.discovery.sandbox.inside import Refused, read_channel
 from rlreason.discovery.turns import DiscoveryProblem, problem_named, shipped
 from rlreason.errors import ConfigError, DataError
 from rlreason.records.console import Console
@@ -81,17 +78,18 @@ def score_program(
     if len(source) > MOST_SOURCE:
         return failed(score, "program", f"the program has {len(source)} bytes: at most {MOST_SOURCE} are run")
     refuse_other_systems()
-    arguments = [RUN_PROGRAM, "{program}", str(problem.most_rows), str(problem.most_digits)]
+    arguments = ["program", "{source}", str(problem.most_rows), str(problem.most_digits)]
     outcome = run_contained(Command(arguments, limits.timeout_s, source), limits, stop)
     score.seconds, score.peak_memory_mb = round(outcome.seconds, 3), round(outcome.peak_mb, 1)
     score.protections, score.left_behind = protections(limits), outcome.left_behind
     score.output_tail = visible_text(outcome.tail.decode("utf-8", "backslashreplace"))
-    given = read_channel(outcome.channel, problem.most_rows, problem.most_digits)
-    if why := why_not(outcome, given, limits):
-        return failed(score, *why)
-    assert given.rows is not None
-    score.raw_points = len(given.rows)
-    return checked(score, given.rows, problem, limits, stop)
+    try:
+        raise_if_ended(outcome, limits)
+        rows = read_channel(outcome.channel, problem.most_rows, problem.most_digits)
+    except Refused as refused:
+        return failed(score, refused.kind, refused.text)
+    score.raw_points = len(rows)
+    return checked(score, rows, problem, limits, stop)
 
 
 def refuse_other_systems() -> None:
@@ -103,32 +101,25 @@ def refuse_other_systems() -> None:
         )
 
 
-def why_not(outcome: Outcome, given: ProgramOutput, limits: Limits) -> tuple[str, str] | None:
-    """Return (kind, text) of why a program gave no set; None if it gave one."""
+def raise_if_ended(outcome: Outcome, limits: Limits) -> None:
+    """Raise `Refused` if a program ended, or was ended, before it gave a set."""
     over = {
         "timeout": f"the program took longer than {limits.timeout_s:g} s",
         "memory": f"the program took more than {limits.memory_mb} MB of memory",
         "output": f"the program printed more than {limits.output_mb} MB",
-        "channel": f"the points take more than {limits.channel_mb} MB as text",
+        "size": f"the points take more than {limits.channel_mb} MB as text",
         "processes": f"the program ran more than {limits.processes} processes at once",
+        STOPPED: "the run was stopped",
     }
-    if outcome.stopped == "stopped":
-        return STOPPED, "the run was stopped"
     if outcome.stopped == "broken":
         why = visible_text(outcome.tail.decode("utf-8", "replace"))[-300:]
         raise DataError(f"the program could not be started in the sandbox: {why}")
     if outcome.stopped is not None:
-        kind = {"channel": "size"}.get(outcome.stopped, outcome.stopped)
-        return kind, over[outcome.stopped]
-    if given.kind and given.kind != "channel" and outcome.exit == 0:
-        return given.kind, given.text
-    if outcome.exit != 0 or (given.rows is None and given.kind is None):
+        raise Refused(outcome.stopped, over[outcome.stopped])
+    if outcome.exit != 0 or not outcome.channel:
         code = outcome.exit or 0
         how = f"signal {-code}" if code < 0 else f"exit code {outcome.exit}"
-        return "exit", f"the program ended ({how}) before it gave points"
-    if given.kind:
-        return given.kind, given.text
-    return None
+        raise Refused("exit", f"the program ended ({how}) before it gave points")
 
 
 def checked(
@@ -138,9 +129,9 @@ def checked(
     verifier = problem.folder / problem.verifier
     request = {"rows": [" ".join(map(str, row)) for row in rows], "options": dict(problem.options)}
     command = Command(
-        [RUN_CHECK, str(verifier)],
+        ["check", str(verifier), "{source}"],
         limits.check_timeout_s,
-        stdin=json.dumps(request).encode(),
+        json.dumps(request).encode(),
         readable=[str(problem.folder)],
     )
     outcome = run_contained(command, limits, stop)
@@ -156,7 +147,8 @@ def checked(
     with suppress(ValueError):
         verdict = json.loads(outcome.channel)
     if outcome.stopped or outcome.exit != 0 or not isinstance(verdict, dict) or type(verdict.get("score")) is not int:
-        why = visible_text(outcome.tail.decode("utf-8", "replace"))[-300:] or "it gave no score"
+        why = visible_text(outcome.tail.decode("utf-8", "replace"))[-300:]
+        why = why or f"it gave no score (exit code {outcome.exit}, {outcome.stopped or 'not stopped'})"
         raise DataError(f"the verifier {verifier} failed: {why}: correct it")
     names = {field_name for field_name in Score.__dataclass_fields__ if field_name != "facts"}
     valid = verdict.pop("valid", False) is True

@@ -12,7 +12,7 @@ import yaml
 
 from rlreason.config.algorithms import PromptFilesConfig
 from rlreason.config.leaves import resource_dir
-from rlreason.discovery.answer import Attempt
+from rlreason.discovery.journal import Attempt
 from rlreason.errors import ConfigError
 from rlreason.runtime.text import shorten
 

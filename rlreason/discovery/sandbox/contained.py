@@ -8,32 +8,36 @@ import ctypes
 import fcntl
 import json
 import os
-import re
-import selectors
+import select
+import shlex
 import shutil
 import signal
+import site
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
 
-from rlreason.discovery.sandbox.commands import SANDBOXES, SandboxPlace, command_line, landlock_paths
-from rlreason.discovery.sandbox.restrict import REFUSED_CALLS, STARTED, landlock_version
-from rlreason.discovery.sandbox.run_program import LONGEST_ROW, LONGEST_TEXT
+from rlreason.discovery.sandbox.inside import DEVICES, REFUSED_CALLS, STARTED, landlock_version
 from rlreason.discovery.sandbox.warden import TOO_MANY, descendants, signal_all
 from rlreason.errors import ConfigError
 from rlreason.runtime.signals import temporary_folder
 
 FOLDER = Path(__file__).parent
-WARDEN, RESTRICT, RUN_PROGRAM, RUN_CHECK = (
-    str(FOLDER / name) for name in ("warden.py", "restrict.py", "run_program.py", "run_check.py")
-)
+WARDEN, INSIDE = str(FOLDER / "warden.py"), str(FOLDER / "inside.py")
+#: The best first; the second where a container hides parts of /proc, and so allows no new one.
+SANDBOXES = ("bwrap", "bwrap without /proc", "unshare", "limits")
+PACKAGE = str(Path(__file__).resolve().parents[2])  # of which a program sees nothing: it holds the problems' examples
+SYSTEM = (
+    "/usr", "/bin", "/sbin", "/lib", "/lib64", "/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld.so.conf.d",
+    "/etc/localtime", "/etc/passwd", "/etc/group", "/etc/nsswitch.conf", "/etc/alternatives", "/sys/devices/system/cpu",
+)  # fmt: skip
 PREFIX = "rlreason-program-"  # of scratch folders; their owner's process id follows
 TAIL = 4000  # bytes of the output that are kept
 LOOK_EVERY_S = 0.02  # between two checks of what all processes use
@@ -66,11 +70,10 @@ class Limits:
 class Outcome:
     """How a contained command ended."""
 
-    stopped: str | None = None  # timeout, memory, output, channel, processes, stopped; broken: it never began
+    stopped: str | None = None  # timeout, memory, output, size, processes, stopped; broken: it never began
     exit: int | None = None  # code, or minus the signal
     channel: bytes = b""
     tail: bytes = b""  # the end of what it printed
-    printed: int = 0  # bytes in all
     seconds: float = 0.0
     peak_mb: float = 0.0
     left_behind: bool = False  # processes that could not be ended
@@ -79,15 +82,14 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """What this Python runs in the sandbox, and what it is given.
+    """What `inside.py` does in the sandbox, and what it is given.
 
-    An argument `{program}` becomes the path of `source`, which is the file `program.py` of a private folder.
+    An argument `{source}` becomes the path of `source`, which is the file `program.py` of a private folder.
     """
 
     arguments: Sequence[str]
     timeout_s: float
     source: bytes = b""
-    stdin: bytes = b""
     readable: Sequence[str] = ()  # more paths that may be read
 
 
@@ -102,28 +104,27 @@ def run_contained(
     sandbox = sandbox or sandbox_here(limits.sandbox, limits.landlock)
     with ExitStack() as stack:
         folder = stack.enter_context(temporary_folder(f"{PREFIX}{os.getpid()}-"))
-        place = SandboxPlace(folder, limits.disk_mb, (str(FOLDER), *command.readable))
         Path(folder, "program.py").write_bytes(command.source)
-        given = stack.enter_context(tempfile.TemporaryFile())
-        given.write(command.stdin)
-        given.seek(0)
-        channel, far_end = map(above_standard_streams, os.pipe())
+        printed = stack.enter_context(tempfile.TemporaryFile())
+        channel, end = os.pipe()
         stack.callback(os.close, channel)
+        far_end = fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, 10)  # not as a standard stream, if one is closed here
+        os.close(end)
         options = {"channel": far_end, "cpus": limits.cpus, "limits": resource_limits(limits, command.timeout_s)}
         options["alone"] = sandbox == "limits"
+        readable = [str(FOLDER), *command.readable]
         if limits.landlock and landlock_version():
-            options["landlock"] = landlock_paths(sandbox, place)
-        program = f"{folder if sandbox == 'limits' else '/tmp'}/program.py"
-        python = [sys.executable, "-I", "-B"]
-        inner = [*python, "-S", RESTRICT, json.dumps(options), *python]
-        inner += [program if word == "{program}" else word for word in command.arguments]
-        most = limits.processes + MORE_PROCESSES
+            options["landlock"] = landlock_paths(sandbox, folder, readable)
+        source = f"{folder if sandbox == 'limits' else '/tmp'}/program.py"
+        inner = [sys.executable, "-I", "-B", INSIDE, json.dumps(options)]
+        inner += [source if argument == "{source}" else argument for argument in command.arguments]
+        outer = [sys.executable, "-I", "-B", "-S", WARDEN, str(os.getpid()), str(limits.processes + MORE_PROCESSES)]
         try:
             warden = subprocess.Popen(
-                [*python, "-S", WARDEN, str(os.getpid()), str(most), *command_line(sandbox, place, inner)],
-                stdin=given,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
+                [*outer, *command_line(sandbox, folder, limits.disk_mb, readable, inner)],
+                stdin=subprocess.DEVNULL,
+                stdout=printed,
+                stderr=printed,
                 pass_fds=[far_end],
                 env={"PATH": f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"},
                 cwd=folder,
@@ -131,26 +132,132 @@ def run_contained(
             )
         finally:
             os.close(far_end)
-        outcome = Outcome()
+        running = _Running(warden, channel, printed.fileno(), limits, command.timeout_s)
         with warden:
             try:
-                watch(warden, channel, outcome, limits, command.timeout_s, stop)
+                running.watch(stop)
             finally:
-                end(warden, outcome)
+                running.end()
         if sandbox == "limits":  # a program may have made its folder too deep for Python
             subprocess.run(["rm", "-rf", folder], check=False, stderr=subprocess.DEVNULL)
-        return outcome
+        return running.outcome
 
 
-def above_standard_streams(descriptor: int) -> int:
-    """Move a file to a number above those of the standard streams, some of which may be closed in this process."""
-    raised = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 10)
-    os.close(descriptor)
-    return raised
+def command_line(sandbox: str, folder: str, disk_mb: int, readable: Sequence[str], inner: Sequence[str]) -> list[str]:
+    """Return the command that runs the `inner` one in this sandbox: in /tmp, or for `limits` in the folder as it is.
+
+    `folder` is private and holds program.py. `disk_mb`: of each file system in memory. `readable`: paths that may be
+    read next to the view.
+    """
+    if sandbox == "limits":
+        return list(inner)
+    if sandbox == "unshare":
+        spaces = ["--user", "--map-root-user", "--mount", "--pid", "--net", "--ipc", "--uts", "--cgroup"]
+        script = "\n".join(_mounts(folder, disk_mb, readable, inner))
+        return ["unshare", *spaces, "--fork", "--kill-child", "sh", "-c", script]
+    size = ["--size", str(disk_mb * 2**20), "--tmpfs"]
+    command = ["bwrap", "--unshare-all", "--die-with-parent", "--new-session", "--cap-drop", "ALL"]
+    command += ["--dev", "/dev", *size, "/dev/shm", "--remount-ro", "/dev", *size, "/tmp"]
+    # Read-only: as root, a program without any privilege could still write the kernel's settings.
+    command += ["--proc" if sandbox == "bwrap" else "--tmpfs", "/proc", "--remount-ro", "/proc"]
+    for path in view():
+        command += ["--symlink", os.readlink(path), path] if is_system_link(path) else ["--ro-bind", path, path]
+    for path in hidden():
+        command += ["--tmpfs", path]
+    for path in readable:
+        command += ["--ro-bind", path, path]
+    for path in (*hidden(), "/"):
+        command += ["--remount-ro", path]
+    return [*command, "--ro-bind", f"{folder}/program.py", "/tmp/program.py", "--chdir", "/tmp", "--", *inner]
+
+
+def _mounts(folder: str, disk_mb: int, readable: Sequence[str], inner: Sequence[str]) -> list[str]:
+    """Return the lines of a shell script that does what bwrap does: mounts all below a root, enters it, runs `inner`.
+
+    The shell remains the first process of its namespace, which nothing inside can signal.
+    """
+    memory = f"mount -t tmpfs -o size={disk_mb}m,nr_inodes=20000,nosuid,nodev sandbox"
+    lines = ["set -e", "umask 022", "mkdir root", "mount -t tmpfs -o size=4m,mode=0755 sandbox root", "cd root"]
+    lines += ["mkdir -p tmp proc dev/shm", f"{memory} tmp", f"{memory} dev/shm"]
+    lines += ["mount -t proc -o ro,nosuid,nodev,noexec proc proc"]
+    lines += [f": > .{device}; mount --bind {device} .{device}" for device in DEVICES]
+    for path in filter(is_system_link, view()):
+        lines.append(f"ln -s {shlex.quote(os.readlink(path))} .{path}")
+    lines += _shown((path, path) for path in view() if not is_system_link(path))
+    lines += [f"mount -t tmpfs -o size=1m sandbox {shlex.quote(f'.{path}')}" for path in hidden()]
+    lines += _shown((path, path) for path in readable)
+    lines += _shown([(f"{folder}/program.py", "/tmp/program.py")])
+    lines += [f"mount -o remount,bind,ro {shlex.quote(f'.{path}')}" for path in hidden()]
+    lines += ["pivot_root . .", "PATH=/usr/bin:/bin:/usr/sbin:/sbin", "umount -l .", "mount -o remount,bind,ro /"]
+    lines += ["cd /tmp", f"code=0; {shlex.join(inner)} || code=$?", "exit $code"]
+    return lines
+
+
+def _shown(paths: Iterable[tuple[str, str]]) -> list[str]:
+    """Return the lines that show (source, target) read-only below the new root, with what is mounted in the source."""
+    mounted = [line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()]
+    lines = []
+    for source, target in paths:
+        place, parent = shlex.quote(f".{target}"), shlex.quote(os.path.dirname(f".{target}"))
+        folder = f"mkdir -p {place}" if os.path.isdir(source) else f"mkdir -p {parent}; : > {place}"
+        lines.append(f"[ -e {place} ] || {{ {folder}; }}")
+        lines.append(f"mount -o rbind,{_flags(source)} {shlex.quote(source)} {place}")
+        for path in sorted({path for path in mounted if path.startswith(f"{source}/")}):
+            below = shlex.quote(f".{target}{path.removeprefix(source)}")
+            lines.append(f"mount -o remount,bind,{_flags(path)} {below}")
+    return lines
+
+
+def _flags(path: str) -> str:
+    """Return the options of a read-only mount; what the original forbids, a namespace of users may not allow."""
+    return "ro,nosuid,nodev" + (",noexec" if os.statvfs(path).f_flag & os.ST_NOEXEC else "")
+
+
+def is_system_link(path: str) -> bool:
+    """Return whether a path is one of the system's links, such as /bin, whose target is shown too."""
+    return path in SYSTEM and os.path.islink(path) and os.path.isdir(path)
+
+
+@cache
+def view() -> list[str]:
+    """Return what every program may read: the system, and this Python with its packages; each path once."""
+    paths = [sys.prefix, sys.base_prefix, *site.getsitepackages(), *sysconfig.get_paths().values()]
+    paths += map(os.path.realpath, [*paths, os.path.dirname(os.path.realpath(sys.executable))])
+    shown = [path for path in SYSTEM if os.path.exists(path)]
+    for path in sorted(path for path in set(paths) if path != "/" and os.path.isdir(path)):
+        if not any(f"{path}/".startswith(f"{other}/") for other in shown):
+            shown.append(path)
+    return shown
+
+
+@cache
+def hidden() -> list[str]:
+    """Return the paths of the view at which this package is."""
+    real = {path: os.path.realpath(path) for path in view() if not is_system_link(path)}
+    return [path + PACKAGE.removeprefix(real[path]) for path in real if PACKAGE.startswith(f"{real[path]}/")]
+
+
+def landlock_paths(sandbox: str, folder: str, readable: Sequence[str]) -> dict[str, list[str]]:
+    """Return what Landlock allows: paths to read and to write with all below them, and folders to list.
+
+    Its rules hold for all below a path, so this package is left out by naming everything next to it.
+    """
+    allowed, listable, unread = [*readable], list[str](), view().copy()
+    while unread:
+        path = os.path.realpath(unread.pop())
+        if PACKAGE.startswith(f"{path}/") and path not in listable:
+            listable.append(path)
+            unread += [os.path.join(path, name) for name in os.listdir(path)]
+        elif path != PACKAGE and path not in listable:
+            allowed.append(path)
+    if sandbox == "limits":  # in the system's own /proc and /dev/shm are processes, sockets and files of others
+        allowed += ["/proc/cpuinfo", "/proc/meminfo", "/proc/stat"]
+        return {"readable": allowed, "listable": listable, "writable": [folder]}
+    return {"readable": [*allowed, "/proc"], "listable": listable, "writable": ["/tmp", "/dev/shm"]}
 
 
 def resource_limits(limits: Limits, timeout_s: float) -> dict[str, int]:
-    """Return the limits of each process, by the name that follows RLIMIT_; the total is watched by `exceeded`."""
+    """Return the limits of each process, by the name that follows RLIMIT_; the total is watched."""
     threads = 0  # of this user's, which count too, except in a namespace of newer kernels
     for task in Path("/proc").glob("[0-9]*/task") if os.getuid() else ():
         with suppress(OSError):
@@ -168,61 +275,80 @@ def resource_limits(limits: Limits, timeout_s: float) -> dict[str, int]:
     }
 
 
-def watch(
-    warden: "subprocess.Popen[bytes]", channel: int, outcome: Outcome, limits: Limits, timeout_s: float,
-    stop: Callable[[], bool],
-) -> None:  # fmt: skip
-    """Read until the warden has ended, or a limit is exceeded."""
-    assert warden.stdout is not None
-    sent, began, looked, started = bytearray(), time.monotonic(), 0.0, False
-    with selectors.DefaultSelector() as selector:
-        for pipe in (channel, warden.stdout.fileno()):
-            os.set_blocking(pipe, False)
-            selector.register(pipe, selectors.EVENT_READ)
-        while selector.get_map() and outcome.stopped is None:
-            ready = selector.select(LOOK_EVERY_S)
-            for key, _ in ready:
-                part = os.read(key.fd, 1 << 16)
-                if not part:
-                    selector.unregister(key.fd)
-                elif key.fd == channel:
-                    sent += part
-                else:
-                    outcome.printed += len(part)
-                    outcome.tail = (outcome.tail + part)[-TAIL:]
+@dataclass(slots=True)
+class _Running:
+    """A command at work below its warden. `channel` is read, `printed` a file that it writes."""
+
+    warden: "subprocess.Popen[bytes]"
+    channel: int
+    printed: int
+    limits: Limits
+    timeout_s: float
+    outcome: Outcome = field(default_factory=Outcome)
+    used_mb: float = 0.0  # at the last look
+
+    def watch(self, stop: Callable[[], bool]) -> None:
+        """Read the channel until the warden has ended, or a limit is exceeded."""
+        outcome, sent, began, looked, started, is_open = self.outcome, bytearray(), time.monotonic(), 0.0, False, True
+        has_ended = False
+        while outcome.stopped is None and not has_ended:
+            has_ended = self.warden.poll() is not None  # before the last look at the channel
+            if is_open and select.select([self.channel], [], [], 0 if has_ended else LOOK_EVERY_S)[0]:
+                sent += (part := os.read(self.channel, 1 << 20))
+                is_open, has_ended = bool(part), False
+            elif not is_open and not has_ended:
+                time.sleep(LOOK_EVERY_S)
             now = time.monotonic()
             if not started and sent.startswith(STARTED):
                 began, started = now, True
             outcome.seconds = now - began
-            if now - looked >= LOOK_EVERY_S or not selector.get_map():
+            if now - looked >= LOOK_EVERY_S or has_ended:
                 looked = now
-                longest = timeout_s if started else STARTING_S
-                outcome.stopped = "stopped" if stop() else exceeded(warden.pid, len(sent), outcome, limits, longest)
-            if not ready and warden.poll() is not None:  # what it left behind may hold the output
-                break
-    outcome.channel = bytes(sent).removeprefix(STARTED)
-    if not started and outcome.stopped != "stopped":
-        outcome.stopped = "broken"
-    if outcome.stopped is None:
-        with suppress(subprocess.TimeoutExpired):
-            code = warden.wait(ENDING_S)
+                longest = self.timeout_s if started else STARTING_S
+                outcome.stopped = "stopped" if stop() else self._exceeded(len(sent), longest)
+        outcome.channel = bytes(sent).removeprefix(STARTED)
+        code = self.warden.returncode
+        if code is not None:
             outcome.exit = 128 - code if code > 128 else code
-            outcome.stopped = "processes" if code == -TOO_MANY else None
+        if not started and outcome.stopped in (None, "timeout"):
+            outcome.stopped = "broken"
+        elif outcome.stopped is None and code == -TOO_MANY:
+            outcome.stopped = "processes"
 
+    def _exceeded(self, sent: int, timeout_s: float) -> str | None:
+        """Return the limit that is currently exceeded, or None."""
+        outcome, limits = self.outcome, self.limits
+        pids = descendants(self.warden.pid, limits.processes)
+        outcome.seen.update({pid: start_time(pid) for pid in pids if pid not in outcome.seen})
+        used = used_mb(pids, limits.memory_mb) + unmapped_mb(pids)
+        # The smaller of two looks: a process that is read while it starts or ends may seem to hold anything.
+        self.used_mb, used = used, min(used, self.used_mb)
+        outcome.peak_mb = max(outcome.peak_mb, used)
+        over = {
+            "timeout": outcome.seconds > timeout_s,
+            "memory": used > limits.memory_mb,
+            "output": os.fstat(self.printed).st_size > limits.output_mb * MB,
+            "size": sent > limits.channel_mb * MB,
+        }
+        return next((name for name, is_over in over.items() if is_over), None)
 
-def exceeded(warden: int, sent: int, outcome: Outcome, limits: Limits, timeout_s: float) -> str | None:
-    """Return the limit that is currently exceeded, or None."""
-    pids = descendants(warden, limits.processes)
-    outcome.seen.update({pid: start_time(pid) for pid in pids if pid not in outcome.seen})
-    used = used_mb(pids, limits.memory_mb) + unmapped_mb(pids)
-    outcome.peak_mb = max(outcome.peak_mb, used)
-    over = {
-        "timeout": outcome.seconds > timeout_s,
-        "memory": used > limits.memory_mb,
-        "output": outcome.printed > limits.output_mb * MB,
-        "channel": sent > limits.channel_mb * MB,
-    }
-    return next((name for name, is_over in over.items() if is_over), None)
+    def end(self) -> None:
+        """Have the warden end everything below it; end what was seen of it, if the program has ended the warden."""
+        outcome = self.outcome
+        self.warden.terminate()
+        try:
+            self.warden.wait(ENDING_S)
+        except subprocess.TimeoutExpired:
+            outcome.seen.update({pid: start_time(pid) for pid in descendants(self.warden.pid)})
+            self.warden.kill()
+        until = time.monotonic() + ENDING_S
+        while left := [pid for pid, began in outcome.seen.items() if began and start_time(pid) == began]:
+            if time.monotonic() > until:
+                outcome.left_behind = True
+                break
+            signal_all(left, signal.SIGKILL)
+            time.sleep(LOOK_EVERY_S)
+        outcome.tail = os.pread(self.printed, TAIL, max(0, os.fstat(self.printed).st_size - TAIL))
 
 
 def used_mb(pids: Sequence[int], precise_above_mb: float) -> float:
@@ -248,13 +374,13 @@ def unmapped_mb(pids: Sequence[int]) -> float:
 
     What is shared without a file counts by its size, since it may be written and let go.
     """
-    used, sizes = 0.0, dict[bytes, int]()
+    used, sizes = 0.0, dict[str, int]()
     for pid in pids[:MOST_READ]:
         with suppress(OSError):
-            for line in Path(f"/proc/{pid}/maps").read_bytes().splitlines():
-                if line.endswith(b"/dev/zero (deleted)"):
-                    begin, _, end = line.partition(b" ")[0].partition(b"-")
-                    inode = line.split()[4]
+            for line in Path(f"/proc/{pid}/maps").read_text(errors="replace").splitlines():
+                if line.endswith("/dev/zero (deleted)"):
+                    addresses, _, _, _, inode, *_ = line.split()
+                    begin, end = addresses.split("-")
                     sizes[inode] = max(sizes.get(inode, 0), int(end, 16) - int(begin, 16))
     for place in ("/tmp", "/dev/shm"):
         for pid in pids[:4]:  # the first ones may not have entered the sandbox
@@ -276,23 +402,6 @@ def start_time(pid: int) -> str:
     return ""
 
 
-def end(warden: "subprocess.Popen[bytes]", outcome: Outcome) -> None:
-    """Have the warden end everything below it; end what was seen of it, in case the program has ended the warden."""
-    warden.terminate()
-    try:
-        warden.wait(ENDING_S)
-    except subprocess.TimeoutExpired:
-        outcome.seen.update({pid: start_time(pid) for pid in descendants(warden.pid)})
-        warden.kill()
-    until = time.monotonic() + ENDING_S
-    while left := [pid for pid, began in outcome.seen.items() if began and start_time(pid) == began]:
-        if time.monotonic() > until:
-            outcome.left_behind = True
-            return
-        signal_all(left, signal.SIGKILL)
-        time.sleep(LOOK_EVERY_S)
-
-
 @cache
 def sandbox_here(wanted: str, landlock: bool) -> str:
     """Return the best of `SANDBOXES` that works here, by a trial of each; `ConfigError` if none does.
@@ -300,25 +409,20 @@ def sandbox_here(wanted: str, landlock: bool) -> str:
     If a program shares this process's view of processes, only root can read this process's memory and environment from
     now on, which may hold keys.
     """
-    remove_leftovers()
+    for path in Path(tempfile.gettempdir()).glob(f"{PREFIX}*-*"):  # of processes that were killed before they could
+        owner = path.name.removeprefix(PREFIX).partition("-")[0]
+        if owner.isdigit() and not Path(f"/proc/{owner}").exists():
+            shutil.rmtree(path, ignore_errors=True)
     for sandbox in SANDBOXES:
         if wanted and not sandbox.startswith(wanted):
             continue
-        trial = run_contained(Command(["-c", "pass"], STARTING_S), Limits(landlock=landlock), sandbox=sandbox)
+        trial = run_contained(Command(["nothing"], STARTING_S), Limits(landlock=landlock), sandbox=sandbox)
         if trial.exit == 0:
             if sandbox == "limits":
                 ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
             return sandbox
     why = trial.tail.decode("utf-8", "replace").strip().rpartition("\n")[2]
     raise ConfigError(f"no program can be held back here ({why[-300:]}): install bubblewrap, and try again")
-
-
-def remove_leftovers() -> None:
-    """Remove the scratch folders of processes that were killed before they could."""
-    for path in Path(tempfile.gettempdir()).glob(f"{PREFIX}*-*"):
-        owner = path.name.removeprefix(PREFIX).partition("-")[0]
-        if owner.isdigit() and not Path(f"/proc/{owner}").exists():
-            shutil.rmtree(path, ignore_errors=True)
 
 
 def protections(limits: Limits) -> dict[str, str]:
@@ -333,77 +437,16 @@ def protections(limits: Limits) -> dict[str, str]:
     return active | {"limits": "memory, processor time, file size, open files"}
 
 
-def missing(active: Mapping[str, str]) -> list[str]:
-    """Return what a program could do here that a better system would prevent, one clause each.
-
-    >>> missing({"bwrap": "processes and files of its own, no network"})
-    []
-    >>> missing({"Landlock": "version 5", "seccomp": "no network"})
-    ['see and signal other processes of its user', 'fill the disk with many files']
-    """
+def missing(active: Mapping[str, str]) -> str:
+    """Return what a program could do here that namespaces prevent; empty with them."""
     if {"bwrap", "unshare"} & {*active}:
-        return []
-    version = int(active.get("Landlock", "version 0").split()[1])
-    clauses = [] if version else ["read and write every file that its user may"]
-    clauses.append(f"{'see' if version >= 6 else 'see and signal'} other processes of its user")
-    clauses.append("fill the disk with many files")
-    if "seccomp" not in active:
-        clauses.append("use the network" + (" but for TCP" if version >= 4 else ""))
-    return clauses
+        return ""
+    files = "" if "Landlock" in active else "read and write every file that its user may, signal its user's processes, "
+    network = "" if "seccomp" in active else "use the network, "
+    return f"{files}{network}see other processes, and fill the disk with many files"
 
 
 def protections_text(active: Mapping[str, str], briefly: bool = False) -> str:
     """Return in words what is active, only by name if `briefly`, and what is not prevented."""
-    has = "; ".join(name if briefly else f"{name} ({what})" for name, what in active.items())
-    lacks = missing(active)
-    return has + (f". Not held back on this system: it could {', and '.join(lacks)}" if lacks else "")
-
-
-POINTS, END = b"points", re.compile(rb"end (0|[1-9]\d{0,8})")
-ROW = re.compile(rb"(?:0|-?[1-9]\d*)(?: (?:0|-?[1-9]\d*))*")
-ERROR = re.compile(rb"error (no_points|type|size|memory|exit|exception)")
-
-
-class ProgramOutput(NamedTuple):
-    """The rows that a program gave, or the kind of error and its text, which the program itself may have written.
-
-    Kind "channel": something else was written there. None for both: nothing was.
-    """
-
-    rows: list[list[int]] | None = None
-    kind: str | None = None
-    text: str = ""
-
-
-def read_channel(data: bytes, most_rows: int, most_digits: int) -> ProgramOutput:
-    """Parse rows from the channel's bytes.
-
-    >>> read_channel(b"points\\n1 -2\\n0 3\\nend 2\\n", 10, 10).rows
-    [[1, -2], [0, 3]]
-    >>> read_channel(b"points\\n1 02\\nend 1\\n", 10, 10).kind, read_channel(b"points\\n1 2\\n", 10, 10).kind
-    ('channel', 'channel')
-    """
-    if not data:
-        return ProgramOutput()
-    first, _, rest = data.partition(b"\n")
-    if named := ERROR.fullmatch(first):
-        return ProgramOutput(kind=named[1].decode(), text=rest.decode("utf-8", "backslashreplace")[:LONGEST_TEXT])
-    lines = rest.split(b"\n")
-    if first != POINTS or len(lines) < 2 or lines[-1] or not (end := END.fullmatch(lines[-2])):
-        return ProgramOutput(kind="channel", text="something else than rows of integers came from the program")
-    rows = lines[:-2]
-    if len(rows) != int(end[1]):
-        return ProgramOutput(kind="channel", text="the number of rows is another than was said")
-    if len(rows) > most_rows:
-        return ProgramOutput(kind="size", text=f"more than {most_rows} points")
-    found = []
-    for row in rows:
-        if row.count(b" ") >= LONGEST_ROW:
-            return ProgramOutput(kind="size", text=f"a point has more than {LONGEST_ROW} coordinates")
-        if row and not ROW.fullmatch(row):
-            return ProgramOutput(kind="channel", text="a row holds something else than integers")
-        words = row.split()
-        if any(len(word) > most_digits + 1 for word in words):
-            return ProgramOutput(kind="size", text=f"an integer has more than {most_digits} digits")
-        found.append(list(map(int, words)))
-    return ProgramOutput(found)
+    text = "; ".join(name if briefly else f"{name} ({what})" for name, what in active.items())
+    return f"{text}. Not held back on this system: it could {missing(active)}" if missing(active) else text

@@ -1,31 +1,146 @@
-"""Build the sections of a discovery report: results, methodology, outcomes, quotes."""
+"""Build the sections of a discovery report: results, methodology, outcomes, quotes, the record."""
 
 import hashlib
 import json
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from pathlib import PurePosixPath
 from typing import Any, NamedTuple
 
 from rlreason.config.leaves import flat, typed_word
-from rlreason.discovery.report.read import Log, Result, Turn
-from rlreason.discovery.report.texts import (
-    ERRORS,
-    PROMPTS,
-    STRATEGIES,
-    SeedGroup,
-    counted,
-    figure,
-    inline,
-    listed,
-    name_in,
-    outcome_text,
-    quoted,
-    table,
-    times_text,
-    whole_number,
-)
+from rlreason.discovery.logs import Log, Result, SeedGroup, Turn
 from rlreason.records.files import PROGRAM
+from rlreason.report.build import fenced, text
+from rlreason.report.content import counted
+from rlreason.runtime.text import shorten
+
+_LINKED = re.compile(r"(?<=[:])//|(?<=\bwww)\.|[@$]", re.IGNORECASE)
+
+
+def inline(given: str, most: int = 160) -> str:
+    r"""Make a foreign text safe within a line: cut, with all of Markdown and HTML escaped, no links or formulas.
+
+    >>> inline("<b>*a*</b> $x$ https://evil.test @all")
+    '&lt;b&gt;\\*a\\*&lt;/b&gt; \\$x\\$ https:\\/\\/evil.test \\@all'
+    """
+    return _LINKED.sub(lambda match: "".join(f"\\{one}" for one in match[0]), text(shorten(given, most)))
+
+
+def quoted(given: str, most: int, lines: int = 24) -> list[str]:
+    """Return a foreign text in a fence that it cannot end: only beginning and end if it is long."""
+    given_lines, half = given.splitlines(), lines // 2
+    if len(given_lines) > lines:
+        left_out = counted(len(given_lines) - 2 * half, "line")
+        given = "\n".join([*given_lines[:half], f"[... {left_out} ...]", *given_lines[-half:]])
+    return fenced(shorten(given, most, "both"))
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]], numbers: frozenset[int] = frozenset()) -> list[str]:
+    """Return a table of cells that are already Markdown; columns in `numbers` are right-aligned."""
+    marks = ["--:" if k in numbers else "---" for k in range(len(head))]
+    return ["| " + " | ".join(row) + " |" for row in (head, marks, *rows)]
+
+
+def name_in(path: str) -> str:
+    """Return the last part of a path; the folders above it are private.
+
+    >>> name_in("/home/me/mine.py"), name_in("kissing_11")
+    ('mine.py', 'kissing_11')
+    """
+    return PurePosixPath(path).name or path
+
+
+def listed(parts: Sequence[str]) -> str:
+    """Join parts of a sentence.
+
+    >>> listed(["a"]), listed(["a", "b", "c"])
+    ('a', 'a, b and c')
+    """
+    if len(parts) < 2:
+        return "".join(parts)
+    return f"{', '.join(parts[:-1])} and {parts[-1]}"
+
+
+def figure(value: float) -> str:
+    """Return a score or a mean of scores: as a whole number, or else with one digit.
+
+    >>> figure(438.0), figure(153.33), figure(1234)
+    ('438', '153.3', '1,234')
+    """
+    return f"{value:,.0f}" if float(value).is_integer() else f"{value:,.1f}"
+
+
+def whole_number(value: int) -> str:
+    """Return a whole number of any size, cut in its middle if it is long.
+
+    >>> whole_number(10**50)
+    '100000000000...000000000000 (51 digits)'
+    """
+    try:
+        digits = str(value)
+    except ValueError:
+        return "a number of thousands of digits"
+    return digits if len(digits) <= 40 else f"{digits[:12]}...{digits[-12:]} ({len(digits)} digits)"
+
+
+STRATEGIES = {
+    "simple": "every call asks the first prompt anew, with nothing before it: independent draws",
+    "best_of_n": "several replies to the first prompt side by side, again and again; the verifier selects the best",
+    "refine": "one conversation, in which the exact error is given back after a failure, and a larger set is asked for "
+    "after a valid one",
+    "hybrid": "as refine, with several replies to every prompt, of which the verifier selects the one to go on with",
+}
+PROMPTS = {
+    "first": "the first prompt",
+    "error": "the exact error given back",
+    "extend": "a larger set asked for",
+    "no_code": "a program asked for that was missing",
+}
+#: Outcomes of calls other than "ok".
+CALLS = {
+    "timeout": "no answer in time",
+    "connection": "no connection",
+    "empty": "an empty answer",
+    "no_code": "a reply without a program",
+    "truncated": "a reply cut at the limit of tokens",
+    "broken": "an answer that is not in the protocol",
+    "interrupted": "the run was stopped meanwhile",
+}
+#: Kinds of errors -> (whose they are, what they mean).
+ERRORS = {
+    "exception": ("program", "it raised an error"),
+    "exit": ("program", "it ended before it gave points"),
+    "timeout": ("program", "it took too long"),
+    "memory": ("program", "it took too much memory"),
+    "output": ("program", "it printed without end"),
+    "disk": ("program", "it wrote too much"),
+    "processes": ("program", "it ran too many processes"),
+    "no_points": ("program", "it gave no points"),
+    "type": ("program", "it gave values that are no integers"),
+    "size": ("program", "it gave too many rows, digits or bytes"),
+    "channel": ("program", "what it gave are no rows of integers"),
+    "program": ("program", "it cannot be read, or is too large"),
+    "empty": ("set", "it has no points"),
+    "ragged": ("set", "its rows have different lengths"),
+    "dimension": ("set", "its vectors have another dimension"),
+    "zero_vector": ("set", "it holds the zero vector"),
+    "too_close": ("set", "two of its points are too close, or equal"),
+    "alarm": ("set", "its score is impossible: look at the verifier"),
+}
+
+
+def outcome_text(outcome: str) -> str:
+    """Return an outcome of a call in words; "" if it is unknown.
+
+    >>> outcome_text("http_429")
+    'the endpoint refused it with status 429'
+    """
+    status = outcome.removeprefix("http_")
+    if status != outcome and status.isdecimal() and len(status) == 3:
+        return f"the endpoint refused it with status {status}"
+    return CALLS.get(outcome, "")
+
 
 DEFAULT_PROBLEM = "kissing_11"  # of `rlreason score`, which needs no word for it
 
@@ -200,7 +315,7 @@ def _prompts(logs: Sequence[Log]) -> str:
     else:
         system = "a system prompt" if logs[0].system else "no system prompt"
     kinds = Counter(turn.prompt_kind for log in logs for turn in log.turns)
-    sent = [f"{PROMPTS.get(kind) or inline(kind, 40)} {times_text(times)}" for kind, times in kinds.most_common(8)]
+    sent = [f"{PROMPTS.get(kind) or inline(kind, 40)} ({times:,})" for kind, times in kinds.most_common(8)]
     hints = [log.settings.get("hints") for log in logs]
     note = ""
     if all(one is True for one in hints):
@@ -311,3 +426,41 @@ def quotes(logs: Sequence[Log]) -> list[str]:
         content = (turn.reply.content if turn.reply else "") or turn.program or ""
         lines += [*quoted(content, QUOTED, lines=20), ""]
     return lines[:-1]
+
+
+LARGEST_SCORE = 1e15
+
+
+def records_of(record: Sequence[Mapping[str, Any]]) -> list[tuple[float, str]]:
+    """Return (score, who) of the entries of a problem's `record` that have a number as their score."""
+    entries = []
+    for row in record:
+        score = row.get("score")
+        if isinstance(score, int | float) and not isinstance(score, bool) and 0 <= score <= LARGEST_SCORE:
+            entries.append((float(score), str(row.get("who") or "")))
+    return entries
+
+
+def standing(record: Sequence[Mapping[str, Any]], score: int, unit: str) -> list[str]:
+    """Return the record of a problem, and where a score ranks among it."""
+    if not record:
+        return ["The problem names no records."]
+    rows = [
+        [
+            inline(typed_word(row.get("score")), 30),
+            inline(str(row.get("who") or ""), 80),
+            inline(str(row.get("note") or "")),
+        ]
+        for row in record
+    ]
+    lines = [*table([inline(unit, 30), "who", "note"], rows, frozenset({0})), ""]
+    ranked = sorted(records_of(record), key=lambda one: one[0])
+    if not ranked:
+        return [*lines, ""]
+    below, above = [one for one in ranked if one[0] <= score], [one for one in ranked if one[0] > score]
+    reached = f"reaches {figure(below[-1][0])} ({inline(below[-1][1], 80)})" if below else "reaches none of these"
+    if above:
+        ahead = f"; the next above it is {figure(above[0][0])} ({inline(above[0][1], 80)})."
+    else:
+        ahead = ", the highest figure of the table: check it by other means before you believe it."
+    return [*lines, f"The best score here, {figure(score)}, {reached}{ahead}"]

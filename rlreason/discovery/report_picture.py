@@ -1,6 +1,5 @@
-"""Draw score.png: the best score against calls of the model; and describe the distribution over seeds."""
+"""Draw score.png: the best score against calls of the model."""
 
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,33 +7,24 @@ from typing import Any
 
 import numpy as np
 
-from rlreason.discovery.report.read import Log
-from rlreason.discovery.report.texts import (
+from rlreason.discovery.logs import (
     FEW,
     ORDER,
-    DrawsComparison,
+    Log,
     SamplingBaseline,
     SeedGroup,
-    counted,
     differing,
     facts_of_draw,
-    figure,
-    inline,
     kind_of_draw,
-    listed,
-    table,
-    whole_number,
 )
 from rlreason.records.training_curves import picture
 from rlreason.report.content import LIGHT, evenly, written_out
-from rlreason.runtime.differences import LEVEL
-from rlreason.runtime.intervals import mean_interval, smallest_p
 from rlreason.runtime.text import shorten
 
 MOST_PANELS = 4  # kinds of draws side by side; others are left to the text
 MOST_LINES = 200  # of single runs in one panel
 POINTS = 120  # of the baseline
-APART = 0.038  # of the height: how far labels of records are from one another at least
+LABELS_APART = 0.038  # of the height: how far labels of records are from one another at least
 MOST_RECORDS = 12  # with a label, the highest ones
 STYLES = ("-", "--", "-.", ":")
 
@@ -164,7 +154,7 @@ def _draw_record(ax: Any, panel: Panel, record: Sequence[tuple[float, str]]) -> 
     for score, _ in visible:
         ax.axhline(score, color=LIGHT["axis"], linewidth=0.8, linestyle=(0, (1, 2)), zorder=0)
     named = visible[-MOST_RECORDS:]
-    for (score, who), height in zip(named, spread([score for score, _ in named], top * APART), strict=True):
+    for (score, who), height in zip(named, spread([score for score, _ in named], top * LABELS_APART), strict=True):
         text = label(f"{score:g} {who}", 30)
         ax.text(1.01, height, text, transform=ax.get_yaxis_transform(), fontsize=7, va="center", color=LIGHT["muted"])
 
@@ -197,150 +187,3 @@ def _legend(every: Sequence[Any]) -> None:
     every[0].figure.legend(
         list(entries.values()), list(entries), loc="outside lower left", fontsize=8, frameon=False, handlelength=4
     )
-
-
-FEWEST_FOR_MEAN = 3  # seeds, for an interval of their mean
-MOST_SEEDS = 20  # named in a cell
-SEVERAL = 5  # seeds that a command proposes
-
-
-def distribution(settings: Sequence[SeedGroup]) -> list[str]:
-    """Return a table with the final score of every seed, and a note on what one seed cannot show."""
-    head = [
-        "setting",
-        "seeds",
-        "final score of each seed",
-        "median",
-        "min-max",
-        "mean (95% interval)",
-        "calls",
-        "valid",
-    ]
-    rows = [_row(setting) for setting in settings]
-    note = (
-        "calls: of the model, retries counted, all seeds together; valid: the share of replies whose set counts. The "
-        f"interval is Student's t over seeds, for {FEWEST_FOR_MEAN} or more."
-    )
-    if any(log.ended is None for setting in settings for log in setting.logs):
-        note += " \\* has not ended."
-    lines = [*table(head, rows, frozenset({1, 3, 4, 5, 6, 7})), "", note]
-    alone = [inline(setting.label) for setting in settings if len(setting.logs) == 1]
-    if alone:
-        lines += ["", f"One seed: no distribution. It says little about a setting ({listed(alone)}): add seeds."]
-    return lines
-
-
-def _row(setting: SeedGroup) -> list[str]:
-    logs = setting.logs
-    finals = [log.best.score for log in logs]
-    each = [figure(log.best.score) + ("\\*" if log.ended is None else "") for log in logs[:MOST_SEEDS]]
-    more = f" and {len(logs) - MOST_SEEDS} more" if len(logs) > MOST_SEEDS else ""
-    mean = ""
-    if len(logs) >= FEWEST_FOR_MEAN and min(finals) == max(finals):
-        mean = f"{figure(finals[0])} (all alike)"
-    elif len(logs) >= FEWEST_FOR_MEAN:
-        middle, low, high = (figure(round(value, 1)) for value in mean_interval(finals))
-        mean = f"{middle} ({low} to {high})"
-    replies = sum(log.answered for log in logs)
-    valid = sum(turn.is_valid for log in logs for turn in log.turns)
-    return [
-        inline(setting.label),
-        str(len(logs)),
-        ", ".join(each) + more,
-        figure(statistics.median(finals)),
-        f"{figure(min(finals))}-{figure(max(finals))}",
-        mean,
-        f"{sum(log.calls for log in logs):,}",
-        f"{valid} of {replies} ({min(valid / replies, 1):.0%})" if replies else "no reply",
-    ]
-
-
-def baseline_lines(panels: Sequence[Panel], comparisons: Sequence[DrawsComparison]) -> list[str]:
-    """Describe each baseline with its extent, then each setting against its own."""
-    lines = [
-        "A draw is one call of the first prompt with nothing before it, by whatever strategy; calls that gave no valid "
-        "set count as 0, retries too, because the budget counts them. The best of k draws is never below the starting "
-        "program, as no run is."
-    ]
-    for panel in panels:
-        of = f" ({inline(panel.title)})" if len(panels) > 1 else ""
-        lines += ["", f"**Independent draws{of}:** {_reach(panel)}"]
-    lines.append("")
-    if any(len(one.setting.ended) < len(one.setting.logs) for one in comparisons):
-        lines += ["Runs that have not ended are left out of what follows.", ""]
-    lines += [f"- **{inline(one.setting.label)}:** {verdict(one, comparisons)}" for one in comparisons]
-    return lines
-
-
-def _reach(panel: Panel) -> str:
-    baseline = panel.baseline
-    if not baseline.count:
-        return f"none yet. {more_draws(panel)}"
-    longest = max(log.calls for setting in panel.settings for log in setting.logs)
-    reach = min(baseline.count, longest)
-    ks = sorted({1, max(1, reach // 4), max(1, reach // 2), max(1, reach)})
-    bests = listed([f"{_expected(baseline, k)} in {counted(k, 'call')}" for k in ks])
-    runs = f"{counted(baseline.count, 'draw')} from {counted(baseline.runs, 'run')}"
-    few = baseline.count < FEW
-    bounds = "too few for an interval" if few else "in brackets the 95% bootstrap interval of the draws"
-    text = f"{runs}; the expected best is {bests}; {bounds}."
-    if baseline.count < longest:
-        text += f" They reach to {counted(baseline.count, 'call')}, and the longest run made {longest:,}. "
-        text += more_draws(panel)
-    return text
-
-
-def _expected(baseline: SamplingBaseline, k: int) -> str:
-    """Return the expected best of k draws, with its interval if there are enough draws."""
-    (best,) = baseline.expected([k])
-    if baseline.count < FEW:
-        return figure(round(best, 1))
-    (low,), (high,) = baseline.interval([k])
-    return f"{figure(round(best, 1))} ({figure(round(low, 1))} to {figure(round(high, 1))})"
-
-
-def more_draws(panel: Panel) -> str:
-    """Return the overrides that give more draws of the same kind."""
-    used = [log.seed for setting in panel.settings for log in setting.logs if log.strategy == "simple"]
-    calls = max(1, *(log.calls for setting in panel.settings for log in setting.logs))
-    seed = whole_number(max(used, default=-1) + 1)
-    return f"More: the same command with `strategy=simple seed={seed} budget.calls={calls}`."
-
-
-def verdict(one: DrawsComparison, family: Sequence[DrawsComparison]) -> str:
-    """Compare a setting with independent draws; "cannot tell" if seeds or draws are too few."""
-    if one.word == "itself":
-        return "independent draws itself: it makes the baseline, and is not held against it."
-    if one.word == "no draws":
-        return "cannot tell: there is no call of the first prompt to compare it with."
-    seeds, groups = len(one.bests), len(one.groups)
-    middle, expected = figure(statistics.median(one.bests)), _expected(one.baseline, one.calls)
-    reached = f"the seed has {middle}" if seeds == 1 else f"the {seeds} seeds have {middle} in the median"
-    compared = (
-        f"after {counted(one.calls, 'call')} {reached}; as many independent draws are expected to have {expected}"
-    )
-    if seeds == 1:
-        return f"cannot tell, with one seed: {compared}."
-    test = f"exact rank test of {seeds} seeds against {counted(groups, 'group')} of {counted(one.calls, 'draw')}"
-    tested = sum(len(other.bests) > 1 and bool(other.groups) for other in family)
-    if not one.can_tell:
-        return f"cannot tell: {compared}. {_too_few(one, tested)}"
-    p = "p < 0.001" if one.p < 0.001 else f"p = {one.p:.3f}"
-    holm = f", Holm over {tested} comparisons" if tested > 1 else ""
-    if one.word == "cannot tell":
-        return f"cannot tell: {compared} ({test}: {p}{holm})."
-    return f"{one.word} than independent draws: {compared} ({test}: {p}{holm})."
-
-
-def _too_few(one: DrawsComparison, family: int) -> str:
-    """Explain why no outcome could have been significant, and what would change that."""
-    seeds, groups = len(one.bests), len(one.groups)
-    needed = next((n for n in range(groups, 60) if n and smallest_p(seeds, n) * family <= LEVEL), None)
-    start = (
-        f"The {counted(one.baseline.count, 'draw')} make {counted(groups, 'group')} of {one.calls:,}: {seeds} seeds "
-        "against so few could not be told from chance, whatever their scores."
-    )
-    if needed is None or needed <= groups:
-        return f"{start} Add seeds."
-    more = counted(needed * one.calls - one.baseline.count, "more draw")
-    return f"{start} Add {more} (`strategy=simple`), or seeds."

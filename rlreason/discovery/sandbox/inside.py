@@ -1,0 +1,283 @@
+"""In the sandbox: restrict this process, then run a program for its set, or a verifier on rows.
+
+    python -I -B inside.py OPTIONS program PROGRAM MOST_ROWS MOST_DIGITS
+    python -I -B inside.py OPTIONS check VERIFIER REQUEST    # a file of JSON: {"rows": [text], "options": {...}}
+
+OPTIONS is JSON. It sets limits of memory, time and files, drops root's privileges, refuses sockets and calls whose
+memory no process shows (seccomp) and, with `landlock` in it, all other files. What comes of it is written to the
+channel: `STARTED`, then the JSON of what `verify` returns, or the set of a program as plain text:
+
+    points            a first line, then one row a line, integers in decimal with single spaces; then
+    end N             the number of rows; nothing may follow
+    error KIND        instead: why there is no set; what follows is text of the program's
+
+What is checked here helps a person to find a mistake and is believed by nobody: the program shares this process, and
+only the integers count, as `read_channel` finds them on the other side.
+"""
+
+import contextlib
+import ctypes
+import errno
+import importlib.util
+import itertools
+import json
+import os
+import re
+import resource
+import struct
+import sys
+import types
+from os import _exit as leave
+from os import write
+from typing import Any
+
+CHANNEL = 3  # the file descriptor that results are written to
+STARTED = b"started\n"  # the first line there: from now on it is the program that runs
+LONGEST_ROW, LONGEST_TEXT = 1000, 4000
+PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS = 22, 38
+LANDLOCK_CREATE, LANDLOCK_ADD, LANDLOCK_RESTRICT = 444, 445, 446  # system calls, the same on every architecture
+EXECUTE, WRITE_FILE, READ_FILE, READ_DIR, REFER, TRUNCATE = 1, 2, 4, 8, 1 << 13, 1 << 14
+DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
+#: By architecture: its number for seccomp, the first number of another set of calls, and socket.
+ARCHITECTURES = {"x86_64": (0xC000003E, 0x40000000, 41), "aarch64": (0xC00000B7, 0xFFFFFFFF, 198)}
+#: memfd_create, memfd_secret, shmget, msgget, semget, add_key, request_key, keyctl, bpf, perf_event_open, userfaultfd,
+#: io_uring_setup, mount, fsopen, ptrace, process_vm_readv, process_vm_writev: what takes memory that counts for no
+#: process, outlives it, or reaches into the kernel and other processes.
+REFUSED_CALLS = {
+    "x86_64": (319, 447, 29, 68, 64, 248, 249, 250, 321, 298, 323, 425, 165, 430, 101, 310, 311),
+    "aarch64": (279, 447, 194, 186, 190, 217, 218, 219, 280, 241, 282, 425, 40, 430, 117, 270, 271),
+}
+
+libc = ctypes.CDLL(None, use_errno=True)
+
+
+def main() -> None:
+    """Restrict this process, then run what the arguments say."""
+    options, mode, arguments = json.loads(sys.argv[1]), sys.argv[2], sys.argv[3:]
+    home = os.getcwd()
+    os.umask(0o077)
+    os.nice(5)  # what watches comes first
+    allowed = sorted(os.sched_getaffinity(0), key=lambda _: os.urandom(4))
+    os.sched_setaffinity(0, allowed[: options["cpus"]])
+    for name, limit in options["limits"].items():
+        which = getattr(resource, f"RLIMIT_{name}")
+        hard = resource.getrlimit(which)[1]
+        value = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
+        resource.setrlimit(which, (value, value))
+    checked(libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
+    checked(libc.capset(struct.pack("Ii", 0x20080522, 0), bytes(24)))  # every capability, for good
+    if "landlock" in options:
+        landlock(**options["landlock"])
+    if os.uname().machine in ARCHITECTURES:
+        refuse_system_calls(os.uname().machine, options["alone"])  # the system's sockets have names
+    os.dup2(options["channel"], CHANNEL)
+    os.closerange(CHANNEL + 1, 4096)
+    os.environ.clear()
+    os.environ.update(HOME=home, TMPDIR=home, PATH="/usr/local/bin:/usr/bin:/bin", LC_ALL="C.UTF-8")
+    # One thread for libraries: threads that wait for each other on few processors take ten times as long.
+    os.environ.update(OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1", MKL_NUM_THREADS="1")
+    write(CHANNEL, STARTED)
+    if mode == "program":
+        run_program(arguments[0], int(arguments[1]), int(arguments[2]))
+    elif mode == "check":
+        run_check(arguments[0], arguments[1])
+
+
+def checked(result: int) -> int:
+    """Return the result of a call of the C library; `OSError` if it failed."""
+    if result < 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    return result
+
+
+def landlock_version() -> int:
+    """Return the kernel's version of Landlock, 0 if it has none or it is switched off."""
+    version: int = libc.syscall(LANDLOCK_CREATE, None, ctypes.c_size_t(0), ctypes.c_uint(1))
+    return max(version, 0)
+
+
+def landlock(readable: list[str], listable: list[str], writable: list[str]) -> None:
+    """Refuse this process and its children all files but these; below the `listable` folders, only names are shown.
+
+    They cannot trace a process outside either; from version 4 on use no TCP, from 6 on signal none. Missing paths are
+    skipped.
+    """
+    version = landlock_version()
+    handled = (1 << {1: 13, 2: 14}.get(version, 15)) - 1  # the rights that this version knows
+    scopes = [handled, *[3] * (version >= 4), *[3] * (version >= 6)]  # files; TCP; abstract sockets and signals
+    attributes = struct.pack(f"{len(scopes)}Q", *scopes)
+    rules = checked(libc.syscall(LANDLOCK_CREATE, attributes, ctypes.c_size_t(len(attributes)), ctypes.c_uint(0)))
+    rights = dict.fromkeys(listable, READ_DIR) | dict.fromkeys(DEVICES, READ_FILE | WRITE_FILE)
+    rights |= dict.fromkeys(readable, EXECUTE | READ_FILE | READ_DIR) | dict.fromkeys(writable, handled)
+    for path, allowed in rights.items():
+        if not os.path.exists(path):
+            continue
+        if not os.path.isdir(path):
+            allowed &= EXECUTE | READ_FILE | WRITE_FILE | TRUNCATE  # a file has no other rights
+        place = os.open(path, os.O_PATH)
+        rule = struct.pack("=Qi", allowed & handled, place)
+        checked(libc.syscall(LANDLOCK_ADD, rules, ctypes.c_uint(1), rule, ctypes.c_uint(0)))
+        os.close(place)
+    checked(libc.syscall(LANDLOCK_RESTRICT, rules, ctypes.c_uint(0)))
+    os.close(rules)
+
+
+def refuse_system_calls(machine: str, all_sockets: bool) -> None:
+    """Refuse this process and its children `REFUSED_CALLS`, sockets, and other architectures' calls (EPERM).
+
+    Without `all_sockets`, those of AF_UNIX are allowed. A filter of seccomp; a step is (code, steps to jump if true, if
+    false, value).
+    """
+    architecture, others, socket = ARCHITECTURES[machine]
+    calls = REFUSED_CALLS[machine] + ((socket,) if all_sockets else ())
+    load, equal, at_least, answer = 0x20, 0x15, 0x35, 0x06
+    allow, refuse, af_unix = 0x7FFF0000, 0x00050000 | errno.EPERM, 1
+    refusing = len(calls) + 8  # the place of the last step
+    steps = [(load, 0, 0, 4), (equal, 0, refusing - 2, architecture), (load, 0, 0, 0)]
+    steps += [(at_least, refusing - 4, 0, others)]
+    steps += [(equal, refusing - place - 1, 0, number) for place, number in enumerate(calls, 4)]
+    steps += [(equal, 0, 2, socket), (load, 0, 0, 16), (equal, 0, 1, af_unix)]
+    steps += [(answer, 0, 0, allow), (answer, 0, 0, refuse)]
+    code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *step) for step in steps))
+    checked(libc.prctl(PR_SET_SECCOMP, 2, struct.pack("HxxxxxxQ", len(steps), ctypes.addressof(code)), 0, 0))
+
+
+def run_check(path: str, request_path: str) -> None:
+    """Verify rows: trusted, but within limits of its own."""
+    sys.set_int_max_str_digits(0)
+    with open(request_path, "rb") as file:
+        request = json.load(file)
+    rows = [[int(word) for word in row.split()] for row in request["rows"]]
+    spec = importlib.util.spec_from_file_location("verify", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    verdict = json.dumps(module.verify(rows, **request["options"])).encode()
+    while verdict:
+        verdict = verdict[write(CHANNEL, verdict) :]
+
+
+class Refused(Exception):  # noqa: N818  # a finding, not an error of this program
+    """Why there is no set: its kind and a message."""
+
+    def __init__(self, kind: str, text: str) -> None:
+        super().__init__(text)
+        self.kind, self.text = kind, text
+
+
+def run_program(path: str, most_rows: int, most_digits: int) -> None:
+    """Run a program, write its set, end. Its threads and exit functions do not run on."""
+    sys.argv[:] = [path]
+    set_digits = sys.set_int_max_str_digits
+    try:
+        given = set_of(path)
+        set_digits(most_digits + 10 if most_digits >= 640 else 640)
+        text = rows_text(given, most_rows, most_digits)
+    except Refused as refused:
+        text = f"error {refused.kind}\n{refused.text[:LONGEST_TEXT]}"
+    except MemoryError:
+        text = "error memory\nMemoryError"
+    except SystemExit as error:
+        text = f"error exit\nthe program called sys.exit({error.code!r:.100}) before it gave points"
+    except BaseException as error:
+        text = f"error exception\n{error_text(error, path)[-LONGEST_TEXT:]}"
+    data = text.encode("utf-8", "backslashreplace")
+    with contextlib.suppress(BaseException):  # replaced or closed by the program
+        sys.stdout.flush()
+    while data:
+        data = data[write(CHANNEL, data) :]
+    leave(0)
+
+
+def set_of(path: str) -> object:
+    """Run the program as a module; return its set, by the first of the interfaces that it has, without a dimension."""
+    with open(path, "rb") as file:
+        source = file.read()
+    module = types.ModuleType("program")
+    module.__file__ = path
+    sys.modules["program"] = module
+    sys.path.insert(0, os.path.dirname(path))
+    names = module.__dict__
+    exec(compile(source, path, "exec", dont_inherit=True), names)
+    if "run_code" in names:
+        given = names["run_code"]()
+    elif "get_centers" in names:
+        given = names["get_centers"]()
+    elif "points" in names:
+        given = names["points"]
+    else:
+        raise Refused("no_points", "the program defines none of run_code(), get_centers() and points")
+    has_dimension = isinstance(given, tuple) and len(given) == 2 and not isinstance(plain(given[1]), (list, tuple))
+    return given[0] if has_dimension else given
+
+
+def plain(value: Any) -> Any:
+    """Return integers, and arrays of integers or objects, of numpy's as Python's; other values unchanged."""
+    return value.tolist() if type(value).__module__ == "numpy" and value.dtype.kind in "iuO" else value
+
+
+def rows_text(given: Any, most_rows: int, most_digits: int) -> str:
+    """Return the rows as text; `Refused` if something is no plain integer, or there is too much of it."""
+    given = plain(given)
+    if isinstance(given, (str, bytes, bytearray, dict)) or not hasattr(type(given), "__iter__"):
+        raise Refused("type", f"the points are of class {type(given).__name__}: give a list of lists of integers")
+    lines, rows = ["points"], list(itertools.islice(given, most_rows + 1))
+    if len(rows) > most_rows:
+        raise Refused("size", f"more than {most_rows} points")
+    for number, row in enumerate(map(plain, rows)):
+        if not isinstance(row, (list, tuple)):
+            raise Refused("type", f"point {number} is of class {type(row).__name__}: a point is a list of integers")
+        values = [plain(value) for value in itertools.islice(row, LONGEST_ROW + 1)]
+        if len(values) > LONGEST_ROW:
+            raise Refused("size", f"point {number} has more than {LONGEST_ROW} coordinates")
+        for value in values:
+            if type(value) is not int:
+                example = repr(value)[:60] if type(value) in (float, bool, complex, str, type(None)) else "a value"
+                raise Refused("type", f"point {number} holds {example} of class {type(value).__name__}: integers only")
+            if value.bit_length() > most_digits * 3.33:
+                raise Refused("size", f"point {number} holds an integer of more than {most_digits} digits")
+        lines.append(" ".join(map(int.__repr__, values)))
+    return "\n".join([*lines, f"end {len(lines) - 1}", ""])
+
+
+def error_text(error: BaseException, program: str) -> str:
+    """Return the error with the lines of the program in its traceback, as Python prints it."""
+    import traceback
+
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == program]
+    places = "".join(traceback.format_list(frames[-5:])).replace(f'"{program}"', '"program.py"')
+    message = "".join(traceback.format_exception_only(error)).replace(f'"{program}"', '"program.py"')
+    return f"{places}{message[: LONGEST_TEXT // 2]}".strip()
+
+
+ERROR = re.compile(rb"error (no_points|type|size|memory|exit|exception)\n")
+_INTEGER = rb"(?:0|-?[1-9]\d*+)"
+ROWS = re.compile(rb"points\n((?:(?:%b(?: %b)*+)?\n)*+)end (0|[1-9]\d{0,8})\n" % (_INTEGER, _INTEGER))
+
+
+def read_channel(data: bytes, most_rows: int, most_digits: int) -> list[list[int]]:
+    """Return the rows in the channel's bytes; `Refused` if they are none: the program may have written the error.
+
+    >>> read_channel(b"points\\n1 -2\\n0 3\\nend 2\\n", 10, 10)
+    [[1, -2], [0, 3]]
+    """
+    if error := ERROR.match(data):
+        raise Refused(error[1].decode(), data[error.end() :].decode("utf-8", "backslashreplace")[:LONGEST_TEXT])
+    given = ROWS.fullmatch(data)
+    if given is None:
+        raise Refused("channel", "something else than rows of integers came from the program")
+    rows = [line.split() for line in given[1].split(b"\n")[:-1]]
+    if len(rows) != int(given[2]):
+        raise Refused("channel", "the number of rows is another than was said")
+    if len(rows) > most_rows:
+        raise Refused("size", f"more than {most_rows} points")
+    if max(map(len, rows), default=0) > LONGEST_ROW:
+        raise Refused("size", f"a point has more than {LONGEST_ROW} coordinates")
+    if any(len(word) > most_digits + 1 for row in rows for word in row):
+        raise Refused("size", f"an integer has more than {most_digits} digits")
+    return [list(map(int, row)) for row in rows]
+
+
+if __name__ == "__main__":
+    main()
