@@ -114,6 +114,7 @@ def sampling_key(run: Any, name: str) -> str:
 def as_eval(group: str, text: str, settings: DataConfig | PromptConfig) -> str:
     """Rewrite a text about `prompt` or `data` settings for `eval.prompt` or `eval.data`, which have the same keys.
 
+    >>> from rlreason.config.data import StoriesConfig
     >>> as_eval("data", "data.n_train=0 in data.jsonl", StoriesConfig())
     'eval.data.n_train=0 in data.jsonl'
     """

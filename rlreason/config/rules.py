@@ -125,8 +125,8 @@ def wrong_values(settings: Any, prefix: str = "") -> list[str]:
     """Return complaints about numbers out of range and words that are no choice, one line each.
 
     >>> from rlreason.config.groups import GradingConfig
-    >>> wrong_values(GradingConfig(workers=0, extract="loose"), "grading.")[1]
-    'grading.workers=0 must be at least 1: try grading.workers=1'
+    >>> wrong_values(GradingConfig(memory_mb=1), "grading.")
+    ['grading.memory_mb=1 must be at least 256: try grading.memory_mb=1536']
     """
     found = (_out_of_range(leaf) or _no_choice(leaf) for leaf in leaves(settings, prefix))
     return [line for line in found if line]
