@@ -4,9 +4,8 @@ Plain records without tensors, so that every package can import them. A later ch
 (`dataclasses.replace`).
 """
 
-import math
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, Protocol
 
 #: How a response ended: the model stopped (end token or stop string), or the token limit cut it.
 FinishReason = Literal["stop", "length"]
@@ -187,42 +186,9 @@ class Collected:
     restart: bool = False  # train from the run's start weights
 
 
-LARGE = 1e6  # a coefficient that float32 can still multiply by
-
-
 @dataclass(frozen=True, slots=True)
 class Update:
     """One completed optimizer step."""
 
     metrics: dict[str, float]  # over all response tokens of the batch
     entropies: list[float | None]  # nats, sample by sample: mean over the response under the weights before the step
-
-
-class Range(NamedTuple):
-    """The range of a setting: `low` to `high`, both included unless `above` or `below` excludes them.
-
-    `cure` ends the message about a number outside, after a colon.
-    """
-
-    low: float
-    high: float
-    cure: str = ""
-    above: bool = False  # low itself is not allowed
-    below: bool = False  # high itself is not allowed
-
-    def broken_by(self, number: float) -> str:
-        """Return the rule that the number breaks, as text; empty where it is in the range.
-
-        >>> Range(0, 1, above=True).broken_by(0), Range(1, 9).broken_by(3), Range(1, 9).broken_by(10)
-        ('must be above 0', '', 'must be at most 9')
-        """
-        if isinstance(number, float) and not math.isfinite(number):
-            return "must be finite"
-        if number < self.low or (self.above and number == self.low):
-            if self.above:
-                return f"must be above {self.low:g}"
-            return "must not be negative" if self.low == 0 else f"must be at least {self.low:g}"
-        if number > self.high or (self.below and number == self.high):
-            high = self.high if isinstance(self.high, int) else f"{self.high:g}"
-            return f"must be {'below' if self.below else 'at most'} {high}"
-        return ""

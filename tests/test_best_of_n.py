@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from rlreason.cli.check import check_command_line
-from rlreason.config.fields import MAX_SEED
 from rlreason.config.groups import GradingConfig
 from rlreason.engines.base import Prompt, Sampling, seed_for
 from rlreason.engines.hf.engine import HFEngine
@@ -17,6 +16,7 @@ from rlreason.errors import ConfigError
 from rlreason.evaluation.accuracy import answer_classes, best_at, majority_at, pass_at, subsets_of
 from rlreason.grading import Grader
 from rlreason.runtime.intervals import wilson_interval
+from rlreason.settings import MAX_SEED
 from rlreason.training.jobs import first_alone, load_scorer, with_intervals
 from rlreason.types import Grade, Response, Sample
 

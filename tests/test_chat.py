@@ -9,7 +9,7 @@ import pytest
 from test_end_to_end import rlreason
 from tokenizers.processors import TemplateProcessing
 
-from rlreason.config.groups import evaluation_of
+from rlreason.config.evaluation import evaluation_of
 from rlreason.errors import ConfigError
 from rlreason.evaluation.evaluator import protocol_of
 from rlreason.evaluation.protocol import differences

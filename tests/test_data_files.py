@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlreason.config.data import CountdownConfig, DataConfig, FieldsConfig, FileDataConfig
-from rlreason.config.fields import wrong_choices
+from rlreason.config.fields import wrong_values
 from rlreason.data.prepare import read_files
 from rlreason.data.sources import BadRowError, field_names, file_rows, fingerprint, own_id, read_table, to_problem
 from rlreason.errors import ConfigError
@@ -245,7 +245,7 @@ def test_sources_that_are_not_there_are_named_before_anything_is_read(tmp_path):
         (FileDataConfig(name="x", train=file, validation=file, n_validation=1), "set one of them to null"),
         (DataConfig(name="x", pass_rates="/nowhere"), "data.pass_rates=/nowhere is no file"),
     ):
-        (line,) = [*wrong_choices(data, "data."), *data.problems()]
+        (line,) = [*wrong_values(data, "data."), *data.problems()]
         assert says in line
     assert FileDataConfig(name="x", train=file, n_validation=1).problems() == []
     assert FileDataConfig(name="x", path="openai/gsm8k").problems() == []

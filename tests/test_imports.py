@@ -23,6 +23,7 @@ ALL = "torch transformers hydra"
 RULES = {
     "errors": Rule(),
     "types": Rule(),
+    "settings": Rule(),
     "runtime": Rule(),
     "objectives": Rule("torch", "objective rules losses card published"),
     "config": Rule("hydra"),

@@ -19,7 +19,7 @@ from transformers import (
     get_scheduler,
 )
 
-from rlreason.config.fields import wrong_choices
+from rlreason.config.fields import wrong_values
 from rlreason.config.model import LoRAConfig, ModelConfig, TinyModelConfig
 from rlreason.config.training import OptimizationConfig
 from rlreason.engines.base import Prompt, Sampling
@@ -313,7 +313,7 @@ def test_what_pure_half_precision_costs_is_said(tokenizer):
     ],
 )
 def test_settings_that_contradict_each_other_are_refused_in_one_line(settings, said):
-    (line,) = [*wrong_choices(settings, "model."), *settings.problems()]
+    (line,) = [*wrong_values(settings, "model."), *settings.problems()]
     assert line.startswith(said)
 
 

@@ -9,14 +9,13 @@ import pytest
 import torch
 
 import rlreason
-from rlreason.config.fields import ranges_of
 from rlreason.objectives.advantages import compute_group_advantages
 from rlreason.objectives.aggregation import aggregate_loss
 from rlreason.objectives.card import objective_card
 from rlreason.objectives.losses import LOSSES
-from rlreason.objectives.objective import LengthNormConfig, LossConfig, Objective
+from rlreason.objectives.objective import LengthNormConfig, LossConfig, Objective, ranges_of
 from rlreason.objectives.published import NAMED, PUBLISHED, check_objective
-from rlreason.types import Range
+from rlreason.settings import Range
 
 GRPO = NAMED["grpo"]
 REINFORCE = NAMED["reinforce"]

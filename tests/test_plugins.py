@@ -32,9 +32,10 @@ from rlreason.objectives.published import GRPO, OF_LOSSES, check_objective
 from rlreason.records.reader import RunFolder
 from rlreason.runtime import plugins as objects
 from rlreason.runtime.plugins import as_settings
+from rlreason.settings import Range
 from rlreason.training.laboratory import read_run
 from rlreason.training.preflight import broken_loss
-from rlreason.types import Problem, Range
+from rlreason.types import Problem
 from tests.waiting import patient
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"

@@ -10,9 +10,8 @@ from typing import Any, get_args, get_type_hints
 import pytest
 
 from rlreason.cli.check import check_command_line
-from rlreason.config.fields import RANGES, range_of
 from rlreason.config.groups import GradingConfig
-from rlreason.config.leaves import resource_dir
+from rlreason.config.leaves import leaves, metadata_of, resource_dir
 from rlreason.config.rules import broken_rules
 from rlreason.config.store import SCHEMAS, typed
 from rlreason.errors import ConfigError
@@ -62,26 +61,25 @@ def composed_run(composed, gsm8k):
 
 
 def test_every_number_has_a_range():
-    found = set()
     for group, nodes in SCHEMAS.items():
         prefix = "" if group == "schema" else f"{group.removeprefix('schema/')}."
         for node in nodes.values():
-            found |= numbers_of(node(), prefix).keys()
-    found |= {f"model.lora.{key}" for key in ("rank", "alpha")}
-    assert not sorted(key for key in found if range_of(key) is None), "give these a range in config/ranges.py"
+            ranged = {leaf.key for leaf in leaves(node(), prefix) if "range" in leaf.metadata}
+            assert sorted(numbers_of(node(), prefix).keys() - ranged) == [], "say number(...) on these fields"
 
 
 @pytest.mark.parametrize("name", some(RUNS))
 def test_an_extreme_value_is_accepted_or_one_line(composed_run, name):
     """Whatever number is given, checking ends at once and says at most one line on the setting itself."""
     run = composed_run(name)
+    ranges = {leaf.key: leaf.metadata.get("range") for leaf in leaves(run)}
     for key, kinds in numbers_of(run).items():
         *path, last = key.split(".")
         holder = functools.reduce(getattr, path, run)
         before = getattr(holder, last)
         for number in (*map(float, EXTREMES), *FRACTIONS) if float in kinds else EXTREMES:
             setattr(holder, last, [number, 0.9] if isinstance(before, list) else number)
-            bad, out = broken_rules(run, CONF), range_of(key).broken_by(number)
+            bad, out = broken_rules(run, CONF), ranges[key].broken_by(number)
             assert all(len(line.splitlines()) == 1 and len(line) < 400 for line in bad)
             about = [line for line in bad if line.startswith((f"{key}=", f"{last}="))]
             assert not out or (len(about) == 1 and out in about[0]), (key, number, bad)
@@ -117,6 +115,6 @@ def test_the_grader_and_the_config_have_the_same_ranges():
     """What the config accepts the grader takes, and what it refuses the grader refuses."""
     names = ("timeout_s", "rel_tol", "workers", "memory_mb")
     for name, number in itertools.product(names, (0, 1, 0.05, 0.5, 50, 256, 10**6, 10**9)):
-        refused = bool(RANGES[f"grading.{name}"].broken_by(number))
+        refused = bool(metadata_of(GradingConfig, name)["range"].broken_by(number))
         with pytest.raises(ConfigError, match=rf"grading\.{name}={number}") if refused else nullcontext():
             Grader(GradingConfig(**{name: number}))

@@ -4,7 +4,7 @@ import ast
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
-from rlreason.config.fields import wrong_choices
+from rlreason.config.fields import wrong_values
 from rlreason.config.groups import GradingConfig, SamplingConfig
 from rlreason.config.leaves import leaves
 from rlreason.config.store import SCHEMAS, typed
@@ -49,7 +49,7 @@ def test_a_new_number_of_sampling_or_grading_makes_another_protocol(composed):
 def test_a_word_that_is_none_of_its_setting_is_refused_wherever_the_setting_stands(composed):
     run = typed(composed("data@eval.data=stories_hard"))
     run.eval.data.bad_gold, run.model.weights = "mend", "int8"
-    said = wrong_choices(run)
+    said = wrong_values(run)
     assert [line.partition(" ")[0] for line in said] == ["model.weights=int8", "eval.data.bad_gold=mend"]
     assert sum("choices" in leaf.metadata for kind in SCHEMAS["schema"].values() for leaf in leaves(kind())) > 30
 

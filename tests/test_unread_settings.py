@@ -1,8 +1,8 @@
 """Which settings a run reads, found out by running it; and that a setting nothing reads is refused when given.
 
 Every algorithm meets every kind of data and the options that switch parts of a run off, on the smallest models. The
-config records which of its fields the real code asks for. What was not asked for must be declared in
-`rlreason/config/conditions.py`, and what is declared there must not have been asked for.
+config records which of its fields the real code asks for. What was not asked for must be declared by
+its field (`only_if`), and what is declared unread must not have been asked for.
 """
 
 import io
@@ -18,8 +18,7 @@ from test_chat import QWEN3, with_template
 from test_end_to_end import rlreason
 
 from rlreason.cli.check import check_command_line
-from rlreason.config.conditions import CONDITIONS
-from rlreason.config.groups import PromptConfig
+from rlreason.config.fields import WORDS
 from rlreason.config.leaves import leaves
 from rlreason.config.rules import unread_keys
 from rlreason.config.store import SCHEMAS
@@ -48,15 +47,15 @@ AROUND = {"waits.run_s", "model.check_memory"}  # read by what surrounds a run: 
 
 
 def compare(run: Any, read: set[str], only: set[str] | None = None) -> None:
-    """Hold the table to what was read, in both directions."""
+    """Hold the conditions to what was read, in both directions."""
     read = set(read)  # looking at the run from here on is no use of it
     known = {leaf.key for leaf in leaves(run)} - {WHICH, *AROUND}
     known = known if only is None else known & only
     declared = set(unread_keys(run))
     silent = sorted(known - read - declared)
-    assert not silent, f"nothing read {silent}: let the run read them, or add a Condition to config/conditions.py"
+    assert not silent, f"nothing read {silent}: let the run read them, or say only_if="
     wrong = sorted(known & read & declared)
-    assert not wrong, f"read although a Condition of config/conditions.py says that nothing does: {wrong}"
+    assert not wrong, f"read although only_if says that nothing does: {wrong}"
 
 
 @pytest.fixture(scope="module")
@@ -131,6 +130,12 @@ PARTS = {
     ]),
     "training problems, asked in another way": ("evaluate_train", "files", [
         "prompt@eval.prompt=question_only", *COOLER, "eval.samples=2",
+    ]),
+    "evaluated on problems from a file": ("sft", "files", [
+        "data@eval.data=countdown", "eval.data.path={countdown}", "eval.data.n_train=16", "eval.data.n_validation=4",
+    ]),
+    "evaluated on what is held out": ("sft", "files", [
+        "data@eval.data=jsonl", "eval.data.train={rows}/test.jsonl", "eval.data.n_validation=4",
     ]),
     "judged traces": ("evaluate_train", "files", ["data.filter=correct"]),
 }  # fmt: skip
@@ -242,14 +247,14 @@ def test_samples_one_hand_over_old_need_mismatch_weights_only_without_a_ratio(lo
     compare(run, recording.read, {"mismatch", "mismatch_cap"})
 
 
-def test_every_key_of_the_table_is_a_setting():
-    known = {leaf.key for schema in SCHEMAS["schema"].values() for leaf in leaves(schema())}
-    for group, options in SCHEMAS.items():
-        name = group.removeprefix("schema/")
-        for prefix in (f"{name}.", f"eval.{name}."):
-            known |= {leaf.key for option in options.values() if "/" in group for leaf in leaves(option(), prefix)}
-    known |= {leaf.key for leaf in leaves(PromptConfig(), "eval.prompt.")}
-    assert {key for condition in CONDITIONS for key in condition.keys} <= known
+def test_every_wording_is_of_a_condition():
+    told = set()
+    for schema in SCHEMAS["schema"].values():
+        told |= {condition for leaf in leaves(schema()) for condition, _ in leaf.conditions}
+    for group, kinds in SCHEMAS.items():
+        for kind in kinds.values() if "/" in group else ():
+            told |= {condition for leaf in leaves(kind()) for condition, _ in leaf.conditions}
+    assert not WORDS.keys() - told, "no field has these conditions"
 
 
 def mistake(*words: str) -> str:

@@ -1,8 +1,7 @@
 """Write docs/settings.md, every setting and option as the code has them: `python tools/settings_page.py`.
 
-Types, defaults, ranges, choices and conditions are those that runs are checked against. What a setting is for is the
-comment after its field or above it, what a number of a loss is for is the cure of its range, and what an option is for
-is the comment at the top of its file. An argument names another file to write.
+Types, defaults, ranges, choices, conditions and what a setting is for are what its field says (`rlreason/settings.py`);
+what an option is for is the comment at the top of its file. An argument names another file to write.
 """
 
 import re
@@ -12,7 +11,7 @@ from dataclasses import MISSING, Field, fields, is_dataclass
 from functools import cache
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, Union, get_args, get_origin
+from typing import Any, NamedTuple, Union, get_args, get_origin
 
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
@@ -20,11 +19,11 @@ from omegaconf import OmegaConf
 from rlreason.cli.aliases import NAMES
 from rlreason.cli.flags import Request
 from rlreason.cli.options import Option, flat, options
-from rlreason.config.conditions import CONDITIONS
-from rlreason.config.fields import comment, range_of
-from rlreason.config.leaves import resource_dir, typed_word
+from rlreason.config.fields import words_of
+from rlreason.config.leaves import conditions_of, metadata_of, resource_dir, typed_word
 from rlreason.config.store import SCHEMAS, register
 from rlreason.objectives.published import OPTIONS
+from rlreason.settings import MOST_SIDE_BY_SIDE, Range
 
 #: The algorithms' settings, the default one first.
 ALGORITHMS: Mapping[str, type] = {"grpo": SCHEMAS["schema"]["grpo"], **SCHEMAS["schema"]}
@@ -57,7 +56,14 @@ Every setting, as the code has it: `make docs` writes this page, and a test hold
 - `hydra.run.dir=DIR` is the run's folder, `hydra.sweep.dir=DIR` that of a sweep.
 """
 
-Setting = tuple[type, Field[Any], str]  # the class that holds it, its field, and its dotted key
+
+class Setting(NamedTuple):
+    """A field of a settings class, with all that it says."""
+
+    key: str  # dotted
+    field: Field[Any]
+    metadata: Mapping[str, Any]
+    conditions: list[str]  # where it is read
 
 
 @cache
@@ -107,32 +113,28 @@ def default(field: Field[Any], key: str, algorithms: Iterable[str], schema: str 
     return _value(first) + "".join(others) + (f"; by {', '.join(by)}" if by else "")
 
 
-def rule(key: str, words: Sequence[str]) -> str:
+def rule(setting: Setting) -> str:
     """Return the choices of a setting, or its range."""
-    objective = {"loss.loss_type": "loss_type", "length_norm.kind": "length_norm"}.get(key, key)
-    bounds = range_of(key)
+    bounds: Range | None = setting.metadata.get("range")
     if bounds is None:
-        words = words or list(OPTIONS.get(objective, ())) or [option.name for option in options().get(key, ())]
+        key = {"loss.loss_type": "loss_type", "length_norm.kind": "length_norm"}.get(setting.key, setting.key)
+        words = (
+            setting.metadata.get("choices") or OPTIONS.get(key) or [option.name for option in options().get(key, ())]
+        )
         return ", ".join(f"`{word}`" for word in words)
     low, high = f"{'above ' * bounds.above}{_number(bounds.low)}", f"{'below ' * bounds.below}{_number(bounds.high)}"
     # The reader's machine has another number of processors.
-    return f"{low} to {'64, or to the number of processors' if 'processors' in bounds.cure else high}"
+    return f"{low} to {'64, or to the number of processors' if bounds.high == MOST_SIDE_BY_SIDE else high}"
 
 
-def about(kind: type, field: Field[Any], key: str, shared: Sequence[str]) -> str:
+def about(setting: Setting, shared: Sequence[str]) -> str:
     """Return what a setting is for, its other names, and when it is read besides the `shared` conditions."""
-    bounds = range_of(key)
-    said = comment(kind, field.name) or (bounds.cure if bounds and key.startswith("loss.") else "")
-    said = _text(re.sub(r"^[a-z]+ ", lambda word: word[0].capitalize(), said.removesuffix(".")))
-    if also := [f"`{name}`" for name, ours in NAMES.items() if ours.key == key]:
+    doc = setting.metadata.get("doc", "")
+    said = _text(re.sub(r"^[a-z]+ ", lambda word: word[0].capitalize(), doc.removesuffix(".")))
+    if also := [f"`{name}`" for name, ours in NAMES.items() if ours.key == setting.key]:
         said += f" (also {', '.join(also)})"
-    only = [where for where in conditions_of(key) if where not in shared]
+    only = [where for where in setting.conditions if where not in shared]
     return said + (f". *Read {_text('; '.join(only))}.*" if only else "")
-
-
-def conditions_of(key: str) -> list[str]:
-    """Return under which conditions a setting is read; without one, every run that has it reads it."""
-    return list(dict.fromkeys(condition.where for condition in CONDITIONS if key in condition.keys))
 
 
 def _value(value: Any) -> str:
@@ -153,28 +155,26 @@ def _number(number: float) -> str:
     return f"{number:g}" if number < 1e6 else f"{number:.3g}".replace("e+0", "e").replace("e+", "e")
 
 
-def settings_of(kind: type, prefix: str) -> Iterator[Setting]:
-    """Return every setting below a dataclass."""
+def settings_of(kind: type, group: str, around: Sequence[str] = ()) -> Iterator[Setting]:
+    """Return every setting below a dataclass; `around`: the conditions of the group itself."""
     for field in fields(kind):
+        metadata = metadata_of(kind, field.name)
+        where = [*around, *(words_of(condition, group)[0] for condition in conditions_of(metadata))]
+        key = f"{group}.{field.name}".removeprefix(".")
         if is_dataclass(field.default_factory):
-            yield from settings_of(field.default_factory, f"{prefix}{field.name}.")
+            yield from settings_of(field.default_factory, key, where)
         else:
-            yield kind, field, prefix + field.name
+            yield Setting(key, field, metadata, list(dict.fromkeys(where)))
 
 
 def table(rows: Sequence[Setting], algorithms: Iterable[str], schema: str = "") -> list[str]:
     """Return Markdown lines: the conditions under which all settings are read, then a line for each setting."""
-    every = [conditions_of(key) for _, _, key in rows]
-    shared = [where for where in every[0] if len(rows) > 1 and all(where in one for one in every)]
+    shared = [where for where in rows[0].conditions if len(rows) > 1 and all(where in row.conditions for row in rows)]
     lines = [f"All are read {where}.\n" for where in shared]
     lines += ["| setting | type | default | rule | what it is for |", "| --- | --- | --- | --- | --- |"]
-    for kind, field, key in rows:
-        cells = [
-            f"`{key}`",
-            field.metadata.get("type") or spelled(field.type, key),
-            default(field, key, algorithms, schema),
-        ]
-        cells += [rule(key, field.metadata.get("choices", ())), about(kind, field, key, shared)]
+    for row in rows:
+        takes = row.metadata.get("takes") or spelled(row.field.type, row.key)
+        cells = [f"`{row.key}`", takes, default(row.field, row.key, algorithms, schema), rule(row), about(row, shared)]
         lines.append(f"| {' | '.join(cells)} |")
     return [*lines, ""]
 
@@ -202,18 +202,17 @@ def group_section(group: str) -> list[str]:
     lines += option_table(group, offered) if offered else []
     if not kind:
         return lines
-    rows = list(settings_of(kind, f"{group}."))
+    around = [words_of(part, group)[0] for field in holders.values() for part in conditions_of(field.metadata)]
+    around = list(dict.fromkeys(around))
+    rows = list(settings_of(kind, group, around))
     lines += table(rows, holders)
-    inner = [c for c in CONDITIONS if c.keys[0].startswith((f"{group}.prompt.", f"{group}.data."))]
-    lines += [f"- {', '.join(map(_code, condition.keys))}: read {condition.where}." for condition in inner]
-    lines += [""] * bool(inner)
     for name, other in apart.items():
-        lines += [f"Of {name}: {_first_line(other)}", "", *table(list(settings_of(other, f"{group}.")), [name])]
+        lines += [f"Of {name}: {_first_line(other)}", "", *table(list(settings_of(other, group)), [name])]
     for name, schema in SCHEMAS.get(f"schema/{group}", {}).items():
         named = [option.name for option in offered if option.schema == name]
         chosen = ", ".join(f"`{group}={option}`" for option in named)  # none: a schema that no file of the group is of
         lines += [f"{chosen}: {_first_line(schema)}" if named else _first_line(schema), ""]
-        own = [row for row in settings_of(schema, f"{group}.") if row[2] not in [key for _, _, key in rows]]
+        own = [row for row in settings_of(schema, group, around) if row.key not in [common.key for common in rows]]
         lines += table(own, holders if plain("grpo")[f"{group}.name"] in named else (), name)
     return lines
 
@@ -234,14 +233,12 @@ def of_no_group() -> dict[tuple[str, ...], list[Setting]]:
     for name, schema in ALGORITHMS.items():
         for field in fields(schema):
             if not is_dataclass(field.default_factory):
-                first = next(
-                    base for base in reversed(schema.__mro__) if field.name in getattr(base, "__annotations__", ())
-                )
+                bases = reversed(schema.__mro__)
+                first = next(base for base in bases if field.name in getattr(base, "__annotations__", ()))
                 holders.setdefault((first, field.name), []).append(name)
     found: dict[tuple[str, ...], list[Setting]] = {}
     for (first, key), names in holders.items():
-        (field,) = (field for field in fields(first) if field.name == key)
-        found.setdefault(tuple(names), []).append((first, field, key))
+        found.setdefault(tuple(names), []).extend(row for row in settings_of(first, "") if row.key == key)
     return dict(sorted(found.items(), key=lambda item: -len(item[0])))
 
 

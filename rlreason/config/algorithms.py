@@ -1,17 +1,15 @@
 """The settings of SFT, expert iteration, GRPO, and of the jobs that do not train."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar, TypeGuard
 
-from omegaconf import MISSING
-
-from rlreason.config.fields import choice
 from rlreason.config.groups import names_function
 from rlreason.config.run import AnyRunConfig, Asking, RunConfig
 from rlreason.config.training import OnlineConfig, TrainingConfig
 from rlreason.objectives.card import Card, objective_card
 from rlreason.objectives.objective import Objective
 from rlreason.objectives.published import check_objective
+from rlreason.settings import LARGE, MADE, MISSING, MOST, choice, group, number, processors, text
 
 
 @dataclass
@@ -20,7 +18,9 @@ class SFTConfig(TrainingConfig):
 
     algorithm: str = "sft"
     n_steps: int | None = MISSING
-    epochs: float | None = MISSING  # passes over the traces, with n_steps=null: one of the two is set
+    epochs: float | None = number(
+        high=LARGE, above=True, doc="passes over the traces, with n_steps=null: one of the two is set"
+    )
 
     @property
     def reads_traces(self) -> bool:
@@ -44,11 +44,13 @@ class EIConfig(OnlineConfig):
     """Expert iteration: sample, keep what is correct, SFT on it, repeat. RFT and STaR are settings of it."""
 
     algorithm: str = "ei"
-    question_batch_size: int = MISSING  # different questions per step
-    sft_epochs: int = MISSING  # passes over the kept responses of a step
-    max_per_question: int | None = None  # kept responses per question at most; null: all that are correct
-    deduplicate: bool = False  # keep a response that says the same as another to its question only once (RFT)
-    restart: bool = False  # each step trains the model that the run started from (STaR), not the latest
+    question_batch_size: int = number(low=1, high=MADE, doc="different questions per step")
+    sft_epochs: int = number(low=1, high=LARGE, doc="passes over the kept responses of a step")
+    max_per_question: int | None = number(
+        None, low=1, high=MADE, doc="kept responses per question at most; null: all that are correct"
+    )
+    deduplicate: bool = text(False, doc="keep a response that says the same as another to its question only once (RFT)")
+    restart: bool = text(False, doc="each step trains the model that the run started from (STaR), not the latest")
 
     @property
     def questions(self) -> int:
@@ -95,7 +97,7 @@ class GRPOConfig(Objective, OnlineConfig):
     longest_without_evaluation: ClassVar[int | None] = 10  # a rollout step is long, and rewards can collapse in a few
 
     algorithm: str = "grpo"
-    rollout_batch_size: int = MISSING  # responses per step, over all questions
+    rollout_batch_size: int = number(low=1, high=MADE, doc="responses per step, over all questions")
     epochs_per_rollout: int = MISSING
 
     @property
@@ -206,7 +208,7 @@ def has_ratio_of_one(run: AnyRunConfig) -> TypeGuard[GRPOConfig]:
 class EvalJobConfig(RunConfig):
     """Keys of every job that asks a fixed set of problems, `eval_problems` many."""
 
-    split: str = choice("validation", "train", default="validation")  # whose first eval_problems are asked
+    split: str = choice("validation", "train", doc="whose first eval_problems are asked")
 
     @property
     def uses_training_data(self) -> bool:
@@ -245,7 +247,11 @@ class EvaluateConfig(EvalJobConfig):
     """Accuracy of a model as it is, and every response on disk."""
 
     algorithm: str = "evaluate"
-    samples: int | None = None  # short for eval.samples: responses per problem; null: 1
+    samples: int | None = number(None, low=1, high=MADE, doc="short for eval.samples: responses per problem; null: 1")
+
+    @property
+    def reads_eval_samples(self) -> bool:
+        return self.samples is None
 
     @property
     def answers(self) -> int:
@@ -260,13 +266,20 @@ class EvaluateConfig(EvalJobConfig):
 class BestOfNConfig(EvalJobConfig):
     """How much the best, the likeliest or the most frequent of N responses is worth."""
 
-    reads_eval_samples: ClassVar[bool] = False
+    @property
+    def reads_eval_samples(self) -> bool:
+        return False
 
     algorithm: str = "best_of_n"
-    # The numbers N of responses to choose from, all out of the same samples.
-    n_list: list[int] = field(default_factory=lambda: [1, 4, 8, 16])
-    samples: int | None = None  # responses per problem; null: the largest N; more make every smaller N more exact
-    scorer: str | None = None  # module:function of one's own, (question, response) -> number: the highest is chosen
+    n_list: list[int] = number(
+        [1, 4, 8, 16], low=1, high=MADE, doc="the numbers N of responses to choose from, all out of the same samples"
+    )
+    samples: int | None = number(
+        None, low=1, high=MADE, doc="responses per problem; null: the largest N; more make every smaller N more exact"
+    )
+    scorer: str | None = text(
+        None, doc="module:function of one's own, (question, response) -> number: the highest is chosen"
+    )
 
     @property
     def own_scorer(self) -> str | None:
@@ -298,8 +311,6 @@ class BestOfNConfig(EvalJobConfig):
         return bad
 
 
-SIDE_BY_SIDE = ("best_of_n", "hybrid")  # strategies that request several replies at once
-CONVERSING = ("refine", "hybrid")  # strategies that tell the model what its program was worth
 DISCOVERY_BUDGETS = ("calls", "tokens", "cost", "hours")
 
 
@@ -307,53 +318,75 @@ DISCOVERY_BUDGETS = ("calls", "tokens", "cost", "hours")
 class ClientConfig:
     """Which model gets the requests, and how: any endpoint for OpenAI's chat completions."""
 
-    base_url: str | None = None  # as in http://127.0.0.1:8000/v1; null: OPENAI_BASE_URL of the environment
-    model: str | None = None  # its name at the endpoint; null: the only one listed there
-    env_variable: str = "OPENAI_API_KEY"  # the environment variable with the key; none is sent without it
-    temperature: float | None = None  # null: the endpoint's
-    max_tokens: int = 16384  # of one reply, thinking included
-    thinking: bool | None = None  # of models with this switch; null leaves it to the endpoint
-    timeout_s: float = 600.0  # seconds for one whole call
-    retries: int = 4  # more calls for one reply, after an error, a time-out, an empty reply or one without a program
-    # Most seconds before the first of them; twice as long before each further one. A server's own Retry-After wins.
-    pause_s: float = 2.0
-    system: str | None = None  # the system message; null: none
-    prompt_price: float | None = None  # of a million prompt tokens, in the currency of budget.cost
-    completion_price: float | None = None  # of a million tokens of replies
-    # More of the request's body, as {top_p: 0.95}; a field that is null there is left out of it.
-    extra: Any = field(default=None, metadata={"type": "mapping or null"})
+    base_url: str | None = text(None, doc="as in http://127.0.0.1:8000/v1; null: OPENAI_BASE_URL of the environment")
+    model: str | None = text(None, doc="its name at the endpoint; null: the only one listed there")
+    env_variable: str = text("OPENAI_API_KEY", doc="the environment variable with the key; none is sent without it")
+    temperature: float | None = number(None, high=10, doc="null: the endpoint's")
+    max_tokens: int = number(16384, low=16, doc="of one reply, thinking included")
+    thinking: bool | None = text(None, doc="of models with this switch; null leaves it to the endpoint")
+    timeout_s: float = number(600.0, low=0.1, high=86400, doc="seconds for one whole call")
+    retries: int = number(
+        4, high=100, doc="more calls for one reply, after an error, a time-out, an empty reply or one without a program"
+    )
+    pause_s: float = number(
+        2.0,
+        high=600,
+        doc="most seconds before the first of them; twice as long before each further one. A server's own "
+        "Retry-After wins",
+    )
+    system: str | None = text(None, doc="the system message; null: none")
+    prompt_price: float | None = number(
+        None, high=LARGE, doc="of a million prompt tokens, in the currency of budget.cost"
+    )
+    completion_price: float | None = number(None, high=LARGE, doc="of a million tokens of replies")
+    extra: Any = text(
+        None,
+        takes="mapping or null",
+        doc="more of the request's body, as {top_p: 0.95}; a field that is null there is left out of it",
+    )
 
 
 @dataclass
 class PromptFilesConfig:
     """The model's prompts: files in the problem's folder, in prompts/, or anywhere by their paths."""
 
-    first: str | None = None  # the task, with {starter}, {score}, {hints}; null: the problem's own
-    error: str = "discover_error.prompt"  # after a program that gave no valid set: {error}, {raw_points}, {best}
-    extend: str = "discover_extend.prompt"  # after a valid set: {score}, {best}, {max_squared_norm}
-    no_code: str = "discover_no_code.prompt"  # after a reply that held no whole program
-    hints: bool = False  # whether the first one contains the problem's hints
+    first: str | None = text(None, doc="the task, with {starter}, {score}, {hints}; null: the problem's own")
+    error: str = text(
+        "discover_error.prompt",
+        doc="after a program that gave no valid set: {error}, {raw_points}, {best}",
+        only_if="converses",
+    )
+    extend: str = text(
+        "discover_extend.prompt", doc="after a valid set: {score}, {best}, {max_squared_norm}", only_if="converses"
+    )
+    no_code: str = text("discover_no_code.prompt", doc="after a reply that held no whole program", only_if="converses")
+    hints: bool = text(False, doc="whether the first one contains the problem's hints")
 
 
 @dataclass
 class ScoreConfig:
     """The limits of every program, and of the check of its set."""
 
-    timeout_s: float = 600.0  # seconds for the program
-    check_timeout_s: float = 120.0  # seconds for the check
-    memory_mb: int = 2048  # megabytes of memory, all processes of the program together
-    workers: int = 2  # programs that run at the same time, each in its own folder
-    cpus: int = 2  # processors that each may use, if there are as many
+    timeout_s: float = number(600.0, low=0.1, high=7 * 86400, doc="seconds for the program")
+    check_timeout_s: float = number(120.0, low=0.1, high=7 * 86400, doc="seconds for the check")
+    memory_mb: int = number(2048, low=64, high=2**20, doc="megabytes of memory, all processes of the program together")
+    workers: int = processors(2, doc="programs that run at the same time, each in its own folder")
+    cpus: int = number(2, low=1, high=1024, doc="processors that each may use, if there are as many")
 
 
 @dataclass
 class DiscoverBudgetConfig:
     """What a run may spend, all its parts and every retry included; null: no limit. None of them is ever exceeded."""
 
-    calls: int | None = 20  # requests sent
-    tokens: int | None = None  # of prompts and replies; a call that was never answered counts as its longest reply
-    cost: float | None = None  # by the client's prices
-    hours: float | None = None  # wall clock, of calls and programs
+    calls: int | None = number(20, low=1, high=MADE, doc="requests sent")
+    tokens: int | None = number(
+        None,
+        low=1,
+        high=MOST * MOST,
+        doc="of prompts and replies; a call that was never answered counts as its longest reply",
+    )
+    cost: float | None = number(None, high=LARGE, above=True, doc="by the client's prices")
+    hours: float | None = number(None, high=LARGE, above=True, doc="wall clock, of calls and programs")
 
 
 @dataclass
@@ -361,24 +394,43 @@ class DiscoverConfig(AnyRunConfig):
     """A model and a verifier in a loop, on a problem whose answers can be checked but not looked up."""
 
     algorithm: str = "discover"
-    problem: str = "kissing_11"  # one that comes with the package, or a folder with a problem.yaml
-    # simple: the same question anew, every time. refine: one conversation, each verdict the next question. best_of_n:
-    # several replies to the question at a time, the verifier chooses. hybrid: the same within a conversation.
-    strategy: str = choice("simple", "refine", "best_of_n", "hybrid")
-    replies: int = 4  # requested at the same time
-    start: str | None = None  # a program to begin with; null: the problem's starter
-    history: int = 4  # previous turns in the conversation, besides the first and the best
-    # Turns without a better program after which a conversation starts over; null: it never does.
-    restart_after: int | None = None
-    client: ClientConfig = field(default_factory=ClientConfig)
-    prompts: PromptFilesConfig = field(default_factory=PromptFilesConfig)
-    score: ScoreConfig = field(default_factory=ScoreConfig)
-    budget: DiscoverBudgetConfig = field(default_factory=DiscoverBudgetConfig)
+    problem: str = text("kissing_11", doc="one that comes with the package, or a folder with a problem.yaml")
+    strategy: str = choice(
+        "simple",
+        "refine",
+        "best_of_n",
+        "hybrid",
+        default=MISSING,
+        doc="simple: the same question anew, every time. refine: one conversation, each verdict the next "
+        "question. best_of_n: several replies to the question at a time, the verifier chooses. hybrid: the "
+        "same within a conversation",
+    )
+    replies: int = number(4, low=1, high=256, doc="requested at the same time", only_if="asks_side_by_side")
+    start: str | None = text(None, doc="a program to begin with; null: the problem's starter")
+    history: int = number(
+        4, high=MADE, doc="previous turns in the conversation, besides the first and the best", only_if="converses"
+    )
+    restart_after: int | None = number(
+        None,
+        low=1,
+        high=MADE,
+        doc="turns without a better program after which a conversation starts over; null: it never does",
+        only_if="converses",
+    )
+    client: ClientConfig = group(ClientConfig)
+    prompts: PromptFilesConfig = group(PromptFilesConfig)
+    score: ScoreConfig = group(ScoreConfig)
+    budget: DiscoverBudgetConfig = group(DiscoverBudgetConfig)
+
+    @property
+    def asks_side_by_side(self) -> bool:
+        """Whether it requests several replies at once."""
+        return self.strategy in ("best_of_n", "hybrid")
 
     @property
     def side_by_side(self) -> int:
         """Number of replies requested at the same time."""
-        return self.replies if self.strategy in SIDE_BY_SIDE else 1
+        return self.replies if self.asks_side_by_side else 1
 
     @property
     def most_spent(self) -> str:
@@ -388,7 +440,7 @@ class DiscoverConfig(AnyRunConfig):
     @property
     def converses(self) -> bool:
         """Whether the model learns what its programs scored."""
-        return self.strategy in CONVERSING
+        return self.strategy in ("refine", "hybrid")
 
     def problems(self) -> list[str]:
         """Every violated rule between settings, one line each."""

@@ -1,16 +1,14 @@
 """The config group `data`: where problems come from, which are used, and the generated tasks."""
 
 import inspect
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from omegaconf import MISSING
-
-from rlreason.config.fields import choice
 from rlreason.config.leaves import SPLITS, SUFFIXES, describe_format, locate, may_be_hub_name, unread_format
 from rlreason.errors import Absent, ConfigError
 from rlreason.runtime.plugins import NotImportableError, load
+from rlreason.settings import MADE, MAX_SEED, MISSING, choice, group, number, share, text
 
 #: Limits on what is read before the run starts, to check that its prompts fit: half a second of work at most.
 MOST_BYTES = 20_000_000  # of files
@@ -25,21 +23,54 @@ class DataConfig:
     in_random_order: ClassVar[bool] = False
     bounded: ClassVar[tuple[str, ...]] = ("pass_rate",)  # settings with a `min_` that must not exceed their `max_`
 
-    name: str = MISSING  # of the option, for records and protocols
-    # A module with one function (response, gold) -> score per form of answer, which countdown and reasoning_gym bring;
-    # null: answers are compared with the ground truth.
-    verifier: str | None = None
-    limit: int | None = None  # train on this many problems, drawn by `seed`: the 128 are among the 256; null: all
-    filter: str = choice("none", "correct", default="none")  # correct: keep problems whose given trace is correct
-    pass_rates: str | None = None  # a pass_rates.jsonl that algorithm=evaluate wrote on the training data
-    min_pass_rate: float = 0.0  # keep problems that were solved in at least this share of the responses
-    max_pass_rate: float = 1.0  # keep problems that were solved in at most this share of the responses
-    # Ground truths that no response can earn: named, or left out.
-    bad_gold: str = choice("keep", "drop", default="keep")
-    # Rows that are broken, empty or too long; skipped are counted.
-    bad_rows: str = choice("stop", "skip", default="stop")
-    # Questions that are both in train and in validation; drop: they leave train.
-    overlap: str = choice("refuse", "drop", "allow", default="refuse")
+    name: str = text(doc="of the option, for records and protocols", only_if="names_data(here)")
+    verifier: str | None = text(
+        None,
+        doc="A module with one function (response, gold) -> score per form of answer, which countdown and "
+        "reasoning_gym bring; null: answers are compared with the ground truth",
+        only_if="verifies(here)",
+    )
+    limit: int | None = number(
+        None,
+        low=1,
+        doc="train on this many problems, drawn by `seed`: the 128 are among the 256; null: all",
+        only_if="here is data and uses_training_data",
+    )
+    filter: str = choice(
+        "none",
+        "correct",
+        doc="correct: keep problems whose given trace is correct",
+        only_if="here is data and uses_training_data",
+    )
+    pass_rates: str | None = text(
+        None,
+        doc="a pass_rates.jsonl that algorithm=evaluate wrote on the training data",
+        only_if="here is data and uses_training_data",
+    )
+    min_pass_rate: float = share(
+        0.0,
+        doc="keep problems that were solved in at least this share of the responses",
+        only_if="here is data and uses_training_data and here.pass_rates is not None",
+    )
+    max_pass_rate: float = share(
+        1.0,
+        doc="keep problems that were solved in at most this share of the responses",
+        only_if="here is data and uses_training_data and here.pass_rates is not None",
+    )
+    bad_gold: str = choice(
+        "keep",
+        "drop",
+        doc="ground truths that no response can earn: named, or left out",
+        only_if="compares_ground_truths(here)",
+    )
+    bad_rows: str = choice("stop", "skip", doc="rows that are broken, empty or too long; skipped are counted")
+    overlap: str = choice(
+        "refuse",
+        "drop",
+        "allow",
+        doc="questions that are both in train and in validation; drop: they leave train",
+        only_if="here is data and uses_training_data",
+    )
 
     @property
     def on_hub(self) -> bool:
@@ -72,13 +103,23 @@ class DataConfig:
 class HabitsConfig:
     """The responses to the stories that the built-in model's warm start teaches."""
 
-    hasty_share: float = 0.72  # share of traces that answer after the first sum, mostly wrong
-    slip_share: float = 0.05  # share of traces whose last sum is wrong
-    stop_share: float = 0.0  # after this share of the sums before the last, a trace ends with an answer
-    taught_max_events: int | None = None  # only stories of at most this many events are taught; null: all
-    ramble_share: float = 0.0  # share of the wrong traces that go on with idle sums (8+0=8) before they answer
-    ramble_steps: int = 4  # most idle sums of such a trace
-    guess_share: float = 0.0  # share of traces that repeat the friend's guess instead of any sum
+    hasty_share: float = share(
+        0.72,
+        doc="share of traces that answer after the first sum, mostly wrong",
+        only_if="model.warm_start.hasty_share is None",
+    )
+    slip_share: float = share(
+        0.05, doc="share of traces whose last sum is wrong", only_if="model.warm_start.slip_share is None"
+    )
+    stop_share: float = share(0.0, doc="after this share of the sums before the last, a trace ends with an answer")
+    taught_max_events: int | None = number(
+        None, low=1, high=99, doc="only stories of at most this many events are taught; null: all"
+    )
+    ramble_share: float = share(
+        0.0, doc="share of the wrong traces that go on with idle sums (8+0=8) before they answer"
+    )
+    ramble_steps: int = number(4, low=1, high=99, doc="most idle sums of such a trace")
+    guess_share: float = share(0.0, doc="share of traces that repeat the friend's guess instead of any sum")
 
 
 @dataclass
@@ -88,16 +129,23 @@ class StoriesConfig(DataConfig):
     in_random_order: ClassVar[bool] = True
     bounded: ClassVar[tuple[str, ...]] = ("pass_rate", "events")
 
-    min_events: int = 2  # fewest sums in a story
-    max_events: int = 4  # most sums in a story
-    max_value: int = 20  # of any number in a story, from 2 to 99
-    # A friend's guess at the end of the story: right_in_training: there always, and never in validation.
-    guess: str = choice("none", "right_in_training", default="none")
-    # Share of the training problems whose worked solution ends with a wrong sum: for SFT, and for data.filter=correct.
-    wrong_share: float = 0.0
-    n_train: int = 8192  # training problems
-    n_validation: int = 1024  # validation problems
-    habits: HabitsConfig = field(default_factory=HabitsConfig)
+    min_events: int = number(2, low=1, high=99, doc="fewest sums in a story")
+    max_events: int = number(4, low=1, high=99, doc="most sums in a story")
+    max_value: int = number(20, low=1, high=MADE, doc="of any number in a story, from 2 to 99")
+    guess: str = choice(
+        "none",
+        "right_in_training",
+        doc="A friend's guess at the end of the story: right_in_training: there always, and never in validation",
+    )
+    wrong_share: float = share(
+        0.0,
+        doc="share of the training problems whose worked solution ends with a wrong sum: for SFT, and for "
+        "data.filter=correct",
+        only_if="here is data and reads_traces",
+    )
+    n_train: int = number(8192, low=1, high=MADE, doc="training problems")
+    n_validation: int = number(1024, low=1, high=MADE, doc="validation problems")
+    habits: HabitsConfig = group(HabitsConfig, only_if="here is data and warms_up")
 
     @property
     def quickly_read(self) -> bool:
@@ -125,28 +173,47 @@ class StoriesConfig(DataConfig):
 class FieldsConfig:
     """The names of a row's fields, if they are none of the known ones."""
 
-    question: str | None = None  # the question's field; null: question or problem
-    answer: str | None = None  # the answer's field; null: ground_truth or answer
-    solution: str | None = None  # the worked solution's field; null: solution
-    prompt: str | None = None  # the field of a whole prompt, taken word for word; null: prompt
-    response: str | None = None  # the field of a whole response, imitated word for word; null: response
-    messages: str | None = None  # the field of a chat, one user message and its answer; null: messages
-    id: str | None = None  # the field of the problem's name; null: id or unique_id
+    question: str | None = text(None, doc="the question's field; null: question or problem")
+    answer: str | None = text(None, doc="the answer's field; null: ground_truth or answer")
+    solution: str | None = text(None, doc="the worked solution's field; null: solution")
+    prompt: str | None = text(None, doc="the field of a whole prompt, taken word for word; null: prompt")
+    response: str | None = text(None, doc="the field of a whole response, imitated word for word; null: response")
+    messages: str | None = text(None, doc="the field of a chat, one user message and its answer; null: messages")
+    id: str | None = text(None, doc="the field of the problem's name; null: id or unique_id")
 
 
 @dataclass
 class RowsDataConfig(DataConfig):
     """Rows from any source: what is read from them, and how many are held out for validation."""
 
-    # Where the ground truth stands: hash: after ####; boxed: in the last \boxed{}; final: in the closing sentence;
-    # tag: in <answer>; field: the answer field as it is; auto: the first of these that is there.
-    gold: str = choice("auto", "hash", "boxed", "final", "tag", "field", default="auto")
-    fields: FieldsConfig = field(default_factory=FieldsConfig)
-    # solution: given responses are put into prompt.trace's form.
-    response_as: str = choice("response", "solution", default="response")
-    max_chars: int = 100_000  # characters of a field; a longer text makes a bad row
-    n_validation: int | None = None  # hold out this many of train instead of a validation split
-    split_seed: int = 0  # which are held out; not by `seed`, so that stages after one another hold out the same
+    gold: str = choice(
+        "auto",
+        "hash",
+        "boxed",
+        "final",
+        "tag",
+        "field",
+        doc="where the ground truth stands: hash: after ####; boxed: in the last \\boxed{}; final: in the "
+        "closing sentence; tag: in <answer>; field: the answer field as it is; auto: the first of these "
+        "that is there",
+    )
+    fields: FieldsConfig = group(FieldsConfig)
+    response_as: str = choice(
+        "response",
+        "solution",
+        doc="solution: given responses are put into prompt.trace's form",
+        only_if="here is data and reads_traces",
+    )
+    max_chars: int = number(100_000, low=1, doc="characters of a field; a longer text makes a bad row")
+    n_validation: int | None = number(
+        None, low=1, high=MADE, doc="hold out this many of train instead of a validation split"
+    )
+    split_seed: int = number(
+        0,
+        high=MAX_SEED,
+        doc="which are held out; not by `seed`, so that stages after one another hold out the same",
+        only_if="here.holds_out",
+    )
 
     @property
     def holds_out(self) -> bool:
@@ -158,11 +225,21 @@ class RowsDataConfig(DataConfig):
 class FileDataConfig(RowsDataConfig):
     """Files of JSON rows, or a data set of the hub."""
 
-    path: str | None = None  # a folder, or a hub name; null: train and validation name files
-    train: str = "train"  # a file in the folder, a split on the hub, or a file anywhere (.jsonl, .json)
-    validation: str | None = None  # named like train; null: validation or test where there is one, or n_validation
-    ground_truth: str | None = None  # named like train: questions with answers, for rows that bring none
-    hub_config: str | None = None  # which configuration of a hub data set that has several
+    path: str | None = text(None, doc="a folder, or a hub name; null: train and validation name files")
+    train: str = text(
+        "train",
+        doc="a file in the folder, a split on the hub, or a file anywhere (.jsonl, .json)",
+        only_if="here is data or here.n_validation is not None",
+    )
+    validation: str | None = text(
+        None,
+        doc="named like train; null: validation or test where there is one, or n_validation",
+        only_if="here.n_validation is None",
+    )
+    ground_truth: str | None = text(None, doc="named like train: questions with answers, for rows that bring none")
+    hub_config: str | None = text(
+        None, doc="which configuration of a hub data set that has several", only_if="here is not data or here.on_hub"
+    )
 
     @property
     def on_hub(self) -> bool:
@@ -246,8 +323,8 @@ class FileDataConfig(RowsDataConfig):
 class CheckedDataConfig(DataConfig):
     """`verifier` names a module of `rlreason.grading.verifiers`, with one function per prompt format."""
 
-    n_train: int = 8192  # training problems
-    n_validation: int = 1024  # validation problems
+    n_train: int = number(8192, low=1, high=MADE, doc="training problems")
+    n_validation: int = number(1024, low=1, high=MADE, doc="validation problems")
 
 
 @dataclass
@@ -257,12 +334,12 @@ class CountdownConfig(CheckedDataConfig):
     bounded: ClassVar[tuple[str, ...]] = ("pass_rate", "count")
 
     verifier: str | None = "rlreason.grading.verifiers.countdown"
-    path: str | None = None  # a JSON-lines file or a hub name with nums and target; null: made up
-    seed: int = 0  # of the generated problems
-    min_count: int = 3  # fewest numbers given
-    max_count: int = 4  # most numbers given
-    max_value: int = 99  # of a given number
-    max_target: int = 100  # of the number to reach
+    path: str | None = text(None, doc="a JSON-lines file or a hub name with nums and target; null: made up")
+    seed: int = number(0, high=MAX_SEED, doc="of the generated problems", only_if="here.path is None")
+    min_count: int = number(3, low=2, high=10, doc="fewest numbers given", only_if="here.path is None")
+    max_count: int = number(4, low=2, high=10, doc="most numbers given", only_if="here.path is None")
+    max_value: int = number(99, low=1, high=MADE, doc="of a given number", only_if="here.path is None")
+    max_target: int = number(100, low=1, doc="of the number to reach", only_if="here.path is None")
 
     @property
     def on_hub(self) -> bool:
@@ -287,8 +364,8 @@ class GymConfig(CheckedDataConfig):
     """Tasks of the reasoning-gym package."""
 
     verifier: str | None = "rlreason.grading.verifiers.gym"
-    task: Any = MISSING  # a task's name, or several: [leg_counting,chain_sum]
-    seed: int = 0  # of the generated problems
+    task: Any = text(doc="a task's name, or several: [leg_counting,chain_sum]")
+    seed: int = number(0, high=MAX_SEED, doc="of the generated problems")
 
     @property
     def tasks(self) -> list[str]:
@@ -309,9 +386,11 @@ class GymConfig(CheckedDataConfig):
 class FunctionDataConfig(RowsDataConfig):
     """Problems that a function of the user's own returns, `data=module:function`: rows, or rows by split."""
 
-    function: str = MISSING  # module:function
-    options: dict[str, Any] = field(default_factory=dict)  # its parameters by name
-    n_validation: int | None = None  # rows held out for validation; null: a tenth, at most 200
+    function: str = text(doc="module:function")
+    options: dict[str, Any] = text({}, doc="its parameters by name")
+    n_validation: int | None = number(
+        None, low=1, high=MADE, doc="rows held out for validation; null: a tenth, at most 200"
+    )
 
     @property
     def holds_out(self) -> bool:

@@ -5,37 +5,64 @@ import glob
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from rlreason.errors import ConfigError
 
+#: A condition, and the group that it calls `here`.
+Condition = tuple[str, Any]
+
 
 class Leaf(NamedTuple):
-    """One setting: its dotted key, its value, and its dataclass's default and metadata."""
+    """One setting of a run."""
 
-    key: str
+    key: str  # dotted
     value: Any
-    default: Any  # `dataclasses.MISSING`: none
-    metadata: Mapping[str, Any]  # such as its choices (`fields.choice`)
+    default: Any  # of its dataclass; `dataclasses.MISSING`: none
+    metadata: Mapping[str, Any]  # what its field says
+    conditions: tuple[Condition, ...]  # under which it is read, those of the groups around it first
 
 
-def leaves(settings: Any, prefix: str = "") -> Iterator[Leaf]:
+def leaves(settings: Any, prefix: str = "", around: tuple[Condition, ...] = ()) -> Iterator[Leaf]:
     """Yield every setting of a dataclass, those of nested groups too.
 
     >>> from rlreason.config.groups import SamplingConfig
     >>> [leaf[:3] for leaf in leaves(SamplingConfig(min_tokens=4), "sampling.")][1]
     ('sampling.min_tokens', 4, '???')
     """
+    kind: Any = type(settings)
     for one in fields(settings):
         value, key = getattr(settings, one.name), f"{prefix}{one.name}"
+        metadata = metadata_of(kind, one.name)
+        conditions = around + tuple((part, settings) for part in conditions_of(metadata))
         if is_dataclass(value):
-            yield from leaves(value, f"{key}.")
+            yield from leaves(value, f"{key}.", conditions)
         elif one.default_factory is not dataclasses.MISSING:
-            yield Leaf(key, value, one.default_factory(), one.metadata)
+            yield Leaf(key, value, one.default_factory(), metadata, conditions)
         else:
-            yield Leaf(key, value, one.default, one.metadata)
+            yield Leaf(key, value, one.default, metadata, conditions)
+
+
+@cache
+def metadata_of(kind: type, name: str) -> dict[str, Any]:
+    """Return what a field says, with what it says in base classes: a class may give it another default alone.
+
+    >>> from rlreason.config.data import CountdownConfig
+    >>> metadata_of(CountdownConfig, "verifier")["only_if"]
+    'verifies(here)'
+    """
+    found: dict[str, Any] = {}
+    for base in reversed(kind.__mro__):
+        field = getattr(base, "__dataclass_fields__", {}).get(name)
+        found |= field.metadata if field else {}
+    return found
+
+
+def conditions_of(metadata: Mapping[str, Any]) -> list[str]:
+    """Return the conditions of a field, all of which must hold."""
+    return metadata["only_if"].split(" and ") if metadata.get("only_if") else []
 
 
 def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -1,13 +1,11 @@
 """The config group `model`: what is trained, and how it fits into memory."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from omegaconf import MISSING
-
-from rlreason.config.fields import choice
 from rlreason.errors import Absent
+from rlreason.settings import LARGE, MADE, MAX_SEED, choice, group, number, share, text
 
 #: Prompt options that share one warm start of the built-in model, so that an ablation starts from equal weights.
 SHARED_WARM_START = ("r1_zero", "question_only", "question_boxed", "r1_zero_three_shot")
@@ -35,22 +33,38 @@ def type_of_head(head: str, engine: str, products: str) -> str:
 class WarmStartConfig:
     """The short SFT that gives the built-in model its habits. `steps=0` leaves it out."""
 
-    steps: int = 700  # optimizer steps; 0: the model stays random
-    batch_size: int = 64  # traces per optimizer step
-    learning_rate: float = 3e-3  # the highest of the warm start
-    # Share of traces that answer after the first sum, mostly wrong; null: data.habits.hasty_share.
-    hasty_share: float | None = None
-    slip_share: float | None = None  # share of traces whose last sum is wrong; null: data.habits.slip_share
+    steps: int = number(700, high=MADE, doc="optimizer steps; 0: the model stays random")
+    batch_size: int = number(64, low=1, high=2**16, doc="traces per optimizer step", only_if="here.steps > 0")
+    learning_rate: float = number(
+        3e-3, high=1e30, above=True, doc="the highest of the warm start", only_if="here.steps > 0"
+    )
+    hasty_share: float | None = share(
+        None,
+        doc="share of traces that answer after the first sum, mostly wrong; null: data.habits.hasty_share",
+        only_if="here.steps > 0",
+    )
+    slip_share: float | None = share(
+        None, doc="share of traces whose last sum is wrong; null: data.habits.slip_share", only_if="here.steps > 0"
+    )
 
 
 @dataclass
 class LoRAConfig:
     """Low-rank adapters: the model's own weights stay as they are. Needs peft. They have no dropout."""
 
-    rank: int = 0  # of the adapters; 0: none, every weight is trained
-    alpha: float = 32.0  # the adapters' output is scaled by alpha / rank
-    # Patterns on layer names, as in [q_proj,v_proj]; null: every linear layer but the head.
-    targets: list[str] | None = None
+    rank: int = number(0, high=2**16, doc="of the adapters; 0: none, every weight is trained", only_if="trains")
+    alpha: float = number(
+        32.0,
+        high=LARGE,
+        above=True,
+        doc="the adapters' output is scaled by alpha / rank",
+        only_if="trains and here.rank > 0",
+    )
+    targets: list[str] | None = text(
+        None,
+        doc="patterns on layer names, as in [q_proj,v_proj]; null: every linear layer but the head",
+        only_if="trains and here.rank > 0",
+    )
 
     def problems(self) -> list[str]:
         """Every violated rule inside the group."""
@@ -66,21 +80,44 @@ class ModelConfig:
     #: Whether it is the built-in tiny model, which has no files.
     made_on_the_spot: ClassVar[bool] = False
 
-    name: str = MISSING  # of the option, for records
-    # Number type of matrix products; auto: bfloat16 on a GPU, float32 on a processor.
-    dtype: str = choice("auto", "float32", "bfloat16", default="auto", cure=LET_HARDWARE)
-    # Number type of the output head's operands, its weights rounded for the product only; sums, logits and
-    # log-sum-exps are always float32. auto: as in the engine's head, bfloat16 with vLLM in bfloat16, else float32.
-    head: str = choice("auto", "float32", "bfloat16", default="auto", cure="use auto to do as the engine does")
-    # Number type of the weights; bfloat16: half the memory, but small updates are rounded away.
-    weights: str = choice("float32", "bfloat16", default="float32")
-    # Kernel of attention over packed sequences; the header of a run says which auto took, and why.
-    attention: str = choice("auto", "sdpa", "varlen", "flash_attention_2", default="auto", cure=LET_HARDWARE)
-    gradient_checkpointing: bool = False  # less memory, a third more work: activations are computed again
-    # A run that certainly needs more memory than its GPU has is refused; false: it starts all the same.
-    check_memory: bool = True
-    freeze: list[str] = field(default_factory=list)  # patterns on names of weights that are not trained
-    lora: LoRAConfig = field(default_factory=LoRAConfig)
+    name: str = text(doc="of the option, for records")
+    dtype: str = choice(
+        "auto",
+        "float32",
+        "bfloat16",
+        cure=LET_HARDWARE,
+        doc="number type of matrix products; auto: bfloat16 on a GPU, float32 on a processor",
+    )
+    head: str = choice(
+        "auto",
+        "float32",
+        "bfloat16",
+        cure="use auto to do as the engine does",
+        doc="number type of the output head's operands, its weights rounded for the product only; sums, logits "
+        "and log-sum-exps are always float32. auto: as in the engine's head, bfloat16 with vLLM in "
+        "bfloat16, else float32",
+    )
+    weights: str = choice(
+        "float32",
+        "bfloat16",
+        doc="number type of the weights; bfloat16: half the memory, but small updates are rounded away",
+    )
+    attention: str = choice(
+        "auto",
+        "sdpa",
+        "varlen",
+        "flash_attention_2",
+        cure=LET_HARDWARE,
+        doc="kernel of attention over packed sequences; the header of a run says which auto took, and why",
+    )
+    gradient_checkpointing: bool = text(
+        False, doc="less memory, a third more work: activations are computed again", only_if="trains"
+    )
+    check_memory: bool = text(
+        True, doc="A run that certainly needs more memory than its GPU has is refused; false: it starts all the same"
+    )
+    freeze: list[str] = text([], doc="patterns on names of weights that are not trained", only_if="trains")
+    lora: LoRAConfig = group(LoRAConfig)
 
     @property
     def folder(self) -> str | None:
@@ -114,12 +151,18 @@ class TinyModelConfig(ModelConfig):
 
     made_on_the_spot: ClassVar[bool] = True
 
-    width: int = 128  # numbers per token, a multiple of 2 x heads
-    layers: int = 2  # transformer blocks
-    heads: int = 4  # attention heads per block
-    seed: int = 0  # of its weights and its warm start; not `seed`, so that all runs of a comparison start alike
-    cache: str | None = "auto"  # where it is cached: auto: ~/.cache/rlreason; a folder; null: made anew each time
-    warm_start: WarmStartConfig = field(default_factory=WarmStartConfig)
+    width: int = number(128, low=1, high=1024, doc="numbers per token, a multiple of 2 x heads")
+    layers: int = number(2, low=1, high=32, doc="transformer blocks")
+    heads: int = number(4, low=1, high=64, doc="attention heads per block")
+    seed: int = number(
+        0, high=MAX_SEED, doc="of its weights and its warm start; not `seed`, so that compared runs start alike"
+    )
+    cache: str | None = text(
+        "auto",
+        doc="where it is cached: auto: ~/.cache/rlreason; a folder; null: made anew each time",
+        only_if="here.warm_start.steps > 0",
+    )
+    warm_start: WarmStartConfig = group(WarmStartConfig)
 
     def problems(self) -> list[str]:
         bad = super().problems()
@@ -137,7 +180,7 @@ class TinyModelConfig(ModelConfig):
 class PretrainedModelConfig(ModelConfig):
     """A model in transformers' format."""
 
-    path: str = MISSING  # a model folder, the folder of a run that left one, or a hub name
+    path: str = text(doc="a model folder, the folder of a run that left one, or a hub name")
 
     @property
     def folder(self) -> str:

@@ -7,8 +7,7 @@ from typing import Any
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import OmegaConf
 
-from rlreason.config.conditions import CONDITIONS
-from rlreason.config.fields import out_of_range, wrong_choices
+from rlreason.config.fields import unread, wrong_values
 from rlreason.config.leaves import leaves, typed_word
 from rlreason.config.run import AnyRunConfig, works_on_a_model
 
@@ -18,12 +17,7 @@ NAMING = ("name", "kind", "loss_type", "engine", "__class__")
 
 def unread_keys(run: AnyRunConfig) -> dict[str, str]:
     """Return the settings that nothing reads in this run, set or not, and when each of them is read."""
-    own, found = {leaf.key for leaf in leaves(run)}, dict[str, str]()
-    for condition in CONDITIONS:
-        present = own.intersection(condition.keys)
-        if present and not condition.read(run):
-            found |= dict.fromkeys(present - found.keys(), condition.where)
-    return found
+    return {leaf.key: found[0] for leaf in leaves(run) if (found := unread(leaf, run))}
 
 
 def complaints(run: AnyRunConfig, conf: Path) -> dict[str, str]:
@@ -34,15 +28,12 @@ def complaints(run: AnyRunConfig, conf: Path) -> dict[str, str]:
     of the user's.
     """
     found: dict[str, str] = {}
-    settings = {leaf.key: leaf for leaf in leaves(run) if leaf.value != leaf.default}
-    for condition in CONDITIONS:
-        given = [key for key in condition.keys if key in settings and key not in found]
-        if not given or condition.read(run):
+    for leaf in leaves(run):
+        if leaf.value == leaf.default or not (told := unread(leaf, run)):
             continue
-        for key in given:
-            if settings[key].value not in option_values(run, key, conf):
-                spelled = f"{key}={typed_word(settings[key].value)}"
-                found[key] = f"{spelled} has no effect: it is read {condition.where}: {condition.cure}"
+        if leaf.value not in option_values(run, leaf.key, conf):
+            where, cure = told
+            found[leaf.key] = f"{leaf.key}={typed_word(leaf.value)} has no effect: it is read {where}: {cure}"
     return found
 
 
@@ -91,9 +82,8 @@ def broken_rules(run: AnyRunConfig, conf: Path, of_sweep: bool = False) -> list[
     The kinds of rules go from plain to subtle: after the first complaint about a setting, later kinds are silent on it.
     """
     bad: list[str] = []
-    sizes = out_of_range((leaf.key, leaf.value) for leaf in leaves(run))
     asked = too_many_problems(run, run.problems_there, conf)
-    for lines in (sizes, wrong_choices(run), run.problems(), asked, [] if of_sweep else complaints(run, conf).values()):
+    for lines in (wrong_values(run), run.problems(), asked, [] if of_sweep else complaints(run, conf).values()):
         named = set(map(_setting, bad))
         bad += [line for line in lines if _setting(line) not in named]
     return bad

@@ -1,18 +1,12 @@
 """A whole run: the keys common to all algorithms, the rules between them, and what a run grades with."""
 
-import os
-from collections.abc import Callable
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import Any, ClassVar, TypeGuard
-
-from omegaconf import MISSING
+from typing import ClassVar, TypeGuard
 
 from rlreason.config.data import DataConfig, StoriesConfig
-from rlreason.config.fields import MADE
+from rlreason.config.evaluation import EvalConfig, EvalProtocolConfig, complaints, evaluation_of
 from rlreason.config.groups import (
-    EvalConfig,
-    EvalProtocolConfig,
     GradingConfig,
     LoggerConfig,
     MonitorsConfig,
@@ -20,10 +14,9 @@ from rlreason.config.groups import (
     RolloutConfig,
     SamplingConfig,
     WaitsConfig,
-    complaints,
-    evaluation_of,
 )
-from rlreason.config.model import SHARED_WARM_START, TINY_CONTEXT, ModelConfig
+from rlreason.config.model import SHARED_WARM_START, TINY_CONTEXT, ModelConfig, TinyModelConfig
+from rlreason.settings import MADE, MAX_SEED, group, number, processors, text
 
 
 @dataclass
@@ -33,9 +26,13 @@ class AnyRunConfig:
     trains: ClassVar[bool] = False
     works_on_a_model: ClassVar[bool] = False  # whether it loads a model here; else it requests one elsewhere
 
-    algorithm: str = MISSING  # what the run does
-    seed: int = 0  # of sampling, order of problems, data.limit, new adapters; not of made-up data and the tiny model
-    waits: WaitsConfig = field(default_factory=WaitsConfig)
+    algorithm: str = text(doc="what the run does")
+    seed: int = number(
+        0,
+        high=MAX_SEED,
+        doc="of sampling, order of problems, data.limit, new adapters; not of made-up data and the tiny model",
+    )
+    waits: WaitsConfig = group(WaitsConfig)
 
     @property
     def most_spent(self) -> str:
@@ -73,24 +70,33 @@ class RunConfig(AnyRunConfig):
 
     works_on_a_model: ClassVar[bool] = True
     samples_to_learn: ClassVar[bool] = False  # whether it learns from responses that it samples and grades
-    reads_eval_samples: ClassVar[bool] = True  # whether `eval.samples` sets the number of responses of an evaluation
 
-    # Threads on the processor; null: one for the tiny model, otherwise as many processors as this process may use.
-    threads: int | None = None
-    model: ModelConfig = field(default_factory=ModelConfig)
-    data: DataConfig = field(default_factory=DataConfig)
-    prompt: PromptConfig = field(default_factory=PromptConfig)
-    grading: GradingConfig = field(default_factory=GradingConfig)
-    rollout: RolloutConfig = field(default_factory=RolloutConfig)
-    monitors: MonitorsConfig = field(default_factory=MonitorsConfig)
-    logger: LoggerConfig = field(default_factory=LoggerConfig)
-    sampling: SamplingConfig = field(default_factory=SamplingConfig)
-    eval: EvalConfig = field(default_factory=EvalConfig)  # how evaluations differ from training
+    threads: int | None = processors(
+        None, doc="threads on the processor; null: one for the tiny model, otherwise all processors it may use"
+    )
+    model: ModelConfig = group(ModelConfig)
+    data: DataConfig = group(DataConfig, only_if="reads_data")
+    prompt: PromptConfig = group(PromptConfig)
+    grading: GradingConfig = group(GradingConfig)
+    rollout: RolloutConfig = group(RolloutConfig)
+    monitors: MonitorsConfig = group(MonitorsConfig)
+    logger: LoggerConfig = group(LoggerConfig)
+    sampling: SamplingConfig = group(SamplingConfig)
+    eval: EvalConfig = group(EvalConfig, doc="how evaluations differ from training")
 
-    micro_batch_tokens: int = MISSING  # the memory knob: tokens in one forward pass, more than the longest response has
-    # Short for eval.problems: how many validation problems every evaluation uses, always the same ones; null: all.
-    eval_problems: int | None = None
-    log_generations: int = 3  # responses shown in the terminal: before training, or after an evaluation
+    micro_batch_tokens: int = number(
+        low=1, doc="the memory knob: tokens in one forward pass, more than the longest response has"
+    )
+    eval_problems: int | None = number(
+        None,
+        low=1,
+        doc="short for eval.problems: how many validation problems every evaluation uses, always the same ones; "
+        "null: all",
+        only_if="eval.problems is None",
+    )
+    log_generations: int = number(
+        3, high=MADE, doc="responses shown in the terminal: before training, or after an evaluation"
+    )
 
     @property
     def corrects_mismatch(self) -> bool:
@@ -121,6 +127,71 @@ class RunConfig(AnyRunConfig):
     def reads_traces(self) -> bool:
         """Whether responses given with the data are graded or imitated."""
         return self.filters_traces
+
+    # What the conditions of settings ask (`only_if`); `here` is one of the groups prompt, eval.prompt, data, eval.data.
+
+    @property
+    def on_several_ranks(self) -> bool:
+        """Whether it trains on several ranks: by its settings, or started by torchrun."""
+        return False
+
+    @property
+    def reads_eval_samples(self) -> bool:
+        """Whether `eval.samples` sets the number of responses of an evaluation."""
+        return True
+
+    @property
+    def warms_up(self) -> bool:
+        """Whether a model made on the spot is taught its habits."""
+        return isinstance(self.model, TinyModelConfig) and self.model.warm_start.steps > 0
+
+    def reads_prompt(self, here: PromptConfig) -> bool:
+        """Whether questions are put in this prompt."""
+        return here is not self.prompt or self.trains or self.eval.prompt is None
+
+    def judges_by(self, here: PromptConfig) -> bool:
+        """Whether this prompt's reward judges responses."""
+        return here is not self.prompt or self.judges_to_learn or self.eval.prompt is None
+
+    def imitates(self, here: PromptConfig) -> bool:
+        """Whether responses are written in this prompt's form: given ones, or those of a warm start for it alone."""
+        alone = self.model.made_on_the_spot and Path(here.file).stem not in SHARED_WARM_START
+        if here is self.prompt:
+            return self.reads_traces or alone
+        return alone and here.file != self.prompt.file
+
+    @property
+    def reads_data(self) -> bool:
+        """Whether problems of `data` are learned from, asked, or teach the tiny model."""
+        return self.uses_training_data or self.eval.data is None or self.model.made_on_the_spot
+
+    def names_data(self, here: DataConfig) -> bool:
+        """Whether the records name this data."""
+        return here is not self.data or self.trains or self.eval.data is None
+
+    def verifies(self, here: DataConfig) -> bool:
+        """Whether the verifier of this data, where it has one, grades responses."""
+        return any(data is here and ":" not in reward for reward, data in judges(self))
+
+    def compares_ground_truths(self, here: DataConfig) -> bool:
+        """Whether the built-in comparison grades the ground truths of this data before they are used."""
+        named = judges(self)
+        asked = not is_own(*named[0])
+        if asked and (here is not self.data or self.eval.data is None):
+            return True
+        if here is not self.data or not self.samples_training_data:
+            return False
+        return not is_own(*named[-1]) if self.trains else asked
+
+    @property
+    def compares_answers(self) -> bool:
+        """Whether the built-in comparison grades responses."""
+        return not all(is_own(*named) for named in judges(self))
+
+    @property
+    def has_own_reward(self) -> bool:
+        """Whether a function of the user's or of the data grades responses."""
+        return any(is_own(*named) for named in judges(self))
 
     @property
     def asking(self) -> "Asking":
@@ -284,22 +355,6 @@ def works_on_a_model(run: AnyRunConfig) -> TypeGuard[RunConfig]:
 Asking = RunConfig | EvalProtocolConfig  # what defines `prompt` and `sampling` of problems
 
 
-@dataclass(frozen=True, slots=True)
-class Condition:
-    """When settings are read. `where` and `cure` complete "KEY=VALUE has no effect: it is read WHERE: CURE"."""
-
-    keys: tuple[str, ...]
-    read: Callable[[Any], bool]  # of a run that has one of the keys
-    where: str
-    cure: str = "leave it out"
-
-
-def on_several_ranks(run: RunConfig) -> bool:
-    """Whether it trains on several ranks: by its settings, or started by torchrun."""
-    asked = getattr(run, "gpus", "1")
-    return asked != "1" if asked != "auto" else int(os.environ.get("WORLD_SIZE") or 1) > 1
-
-
 def judges(run: RunConfig) -> list[tuple[str, DataConfig]]:
     """Every reward that grades in this run, with the data it grades: first the one that evaluations count."""
     evaluation = run.evaluation
@@ -311,19 +366,3 @@ def judges(run: RunConfig) -> list[tuple[str, DataConfig]]:
 def is_own(reward: str, data: DataConfig) -> bool:
     """Whether responses are graded by a function `module:function` of the user's or of the data."""
     return ":" in reward or data.verifier is not None
-
-
-def checks_ground_truths(run: RunConfig) -> bool:
-    """Whether the built-in comparison grades the ground truths of `data` before they are used."""
-    named = judges(run)
-    asked = not is_own(*named[0])
-    if run.eval.data is None and asked:
-        return True
-    if not run.samples_training_data:
-        return False
-    return not is_own(*named[-1]) if run.trains else asked
-
-
-def warms_up_alone(run: RunConfig, prompt: PromptConfig | None = None) -> bool:
-    """Whether a built-in model's warm start teaches this prompt's format only."""
-    return run.model.made_on_the_spot and Path((prompt or run.prompt).file).stem not in SHARED_WARM_START

@@ -1,34 +1,47 @@
 """Settings of every algorithm that trains: optimizer, schedule, evaluation, budget and checkpoints."""
 
+import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar
 
-from omegaconf import MISSING
-
-from rlreason.config.fields import choice
 from rlreason.config.run import RunConfig
 from rlreason.objectives.card import Card, imitation_card
 from rlreason.objectives.objective import LengthNormConfig, Objective
+from rlreason.settings import LARGE, MADE, MISSING, MOST, choice, group, number, text
 
 
 @dataclass
 class OptimizationConfig:
     """What the learner and its schedule take; every algorithm that trains inherits these keys."""
 
-    learning_rate: float = MISSING  # the highest rate of lr_schedule
-    # The rate after the warm-up: linear and cosine fall towards 0 by the last step.
-    lr_schedule: str = choice("constant", "linear", "cosine", default="constant")
-    warmup_steps: int = 0  # steps over which the rate rises
-    # adamw_8bit: both moments in one byte each, 2 bytes a weight where adamw takes 8; needs bitsandbytes.
-    optimizer: str = choice("adamw", "adamw_8bit", default="adamw")
-    weight_decay: float = 0.0  # of AdamW, on every weight alike
-    adam_betas: list[float] = field(default_factory=lambda: [0.9, 0.95])  # of AdamW's two moments
-    max_grad_norm: float = 1.0  # gradients are scaled down to this norm, once per optimizer step
-    train_batch_size: int = MISSING  # responses per optimizer step; with GRPO it divides rollout_batch_size
-    micro_batch_size: int | None = None  # sequences in one forward pass at most; null: as micro_batch_tokens allows
-    # Says micro_batch_size in the handout's way; it divides train_batch_size.
-    gradient_accumulation_steps: int | None = None
+    learning_rate: float = number(high=1e30, above=True, doc="the highest rate of lr_schedule")
+    lr_schedule: str = choice(
+        "constant",
+        "linear",
+        "cosine",
+        doc="the rate after the warm-up: linear and cosine fall towards 0 by the last step",
+    )
+    warmup_steps: int = number(0, doc="steps over which the rate rises")
+    optimizer: str = choice(
+        "adamw",
+        "adamw_8bit",
+        doc="adamw_8bit: both moments in one byte each, 2 bytes a weight where adamw takes 8; needs bitsandbytes",
+    )
+    weight_decay: float = number(0.0, high=1e30, doc="of AdamW, on every weight alike")
+    adam_betas: list[float] = number([0.9, 0.95], high=1, below=True, doc="of AdamW's two moments")
+    max_grad_norm: float = number(
+        1.0, high=1e30, above=True, doc="gradients are scaled down to this norm, once per optimizer step"
+    )
+    train_batch_size: int = number(
+        low=1, high=MADE, doc="responses per optimizer step; with GRPO it divides rollout_batch_size"
+    )
+    micro_batch_size: int | None = number(
+        None, low=1, high=MADE, doc="sequences in one forward pass at most; null: as micro_batch_tokens allows"
+    )
+    gradient_accumulation_steps: int | None = number(
+        None, low=1, high=MADE, doc="says micro_batch_size in the handout's way; it divides train_batch_size"
+    )
 
     def sequences_per_micro_batch(self) -> int | None:
         """Limit on sequences; the handout's accumulation steps are converted to the largest micro-batch they allow."""
@@ -61,9 +74,15 @@ BUDGETS = ("hours", "tokens", "steps")
 class BudgetConfig:
     """A run ends before the step that would exceed one of these, its last evaluation inside; null: no bound."""
 
-    hours: float | None = None  # wall clock of everything from set-up to the last evaluation (time/total)
-    tokens: int | None = None  # response tokens sampled to learn from (tokens/generated)
-    steps: int | None = None  # steps as n_steps counts them, which stays what a falling learning rate falls towards
+    hours: float | None = number(
+        None, high=LARGE, above=True, doc="wall clock of everything from set-up to the last evaluation (time/total)"
+    )
+    tokens: int | None = number(
+        None, low=1, high=MOST * MOST, doc="response tokens sampled to learn from (tokens/generated)"
+    )
+    steps: int | None = number(
+        None, low=1, doc="steps as n_steps counts them, which stays what a falling learning rate falls towards"
+    )
 
 
 def raised(before: Mapping[str, float | None], now: Mapping[str, float | None], names: Sequence[str] = BUDGETS) -> bool:
@@ -83,10 +102,15 @@ def raised(before: Mapping[str, float | None], now: Mapping[str, float | None], 
 class CheckpointConfig:
     """Of every run that trains. A run that a signal stops writes one besides, unless `every` is 0."""
 
-    # Steps between checkpoints; null: as often as costs less than 5% of the run's time; 0: none, and no going on.
-    every: int | None = None
-    keep: int = 2  # this many of the newest stay, and the best; of a finished run the newest and the best
-    keep_final: bool = False  # a finished run keeps its optimizer's moments too, for a larger n_steps later
+    every: int | None = number(
+        None,
+        doc="steps between checkpoints; null: as often as costs less than 5% of the run's time; 0: none, and no "
+        "going on",
+    )
+    keep: int = number(
+        2, low=1, doc="this many of the newest stay, and the best; of a finished run the newest and the best"
+    )
+    keep_final: bool = text(False, doc="a finished run keeps its optimizer's moments too, for a larger n_steps later")
 
 
 MOST_RANKS = 1024
@@ -102,22 +126,41 @@ class TrainingConfig(OptimizationConfig, RunConfig):
     #: With eval_every=null, most steps between evaluations.
     longest_without_evaluation: ClassVar[int | None] = None
 
-    # Ranks that train, one on each GPU: auto: one, or those that torchrun has started; a number: as many are started.
-    gpus: str = "auto"
-    # replicate: each rank has the whole model; shard: a part of its weights, gradients and moments; auto: what fits.
-    parallel: str = choice("auto", "replicate", "shard", default="auto")
-    length_norm: LengthNormConfig = field(default_factory=LengthNormConfig)
-    # Steps of the run: rollout batches of GRPO and expert iteration, updates of SFT (null: by epochs).
-    n_steps: int | None = MISSING
+    gpus: str = text(
+        "auto",
+        doc="ranks that train, one on each GPU: auto: one, or those that torchrun has started; a number: as "
+        "many are started",
+    )
+    parallel: str = choice(
+        "auto",
+        "replicate",
+        "shard",
+        doc="replicate: each rank has the whole model; shard: a part of its weights, gradients and moments; "
+        "auto: what fits",
+        only_if="on_several_ranks",
+    )
+    length_norm: LengthNormConfig = group(LengthNormConfig)
+    n_steps: int | None = number(
+        low=1, doc="steps of the run: rollout batches of GRPO and expert iteration, updates of SFT (null: by epochs)"
+    )
 
-    # Validation problems asked on the way where eval_problems is null; the last evaluation asks all.
-    interim_eval_problems: int | None = MISSING
-    eval_every: int | None = None  # steps between evaluations; null: at least ten in all; 0: only before and after
-    save_rollouts_every: int = 1  # steps between those whose responses are kept in rollouts/; 0: none are
-    save_model: bool = True  # the trained model is kept in model/
-    profile: bool = False  # a torch trace of the run's second step (profile.json.gz) and its largest costs (profile.md)
-    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
-    budget: BudgetConfig = field(default_factory=BudgetConfig)
+    interim_eval_problems: int | None = number(
+        low=1,
+        doc="validation problems asked on the way where eval_problems is null; the last evaluation asks all",
+        only_if="problem_limit is None",
+    )
+    eval_every: int | None = number(
+        None, doc="steps between evaluations; null: at least ten in all; 0: only before and after"
+    )
+    save_rollouts_every: int = number(
+        1, doc="steps between those whose responses are kept in rollouts/; 0: none are", only_if="samples_to_learn"
+    )
+    save_model: bool = text(True, doc="the trained model is kept in model/")
+    profile: bool = text(
+        False, doc="a torch trace of the run's second step (profile.json.gz) and its largest costs (profile.md)"
+    )
+    checkpoint: CheckpointConfig = group(CheckpointConfig)
+    budget: BudgetConfig = group(BudgetConfig)
 
     @property
     def problems_on_the_way(self) -> int | None:
@@ -149,6 +192,10 @@ class TrainingConfig(OptimizationConfig, RunConfig):
     @property
     def ranks_requested(self) -> int:
         return int(self.gpus) if self.gpus.isdecimal() else 1
+
+    @property
+    def on_several_ranks(self) -> bool:
+        return self.gpus != "1" if self.gpus != "auto" else int(os.environ.get("WORLD_SIZE") or 1) > 1
 
     @property
     def optimizes_by(self) -> str | None:
@@ -243,8 +290,8 @@ class OnlineConfig(TrainingConfig):
     samples_to_learn: ClassVar[bool] = True
 
     n_steps: int = MISSING
-    group_size: int = MISSING  # responses per question; with GRPO it divides rollout_batch_size
-    skip_solved: int = 0  # after this many groups in a row all correct, a question is dropped; 0: never
+    group_size: int = number(low=1, high=MADE, doc="responses per question; with GRPO it divides rollout_batch_size")
+    skip_solved: int = number(0, doc="after this many groups in a row all correct, a question is dropped; 0: never")
 
     @property
     def questions(self) -> int:

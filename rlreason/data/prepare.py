@@ -19,7 +19,7 @@ from rlreason.config.data import (
     RowsDataConfig,
     StoriesConfig,
 )
-from rlreason.config.groups import as_eval, naming_eval_settings
+from rlreason.config.evaluation import as_eval, naming_eval_settings
 from rlreason.config.leaves import SPLITS, locate, may_be_hub_name, prompt_renderer, resource_dir
 from rlreason.config.rules import too_many_problems
 from rlreason.config.run import RunConfig

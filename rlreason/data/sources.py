@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from rlreason.config.data import FunctionDataConfig
-from rlreason.config.fields import MADE
 from rlreason.config.leaves import required
 from rlreason.errors import ConfigError, DataError
 from rlreason.grading import boxed
 from rlreason.runtime.plugins import described, load
 from rlreason.runtime.text import few, first_line
+from rlreason.settings import MADE
 from rlreason.types import Problem
 
 #: (its place, such as "line 3", and the row, or a `BadRowError` where it could not be read)

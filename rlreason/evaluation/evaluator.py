@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from transformers import PreTrainedTokenizerBase
 
-from rlreason.config.groups import EvalProtocolConfig
+from rlreason.config.evaluation import EvalProtocolConfig
 from rlreason.data.sources import fingerprint
 from rlreason.engines.base import Sampling
 from rlreason.engines.rollouts import Rollouts, score_samples

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from rlreason.config.fields import out_of_range, wrong_choices
+from rlreason.config.fields import wrong_values
 from rlreason.config.groups import GradingConfig, names_function
 from rlreason.errors import ConfigError
 from rlreason.grading import plugin
@@ -365,8 +365,7 @@ def _symbolic_verdict(reply: PoolReply) -> Verdict:
 def _check(grading: GradingConfig, reward: str) -> None:
     if reward not in FORMATS and not names_function(reward):
         raise ConfigError(f"reward={reward} is none of {', '.join(FORMATS)}: name one, or a plug-in as module:function")
-    ranges = out_of_range({f"grading.{name}": value for name, value in vars(grading).items()})
-    if bad := [*wrong_choices(grading, "grading."), *ranges]:
+    if bad := wrong_values(grading, "grading."):
         raise ConfigError("; ".join(bad))
 
 

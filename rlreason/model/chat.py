@@ -9,7 +9,8 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from rlreason.config.groups import PromptConfig, naming_eval_settings
+from rlreason.config.evaluation import naming_eval_settings
+from rlreason.config.groups import PromptConfig
 from rlreason.config.leaves import prompt_renderer, template_of
 from rlreason.config.model import ModelConfig
 from rlreason.config.run import RunConfig

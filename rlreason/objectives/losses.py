@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from rlreason.errors import ConfigError
 from rlreason.objectives.aggregation import masked_mean
 from rlreason.runtime.plugins import NotImportableError, described, load
-from rlreason.types import LARGE, Range
+from rlreason.settings import LARGE, Range
 
 if TYPE_CHECKING:
     from torch import Tensor

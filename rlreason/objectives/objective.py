@@ -4,10 +4,12 @@ GRPO's settings inherit from it; rules, card, advantages, learner and laboratory
 variants. `None` means: not set.
 """
 
-from dataclasses import dataclass, field, make_dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, make_dataclass
 from typing import Any
 
-from rlreason.objectives.losses import LOSSES, loss_named
+from rlreason.objectives.losses import LOSSES, Loss, loss_named
+from rlreason.settings import LARGE, Range, group, number, text
 
 #: Every number of any loss, in the order of the losses.
 LOSS_NUMBERS = tuple(dict.fromkeys(number for loss in LOSSES.values() for number in loss.numbers))
@@ -22,12 +24,37 @@ def readers(number: str) -> list[str]:
     return [name for name, loss in LOSSES.items() if number in loss.numbers]
 
 
+def ranges_of(losses: Mapping[str, Loss]) -> dict[str, Range]:
+    """Return number -> range of the losses' numbers; `ValueError` if two losses give one number different ranges."""
+    found: dict[str, Range] = {}
+    for name, loss in losses.items():
+        for key, limits in loss.ranges.items():
+            if found.setdefault(key, limits) != limits:
+                raise ValueError(f"loss {name}: another loss gives {key} another range: share it, or rename it")
+    return found
+
+
 @dataclass
 class ChosenLoss:
     """A loss by name, and both sides of its clip range at once. `LossConfig` adds the numbers of all losses."""
 
-    loss_type: str = "reinforce_with_baseline"  # the formula; loss=NAME chooses it together with its numbers
-    cliprange: float | None = None  # both sides of the clip range, if cliprange_low or cliprange_high is null
+    loss_type: str = text("reinforce_with_baseline", doc="the formula; loss=NAME chooses it together with its numbers")
+    cliprange: float | None = number(
+        None,
+        high=LARGE,
+        above=True,
+        doc="both sides of the clip range, if cliprange_low or cliprange_high is null",
+        only_if="here.reads('cliprange_low') and here.side_is_open",
+    )
+
+    def reads(self, name: str) -> bool:
+        """Whether the loss has a number of this name."""
+        return name in loss_named(self.loss_type).numbers
+
+    @property
+    def side_is_open(self) -> bool:
+        """Whether a side of the clip range is left to `cliprange`."""
+        return None in (getattr(self, "cliprange_low", None), getattr(self, "cliprange_high", None))
 
     def numbers(self) -> dict[str, float]:
         """Return the loss function's keyword arguments: those it names that are set."""
@@ -38,10 +65,18 @@ class ChosenLoss:
         return {name: number for name, number in numbers.items() if number is not None}
 
 
+def _loss_number(name: str, limits: Range, default: float | None = None) -> tuple[str, Any, Any]:
+    """Return the field of a loss's number; what it is for is the cure of its range."""
+    low, high, cure, above, below = limits
+    told: dict[str, Any] = {"above": above, "below": below, "cure": cure, "doc": cure}
+    return name, float | None, number(default, low, high, **told, only_if=f"here.reads('{name}')")
+
+
+RANGES = ranges_of(LOSSES)
 #: The group `loss` of the settings. One schema for every loss, so that a file can set numbers whichever is chosen.
 LossConfig: Any = make_dataclass(
     "LossConfig",
-    [(number, float | None, field(default=None)) for number in LOSS_NUMBERS],
+    [_loss_number(name, RANGES[name]) for name in LOSS_NUMBERS],
     bases=(ChosenLoss,),
     namespace={"__module__": __name__, "__doc__": "A loss of the policy gradient and its numbers."},
 )
@@ -49,8 +84,8 @@ LossConfig: Any = make_dataclass(
 
 def own_loss_config(name: str) -> Any:
     """Return the group `loss` for the user's own loss: its numbers, with the function's defaults."""
-    numbers = loss_named(name).defaults.items()
-    own = [(number, float | None, field(default=value)) for number, value in numbers]
+    loss = loss_named(name)
+    own = [_loss_number(key, loss.ranges[key], default) for key, default in loss.defaults.items()]
     namespace = {"__module__": __name__, "__reduce__": _reduced}
     return make_dataclass("OwnLossConfig", own, bases=(LossConfig,), namespace=namespace)(name)
 
@@ -64,8 +99,10 @@ def _reduced(config: Any) -> tuple[Any, ...]:
 class LengthNormConfig:
     """What the loss of an optimizer step is averaged over."""
 
-    kind: str = "masked_mean"  # the formula; length_norm=NAME chooses it
-    constant: float | None = None  # tokens to divide by; null: sampling.max_tokens
+    kind: str = text("masked_mean", doc="the formula; length_norm=NAME chooses it")
+    constant: float | None = number(
+        None, above=True, doc="tokens to divide by; null: sampling.max_tokens", only_if="here.kind == 'constant'"
+    )
 
     @property
     def divisor(self) -> float | None:
@@ -83,24 +120,51 @@ class Objective:
     'mean'
     """
 
-    loss: ChosenLoss = field(default_factory=LossConfig)
-    length_norm: LengthNormConfig = field(default_factory=LengthNormConfig)
-    baseline: str = "mean"  # what is subtracted from a response's reward
-    std_norm: str = "group_std"  # what the difference is divided by
-    advantage_eps: float = 1e-6  # added to what std_norm divides by
-    kl_placement: str = "none"  # where the KL term to the model that the run starts from is, if anywhere
-    kl_estimator: str = "k3"  # k1: x, k2: x^2 / 2, k3: exp(-x) - 1 + x, with x = log pi - log ref of a token
-    kl_coef: float = 0.0  # the weight of the KL term, above 0 if there is one
-    entropy_coef: float = 0.0  # the weight of an entropy bonus: above 0 rewards entropy
-    overlong: str = "none"  # responses cut at sampling.max_tokens: mask: no loss; penalty: DAPO's soft one
-    overlong_cache: int | None = None  # last tokens over which the penalty grows; null: a fifth of sampling.max_tokens
-    # Groups of equal rewards; skip: they carry no loss, and only length_norm=constant counts them still.
-    zero_variance: str = "keep"
-    # Importance weights for the gap between engine and trainer; truncate: at most mismatch_cap; mask: 0 above it.
-    mismatch: str = "none"
-    mismatch_cap: float | None = None  # the largest such weight
-    epochs_per_rollout: int = 1  # passes over each rollout batch
-    max_resampling_rounds: int = 0  # most further rounds of sampling, to replace groups of equal rewards (DAPO)
+    loss: ChosenLoss = group(LossConfig)
+    length_norm: LengthNormConfig = group(LengthNormConfig)
+    baseline: str = text("mean", doc="what is subtracted from a response's reward")
+    std_norm: str = text("group_std", doc="what the difference is divided by")
+    advantage_eps: float = number(
+        1e-6, high=LARGE, doc="added to what std_norm divides by", only_if="std_norm != 'none'"
+    )
+    kl_placement: str = text("none", doc="where the KL term to the model that the run starts from is, if anywhere")
+    kl_estimator: str = text(
+        "k3",
+        doc="k1: x, k2: x^2 / 2, k3: exp(-x) - 1 + x, with x = log pi - log ref of a token",
+        only_if="kl_placement != 'none'",
+    )
+    kl_coef: float = number(
+        0.0, high=LARGE, doc="the weight of the KL term, above 0 if there is one", only_if="kl_placement != 'none'"
+    )
+    entropy_coef: float = number(0.0, high=LARGE, doc="the weight of an entropy bonus: above 0 rewards entropy")
+    overlong: str = text("none", doc="responses cut at sampling.max_tokens: mask: no loss; penalty: DAPO's soft one")
+    overlong_cache: int | None = number(
+        None,
+        low=1,
+        doc="last tokens over which the penalty grows; null: a fifth of sampling.max_tokens",
+        only_if="overlong == 'penalty'",
+    )
+    zero_variance: str = text(
+        "keep", doc="groups of equal rewards; skip: they carry no loss, and only length_norm=constant counts them still"
+    )
+    mismatch: str = text(
+        "none",
+        doc="importance weights for the gap between engine and trainer; truncate: at most mismatch_cap; mask: 0 "
+        "above it",
+        only_if="not old_from_engine",
+    )
+    mismatch_cap: float | None = number(
+        None,
+        low=1,
+        high=LARGE,
+        doc="the largest such weight",
+        cure="2.0 is usual",
+        only_if="not old_from_engine and mismatch != 'none'",
+    )
+    epochs_per_rollout: int = number(1, low=1, high=LARGE, doc="passes over each rollout batch")
+    max_resampling_rounds: int = number(
+        0, high=LARGE, doc="most further rounds of sampling, to replace groups of equal rewards (DAPO)"
+    )
 
     @property
     def longest_response(self) -> int | None:

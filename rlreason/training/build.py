@@ -13,7 +13,7 @@ import torch
 from transformers import AutoConfig
 
 from rlreason.config.data import HabitsConfig, StoriesConfig
-from rlreason.config.groups import EvalProtocolConfig, sampling_key
+from rlreason.config.evaluation import EvalProtocolConfig, sampling_key
 from rlreason.config.leaves import template_of
 from rlreason.config.model import ModelConfig, TinyModelConfig
 from rlreason.config.run import Asking, RunConfig

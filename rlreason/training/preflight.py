@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rlreason.config.data import GymConfig
-from rlreason.config.groups import WITHOUT_VLLM, GradingConfig, PromptConfig, as_eval
+from rlreason.config.evaluation import as_eval
+from rlreason.config.groups import WITHOUT_VLLM, GradingConfig, PromptConfig
 from rlreason.config.leaves import needs, template_of
 from rlreason.config.run import RunConfig, judges
 from rlreason.data.prepare import Loaded, load_data

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from rlreason.config.algorithms import EvalJobConfig
-from rlreason.config.groups import sampling_key
+from rlreason.config.evaluation import sampling_key
 from rlreason.data.sources import question_hash
 from rlreason.engines.rollouts import score_samples
 from rlreason.errors import DataError

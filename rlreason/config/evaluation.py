@@ -1,0 +1,169 @@
+"""The config group `eval`, and what evaluations of a run are by it: how they prompt, sample and grade."""
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from rlreason.config.data import DataConfig, StoriesConfig
+from rlreason.config.groups import GradingConfig, PromptConfig, SamplingConfig, no_reward
+from rlreason.errors import ConfigError
+from rlreason.settings import LARGE, MADE, choice, group, number, text
+
+
+@dataclass
+class EvalSamplingConfig:
+    """Sampling settings that differ in evaluations."""
+
+    temperature: float | None = number(
+        None, high=LARGE, doc="0 takes the most likely token; null: sampling.temperature", cure="try 1.0"
+    )
+    min_tokens: int | None = number(None, doc="null: sampling.min_tokens")
+    max_tokens: int | None = number(None, low=1, doc="null: sampling.max_tokens")
+
+
+@dataclass
+class EvalConfig:
+    """How a model is prompted and graded, apart from how it is trained; null: as in training.
+
+    Typed as `eval=leaderboard`, `eval.prompt=r1_zero`, `eval.data=gsm8k`, `eval.sampling.temperature=0` ...
+    """
+
+    prompt: PromptConfig | None = text(None, doc="an option of `prompt`, whose settings are then below eval.prompt")
+    reward: str | None = text(
+        None, doc="what counts: r1_zero, question_only or module:function; the prompt's is reported too"
+    )
+    sampling: EvalSamplingConfig = group(EvalSamplingConfig)
+    data: DataConfig | None = text(
+        None, doc="an option of `data`, whose validation problems are used; its settings are then below eval.data"
+    )
+    problems: int | None = number(
+        None, low=1, doc="validation problems of every evaluation; null: eval_problems, its short name"
+    )
+    final_problems: int | None = number(
+        None, low=1, doc="those of a training's last evaluation; null: eval.problems, or else all", only_if="trains"
+    )
+    samples: int | None = number(
+        None, low=1, high=MADE, doc="responses per problem; null: 1", only_if="reads_eval_samples"
+    )
+    card: str | None = choice(
+        "leaderboard",
+        default=None,
+        doc="A training ends with compliance.md, which checks it against these rules, one by one; null: none is "
+        "written",
+        only_if="trains",
+    )
+
+    def problems_of(self) -> list[str]:
+        """Return complaints within the group, whatever it is combined with."""
+        cure = "choose one, or null for the prompt's"
+        bad = [] if self.reward is None else no_reward("eval.reward", self.reward, cure)
+        if self.prompt is not None:
+            bad += [as_eval("prompt", line, self.prompt) for line in self.prompt.problems()]
+        if self.data is not None:
+            bad += [as_eval("data", line, self.data) for line in self.data.evaluation_problems()]
+        return bad
+
+
+@dataclass(frozen=True, slots=True)
+class EvalProtocolConfig:
+    """How a run's evaluations prompt, sample and grade, fully resolved: the basis of their protocol."""
+
+    prompt: PromptConfig
+    reward: str  # decides what is correct
+    prompt_reward: str | None  # grades as well, if it is another one
+    grading: GradingConfig
+    sampling: SamplingConfig
+    data: DataConfig
+    problems: int | None  # of the evaluations on the way; None: all
+    final_problems: int | None  # of the last one, or of a job that does not train
+    samples: int  # responses per problem
+
+
+def evaluation_of(run: Any) -> EvalProtocolConfig:
+    """Resolve the settings of a run's evaluations. `run` is a `RunConfig`, which has a group `eval`."""
+    own: EvalConfig = run.eval
+    prompt = run.prompt if own.prompt is None else own.prompt
+    reward = prompt.reward if own.reward is None else own.reward
+    bounds = run.problems_on_the_way, run.problems_at_the_end
+    return EvalProtocolConfig(
+        prompt=prompt,
+        reward=reward,
+        prompt_reward=None if reward == prompt.reward else prompt.reward,
+        grading=run.grading,
+        sampling=sampling_of(run),
+        data=run.data if own.data is None else own.data,
+        problems=min((n for n in bounds if n is not None), default=None),  # the last evaluation includes these
+        final_problems=run.problems_at_the_end,
+        samples=run.answers,
+    )
+
+
+def sampling_of(run: Any) -> SamplingConfig:
+    """Return evaluations' sampling: the numbers set in `eval.sampling`, else those of `sampling`."""
+    own = asdict(run.eval.sampling)  # not `replace`, which would check training's numbers that are not used here
+    return SamplingConfig(**{k: getattr(run.sampling, k) if number is None else number for k, number in own.items()})
+
+
+def sampling_key(run: Any, name: str) -> str:
+    """Return the setting that a number of evaluations' sampling comes from, as it is typed."""
+    return f"{'eval.' if getattr(run.eval.sampling, name) is not None else ''}sampling.{name}"
+
+
+def as_eval(group: str, text: str, settings: DataConfig | PromptConfig) -> str:
+    """Rewrite a text about `prompt` or `data` settings for `eval.prompt` or `eval.data`, which have the same keys.
+
+    >>> from rlreason.config.data import StoriesConfig
+    >>> as_eval("data", "data.n_train=0 in data.jsonl", StoriesConfig())
+    'eval.data.n_train=0 in data.jsonl'
+    """
+    names = "|".join(f.name for f in fields(settings))
+    return type(text)(re.sub(rf"(?<![\w./]){group}(?=\.(?:{names})\b|=)", f"eval.{group}", text))
+
+
+@contextmanager
+def naming_eval_settings(run: Any, group: str) -> Iterator[None]:
+    """Attribute errors in `prompt` or `data` of evaluations to the settings that gave them."""
+    try:
+        yield
+    except ConfigError as error:
+        own = getattr(run.eval, group)
+        if own is None:
+            raise
+        raise type(error)(as_eval(group, str(error), own)) from error
+
+
+def complaints(run: Any) -> Iterator[str]:
+    """Yield conflicts with the other settings of the run, one line each."""
+    own: EvalConfig = run.eval
+    yield from own.problems_of()
+    if own.data is not None and run.model.made_on_the_spot and not isinstance(own.data, StoriesConfig):
+        yield (
+            f"model=tiny with eval.data={own.data.name}: the tiny model knows nothing but stories: choose "
+            "eval.data=stories or stories_hard, or a pretrained model (model=local model.path=DIR)"
+        )
+    if own.prompt is not None and own.prompt.chat and run.model.made_on_the_spot:
+        yield (
+            "eval.prompt.chat=true with model=tiny: a model made on the spot has no chat template: choose a pretrained "
+            "model, or another eval.prompt"
+        )
+    most, last = run.problem_limit, own.final_problems
+    if most is not None and last is not None and last < most:
+        key = "eval_problems" if own.problems is None else "eval.problems"  # as it was given
+        yield (
+            f"eval.final_problems={last} is less than {key}={most}, all of which it asks again: raise it, "
+            f"or lower {key}"
+        )
+    evaluation = sampling_of(run)
+    given = {f.name for f in fields(own.sampling) if getattr(own.sampling, f.name) is not None}
+    if evaluation.greedy and run.answers > 1:
+        key = sampling_key(run, "temperature")
+        count, single = run.counted
+        yield (f"{key}=0 with {count}: the responses to a problem would all be equal: set {key}=1, or {single}")
+    shortest, longest = evaluation.min_tokens, evaluation.max_tokens
+    if given & {"min_tokens", "max_tokens"} and 1 <= longest < shortest:  # each number by itself has a range
+        yield (
+            f"{sampling_key(run, 'min_tokens')}={shortest} and {sampling_key(run, 'max_tokens')}={longest}: min <= max "
+            f"must hold: set eval.sampling.min_tokens={longest} or less, or raise eval.sampling.max_tokens"
+        )

@@ -1,0 +1,100 @@
+"""Fields of settings that say all of themselves: default, range or choices, what for, and when they are read.
+
+    alpha: float = number(32.0, high=LARGE, above=True, doc="output is scaled by alpha / rank", only_if="here.rank > 0")
+    attention: str = choice("auto", "sdpa", "varlen", doc="attention kernel")
+
+What `config/fields.py` checks, `--help` lists and docs/settings.md shows is read from these fields alone. `only_if` is
+a condition on the run, an expression of its attributes and of `here`, the group that holds the field; parts joined by
+`and` are told one by one. `cure` ends the complaint about a value; a number's is by default to try its default.
+"""
+
+import math
+import os
+from dataclasses import field
+from typing import Any, NamedTuple
+
+MISSING: Any = "???"  # as omegaconf marks what must be given
+PROCESSORS = os.cpu_count() or 1
+MOST_SIDE_BY_SIDE = max(64, PROCESSORS)  # threads, or processes: a run may be repeated on a machine with fewer
+MAX_SEED = 2**63 - 1  # numpy's seeds are at least 0, torch's have at most 64 bits
+MOST = 10**9  # steps, updates, tokens: more than any run makes, and within every counter
+MADE = 10**6  # generated problems, and responses in one step: these are held in memory
+LARGE = 1e6  # a coefficient that float32 can still multiply by
+
+
+class Range(NamedTuple):
+    """The range of a setting: `low` to `high`, both included unless `above` or `below` excludes them.
+
+    `cure` ends the message about a number outside, after a colon.
+    """
+
+    low: float
+    high: float
+    cure: str = ""
+    above: bool = False  # low itself is not allowed
+    below: bool = False  # high itself is not allowed
+
+    def broken_by(self, number: float) -> str:
+        """Return the rule that the number breaks, as text; empty where it is in the range.
+
+        >>> Range(0, 1, above=True).broken_by(0), Range(1, 9).broken_by(3), Range(1, 9).broken_by(10)
+        ('must be above 0', '', 'must be at most 9')
+        """
+        if isinstance(number, float) and not math.isfinite(number):
+            return "must be finite"
+        if number < self.low or (self.above and number == self.low):
+            if self.above:
+                return f"must be above {self.low:g}"
+            return "must not be negative" if self.low == 0 else f"must be at least {self.low:g}"
+        if number > self.high or (self.below and number == self.high):
+            high = self.high if isinstance(self.high, int) else f"{self.high:g}"
+            return f"must be {'below' if self.below else 'at most'} {high}"
+        return ""
+
+
+def number(
+    default: Any = MISSING,
+    low: float = 0,
+    high: float = MOST,
+    *,
+    above: bool = False,
+    below: bool = False,
+    cure: str = "",
+    doc: str = "",
+    only_if: str = "",
+) -> Any:
+    """Define a number, or a list of them, in a range."""
+    return _field(default, range=Range(low, high, cure, above, below), doc=doc, only_if=only_if)
+
+
+def share(default: Any = MISSING, *, doc: str = "", only_if: str = "") -> Any:
+    """Define a number from 0 to 1."""
+    return number(default, high=1, cure="it is a share", doc=doc, only_if=only_if)
+
+
+def processors(default: Any, *, doc: str) -> Any:
+    """Define a number of threads or processes that run at the same time."""
+    cure = f"this machine has {PROCESSORS} processors"
+    return number(default, low=1, high=MOST_SIDE_BY_SIDE, cure=cure, doc=doc)
+
+
+def choice(*words: str, default: Any = ..., cure: str = "choose one", doc: str = "", only_if: str = "") -> Any:
+    """Define a choice of words, the first one by default."""
+    return _field(words[0] if default is ... else default, choices=words, cure=cure, doc=doc, only_if=only_if)
+
+
+def text(default: Any = MISSING, *, doc: str = "", only_if: str = "", takes: str = "") -> Any:
+    """Define any other setting: a text, a list of texts, a switch. `takes` names its type where the type does not."""
+    return _field(default, takes=takes, doc=doc, only_if=only_if)
+
+
+def group(kind: type, *, doc: str = "", only_if: str = "") -> Any:
+    """Define a group of settings below one key; `only_if` holds for all of them."""
+    return field(default_factory=kind, metadata={"doc": doc, "only_if": only_if})
+
+
+def _field(default: Any, **metadata: Any) -> Any:
+    told = {name: value for name, value in metadata.items() if value}
+    if isinstance(default, list | dict):
+        return field(default_factory=default.copy, metadata=told)
+    return field(default=default, metadata=told)
