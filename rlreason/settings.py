@@ -1,11 +1,11 @@
-"""Fields of settings that say all of themselves: default, range or choices, what for, and when they are read.
+"""Define settings as dataclass fields that say everything: default, range or choices, what for, when they are read.
 
-    alpha: float = number(32.0, high=LARGE, above=True, doc="output is scaled by alpha / rank", only_if="here.rank > 0")
+    alpha: float = number(32.0, above=0, doc="the output is scaled by alpha / rank", only_if="here.rank > 0")
     attention: str = choice("auto", "sdpa", "varlen", doc="attention kernel")
 
-What `config/fields.py` checks, `--help` lists and docs/settings.md shows is read from these fields alone. `only_if` is
-a condition on the run, an expression of its attributes and of `here`, the group that holds the field; parts joined by
-`and` are told one by one. `cure` ends the complaint about a value; a number's is by default to try its default.
+What `config/rules.py` checks and docs/settings.md shows is read from these fields. `only_if` is a condition on the run:
+an expression of its attributes and of `here`, the group that holds the field. Of parts joined by `and` a complaint
+names the first that fails. `cure` ends the complaint about a value; a number's default cure is to try its default.
 """
 
 import math
@@ -54,17 +54,31 @@ class Range(NamedTuple):
 
 def number(
     default: Any = MISSING,
-    low: float = 0,
-    high: float = MOST,
     *,
-    above: bool = False,
-    below: bool = False,
-    cure: str = "",
+    low: float = 0,
+    high: float | None = None,
+    above: float | None = None,
+    below: float | None = None,
     doc: str = "",
+    cure: str = "",
     only_if: str = "",
 ) -> Any:
-    """Define a number, or a list of them, in a range."""
-    return _field(default, range=Range(low, high, cure, above, below), doc=doc, only_if=only_if)
+    """Define a number, or a list of them, from `low` to `high`; or `above` the one, or `below` the other.
+
+    The upper bound is by default `LARGE` if the default value is a float, else `MOST`.
+
+    >>> number(0.5, above=0).metadata["range"]
+    Range(low=0, high=1000000.0, cure='', above=True, below=False)
+    """
+    most = LARGE if isinstance(default, float) else MOST
+    highest = next(bound for bound in (below, high, most) if bound is not None)
+    bounds = Range(low if above is None else above, highest, cure, above is not None, below is not None)
+    return within(bounds, default, doc=doc, only_if=only_if)
+
+
+def within(limits: Range, default: Any, *, doc: str = "", only_if: str = "") -> Any:
+    """Define a number within given limits."""
+    return _field(default, range=limits, doc=doc, only_if=only_if)
 
 
 def share(default: Any = MISSING, *, doc: str = "", only_if: str = "") -> Any:
@@ -84,8 +98,13 @@ def choice(*words: str, default: Any = ..., cure: str = "choose one", doc: str =
 
 
 def text(default: Any = MISSING, *, doc: str = "", only_if: str = "", takes: str = "") -> Any:
-    """Define any other setting: a text, a list of texts, a switch. `takes` names its type where the type does not."""
+    """Define any other setting: a text, a list of texts, a switch. `takes` is its type in words, where it has none."""
     return _field(default, takes=takes, doc=doc, only_if=only_if)
+
+
+def source(default: Any = MISSING, *, doc: str = "", only_if: str = "") -> Any:
+    """Define a file, a folder or a name on the hub that the run reads."""
+    return _field(default, source=True, doc=doc, only_if=only_if)
 
 
 def group(kind: type, *, doc: str = "", only_if: str = "") -> Any:

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlreason.config.data import CountdownConfig, DataConfig, FieldsConfig, FileDataConfig
-from rlreason.config.fields import wrong_values
+from rlreason.config.rules import wrong_values
 from rlreason.data.prepare import read_files
 from rlreason.data.sources import BadRowError, field_names, file_rows, fingerprint, own_id, read_table, to_problem
 from rlreason.errors import ConfigError

@@ -19,8 +19,8 @@ from transformers import (
     get_scheduler,
 )
 
-from rlreason.config.fields import wrong_values
 from rlreason.config.model import LoRAConfig, ModelConfig, TinyModelConfig
+from rlreason.config.rules import wrong_values
 from rlreason.config.training import OptimizationConfig
 from rlreason.engines.base import Prompt, Sampling
 from rlreason.engines.hf.engine import HFEngine

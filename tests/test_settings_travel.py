@@ -4,9 +4,9 @@ import ast
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
-from rlreason.config.fields import wrong_values
 from rlreason.config.groups import GradingConfig, SamplingConfig
 from rlreason.config.leaves import leaves
+from rlreason.config.rules import wrong_values
 from rlreason.config.store import SCHEMAS, typed
 from rlreason.evaluation.evaluator import LEFT_OUT, protocol_of
 from rlreason.evaluation.protocol import differences

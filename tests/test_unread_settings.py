@@ -18,9 +18,8 @@ from test_chat import QWEN3, with_template
 from test_end_to_end import rlreason
 
 from rlreason.cli.check import check_command_line
-from rlreason.config.fields import WORDS
 from rlreason.config.leaves import leaves
-from rlreason.config.rules import unread_keys
+from rlreason.config.rules import WORDS, unread_keys
 from rlreason.config.store import SCHEMAS
 from rlreason.config.training import TrainingConfig
 from rlreason.errors import ConfigError

@@ -19,11 +19,11 @@ from omegaconf import OmegaConf
 from rlreason.cli.aliases import NAMES
 from rlreason.cli.flags import Request
 from rlreason.cli.options import Option, flat, options
-from rlreason.config.fields import words_of
 from rlreason.config.leaves import conditions_of, metadata_of, resource_dir, typed_word
+from rlreason.config.rules import words_of
 from rlreason.config.store import SCHEMAS, register
 from rlreason.objectives.published import OPTIONS
-from rlreason.settings import MOST_SIDE_BY_SIDE, Range
+from rlreason.settings import Range
 
 #: The algorithms' settings, the default one first.
 ALGORITHMS: Mapping[str, type] = {"grpo": SCHEMAS["schema"]["grpo"], **SCHEMAS["schema"]}
@@ -124,13 +124,13 @@ def rule(setting: Setting) -> str:
         return ", ".join(f"`{word}`" for word in words)
     low, high = f"{'above ' * bounds.above}{_number(bounds.low)}", f"{'below ' * bounds.below}{_number(bounds.high)}"
     # The reader's machine has another number of processors.
-    return f"{low} to {'64, or to the number of processors' if bounds.high == MOST_SIDE_BY_SIDE else high}"
+    return f"{low} to {'64, or to the number of processors' if 'processors' in bounds.cure else high}"
 
 
 def about(setting: Setting, shared: Sequence[str]) -> str:
     """Return what a setting is for, its other names, and when it is read besides the `shared` conditions."""
     doc = setting.metadata.get("doc", "")
-    said = _text(re.sub(r"^[a-z]+ ", lambda word: word[0].capitalize(), doc.removesuffix(".")))
+    said = _text(re.sub(r"^[a-z]+(?=[ ,])", lambda word: word[0].capitalize(), doc.removesuffix(".")))
     if also := [f"`{name}`" for name, ours in NAMES.items() if ours.key == setting.key]:
         said += f" (also {', '.join(also)})"
     only = [where for where in setting.conditions if where not in shared]

@@ -9,7 +9,7 @@ from rlreason.config.training import OnlineConfig, TrainingConfig
 from rlreason.objectives.card import Card, objective_card
 from rlreason.objectives.objective import Objective
 from rlreason.objectives.published import check_objective
-from rlreason.settings import LARGE, MADE, MISSING, MOST, choice, group, number, processors, text
+from rlreason.settings import LARGE, MADE, MISSING, MOST, choice, group, number, processors, source, text
 
 
 @dataclass
@@ -18,9 +18,7 @@ class SFTConfig(TrainingConfig):
 
     algorithm: str = "sft"
     n_steps: int | None = MISSING
-    epochs: float | None = number(
-        high=LARGE, above=True, doc="passes over the traces, with n_steps=null: one of the two is set"
-    )
+    epochs: float | None = number(above=0, high=LARGE, doc="passes over the traces; one of n_steps and epochs is null")
 
     @property
     def reads_traces(self) -> bool:
@@ -278,7 +276,7 @@ class BestOfNConfig(EvalJobConfig):
         None, low=1, high=MADE, doc="responses per problem; null: the largest N; more make every smaller N more exact"
     )
     scorer: str | None = text(
-        None, doc="module:function of one's own, (question, response) -> number: the highest is chosen"
+        None, doc="module:function of your own, (question, response) -> number: the highest is chosen"
     )
 
     @property
@@ -326,23 +324,18 @@ class ClientConfig:
     thinking: bool | None = text(None, doc="of models with this switch; null leaves it to the endpoint")
     timeout_s: float = number(600.0, low=0.1, high=86400, doc="seconds for one whole call")
     retries: int = number(
-        4, high=100, doc="more calls for one reply, after an error, a time-out, an empty reply or one without a program"
+        4, high=100, doc="more calls for a reply after an error, a time-out, an empty one or one without a program"
     )
     pause_s: float = number(
         2.0,
         high=600,
-        doc="most seconds before the first of them; twice as long before each further one. A server's own "
-        "Retry-After wins",
+        doc="most seconds before the first of them, doubled for each further one; a server's Retry-After wins",
     )
     system: str | None = text(None, doc="the system message; null: none")
-    prompt_price: float | None = number(
-        None, high=LARGE, doc="of a million prompt tokens, in the currency of budget.cost"
-    )
+    prompt_price: float | None = number(None, high=LARGE, doc="of a million prompt tokens, in budget.cost's currency")
     completion_price: float | None = number(None, high=LARGE, doc="of a million tokens of replies")
     extra: Any = text(
-        None,
-        takes="mapping or null",
-        doc="more of the request's body, as {top_p: 0.95}; a field that is null there is left out of it",
+        None, takes="mapping or null", doc="more of the request's body, as {top_p: 0.95}; what is null is left out"
     )
 
 
@@ -350,16 +343,18 @@ class ClientConfig:
 class PromptFilesConfig:
     """The model's prompts: files in the problem's folder, in prompts/, or anywhere by their paths."""
 
-    first: str | None = text(None, doc="the task, with {starter}, {score}, {hints}; null: the problem's own")
-    error: str = text(
+    first: str | None = source(None, doc="the task, with {starter}, {score}, {hints}; null: the problem's own")
+    error: str = source(
         "discover_error.prompt",
-        doc="after a program that gave no valid set: {error}, {raw_points}, {best}",
+        doc="after a program without a valid set: {error}, {raw_points}, {best}",
         only_if="converses",
     )
-    extend: str = text(
+    extend: str = source(
         "discover_extend.prompt", doc="after a valid set: {score}, {best}, {max_squared_norm}", only_if="converses"
     )
-    no_code: str = text("discover_no_code.prompt", doc="after a reply that held no whole program", only_if="converses")
+    no_code: str = source(
+        "discover_no_code.prompt", doc="after a reply that held no whole program", only_if="converses"
+    )
     hints: bool = text(False, doc="whether the first one contains the problem's hints")
 
 
@@ -380,13 +375,10 @@ class DiscoverBudgetConfig:
 
     calls: int | None = number(20, low=1, high=MADE, doc="requests sent")
     tokens: int | None = number(
-        None,
-        low=1,
-        high=MOST * MOST,
-        doc="of prompts and replies; a call that was never answered counts as its longest reply",
+        None, low=1, high=MOST * MOST, doc="of prompts and replies; an unanswered call counts as its longest reply"
     )
-    cost: float | None = number(None, high=LARGE, above=True, doc="by the client's prices")
-    hours: float | None = number(None, high=LARGE, above=True, doc="wall clock, of calls and programs")
+    cost: float | None = number(None, above=0, high=LARGE, doc="by the client's prices")
+    hours: float | None = number(None, above=0, high=LARGE, doc="wall clock, of calls and programs")
 
 
 @dataclass
@@ -394,19 +386,19 @@ class DiscoverConfig(AnyRunConfig):
     """A model and a verifier in a loop, on a problem whose answers can be checked but not looked up."""
 
     algorithm: str = "discover"
-    problem: str = text("kissing_11", doc="one that comes with the package, or a folder with a problem.yaml")
+    problem: str = source("kissing_11", doc="one that comes with the package, or a folder with a problem.yaml")
     strategy: str = choice(
         "simple",
         "refine",
         "best_of_n",
         "hybrid",
         default=MISSING,
-        doc="simple: the same question anew, every time. refine: one conversation, each verdict the next "
-        "question. best_of_n: several replies to the question at a time, the verifier chooses. hybrid: the "
-        "same within a conversation",
+        doc="simple: the same question anew, every time; refine: one conversation, each verdict the next "
+        "question; best_of_n: several replies at a time, the verifier chooses; hybrid: the same within a "
+        "conversation",
     )
     replies: int = number(4, low=1, high=256, doc="requested at the same time", only_if="asks_side_by_side")
-    start: str | None = text(None, doc="a program to begin with; null: the problem's starter")
+    start: str | None = source(None, doc="a program to begin with; null: the problem's starter")
     history: int = number(
         4, high=MADE, doc="previous turns in the conversation, besides the first and the best", only_if="converses"
     )
@@ -414,7 +406,7 @@ class DiscoverConfig(AnyRunConfig):
         None,
         low=1,
         high=MADE,
-        doc="turns without a better program after which a conversation starts over; null: it never does",
+        doc="turns without a better program until a conversation starts over; null: never",
         only_if="converses",
     )
     client: ClientConfig = group(ClientConfig)

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from rlreason.config.leaves import SPLITS, SUFFIXES, describe_format, locate, may_be_hub_name, unread_format
 from rlreason.errors import Absent, ConfigError
 from rlreason.runtime.plugins import NotImportableError, load
-from rlreason.settings import MADE, MAX_SEED, MISSING, choice, group, number, share, text
+from rlreason.settings import MADE, MAX_SEED, MISSING, choice, group, number, share, source, text
 
 #: Limits on what is read before the run starts, to check that its prompts fit: half a second of work at most.
 MOST_BYTES = 20_000_000  # of files
@@ -26,7 +26,7 @@ class DataConfig:
     name: str = text(doc="of the option, for records and protocols", only_if="names_data(here)")
     verifier: str | None = text(
         None,
-        doc="A module with one function (response, gold) -> score per form of answer, which countdown and "
+        doc="a module with a function (response, gold) -> score per form of answer, as countdown and "
         "reasoning_gym bring; null: answers are compared with the ground truth",
         only_if="verifies(here)",
     )
@@ -34,28 +34,23 @@ class DataConfig:
         None,
         low=1,
         doc="train on this many problems, drawn by `seed`: the 128 are among the 256; null: all",
-        only_if="here is data and uses_training_data",
+        only_if="trains_on(here)",
     )
     filter: str = choice(
-        "none",
-        "correct",
-        doc="correct: keep problems whose given trace is correct",
-        only_if="here is data and uses_training_data",
+        "none", "correct", doc="correct: keep problems whose given trace is correct", only_if="trains_on(here)"
     )
-    pass_rates: str | None = text(
-        None,
-        doc="a pass_rates.jsonl that algorithm=evaluate wrote on the training data",
-        only_if="here is data and uses_training_data",
+    pass_rates: str | None = source(
+        None, doc="a pass_rates.jsonl that algorithm=evaluate wrote on the training data", only_if="trains_on(here)"
     )
     min_pass_rate: float = share(
         0.0,
-        doc="keep problems that were solved in at least this share of the responses",
-        only_if="here is data and uses_training_data and here.pass_rates is not None",
+        doc="keep problems solved in at least this share of the responses",
+        only_if="trains_on(here) and here.pass_rates is not None",
     )
     max_pass_rate: float = share(
         1.0,
-        doc="keep problems that were solved in at most this share of the responses",
-        only_if="here is data and uses_training_data and here.pass_rates is not None",
+        doc="keep problems solved in at most this share of the responses",
+        only_if="trains_on(here) and here.pass_rates is not None",
     )
     bad_gold: str = choice(
         "keep",
@@ -68,8 +63,8 @@ class DataConfig:
         "refuse",
         "drop",
         "allow",
-        doc="questions that are both in train and in validation; drop: they leave train",
-        only_if="here is data and uses_training_data",
+        doc="questions in both train and validation; drop: they leave train",
+        only_if="trains_on(here)",
     )
 
     @property
@@ -139,8 +134,7 @@ class StoriesConfig(DataConfig):
     )
     wrong_share: float = share(
         0.0,
-        doc="share of the training problems whose worked solution ends with a wrong sum: for SFT, and for "
-        "data.filter=correct",
+        doc="share of training problems whose worked solution ends with a wrong sum, for SFT and data.filter=correct",
         only_if="here is data and reads_traces",
     )
     n_train: int = number(8192, low=1, high=MADE, doc="training problems")
@@ -193,9 +187,8 @@ class RowsDataConfig(DataConfig):
         "final",
         "tag",
         "field",
-        doc="where the ground truth stands: hash: after ####; boxed: in the last \\boxed{}; final: in the "
-        "closing sentence; tag: in <answer>; field: the answer field as it is; auto: the first of these "
-        "that is there",
+        doc="where the ground truth stands: hash: after ####; boxed: in the last \\boxed{}; final: in the closing "
+        "sentence; tag: in <answer>; field: the answer field as it is; auto: the first of these that is there",
     )
     fields: FieldsConfig = group(FieldsConfig)
     response_as: str = choice(
@@ -225,20 +218,20 @@ class RowsDataConfig(DataConfig):
 class FileDataConfig(RowsDataConfig):
     """Files of JSON rows, or a data set of the hub."""
 
-    path: str | None = text(None, doc="a folder, or a hub name; null: train and validation name files")
-    train: str = text(
+    path: str | None = source(None, doc="a folder, or a hub name; null: train and validation name files")
+    train: str = source(
         "train",
         doc="a file in the folder, a split on the hub, or a file anywhere (.jsonl, .json)",
         only_if="here is data or here.n_validation is not None",
     )
-    validation: str | None = text(
+    validation: str | None = source(
         None,
         doc="named like train; null: validation or test where there is one, or n_validation",
         only_if="here.n_validation is None",
     )
-    ground_truth: str | None = text(None, doc="named like train: questions with answers, for rows that bring none")
+    ground_truth: str | None = source(None, doc="named like train: questions with answers, for rows that bring none")
     hub_config: str | None = text(
-        None, doc="which configuration of a hub data set that has several", only_if="here is not data or here.on_hub"
+        None, doc="the configuration of a hub data set that has several", only_if="here is not data or here.on_hub"
     )
 
     @property
@@ -334,7 +327,7 @@ class CountdownConfig(CheckedDataConfig):
     bounded: ClassVar[tuple[str, ...]] = ("pass_rate", "count")
 
     verifier: str | None = "rlreason.grading.verifiers.countdown"
-    path: str | None = text(None, doc="a JSON-lines file or a hub name with nums and target; null: made up")
+    path: str | None = source(None, doc="a JSON-lines file or a hub name with nums and target; null: made up")
     seed: int = number(0, high=MAX_SEED, doc="of the generated problems", only_if="here.path is None")
     min_count: int = number(3, low=2, high=10, doc="fewest numbers given", only_if="here.path is None")
     max_count: int = number(4, low=2, high=10, doc="most numbers given", only_if="here.path is None")

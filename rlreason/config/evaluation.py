@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from rlreason.config.data import DataConfig, StoriesConfig
+from rlreason.config.data import DataConfig
 from rlreason.config.groups import GradingConfig, PromptConfig, SamplingConfig, no_reward
 from rlreason.errors import ConfigError
 from rlreason.settings import LARGE, MADE, choice, group, number, text
@@ -17,7 +17,7 @@ class EvalSamplingConfig:
     """Sampling settings that differ in evaluations."""
 
     temperature: float | None = number(
-        None, high=LARGE, doc="0 takes the most likely token; null: sampling.temperature", cure="try 1.0"
+        None, high=LARGE, doc="0: the most likely token; null: sampling.temperature", cure="try 1.0"
     )
     min_tokens: int | None = number(None, doc="null: sampling.min_tokens")
     max_tokens: int | None = number(None, low=1, doc="null: sampling.max_tokens")
@@ -32,11 +32,11 @@ class EvalConfig:
 
     prompt: PromptConfig | None = text(None, doc="an option of `prompt`, whose settings are then below eval.prompt")
     reward: str | None = text(
-        None, doc="what counts: r1_zero, question_only or module:function; the prompt's is reported too"
+        None, doc="what counts: r1_zero, question_only or module:function; null: the prompt's, reported in any case"
     )
     sampling: EvalSamplingConfig = group(EvalSamplingConfig)
     data: DataConfig | None = text(
-        None, doc="an option of `data`, whose validation problems are used; its settings are then below eval.data"
+        None, doc="an option of `data`, whose validation problems are asked; its settings are below eval.data"
     )
     problems: int | None = number(
         None, low=1, doc="validation problems of every evaluation; null: eval_problems, its short name"
@@ -138,16 +138,6 @@ def complaints(run: Any) -> Iterator[str]:
     """Yield conflicts with the other settings of the run, one line each."""
     own: EvalConfig = run.eval
     yield from own.problems_of()
-    if own.data is not None and run.model.made_on_the_spot and not isinstance(own.data, StoriesConfig):
-        yield (
-            f"model=tiny with eval.data={own.data.name}: the tiny model knows nothing but stories: choose "
-            "eval.data=stories or stories_hard, or a pretrained model (model=local model.path=DIR)"
-        )
-    if own.prompt is not None and own.prompt.chat and run.model.made_on_the_spot:
-        yield (
-            "eval.prompt.chat=true with model=tiny: a model made on the spot has no chat template: choose a pretrained "
-            "model, or another eval.prompt"
-        )
     most, last = run.problem_limit, own.final_problems
     if most is not None and last is not None and last < most:
         key = "eval_problems" if own.problems is None else "eval.problems"  # as it was given

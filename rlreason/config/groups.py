@@ -10,7 +10,7 @@ from typing import Any
 
 from rlreason.runtime.machine import VISIBLE, driver_gpus, torch_has_gpus
 from rlreason.runtime.plugins import announced
-from rlreason.settings import LARGE, MADE, MISSING, choice, number, processors, text
+from rlreason.settings import LARGE, MADE, MISSING, choice, number, processors, source, text
 
 NAMED_REWARDS = ("r1_zero", "question_only")
 LOGGERS = ("wandb", "tensorboard", "trackio")
@@ -84,7 +84,7 @@ class PromptConfig:
     """How a question becomes a prompt, where its response ends, and by which reward it is graded."""
 
     name: str = text(doc="of the option, for records", only_if="reads_prompt(here)")
-    file: str = text(
+    file: str = source(
         doc="the template: a file in prompts/, or a path", only_if="reads_prompt(here) or model.made_on_the_spot"
     )
     reward: str = text(
@@ -96,9 +96,7 @@ class PromptConfig:
         "{solution}", doc="how a response to imitate is written from {solution} and {answer}", only_if="imitates(here)"
     )
     chat: bool = text(
-        False,
-        doc="whether the filled file is the user's turn in the model's own chat template",
-        only_if="reads_prompt(here)",
+        False, doc="the filled file is the user's turn in the model's own chat template", only_if="reads_prompt(here)"
     )
     system: str | None = text(
         None,
@@ -127,28 +125,22 @@ class GradingConfig:
         "strict",
         "last_number",
         "sentence",
-        doc="strict: the answer itself; last_number: also its number, where it has one only; sentence: also "
-        'what it states after its last "is", "=" or ":"',
+        doc="strict: the answer itself; last_number: also its number, where it has one only; sentence: also what "
+        'it states after its last "is", "=" or ":"',
         only_if="compares_answers",
     )
-    timeout_s: float = number(
-        2.0, low=0.01, high=60, doc="seconds of wall clock for one comparison or one call of your own reward"
-    )
+    timeout_s: float = number(2.0, low=0.01, high=60, doc="seconds for one comparison, or one call of your own reward")
     start_timeout_s: float = number(
         60.0, low=1, high=3600, doc="seconds for a worker to start: it imports the symbolic library or your own reward"
     )
     percent: bool = text(True, doc="whether 38% equals 38 as well as 0.38", only_if="compares_answers")
     rel_tol: float = number(
-        1e-6,
-        high=0.1,
-        below=True,
-        doc="relative tolerance of a decimal against an exact value",
-        only_if="compares_answers",
+        1e-6, below=0.1, doc="relative tolerance of a decimal against an exact value", only_if="compares_answers"
     )
     correct_at: float | None = number(
         None,
+        above=0,
         high=LARGE,
-        above=True,
         doc="your own reward counts as correct from this score on, less is partial; null: 1",
         only_if="has_own_reward",
     )
@@ -163,10 +155,8 @@ class WaitsConfig:
     run_s: float | None = number(
         3600.0,
         low=1,
-        high=LARGE,
-        doc="seconds without a sign of life (a token, a response, an update, a new phase) after which a run "
-        "writes its process's stacks (stacks.txt) and ends at once, to be resumed; null: it may hang for "
-        "ever",
+        doc="seconds without a sign of life (a token, a response, an update, a phase) until a run writes "
+        "stacks.txt and ends, to be resumed; null: it may hang for ever",
     )
 
 
@@ -184,9 +174,7 @@ class LoggerConfig:
         None, doc="null: rlreason; in W&B, WANDB_PROJECT first", only_if="here.wandb or here.trackio"
     )
     group: str | None = text(
-        None,
-        doc="null: the sweep that the run is part of; in W&B, WANDB_RUN_GROUP first",
-        only_if="here.wandb or here.trackio",
+        None, doc="null: the sweep it is part of; in W&B, WANDB_RUN_GROUP first", only_if="here.wandb or here.trackio"
     )
     name: str | None = text(
         None, doc="null: the run folder's name; in W&B, WANDB_NAME first", only_if="here.wandb or here.trackio"
@@ -276,8 +264,8 @@ class RolloutConfig:
     )
     kv_cache_gb: float | None = number(
         None,
+        above=0,
         high=LARGE,
-        above=True,
         doc="gigabytes of the KV cache; null: enough for max_rows, at most 40% of what is free",
         only_if="here.engine == 'vllm'",
     )
@@ -289,11 +277,7 @@ class RolloutConfig:
         only_if="here.engine == 'vllm'",
     )
     timeout_s: float = number(
-        600.0,
-        low=0.1,
-        high=LARGE,
-        doc="seconds for the start, one decoding step or one weight sync",
-        only_if="here.engine == 'vllm'",
+        600.0, low=0.1, doc="seconds for the start, a decoding step or a weight sync", only_if="here.engine == 'vllm'"
     )
 
     @property
@@ -323,7 +307,7 @@ RULES = {"loss": "nan", "gradient": "nan", "metric": "nan", "optimizer": "nan", 
 WEIGHTS = "weights"  # the rule that cannot be switched off: nothing can be sampled from weights that are not finite
 
 
-def _mode(default: str, *more: str, doc: str, only_if: str = "") -> Any:
+def _mode(default: str, *more: str, doc: str, only_if: str = "trains") -> Any:
     return choice("off", "warn", "stop", *more, default=default, cure=IN_A_FILE, doc=doc, only_if=only_if)
 
 
@@ -343,69 +327,49 @@ class MonitorsConfig:
 
     nan: str = _mode(
         "stop",
-        doc="Loss, gradient, weights, the optimizer's moments or another metric are not finite. Such weights "
-        "end a run in any case",
-        only_if="trains",
+        doc="loss, gradient, weights, the optimizer's moments or another metric are not finite; such weights end "
+        "any run",
     )
-    skipped_update: str = _mode("warn", doc="an update was left out, as its gradient was not finite", only_if="trains")
-    gradient_norm: str = _mode(
-        "warn", doc="the gradient norm of an update explodes, before it is clipped", only_if="trains"
-    )
+    skipped_update: str = _mode("warn", doc="an update was left out, as its gradient was not finite")
+    gradient_norm: str = _mode("warn", doc="the gradient norm of an update explodes, before it is clipped")
     gradient_norm_factor: float = _limit(
-        "gradient_norm", 20.0, low=1, high=LARGE, above=True, doc="above this many times the median of the steps before"
+        "gradient_norm", 20.0, above=1, doc="above this many times the median of the steps before"
     )
     gradient_norm_after: int = _limit("gradient_norm", 10, low=1, doc="and after this many steps with a gradient")
-    kl: str = _mode(
-        "warn", doc="the KL to the policy that sampled, or to the reference model, explodes", only_if="trains"
-    )
-    kl_factor: float = _limit(
-        "kl", 20.0, low=1, high=LARGE, above=True, doc="above this many times the median of the steps before"
-    )
-    kl_above: float = _limit("kl", 0.1, high=LARGE, doc="and above this many nats per token")
+    kl: str = _mode("warn", doc="the KL to the policy that sampled, or to the reference model, explodes")
+    kl_factor: float = _limit("kl", 20.0, above=1, doc="above this many times the median of the steps before")
+    kl_above: float = _limit("kl", 0.1, doc="and above this many nats per token")
     kl_after: int = _limit("kl", 10, low=1, doc="and after this many steps that measured it")
     first_ratio: str = _mode(
         "warn",
         doc="the ratio to the policy that sampled is not 1 in the first update of a step, before anything was "
         "learned from it",
-        only_if="trains",
     )
     first_ratio_bound: float = _limit(
-        "first_ratio",
-        0.05,
-        high=LARGE,
-        above=True,
-        doc="of |mean ratio - 1| and of the approximate KL; float32 stays below 1e-5",
+        "first_ratio", 0.05, above=0, doc="of |mean ratio - 1| and of the approximate KL; float32 stays below 1e-5"
     )
-    still_weights: str = _mode("warn", doc="updates move hardly any weight that has a gradient", only_if="trains")
+    still_weights: str = _mode("warn", doc="updates move hardly any weight that has a gradient")
     still_weights_below: float = _limit(
         "still_weights", 0.2, high=1, doc="share of these weights that change, mean over the trained tensors"
     )
     still_weights_steps: int = _limit("still_weights", 3, low=1, doc="in this many steps in a row")
-    entropy: str = _mode("warn", doc="the policy's entropy collapses", only_if="trains")
-    entropy_below: float = _limit(
-        "entropy", 0.005, high=LARGE, above=True, doc="nats per token, mean over a step's responses"
-    )
-    no_live_group: str = _mode(
-        "warn", doc="every group has equal rewards in all its responses; warns of every step", only_if="trains"
-    )
+    entropy: str = _mode("warn", doc="the policy's entropy collapses")
+    entropy_below: float = _limit("entropy", 0.005, above=0, doc="nats per token, mean over a step's responses")
+    no_live_group: str = _mode("warn", doc="every group has equal rewards in all its responses; warns of every step")
     no_live_group_steps: int = _limit("no_live_group", 10, low=1, doc="this many in a row stop the run")
-    zero_reward: str = _mode("warn", doc="all rewards are 0", only_if="trains")
+    zero_reward: str = _mode("warn", doc="all rewards are 0")
     zero_reward_steps: int = _limit("zero_reward", 10, low=1, doc="in this many steps in a row")
-    identical_samples: str = _mode(
-        "warn", doc="all responses of every group are equal, or some against all odds", only_if="trains"
-    )
-    truncated: str = _mode("warn", doc="responses are cut at their limit, in steps or in evaluations")
+    identical_samples: str = _mode("warn", doc="all responses of every group are equal, or some against all odds")
+    truncated: str = _mode("warn", doc="responses are cut at their limit, in steps or in evaluations", only_if="")
     truncated_above: float = _limit("truncated", 0.5, high=1, doc="share of the responses")
-    length: str = _mode("warn", doc="the mean length of the responses explodes", only_if="trains")
-    length_factor: float = _limit(
-        "length", 4.0, low=1, high=LARGE, above=True, doc="above this many times the median of the last 30 steps"
-    )
+    length: str = _mode("warn", doc="the mean length of the responses explodes")
+    length_factor: float = _limit("length", 4.0, above=1, doc="above this many times the median of the last 30 steps")
     length_after: int = _limit("length", 3, low=1, doc="and after this many steps")
-    round_trip: str = _mode("warn", doc="texts change when they are turned into tokens and back", only_if="trains")
+    round_trip: str = _mode("warn", doc="texts change when they are turned into tokens and back")
     round_trip_below: float = _limit(
-        "round_trip", 0.5, high=1, doc="share of the prompts, or of the responses, that stay the same"
+        "round_trip", 0.5, high=1, doc="share of prompts, or responses, that stay the same"
     )
-    same_answer: str = _mode("warn", doc="an evaluation's questions get one and the same answer")
+    same_answer: str = _mode("warn", doc="an evaluation's questions get one and the same answer", only_if="")
     same_answer_above: float = _limit(
         "same_answer",
         0.5,
@@ -414,54 +378,39 @@ class MonitorsConfig:
     )
     reward_hacking: str = _mode(
         "warn",
-        doc="rewards rise by something other than right answers: one answer to most questions, reward for "
-        "responses without the right answer, falling accuracy in evaluations, ever shorter responses that "
-        "are no better",
-        only_if="trains",
+        doc="rewards rise by something other than right answers: one answer to most questions, reward without the "
+        "right answer, falling accuracy in evaluations, ever shorter responses that are no better",
     )
     reward_hacking_after: int = _limit(
         "reward_hacking", 5, low=1, doc="this many of the last steps are compared with the first"
     )
-    reward_hacking_gain: float = _limit(
-        "reward_hacking", 0.1, high=LARGE, above=True, doc="by which the mean reward must have risen"
-    )
-    accuracy: str = _mode(
-        "stop", doc="two evaluations in a row have certainly lost four fifths of the accuracy before", only_if="trains"
-    )
-    grader: str = _mode("warn", doc="responses could not be graded")
+    reward_hacking_gain: float = _limit("reward_hacking", 0.1, above=0, doc="by which the mean reward must have risen")
+    accuracy: str = _mode("stop", doc="two evaluations in a row have certainly lost four fifths of the accuracy before")
+    grader: str = _mode("warn", doc="responses could not be graded", only_if="")
     parity: str = _mode(
         "warn",
         "correct",
-        doc="engine and trainer give sampled tokens different probabilities. correct: warn, and let the "
+        doc="engine and trainer give sampled tokens different probabilities; correct: warn, and let the "
         "objective's mismatch weights correct for it",
+        only_if="",
     )
     parity_bound: float = _limit(
-        "parity",
-        0.05,
-        high=LARGE,
-        above=True,
-        doc="difference in nats per token, mean over a step; float32 stays below 1e-4",
+        "parity", 0.05, above=0, doc="difference in nats per token, mean over a step; float32 stays below 1e-4"
     )
     engine_weights: str = _mode(
         "warn",
         doc="the engine's log-probabilities drift away from the trainer's, as they do when weights were not synced",
-        only_if="trains",
     )
     engine_weights_factor: float = _limit(
-        "engine_weights",
-        10.0,
-        low=1,
-        high=LARGE,
-        above=True,
-        doc="above this many times their difference in the first step",
+        "engine_weights", 10.0, above=1, doc="above this many times their difference in the first step"
     )
-    engine_weights_above: float = _limit("engine_weights", 2e-5, high=LARGE, doc="and above this many nats per token")
+    engine_weights_above: float = _limit("engine_weights", 2e-5, doc="and above this many nats per token")
     dominated: str = choice(
         "off",
         "stop",
+        doc="of a sweep: a setting that another one certainly beats is stopped, with all seeds",
         cure=IN_A_FILE,
-        doc="of a sweep: a setting that another one certainly beats is stopped, with all its seeds",
-        only_if="False",
+        only_if="False",  # a run by itself never reads it
     )
 
 

@@ -86,18 +86,11 @@ def below(settings: Mapping[str, Any], prefix: str) -> dict[str, Any]:
     return {key.removeprefix(prefix): value for key, value in settings.items() if key.startswith(prefix)}
 
 
-#: Settings that name input files, those below `eval` too.
-INPUTS = (
-    "model.path", "data.path", "data.train", "data.validation", "data.pass_rates", "data.ground_truth", "prompt.file",
-    "start", "problem", "prompts.first", "prompts.error", "prompts.extend", "prompts.no_code",
-)  # fmt: skip
-
-
 def refuse_own_input(run: Any, folder: Path, left: Collection[str]) -> None:
     """Refuse a run whose input is a file that an earlier run `left` in its folder, which will be set aside."""
     home = folder.resolve()
     for leaf in leaves(run):
-        if leaf.key.removeprefix("eval.") not in INPUTS or not isinstance(leaf.value, str):
+        if "source" not in leaf.metadata or not isinstance(leaf.value, str):
             continue
         path = Path(leaf.value).expanduser().resolve()
         if not path.exists() or not path.is_relative_to(home):
@@ -124,12 +117,8 @@ def typed_word(value: Any) -> str:
 
 SUFFIXES = ("", ".jsonl", ".json")  # for splits named without one
 SPLITS = ("train", "validation", "valid", "val", "dev", "test")  # usual files of problems
-#: Unsupported formats: how pandas reads them, and how to unpack them.
-READERS = {
-    "parquet": "read_parquet", "csv": "read_csv", "feather": "read_feather", "arrow": "read_feather",
-    "xlsx": "read_excel", "pkl": "read_pickle",
-}  # fmt: skip
-UNPACKERS = {"gz": "gunzip -k", "zst": "unzstd", "xz": "unxz -k", "bz2": "bunzip2 -k", "zip": "unzip", "tar": "tar xf"}
+#: Suffixes of files that hold problems in another format, or packed.
+UNREAD = (".parquet", ".csv", ".feather", ".arrow", ".xlsx", ".pkl", ".gz", ".zst", ".xz", ".bz2", ".zip", ".tar")
 
 
 def locate(path: str | None, split: str) -> Path | None:
@@ -138,7 +127,7 @@ def locate(path: str | None, split: str) -> Path | None:
     if folder is not None and folder.is_dir():
         for suffix in SUFFIXES:
             file = folder / f"{split}{suffix}"
-            if file.is_file() and file.suffix.lower()[1:] not in READERS | UNPACKERS:
+            if file.is_file() and file.suffix.lower() not in UNREAD:
                 return file
     direct = Path(split).expanduser()
     return direct if direct.suffix in SUFFIXES[1:] and direct.is_file() else None
@@ -157,19 +146,9 @@ def unread_format(path: str | None, split: str) -> str:
 
 def describe_format(file: Path) -> str:
     """Describe a file's unsupported format, by its name, and how to convert it."""
-    name = str(file)
-    stem, _, suffix = name.rpartition(".") if file.suffix else (name, "", "")
-    kind = suffix.lower()
-    target = f"{stem}.jsonl"
-    if kind in READERS:
-        how = f"import pandas; pandas.{READERS[kind]}('{name}').to_json('{target}', orient='records', lines=True)"
-        cure = f'convert it with python -c "{how}"'
-    elif kind in UNPACKERS:
-        cure = f"unpack it with {UNPACKERS[kind]} {name}"
-    else:
-        cure = f"rename it to {target} if each line is one JSON row, or convert it"
-    called = f"a {kind} file" if kind else "a file without a suffix"
-    return f"{name} is {called}, and .jsonl and .json are read: {cure}"
+    frame = "frame.to_json('rows.jsonl', orient='records', lines=True)"
+    called = f"a {file.suffix.lower()[1:]} file" if file.suffix else "a file without a suffix"
+    return f"{file} is {called}, and .jsonl and .json are read: unpack it, or convert it (in pandas: {frame})"
 
 
 def may_be_hub_name(path: str) -> bool:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from rlreason.errors import Absent
-from rlreason.settings import LARGE, MADE, MAX_SEED, choice, group, number, share, text
+from rlreason.settings import MADE, MAX_SEED, choice, group, number, share, source, text
 
 #: Prompt options that share one warm start of the built-in model, so that an ablation starts from equal weights.
 SHARED_WARM_START = ("r1_zero", "question_only", "question_boxed", "r1_zero_three_shot")
@@ -36,7 +36,7 @@ class WarmStartConfig:
     steps: int = number(700, high=MADE, doc="optimizer steps; 0: the model stays random")
     batch_size: int = number(64, low=1, high=2**16, doc="traces per optimizer step", only_if="here.steps > 0")
     learning_rate: float = number(
-        3e-3, high=1e30, above=True, doc="the highest of the warm start", only_if="here.steps > 0"
+        3e-3, above=0, high=1e30, doc="the highest of the warm start", only_if="here.steps > 0"
     )
     hasty_share: float | None = share(
         None,
@@ -54,11 +54,7 @@ class LoRAConfig:
 
     rank: int = number(0, high=2**16, doc="of the adapters; 0: none, every weight is trained", only_if="trains")
     alpha: float = number(
-        32.0,
-        high=LARGE,
-        above=True,
-        doc="the adapters' output is scaled by alpha / rank",
-        only_if="trains and here.rank > 0",
+        32.0, above=0, doc="the adapters' output is scaled by alpha / rank", only_if="trains and here.rank > 0"
     )
     targets: list[str] | None = text(
         None,
@@ -85,17 +81,17 @@ class ModelConfig:
         "auto",
         "float32",
         "bfloat16",
+        doc="number type of matrix products; auto: bfloat16 on a GPU, else float32",
         cure=LET_HARDWARE,
-        doc="number type of matrix products; auto: bfloat16 on a GPU, float32 on a processor",
     )
     head: str = choice(
         "auto",
         "float32",
         "bfloat16",
-        cure="use auto to do as the engine does",
         doc="number type of the output head's operands, its weights rounded for the product only; sums, logits "
-        "and log-sum-exps are always float32. auto: as in the engine's head, bfloat16 with vLLM in "
-        "bfloat16, else float32",
+        "and log-sum-exps are always float32. auto: as in the engine's head, bfloat16 with vLLM in bfloat16, "
+        "else float32",
+        cure="use auto to do as the engine does",
     )
     weights: str = choice(
         "float32",
@@ -107,15 +103,13 @@ class ModelConfig:
         "sdpa",
         "varlen",
         "flash_attention_2",
-        cure=LET_HARDWARE,
         doc="kernel of attention over packed sequences; the header of a run says which auto took, and why",
+        cure=LET_HARDWARE,
     )
     gradient_checkpointing: bool = text(
         False, doc="less memory, a third more work: activations are computed again", only_if="trains"
     )
-    check_memory: bool = text(
-        True, doc="A run that certainly needs more memory than its GPU has is refused; false: it starts all the same"
-    )
+    check_memory: bool = text(True, doc="refuse a run that certainly needs more memory than its GPU has")
     freeze: list[str] = text([], doc="patterns on names of weights that are not trained", only_if="trains")
     lora: LoRAConfig = group(LoRAConfig)
 
@@ -159,7 +153,7 @@ class TinyModelConfig(ModelConfig):
     )
     cache: str | None = text(
         "auto",
-        doc="where it is cached: auto: ~/.cache/rlreason; a folder; null: made anew each time",
+        doc="where it is kept: auto: ~/.cache/rlreason; a folder; null: made anew each time",
         only_if="here.warm_start.steps > 0",
     )
     warm_start: WarmStartConfig = group(WarmStartConfig)
@@ -180,7 +174,7 @@ class TinyModelConfig(ModelConfig):
 class PretrainedModelConfig(ModelConfig):
     """A model in transformers' format."""
 
-    path: str = text(doc="a model folder, the folder of a run that left one, or a hub name")
+    path: str = source(doc="a model folder, the folder of a run that left one, or a hub name")
 
     @property
     def folder(self) -> str:

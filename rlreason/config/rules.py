@@ -1,15 +1,15 @@
-"""All rules of a run in one list: ranges, choices, rules between settings, and settings that nothing reads."""
+"""Hold a run to what its fields say and to the rules between them: ranges, choices, what nothing reads."""
 
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from hydra.core.global_hydra import GlobalHydra
 from omegaconf import OmegaConf
 
-from rlreason.config.fields import unread, wrong_values
-from rlreason.config.leaves import leaves, typed_word
+from rlreason.config.leaves import Leaf, leaves, typed_word
 from rlreason.config.run import AnyRunConfig, works_on_a_model
+from rlreason.objectives.objective import LOSS_NUMBERS, readers
+from rlreason.settings import Range
 
 #: Fields that name the chosen option of a group; a group without any of them has no option files.
 NAMING = ("name", "kind", "loss_type", "engine", "__class__")
@@ -67,6 +67,8 @@ def _option(file: Path) -> Any:
 
 def _own_option_folders() -> list[Path]:
     """List folders with the user's own options (--config-dir)."""
+    from hydra.core.global_hydra import GlobalHydra  # the grader, which needs ranges alone, loads no hydra
+
     hydra = GlobalHydra.instance()
     if not hydra.is_initialized():
         return []
@@ -117,3 +119,154 @@ def smaller_last_evaluation(run: AnyRunConfig) -> list[str]:
 def _setting(line: str) -> str:
     """Return the last part of a complaint's setting: the rules of the objective know no groups."""
     return line.partition("=")[0].rpartition(".")[2]
+
+
+def wrong_values(settings: Any, prefix: str = "") -> list[str]:
+    """Return complaints about numbers out of range and words that are no choice, one line each.
+
+    >>> from rlreason.config.groups import GradingConfig
+    >>> wrong_values(GradingConfig(memory_mb=1), "grading.")
+    ['grading.memory_mb=1 must be at least 256: try grading.memory_mb=1536']
+    """
+    found = (_out_of_range(leaf) or _no_choice(leaf) for leaf in leaves(settings, prefix))
+    return [line for line in found if line]
+
+
+def _out_of_range(leaf: Leaf) -> str:
+    """Return the complaint about a number, or about a list that holds one."""
+    bounds: Range | None = leaf.metadata.get("range")
+    members = leaf.value if isinstance(leaf.value, list) else [leaf.value]
+    numbers = [n for n in members if isinstance(n, int | float) and not isinstance(n, bool)]
+    rule = next((rule for number in numbers if bounds and (rule := bounds.broken_by(number))), "")
+    if not rule or bounds is None:
+        return ""
+    cure = bounds.cure
+    if rule == "must be finite":
+        cure = "give a number"
+    elif not cure and leaf.default != "???":
+        cure = f"try {leaf.key}={typed_word(leaf.default)}"
+    value = typed_word(leaf.value)
+    shown = value if len(value) <= 40 else f"{value[:20]}...({len(value)} digits)"
+    return f"{leaf.key}={shown} {rule}" + (f": {cure}" if cure else "")
+
+
+def _no_choice(leaf: Leaf) -> str:
+    """Return the complaint about a word that is none of the choices. null is left to the type."""
+    words = leaf.metadata.get("choices")
+    if words is None or leaf.value is None or leaf.value in words:
+        return ""
+    return f"{leaf.key}={leaf.value} is none of {', '.join(words)}: {leaf.metadata['cure']}"
+
+
+# When a setting is read
+
+
+def unread(leaf: Leaf, run: Any) -> tuple[str, str] | None:
+    """Return where a setting would be read, and the cure, if nothing in this run reads it."""
+    for condition, here in leaf.conditions:
+        if not eval(_compiled(condition), {"__builtins__": {}, "__name__": __name__}, _Names(run, here)):
+            return words_of(condition, leaf.key.rpartition(".")[0])
+    return None
+
+
+def words_of(condition: str, group: str) -> tuple[str, str]:
+    """Return where a setting of the group is read, and the cure where it is not.
+
+    >>> words_of("here.steps > 0", "model.warm_start")
+    ('only where model.warm_start.steps > 0', 'leave it out')
+    """
+    plain = condition.replace("here.", f"{group}.").replace("'", "").replace(" == ", "=").replace("None", "null")
+    where, cure = WORDS.get(condition, (f"only where {plain}", ""))
+    return where.format(group=group), cure.format(group=group) or "leave it out"
+
+
+class _Names(dict[str, Any]):
+    """What a condition may name: `here`, and the attributes of the run."""
+
+    def __init__(self, run: Any, here: Any) -> None:
+        super().__init__(here=here)
+        self.run = run
+
+    def __missing__(self, name: str) -> Any:
+        return getattr(self.run, name)
+
+
+@cache
+def _compiled(condition: str) -> Any:
+    return compile(condition, "only_if", "eval")
+
+
+_ASKED = "by algorithms that train, and where eval.prompt is null, only"
+_UNDER_EVAL = "set it under eval.prompt"
+#: Conditions that are not their own best words: where a setting is read, and a better cure than leaving it out.
+WORDS: dict[str, tuple[str, str]] = {
+    "trains": ("by algorithms that train only", ""),
+    "samples_to_learn": ("where responses are sampled to learn from only, and algorithm=sft samples none", ""),
+    "here is data": ("for training data only", "set it under data, or leave it out"),
+    "reads_data": ("by algorithms that train, and where eval.data is null, only", "set it under eval.data"),
+    "names_data(here)": ("by algorithms that train, and where eval.data is null, only", ""),
+    "trains_on(here)": ("for training data only", "leave it out (eval_problems says how many), or set split=train"),
+    "here.pass_rates is not None": ("together with data.pass_rates only", "give data.pass_rates=FILE, or leave it out"),
+    "reads_traces": ("by algorithm=sft and by data.filter=correct on training data only", ""),
+    "imitates(here)": (
+        "by algorithm=sft, by data.filter=correct on training data and by a warm start for this prompt alone only",
+        "",
+    ),
+    "warms_up": ("by the warm start of a model made on the spot only", "leave it out, or choose model=tiny"),
+    "verifies(here)": ("without a prompt.reward=module:function only", ""),
+    "compares_ground_truths(here)": ("by the built-in comparison only, not where a function judges", ""),
+    "here is data or here.n_validation is not None": ("to learn from, and with eval.data.n_validation, only", ""),
+    "here.holds_out": (
+        "with {group}.n_validation only",
+        "set {group}.n_validation=200 {group}.validation=null, or leave it out",
+    ),
+    "here is not data or here.on_hub": ("for a data set of the hub only, not for files", "set it to null"),
+    "here.path is None": ("where problems are made up only", "leave it out, or set {group}.path=null"),
+    "reads_prompt(here)": (_ASKED, _UNDER_EVAL),
+    "reads_prompt(here) or model.made_on_the_spot": (_ASKED, _UNDER_EVAL),
+    "judges_by(here) or model.made_on_the_spot": (
+        "where responses are sampled to learn from, and where eval.prompt is null, only",
+        _UNDER_EVAL,
+    ),
+    "here.chat": ("with a chat template only", "choose {group}=chat, or leave it out"),
+    **{
+        f"trains or eval.sampling.{key} is None": (
+            f"by algorithms that train, and where eval.sampling.{key} is null, only",
+            "set one of them",
+        )
+        for key in ("temperature", "min_tokens", "max_tokens")
+    },
+    "compares_answers": ("by the built-in comparison only, not where prompt.reward or data.verifier judges", ""),
+    "has_own_reward": ("by a reward of your own only", "leave it out, or set prompt.reward=module:function"),
+    "reads_eval_samples": ("where neither samples nor n_list says how many only", "set samples, or leave it out"),
+    "problem_limit is None": ("where eval_problems is null only", "set eval_problems=null, or leave it out"),
+    "on_several_ranks": ("where several ranks train only", "set gpus=2, or leave it out"),
+    "here.engine == 'vllm'": ("by rollout=vllm only", "choose it too, or leave this out"),
+    "here.engine == 'hf'": ("by rollout=hf only", "choose it too, or leave this out"),
+    "here.shares_gpu": ("where vLLM shares the policy's GPU only (rollout.placement=colocate)", ""),
+    "here.wandb": ("by logger=wandb only", "choose it too, or leave this out"),
+    "here.wandb or here.trackio": ("by logger=wandb and logger=trackio only", "choose one too, or leave this out"),
+    "here.rank > 0": (
+        "with model.lora.rank above 0 only, and rank 0 trains every weight",
+        "set model.lora.rank=8, or leave it out",
+    ),
+    "here.kind == 'constant'": ("by length_norm=constant only", "set it to null, or choose length_norm=constant"),
+    "std_norm != 'none'": ("by what std_norm divides by only", "leave it out, or choose std_norm=group_std"),
+    "kl_placement != 'none'": ("with a KL term only", "leave it out, or set kl_placement=loss kl_coef=0.01"),
+    "overlong == 'penalty'": ("by overlong=penalty only", "set it to null, or overlong=penalty"),
+    "not old_from_engine": (
+        "where the trainer scores samples only; with rollout.async_level=1 a loss's ratio starts from the engine's "
+        "log-probabilities, so every weight would be exactly 1",
+        "",
+    ),
+    "mismatch != 'none'": ("with mismatch=truncate or mismatch=mask only", "set it to null, or mismatch=truncate"),
+    "here.side_is_open": ("for a side that is null only", "set the two sides, or set both to null"),
+    **{
+        f"here.reads('{key}')": (f"by {' and '.join(losses)} only", f"choose {' or '.join(losses)}")
+        for key in LOSS_NUMBERS
+        if (losses := [f"loss={name}" for name in readers(key)])
+    },
+    "asks_side_by_side": ("by strategy=best_of_n and strategy=hybrid only", ""),
+    "converses": ("by strategy=refine and strategy=hybrid only", ""),
+    "False": ("by a sweep only", "start a sweep with -m, or leave it out"),
+}

@@ -72,7 +72,7 @@ class RunConfig(AnyRunConfig):
     samples_to_learn: ClassVar[bool] = False  # whether it learns from responses that it samples and grades
 
     threads: int | None = processors(
-        None, doc="threads on the processor; null: one for the tiny model, otherwise all processors it may use"
+        None, doc="threads on the processor; null: one for the tiny model, else as many as this process may use"
     )
     model: ModelConfig = group(ModelConfig)
     data: DataConfig = group(DataConfig, only_if="reads_data")
@@ -94,9 +94,7 @@ class RunConfig(AnyRunConfig):
         "null: all",
         only_if="eval.problems is None",
     )
-    log_generations: int = number(
-        3, high=MADE, doc="responses shown in the terminal: before training, or after an evaluation"
-    )
+    log_generations: int = number(3, high=MADE, doc="responses shown before training, or after an evaluation")
 
     @property
     def corrects_mismatch(self) -> bool:
@@ -168,6 +166,10 @@ class RunConfig(AnyRunConfig):
     def names_data(self, here: DataConfig) -> bool:
         """Whether the records name this data."""
         return here is not self.data or self.trains or self.eval.data is None
+
+    def trains_on(self, here: DataConfig) -> bool:
+        """Whether training problems of this data are learned from or sampled."""
+        return here is self.data and self.uses_training_data
 
     def verifies(self, here: DataConfig) -> bool:
         """Whether the verifier of this data, where it has one, grades responses."""
@@ -309,16 +311,18 @@ class RunConfig(AnyRunConfig):
     def _matches(self) -> list[str]:
         bad = []
         tiny = self.model.made_on_the_spot
-        if tiny and not isinstance(self.data, StoriesConfig):
-            bad.append(
-                f"model=tiny with data={self.data.name}: the tiny model learns its habits from stories: "
-                "choose data=stories, or a pretrained model (model=local model.path=DIR)"
-            )
-        if tiny and self.prompt.chat:
-            bad.append(
-                "prompt.chat=true with model=tiny: a model made on the spot has no chat template: choose a pretrained "
-                "instruct model (model=local model.path=DIR), or prompt=r1_zero_short"
-            )
+        for key, data in (("data", self.data), ("eval.data", self.eval.data)):
+            if tiny and data is not None and not isinstance(data, StoriesConfig):
+                bad.append(
+                    f"model=tiny with {key}={data.name}: the tiny model knows nothing but stories: choose "
+                    f"{key}=stories, or a pretrained model (model=local model.path=DIR)"
+                )
+        for key, prompt in (("prompt", self.prompt), ("eval.prompt", self.eval.prompt)):
+            if tiny and prompt is not None and prompt.chat:
+                bad.append(
+                    f"{key}.chat=true with model=tiny: a model made on the spot has no chat template: choose a "
+                    f"pretrained instruct model (model=local model.path=DIR), or {key}=r1_zero_short"
+                )
         for key, longest in self._longest_responses().items():
             if tiny and longest >= TINY_CONTEXT:
                 bad.append(

@@ -15,7 +15,7 @@ from rlreason.settings import LARGE, MADE, MISSING, MOST, choice, group, number,
 class OptimizationConfig:
     """What the learner and its schedule take; every algorithm that trains inherits these keys."""
 
-    learning_rate: float = number(high=1e30, above=True, doc="the highest rate of lr_schedule")
+    learning_rate: float = number(above=0, high=1e30, doc="the highest rate of lr_schedule")
     lr_schedule: str = choice(
         "constant",
         "linear",
@@ -26,13 +26,11 @@ class OptimizationConfig:
     optimizer: str = choice(
         "adamw",
         "adamw_8bit",
-        doc="adamw_8bit: both moments in one byte each, 2 bytes a weight where adamw takes 8; needs bitsandbytes",
+        doc="adamw_8bit: both moments in 2 bytes a weight, where adamw takes 8; needs bitsandbytes",
     )
     weight_decay: float = number(0.0, high=1e30, doc="of AdamW, on every weight alike")
-    adam_betas: list[float] = number([0.9, 0.95], high=1, below=True, doc="of AdamW's two moments")
-    max_grad_norm: float = number(
-        1.0, high=1e30, above=True, doc="gradients are scaled down to this norm, once per optimizer step"
-    )
+    adam_betas: list[float] = number([0.9, 0.95], below=1, doc="of AdamW's two moments")
+    max_grad_norm: float = number(1.0, above=0, high=1e30, doc="gradients are scaled down to this norm, once a step")
     train_batch_size: int = number(
         low=1, high=MADE, doc="responses per optimizer step; with GRPO it divides rollout_batch_size"
     )
@@ -75,7 +73,7 @@ class BudgetConfig:
     """A run ends before the step that would exceed one of these, its last evaluation inside; null: no bound."""
 
     hours: float | None = number(
-        None, high=LARGE, above=True, doc="wall clock of everything from set-up to the last evaluation (time/total)"
+        None, above=0, high=LARGE, doc="wall clock from set-up to the last evaluation (time/total)"
     )
     tokens: int | None = number(
         None, low=1, high=MOST * MOST, doc="response tokens sampled to learn from (tokens/generated)"
@@ -104,8 +102,7 @@ class CheckpointConfig:
 
     every: int | None = number(
         None,
-        doc="steps between checkpoints; null: as often as costs less than 5% of the run's time; 0: none, and no "
-        "going on",
+        doc="steps between checkpoints; null: as often as costs less than 5% of the run's time; 0: none, no resuming",
     )
     keep: int = number(
         2, low=1, doc="this many of the newest stay, and the best; of a finished run the newest and the best"
@@ -128,15 +125,14 @@ class TrainingConfig(OptimizationConfig, RunConfig):
 
     gpus: str = text(
         "auto",
-        doc="ranks that train, one on each GPU: auto: one, or those that torchrun has started; a number: as "
-        "many are started",
+        doc="ranks that train, one on each GPU; auto: one, or those that torchrun has started; N: so many are started",
     )
     parallel: str = choice(
         "auto",
         "replicate",
         "shard",
-        doc="replicate: each rank has the whole model; shard: a part of its weights, gradients and moments; "
-        "auto: what fits",
+        doc="replicate: each rank has the whole model; shard: a part of its weights, gradients and moments; auto: "
+        "what fits",
         only_if="on_several_ranks",
     )
     length_norm: LengthNormConfig = group(LengthNormConfig)

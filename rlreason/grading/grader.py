@@ -18,8 +18,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from rlreason.config.fields import wrong_values
 from rlreason.config.groups import GradingConfig, names_function
+from rlreason.config.rules import wrong_values
 from rlreason.errors import ConfigError
 from rlreason.grading import plugin
 from rlreason.grading.answers.compare import better, decide

@@ -9,7 +9,7 @@ from dataclasses import dataclass, make_dataclass
 from typing import Any
 
 from rlreason.objectives.losses import LOSSES, Loss, loss_named
-from rlreason.settings import LARGE, Range, group, number, text
+from rlreason.settings import LARGE, Range, group, number, text, within
 
 #: Every number of any loss, in the order of the losses.
 LOSS_NUMBERS = tuple(dict.fromkeys(number for loss in LOSSES.values() for number in loss.numbers))
@@ -41,9 +41,9 @@ class ChosenLoss:
     loss_type: str = text("reinforce_with_baseline", doc="the formula; loss=NAME chooses it together with its numbers")
     cliprange: float | None = number(
         None,
+        above=0,
         high=LARGE,
-        above=True,
-        doc="both sides of the clip range, if cliprange_low or cliprange_high is null",
+        doc="both sides of the clip range, where cliprange_low or cliprange_high is null",
         only_if="here.reads('cliprange_low') and here.side_is_open",
     )
 
@@ -67,9 +67,7 @@ class ChosenLoss:
 
 def _loss_number(name: str, limits: Range, default: float | None = None) -> tuple[str, Any, Any]:
     """Return the field of a loss's number; what it is for is the cure of its range."""
-    low, high, cure, above, below = limits
-    told: dict[str, Any] = {"above": above, "below": below, "cure": cure, "doc": cure}
-    return name, float | None, number(default, low, high, **told, only_if=f"here.reads('{name}')")
+    return name, float | None, within(limits, default, doc=limits.cure, only_if=f"here.reads('{name}')")
 
 
 RANGES = ranges_of(LOSSES)
@@ -101,7 +99,7 @@ class LengthNormConfig:
 
     kind: str = text("masked_mean", doc="the formula; length_norm=NAME chooses it")
     constant: float | None = number(
-        None, above=True, doc="tokens to divide by; null: sampling.max_tokens", only_if="here.kind == 'constant'"
+        None, above=0, doc="tokens to divide by; null: sampling.max_tokens", only_if="here.kind == 'constant'"
     )
 
     @property
@@ -124,9 +122,7 @@ class Objective:
     length_norm: LengthNormConfig = group(LengthNormConfig)
     baseline: str = text("mean", doc="what is subtracted from a response's reward")
     std_norm: str = text("group_std", doc="what the difference is divided by")
-    advantage_eps: float = number(
-        1e-6, high=LARGE, doc="added to what std_norm divides by", only_if="std_norm != 'none'"
-    )
+    advantage_eps: float = number(1e-6, doc="added to what std_norm divides by", only_if="std_norm != 'none'")
     kl_placement: str = text("none", doc="where the KL term to the model that the run starts from is, if anywhere")
     kl_estimator: str = text(
         "k3",
@@ -134,9 +130,9 @@ class Objective:
         only_if="kl_placement != 'none'",
     )
     kl_coef: float = number(
-        0.0, high=LARGE, doc="the weight of the KL term, above 0 if there is one", only_if="kl_placement != 'none'"
+        0.0, doc="the weight of the KL term, above 0 if there is one", only_if="kl_placement != 'none'"
     )
-    entropy_coef: float = number(0.0, high=LARGE, doc="the weight of an entropy bonus: above 0 rewards entropy")
+    entropy_coef: float = number(0.0, doc="the weight of an entropy bonus: above 0 rewards entropy")
     overlong: str = text("none", doc="responses cut at sampling.max_tokens: mask: no loss; penalty: DAPO's soft one")
     overlong_cache: int | None = number(
         None,
@@ -145,7 +141,7 @@ class Objective:
         only_if="overlong == 'penalty'",
     )
     zero_variance: str = text(
-        "keep", doc="groups of equal rewards; skip: they carry no loss, and only length_norm=constant counts them still"
+        "keep", doc="groups of equal rewards; skip: they carry no loss; length_norm=constant still counts them"
     )
     mismatch: str = text(
         "none",
@@ -163,7 +159,7 @@ class Objective:
     )
     epochs_per_rollout: int = number(1, low=1, high=LARGE, doc="passes over each rollout batch")
     max_resampling_rounds: int = number(
-        0, high=LARGE, doc="most further rounds of sampling, to replace groups of equal rewards (DAPO)"
+        0, high=LARGE, doc="most further rounds of sampling for groups of equal rewards (DAPO)"
     )
 
     @property

@@ -1,6 +1,6 @@
 """The rules between the settings of an objective: a combination that cannot work is refused before anything runs.
 
-The ranges of single numbers are in `config/fields.py`, those of a loss's numbers next to the loss.
+The ranges of single numbers are in `config/rules.py`, those of a loss's numbers next to the loss.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -57,7 +57,7 @@ def _check_loss(o: Objective) -> Iterator[str]:
     missing = [key for key, needed in entry.numbers.items() if needed and key not in numbers]
     for key in missing:
         yield f"loss.{key}=null: loss={loss} needs a number; give one, or leave this out"
-    # config/fields.py checks typed values; a side of the clip range may take its number from loss.cliprange.
+    # config/rules.py checks typed values; a side of the clip range may take its number from loss.cliprange.
     broken = {key: rule for key, value in numbers.items() if (rule := entry.ranges[key].broken_by(value))}
     for key, rule in broken.items():
         yield f"loss.{key}={numbers[key]} {rule}: {entry.ranges[key].cure}"
