@@ -15,7 +15,7 @@ def main() -> None:
     """Run the command line and end the process with its exit code."""
     if (place := place_of()) is None:
         return run()
-    from rlreason.cli.run import leading, serve  # one of several processes that train together
+    from rlreason.cli.command import leading, serve  # one of several processes that train together
 
     if place.rank:
         sys.exit(serve(place))
@@ -35,8 +35,7 @@ def run() -> None:
         )
         sys.exit(2)
     with loading():
-        from rlreason.cli.entry import run_cli
-        from rlreason.cli.subcommands import named_subcommand, run_subcommand
+        from rlreason.cli.subcommands import named_subcommand, run_cli, run_subcommand
 
     if subcommand := named_subcommand(sys.argv[1:]):
         run_cli(lambda: run_subcommand(subcommand, sys.argv[2:]))

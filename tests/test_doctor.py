@@ -14,7 +14,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
-from rlreason.cli.doctor_checks import gpus_used, libraries_of, run_findings
+from rlreason.cli.doctor import gpus_used, libraries_of, run_findings
 from rlreason.cli.doctor_findings import (
     FAIL,
     NEEDED,
@@ -35,8 +35,7 @@ from rlreason.cli.doctor_findings import (
     version_findings,
 )
 from rlreason.cli.doctor_probes import Probe, ProbeResult, probe_findings
-from rlreason.cli.entry import exit_code_of
-from rlreason.cli.subcommands import named_subcommand, run_subcommand
+from rlreason.cli.subcommands import exit_code_of, named_subcommand, run_subcommand
 from rlreason.config.store import typed
 from rlreason.model.shapes import Device, Driver
 from rlreason.training.preflight import too_few_gpus

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from rlreason.cli.entry import exit_code_of
-from rlreason.cli.run import mark_ended
+from rlreason.cli.command import mark_ended
+from rlreason.cli.subcommands import exit_code_of
 from rlreason.errors import ConfigError, DataError, EngineError, ResourceError
 from rlreason.records.reader import read_status, write_status
 from tests.test_end_to_end import SMALL, rlreason

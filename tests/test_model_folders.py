@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from transformers import Phi3Config, Phi3ForCausalLM
 
 from rlreason.api import train
-from rlreason.cli.doctor_checks import weight_findings
+from rlreason.cli.doctor import weight_findings
 from rlreason.cli.doctor_probes import ProbeResult
 from rlreason.config.leaves import load_template
 from rlreason.config.store import typed

@@ -248,7 +248,7 @@ def test_closing_a_feed_does_not_wait_for_what_hangs(monkeypatch):
 HELPLESS = """
 import subprocess, sys, time
 from rlreason.runtime import signals
-from rlreason.cli.entry import run_cli
+from rlreason.cli.subcommands import run_cli
 
 def command():
     with signals.temporary_folder("mine-"):

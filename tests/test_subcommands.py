@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from rlreason.cli.entry import exit_code_of
 from rlreason.cli.flags import composing, read
 from rlreason.cli.mistakes import config_of, keys_below, options_by_group
 from rlreason.cli.subcommands import (
     SUBCOMMANDS,
+    exit_code_of,
     named_subcommand,
     refuse_wrong_subcommand,
     run_subcommand,

@@ -79,7 +79,7 @@ def seen_in_a_terminal(*words: str, cwd: Path, **env: str) -> tuple[int, str]:
 
 SAYS = f"""
 import logging, sys, threading, time
-from rlreason.cli.entry import exit_code_of
+from rlreason.cli.subcommands import exit_code_of
 from rlreason.errors import ConfigError
 from rlreason.records.console import Console
 from rlreason.runtime.streams import print_stderr

@@ -15,10 +15,10 @@ from omegaconf import DictConfig, OmegaConf
 
 from rlreason.cli.aliases import translated
 from rlreason.cli.check import check_command_line, quoted
+from rlreason.cli.command import run_job
 from rlreason.cli.flags import Request, composing, own_hydra, read
 from rlreason.cli.mistakes import in_one_line, mistakes_in
 from rlreason.cli.resume import evaluation_overrides, expand_resume, key_of, overrides_of, remember
-from rlreason.cli.run import run_job
 from rlreason.config.run import RunConfig, works_on_a_model
 from rlreason.config.store import typed
 from rlreason.errors import ConfigError

@@ -10,10 +10,9 @@ from hydra import compose
 from omegaconf import DictConfig, OmegaConf
 
 from rlreason.cli.aliases import translated
-from rlreason.cli.design import design_of, file_of, folder_of
+from rlreason.cli.design import composed, design_of, file_of, fixed, folder_of, with_meant
 from rlreason.cli.flags import Request, composing, read, split_sweep_options
 from rlreason.cli.mistakes import in_one_line, mistakes_in, options_by_group
-from rlreason.cli.multirun import composed, fixed, with_meant
 from rlreason.cli.options import GROUP, HERE, PROCESSES, chosen_launcher, own_names, refuse_wrong_choices
 from rlreason.cli.resume import key_of
 from rlreason.config.algorithms import DiscoverConfig

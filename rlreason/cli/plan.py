@@ -9,7 +9,7 @@ import argparse
 from collections.abc import Callable
 from typing import Any
 
-from rlreason.cli.doctor_checks import requested_run
+from rlreason.cli.doctor import requested_run
 from rlreason.config.run import RunConfig
 from rlreason.errors import ConfigError
 from rlreason.model.savings import Planned, cure, planned, table, verdict

@@ -1,15 +1,19 @@
-"""Draw pictures by matplotlib: the curves of a training run, and the frame of every other picture."""
+"""Draw RUN/curves.png from RUN/metrics.jsonl, also of a run in progress; the frame of every picture by matplotlib."""
 
+import argparse
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from rlreason.errors import ConfigError
+from rlreason.records.console import Console
 from rlreason.records.files import CURVES, METRICS
 from rlreason.records.reader import RunFolder
 from rlreason.runtime.files import whole
 from rlreason.runtime.signals import held
+from rlreason.runtime.streams import folded
+from rlreason.runtime.subcommand import Answer, Parser
 from rlreason.runtime.text import visible
 
 
@@ -158,3 +162,18 @@ def title_of(run: RunFolder) -> str:
     reward = str(run.setting("prompt.reward") or "")
     own = f", reward={reward}" if ":" in reward else ""
     return f"{model}, {data}: {f'loss={loss}' if loss else algorithm}{own}, seed {seed}"
+
+
+def add_arguments(parser: Parser) -> None:
+    """Add the arguments of `rlreason curves`."""
+    parser.add_run("a training run's folder, such as runs/grpo/DATE")
+
+
+def main(arguments: argparse.Namespace, console: Console) -> Answer:
+    """Draw the curves; `ConfigError` if there is nothing to draw."""
+    run = RunFolder(arguments.run)
+    with console.wait("drawing the curves"):
+        picture = draw_curves(run)
+    figures = {"run": run.path, "title": title_of(run), "picture": picture}
+    figures |= {"rows": len(run.metrics), "last": run.metrics[-1]}
+    return Answer(folded(f"curves: {picture}", console.width), figures)
