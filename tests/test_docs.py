@@ -13,7 +13,8 @@ from omegaconf import DictConfig, OmegaConf
 
 from examples.scripted_server import serving
 from rlreason.cli.aliases import translated
-from rlreason.cli.design import composed, fixed
+from rlreason.cli.compose import composed
+from rlreason.cli.design import fixed
 from rlreason.cli.flags import composing, read, split_sweep_options
 from rlreason.cli.options import own_names, refuse_wrong_choices
 from rlreason.cli.subcommands import named_subcommand, parser_of

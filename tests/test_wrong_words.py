@@ -96,7 +96,7 @@ def ask(words: list[str]) -> None:
     with mistakes_in(words):
         asked = check_command_line(words, note=lambda text: None)
         assert not asked.starts, "these words would start a run"
-        by_hydra(asked, words)
+        by_hydra(asked)
 
 
 def answered_by(words: list[str]) -> str:

@@ -18,10 +18,11 @@ from hydra.core.object_type import ObjectType
 from hydra.core.plugins import Plugins
 from hydra.core.singleton import Singleton
 from hydra.core.utils import JobRuntime
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.basecontainer import BaseContainer
 
 from rlreason.config.leaves import resource_dir
+from rlreason.config.run import AnyRunConfig
 from rlreason.config.store import SEARCHED, register
 from rlreason.errors import ConfigError
 from rlreason.runtime.version import __version__
@@ -182,12 +183,24 @@ OWN_CONFIGS = {"discover": "discover"}  # algorithms that share no settings with
 
 
 @dataclass(frozen=True, slots=True)
+class OneRun:
+    """A run that may start: its settings, the config that it writes down, and its folder."""
+
+    run: AnyRunConfig
+    config: DictConfig
+    folder: Path
+    of_hydra: DictConfig  # the part `hydra` of the config
+    sweep: str | None = None  # that the run belongs to, where it resumes
+
+
+@dataclass(frozen=True, slots=True)
 class Request:
     """A parsed command line: `flags` by name, such as {"multirun": True}, and the overrides in order."""
 
     flags: dict[str, Any]
     overrides: list[str]
-    folder: Path | None = None  # where the run or sweep will write; set by the check
+    folder: Path | None = None  # where the sweep will write; set by the check
+    one: OneRun | None = None  # the only run, where it asks for no sweep; set by the check
     options: SweepOptions = field(default_factory=SweepOptions)
     design: Design | None = None  # of a sweep whose runs are known beforehand: not drawn by a plug-in, and no chain
     gpus: GpuPlan = field(default_factory=GpuPlan)  # of the sweep's runs; set by the check

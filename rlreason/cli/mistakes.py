@@ -444,7 +444,7 @@ def one_line(error: Exception, overrides: Sequence[str] = (), name: str = "confi
         return unknown_group(absent[1])
     if below := [word for word in overrides if word.lstrip("+").startswith(f"{full_key}.") and "Value '{}'" in text]:
         return f"{below[0]}: {full_key} is one value, with nothing below it: write {full_key}=VALUE"
-    if value := re.search(r"Value '(.*)' of type '[^']+' could not be converted to (\w+)", text, re.DOTALL):
+    if value := re.search(r"Value '(.*?)' of type '[^']+' could not be converted to (\w+)", text, re.DOTALL):
         return f"{full_key}={value[1]} must be of type {value[2]}: give {TYPES.get(value[2], 'a value of that type')}"
     if word := re.search(r"Error parsing override '([^'=]*)'\s+missing EQUAL", text):
         return no_override(word[1], list(overrides[:1]) == [word[1]])

@@ -96,7 +96,7 @@ OF_MODELS = (
 )  # fmt: skip
 
 
-def own_names(words: Sequence[str], note: Callable[[str], object] = print) -> list[str]:
+def own_names(words: Sequence[str], note: Callable[[str], object] = print, algorithm: str = "") -> list[str]:
     """Return the words with discovery's names of settings if it is chosen; `ConfigError` with others next to it.
 
     >>> own_names(["algorithm=discover", "model=Qwen/Qwen3-32B"], note=lambda line: None)
@@ -106,7 +106,7 @@ def own_names(words: Sequence[str], note: Callable[[str], object] = print) -> li
     """
     chosen = [word.partition("=")[2].lower().split(",") for word in words if word.startswith("algorithm=")]
     names = {name.strip() for values in chosen for name in values}
-    if not names & OWN_CONFIGS.keys():
+    if not (names | {algorithm}) & OWN_CONFIGS.keys():
         return list(words)
     if len(names) > 1:
         raise ConfigError(

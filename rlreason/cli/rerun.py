@@ -1,8 +1,8 @@
-"""Start a run again by its own words, print what differs here, and compare the two when the second has ended.
+"""Start a run again by its config, print what differs here, and compare the two when the second has ended.
 
-Words behind RUN replace those that RUN was started with, as in `rlreason rerun RUN seed=1`. It runs in a new folder,
-RUN_rerun unless hydra.run.dir=FOLDER names another. On one machine's processor two runs of the same words are equal bit
-for bit, but for times; a difference is said and is no failure: the exit code is that of the run.
+Words behind RUN replace its settings, as in `rlreason rerun RUN seed=1`. It runs in a new folder, RUN_rerun unless
+hydra.run.dir=FOLDER names another. On one machine's processor two runs of the same settings are equal bit for bit, but
+for times; a difference is said and is no failure: the exit code is that of the run.
 """
 
 import argparse
@@ -16,19 +16,22 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rlreason.cli.command import do
-from rlreason.cli.resume import RUN_DIR, WORD, key_of, recorded_start
+from rlreason.cli.check import check_start, prepared
+from rlreason.cli.command import start_run
+from rlreason.cli.compose import RESUME, RUN_DIR, algorithm_of, key_of, repeated
+from rlreason.cli.flags import composing, read
+from rlreason.cli.mistakes import in_one_line, mistakes_in
 from rlreason.cli.subcommands import STDOUT
+from rlreason.config.store import register
 from rlreason.errors import ConfigError
 from rlreason.records import files
 from rlreason.records.console import Console
 from rlreason.records.files import PACKED, opened
 from rlreason.records.provenance import MACHINE, code_differs, differences, environment
 from rlreason.records.reader import RunFolder
-from rlreason.runtime.machine import SWEEP_VARIABLE
 from rlreason.runtime.subcommand import Answer, Parser
 
-#: Metrics that depend on time. Nothing else may differ between two runs of the same words on the same machine.
+#: Metrics that depend on time. Nothing else may differ between two runs of the same settings on the same machine.
 CLOCK = re.compile(r"time/|busy/|perf/|memory/|grading/ms_|eval/tokens_per_second")
 
 
@@ -143,22 +146,23 @@ def add_arguments(parser: Parser) -> None:
 def main(arguments: argparse.Namespace, console: Console) -> Answer:
     """Run, then compare; the answer has the exit code of the run."""
     then, words = arguments.run, list(arguments.words)
-    if wrong := next((word for word in words if key_of(word) == WORD or "=" not in word.lstrip("~")), None):
+    if wrong := next((word for word in words if key_of(word) == RESUME or "=" not in word.lstrip("~")), None):
         raise ConfigError(f"{wrong} is no setting of a run: write key=value behind RUN, or start it without rerun")
-    recorded, now = recorded_start(then, "RUN"), _folder(then, words)
-    command = recorded.with_overrides([word for word in words if key_of(word) != RUN_DIR], now)
-    told = RunFolder(then).provenance
-    for line in recorded.notes:
-        console.say(f"note: {line}")
-    here = environment()
+    now = _folder(then, words)
+    register()
+    with mistakes_in(words):
+        request = read([word for word in words if key_of(word) != RUN_DIR])
+        with composing(request), in_one_line(request.overrides, composing=True):
+            request = prepared(request, console.say, algorithm_of(then))
+            one = repeated(then, request.overrides, console.say, now, name="RUN")
+            check_start([one.run], now, console.say)
+    told, here = RunFolder(then).provenance, environment()
     code_line = code_differs(told, here)
     before = ([code_line] if code_line else []) + differences(told, here, EARLY)
     for line in before or [f"nothing differs from what {then} says of code, libraries and machine"]:
         console.say(f"{'then and now: ' * bool(before)}{line}")
-    if recorded.sweep:
-        os.environ[SWEEP_VARIABLE] = recorded.sweep
     with _printing_aside(arguments.json == STDOUT):
-        code = _code_of(command)
+        code = start_run(one, ["rerun", str(then), *words])
     after = differences(told, RunFolder(now).provenance, LATE)
     results = compared(RunFolder(then), RunFolder(now))
     lines = ["", f"{then} and {now}:", *(f"  then and now: {line}" for line in after)]
@@ -191,14 +195,6 @@ def _folder(then: Path, words: Sequence[str]) -> Path:
         number += 1
         free = place.with_name(f"{place.name}_rerun_{number}")
     return free
-
-
-def _code_of(command: Sequence[str]) -> int:
-    """Return the exit code of the run; a diverged run has its own."""
-    try:
-        return do(command)
-    except SystemExit as end:
-        return end.code if isinstance(end.code, int) else 1
 
 
 @contextmanager
