@@ -22,7 +22,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.basecontainer import BaseContainer
 
 from rlreason import Grader, Run, compose, evaluate, load_run, train
-from rlreason.cli.flags import own_hydra
+from rlreason.cli.options import own_hydra
 from rlreason.cli.rerun import without_clock
 from rlreason.config.store import typed
 from rlreason.errors import ConfigError

@@ -18,7 +18,8 @@ from omegaconf import OmegaConf
 from rlreason import evaluate, train
 from rlreason.cli.check import check_command_line
 from rlreason.cli.compose import changed_run, evaluation_settings, plain
-from rlreason.cli.flags import composing, group_options, read
+from rlreason.cli.flags import composing, read
+from rlreason.cli.options import group_options
 from rlreason.config.data import of_function
 from rlreason.config.groups import no_reward
 from rlreason.config.store import typed

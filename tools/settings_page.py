@@ -10,19 +10,20 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, fields, is_dataclass
 from functools import cache
+from itertools import takewhile
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, Union, get_args, get_origin
+from typing import Any, NamedTuple, Union, get_args, get_origin
 
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
-from rlreason.cli.aliases import NAMES
 from rlreason.cli.flags import Request
-from rlreason.cli.options import Option, flat, options
+from rlreason.cli.names import NAMES
 from rlreason.config.conditions import CONDITIONS
 from rlreason.config.fields import comment, range_of
-from rlreason.config.leaves import resource_dir, typed_word
+from rlreason.config.leaves import flat, resource_dir, typed_word
+from rlreason.config.rules import NAMING
 from rlreason.config.store import SCHEMAS, register
 from rlreason.objectives.published import OPTIONS
 
@@ -58,6 +59,51 @@ Every setting, as the code has it: `make docs` writes this page, and a test hold
 """
 
 Setting = tuple[type, Field[Any], str]  # the class that holds it, its field, and its dotted key
+
+
+class Option(NamedTuple):
+    """One option of a group."""
+
+    name: str
+    about: str
+    sets: dict[str, dict[str, Any]]  # {key: value} under "", and by algorithm where it says more for some
+    schema: str  # that its settings are of; empty where the group has one for all options
+
+
+@cache
+def options() -> dict[str, list[Option]]:
+    """Return every group that a user chooses from, with the options that come with the package."""
+    groups = [path for path in sorted(resource_dir("conf").iterdir()) if path.is_dir()]
+    folders = {folder.name: folder for folder in groups}
+    folders["sweep"] = resource_dir("multirun_sweeps")
+    return {group: [_read(file, group) for file in sorted(path.glob("*.yaml"))] for group, path in folders.items()}
+
+
+def _read(file: Path, group: str) -> Option:
+    lines = [line for line in file.read_text("utf-8").splitlines() if not line.startswith("# @package")]
+    comment = " ".join(line.lstrip("# ") for line in takewhile(lambda line: line.startswith("#"), lines))
+    own = {name: own for name in SCHEMAS["schema"] if (own := file.parent / name / file.name).is_file()}
+    sets = {name: _sets(path, group) for name, path in {"": file, **own}.items()}
+    schema = sets[""].pop("schema", "")
+    return Option(file.stem, comment, sets, schema)
+
+
+def _sets(file: Path, group: str) -> dict[str, Any]:
+    """Return what a file sets, including other options that it chooses, as typed; and its schema, as `schema`."""
+    whole = group == "sweep" or file.read_text("utf-8").startswith("# @package _global_")
+    content: Any = OmegaConf.to_container(OmegaConf.load(file))
+    found: dict[str, Any] = {}
+    for item in content.pop("defaults", ()):
+        for place, option in item.items() if isinstance(item, dict) else []:
+            if place.startswith("override "):
+                group_of, _, package = place.removeprefix("override /").partition("@")
+                found[package.removeprefix("_global_.") or group_of] = option
+        if not whole and str(item).startswith("/schema/"):
+            found["schema"] = item.partition("@")[0].rpartition("/")[2]
+    grid = content.pop("hydra", {}).get("sweeper", {}).get("params", {})
+    found |= flat(content, "" if whole else f"{group}.") | grid
+    named = (group, *(f"{group}.{word}" for word in NAMING))  # by which the chosen option is known again
+    return {key: value for key, value in found.items() if key not in named or value != file.stem}
 
 
 @cache
@@ -124,7 +170,7 @@ def about(kind: type, field: Field[Any], key: str, shared: Sequence[str]) -> str
     bounds = range_of(key)
     said = comment(kind, field.name) or (bounds.cure if bounds and key.startswith("loss.") else "")
     said = _text(re.sub(r"^[a-z]+ ", lambda word: word[0].capitalize(), said.removesuffix(".")))
-    if also := [f"`{name}`" for name, ours in NAMES.items() if ours.key == key]:
+    if also := [f"`{name}`" for name, ours in NAMES.items() if ours == key]:
         said += f" (also {', '.join(also)})"
     only = [where for where in conditions_of(key) if where not in shared]
     return said + (f". *Read {_text('; '.join(only))}.*" if only else "")

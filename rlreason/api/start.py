@@ -17,8 +17,9 @@ from rlreason.api.runs import Run
 from rlreason.cli.check import check_command_line, check_start, prepared, quoted
 from rlreason.cli.command import run_job
 from rlreason.cli.compose import RESUME, RUN_DIR, changed_run, evaluation_settings, key_of, plain
-from rlreason.cli.flags import OneRun, composing, own_hydra, read
+from rlreason.cli.flags import OneRun, composing, read
 from rlreason.cli.mistakes import in_one_line, mistakes_in
+from rlreason.cli.options import own_hydra
 from rlreason.config.run import RunConfig, works_on_a_model
 from rlreason.errors import ConfigError
 from rlreason.records.console import Console

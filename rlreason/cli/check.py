@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from rlreason.cli.aliases import translated
 from rlreason.cli.compose import RESUME, algorithm_of, composed, composed_run, key_of, repeated, resumed_folder
 from rlreason.cli.design import design_of, file_of, fixed, folder_of, with_meant
 from rlreason.cli.flags import OneRun, Request, composing, read, split_sweep_options
-from rlreason.cli.mistakes import in_one_line, mistakes_in, options_by_group
-from rlreason.cli.options import GROUP, HERE, PROCESSES, chosen_launcher, own_names, refuse_wrong_choices
+from rlreason.cli.launchers import GROUP, HERE, PROCESSES, chosen_launcher
+from rlreason.cli.mistakes import in_one_line, mistakes_in, refuse_wrong_words
+from rlreason.cli.names import own_names, translated
+from rlreason.cli.options import options_by_group
 from rlreason.config.algorithms import DiscoverConfig
 from rlreason.config.groups import OF_SWEEPS
 from rlreason.config.leaves import resource_dir
@@ -343,7 +344,7 @@ def prepared(request: Request, note: Note, algorithm: str = "") -> Request:
     rest, sweep_options = split_sweep_options(request.overrides, request.multirun)
     words = [_without_detour(word) for word in quoted(own_names(rest, note, algorithm), request.multirun)]
     request = replace(request, overrides=translated(words, note), options=sweep_options)
-    refuse_wrong_choices(request.overrides)
+    refuse_wrong_words(request.overrides)
     return request
 
 

@@ -19,8 +19,8 @@ from omegaconf import DictConfig, OmegaConf
 
 from rlreason.cli.check import check_command_line, check_rules
 from rlreason.cli.flags import OneRun, Request, composing, read, searching
+from rlreason.cli.launchers import JOBLIB
 from rlreason.cli.mistakes import in_one_line, mistakes_in
-from rlreason.cli.options import JOBLIB
 from rlreason.cli.subcommands import find_modules_here, print_error, refuse_wrong_subcommand, run_cli, subcommands_help
 from rlreason.config.leaves import refuse_own_input
 from rlreason.config.run import AnyRunConfig, works_on_a_model

@@ -13,7 +13,8 @@ from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf
 
 from rlreason.cli.flags import OWN_CONFIGS, OneRun
-from rlreason.cli.mistakes import in_one_line, options_by_group
+from rlreason.cli.mistakes import in_one_line
+from rlreason.cli.options import options_by_group
 from rlreason.config.leaves import flat, resource_dir
 from rlreason.config.rules import complaints, smaller_last_evaluation
 from rlreason.config.store import SCHEMAS, typed

@@ -57,30 +57,17 @@ def without_clock(row: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in row.items() if not CLOCK.match(name)}
 
 
-def first_difference(one: Sequence[Mapping[str, Any]], other: Sequence[Mapping[str, Any]]) -> tuple[int, str] | None:
-    """Return (row number, metric) where two lists of rows first differ, over their common length; None if equal.
-
-    >>> first_difference([{"a": 1.0}, {"a": 1.0, "b": 2.0}], [{"a": 1.0}, {"a": 1.0, "b": 3.0}, {}])
-    (2, 'b')
-    """
-    for number, (a, b) in enumerate(zip(one, other, strict=False), 1):
-        for name in dict.fromkeys((*a, *b)):
-            if (name in a) != (name in b) or a[name] != b[name]:
-                return number, name
-    return None
-
-
 def _metrics(one: Sequence[Mapping[str, Any]], other: Sequence[Mapping[str, Any]]) -> Compared:
     a, b = [without_clock(row) for row in one], [without_clock(row) for row in other]
     if not a or not b:
         return Compared("metrics", None, "metrics: one of the two has no rows")
-    if (found := first_difference(a, b)) is not None:
-        number, name = found
-        values = f"{a[number - 1].get(name)} then, {b[number - 1].get(name)} now"
-        return Compared("metrics", False, f"metrics differ from row {number} on: {name} was {values}")
+    for number, (then, now) in enumerate(zip(a, b, strict=False), 1):
+        for name in dict.fromkeys((*then, *now)):
+            if (name in then) != (name in now) or then[name] != now[name]:
+                values = f"{then.get(name)} then, {now.get(name)} now"
+                return Compared("metrics", False, f"metrics differ from row {number} on: {name} was {values}")
     if len(a) != len(b):
-        shared = min(len(a), len(b))
-        return Compared("metrics", False, f"metrics: {len(a)} rows then, {len(b)} now; the first {shared} are equal")
+        return Compared("metrics", False, f"metrics: {len(a)} rows then, {len(b)} now; those of both are equal")
     return Compared("metrics", True, f"metrics are equal ({len(a)} rows)")
 
 
@@ -91,39 +78,30 @@ def _responses(one: Path, other: Path) -> Compared:
     for name in sorted(a.keys() | b.keys()):
         if name not in a or name not in b:
             return Compared("responses", False, f"responses differ: only one has {name}")
-        if (line := _first_line(a[name], b[name])) is not None:
-            return Compared("responses", False, f"responses differ from line {line} of {name} on")
+        with opened(a[name]) as then, opened(b[name]) as now:
+            for number, (line, twin) in enumerate(zip_longest(then, now), 1):
+                if line != twin:
+                    return Compared("responses", False, f"responses differ from line {number} of {name} on")
     return Compared("responses", True, f"responses are equal (files: {len(a)})")
 
 
 def _response_files(folder: Path) -> dict[str, Path]:
     """Return the files of responses by their names in the run folder, without the ending of compressed ones."""
     found = [file.path for kind in (files.ROLLOUTS, files.EVALS) for file in files.response_files(folder, kind)]
-    if (whole := folder / files.RESPONSES).is_file():
-        found.append(whole)
+    found += [folder / files.RESPONSES] if (folder / files.RESPONSES).is_file() else []
     return {str(path.relative_to(folder)).removesuffix(PACKED): path for path in found}
-
-
-def _first_line(one: Path, other: Path) -> int | None:
-    """Return the number of the first line in which two files differ; None if equal."""
-    with opened(one) as a, opened(other) as b:
-        for number, (line, twin) in enumerate(zip_longest(a, b), 1):
-            if line != twin:
-                return number
-    return None
 
 
 def _weights(one: Path | None, other: Path | None) -> Compared:
     if one is None or other is None:
         return Compared("weights", None, "weights: not compared, since one of the two has saved none (save_model=true)")
-    a, b = weights_digest(one), weights_digest(other)
-    if a == b:
-        return Compared("weights", True, f"weights are equal ({a})")
-    return Compared("weights", False, f"weights differ: {a} then, {b} now")
+    then, now = _digest(one), _digest(other)
+    said = f"weights are equal ({then})" if then == now else f"weights differ: {then} then, {now} now"
+    return Compared("weights", then == now, said)
 
 
-def weights_digest(model: Path) -> str:
-    """Return 8 hex digits of a hash of all bytes of a model folder's safetensors files."""
+def _digest(model: Path) -> str:
+    """Return 8 hex digits of a hash of a model folder's safetensors files and their names."""
     digest = hashlib.sha256()
     for path in sorted(model.glob("*.safetensors")):
         digest.update(f"{path.name}\0".encode())
