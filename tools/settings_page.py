@@ -91,7 +91,7 @@ def _read(file: Path, group: str) -> Option:
 def _sets(file: Path, group: str) -> dict[str, Any]:
     """Return what a file sets, including other options that it chooses, as typed; and its schema, as `schema`."""
     whole = group == "sweep" or file.read_text("utf-8").startswith("# @package _global_")
-    content: Any = OmegaConf.to_container(OmegaConf.load(file))
+    content: dict[str, Any] = OmegaConf.to_container(OmegaConf.load(file))  # type: ignore[assignment]
     found: dict[str, Any] = {}
     for item in content.pop("defaults", ()):
         for place, option in item.items() if isinstance(item, dict) else []:

@@ -4,7 +4,6 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -65,9 +64,13 @@ def start(
         own = stack.enter_context(as_settings(**objects))
         _refuse_twice(own, texts)
         console = Console(stack.enter_context(open(os.devnull, "w")) if quiet else None)
+        if isinstance(first, Run) and (first.config.get("eval") or {}).get("prompt"):  # keep that prompt
+            own = [word.replace("prompt.reward=", "eval.reward=", 1) for word in own]
         with own_hydra(), mistakes_in(texts):
-            given = [*own, *texts] if isinstance(first, Run) else [*first, *own, *texts]
-            one = _one_run(first if isinstance(first, Run) else config, given, console.say)
+            words = [*own, *texts] if isinstance(first, Run) else [*first, *own, *texts]
+            one = _one_run(first if isinstance(first, Run) else config, words, console.say)
+            if isinstance(first, Run):
+                words = ["algorithm=evaluate", "model=local", f"model.path={first.model}", *words]
         run, folder = one.run, one.folder.absolute()
         if not works_on_a_model(run):
             raise ConfigError(f"algorithm={run.algorithm} is started by python -m rlreason: leave it out here")
@@ -76,21 +79,20 @@ def start(
         stack.enter_context(_sweep_variable(one.sweep))
         stack.enter_context(process_state_kept())
         divide_memory_finely()
-        run_job(run, folder, redacted(OmegaConf.to_yaml(one.config)), given, console)
+        run_job(run, folder, redacted(OmegaConf.to_yaml(one.config)), words, console)
     return Run(folder)
 
 
 def _one_run(base: Run | DictConfig | RunConfig | None, overrides: list[str], note: Callable[[str], object]) -> OneRun:
     """Return the run of these overrides, on top of what is given to begin with; `ConfigError` if it cannot start."""
-    if base is None or any(key_of(word) == RESUME for word in overrides):
+    if base is not None and (resumed := [word for word in overrides if key_of(word) == RESUME]):
+        raise ConfigError(f"{resumed[0]} has the settings of that run, and others are given too: leave one of them out")
+    if base is None:
         request = check_command_line(overrides, note)
         assert request.one is not None
         return request.one
     request = read(overrides)
     with composing(request), in_one_line(request.overrides, composing=True):
-        if isinstance(base, Run) and (base.config.get("eval") or {}).get("prompt"):  # keep that prompt
-            words = [word.replace("prompt.reward=python", "eval.reward=python", 1) for word in request.overrides]
-            request = replace(request, overrides=words)
         request = prepared(request, note)
         given = set(map(key_of, request.overrides))
         settings = _settings_to_evaluate(base, given) if isinstance(base, Run) else _plain(base)

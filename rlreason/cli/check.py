@@ -365,10 +365,10 @@ def _resumed(request: Request, folder: Path, note: Note) -> Request:
         raise ConfigError(f"{RESUME}={folder} has its settings from there: --cfg job shows them; leave other flags out")
     rest = [word for word in request.overrides if key_of(word) != RESUME]
     request = prepared(replace(request, overrides=rest), note, algorithm_of(folder))
-    request = replace(request, one=repeated(folder, request.overrides, note))
+    one = repeated(folder, request.overrides, note)
     if request.starts:
-        check_start([request.one.run], folder, note)
-    return request
+        check_start([one.run], folder, note)
+    return replace(request, one=one)
 
 
 def _without_detour(word: str) -> str:

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, NoReturn
 
 from hydra import initialize_config_dir, initialize_config_module
@@ -23,7 +22,6 @@ from rlreason.sweeps.processes import GpuPlan
 from rlreason.sweeps.state import Design
 
 YES, NO = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
-NAME = re.compile(r"\w[\w.,=+-]*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,59 +54,32 @@ def split_sweep_options(overrides: Sequence[str], multirun: bool) -> tuple[list[
     >>> rest, options.jobs, options.dry, options.carry
     (['seed=0,1'], 2, True, ('a', 'b'))
     """
-    given: dict[str, str] = {}
+    given: dict[str, object] = {}
     rest = []
     for word in overrides:
         key, equals, value = word.lstrip("+").partition("=")
-        if key not in _READ or not equals:
+        if key not in _SWEEP_RULES or not equals:
             rest.append(word)
-        elif not multirun:
+            continue
+        if not multirun:
             raise ConfigError(f"{word} is for a sweep: add -m, or leave it out")
-        elif key in given:
-            raise ConfigError(f"{key}={given[key]} and {word} both set {key}: leave one of them out")
-        else:
-            given[key] = value
-    return rest, SweepOptions(**{key: _READ[key](_unquoted(value)) for key, value in given.items()})  # type: ignore[arg-type]
+        if key in given:
+            raise ConfigError(f"{word} sets {key} a second time: leave one of them out")
+        pattern, rule, read_value = _SWEEP_RULES[key]
+        plain = _unquoted(value)
+        if not re.fullmatch(pattern, plain):
+            raise ConfigError(f"{key}={plain} must be {rule}")
+        given[key] = read_value(plain)
+    return rest, SweepOptions(**given)  # type: ignore[arg-type]
 
 
-def _jobs(value: str) -> int:
-    if not re.fullmatch(r"[1-9]\d{0,5}", value):
-        raise ConfigError(f"jobs={value} must be a whole number, 1 or more: try jobs=2, for two runs side by side")
-    return int(value)
-
-
-def _gpus(value: str) -> int | None:
-    if value.lower() in ("auto", "null"):
-        return None
-    if not re.fullmatch(r"\d{1,4}", value):
-        raise ConfigError(
-            f"gpus_per_run={value} must be a whole number or auto: 1 gives every run a GPU of its own, 0 lets every "
-            "run see all of them"
-        )
-    return int(value)
-
-
-def _dry(value: str) -> bool:
-    if value.lower() not in YES + NO:
-        raise ConfigError(f"dry={value} must be true or false: dry=true stops after the plan")
-    return value.lower() in YES
-
-
-def _carry(value: str) -> tuple[str, ...]:
-    inside = value[1:-1] if value[:1] == "[" and value[-1:] == "]" else value
-    names = tuple(_unquoted(name.strip()) for name in re.split(r",(?![^,]*=)", inside))
-    if not all(names):
-        raise ConfigError(f"carry={value} names no sweep: give one of runs/sweeps, as in carry=grpo_learning_rate")
-    return names
-
-
-def _name(value: str) -> str:
-    if not NAME.fullmatch(value) or len(value) > 100:
-        raise ConfigError(
-            f"sweep_name={value} must be a plain name of at most 100 letters, digits and -_.,=+: it becomes the folder "
-            "runs/sweeps/NAME; hydra.sweep.dir=DIR puts it elsewhere"
-        )
-    return value
+def _carried_names(value: str) -> tuple[str, ...]:
+    """
+    >>> _carried_names("[a,'b']"), _carried_names("grpo_baselines,model=tiny")
+    (('a', 'b'), ('grpo_baselines,model=tiny',))
+    """
+    inside = value.removeprefix("[").removesuffix("]")
+    return tuple(_unquoted(name.strip()) for name in re.split(r",(?![^,]*=)", inside))
 
 
 def _unquoted(value: str) -> str:
@@ -119,9 +90,31 @@ def _unquoted(value: str) -> str:
     return value[1:-1] if len(value) > 1 and value[0] == value[-1] and value[0] in "'\"" else value
 
 
-_READ: Mapping[str, Callable[[str], object]] = MappingProxyType(
-    {"jobs": _jobs, "gpus_per_run": _gpus, "dry": _dry, "carry": _carry, "sweep_name": _name}
-)
+#: Option of a sweep -> the form of its value, the rule with its cure, and how the value is read.
+_SWEEP_RULES: Mapping[str, tuple[str, str, Callable[[str], object]]] = {
+    "jobs": (r"[1-9]\d{0,5}", "a whole number, 1 or more: try jobs=2, for two runs side by side", int),
+    "gpus_per_run": (
+        r"(?i:auto|null)|\d{1,4}",
+        "a whole number or auto: 1 gives every run a GPU of its own, 0 lets every run see all of them",
+        lambda value: int(value) if value.isdigit() else None,
+    ),
+    "dry": (
+        rf"(?i:{'|'.join(YES + NO)})",
+        "true or false: dry=true stops after the plan",
+        lambda value: value.lower() in YES,
+    ),
+    "carry": (
+        r"\[?[^\[\]]+\]?",
+        "a sweep of runs/sweeps or a list of them, as in carry=grpo_learning_rate",
+        _carried_names,
+    ),
+    "sweep_name": (
+        r"\w[\w.,=+-]{0,99}",
+        "a plain name of at most 100 letters, digits and -_.,=+: it becomes the folder runs/sweeps/NAME; "
+        "hydra.sweep.dir=DIR puts it elsewhere",
+        str,
+    ),
+}
 
 
 SOURCES = ("config_dir", "config_path", "config_name")  # flags that say where options come from

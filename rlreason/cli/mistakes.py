@@ -102,9 +102,8 @@ def explained(error: Exception, overrides: Sequence[str], name: str) -> str:
         return f"a file of options is no YAML ({where}): fix it, or choose another"
     if in_file := re.match(r"In '([^']+)'", str(error)):
         return _in_file(in_file[1], str(error), config_of(choices_among(overrides), name))
-    choices = choices_among(overrides)
-    cfg = config_of(choices, name)
-    if line := next(filter(None, (wrong(word, overrides, choices, cfg, name) for word in overrides)), ""):
+    cfg = config_of(choices_among(overrides), name)
+    if line := next(filter(None, (wrong(word, overrides, cfg, name) for word in overrides)), ""):
         return line
     about = [word for word in overrides if "${" in word]
     return (
@@ -112,7 +111,7 @@ def explained(error: Exception, overrides: Sequence[str], name: str) -> str:
     )
 
 
-def first_line(error: Exception) -> str:
+def first_line(error: BaseException) -> str:
     """Return what a library says in its first line, or of what kind its error is."""
     return next((line.strip().rstrip(".") for line in str(error).splitlines() if line.strip()), type(error).__name__)
 
@@ -254,25 +253,23 @@ def no_override(word: str, is_first: bool) -> str:
     group, _, option = re.sub(r"[/:]", ".", word).rpartition(".")
     if option in groups.get(group, ()):
         return f"{said}write {group}={option}"
-    flags = ("multirun", "help", "version", "cfg", "config-dir", "hydra-help")
-    meant = [f"--{flag}" for flag in near(word, flags, cutoff=0.8)] or choices_named(word)
-    meant = meant or [f"{like}=..." for like in near(word, [*groups, *keys_to_set(cfg)], cutoff=0.7)]
+    meant = choices_named(word) or [f"{like}=..." for like in near(word, [*groups, *keys_to_set(cfg)], cutoff=0.7)]
     if is_first and not meant and re.fullmatch(r"[A-Za-z][\w-]{0,30}", word):
         *names, last = (subcommand.name for subcommand in SUBCOMMANDS)
         return f"{word} is no subcommand: {', '.join(names)} and {last} are; settings are key=value"
-    return f"{said}{did_you_mean(meant)} write key=value (python -m rlreason --help)".replace(":  ", ": ")
+    return f"{said}{did_you_mean(meant) or 'write key=value'} (python -m rlreason --help)"
 
 
 # What can be said of it beside the run that the options compose
 
 
-def wrong(word: str, overrides: Sequence[str], choices: Sequence[str], cfg: DictConfig, name: str) -> str:
-    """Return what is wrong with one of the words; "" where nothing is known to be. `cfg`: what the choices compose."""
+def wrong(word: str, overrides: Sequence[str], cfg: DictConfig, name: str) -> str:
+    """Return what is wrong with one of the words, "" where nothing is known to be. `cfg`: what the options compose."""
     key, equals, value = word.lstrip("+~").partition("=")
     group = key.partition("@")[0]
     if not equals:
         return "" if word.startswith("~") else unreadable(word, overrides)
-    if word in choices:
+    if word in choices_among([word]):
         chosen = key in cfg.hydra.runtime.choices or group in MAY_BE_ABSENT
         return "" if chosen else f"{group} is no option of the chosen algorithm: leave it out"
     if key not in keys_below(cfg) and group not in options_by_group():
@@ -285,7 +282,7 @@ def wrong(word: str, overrides: Sequence[str], choices: Sequence[str], cfg: Dict
         inside = [one for one in keys_below(cfg) if one.startswith(f"{key}.")]
         return f"{word} does not fit there, since {key} is a group of settings: write one of {', '.join(inside[:5])}"
     try:
-        compose(name, [*choices, word], return_hydra_config=True)
+        compose(name, [*cfg.hydra.overrides.task, *cfg.hydra.overrides.hydra, word], return_hydra_config=True)
     except Exception as error:
         cause = error.__cause__ or error
         if "${" in value or key.startswith("hydra"):

@@ -7,13 +7,12 @@ grammar, as in `use_std_normalization=choice(True,False)`.
 import re
 from collections.abc import Callable, Mapping, Sequence
 
-from rlreason.cli.flags import OWN_CONFIGS
+from rlreason.cli.flags import NO, OWN_CONFIGS, YES
 from rlreason.cli.options import options_by_group
 from rlreason.errors import ConfigError
 from rlreason.objectives.objective import LOSS_NUMBERS
 from rlreason.runtime.plugins import announced
 
-YES, NO = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
 NONE = ("false", "no", "off", "null", "none", "~")  # YAML's words for nothing: the option `none`, where a group has it
 MAY_BE_ABSENT = ("experiment", "sweep")  # groups without which a run is whole
 

@@ -188,7 +188,7 @@ def is_sweep(word: str) -> bool:
 def values_of(override: Override) -> list[str]:
     """Return the values of an override as texts, those of a sweep and those of a list one by one."""
     value = override._value
-    several = value.list if isinstance(value, ChoiceSweep) else [value]
+    several: list[Any] = list(value.list) if isinstance(value, ChoiceSweep) else [value]
     if override.is_sweep_override() and not isinstance(value, ChoiceSweep | IntervalSweep):
         several = list(override.sweep_iterator())
     one_by_one = [inner for one in several for inner in (one if isinstance(one, list) else [one])]
