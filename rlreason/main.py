@@ -3,6 +3,6 @@
 A run is built by `training/build.py`, around one rollout engine and one grader, and started by `cli/command.py`.
 """
 
-from rlreason.cli.command import cli, do, main
+from rlreason.cli.command import cli, do
 
-__all__ = ["cli", "do", "main"]
+__all__ = ["cli", "do"]

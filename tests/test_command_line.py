@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from rlreason.cli.aliases import NAMES, translated
 from rlreason.cli.check import check_command_line
 from rlreason.cli.flags import composing, read
+from rlreason.cli.names import NAMES, VALUES, translated
 from rlreason.config.leaves import refuse_own_input, resource_dir
 from rlreason.config.store import SCHEMAS
 from rlreason.errors import ConfigError
@@ -51,7 +51,7 @@ def python_m(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
         ("use_std_normalization='True'", "std_norm=group_std"),
         ("use_std_normalization=True,False", "std_norm=group_std,none"),
         ("use_std_normalization=choice(yes,0)", "std_norm=choice(group_std,none)"),
-        ("normalize_by_std=shuffle(True,False)", "std_norm=shuffle(choice(group_std,none))"),
+        ("normalize_by_std=shuffle(True,False)", "std_norm=shuffle(group_std,none)"),
         ("importance_reweighting_method=none,noclip", "loss=reinforce_with_baseline,grpo_no_clip"),
         ("loss_type=GRPO-Clip,'No-Baseline',gspo", "loss=grpo_clip,no_baseline,gspo"),
         ("loss=tag(a,choice(GSPO,CISPO))", "loss=tag(a,choice(gspo,cispo))"),
@@ -91,9 +91,9 @@ def test_the_names_of_the_handouts_start_a_run(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_name_of_the_table_is_a_setting(name):
-    group, _, key = NAMES[name].key.partition(".")
+    group, _, key = NAMES[name].partition(".")
     options = {p.stem for p in (resource_dir("conf") / group).glob("*.yaml")}
-    assert set((NAMES[name].values or {}).values()) <= options
+    assert set(VALUES.get(name, {}).values()) <= options
     assert key or options or group in {field.name for schema in SCHEMAS["schema"].values() for field in fields(schema)}
 
 
@@ -128,11 +128,11 @@ def test_what_a_name_is_here_is_said_once():
 
 
 def test_no_two_options_of_a_group_differ_in_case_and_hyphens_alone():
-    from rlreason.cli.aliases import _folded
+    from rlreason.cli.names import fold
 
     for group in (p for p in resource_dir("conf").iterdir() if p.is_dir()):
         names = [p.stem for p in group.glob("*.yaml")]
-        assert len({_folded(name) for name in names}) == len(names), group
+        assert len({fold(name) for name in names}) == len(names), group
 
 
 @pytest.fixture

@@ -12,10 +12,11 @@ import pytest
 from omegaconf import DictConfig, OmegaConf
 
 from examples.scripted_server import serving
-from rlreason.cli.aliases import translated
-from rlreason.cli.design import composed, fixed
+from rlreason.cli.compose import composed
+from rlreason.cli.design import fixed
 from rlreason.cli.flags import composing, read, split_sweep_options
-from rlreason.cli.options import own_names, refuse_wrong_choices
+from rlreason.cli.mistakes import refuse_wrong_words
+from rlreason.cli.names import own_names, translated
 from rlreason.cli.subcommands import named_subcommand, parser_of
 from rlreason.data.tasks import make_stories
 from rlreason.discovery.turns import problem_named
@@ -52,7 +53,7 @@ def config_of(words: list[str]) -> DictConfig:
     with composing(asked):
         rest, _ = split_sweep_options(asked.overrides, asked.multirun)
         ours = translated(own_names(rest, note=str), note=str)
-        refuse_wrong_choices(ours)
+        refuse_wrong_words(ours)
         return composed(fixed(ours), asked.config_name)
 
 

@@ -17,8 +17,9 @@ from omegaconf import OmegaConf
 
 from rlreason import evaluate, train
 from rlreason.cli.check import check_command_line
-from rlreason.cli.flags import composing, group_options, read
-from rlreason.cli.resume import composed_settings, evaluation_overrides, overrides_of, plain
+from rlreason.cli.compose import changed_run, evaluation_settings, plain
+from rlreason.cli.flags import composing, read
+from rlreason.cli.options import group_options
 from rlreason.config.data import of_function
 from rlreason.config.groups import no_reward
 from rlreason.config.store import typed
@@ -119,7 +120,7 @@ def test_a_loss_of_ones_own_is_an_option_with_its_numbers(mine):
     assert run.loss.numbers() == {"tau": 0.25, "shift": 1.0}
     assert broken_loss(run) == ""
     with composing(read([])):
-        assert f"loss={mine}:asymmetric" in overrides_of(run)
+        assert repr(changed_run(plain(run), []).run) == repr(run)
     card = objective_card(run)
     text = " ".join(card.fitted(1000).split())
     assert f"a negative advantage weighs tau {mine}:asymmetric; tau=0.25, shift=1" in text
@@ -322,24 +323,26 @@ def test_numbers_of_numpy_and_torch_are_rewards_and_tables_of_pandas_are_rows():
         assert [p.facts for p in problems if p.answer == "2"] == [{}]
 
 
-def test_what_is_given_anew_takes_the_place_of_a_gone_object():
+def test_what_is_given_anew_takes_the_place_of_a_gone_object(tmp_path):
     def gone(response, truth):
         return 0.5
 
     rows = [{"question": "1+1?", "answer": 2}, {"question": "2+1?", "answer": 3}]
     with as_settings(reward=gone, data=rows) as own, composing(read([])):
-        ran = plain(composed_settings(["data.limit=7", "eval_problems=1", *own]))
+        ran = plain(compose("config", ["data.limit=7", "eval_problems=1", *own]))
         ran["loss"]["loss_type"] = "python:gone-1"  # no evaluation has a use for it
+    model = tmp_path
+    (model / "config.json").write_text("{}")
     with composing(read([])):
         with pytest.raises(ConfigError, match="Python object"):
-            evaluation_overrides(ran, "/")
+            changed_run(evaluation_settings(ran, model, set()), [])
         with as_settings(reward=gone, data=[{"question": "3+1?", "answer": 4}]) as other:
-            found = composed_settings([*evaluation_overrides(ran, "/", other), *other])
+            found = changed_run(evaluation_settings(ran, model, {"data", "prompt.reward"}), other).config
         assert (found.eval_problems, found.prompt.reward) == (None, other[0].partition("=")[2])
         anew = ["data=stories", "prompt.reward=r1_zero"]
-        found = composed_settings([*evaluation_overrides(ran, "/", anew), *anew])
+        found = changed_run(evaluation_settings(ran, model, {"data", "prompt.reward"}), anew).config
         assert (found.data.name, found.data.get("limit"), found.algorithm) == ("stories", None, "evaluate")
-        found = composed_settings([*overrides_of(OmegaConf.create(ran), [*anew, "loss=gspo"]), *anew])
+        found = changed_run(ran, [*anew, "loss=gspo"]).config
         assert (found.data.name, found.eval_problems, found.prompt.reward) == ("stories", 1, "r1_zero")
 
 

@@ -1,4 +1,4 @@
-"""`resume=RUN` and `rlreason rerun RUN`: the words of a run again, in its folder or beside it; what comes of them."""
+"""`resume=RUN` and `rlreason rerun RUN`: the config of a run again, in its folder or beside it; what comes of it."""
 
 import json
 import os
@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 import yaml
+from omegaconf import OmegaConf
 
 from rlreason import Run, compose, evaluate, load_run, train
-from rlreason.cli.flags import composing, read
-from rlreason.cli.rerun import compared, first_difference
-from rlreason.cli.resume import expand_resume, recorded_start
+from rlreason.cli.check import check_command_line
+from rlreason.cli.flags import OneRun
+from rlreason.cli.rerun import compared
 from rlreason.errors import ConfigError
 from rlreason.records.reader import RunFolder
 from rlreason.runtime.text import HIDDEN
@@ -24,48 +25,55 @@ JOB = [word for word in TINY if not word.startswith(("n_steps", "rollout_batch",
 
 @pytest.fixture
 def left(tmp_path, monkeypatch):
-    """A function that leaves a run's folder, `runs/a`, whose command was this one, in the current folder."""
+    """A function that leaves a run's folder, `runs/a`, of these words in the current folder."""
     monkeypatch.chdir(tmp_path)
 
-    def leave(command: str = "python -m rlreason seed=1", folder: str = "runs/a", **told: object) -> Path:
+    def leave(*words: str, folder: str = "runs/a", **told: object) -> Path:
         place = tmp_path / folder
         place.mkdir(parents=True)
-        (place / "config.yaml").write_text("algorithm: grpo\n")
-        facts = {"schema_version": 1, "command": command, "directory": str(tmp_path)} | told
+        (place / "config.yaml").write_text(OmegaConf.to_yaml(compose(*words)))
+        facts = {"schema_version": 1, "directory": str(tmp_path)} | told
         (place / "provenance.json").write_text(json.dumps(facts))
         return Path(folder)
 
     return leave
 
 
-def test_words_without_the_word_are_left_alone(left):
-    for words in ([], ["seed=1"], ["-m", "seed=1,2"], ["--help"], ["resume"], ["resumes=1"]):
-        assert expand_resume(words).words == words
+def one_run(*words: str) -> OneRun:
+    """The run that a command line would start, not checked against the machine."""
+    asked = check_command_line(["--cfg=job", *words], note=str)
+    assert asked.one is not None
+    return asked.one
 
 
 @pytest.mark.parametrize(
-    ("command", "given", "words"),
+    ("before", "words", "settings"),
     [
-        ("loss=gspo seed=1", ["resume=runs/a"], ["loss=gspo", "seed=1"]),
-        ("loss=gspo n_steps=20", ["resume=runs/a", "n_steps=40"], ["loss=gspo", "n_steps=40"]),
-        ("n_grpo_steps=20", ["n_steps=40", "resume='runs/a'"], ["n_steps=40"]),  # one setting, under two names
-        ("eval_problems=8", ["resume=runs/a", "eval.problems=9"], ["eval.problems=9"]),
-        ("'loss=gspo' seed=1 hydra.run.dir='/far/x=y'", ["resume=runs/a"], ["loss=gspo", "seed=1"]),
-        ("resume=runs/z seed=1", ["+resume=runs/a"], ["seed=1"]),
-        ("loss=grpo_clip loss.cliprange=0.3", ["resume=runs/a", "loss=gspo"], ["loss.cliprange=0.3", "loss=gspo"]),
-        ("'data.path=my data' --config-dir=/", ["resume=runs/a"], ["--config-dir=/", "data.path=my data"]),
+        (["loss=gspo", "seed=1"], [], {"loss.loss_type": "gspo", "seed": 1}),
+        (["n_steps=20"], ["n_steps=40"], {"n_steps": 40}),
+        (["n_steps=20"], ["n_grpo_steps=40"], {"n_steps": 40}),  # a handout's name
+        (["eval.problems=8"], ["eval.problems=9"], {"eval.problems": 9}),
+        (["loss=grpo_clip", "loss.cliprange=0.3"], ["logger=[wandb,tensorboard]"],
+         {"loss.cliprange": 0.3, "logger.wandb": True, "logger.tensorboard": True}),
+        (["logger=wandb"], ["logger=none"], {"logger.wandb": False}),
+        (["eval.data=countdown"], ["data=stories_hard", "eval.data=null"],
+         {"data.name": "stories_hard", "eval.data": None}),
+        (["seed=2", "rollout_batch_size=16"], ["train_batch_size=${rollout_batch_size}"], {"train_batch_size": 16}),
+        (["algorithm=sft", "epochs=2", "n_steps=null"], ["epochs=3"], {"epochs": 3, "algorithm": "sft"}),
+        (["algorithm=discover"], ["budget.calls=9", "model=mine"], {"budget.calls": 9, "client.model": "mine"}),
     ],
-)
-def test_the_word_stands_for_the_words_of_the_run_in_its_folder(command, given, words, left):
-    left(f"python -m rlreason {command}")
-    assert expand_resume(given).words == [*words, "hydra.run.dir=runs/a"]
+)  # fmt: skip
+def test_overrides_are_merged_into_the_settings_of_the_run(before, words, settings, left):
+    folder = left(*before)
+    one = one_run(f"resume={folder}", *words)
+    assert one.folder == folder
+    assert {key: OmegaConf.select(one.config, key) for key in settings} == settings
 
 
-def test_a_folder_is_spelled_so_that_hydra_reads_it(left, tmp_path):
-    odd = left(folder="runs/a=b c")
-    (last,) = [word for word in expand_resume([f"resume={odd}"]).words if word.startswith("hydra.run.dir=")]
-    assert last == "hydra.run.dir='runs/a=b c'"
-    assert expand_resume([f"resume={tmp_path}/runs/a=b c"]).words[-1] == f"hydra.run.dir='{tmp_path}/runs/a=b c'"
+@pytest.mark.parametrize("words", [["loss=grpo_clip", "epochs_per_rollout=2"], ["algorithm=ei"], ["scale=laptop"]])
+def test_settings_read_back_are_those_that_were_written(words, left):
+    folder = left(*words)
+    assert OmegaConf.to_yaml(one_run(f"+resume='{folder}'").config) == (folder / "config.yaml").read_text()
 
 
 @pytest.mark.parametrize(
@@ -78,47 +86,50 @@ def test_a_folder_is_spelled_so_that_hydra_reads_it(left, tmp_path):
         (["resume=runs/a", "hydra.run.dir=x"], "hydra.run.dir=x names one too: leave hydra.run.dir=x out"),
         (["-m", "resume=runs/a"], "leave -m out"),
         (["resume=runs/a", "hydra.mode=MULTIRUN"], "leave -m out"),
-        (["resume=empty"], "has no provenance.json that tells its command"),
-        (["resume=runs/b"], "has no provenance.json that tells its command"),
+        (["resume=empty"], "has no config.yaml"),
+        (["resume=runs/a", "n_stps=3"], "did you mean n_steps?"),
+        (["resume=runs/a", "n_steps=x"], "n_steps=x"),
+        (["resume=runs/a", "logger=wnadb"], "wandb?"),
+        (["resume=runs/a", "seed=1,2"], "several values"),
+        (["resume=runs/a", "objective=dapo"], "more than one setting"),
+        (["resume=runs/a", "algorithm=ei"], "algorithm=ei"),
+        (["resume=runs/a", "loss.tau=0.3"], "loss.tau"),
+        (["resume=runs/a", "group_size=7"], "group_size=7"),
     ],
 )
 def test_what_cannot_go_on_is_one_line(given, says, left):
     left()
-    left("something else", folder="runs/b")
+    left(folder="runs/b")
     Path("empty").mkdir()
     with pytest.raises(ConfigError) as caught:
-        expand_resume(given)
+        check_command_line(given, note=str)
     assert says in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
-def test_a_sweep_is_told_by_its_own_command(left):
-    left(folder="grid/seed=0")
-    command = "python -m rlreason -m sweep=grpo_baselines 'data.path=my data'"
-    Path("grid/sweep.json").write_text(json.dumps({"command": command}))
-    with pytest.raises(ConfigError, match=r"rlreason -m sweep=grpo_baselines 'data.path=my data'\), or give"):
-        expand_resume(["resume=grid"])
+def test_a_sweep_is_told_by_its_own_command(finished_sweep):
+    with pytest.raises(ConfigError, match=r"a sweep with 2 runs: .*rlreason --multirun seed=0,1 .*\), or give one"):
+        one_run(f"resume={finished_sweep.folder}")
 
 
 def test_a_secret_that_was_not_written_down_must_be_given_again(left):
-    left(f"python -m rlreason 'a.token={HIDDEN}' seed=1")
-    with pytest.raises(ConfigError, match=r"a\.token was a secret.*give it again as a\.token=VALUE"):
-        expand_resume(["resume=runs/a"])
-    assert expand_resume(["resume=runs/a", "a.token=x"]).words == ["seed=1", "a.token=x", "hydra.run.dir=runs/a"]
+    left("logger=wandb", f"logger.project='{HIDDEN}'")
+    with pytest.raises(ConfigError, match=r"logger\.project was a secret.* give it: logger\.project=VALUE"):
+        one_run("resume=runs/a")
+    assert one_run("resume=runs/a", "logger.project=x").config.logger.project == "x"
 
 
 def test_a_run_of_a_sweep_and_one_from_elsewhere_say_so(left):
     left(sweep="grid", directory="/far/away")
-    found = expand_resume(["resume=runs/a"])
-    assert found.sweep == "grid"
-    assert found.notes == [
-        "runs/a was started in /far/away: what its command names by a relative path is looked up here"
-    ]
-    assert recorded_start(Path("runs/a"), "RUN").request.overrides == ["seed=1"]
+    notes: list[str] = []
+    asked = check_command_line(["--cfg=job", "resume=runs/a"], notes.append)
+    assert asked.one.sweep == "grid"
+    assert [line.partition(":")[0] for line in notes] == ["note"]
+    assert "/far/away" in notes[0]
 
 
 def test_settings_of_a_run_can_be_looked_at(left):
-    left("python -m rlreason seed=7")
+    left("seed=7")
     done = rlreason("--cfg", "job", "resume=runs/a", "sampling.max_tokens=9", cwd=Path.cwd())
     assert done.returncode == 0, done.stderr
     assert yaml.safe_load(done.stdout)["seed"] == compose("resume=runs/a").seed == 7
@@ -145,9 +156,7 @@ def test_a_rerun_comes_out_equal_and_says_so(first):
     assert ending[4].startswith("  weights are equal (")
     again = load_run(cwd / "one_rerun")
     assert again.status == "finished"
-    told = [json.loads((run.folder / "provenance.json").read_text()) for run in (first, again)]
-    commands = [one["command"].replace("one_rerun", "one") for one in told]
-    assert commands[0] == commands[1]
+    assert again.config == first.config
     done = rlreason("rerun", "one", "seed=5", "--json", cwd=cwd, OMP_NUM_THREADS="2")
     assert done.returncode == 0, done.stderr
     figures = json.loads(done.stdout)  # and nothing else
@@ -199,7 +208,6 @@ def test_a_finished_run_goes_on_with_more_steps_in_its_own_folder(tmp_path):
     assert max(row["rollout_step"] for row in run.metrics) == 3
     told = json.loads((run.folder / "provenance.json").read_text())
     assert "n_steps=3" in told["command"]
-    assert "resume" not in told["command"]
     assert ["n_steps=2" in part["command"] for part in told["earlier_parts"]] == [True]
     assert os.listdir(tmp_path / "here") == ["run"]
     again = train(f"resume={run.folder}", "n_steps=4", quiet=True)  # from Python, and from another folder
@@ -220,7 +228,7 @@ def test_the_first_difference_is_named(left, tmp_path):
         "same": (rows, "metrics are equal (2 rows)"),
         "later": ([rows[0] | {"time/total": 2.0}, rows[1]], "metrics are equal (2 rows)"),
         "other": ([rows[0], {"a": 3.0}], "metrics differ from row 2 on: a was 2.0 then, 3.0 now"),
-        "more": ([*rows, {"a": 1.0}], "metrics: 2 rows then, 3 now; the first 2 are equal"),
+        "more": ([*rows, {"a": 1.0}], "metrics: 2 rows then, 3 now; those of both are equal"),
         "none": ([], "metrics: one of the two has no rows"),
         "key": ([rows[0] | {"b": 0.0}, rows[1]], "metrics differ from row 1 on: b was None then, 0.0 now"),
     }
@@ -229,7 +237,6 @@ def test_the_first_difference_is_named(left, tmp_path):
         (tmp_path / name / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in of_run))
     for name, (_, says) in cases.items():
         assert compared(RunFolder(tmp_path / "first"), RunFolder(tmp_path / name))[0].said == says
-    assert first_difference([{"a": None}], [{"a": None}]) is None
 
 
 def test_responses_and_weights_are_compared_byte_by_byte(left, tmp_path):
@@ -248,10 +255,3 @@ def test_responses_and_weights_are_compared_byte_by_byte(left, tmp_path):
     assert weights.equal is False
     (tmp_path / "c/evals/step_00000.jsonl").write_text("{}\n")
     assert compared(runs[0], runs[2])[1].said == "responses differ: only one has evals/step_00000.jsonl"
-
-
-def test_hydra_composes_what_the_word_stands_for(left):
-    left("python -m rlreason loss=grpo_clip 'sampling.temperature=0.5'")
-    with composing(read([])):
-        cfg = compose("resume=runs/a", "seed=3")
-    assert (cfg.loss.loss_type, cfg.sampling.temperature, cfg.seed) == ("grpo_clip", 0.5, 3)

@@ -9,7 +9,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlreason.cli.resume import expand_resume
+from rlreason import compose as train_config
 from rlreason.config.groups import chosen_engine, engine_here, usable_gpus
 from rlreason.config.leaves import resource_dir
 from rlreason.config.rules import complaints
@@ -74,16 +74,13 @@ def test_the_records_name_the_engine_and_not_the_word(finished_run):
 
 
 def test_a_run_goes_on_with_the_engine_that_it_began_with(finished, monkeypatch):
+    """Also on a machine that has, or lacks, a GPU."""
     monkeypatch.chdir(finished.parent)
-    assert not any(word.startswith("rollout=") for word in expand_resume([f"resume={finished}", "n_steps=3"]).words)
     settings = yaml.safe_load((finished / "config.yaml").read_text())
-    here = engine_here(None)
-    settings["rollout"]["engine"] = OTHER[here]  # as on a machine that has, or lacks, a GPU
+    settings["rollout"]["engine"] = OTHER[engine_here(None)]
     (finished / "config.yaml").write_text(yaml.safe_dump(settings))
-    again = expand_resume([f"resume={finished}", "n_steps=3"]).words
-    assert f"rollout={OTHER[here]}" in again
-    given = expand_resume([f"resume={finished}", "rollout=hf"]).words
-    assert [word for word in given if word.startswith("rollout=")] == ["rollout=hf"]
+    assert train_config(f"resume={finished}").rollout.engine == OTHER[engine_here(None)]
+    assert train_config(f"resume={finished}", "rollout=hf").rollout.engine == "hf"
 
 
 def test_a_sweep_whose_nodes_chose_another_engine_goes_on_where_it_was_started(tmp_path):

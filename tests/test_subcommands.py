@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rlreason.cli.flags import composing, read
-from rlreason.cli.mistakes import config_of, keys_below, options_by_group
+from rlreason.cli.options import config_of, keys_below, options_by_group
 from rlreason.cli.subcommands import (
     SUBCOMMANDS,
     exit_code_of,

@@ -8,7 +8,8 @@ import pytest
 from hydra import compose
 from omegaconf import OmegaConf
 
-from rlreason.cli.check import checked, repeated_runs, request_of_stage, stage_of
+from rlreason.cli.check import repeated_runs, request_of_stage, stage_of
+from rlreason.cli.compose import composed_run
 from rlreason.cli.design import design_of, file_of
 from rlreason.cli.flags import composing, read
 from rlreason.config.store import typed
@@ -65,7 +66,7 @@ def test_every_stage_of_the_assignment_composes_with_every_winner_of_those_befor
             for before in won:
                 for winner in won[before]:
                     for run in design_of(of_stage, note=str, carried=winner).runs:
-                        checked(run.overrides, "config", of_sweep=True)
+                        composed_run(run.overrides, "config", of_sweep=True)
             file, runs = file_of([f"sweep={stage}"]), design_of(of_stage, note=str).runs
             if file.carries and stage != "grpo_learning_rate":  # a number composes with everything
                 winners = [[f"{key}={value}" for key, value in run.setting.items()] for run in runs]
@@ -121,7 +122,7 @@ def test_words_that_make_the_same_run_are_said():
     with composing(asked):
         runs = design_of(asked, note=str).runs
         words = [list(run.overrides) for run in runs]
-        line, *rest = repeated_runs([checked(own, "config", of_sweep=True) for own in words], words)
+        line, *rest = repeated_runs([composed_run(own, "config", of_sweep=True).run for own in words], words)
     assert not rest
     assert line.startswith("off_policy=on_policy and off_policy=e1_quarter")
 

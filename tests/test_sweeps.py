@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from conftest import SWEEP_OF_TWO
 
-from rlreason.cli.options import set_up
+from rlreason.cli.launchers import set_up
 from rlreason.cli.start_sweep import code_of, print_table
 from rlreason.errors import ConfigError
 from rlreason.records.reader import write_status

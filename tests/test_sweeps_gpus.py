@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from rlreason.cli.flags import split_sweep_options
-from rlreason.cli.options import set_up
+from rlreason.cli.launchers import set_up
 from rlreason.errors import ConfigError
 from rlreason.runtime.machine import usable_processors
 from rlreason.sweeps.processes import GpuPlan, gpu_plan, machine_gpus

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from rlreason.cli.options import set_up
+from rlreason.cli.launchers import set_up
 from rlreason.sweeps.processes import GpuPlan
 from rlreason.sweeps.state import read_state
 from tests.fake_slurm import installed

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rlreason.cli import mistakes as nearest
+from rlreason.cli import options as nearest
 from rlreason.cli.check import check_command_line
 from rlreason.cli.command import by_hydra
 from rlreason.cli.flags import composing, read
@@ -25,7 +25,7 @@ LINES = [
     (["objective=sapo"], "loss=sapo?"),
     (["experiment=[]"], "experiment=[]"),
     (["data=[stories,gsm8k]"], "a run has one option of data"),
-    (["loss={a:1}"], "loss.a"),
+    (["loss={a:1}"], "loss={a:1}"),
     (["-m", "std_norm=false,group_std,1"], "std_norm=1"),
     (["-m", "loss=range(3)"], "loss=0"),
     (["-m", "loss=glob(x*)"], "loss=glob(x*)"),
@@ -46,7 +46,15 @@ LINES = [
     (["path=/x"], "model.path or data.path?"),
     (["wandb=true"], "logger=wandb?"),
     (["n_grpo_step=3"], "n_grpo_steps"),
-    (["algorithm=ei", "lr=1", "std_norm=none"], "std_norm"),
+    (["algorithm=ei", "std_norm=none"], "std_norm"),
+    (["algorithm=ei", "lr=1"], "learning_rate?"),
+    (["logger=[wandb"], "'logger=[wandb]'"),
+    (["logger=[wandb,", "tensorboard]"], "'logger=[wandb,tensorboard]'"),
+    (["-m", "seed=0,", "1"], "-m seed=0,1"),
+    (["seeds=0,1,2"], "mean seed?"),
+    (["n_steps=1.5"], "a whole number"),
+    (["learning_rate=fast"], "a number"),
+    (["save_model=maybe"], "true or false"),
     (["gspo"], "loss=gspo"),
     (["algorithm"], "key=value"),
     (["loss/gspo"], "loss=gspo"),
@@ -86,7 +94,7 @@ LINES = [
     (["seed=\x1b[31mred"], "seed=\\x1b[31mred"),
     (["seed=$(1)"], QUOTES),
     (["seed=1", "inspect"], "as in rlreason inspect"),
-    (["x" * 3000 + "=1"], "(3002 characters)"),
+    (["x" * 3000 + "=1"], "(3000 characters)"),
     (["loss=" + "y" * 3000], "(3005 characters)"),
 ]  # fmt: skip
 
@@ -96,7 +104,7 @@ def ask(words: list[str]) -> None:
     with mistakes_in(words):
         asked = check_command_line(words, note=lambda text: None)
         assert not asked.starts, "these words would start a run"
-        by_hydra(asked, words)
+        by_hydra(asked)
 
 
 def answered_by(words: list[str]) -> str:
@@ -127,9 +135,9 @@ def test_a_key_of_another_option_is_answered_with_the_settings_of_the_chosen_one
 
 
 def test_every_habit_and_every_equivalent_names_settings_that_there_are():
-    from rlreason.cli.mistakes import EQUIVALENTS, HABITS
+    from rlreason.cli.names import EQUIVALENTS, HABITS
 
-    known = set(nearest.keys_of_options())
+    known = set(nearest.keys_of_models())
     for algorithm, table in EQUIVALENTS.items():
         with composing(read([])):
             keys = nearest.keys_below(nearest.config_of([f"algorithm={algorithm}"], "config"))

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, fields, is_dataclass
 from functools import cache
+from itertools import takewhile
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, NamedTuple, Union, get_args, get_origin
@@ -16,11 +17,10 @@ from typing import Any, NamedTuple, Union, get_args, get_origin
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
-from rlreason.cli.aliases import NAMES
 from rlreason.cli.flags import Request
-from rlreason.cli.options import Option, flat, options
-from rlreason.config.leaves import conditions_of, metadata_of, resource_dir, typed_word
-from rlreason.config.rules import words_of
+from rlreason.cli.names import NAMES
+from rlreason.config.leaves import conditions_of, flat, metadata_of, resource_dir, typed_word
+from rlreason.config.rules import NAMING, words_of
 from rlreason.config.store import SCHEMAS, register
 from rlreason.objectives.published import OPTIONS
 from rlreason.settings import Range
@@ -66,13 +66,59 @@ class Setting(NamedTuple):
     conditions: list[str]  # where it is read
 
 
+class Option(NamedTuple):
+    """One option of a group."""
+
+    name: str
+    about: str
+    sets: dict[str, dict[str, Any]]  # {key: value} under "", and by algorithm where it says more for some
+    schema: str  # that its settings are of; empty where the group has one for all options
+
+
+@cache
+def options() -> dict[str, list[Option]]:
+    """Return every group that a user chooses from, with the options that come with the package."""
+    groups = [path for path in sorted(resource_dir("conf").iterdir()) if path.is_dir()]
+    folders = {folder.name: folder for folder in groups}
+    folders["sweep"] = resource_dir("multirun_sweeps")
+    return {group: [_read(file, group) for file in sorted(path.glob("*.yaml"))] for group, path in folders.items()}
+
+
+def _read(file: Path, group: str) -> Option:
+    lines = [line for line in file.read_text("utf-8").splitlines() if not line.startswith("# @package")]
+    comment = " ".join(line.lstrip("# ") for line in takewhile(lambda line: line.startswith("#"), lines))
+    own = {name: own for name in SCHEMAS["schema"] if (own := file.parent / name / file.name).is_file()}
+    sets = {name: _sets(path, group) for name, path in {"": file, **own}.items()}
+    schema = sets[""].pop("schema", "")
+    return Option(file.stem, comment, sets, schema)
+
+
+def _sets(file: Path, group: str) -> dict[str, Any]:
+    """Return what a file sets, including other options that it chooses, as typed; and its schema, as `schema`."""
+    whole = group == "sweep" or file.read_text("utf-8").startswith("# @package _global_")
+    content: dict[str, Any] = OmegaConf.to_container(OmegaConf.load(file))  # type: ignore[assignment]
+    found: dict[str, Any] = {}
+    for item in content.pop("defaults", ()):
+        for place, option in item.items() if isinstance(item, dict) else []:
+            if place.startswith("override "):
+                group_of, _, package = place.removeprefix("override /").partition("@")
+                found[package.removeprefix("_global_.") or group_of] = option
+        if not whole and str(item).startswith("/schema/"):
+            found["schema"] = item.partition("@")[0].rpartition("/")[2]
+    grid = content.pop("hydra", {}).get("sweeper", {}).get("params", {})
+    found |= flat(content, "" if whole else f"{group}.") | grid
+    named = (group, *(f"{group}.{word}" for word in NAMING))  # by which the chosen option is known again
+    return {key: value for key, value in found.items() if key not in named or value != file.stem}
+
+
 @cache
 def plain(algorithm: str) -> dict[str, Any]:
     """Return every setting of the command `algorithm=NAME`."""
     register()
     with initialize_config_dir(str(resource_dir("conf")), version_base="1.3"):
         words = [f"algorithm={algorithm}"]
-        return flat(OmegaConf.to_container(compose(Request({}, words).config_name, words), resolve=True))
+        composed: Any = OmegaConf.to_container(compose(Request({}, words).config_name, words), resolve=True)
+        return flat(composed)
 
 
 def spelled(kind: Any, key: str) -> str:
@@ -131,7 +177,7 @@ def about(setting: Setting, shared: Sequence[str]) -> str:
     """Return what a setting is for, its other names, and when it is read besides the `shared` conditions."""
     doc = setting.metadata.get("doc", "")
     said = _text(re.sub(r"^[a-z]+(?=[ ,])", lambda word: word[0].capitalize(), doc.removesuffix(".")))
-    if also := [f"`{name}`" for name, ours in NAMES.items() if ours.key == setting.key]:
+    if also := [f"`{name}`" for name, ours in NAMES.items() if ours == setting.key]:
         said += f" (also {', '.join(also)})"
     only = [where for where in setting.conditions if where not in shared]
     return said + (f". *Read {_text('; '.join(only))}.*" if only else "")

@@ -38,7 +38,7 @@ def train(
     cannot go on, and KeyboardInterrupt where it was interrupted, after its records were finished. SIGTERM ends the
     whole process, as it does without a run.
     """
-    from rlreason.api.runs import start
+    from rlreason.api.start import start
 
     return start([], overrides, config, {"reward": reward, "loss": loss, "data": data}, quiet)
 
@@ -55,7 +55,7 @@ def evaluate(
     evaluate("model=local", "model.path=DIR", "data=gsm8k", "data.path=DIR", "eval_problems=200")
     evaluate(run, "eval.samples=4")  # a run's saved model, evaluated as at the end of training
     """
-    from rlreason.api.runs import start
+    from rlreason.api.start import start
 
     objects = {"reward": reward, "loss": None, "data": data}
     if overrides and isinstance(overrides[0], Run):
@@ -66,9 +66,9 @@ def evaluate(
 def compose(*overrides: str) -> DictConfig:
     """Return the settings of the run of these overrides, to be read or changed, and given to `train(config=...)`.
 
-    Types and names are checked here, the command line's rules when the run starts. Settings that follow from others,
-    such as `train_batch_size` from `rollout_batch_size`, follow when the run starts, unless changed themselves.
+    Types and names are checked here, the command line's rules when the run starts. Every setting has a value here, also
+    `train_batch_size`, which overrides take from `rollout_batch_size`: change both.
     """
-    from rlreason.api.runs import settings
+    from rlreason.api.start import settings
 
     return settings(overrides)

@@ -6,21 +6,21 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hydra import compose
 from omegaconf import DictConfig, OmegaConf
 
-from rlreason.cli.aliases import translated
-from rlreason.cli.design import composed, design_of, file_of, fixed, folder_of, with_meant
-from rlreason.cli.flags import Request, composing, read, split_sweep_options
-from rlreason.cli.mistakes import in_one_line, mistakes_in, options_by_group
-from rlreason.cli.options import GROUP, HERE, PROCESSES, chosen_launcher, own_names, refuse_wrong_choices
-from rlreason.cli.resume import key_of
+from rlreason.cli.compose import RESUME, algorithm_of, composed, composed_run, key_of, repeated, resumed_folder
+from rlreason.cli.design import design_of, file_of, fixed, folder_of, with_meant
+from rlreason.cli.flags import OneRun, Request, composing, read, split_sweep_options
+from rlreason.cli.launchers import GROUP, HERE, PROCESSES, chosen_launcher
+from rlreason.cli.mistakes import in_one_line, mistakes_in, refuse_wrong_words
+from rlreason.cli.names import own_names, translated
+from rlreason.cli.options import options_by_group
 from rlreason.config.algorithms import DiscoverConfig
 from rlreason.config.groups import OF_SWEEPS
 from rlreason.config.leaves import resource_dir
-from rlreason.config.rules import complaints, smaller_last_evaluation, unread_keys
+from rlreason.config.rules import complaints, unread_keys
 from rlreason.config.run import AnyRunConfig, works_on_a_model
-from rlreason.config.store import SweepFile, typed
+from rlreason.config.store import SweepFile
 from rlreason.errors import ConfigError
 from rlreason.records.reader import RESOURCES, exit_code
 from rlreason.runtime.machine import SWEEP_VARIABLE
@@ -30,62 +30,59 @@ from rlreason.sweeps.state import Design, Setting, read_state
 if TYPE_CHECKING:
     from rlreason.sweeps.carry import Carried
 
-
-def place_of(overrides: Sequence[str], name: str) -> Path:
-    """Return the folder of a run; `ConfigError` if its setting names none."""
-    place = composed(overrides, name).hydra.run.dir
-    if not place:
-        raise ConfigError("hydra.run.dir= names no folder: give one, or leave it out")
-    return Path(place)
+Note = Callable[[str], object]
 
 
-def check_runs(
-    request: Request, combinations: Sequence[Sequence[str]], folder: Path, note: Callable[[str], object]
-) -> list[AnyRunConfig]:
-    """Refuse runs that could not begin, by their overrides or by the folder that they or their sweep would write to.
+def check_runs(request: Request, combinations: Sequence[Sequence[str]], folder: Path, note: Note) -> list[AnyRunConfig]:
+    """Refuse runs of a sweep that could not begin, by their overrides or by the folder that the sweep would write to.
 
     Return their settings.
     """
-    name, multirun, in_sweep = request.config_name, request.multirun, SWEEP_VARIABLE in os.environ
-    said: dict[str, str] = {}  # setting that some run would not read -> the message about it
-    never_read: dict[str, str] = {}  # the same for settings that no run would read
-    words = {word.partition("=")[0] for word in request.overrides}
-    of_sweeps = [f"monitors.{monitor}" for monitor in OF_SWEEPS] if multirun or in_sweep else []
-    runs = []
     absent: list[str] | None = [] if request.options.dry else None
-    for number, combination in enumerate(combinations):
-        run = checked(combination, name, multirun or in_sweep, absent)
-        runs.append(run)
-        said |= {k: v for k, v in complaints(run, resource_dir("conf")).items() if k not in of_sweeps}
-        unread = {k: v for k, v in unread_keys(run).items() if k not in of_sweeps}
-        never_read = {key: where for key, where in unread.items() if not number or key in never_read}
-    useless = [line for key, line in said.items() if key in never_read]
-    if useless and not in_sweep:  # in a sweep, another run may read it
-        raise ConfigError("\n".join(useless))
-    for line in said.values():
-        note(f"note: in some runs of this sweep, {line}")
-    for key in sorted(
-        words & never_read.keys() - said.keys()
-    ):  # set to their current value: harmless, but without effect
-        note(f"note: {key} has no effect: it is read {never_read[key]}")
+    runs = [composed_run(words, request.config_name, True, absent).run for words in combinations]
+    report_unread(request, runs, [f"monitors.{monitor}" for monitor in OF_SWEEPS], note)
     if same := repeated_runs(runs, combinations):
         raise ConfigError("; ".join([*same[:3], *([f"and {len(same) - 3} more"] if same[3:] else [])]))
     if absent is None:
-        _check_writable(folder)
+        check_start(runs, folder, note)
+        return runs
+    from rlreason.training.preflight import planned_warnings
+
+    for line in dict.fromkeys([*absent, *planned_warnings([run for run in runs if works_on_a_model(run)], folder)]):
+        note(f"! not here: {line}")
+    note("note: the plan alone: data, lengths of prompts and functions of your own were not looked at")
+    return runs
+
+
+def report_unread(request: Request, runs: Sequence[AnyRunConfig], others: Sequence[str], note: Note) -> None:
+    """Refuse settings that none of the runs reads, and note those that only some of them read, except `others`."""
+    said: dict[str, str] = {}  # setting that some run would not read -> the message about it
+    never_read: dict[str, str] = {}  # the same for settings that no run would read
+    for number, run in enumerate(runs):
+        said |= {k: v for k, v in complaints(run, resource_dir("conf")).items() if k not in others}
+        unread = {k: v for k, v in unread_keys(run).items() if k not in others}
+        never_read = {key: where for key, where in unread.items() if not number or key in never_read}
+    useless = [line for key, line in said.items() if key in never_read]
+    if useless and SWEEP_VARIABLE not in os.environ:  # in a run of a sweep, another run may read it
+        raise ConfigError("\n".join(useless))
+    for line in said.values():
+        note(f"note: in some runs of this sweep, {line}")
+    words = {word.partition("=")[0] for word in request.overrides}
+    for key in sorted(words & never_read.keys() - said.keys()):  # set to their current value: harmless
+        note(f"note: {key} has no effect: it is read {never_read[key]}")
+
+
+def check_start(runs: Sequence[AnyRunConfig], folder: Path, note: Note) -> None:
+    """Refuse runs that could not begin on this machine, or could not write to the folder."""
+    _check_writable(folder)
     from rlreason.discovery.loop import refuse_unready
-    from rlreason.training.preflight import planned_warnings, preflight
+    from rlreason.training.preflight import preflight
 
     for one in runs:
         if isinstance(one, DiscoverConfig):
             refuse_unready(one)
-    if absent is not None:
-        for line in dict.fromkeys([*absent, *planned_warnings([run for run in runs if works_on_a_model(run)], folder)]):
-            note(f"! not here: {line}")
-        note("note: the plan alone: data, lengths of prompts and functions of your own were not looked at")
-        return runs
     for line in preflight([run for run in runs if works_on_a_model(run)], folder):
         note(f"note: {line}")
-    return runs
 
 
 def repeated_runs(runs: Sequence[AnyRunConfig], combinations: Sequence[Sequence[str]]) -> list[str]:
@@ -119,22 +116,7 @@ def _check_writable(folder: Path) -> None:
         ) from None
 
 
-def checked(
-    overrides: Sequence[str], name: str, of_sweep: bool = False, absent: list[str] | None = None
-) -> AnyRunConfig:
-    """Return the settings of one run, checked by its rules; `absent` as in `typed`."""
-    with in_one_line(overrides, name, composing=True):
-        cfg = compose(name, list(overrides))
-        OmegaConf.resolve(cfg)
-    run = typed(cfg, of_sweep, absent)
-    given = {word.lstrip("+").partition("=")[0] for word in overrides}
-    if "interim_eval_problems" in given and (bad := smaller_last_evaluation(run)):
-        raise ConfigError("\n".join(bad))
-    return run
-
-
 MOST_RUNS_CHECKED = 200  # composing one run takes about 0.1 s
-Note = Callable[[str], object]
 
 
 def checked_sweep(request: Request, note: Note) -> Request:
@@ -338,27 +320,55 @@ def check_command_line(words: Sequence[str], note: Note = print, design: bool = 
         if not request.composes:
             return request
         with composing(request), in_one_line(request.overrides, request.config_name):
-            rest, sweep_options = split_sweep_options(request.overrides, request.multirun)
-            rest = own_names(rest, note)
-            words = [_without_detour(word) for word in quoted(rest, request.multirun)]
-            request = replace(request, overrides=translated(words, note), options=sweep_options)
-            refuse_wrong_choices(request.overrides)
+            if folder := resumed_folder(request.overrides, request.multirun):
+                return _resumed(request, folder, note)
+            request = prepared(request, note)
             if request.starts and request.multirun and not design:
                 composed([*fixed(request.overrides), *request.options.overrides()], request.config_name)
             elif request.starts and request.multirun:
                 request = checked_sweep(request, note)
             elif request.starts:
-                sweep = composed(request.overrides, request.config_name).hydra.runtime.choices.get("sweep")
-                if sweep and SWEEP_VARIABLE not in os.environ:
-                    raise ConfigError(f"sweep={sweep} is a grid of runs: add -m (python -m rlreason -m sweep={sweep})")
-                folder = place_of(request.overrides, request.config_name)
-                check_runs(request, [request.overrides], folder, note)
-                request = replace(request, folder=folder)
+                request = replace(request, one=one_run(request, note))
             else:
                 if request.multirun:  # the part that all runs of the sweep share
                     request = replace(request, overrides=fixed(request.overrides))
                 _check_question(request)
     return request
+
+
+def prepared(request: Request, note: Note, algorithm: str = "") -> Request:
+    """Return the request under our names, with the options of a sweep apart; every chosen option exists.
+
+    `algorithm`: of the run whose settings are changed.
+    """
+    rest, sweep_options = split_sweep_options(request.overrides, request.multirun)
+    words = [_without_detour(word) for word in quoted(own_names(rest, note, algorithm), request.multirun)]
+    request = replace(request, overrides=translated(words, note), options=sweep_options)
+    refuse_wrong_words(request.overrides)
+    return request
+
+
+def one_run(request: Request, note: Note) -> OneRun:
+    """Return the only run of a request, whose words are prepared; `ConfigError` if it could not begin."""
+    in_sweep = SWEEP_VARIABLE in os.environ
+    one = composed_run(request.overrides, request.config_name, of_sweep=in_sweep)
+    if (sweep := one.of_hydra.hydra.runtime.choices.get("sweep")) and not in_sweep:
+        raise ConfigError(f"sweep={sweep} is a grid of runs: add -m (python -m rlreason -m sweep={sweep})")
+    report_unread(request, [one.run], [f"monitors.{monitor}" for monitor in OF_SWEEPS] if in_sweep else [], note)
+    check_start([one.run], one.folder, note)
+    return one
+
+
+def _resumed(request: Request, folder: Path, note: Note) -> Request:
+    """Return the request for a run that resumes in its folder, with the other words merged into its settings."""
+    if "cfg" not in request.flags and not request.starts:
+        raise ConfigError(f"{RESUME}={folder} has its settings from there: --cfg job shows them; leave other flags out")
+    rest = [word for word in request.overrides if key_of(word) != RESUME]
+    request = prepared(replace(request, overrides=rest), note, algorithm_of(folder))
+    one = repeated(folder, request.overrides, note)
+    if request.starts:
+        check_start([one.run], folder, note)
+    return replace(request, one=one)
 
 
 def _without_detour(word: str) -> str:
@@ -376,7 +386,7 @@ def _without_detour(word: str) -> str:
 
 def check_rules(request: Request) -> None:
     """Raise `ConfigError` if the request composes but breaks a rule. Hydra must be ready to compose."""
-    checked(request.overrides, request.config_name)
+    composed_run(request.overrides, request.config_name)
 
 
 def _check_question(request: Request) -> None:

@@ -15,14 +15,12 @@ from typing import Any
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
-from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from rlreason.cli.check import check_command_line, check_rules
-from rlreason.cli.flags import Request, composing, read, searching
+from rlreason.cli.flags import OneRun, Request, composing, read, searching
+from rlreason.cli.launchers import JOBLIB
 from rlreason.cli.mistakes import in_one_line, mistakes_in
-from rlreason.cli.options import JOBLIB
-from rlreason.cli.resume import expand_resume, spelled
 from rlreason.cli.subcommands import find_modules_here, print_error, refuse_wrong_subcommand, run_cli, subcommands_help
 from rlreason.config.leaves import refuse_own_input
 from rlreason.config.run import AnyRunConfig, works_on_a_model
@@ -205,38 +203,16 @@ def leading() -> Iterator[None]:
         release_torchrun_ranks()
 
 
-class Ended(BaseException):
-    """Carries the error that ended a run past Hydra's runner, which would print it in its own way."""
-
-    def __init__(self, error: Exception) -> None:
-        super().__init__(error)
-        self.error = error
-
-
-def main(cfg: DictConfig, words: Sequence[str] = ()) -> float:
-    """Run one run, alone or as a job of a sweep; return its accuracy. `words`: the command line that starts it."""
-    if HydraConfig.get().mode is RunMode.MULTIRUN:
-        return sweep_job(cfg)
-    try:
-        return job(cfg, words)
-    except Exception as error:  # KeyboardInterrupt passes Hydra by itself
-        if signals.stop_signal():  # a failure caused by the end of the process is no error of its own
-            raise KeyboardInterrupt from None
-        raise Ended(error) from error
-
-
-def job(cfg: DictConfig, words: Sequence[str]) -> float:
-    """Run in this process, and exit it if the run's status has an exit code of its own."""
-    of_sweep = SWEEP_VARIABLE in os.environ  # a run of one that is resumed
-    run, folder = typed(cfg, of_sweep), Path(HydraConfig.get().runtime.output_dir)
-    config = redacted(OmegaConf.to_yaml(cfg, resolve=True))
-    typed_folder = Path(HydraConfig.get().run.dir)
-    with run_lock(typed_folder, lambda _: None):  # before it loads anything
-        refuse_taken(typed_folder, config, run.trains)
-    accuracy = _run(run, folder, config, words)
-    if code := ending(read_status(folder) or "finished").exit_code:
-        sys.exit(code)
-    return accuracy
+def start_run(one: OneRun, words: Sequence[str]) -> int:
+    """Run one run in this process; return its exit code. `words`: the command line that starts it."""
+    HydraConfig.instance().set_config(one.of_hydra)  # names the options that were chosen
+    if one.sweep:
+        os.environ[SWEEP_VARIABLE] = one.sweep  # loggers group it as in the sweep
+    config = redacted(OmegaConf.to_yaml(one.config, resolve=True))
+    with run_lock(one.folder, lambda _: None):  # before it loads anything
+        refuse_taken(one.folder, config, one.run.trains)
+    _run(one.run, one.folder, config, words)
+    return ending(read_status(one.folder) or "finished").exit_code or 0
 
 
 def sweep_job(cfg: DictConfig) -> float:
@@ -266,7 +242,7 @@ def _sweep_run(cfg: DictConfig, folder: Path, own_process: bool) -> float:
     hydra_config = HydraConfig.get()
     sources = [source.path for source in hydra_config.runtime.config_sources if source.provider == "command-line"]
     words = [*(f"--config-dir={path}" for path in sources), *hydra_config.overrides.task]
-    words.append(f"hydra.run.dir={spelled(os.path.relpath(folder))}")
+    words.append(f"hydra.run.dir={os.path.relpath(folder)}")
     try:
         run = typed(cfg, of_sweep=True)
         if (folder / SUMMARY).exists() or read_status(folder) == DOMINATED:  # a sweep of ours has checked its settings
@@ -302,55 +278,44 @@ def cli() -> None:
 
 
 def do(words: Sequence[str]) -> int:
-    """Check the words, then answer them or start what they request; return the exit code.
-
-    `resume=RUN` among them stands for the words that started RUN.
-    """
+    """Check the words, then answer them or start what they request; return the exit code."""
     with mistakes_in(words):
         refuse_wrong_subcommand(words)
         register()
         OmegaConf.register_new_resolver("subcommands", subcommands_help, replace=True)  # for --help: conf/config.yaml
-        resumed = expand_resume(words)
-        words = resumed.words
-        if resumed.sweep:
-            os.environ[SWEEP_VARIABLE] = resumed.sweep  # settings are checked and loggers group it as in the sweep
-    with mistakes_in(words):
-        question = not read(words).starts
-        note = partial(print, file=sys.stderr if question else sys.stdout)
-        for line in resumed.notes:
-            note(f"note: {line}")
+        note = partial(print, file=sys.stdout if read(words).starts else sys.stderr)
         request = check_command_line(words, note, design=False)
-        if request.starts and request.multirun and place_of():
+        if request.one is not None:
+            if request.starts:
+                return start_run(request.one, words)
+            print(OmegaConf.to_yaml(request.one.config), end="")  # of a run that resumes: Hydra does not compose it
+            return 0
+        if request.starts and place_of():
             raise ConfigError(
                 "-m with torchrun: each run of a sweep starts its own ranks: leave torchrun out, add gpus=2"
             )
-        return by_hydra(request, words)
+        return by_hydra(request)
 
 
-def by_hydra(request: Request, words: Sequence[str]) -> int:
-    """Have Hydra answer or start what checked words request; return the exit code."""
+def by_hydra(request: Request) -> int:
+    """Have Hydra answer checked words, or run their sweep; return the exit code."""
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # errors are raised instead of being printed
-    task = main if request.multirun else partial(main, words=words)
     before = sys.argv
     try:
         with searching(request) as conf:
             sys.argv = [before[0], *request.for_hydra()]
-            hydra.main(config_path=conf, config_name=request.config_name, version_base="1.3")(task)()
+            hydra.main(config_path=conf, config_name=request.config_name, version_base="1.3")(sweep_job)()
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else 0
-    except Ended as end:
-        error = end.error
     except Exception as raised:
         if request.composes:
             with composing(request), in_one_line(request.overrides, request.config_name, not request.starts):
                 raise
         asked = " ".join(request.for_hydra())
-        error = ConfigError(f"{asked} has no answer ({first_line(raised)}): --hydra-help explains the flags")
-    else:
-        if request.flags.keys() & {"cfg", "info"}:
-            with composing(request), in_one_line(request.overrides, request.config_name):
-                check_rules(request)  # after the config, also print what is wrong with it
-        return 0
+        raise ConfigError(f"{asked} has no answer ({first_line(raised)}): --hydra-help explains the flags") from raised
     finally:
         sys.argv = before
-    raise error  # with its own cause and traceback
+    if request.flags.keys() & {"cfg", "info"}:
+        with composing(request), in_one_line(request.overrides, request.config_name):
+            check_rules(request)  # after the config, also print what is wrong with it
+    return 0

@@ -10,17 +10,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from hydra import compose
-from hydra.core.global_hydra import GlobalHydra
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import IntervalSweep, Override
 from omegaconf import DictConfig, OmegaConf
 
-from rlreason.cli.aliases import PLACED, translated
-from rlreason.cli.flags import Request, config_content, config_exists, group_options
-from rlreason.cli.mistakes import in_one_line
-from rlreason.cli.options import refuse_wrong_choices
-from rlreason.cli.resume import key_of
+from rlreason.cli.compose import composed, key_of, parsed
+from rlreason.cli.flags import Request
+from rlreason.cli.mistakes import in_one_line, refuse_wrong_words
+from rlreason.cli.names import PLACED, translated
+from rlreason.cli.options import config_content, config_exists, group_options
 from rlreason.config.leaves import typed_word
 from rlreason.config.store import FIRST, SweepFile, run_name, sweep_file
 from rlreason.errors import ConfigError
@@ -31,21 +28,6 @@ from rlreason.sweeps.state import SWEEPS, Design, PlannedRun, Setting
 def fixed(overrides: list[str]) -> list[str]:
     """Return the overrides that name one value."""
     return [str(o.input_line) for o in parsed(overrides) if not o.is_sweep_override()]
-
-
-def composed(overrides: Sequence[str], name: str) -> DictConfig:
-    """Return the config of one run, unchecked and with Hydra's own settings."""
-    with in_one_line(overrides, name, composing=True):
-        return compose(name, list(overrides), return_hydra_config=True)
-
-
-def parsed(overrides: Sequence[str]) -> list[Override]:
-    """Parse overrides as Hydra does; `ConfigError` for one that it cannot read."""
-    parser, found = OverridesParser.create(config_loader=GlobalHydra.instance().config_loader()), []
-    for word in overrides:
-        with in_one_line([word], composing=True):
-            found += parser.parse_overrides([word])
-    return found
 
 
 def values_of(override: Override) -> list[str]:
@@ -204,7 +186,7 @@ def _translated(file: SweepFile, note: Callable[[str], object]) -> SweepFile:
 
     def ours(words: list[str]) -> list[str]:
         found = translated(words, note)
-        refuse_wrong_choices(found)
+        refuse_wrong_words(found)
         return found
 
     axes = dict(word.partition("=")[::2] for word in ours(axis_overrides(file.axes)))
@@ -216,7 +198,9 @@ def _translated(file: SweepFile, note: Callable[[str], object]) -> SweepFile:
                     f"sweep/{file.name}.yaml: cells holds {override.input_line}, which is several values: write a cell "
                     "for each, or an axis below hydra.sweeper.params"
                 )
-    return replace(file, axes=axes, cells=cells, reference=ours(file.reference))
+    return replace(
+        file, axes=axes, cells=cells, reference=file.reference if file.reference == [FIRST] else ours(file.reference)
+    )
 
 
 def _refuse_both(file: SweepFile, axes: set[str]) -> None:

@@ -247,11 +247,10 @@ def requested_run(words: Sequence[str], subcommand: str, note: Callable[[str], o
 
     What only a start refuses (a missing package, a full disk) is left to findings. `subcommand`: named in messages.
     """
-    from rlreason.cli.aliases import translated
-    from rlreason.cli.check import checked, place_of, quoted
-    from rlreason.cli.flags import composing, read, split_sweep_options
+    from rlreason.cli.check import prepared
+    from rlreason.cli.compose import composed_run
+    from rlreason.cli.flags import composing, read
     from rlreason.cli.mistakes import in_one_line, mistakes_in
-    from rlreason.cli.options import refuse_wrong_choices
     from rlreason.config.store import register
 
     with mistakes_in(words):
@@ -264,16 +263,13 @@ def requested_run(words: Sequence[str], subcommand: str, note: Callable[[str], o
                 f"rlreason {subcommand} looks at one run: leave the flags out, and give each setting one value"
             )
         with composing(request), in_one_line(request.overrides, request.config_name):
-            rest, _ = split_sweep_options(request.overrides, False)
-            overrides = translated(quoted(rest, False), note)
-            refuse_wrong_choices(overrides)
-            run: AnyRunConfig = checked(overrides, request.config_name)
-            folder = place_of(overrides, request.config_name)
+            one = composed_run(prepared(request, note).overrides, request.config_name)
+    run: AnyRunConfig = one.run
     if not works_on_a_model(run):
         raise ConfigError(
             f"rlreason {subcommand} is about runs that load a model here, and algorithm={run.algorithm} loads none"
         )
-    return RequestedRun(run, folder)
+    return RequestedRun(run, one.folder)
 
 
 STATES = {"fits": OK, "tight": WARN, "too large": FAIL, "unknown": WARN}

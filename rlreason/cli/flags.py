@@ -7,74 +7,21 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, NoReturn
 
 from hydra import initialize_config_dir, initialize_config_module
-from hydra.core.config_store import ConfigStore
-from hydra.core.global_hydra import GlobalHydra
-from hydra.core.hydra_config import HydraConfig
-from hydra.core.object_type import ObjectType
-from hydra.core.plugins import Plugins
-from hydra.core.singleton import Singleton
-from hydra.core.utils import JobRuntime
-from omegaconf import OmegaConf
-from omegaconf.basecontainer import BaseContainer
+from omegaconf import DictConfig
 
+from rlreason.cli.options import config_exists, group_options
 from rlreason.config.leaves import resource_dir
-from rlreason.config.store import SEARCHED, register
+from rlreason.config.run import AnyRunConfig
+from rlreason.config.store import SEARCHED
 from rlreason.errors import ConfigError
 from rlreason.runtime.version import __version__
 from rlreason.sweeps.processes import GpuPlan
 from rlreason.sweeps.state import Design
 
-
-def group_options(group: str, kind: ObjectType = ObjectType.CONFIG) -> list[str]:
-    """Return the options of a group, from all places that Hydra searches; it must be ready to compose.
-
-    `kind`: GROUP for the groups inside it; "" is the group that holds all.
-    """
-    sources = [source for source in GlobalHydra.instance().config_loader().get_sources() if source.is_group(group)]
-    return sorted({option for source in sources for option in source.list(group, kind)})
-
-
-def config_exists(path: str) -> bool:
-    """Return whether there is a config of this path, as GROUP/OPTION."""
-    return any(source.is_config(path) for source in GlobalHydra.instance().config_loader().get_sources())
-
-
-def config_content(path: str) -> dict[str, Any]:
-    """Return a config as its file has it, its defaults list too; {} if there is none."""
-    sources = GlobalHydra.instance().config_loader().get_sources()
-    source = next((source for source in sources if source.is_config(path)), None)
-    found = OmegaConf.to_container(source.load_config(path).config) if source else {}
-    return {str(key): value for key, value in found.items()} if isinstance(found, dict) else {}
-
-
-#: Hydra's objects that a run of the Python API has for itself.
-_RENEWED = (ConfigStore, GlobalHydra, HydraConfig, JobRuntime)
-_OF_HYDRA = ("hydra", "_dummy_empty_config_.yaml")  # Hydra's own entries in its store of configs
-
-
-@contextmanager
-def own_hydra() -> Iterator[None]:
-    """Give Hydra our schemas and resolvers for the block, and no one else's configs."""
-    Plugins.instance()  # before the copy: keep what the modules of plug-ins store on import
-    stored = ConfigStore.instance().repo
-    theirs, resolvers, searched = Singleton._instances, BaseContainer._resolvers, list(SEARCHED)
-    Singleton._instances = {kind: one for kind, one in theirs.items() if kind not in _RENEWED}
-    BaseContainer._resolvers = dict(resolvers)
-    try:
-        ConfigStore.instance().repo |= {name: stored[name] for name in _OF_HYDRA}
-        register()
-        yield
-    finally:
-        Singleton._instances, BaseContainer._resolvers = theirs, resolvers
-        SEARCHED[:] = searched
-
-
 YES, NO = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
-NAME = re.compile(r"\w[\w.,=+-]*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,59 +54,32 @@ def split_sweep_options(overrides: Sequence[str], multirun: bool) -> tuple[list[
     >>> rest, options.jobs, options.dry, options.carry
     (['seed=0,1'], 2, True, ('a', 'b'))
     """
-    given: dict[str, str] = {}
+    given: dict[str, object] = {}
     rest = []
     for word in overrides:
         key, equals, value = word.lstrip("+").partition("=")
-        if key not in _READ or not equals:
+        if key not in _SWEEP_RULES or not equals:
             rest.append(word)
-        elif not multirun:
+            continue
+        if not multirun:
             raise ConfigError(f"{word} is for a sweep: add -m, or leave it out")
-        elif key in given:
-            raise ConfigError(f"{key}={given[key]} and {word} both set {key}: leave one of them out")
-        else:
-            given[key] = value
-    return rest, SweepOptions(**{key: _READ[key](_unquoted(value)) for key, value in given.items()})  # type: ignore[arg-type]
+        if key in given:
+            raise ConfigError(f"{word} sets {key} a second time: leave one of them out")
+        pattern, rule, read_value = _SWEEP_RULES[key]
+        plain = _unquoted(value)
+        if not re.fullmatch(pattern, plain):
+            raise ConfigError(f"{key}={plain} must be {rule}")
+        given[key] = read_value(plain)
+    return rest, SweepOptions(**given)  # type: ignore[arg-type]
 
 
-def _jobs(value: str) -> int:
-    if not re.fullmatch(r"[1-9]\d{0,5}", value):
-        raise ConfigError(f"jobs={value} must be a whole number, 1 or more: try jobs=2, for two runs side by side")
-    return int(value)
-
-
-def _gpus(value: str) -> int | None:
-    if value.lower() in ("auto", "null"):
-        return None
-    if not re.fullmatch(r"\d{1,4}", value):
-        raise ConfigError(
-            f"gpus_per_run={value} must be a whole number or auto: 1 gives every run a GPU of its own, 0 lets every "
-            "run see all of them"
-        )
-    return int(value)
-
-
-def _dry(value: str) -> bool:
-    if value.lower() not in YES + NO:
-        raise ConfigError(f"dry={value} must be true or false: dry=true stops after the plan")
-    return value.lower() in YES
-
-
-def _carry(value: str) -> tuple[str, ...]:
-    inside = value[1:-1] if value[:1] == "[" and value[-1:] == "]" else value
-    names = tuple(_unquoted(name.strip()) for name in re.split(r",(?![^,]*=)", inside))
-    if not all(names):
-        raise ConfigError(f"carry={value} names no sweep: give one of runs/sweeps, as in carry=grpo_learning_rate")
-    return names
-
-
-def _name(value: str) -> str:
-    if not NAME.fullmatch(value) or len(value) > 100:
-        raise ConfigError(
-            f"sweep_name={value} must be a plain name of at most 100 letters, digits and -_.,=+: it becomes the folder "
-            "runs/sweeps/NAME; hydra.sweep.dir=DIR puts it elsewhere"
-        )
-    return value
+def _carried_names(value: str) -> tuple[str, ...]:
+    """
+    >>> _carried_names("[a,'b']"), _carried_names("grpo_baselines,model=tiny")
+    (('a', 'b'), ('grpo_baselines,model=tiny',))
+    """
+    inside = value.removeprefix("[").removesuffix("]")
+    return tuple(_unquoted(name.strip()) for name in re.split(r",(?![^,]*=)", inside))
 
 
 def _unquoted(value: str) -> str:
@@ -170,9 +90,31 @@ def _unquoted(value: str) -> str:
     return value[1:-1] if len(value) > 1 and value[0] == value[-1] and value[0] in "'\"" else value
 
 
-_READ: Mapping[str, Callable[[str], object]] = MappingProxyType(
-    {"jobs": _jobs, "gpus_per_run": _gpus, "dry": _dry, "carry": _carry, "sweep_name": _name}
-)
+#: Option of a sweep -> the form of its value, the rule with its cure, and how the value is read.
+_SWEEP_RULES: Mapping[str, tuple[str, str, Callable[[str], object]]] = {
+    "jobs": (r"[1-9]\d{0,5}", "a whole number, 1 or more: try jobs=2, for two runs side by side", int),
+    "gpus_per_run": (
+        r"(?i:auto|null)|\d{1,4}",
+        "a whole number or auto: 1 gives every run a GPU of its own, 0 lets every run see all of them",
+        lambda value: int(value) if value.isdigit() else None,
+    ),
+    "dry": (
+        rf"(?i:{'|'.join(YES + NO)})",
+        "true or false: dry=true stops after the plan",
+        lambda value: value.lower() in YES,
+    ),
+    "carry": (
+        r"\[?[^\[\]]+\]?",
+        "a sweep of runs/sweeps or a list of them, as in carry=grpo_learning_rate",
+        _carried_names,
+    ),
+    "sweep_name": (
+        r"\w[\w.,=+-]{0,99}",
+        "a plain name of at most 100 letters, digits and -_.,=+: it becomes the folder runs/sweeps/NAME; "
+        "hydra.sweep.dir=DIR puts it elsewhere",
+        str,
+    ),
+}
 
 
 SOURCES = ("config_dir", "config_path", "config_name")  # flags that say where options come from
@@ -182,12 +124,24 @@ OWN_CONFIGS = {"discover": "discover"}  # algorithms that share no settings with
 
 
 @dataclass(frozen=True, slots=True)
+class OneRun:
+    """A run that may start: its settings, the config that it writes down, and its folder."""
+
+    run: AnyRunConfig
+    config: DictConfig
+    folder: Path
+    of_hydra: DictConfig  # the part `hydra` of the config
+    sweep: str | None = None  # that the run belongs to, where it resumes
+
+
+@dataclass(frozen=True, slots=True)
 class Request:
     """A parsed command line: `flags` by name, such as {"multirun": True}, and the overrides in order."""
 
     flags: dict[str, Any]
     overrides: list[str]
-    folder: Path | None = None  # where the run or sweep will write; set by the check
+    folder: Path | None = None  # where the sweep will write; set by the check
+    one: OneRun | None = None  # the only run, where it asks for no sweep; set by the check
     options: SweepOptions = field(default_factory=SweepOptions)
     design: Design | None = None  # of a sweep whose runs are known beforehand: not drawn by a plug-in, and no chain
     gpus: GpuPlan = field(default_factory=GpuPlan)  # of the sweep's runs; set by the check

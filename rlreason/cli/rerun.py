@@ -1,8 +1,8 @@
-"""Start a run again by its own words, print what differs here, and compare the two when the second has ended.
+"""Start a run again by its config, print what differs here, and compare the two when the second has ended.
 
-Words behind RUN replace those that RUN was started with, as in `rlreason rerun RUN seed=1`. It runs in a new folder,
-RUN_rerun unless hydra.run.dir=FOLDER names another. On one machine's processor two runs of the same words are equal bit
-for bit, but for times; a difference is said and is no failure: the exit code is that of the run.
+Words behind RUN replace its settings, as in `rlreason rerun RUN seed=1`. It runs in a new folder, RUN_rerun unless
+hydra.run.dir=FOLDER names another. On one machine's processor two runs of the same settings are equal bit for bit, but
+for times; a difference is said and is no failure: the exit code is that of the run.
 """
 
 import argparse
@@ -16,19 +16,22 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rlreason.cli.command import do
-from rlreason.cli.resume import RUN_DIR, WORD, key_of, recorded_start
+from rlreason.cli.check import check_start, prepared
+from rlreason.cli.command import start_run
+from rlreason.cli.compose import RESUME, RUN_DIR, algorithm_of, key_of, repeated
+from rlreason.cli.flags import composing, read
+from rlreason.cli.mistakes import in_one_line, mistakes_in
 from rlreason.cli.subcommands import STDOUT
+from rlreason.config.store import register
 from rlreason.errors import ConfigError
 from rlreason.records import files
 from rlreason.records.console import Console
 from rlreason.records.files import PACKED, opened
 from rlreason.records.provenance import MACHINE, code_differs, differences, environment
 from rlreason.records.reader import RunFolder
-from rlreason.runtime.machine import SWEEP_VARIABLE
 from rlreason.runtime.streams import Answer, Parser
 
-#: Metrics that depend on time. Nothing else may differ between two runs of the same words on the same machine.
+#: Metrics that depend on time. Nothing else may differ between two runs of the same settings on the same machine.
 CLOCK = re.compile(r"time/|busy/|perf/|memory/|grading/ms_|eval/tokens_per_second")
 
 
@@ -54,30 +57,17 @@ def without_clock(row: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in row.items() if not CLOCK.match(name)}
 
 
-def first_difference(one: Sequence[Mapping[str, Any]], other: Sequence[Mapping[str, Any]]) -> tuple[int, str] | None:
-    """Return (row number, metric) where two lists of rows first differ, over their common length; None if equal.
-
-    >>> first_difference([{"a": 1.0}, {"a": 1.0, "b": 2.0}], [{"a": 1.0}, {"a": 1.0, "b": 3.0}, {}])
-    (2, 'b')
-    """
-    for number, (a, b) in enumerate(zip(one, other, strict=False), 1):
-        for name in dict.fromkeys((*a, *b)):
-            if (name in a) != (name in b) or a[name] != b[name]:
-                return number, name
-    return None
-
-
 def _metrics(one: Sequence[Mapping[str, Any]], other: Sequence[Mapping[str, Any]]) -> Compared:
     a, b = [without_clock(row) for row in one], [without_clock(row) for row in other]
     if not a or not b:
         return Compared("metrics", None, "metrics: one of the two has no rows")
-    if (found := first_difference(a, b)) is not None:
-        number, name = found
-        values = f"{a[number - 1].get(name)} then, {b[number - 1].get(name)} now"
-        return Compared("metrics", False, f"metrics differ from row {number} on: {name} was {values}")
+    for number, (then, now) in enumerate(zip(a, b, strict=False), 1):
+        for name in dict.fromkeys((*then, *now)):
+            if (name in then) != (name in now) or then[name] != now[name]:
+                values = f"{then.get(name)} then, {now.get(name)} now"
+                return Compared("metrics", False, f"metrics differ from row {number} on: {name} was {values}")
     if len(a) != len(b):
-        shared = min(len(a), len(b))
-        return Compared("metrics", False, f"metrics: {len(a)} rows then, {len(b)} now; the first {shared} are equal")
+        return Compared("metrics", False, f"metrics: {len(a)} rows then, {len(b)} now; those of both are equal")
     return Compared("metrics", True, f"metrics are equal ({len(a)} rows)")
 
 
@@ -88,39 +78,30 @@ def _responses(one: Path, other: Path) -> Compared:
     for name in sorted(a.keys() | b.keys()):
         if name not in a or name not in b:
             return Compared("responses", False, f"responses differ: only one has {name}")
-        if (line := _first_line(a[name], b[name])) is not None:
-            return Compared("responses", False, f"responses differ from line {line} of {name} on")
+        with opened(a[name]) as then, opened(b[name]) as now:
+            for number, (line, twin) in enumerate(zip_longest(then, now), 1):
+                if line != twin:
+                    return Compared("responses", False, f"responses differ from line {number} of {name} on")
     return Compared("responses", True, f"responses are equal (files: {len(a)})")
 
 
 def _response_files(folder: Path) -> dict[str, Path]:
     """Return the files of responses by their names in the run folder, without the ending of compressed ones."""
     found = [file.path for kind in (files.ROLLOUTS, files.EVALS) for file in files.response_files(folder, kind)]
-    if (whole := folder / files.RESPONSES).is_file():
-        found.append(whole)
+    found += [folder / files.RESPONSES] if (folder / files.RESPONSES).is_file() else []
     return {str(path.relative_to(folder)).removesuffix(PACKED): path for path in found}
-
-
-def _first_line(one: Path, other: Path) -> int | None:
-    """Return the number of the first line in which two files differ; None if equal."""
-    with opened(one) as a, opened(other) as b:
-        for number, (line, twin) in enumerate(zip_longest(a, b), 1):
-            if line != twin:
-                return number
-    return None
 
 
 def _weights(one: Path | None, other: Path | None) -> Compared:
     if one is None or other is None:
         return Compared("weights", None, "weights: not compared, since one of the two has saved none (save_model=true)")
-    a, b = weights_digest(one), weights_digest(other)
-    if a == b:
-        return Compared("weights", True, f"weights are equal ({a})")
-    return Compared("weights", False, f"weights differ: {a} then, {b} now")
+    then, now = _digest(one), _digest(other)
+    said = f"weights are equal ({then})" if then == now else f"weights differ: {then} then, {now} now"
+    return Compared("weights", then == now, said)
 
 
-def weights_digest(model: Path) -> str:
-    """Return 8 hex digits of a hash of all bytes of a model folder's safetensors files."""
+def _digest(model: Path) -> str:
+    """Return 8 hex digits of a hash of a model folder's safetensors files and their names."""
     digest = hashlib.sha256()
     for path in sorted(model.glob("*.safetensors")):
         digest.update(f"{path.name}\0".encode())
@@ -143,22 +124,23 @@ def add_arguments(parser: Parser) -> None:
 def main(arguments: argparse.Namespace, console: Console) -> Answer:
     """Run, then compare; the answer has the exit code of the run."""
     then, words = arguments.run, list(arguments.words)
-    if wrong := next((word for word in words if key_of(word) == WORD or "=" not in word.lstrip("~")), None):
+    if wrong := next((word for word in words if key_of(word) == RESUME or "=" not in word.lstrip("~")), None):
         raise ConfigError(f"{wrong} is no setting of a run: write key=value behind RUN, or start it without rerun")
-    recorded, now = recorded_start(then, "RUN"), _folder(then, words)
-    command = recorded.with_overrides([word for word in words if key_of(word) != RUN_DIR], now)
-    told = RunFolder(then).provenance
-    for line in recorded.notes:
-        console.say(f"note: {line}")
-    here = environment()
+    now = _folder(then, words)
+    register()
+    with mistakes_in(words):
+        request = read([word for word in words if key_of(word) != RUN_DIR])
+        with composing(request), in_one_line(request.overrides, composing=True):
+            request = prepared(request, console.say, algorithm_of(then))
+            one = repeated(then, request.overrides, console.say, now, name="RUN")
+            check_start([one.run], now, console.say)
+    told, here = RunFolder(then).provenance, environment()
     code_line = code_differs(told, here)
     before = ([code_line] if code_line else []) + differences(told, here, EARLY)
     for line in before or [f"nothing differs from what {then} says of code, libraries and machine"]:
         console.say(f"{'then and now: ' * bool(before)}{line}")
-    if recorded.sweep:
-        os.environ[SWEEP_VARIABLE] = recorded.sweep
     with _printing_aside(arguments.json == STDOUT):
-        code = _code_of(command)
+        code = start_run(one, ["rerun", str(then), *words])
     after = differences(told, RunFolder(now).provenance, LATE)
     results = compared(RunFolder(then), RunFolder(now))
     lines = ["", f"{then} and {now}:", *(f"  then and now: {line}" for line in after)]
@@ -191,14 +173,6 @@ def _folder(then: Path, words: Sequence[str]) -> Path:
         number += 1
         free = place.with_name(f"{place.name}_rerun_{number}")
     return free
-
-
-def _code_of(command: Sequence[str]) -> int:
-    """Return the exit code of the run; a diverged run has its own."""
-    try:
-        return do(command)
-    except SystemExit as end:
-        return end.code if isinstance(end.code, int) else 1
 
 
 @contextmanager

@@ -16,8 +16,8 @@ from omegaconf import DictConfig, OmegaConf
 
 from rlreason.cli.check import checked_sweep, stage_of
 from rlreason.cli.flags import Request, SweepOptions
+from rlreason.cli.launchers import GROUP, HERE, PROCESSES, Jobs, chosen_launcher, set_up
 from rlreason.cli.mistakes import in_one_line, mistakes_in
-from rlreason.cli.options import GROUP, HERE, PROCESSES, Jobs, chosen_launcher, set_up
 from rlreason.config.run import AnyRunConfig, works_on_a_model
 from rlreason.config.store import typed
 from rlreason.errors import ConfigError

@@ -1,0 +1,192 @@
+"""Compose, check and start one run of this process."""
+
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+from hydra import compose as hydra_compose
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf
+
+from rlreason.api.runs import Run
+from rlreason.cli.check import check_command_line, check_start, prepared, quoted
+from rlreason.cli.command import run_job
+from rlreason.cli.compose import RESUME, RUN_DIR, changed_run, evaluation_settings, key_of, plain
+from rlreason.cli.flags import OneRun, composing, read
+from rlreason.cli.mistakes import in_one_line, mistakes_in
+from rlreason.cli.options import own_hydra
+from rlreason.config.run import RunConfig, works_on_a_model
+from rlreason.errors import ConfigError
+from rlreason.records.console import Console
+from rlreason.runtime.machine import SWEEP_VARIABLE, divide_memory_finely, place_of, process_state_kept
+from rlreason.runtime.plugins import as_settings
+from rlreason.runtime.text import redacted
+
+#: The settings of Hydra that do not change the whole process: where a run writes, and where options are found.
+HYDRA_SETTINGS = ("hydra.run.dir", "hydra.job.name", "hydra.searchpath")
+_running = threading.Lock()  # held by the one run of this process
+
+
+def settings(overrides: Sequence[object]) -> DictConfig:
+    """Return what the overrides compose to; see `rlreason.compose`."""
+    with own_hydra():
+        request = check_command_line(["--cfg=job", *_checked_overrides(overrides)])
+        if request.one is not None:  # of an earlier run
+            return request.one.config
+        with composing(request), in_one_line(request.overrides, composing=True):
+            config = hydra_compose(request.config_name, list(request.overrides))
+            OmegaConf.resolve(config)
+            return config
+
+
+def start(
+    first: Sequence[str] | Run,
+    overrides: Sequence[object],
+    config: DictConfig | RunConfig | None,
+    objects: dict[str, Any],
+    quiet: bool,
+) -> Run:
+    """Start the run of `first` and then `overrides`, or evaluate the run `first`; return it when it has ended.
+
+    `objects`: the reward, loss and data that were given as Python objects; see `rlreason.train`.
+    """
+    if place_of():
+        raise ConfigError(
+            "torchrun has started this script several times: run it once, and say gpus=2, which starts the other ranks"
+        )
+    texts = _checked_overrides(overrides)
+    with ExitStack() as stack:
+        stack.enter_context(_alone())
+        own = stack.enter_context(as_settings(**objects))
+        _refuse_twice(own, texts)
+        console = Console(stack.enter_context(open(os.devnull, "w")) if quiet else None)
+        if isinstance(first, Run) and (first.config.get("eval") or {}).get("prompt"):  # keep that prompt
+            own = [word.replace("prompt.reward=", "eval.reward=", 1) for word in own]
+        with own_hydra(), mistakes_in(texts):
+            words = [*own, *texts] if isinstance(first, Run) else [*first, *own, *texts]
+            one = _one_run(first if isinstance(first, Run) else config, words, console.say)
+            if isinstance(first, Run):
+                words = ["algorithm=evaluate", "model=local", f"model.path={first.model}", *words]
+        run, folder = one.run, one.folder.absolute()
+        if not works_on_a_model(run):
+            raise ConfigError(f"algorithm={run.algorithm} is started by python -m rlreason: leave it out here")
+        if not any(key_of(text) in (RESUME, RUN_DIR) for text in texts):
+            folder = _free(folder)
+        stack.enter_context(_sweep_variable(one.sweep))
+        stack.enter_context(process_state_kept())
+        divide_memory_finely()
+        run_job(run, folder, redacted(OmegaConf.to_yaml(one.config)), words, console)
+    return Run(folder)
+
+
+def _one_run(base: Run | DictConfig | RunConfig | None, overrides: list[str], note: Callable[[str], object]) -> OneRun:
+    """Return the run of these overrides, on top of what is given to begin with; `ConfigError` if it cannot start."""
+    if base is not None and (resumed := [word for word in overrides if key_of(word) == RESUME]):
+        raise ConfigError(f"{resumed[0]} has the settings of that run, and others are given too: leave one of them out")
+    if base is None:
+        request = check_command_line(overrides, note)
+        assert request.one is not None
+        return request.one
+    request = read(overrides)
+    with composing(request), in_one_line(request.overrides, composing=True):
+        request = prepared(request, note)
+        given = set(map(key_of, request.overrides))
+        settings = _settings_to_evaluate(base, given) if isinstance(base, Run) else _plain(base)
+        one = changed_run(settings, request.overrides)
+        check_start([one.run], one.folder, note)
+        return one
+
+
+def _settings_to_evaluate(run: Run, given: set[str]) -> dict[str, Any]:
+    """Return the settings that evaluate the run's model as the run did, except for what is `given` again."""
+    if run.model is None:
+        raise ConfigError(f"{run.folder} holds no saved model: give a run of save_model=true, or model.path=FOLDER")
+    config, problems = run.config, run.summary.get("eval_problems")
+    if problems and config.get("eval_problems"):  # a scale's number may exceed those there were
+        config["eval_problems"] = min(problems, config["eval_problems"])
+    return evaluation_settings(config, run.model.absolute(), given)
+
+
+def _plain(config: object) -> dict[str, Any]:
+    if not isinstance(config, DictConfig | RunConfig):
+        kind = type(config).__name__
+        raise ConfigError(f"config= is of type {kind}: give what rlreason.compose(...) returned, and words as texts")
+    return plain(config)
+
+
+@contextmanager
+def _alone() -> Iterator[None]:
+    """Refuse a second run while one is in progress: a run sets the state of the whole process."""
+    if not _running.acquire(blocking=False):
+        raise ConfigError(
+            "another run of this process is under way: wait until it has ended, or start one by python -m rlreason"
+        )
+    try:
+        yield
+    finally:
+        _running.release()
+
+
+@contextmanager
+def _sweep_variable(name: str | None) -> Iterator[None]:
+    """Make a run in this block one of the sweep `name`; None: leave the variable as it is."""
+    before = os.environ.get(SWEEP_VARIABLE)
+    if name is not None:
+        os.environ[SWEEP_VARIABLE] = name
+    try:
+        yield
+    finally:
+        if name is not None:
+            os.environ.pop(SWEEP_VARIABLE, None)
+            os.environ.update({} if before is None else {SWEEP_VARIABLE: before})
+
+
+def _refuse_twice(own: Sequence[str], overrides: Sequence[str]) -> None:
+    """Raise `ConfigError` if an override also sets what was given as an argument: one of them would have no effect.
+
+    >>> _refuse_twice(["loss=python:f-1"], ["loss.tau=0.5"])
+    """
+    for override in overrides:
+        for argument in own:
+            if key_of(override) == key_of(argument) and "=" in override:
+                name = key_of(argument).rpartition(".")[2]
+                raise ConfigError(f"{name}= is given twice, as an argument and as {override}: leave one of them out")
+
+
+def _free(folder: Path) -> Path:
+    """Return the folder that is named by the time, with a number if another run began in the same second."""
+    numbered = (folder.with_name(f"{folder.name}_{n}") for n in range(2, 10**6))
+    while folder.exists():
+        folder = next(numbered)
+    return folder
+
+
+def _checked_overrides(overrides: Sequence[object]) -> list[str]:
+    """Return the overrides as they are; `ConfigError` unless they request one run in this process."""
+    parser, texts = OverridesParser.create(), list[str]()
+    for word in overrides:
+        if not isinstance(word, str):
+            raise ConfigError(f"{word!r} is no override: write it as a text, 'key=value'")
+        if word.startswith("-"):
+            raise ConfigError(
+                f"{word} is a flag of the command line: leave it out here; several runs are a loop of Python's, and "
+                "options of your own are found by 'hydra.searchpath=[FOLDER]'"
+            )
+        texts.append(word)
+        key = word.lstrip("+~").partition("=")[0]
+        if key.startswith("hydra") and key not in HYDRA_SETTINGS:
+            raise ConfigError(f"{word} would change the whole process: leave it out, or start it by python -m rlreason")
+        try:
+            [override] = parser.parse_overrides(quoted([word], multirun=False))
+        except HydraException:  # reported when it is checked
+            continue
+        if override.is_sweep_override() or (key == "sweep" and override.value() is not None):
+            raise ConfigError(
+                f"{word} asks for several runs, and this starts one: write a loop of Python's, or start the sweep by "
+                "python -m rlreason -m"
+            )
+    return texts

@@ -1,0 +1,232 @@
+"""Compose one run: from overrides, or from the settings that an earlier run has written down and overrides on top."""
+
+import shlex
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+from hydra import compose
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from omegaconf import DictConfig, OmegaConf
+
+from rlreason.cli.flags import OWN_CONFIGS, OneRun
+from rlreason.cli.mistakes import in_one_line
+from rlreason.cli.options import options_by_group
+from rlreason.config.leaves import flat, resource_dir
+from rlreason.config.rules import complaints, smaller_last_evaluation
+from rlreason.config.store import SCHEMAS, typed
+from rlreason.errors import ConfigError
+from rlreason.objectives.objective import own_loss_config
+from rlreason.records.files import CONFIG
+from rlreason.records.reader import RunFolder, runs_in, setting_in
+from rlreason.runtime.text import HIDDEN
+from rlreason.sweeps.state import FILE, read_state
+
+RESUME, RUN_DIR = "resume", "hydra.run.dir"
+SHARED = ("dtype", "weights", "attention")  # settings that every model has
+
+
+def key_of(word: str) -> str:
+    """Return the setting that an override sets, or the place of the option that it chooses.
+
+    >>> key_of("prompt@eval.prompt=r1_zero"), key_of("++data=gsm8k")
+    ('eval.prompt', 'data')
+    """
+    return word.lstrip("+~").partition("=")[0].rpartition("@")[2]
+
+
+def composed(overrides: Sequence[str], name: str) -> DictConfig:
+    """Return the config of one run, unchecked and with Hydra's own settings. Hydra must be ready to compose."""
+    with in_one_line(overrides, name, composing=True):
+        return compose(name, list(overrides), return_hydra_config=True)
+
+
+def parsed(overrides: Sequence[str]) -> list[Override]:
+    """Parse overrides as Hydra does; `ConfigError` for one that it cannot read."""
+    parser, found = OverridesParser.create(config_loader=GlobalHydra.instance().config_loader()), []
+    for word in overrides:
+        with in_one_line([word], composing=True):
+            found += parser.parse_overrides([word])
+    return found
+
+
+def composed_run(
+    overrides: Sequence[str], name: str, of_sweep: bool = False, absent: list[str] | None = None
+) -> OneRun:
+    """Return the run of these overrides, checked by its rules; `of_sweep` and `absent` as in `typed`."""
+    cfg = composed(overrides, name)
+    place, hydra = _place_of(cfg), OmegaConf.masked_copy(cfg, "hydra")
+    OmegaConf.set_struct(cfg, False)
+    del cfg["hydra"]
+    OmegaConf.set_struct(cfg, True)
+    with in_one_line(overrides, name, composing=True):
+        OmegaConf.resolve(cfg)
+    run = typed(cfg, of_sweep, absent)
+    if "interim_eval_problems" in map(key_of, overrides) and (bad := smaller_last_evaluation(run)):
+        raise ConfigError("\n".join(bad))
+    return OneRun(run, cfg, place, hydra)
+
+
+def _place_of(cfg: DictConfig) -> Path:
+    if not cfg.hydra.run.dir:
+        raise ConfigError(f"{RUN_DIR}= names no folder: give one, or leave it out")
+    return Path(cfg.hydra.run.dir)
+
+
+def changed_run(settings: Mapping[str, Any], overrides: Sequence[str], folder: Path | None = None) -> OneRun:
+    """Return the run of these settings with overrides merged into them, in `folder` or where hydra.run.dir says.
+
+    An override that chooses an option replaces the whole group. Only settings that the overrides name are held to be
+    read by the run: the others were checked when the earlier run began. Hydra must be ready to compose.
+    """
+    algorithm = str(settings.get("algorithm"))
+    if algorithm not in SCHEMAS["schema"]:
+        raise ConfigError("config= holds no settings of a run: give what rlreason.compose(...) returned")
+    name, groups = OWN_CONFIGS.get(algorithm, "config"), options_by_group()
+    words = parsed(overrides)
+    if several := next((one for one in words if one.is_sweep_override()), None):
+        raise ConfigError(f"{several.input_line} names several values, and this is one run: give one of them")
+    options = [one for one in words if one.key_or_group in groups]
+    of_hydra = [str(one.input_line) for one in words if one.is_hydra_override()]
+    base = composed([f"algorithm={algorithm}", *(str(one.input_line) for one in options), *of_hydra], name)
+    with in_one_line([f"algorithm={algorithm}", *overrides], name, composing=True):
+        config = as_config(settings, {key_of(str(one.input_line)) for one in options})
+        for one in options:
+            place = key_of(str(one.input_line))
+            node = None if one.is_delete() else OmegaConf.select(base, place)
+            if place == "algorithm" or (node is None and not one.is_delete()):
+                raise ConfigError(
+                    f"{one.input_line} chooses more than one setting of a run that has all of its own: give them one "
+                    f"by one (python -m rlreason --cfg job {one.input_line} shows them)"
+                )
+            OmegaConf.update(config, place, node, merge=False)
+        for one in words:
+            if one not in options and not one.is_hydra_override():
+                OmegaConf.update(config, one.key_or_group, one.value(), merge=False)
+        OmegaConf.resolve(config)
+    run, given = typed(config, of_sweep=True), set(map(key_of, overrides))
+    if bad := [line for key, line in complaints(run, resource_dir("conf")).items() if key in given]:
+        raise ConfigError("\n".join(bad))
+    return OneRun(run, config, folder or _place_of(base), OmegaConf.masked_copy(base, "hydra"))
+
+
+def as_config(settings: Mapping[str, Any], anew: Collection[str] = ()) -> DictConfig:
+    """Return plain settings of a run in their classes, which are known by the algorithm and by the keys of each group.
+
+    `anew`: groups that are chosen again, so that what the settings have for them need not exist any more.
+    """
+    kept = {key: value for key, value in settings.items() if key not in anew}
+    config = OmegaConf.structured(SCHEMAS["schema"][str(settings["algorithm"])])
+    for place in ("model", "data", "eval.data"):
+        node, kinds = setting_in(kept, place), SCHEMAS[f"schema/{place.rpartition('.')[2]}"].values()
+        if isinstance(node, Mapping) and OmegaConf.select(config, place, default=0) != 0:
+            kind = next((kind for kind in kinds if node.keys() <= {field.name for field in fields(kind)}), None)
+            if kind is not None:
+                OmegaConf.update(config, place, kind)
+    if ":" in (loss := str(setting_in(kept, "loss.loss_type"))):
+        config.loss = own_loss_config(loss)
+    merged = OmegaConf.merge(config, kept)
+    assert isinstance(merged, DictConfig)
+    return merged
+
+
+def plain(config: Any) -> dict[str, Any]:
+    """Return settings as nested dicts, without Hydra's own."""
+    found = OmegaConf.to_container(
+        config if isinstance(config, DictConfig) else OmegaConf.structured(config), resolve=True
+    )
+    if not isinstance(found, dict) or "algorithm" not in found:
+        raise ConfigError("config= holds no settings of a run: give what rlreason.compose(...) returned")
+    return {str(key): value for key, value in found.items() if key != "hydra"}
+
+
+# Runs again
+
+
+def run_to_repeat(folder: Path, name: str, note: Callable[[str], object]) -> tuple[dict[str, Any], str | None]:
+    """Return the settings of the run in a folder, and its sweep. `name`: the folder as it is typed.
+
+    `ConfigError` where it is no folder of one run.
+    """
+    if not folder.is_dir():
+        raise ConfigError(f"{name}={folder} is no folder: give the folder of a run, as printed at its start")
+    if inner := runs_in(folder):
+        command = f" ({read_state(folder).command})" if (folder / FILE).exists() else ""
+        raise ConfigError(
+            f"{name}={folder} is a sweep with {len(inner)} runs: type its command again{command}, or give one run, "
+            f"such as {inner[-1]}"
+        )
+    before = RunFolder(folder)
+    place, sweep = before.provenance.get("directory"), before.provenance.get("sweep")
+    if place and str(place) != str(Path.cwd()):
+        note(f"note: {folder} was started in {place}: what its settings name by a relative path is looked up here")
+    return before.settings, str(sweep) if sweep else None
+
+
+def algorithm_of(folder: Path) -> str:
+    """Return the algorithm of the run in a folder; "" where there is none."""
+    return str(RunFolder(folder).settings.get("algorithm")) if (folder / CONFIG).is_file() else ""
+
+
+def repeated(
+    folder: Path, overrides: Sequence[str], note: Callable[[str], object], place: Path | None = None, name: str = RESUME
+) -> OneRun:
+    """Return the run in a folder with overrides merged into its settings, to resume there or to begin in `place`."""
+    settings, sweep = run_to_repeat(folder, name, note)
+    given = set(map(key_of, overrides))
+    for key, value in flat(settings).items():
+        if HIDDEN in str(value) and not any(f"{key}.".startswith(f"{one}.") for one in given):
+            raise ConfigError(f"the value of {key} was a secret, which {folder} does not hold: give it: {key}=VALUE")
+    return replace(changed_run(settings, overrides, place or folder), sweep=sweep)
+
+
+def resumed_folder(words: Sequence[str], multirun: bool) -> Path | None:
+    """Return RUN of `resume=RUN`; None where there is no such word. `ConfigError` where others contradict it."""
+    resumes = [word for word in words if word.lstrip("+").partition("=")[:2] == (RESUME, "=")]
+    if not resumes:
+        return None
+    if len(resumes) > 1:
+        raise ConfigError(
+            f"{' and '.join(resumes)} ask for {len(resumes)} runs to go on: give one, and start the other"
+        )
+    if multirun:
+        raise ConfigError(
+            f"{resumes[0]} goes on with one run, and -m starts many: leave -m out; a sweep goes on when its own "
+            "command is typed again"
+        )
+    if place := next((word for word in words if key_of(word) in (RUN_DIR, "hydra.sweep.dir")), None):
+        raise ConfigError(f"{resumes[0]} goes on in that folder, and {place} names one too: leave {place} out")
+    value = resumes[0].partition("=")[2].strip()
+    text = shlex.split(value)[0] if value[:1] in ("'", '"') and value[-1:] == value[:1] != value else value
+    if not text:
+        raise ConfigError(f"{RESUME}= names no run: give the folder of one, as {RESUME}=runs/grpo/2026-01-31_12-00-00")
+    path = Path(text)
+    try:
+        return path if path.exists() else path.expanduser()
+    except (OSError, RuntimeError):  # the name is too long; no such user
+        return path
+
+
+def evaluation_settings(settings: Mapping[str, Any], model: Path, anew: Collection[str]) -> dict[str, Any]:
+    """Return the settings of `algorithm=evaluate` on a model folder, as the run with these settings was evaluated.
+
+    `anew`: what overrides will choose again. Other data are asked in full, whichever part the run used. Hydra must be
+    ready to compose.
+    """
+    base = composed(["algorithm=evaluate", "model=local"], "config")
+    base.model.path = str(model)
+    usual = plain(OmegaConf.masked_copy(base, [str(key) for key in base if key != "hydra"]))
+    found = usual | {key: settings[key] for key in usual.keys() & settings.keys() - {"algorithm", "model", *anew}}
+    trained = settings.get("model") or {}
+    found["model"] |= {key: trained[key] for key in SHARED if key in trained}
+    evaluated = dict(found["eval"])
+    if "data" in anew:
+        evaluated["data"] = None
+    if {"data", "eval.data"} & set(anew):
+        found["eval_problems"], evaluated["problems"] = usual["eval_problems"], None
+    if {"prompt.reward", "eval.prompt.reward"} & set(anew):
+        evaluated["reward"] = None
+    return found | {"eval": evaluated}

@@ -1,0 +1,260 @@
+"""Names and values of the courses' handouts, of papers and of discovery, and what stands for them here.
+
+They are applied to `key=value` before it is parsed: to each value of a list, of a sweep, or of a function of Hydra's
+grammar, as in `use_std_normalization=choice(True,False)`.
+"""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+
+from rlreason.cli.flags import NO, OWN_CONFIGS, YES
+from rlreason.cli.options import options_by_group
+from rlreason.errors import ConfigError
+from rlreason.objectives.objective import LOSS_NUMBERS
+from rlreason.runtime.plugins import announced
+
+NONE = ("false", "no", "off", "null", "none", "~")  # YAML's words for nothing: the option `none`, where a group has it
+MAY_BE_ABSENT = ("experiment", "sweep")  # groups without which a run is whole
+
+NAMES: dict[str, str] = {
+    "n_grpo_steps": "n_steps",
+    "n_ei_steps": "n_steps",
+    "epochs_per_rollout_batch": "epochs_per_rollout",
+    "G": "group_size",
+    "ei_batch_size": "question_batch_size",
+    "D_b": "question_batch_size",
+    "sampling_temperature": "sampling.temperature",
+    "sampling_min_tokens": "sampling.min_tokens",
+    "sampling_max_tokens": "sampling.max_tokens",
+    "loss_type": "loss",
+    "importance_reweighting_method": "loss",
+    **{number: f"loss.{number}" for number in ("cliprange", *LOSS_NUMBERS)},
+    "use_std_normalization": "std_norm",
+    "normalize_by_std": "std_norm",
+    "advantage_normalizer": "std_norm",
+    "loss_normalization": "length_norm",
+    "normalize_constant": "length_norm.constant",
+    "normalization_constant": "length_norm.constant",
+}
+DIVIDE_BY_STD = {**dict.fromkeys(YES, "group_std"), **dict.fromkeys(NO, "none")}
+#: Values of such a name, where they differ too: no others are accepted.
+VALUES: dict[str, Mapping[str, str]] = {
+    "importance_reweighting_method": {
+        "none": "reinforce_with_baseline", "noclip": "grpo_no_clip", "grpo": "grpo_clip", "gspo": "gspo",
+    },
+    "use_std_normalization": DIVIDE_BY_STD,
+    "normalize_by_std": DIVIDE_BY_STD,
+    "advantage_normalizer": {"std": "group_std", "none": "none", "mean": "group_mean"},
+    "loss_normalization": {"sequence": "masked_mean", "constant": "constant"},
+}  # fmt: skip
+#: Options of a group with another name in a handout.
+OPTIONS: dict[str, dict[str, str]] = {"length_norm": {"maskednormalize": "constant"}}
+#: Keys that hold an option of a group in another place -> that group: typed as any setting, they stand for Hydra's own
+#: spelling (eval.prompt=r1_zero for prompt@eval.prompt=r1_zero).
+PLACED = {"eval.prompt": "prompt", "eval.data": "data"}
+#: Short name that is a setting too -> the longer one, which says more.
+SHORT = {"eval_problems": "eval.problems", "samples": "eval.samples"}
+#: A handout's setting that has no counterpart: vLLM's share of the GPU. Its memory is planned in GB here.
+GPU_SHARE = "gpu_memory_utilization"
+#: Short names in discovery, for settings that have another meaning or none in other algorithms.
+OF_DISCOVERY = {
+    "model": "client.model",
+    "base_url": "client.base_url",
+    "temperature": "client.temperature",
+    "max_tokens": "client.max_tokens",
+    "enable_thinking": "client.thinking",
+    "thinking": "client.thinking",
+    "timeout": "score.timeout_s",
+}
+#: Groups of options that only algorithms with a model of their own have.
+OF_MODELS = (
+    "experiment", "data", "scale", "loss", "objective", "prompt", "rollout", "eval", "logger", "baseline", "std_norm",
+    "length_norm", "off_policy",
+)  # fmt: skip
+
+#: Other programs' name -> settings: suggested, not translated, since theirs may differ in a unit or a default.
+HABITS: dict[str, tuple[str, ...]] = {
+    "lr": ("learning_rate",),
+    "seeds": ("seed",),
+    **dict.fromkeys(("batch_size", "bs"), ("train_batch_size", "micro_batch_tokens")),
+    **dict.fromkeys(("steps", "num_steps", "max_steps", "total_steps", "train_steps"), ("n_steps",)),
+    **dict.fromkeys(("epochs", "num_epochs", "num_train_epochs"), ("epochs_per_rollout", "sft_epochs", "epochs")),
+    **dict.fromkeys(
+        ("max_length", "max_new_tokens", "max_completion_length", "max_response_length"), ("sampling.max_tokens",)
+    ),
+    **dict.fromkeys(("temp", "t"), ("sampling.temperature",)),
+    **dict.fromkeys(("beta", "kl", "kl_weight"), ("kl_coef",)),
+    **dict.fromkeys(("num_generations", "num_samples", "n_samples"), ("group_size", "samples")),
+    **dict.fromkeys(("clip", "clip_eps", "clip_range", "epsilon"), ("loss.cliprange",)),
+    "wd": ("weight_decay",),
+    **dict.fromkeys(("warmup", "num_warmup_steps"), ("warmup_steps",)),
+    **dict.fromkeys(("grad_clip", "clip_grad", "gradient_clipping", "max_norm"), ("max_grad_norm",)),
+    **dict.fromkeys(("scheduler", "lr_scheduler", "lr_scheduler_type"), ("lr_schedule",)),
+    **dict.fromkeys(("betas", "beta1", "beta2"), ("adam_betas",)),
+    **dict.fromkeys(("per_device_train_batch_size", "mini_batch_size"), ("micro_batch_size",)),
+    **dict.fromkeys(("lora_rank", "lora_r", "r"), ("model.lora.rank",)),
+    **dict.fromkeys(("model_name", "model_path", "model_name_or_path"), ("model.path", "model")),
+    **dict.fromkeys(("dataset", "dataset_name", "train_file"), ("data", "data.path")),
+    **dict.fromkeys(("output", "output_dir", "out_dir", "save_dir"), ("hydra.run.dir",)),
+    **dict.fromkeys(("wandb", "report_to", "use_wandb"), ("logger",)),
+    **dict.fromkeys(("engine", "backend", "use_vllm"), ("rollout",)),
+    **dict.fromkeys(("reward", "reward_fn", "reward_func", "reward_funcs"), ("prompt.reward",)),
+}
+
+_OF_GRPO_IN_EI = {
+    "rollout_batch_size": "question_batch_size, the questions of a step, each with group_size responses",
+    "epochs_per_rollout": "sft_epochs",
+}
+#: Algorithm -> setting of another algorithm -> its equivalent.
+EQUIVALENTS: dict[str, dict[str, str]] = {
+    "grpo": {
+        "question_batch_size": "rollout_batch_size, which counts responses: questions times group_size",
+        **dict.fromkeys(("sft_epochs", "epochs"), "epochs_per_rollout"),
+        "samples": "group_size",
+    },
+    "ei": {**_OF_GRPO_IN_EI, "epochs": "sft_epochs", "samples": "group_size"},
+    "sft": {
+        **dict.fromkeys(("epochs_per_rollout", "sft_epochs"), "epochs"),
+        **dict.fromkeys(("rollout_batch_size", "question_batch_size"), "train_batch_size"),
+    },
+    "evaluate": {"group_size": "samples", "n_list": "samples"},
+    "best_of_n": {"group_size": "n_list"},
+}
+
+TOKEN = re.compile(r"""(['"]?)([^\s,()\[\]{}'"=]++)\1(?!\()""")  # one value, with its quotes; no function's name
+Note = Callable[[str], object]
+
+
+def translated(words: Sequence[str], note: Note = print) -> list[str]:
+    """Return the overrides under our names and options; `note` is called once per name with our name.
+
+    Hydra must be ready to compose.
+    """
+    _refuse_two_names(words)
+    options, notes, found = options_by_group(), dict[str, str](), list[str]()
+    for word in words:
+        sign, key, equals, value = re.fullmatch(r"([~+]*)([^=]*)(=?)(.*)", word, re.DOTALL).groups()  # type: ignore[union-attr]
+        if key == GPU_SHARE:
+            notes[key] = _gpu_share(word, value)
+            continue
+        if key in MAY_BE_ABSENT and equals and value.lower() in NONE:
+            continue  # the same as without it: Hydra has no word for that
+        if key in PLACED:
+            found.append(_placed(sign, key, equals, value, options[PLACED[key]]))
+            continue
+        now = _valued(key, value) if key in VALUES and equals else value
+        ours = NAMES.get(key, key)
+        if equals and (group := ours.partition("@")[0]) in options:
+            now = _options(group, now, options[group])
+        elif equals and key.endswith("reward") and (rewards := announced(key)):
+            now = TOKEN.sub(lambda token: rewards.get(token[2], token[0]), now)
+        if key in NAMES:
+            notes[key] = f"{word} is {ours}={now} here" if key in VALUES and equals else f"{key} is {ours} here"
+        elif key.endswith("reward") and now != value:
+            notes[key] = f"{word} is {key}={now} here"
+        found.append(f"{sign}{ours}{equals}{now}")
+    for text in notes.values():
+        note(f"note: {text}")
+    return found
+
+
+def own_names(words: Sequence[str], note: Note = print, algorithm: str = "") -> list[str]:
+    """Return the words with discovery's names of settings if it is chosen; `ConfigError` with others next to it.
+
+    >>> own_names(["algorithm=discover", "model=Qwen/Qwen3-32B"], note=lambda line: None)
+    ['algorithm=discover', 'client.model=Qwen/Qwen3-32B']
+    >>> own_names(["algorithm=grpo", "model=tiny"])
+    ['algorithm=grpo', 'model=tiny']
+    """
+    chosen = [word.partition("=")[2].lower().split(",") for word in words if word.startswith("algorithm=")]
+    names = {name.strip() for values in chosen for name in values} or {algorithm}
+    if not names & OWN_CONFIGS.keys():
+        return list(words)
+    if len(names) > 1:
+        raise ConfigError(
+            f"algorithm={','.join(sorted(names))}: discover shares no settings with the others: give it a command of "
+            "its own"
+        )
+    found = []
+    for word in words:
+        key, equals, value = word.partition("=")
+        if key in OF_MODELS:
+            raise ConfigError(
+                f"{word} belongs to algorithms that work on a model here, and algorithm=discover asks one elsewhere "
+                "(client.base_url, client.model): leave it out"
+            )
+        if ours := OF_DISCOVERY.get(key):
+            note(f"note: {key} is {ours} here")
+        found.append(f"{ours or key}{equals}{value}")
+    return found
+
+
+def fold(option: str) -> str:
+    """Return a name without the characters that are ignored.
+
+    >>> fold("GRPO-No-Clip"), fold("Qwen3-0.6B") == fold("qwen3_0_6b")
+    ('grponoclip', True)
+    """
+    return re.sub(r"[-_. ]", "", option.lower())
+
+
+def _options(group: str, value: str, options: Sequence[str]) -> str:
+    """Replace each value by the option's own spelling, ignoring case, hyphens and dots."""
+    folded = {fold(option): option for option in options} | OPTIONS.get(group, {})
+    if "none" in options:
+        folded |= dict.fromkeys(NONE, "none")
+
+    def option(token: re.Match[str]) -> str:
+        return token[0] if token[2] in options else folded.get(fold(token[2]), token[0])
+
+    return TOKEN.sub(option, value)
+
+
+def _placed(sign: str, key: str, equals: str, value: str, options: Sequence[str]) -> str:
+    """Return an option in another place than its group's, in Hydra's spelling."""
+    group = PLACED[key]
+    if equals and value.lower() in NONE:
+        return f"~{group}@{key}"  # no option
+    if any(token.lower() in NONE for token in value.split(",")):
+        raise ConfigError("null in a sweep over options: name training's option, or make that run by itself")
+    return f"{sign}{group}@{key}{equals}{_options(group, value, options)}"
+
+
+def _valued(name: str, value: str) -> str:
+    """Replace each value of a handout's name; `ConfigError` for one that it does not have."""
+    accepted = VALUES[name]
+
+    def ours(token: re.Match[str]) -> str:
+        if token[2].lower() in accepted and not value.startswith("["):
+            return accepted[token[2].lower()]
+        first: dict[str, str] = {}  # spelling of each
+        for theirs, option in accepted.items():
+            first.setdefault(option, theirs)
+        choices = ", ".join(f"{theirs} ({NAMES[name]}={option} here)" for option, theirs in first.items())
+        raise ConfigError(f"{name}={value} is none of {choices}: choose one")
+
+    return TOKEN.sub(ours, value)
+
+
+def _refuse_two_names(words: Sequence[str]) -> None:
+    """Refuse one setting under two names, since only the later value would count."""
+    seen: dict[str, tuple[str, str]] = {}
+    for word in words:
+        typed = word.partition("=")[0].lstrip("+~")
+        key = NAMES.get(typed) or SHORT.get(typed, typed)
+        other, before = seen.setdefault(key, (typed, word))
+        if other != typed:
+            raise ConfigError(f"{before} and {word} both set {key}: leave one of them out")
+
+
+def _gpu_share(word: str, value: str) -> str:
+    """Return a note that a share of the GPU is not needed here; refuse a wrong value or a sweep of it."""
+    cure = "leave it out, or give vLLM's cache a size by rollout.kv_cache_gb=GB"
+    if "," in value:
+        raise ConfigError(f"{word} would repeat one run: the share of the GPU is not read here: {cure}")
+    if not re.fullmatch(r"1(\.0*)?|0?\.0*[1-9]\d*", value):
+        raise ConfigError(f"{word} must be a share of the GPU, above 0 and at most 1: {cure}")
+    return (
+        f"{GPU_SHARE} is not needed here: vLLM's cache gets what rollout.max_rows need and training leaves free; "
+        "rollout.kv_cache_gb=GB sets its size"
+    )
