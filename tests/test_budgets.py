@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from rlreason.config.training import BudgetConfig, raised
-from rlreason.training.trainer import budget_spent, seconds_ahead
+from rlreason.training.progress import budget_spent, seconds_ahead
 from tests.killed import AT
 from tests.small_runs import words_of
 from tests.starts import rlreason

@@ -9,7 +9,7 @@ from rlreason.cli.check import check_command_line
 from rlreason.config.leaves import resource_dir
 from rlreason.config.store import typed
 from rlreason.errors import ConfigError
-from rlreason.training.trainer import evaluation_due
+from rlreason.training.progress import evaluation_due
 
 CONF = resource_dir("conf")
 

@@ -19,8 +19,8 @@ from rlreason.model.parameters import build_model
 from rlreason.model.policy import LogProbScorer, Policy
 from rlreason.objectives.objective import LengthNormConfig, LossConfig, Objective
 from rlreason.training.algorithms import GRPO, with_advantages
-from rlreason.training.checkpoint import averaged
 from rlreason.training.learner import Learner
+from rlreason.training.progress import averaged
 from rlreason.types import Grade, Response, Sample
 
 COUNT, GROUP = 16, 4

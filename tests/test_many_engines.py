@@ -10,9 +10,9 @@ from conftest import PROMPT
 
 from rlreason.config.groups import RolloutConfig
 from rlreason.engines.base import Demand, Prompt, Sampling, seed_for
-from rlreason.engines.build import ManyEngines
 from rlreason.engines.hf.engine import HFEngine
 from rlreason.engines.vllm.engine import VLLMEngine
+from rlreason.engines.vllm.many import ManyEngines
 from rlreason.engines.vllm.start import environment
 from rlreason.engines.vllm.transfer import HostTransfer, engine_processes
 from rlreason.errors import ConfigError, EngineError

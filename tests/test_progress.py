@@ -26,7 +26,7 @@ from rlreason.runtime.machine import random_states, set_random_states
 from rlreason.training.algorithms import RolloutPrefetcher
 from rlreason.training.build import build_components
 from rlreason.training.build_algorithm import make_algorithm, make_learner
-from rlreason.training.checkpoint import CheckpointCost, checkpoint_due, collected_from, plain_collected
+from rlreason.training.checkpoint import collected_from, plain_collected
 from rlreason.training.learner import (
     Learner,
     adapters,
@@ -36,6 +36,7 @@ from rlreason.training.learner import (
     set_weights,
     write_tensors,
 )
+from rlreason.training.progress import CheckpointCost, checkpoint_due
 from rlreason.training.trainer import Trainer, train
 from rlreason.types import Collected, Grade, Response, Sample
 from tests.test_learner import make_samples

@@ -6,6 +6,7 @@ import resource
 import shutil
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -118,11 +119,17 @@ def interrupted(run: Path) -> None:
     (run / "status.json").write_text('{"status": "interrupted", "time": "x", "reason": "SIGINT at step 40"}')
 
 
+LETTERS = "abcdefghijkl"
+BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
+    f"{here}: &{here} [{', '.join([f'*{before}'] * 9)}]\n" for before, here in pairwise(LETTERS)
+)
+
 BROKEN = {
     "metrics with half a line": (break_metrics, "left out line"),
     "no metrics": (lambda r: (r / "metrics.jsonl").unlink(), None),
     "evaluations gone": (lambda r: shutil.rmtree(r / "evals"), "has lost the responses"),
     "a later version": (newer, "is a run folder of version 99"),
+    "a bomb of aliases": (lambda r: (r / "config.yaml").write_text(BOMB), "holds no settings"),
     "no config": (lambda r: (r / "config.yaml").unlink(), "has no config.yaml"),
     "config that is none": (lambda r: (r / "config.yaml").write_text("- 1\n"), "holds no settings"),
     "summary that is none": (lambda r: (r / "summary.json").write_text("[5"), "no JSON object"),

@@ -188,6 +188,16 @@ def setting_in(settings: Mapping[str, Any], key: str) -> Any:
     return node
 
 
+class PlainLoader(yaml.SafeLoader):
+    """A SafeLoader that refuses aliases: no run writes any, and a few lines of them expand beyond all memory."""
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        """Compose a node, as yaml does, unless it is an alias."""
+        if self.check_event(yaml.AliasEvent):
+            raise yaml.YAMLError("aliases")
+        return super().compose_node(parent, index)
+
+
 class RunFolder:
     """One run's folder; each of its files is read when it is needed.
 
@@ -233,7 +243,7 @@ class RunFolder:
     def settings(self) -> dict[str, Any]:
         """Every setting of the run with its value, from `config.yaml`."""
         try:
-            settings = yaml.safe_load(self.config) or {}
+            settings = yaml.load(self.config, PlainLoader) or {}
         except (yaml.YAMLError, RecursionError) as error:
             settings = error
         if isinstance(settings, dict):

@@ -1,32 +1,31 @@
-"""Know where a run is, write its checkpoints, and restore a run from one.
+"""Write a run's checkpoints, restore a run from one, and leave what an interrupted run has.
 
 Samples are kept as JSON, moments and weights as tensors.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import TimeoutError as NotInTime
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
-from fractions import Fraction
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from rlreason.config.training import CheckpointConfig
+from rlreason.config.training import CheckpointConfig, TrainingConfig
 from rlreason.engines.base import Engine
-from rlreason.engines.rollouts import rollout_metrics
-from rlreason.errors import ConfigError
+from rlreason.errors import ConfigError, EngineError
 from rlreason.evaluation.evaluator import Evaluated, Validation
 from rlreason.grading import Grader
-from rlreason.grading.grader import grading_metrics
 from rlreason.health.watch import Monitors
 from rlreason.model.policy import Policy
+from rlreason.records.console import Console
 from rlreason.records.files import (
     CHECKPOINTS,
     MODEL,
     SPREAD,
+    SUMMARY,
     checkpoints_in,
     linked,
     moments_in,
@@ -36,10 +35,14 @@ from rlreason.records.files import (
     remove,
     write_checkpoint,
 )
+from rlreason.records.reader import RunFolder, write_status
 from rlreason.records.rows import Counters
+from rlreason.records.training_curves import draw_curves
 from rlreason.records.writer import RunWriter
+from rlreason.runtime import signals
 from rlreason.runtime.machine import random_states, set_random_states
 from rlreason.training.algorithms import RolloutPrefetcher
+from rlreason.training.build import Components
 from rlreason.training.learner import (
     Learner,
     adapters,
@@ -49,167 +52,14 @@ from rlreason.training.learner import (
     set_weights,
     write_tensors,
 )
+from rlreason.training.progress import CheckpointCost, Position, Snapshot, Step, checkpoint_due
+from rlreason.training.summary import print_loggers
 from rlreason.types import Collected, Grade, Problem, Response, Sample, Update
 
 Plain = dict[str, Any]
 
 
-COUNTS = ("train/skipped_updates", "train/empty_updates", "train/tokens")  # metrics that add up
-
-
-def averaged(updates: Sequence[dict[str, float]]) -> dict[str, float]:
-    """Average the metrics of a step's updates over those that measured them; counts are summed.
-
-    >>> averaged([{"train/loss": 1.0, "train/empty_updates": 0}, {"train/empty_updates": 1}])
-    {'train/loss': 1.0, 'train/empty_updates': 1.0}
-    """
-    out: dict[str, float] = {}
-    for name in dict.fromkeys(name for update in updates for name in update):
-        values = [update[name] for update in updates if name in update]
-        out[name] = sum(values) / (1 if name in COUNTS else len(values))
-    return out
-
-
-@dataclass
-class Step:
-    """One training step: what it has collected and learned so far, and the metrics recorded for it."""
-
-    number: int  # 1, 2, ...
-    collected: Collected
-    weight_version: int  # of the engine once everything was sampled
-    updates: list[Update] = field(default_factory=list)
-    synced: dict[str, float] = field(default_factory=dict)  # metrics of the weight sync
-    finite: bool = True  # whether the weights are, after the updates
-
-    @property
-    def count(self) -> int:
-        """Number of optimizer updates in the step."""
-        return len(self.collected.batches)
-
-    @cached_property
-    def samples(self) -> list[Sample]:
-        """The collected samples with the entropies that the first update has measured; read after the step."""
-        if not self.updates:
-            return self.collected.samples
-        learned = zip(self.collected.batches[0], self.updates[0].entropies, strict=True)
-        measured = {id(sample): entropy for sample, entropy in learned}
-        return [replace(s, entropy=measured.get(id(s))) if s.entropy is None else s for s in self.collected.samples]
-
-    @cached_property
-    def sampled(self) -> dict[str, float]:
-        """Metrics of sampling and grading."""
-        if not (samples := self.samples):
-            return self.collected.metrics
-        staleness = self.weight_version - sum(s.response.weight_version for s in samples) / len(samples)
-        graded = grading_metrics([s.grade for s in samples])
-        return self.collected.metrics | rollout_metrics(samples) | graded | {"rollout/staleness": staleness}
-
-    def row(self) -> dict[str, float]:
-        """Return the newest update's row; a step's first row has the metrics of sampling too, its last the sync's."""
-        row = dict(self.updates[-1].metrics) if self.updates else {}
-        if len(self.updates) < 2:
-            row |= self.sampled
-        if len(self.updates) == self.count:
-            row |= self.synced
-        return row
-
-    @cached_property
-    def metrics(self) -> dict[str, float]:
-        """Metrics of the whole step; read after the step."""
-        return averaged([u.metrics for u in self.updates]) | self.sampled | self.synced
-
-
-@dataclass
-class Position:
-    """Where a run is: in a step, how far; between steps, after which. Changed only in `held()` blocks."""
-
-    finished: int = 0  # whole steps
-    step: Step | None = None  # the current one, once it is collected
-    rows: int = 0  # of its updates, written to metrics.jsonl
-    recorded: bool = False  # the whole step is
-    evaluated: Fraction | None = None  # steps done at the newest evaluation
-    status: str = "finished"  # or what ends the run after the recorded step
-    reason: str = ""
-
-    @property
-    def ended(self) -> bool:
-        """Return whether something ends the run before its last step."""
-        return self.status != "finished"
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return everything but the step in plain values."""
-        at = self.evaluated
-        return {
-            "finished": self.finished,
-            "rows": self.rows,
-            "recorded": self.recorded,
-            "evaluated": None if at is None else [at.numerator, at.denominator],
-            "status": self.status,
-            "reason": self.reason,
-        }
-
-    def load_state_dict(self, plain: dict[str, Any], step: Step | None) -> None:
-        """Restore what `state_dict` returned, and the step."""
-        at = plain["evaluated"]
-        self.finished, self.rows, self.recorded = plain["finished"], plain["rows"], plain["recorded"]
-        self.status, self.reason, self.step = plain["status"], plain["reason"], step
-        self.evaluated = None if at is None else Fraction(*at)
-
-
-@dataclass
-class Snapshot:
-    """The state of a run's other parts, as it was at the end of the last `held()` block.
-
-    `draws`: which problems come next and which answers the graders remember; sampling moves it.
-    """
-
-    counters: dict[str, Any] = field(default_factory=dict)
-    monitors: dict[str, Any] = field(default_factory=dict)
-    offsets: dict[str, int] = field(default_factory=dict)  # sizes of the growing files, in bytes
-    generators: Any = None  # plain values and tensors of `random_states`
-    weight_version: int = 0
-    draws: dict[str, Any] = field(default_factory=dict)
-
-
-SHARE = 0.03  # of a run's time that checkpoints may take if checkpoint.every is not set,
-SHARE_OF_BEST = 0.05  # and if the newest evaluation is the best so far
 BYTES_PER_S = 2e8  # a cautious guess before the first one has been written
-
-
-@dataclass
-class CheckpointCost:
-    """What this process's checkpoints have cost; `guess`: expected seconds of the first one."""
-
-    guess: float
-    count: int = 0
-    seconds: float = 0.0  # of all of them
-    newest: float = 0.0  # seconds of the newest
-    bytes: int = 0  # of the newest
-
-    def summary(self) -> dict[str, float]:
-        """Return their number, their seconds, and the bytes of the newest."""
-        return {"count": self.count, "seconds": round(self.seconds, 2), "bytes": self.bytes}
-
-    def add(self, seconds: float, size: int) -> None:
-        """Count a checkpoint that was written."""
-        self.count, self.seconds, self.newest, self.bytes = self.count + 1, self.seconds + seconds, seconds, size
-
-
-def checkpoint_due(step: int, every: int | None, best: bool, elapsed: float, cost: CheckpointCost) -> bool:
-    """Return whether a checkpoint is due after this step.
-
-    every: steps between them, 0 for none; None: as long as their seconds, with the next one, stay within 3% of the
-    run's `elapsed` seconds, or within 5% if the newest evaluation is the `best`.
-
-    >>> [checkpoint_due(step, 2, False, 0.0, CheckpointCost(1.0)) for step in (1, 2)]
-    [False, True]
-    >>> [checkpoint_due(1, None, best, 25.0, CheckpointCost(1.0)) for best in (False, True)]
-    [False, True]
-    """
-    if every is not None:
-        return every > 0 and step % every == 0
-    expected = cost.newest or cost.guess
-    return cost.seconds + expected <= (SHARE_OF_BEST if best else SHARE) * elapsed
 
 
 def shallow(record: Any) -> Plain:
@@ -469,3 +319,94 @@ class Checkpointer:
             linked(self.newest[0] / MODEL, self.records.model)
         else:
             self.policy.save(self.records.model)
+
+
+@dataclass
+class Interruption:
+    """Saves what a run has when an error or a signal ends it."""
+
+    run: TrainingConfig
+    components: Components
+    records: RunWriter
+    counters: Counters
+    console: Console
+    checkpointer: Checkpointer | None = None  # until the trainer is built
+
+    def handle(self, error: BaseException) -> None:
+        """Save what the run has; after a signal, raise KeyboardInterrupt with how far it got."""
+        if signals.stop_signal() is None and not isinstance(error, KeyboardInterrupt):
+            checkpointer = self.working_checkpointer()
+            if checkpointer is not None and isinstance(error, EngineError):  # the trainer itself is intact
+                self.attempt(checkpointer.write)
+            return
+        stop = error if isinstance(error, KeyboardInterrupt) else KeyboardInterrupt()
+        progress = self.stop_in_order(signals.why_stopped(stop))
+        raise type(stop)(f"{stop} {progress}".strip()) from None
+
+    def working_checkpointer(self) -> Checkpointer | None:
+        """Return the checkpointer, if checkpoints are wanted and there is something to resume from."""
+        wanted = self.run.checkpoint.every != 0
+        return self.checkpointer if self.checkpointer is not None and self.checkpointer.begun and wanted else None
+
+    def stop_in_order(self, why: str) -> str:
+        """Stop sampling, write a checkpoint, finish the records, save the model; return how far the run got.
+
+        The status is written first, to be right even if the rest fails.
+        """
+        signals.arrived()
+        records, console, learned = self.records, self.console, self.counters.train_step
+        if (records.folder / SUMMARY).exists():
+            return "when everything was recorded"
+        progress = self.describe_progress()
+        checkpointer = self.working_checkpointer()
+        saves_model = self.run.save_model and learned > 0 and not records.model.exists()
+        outputs = {"a checkpoint": checkpointer is not None, "model": saves_model, "curves": records.evaluated}
+        leaving = " and ".join(name for name, wanted in outputs.items() if wanted) or "records"
+        self.attempt(lambda: write_status(records.folder, "interrupted", f"{why} {progress}"))
+        self.attempt(lambda: console.say(f"stopping {progress}; leaving {leaving} (a second signal leaves at once)"))
+        if checkpointer is not None:
+            self.attempt(lambda: self.write_checkpoint(checkpointer))
+        self.attempt(self.components.close)  # ends sampling ahead, too
+        if self.checkpointer is not None:
+            self.attempt(self.checkpointer.prefetcher.close)
+        if learned > records.train_step:  # the newest update has no row yet
+            self.attempt(lambda: records.metrics(self.counters.row() | self.counters.newest))
+        if saves_model and self.checkpointer is not None:
+            self.attempt(self.checkpointer.save_model)
+        if records.evaluated:
+            self.attempt(lambda: draw_curves(RunFolder(records.folder)))
+        self.attempt(records.loggers.interrupted)
+        self.attempt(lambda: print_loggers(console, records.loggers))
+        return progress
+
+    def write_checkpoint(self, checkpointer: Checkpointer) -> None:
+        """Write a checkpoint of the current position, after waiting for what is being sampled ahead."""
+        with suppress(NotInTime):
+            checkpointer.prefetcher.drain(AHEAD_S)
+        if checkpointer.write() is None:
+            self.console.say(
+                "! no checkpoint of this place: what was sampled ahead had not ended; the run goes on from before"
+            )
+
+    def describe_progress(self) -> str:
+        """Describe the step and the updates so far: "in step 2 of 8, after 1 ..."."""
+        if self.checkpointer is None:
+            return "before the first step"
+        prefetcher, updates = self.checkpointer.prefetcher, self.counters.train_step
+        begun = max(prefetcher.begun, self.checkpointer.position.finished)
+        if begun == 0:
+            return "before the first step"
+        plural = "" if updates == 1 else "s"
+        return f"in step {begun} of {prefetcher.n_steps}, after {updates} optimizer update{plural}"
+
+    def attempt(self, act: Callable[[], object]) -> None:
+        """Call `act`; print an error and continue, since the terminal may be gone or the disk full."""
+        try:
+            act()
+        except Exception as error:
+            with suppress(OSError):
+                named = str(error) if isinstance(error, ConfigError) else f"{type(error).__name__}: {error}"
+                self.console.say(f"! while stopping: {named}")
+
+
+AHEAD_S = 8.0  # a stop waits for sampling ahead: without it, the run resumes from an earlier checkpoint

@@ -1,13 +1,12 @@
-"""Say what a run will do and how it ended: printed lines, its summary, its facts, and what an interruption leaves."""
+"""Say what a run will do and how it ended: printed lines, its summary, its facts."""
 
 import hashlib
 import json
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import TimeoutError as NotInTime
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -22,10 +21,9 @@ from rlreason.config.leaves import leaves, resource_dir
 from rlreason.config.run import RunConfig
 from rlreason.config.training import TrainingConfig
 from rlreason.engines.base import Engine, Sampling, Stops
-from rlreason.engines.build import ManyEngines
 from rlreason.engines.vllm.engine import VLLMEngine
+from rlreason.engines.vllm.many import ManyEngines
 from rlreason.engines.vllm.start import sampling_arguments
-from rlreason.errors import ConfigError, EngineError
 from rlreason.evaluation.accuracy import describe_accuracies, more_accuracies
 from rlreason.evaluation.evaluator import Evaluated, protocol_of
 from rlreason.evaluation.protocol import format_accuracy
@@ -35,17 +33,13 @@ from rlreason.model.parameters import model_size
 from rlreason.model.policy import Policy, weights_hash
 from rlreason.model.shapes import decimal_size
 from rlreason.records.console import Console, closing_table
-from rlreason.records.files import COMPLIANCE, CURVES, EVALS, MODEL, SUMMARY, step_name
+from rlreason.records.files import COMPLIANCE, CURVES, EVALS, MODEL, step_name
 from rlreason.records.loggers import Loggers
-from rlreason.records.reader import RunFolder, time_line, time_summary, write_status
+from rlreason.records.reader import time_line, time_summary
 from rlreason.records.rows import Counters
-from rlreason.records.training_curves import draw_curves
-from rlreason.records.writer import RunWriter
-from rlreason.runtime import signals
 from rlreason.runtime.machine import SWEEP_VARIABLE
 from rlreason.runtime.text import redacted, shorten
 from rlreason.training.build import Components
-from rlreason.training.checkpoint import Checkpointer
 from rlreason.types import Problem, Sample
 
 SHOWN_CHARS = 300  # of a question or a response
@@ -355,94 +349,3 @@ def _engine(run: RunConfig, engine: Engine, sampling: Sampling, policy: Policy) 
         ends = policy.end_ids | sampling.end_ids
         facts |= {"arguments": engine.arguments, "sampling": sampling_arguments(sampling, ends, stops.sees_special)}
     return facts
-
-
-AHEAD_S = 8.0  # a stop waits for sampling ahead: without it, the run resumes from an earlier checkpoint
-
-
-@dataclass
-class Interruption:
-    """Saves what a run has when an error or a signal ends it."""
-
-    run: TrainingConfig
-    components: Components
-    records: RunWriter
-    counters: Counters
-    console: Console
-    checkpointer: Checkpointer | None = None  # until the trainer is built
-
-    def handle(self, error: BaseException) -> None:
-        """Save what the run has; after a signal, raise KeyboardInterrupt with how far it got."""
-        if signals.stop_signal() is None and not isinstance(error, KeyboardInterrupt):
-            checkpointer = self.working_checkpointer()
-            if checkpointer is not None and isinstance(error, EngineError):  # the trainer itself is intact
-                self.attempt(checkpointer.write)
-            return
-        stop = error if isinstance(error, KeyboardInterrupt) else KeyboardInterrupt()
-        progress = self.stop_in_order(signals.why_stopped(stop))
-        raise type(stop)(f"{stop} {progress}".strip()) from None
-
-    def working_checkpointer(self) -> Checkpointer | None:
-        """Return the checkpointer, if checkpoints are wanted and there is something to resume from."""
-        wanted = self.run.checkpoint.every != 0
-        return self.checkpointer if self.checkpointer is not None and self.checkpointer.begun and wanted else None
-
-    def stop_in_order(self, why: str) -> str:
-        """Stop sampling, write a checkpoint, finish the records, save the model; return how far the run got.
-
-        The status is written first, to be right even if the rest fails.
-        """
-        signals.arrived()
-        records, console, learned = self.records, self.console, self.counters.train_step
-        if (records.folder / SUMMARY).exists():
-            return "when everything was recorded"
-        progress = self.describe_progress()
-        checkpointer = self.working_checkpointer()
-        saves_model = self.run.save_model and learned > 0 and not records.model.exists()
-        outputs = {"a checkpoint": checkpointer is not None, "model": saves_model, "curves": records.evaluated}
-        leaving = " and ".join(name for name, wanted in outputs.items() if wanted) or "records"
-        self.attempt(lambda: write_status(records.folder, "interrupted", f"{why} {progress}"))
-        self.attempt(lambda: console.say(f"stopping {progress}; leaving {leaving} (a second signal leaves at once)"))
-        if checkpointer is not None:
-            self.attempt(lambda: self.write_checkpoint(checkpointer))
-        self.attempt(self.components.close)  # ends sampling ahead, too
-        if self.checkpointer is not None:
-            self.attempt(self.checkpointer.prefetcher.close)
-        if learned > records.train_step:  # the newest update has no row yet
-            self.attempt(lambda: records.metrics(self.counters.row() | self.counters.newest))
-        if saves_model and self.checkpointer is not None:
-            self.attempt(self.checkpointer.save_model)
-        if records.evaluated:
-            self.attempt(lambda: draw_curves(RunFolder(records.folder)))
-        self.attempt(records.loggers.interrupted)
-        self.attempt(lambda: print_loggers(console, records.loggers))
-        return progress
-
-    def write_checkpoint(self, checkpointer: Checkpointer) -> None:
-        """Write a checkpoint of the current position, after waiting for what is being sampled ahead."""
-        with suppress(NotInTime):
-            checkpointer.prefetcher.drain(AHEAD_S)
-        if checkpointer.write() is None:
-            self.console.say(
-                "! no checkpoint of this place: what was sampled ahead had not ended; the run goes on from before"
-            )
-
-    def describe_progress(self) -> str:
-        """Describe the step and the updates so far: "in step 2 of 8, after 1 ..."."""
-        if self.checkpointer is None:
-            return "before the first step"
-        prefetcher, updates = self.checkpointer.prefetcher, self.counters.train_step
-        begun = max(prefetcher.begun, self.checkpointer.position.finished)
-        if begun == 0:
-            return "before the first step"
-        plural = "" if updates == 1 else "s"
-        return f"in step {begun} of {prefetcher.n_steps}, after {updates} optimizer update{plural}"
-
-    def attempt(self, act: Callable[[], object]) -> None:
-        """Call `act`; print an error and continue, since the terminal may be gone or the disk full."""
-        try:
-            act()
-        except Exception as error:
-            with suppress(OSError):
-                named = str(error) if isinstance(error, ConfigError) else f"{type(error).__name__}: {error}"
-                self.console.say(f"! while stopping: {named}")

@@ -1,24 +1,19 @@
 """The training loop: sample, learn, hand over the weights, record, evaluate, write a checkpoint."""
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
-import torch
-from torch.profiler import profile, record_function
-
-from rlreason.config.evaluation import sampling_key
 from rlreason.config.run import RunConfig
-from rlreason.config.training import BudgetConfig, TrainingConfig
+from rlreason.config.training import TrainingConfig
 from rlreason.engines.rollouts import training_work, with_missing_scores
 from rlreason.evaluation.cases import failure_metrics
 from rlreason.evaluation.evaluator import Evaluated, Validation
 from rlreason.evaluation.protocol import write_card
-from rlreason.health.watch import Monitors
 from rlreason.objectives.card import TEXT_WIDTH
 from rlreason.records.console import Console
-from rlreason.records.files import OBJECTIVE, PROFILE_TABLE, PROFILE_TRACE, ROLLOUTS, checkpoints_in, remove_moments
+from rlreason.records.files import OBJECTIVE, ROLLOUTS, checkpoints_in, remove_moments
 from rlreason.records.reader import RunFolder
 from rlreason.records.rows import Counters
 from rlreason.records.training_curves import draw_curves
@@ -28,11 +23,11 @@ from rlreason.runtime.signals import held
 from rlreason.training.algorithms import RolloutPrefetcher
 from rlreason.training.build import Components, build_components, measure_flops, start_loggers
 from rlreason.training.build_algorithm import make_algorithm, make_learner
-from rlreason.training.checkpoint import Checkpointer, Step, averaged
+from rlreason.training.checkpoint import Checkpointer, Interruption
 from rlreason.training.learner import Learner, LearningRateSchedule
+from rlreason.training.progress import Profile, Step, StopRule, averaged, evaluation_due, make_monitors
 from rlreason.training.summary import (
     LOST,
-    Interruption,
     course_summary,
     print_closing,
     print_generations,
@@ -327,141 +322,3 @@ class Trainer:
         """Show `what` on the console, and time this block as `phase`."""
         with self.console.wait(what, logged, more), self.clock.phase(phase):
             yield
-
-
-FEWEST_EVALUATIONS = 10  # in a run without eval_every, the first and the last included
-
-
-def evaluation_due(done: Fraction, width: Fraction, total: int, every: int | None, longest: int | None) -> bool:
-    """Return whether an evaluation is due after an update of `width` steps that ends at `done` of `total` steps.
-
-    every: steps between evaluations, 0 for none on the way. None: at least ten in the run with the first, before it,
-    and no more than `longest` steps apart; in a run of fewer than nine steps some fall between the updates of a step,
-    as far as it has several.
-
-    >>> [step for step in range(1, 201) if evaluation_due(Fraction(step), Fraction(1), 200, None, 10)][:3]
-    [10, 20, 30]
-    >>> sum(evaluation_due(Fraction(step), Fraction(1), 31, None, None) for step in range(1, 32))
-    9
-    >>> eighths = [Fraction(k, 8) for k in range(1, 41)]  # 5 steps of 8 updates
-    >>> sum(evaluation_due(point, Fraction(1, 8), 5, None, None) for point in eighths)
-    9
-    """
-    if every == 0:
-        return False
-    gap = Fraction(every) if every else min(Fraction(total, FEWEST_EVALUATIONS - 1), Fraction(longest or total))
-    if gap >= 1:  # at the ends of steps only
-        return done.denominator == 1 and done // gap > (done - 1) // gap
-    return done // gap > (done - width) // gap
-
-
-MARGIN = 1.2  # on predicted times: the next step or evaluation may take longer
-
-
-def seconds_ahead(pace: Mapping[str, float], due_problems: int, last_problems: int) -> float:
-    """Predict the seconds of the next step and of the evaluations due before the run can end.
-
-        1.2 (t_step + t_problem (n_due + n_last))
-
-    pace: seconds of the newest "step" and of the newest evaluation per "problem"; unknown ones count as 0.
-    due_problems: of an evaluation before the next step; last_problems: of the last evaluation.
-
-    >>> seconds_ahead({"step": 5.0, "problem": 0.01}, due_problems=0, last_problems=1000)
-    18.0
-    """
-    return MARGIN * (pace.get("step", 0.0) + pace.get("problem", 0.0) * (due_problems + last_problems))
-
-
-def budget_spent(
-    budget: BudgetConfig, steps: int, tokens: float, seconds: float, pace: Mapping[str, float], ahead: float
-) -> str:
-    """Say why the budget does not allow another step; "" if it does.
-
-    steps, tokens, seconds: used by the whole run so far. ahead: seconds that the next step and the evaluations need.
-    The next step is expected to sample as many tokens as the newest.
-
-    >>> budget_spent(BudgetConfig(steps=3), 3, 0, 0.0, {}, 0.0)
-    'budget.steps=3 are done'
-    >>> budget_spent(BudgetConfig(hours=1.0), 3, 0, 3500.0, {}, 200.0)
-    'budget.hours=1: 100 s are left, and the next step and the last evaluation would take about 200 s'
-    >>> budget_spent(BudgetConfig(tokens=100), 1, 60.0, 0.0, {"tokens": 60.0}, 0.0)
-    'budget.tokens=100: 40 are left, and the newest step sampled 60'
-    """
-    if budget.steps is not None and steps >= budget.steps:
-        return f"budget.steps={budget.steps} are done"
-    if budget.tokens is not None and tokens + pace.get("tokens", 0.0) > budget.tokens:
-        left = max(budget.tokens - tokens, 0)
-        return f"budget.tokens={budget.tokens}: {left:.0f} are left, and the newest step sampled {pace['tokens']:.0f}"
-    if budget.hours is not None and seconds + ahead > budget.hours * 3600:
-        left = max(budget.hours * 3600 - seconds, 0.0)
-        return (
-            f"budget.hours={budget.hours:g}: {left:.0f} s are left, and the next step and the last evaluation would "
-            f"take about {ahead:.0f} s"
-        )
-    return ""
-
-
-@dataclass
-class StopRule:
-    """Decides after each step whether the run ends there.
-
-    eval_problems, final_problems: number of problems in an intermediate evaluation and in the last one.
-    """
-
-    run: TrainingConfig
-    monitors: Monitors
-    counters: Counters
-    n_steps: int
-    eval_problems: int
-    final_problems: int
-
-    def verdict(self, number: int, evaluates: bool) -> tuple[str, str]:
-        """Return (status, reason) after step `number`; `evaluates`: an evaluation is still due after it."""
-        status, reason = self.monitors.verdict()
-        if status != "finished" or number >= self.n_steps:
-            return status, reason
-        row, pace = self.counters.row(), self.counters.pace
-        ahead = seconds_ahead(pace, self.eval_problems if evaluates else 0, self.final_problems)
-        reason = budget_spent(self.run.budget, number, row["tokens/generated"], row["time/total"], pace, ahead)
-        return ("budget", reason) if reason else ("finished", "")
-
-
-def make_monitors(run: TrainingConfig, console: Console) -> Monitors:
-    """Create the run's monitors, with the warnings that its settings alone give reason for."""
-    limit = sampling_key(run, "max_tokens")
-    limits = () if limit == "sampling.max_tokens" else (limit,)  # training warns about its own truncated samples
-    group_size = getattr(run, "group_size", 1)
-    monitors = Monitors(group_size, console.say, run.monitors, *limits)
-    for name, warning in run.warnings().items():
-        monitors.warn(0, name, warning)
-    return monitors
-
-
-LARGEST = 10
-
-
-class Profile:
-    """Profiles the second step of this process, or its only one: the first includes lazy loading."""
-
-    def __init__(self, wanted: bool, records: RunWriter, console: Console, n_steps: int) -> None:
-        self.wanted, self.records, self.console, self.n_steps = wanted, records, console, n_steps
-        self.first: int | None = None  # step of this process
-
-    @contextmanager
-    def of(self, step: int) -> Iterator[None]:
-        """Run training step `step` in this block."""
-        if self.first is None:
-            self.first = step
-        if not self.wanted or step != min(self.first + 1, self.n_steps):
-            yield
-            return
-        clock = self.records.clock
-        clock.annotate = record_function  # shows the clock's phases next to the operations
-        with profile() as trace:
-            yield
-        clock.annotate = nullcontext
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-        with self.console.wait("writing the profile"), clock.phase("profile"):
-            trace.export_chrome_trace(str(self.records.folder / PROFILE_TRACE))
-            costs = trace.key_averages().table(f"self_{device}_time_total", LARGEST, max_name_column_width=60)
-            self.records.document(PROFILE_TABLE, f"Step {step}:\n\n```text\n{costs}```\n")
