@@ -245,8 +245,10 @@ def read_answer(response: httpx.Response, key: str | None) -> Attempt:
         trouble = str(wrong) if isinstance(wrong, msgspec.ValidationError) else "no JSON"
         trouble = f"{trouble}: {text[:1000]}" if text else "no text"
     usage = answer.usage if isinstance(answer.usage, dict) else {}
-    counts: dict[str, Any] = {name: usage.get(name) for name in ("prompt_tokens", "completion_tokens")}
-    attempt = Attempt("broken", **{name: n for name, n in counts.items() if type(n) is int and n >= 0})
+    attempt = Attempt("broken")
+    for name in ("prompt_tokens", "completion_tokens"):
+        if type(count := usage.get(name)) is int and count >= 0:
+            setattr(attempt, name, count)
     with suppress(ValueError):
         seconds = float(response.headers.get("retry-after", ""))
         attempt.retry_after_s = seconds if 0 <= seconds < math.inf else None

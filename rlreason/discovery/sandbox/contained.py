@@ -214,7 +214,7 @@ def _flags(path: str) -> str:
 
 
 def is_system_link(path: str) -> bool:
-    """Return whether a path is one of the system's links, such as /bin, whose target is shown too."""
+    """Return whether a path is one of the system's links, such as /bin, whose target is visible too."""
     return path in SYSTEM and os.path.islink(path) and os.path.isdir(path)
 
 
@@ -223,11 +223,11 @@ def view() -> list[str]:
     """Return what every program may read: the system, and this Python with its packages; each path once."""
     paths = [sys.prefix, sys.base_prefix, *site.getsitepackages(), *sysconfig.get_paths().values()]
     paths += map(os.path.realpath, [*paths, os.path.dirname(os.path.realpath(sys.executable))])
-    shown = [path for path in SYSTEM if os.path.exists(path)]
+    visible = [path for path in SYSTEM if os.path.exists(path)]
     for path in sorted(path for path in set(paths) if path != "/" and os.path.isdir(path)):
-        if not any(f"{path}/".startswith(f"{other}/") for other in shown):
-            shown.append(path)
-    return shown
+        if not any(f"{path}/".startswith(f"{other}/") for other in visible):
+            visible.append(path)
+    return visible
 
 
 @cache
