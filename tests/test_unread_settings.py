@@ -329,6 +329,6 @@ def test_what_an_option_of_the_users_own_sets_is_no_mistake(tmp_path):
     (tmp_path / "own/prompt/yours.yaml").write_text("defaults: [mine]\nname: yours\n")
     words = ["--config-dir", "own", "prompt=yours", "sweep=grpo_learning_rate"]  # refused next, before torch is loaded
     assert "is a grid of runs: add -m" in rlreason(*words, cwd=tmp_path).stderr
-    given = rlreason(*words, "prompt.trace='by {answer}'", cwd=tmp_path)
+    given = rlreason(*words[:-1], "prompt.trace='by {answer}'", cwd=tmp_path)
     assert given.returncode == 2
     assert given.stderr.startswith("rlreason: prompt.trace=by {answer} ")
