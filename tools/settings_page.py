@@ -112,7 +112,8 @@ def plain(algorithm: str) -> dict[str, Any]:
     register()
     with initialize_config_dir(str(resource_dir("conf")), version_base="1.3"):
         words = [f"algorithm={algorithm}"]
-        return flat(OmegaConf.to_container(compose(Request({}, words).config_name, words), resolve=True))
+        config: Any = OmegaConf.to_container(compose(Request({}, words).config_name, words), resolve=True)
+        return flat(dict(config))
 
 
 def spelled(kind: Any, key: str) -> str:
