@@ -64,7 +64,7 @@ def split_sweep_options(overrides: Sequence[str], multirun: bool) -> tuple[list[
         if not multirun:
             raise ConfigError(f"{word} is for a sweep: add -m, or leave it out")
         if key in given:
-            raise ConfigError(f"{word} sets {key} a second time: leave one of them out")
+            raise ConfigError(f"{key}={given[key]} and {word} both set {key}: leave one of them out")
         pattern, rule, read_value = _SWEEP_RULES[key]
         plain = _unquoted(value)
         if not re.fullmatch(pattern, plain):
