@@ -308,8 +308,10 @@ def unknown_key(key: str, cfg: DictConfig, word: str = "") -> str:
         having = options_with(PLACED.get(top, top), key[len(top) + 1 :])
         node = OmegaConf.select(cfg, place)
         if node is None and place in PLACED:
-            option = next((one for one in USUAL if one in having), (having or ["OPTION"])[0])
-            return f"{key} needs an option to change, and {place} is null: choose one as well, as in {place}={option}"
+            known = having or options_by_group()[PLACED[place]]
+            option = next((one for one in USUAL if one in known), known[0])
+            cure = f"choose one as well, as in {place}={option} {word}"
+            return f"{word or key} needs an option to change, and {place} is null: {cure}"
         if not isinstance(node, DictConfig):
             return f"{word or key}: {place} is one value, with nothing below it: write {place}=VALUE"
         has = [f"{place}.{one}" for one in map(str, node)]
