@@ -153,7 +153,7 @@ def test_a_folder_named_by_the_time_that_is_there_already_is_left_alone(tmp_path
 def test_a_config_is_read_and_changed_and_a_run_of_it_repeated(tmp_path):
     config = compose(*TINY, "prompt=r1_zero", "loss=GRPO-clip", "off_policy=e4_quarter", "hydra.run.dir=elsewhere")
     assert config.train_batch_size == 2
-    config.rollout_batch_size, config.train_batch_size, config.n_steps = 4, 1, 1
+    config.rollout_batch_size, config.n_steps = 4, 1  # of which the batch that is trained on is computed
     config.prompt.stop = ["</answer>", "it's, [so]", "null"]
     run = train(f"hydra.run.dir={tmp_path / 'run'}", "group_size=2", config=OmegaConf.create(config), quiet=True)
     settings = run.config
@@ -165,7 +165,7 @@ def test_a_config_is_read_and_changed_and_a_run_of_it_repeated(tmp_path):
     with own_hydra():
         settings = typed(by_type)
     run = train(f"hydra.run.dir={tmp_path / 'typed'}", config=settings, quiet=True)
-    assert run.config == OmegaConf.to_container(by_type)
+    assert run.config == OmegaConf.to_container(by_type, resolve=True)
 
 
 @pytest.mark.parametrize(
@@ -192,6 +192,10 @@ def test_what_is_no_run_here_is_refused_in_one_line_and_leaves_nothing(words, sa
 
 
 def test_a_changed_config_is_held_to_the_same_rules(tmp_path):
+    config = compose(*TINY)
+    config.data.name = "gsm8k"
+    with pytest.raises(ConfigError, match="choose the option itself, data=gsm8k"):
+        train(config=config)
     with pytest.raises(ConfigError, match=r"choose the option itself, eval\.prompt=r1_zero"):
         compose("eval.prompt=question_only", "eval.prompt.name=R1-zero")
     assert compose("data.name=mine", "eval.prompt=r1_zero", "eval.prompt.name=r1_zero").data.name == "mine"

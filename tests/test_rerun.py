@@ -31,7 +31,7 @@ def left(tmp_path, monkeypatch):
     def leave(*words: str, folder: str = "runs/a", **told: object) -> Path:
         place = tmp_path / folder
         place.mkdir(parents=True)
-        (place / "config.yaml").write_text(OmegaConf.to_yaml(compose(*words)))
+        (place / "config.yaml").write_text(OmegaConf.to_yaml(compose(*words), resolve=True))
         facts = {"schema_version": 1, "directory": str(tmp_path)} | told
         (place / "provenance.json").write_text(json.dumps(facts))
         return Path(folder)

@@ -18,7 +18,7 @@ from rlreason.cli.command import run_job
 from rlreason.cli.compose import RESUME, RUN_DIR, changed_run, evaluation_settings, key_of, plain
 from rlreason.cli.flags import OneRun, composing, read
 from rlreason.cli.mistakes import in_one_line, mistakes_in
-from rlreason.cli.options import own_hydra
+from rlreason.cli.options import own_hydra, schemas_of
 from rlreason.config.run import RunConfig, works_on_a_model
 from rlreason.errors import ConfigError
 from rlreason.records.console import Console
@@ -38,9 +38,7 @@ def settings(overrides: Sequence[object]) -> DictConfig:
         if request.one is not None:  # of an earlier run
             return request.one.config
         with composing(request), in_one_line(request.overrides, composing=True):
-            config = hydra_compose(request.config_name, list(request.overrides))
-            OmegaConf.resolve(config)
-            return config
+            return hydra_compose(request.config_name, list(request.overrides))
 
 
 def start(
@@ -97,6 +95,12 @@ def _one_run(base: Run | DictConfig | RunConfig | None, overrides: list[str], no
         given = set(map(key_of, request.overrides))
         settings = _settings_to_evaluate(base, given) if isinstance(base, Run) else _plain(base)
         one = changed_run(settings, request.overrides)
+        data = one.run.data if works_on_a_model(one.run) else None
+        if data is not None and (kinds := schemas_of("data", data.name)) and type(data) not in kinds:
+            raise ConfigError(
+                f"data.name={data.name} changes only what records call the data of this config: choose the option "
+                f"itself, data={data.name}"
+            )
         check_start([one.run], one.folder, note)
         return one
 

@@ -108,6 +108,11 @@ def changed_run(settings: Mapping[str, Any], overrides: Sequence[str], folder: P
                 OmegaConf.update(config, one.key_or_group, one.value(), merge=False)
         OmegaConf.resolve(config)
     run, given = typed(config, of_sweep=True), set(map(key_of, overrides))
+    if "rollout_batch_size" in given and "train_batch_size" not in given:
+        raise ConfigError(
+            f"rollout_batch_size={config.rollout_batch_size} leaves train_batch_size={config.train_batch_size} as the "
+            "run had it, which may be off-policy: give train_batch_size= too"
+        )
     if bad := [line for key, line in complaints(run, resource_dir("conf")).items() if key in given]:
         raise ConfigError("\n".join(bad))
     return OneRun(run, config, folder or _place_of(base), OmegaConf.masked_copy(base, "hydra"))

@@ -107,15 +107,18 @@ def algorithms_with(key: str) -> list[str]:
     return [name for name, node in SCHEMAS["schema"].items() if top in {field.name for field in fields(node)}]
 
 
+def schemas_of(group: str, option: str) -> list[type]:
+    """Return the classes of settings that an option's file names; [] where there is no such option."""
+    defaults = [item for item in config_content(f"{group}/{option}").get("defaults") or [] if isinstance(item, str)]
+    names = [path.partition("@")[0].rpartition("/")[2] for path in defaults]
+    return [kind for name, kind in SCHEMAS.get(f"schema/{group}", {}).items() if name in names]
+
+
 def options_with(group: str, key: str) -> list[str]:
     """Return the options of a group whose schema has a setting, such as `n_train` of `data`, which stories have."""
-    nodes, found = SCHEMAS.get(f"schema/{group}", {}), []
-    for option in group_options(group) if nodes else []:
-        defaults = [item for item in config_content(f"{group}/{option}").get("defaults") or [] if isinstance(item, str)]
-        schemas = [path.partition("@")[0].rpartition("/")[2] for path in defaults]
-        if any(_has(nodes[name], key) for name in schemas if name in nodes):
-            found.append(option)
-    return found
+    if f"schema/{group}" not in SCHEMAS:
+        return []
+    return [one for one in group_options(group) if any(_has(kind, key) for kind in schemas_of(group, one))]
 
 
 def _has(node: Any, key: str) -> bool:
