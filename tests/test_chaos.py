@@ -202,12 +202,11 @@ def test_checkpoints_that_can_no_longer_be_renamed_into_their_place(runs, disk):
 
 
 #: Where the package asks what time it is: to write it down, to see whether a file has changed, to tidy a cache.
-CLOCKS = {"grading/grader.py", "training/warm_start.py", "records/reader.py", "runtime/files.py", "model/chat.py"}
-CLOCKS |= {"sweeps/board.py", "sweeps/plan.py"}  # when a run began; which runs are the newest to estimate by
-CLOCKS |= {"report/assignment/gather.py", "sweeps/carry.py"}  # the newest of a name
+CLOCKS = {"grading/pool.py", "training/warm_start.py", "records/reader.py", "runtime/files.py"}
+CLOCKS |= {"sweeps/plan.py"}  # when a run began; which runs are the newest to estimate by
+CLOCKS |= {"report/assignment/courses.py", "sweeps/carry.py"}  # the newest of a name
 CLOCKS |= {"health/examine.py"}  # how long a run has shown no sign of life
 CLOCKS |= {"training/ranks.py"}  # torch wants its limits as a timedelta
-CLOCKS |= {"sweeps/forks.py"}  # whether the code has changed since it was loaded
 
 
 def test_no_decision_follows_the_clock_on_the_wall():
@@ -216,4 +215,4 @@ def test_no_decision_follows_the_clock_on_the_wall():
     modules = {path.relative_to(ROOT / "rlreason").as_posix(): path for path in (ROOT / "rlreason").rglob("*.py")}
     found = {name for name, path in modules.items() if asks.search(path.read_text("utf-8"))}
     assert found <= CLOCKS
-    assert "time.time(" in modules["grading/grader.py"].read_text("utf-8")
+    assert "time.time(" in modules["grading/pool.py"].read_text("utf-8")

@@ -344,6 +344,7 @@ FORBIDDEN = {
 ALLOWED = {("grading/pool.py", "cloudpickle.loads"): "a reward of the caller's own, from its parent process"}
 ALLOWED |= {("sweeps/processes.py", "cloudpickle.loads"): "a job of a sweep, from the sweep's own process"}
 ALLOWED |= {("training/ranks.py", "pickle.load"): "settings and samples, from another process of the same run"}
+ALLOWED |= {("config/rules.py", call): "conditions, which stand in the code of fields" for call in ("eval", "compile")}
 ALLOWED |= {("discovery/sandbox/inside.py", call): "a model's program, in the sandbox" for call in ("compile", "exec")}
 
 

@@ -67,13 +67,13 @@ def start(
         with own_hydra(), mistakes_in(texts):
             words = [*own, *texts] if isinstance(first, Run) else [*first, *own, *texts]
             one = _one_run(first if isinstance(first, Run) else config, words, console.say)
-            if isinstance(first, Run):
-                words = ["algorithm=evaluate", "model=local", f"model.path={first.model}", *words]
         run, folder = one.run, one.folder.absolute()
         if not works_on_a_model(run):
             raise ConfigError(f"algorithm={run.algorithm} is started by python -m rlreason: leave it out here")
         if not any(key_of(text) in (RESUME, RUN_DIR) for text in texts):
             folder = _free(folder)
+        if isinstance(first, Run) or config is not None:  # its words alone would be another run
+            words = ["rerun", str(folder)]
         stack.enter_context(_sweep_variable(one.sweep))
         stack.enter_context(process_state_kept())
         divide_memory_finely()
@@ -119,7 +119,7 @@ def _plain(config: object) -> dict[str, Any]:
     if not isinstance(config, DictConfig | RunConfig):
         kind = type(config).__name__
         raise ConfigError(f"config= is of type {kind}: give what rlreason.compose(...) returned, and words as texts")
-    return plain(config)
+    return plain(config, resolve=False)
 
 
 @contextmanager

@@ -86,7 +86,7 @@ def changed_run(settings: Mapping[str, Any], overrides: Sequence[str], folder: P
     if algorithm not in SCHEMAS["schema"]:
         raise ConfigError("config= holds no settings of a run: give what rlreason.compose(...) returned")
     name, groups = OWN_CONFIGS.get(algorithm, "config"), options_by_group()
-    words = parsed(overrides)
+    words = [one for one in parsed(overrides) if (one.key_or_group, str(one.value())) != ("algorithm", algorithm)]
     if several := next((one for one in words if one.is_sweep_override()), None):
         raise ConfigError(f"{several.input_line} names several values, and this is one run: give one of them")
     options = [one for one in words if one.key_or_group in groups]
@@ -106,9 +106,10 @@ def changed_run(settings: Mapping[str, Any], overrides: Sequence[str], folder: P
         for one in words:
             if one not in options and not one.is_hydra_override():
                 OmegaConf.update(config, one.key_or_group, one.value(), merge=False)
+        left = "train_batch_size" in config and not OmegaConf.is_interpolation(config, "train_batch_size")
         OmegaConf.resolve(config)
     run, given = typed(config, of_sweep=True), set(map(key_of, overrides))
-    if "rollout_batch_size" in given and "train_batch_size" not in given:
+    if "rollout_batch_size" in given and "train_batch_size" not in given and left:
         raise ConfigError(
             f"rollout_batch_size={config.rollout_batch_size} leaves train_batch_size={config.train_batch_size} as the "
             "run had it, which may be off-policy: give train_batch_size= too"
@@ -138,11 +139,10 @@ def as_config(settings: Mapping[str, Any], anew: Collection[str] = ()) -> DictCo
     return merged
 
 
-def plain(config: Any) -> dict[str, Any]:
-    """Return settings as nested dicts, without Hydra's own."""
-    found = OmegaConf.to_container(
-        config if isinstance(config, DictConfig) else OmegaConf.structured(config), resolve=True
-    )
+def plain(config: Any, resolve: bool = True) -> dict[str, Any]:
+    """Return settings as nested dicts, without Hydra's own; `resolve=False` leaves what follows from others a text."""
+    node = config if isinstance(config, DictConfig) else OmegaConf.structured(config)
+    found = OmegaConf.to_container(node, resolve=resolve)
     if not isinstance(found, dict) or "algorithm" not in found:
         raise ConfigError("config= holds no settings of a run: give what rlreason.compose(...) returned")
     return {str(key): value for key, value in found.items() if key != "hydra"}

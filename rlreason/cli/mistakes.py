@@ -308,8 +308,9 @@ def unknown_key(key: str, cfg: DictConfig, word: str = "") -> str:
         having = options_with(PLACED.get(top, top), key[len(top) + 1 :])
         node = OmegaConf.select(cfg, place)
         if node is None and place in PLACED:
-            option = next((one for one in USUAL if one in having), (having or ["OPTION"])[0])
-            return f"{key} needs an option to change, and {place} is null: choose one as well, as in {place}={option}"
+            having = having or options_by_group()[PLACED[place]]
+            example = f"{place}={next((one for one in USUAL if one in having), having[0])} {word}".rstrip()
+            return f"{word or key} needs an option to change, and {place} is null: choose one as well, as in {example}"
         if not isinstance(node, DictConfig):
             return f"{word or key}: {place} is one value, with nothing below it: write {place}=VALUE"
         has = [f"{place}.{one}" for one in map(str, node)]

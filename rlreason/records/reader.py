@@ -243,7 +243,7 @@ class RunFolder:
     def settings(self) -> dict[str, Any]:
         """Every setting of the run with its value, from `config.yaml`."""
         try:
-            settings = yaml.load(self.config, PlainLoader) or {}
+            settings = PlainLoader(self.config).get_single_data() or {}
         except (yaml.YAMLError, RecursionError) as error:
             settings = error
         if isinstance(settings, dict):

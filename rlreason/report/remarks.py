@@ -174,7 +174,7 @@ def _conditions(study: Study) -> Iterator[str]:
         yield "Training and validation problems may overlap (data.overlap=allow): accuracy may be memory."
     models = [f"{one.get('model.name')} {one.get('model.path')} on {one.get('data.name')}".lower() for one in settings]
     is_qwen_on_math = any(re.search("qwen.* on .*math", model) for model in models)
-    if is_qwen_on_math and not any("control" in str(one.get("prompt.reward")) for one in settings):
+    if is_qwen_on_math and not any(str(one.get("prompt.reward")).startswith("rlreason.grading:") for one in settings):
         yield f"No control reward was run. On Qwen models random rewards have raised MATH too: run {CONTROL}."
     failures = [run.series["eval/grading_failures"] for run in study.runs if "eval/grading_failures" in run.series]
     if failed := sum(float(series.y.sum()) for series in failures):

@@ -263,9 +263,9 @@ def describe_error(error: BaseException) -> str:
     if isinstance(error, SyntaxError):
         return f"{type(error).__name__}: {error.msg} ({error.filename}, line {error.lineno})"
     # neither files of this package nor Python's machinery for imports
-    ours = str(Path(__file__).parents[1])
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(("<", ours))]
-    frames = [f for f in frames if "importlib" not in f.filename]
+    ours = Path(__file__).parents[1]
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith("<")]
+    frames = [f for f in frames if "importlib" not in f.filename and ours not in Path(f.filename).parents]
     place = f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
     return f"{type(error).__name__}: {text}".removesuffix(": ") + place
 

@@ -7,7 +7,7 @@ import random
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cache
 from importlib.metadata import version
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from filelock import FileLock
+from filelock import FileLock, Timeout
 from omegaconf import OmegaConf
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
@@ -157,6 +157,9 @@ def read_weights(path: Path, key: str) -> Weights:
     return weights
 
 
+LOCK_TIMEOUT_S = 1800.0  # for another run that makes the same model
+
+
 @dataclass(frozen=True)
 class WeightCache:
     """Cached weights in `folder`, up to `max_bytes` in all. A folder that cannot be written is a warning, not an error.
@@ -170,34 +173,60 @@ class WeightCache:
 
     def get(self, key: str, make: Callable[[], Weights]) -> tuple[Weights, bool]:
         """Return (weights, whether they were cached). If two runs need the same entry at once, one makes it."""
-        path, made = self.folder / f"{key}{SUFFIX}", None
-        if (weights := self._read(path, key)) is not None:
-            return weights, True
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            with FileLock(path.with_suffix(".lock")):
-                if (weights := self._read(path, key)) is not None:  # made by the run we waited for
-                    return weights, True
-                made = make()
-                write_weights(path, made, key)
-                self._tidy(path)
-        except (OSError, SafetensorError) as error:
-            reason = getattr(error, "strerror", None) or first_line(error)
-            self.say(f"! model.cache: {self.folder} cannot be written ({reason}): this model is not kept")
-        return make() if made is None else made, False
+        path = self.folder / f"{key}{SUFFIX}"
+        if (found := self._read(path, key, quiet=True)) is not None:
+            return found, True
+        with self._locked(path) as usable:
+            if (found := self._read(path, key)) is not None:  # made by the run we waited for
+                return found, True
+            weights = make()
+            if usable:
+                self._write(path, weights, key)
+        return weights, False
 
-    def _read(self, path: Path, key: str) -> Weights | None:
+    def _read(self, path: Path, key: str, quiet: bool = False) -> Weights | None:
         try:
             weights = read_weights(path, key)
+            with suppress(OSError):  # a read-only folder
+                os.utime(path)  # those unused longest are removed first
         except OSError:  # missing or unreadable
             return None
         except BrokenWeightsError as error:
-            self.say(f"! {path} is broken ({error}): it is made anew")
-            path.unlink(missing_ok=True)
+            if not quiet:  # else it is read again under the lock, and reported then
+                self.say(f"! {path} is broken ({error}): it is made anew")
             return None
-        with suppress(OSError):  # a read-only folder
-            os.utime(path)  # those unused longest are removed first
         return weights
+
+    def _write(self, path: Path, weights: Weights, key: str) -> None:
+        try:
+            write_weights(path, weights, key)
+            self._tidy(path)
+        except (OSError, SafetensorError) as error:
+            self._cannot(error)
+
+    @contextmanager
+    def _locked(self, path: Path) -> Iterator[bool]:
+        """Hold an entry's lock, or continue without it; yield whether the folder can be written."""
+        lock, usable = FileLock(path.with_suffix(".lock")), True
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            try:
+                lock.acquire(timeout=0)
+            except Timeout:
+                self.say("another run is making the same model: waiting for it ...")
+                with suppress(Timeout):
+                    lock.acquire(timeout=LOCK_TIMEOUT_S, poll_interval=0.2)
+        except OSError as error:
+            self._cannot(error)
+            usable = False
+        try:
+            yield usable
+        finally:
+            lock.release()
+
+    def _cannot(self, error: Exception) -> None:
+        reason = getattr(error, "strerror", None) or first_line(error)
+        self.say(f"! model.cache: {self.folder} cannot be written ({reason}): this model is not kept")
 
     def _tidy(self, newest: Path) -> None:
         """Remove the entries unused longest until the rest fits in `max_bytes`."""
