@@ -51,8 +51,7 @@ BESIDE = [Cell(s, 1319, x) for s in (2, 4, 8) for x in (0.0, 2.0, 5.0)]  # where
 
 def answers(rng: np.random.Generator, cell: Cell, gain: float = 0.0) -> tuple[Floats, Floats]:
     """Draw the answers (seeds, problems), 0 or 1, of a reference and of a setting that is better by `gain`."""
-    base = rng.beta(19, 1, cell.problems) if cell.kind == "saturated" else rng.beta(2, 2, cell.problems)
-    sides = []
+    base, sides = hardness(rng, cell), []
     for shift in (0.0, gain):
         right = base + shift
         if cell.kind == "suits":
@@ -62,6 +61,19 @@ def answers(rng: np.random.Generator, cell: Cell, gain: float = 0.0) -> tuple[Fl
         of_seeds = rng.normal(0, cell.spread / 100, (cell.seeds, 1))
         sides.append((rng.random((cell.seeds, cell.problems)) < np.clip(right + of_seeds, 0, 1)).astype(np.float64))
     return sides[0], sides[1]
+
+
+def hardness(rng: np.random.Generator, cell: Cell) -> Floats:
+    """Draw how often each problem is answered right."""
+    return rng.beta(19, 1, cell.problems) if cell.kind == "saturated" else rng.beta(2, 2, cell.problems)
+
+
+def true_gain(rng: np.random.Generator, cell: Cell, gain: float, draws: int = 1_000_000) -> float:
+    """Return what `gain` comes to in accuracy, which ends at 1."""
+    right = hardness(rng, cell._replace(problems=draws)) + rng.normal(0, cell.spread / 100, draws)
+    if cell.kind in ("suits", "clusters"):
+        right = right + rng.normal(0, SUITS if cell.kind == "suits" else BY_SUBJECT, draws)
+    return float((np.clip(right + gain, 0, 1) - np.clip(right, 0, 1)).mean())
 
 
 def interval_of(a: Floats, b: Floats) -> tuple[float, float, float]:
@@ -146,8 +158,8 @@ def false_shares(cell: Cell, n: int, seed: int, tools: str | None) -> dict[str, 
 def covered(cell: Cell, n: int, seed: int, gain: float = 0.03) -> float:
     """Return the share of `n` pairs whose interval holds a difference that is known."""
     rng = np.random.default_rng([seed, 1, *map(int, cell[:2]), int(10 * cell.spread), len(cell.kind)])
-    found = [interval_of(*answers(rng, cell, gain)) for _ in range(n)]
-    return float(np.mean([low <= gain <= high for low, high, _ in found]))
+    found, gain_in_accuracy = [interval_of(*answers(rng, cell, gain)) for _ in range(n)], true_gain(rng, cell, gain)
+    return float(np.mean([low <= gain_in_accuracy <= high for low, high, _ in found]))
 
 
 def table(rows: dict[Cell, dict[str, float]]) -> str:
