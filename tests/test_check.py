@@ -13,7 +13,7 @@ import torch
 
 from rlreason.courses import cs336_2025, cs336_2026
 from rlreason.courses.check.calling import Yours
-from rlreason.courses.check.engine import examine, first_difference, observe
+from rlreason.courses.check.observing import examine, first_difference, observe
 from rlreason.courses.check.runner import findings_of
 from rlreason.courses.check.subject import (
     COURSES,

@@ -26,10 +26,10 @@ from rlreason.engines.hf.decoding import HEADROOM, PROMPT_TOKENS, PreallocatedLa
 from rlreason.engines.hf.engine import HFEngine
 from rlreason.model import memory as f
 from rlreason.model import memory as head
+from rlreason.model.fitting import CONTEXT, Plan, held_later, plan_of, planned_cache
 from rlreason.model.log_probs import CHUNK, chunked_log_probs
 from rlreason.model.memory import PROMPT, Sampled, Workload, workload_of
 from rlreason.model.parameters import TAGS, VOCABULARY, checkpoint_layers
-from rlreason.model.plan import CONTEXT, Plan, held_later, plan_of, planned_cache
 from rlreason.model.policy import Policy
 from rlreason.model.savings import conclusion, figures, planned, savings, table, with_changes
 from rlreason.model.shapes import (

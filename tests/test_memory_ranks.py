@@ -6,8 +6,8 @@ import pytest
 
 from rlreason.config.store import typed
 from rlreason.model import memory as f
+from rlreason.model.fitting import BUCKET, CONTEXT, all_fit, held_later, plan_of, spread_work
 from rlreason.model.memory import workload_of
-from rlreason.model.plan import BUCKET, CONTEXT, all_fit, held_later, plan_of, spread_work
 from rlreason.model.savings import device_per_rank, figures, parallel_mode, planned, start_lines, table
 from rlreason.model.shapes import PUBLISHED, Device
 from rlreason.training import ranks

@@ -14,7 +14,7 @@ from rlreason.engines.build import transfer_to, transfers_of
 from rlreason.engines.vllm.start import environment
 from rlreason.engines.vllm.transfer import InProcessTransfer, NCCLTransfer, ProcessTransfer, visible_gpu
 from rlreason.errors import ConfigError
-from rlreason.model.plan import describe_placement, engine_gpus, ranks_here
+from rlreason.model.fitting import describe_placement, engine_gpus, ranks_here
 from rlreason.training.preflight import too_few_gpus
 
 PLACEMENTS = st.sampled_from(["auto", "colocate", "second_gpu"])

@@ -14,7 +14,7 @@ from rlreason.config.store import typed
 from rlreason.errors import ConfigError
 from rlreason.objectives.losses import LOSSES
 from rlreason.records.reader import RunFolder
-from rlreason.sweeps.plan import ONE_ON_POLICY, cost_of, one_formula, plan_text, problems_of, size_of
+from rlreason.sweeps.preview import ONE_ON_POLICY, cost_of, one_formula, plan_text, problems_of, size_of
 from rlreason.sweeps.state import Design, PlannedRun, read_state, write_state
 from rlreason.training.preflight import planned_warnings
 from tests.starts import rlreason

@@ -27,15 +27,7 @@ from rlreason.training.algorithms import RolloutPrefetcher
 from rlreason.training.build import build_components
 from rlreason.training.build_algorithm import make_algorithm, make_learner
 from rlreason.training.checkpoint import collected_from, plain_collected
-from rlreason.training.learner import (
-    Learner,
-    adapters,
-    moments,
-    read_tensors,
-    set_moments,
-    set_weights,
-    write_tensors,
-)
+from rlreason.training.learner import Learner, adapters, moments, read_tensors, set_moments, set_weights, write_tensors
 from rlreason.training.progress import CheckpointCost, checkpoint_due
 from rlreason.training.trainer import Trainer, train
 from rlreason.types import Collected, Grade, Response, Sample

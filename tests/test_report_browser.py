@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rlreason.report.build import build_report
+from rlreason.report.documents import build_report
 from rlreason.report.page import page_of
 from rlreason.report.read import read_study
 from tests.sweep_folders import answers, sweep

@@ -5,8 +5,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from rlreason.report.build import FILES, build_report, fenced, table_lines, text, write_markdown
 from rlreason.report.content import Case, Detail, ShownResponse, Table
+from rlreason.report.documents import FILES, build_report, fenced, table_lines, text, write_markdown
 from rlreason.report.read import read_study
 from tests.sweep_folders import answers, sweep
 

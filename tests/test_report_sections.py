@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from rlreason.report import remarks
-from rlreason.report.build import LONGEST, cases_of, shown_text, slices_of, slices_table
+from rlreason.report.documents import LONGEST, cases_of, shown_text, slices_of, slices_table
 from rlreason.report.read import read_study
 from rlreason.report.study import Answers, GradedProblem, Series, Setting, Study, StudyRun
 from rlreason.report.tables import (

@@ -8,10 +8,10 @@ from gpu_checks.common import Asked, Found, gap, imitated, synchronized
 from rlreason.config.training import OptimizationConfig
 from rlreason.model import memory as f
 from rlreason.model.attention import NAMES
+from rlreason.model.fitting import plan_of
 from rlreason.model.log_probs import chunked_log_probs
 from rlreason.model.memory import Head, Workload
 from rlreason.model.parameters import checkpoint_layers
-from rlreason.model.plan import plan_of
 from rlreason.model.policy import LogProbScorer, Policy, load_policy
 from rlreason.model.shapes import Device, shape_from, size
 from rlreason.objectives.objective import Objective

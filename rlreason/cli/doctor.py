@@ -32,7 +32,7 @@ from rlreason.cli.doctor_findings import (
 from rlreason.cli.doctor_probes import Probe, ProbeResult, probe_findings
 from rlreason.config.run import AnyRunConfig, RunConfig, works_on_a_model
 from rlreason.errors import ConfigError
-from rlreason.model.plan import describe_placement, engine_gpus, ranks_here
+from rlreason.model.fitting import describe_placement, engine_gpus, ranks_here
 from rlreason.model.savings import cure, planned, verdict
 from rlreason.model.shapes import Device, Driver, processor, query_driver, shape_of, with_second
 from rlreason.records.console import Console

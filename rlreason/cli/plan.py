@@ -19,7 +19,7 @@ from rlreason.records.console import Console
 from rlreason.runtime.differences import ASSUMED, LEVEL, Spread, smallest_difference
 from rlreason.runtime.streams import Answer, Parser, folded
 from rlreason.runtime.text import duration
-from rlreason.sweeps.plan import power_text, problems_of
+from rlreason.sweeps.preview import power_text, problems_of
 
 MOST = 10**7
 SETTINGS = 2

@@ -10,9 +10,9 @@ from pathlib import Path
 
 from rlreason.errors import ConfigError, UnwritableError
 from rlreason.records.console import Console
-from rlreason.report.build import FILES, build_report, write_markdown
 from rlreason.report.compare import entry
 from rlreason.report.content import Report
+from rlreason.report.documents import FILES, build_report, write_markdown
 from rlreason.report.page import page_of
 from rlreason.report.read import read_study
 from rlreason.runtime.files import write_whole

@@ -27,7 +27,7 @@ from rlreason.runtime.files import holder, run_lock
 from rlreason.runtime.text import first_line, redacted
 from rlreason.sweeps.carry import setting_text
 from rlreason.sweeps.closing import closing
-from rlreason.sweeps.plan import one_formula, plan_text
+from rlreason.sweeps.preview import one_formula, plan_text
 from rlreason.sweeps.processes import PARENT, divide_processors, failure, gpus_needed
 from rlreason.sweeps.state import (
     WAITING,

@@ -14,16 +14,7 @@ import msgspec
 
 from rlreason.config.algorithms import DiscoverConfig
 from rlreason.discovery.client import Client, Endpoint, pause_s, refusal, worth_retrying
-from rlreason.discovery.journal import (
-    AnswerEvent,
-    Ask,
-    Attempt,
-    Journal,
-    ScoreEvent,
-    Spending,
-    prompt_bound,
-    use_of,
-)
+from rlreason.discovery.journal import AnswerEvent, Ask, Attempt, Journal, ScoreEvent, Spending, prompt_bound, use_of
 from rlreason.discovery.score import STOPPED
 from rlreason.discovery.turns import Question, Reply
 from rlreason.errors import ConfigError

@@ -7,16 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from rlreason.discovery.logs import (
-    FEW,
-    ORDER,
-    Log,
-    SamplingBaseline,
-    SeedGroup,
-    differing,
-    facts_of_draw,
-    kind_of_draw,
-)
+from rlreason.discovery.logs import FEW, ORDER, Log, SamplingBaseline, SeedGroup, differing, facts_of_draw, kind_of_draw
 from rlreason.records.training_curves import picture
 from rlreason.report.content import LIGHT, evenly, written_out
 from rlreason.runtime.text import shorten

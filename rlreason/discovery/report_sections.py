@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 from rlreason.config.leaves import flat, typed_word
 from rlreason.discovery.logs import Log, Result, SeedGroup, Turn
 from rlreason.records.files import PROGRAM
-from rlreason.report.build import fenced, text
 from rlreason.report.content import counted
+from rlreason.report.documents import fenced, text
 from rlreason.runtime.text import shorten
 
 _LINKED = re.compile(r"(?<=[:])//|(?<=\bwww)\.|[@$]", re.IGNORECASE)

@@ -11,14 +11,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rlreason.discovery.sandbox.contained import (
-    Command,
-    Limits,
-    Outcome,
-    protections,
-    protections_text,
-    run_contained,
-)
+from rlreason.discovery.sandbox.contained import Command, Limits, Outcome, protections, protections_text, run_contained
 from rlreason.discovery.sandbox.inside import Refused, read_channel
 from rlreason.discovery.turns import DiscoveryProblem, problem_named, shipped
 from rlreason.errors import ConfigError, DataError

@@ -24,8 +24,8 @@ from rlreason.engines.vllm.transfer import (
 )
 from rlreason.errors import ConfigError
 from rlreason.model.chat import PromptIds
+from rlreason.model.fitting import describe_placement, engine_gpus, held_later, ranks_here, spread_work
 from rlreason.model.memory import gradient_bytes, moment_bytes, workload_of
-from rlreason.model.plan import describe_placement, engine_gpus, held_later, ranks_here, spread_work
 from rlreason.model.policy import Policy
 from rlreason.model.shapes import Device, shape_from
 from rlreason.records.files import ENGINE_LOGS

@@ -6,8 +6,8 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
 from rlreason.config.run import RunConfig
+from rlreason.model.fitting import SHARE, Plan, all_fit, enough, plan_of, planned_cache
 from rlreason.model.memory import Workload, workload_of
-from rlreason.model.plan import SHARE, Plan, all_fit, enough, plan_of, planned_cache
 from rlreason.model.shapes import Device, ModelShape, shape_of, size
 
 STEP = 256  # micro_batch_tokens is lowered to multiples of this

@@ -43,15 +43,7 @@ from rlreason.runtime import signals
 from rlreason.runtime.machine import random_states, set_random_states
 from rlreason.training.algorithms import RolloutPrefetcher
 from rlreason.training.build import Components
-from rlreason.training.learner import (
-    Learner,
-    adapters,
-    moments,
-    read_tensors,
-    set_moments,
-    set_weights,
-    write_tensors,
-)
+from rlreason.training.learner import Learner, adapters, moments, read_tensors, set_moments, set_weights, write_tensors
 from rlreason.training.progress import CheckpointCost, Position, Snapshot, Step, checkpoint_due
 from rlreason.training.summary import print_loggers
 from rlreason.types import Collected, Grade, Problem, Response, Sample, Update

@@ -20,8 +20,8 @@ from rlreason.data.prepare import Loaded, load_data
 from rlreason.errors import ConfigError, EngineError, ResourceError
 from rlreason.grading import Grader
 from rlreason.grading.grader import reward_name_of
+from rlreason.model.fitting import SHARE, engine_gpus, plan_of
 from rlreason.model.memory import PROMPT, moment_bytes, trained_tensors, weight_bytes, workload_of
-from rlreason.model.plan import SHARE, engine_gpus, plan_of
 from rlreason.model.savings import LARGEST_ERROR, conclusion, device_per_rank, planned, start_lines
 from rlreason.model.shapes import Device, believed_device, decimal_size, shape_of
 from rlreason.objectives.losses import broken_contract

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlreason.courses.check.engine import multiple
 from rlreason.courses.check.loop_recording import RecordedUpdate, find, scored
 from rlreason.courses.check.loop_weights import right_weights
+from rlreason.courses.check.observing import multiple
 from rlreason.courses.check.subject import Kind, LoopBug
 from rlreason.objectives.terms import compute_entropy
 

@@ -8,7 +8,6 @@ from typing import Any
 
 from torch import Tensor
 
-from rlreason.courses.check.engine import has_nonfinite
 from rlreason.courses.check.loop_gradients import (
     findings_of_gradients,
     has_right_gradient,
@@ -21,6 +20,7 @@ from rlreason.courses.check.loop_gradients import (
 from rlreason.courses.check.loop_recording import RecordedSample, RecordedUpdate, find
 from rlreason.courses.check.loop_session import SCENARIOS, Scenario, Session
 from rlreason.courses.check.loop_weights import findings_of_weights, right_weights
+from rlreason.courses.check.observing import has_nonfinite
 from rlreason.courses.check.subject import (
     LOOP,
     Bug,

@@ -9,9 +9,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from rlreason.courses.check.engine import has_nonfinite, multiple
-from rlreason.courses.check.loop_recording import RecordedSample, RecordedUpdate
-from rlreason.courses.check.mistakes import (
+from rlreason.courses.check.known_bugs import (
     ADVANTAGE_MISTAKES,
     BATCH_MISTAKES,
     CLIP_MISTAKES,
@@ -30,6 +28,8 @@ from rlreason.courses.check.mistakes import (
     wrong_average,
     wrong_token_loss,
 )
+from rlreason.courses.check.loop_recording import RecordedSample, RecordedUpdate
+from rlreason.courses.check.observing import has_nonfinite, multiple
 from rlreason.courses.check.subject import Kind, LoopBug, Mistake, known, short_text
 from rlreason.objectives.advantages import compute_group_advantages
 from rlreason.objectives.aggregation import aggregate_loss

@@ -226,8 +226,8 @@ def findings_of(name: str, function: Callable[..., Any], course: str, notes: lis
     It runs the user's code in this process.
     """
     from rlreason.courses.check.calling import Yours
-    from rlreason.courses.check.engine import examine
     from rlreason.courses.check.loop_judge import problems
+    from rlreason.courses.check.observing import examine
     from rlreason.courses.check.train_step import subject_of
 
     if name == LOOP:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from rlreason.courses import cs336_2026
 from rlreason.courses.check.calling import byte_tokenizer, random, small_model, word_tokenizer
-from rlreason.courses.check.engine import first_difference, observe
+from rlreason.courses.check.observing import first_difference, observe
 from rlreason.courses.check.subject import CallCase, Fault, Function, Inputs, Kind, Mistake, Observed, Subject, known
 
 _ENCODE = "the calls of the tokenizer"

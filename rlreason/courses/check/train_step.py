@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from rlreason.courses import cs336_2025, cs336_2026
-from rlreason.courses.check import mistakes
+from rlreason.courses.check import known_bugs as mistakes
 from rlreason.courses.check.calling import (
     Yours,
     advantages,
@@ -19,7 +19,6 @@ from rlreason.courses.check.calling import (
     tensor,
     word_tokenizer,
 )
-from rlreason.courses.check.cases import CASES, CLIPPED_MISTAKES, wrong_loss_2025
 from rlreason.courses.check.loop_gradients import not_a_mean, numbers, unlike, with_gradients
 from rlreason.courses.check.loop_judge import findings_of_rewards, judged
 from rlreason.courses.check.loop_recording import (
@@ -44,6 +43,7 @@ from rlreason.courses.check.subject import (
     short_text,
     year_of,
 )
+from rlreason.courses.check.subjects import CASES, CLIPPED_MISTAKES, wrong_loss_2025
 
 
 def _sft_cases() -> list[CallCase]:

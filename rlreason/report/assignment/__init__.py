@@ -32,9 +32,9 @@ from rlreason.report.assignment.figures import (
     with_bands,
 )
 from rlreason.report.assignment.parts import PARTS, Gathered, ReadStudy, by_budget, values_of
-from rlreason.report.build import build_report, case_lines, fenced, picture, table_lines, text, verdict_line
 from rlreason.report.charts import figures_of, legend_of
 from rlreason.report.content import LIGHT, SIGNS, Table, counted, variable
+from rlreason.report.documents import build_report, case_lines, fenced, picture, table_lines, text, verdict_line
 from rlreason.report.page import style, svg_of, template, with_own_ids
 from rlreason.report.study import Study
 from rlreason.report.verdicts import verdicts_of

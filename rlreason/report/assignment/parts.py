@@ -35,10 +35,10 @@ from rlreason.report.assignment.figures import (
     with_bands,
     with_interval,
 )
-from rlreason.report.build import build_report, shown_text
 from rlreason.report.charts import SETTING
 from rlreason.report.compare import compared_study
 from rlreason.report.content import MOST_COLOURS, Entry, Figure, Report, Table
+from rlreason.report.documents import build_report, shown_text
 from rlreason.report.read import read_study
 from rlreason.report.study import Setting, Study, StudyRun
 from rlreason.report.tables import percent

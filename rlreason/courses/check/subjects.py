@@ -7,16 +7,9 @@ import torch
 from torch import Tensor
 
 from rlreason.courses import cs336_2025, cs336_2026
-from rlreason.courses.check import mistakes
-from rlreason.courses.check.calling import (
-    TextReward,
-    Yours,
-    advantages,
-    log_probs,
-    random,
-    response_mask,
-)
-from rlreason.courses.check.engine import observe, places
+from rlreason.courses.check import known_bugs as mistakes
+from rlreason.courses.check.calling import TextReward, Yours, advantages, log_probs, random, response_mask
+from rlreason.courses.check.observing import observe, places
 from rlreason.courses.check.subject import (
     Bug,
     CallCase,
