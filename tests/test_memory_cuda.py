@@ -27,7 +27,7 @@ def test_a_gpu_keeps_for_the_gradient_what_the_plan_says(tmp_path):
     for row in rows:
         shape = SHAPES[row["name"]]
         casts = f.cast_bytes(shape, weights=4, products=2)
-        tokens = f.Row(row["tokens"], row["scored"], 2, checkpointing=row["checkpointing"])
+        tokens = f.TokenRow(row["tokens"], row["scored"], 2, checkpointing=row["checkpointing"])
         kept, held, _ = f.training_bytes(shape, tokens, Head(row["head"], 2, on_gpu=True), casts)
         # an argument of layers that are computed again: held, but not by a hook
         rotary = 4 * row["tokens"] * 2 * shape.head_dim if row["checkpointing"] else 0

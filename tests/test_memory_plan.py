@@ -196,7 +196,7 @@ def test_training_the_built_in_model_takes_what_the_plan_says(tiny_run, words):
     agrees(plan_of(workload_of(run, shape, CPU), CPU), found)
     if run.model.dtype == "auto":
         batch = policy.pack([_pair(s) for s in samples(32, 8, 60, 48)])
-        kept = f.saved_bytes(shape, f.Row(found.tokens, found.scored, 4, checkpointing=checkpointing))
+        kept = f.saved_bytes(shape, f.TokenRow(found.tokens, found.scored, 4, checkpointing=checkpointing))
         # the rotary table is an argument of a layer that is computed again: held, but not by a hook
         assert kept_for_gradient(policy, batch) == pytest.approx(kept, rel=0.1 if checkpointing else 0.03)
 
@@ -243,7 +243,7 @@ def test_training_a_model_of_135m_takes_what_the_plan_says(tmp_path, composed, t
     again = with_changes(run, {"model.gradient_checkpointing": True})
     less = measured_update(learner, batch)
     agrees(plan_of(workload_of(again, shape, CPU), CPU), less)
-    both = [f.saved_bytes(shape, f.Row(whole.tokens, whole.scored, 4, checkpointing=on)) for on in (False, True)]
+    both = [f.saved_bytes(shape, f.TokenRow(whole.tokens, whole.scored, 4, checkpointing=on)) for on in (False, True)]
     assert close(both[0] - both[1], whole.peak - less.peak)  # the activations alone
     del learner
     _sampling_agrees(policy, shape, prompts=2, group=4, prompt=60, response=16, rows=8)
@@ -319,7 +319,7 @@ def test_what_autograd_keeps_is_known_for_every_family(family, products, tokeniz
         policy = Policy(AutoModelForCausalLM.from_config(config), tokenizer, dtype, weights=weights)
         batch = policy.pack([_pair(s) for s in samples(8, 4, 20, 40)])
         residual = 2 if weights == torch.bfloat16 and not shape.tied else 4
-        kept = f.saved_bytes(shape, f.Row(batch.input_ids.numel(), len(batch.score_at), dtype.itemsize, residual))
+        kept = f.saved_bytes(shape, f.TokenRow(batch.input_ids.numel(), len(batch.score_at), dtype.itemsize, residual))
         assert kept_for_gradient(policy, batch) == pytest.approx(kept, rel=0.04)
         assert bytes_of(policy.model.parameters()) == f.weight_bytes(shape, weights.itemsize)
 

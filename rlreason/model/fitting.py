@@ -8,7 +8,7 @@ from rlreason.config.run import RunConfig
 from rlreason.errors import ConfigError
 from rlreason.model.memory import (
     Decoding,
-    Row,
+    TokenRow,
     Workload,
     decoding_bytes,
     forward_bytes,
@@ -254,7 +254,7 @@ def training_parts(work: Workload) -> dict[str, int]:
         on_top = forward_bytes(s, work.tokens, work.scored, work.products, work.head)
         return {"cast weights": work.casts.every, "logits, head": on_top}
     gradients = gradient_bytes(work.trained)
-    row = Row(work.tokens, work.scored, work.products, work.residual, work.checkpointing)
+    row = TokenRow(work.tokens, work.scored, work.products, work.residual, work.checkpointing)
     activations, casts, on_top = training_bytes(s, row, work.head, work.casts)
     passes = {"cast weights": casts, "activations": activations, "logits, head": on_top}
     if work.several:

@@ -146,7 +146,7 @@ def moment_bytes(trained: Sequence[tuple[int, int]], optimizer: str) -> int:
     )
 
 
-class Row(NamedTuple):
+class TokenRow(NamedTuple):
     """A row of tokens in a forward and backward pass. Sizes are bytes per number."""
 
     tokens: int
@@ -182,7 +182,7 @@ def saved_by_layer(shape: ModelShape, products: int, residual: int = 4) -> int:
     return 4 * (wide * d + normed - half + scales) + 2 * (narrow * d + attended + 4 * m + half)
 
 
-def saved_bytes(shape: ModelShape, row: Row, kept: int = 4) -> int:
+def saved_bytes(shape: ModelShape, row: TokenRow, kept: int = 4) -> int:
     """Activations of a row. With gradient checkpointing a layer keeps only its input.
 
     Besides the layers, the last norm and the rotary table in float32, and the head's input of `kept` bytes a number.
@@ -194,7 +194,7 @@ def saved_bytes(shape: ModelShape, row: Row, kept: int = 4) -> int:
 
 def training_bytes(
     shape: ModelShape,
-    row: Row,
+    row: TokenRow,
     head: Head = Head(),  # noqa: B008 - a tuple of numbers
     casts: Casts = Casts(),  # noqa: B008 - a tuple of numbers
 ) -> tuple[int, int, int]:
