@@ -303,9 +303,10 @@ def unknown_key(key: str, cfg: DictConfig, word: str = "") -> str:
         return f"{said}: in a sweep's file, write {key} below hydra.sweeper, beside params"
     if "/" in key or "@" in key or key == "schema":
         return f"{key} is no group to choose from: {did_you_mean(near(key, options_by_group())) or 'write key=value'}"
-    if place in keys:
-        top = next((one for one in PLACED if f"{key}.".startswith(f"{one}.")), key.partition(".")[0])
-        having = options_with(PLACED.get(top, top), key[len(top) + 1 :])
+    top = next((one for one in PLACED if f"{key}.".startswith(f"{one}.")), key.partition(".")[0])
+    having = options_with(PLACED.get(top, top), key[len(top) + 1 :])
+    if place in keys or having:
+        place = place if place in keys else top
         node = OmegaConf.select(cfg, place)
         if node is None and place in PLACED:
             having = having or options_by_group()[PLACED[place]]
@@ -346,4 +347,5 @@ def settings_like(word: str, cfg: DictConfig) -> list[str]:
     theirs = {name: f"{name} ({key} here)" for name, key in NAMES.items() if key.partition(".")[0] in cfg}
     by_last = {key.rpartition(".")[2]: key for key in keys}
     known = by_last | {key: key for key in keys} | theirs
-    return [known[name] for name in near(word, known, cutoff=0.7)] or choices_named(word)
+    begins = [key for key in known if last.startswith(f"{key}_")]  # overlong_buffer: overlong
+    return [known[name] for name in near(word, known, cutoff=0.7) or begins[-1:]] or choices_named(word)
