@@ -17,8 +17,8 @@ import httpx
 import pytest
 
 from examples.scripted_server import DEFAULT, program, serving
-from rlreason.discovery.asking import program_in
 from rlreason.discovery.client import LINE_CHARS, Client, Endpoint, pause_s, read_answer, refusal, worth_retrying
+from rlreason.discovery.code_blocks import program_in
 from rlreason.errors import ConfigError
 from tests.waiting import MINUTES, wait_for
 
