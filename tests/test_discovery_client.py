@@ -235,6 +235,10 @@ def test_where_nothing_listens_the_line_names_the_address_and_the_cure():
             "So.",
             "Why?",
         ),
+        ({"content": [{"type": "thinking", "thinking": "Why?"}, {"type": "text", "text": "So."}]}, "So.", "Why?"),
+        ({"content": [{"type": "reasoning", "text": "Why?"}, {"type": "text", "text": "So."}]}, "So.", "Why?"),
+        ({"content": [{"type": "thinking", "text": "Why?"}, "So."]}, "So.", "Why?"),
+        ({"content": "Why?</think>So.", "reasoning_content": "\n"}, "So.", "Why?"),
         ({"content": "So\ud800."}, "So?.", None),
     ],
 )

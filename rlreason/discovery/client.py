@@ -183,11 +183,11 @@ def only_model(endpoint: Endpoint) -> Endpoint:
 
 
 class _Part(msgspec.Struct):
-    """A part of a content that is a list. `thinking`: as Mistral's servers send it."""
+    """A part of a content that is a list. `thinking`: as Mistral's servers send it, or as a text."""
 
     type: str = ""
     text: str | None = None
-    thinking: "list[_Part] | None" = None
+    thinking: "str | list[_Part] | None" = None
 
 
 class _Message(msgspec.Struct):
@@ -202,13 +202,19 @@ class _Message(msgspec.Struct):
         Some servers put the first mark of thinking into the prompt, so that the reply has only the last one. Unfinished
         thinking leaves no content.
         """
-        content, thinking = "", self.reasoning_content or self.reasoning or ""
+        content, thinking = "", ""
         for part in self.content if isinstance(self.content, list) else [self.content or ""]:
             if isinstance(part, str):
                 content += part
+            elif isinstance(part.thinking, list):
+                thinking += "".join(inner.text or "" for inner in part.thinking)
+            elif part.thinking or part.type in ("thinking", "reasoning"):
+                thinking += part.thinking or part.text or ""
             else:
                 content += part.text or ""
-                thinking += "".join(inner.text or "" for inner in part.thinking or [])
+        for text in (self.reasoning, self.reasoning_content):
+            if text and text.strip():
+                thinking = text
         opens = content.lstrip().startswith("<think>")
         if opens or (not thinking and "</think>" in content and "<think>" not in content):
             before, _, content = content.partition("</think>")
@@ -226,6 +232,15 @@ class _Answer(msgspec.Struct):
     choices: list[_Choice] | None = None
     usage: Any = None
     error: Any = None
+    detail: Any = None  # of an error, as FastAPI names it
+    message: Any = None
+
+    def error_text(self) -> str:
+        """Return the message of an error, in the shapes that servers use; "" if there is none."""
+        error = self.error or self.detail or self.message or ""
+        if isinstance(error, dict):
+            error = error.get("message") or error
+        return error if isinstance(error, str) else json.dumps(error)
 
 
 def read_answer(response: httpx.Response, key: str | None) -> Attempt:
@@ -252,16 +267,15 @@ def read_answer(response: httpx.Response, key: str | None) -> Attempt:
     with suppress(ValueError):
         seconds = float(response.headers.get("retry-after", ""))
         attempt.retry_after_s = seconds if 0 <= seconds < math.inf else None
-    error = answer.error if isinstance(answer.error, dict) else {"message": answer.error}
     choice = answer.choices[0] if answer.choices else _Choice()
     if not response.is_success:
         attempt.outcome, elsewhere = f"http_{response.status_code}", response.headers.get("location")
-        detail = f"it redirects to {elsewhere}" if elsewhere else error.get("message") or text
+        detail = f"it redirects to {elsewhere}" if elsewhere else answer.error_text() or text
         detail = f"HTTP {response.status_code}: {detail}"
     elif trouble or choice.message is None:
-        code = error.get("code")  # as gateways send it
+        code = answer.error.get("code") if isinstance(answer.error, dict) else None  # as gateways send it
         attempt.outcome = f"http_{code}" if type(code) is int and 400 <= code < 600 else "broken"
-        detail = trouble or str(error.get("message") or f"no choices[0].message in {text[:1000]}")
+        detail = trouble or answer.error_text() or f"no choices[0].message in {text[:1000]}"
     else:
         content, reasoning = choice.message.texts()
         attempt.reasoning = reasoning and _encodable(reasoning)
