@@ -36,11 +36,13 @@ UNSENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.ProxyError, httpx.Loca
 def one_line(text: str, key: str | None) -> str:
     """Return at most `LINE_CHARS` characters of a text on one line, without secrets and control characters.
 
-    >>> one_line("Incorrect API key\\n  provided: swordfish\\x1b[2J", "swordfish")
-    'Incorrect API key provided: <redacted>\\\\x1b[2J'
+    A key of at most five characters, such as those made up for a server of one's own, is hidden as a whole word only.
+
+    >>> one_line("Incorrect API key\\n  provided: swordfish\\x1b[2J", "swordfish"), one_line("maximum: x", "x")
+    ('Incorrect API key provided: <redacted>\\\\x1b[2J', 'maximum: <redacted>')
     """
-    if key:
-        text = text.replace(key.strip(), HIDDEN)
+    if key := (key or "").strip():
+        text = text.replace(key, HIDDEN) if len(key) > 5 else re.sub(rf"(?<!\w){re.escape(key)}(?!\w)", HIDDEN, text)
     return shorten(visible(redacted(" ".join(text[:20_000].split()))), LINE_CHARS - len(" ..."))
 
 
@@ -388,10 +390,11 @@ _CURES = (
 
 def refusal(attempt: Attempt, endpoint: Endpoint) -> str:
     """Return one line on a request that is not worth retrying: the setting, its value, the error, the cure."""
+    detail_with_key = attempt.detail.replace(HIDDEN, (endpoint.key or "").strip())  # a short key can be a usual word
     cure = next(
         cure
         for outcome, detail, cure in _CURES
-        if re.match(outcome, attempt.outcome) and re.search(detail, attempt.detail, re.IGNORECASE)
+        if re.match(outcome, attempt.outcome) and re.search(detail, detail_with_key, re.IGNORECASE)
     )
     line = cure.format(
         max_tokens=endpoint.max_tokens,
