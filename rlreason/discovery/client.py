@@ -15,7 +15,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import Any
+from typing import Any, TypeVar
 
 import httpx
 import msgspec
@@ -29,7 +29,10 @@ CONNECT_S = 20.0  # a server that takes no connection within this time is not th
 LONGEST_HEEDED_S = 120.0  # of what a server asks for
 REQUEST_ID = "X-Client-Request-Id"
 PATH = "/chat/completions"
-NO_PROXY = dict.fromkeys(("all://localhost", "all://127.0.0.1", "all://[::1]"))  # servers on this computer
+LOOPBACK = r"localhost|::1|127(\.\d{1,3}){3}"  # hosts on this computer, which no proxy reaches
+LARGEST_BODY = 32 * 2**20  # bytes of an answer
+LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=0)
+AnyClient = TypeVar("AnyClient", httpx.Client, httpx.AsyncClient)
 UNSENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.ProxyError, httpx.LocalProtocolError)
 
 
@@ -111,6 +114,20 @@ class Endpoint:
         return {name: value for name, value in body.items() if value is not None}
 
 
+def _connected(kind: type[AnyClient], endpoint: Endpoint) -> AnyClient:
+    """Return a client of httpx's for an endpoint; `ConfigError` where the environment's proxy cannot be used."""
+    headers, is_here = endpoint.headers(), re.fullmatch(LOOPBACK, endpoint.url().host)
+    timeout = httpx.Timeout(None, connect=CONNECT_S)
+    try:
+        return kind(headers=headers, trust_env=not is_here, timeout=timeout, limits=LIMITS)
+    except Exception as error:
+        cause = one_line(f"{type(error).__name__}: {error}", endpoint.key)
+        raise ConfigError(
+            f"{endpoint.setting} cannot be reached as the environment says ({cause}): correct or unset ALL_PROXY, "
+            "HTTPS_PROXY, HTTP_PROXY and SSL_CERT_FILE"
+        ) from error
+
+
 class Client:
     """Sends requests to one endpoint. `ConfigError` for an address or a key that no request can have.
 
@@ -119,12 +136,7 @@ class Client:
 
     def __init__(self, endpoint: Endpoint) -> None:
         self._endpoint, self._url = endpoint, endpoint.url()
-        self._http = httpx.AsyncClient(
-            headers=endpoint.headers(),
-            mounts=NO_PROXY,
-            timeout=httpx.Timeout(None, connect=CONNECT_S),
-            limits=httpx.Limits(max_connections=None, max_keepalive_connections=0),
-        )
+        self._http = _connected(httpx.AsyncClient, endpoint)
 
     def ask(
         self,
@@ -147,9 +159,18 @@ class Client:
 
     async def _post(self, body: dict[str, Any], headers: dict[str, str], limit: float) -> Attempt:
         try:
-            async with asyncio.timeout(limit):
-                response = await self._http.post(self._url, json=body, headers=headers)
-            return read_answer(response, self._endpoint.key)
+            text = bytearray()
+            async with (
+                asyncio.timeout(limit),
+                self._http.stream("POST", self._url, json=body, headers=headers) as response,
+            ):
+                async for piece in response.aiter_bytes():
+                    text += piece
+                    if len(text) > LARGEST_BODY:
+                        return Attempt("broken", detail=f"the answer is larger than {LARGEST_BODY // 2**20} MB")
+            response.headers.pop("content-encoding", None)  # the text is decoded
+            whole = httpx.Response(response.status_code, headers=response.headers, content=bytes(text))
+            return read_answer(whole, self._endpoint.key)
         except TimeoutError:
             return Attempt("timeout", detail=f"no whole answer within {limit:g} s")
         except Exception as error:  # of the connection, or of what a server sends instead of HTTP
@@ -169,8 +190,9 @@ def only_model(endpoint: Endpoint) -> Endpoint:
     """Return the endpoint with the only model that it lists; `ConfigError` if it lists none, or several."""
     names: list[str] = []
     try:
-        with httpx.Client(headers=endpoint.headers(), mounts=NO_PROXY, timeout=CONNECT_S) as client:
-            names = [str(row["id"]) for row in client.get(endpoint.url("/models")).json()["data"]]
+        with _connected(httpx.Client, endpoint) as client:
+            listed = client.get(endpoint.url("/models"), timeout=CONNECT_S).json()
+        names = [str(row["id"]) for row in listed["data"]]
     except httpx.HTTPError as error:
         cause = one_line(f"{type(error).__name__}: {error}", endpoint.key)
         raise ConfigError(refusal(Attempt("connection", detail=cause), endpoint)) from error
