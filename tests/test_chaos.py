@@ -202,7 +202,7 @@ def test_checkpoints_that_can_no_longer_be_renamed_into_their_place(runs, disk):
 
 
 #: Where the package asks what time it is: to write it down, to see whether a file has changed, to tidy a cache.
-CLOCKS = {"grading/pool.py", "training/warm_start.py", "records/reader.py", "runtime/files.py"}
+CLOCKS = {"grading/pool.py", "training/warm_start.py", "records/reader.py", "runtime/files.py", "model/chat.py"}
 CLOCKS |= {"sweeps/preview.py"}  # when a run began; which runs are the newest to estimate by
 CLOCKS |= {"report/assignment/courses.py", "sweeps/carry.py"}  # the newest of a name
 CLOCKS |= {"health/examine.py"}  # how long a run has shown no sign of life

@@ -17,8 +17,17 @@ import httpx
 import pytest
 
 from examples.scripted_server import DEFAULT, program, serving
-from rlreason.discovery.asking import program_in
-from rlreason.discovery.client import LINE_CHARS, Client, Endpoint, pause_s, read_answer, refusal, worth_retrying
+from rlreason.discovery.client import (
+    LINE_CHARS,
+    Client,
+    Endpoint,
+    only_model,
+    pause_s,
+    read_answer,
+    refusal,
+    worth_retrying,
+)
+from rlreason.discovery.code_blocks import program_in
 from rlreason.errors import ConfigError
 from tests.waiting import MINUTES, wait_for
 
@@ -144,7 +153,7 @@ def test_the_number_of_tokens_can_be_lowered_for_one_request():
             "broken",
             "no JSON",
         ),
-        ({"kind": "large", "megabytes": 33}, "broken", "no JSON"),
+        ({"kind": "large", "megabytes": 33}, "broken", "larger than 32 MB"),
         ({"kind": "hang_up"}, "broken", "disconnected"),
         (
             {"kind": "status", "code": 302, "location": "http://elsewhere/"},
@@ -235,6 +244,10 @@ def test_where_nothing_listens_the_line_names_the_address_and_the_cure():
             "So.",
             "Why?",
         ),
+        ({"content": [{"type": "thinking", "thinking": "Why?"}, {"type": "text", "text": "So."}]}, "So.", "Why?"),
+        ({"content": [{"type": "reasoning", "text": "Why?"}, {"type": "text", "text": "So."}]}, "So.", "Why?"),
+        ({"content": [{"type": "thinking", "text": "Why?"}, "So."]}, "So.", "Why?"),
+        ({"content": "Why?</think>So.", "reasoning_content": "\n"}, "So.", "Why?"),
         ({"content": "So\ud800."}, "So?.", None),
     ],
 )
@@ -313,6 +326,54 @@ def test_a_refusal_names_the_setting_and_the_cure(status, message, words):
     assert f"client.base_url={endpoint.base_url}" in told
     assert message in told
     assert len(told.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ({"detail": "Not Found"}, "HTTP 400: Not Found"),
+        ({"detail": [{"msg": "Field required"}]}, 'HTTP 400: [{"msg": "Field required"}]'),
+        ({"message": "no quota"}, "HTTP 400: no quota"),
+        ({"error": "no model"}, "HTTP 400: no model"),
+    ],
+)
+def test_an_error_is_shown_as_its_text(body, words):
+    assert read_answer(httpx.Response(400, json=body), None).detail == words
+
+
+@pytest.mark.parametrize("key", ["x", "1", "max", "length", "context"])
+def test_a_key_that_is_part_of_words_garbles_no_message_and_hides_no_cure(key):
+    message = "This model's maximum context length is 4096 tokens"
+    endpoint = Endpoint("http://host:8000/v1", "m", key)
+    attempt = read_answer(httpx.Response(400, json={"error": {"message": message}}), key)
+    assert "lower client.max_tokens=8192" in refusal(attempt, endpoint)
+    assert len(key) > 5 or message in attempt.detail
+    assert f"key <{'redacted'}>" in read_answer(httpx.Response(401, text=f"no such key {key}"), key).detail
+
+
+@pytest.mark.parametrize("proxy", ["socks5://127.0.0.1:9", "socks://127.0.0.1:9", "http://127.0.0.1:9", "http://[::1"])
+def test_no_proxy_is_asked_for_a_server_on_this_computer(proxy, monkeypatch):
+    for name in ("all_proxy", "http_proxy"):
+        monkeypatch.setenv(name, proxy)
+    with serving([{"kind": "text", "content": "yes"}]) as server:
+        port = httpx.URL(server.base_url).port
+        for host in ("127.0.0.1", "localhost"):
+            endpoint = Endpoint(f"http://{host}:{port}/v1", "m")
+            assert Client(endpoint).ask(QUESTION, request_id="a", seed=None).result().outcome == "ok"
+            assert only_model(endpoint).model == "scripted"
+    for host in ("127.0.0.2", "[::1]"):
+        attempt = Client(Endpoint(f"http://{host}:1/v1", "m")).ask(QUESTION, request_id="a", seed=None).result()
+        assert attempt.outcome == "connection"
+
+
+@pytest.mark.parametrize("proxy", ["socks://127.0.0.1:9", "ftp://127.0.0.1:9", "http://[::1"])
+def test_a_proxy_that_is_none_is_one_line(proxy, monkeypatch):
+    monkeypatch.setenv("all_proxy", proxy)
+    monkeypatch.setenv("no_proxy", "")
+    for start in (Client, only_model):
+        with pytest.raises(ConfigError, match=r"client\.base_url=http://host/v1 .* ALL_PROXY") as error:
+            start(Endpoint("http://host/v1", "m"))
+        assert len(str(error.value).splitlines()) == 1
 
 
 @pytest.mark.parametrize(

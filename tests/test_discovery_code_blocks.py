@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlreason.discovery.asking import PARSED_CHARS, program_in
+from rlreason.discovery.code_blocks import PARSED_CHARS, program_in
 
 RUN = "def run_code():\n    return [[2]]\n"
 OLD = "def run_code():\n    return [[1]]\n"
@@ -51,6 +51,34 @@ def test_a_program_with_a_mistake_is_still_the_program():
     assert program_in(fenced(broken) + fenced(HELPER)) == broken
     assert program_in(fenced("points = [[2]\n")) == "points = [[2]\n"
     assert program_in(fenced("x = (\npoints = [[2]\n")) == "x = (\npoints = [[2]\n"
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        "def run_code():\n    print('get_centers() is slow')\n    return [[2]]\n",
+        "def run_code():\n    return solver.get_centers()\n",
+        "result = points = [[2]]\n",
+        "points, d = [[2]], 1\n",
+        "if (points := [[2]]):\n    pass\n",
+        "try:\n    import numpy\n    def run_code():\n        return [[2]]\nexcept ImportError:\n    pass\n",
+    ],
+)
+@pytest.mark.parametrize(
+    "after",
+    [
+        "x = 1\n",
+        "f = run_code\n",
+        "class A:\n    def run_code(self):\n        return 1\n",
+        "s = '''\ndef run_code():\n    pass\n'''\n",
+        "def helper():\n    points = []\n    return points\n",
+        "show(\npoints=[1],\n)\n",
+        "for points in range(3):\n    print(points)\n",
+        "assert all(points for points in run_code())\n",
+    ],
+)
+def test_syntax_decides_what_a_block_defines(program, after):
+    assert program_in(fenced(program) + fenced(after)) == program
 
 
 def test_without_such_a_block_the_last_one_of_python_is_taken():

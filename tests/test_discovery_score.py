@@ -208,6 +208,22 @@ def test_a_dimension_may_stand_beside_the_points_in_every_interface():
         assert score_program(b"R = " + rows + b"\n" + source, problem_named("kissing_11")).score == 22
 
 
+@pytest.mark.parametrize(
+    ("points", "error"),
+    [
+        ("np.ones((3, 11))", "an array of numpy's is of type float64: integers only"),
+        ("list(np.ones((3, 11), bool))", "an array of numpy's is of type bool: integers only"),
+        ("np.ones((3, 11)), 11", "an array of numpy's is of type float64: integers only"),
+        ("[[np.float64(1)] * 11]", "point 0 holds a value of class float64: integers only"),
+        ("np.array(1.0)", "an array of numpy's is of type float64: integers only"),
+        ("np.array(1)", "the points are of class int: give a list of lists of integers"),
+    ],
+)
+def test_an_array_of_another_type_is_named_with_it(points, error):
+    score = score_program(f"import numpy as np\npoints = {points}\n".encode(), problem_named("kissing_11"))
+    assert (score.error_kind, score.error) == ("type", error)
+
+
 def test_a_program_is_in_a_private_folder_and_sees_neither_home_nor_temporary_files(tmp_path, limits, monkeypatch):
     if not limits.landlock:
         pytest.skip("it sees all files that its user may read")

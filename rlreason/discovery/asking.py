@@ -1,12 +1,9 @@
-"""Ask the questions of a turn until each has a program, and take the programs out of the replies."""
+"""Ask the questions of a turn until each has a program."""
 
-import ast
 import hashlib
 import math
-import re
 import time
-import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import Any
 
@@ -14,6 +11,7 @@ import msgspec
 
 from rlreason.config.algorithms import DiscoverConfig
 from rlreason.discovery.client import Client, Endpoint, pause_s, refusal, worth_retrying
+from rlreason.discovery.code_blocks import program_in
 from rlreason.discovery.journal import AnswerEvent, Ask, Attempt, Journal, ScoreEvent, Spending, prompt_bound, use_of
 from rlreason.discovery.score import STOPPED
 from rlreason.discovery.turns import Question, Reply
@@ -199,82 +197,3 @@ class Asker:
             self.journal.write(ScoreEvent(of=reply.id, result=result))
         reply.result = result
         self.on_score(reply)
-
-
-_NAMES = "run_code|get_centers|points"  # what a program gives its set by
-_DEFINED = re.compile(rf"^[ \t]*(?:async )?def ({_NAMES})\b|^({_NAMES})[ \t]*(?:[:,][^=\n]*)?=(?!=)", re.MULTILINE)
-_CALLED = re.compile(r"#.*|(?<![\w.])(run_code|get_centers)\s*\(")
-_FENCE = re.compile(r"([ \t]*)(`{3,}|~{3,})(.*)")
-_PYTHON = re.compile(r"[\s{.]*(?:python3?|py)(?![\w+#-]).*", re.IGNORECASE)
-_MARKDOWN = re.compile(r"\s*(?:markdown|md)\b.*", re.IGNORECASE)
-PARSED_BLOCKS, PARSED_CHARS = 100, 300_000  # whose syntax is looked at: a tree takes 1,000 times the memory
-LINES_LOOKED_AT = 300  # behind a fence that may stand in a text of the program
-
-
-def program_in(content: str) -> str | None:
-    """Return the program in a reply, as it stands there; None where there is none.
-
-    It is the last fenced block, marked as Python or not at all, that defines run_code, get_centers or points, else the
-    last one that is Python. A block that uses run_code without defining it shows how the program is called, and is no
-    program. A block without an end is none either: the reply was cut off.
-
-    >>> program_in("First:\\n```python\\npoints = [[2]]\\n```\\nIt is called so:\\n```\\npoints = run_code()\\n```\\n")
-    'points = [[2]]\\n'
-    >>> program_in("```python\\npoints = [[2],") is None
-    True
-    """
-    blocks = list(_blocks(content.replace("\r\n", "\n").split("\n")))[::-1]
-    for block in blocks:
-        defined = {match[1] or match[2] for match in _DEFINED.finditer(block)}
-        called = {match[1] for match in _CALLED.finditer(block) if match[1]}
-        if defined and called <= defined:
-            return block
-    return next(filter(_is_python, blocks[:PARSED_BLOCKS]), None)
-
-
-def _blocks(lines: Sequence[str]) -> Iterator[str]:
-    """Yield the closed blocks of Python and of no stated language, without the indentation of their fences."""
-    n = 0
-    while n < len(lines):
-        opening, n = _FENCE.fullmatch(lines[n]), n + 1
-        if opening is None or _MARKDOWN.fullmatch(opening[3]) or (opening[2][0] in opening[3]):
-            continue  # code within a line; and a reply that is fenced as a whole has blocks inside
-        end, is_closed = _end_of_block(lines, n, opening)
-        if end is None:
-            return
-        if is_closed and (not opening[3].strip() or _PYTHON.fullmatch(opening[3])):
-            indent = re.compile(rf"^[ \t]{{1,{len(opening[1].expandtabs(4)) or 1}}}")
-            body = [indent.sub("", line) for line in lines[n:end]] if opening[1] else lines[n:end]
-            yield "".join(f"{line}\n" for line in body)
-        n = end + is_closed
-
-
-def _end_of_block(lines: Sequence[str], begin: int, opening: re.Match[str]) -> tuple[int | None, bool]:
-    """Return the line of the fence that ends a block, and whether it closes it or begins another: an end was forgotten.
-
-    A fence within a text of the program, in three quotes that are still open, ends nothing, unless no other one does.
-    """
-    quotes, first = 0, None
-    for k in range(begin, len(lines)):
-        fence = _FENCE.fullmatch(lines[k])
-        if fence is None:
-            quotes += lines[k].count('"""') + lines[k].count("'''")
-        elif fence[2].startswith(opening[2]) and len(fence[1]) <= len(opening[1]) + 3:
-            is_closed = not fence[3].strip()
-            if quotes % 2 == 0 and (is_closed or _PYTHON.fullmatch(fence[3])):
-                return k, is_closed
-            if is_closed and first is None:
-                first = k
-        if first is not None and k - first > LINES_LOOKED_AT:
-            break
-    return first, True
-
-
-def _is_python(text: str) -> bool:
-    """Return whether a text is a program of at least one statement."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about texts of others: invalid escapes and the like
-        try:
-            return len(text) <= PARSED_CHARS and bool(ast.parse(text).body)
-        except (SyntaxError, ValueError, RecursionError, MemoryError):
-            return False

@@ -15,7 +15,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import Any
+from typing import Any, TypeVar
 
 import httpx
 import msgspec
@@ -29,18 +29,23 @@ CONNECT_S = 20.0  # a server that takes no connection within this time is not th
 LONGEST_HEEDED_S = 120.0  # of what a server asks for
 REQUEST_ID = "X-Client-Request-Id"
 PATH = "/chat/completions"
-NO_PROXY = dict.fromkeys(("all://localhost", "all://127.0.0.1", "all://[::1]"))  # servers on this computer
+LOOPBACK = r"localhost|::1|127(\.\d{1,3}){3}"  # hosts on this computer, which no proxy reaches
+LARGEST_BODY = 32 * 2**20  # bytes of an answer
+LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=0)
+AnyClient = TypeVar("AnyClient", httpx.Client, httpx.AsyncClient)
 UNSENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.ProxyError, httpx.LocalProtocolError)
 
 
 def one_line(text: str, key: str | None) -> str:
     """Return at most `LINE_CHARS` characters of a text on one line, without secrets and control characters.
 
-    >>> one_line("Incorrect API key\\n  provided: swordfish\\x1b[2J", "swordfish")
-    'Incorrect API key provided: <redacted>\\\\x1b[2J'
+    A key of at most five characters, such as those made up for a server of one's own, is hidden as a whole word only.
+
+    >>> one_line("Incorrect API key\\n  provided: swordfish\\x1b[2J", "swordfish"), one_line("maximum: x", "x")
+    ('Incorrect API key provided: <redacted>\\\\x1b[2J', 'maximum: <redacted>')
     """
-    if key:
-        text = text.replace(key.strip(), HIDDEN)
+    if key := (key or "").strip():
+        text = text.replace(key, HIDDEN) if len(key) > 5 else re.sub(rf"(?<!\w){re.escape(key)}(?!\w)", HIDDEN, text)
     return shorten(visible(redacted(" ".join(text[:20_000].split()))), LINE_CHARS - len(" ..."))
 
 
@@ -109,6 +114,20 @@ class Endpoint:
         return {name: value for name, value in body.items() if value is not None}
 
 
+def _connected(kind: type[AnyClient], endpoint: Endpoint) -> AnyClient:
+    """Return a client of httpx's for an endpoint; `ConfigError` where the environment's proxy cannot be used."""
+    headers, is_here = endpoint.headers(), re.fullmatch(LOOPBACK, endpoint.url().host)
+    timeout = httpx.Timeout(None, connect=CONNECT_S)
+    try:
+        return kind(headers=headers, trust_env=not is_here, timeout=timeout, limits=LIMITS)
+    except Exception as error:
+        cause = one_line(f"{type(error).__name__}: {error}", endpoint.key)
+        raise ConfigError(
+            f"{endpoint.setting} cannot be reached as the environment says ({cause}): correct or unset ALL_PROXY, "
+            "HTTPS_PROXY, HTTP_PROXY and SSL_CERT_FILE"
+        ) from error
+
+
 class Client:
     """Sends requests to one endpoint. `ConfigError` for an address or a key that no request can have.
 
@@ -117,12 +136,7 @@ class Client:
 
     def __init__(self, endpoint: Endpoint) -> None:
         self._endpoint, self._url = endpoint, endpoint.url()
-        self._http = httpx.AsyncClient(
-            headers=endpoint.headers(),
-            mounts=NO_PROXY,
-            timeout=httpx.Timeout(None, connect=CONNECT_S),
-            limits=httpx.Limits(max_connections=None, max_keepalive_connections=0),
-        )
+        self._http = _connected(httpx.AsyncClient, endpoint)
 
     def ask(
         self,
@@ -145,9 +159,18 @@ class Client:
 
     async def _post(self, body: dict[str, Any], headers: dict[str, str], limit: float) -> Attempt:
         try:
-            async with asyncio.timeout(limit):
-                response = await self._http.post(self._url, json=body, headers=headers)
-            return read_answer(response, self._endpoint.key)
+            text = bytearray()
+            async with (
+                asyncio.timeout(limit),
+                self._http.stream("POST", self._url, json=body, headers=headers) as response,
+            ):
+                async for piece in response.aiter_bytes():
+                    text += piece
+                    if len(text) > LARGEST_BODY:
+                        return Attempt("broken", detail=f"the answer is larger than {LARGEST_BODY // 2**20} MB")
+            response.headers.pop("content-encoding", None)  # the text is decoded
+            whole = httpx.Response(response.status_code, headers=response.headers, content=bytes(text))
+            return read_answer(whole, self._endpoint.key)
         except TimeoutError:
             return Attempt("timeout", detail=f"no whole answer within {limit:g} s")
         except Exception as error:  # of the connection, or of what a server sends instead of HTTP
@@ -167,8 +190,9 @@ def only_model(endpoint: Endpoint) -> Endpoint:
     """Return the endpoint with the only model that it lists; `ConfigError` if it lists none, or several."""
     names: list[str] = []
     try:
-        with httpx.Client(headers=endpoint.headers(), mounts=NO_PROXY, timeout=CONNECT_S) as client:
-            names = [str(row["id"]) for row in client.get(endpoint.url("/models")).json()["data"]]
+        with _connected(httpx.Client, endpoint) as client:
+            listed = client.get(endpoint.url("/models"), timeout=CONNECT_S).json()
+        names = [str(row["id"]) for row in listed["data"]]
     except httpx.HTTPError as error:
         cause = one_line(f"{type(error).__name__}: {error}", endpoint.key)
         raise ConfigError(refusal(Attempt("connection", detail=cause), endpoint)) from error
@@ -183,11 +207,11 @@ def only_model(endpoint: Endpoint) -> Endpoint:
 
 
 class _Part(msgspec.Struct):
-    """A part of a content that is a list. `thinking`: as Mistral's servers send it."""
+    """A part of a content that is a list. `thinking`: as Mistral's servers send it, or as a text."""
 
     type: str = ""
     text: str | None = None
-    thinking: "list[_Part] | None" = None
+    thinking: "str | list[_Part] | None" = None
 
 
 class _Message(msgspec.Struct):
@@ -202,13 +226,19 @@ class _Message(msgspec.Struct):
         Some servers put the first mark of thinking into the prompt, so that the reply has only the last one. Unfinished
         thinking leaves no content.
         """
-        content, thinking = "", self.reasoning_content or self.reasoning or ""
+        content, thinking = "", ""
         for part in self.content if isinstance(self.content, list) else [self.content or ""]:
             if isinstance(part, str):
                 content += part
+            elif isinstance(part.thinking, list):
+                thinking += "".join(inner.text or "" for inner in part.thinking)
+            elif part.thinking or part.type in ("thinking", "reasoning"):
+                thinking += part.thinking or part.text or ""
             else:
                 content += part.text or ""
-                thinking += "".join(inner.text or "" for inner in part.thinking or [])
+        for text in (self.reasoning, self.reasoning_content):
+            if text and text.strip():
+                thinking = text
         opens = content.lstrip().startswith("<think>")
         if opens or (not thinking and "</think>" in content and "<think>" not in content):
             before, _, content = content.partition("</think>")
@@ -226,6 +256,15 @@ class _Answer(msgspec.Struct):
     choices: list[_Choice] | None = None
     usage: Any = None
     error: Any = None
+    detail: Any = None  # of an error, as FastAPI names it
+    message: Any = None
+
+    def error_text(self) -> str:
+        """Return the message of an error, in the shapes that servers use; "" if there is none."""
+        error = self.error or self.detail or self.message or ""
+        if isinstance(error, dict):
+            error = error.get("message") or error
+        return error if isinstance(error, str) else json.dumps(error)
 
 
 def read_answer(response: httpx.Response, key: str | None) -> Attempt:
@@ -252,16 +291,15 @@ def read_answer(response: httpx.Response, key: str | None) -> Attempt:
     with suppress(ValueError):
         seconds = float(response.headers.get("retry-after", ""))
         attempt.retry_after_s = seconds if 0 <= seconds < math.inf else None
-    error = answer.error if isinstance(answer.error, dict) else {"message": answer.error}
     choice = answer.choices[0] if answer.choices else _Choice()
     if not response.is_success:
         attempt.outcome, elsewhere = f"http_{response.status_code}", response.headers.get("location")
-        detail = f"it redirects to {elsewhere}" if elsewhere else error.get("message") or text
+        detail = f"it redirects to {elsewhere}" if elsewhere else answer.error_text() or text
         detail = f"HTTP {response.status_code}: {detail}"
     elif trouble or choice.message is None:
-        code = error.get("code")  # as gateways send it
+        code = answer.error.get("code") if isinstance(answer.error, dict) else None  # as gateways send it
         attempt.outcome = f"http_{code}" if type(code) is int and 400 <= code < 600 else "broken"
-        detail = trouble or str(error.get("message") or f"no choices[0].message in {text[:1000]}")
+        detail = trouble or answer.error_text() or f"no choices[0].message in {text[:1000]}"
     else:
         content, reasoning = choice.message.texts()
         attempt.reasoning = reasoning and _encodable(reasoning)
@@ -374,10 +412,11 @@ _CURES = (
 
 def refusal(attempt: Attempt, endpoint: Endpoint) -> str:
     """Return one line on a request that is not worth retrying: the setting, its value, the error, the cure."""
+    detail_with_key = attempt.detail.replace(HIDDEN, (endpoint.key or "").strip())  # a short key can be a usual word
     cure = next(
         cure
         for outcome, detail, cure in _CURES
-        if re.match(outcome, attempt.outcome) and re.search(detail, attempt.detail, re.IGNORECASE)
+        if re.match(outcome, attempt.outcome) and re.search(detail, detail_with_key, re.IGNORECASE)
     )
     line = cure.format(
         max_tokens=endpoint.max_tokens,

@@ -213,8 +213,15 @@ def set_of(path: str) -> object:
 
 
 def plain(value: Any) -> Any:
-    """Return integers, and arrays of integers or objects, of numpy's as Python's; other values unchanged."""
-    return value.tolist() if type(value).__module__ == "numpy" and value.dtype.kind in "iuO" else value
+    """Return integers, and arrays of integers or objects, of numpy's as Python's; other values unchanged.
+
+    `Refused` for an array of another type.
+    """
+    if type(value).__module__ != "numpy":
+        return value
+    if type(value).__name__ == "ndarray" and value.dtype.kind not in "iuO":
+        raise Refused("type", f"an array of numpy's is of type {value.dtype}: integers only")
+    return value.tolist() if value.dtype.kind in "iuO" else value
 
 
 def rows_text(given: Any, most_rows: int, most_digits: int) -> str:
