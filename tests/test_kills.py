@@ -36,11 +36,11 @@ PHASES = {
     "end": ("rlreason.training.trainer:Trainer.finish:call:1", 2),
     "saving": ("rlreason.training.checkpoint:Checkpointer.save_model:call:1", 2),
     "saved": ("rlreason.training.checkpoint:Checkpointer.save_model:return:1", 2),
-    "curves": ("rlreason.records.reader:draw_curves:call:1", 2),
+    "curves": ("rlreason.records.training_curves:draw_curves:call:1", 2),
     "summary": ("rlreason.records.writer:RunWriter._write_summary:call:1", 2),
 }
 QUICK = ("behind the update",)
-BETWEEN_UPDATES = "rlreason.training.trainer:Trainer.evaluate_within:{}:5"  # in the second step, as all that follow
+BETWEEN_UPDATES = "rlreason.training.trainer:Trainer.between_updates:{}:6"  # in the second step, as all that follow
 STEP, ROW = "rlreason.training.learner:Learner._step:{}:{}", "rlreason.records.writer:RunWriter.metrics:{}:{}"
 PLACES = {
     "off_policy": [
