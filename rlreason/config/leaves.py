@@ -1,4 +1,4 @@
-"""A run's settings one by one, as on the command line; the files and packages that they name."""
+"""A run's settings one by one, as on the command line; the files, templates and packages that they name."""
 
 import dataclasses
 import glob

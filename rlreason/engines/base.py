@@ -1,4 +1,4 @@
-"""The interface of a rollout engine: `generate`, `load_weights`, `close`; and the records that go in."""
+"""The interface of a rollout engine, the records that go in, and where a stop string ends a response."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compute accuracy and its companions on fixed problems, sampled with the same random numbers for every model."""
+"""Compute accuracy on fixed problems, sampled alike for every model, and pass@N, best of N and majority of N."""
 
 import math
 from array import array

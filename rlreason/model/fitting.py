@@ -1,4 +1,4 @@
-"""Decide which GPUs vLLM's engines run on, from plain numbers; imports no torch."""
+"""Place vLLM's engines on GPUs, and plan whether a run fits into memory, from plain numbers; imports no torch."""
 
 import os
 from collections.abc import Sequence

@@ -1,6 +1,7 @@
-"""The rules between the settings of an objective: a combination that cannot work is refused before anything runs.
+"""The rules between the settings of an objective, and published objectives: which of them an objective equals.
 
-The ranges of single numbers are in `config/rules.py`, those of a loss's numbers next to the loss.
+A combination that cannot work is refused before anything runs. An objective equals a published one if both compute the
+same gradient, given the same samples.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping

@@ -1,4 +1,4 @@
-"""Read a run: its status, exit code and time, and the files of its folder."""
+"""Read a run: the files of its folder, and its status (written here too), exit code and time."""
 
 import errno
 import json

@@ -1,4 +1,4 @@
-"""The interface of an algorithm, and sampling of the next step ahead."""
+"""What a step learns from: the interface of an algorithm, sampling ahead; GRPO, expert iteration, SFT."""
 
 import math
 from collections import Counter

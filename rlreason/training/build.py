@@ -1,4 +1,4 @@
-"""Build a run's policy from its settings."""
+"""Build the parts of a run from its settings: problems, policy, engine, graders, loggers."""
 
 import os
 import time
