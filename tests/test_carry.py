@@ -200,12 +200,12 @@ def test_a_setting_that_surely_loses_is_stopped_and_the_reference_never(tmp_path
 def test_two_seeds_stop_nothing_and_neither_do_the_last_ones():
     setting = [(("lr", str(k)),) for k in range(3)]
     right = {key: {seed: np.full(64, 1.0 - 0.5 * k) for seed in range(2)} for k, key in enumerate(setting)}
-    assert losers(right, setting[0], 3, 4) == []
+    assert losers(right, setting[0], 3, 4) == {}
     right = {key: of | {2: of[0]} for key, of in right.items()}
-    assert [found.setting for found in losers(right, setting[0], 3, 4)] == setting[1:]
-    assert losers(right, setting[0], 3, 3) == []  # all have run
-    assert [found.setting for found in losers(right, None, 3, 4)] == setting[1:]  # each with each
-    assert [found.setting for found in losers(right, setting[2], 3, 4)] == []  # the reference loses, and stays
+    assert list(losers(right, setting[0], 3, 4)) == setting[1:]
+    assert losers(right, setting[0], 3, 3) == {}  # all have run
+    assert list(losers(right, None, 3, 4)) == setting[1:]  # each with each
+    assert losers(right, setting[2], 3, 4) == {}  # the reference loses, and stays
 
 
 def test_settings_that_cannot_be_compared_stop_nothing_and_say_so(tmp_path):

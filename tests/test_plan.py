@@ -5,6 +5,7 @@ import inspect
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from rlreason.config.store import typed
 from rlreason.errors import ConfigError
 from rlreason.objectives.losses import LOSSES
 from rlreason.records.reader import RunFolder
-from rlreason.sweeps.preview import ONE_ON_POLICY, cost_of, one_formula, plan_text, problems_of, size_of
+from rlreason.sweeps.preview import ONE_ON_POLICY, cost_of, plan_text, problems_of, size_of
 from rlreason.sweeps.state import Design, PlannedRun, read_state, write_state
 from rlreason.training.preflight import planned_warnings
 from tests.starts import rlreason
@@ -37,12 +38,13 @@ def run(composed) -> RunConfig:
     return typed(composed("n_steps=40", "data.n_validation=1024"))
 
 
-def lines(text: str) -> dict[str, str]:
+def lines(grid: Design, *runs: RunConfig, **more: Any) -> dict[str, str]:
+    text = plan_text(grid, {f"setting {number}": run for number, run in enumerate(runs)}, **more)
     return {line[:10].strip(): line[11:] for line in text.splitlines()}
 
 
 def test_a_plan_tells_what_nobody_has_run_yet(tmp_path, run):
-    said = lines(plan_text(design(tmp_path / "lr"), [run], space=lambda _: 3e6))
+    said = lines(design(tmp_path / "lr"), run, space=lambda _: 3e6)
     assert said["runs"] == "12: 3 settings x 4 seeds (0, 1, 2, 3)"
     assert said["varies"] == "learning_rate=1e-4,1e-3,1e-2"
     assert said["compared"] == "each setting with learning_rate=1e-4"
@@ -58,13 +60,11 @@ def test_settings_that_are_one_formula_are_said_before_they_run(tmp_path, compos
     """On policy grpo_clip is reinforce_with_baseline: four runs went to show a difference that cannot be."""
     losses = {name: f"loss={name}" for name in ("reinforce_with_baseline", "grpo_clip", "grpo_no_clip", "no_baseline")}
 
-    def alike(*words: str) -> list[str]:
-        return one_formula({name: typed(composed(word, *words)) for name, word in losses.items()})
+    def said(*words: str) -> str:
+        return plan_text(design(tmp_path), {name: typed(composed(word, *words)) for name, word in losses.items()})
 
-    (line,) = alike()
-    assert "reinforce_with_baseline and grpo_clip and grpo_no_clip" in line
-    assert alike("off_policy=e1_quarter") == []
-    assert lines(plan_text(design(tmp_path), [typed(composed())], alike=[line]))["alike"] == line
+    assert "alike      reinforce_with_baseline and grpo_clip and grpo_no_clip are one formula" in said()
+    assert "one formula" not in said("off_policy=e1_quarter")
 
 
 @pytest.mark.parametrize("loss", ONE_ON_POLICY)
@@ -82,17 +82,17 @@ def test_the_losses_that_are_called_one_on_policy_have_one_gradient(loss):
 
 
 def test_few_seeds_are_said_to_settle_nothing(tmp_path, run):
-    assert lines(plan_text(design(tmp_path, 2), [run]))["can show"].startswith("two seeds never settle anything")
-    assert "one seed tells two trained models apart" in lines(plan_text(design(tmp_path, 1), [run]))["can show"]
+    assert lines(design(tmp_path, 2), run)["can show"].startswith("two seeds never settle anything")
+    assert "one seed tells two trained models apart" in lines(design(tmp_path, 1), run)["can show"]
     alone = dataclasses.replace(design(tmp_path), runs=design(tmp_path).runs[:4])
-    assert lines(plan_text(alone, [run]))["can show"] == "a mean over 4 seeds with its interval"
+    assert lines(alone, run)["can show"] == "a mean over 4 seeds with its interval"
 
 
 def test_a_monitor_that_can_stop_nothing_with_so_few_seeds_is_said_to(tmp_path, composed):
     run = typed(composed("monitors.dominated=stop", "data.n_validation=1024"), of_sweep=True)
     said = "monitors.dominated=stop stops nothing here: it looks once 3 seeds have ended"
-    assert said in lines(plan_text(design(tmp_path, 3), [run]))["can show"]
-    assert said not in lines(plan_text(design(tmp_path, 4), [run]))["can show"]
+    assert said in lines(design(tmp_path, 3), run)["can show"]
+    assert said not in lines(design(tmp_path, 4), run)["can show"]
 
 
 def test_finished_runs_tell_time_disk_and_spread(tmp_path, run):
@@ -102,7 +102,7 @@ def test_finished_runs_tell_time_disk_and_spread(tmp_path, run):
         one.seconds = 600.0 if one.shared_machine else 60.0
     write_state(tmp_path / "lr", state)
     grid = design(tmp_path / "lr")
-    said = lines(plan_text(grid, [run], jobs=2))
+    said = lines(grid, run, jobs=2)
     assert said["runs"].endswith("; 9 ended before")
     assert said["time"].startswith("about 90 s: 60 s a run, 2 at a time")
     assert said["time"].endswith("by 6 finished runs of this sweep")
@@ -183,7 +183,7 @@ def test_a_state_that_is_there_is_read_again(tmp_path, run):
     sweep(tmp_path / "lr", "learning_rate", VALUES, lambda v, s: answers(s, 0.5))
     (tmp_path / "lr" / "sweep.json").write_text("{")
     assert len(read_state(tmp_path / "lr").runs) == 12
-    assert "12 ended before" in plan_text(design(tmp_path / "lr"), [run])
+    assert "12 ended before" in plan_text(design(tmp_path / "lr"), {"the first": run})
 
 
 def test_the_subcommand_says_the_same_for_numbers_given_by_hand(tmp_path):
@@ -223,7 +223,7 @@ def test_a_sweep_of_a_later_version_does_not_stop_the_plan(tmp_path, run):
     (tmp_path / "other" / "loss=a,seed=0" / "provenance.json").write_text('{"schema_version": 99}')
     with pytest.raises(ConfigError):
         _ = RunFolder(tmp_path / "other" / "loss=a,seed=0").version
-    assert "unknown" in lines(plan_text(design(tmp_path / "lr"), [run]))["time"]
+    assert "unknown" in lines(design(tmp_path / "lr"), run)["time"]
 
 
 def test_a_shape_that_is_unknown_is_said_once(tmp_path):

@@ -22,7 +22,6 @@ from rlreason.runtime.machine import usable_processors
 from rlreason.sweeps.closing import closing, rows_of, settings_table
 from rlreason.sweeps.state import (
     FILE,
-    Composed,
     Design,
     PlannedRun,
     RunState,
@@ -177,11 +176,11 @@ def test_the_table_has_a_line_for_each_setting_best_first(tmp_path):
 def test_a_run_with_other_settings_is_refused_with_the_difference_and_the_cures(tmp_path):
     grid = design(tmp_path, "1", seeds=1)
     finished(tmp_path / "learning_rate=1,seed=0")
-    refuse_changed(grid, lambda run: Composed(CONFIG))
-    refuse_changed(grid, lambda run: Composed(CONFIG.replace("threads: 1", "threads: 2")))  # the figures stay
+    refuse_changed(grid, lambda run: CONFIG)
+    refuse_changed(grid, lambda run: CONFIG.replace("threads: 1", "threads: 2"))  # the figures stay
     words = r"a finished run learning_rate=1,seed=0 with other settings \(n_steps=10 there, 20 here\): move its folder"
     with pytest.raises(ConfigError, match=words) as refused:
-        refuse_changed(grid, lambda run: Composed(CONFIG.replace("10", "20")))
+        refuse_changed(grid, lambda run: CONFIG.replace("10", "20"))
     assert "sweep_name=NAME" in str(refused.value)
     assert "\n" not in str(refused.value)
 

@@ -1,44 +1,45 @@
-"""Run a sweep for Hydra's sweeper of ours: its plan, the checks of all runs, its jobs by any launcher, its table."""
+"""Run a sweep for Hydra's sweeper of ours: check it, print its plan, have a launcher run its jobs, print its table.
+
+overrides  ->  Request with its Design, every run checked (check.py)  ->  plan  ->  what is left of its runs
+           ->  jobs of a launcher, whose runs write their folders     ->  sweep.json and the table
+"""
 
 import os
 import shlex
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from hydra import compose
 from hydra.core.plugins import Plugins
 from hydra.types import HydraContext, RunMode, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
 from rlreason.cli.check import checked_sweep, stage_of
-from rlreason.cli.flags import Request, SweepOptions
+from rlreason.cli.compose import composed_run
+from rlreason.cli.flags import OneRun, Request, SweepOptions
 from rlreason.cli.launchers import GROUP, HERE, PROCESSES, Jobs, chosen_launcher, set_up
 from rlreason.cli.mistakes import in_one_line, mistakes_in
 from rlreason.config.run import AnyRunConfig, works_on_a_model
-from rlreason.config.store import typed
 from rlreason.errors import ConfigError
-from rlreason.records.reader import read_status, sweep_code, write_status
+from rlreason.records.reader import sweep_code, write_status
 from rlreason.runtime import signals
-from rlreason.runtime.files import holder, run_lock
+from rlreason.runtime.files import run_lock
 from rlreason.runtime.text import first_line, redacted
 from rlreason.sweeps.carry import setting_text
 from rlreason.sweeps.closing import closing
-from rlreason.sweeps.preview import one_formula, plan_text
+from rlreason.sweeps.preview import plan_text
 from rlreason.sweeps.processes import PARENT, divide_processors, failure, gpus_needed
 from rlreason.sweeps.state import (
+    KILLED,
     WAITING,
-    Composed,
     Design,
     PlannedRun,
     SweepState,
     new_state,
-    note_stopped,
     read_state,
-    refreshed,
     refuse_changed,
     wait_for_earlier,
     write_state,
@@ -67,215 +68,180 @@ class Multirun:
         ours = [word for word in hydra.overrides.hydra if not word.startswith(("hydra.mode=", "hydra.sweeper."))]
         return Request(flags, [*overrides, *ours], options=options)
 
-    def launch(self, overrides: Sequence[str], batches: Sequence[Sequence[PlannedRun]]) -> list[Any]:
-        """Have the launcher that the overrides choose and set up run these runs, a batch after the other.
+    def launch(self, overrides: Sequence[str], runs: Sequence[PlannedRun], batch: int | None) -> list[Any]:
+        """Have the launcher that the overrides choose and set up run these, `batch` at a time (None: all).
 
         Return Hydra's result of each.
         """
-        name = self.config.hydra.job.config_name
         config = self.context.config_loader.load_configuration(
-            name, [*overrides, "hydra.mode=MULTIRUN"], run_mode=RunMode.MULTIRUN
+            self.config.hydra.job.config_name, [*overrides, "hydra.mode=MULTIRUN"], run_mode=RunMode.MULTIRUN
         )
         launcher = Plugins.instance().instantiate_launcher(
             hydra_context=self.context, task_function=self.task, config=config
         )
+        jobs = [[*run.overrides, f"hydra.sweep.subdir='{run.name}'"] for run in runs]
         results: list[Any] = []
-        for batch in batches:
-            jobs = [[*run.overrides, f"hydra.sweep.subdir='{run.name}'"] for run in batch]
-            results += launcher.launch(jobs, initial_job_idx=len(results))
+        while len(results) < len(jobs):
+            first = len(results)
+            results += launcher.launch(jobs[first : first + (batch or len(jobs))], initial_job_idx=first)
         return results
 
 
 def start_sweep(multirun: Multirun, overrides: Sequence[str]) -> int:
-    """Run every run of a sweep, or of the sweeps of a chain; return the exit code."""
+    """Run every run of a sweep, or of the sweeps of a chain; return the exit code: of the first sweep that failed.
+
+    Typed again, it resumes.
+    """
     request = multirun.request(overrides)
+    dry = request.options.dry
     with mistakes_in(request.overrides), in_one_line(request.overrides, request.config_name):
         request = checked_sweep(request, say)
         if not request.chain:
-            assert request.design is not None
-            return run_design(multirun, request, request.design)
-        if not request.options.dry:
-            return run_chain(multirun, request)
-        for name in request.chain:
-            staged = stage_of(request, name, str, started=False, most=1)  # all were checked before
-            assert staged.design is not None
-            announce(staged, staged.design)
+            return _run_sweep(multirun, request)
+        for number, name in enumerate(request.chain, 1):
+            if dry:  # every stage was checked before
+                _run_sweep(multirun, stage_of(request, name, str, started=False, most=1))
+                continue
+            say(f"\n=== stage {number} of {len(request.chain)}: {name}")
+            if code := _run_sweep(multirun, stage_of(request, name)):
+                say(f"! stage {name} is not whole, and the later ones wait for it: type the command again")
+                return code
     return 0
 
 
-def run_chain(multirun: Multirun, request: Request) -> int:
-    """Run sweeps one after the other; return the exit code: of the first that failed, else 0.
+@dataclass(frozen=True, slots=True)
+class _Sweep:
+    """One checked sweep, with its launcher and how that is set up."""
 
-    Typed again, the chain resumes.
+    request: Request
+    design: Design
+    launcher: str
+    words: list[str]  # overrides of Hydra's own settings, except those that the design sets
+    jobs: Jobs
+    composed: dict[str, OneRun] = field(default_factory=dict)  # of its runs, by name, as far as they were looked at
+
+    def one(self, run: PlannedRun) -> OneRun:
+        """Return a run of the sweep with its config, composed once."""
+        if run.name not in self.composed:
+            absent: list[str] | None = [] if self.request.options.dry else None  # reported when they were checked
+            self.composed[run.name] = composed_run(run.overrides, self.request.config_name, True, absent)
+        return self.composed[run.name]
+
+
+def _run_sweep(multirun: Multirun, request: Request) -> int:
+    """Print the plan of one sweep, run what is left of it, print the table of its settings; return the exit code.
+
+    A sweep that is stopped prints the table of what there is; a refused one raises `ConfigError`.
     """
-    for number, name in enumerate(request.chain, 1):
-        say(f"\n=== stage {number} of {len(request.chain)}: {name}")
-        staged = stage_of(request, name)
-        assert staged.design is not None
-        if code := run_design(multirun, staged, staged.design):
-            say(f"! stage {name} is not whole, and the later ones wait for it: type the command again")
-            return code
-    return 0
-
-
-def announce(request: Request, design: Design) -> None:
-    """Print the plan of a sweep."""
-    run = run_of(request, design.runs[0])
-    jobs, launcher = jobs_of(request, design), chosen_launcher(request.overrides)
-    hands_out = {"launcher": jobs.line(launcher), "GPUs": request.gpus.line(request.options.jobs, len(design.runs))}
-    apart = request.gpus.apart or launcher not in HERE
-    alike = one_formula(losses_of(request, design))
-    say("\n" + plan_text(design, [run], jobs.side_by_side, space_of, hands_out, apart, alike))
+    assert request.design is not None
+    launcher, design = chosen_launcher(request.overrides), request.design
+    words = [word for word in request.overrides if word.startswith(("hydra.", "hydra/"))]
+    words = [word for word in words if not word.startswith(DESIGNED)]
+    jobs = set_up(launcher, words, request.options.jobs, len(design.runs), request.gpus)
+    sweep = _Sweep(request, design, launcher, words, jobs)
+    say("\n" + _plan(sweep))
     if request.options.dry:
         say("dry: nothing was run; leave it out to start the sweep")
+        return 0
+    with run_lock(design.folder, say, "hydra.sweep.dir"):
+        refuse_changed(design, lambda run: redacted(OmegaConf.to_yaml(sweep.one(run).config, resolve=True)))
+        wait_for_earlier(design, say)
+        state, left = _begun(sweep)
+        try:
+            _close(state, design.folder, _launched(multirun, sweep, left) if left else {})
+        except BaseException as error:
+            stopped = isinstance(error, KeyboardInterrupt) or signals.stop_signal() is not None
+            signals.arrived()
+            _close(state, design.folder, {}, "interrupted" if stopped else "failed")
+            print_table(design.folder)
+            raise
+    return code_of(print_table(design.folder))
 
 
-def jobs_of(request: Request, design: Design) -> Jobs:
-    """Return how the launcher of a sweep runs its runs."""
-    launcher, words = chosen_launcher(request.overrides), launcher_overrides(request)
-    return set_up(launcher, words, request.options.jobs, len(design.runs), request.gpus)
-
-
-def launcher_overrides(request: Request) -> list[str]:
-    """Return the overrides of Hydra's own settings, except those that the design sets."""
-    ours = [word for word in request.overrides if word.startswith(("hydra.", "hydra/"))]
-    return [word for word in ours if not word.startswith(DESIGNED)]
-
-
-def losses_of(request: Request, design: Design) -> dict[str, AnyRunConfig]:
-    """Return the settings of one run per setting if their losses may differ; otherwise {}, to save time."""
+def _plan(sweep: _Sweep) -> str:
+    """Return the plan of a sweep; where losses differ, it looks at one run of each setting."""
+    design, gpus = sweep.design, sweep.request.gpus
+    by_setting = {setting_text(run.setting): run for run in reversed(design.runs)}
+    names = [setting_text(setting) for setting in design.settings()]
     if not {"loss", "loss.loss_type", "objective"} & set(design.axes):
-        return {}
-    of_each = {setting_text(run.setting): run for run in reversed(design.runs)}
-    return {name: run_of(request, of_each[name]) for name in map(setting_text, design.settings())}
+        names = names[:1]
+    settings = {name: sweep.one(by_setting[name]).run for name in names}
+    lines = {
+        "launcher": sweep.jobs.line(sweep.launcher),
+        "GPUs": gpus.line(sweep.request.options.jobs, len(design.runs)),
+    }
+    shared = 1 if gpus.handed_out or sweep.launcher not in HERE else sweep.jobs.side_by_side
+    return plan_text(design, settings, sweep.jobs.side_by_side, shared, _space_of, lines)
 
 
-def run_of(request: Request, run: PlannedRun) -> AnyRunConfig:
-    """Return the settings of a planned run."""
-    cfg = compose(request.config_name, list(run.overrides))
-    OmegaConf.resolve(cfg)
-    return typed(cfg, of_sweep=True, absent=[] if request.options.dry else None)  # reported when they were checked
-
-
-def space_of(run: AnyRunConfig) -> float:
+def _space_of(run: AnyRunConfig) -> float:
     """Return the bytes that a run may leave, by its settings: model, responses, checkpoints and small files."""
     from rlreason.training.preflight import RECORDS, space_needed
 
     return float(RECORDS + (space_needed(run).left if works_on_a_model(run) else 0))
 
 
-def composed_run(config_name: str, run: PlannedRun) -> Composed:
-    """Return the config of a run of a sweep, as the run will write it. Hydra must be ready to compose."""
-    cfg = compose(config_name, list(run.overrides))
-    settings = typed(cfg, of_sweep=True)
-    vllm = works_on_a_model(settings) and settings.rollout.engine == "vllm"
-    return Composed(redacted(OmegaConf.to_yaml(cfg, resolve=True)), gpus_needed(settings), vllm)
+def _begun(sweep: _Sweep) -> tuple[SweepState, list[PlannedRun]]:
+    """Write the state of a sweep that begins, print which of its runs are not run again, and return the others."""
+    jobs, design = sweep.jobs, sweep.design
+    command = shlex.join(["python", "-m", "rlreason", *sys.argv[1:]])
+    state = new_state(design, jobs.side_by_side, sweep.launcher, command, sweep.request.carried)
+    left = []
+    for planned in design.runs:
+        run = state.run(planned.name)
+        if run.of_its_own:
+            say(f"== {run.name}: {'finished before' if run.figure is not None else run.status_text}, not run again")
+        else:
+            left.append(planned)
+    for planned in left if jobs.side_by_side > 1 and len(left) > 1 else []:
+        state.run(planned.name).shared_machine = True
+    write_state(design.folder, state)
+    return state, left
 
 
-def run_design(multirun: Multirun, request: Request, design: Design) -> int:
-    """Run what is left of a sweep, print the table of its settings, and return the exit code.
+def _launched(multirun: Multirun, sweep: _Sweep, left: Sequence[PlannedRun]) -> dict[str, Exception | None]:
+    """Run what is left of a sweep; return the error of each job, by the name of its run."""
+    gpus = sweep.request.gpus
+    words = [*left[0].overrides, *sweep.words, *sweep.jobs.words, f"hydra.sweep.dir='{sweep.design.folder}'"]
+    if sweep.launcher == PROCESSES:
+        runs = [sweep.one(run).run for run in left]
+        needs = [gpus.of_run(gpus_needed(run)) if gpus.handed_out else 0 for run in runs]
+        of_vllm = any(works_on_a_model(run) and run.rollout.engine == "vllm" for run in runs)
+        words.append(f"hydra.launcher.needs={needs}")
+        words += ["hydra.launcher.preload=false"] if len(runs) == 1 or of_vllm else []  # vLLM decides as it is loaded
+    if sweep.launcher in HERE:
+        os.environ[PARENT] = str(os.getpid())
+        divide_processors(sweep.jobs.side_by_side)
+    try:
+        results = multirun.launch(words, left, sweep.jobs.batch)
+    except ImportError as error:
+        raise ConfigError(f"{GROUP}={sweep.launcher} cannot be loaded ({error}): install its package") from None
+    except Exception as error:  # joblib and submitit give up when the process of one run is killed
+        if signals.stop_signal():
+            raise KeyboardInterrupt from None
+        say(f"! {sweep.launcher} gave up: {type(error).__name__}: {first_line(error)}")
+        return {run.name: error for run in left}
+    return {run.name: failure(result) for run, result in zip(left, results, strict=True)}
 
-    A sweep that is stopped prints the table of what there is; a refused one raises `ConfigError`.
-    """
-    announce(request, design)
-    if request.options.dry:
-        return 0
-    compose_run = partial(composed_run, request.config_name)
-    with run_lock(design.folder, say, "hydra.sweep.dir"):
-        refuse_changed(design, compose_run)
-        wait_for_earlier(design, say)
-        work = _begun(request, design)
-        try:
-            errors = _launched(multirun, work, compose_run)
-            _close(work, errors)
-        except BaseException as error:
-            stopped = isinstance(error, KeyboardInterrupt) or signals.stop_signal() is not None
-            signals.arrived()
-            _close(work, {}, "interrupted" if stopped else "failed")
-            print_table(design.folder)
-            raise
-    return code_of(print_table(design.folder))
+
+def _close(state: SweepState, folder: Path, errors: Mapping[str, Exception | None], status: str = "") -> None:
+    """Write the final state of a sweep: of each run what its folder says, else the error of its job."""
+    state.refresh(folder, say)
+    for run in state.runs:
+        error = errors.get(run.name)
+        if error is None or run.of_its_own:
+            continue
+        if run.reason == KILLED:
+            write_status(folder / run.name, "failed", first_line(error))
+        if run.reason == KILLED or run.status == WAITING:  # then it was refused before it wrote anything
+            run.status, run.reason = "failed", first_line(error)
+    state.status = status or {0: "finished", 130: "interrupted"}.get(code_of(state), "failed")
+    write_state(folder, state)
 
 
 def code_of(state: SweepState) -> int:
     """Return the exit code of a sweep that has ended: see `records.reader.sweep_code`."""
     return sweep_code(["failed" if run.status in (WAITING, "running") else run.status for run in state.runs])
-
-
-@dataclass(frozen=True, slots=True)
-class _Work:
-    """A sweep that has begun: `left` of its runs have not reached an end of their own."""
-
-    request: Request
-    design: Design
-    launcher: str
-    jobs: Jobs
-    state: SweepState
-    left: list[PlannedRun]
-
-
-def _begun(request: Request, design: Design) -> _Work:
-    """Write the state of a sweep that begins, and print which of its runs are not run again."""
-    jobs, launcher = jobs_of(request, design), chosen_launcher(request.overrides)
-    command = shlex.join(["python", "-m", "rlreason", *sys.argv[1:]])
-    state = new_state(design, jobs.side_by_side, launcher, command, request.carried)
-    left = [planned for planned in design.runs if not state.run(planned.name).of_its_own]
-    for run in state.runs:
-        if run.of_its_own and run.name in {planned.name for planned in design.runs}:
-            say(f"== {run.name}: {'finished before' if run.figure is not None else run.status_text}, not run again")
-    for planned in left:
-        run = state.run(planned.name)
-        run.shared_machine = run.shared_machine or (jobs.side_by_side > 1 and len(left) > 1)
-    write_state(design.folder, state)
-    return _Work(request, design, launcher, jobs, state, left)
-
-
-def _launched(
-    multirun: Multirun, work: _Work, composed: Callable[[PlannedRun], Composed]
-) -> dict[str, Exception | None]:
-    """Run what is left; return the error of each job, by the name of its run."""
-    if not work.left:
-        return {}
-    words = [*work.design.runs[0].overrides, *launcher_overrides(work.request), *work.jobs.words]
-    if work.launcher == PROCESSES:
-        runs = [composed(run) for run in work.left]
-        plan = work.request.gpus
-        words += [f"hydra.launcher.needs={[plan.of_run(run.gpus) if plan.apart else 0 for run in runs]}"]
-        words += ["hydra.launcher.preload=false"] if len(runs) == 1 or any(run.vllm for run in runs) else []
-    if work.launcher in HERE:
-        os.environ[PARENT] = str(os.getpid())
-        divide_processors(work.jobs.side_by_side)
-    size = work.jobs.batch or len(work.left)
-    batches = [work.left[at : at + size] for at in range(0, len(work.left), size)]
-    try:
-        results = multirun.launch([*words, f"hydra.sweep.dir='{work.design.folder}'"], batches)
-    except ImportError as error:
-        raise ConfigError(f"{GROUP}={work.launcher} cannot be loaded ({error}): install its package") from None
-    except Exception as error:  # joblib and submitit give up when the process of one run is killed
-        if signals.stop_signal():
-            raise KeyboardInterrupt from None
-        say(f"! {work.launcher} gave up: {type(error).__name__}: {first_line(error)}")
-        return {run.name: error for run in work.left}
-    return {run.name: failure(result) for run, result in zip(work.left, results, strict=True)}
-
-
-def _close(work: _Work, errors: Mapping[str, Exception | None], status: str = "") -> None:
-    """Write the final state of a sweep: of each run what its folder says, else the error of its job."""
-    state, folder = work.state, work.design.folder
-    for run in state.runs:
-        refreshed(run, folder, say)
-        error = errors.get(run.name)
-        if status == "interrupted" or error is None or run.of_its_own:
-            continue
-        if read_status(folder / run.name) == "running" and holder(folder / run.name) is None:  # it was killed
-            write_status(folder / run.name, "failed", first_line(error))
-            refreshed(run, folder, say)
-        if run.status == WAITING:  # it was refused before it wrote anything
-            run.status, run.reason = "failed", first_line(error)
-    if not status:
-        status = {0: "finished", 130: "interrupted"}.get(code_of(state), "failed")
-    state.status = status
-    write_state(folder, note_stopped(state))
 
 
 def print_table(folder: Path) -> SweepState:

@@ -2,7 +2,7 @@
 
 import difflib
 import itertools
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,7 +29,6 @@ from rlreason.sweeps.state import (
     FILE,
     SWEEPS,
     Key,
-    RunState,
     Setting,
     SweepState,
     read_state,
@@ -38,6 +37,8 @@ from rlreason.sweeps.state import (
 
 BEST = 3  # settings of a broad sweep that a focused one runs again, besides the reference
 GIVE = "give carry= a sweep that has finished"
+Grouped = dict[Key, list[Outcomes]]
+Right = Mapping[Key, Mapping[int, Floats]]  # setting -> seed -> correctness (problems)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,20 +96,47 @@ def sweep_folder(word: str, model: str = "", data: str = "") -> Path:
 
 
 def carry(folder: Path) -> Carried:
-    """Return what the finished sweep in a folder hands on.
+    """Return what the finished sweep in a folder hands on: its best setting, if its lead is significant over seeds.
 
     `ConfigError` if it is unfinished, has failed runs, names no reference, or measured its settings with different
     protocols or on different problems.
     """
     state = read_state(folder)
     reference, grouped, varied = _measured(state, folder)
-    everyone = [one for of_setting in grouped.values() for one in of_setting]
-    problems = {half: common_problems(everyone, half) for half in (CHOOSING, COMPARING)}
-    right = {half: {key: correctness(of, problems[half]) for key, of in grouped.items()} for half in problems}
-    carried = choose_setting(right[CHOOSING], right[COMPARING], reference, folder)
-    sentences = [carried.sentence, *_caveats(state, folder, varied, [one.name for one in everyone])]
-    model = model_of(RunFolder(folder / everyone[0].name).setting)
-    return replace(carried, sentence="; ".join(sentences), model=model)
+    choosing, comparing = (_right(grouped, half) for half in (CHOOSING, COMPARING))
+    means = {key: mean_of(of_seeds) for key, of_seeds in choosing.items()}
+    best = max(means, key=lambda key: (means[key], key == reference))
+    name, default = setting_text(dict(best)), setting_text(dict(reference))
+    takes, difference, adjusted_p, apart = False, None, None, None
+    if best == reference:
+        text = f"{folder.name}: keeps the default {default}: no other setting had a larger mean"
+    else:
+        differences = {key: compared(choosing[key], choosing[reference]) for key in choosing if key != reference}
+        adjusted = dict(zip(differences, holm([one.p for one in differences.values()]), strict=True))
+        difference, adjusted_p = differences[best], adjusted[best]
+        apart = compared(comparing[best], comparing[reference])
+        takes = difference.mean > 0 and adjusted_p <= LEVEL and difference.over != PROBLEMS
+        verdict = sentence(difference, adjusted_p, len(differences))
+        text = f"{folder.name}: keeps the default {default}: of {name}, which has the largest mean: {verdict}"
+        if takes:
+            text = f"{folder.name}: carries {name}: {verdict} than {default}; on the problems that did not choose it: "
+            text += sentence(apart)
+        elif difference.over == PROBLEMS:
+            text += f"; {settling(difference, LEVEL / len(differences))}, as seeds are assumed to spread"
+    measured = [one.name for of_setting in grouped.values() for one in of_setting]
+    return Carried(
+        sweep=str(folder),
+        words=[f"{key}={value}" for key, value in best] if takes else [],
+        kept_default=not takes,
+        setting=dict(best),
+        reference=dict(reference),
+        means={setting_text(dict(key)): mean for key, mean in means.items()},
+        difference=difference,
+        adjusted_p=adjusted_p,
+        apart=apart,
+        sentence="; ".join([text, *_caveats(state, folder, varied, measured)]),
+        model=model_of(RunFolder(folder / measured[0]).setting),
+    )
 
 
 def best_arms(folder: Path) -> list[Setting]:
@@ -117,13 +145,13 @@ def best_arms(folder: Path) -> list[Setting]:
     Settings whose runs all diverged are left out. `ConfigError` as in `carry`.
     """
     reference, grouped, _ = _measured(read_state(folder), folder)
-    problems = common_problems([one for of_setting in grouped.values() for one in of_setting], CHOOSING)
+    right = _right(grouped, CHOOSING)
     others = [key for key, of in grouped.items() if key != reference and any(one.right is not None for one in of)]
-    others.sort(key=lambda key: mean_of(correctness(grouped[key], problems)), reverse=True)
+    others.sort(key=lambda key: mean_of(right[key]), reverse=True)
     return [dict(key) for key in (reference, *others[:BEST])]
 
 
-def _measured(state: SweepState, folder: Path) -> tuple[Key, dict[Key, list[Outcomes]], list[str]]:
+def _measured(state: SweepState, folder: Path) -> tuple[Key, Grouped, list[str]]:
     """Return a finished sweep's reference, each setting's outcomes, and the parts of the protocol that it varies."""
     if bad := [run for run in state.runs if not run.of_its_own]:
         names = few([f"{run.name}: {run.status_text}" for run in bad], 3)
@@ -132,89 +160,37 @@ def _measured(state: SweepState, folder: Path) -> tuple[Key, dict[Key, list[Outc
             f"carry={folder} has not finished: {len(bad)} of its {len(state.runs)} runs did not come to their end "
             f"({names}): type that sweep again{again}, which goes on with them"
         )
-    refuse_shared_time(state.runs)
+    grouped, varied = _comparable(state, folder)
     reference = _reference(state, folder)
-    grouped: dict[Key, list[Outcomes]] = {}
-    for run in state.runs:
-        if (outcomes := outcomes_of(folder, run)) is not None:  # None: its setting was stopped
-            grouped.setdefault(run.key, []).append(outcomes)
     if reference not in grouped:
         raise ConfigError(f"carry={folder}: no run of its reference {setting_text(dict(reference))} has ended: {GIVE}")
-    return reference, grouped, refuse_unequal([one for of in grouped.values() for one in of], state.axes)
+    return reference, grouped, varied
 
 
-def model_of(setting: Callable[[str], Any]) -> str:
-    """Return the model of a run as text; `setting` looks up a key of its config."""
-    name, path = setting("model.name"), setting("model.path")
-    return f"{name} ({path})" if path else str(name)
+def _comparable(state: SweepState, folder: Path) -> tuple[Grouped, list[str]]:
+    """Return the outcomes of each setting's runs that have ended, and what of the protocol was varied on purpose.
 
-
-def refuse_other_model(carried: Sequence[Carried], model: str) -> None:
-    """Raise `ConfigError` if a winner was chosen with another model: good learning rates differ by a factor of 100."""
-    for one in carried:
-        if one.words and one.model != model:
-            raise ConfigError(
-                f"carry={one.sweep} was chosen with model {one.model}, and this sweep has {model}: run that sweep with "
-                f"this model first, or type what is to be taken over ({' '.join(one.words)}) instead of carry="
-            )
-
-
-def choose_setting(
-    choosing: Mapping[Key, Mapping[int, Floats]],
-    comparing: Mapping[Key, Mapping[int, Floats]],
-    reference: Key,
-    folder: Path,
-) -> Carried:
-    """Choose the best setting; carry it only where its lead over the reference is significant over seeds.
-
-    `choosing`, `comparing`: setting -> seed -> correctness (problems of that half).
+    `ConfigError` if they cannot be compared: runs that shared the machine and were ended by the clock had no equal
+    budgets.
     """
-    means = {key: mean_of(of_seeds) for key, of_seeds in choosing.items()}
-    best = max(means, key=lambda key: (means[key], key == reference))
-    others = [key for key in choosing if key != reference]
-    named_means = {setting_text(dict(key)): mean for key, mean in means.items()}
-    if best == reference:
-        text = f"{folder.name}: keeps the default {setting_text(dict(reference))}: no other setting had a larger mean"
-        return Carried(
-            str(folder), [], True, dict(best), dict(reference), named_means, None, None, None, text
-        )  # fmt: skip
-    differences = {key: compared(choosing[key], choosing[reference]) for key in others}
-    adjusted = dict(zip(others, holm([differences[key].p for key in others]), strict=True))
-    difference, p = differences[best], adjusted[best]
-    takes = difference.mean > 0 and p <= LEVEL and difference.over != PROBLEMS
-    apart = compared(comparing[best], comparing[reference])
-    verdict = sentence(difference, p, len(others))
-    name, default = setting_text(dict(best)), setting_text(dict(reference))
-    if takes:
-        text = f"{folder.name}: carries {name}: {verdict} than {default}; on the problems that did not choose it: "
-        text += sentence(apart)
-    else:
-        text = f"{folder.name}: keeps the default {default}: of {name}, which has the largest mean: {verdict}"
-        if difference.over == PROBLEMS:
-            text += f"; {settling(difference, LEVEL / len(others))}, as seeds are assumed to spread"
-    words = [f"{key}={value}" for key, value in best] if takes else []
-    return Carried(
-        str(folder), words, not takes, dict(best), dict(reference), named_means, difference, p, apart, text
-    )  # fmt: skip
-
-
-def setting_text(setting: Setting) -> str:
-    """Return a setting as it is typed.
-
-    >>> setting_text({"loss": "grpo_clip", "epochs": "2"}), setting_text({})
-    ('loss=grpo_clip epochs=2', 'the default')
-    """
-    return " ".join(f"{key}={value}" for key, value in setting.items()) or "the default"
-
-
-def refuse_shared_time(runs: Sequence[RunState]) -> None:
-    """Raise `ConfigError` if runs that shared the machine were ended by the clock: their budgets were not equal."""
-    odd = [run.name for run in runs if run.shared_machine and run.status == "budget" and "budget.hours" in run.reason]
-    if odd:
+    ended = [(run, one) for run in state.runs if run.of_its_own and (one := outcomes_of(folder, run)) is not None]
+    by_clock = [run for run, _ in ended if run.status == "budget" and "budget.hours" in run.reason]
+    late = [run.name for run in by_clock if run.shared_machine]
+    if late:
         raise ConfigError(
-            f"{few(odd, 3)} shared the machine and were ended by budget.hours, so what they reached says nothing of "
+            f"{few(late, 3)} shared the machine and were ended by budget.hours, so what they reached says nothing of "
             "their settings: run them one at a time (jobs=1) in another folder, or give a budget of tokens or steps"
         )
+    grouped: Grouped = {}
+    for run, one in ended:
+        grouped.setdefault(run.key, []).append(one)
+    return grouped, refuse_unequal([one for _, one in ended], state.axes)
+
+
+def _right(grouped: Grouped, half: str) -> Right:
+    """Return the correctness on a half of the problems, which all runs must have been asked."""
+    problems = common_problems([one for of_setting in grouped.values() for one in of_setting], half)
+    return {key: correctness(of_setting, problems) for key, of_setting in grouped.items()}
 
 
 def _reference(state: SweepState, folder: Path) -> Key:
@@ -251,23 +227,47 @@ def _caveats(state: SweepState, folder: Path, varied: Sequence[str], measured: C
         caveats.append(f"the sweep varies the protocol's {', '.join(varied)} on purpose")
     first = RunFolder(folder / next(iter(measured)))
     names = [f"{key}={name}" for key in ("model", "data") if (name := first.setting(f"{key}.name"))]
-    return [*caveats, *([f"chosen with {' '.join(names)}"] if names else [])]
+    return [*caveats, f"chosen with {' '.join(names)}"] if names else caveats
 
 
-Right = Mapping[Key, Mapping[int, Floats]]  # setting -> seed -> correctness (problems)
+def setting_text(setting: Setting) -> str:
+    """Return a setting as it is typed.
+
+    >>> setting_text({"loss": "grpo_clip", "epochs": "2"}), setting_text({})
+    ('loss=grpo_clip epochs=2', 'the default')
+    """
+    return " ".join(f"{key}={value}" for key, value in setting.items()) or "the default"
+
+
+def model_of(setting: Callable[[str], Any]) -> str:
+    """Return the model of a run as text; `setting` looks up a key of its config."""
+    name, path = setting("model.name"), setting("model.path")
+    return f"{name} ({path})" if path else str(name)
+
+
+def refuse_other_model(carried: Sequence[Carried], model: str) -> None:
+    """Raise `ConfigError` if a winner was chosen with another model: good learning rates differ by a factor of 100."""
+    for one in carried:
+        if one.words and one.model != model:
+            raise ConfigError(
+                f"carry={one.sweep} was chosen with model {one.model}, and this sweep has {model}: run that sweep with "
+                f"this model first, or type what is to be taken over ({' '.join(one.words)}) instead of carry="
+            )
+
+
+# Settings that can no longer win
 
 
 class SureLoss(NamedTuple):
-    """A setting that surely loses: to which, by how much, and at which level."""
+    """That a setting surely loses: to which, by how much, and at which level."""
 
-    setting: Key
     better: Key
     difference: Difference  # the setting minus the better one
     adjusted_p: float
     level: float
 
 
-def losers(right: Right, reference: Key | None, settings: int, planned_seeds: int) -> list[SureLoss]:
+def losers(right: Right, reference: Key | None, settings: int, planned_seeds: int) -> dict[Key, SureLoss]:
     """Return the settings that surely lose, each with its clearest comparison.
 
     `right`: of the runs that have ended. `settings`, `planned_seeds`: how many the sweep has in all. The level is
@@ -275,26 +275,24 @@ def losers(right: Right, reference: Key | None, settings: int, planned_seeds: in
     """
     looks = planned_seeds - FEWEST_SEEDS
     if looks < 1:
-        return []
+        return {}
     level = LEVEL / looks
-    pairs = [(key, reference) for key in right if key != reference] if reference else itertools.combinations(right, 2)
-    family = settings - 1 if reference else settings * (settings - 1) // 2
-    enough = [(a, b) for a, b in pairs if b in right and len(right[a].keys() & right[b].keys()) >= FEWEST_SEEDS]
-    looked = [(a, b, compared(_shared(right, a, b), _shared(right, b, a))) for a, b in enough]
+    pairs: Iterable[tuple[Key, Key]] = itertools.combinations(right, 2)
+    family = settings * (settings - 1) // 2
+    if reference:
+        pairs, family = [(key, reference) for key in right if key != reference and reference in right], settings - 1
+    found = []
+    for a, b in pairs:
+        seeds = right[a].keys() & right[b].keys()
+        if len(seeds) >= FEWEST_SEEDS:
+            ones, others = ({seed: right[key][seed] for seed in right[key] if seed in seeds} for key in (a, b))
+            found.append((a, b, compared(ones, others)))
     losses: dict[Key, SureLoss] = {}
-    for (a, b, d), p in zip(looked, holm([d.p for _, _, d in looked], family), strict=True):
-        turned = replace(d, mean=-d.mean, low=-d.high, high=-d.low)
-        worse, better, minus = (a, b, d) if d.mean < 0 else (b, a, turned)
-        if p > level or worse == reference:
-            continue
-        if worse not in losses or p < losses[worse].adjusted_p:
-            losses[worse] = SureLoss(worse, better, minus, p, level)
-    return list(losses.values())
-
-
-def _shared(right: Right, one: Key, other: Key) -> dict[int, Floats]:
-    """Return the runs of one setting whose seeds the other has run too."""
-    return {seed: values for seed, values in right[one].items() if seed in right[other]}
+    for (a, b, d), p in zip(found, holm([d.p for _, _, d in found], family), strict=True):
+        worse, better, minus = (a, b, d) if d.mean < 0 else (b, a, replace(d, mean=-d.mean, low=-d.high, high=-d.low))
+        if p <= level and worse != reference and (worse not in losses or p < losses[worse].adjusted_p):
+            losses[worse] = SureLoss(better, minus, p, level)
+    return losses
 
 
 def why_dominated(folder: Path, say: Callable[[str], None] = print_stderr) -> str:
@@ -303,36 +301,15 @@ def why_dominated(folder: Path, say: Callable[[str], None] = print_stderr) -> st
     If the settings cannot be compared, the reason is printed and nothing is stopped.
     """
     state = read_state(folder.parent)
-    setting = state.run(folder.name).setting
+    mine = state.run(folder.name)
     for stopped in state.stopped_settings:
-        if stopped["setting"] == setting:
+        if stopped["setting"] == mine.setting:
             return str(stopped["reason"])
     try:
-        ended = [(run, one) for run in state.runs if run.of_its_own and (one := outcomes_of(folder.parent, run))]
-        return _why_it_loses(setting, state, ended) if ended else ""
+        loss = _loss_of(mine.key, state, folder.parent)
     except ConfigError as error:
         say(f"! monitors.dominated=stop stops nothing: {error}")
         return ""
-
-
-def _why_it_loses(setting: Setting, state: SweepState, ended: Sequence[tuple[RunState, Outcomes]]) -> str:
-    """Return why a setting surely loses, "" if it does not; `ConfigError` if the runs are not comparable."""
-    refuse_shared_time([run for run, _ in ended])
-    outcomes = [one for _, one in ended]
-    refuse_unequal(outcomes, state.axes)
-    problems = common_problems(outcomes, CHOOSING)
-    grouped: dict[Key, list[Outcomes]] = {}
-    for run, one in ended:
-        grouped.setdefault(run.key, []).append(one)
-    right = {key: correctness(of, problems) for key, of in grouped.items()}
-    settings = {run.key for run in state.runs}
-    reference = next((key for key in settings if dict(key) == state.reference), None)
-    if state.reference is not None and reference is None:
-        raise ConfigError(
-            f"the sweep's reference {setting_text(state.reference)} is none of its settings: run it as well"
-        )
-    losses = losers(right, reference, len(settings), len({run.seed for run in state.runs}))
-    loss = next((loss for loss in losses if dict(loss.setting) == setting), None)
     if loss is None:
         return ""
     d, better = loss.difference, setting_text(dict(loss.better))
@@ -340,3 +317,17 @@ def _why_it_loses(setting: Setting, state: SweepState, ended: Sequence[tuple[Run
         f"worse than {better} by {points(-d.mean)} ({points(-d.high)} to {points(-d.low)}) over {d.seeds} seeds and "
         f"{d.problems} problems; Holm's p {loss.adjusted_p:.2g}, below {loss.level:.2g}"
     )
+
+
+def _loss_of(setting: Key, state: SweepState, folder: Path) -> SureLoss | None:
+    """Return how a setting surely loses, None if it does not; `ConfigError` if the runs are not comparable."""
+    grouped, _ = _comparable(state, folder)
+    if not grouped:
+        return None
+    right, settings = _right(grouped, CHOOSING), {run.key for run in state.runs}
+    reference = next((key for key in settings if dict(key) == state.reference), None)
+    if state.reference is not None and reference is None:
+        raise ConfigError(
+            f"the sweep's reference {setting_text(state.reference)} is none of its settings: run it as well"
+        )
+    return losers(right, reference, len(settings), len({run.seed for run in state.runs})).get(setting)

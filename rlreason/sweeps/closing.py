@@ -21,7 +21,7 @@ from rlreason.records.reader import RunFolder, ending
 from rlreason.runtime.intervals import Floats, mean_interval, of_clusters
 from rlreason.runtime.streams import print_stderr
 from rlreason.runtime.text import few, question_keys
-from rlreason.sweeps.state import WAITING, Key, RunState, Setting, SweepState
+from rlreason.sweeps.state import WAITING, Key, RunState, SweepState
 
 REFERENCE = "reference"
 
@@ -35,51 +35,50 @@ class JudgedSetting:
 
 
 Judgements = Mapping[Key, JudgedSetting]
+NOT_JUDGED: Judgements = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
 class SettingRow:
     """One setting of a sweep. The interval is the report's, else over its seeds; with one seed, over its problems."""
 
-    setting: Setting
+    key: Key
     runs: list[RunState]
-    mean: float | None  # accuracy, or score, over the seeds that have one
+    values: list[float]  # accuracy, or score, of the seeds that have one
+    mean: float | None
     interval: tuple[float, float] | None
-    over_seeds: bool
-    length: float | None
-    verdict: str = ""
+    verdict: str
 
 
-def rows_of(state: SweepState, judged: Judgements = MappingProxyType({})) -> list[SettingRow]:
+def rows_of(state: SweepState, judged: Judgements = NOT_JUDGED) -> list[SettingRow]:
     """Return a row for each setting, largest mean first, those without a figure last. `judged`: from the report."""
     grouped: dict[Key, list[RunState]] = {}
     for run in state.runs:
         grouped.setdefault(run.key, []).append(run)
-    rows = [_setting_row(dict(setting), runs, judged.get(setting)) for setting, runs in grouped.items()]
+    rows = []
+    for key, runs in grouped.items():
+        with_figure = [(run.figure, run) for run in runs if run.figure is not None]
+        values = [value for value, _ in with_figure]
+        mean, interval = (sum(values) / len(values) if values else None), None
+        if values and (by_report := judged.get(key)) is not None:
+            if by_report.accuracy is not None:
+                mean, *ends = by_report.accuracy
+                interval = (ends[0], ends[1])
+        elif len(values) == 1:
+            interval = with_figure[0][1].accuracy_interval
+        elif values:
+            mean, low, high = mean_interval(values)
+            interval = (low, high) if _scores(runs) else (max(low, 0.0), min(high, 1.0))
+        rows.append(SettingRow(key, runs, values, mean, interval, judged[key].verdict if key in judged else ""))
     return sorted(rows, key=lambda row: -math.inf if row.mean is None else row.mean, reverse=True)
 
 
-def _setting_row(setting: Setting, runs: list[RunState], judged: JudgedSetting | None) -> SettingRow:
-    values = [run.figure for run in runs if run.figure is not None]
-    lengths = [run.length for run in runs if run.length is not None]
-    length = sum(lengths) / len(lengths) if lengths else None
-    verdict = "" if judged is None else judged.verdict
-    if not values:
-        return SettingRow(setting, runs, None, None, False, length, verdict)
-    if judged is not None:
-        mean, *ends = judged.accuracy or (sum(values) / len(values),)
-        interval = (ends[0], ends[1]) if ends else None
-        return SettingRow(setting, runs, mean, interval, len(values) > 1, length, verdict)
-    if len(values) == 1:
-        interval = next(run.accuracy_interval for run in runs if run.figure is not None)
-        return SettingRow(setting, runs, values[0], interval, False, length, verdict)
-    mean, low, high = mean_interval(values)
-    if not any(run.score is not None for run in runs):
-        low, high = max(low, 0.0), min(high, 1.0)
-    return SettingRow(setting, runs, mean, (low, high), True, length, verdict)
+def _scores(runs: Iterable[RunState]) -> bool:
+    """Return whether the runs have scores, as of discovery, in place of accuracies."""
+    return any(run.score is not None for run in runs)
 
 
-def settings_table(state: SweepState, judged: Judgements = MappingProxyType({})) -> str:
+def settings_table(state: SweepState, judged: Judgements = NOT_JUDGED) -> str:
     """Return the table of settings, with the swept axes as columns.
 
     >>> runs = [RunState(f"lr={lr},seed={s}", [], {"lr": lr}, s, "finished", accuracy=a, length=9.0)
@@ -89,57 +88,48 @@ def settings_table(state: SweepState, judged: Judgements = MappingProxyType({}))
     2       1     0.700                -     9.0  finished
     1       2     0.550   0.000 to 1.000     9.0  finished (reference)
     """
-    rows = rows_of(state, judged)
-    several = any(row.over_seeds for row in rows)
-    over = "problems"
-    if several:
-        over = "seeds and problems" if judged else "seeds"
-    figure = "score" if any(run.score is not None for run in state.runs) else "accuracy"
+    rows, scores = rows_of(state, judged), _scores(state.runs)
+    several, digits = any(len(row.values) > 1 for row in rows), 1 if scores else 3
+    over = "problems" if not several else "seeds and problems" if judged else "seeds"
     verdict = ["verdict"] if judged else []
-    head = [*state.axes, "seeds", figure, f"95%, over {over}", *verdict, "length", "status"]
-    lines = [head, *(_cells(row, state, several, bool(judged)) for row in rows)]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    left = (*state.axes, "verdict", "status")
-    columns = list(zip(head, widths, strict=True))
-    texts = []
-    for line in lines:
-        cells = [c.ljust(w) if name in left else c.rjust(w) for c, (name, w) in zip(line, columns, strict=True)]
-        texts.append("  ".join(cells).rstrip())
-    return "\n".join(texts)
+    figure = "score" if scores else "accuracy"
+    lines = [[*state.axes, "seeds", figure, f"95%, over {over}", *verdict, "length", "status"]]
+    for row in rows:
+        setting, lengths = dict(row.key), [run.length for run in row.runs if run.length is not None]
+        seeds = f"{len(row.values)}" if len(row.values) == len(row.runs) else f"{len(row.values)} of {len(row.runs)}"
+        interval = "-"
+        if row.interval is not None and (len(row.values) > 1 or judged or not several):
+            interval = f"{row.interval[0]:.{digits}f} to {row.interval[1]:.{digits}f}"
+        counts = Counter(run.status for run in row.runs)
+        status = ", ".join(name if len(counts) == 1 else f"{n} {name}" for name, n in counts.items())
+        status += f" ({REFERENCE})" if setting == state.reference else ""
+        lines.append([
+            *(setting.get(axis, "-") for axis in state.axes), seeds,
+            "-" if row.mean is None else f"{row.mean:.{digits}f}", interval,
+            *([row.verdict or "-"] if judged else []),
+            f"{sum(lengths) / len(lengths):.1f}" if lengths else "-", status,
+        ])  # fmt: skip
+    columns = []
+    for column in zip(*lines, strict=True):
+        width, to_left = max(map(len, column)), column[0] in (*state.axes, "verdict", "status")
+        columns.append([cell.ljust(width) if to_left else cell.rjust(width) for cell in column])
+    return "\n".join("  ".join(cells).rstrip() for cells in zip(*columns, strict=True))
 
 
-def _cells(row: SettingRow, state: SweepState, several: bool, judged: bool) -> list[str]:
-    values = [row.setting.get(axis, "-") for axis in state.axes]
-    digits = 1 if any(run.score is not None for run in row.runs) else 3
-    interval = "-"
-    if row.interval is not None and (row.over_seeds or judged or not several):
-        interval = f"{row.interval[0]:.{digits}f} to {row.interval[1]:.{digits}f}"
-    seeds = sum(run.figure is not None for run in row.runs)
-    of_all = "" if seeds == len(row.runs) else f" of {len(row.runs)}"
-    counts = Counter(run.status for run in row.runs)
-    status = ", ".join(name if len(counts) == 1 else f"{n} {name}" for name, n in counts.items())
-    mark = f" ({REFERENCE})" if state.reference is not None and row.setting == state.reference else ""
-    mean = "-" if row.mean is None else f"{row.mean:.{digits}f}"
-    length = "-" if row.length is None else f"{row.length:.1f}"
-    verdict = [row.verdict or "-"] if judged else []
-    return [*values, f"{seeds}{of_all}", mean, interval, *verdict, length, status + mark]
-
-
-def closing(state: SweepState, folder: Path, judged: Judgements = MappingProxyType({})) -> str:
+def closing(state: SweepState, folder: Path, judged: Judgements = NOT_JUDGED) -> str:
     """Return the table followed by its notes, one a line. `judged`: from the report."""
     lines = [settings_table(state, judged)]
-    rows = rows_of(state, judged)
-    measured = [row for row in rows if row.mean is not None]
-    if measured and not any(row.over_seeds for row in measured):
+    seeds = [len(row.values) for row in rows_of(state, judged) if row.values]
+    if seeds and max(seeds) == 1:
         lines.append("one seed: the intervals are over problems and tell these trained models apart, not the settings")
-    elif not all(row.over_seeds for row in measured):
+    elif 1 in seeds:
         lines.append("a setting with one seed has no interval over seeds: nothing is to be said of it")
     lines += [f"! {r.name}: {r.status_text}" for r in state.runs if r.status not in ("finished", WAITING) or r.reason]
     if left := sum(run.status in (WAITING, "interrupted", "failed") for run in state.runs):
         waiting = sum(run.status == WAITING for run in state.runs)
         wait = "" if not waiting else "1 run waits; " if waiting == 1 else f"{waiting} runs wait; "
         lines.append(f"{wait}type the sweep again, and {'it goes' if left == 1 else 'they go'} on")
-    if any(run.score is not None for run in state.runs):
+    if _scores(state.runs):
         lines.append(f"the distribution over seeds, with a picture: rlreason report {folder}")
     if any(run.shared_machine for run in state.runs):
         lines.append(

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from hydra_plugins.rlreason_sweeps import Processes
 
 SETTINGS = "gpus, rollout.gpus, rollout.placement"
-ALL_SHARED = "gpus_per_run=0 lets every run see all of them"
 
 
 def machine_gpus(environ: Mapping[str, str], note: Callable[[str], object] = print) -> list[str]:
@@ -48,9 +47,8 @@ def machine_gpus(environ: Mapping[str, str], note: Callable[[str], object] = pri
     driver = query_driver()
     if driver.failure:
         note(f"note: {driver.failure}: the runs of this sweep are given no GPUs of their own")
-    if visible is None or not driver.gpus:
-        return [str(number) for number in range(len(driver.gpus))]
-    return _names(visible, len(driver.gpus))
+    numbers = [str(number) for number in range(len(driver.gpus))]
+    return numbers if visible is None or not numbers else _names(visible, len(numbers))
 
 
 def _names(text: str, there: int | None = None) -> list[str]:
@@ -74,9 +72,9 @@ def gpus_needed(run: AnyRunConfig) -> int:
     """
     if not works_on_a_model(run):
         return 0
-    ranks = run.ranks_requested
     engines = run.rollout.gpus if run.rollout.engine == "vllm" else 1
-    return ranks + engines if run.rollout.placement == "second_gpu" else max(ranks, engines)
+    second = run.rollout.placement == "second_gpu"
+    return run.ranks_requested + engines if second else max(run.ranks_requested, engines)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,14 +90,9 @@ class GpuPlan:
     most: int = 1
 
     @property
-    def apart(self) -> bool:
-        """Return whether runs get GPUs of their own on this machine."""
-        return bool(self.names) and self.per_run != 0 and self.most > 0
-
-    @property
     def handed_out(self) -> tuple[str, ...]:
-        """Return the GPUs that are given to runs in turn."""
-        return self.names if self.apart else ()
+        """Return the GPUs that are given to runs in turn; none where every run sees all."""
+        return () if self.per_run == 0 or self.most == 0 else self.names
 
     def of_run(self, needed: int) -> int:
         """Return the number of GPUs for a run that needs `needed`."""
@@ -113,7 +106,7 @@ class GpuPlan:
         >>> GpuPlan().side_by_side(None, 8), GpuPlan().side_by_side(4, 8), GpuPlan(("0", "1")).side_by_side(None, 1)
         (1, 4, 1)
         """
-        if not self.apart:
+        if not self.handed_out:
             return max(1, min(jobs or without, runs))
         fit = len(self.names) // max(1, self.of_run(self.least))
         return max(1, min(jobs or fit, fit, runs))
@@ -126,18 +119,15 @@ class GpuPlan:
         >>> GpuPlan(("0", "1")).line(4, 8)
         '0, 1: 1 a run, 2 runs side by side: jobs=4 is more than they suffice for'
         """
-        if not self.names or not self.most:
-            return ""
         names = few(self.names, 16)
-        if not self.apart:
-            return f"{names}: every run sees all of them (gpus_per_run=0)"
-        each = self.of_run(self.least)
+        if not self.handed_out:
+            return f"{names}: every run sees all of them (gpus_per_run=0)" if self.names and self.most else ""
+        each, side = self.of_run(self.least), self.side_by_side(jobs, runs)
         many = f"{each}" if self.per_run is not None or self.least == self.most else f"{each} to {self.most}"
-        side = self.side_by_side(jobs, runs)
         text = f"{names}: {many} a run, {f'{side} runs side by side' if side > 1 else 'one run at a time'}"
-        if jobs is not None and side < min(jobs, runs):
-            return f"{text}: jobs={jobs} is more than they suffice for"
-        return text if jobs is not None else f"{text} (jobs=N: N of them; {ALL_SHARED})"
+        if jobs is None:
+            return f"{text} (jobs=N: N of them; gpus_per_run=0 lets every run see all of them)"
+        return f"{text}: jobs={jobs} is more than they suffice for" if side < min(jobs, runs) else text
 
 
 def gpu_plan(runs: Sequence[AnyRunConfig], names: Sequence[str], per_run: int | None, here: bool) -> GpuPlan:
@@ -149,6 +139,7 @@ def gpu_plan(runs: Sequence[AnyRunConfig], names: Sequence[str], per_run: int | 
     needs = [0 if elsewhere else gpus_needed(run) for run in runs] or [1]
     plan = GpuPlan(tuple(names) if here else (), per_run, min(needs), max(needs))
     there = f"{len(names)} GPUs ({few(names, 16)})" if len(names) > 1 else "one GPU" if names else "no GPU"
+    other = "have the runs on other machines (hydra/launcher=submitit_slurm)"
     if per_run and per_run < plan.most:
         raise ConfigError(
             f"gpus_per_run={per_run}: a run of this sweep asks for {plan.most} GPUs by its settings ({SETTINGS}): "
@@ -156,14 +147,11 @@ def gpu_plan(runs: Sequence[AnyRunConfig], names: Sequence[str], per_run: int | 
         )
     if here and per_run and per_run > len(names):
         cure = f"set it to {len(names)} or less" if names else "leave it out"
-        raise ConfigError(
-            f"gpus_per_run={per_run}: this machine has {there} for runs: {cure}, or have the runs on other machines "
-            "(hydra/launcher=submitit_slurm)"
-        )
-    if plan.apart and plan.most > len(names):
+        raise ConfigError(f"gpus_per_run={per_run}: this machine has {there} for runs: {cure}, or {other}")
+    if plan.handed_out and plan.most > len(names):
         raise ConfigError(
             f"a run of this sweep asks for {plan.most} GPUs by its settings ({SETTINGS}), and this machine has "
-            f"{there}: ask for fewer, or have the runs on other machines (hydra/launcher=submitit_slurm)"
+            f"{there}: ask for fewer, or {other}"
         )
     return plan
 
@@ -179,28 +167,6 @@ CONSOLES = "console"  # in a sweep's folder: a file for what each run printed, w
 PATIENCE_S = signals.LIMIT_S + 10  # for runs that were sent SIGTERM to clean up
 
 
-@dataclass(frozen=True, slots=True)
-class _Job:
-    """A job in progress."""
-
-    process: Any
-    receiver: Connection
-    slot: int
-    gpus: list[str]
-    began: float
-
-
-@dataclass(frozen=True, slots=True)
-class _Start:
-    """The arguments of one job's process that other jobs do not share."""
-
-    heeded: Sequence[int]  # the signals that are not ignored
-    environment: dict[str, str]
-    processors: Sequence[int]  # that it may use; none: all
-    number: int
-    overrides: Sequence[str]
-
-
 def divide_processors(side_by_side: int) -> None:
     """Set the threads of each run that this process starts to its share of the processors."""
     if side_by_side > 1:
@@ -208,25 +174,50 @@ def divide_processors(side_by_side: int) -> None:
         os.environ[THREADS] = str(min(int(given), threads) if given.isdigit() and int(given) else threads)
 
 
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """What the process of a job is told: its part in the sweep, and what it has of this machine."""
+
+    name: str
+    overrides: Sequence[str]
+    number: int
+    console: Path | None  # where it prints; None: as its sweep
+    gpus: Sequence[str]  # that it sees; none: all
+    processors: Sequence[int]  # that it may use; none: all
+    heeded: Sequence[int]  # signals that its sweep does not ignore
+
+
+@dataclass(frozen=True, slots=True)
+class _Running:
+    """A job in progress."""
+
+    job: _Job
+    process: Any
+    receiver: Connection
+    place: int
+    began: float
+
+
 def launch(launcher: "Processes", job_overrides: Sequence[Sequence[str]], first: int) -> list[Any]:
     """Run the jobs, as many at a time as the launcher says, and return Hydra's result of each, in their order.
 
     A job that fails does not affect the others. On KeyboardInterrupt all are stopped in order first.
     """
-    jobs = _Jobs(launcher, job_overrides, first)
+    sweep = _Sweep(launcher, job_overrides, first)
     try:
-        while jobs.waiting or jobs.running:
-            jobs.fill()
-            connection.wait([job.process.sentinel for job in jobs.running.values()])
-            jobs.collect()
+        while sweep.waiting or sweep.running:
+            while sweep.waiting and (gpus := sweep.free_gpus()) is not None:
+                sweep.start(gpus)
+            connection.wait([one.process.sentinel for one in sweep.running.values()])
+            sweep.collect()
     except BaseException:
         signals.arrived()
-        _stop([job.process for job in jobs.running.values()])
+        _stop([one.process for one in sweep.running.values()])
         raise
-    return [jobs.results[index] for index in sorted(jobs.results)]
+    return [sweep.results[index] for index in range(len(job_overrides))]
 
 
-class _Jobs:
+class _Sweep:
     """The jobs of a sweep by their index: those that wait, those in progress, and the results of the others."""
 
     def __init__(self, launcher: "Processes", job_overrides: Sequence[Sequence[str]], first: int) -> None:
@@ -236,66 +227,55 @@ class _Jobs:
         self.launcher, self.overrides, self.first = launcher, job_overrides, first
         shared = (launcher.hydra_context, launcher.config, launcher.task_function, Singleton.get_state())
         self.shared, self.folder = cloudpickle.dumps(shared), Path(launcher.config.hydra.sweep.dir)
-        self.names = [name_of(overrides) for overrides in job_overrides]
         self.needs = launcher.needs or [0] * len(job_overrides)
         self.several = launcher.jobs > 1
         allowed = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
         self.processors = shares(allowed, launcher.jobs) if allowed and self.several else [[]] * launcher.jobs
         self.context = _fork_server(PRELOADED if launcher.preload else ())
         self.waiting = list(range(len(job_overrides)))
-        self.running: dict[int, _Job] = {}
+        self.running: dict[int, _Running] = {}
         self.results: dict[int, Any] = {}
         self.seconds: list[float] = []  # of those that have ended
 
-    def fill(self) -> None:
-        """Start the next jobs while there are places and GPUs for them."""
-        while self.waiting and len(self.running) < self.launcher.jobs:
-            index = self.waiting[0]
-            busy = [gpu for job in self.running.values() for gpu in job.gpus]
-            free = [gpu for gpu in self.launcher.gpus if gpu not in busy]
-            count = min(self.needs[index], len(self.launcher.gpus))
-            if count > len(free):
-                return
-            with signals.held():  # else a job could start and stay unknown
-                self.waiting.pop(0)
-                self.running[index] = self._started(index, free[:count])
-            on = f" on GPU {', '.join(free[:count])}" if count else ""
-            beside = f", beside {len(self.running) - 1} more" if len(self.running) > 1 else ""
-            print(f"{'' if self.several else chr(10)}== {self.names[index]}: started{on}{beside}", flush=True)
+    def free_gpus(self) -> list[str] | None:
+        """Return the GPUs for the job that is next; None if it has to wait for them or for a place."""
+        busy = {gpu for one in self.running.values() for gpu in one.job.gpus}
+        free = [gpu for gpu in self.launcher.gpus if gpu not in busy]
+        count = min(self.needs[self.waiting[0]], len(self.launcher.gpus))
+        return free[:count] if len(self.running) < self.launcher.jobs and count <= len(free) else None
 
-    def _started(self, index: int, gpus: list[str]) -> "_Job":
-        slot = min(set(range(self.launcher.jobs)) - {job.slot for job in self.running.values()})
-        environment = {VISIBLE: ",".join(gpus)} if gpus else {}
+    def start(self, gpus: list[str]) -> None:
+        """Start the job that is next."""
+        index = self.waiting[0]
+        name = name_of(self.overrides[index])
+        place = min(set(range(self.launcher.jobs)) - {one.place for one in self.running.values()})
         heeded = [number for number in signals.SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
-        start = _Start(heeded, environment, self.processors[slot], self.first + index, self.overrides[index])
+        console = self.folder / CONSOLES / f"{name}.log" if self.several else None
+        number, processors = self.first + index, self.processors[place]
+        job = _Job(name, self.overrides[index], number, console, gpus, processors, heeded)
         receiver, sender = self.context.Pipe(duplex=False)
-        if self.several:
-            console = self.folder / CONSOLES / f"{self.names[index]}.log"
-            console.parent.mkdir(parents=True, exist_ok=True)
-            with console.open("ab") as file:
-                streams = [Connection(os.dup(file.fileno())) for _ in range(2)]
-        else:
-            streams = [Connection(os.dup(number)) for number in (1, 2)]
-        process = self.context.Process(target=_run_job, args=(sender, streams, start, self.shared))
-        process.start()
-        for one in (sender, *streams):
-            one.close()
-        return _Job(process, receiver, slot, gpus, time.monotonic())
+        with signals.held():  # else a job could start and stay unknown
+            process = self.context.Process(target=_run_job, args=(job, sender, self.shared))
+            process.start()
+            sender.close()
+            self.running[index] = _Running(job, process, receiver, place, time.monotonic())
+            self.waiting.pop(0)
+        on = f" on GPU {', '.join(gpus)}" if gpus else ""
+        beside = f", beside {len(self.running) - 1} more" if len(self.running) > 1 else ""
+        print(f"{'' if self.several else chr(10)}== {name}: started{on}{beside}", flush=True)
 
     def collect(self) -> None:
         """Take the results of the jobs that have ended."""
-        for index, job in list(self.running.items()):
-            if job.process.exitcode is None:
-                continue
+        ended = {index: one for index, one in self.running.items() if one.process.exitcode is not None}
+        for index, one in ended.items():
             del self.running[index]
-            name = self.names[index]
-            self.results[index] = result = _result(job, self.overrides[index], self.folder / name)
-            self.seconds.append(time.monotonic() - job.began)
+            self.results[index] = result = _result(one, self.folder / one.job.name)
+            self.seconds.append(time.monotonic() - one.began)
             left = len(self.overrides) - len(self.results)
             each = sum(self.seconds) / len(self.seconds)
             rest = f", about {duration(each * left / min(left, self.launcher.jobs))} left" if left else ""
             done = f"{len(self.results)} of {len(self.overrides)} done{rest}"
-            print(f"== {name}: {outcome_text(self.folder, name, result)}; {done}", flush=True)
+            print(f"== {one.job.name}: {outcome_text(self.folder, one.job.name, result)}; {done}", flush=True)
 
 
 def name_of(overrides: Sequence[str]) -> str:
@@ -311,9 +291,7 @@ def name_of(overrides: Sequence[str]) -> str:
 def outcome_text(folder: Path, name: str, result: Any = None) -> str:
     """Return the outcome of a run in a few words, by its folder, or by Hydra's result of a job that has left none."""
     run = refreshed(RunState(name, [], {}, 0), folder, lambda _: None)
-    if run.of_its_own or result is None:
-        return run.outcome
-    error = failure(result)
+    error = failure(result) if result is not None and not run.of_its_own else None
     return f"failed ({first_line(error)})" if error else run.outcome
 
 
@@ -326,8 +304,7 @@ def failure(result: Any) -> Exception | None:
 def _fork_server(modules: Sequence[str]) -> Any:
     """Return a context whose processes are forked from one that has loaded these modules.
 
-    Signals to the whole process group, as a terminal sends them, do not end that process before its jobs, and what
-    libraries print while they are loaded is dropped.
+    Signals to the whole process group, as a terminal sends them, do not end that process before its jobs.
     """
     place_sockets()
     context = get_context("forkserver")
@@ -335,8 +312,7 @@ def _fork_server(modules: Sequence[str]) -> Any:
     resource_tracker.ensure_running()  # which unblocks signals
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signals.SIGNALS)
     try:
-        with printing_to(Path(os.devnull)):
-            forkserver.ensure_running()
+        forkserver.ensure_running()
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
     return context
@@ -352,46 +328,42 @@ def _stop(processes: Sequence[Any]) -> None:
         process.kill()
 
 
-def _result(job: _Job, overrides: Sequence[str], folder: Path) -> Any:
+def _result(one: _Running, folder: Path) -> Any:
     """Return Hydra's result of a job that has ended; its folder records the end of one that was killed."""
     from hydra.core.utils import JobReturn, JobStatus
 
-    job.process.join()
-    result, code = JobReturn(overrides=list(overrides)), job.process.exitcode
+    one.process.join()
+    result, code = JobReturn(overrides=list(one.job.overrides)), one.process.exitcode
     try:
-        result.status, value = job.receiver.recv()
+        result.status, value = one.receiver.recv()
     except EOFError:
         why = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
         result.status, value = JobStatus.FAILED, RuntimeError(why)
         if code < 0 and read_status(folder) == "running":
             write_status(folder, "failed", why)
     result.return_value = value
-    job.receiver.close()
+    one.receiver.close()
     return result
 
 
-def _run_job(sender: Connection, streams: Sequence[Connection], start: _Start, shared: bytes) -> None:
-    """Run one job, in its own process, printing to these streams. `shared`: what all jobs of the sweep need.
-
-    The streams are connections because `multiprocessing` hands files to a process in no other way.
-    """
-    for number, stream in enumerate(streams, 1):
-        os.dup2(stream.fileno(), number)
-    for one in signals.SIGNALS:
-        signal.signal(one, signal.SIG_DFL if one in start.heeded else signal.SIG_IGN)
+def _run_job(job: _Job, sender: Connection, shared: bytes) -> None:
+    """Run one job, in its own process. `shared`: what all jobs of the sweep need."""
+    for number in signals.SIGNALS:
+        signal.signal(number, signal.SIG_DFL if number in job.heeded else signal.SIG_IGN)
     heed_signals()
     signal.pthread_sigmask(signal.SIG_UNBLOCK, signals.SIGNALS)
-    os.environ.update(start.environment)
-    if start.processors:
-        os.sched_setaffinity(0, start.processors)
+    if job.gpus:
+        os.environ[VISIBLE] = ",".join(job.gpus)
+    if job.processors:
+        os.sched_setaffinity(0, job.processors)
     try:
-        sender.send(_returned(start, shared))
-        sys.stdout.flush()
+        with printing_to(job.console):
+            sender.send(_returned(job, shared))
     except KeyboardInterrupt:
         signals.leave(130)
 
 
-def _returned(start: _Start, shared: bytes) -> tuple[Any, Any]:
+def _returned(job: _Job, shared: bytes) -> tuple[Any, Any]:
     import cloudpickle
     from hydra.core.hydra_config import HydraConfig
     from hydra.core.singleton import Singleton
@@ -401,9 +373,9 @@ def _returned(start: _Start, shared: bytes) -> tuple[Any, Any]:
     context, config, task, singletons = cloudpickle.loads(shared)
     Singleton.set_state(singletons)
     setup_globals()
-    job_config = context.config_loader.load_sweep_config(config, list(start.overrides))
+    job_config = context.config_loader.load_sweep_config(config, list(job.overrides))
     with open_dict(job_config):
-        job_config.hydra.job.id, job_config.hydra.job.num = str(start.number), start.number
+        job_config.hydra.job.id, job_config.hydra.job.num = str(job.number), job.number
     HydraConfig.instance().set_config(job_config)
     result = run_job(
         hydra_context=context, task_function=task, config=job_config, job_dir_key="hydra.sweep.dir",

@@ -63,20 +63,13 @@ class Design:
 WAIT_S = 60.0  # for runs of an earlier start of the sweep, which end by themselves when it is killed
 #: Settings in which a finished run may differ: they change none of its figures.
 SAME_FIGURES = (*HARMLESS, "checkpoint", "logger", "waits", "save_rollouts_every", "monitors.dominated")
-CURES = "move its folder away, or give the sweep a folder of its own (sweep_name=NAME, or hydra.sweep.dir=DIR)"
 
 
-@dataclass(frozen=True, slots=True)
-class Composed:
-    """The composed config of a run, and what it needs of the machine."""
+def refuse_changed(design: Design, config_of: Callable[[PlannedRun], str]) -> None:
+    """Raise `ConfigError` if a finished or half-done run in its folder has other settings than it has now.
 
-    config: str  # as the run writes it to its folder
-    gpus: int = 1  # that it needs by its settings
-    vllm: bool = False  # its engine, which decides while it is loaded how it uses the processors
-
-
-def refuse_changed(design: Design, composed: Callable[[PlannedRun], Composed]) -> None:
-    """Raise `ConfigError` if a finished or half-done run in its folder has other settings than it has now."""
+    `config_of` returns the text that a run would write.
+    """
     for run in design.runs:
         folder = design.folder / run.name
         finished = (folder / SUMMARY).exists()
@@ -85,21 +78,19 @@ def refuse_changed(design: Design, composed: Callable[[PlannedRun], Composed]) -
         allowed = SAME_FIGURES if finished else MAY_CHANGE
         if not any(word.startswith("rollout=") for word in run.overrides):
             allowed = (*allowed, "rollout.engine")  # rollout=auto, which a node of a cluster may decide differently
-        now = composed(run).config
-        if different := settings_changed(RunFolder(folder).config, now, allowed):
+        if different := settings_changed(RunFolder(folder).config, config_of(run), allowed):
             kind = "finished" if finished else "half-done"
             raise ConfigError(
                 f"hydra.sweep.dir={design.folder} holds a {kind} run {run.name} with other settings ({different}): "
-                f"{CURES}"
+                "move its folder away, or give the sweep a folder of its own (sweep_name=NAME, or hydra.sweep.dir=DIR)"
             )
 
 
 def wait_for_earlier(design: Design, say: Callable[[str], object], limit_s: float = WAIT_S) -> None:
     """Wait while runs of an earlier start still write into their folders; `ConfigError` after `limit_s` seconds."""
     end, announced = time.monotonic() + limit_s, False
-    places = {run.name: design.folder / run.name for run in design.runs}
-    while busy := {name: who for name, place in places.items() if (who := holder(place)) is not None}:
-        name, who = next(iter(busy.items()))
+    while busy := [(run.name, who) for run in design.runs if (who := holder(design.folder / run.name)) is not None]:
+        name, who = busy[0]
         if time.monotonic() > end:
             raise ConfigError(
                 f"hydra.sweep.dir={design.folder}: {name} is being written by {who}: wait for it or end it, and type "
@@ -154,12 +145,12 @@ class RunState:
     @property
     def of_its_own(self) -> bool:
         """Return whether it reached an end of its own: there is nothing left to run."""
-        return self.status not in (WAITING, "running") and ending(self.status).of_its_own
+        return self.status != WAITING and ending(self.status).of_its_own
 
     @property
     def status_text(self) -> str:
         """Return the status with its reason."""
-        return self.status + f" ({self.reason})" * bool(self.reason)
+        return f"{self.status} ({self.reason})" if self.reason else self.status
 
     @property
     def outcome(self) -> str:
@@ -201,42 +192,35 @@ class SweepState:
 
     def run(self, name: str) -> RunState:
         """Return the run of this name; `KeyError` if there is none."""
-        for run in self.runs:
-            if run.name == name:
-                return run
-        raise KeyError(name)
+        return {run.name: run for run in self.runs}[name]
+
+    def refresh(self, folder: Path, say: Callable[[str], None] | None = None) -> None:
+        """Look the runs up in the sweep's folder, and list the settings that runs were stopped for; see `refreshed`."""
+        self.runs = [refreshed(run, folder, say) for run in self.runs]
+        reasons = {run.key: run.reason for run in self.runs if run.status == DOMINATED}
+        self.stopped_settings = [{"setting": dict(key), "reason": reason} for key, reason in reasons.items()]
 
 
 def new_state(design: Design, jobs: int, launcher: str, command: str, carried: Sequence[dict[str, Any]]) -> SweepState:
     """Return the state of a sweep that starts, or resumes: then with what its folder records of earlier runs."""
-    before: SweepState | None = None
-    if (design.folder / FILE).exists() or runs_in(design.folder):
-        before = read_state(design.folder)
+    there = (design.folder / FILE).exists() or runs_in(design.folder)
+    before = read_state(design.folder) if there else None
     old = {run.name: run for run in before.runs} if before else {}
     runs = []
-    for planned in design.runs:
-        run = RunState(planned.name, list(planned.overrides), dict(planned.setting), planned.seed)
-        if (was := old.get(planned.name)) is not None:
-            run.shared_machine = was.shared_machine
-        runs.append(refreshed(run, design.folder))
-    planned_names = {run.name for run in runs}
-    for was in before.runs if before else []:  # of other seeds or values, typed earlier
+    for one in design.runs:
+        was = old.pop(one.name, None)
+        shared = was is not None and was.shared_machine
+        runs.append(RunState(one.name, list(one.overrides), dict(one.setting), one.seed, shared_machine=shared))
+    for was in old.values():  # of other seeds or values, typed earlier
         same_axes = list(was.setting) == [key for key in design.axes if key in was.setting]
-        if was.name not in planned_names and same_axes and (design.folder / was.name / SUMMARY).exists():
-            runs.append(refreshed(was, design.folder))
+        if same_axes and (design.folder / was.name / SUMMARY).exists():
+            runs.append(was)
+    kept = list(carried) or (before.carried if before else [])
     state = SweepState(
-        design.name, command, list(design.axes), design.reference, "running", jobs, launcher, runs, list(carried),
+        design.name, command, list(design.axes), design.reference, "running", jobs, launcher, runs, kept,
         sweep=design.sweep,
     )  # fmt: skip
-    if before and not carried:
-        state.carried = before.carried
-    return note_stopped(state)
-
-
-def note_stopped(state: SweepState) -> SweepState:
-    """List the settings that runs were stopped for; return the state."""
-    reasons = {run.key: run.reason for run in state.runs if run.status == DOMINATED}
-    state.stopped_settings = [{"setting": dict(key), "reason": reason} for key, reason in reasons.items()]
+    state.refresh(design.folder)
     return state
 
 
@@ -248,26 +232,19 @@ def write_state(folder: Path, state: SweepState) -> None:
 def read_state(folder: Path, say: Callable[[str], None] | None = None) -> SweepState:
     """Return the state of the sweep in a folder, while it runs or later; `ConfigError` if there is no sweep.
 
-    Runs that the file calls waiting or running are looked up in their folders: the sweep may have been killed.
-    Unreadable folders are reported to `say` and keep the file's state; without `say`, they are a `ConfigError`.
+    Its runs are looked up in their folders: the sweep may have been killed. Unreadable folders are reported to `say`
+    and keep the file's state; without `say`, they are a `ConfigError`.
     """
     state = _parsed(folder / FILE)
     if state is None:
         state = _rebuilt(folder)
-        if state is not None and (folder / FILE).exists():
+        if (folder / FILE).exists():
             (say or print_stderr)(
                 f"{folder / FILE} cannot be read: settings and seeds are those of the runs' names, and the sweep's "
                 "reference is not known"
             )
-    if state is None:
-        raise ConfigError(f"{folder} is no folder of a sweep: it holds no {FILE} and no runs; give one of runs/sweeps")
-    ongoing = state.status == "running"
-    live = ongoing and holder(folder) is not None
-    for run in state.runs:
-        if not (live and run.status == "running"):  # its sweep knows best
-            refreshed(run, folder, say)
-    note_stopped(state)
-    if ongoing and not live:
+    state.refresh(folder, say)
+    if state.status == "running" and holder(folder) is None:
         state.status = "finished" if all(run.of_its_own for run in state.runs) else "failed"
         if any(run.status in (WAITING, "running", "interrupted") for run in state.runs):
             state.status = "interrupted"
@@ -281,61 +258,51 @@ def sweeps_named(folder: Path, name: str) -> list[Path]:
 
 
 def refreshed(run: RunState, folder: Path, say: Callable[[str], None] | None = None) -> RunState:
-    """Return the run updated from its own folder, below that of the sweep; for a run that is not being started."""
+    """Return what the run's own folder, below that of the sweep, says of it.
+
+    Only what a run that was refused or stopped before it wrote anything is known for, and the time that a folder lacks,
+    are taken from `run`.
+    """
     place = folder / run.name
+    now = RunState(run.name, run.overrides, run.setting, run.seed, shared_machine=run.shared_machine)
     try:
         reader = RunFolder(place, say or print_stderr) if place.is_dir() else None
         origin = reader.provenance if reader else {}
-        summary = reader.summary if reader and (place / SUMMARY).exists() else None
+        summary = reader.summary if reader else None
     except ConfigError as error:
         if say is None:
             raise
         say(str(error))
         return run
-    first = next(iter(origin.get("earlier_parts") or [origin]))
+    now.started, now.ended = next(iter(origin.get("earlier_parts") or [origin])).get("started"), origin.get("ended")
     visible = (origin.get("environment") or {}).get(VISIBLE)
-    run.started, run.ended = first.get("started"), origin.get("ended")
-    run.gpus = visible.split(",") if visible else []
-    if summary is not None:
-        return _with_figures(run, summary)
-    status = read_status(place)
-    if (place / SUMMARY).exists() and status is not None and ending(status).of_its_own:  # a broken summary was reported
-        run.status, run.reason = status, read_ending(place).get("reason", "")
-    elif DOMINATED in (status, run.status):
-        run.status, run.reason = DOMINATED, run.reason or read_ending(place).get("reason", "")
-    elif status is None or ending(status).of_its_own:  # a folder that was moved away, or is to be resumed
-        if run.of_its_own:
-            run.status, run.reason, run.started, run.ended, run.seconds = WAITING, "", None, None, None
-            run.accuracy, run.accuracy_interval, run.protocol, run.score = None, None, None, None
-        elif run.status == "running":
-            run.status, run.reason = "interrupted", KILLED
-    elif status == "running":
-        alive = holder(place) is not None
-        run.status, run.reason = ("running", "") if alive else ("interrupted", KILLED)
-    else:
-        run.status, run.reason = status, read_ending(place).get("reason", "")
-    return run
+    now.gpus = visible.split(",") if visible else []
+    if summary is None:
+        now.status, now.reason = _status_without_summary(run, place)
+        return now
+    now.status, now.reason = known_status(str(summary.get("status", ""))), str(summary.get("reason", ""))
+    now.accuracy, now.accuracy_before = number(summary.get("accuracy")), number(summary.get("accuracy_before"))
+    ends = [number(end) for end in summary.get("accuracy_interval") or ()]
+    now.accuracy_interval = None if len(ends) != 2 or None in ends else (ends[0], ends[1])  # type: ignore[assignment]
+    if now.accuracy is None and ending(now.status) is ending("diverged"):
+        now.accuracy, now.accuracy_interval = 0.0, None
+        now.reason = "; ".join(filter(None, (now.reason, "without a figure of its own, it counts as accuracy 0")))
+    now.score, now.length = number(summary.get("score")), number(summary.get("length"))
+    problems = number(summary.get("eval_problems"))
+    now.problems = None if problems is None else int(problems)
+    now.protocol = (summary.get("protocol") or {}).get("hash")
+    now.seconds = number(summary.get("seconds")) or run.seconds
+    return now
 
 
-def _with_figures(run: RunState, summary: dict[str, Any]) -> RunState:
-    """Return the run with the status and figures of its `summary.json`."""
-    run.status, run.reason = known_status(str(summary.get("status", ""))), str(summary.get("reason", ""))
-    run.accuracy, run.accuracy_before = number(summary.get("accuracy")), number(summary.get("accuracy_before"))
-    run.score = number(summary.get("score"))
-    interval = summary.get("accuracy_interval")
-    ends = [number(end) for end in interval] if isinstance(interval, list) and len(interval) == 2 else []
-    run.accuracy_interval = (ends[0], ends[1]) if len(ends) == 2 and None not in ends else None  # type: ignore[assignment]
-    if run.accuracy is None and ending(run.status) is ending("diverged"):
-        run.accuracy, run.accuracy_interval = 0.0, None
-        run.reason += "; without a figure of its own, it counts as accuracy 0" * ("counts as" not in run.reason)
-        run.reason = run.reason.removeprefix("; ")
-    run.length = number(summary.get("length"))
-    problems = summary.get("eval_problems")
-    run.problems = int(problems) if isinstance(problems, int | float) else None
-    protocol = summary.get("protocol")
-    run.protocol = str(protocol.get("hash")) if isinstance(protocol, dict) else None
-    run.seconds = number(summary.get("seconds")) or run.seconds
-    return run
+def _status_without_summary(run: RunState, place: Path) -> tuple[str, str]:
+    """Return the status and reason of a run that has left no readable `summary.json`."""
+    status, reason = read_status(place), read_ending(place).get("reason", "")
+    if status == "running" and holder(place) is None:
+        return "interrupted", KILLED
+    if status is not None and (not ending(status).of_its_own or status == DOMINATED or (place / SUMMARY).exists()):
+        return status, reason
+    return (run.status, run.reason) if run.status in ("failed", DOMINATED) else (WAITING, "")
 
 
 def _parsed(path: Path) -> SweepState | None:
@@ -348,14 +315,14 @@ def _parsed(path: Path) -> SweepState | None:
     return None if outside or state.version != VERSION else state
 
 
-def _rebuilt(folder: Path) -> SweepState | None:
-    """Rebuild the state from the run folders: settings and seeds from their names; None if there are none."""
+def _rebuilt(folder: Path) -> SweepState:
+    """Rebuild the state from the run folders: settings and seeds from their names; `ConfigError` if there are none."""
     runs = []
     for place in runs_in(folder):
         setting = dict(part.partition("=")[::2] for part in place.name.split(",") if "=" in part)
         seed = setting.pop("seed", "0")
         runs.append(RunState(place.name, [], setting, int(seed) if seed.isdigit() else 0))
     if not runs:
-        return None
+        raise ConfigError(f"{folder} is no folder of a sweep: it holds no {FILE} and no runs; give one of runs/sweeps")
     axes = sorted({key for run in runs for key in run.setting})
     return SweepState(folder.name, "", axes, None, "running", 1, "processes", runs)
