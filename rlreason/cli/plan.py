@@ -6,13 +6,12 @@ itself before it starts (python -m rlreason -m ... dry=true). `rlreason doctor` 
 """
 
 import argparse
-from collections.abc import Callable
 from typing import Any
 
 from rlreason.cli.doctor import requested_run
-from rlreason.config.run import RunConfig
+from rlreason.cli.subcommands import number_in
 from rlreason.errors import ConfigError
-from rlreason.model.savings import Planned, cure, planned, table, verdict
+from rlreason.model.savings import cure, planned, table, verdict
 from rlreason.model.savings import figures as memory_figures
 from rlreason.model.shapes import believed_device
 from rlreason.records.console import Console
@@ -21,46 +20,37 @@ from rlreason.runtime.streams import Answer, Parser, folded
 from rlreason.runtime.text import duration
 from rlreason.sweeps.preview import power_text, problems_of
 
-MOST = 10**7
-SETTINGS = 2
-
 
 def add_arguments(parser: Parser) -> None:
     """Add the arguments of `rlreason plan`."""
-    whole, number = _whole, _number
+    whole, number = number_in(1, 10**7, int), number_in(1e-6, 10**7)
     parser.add_argument(
         "words", metavar="WORD", nargs="*", default=[], help="settings of the run whose memory is planned"
     )
-    parser.add_argument("--seeds", type=whole("seeds"), help="seeds of each setting: what they can show is said")
-    parser.add_argument(
-        "--problems", type=whole("problems"), help="in the final evaluation (those of the run by its words, or 1000)"
-    )
-    parser.add_argument(
-        "--settings", type=whole("settings"), default=SETTINGS, help="in all, the reference among them (2)"
-    )
-    parser.add_argument(
-        "--spread",
-        type=number("spread"),
-        help="standard deviation of a setting's accuracy over seeds, such as 0.03; without it 0.02 to 0.05 is assumed",
-    )
-    parser.add_argument(
-        "--runs",
-        dest="count",
-        metavar="RUNS",
-        type=whole("runs"),
-        help="for the time: how many; without it settings x seeds",
-    )
-    parser.add_argument("--minutes", type=number("minutes"), help="for the time: of one run")
+    parser.add_argument("--seeds", type=whole, help="seeds of each setting: what they can show is said")
+    problems = "in the final evaluation (those of the run by its words, or 1000)"
+    parser.add_argument("--problems", type=whole, help=problems)
+    parser.add_argument("--settings", type=whole, help="in all, the reference among them (2)")
+    spread = "standard deviation of a setting's accuracy over seeds, such as 0.03; without it 0.02 to 0.05 is assumed"
+    parser.add_argument("--spread", type=number_in(1e-6, 1), help=spread)
+    runs = "for the time: how many; without it settings x seeds"
+    parser.add_argument("--runs", dest="count", metavar="RUNS", type=whole, help=runs)
+    parser.add_argument("--minutes", type=number, help="for the time: of one run")
 
 
 def main(arguments: argparse.Namespace, console: Console) -> Answer:
     """Return the memory plan of the run, and what the seeds can show; either one if requested."""
-    if arguments.seeds is None and (given := _idle(arguments)):
-        raise ConfigError(f"{given} is about seeds of several runs: add --seeds 4, or leave it out")
+    given = {name: getattr(arguments, name) for name in ("spread", "count", "minutes", "problems", "settings")}
+    idle = [name for name, value in given.items() if value is not None]
+    if arguments.seeds is None and idle:
+        option = f"--{idle[0]} {given[idle[0]]:g}".replace("count", "runs")
+        raise ConfigError(f"{option} is about seeds of several runs: add --seeds 4, or leave it out")
     lines, figures, problems = list[str](), dict[str, Any](), arguments.problems
     if arguments.words or arguments.seeds is None:
+        from rlreason.training.preflight import assumed_prompt
+
         run = requested_run(arguments.words, "plan", console.say).run
-        told = plan_here(run)
+        told = planned(run, believed_device(), assumed_prompt(run))  # as far as it is known without torch
         helps = f"cure: {cure(told)}" if cure(told) else ""
         said = [folded(text, console.width, 0) for text in (verdict(told), helps) if text]
         lines += [*table(told), "", *said] if told.plan else [said[0]]
@@ -73,26 +63,10 @@ def main(arguments: argparse.Namespace, console: Console) -> Answer:
     return Answer("\n".join(lines), figures)
 
 
-def plan_here(run: RunConfig) -> Planned:
-    """Return the memory plan of a run on this machine, as far as it is known without torch."""
-    from rlreason.training.preflight import assumed_prompt
-
-    return planned(run, believed_device(), assumed_prompt(run))
-
-
-def _idle(arguments: argparse.Namespace) -> str:
-    """Return an option that was given but only has a meaning with seeds."""
-    given = {"spread": arguments.spread, "runs": arguments.count, "minutes": arguments.minutes}
-    given |= {
-        "problems": arguments.problems,
-        "settings": None if arguments.settings == SETTINGS else arguments.settings,
-    }
-    return next((f"--{name} {value:g}" for name, value in given.items() if value is not None), "")
-
-
 def _of_seeds(arguments: argparse.Namespace, problems: int) -> tuple[list[str], dict[str, Any]]:
     """Return the smallest difference for these numbers, and the time of all runs."""
-    seeds, comparisons = arguments.seeds, max(1, arguments.settings - 1)
+    seeds, settings = arguments.seeds, arguments.settings or 2
+    comparisons = max(1, settings - 1)
     residual = ASSUMED[0].residual
     given = None if arguments.spread is None else Spread(arguments.spread**2, residual)
     spread = None if given is None else (given, f"seeds that spread by {arguments.spread:g}, half of it in both")
@@ -101,39 +75,16 @@ def _of_seeds(arguments: argparse.Namespace, problems: int) -> tuple[list[str], 
     figures: dict[str, Any] = {
         "seeds": seeds,
         "problems": problems,
-        "settings": arguments.settings,
+        "settings": settings,
         "assumed": given is None,
         "spread": [one.seeds**0.5 for one in spreads],
         "smallest_difference": [smallest_difference(seeds, problems, one) for one in spreads],
         "smallest_difference_holm": [smallest_difference(seeds, problems, one, LEVEL / comparisons) for one in spreads],
     }
     if arguments.minutes is not None:
-        runs = arguments.count or seeds * arguments.settings
+        runs = arguments.count or seeds * settings
         figures |= {"runs": runs, "seconds": 60 * arguments.minutes * runs}
         lines.append(f"time       {duration(60 * arguments.minutes * runs)}: {runs} runs of {arguments.minutes:g} min")
     elif arguments.count is not None:
         raise ConfigError(f"--runs {arguments.count} needs the time of one: add --minutes")
     return lines, figures
-
-
-def _whole(name: str) -> Callable[[str], int]:
-    def read(word: str) -> int:
-        if not word.isdecimal() or not 1 <= int(word) <= MOST:
-            raise ConfigError(f"--{name} {word} must be a whole number from 1 to {MOST}: try --{name} 4")
-        return int(word)
-
-    return read
-
-
-def _number(name: str) -> Callable[[str], float]:
-    def read(word: str) -> float:
-        try:
-            number = float(word)
-        except ValueError:
-            number = 0.0
-        most = 1.0 if name == "spread" else float(MOST)
-        if not 0 < number <= most:
-            raise ConfigError(f"--{name} {word} must be a number above 0 and at most {most:g}: try --{name} 0.03")
-        return number
-
-    return read
