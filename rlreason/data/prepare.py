@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+from rlreason.config.conflicts import as_eval
 from rlreason.config.data import (
     CountdownConfig,
     DataConfig,
@@ -18,7 +19,7 @@ from rlreason.config.data import (
     RowsDataConfig,
     StoriesConfig,
 )
-from rlreason.config.evaluation import as_eval, naming_eval_settings
+from rlreason.config.evaluation import naming_eval_settings
 from rlreason.config.leaves import SPLITS, locate, may_be_hub_name, prompt_renderer, resource_dir
 from rlreason.config.rules import too_many_problems
 from rlreason.config.run import RunConfig
