@@ -68,8 +68,8 @@ class OwnOptions(ConfigSource):
 
     def _function(self, group: str, option: str) -> str:
         """Return `module:function`, "" where the option names none."""
-        from rlreason.config.groups import names_function
         from rlreason.config.store import FUNCTIONS
+        from rlreason.runtime.plugins import names_function
 
         if group not in FUNCTIONS:
             return ""

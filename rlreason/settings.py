@@ -10,8 +10,9 @@ names the first that fails. `cure` ends the complaint about a value; a number's 
 
 import math
 import os
-from dataclasses import field
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator
+from dataclasses import field, fields
+from typing import Any, ClassVar, NamedTuple
 
 MISSING: Any = "???"  # as omegaconf marks what must be given
 PROCESSORS = os.cpu_count() or 1
@@ -20,6 +21,21 @@ MAX_SEED = 2**63 - 1  # numpy's seeds are at least 0, torch's have at most 64 bi
 MOST = 10**9  # steps, updates, tokens: more than any run makes, and within every counter
 MADE = 10**6  # generated problems, and responses in one step: these are held in memory
 LARGE = 1e6  # a coefficient that float32 can still multiply by
+
+
+class Settings:
+    """A class of settings. `rules` yields a sentence for each broken rule between them (config/conflicts.py)."""
+
+    rules: ClassVar[Callable[[Any], Iterator[str]] | None] = None
+
+    def problems(self) -> list[str]:
+        """Return every broken rule between these settings: setting, value, rule, cure; those of groups come first."""
+        groups = [getattr(self, one.name) for one in fields(self)]  # type: ignore[arg-type]  # subclasses are dataclasses
+        bad = [line for group in groups if isinstance(group, Settings) for line in group.problems()]
+        for kind in reversed(type(self).__mro__):
+            if rules := vars(kind).get("rules"):
+                bad += rules(self)
+        return bad
 
 
 class Range(NamedTuple):

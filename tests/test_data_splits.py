@@ -17,8 +17,8 @@ from rlreason.data.prepare import (
     by_pass_rate,
     hold_out,
     load_data,
+    note_repetitions,
     read_pass_rates,
-    repetition_notes,
     subset,
     without_overlap,
 )
@@ -64,14 +64,15 @@ def test_what_is_held_out_is_nested_and_never_trained_on():
 def test_overlap_is_refused_dropped_or_allowed():
     train, validation = problems_of(10), [Problem("v0", "3  +\n3?", "6"), Problem("v1", "new?", "1")]
     with pytest.raises(ConfigError, match=r"data\.overlap=refuse: 1 training questions .* \(p3 is v0\)"):
-        without_overlap(train, validation, "refuse", fill)
-    rest, (note,) = without_overlap(train, validation, "drop", fill)
+        without_overlap(train, validation, "refuse", fill, print)
+    notes: list[str] = []
+    rest = without_overlap(train, validation, "drop", fill, notes.append)
     assert [p.id for p in rest] == [f"p{i}" for i in range(10) if i != 3]
-    assert "dropped" in note
-    same, (note,) = without_overlap(train, validation, "allow", fill)
-    assert same == train
-    assert "may be memory" in note
-    assert without_overlap(train, validation[1:], "refuse", fill) == (train, [])
+    assert without_overlap(train, validation, "allow", fill, notes.append) == train
+    assert "dropped" in notes[0]
+    assert "may be memory" in notes[1]
+    assert without_overlap(train, validation[1:], "refuse", fill, notes.append) == train
+    assert len(notes) == 2
 
 
 @pytest.mark.parametrize(
@@ -88,7 +89,7 @@ def test_overlap_is_refused_dropped_or_allowed():
 def test_overlap_sees_a_question_that_is_written_otherwise(written):
     train = [Problem("t", written, "0")]
     with pytest.raises(ConfigError, match=r"1 training questions"):
-        without_overlap(train, [Problem("v", "What is 0 times 3,000?", "0")], "refuse", fill)
+        without_overlap(train, [Problem("v", "What is 0 times 3,000?", "0")], "refuse", fill, print)
 
 
 def test_apostrophes_make_no_other_question():
@@ -122,11 +123,13 @@ def test_puzzles_of_other_cells_are_other_questions(cells):
 
 def test_rows_that_repeat_a_question_and_disagree_are_counted(grader):
     rows = [("a", "1+1?", "2"), ("b", "1+1", "2.0"), ("c", "2+2?", "4"), ("d", "Question: 2+2?", "5"), ("e", "3?", "3")]
-    several, torn = repetition_notes([Problem(*row) for row in rows], "training", grader.same)
+    notes: list[str] = []
+    note_repetitions([Problem(*row) for row in rows], "training", grader, notes.append)
+    note_repetitions(problems_of(5), "training", grader, notes.append)
+    several, torn = notes
     assert several.startswith("5 training rows ask 3 ")
     assert "! 1 training" in torn
     assert "c says 4, d 5" in torn
-    assert repetition_notes(problems_of(5), "training", grader.same) == []
 
 
 def test_a_run_says_what_its_data_repeats(tmp_path, grader):
@@ -148,14 +151,15 @@ def test_pass_rates_keep_what_can_be_learned_from(tmp_path):
             for p, (n, c) in zip(problems, counts, strict=False)]  # fmt: skip
     rates = read_pass_rates(lines(tmp_path / "r.jsonl", [*rows, {**rows[1], "correct": 3}]))
     assert rates[question_hash(problems[1].question)] == 4 / 16
-    kept, said = by_pass_rate(problems, rates, 0.1, 0.9)
-    assert [p.id for p in kept] == ["p1", "p2"]
+    notes: list[str] = []
+    assert [p.id for p in by_pass_rate(problems, rates, 0.1, 0.9, notes.append)] == ["p1", "p2"]
+    (said,) = notes
     assert said.startswith("! kept 2 of 5 problems")
     assert "1 below, 1 above, 1 without" in said
     with pytest.raises(ConfigError, match=r"widen data\.min_pass_rate"):
-        by_pass_rate(problems, rates, 0.95, 0.96)
+        by_pass_rate(problems, rates, 0.95, 0.96, print)
     with pytest.raises(ConfigError, match=r"4 without a pass rate"):
-        by_pass_rate([replace(p, question=p.question + "!") for p in problems[:4]], rates, 0.0, 1.0)
+        by_pass_rate([replace(p, question=p.question + "!") for p in problems[:4]], rates, 0.0, 1.0, print)
     for broken in ({"question_hash": "x", "samples": 0, "correct": 0}, {"samples": 1}, ["x"]):
         with pytest.raises(ConfigError, match=r"line 2 is no pass rate"):
             read_pass_rates(lines(tmp_path / "broken.jsonl", [rows[0], broken]))
@@ -201,13 +205,14 @@ def test_a_given_response_is_imitated_word_for_word():
 def test_problems_without_a_trace_are_refused_or_counted():
     problems = [*problems_of(3), Problem("bare", "q", "1"), Problem("goldless", "q", "", "s")]
     with pytest.raises(ConfigError, match=r"^2 of 5 training problems .*bare, goldless.*bad_rows=skip"):
-        with_traces(problems, TRACE, skip=False)
-    kept, (note,) = with_traces(problems, TRACE, skip=True)
-    assert kept == problems[:3]
-    assert "2 of 5" in note
-    assert with_traces(problems[:3], TRACE, skip=False) == (problems[:3], [])
+        with_traces(problems, TRACE, False, print)
+    notes: list[str] = []
+    assert with_traces(problems, TRACE, True, notes.append) == problems[:3]
+    assert with_traces(problems[:3], TRACE, False, notes.append) == problems[:3]
+    assert "2 of 5" in notes.pop()
+    assert not notes
     with pytest.raises(ConfigError, match="responses or solutions"):
-        with_traces(problems[3:4], TRACE, skip=True)
+        with_traces(problems[3:4], TRACE, True, print)
     with pytest.raises(ConfigError, match="problem bare"):
         trace_text(problems[3], TRACE)
 
@@ -217,23 +222,27 @@ def test_the_filter_keeps_what_the_grader_accepts_and_says_how_many(grader):
     problems = [Problem(str(i), f"q{i}", "4", response=response.format(4)) for i in range(3)]
     problems += [Problem("wrong", "q", "4", response=response.format(5)), Problem("plain", "q", "4", response="4")]
     problems += [Problem("goldless", "q", "", response=response.format(4))]
-    kept, said = filter_correct(problems, lambda p: trace_text(p, TRACE), grader.grade_batch)
+    notes: list[str] = []
+    kept = filter_correct(problems, lambda p: trace_text(p, TRACE), grader.grade_batch, notes.append)
     assert kept == problems[:3]
+    (said,) = notes
     assert re.findall(r"\d \w+", said) == ["3 of", "6 traces", "1 wrong", "1 unformatted", "1 without"]
     with pytest.raises(ConfigError, match=r"data\.response_as=solution"):
-        filter_correct(problems[3:], lambda p: trace_text(p, TRACE), grader.grade_batch)
+        filter_correct(problems[3:], lambda p: trace_text(p, TRACE), grader.grade_batch, print)
 
 
 def test_ground_truths_that_cannot_be_earned_are_named(grader):
     problems = [*problems_of(3), Problem("bad", "q", r"\boxed{"), Problem("none", "q", "")]
     for on_bad, left in (("keep", 5), ("drop", 3)):
-        kept, (none, bad) = check_ground_truths(problems, grader, DataConfig(bad_gold=on_bad))
-        assert kept == problems[:left]
+        notes: list[str] = []
+        assert check_ground_truths(problems, grader, DataConfig(bad_gold=on_bad), notes.append) == problems[:left]
+        none, bad = notes
         assert none.startswith("! 1 of 5 problems") and none.endswith(": none")  # noqa: PT018
         assert bad.startswith("! 1 of 5 ground truths") and bad.endswith(": bad")  # noqa: PT018
-    assert check_ground_truths(problems[:3], grader, DataConfig()) == (problems[:3], [])
+    assert check_ground_truths(problems[:3], grader, DataConfig(), notes.append) == problems[:3]
+    assert len(notes) == 2
     with pytest.raises(ConfigError, match="nothing can be earned"):
-        check_ground_truths(problems[4:], grader, DataConfig())
+        check_ground_truths(problems[4:], grader, DataConfig(), print)
 
 
 def test_ground_truths_of_several_lines_or_sentences_are_counted_with_an_example(grader):
@@ -242,8 +251,10 @@ def test_ground_truths_of_several_lines_or_sentences_are_counted_with_an_example
     fine = [*problems_of(3), Problem("matrix", "q", matrix), Problem("words", "q", "the line through A and B")]
     texts = [Problem("lines", "q", "10\n\nNote"), Problem("prose", "q", "She sold all of her clips in May.")]
     for on_bad in ("keep", "drop"):
-        kept, (note,) = check_ground_truths([*fine, *texts], grader, DataConfig(bad_gold=on_bad))
+        notes: list[str] = []
+        kept = check_ground_truths([*fine, *texts], grader, DataConfig(bad_gold=on_bad), notes.append)
         assert kept == [*fine, *texts]
+        (note,) = notes
         assert "2 of 7" in note
         assert "lines: '10 Note'" in note
 
@@ -339,11 +350,10 @@ def test_the_real_gsm8k(grader):
     train, test, notes = read(FileDataConfig(name="gsm8k", path=str(GSM8K), validation="test", gold="hash"))
     assert (len(train), len(test), notes) == (7473, 1319, [])
     assert all(p.answer.lstrip("-").replace(".", "").isdigit() for p in train + test)
-    assert without_overlap(train, test, "refuse", str) == (train, [])
+    assert without_overlap(train, test, "refuse", str, notes.append) == train
     assert subset(train, 128, 0) == subset(train, 256, 0)[:128]
-    kept, said = filter_correct(train, lambda p: trace_text(p, TRACE), grader.grade_batch)
-    assert kept == train
-    assert said.startswith("kept 7473 of 7473 ")
+    assert filter_correct(train, lambda p: trace_text(p, TRACE), grader.grade_batch, notes.append) == train
+    assert notes[0].startswith("kept 7473 of 7473 ")
 
 
 @pytest.mark.parametrize("prompted", ["train", "validation"])
@@ -352,4 +362,4 @@ def test_overlap_is_seen_whichever_side_brings_its_whole_prompt(prompted):
     bare, whole = Problem("b", "1 + 1?", "2"), Problem("w", fill("1 + 1?"), "2", prompt=fill("1 + 1?"))
     train, validation = ([whole], [bare]) if prompted == "train" else ([bare], [whole])
     with pytest.raises(ConfigError, match="1 training questions"):
-        without_overlap(train, validation, "refuse", fill)
+        without_overlap(train, validation, "refuse", fill, print)

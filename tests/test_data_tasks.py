@@ -199,14 +199,15 @@ def row_file(folder, n, seed=0):
 
 def test_rows_with_nums_and_target_become_problems_that_cannot_meet(tmp_path):
     path = row_file(tmp_path, 400)
-    train, validation, notes = load_countdown(path, "rows", 200, 30, skip=False)
+    notes: list[str] = []
+    train, validation = load_countdown(path, "rows", 200, 30, False, notes.append)
     assert (len(train), len(validation), notes) == (200, 30, [])
     assert len({p.id for p in train + validation}) == 230
     for problem in train + validation:
         numbers, target = verifier.read_ground_truth(problem.answer)
         assert (numbers, target) == numbers_and_target(problem)
         assert is_validation(numbers, int(target)) == (problem in validation)
-    assert train[:50] == load_countdown(path, "rows", 50, 1, skip=False)[0]
+    assert train[:50] == load_countdown(path, "rows", 50, 1, False, notes.append)[0]
 
 
 @pytest.mark.parametrize(
@@ -224,8 +225,9 @@ def test_a_bad_row_is_named_or_skipped_and_counted(tmp_path, row, says):
     with open(path, "a") as file:
         file.write(row)
     with pytest.raises(ConfigError, match=rf"rows\.jsonl, line 401 .*{says}"):
-        load_countdown(path, "rows", 200, 30, skip=False)
-    train, _, notes = load_countdown(path, "rows", 200, 30, skip=True)
+        load_countdown(path, "rows", 200, 30, False, print)
+    notes: list[str] = []
+    train, _ = load_countdown(path, "rows", 200, 30, True, notes.append)
     assert len(train) == 200
     assert "1 of 401 rows left out" in notes[0]
 
@@ -233,11 +235,11 @@ def test_a_bad_row_is_named_or_skipped_and_counted(tmp_path, row, says):
 def test_too_few_rows_and_no_file_are_said(tmp_path):
     path = row_file(tmp_path, 100)
     with pytest.raises(ConfigError, match=r"data\.n_train=500 "):
-        load_countdown(path, "rows", 500, 5, skip=False)
+        load_countdown(path, "rows", 500, 5, False, print)
     with pytest.raises(ConfigError, match=r"data\.n_validation=50 "):
-        load_countdown(path, "rows", 50, 50, skip=False)
+        load_countdown(path, "rows", 50, 50, False, print)
     with pytest.raises(ConfigError, match=r"data\.path=nowhere\.jsonl is no"):
-        load_countdown("nowhere.jsonl", "rows", 5, 5, skip=False)
+        load_countdown("nowhere.jsonl", "rows", 5, 5, False, print)
 
 
 # reasoning-gym

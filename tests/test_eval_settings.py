@@ -9,7 +9,8 @@ import pytest
 from test_end_to_end import SMALL, rlreason
 
 from rlreason.cli.check import check_command_line
-from rlreason.config.evaluation import evaluation_of, sampling_key
+from rlreason.config.conflicts import sampling_key
+from rlreason.config.evaluation import evaluation_of
 from rlreason.data.prepare import load_data
 from rlreason.data.sources import KNOWN, RowRules, field_names, to_problem
 from rlreason.engines.base import Sampling

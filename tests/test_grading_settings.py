@@ -7,11 +7,12 @@ import os
 import pytest
 from verdicts import EXTRACTED, TOLERATED, tagged
 
-from rlreason.config.groups import NAMED_REWARDS, GradingConfig
+from rlreason.config.groups import GradingConfig
 from rlreason.errors import ConfigError
 from rlreason.grading import Grader
 from rlreason.grading.formats import FORMATS
 from rlreason.grading.grader import grading_metrics, grading_warnings
+from rlreason.runtime.plugins import NAMED_REWARDS
 from rlreason.types import Grade
 from tests.waiting import patient
 

@@ -21,7 +21,6 @@ from rlreason.cli.compose import changed_run, evaluation_settings, plain
 from rlreason.cli.flags import composing, read
 from rlreason.cli.options import group_options
 from rlreason.config.data import of_function
-from rlreason.config.groups import no_reward
 from rlreason.config.store import typed
 from rlreason.data.prepare import read_splits
 from rlreason.errors import ConfigError, DataError
@@ -32,7 +31,7 @@ from rlreason.objectives.objective import own_loss_config
 from rlreason.objectives.published import GRPO, OF_LOSSES, check_objective
 from rlreason.records.reader import RunFolder
 from rlreason.runtime import plugins as objects
-from rlreason.runtime.plugins import as_settings
+from rlreason.runtime.plugins import as_settings, no_reward
 from rlreason.settings import Range
 from rlreason.training.laboratory import read_run
 from rlreason.training.preflight import broken_loss

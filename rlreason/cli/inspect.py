@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rlreason.config.groups import NAMED_REWARDS
 from rlreason.errors import ConfigError, DataError
 from rlreason.evaluation import cases
 from rlreason.evaluation.cases import case_line
@@ -20,6 +19,7 @@ from rlreason.records.reader import RunFolder
 from rlreason.records.rows import TO_REGRADE, TO_SHOW, Row, grade_columns
 from rlreason.records.writer import rewrite_rows
 from rlreason.runtime.files import write_whole
+from rlreason.runtime.plugins import NAMED_REWARDS
 from rlreason.runtime.streams import Answer, Parser, folded, print_stderr, refuse_target
 from rlreason.runtime.text import visible
 from rlreason.types import Grade

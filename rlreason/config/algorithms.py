@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeGuard
 
-from rlreason.config.groups import names_function
+from rlreason.config import conflicts
 from rlreason.config.run import AnyRunConfig, Asking, RunConfig
 from rlreason.config.training import OnlineConfig, TrainingConfig
 from rlreason.objectives.card import Card, objective_card
@@ -16,6 +16,8 @@ from rlreason.settings import LARGE, MADE, MISSING, MOST, choice, group, number,
 class SFTConfig(TrainingConfig):
     """Supervised fine-tuning: -log p on the response tokens of given traces."""
 
+    rules = conflicts.of_sft
+
     algorithm: str = "sft"
     n_steps: int | None = MISSING
     epochs: float | None = number(above=0, high=LARGE, doc="passes over the traces; one of n_steps and epochs is null")
@@ -26,15 +28,6 @@ class SFTConfig(TrainingConfig):
 
     def describe_batch(self, n_steps: int) -> str:
         return f"{n_steps} optimizer steps of {self.train_batch_size} traces"
-
-    def problems(self) -> list[str]:
-        bad = super().problems()
-        if (self.n_steps is None) == (self.epochs is None):
-            bad.append(
-                f"n_steps={self.n_steps} and epochs={self.epochs}: set one and leave the other null "
-                "(epochs=3 n_steps=null, or n_steps=100 epochs=null)"
-            )
-        return bad
 
 
 @dataclass
@@ -71,26 +64,12 @@ class EIConfig(OnlineConfig):
             f"{there} there are: lower it, or give more data"
         )
 
-    def schedule_problems(self, n_steps: int) -> list[str]:
-        if not self.restart:
-            return super().schedule_problems(n_steps)
-        if self.warmup_steps > 1:
-            return [
-                f"warmup_steps={self.warmup_steps} with restart=true: each step starts its learning rate anew, so it "
-                "would never be reached: set warmup_steps=0, or 1 to let the rate rise over the whole of each step"
-            ]
-        if self.warmup_steps == 1 and self.lr_schedule in ("linear", "cosine"):
-            return [
-                f"lr_schedule={self.lr_schedule} with warmup_steps=1 and restart=true: the rate rises over the whole "
-                "of each step and never falls: set warmup_steps=0, or lr_schedule=constant"
-            ]
-        return []
-
 
 @dataclass
 class GRPOConfig(Objective, OnlineConfig):
     """Group-relative policy optimisation: sample a group per question, compare, learn, repeat."""
 
+    rules = conflicts.of_grpo
     samples_ahead: ClassVar[bool] = True
     longest_without_evaluation: ClassVar[int | None] = 10  # a rollout step is long, and rewards can collapse in a few
 
@@ -158,33 +137,7 @@ class GRPOConfig(Objective, OnlineConfig):
         )
 
     def problems(self) -> list[str]:
-        bad = super().problems()
-        bad += self.not_multiple("rollout_batch_size", "group_size")
-        bad += self.not_multiple("rollout_batch_size", "train_batch_size")
-        if self.group_size < 2 and self.baseline != "none":
-            bad.append(
-                f"group_size={self.group_size} with baseline={self.baseline}: a response is compared with its "
-                "group, and a group of one always gives advantage 0: use group_size=8, or loss=no_baseline"
-            )
-        if self.max_resampling_rounds and self.baseline == "none":
-            bad.append(
-                f"max_resampling_rounds={self.max_resampling_rounds} with baseline=none: groups of equal rewards have "
-                "advantages there and need no replacement: set it to 0"
-            )
-        if self.rollout.async_level and self.mismatch == "none" and not self.has_ratio:
-            bad.append(
-                f"rollout.async_level=1 with loss={self.loss.loss_type}: samples are one weight sync old, and this "
-                "loss takes them for fresh: set mismatch=truncate mismatch_cap=2, or choose loss=grpo_clip"
-            )
-        if self.rollout.async_level and self.kl_placement == "reward":
-            bad.append(
-                "rollout.async_level=1 with kl_placement=reward: the policy that sampled cannot be scored while its "
-                "weights move: set kl_placement=loss, or rollout.async_level=0"
-            )
-        cache = self.overlong_cache
-        if cache is not None and cache > self.sampling.max_tokens:
-            bad.append(f"overlong_cache={cache} is more than sampling.max_tokens={self.sampling.max_tokens}: try null")
-        return bad or check_objective(self)  # whose rules need valid numbers
+        return super().problems() or check_objective(self)  # whose rules need valid numbers
 
     def warnings(self) -> dict[str, str]:
         if self.kl_placement != "reward" or self.std_norm == "none":
@@ -205,6 +158,8 @@ def has_ratio_of_one(run: AnyRunConfig) -> TypeGuard[GRPOConfig]:
 @dataclass
 class EvalJobConfig(RunConfig):
     """Keys of every job that asks a fixed set of problems, `eval_problems` many."""
+
+    rules = conflicts.of_eval_job
 
     split: str = choice("validation", "train", doc="whose first eval_problems are asked")
 
@@ -230,15 +185,6 @@ class EvalJobConfig(RunConfig):
             return super().problems_there
         return getattr(self.data, "n_train", None) if self.data.limit is None else self.data.limit
 
-    def problems(self) -> list[str]:
-        bad = super().problems()
-        if self.split == "train" and self.eval.data is not None:
-            bad.append(
-                f"split=train with eval.data={self.eval.data.name}: eval.data says whose validation problems are "
-                f"asked: choose data={self.eval.data.name} instead, or split=validation"
-            )
-        return bad
-
 
 @dataclass
 class EvaluateConfig(EvalJobConfig):
@@ -263,6 +209,8 @@ class EvaluateConfig(EvalJobConfig):
 @dataclass
 class BestOfNConfig(EvalJobConfig):
     """How much the best, the likeliest or the most frequent of N responses is worth."""
+
+    rules = conflicts.of_best_of_n
 
     @property
     def reads_eval_samples(self) -> bool:
@@ -290,23 +238,6 @@ class BestOfNConfig(EvalJobConfig):
     @property
     def counted(self) -> tuple[str, str]:
         return f"n_list={list(self.n_list)}", "use algorithm=evaluate"
-
-    def problems(self) -> list[str]:
-        bad = super().problems()
-        sound = [n for n in self.n_list if n >= 1]
-        if sound != sorted(set(self.n_list)) or not sound:
-            cure = f"[{','.join(map(str, sorted(set(sound)) or [1, 4, 8]))}]"
-            rule = "must hold numbers from 1 on, in rising order, once each"
-            bad.append(f"n_list={list(self.n_list)} {rule}: try n_list={cure}")
-        elif self.samples is not None and 0 < self.samples < max(sound):
-            most = max(sound)
-            bad.append(
-                f"n_list={list(self.n_list)} asks for the best of {most}, and samples={self.samples} gives fewer: "
-                f"set samples={most} or null, or take {most} out of n_list"
-            )
-        if self.scorer is not None and not names_function(self.scorer):
-            bad.append(f"scorer={self.scorer} must be module:function, as in scorer=my_scores:length, or null")
-        return bad
 
 
 DISCOVERY_BUDGETS = ("calls", "tokens", "cost", "hours")
@@ -385,6 +316,8 @@ class DiscoverBudgetConfig:
 class DiscoverConfig(AnyRunConfig):
     """A model and a verifier in a loop, on a problem whose answers can be checked but not looked up."""
 
+    rules = conflicts.of_discovery
+
     algorithm: str = "discover"
     problem: str = source("kissing_11", doc="one that comes with the package, or a folder with a problem.yaml")
     strategy: str = choice(
@@ -433,33 +366,3 @@ class DiscoverConfig(AnyRunConfig):
     def converses(self) -> bool:
         """Whether the model learns what its programs scored."""
         return self.strategy in ("refine", "hybrid")
-
-    def problems(self) -> list[str]:
-        """Every violated rule between settings, one line each."""
-        bad = super().problems()
-        if all(getattr(self.budget, name) is None for name in DISCOVERY_BUDGETS):
-            bad.append("budget.calls=null, and no other budget is set: a run needs an end: try budget.calls=20")
-        priced = self.client.prompt_price is not None and self.client.completion_price is not None
-        if self.budget.cost is not None and not priced:
-            bad.append(
-                f"budget.cost={self.budget.cost:g} needs client.prompt_price and client.completion_price, the prices "
-                "of a million tokens: set both"
-            )
-        if (tokens := self.budget.tokens) is not None and tokens <= self.client.max_tokens:
-            bad.append(
-                f"budget.tokens={tokens} must be above client.max_tokens={self.client.max_tokens}, which one reply may "
-                "take: raise it, or lower client.max_tokens"
-            )
-        url = self.client.base_url
-        if url is not None and not url.startswith(("http://", "https://")):
-            bad.append(f"client.base_url={url} must begin with http:// or https://: try client.base_url=http://{url}")
-        extra = self.client.extra
-        if extra is not None and not isinstance(extra, dict):
-            bad.append(f"client.extra={extra} must be a mapping or null: try client.extra={{top_p: 0.95}}")
-        elif reserved := sorted(
-            name for name in ("model", "messages", "n", "max_tokens") if (extra or {}).get(name) is not None
-        ):
-            bad.append(
-                f"client.extra={self.client.extra} sets {reserved[0]}, which the run itself decides: leave it out"
-            )
-        return bad

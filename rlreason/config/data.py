@@ -5,10 +5,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from rlreason.config.leaves import SPLITS, SUFFIXES, describe_format, locate, may_be_hub_name, unread_format
-from rlreason.errors import Absent, ConfigError
+from rlreason.config import conflicts
+from rlreason.config.leaves import SPLITS, locate, may_be_hub_name, unread_format
+from rlreason.errors import ConfigError
 from rlreason.runtime.plugins import NotImportableError, load
-from rlreason.settings import MADE, MAX_SEED, MISSING, choice, group, number, share, source, text
+from rlreason.settings import MADE, MAX_SEED, MISSING, Settings, choice, group, number, share, source, text
 
 #: Limits on what is read before the run starts, to check that its prompts fit: half a second of work at most.
 MOST_BYTES = 20_000_000  # of files
@@ -16,9 +17,11 @@ MOST_STORIES, MOST_COUNTDOWNS = 20_000, 4_000  # of generated problems
 
 
 @dataclass
-class DataConfig:
+class DataConfig(Settings):
     """Where problems come from, and which of them are used; first the settings of every kind of data."""
 
+    rules = conflicts.of_data
+    has_stories: ClassVar[bool] = False  # which the tiny model understands
     #: Whether its first problems are a random sample.
     in_random_order: ClassVar[bool] = False
     bounded: ClassVar[tuple[str, ...]] = ("pass_rate",)  # settings with a `min_` that must not exceed their `max_`
@@ -77,18 +80,6 @@ class DataConfig:
         """Whether reading the data takes no network, no further library and little time."""
         return False
 
-    def problems(self) -> list[str]:
-        """Every violated rule inside the group, one line each: setting, value, rule, cure."""
-        bad = []
-        for name in self.bounded:
-            low, high = getattr(self, f"min_{name}"), getattr(self, f"max_{name}")
-            if low > high:
-                bad.append(f"data.min_{name}={low} and data.max_{name}={high}: min <= max must hold: lower the first")
-        if self.pass_rates is not None and not Path(self.pass_rates).expanduser().is_file():
-            cure = "give the one that algorithm=evaluate wrote"
-            bad.append(Absent(f"data.pass_rates={self.pass_rates} is no file: {cure}"))
-        return bad
-
     def evaluation_problems(self) -> list[str]:
         """Return complaints about a run that only evaluates on its validation problems."""
         return self.problems()
@@ -121,6 +112,8 @@ class HabitsConfig:
 class StoriesConfig(DataConfig):
     """Generated stories with numbers, from which the tiny model learns its habits."""
 
+    rules = conflicts.of_stories
+    has_stories: ClassVar[bool] = True
     in_random_order: ClassVar[bool] = True
     bounded: ClassVar[tuple[str, ...]] = ("pass_rate", "events")
 
@@ -144,23 +137,6 @@ class StoriesConfig(DataConfig):
     @property
     def quickly_read(self) -> bool:
         return self.n_train + self.n_validation <= MOST_STORIES
-
-    def problems(self) -> list[str]:
-        bad = super().problems()
-        if not 2 <= self.max_value <= 99:
-            bad.append(f"data.max_value={self.max_value} must lie in 2..99: numbers have at most two digits")
-        habits = self.habits
-        if habits.taught_max_events is not None and habits.taught_max_events < self.min_events:
-            bad.append(
-                f"data.habits.taught_max_events={habits.taught_max_events} is below data.min_events={self.min_events}, "
-                f"and leaves the warm start no story: set it to {self.min_events} or more, or to null for all"
-            )
-        if habits.guess_share and self.guess == "none":
-            bad.append(
-                f"data.habits.guess_share={habits.guess_share} with data.guess=none: no story tells a guess to repeat: "
-                "set it to 0, or data.guess=right_in_training"
-            )
-        return bad
 
 
 @dataclass
@@ -218,6 +194,8 @@ class RowsDataConfig(DataConfig):
 class FileDataConfig(RowsDataConfig):
     """Files of JSON rows, or a data set of the hub."""
 
+    rules = conflicts.of_files
+
     path: str | None = source(None, doc="a folder, or a hub name; null: train and validation name files")
     train: str = source(
         "train",
@@ -249,18 +227,8 @@ class FileDataConfig(RowsDataConfig):
         files = {file for name in named if name and (file := locate(self.path, name))}
         return sum(file.stat().st_size for file in files) <= MOST_BYTES
 
-    def problems(self) -> list[str]:
-        return self._rules() + self._absent("train", "validation", "ground_truth")
-
     def evaluation_problems(self) -> list[str]:
-        if self.n_validation is not None:
-            return self._rules() + self._absent("train", "ground_truth")
-        bad = self._rules() + self._absent("validation", "ground_truth")
-        if not bad and self.validation is None and self.path is not None and not self.evaluation_file():
-            if Path(self.path).expanduser().is_dir():
-                return [self.nothing_to_evaluate()]
-            bad = self._absent_split("path", "validation")
-        return bad
+        return list(conflicts.of_evaluated_files(self))
 
     def evaluation_file(self) -> str | None:
         """The folder's file to evaluate on if none was named; a hub has its own."""
@@ -275,42 +243,6 @@ class FileDataConfig(RowsDataConfig):
             "of train with data.n_validation=200"
         )
 
-    def _rules(self) -> list[str]:
-        bad = super().problems()
-        if self.path is not None and Path(self.path).expanduser().is_file():
-            given = describe_format(Path(self.path)) if locate(None, self.path) is None else "is a file"
-            return [*bad, f"data.path={self.path}: {given}: give files as data.train and data.validation"]
-        if self.validation is not None and self.n_validation is not None:
-            bad.append(
-                f"data.validation={self.validation} and data.n_validation={self.n_validation}: set one of them to null"
-            )
-        return bad
-
-    def _absent(self, *keys: str) -> list[str]:
-        """Return complaints about missing files; what a hub holds is checked when it is read."""
-        if self.path is not None and Path(self.path).expanduser().is_file():
-            return []  # reported above
-        bad = [line for key in keys for line in self._absent_split(key, getattr(self, key))]
-        if not bad and self.path is None and self.validation is None and self.n_validation is None:
-            bad.append(
-                "data.validation has no value: give data.validation=FILE, or hold out with data.n_validation=200"
-            )
-        return bad
-
-    def _absent_split(self, key: str, split: str | None) -> list[str]:
-        if split is None or locate(self.path, split):
-            return []
-        if other := unread_format(self.path, split):
-            return [f"data.{key}={split}: {other}"]
-        if self.path is None or Path(split).suffix in SUFFIXES[1:]:
-            return [Absent(f"data.{key}={split} is no file: give a .jsonl or .json file, or a folder as data.path")]
-        if Path(self.path).expanduser().is_dir():
-            return [f"data.path={self.path} holds no {split}.jsonl: give another folder, or a file as data.{key}"]
-        if may_be_hub_name(self.path):
-            return []
-        cure = "give a folder with train.jsonl and test.jsonl, a hub name, or files as data.train and data.validation"
-        return [Absent(f"data.path={self.path} is no folder: {cure}")]
-
 
 @dataclass
 class CheckedDataConfig(DataConfig):
@@ -324,6 +256,7 @@ class CheckedDataConfig(DataConfig):
 class CountdownConfig(CheckedDataConfig):
     """Reach a target by arithmetic on the given numbers, each used once."""
 
+    rules = conflicts.of_countdown
     bounded: ClassVar[tuple[str, ...]] = ("pass_rate", "count")
 
     verifier: str | None = "rlreason.grading.verifiers.countdown"
@@ -345,16 +278,12 @@ class CountdownConfig(CheckedDataConfig):
         file = locate(None, self.path)
         return file is not None and file.stat().st_size <= MOST_BYTES
 
-    def problems(self) -> list[str]:
-        bad = super().problems()
-        if self.path is not None and (other := unread_format(None, self.path)):
-            bad.append(f"data.path={self.path}: {other}")
-        return bad
-
 
 @dataclass
 class GymConfig(CheckedDataConfig):
     """Tasks of the reasoning-gym package."""
+
+    rules = conflicts.of_gym
 
     verifier: str | None = "rlreason.grading.verifiers.gym"
     task: Any = text(doc="a task's name, or several: [leg_counting,chain_sum]")
@@ -365,19 +294,12 @@ class GymConfig(CheckedDataConfig):
         """The tasks by name, one or several."""
         return [self.task] if isinstance(self.task, str) else self.task
 
-    def problems(self) -> list[str]:
-        bad = super().problems()
-        names = self.tasks
-        if not isinstance(names, list) or not names or not all(isinstance(name, str) and name for name in names):
-            bad.append(f"data.task={self.task} must be a task's name or a list of names (data.task=[leg_counting,gcd])")
-        elif len(set(names)) < len(names):
-            bad.append(f"data.task={names} names a task twice: name it once")
-        return bad
-
 
 @dataclass
 class FunctionDataConfig(RowsDataConfig):
     """Problems that a function of the user's own returns, `data=module:function`: rows, or rows by split."""
+
+    rules = conflicts.of_function
 
     function: str = text(doc="module:function")
     options: dict[str, Any] = text({}, doc="its parameters by name")
@@ -388,22 +310,6 @@ class FunctionDataConfig(RowsDataConfig):
     @property
     def holds_out(self) -> bool:
         return True
-
-    def problems(self) -> list[str]:
-        try:
-            function = load(self.function)
-        except NotImportableError as error:
-            return [*super().problems(), f"data.function={self.function}: {error}"]
-        try:
-            signature = inspect.signature(function)
-        except (TypeError, ValueError):  # some functions written in C have no signature
-            return super().problems()
-        try:
-            signature.bind(**self.options)
-        except TypeError as error:
-            line = f"data.options={self.options}: {self.function}{signature} does not take them ({error}): fix them"
-            return [*super().problems(), line]
-        return super().problems()
 
 
 def of_function(name: str) -> FunctionDataConfig:

@@ -1,13 +1,13 @@
 """The config group `eval`, and what evaluations of a run are by it: how they prompt, sample and grade."""
 
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import Any
 
+from rlreason.config.conflicts import as_eval
 from rlreason.config.data import DataConfig
-from rlreason.config.groups import GradingConfig, PromptConfig, SamplingConfig, no_reward
+from rlreason.config.groups import GradingConfig, PromptConfig, SamplingConfig
 from rlreason.errors import ConfigError
 from rlreason.settings import LARGE, MADE, choice, group, number, text
 
@@ -55,16 +55,6 @@ class EvalConfig:
         only_if="trains",
     )
 
-    def problems_of(self) -> list[str]:
-        """Return complaints within the group, whatever it is combined with."""
-        cure = "choose one, or null for the prompt's"
-        bad = [] if self.reward is None else no_reward("eval.reward", self.reward, cure)
-        if self.prompt is not None:
-            bad += [as_eval("prompt", line, self.prompt) for line in self.prompt.problems()]
-        if self.data is not None:
-            bad += [as_eval("data", line, self.data) for line in self.data.evaluation_problems()]
-        return bad
-
 
 @dataclass(frozen=True, slots=True)
 class EvalProtocolConfig:
@@ -106,22 +96,6 @@ def sampling_of(run: Any) -> SamplingConfig:
     return SamplingConfig(**{k: getattr(run.sampling, k) if number is None else number for k, number in own.items()})
 
 
-def sampling_key(run: Any, name: str) -> str:
-    """Return the setting that a number of evaluations' sampling comes from, as it is typed."""
-    return f"{'eval.' if getattr(run.eval.sampling, name) is not None else ''}sampling.{name}"
-
-
-def as_eval(group: str, text: str, settings: DataConfig | PromptConfig) -> str:
-    """Rewrite a text about `prompt` or `data` settings for `eval.prompt` or `eval.data`, which have the same keys.
-
-    >>> from rlreason.config.data import StoriesConfig
-    >>> as_eval("data", "data.n_train=0 in data.jsonl", StoriesConfig())
-    'eval.data.n_train=0 in data.jsonl'
-    """
-    names = "|".join(f.name for f in fields(settings))
-    return type(text)(re.sub(rf"(?<![\w./]){group}(?=\.(?:{names})\b|=)", f"eval.{group}", text))
-
-
 @contextmanager
 def naming_eval_settings(run: Any, group: str) -> Iterator[None]:
     """Attribute errors in `prompt` or `data` of evaluations to the settings that gave them."""
@@ -132,28 +106,3 @@ def naming_eval_settings(run: Any, group: str) -> Iterator[None]:
         if own is None:
             raise
         raise type(error)(as_eval(group, str(error), own)) from error
-
-
-def complaints(run: Any) -> Iterator[str]:
-    """Yield conflicts with the other settings of the run, one line each."""
-    own: EvalConfig = run.eval
-    yield from own.problems_of()
-    most, last = run.problem_limit, own.final_problems
-    if most is not None and last is not None and last < most:
-        key = "eval_problems" if own.problems is None else "eval.problems"  # as it was given
-        yield (
-            f"eval.final_problems={last} is less than {key}={most}, all of which it asks again: raise it, "
-            f"or lower {key}"
-        )
-    evaluation = sampling_of(run)
-    given = {f.name for f in fields(own.sampling) if getattr(own.sampling, f.name) is not None}
-    if evaluation.greedy and run.answers > 1:
-        key = sampling_key(run, "temperature")
-        count, single = run.counted
-        yield (f"{key}=0 with {count}: the responses to a problem would all be equal: set {key}=1, or {single}")
-    shortest, longest = evaluation.min_tokens, evaluation.max_tokens
-    if given & {"min_tokens", "max_tokens"} and 1 <= longest < shortest:  # each number by itself has a range
-        yield (
-            f"{sampling_key(run, 'min_tokens')}={shortest} and {sampling_key(run, 'max_tokens')}={longest}: min <= max "
-            f"must hold: set eval.sampling.min_tokens={longest} or less, or raise eval.sampling.max_tokens"
-        )

@@ -1,6 +1,5 @@
 """The smaller config groups: sampling, prompt, grading, logger, rollout; each key with type and unit."""
 
-import difflib
 import importlib.util
 import os
 from collections.abc import Sequence
@@ -8,39 +7,18 @@ from dataclasses import dataclass, fields
 from functools import cache
 from typing import Any
 
+from rlreason.config import conflicts
 from rlreason.runtime.machine import VISIBLE, driver_gpus, torch_has_gpus
-from rlreason.runtime.plugins import announced
-from rlreason.settings import LARGE, MADE, MISSING, choice, number, processors, source, text
+from rlreason.settings import LARGE, MADE, MISSING, Settings, choice, number, processors, source, text
 
-NAMED_REWARDS = ("r1_zero", "question_only")
 LOGGERS = ("wandb", "tensorboard", "trackio")
 
 
-def names_function(text: str) -> bool:
-    """Whether a text has the form `module:function`.
-
-    >>> names_function("my_rewards:length"), names_function(":f"), names_function("my_rewards")
-    (True, False, False)
-    """
-    return all(text.partition(":"))
-
-
-def no_reward(key: str, reward: str, cure: str = "choose one") -> list[str]:
-    """Return a complaint if a setting names no reward."""
-    if reward in NAMED_REWARDS or names_function(reward):
-        return []
-    of_packages = announced(key)
-    if reward in of_packages:  # the command line replaces it by the function; a file names it
-        return [f"{key}={reward} is short for {of_packages[reward]} on the command line: write that in a file"]
-    known = (*NAMED_REWARDS, *of_packages)
-    near = difflib.get_close_matches(reward, known, n=1)
-    cure = f"did you mean {key}={near[0]}?" if near else cure
-    return [f"{key}={reward} is neither {' nor '.join(known)} nor module:function: {cure}"]
-
-
 @dataclass
-class SamplingConfig:
+class SamplingConfig(Settings):
     """How responses are sampled, in training and evaluation alike. No top-k or top-p: what is sampled is trained on."""
+
+    rules = conflicts.of_sampling
 
     temperature: float = number(
         high=LARGE,
@@ -69,19 +47,12 @@ class SamplingConfig:
         """Describe it: T=1, up to 48 tokens."""
         return f"{self.distribution}, up to {self.max_tokens} tokens"
 
-    def problems(self) -> list[str]:
-        """Every violated rule inside the group."""
-        if self.min_tokens <= self.max_tokens or self.max_tokens < 1:  # one of them is out of range
-            return []
-        return [
-            f"sampling.min_tokens={self.min_tokens}, sampling.max_tokens={self.max_tokens}: min <= max must hold: "
-            "lower sampling.min_tokens"
-        ]
-
 
 @dataclass
-class PromptConfig:
+class PromptConfig(Settings):
     """How a question becomes a prompt, where its response ends, and by which reward it is graded."""
+
+    rules = conflicts.of_prompt
 
     name: str = text(doc="of the option, for records", only_if="reads_prompt(here)")
     file: str = source(
@@ -108,13 +79,6 @@ class PromptConfig:
         doc="of a chat whose template has this switch; null: the template's default",
         only_if="here.chat and reads_prompt(here)",
     )
-
-    def problems(self) -> list[str]:
-        """Every violated rule inside the group, one line each: setting, value, rule, cure."""
-        bad = []
-        if "" in self.stop:
-            bad.append("prompt.stop holds an empty text, which stands everywhere: give stop strings, or prompt.stop=[]")
-        return bad + no_reward("prompt.reward", self.reward)
 
 
 @dataclass
@@ -222,8 +186,10 @@ def _is_installed() -> bool:
 
 
 @dataclass
-class RolloutConfig:
+class RolloutConfig(Settings):
     """Which engine samples, and where."""
+
+    rules = conflicts.of_rollout
 
     engine: str = choice(
         "hf", "vllm", default=MISSING, doc="chosen by rollout=NAME; by rollout=auto, the one for this machine"
@@ -284,21 +250,6 @@ class RolloutConfig:
     def shares_gpu(self) -> bool:
         """Whether vLLM runs on the policy's GPUs, so that its memory may be given back."""
         return self.placement in ("auto", "colocate")
-
-    def problems(self) -> list[str]:
-        """Every violated rule inside the group, one line each: setting, value, rule, cure."""
-        bad = []
-        if self.async_level and self.engine == "hf":
-            bad.append(
-                "rollout.async_level=1 with rollout=hf: the in-process engine samples from the very weights that are "
-                "being trained; set it to 0, or choose rollout=vllm"
-            )
-        if self.async_level and self.engine == "vllm" and self.sleep and self.shares_gpu:
-            bad.append(
-                "rollout.async_level=1 with rollout.sleep=true: an engine that samples during training cannot give "
-                "its memory away; set rollout.sleep=false"
-            )
-        return bad
 
 
 IN_A_FILE = "choose one (in a file, off stands in quotes)"

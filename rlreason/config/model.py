@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from rlreason.errors import Absent
-from rlreason.settings import MADE, MAX_SEED, choice, group, number, share, source, text
+from rlreason.config import conflicts
+from rlreason.settings import MADE, MAX_SEED, Settings, choice, group, number, share, source, text
 
 #: Prompt options that share one warm start of the built-in model, so that an ablation starts from equal weights.
 SHARED_WARM_START = ("r1_zero", "question_only", "question_boxed", "r1_zero_three_shot")
@@ -49,8 +49,10 @@ class WarmStartConfig:
 
 
 @dataclass
-class LoRAConfig:
+class LoRAConfig(Settings):
     """Low-rank adapters: the model's own weights stay as they are. Needs peft. They have no dropout."""
+
+    rules = conflicts.of_lora
 
     rank: int = number(0, high=2**16, doc="of the adapters; 0: none, every weight is trained", only_if="trains")
     alpha: float = number(
@@ -62,19 +64,15 @@ class LoRAConfig:
         only_if="trains and here.rank > 0",
     )
 
-    def problems(self) -> list[str]:
-        """Every violated rule inside the group."""
-        if self.targets is not None and not self.targets:
-            return ["model.lora.targets=[] adapts nothing: name layers, or null for every linear layer but the head"]
-        return []
-
 
 @dataclass
-class ModelConfig:
+class ModelConfig(Settings):
     """What is trained, and how it fits into memory; first the settings of every model."""
 
+    rules = conflicts.of_model
     #: Whether it is the built-in tiny model, which has no files.
     made_on_the_spot: ClassVar[bool] = False
+    context: ClassVar[int | None] = None  # positions for prompt and response together, where its class says so
 
     name: str = text(doc="of the option, for records")
     dtype: str = choice(
@@ -118,32 +116,14 @@ class ModelConfig:
         """Where the weights are; None for the built-in model."""
         return None
 
-    def problems(self) -> list[str]:
-        """Every violated rule inside the group, one line each: setting, value, rule, cure."""
-        bad = self.lora.problems()
-        if self.weights == "bfloat16" and self.dtype == "float32":
-            bad.append(
-                "model.dtype=float32 with model.weights=bfloat16: products cannot be more exact than their weights: "
-                "set model.dtype=auto, or model.weights=float32"
-            )
-        if self.head == "bfloat16" and self.dtype == "float32":
-            bad.append(
-                "model.head=bfloat16 with model.dtype=float32: the engine's head multiplies as its other layers do, in "
-                "float32: set model.head=auto, or model.dtype=bfloat16"
-            )
-        if self.freeze and self.lora.rank:
-            bad.append(
-                f"model.freeze={list(self.freeze)} with model.lora.rank={self.lora.rank}: adapters leave all weights "
-                "of the model frozen already: set model.freeze=[], and say where adapters go by model.lora.targets"
-            )
-        return bad
-
 
 @dataclass
 class TinyModelConfig(ModelConfig):
     """The built-in model, made here and taught habits by a warm start: those of the stories."""
 
+    rules = conflicts.of_tiny_model
     made_on_the_spot: ClassVar[bool] = True
+    context: ClassVar[int | None] = TINY_CONTEXT
 
     width: int = number(128, low=1, high=1024, doc="numbers per token, a multiple of 2 x heads")
     layers: int = number(2, low=1, high=32, doc="transformer blocks")
@@ -158,21 +138,12 @@ class TinyModelConfig(ModelConfig):
     )
     warm_start: WarmStartConfig = group(WarmStartConfig)
 
-    def problems(self) -> list[str]:
-        bad = super().problems()
-        if self.heads > 0 and self.width % (2 * self.heads):
-            bad.append(
-                f"model.width={self.width} must be a multiple of 2 x model.heads={self.heads}: try model.width=128 "
-                "model.heads=4"
-            )
-        if self.cache == "":
-            bad.append("model.cache= names no folder: give one, or auto, or null to make the model anew each time")
-        return bad
-
 
 @dataclass
 class PretrainedModelConfig(ModelConfig):
     """A model in transformers' format."""
+
+    rules = conflicts.of_pretrained_model
 
     path: str = source(doc="a model folder, the folder of a run that left one, or a hub name")
 
@@ -182,12 +153,3 @@ class PretrainedModelConfig(ModelConfig):
         path = Path(self.path).expanduser()
         left_by_run = not (path / "config.json").is_file() and (path / "model" / "config.json").is_file()
         return str(path / "model" if left_by_run else path) if path.is_dir() else self.path
-
-    def problems(self) -> list[str]:
-        bad = super().problems()
-        looks_local = self.name == "local" or self.path.startswith((".", "/", "~"))
-        if looks_local and not (Path(self.folder) / "config.json").is_file():
-            state = "has no config.json" if Path(self.folder).is_dir() else "is no folder"
-            cure = "give a model folder in transformers' format, or a run's folder"
-            bad.append(Absent(f"model.path={self.path} {state}: {cure}"))
-        return bad

@@ -1,11 +1,12 @@
 """A whole run: the keys common to all algorithms, the rules between them, and what a run grades with."""
 
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, TypeGuard
 
-from rlreason.config.data import DataConfig, StoriesConfig
-from rlreason.config.evaluation import EvalConfig, EvalProtocolConfig, complaints, evaluation_of
+from rlreason.config import conflicts
+from rlreason.config.data import DataConfig
+from rlreason.config.evaluation import EvalConfig, EvalProtocolConfig, evaluation_of
 from rlreason.config.groups import (
     GradingConfig,
     LoggerConfig,
@@ -15,12 +16,12 @@ from rlreason.config.groups import (
     SamplingConfig,
     WaitsConfig,
 )
-from rlreason.config.model import SHARED_WARM_START, TINY_CONTEXT, ModelConfig, TinyModelConfig
-from rlreason.settings import MADE, MAX_SEED, group, number, processors, text
+from rlreason.config.model import SHARED_WARM_START, ModelConfig, TinyModelConfig
+from rlreason.settings import MADE, MAX_SEED, Settings, group, number, processors, text
 
 
 @dataclass
-class AnyRunConfig:
+class AnyRunConfig(Settings):
     """Keys of every run."""
 
     trains: ClassVar[bool] = False
@@ -53,13 +54,6 @@ class AnyRunConfig:
         """The settings that limit the number of evaluation problems, with their values."""
         return {}
 
-    def problems(self) -> list[str]:
-        """Every violated rule between settings, one line each: setting, value, rule, cure."""
-        groups = (getattr(self, f.name) for f in fields(self) if f.name != "eval")
-        return [
-            line for group in groups if is_dataclass(group) and hasattr(group, "problems") for line in group.problems()
-        ]
-
 
 UNKNOWN_PROBLEMS = 1000  # in data of unknown size
 
@@ -68,6 +62,7 @@ UNKNOWN_PROBLEMS = 1000  # in data of unknown size
 class RunConfig(AnyRunConfig):
     """Keys of every algorithm that works on a model, whether it trains it or not."""
 
+    rules = conflicts.of_run
     works_on_a_model: ClassVar[bool] = True
     samples_to_learn: ClassVar[bool] = False  # whether it learns from responses that it samples and grades
 
@@ -256,18 +251,6 @@ class RunConfig(AnyRunConfig):
         trained = {"data": self.data} if own is None or self.uses_training_data else {}
         return trained if own is None else trained | {"eval.data": own}
 
-    def problems(self) -> list[str]:
-        """Every violated rule between settings, one line each: setting, value, rule, cure."""
-        bad = super().problems()
-        bad += complaints(self)
-        if self.monitors.parity == "correct" and not self.corrects_mismatch:
-            bad.append(
-                "monitors.parity=correct needs weights that correct: with GRPO set mismatch=truncate mismatch_cap=2, "
-                "with another algorithm monitors.parity=warn"
-            )
-        bad += self._matches()
-        return bad
-
     @property
     def problems_on_the_way(self) -> int | None:
         """Number of problems in the evaluations before the last; None: all."""
@@ -307,48 +290,6 @@ class RunConfig(AnyRunConfig):
     def warnings(self) -> dict[str, str]:
         """Warnings by short name about settings that seldom help: printed before the run and counted in its summary."""
         return {}
-
-    def _matches(self) -> list[str]:
-        bad = []
-        tiny = self.model.made_on_the_spot
-        for key, data in (("data", self.data), ("eval.data", self.eval.data)):
-            if tiny and data is not None and not isinstance(data, StoriesConfig):
-                bad.append(
-                    f"model=tiny with {key}={data.name}: the tiny model knows nothing but stories: choose "
-                    f"{key}=stories, or a pretrained model (model=local model.path=DIR)"
-                )
-        for key, prompt in (("prompt", self.prompt), ("eval.prompt", self.eval.prompt)):
-            if tiny and prompt is not None and prompt.chat:
-                bad.append(
-                    f"{key}.chat=true with model=tiny: a model made on the spot has no chat template: choose a "
-                    f"pretrained instruct model (model=local model.path=DIR), or {key}=r1_zero_short"
-                )
-        for key, longest in self._longest_responses().items():
-            if tiny and longest >= TINY_CONTEXT:
-                bad.append(
-                    f"{key}={longest} must be below {TINY_CONTEXT}, the tiny model's context, which the prompt shares: "
-                    "lower it"
-                )
-            elif self.micro_batch_tokens <= longest:
-                bad.append(
-                    f"micro_batch_tokens={self.micro_batch_tokens} must be above {key}={longest}, so that a prompt and "
-                    f"its whole response fit: raise it (try {2 * longest}), or lower {key}"
-                )
-        return bad
-
-    def _longest_responses(self) -> dict[str, int]:
-        """The settings that limit a response in tokens, with their values."""
-        own = self.eval.sampling.max_tokens
-        asked = {} if own is None else {"eval.sampling.max_tokens": own}
-        return {"sampling.max_tokens": self.sampling.max_tokens} | asked
-
-    def not_multiple(self, larger: str, smaller: str) -> list[str]:
-        """Return a complaint if one setting is no positive multiple of another; both by their names."""
-        a, b = getattr(self, larger), getattr(self, smaller)
-        if b > 0 and a >= b and a % b == 0:
-            return []
-        divisor = next((d for d in range(min(a, b, MADE), 0, -1) if a % d == 0), 1)
-        return [f"{larger}={a} must be a positive multiple of {smaller}={b}: try {smaller}={divisor}"]
 
 
 def works_on_a_model(run: AnyRunConfig) -> TypeGuard[RunConfig]:

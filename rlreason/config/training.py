@@ -5,15 +5,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+from rlreason.config import conflicts
 from rlreason.config.run import RunConfig
 from rlreason.objectives.card import Card, imitation_card
 from rlreason.objectives.objective import LengthNormConfig, Objective
-from rlreason.settings import LARGE, MADE, MISSING, MOST, choice, group, number, text
+from rlreason.settings import LARGE, MADE, MISSING, MOST, Settings, choice, group, number, text
 
 
 @dataclass
-class OptimizationConfig:
+class OptimizationConfig(Settings):
     """What the learner and its schedule take; every algorithm that trains inherits these keys."""
+
+    rules = conflicts.of_optimization
 
     learning_rate: float = number(above=0, high=1e30, doc="the highest rate of lr_schedule")
     lr_schedule: str = choice(
@@ -45,24 +48,6 @@ class OptimizationConfig:
         """Limit on sequences; the handout's accumulation steps are converted to the largest micro-batch they allow."""
         steps, size = self.gradient_accumulation_steps, self.micro_batch_size
         return size if steps is None else self.train_batch_size // steps
-
-    def optimization_problems(self) -> list[str]:
-        """Every violated rule between these keys, one line each: setting, value, rule, cure."""
-        steps, size = self.gradient_accumulation_steps, self.micro_batch_size
-        bad = []
-        if len(self.adam_betas) != 2:
-            bad.append(f"adam_betas={list(self.adam_betas)} must be two numbers: try [0.9,0.95]")
-        if steps is not None and (steps < 1 or self.train_batch_size % steps):
-            bad.append(
-                f"gradient_accumulation_steps={steps} must divide train_batch_size={self.train_batch_size}: "
-                "try a power of two, or leave it out (micro_batch_tokens decides)"
-            )
-        elif steps is not None and size is not None and size * steps != self.train_batch_size:
-            bad.append(
-                f"gradient_accumulation_steps={steps} x micro_batch_size={size} is not train_batch_size="
-                f"{self.train_batch_size}: set one of the two and leave the other null"
-            )
-        return bad
 
 
 BUDGETS = ("hours", "tokens", "steps")
@@ -110,7 +95,6 @@ class CheckpointConfig:
     keep_final: bool = text(False, doc="a finished run keeps its optimizer's moments too, for a larger n_steps later")
 
 
-MOST_RANKS = 1024
 UNKNOWN_EVALUATIONS = 12  # approximately, if eval_every=null
 
 
@@ -118,6 +102,7 @@ UNKNOWN_EVALUATIONS = 12  # approximately, if eval_every=null
 class TrainingConfig(OptimizationConfig, RunConfig):
     """Keys of every algorithm that trains."""
 
+    rules = conflicts.of_training
     trains: ClassVar[bool] = True
     samples_ahead: ClassVar[bool] = False  # whether it can learn from samples of weights one update older
     #: With eval_every=null, most steps between evaluations.
@@ -228,55 +213,9 @@ class TrainingConfig(OptimizationConfig, RunConfig):
         """Say why this many training problems are too few for one step; "" if they suffice."""
         return ""
 
-    def problems(self) -> list[str]:
-        bad = super().problems()
-        if self.n_steps is not None:
-            bad += self.schedule_problems(self.n_steps)
-        bad += self.rank_problems()
-        if self.rollout.async_level and not self.samples_ahead:
-            bad.append(
-                f"rollout.async_level=1 with algorithm={self.algorithm}: only GRPO can correct for it: set it to 0"
-            )
-        if self.budget.tokens is not None and not self.samples_to_learn:
-            bad.append(
-                f"budget.tokens={self.budget.tokens} with algorithm={self.algorithm}: it counts sampled tokens, and "
-                "here nothing is sampled to learn from: set budget.steps or budget.hours"
-            )
-        if self.samples_to_learn and self.sampling.greedy:
-            bad.append(
-                f"sampling.temperature={self.sampling.temperature}: learning from samples needs different ones, so it "
-                "must be above 0: try 1.0"
-            )
-        return bad + self.optimization_problems()
-
-    def rank_problems(self) -> list[str]:
-        """Return complaints about training on several ranks."""
-        bad = []
-        if self.gpus != "auto" and not (self.gpus.isdecimal() and 1 <= int(self.gpus) <= MOST_RANKS):
-            bad.append(f"gpus={self.gpus} must be auto or a number from 1 to {MOST_RANKS}: try gpus=2")
-        if self.parallel == "shard" and self.optimizer == "adamw_8bit":
-            bad.append(
-                "parallel=shard with optimizer=adamw_8bit: its moments cannot be spread over ranks: choose "
-                "optimizer=adamw, whose moments are, or parallel=replicate"
-            )
-        if self.parallel == "shard" and self.model.weights == "bfloat16":
-            bad.append(
-                "parallel=shard with model.weights=bfloat16: the output head stays float32, and the parts of a group "
-                "must be of one type: set model.weights=float32, which the ranks divide, or parallel=replicate"
-            )
-        return bad
-
     def schedule_problems(self, n_steps: int) -> list[str]:
         """Return complaints about a learning rate that never reaches its peak, or never falls, in this many steps."""
-        if self.warmup_steps > n_steps:
-            many = f"the run's {n_steps} steps" if self.n_steps is None else f"n_steps={n_steps}"
-            return [f"warmup_steps={self.warmup_steps} is more than {many}: lower it"]
-        if self.warmup_steps == n_steps > 0 and self.lr_schedule in ("linear", "cosine"):
-            return [
-                f"lr_schedule={self.lr_schedule} with warmup_steps={self.warmup_steps}: the rate rises over all of the "
-                f"{n_steps} steps and never falls: lower warmup_steps, or set lr_schedule=constant"
-            ]
-        return []
+        return list(conflicts.of_schedule(self, n_steps))
 
 
 @dataclass

@@ -25,20 +25,25 @@ _MARKER = re.compile(r"(<\|[^<>|\s]*\|>|\[/?INST\]|</?s>|<(?:start|end)_of_turn>
 
 
 def check_ground_truths(
-    problems: Sequence[Problem], grader: Grader | None, data: DataConfig, needed: bool = True
-) -> tuple[list[Problem], list[str]]:
-    """Return (problems, notes); the notes name ground truths that earn no reward, dropped with `data.bad_gold=drop`.
+    problems: Sequence[Problem],
+    grader: Grader | None,
+    data: DataConfig,
+    say: Callable[[str], None],
+    needed: bool = True,
+) -> list[Problem]:
+    """Name ground truths that earn no reward, and return the problems; without them with `data.bad_gold=drop`.
 
     Raises `DataError` where no problem can earn a reward, unless answers are not `needed`: SFT learns without them.
     Nothing is checked without a grader or for a plug-in, whose form of an answer is unknown.
     """
     if grader is None or grader.plugin:
-        return list(problems), []
+        return list(problems)
     wrong = {problems[i].id for i in grader.unearnable([p.answer for p in problems])}
     texts = {p.id: p.answer for p in problems if is_text(p.answer)}
     none = [p.id for p in problems if not p.answer]
     if len(none) == len(problems) and not needed:
-        return list(problems), ["! no validation problem has a ground truth: accuracy stays 0 and says nothing"]
+        say("! no validation problem has a ground truth: accuracy stays 0 and says nothing")
+        return list(problems)
     if len(wrong) == len(problems):
         what = "has a ground truth" if len(none) == len(problems) else "has a ground truth that grades itself right"
         raise DataError(
@@ -47,18 +52,17 @@ def check_ground_truths(
             "data.ground_truth)"
         )
     done = "dropped" if data.bad_gold == "drop" else "cannot be earned"
-    notes = []
     if none:
-        notes.append(f"! {len(none)} of {len(problems)} problems have no ground truth; {done}: {few(none)}")
+        say(f"! {len(none)} of {len(problems)} problems have no ground truth; {done}: {few(none)}")
     if texts:
         example, text = next(iter(texts.items()))
-        notes.append(
+        say(
             f"! {len(texts)} of {len(problems)} ground truths are several lines or a sentence, which hardly any answer "
             f"repeats, as {example}: {shorten(text, 80)!r}: say where the answer stands (data.gold, data.fields.answer)"
         )
     if bad := [p.id for p in problems if p.id in wrong and p.answer and p.id not in texts]:
-        notes.append(f"! {len(bad)} of {len(problems)} ground truths do not grade themselves right; {done}: {few(bad)}")
-    return [p for p in problems if p.id not in wrong or data.bad_gold == "keep"], notes
+        say(f"! {len(bad)} of {len(problems)} ground truths do not grade themselves right; {done}: {few(bad)}")
+    return [p for p in problems if p.id not in wrong or data.bad_gold == "keep"]
 
 
 def is_text(answer: str) -> bool:

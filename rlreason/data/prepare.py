@@ -5,10 +5,11 @@ import json
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from rlreason.config.conflicts import as_eval
 from rlreason.config.data import (
     CountdownConfig,
     DataConfig,
@@ -18,7 +19,7 @@ from rlreason.config.data import (
     RowsDataConfig,
     StoriesConfig,
 )
-from rlreason.config.evaluation import as_eval, naming_eval_settings
+from rlreason.config.evaluation import naming_eval_settings
 from rlreason.config.leaves import SPLITS, locate, may_be_hub_name, prompt_renderer, resource_dir
 from rlreason.config.rules import too_many_problems
 from rlreason.config.run import RunConfig
@@ -33,6 +34,7 @@ from rlreason.data.sources import (
     file_rows,
     hub_splits,
     make_gym,
+    numbered,
     own_id,
     question_hash,
     read_table,
@@ -45,14 +47,14 @@ from rlreason.grading import Grader
 from rlreason.runtime.text import few, question_key, question_keys, shorten
 from rlreason.types import Problem
 
+Say = Callable[[str], None]  # prints a note
+Problems = list[Problem]
 
-def with_ids(tables: Sequence[ProblemTable], say: Callable[[str], None]) -> list[list[Problem]]:
-    """Return each table's problems under the data's own ids if every row has a different one; else numbered.
+GROUND_TRUTH = "ground_truth"  # label of a table that is read for its answers only
 
-    The notes of the tables are printed.
-    """
-    for note in (note for table in tables for note in table.notes):
-        say(note)
+
+def with_ids(tables: Sequence[ProblemTable]) -> list[Problems]:
+    """Return each table's problems under the data's own ids if every row has a different one; else numbered."""
     own = [id for table in tables for id in table.own_ids]
     if None in own or len(set(own)) < len(own):
         return [table.problems for table in tables]
@@ -78,9 +80,9 @@ def subset(problems: list[Problem], limit: int | None, seed: int) -> list[Proble
 
 
 def without_overlap(
-    train: list[Problem], validation: Sequence[Problem], policy: str, fill: Callable[[str], str]
-) -> tuple[list[Problem], list[str]]:
-    """Return (train, notes). `policy` for a question in both: refuse (`DataError`), drop, or allow it with a note.
+    train: Problems, validation: Sequence[Problem], policy: str, fill: Callable[[str], str], say: Say
+) -> Problems:
+    """Return the training problems. `policy` for a question in both: refuse (`DataError`), drop, or allow it.
 
     Questions are compared by `question_key`, which ignores case, punctuation, width and a label in front. `fill`
     writes a question into the run's prompt, to recognise rows that give their whole prompt.
@@ -95,31 +97,34 @@ def without_overlap(
     ids = {key: p.id for p in validation for key in keys(p)}
     shared = {p.id: ids[key] for p in train for key in keys(p) if key in ids}
     if not shared:
-        return train, []
+        return train
     pairs = few([f"{a} is {b}" for a, b in shared.items()], 3)
     found = f"{len(shared)} training questions are validation questions too ({pairs})"
     if policy == "refuse":
         cure = "drop takes them out of the training data, allow keeps them"
         raise DataError(f"data.overlap=refuse: {found}: {cure}, or give other files")
     if policy == "allow":
-        return train, [f"! {found}, and data.overlap=allow keeps them: validation accuracy may be memory"]
+        say(f"! {found}, and data.overlap=allow keeps them: validation accuracy may be memory")
+        return train
     rest = [p for p in train if p.id not in shared]
     if not rest:
         raise DataError(f"data.overlap=drop: {found}, and that is all of them: give other files")
-    return rest, [f"! {found}: dropped from the training data"]
+    say(f"! {found}: dropped from the training data")
+    return rest
 
 
-def repetition_notes(problems: Sequence[Problem], what: str, same: Callable[[str, str], bool]) -> list[str]:
-    """Return notes on repeated questions, and on those with different ground truths in different rows.
+def note_repetitions(problems: Sequence[Problem], what: str, grader: Grader | None, say: Say) -> None:
+    """Print notes on repeated questions, and on those whose ground truths differ by the grader's rules, or as text.
 
-    `what`: such as 'training'. `same`: whether two ground truths are one answer.
+    `what`: such as 'training'.
     """
+    same = str.__eq__ if grader is None or grader.plugin else grader.same
     rows: dict[str, list[Problem]] = {}
     for key, p in zip(question_keys((p.id, p.question) for p in problems).values(), problems, strict=True):
         rows.setdefault(key, []).append(p)
     if len(rows) == len(problems):
-        return []
-    notes = [f"{len(problems)} {what} rows ask {len(rows)} different questions"]
+        return
+    say(f"{len(problems)} {what} rows ask {len(rows)} different questions")
     conflicts = []
     for of in rows.values():
         first, *others = [p for p in of if p.answer] or of[:1]
@@ -127,8 +132,7 @@ def repetition_notes(problems: Sequence[Problem], what: str, same: Callable[[str
             conflicts.append(f"{first.id} says {shorten(first.answer, 30)}, {other.id} {shorten(other.answer, 30)}")
     if conflicts:
         differ = f"{len(conflicts)} {what} questions have different ground truths in different rows"
-        notes.append(f"! {differ}: {few(conflicts, 3)}")
-    return notes
+        say(f"! {differ}: {few(conflicts, 3)}")
 
 
 def read_pass_rates(path: Path) -> dict[str, float]:
@@ -153,10 +157,8 @@ def read_pass_rates(path: Path) -> dict[str, float]:
     return {key: correct[key] / n for key, n in samples.items()}
 
 
-def by_pass_rate(
-    problems: list[Problem], rates: Mapping[str, float], low: float, high: float
-) -> tuple[list[Problem], str]:
-    """Return (problems with a pass rate in [low, high], a line on the others); `DataError` where there are none."""
+def by_pass_rate(problems: Problems, rates: Mapping[str, float], low: float, high: float, say: Say) -> Problems:
+    """Return the problems with a pass rate in [low, high], and count the others; `DataError` where there are none."""
     rated = [(p, rates.get(question_hash(p.question))) for p in problems]
     kept = [p for p, rate in rated if rate is not None and low <= rate <= high]
     hard = sum(rate is not None and rate < low for _, rate in rated)
@@ -173,27 +175,17 @@ def by_pass_rate(
             else "widen data.min_pass_rate and data.max_pass_rate"
         )
         raise DataError(f"data.pass_rates: {counts}: {cure}")
-    return kept, ("! " if without else "") + counts
+    say(("! " if without else "") + counts)
+    return kept
 
 
-Say = Callable[[str], None]
-Hub = Callable[[], Mapping[str, Iterable[Any]]]
-Problems = list[Problem]
-
-GROUND_TRUTH = "ground_truth"  # label of a table that is read for its answers only
-
-
-def with_notes(say: Say, problems: Problems, notes: Iterable[str]) -> Problems:
-    """Print each note, and return the problems."""
-    for note in notes:
-        say(note)
-    return problems
-
-
-def read_splits(data: DataConfig, say: Say, traces: bool = True) -> tuple[Problems, Problems]:
+def read_splits(
+    data: DataConfig, say: Say, traces: bool = True, validation_only: bool = False
+) -> tuple[Problems, Problems]:
     """Read (train, validation) from the source; a new kind of data is added here.
 
-    `traces`: given responses will be imitated or graded, so their form matters.
+    `traces`: given responses will be imitated or graded, so their form matters. `validation_only`: of files, only the
+    validation split is read.
     """
     if isinstance(data, StoriesConfig):
         make = partial(
@@ -209,8 +201,7 @@ def read_splits(data: DataConfig, say: Say, traces: bool = True) -> tuple[Proble
         return train, make(data.n_validation, seed=0, validation=True)
     if isinstance(data, CountdownConfig) and data.path is not None:
         skip = data.bad_rows == "skip"
-        *halves, notes = load_countdown(data.path, data.name, data.n_train, data.n_validation, skip)
-        return with_notes(say, halves[0], notes), halves[1]
+        return load_countdown(data.path, data.name, data.n_train, data.n_validation, skip, say)
     if isinstance(data, CountdownConfig):
         sizes = {key: getattr(data, key) for key in ("seed", "min_count", "max_count", "max_value", "max_target")}
         return make_countdown(data.n_train, **sizes), make_countdown(data.n_validation, **sizes, validation=True)
@@ -220,30 +211,33 @@ def read_splits(data: DataConfig, say: Say, traces: bool = True) -> tuple[Proble
     if isinstance(data, FunctionDataConfig):
         return read_function(data, say, traces)
     assert isinstance(data, FileDataConfig)
-    return read_files(data, say, traces)
+    return read_files(data, say, traces, validation_only)
 
 
-def read_files(data: FileDataConfig, say: Say, traces: bool = True) -> tuple[Problems, Problems]:
+def read_files(
+    data: FileDataConfig, say: Say, traces: bool = True, validation_only: bool = False
+) -> tuple[Problems, Problems]:
     """Read (train, validation) from files or a hub data set."""
-    hub = cache(lambda: hub_splits(data.path or "", data.hub_config))  # files leave hub_config unread
-    names = [data.train]
+    names = [data.train] if data.n_validation is not None or not validation_only else []
     if data.n_validation is None:
-        names.append(data.validation or validation_split(data, hub))
+        names.append(data.validation or validation_split(data))
     labels = [Path(name).stem for name in names]
     if len(set(labels)) < len(labels):
         labels = ["train", "validation"]
-    tables = [read_split(data, name, label, hub, traces) for name, label in zip(names, labels, strict=True)]
-    problems = with_ids(tables, say)
-    if data.n_validation is not None:
-        return hold_out(problems[0], data.n_validation, data.split_seed)
-    return problems[0], problems[1]
+    problems = with_ids([read_split(data, *named, say, traces) for named in zip(names, labels, strict=True)])
+    if data.n_validation is None:
+        return ([] if validation_only else problems[0]), problems[-1]
+    if validation_only and data.n_validation == len(problems[0]):
+        return [], problems[0]
+    return hold_out(problems[0], data.n_validation, data.split_seed)
 
 
 def read_function(data: FunctionDataConfig, say: Say, traces: bool = True) -> tuple[Problems, Problems]:
     """Read (train, validation) from a user's function."""
     rows = rows_of(data).items()
-    tables = [as_table(data, f"{data.function}'s {label} rows", given, label, traces) for label, given in rows]
-    problems = with_ids(tables, say)
+    problems = with_ids(
+        [as_table(data, f"{data.function}'s {label} rows", given, label, say, traces) for label, given in rows]
+    )
     if len(problems) > 1:
         return problems[0], problems[1]
     n = data.n_validation or min(200, max(1, len(problems[0]) // 10))
@@ -286,60 +280,56 @@ def with_ground_truths(
 
 def _ground_truth(data: FileDataConfig) -> dict[str, Problems]:
     """Return source -> problems with answers: data.ground_truth, or the usual splits next to the training rows."""
-    hub = cache(partial(hub_splits, data.path or "", data.hub_config))
     if data.ground_truth is not None:
-        return {data.ground_truth: read_split(data, data.ground_truth, GROUND_TRUTH, hub, traces=False).problems}
+        return {data.ground_truth: read_split(data, data.ground_truth, GROUND_TRUTH, traces=False).problems}
     train = locate(data.path, data.train)
-    read = {train} if data.n_validation else {train, locate(data.path, data.validation or validation_split(data, hub))}
+    read = {train} if data.n_validation else {train, locate(data.path, data.validation or validation_split(data))}
     folders = [data.path, str(train.parent)] if train else [data.path]
     files = [file for folder in folders if folder for name in SPLITS if (file := locate(folder, name))]
     splits = [str(file) for file in dict.fromkeys(files) if file not in read]
     named = data.n_validation is not None or locate(None, data.validation or "")
     if data.path and may_be_hub_name(data.path) and not named:
-        splits += [name for name in hub() if name != data.train]  # the hub was already read for validation
+        splits += [name for name in hub_splits(data.path, data.hub_config) if name != data.train]
     found: dict[str, Problems] = {}
     for split in splits:
         with contextlib.suppress(DataError):  # no row can be used
-            found[split] = read_split(data, split, GROUND_TRUTH, hub, traces=False).problems
+            found[split] = read_split(data, split, GROUND_TRUTH, traces=False).problems
     return found
 
 
-def read_split(data: FileDataConfig, split: str, label: str, hub: Hub, traces: bool) -> ProblemTable:
+def read_split(
+    data: FileDataConfig, split: str, label: str, say: Say = lambda text: None, traces: bool = True
+) -> ProblemTable:
     """Read the problems of one file or hub split; `label` is part of the ids of rows without one."""
-    has_truth = label != GROUND_TRUTH and data.ground_truth is None
-    return as_table(data, *_rows(data, split, hub), label, traces, has_truth)
+    if file := locate(data.path, split):
+        return as_table(data, str(file), file_rows(file), label, say, traces)
+    splits = hub_splits(data.path or "", data.hub_config)
+    if split not in splits:
+        raise ConfigError(f"data.path={data.path} has no split {split}: choose one of {', '.join(splits)}")
+    return as_table(data, f"{data.path}/{split}", numbered(splits[split], 0), label, say, traces)
 
 
 def as_table(
-    data: RowsDataConfig, source: str, rows: Iterable[RawRow], label: str, traces: bool, truth_in_response: bool = True
+    data: RowsDataConfig, source: str, rows: Iterable[RawRow], label: str, say: Say, traces: bool
 ) -> ProblemTable:
-    """Parse rows into problems. `source`: their name; `truth_in_response`: a response may bring the ground truth."""
+    """Parse rows into problems; `source` is their name."""
     names: Names = field_names(asdict(data.fields))
-    if traces and data.filter == "correct":
-        truth_in_response = False  # a trace graded against a ground truth of its own would always be right
+    # A trace that is graded against a ground truth of its own would always be right.
+    truth_elsewhere = label == GROUND_TRUTH or getattr(data, "ground_truth", None) is not None
+    truth_in_response = not truth_elsewhere and not (traces and data.filter == "correct")
     wrap = traces and data.response_as == "solution"
     parse = partial(to_problem, rules=RowRules(names, data.gold, data.max_chars, wrap, truth_in_response))
     prefix, skip = f"{data.name}-{label}", data.bad_rows == "skip"
-    return read_table(rows, source, prefix, parse, partial(own_id, names=names), skip)
+    return read_table(rows, source, prefix, parse, partial(own_id, names=names), skip, say)
 
 
-def _rows(data: FileDataConfig, split: str, hub: Hub) -> tuple[str, Iterable[RawRow]]:
-    """Return (the source's name, its rows)."""
-    if file := locate(data.path, split):
-        return str(file), file_rows(file)
-    splits = hub()
-    if split not in splits:
-        raise ConfigError(f"data.path={data.path} has no split {split}: choose one of {', '.join(splits)}")
-    return f"{data.path}/{split}", ((f"row {number}", row) for number, row in enumerate(splits[split]))
-
-
-def validation_split(data: FileDataConfig, hub: Hub) -> str:
+def validation_split(data: FileDataConfig) -> str:
     """Return the split to validate on where the settings name none."""
     if name := data.evaluation_file():
         return name
-    on_hub = () if Path(data.path or "").expanduser().is_dir() else hub()
-    for name in ("validation", "test"):
-        if name in on_hub:
+    if not Path(data.path or "").expanduser().is_dir():
+        on_hub = hub_splits(data.path or "", data.hub_config)
+        if name := next((name for name in ("validation", "test") if name in on_hub), ""):
             return name
     raise ConfigError(data.nothing_to_evaluate())
 
@@ -368,8 +358,8 @@ def load_data(run: RunConfig, *, grader: Grader | None = None, judge: Grader | N
     train, sizes = select_training(run, train, validation, grader, say)
     validation = check_validation(run, validation, judge, say, needed=run.samples_training_data)
     if run.samples_training_data:
-        train = with_notes(say, *check_ground_truths(train, grader if run.trains else judge, run.data))
-    train = with_notes(say, train, repetition_notes(train, "training", same_truth(grader)))
+        train = check_ground_truths(train, grader if run.trains else judge, run.data, say)
+    note_repetitions(train, "training", grader, say)
     limit = run.data.limit
     if limit is not None and limit > len(train):
         say(f"! data.limit={limit} is more than the {len(train)} training problems there are: all are used")
@@ -381,14 +371,14 @@ def read_problems(run: RunConfig, say: Say) -> tuple[Problems, Problems]:
     """Read (train, validation), with ground truths where found; a run that only measures gets no training problems."""
     data, own = run.data, run.eval.data
     if own is not None and not run.uses_training_data:
-        return [], read_validation(run, say)
+        return [], read_validation(run, say)  # training data must not stop a measurement
     train, validation = read_splits(data, say, run.reads_traces)
     if run.uses_training_data and not run.trains:
         check_enough(run, train)
     elif own is None:
         check_enough(run, validation)
     if not run.uses_training_data:
-        train = []  # nothing is learned: training data must not stop a measurement
+        train = []
     if isinstance(data, FileDataConfig):
         train, validation = with_ground_truths(data, train, validation, prompt_renderer(run.asking.prompt.file), say)
     return train, validation if own is None else read_validation(run, say)
@@ -399,27 +389,24 @@ def select_training(
 ) -> tuple[Problems, dict[str, int]]:
     """Return the training problems after all filters, and the number before and after each."""
     data, sizes = run.data, {"train_read": len(train)}
-    train = with_notes(say, *without_overlap(train, validation, data.overlap, prompt_renderer(run.asking.prompt.file)))
+    train = without_overlap(train, validation, data.overlap, prompt_renderer(run.asking.prompt.file), say)
     if data.pass_rates is not None:
         rates = read_pass_rates(Path(data.pass_rates).expanduser())
-        train, counts = by_pass_rate(train, rates, data.min_pass_rate, data.max_pass_rate)
-        say(counts)
+        train = by_pass_rate(train, rates, data.min_pass_rate, data.max_pass_rate, say)
     if run.reads_traces:
-        train = with_notes(say, *with_traces(train, run.prompt.trace, skip=data.bad_rows == "skip"))
+        train = with_traces(train, run.prompt.trace, data.bad_rows == "skip", say)
     if data.filter == "correct":
         assert grader is not None, "data.filter=correct needs the grader"
         sizes["train_before_filter"] = len(train)
-        train, counts = filter_correct(train, partial(trace_text, template=run.prompt.trace), grader.grade_batch)
-        say(counts)
+        train = filter_correct(train, partial(trace_text, template=run.prompt.trace), grader.grade_batch, say)
         sizes["train_filtered"] = len(train)
     return train, sizes
 
 
-def check_enough(run: RunConfig, problems: Problems) -> Problems:
-    """Return the problems; `ConfigError` where the settings evaluate on more than there are."""
+def check_enough(run: RunConfig, problems: Problems) -> None:
+    """`ConfigError` where the settings evaluate on more problems than there are."""
     if bad := too_many_problems(run, len(problems), resource_dir("conf")):
         raise ConfigError("\n".join(bad))
-    return problems
 
 
 def check_validation(
@@ -427,33 +414,21 @@ def check_validation(
 ) -> Problems:
     """Check the ground truths of the validation problems and return those to use."""
     with naming_eval_settings(run, "data"):
-        problems = with_notes(say, *check_ground_truths(problems, judge, run.evaluation.data, needed))
-    return with_notes(say, problems, repetition_notes(problems, "validation", same_truth(judge)))
-
-
-def same_truth(grader: Grader | None) -> Callable[[str, str], bool]:
-    """Return the comparison of two ground truths: by the grader's rules, or as text."""
-    return str.__eq__ if grader is None or grader.plugin else grader.same
+        problems = check_ground_truths(problems, judge, run.evaluation.data, say, needed)
+    note_repetitions(problems, "validation", judge, say)
+    return problems
 
 
 def read_validation(run: RunConfig, say: Say) -> Problems:
-    """Read the validation problems of an evaluation's own data; of files, only the validation split is read."""
+    """Read the validation problems of an evaluation's own data."""
     data, fill = run.evaluation.data, prompt_renderer(run.evaluation.prompt.file)
 
     def note(text: str) -> None:
         say(as_eval("data", text, data))
 
     with naming_eval_settings(run, "data"):
-        if not isinstance(data, FileDataConfig):
-            return check_enough(run, read_splits(data, note, traces=False)[1])
-        hub = cache(partial(hub_splits, data.path or "", data.hub_config))
-        name = data.train if data.n_validation is not None else data.validation or validation_split(data, hub)
-        table = read_split(data, name, Path(name).stem, hub, traces=False)
-        (problems,) = with_ids([table], note)
-        if (n := data.n_validation) is not None:
-            if n > len(problems):
-                raise ConfigError(
-                    f"data.n_validation={n} is more than the {len(problems)} problems there are: lower it"
-                )
-            problems = subset(problems, n, data.split_seed)
-        return check_enough(run, with_ground_truths(data, [], problems, fill, note)[1])
+        problems = read_splits(data, note, traces=False, validation_only=True)[1]
+        if isinstance(data, FileDataConfig):
+            problems = with_ground_truths(data, [], problems, fill, note)[1]
+        check_enough(run, problems)
+        return problems

@@ -52,11 +52,11 @@ def check_template(template: str) -> None:
         raise ConfigError(f"prompt.trace={template!r} has {found}: it is written from {{solution}} and {{answer}} only")
 
 
-def with_traces(problems: list[Problem], template: str, skip: bool) -> tuple[list[Problem], list[str]]:
-    """Return (problems with a trace, notes). Others are a `DataError`, or with `skip` left out with a note."""
+def with_traces(problems: list[Problem], template: str, skip: bool, say: Callable[[str], None]) -> list[Problem]:
+    """Return the problems with a trace. Others are a `DataError`, or with `skip` left out with a note."""
     without = [p.id for p in problems if not has_trace(p, template)]
     if not without:
-        return problems, []
+        return problems
     found = (
         f"{len(without)} of {len(problems)} training problems have neither a response nor what prompt.trace is "
         f"written from ({few(without)})"
@@ -66,13 +66,14 @@ def with_traces(problems: list[Problem], template: str, skip: bool) -> tuple[lis
     if not skip:
         raise DataError(f"{found}: fix these rows, or set data.bad_rows=skip to leave them out")
     missing = set(without)
-    return [p for p in problems if p.id not in missing], [f"! {found}: left out"]
+    say(f"! {found}: left out")
+    return [p for p in problems if p.id not in missing]
 
 
 def filter_correct(
-    problems: list[Problem], trace: Callable[[Problem], str], grade: GradeBatch
-) -> tuple[list[Problem], str]:
-    """Return (problems whose trace `grade` accepts against the reference answer, a line on the others).
+    problems: list[Problem], trace: Callable[[Problem], str], grade: GradeBatch, say: Callable[[str], None]
+) -> list[Problem]:
+    """Return the problems whose trace `grade` accepts against the reference answer, and count the others.
 
     `grade`: responses and reference answers -> their grades. `DataError` where none is accepted.
     """
@@ -89,7 +90,8 @@ def filter_correct(
             f"data.filter=correct: {counts}: choose the prompt that the traces were written for, or "
             "data.response_as=solution to put them into this prompt's form"
         )
-    return kept, counts
+    say(counts)
+    return kept
 
 
 def _missing(problem: Problem, template: str) -> str:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from difflib import get_close_matches
-from functools import partial
+from functools import cache, partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -39,12 +39,17 @@ def file_rows(path: Path) -> Iterator[RawRow]:
         if not isinstance(rows, list):
             why = f"{rows}" if isinstance(rows, BadRowError) else "holds no list"
             raise DataError(f"{path} {why}: a .json file holds one list of rows; name it .jsonl if each line is one")
-        yield from ((f"row {number}", row) for number, row in enumerate(rows, 1))
+        yield from numbered(rows)
         return
     with path.open("rb") as file:
         for number, line in enumerate(file, 1):
             if line.strip():
                 yield f"line {number}", _json(line)
+
+
+def numbered(rows: Iterable[Any], first: int = 1) -> Iterator[RawRow]:
+    """Yield rows with their places, "row 1" and so on."""
+    return ((f"row {number}", row) for number, row in enumerate(rows, first))
 
 
 def _json(text: bytes) -> Any:
@@ -56,6 +61,7 @@ def _json(text: bytes) -> Any:
         return BadRowError("is not JSON")
 
 
+@cache  # several splits are read one by one
 def hub_splits(path: str, hub_config: str | None) -> Mapping[str, Iterable[Any]]:
     """Return split name -> rows of a data set on the hub; `ConfigError` where it cannot be read."""
     with required(f"data.path={path} is no folder here, and reading it from the hub", "datasets"):
@@ -76,7 +82,6 @@ class ProblemTable:
 
     problems: list[Problem]
     own_ids: list[str | None]
-    notes: list[str]
 
 
 def read_table(
@@ -86,11 +91,12 @@ def read_table(
     parse: Callable[[Any, str], Problem],
     own_id: Callable[[Any], str | None],
     skip: bool,
+    say: Callable[[str], None],
 ) -> ProblemTable:
     """Parse rows into problems with the ids `prefix-number`, counted from 0.
 
     `parse` makes a problem from a row and an id, `own_id` reads the id in the row. A row that cannot be used is a
-    `DataError`, or with `skip` left out and counted in the notes. A source without usable rows is a `DataError`.
+    `DataError`, or with `skip` left out and counted in a note. A source without usable rows is a `DataError`.
     """
     problems: list[Problem] = []
     own_ids: list[str | None] = []
@@ -108,9 +114,10 @@ def read_table(
             bad.setdefault(str(reason), []).append(where)
     if not problems:
         raise DataError(f"{source} holds no row that can be used" + _reasons(bad) + ": give one with problems")
-    dropped = sum(map(len, bad.values()))
-    notes = [f"! {source}: {dropped} of {len(problems) + dropped} rows left out{_reasons(bad)}"] if bad else []
-    return ProblemTable(problems, own_ids, notes)
+    if bad:
+        dropped = sum(map(len, bad.values()))
+        say(f"! {source}: {dropped} of {len(problems) + dropped} rows left out{_reasons(bad)}")
+    return ProblemTable(problems, own_ids)
 
 
 def _reasons(bad: Mapping[str, Sequence[str]]) -> str:
@@ -167,7 +174,7 @@ def rows_of(data: FunctionDataConfig) -> dict[str, list[RawRow]]:
         raise ConfigError(
             f"data.n_validation={data.n_validation}: {data.function} returns validation rows of its own: leave it out"
         )
-    return {label: [(f"row {n}", _row(row)) for n, row in enumerate(split, 1)] for label, split in rows.items()}
+    return {label: list(numbered(map(_row, split))) for label, split in rows.items()}
 
 
 def _records(rows: Any) -> Iterable[Any]:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from rlreason.config.data import HabitsConfig
 from rlreason.config.leaves import locate, may_be_hub_name
-from rlreason.data.sources import BadRowError, file_rows, hub_splits, read_table
+from rlreason.data.sources import BadRowError, file_rows, hub_splits, numbered, read_table
 from rlreason.errors import ConfigError
 from rlreason.types import Problem
 
@@ -288,9 +288,9 @@ def make_countdown(
 
 
 def load_countdown(
-    path: str, name: str, n_train: int, n_validation: int, skip: bool
-) -> tuple[list[Problem], list[Problem], list[str]]:
-    """Load (train, validation, notes) from a JSON-lines file or a hub data set's train split, in the order of its rows.
+    path: str, name: str, n_train: int, n_validation: int, skip: bool, say: Callable[[str], None]
+) -> tuple[list[Problem], list[Problem]]:
+    """Load (train, validation) from a JSON-lines file or a hub data set's train split, in the order of its rows.
 
     `ConfigError` where there are too few; `skip` leaves unusable rows out instead of stopping.
     """
@@ -300,10 +300,10 @@ def load_countdown(
         splits = hub_splits(path, None)
         if "train" not in splits:
             raise ConfigError(f"data.path={path} has no split train: give a JSON-lines file of it instead")
-        rows = ((f"row {number}", row) for number, row in enumerate(splits["train"]))
+        rows = numbered(splits["train"], 0)
     else:
         raise ConfigError(f"data.path={path} is no .jsonl or .json file: give one, or a hub name, or null to make some")
-    table = read_table(rows, path, name, to_problem, lambda row: None, skip)
+    table = read_table(rows, path, name, to_problem, lambda row: None, skip, say)
     halves: dict[str, list[Problem]] = {half: [] for half in HALVES}
     for problem in table.problems:
         halves[HALVES[is_validation(*_key(problem))]].append(problem)
@@ -313,7 +313,7 @@ def load_countdown(
                 f"data.n_{half}={wanted} is more than the {len(halves[half])} {half} problems among "
                 f"{len(table.problems)} rows of data.path={path} (1 in {VALIDATION_SHARE} is for validation): lower it"
             )
-    return halves["train"][:n_train], halves["validation"][:n_validation], table.notes
+    return halves["train"][:n_train], halves["validation"][:n_validation]
 
 
 def to_problem(row: Any, id: str) -> Problem:

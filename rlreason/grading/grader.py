@@ -22,7 +22,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from rlreason.config.data import DataConfig
-from rlreason.config.groups import GradingConfig, names_function
+from rlreason.config.groups import GradingConfig
 from rlreason.config.rules import wrong_values
 from rlreason.config.run import RunConfig
 from rlreason.errors import ConfigError
@@ -30,7 +30,7 @@ from rlreason.grading.answers.compare import ComparisonSettings, Decision, bette
 from rlreason.grading.formats import FORMATS, Extracted, candidates
 from rlreason.grading.pool import ROUNDING, IncidentLog, Pool, PoolReply, WorkerOptions, plugin_failure, plugin_grade
 from rlreason.grading.verifiers import reward_name
-from rlreason.runtime.plugins import GIVEN, announced, for_workers
+from rlreason.runtime.plugins import GIVEN, announced, for_workers, names_function
 from rlreason.types import Grade
 
 #: Part of the protocol of every accuracy; accuracies of different versions are not compared. `tests/test_grading.py`

@@ -23,6 +23,7 @@ from typing import Any
 
 from rlreason.errors import ConfigError
 
+NAMED_REWARDS = ("r1_zero", "question_only")
 GIVEN = "python"  # the module's name in the text of an object that cannot be imported
 PLAIN = (int, float, complex, str, bytes, bool, type(None))  # values that are determined by their text
 
@@ -290,6 +291,28 @@ def announced(key: str) -> dict[str, str]:
     group = GROUPS.get(key)
     found = entry_points(group=group) if group else ()
     return {point.name: point.value.partition("[")[0].strip() for point in sorted(found, reverse=True)}
+
+
+def names_function(text: str) -> bool:
+    """Whether a text has the form `module:function`.
+
+    >>> names_function("my_rewards:length"), names_function(":f"), names_function("my_rewards")
+    (True, False, False)
+    """
+    return all(text.partition(":"))
+
+
+def no_reward(key: str, reward: str, cure: str = "choose one") -> list[str]:
+    """Return a complaint if a setting names no reward."""
+    if reward in NAMED_REWARDS or names_function(reward):
+        return []
+    of_packages = announced(key)
+    if reward in of_packages:  # the command line replaces it by the function; a file names it
+        return [f"{key}={reward} is short for {of_packages[reward]} on the command line: write that in a file"]
+    known = (*NAMED_REWARDS, *of_packages)
+    near = difflib.get_close_matches(reward, known, n=1)
+    cure = f"did you mean {key}={near[0]}?" if near else cure
+    return [f"{key}={reward} is neither {' nor '.join(known)} nor module:function: {cure}"]
 
 
 Data = str | Callable[..., Any] | Iterable[Any]  # a name, a function that makes rows, or the rows

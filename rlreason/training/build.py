@@ -12,8 +12,9 @@ from typing import cast
 import torch
 from transformers import AutoConfig
 
+from rlreason.config.conflicts import sampling_key
 from rlreason.config.data import HabitsConfig, StoriesConfig
-from rlreason.config.evaluation import EvalProtocolConfig, sampling_key
+from rlreason.config.evaluation import EvalProtocolConfig
 from rlreason.config.leaves import template_of
 from rlreason.config.model import ModelConfig, TinyModelConfig
 from rlreason.config.run import Asking, RunConfig

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from rlreason.config.algorithms import BestOfNConfig, EvalJobConfig, EvaluateConfig
-from rlreason.config.evaluation import sampling_key
+from rlreason.config.conflicts import sampling_key
 from rlreason.config.run import RunConfig
 from rlreason.data.sources import question_hash
 from rlreason.engines.rollouts import SamplingProgress, score_samples

@@ -11,8 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+from rlreason.config.conflicts import as_eval
 from rlreason.config.data import GymConfig
-from rlreason.config.evaluation import as_eval
 from rlreason.config.groups import WITHOUT_VLLM, GradingConfig
 from rlreason.config.leaves import needs, template_of
 from rlreason.config.run import RunConfig, judges

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.profiler import profile, record_function
 
-from rlreason.config.evaluation import sampling_key
+from rlreason.config.conflicts import sampling_key
 from rlreason.config.training import BudgetConfig, TrainingConfig
 from rlreason.engines.rollouts import rollout_metrics
 from rlreason.grading.grader import grading_metrics

@@ -23,7 +23,7 @@ from safetensors.torch import save_file
 from torch import Tensor, uint8
 
 from rlreason.config.data import HabitsConfig
-from rlreason.config.groups import NAMED_REWARDS, PromptConfig
+from rlreason.config.groups import PromptConfig
 from rlreason.config.leaves import prompt_renderer, resource_dir, template_of
 from rlreason.config.model import SHARED_WARM_START, TinyModelConfig, WarmStartConfig
 from rlreason.config.run import RunConfig
@@ -34,6 +34,7 @@ from rlreason.errors import ConfigError
 from rlreason.grading import Grader
 from rlreason.model.policy import Policy
 from rlreason.objectives.objective import LengthNormConfig, Objective
+from rlreason.runtime.plugins import NAMED_REWARDS
 from rlreason.runtime.text import first_line
 from rlreason.training.algorithms import sft_sample
 from rlreason.training.learner import Learner
