@@ -17,17 +17,7 @@ from typing import Any
 import torch
 
 from rlreason.courses.check.calling import small_model, story_tokenizer
-from rlreason.courses.check.loop_gradients import has_right_gradient, with_gradients
-from rlreason.courses.check.loop_recording import (
-    LoopOptions,
-    RecordedSample,
-    RecordedSGD,
-    RecordedUpdate,
-    Recorder,
-    has_other_context,
-    read_logit_gradients,
-    scored,
-)
+from rlreason.courses.check.loop_update import LoopOptions, RecordedSample, RecordedSGD, Recorder, Update, scored
 from rlreason.data.tasks import make_stories
 
 
@@ -138,11 +128,11 @@ class Session:
         self.samples: list[RecordedSample] = []
         self.calls: list[dict[str, Any]] = []  # of generate
         self.reward_calls: list[tuple[str, str]] = []
-        self.updates: list[RecordedUpdate] = []
-        self.before = [torch.zeros_like(p) for p in self.model.parameters()]
+        self.updates: list[Update] = []
+        self.before = self.recorder.gradient()
         self.start = [p.detach().clone() for p in self.model.parameters()]
         self.metrics: Any = None
-        self.at_epoch: dict[int, torch.Tensor] = {}  # sample number -> log-probabilities when its epoch began
+        self.epoch_began: Any = None  # a copy of the model when the pass over the rollout began
 
     def arguments(self, function: Callable[..., Any]) -> dict[str, Any]:
         """Return the arguments of the loop: the seven parts, and those settings that it takes."""
@@ -223,10 +213,9 @@ class Session:
         place = self.prompts.index(prompt) if prompt in self.prompts else -1
         truth = self.truths[place] if place >= 0 else ""
         prompt_ids = self.tokenizer.encode(prompt, add_special_tokens=False)
-        parts = self._reward(text, truth)
         return RecordedSample(
-            len(self.samples), place, self.optimizer.steps, prompt_ids, ids, text, truth, truncated, parts["reward"],
-            parts, place=place,
+            len(self.samples), place, self.optimizer.steps, prompt_ids, ids, text, truth, truncated,
+            self._reward(text, truth), place,
         )  # fmt: skip
 
     def objective(self) -> LoopOptions:
@@ -238,6 +227,7 @@ class Session:
             advantage_eps=s.advantage_eps,
             cliprange=s.cliprange,
             temperature=s.sampling_temperature,
+            max_grad_norm=s.max_grad_norm,
         )
 
     def training_calls(self) -> list[dict[str, Any]]:
@@ -269,44 +259,32 @@ class Session:
 
     def _step(self) -> None:
         """Record an optimizer step."""
-        rollout, o = self.rollout(), self.objective()
-        width = max((len(s.token_ids) for s in rollout), default=1)
-        forwards = [f for f in self.recorder.forwards if f.backward]
-        seen = read_logit_gradients(forwards, rollout, width, o.temperature)
-        size = self.settings.train_batch_size
-        if seen.weights is None and forwards:  # as in packed rows: take the next train batch
-            if len(seen.samples) != size:
-                first = self._batch_index(rollout) * size
-                seen.samples = rollout[first : first + size]
-            seen.micro, seen.outside, seen.strangers = [list(range(len(seen.samples)))], {}, []
-        n = len(seen.samples)
-        update = RecordedUpdate(
-            **vars(seen),
-            options=o,
-            rollout=rollout,
-            log_probs=torch.zeros(1, width),
-            size=n if n < size and len(rollout) % size else size,
-            accumulation=self.settings.gradient_accumulation_steps,
-            tokenizer=self.tokenizer,
-            forwards=forwards,
+        rollout, size = self.rollout(), self.settings.train_batch_size
+        if not rollout:
+            return
+        if self._batch_index(rollout) == 0:  # a pass over the rollout begins
+            self.epoch_began = self.recorder.weights()
+        update = Update(
+            self.objective(),
+            rollout,
+            size,
+            self.settings.gradient_accumulation_steps,
+            self.tokenizer,
+            model=self.recorder.weights(),
+            at_step=self.recorder.gradient(),
+            before=self.before,
+            forwards=[f for f in self.recorder.forwards if f.backward],
+            earlier=[s for s in self.samples if s not in rollout],
+            epoch_began=self.epoch_began,
         )
-        if not update.samples:
-            update.samples, update.micro, update.weights, update.forwards = rollout[:1], [[0]], None, []
-        else:
-            with torch.enable_grad():
-                log_probs, logits = scored(self.model, update.samples, o.temperature, width)
-                update.log_probs = log_probs.detach()
-                update.other_context = has_other_context(forwards, update.samples, logits.detach())
-                if self._batch_index(rollout) == 0:  # a pass over the rollout begins
-                    rows = scored(self.model, rollout, o.temperature, width)[0].detach()
-                    self.at_epoch = {s.number: row for s, row in zip(rollout, rows, strict=True)}
-                update.refreshed = torch.stack([self.at_epoch[s.number] for s in update.samples])
-                update.earlier = [s for s in self.samples if s not in rollout]
-                limit = self.settings.max_grad_norm
-                with_gradients(update, self.model, limit, self.before)
-                if any(s.prompt >= AGAIN for s in rollout) and not has_right_gradient(update):
-                    update.merged = True  # one group for a question that was asked twice
-                    with_gradients(update, self.model, limit, self.before)
-                    update.unclear = not has_right_gradient(update)
-        self.before = [torch.zeros_like(p) if p.grad is None else p.grad.clone() for p in self.model.parameters()]
+        if update.samples and not all(f.head for f in update.forwards):  # as in packed rows: take the next train batch
+            first = self._batch_index(rollout) * size
+            update.learn_from(update.samples if len(update.samples) == size else rollout[first : first + size])
+        if len(update.samples) < size and len(rollout) % size:
+            update.size = len(update.samples)
+        if any(s.prompt >= AGAIN for s in rollout) and update.samples and not update.is_right:
+            update.merged = True  # one group for a question that was asked twice
+            del update.full
+            update.unclear = not update.is_right
+        self.before = update.at_step
         self.updates.append(update)

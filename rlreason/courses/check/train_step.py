@@ -19,17 +19,8 @@ from rlreason.courses.check.calling import (
     tensor,
     word_tokenizer,
 )
-from rlreason.courses.check.loop_gradients import not_a_mean, numbers, unlike, with_gradients
-from rlreason.courses.check.loop_judge import findings_of_rewards, judged
-from rlreason.courses.check.loop_recording import (
-    LoopOptions,
-    RecordedSample,
-    RecordedSGD,
-    RecordedUpdate,
-    Recorder,
-    read_logit_gradients,
-    scored,
-)
+from rlreason.courses.check.loop_judge import findings_of_rewards, judged, not_a_mean, numbers, unlike
+from rlreason.courses.check.loop_update import LoopOptions, RecordedSample, RecordedSGD, Recorder, Update, scored
 from rlreason.courses.check.scoring import SCORING
 from rlreason.courses.check.subject import (
     Bug,
@@ -201,6 +192,9 @@ SETTINGS: tuple[tuple[str, dict[str, Any]], ...] = (
 )  # fmt: skip
 
 
+OUTSIDE = -1.0  # the old log-probability outside the responses, where it must not be read
+
+
 class Stage:
     """One call of the train step on a fresh model, recorded."""
 
@@ -209,20 +203,17 @@ class Stage:
         self.tokenizer = word_tokenizer()
         self.recorder = Recorder(self.model)
         self.optimizer = RecordedSGD(self.model, 0.5, self.recorder)
-        self.updates: list[RecordedUpdate] = []
+        self.updates: list[Update] = []
         self.recorder.on_step = self._step
         self.reward = RecordedReward()
         self.prompts = [p for p in PROMPTS for _ in range(4)]
         self.truths = [f"truth {p % 2}" for p in range(3) for _ in range(4)]  # two questions have the same answer
         self.samples = []
         for i, (prompt, response, truth) in enumerate(zip(self.prompts, RESPONSES, self.truths, strict=True)):
-            parts = reward(response, truth)
             prompt_ids, token_ids = self.tokenizer.encode(prompt), self.tokenizer.encode(response)
             truncated = not response.endswith("<eos>")
-            sample = RecordedSample(
-                i, i // 4, 0, prompt_ids, token_ids, response, truth, truncated, parts["reward"], parts
-            )
-            self.samples.append(sample)
+            parts = reward(response, truth)
+            self.samples.append(RecordedSample(i, i // 4, 0, prompt_ids, token_ids, response, truth, truncated, parts))
         self.width = max(len(s.token_ids) for s in self.samples)
         other = small_model(seed=1)
         with torch.no_grad(), self.recorder.pause():
@@ -247,7 +238,7 @@ class Stage:
         }
         if self.options.get("importance_reweighting_method", "none") != "none":
             width = max(len(s.ids) for s in self.samples) - 1
-            old = torch.full((len(self.samples), width), -1.0)  # outside the responses it must not be read
+            old = torch.full((len(self.samples), width), OUTSIDE)
             for row, s in enumerate(self.samples):
                 first = len(s.prompt_ids) - 1
                 old[row, first : first + len(s.token_ids)] = s.old
@@ -265,35 +256,26 @@ class Stage:
             cliprange=o.get("cliprange", 0.2),
             length_norm=o.get("loss_normalization", "sequence"),
             constant=float(o.get("normalization_constant", 1)),
+            max_grad_norm=o.get("max_grad_norm", 1e4),
         )
 
     def _step(self) -> None:
-        """Record an optimizer step; rows that no forward pass had get weight 0."""
-        forwards = [f for f in self.recorder.forwards if f.backward]
-        seen = read_logit_gradients(forwards, self.samples, self.width, 1.0)
-        order = {s.number: i for i, s in enumerate(seen.samples)}
-        if seen.weights is not None:
-            weights = torch.zeros(len(self.samples), self.width)
-            for row, s in enumerate(self.samples):
-                if s.number in order:
-                    weights[row] = seen.weights[order[s.number]]
-            seen.weights = weights
-        seen.micro = [[seen.samples[i].number for i in rows] for rows in seen.micro]  # numbers are rows of the batch
-        seen.samples = list(self.samples)
-        update = RecordedUpdate(
-            **vars(seen),
-            options=self.objective(),
-            rollout=list(self.samples),
-            size=len(self.samples),
-            accumulation=self.options.get("gradient_accumulation_steps", 1),
-            tokenizer=self.tokenizer,
-            forwards=forwards,
-            unseen=[s for s in self.samples if s.number not in order],
+        """Record an optimizer step; rows that no call of the model had are learned from with weight 0."""
+        update = Update(
+            self.objective(),
+            list(self.samples),
+            len(self.samples),
+            self.options.get("gradient_accumulation_steps", 1),
+            self.tokenizer,
+            model=self.recorder.weights(),
+            at_step=self.recorder.gradient(),
+            before=self.recorder.gradient() * 0,
+            forwards=[f for f in self.recorder.forwards if f.backward],
+            outside=OUTSIDE,
         )
-        with torch.enable_grad():
-            update.log_probs = scored(self.model, update.samples, 1.0, self.width)[0].detach()
-            limit = self.options.get("max_grad_norm", 1e4)
-            with_gradients(update, self.model, limit, [torch.zeros_like(p) for p in self.model.parameters()])
+        seen = {s.number for s in update.samples}
+        update.unseen = [s for s in self.samples if s.number not in seen]
+        update.samples = list(self.samples)
         self.updates.append(update)
 
 
@@ -345,24 +327,13 @@ def _bugs_of_stage(stage: Stage, about: str, loss: Tensor, metadata: Any) -> Ite
     if any(p.grad is not None and bool(p.grad.any()) for p in stage.model.parameters()):
         where = "zero_grad after the step"
         yield Bug(NAME, "gradients are left behind after the step", where, setting, "gradients", "none")
-    right = _loss(update)
+    right = update.right_loss().item()
     if abs(float(loss) - right) > 1e-4 * (1 + abs(right)):
         kind = "the loss that is returned is not the batch's loss before the step"
         where = "what is added up over the micro-batches and returned"
         yield Bug(NAME, kind, where, setting, f"loss {float(loss):.5g}", f"loss {right:.5g}")
-    for name, yours, ours in unlike(numbers(metadata), update, lenient=True):
+    for name, yours, ours in unlike(metadata, update, lenient=True):
         yield Bug(NAME, *not_a_mean(name), setting, f"{name} {short_text(yours)}", f"{name} {short_text(ours)}")
-
-
-def _loss(update: RecordedUpdate) -> float:
-    """Return the loss of the batch before the step, by our own functions."""
-    o: Any = update.options  # its strings are the choices of these functions
-    rewards = torch.tensor([s.reward for s in update.samples])
-    a, _ = cs336_2026.compute_group_normalized_rewards(rewards, 4, o.baseline, o.advantage_eps, o.normalizer)
-    loss, _ = cs336_2026.compute_policy_gradient_loss(
-        a, update.log_probs, o.method, update.old(), o.cliprange, update.mask
-    )
-    return float(cs336_2026.aggregate_loss_across_microbatch(loss, update.mask, o.length_norm, int(o.constant)))
 
 
 TRAIN_STEP = Subject(cs336_2026.grpo_train_step, "cs336_2026", list, properties=(_check_train_step,))
