@@ -165,7 +165,7 @@ def _change_of_sample(ids: list[int], update: Update) -> tuple[Kind, RecordedSam
         for kind, form in _changed_forms(s, update.tokenizer):
             if _as_text(form[:-1]) in text:
                 return kind, s
-    if find(ids, update.earlier):
+    if find(ids, update.recording.samples):
         return Kind("learns again from responses of earlier steps", "what is emptied at the beginning of a step"), None
     return Kind("learns from token ids that nobody sampled", _LEARNED), next(iter(update.rollout), None)
 

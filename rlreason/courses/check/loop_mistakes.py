@@ -36,7 +36,7 @@ from rlreason.courses.check.known_bugs import (
     wrong_token_loss,
 )
 from rlreason.courses.check.loop_session import Settings
-from rlreason.courses.check.loop_update import Pass, RecordedSample, Update, scored
+from rlreason.courses.check.loop_update import Forward, RecordedSample, Update, scored
 from rlreason.courses.check.subject import NO_MISTAKE, Kind, LoopBug, Mistake, known, short_text
 
 _DIVIDED = "where the loss is divided"
@@ -148,7 +148,7 @@ MISTAKES = (
 _EPS_DROPPED = next(m for m in ADVANTAGE_MISTAKES if m.kind.name.startswith("advantage_eps is dropped"))
 
 
-def mistaken_gradient(u: Update, m: Mistake, passes: Sequence[Pass] = ()) -> Tensor:
+def mistaken_gradient(u: Update, m: Mistake, passes: Sequence[Forward] = ()) -> Tensor:
     """Return the gradient of an update's loss, or of some of its micro-batches, with one mistake."""
     o = u.options
     advantages = m.at("input", lambda right, other: right)(mistaken_advantages(u, m), _rewards(u.samples, m))
@@ -165,7 +165,7 @@ def mistaken_gradient(u: Update, m: Mistake, passes: Sequence[Pass] = ()) -> Ten
     return u.gradient_of(total)
 
 
-def _laid_out(u: Update, p: Pass, m: Mistake) -> tuple[Tensor, Tensor, Tensor]:
+def _laid_out(u: Update, p: Forward, m: Mistake) -> tuple[Tensor, Tensor, Tensor]:
     """Return log-probabilities, response mask and old log-probabilities (members, places), as the student has them."""
     logits, ids = u.logits(p), p.ids[[member.row for member in p.members]]
     labels = torch.nn.functional.pad(ids[:, 1:], (0, 1), value=u.tokenizer.pad_token_id)
@@ -180,8 +180,8 @@ def _laid_out(u: Update, p: Pass, m: Mistake) -> tuple[Tensor, Tensor, Tensor]:
         labels, mask = labels[:, :-1], mask[:, :-1]
     log_probs: Tensor = m.at("score", _score)(logits, labels, u.options.temperature)
     old = log_probs.detach().clone()  # no ratio outside the responses
-    if u.outside is not None:
-        old = torch.full_like(old, u.outside)
+    if u.options.old_outside is not None:
+        old = torch.full_like(old, u.options.old_outside)
     for i, (_, s, start) in enumerate(p.members):
         first = start + len(s.prompt_ids) - 1
         old[i, first : first + len(s.token_ids)] = m.at("old", lambda s, u: s.old)(s, u)
@@ -201,9 +201,9 @@ def mistaken_advantages(u: Update, m: Mistake) -> Tensor:
     if m.step == "truth":
         truths = [s.truth for s in u.rollout]
         return u.advantages(_rewards(u.rollout, m), [truths.index(truth) for truth in truths])
-    by_group = sorted(u.rollout, key=u.group) if m.step != "batch" else u.rollout
+    by_group = sorted(u.rollout, key=lambda s: s.prompt) if m.step != "batch" else u.rollout
     ranked = m.at("order", lambda update: by_group)(u)
-    size = max(Counter(u.group(s) for s in u.rollout).values())
+    size = max(Counter(s.prompt for s in u.rollout).values())
     advantages = wrong_advantages(
         _rewards(ranked, m), AdvantageOptions(size, o.baseline, o.advantage_eps, o.normalizer), m
     )
@@ -355,7 +355,7 @@ def _of_rows(u: Update, weights: Tensor, right: Tensor) -> Kind:
         return Kind(name, _ROWS)
     if all(bool(((right - weight).abs() < least).any()) for weight in weights):
         return Kind("responses get one another's advantages", "the indices that pick advantages for a micro-batch")
-    groups = torch.tensor([u.group(s) for s in u.samples])
+    groups = torch.tensor([s.prompt for s in u.samples])
     sums = torch.stack([weights[groups == group].sum() for group in groups.unique()])
     if bool((sums.abs() > 1e-3 * weights.abs().max()).any()):
         name = "advantages of a group do not add up to 0, as where groups mix questions"
@@ -374,7 +374,7 @@ def _example(u: Update, m: Mistake) -> LoopBug:
     sample = u.samples[row]
     inputs = {
         "question": repr(u.tokenizer.decode(sample.prompt_ids)),
-        "rewards of its responses": short_text([s.reward for s in u.rollout if u.group(s) == u.group(sample)]),
+        "rewards of its responses": short_text([s.reward for s in u.rollout if s.prompt == sample.prompt]),
         "this response": f"{sample.text!r}, {len(sample.token_ids)} tokens, reward {short_text(sample.reward)}",
     }
     return LoopBug(m.kind, f"its advantage is {float(got[row]):.4g}", f"{float(right[row]):.4g}", inputs)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -12,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from rlreason.courses.check.calling import small_model
 from rlreason.courses.check.observing import multiple
 from rlreason.objectives.advantages import compute_group_advantages
 from rlreason.objectives.aggregation import aggregate_loss
@@ -21,17 +21,42 @@ LOSS_OF = {"none": "reinforce_with_baseline", "noclip": "grpo_no_clip", "grpo": 
 NORM_OF = {"std": "group_std", "none": "none", "mean": "group_mean"}
 
 
+@dataclass(frozen=True)
+class LoopOptions:
+    """The objective of an update."""
+
+    method: str = "none"  # none, noclip, grpo or gspo
+    baseline: str = "mean"
+    normalizer: str = "std"
+    advantage_eps: float = 1e-6
+    cliprange: float = 0.2
+    length_norm: str = "sequence"  # or constant: masked sum / constant
+    constant: float = 1.0
+    temperature: float = 1.0
+    max_grad_norm: float = 1e6
+    old_outside: float | None = None  # the old log-probability that was given outside the responses
+
+
+class Member(NamedTuple):
+    """A sample in a row of ids, and where it begins there."""
+
+    row: int
+    sample: RecordedSample
+    start: int
+
+
 @dataclass(eq=False)
 class Forward:
-    """One call of the model with a gradient: its ids (rows, width), and what was handed in besides."""
+    """One call of the model with a gradient, which is a micro-batch of an update."""
 
-    ids: Tensor
-    arguments: dict[str, Tensor]  # attention_mask and position_ids, where they were given
+    ids: Tensor  # (rows, width)
+    arguments: dict[str, Tensor] = field(default_factory=dict)  # attention_mask and position_ids, where given
     backward: int = 0  # the number of backward calls that reached it
     learned: bool = False  # any of them brought a gradient other than 0
     head: bool = False  # the output head was called
     half: bool = False  # computed in bfloat16 or float16
     foreign: bool = False  # it is of a copy of the policy
+    members: list[Member] = field(default_factory=list)
 
 
 @dataclass(eq=False)
@@ -61,28 +86,46 @@ class RecordedSample:
         return self.prompt_ids + self.token_ids
 
 
-class Recorder:
-    """Hooks on a model that record its calls; `on_step` is called before each optimizer step."""
+class Recording:
+    """A model, its optimizer and a reward function, which record their use."""
 
-    def __init__(self, model: Any) -> None:
-        self.twin = copy.deepcopy(model)  # for the computations of the check itself
-        self.model, self.paused = model, False
+    def __init__(self, tokenizer: Any, options: LoopOptions, learning_rate: float) -> None:
+        self.tokenizer, self.options = tokenizer, options
+        self.model = small_model(vocab=len(tokenizer))
+        self.twin = copy.deepcopy(self.model)  # for the computations of the check itself
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=learning_rate)
+        self.optimizer.register_step_pre_hook(lambda *_: self._on_step())
+        self.samples: list[RecordedSample] = []
+        self.reward_calls: list[tuple[str, str]] = []
         self.forwards: list[Forward] = []  # since the last optimizer step
-        self.on_step: Callable[[], None] = lambda: None
+        self.updates: list[Update] = []
         self._arguments: dict[str, Tensor] = {}
-        model.base_model.register_forward_pre_hook(self._on_call, with_kwargs=True)
-        model.get_input_embeddings().register_forward_hook(self._on_embeddings)
-        model.get_output_embeddings().register_forward_hook(self._on_logits)
+        self.model.base_model.register_forward_pre_hook(self._on_call, with_kwargs=True)
+        self.model.get_input_embeddings().register_forward_hook(self._on_embeddings)
+        self.model.get_output_embeddings().register_forward_hook(self._on_logits)
 
-    def __deepcopy__(self, memo: Any) -> Recorder:
-        return self  # a copied policy, such as a reference model, is recorded here too
+    def __deepcopy__(self, memo: Any) -> Recording:
+        return self  # the hooks of a copied policy, such as a reference model, record here too
+
+    def reward(self, text: str, truth: str) -> dict[str, float]:
+        """Return the reward with its parts."""
+        raise NotImplementedError
+
+    def update(self) -> Update:
+        """Return the update of the step that is about to be taken."""
+        raise NotImplementedError
+
+    def reward_fn(self, response: str, ground_truth: str) -> dict[str, float]:
+        """Return the reward of a response with its parts."""
+        self.reward_calls.append((str(response), str(ground_truth)))
+        return self.reward(str(response), str(ground_truth))
 
     def _on_call(self, module: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
         read = ("attention_mask", "position_ids")
         self._arguments = {name: named[name].clone() for name in read if isinstance(named.get(name), Tensor)}
 
     def _on_embeddings(self, module: Any, arguments: tuple[Any, ...], output: Tensor) -> None:
-        if self.paused or not output.requires_grad:
+        if not output.requires_grad:
             return
         forward = Forward(arguments[0].detach().clone(), self._arguments)
         forward.foreign = module is not self.model.get_input_embeddings()
@@ -95,18 +138,14 @@ class Recorder:
         output.register_hook(count)
 
     def _on_logits(self, module: Any, arguments: tuple[Any, ...], output: Tensor) -> None:
-        if not self.paused and output.requires_grad and self.forwards:
+        if output.requires_grad and self.forwards:
             self.forwards[-1].head = True
             self.forwards[-1].half = output.dtype in (torch.bfloat16, torch.float16)
 
-    @contextmanager
-    def pause(self) -> Iterator[None]:
-        """Record nothing in this block, which holds forward passes of the check itself."""
-        self.paused = True
-        try:
-            yield
-        finally:
-            self.paused = False
+    def _on_step(self) -> None:
+        with torch.enable_grad():
+            self.updates.append(self.update())
+        self.forwards = []
 
     def weights(self) -> Any:
         """Return a copy of the model with its weights of now."""
@@ -117,24 +156,6 @@ class Recorder:
     def gradient(self) -> Tensor:
         """Return the model's gradient as one vector, 0 where there is none."""
         return _flat([torch.zeros_like(p) if p.grad is None else p.grad for p in self.model.parameters()])
-
-
-class RecordedSGD(torch.optim.SGD):
-    """Gradient descent that calls a recorder before each step."""
-
-    description = "plain gradient descent"
-
-    def __init__(self, model: Any, learning_rate: float, recorder: Recorder) -> None:
-        super().__init__(model.parameters(), lr=learning_rate)
-        self.recorder, self.steps = recorder, 0
-
-    def step(self, closure: Any = None) -> Any:  # type: ignore[override]
-        """Call the recorder, then step."""
-        with self.recorder.pause(), torch.enable_grad():
-            self.recorder.on_step()
-        self.recorder.forwards = []
-        self.steps += 1
-        return super().step(closure)
 
 
 def _flat(gradients: Sequence[Tensor]) -> Tensor:
@@ -159,38 +180,6 @@ def _padded(samples: Sequence[RecordedSample]) -> Tensor:
     return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
 
 
-@dataclass(frozen=True)
-class LoopOptions:
-    """The objective of an update."""
-
-    method: str = "none"  # none, noclip, grpo or gspo
-    baseline: str = "mean"
-    normalizer: str = "std"
-    advantage_eps: float = 1e-6
-    cliprange: float = 0.2
-    length_norm: str = "sequence"  # or constant: masked sum / constant
-    constant: float = 1.0
-    temperature: float = 1.0
-    max_grad_norm: float = 1e6
-
-
-class Member(NamedTuple):
-    """A sample in a row of ids, and where it begins there."""
-
-    row: int
-    sample: RecordedSample
-    start: int
-
-
-@dataclass(eq=False)
-class Pass:
-    """One micro-batch: a call of the model, and the samples in its rows."""
-
-    ids: Tensor
-    members: list[Member]
-    arguments: dict[str, Tensor] = field(default_factory=dict)
-
-
 def find(ids: Sequence[int], samples: Sequence[RecordedSample]) -> list[tuple[RecordedSample, int]]:
     """Return the samples in a row of ids, which may lack their last token, and where each begins."""
     text = f" {' '.join(map(str, ids))} "
@@ -209,42 +198,35 @@ def find(ids: Sequence[int], samples: Sequence[RecordedSample]) -> list[tuple[Re
 class Update:
     """One optimizer step: what the model was called with, and everything that its right gradient depends on."""
 
-    options: LoopOptions
+    recording: Recording
     rollout: list[RecordedSample]  # all samples of its rollout, in order
     size: int  # the number of sequences that the loss is a mean over
     accumulation: int
-    tokenizer: Any
-    model: Any  # a copy, with the weights before the step
-    at_step: Tensor  # the gradient, as one vector
     before: Tensor  # the gradient at the step before
-    forwards: list[Forward]  # those with a backward call
-    passes: list[Pass] = field(default_factory=list)
-    samples: list[RecordedSample] = field(default_factory=list)  # those in its passes
-    strangers: list[list[int]] = field(default_factory=list)  # ids of rows that were not sampled
-    unseen: list[RecordedSample] = field(default_factory=list)  # given for this step, but in none of its passes
-    earlier: list[RecordedSample] = field(default_factory=list)  # of earlier rollouts
     epoch_began: Any = None  # a copy of the model when this pass over the rollout began
-    outside: float | None = None  # the old log-probability that was given outside the responses
-    merged: bool = False  # responses to a question that was asked twice are one group
-    unclear: bool = False  # a question was asked twice, and neither grouping explains the gradient
-    _logits: dict[Pass, Tensor] = field(default_factory=dict)
+    unclear: bool = False  # a question was asked twice, which leaves open what its group is
 
     def __post_init__(self) -> None:
+        self.options, self.tokenizer = self.recording.options, self.recording.tokenizer
+        self.model = self.recording.weights()  # before the step
+        self.at_step = self.recording.gradient()
+        self.forwards = [f for f in self.recording.forwards if f.backward]
+        self.strangers: list[list[int]] = []  # ids of rows that were not sampled
+        self.unseen: list[RecordedSample] = []  # given for this step, but in none of its passes
         for forward in self.forwards:
-            members = []
             for row, ids in enumerate(forward.ids.tolist()):
                 matches = find(ids, self.rollout)
                 if not matches:
                     self.strangers.append(ids)
-                members += [Member(row, *match) for match in matches]
-            if members:
-                self.passes.append(Pass(forward.ids, members, forward.arguments))
+                forward.members += [Member(row, *match) for match in matches]
+        self.passes = [forward for forward in self.forwards if forward.members]
         self.samples = list({m.sample.number: m.sample for p in self.passes for m in p.members}.values())
+        self._logits: dict[Forward, Tensor] = {}
 
     def learn_from(self, samples: Sequence[RecordedSample]) -> None:
         """Take these samples for those of the step, in one micro-batch of a row for each."""
         self.samples, self.strangers = list(samples), []
-        self.passes = [Pass(_padded(samples), [Member(i, s, 0) for i, s in enumerate(samples)])]
+        self.passes = [Forward(_padded(samples), members=[Member(i, s, 0) for i, s in enumerate(samples)])]
 
     @cached_property
     def parameters(self) -> list[Tensor]:
@@ -272,7 +254,7 @@ class Update:
         """Return the log-probabilities (n, width) of the samples' tokens before the step."""
         return self.scored[0].detach()
 
-    def logits(self, p: Pass) -> Tensor:
+    def logits(self, p: Forward) -> Tensor:
         """Return the logits (members, width, vocab) of a micro-batch, as the student's call of the model gives them."""
         if p not in self._logits:
             rows = [member.row for member in p.members]
@@ -301,10 +283,6 @@ class Update:
         """Return log-probabilities (n, width) of the policy that sampled."""
         return torch.nn.utils.rnn.pad_sequence([*(s.old for s in self.samples), torch.zeros(self.width)], True)[:-1]
 
-    def group(self, s: RecordedSample) -> int:
-        """Return the number of a sample's group."""
-        return s.place if self.merged else s.prompt
-
     def advantages(self, rewards: Tensor, groups: Sequence[int]) -> Tensor:
         """Return the advantages (n,) of the samples, from rewards and groups of the rollout."""
         o = self.options
@@ -321,7 +299,7 @@ class Update:
     def right_advantages(self) -> Tensor:
         """Return the right advantages (n,)."""
         rewards = torch.tensor([s.reward for s in self.rollout])
-        return self.advantages(rewards, [self.group(s) for s in self.rollout])
+        return self.advantages(rewards, [s.prompt for s in self.rollout])
 
     def right_loss(self) -> Tensor:
         """Return the loss of the samples by `rlreason.objectives`, with gradient."""

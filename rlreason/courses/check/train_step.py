@@ -20,7 +20,7 @@ from rlreason.courses.check.calling import (
     word_tokenizer,
 )
 from rlreason.courses.check.loop_judge import findings_of_rewards, judged, not_a_mean, numbers, unlike
-from rlreason.courses.check.loop_update import LoopOptions, RecordedSample, RecordedSGD, Recorder, Update, scored
+from rlreason.courses.check.loop_update import LoopOptions, RecordedSample, Recording, Update, scored
 from rlreason.courses.check.scoring import SCORING
 from rlreason.courses.check.subject import (
     Bug,
@@ -158,19 +158,6 @@ def reward(response: str, ground_truth: str) -> dict[str, float]:
     return {"reward": total, "format_reward": (weight % 5) / 4, "answer_reward": (weight % 7) / 8}
 
 
-class RecordedReward:
-    """The reward function, which records its calls."""
-
-    description = "a reward for each pair of response and ground truth"
-
-    def __init__(self) -> None:
-        self.calls: list[tuple[str, str]] = []
-
-    def __call__(self, response: str, ground_truth: str) -> dict[str, float]:
-        self.calls.append((str(response), str(ground_truth)))
-        return reward(response, ground_truth)
-
-
 OPEN = "gradient_accumulation_steps=5, which does not divide the rows"  # the handout lets a step refuse it
 SETTINGS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("defaults, one micro-batch", {"gradient_accumulation_steps": 1}),
@@ -195,32 +182,40 @@ SETTINGS: tuple[tuple[str, dict[str, Any]], ...] = (
 OUTSIDE = -1.0  # the old log-probability outside the responses, where it must not be read
 
 
-class Stage:
+class Stage(Recording):
     """One call of the train step on a fresh model, recorded."""
 
-    def __init__(self, options: dict[str, Any]) -> None:
-        self.model, self.options = small_model(), options
-        self.tokenizer = word_tokenizer()
-        self.recorder = Recorder(self.model)
-        self.optimizer = RecordedSGD(self.model, 0.5, self.recorder)
-        self.updates: list[Update] = []
-        self.recorder.on_step = self._step
-        self.reward = RecordedReward()
+    def __init__(self, settings: dict[str, Any]) -> None:
+        self.settings = settings
+        options = LoopOptions(
+            method=settings.get("importance_reweighting_method", "none"),
+            baseline=settings.get("baseline", "mean"),
+            normalizer=settings.get("advantage_normalizer", "std"),
+            advantage_eps=settings.get("advantage_eps", 1e-6),
+            cliprange=settings.get("cliprange", 0.2),
+            length_norm=settings.get("loss_normalization", "sequence"),
+            constant=float(settings.get("normalization_constant", 1)),
+            max_grad_norm=settings.get("max_grad_norm", 1e4),
+            old_outside=OUTSIDE,
+        )
+        super().__init__(word_tokenizer(), options, learning_rate=0.5)
         self.prompts = [p for p in PROMPTS for _ in range(4)]
         self.truths = [f"truth {p % 2}" for p in range(3) for _ in range(4)]  # two questions have the same answer
-        self.samples = []
         for i, (prompt, response, truth) in enumerate(zip(self.prompts, RESPONSES, self.truths, strict=True)):
             prompt_ids, token_ids = self.tokenizer.encode(prompt), self.tokenizer.encode(response)
-            truncated = not response.endswith("<eos>")
-            parts = reward(response, truth)
+            truncated, parts = not response.endswith("<eos>"), self.reward(response, truth)
             self.samples.append(RecordedSample(i, i // 4, 0, prompt_ids, token_ids, response, truth, truncated, parts))
-        self.width = max(len(s.token_ids) for s in self.samples)
-        other = small_model(seed=1)
-        with torch.no_grad(), self.recorder.pause():
-            mine, theirs = (scored(m, self.samples, 1.0, self.width)[0] for m in (self.model, other))
-            old = mine + 0.3 * (theirs - mine).clamp(-2, 2)  # a little away from the model's own
-            for s, row in zip(self.samples, old, strict=True):
-                s.old = s.old_untempered = row[: len(s.token_ids)]
+        width = max(len(s.token_ids) for s in self.samples)
+        with torch.no_grad():
+            mine, theirs = (scored(m, self.samples, 1.0, width)[0] for m in (self.twin, small_model(seed=1)))
+        old = mine + 0.3 * (theirs - mine).clamp(-2, 2)  # a little away from the model's own
+        for s, row in zip(self.samples, old, strict=True):
+            s.old = s.old_untempered = row[: len(s.token_ids)]
+
+    def reward(self, text: str, truth: str) -> dict[str, float]:
+        """Return a made-up reward that depends on both texts, with parts that differ from it."""
+        weight = sum((place + 1) * ord(letter) for place, letter in enumerate(f"{text}/{truth}"))
+        return {"reward": (weight % 9) / 4, "format_reward": (weight % 5) / 4, "answer_reward": (weight % 7) / 8}
 
     def arguments(self) -> dict[str, Any]:
         """Return the arguments that the step is called with."""
@@ -229,14 +224,14 @@ class Stage:
             "tokenizer": self.tokenizer,
             "optimizer": self.optimizer,
             "max_grad_norm": 1e4,
-            "reward_fn": self.reward,
+            "reward_fn": self.reward_fn,
             "repeated_prompts": list(self.prompts),
             "rollout_responses": list(RESPONSES),
             "repeated_ground_truths": list(self.truths),
             "group_size": 4,
-            **self.options,
+            **self.settings,
         }
-        if self.options.get("importance_reweighting_method", "none") != "none":
+        if self.options.method != "none":
             width = max(len(s.ids) for s in self.samples) - 1
             old = torch.full((len(self.samples), width), OUTSIDE)
             for row, s in enumerate(self.samples):
@@ -245,38 +240,13 @@ class Stage:
             out["old_log_probs"] = old
         return out
 
-    def objective(self) -> LoopOptions:
-        """Return the objective that the arguments ask for."""
-        o = self.options
-        return LoopOptions(
-            method=o.get("importance_reweighting_method", "none"),
-            baseline=o.get("baseline", "mean"),
-            normalizer=o.get("advantage_normalizer", "std"),
-            advantage_eps=o.get("advantage_eps", 1e-6),
-            cliprange=o.get("cliprange", 0.2),
-            length_norm=o.get("loss_normalization", "sequence"),
-            constant=float(o.get("normalization_constant", 1)),
-            max_grad_norm=o.get("max_grad_norm", 1e4),
-        )
-
-    def _step(self) -> None:
-        """Record an optimizer step; rows that no call of the model had are learned from with weight 0."""
-        update = Update(
-            self.objective(),
-            list(self.samples),
-            len(self.samples),
-            self.options.get("gradient_accumulation_steps", 1),
-            self.tokenizer,
-            model=self.recorder.weights(),
-            at_step=self.recorder.gradient(),
-            before=self.recorder.gradient() * 0,
-            forwards=[f for f in self.recorder.forwards if f.backward],
-            outside=OUTSIDE,
-        )
-        seen = {s.number for s in update.samples}
-        update.unseen = [s for s in self.samples if s.number not in seen]
+    def update(self) -> Update:
+        """Return the update of a step; rows that no call of the model had are learned from with weight 0."""
+        accumulation = self.settings["gradient_accumulation_steps"]
+        update = Update(self, self.samples, len(self.samples), accumulation, before=self.gradient() * 0)
+        update.unseen = [s for s in self.samples if s not in update.samples]
         update.samples = list(self.samples)
-        self.updates.append(update)
+        return update
 
 
 def _check_train_step(function: Yours) -> list[Bug]:
@@ -316,7 +286,7 @@ def _bugs_of_stage(stage: Stage, about: str, loss: Tensor, metadata: Any) -> Ite
     (update,) = stage.updates
     if any(f.half for f in update.forwards):
         return
-    findings = list(findings_of_rewards(stage.samples, stage.reward.calls, stage.truths))
+    findings = list(findings_of_rewards(stage.samples, stage.reward_calls, stage.truths))
     if findings:
         yield from (finding.bug(NAME, setting) for finding in findings)
         return
