@@ -148,21 +148,26 @@ MISTAKES = (
 _EPS_DROPPED = next(m for m in ADVANTAGE_MISTAKES if m.kind.name.startswith("advantage_eps is dropped"))
 
 
-def mistaken_gradient(u: Update, m: Mistake, passes: Sequence[Forward] = ()) -> Tensor:
-    """Return the gradient of an update's loss, or of some of its micro-batches, with one mistake."""
+def _pulls(u: Update, m: Mistake, passes: Sequence[Forward] = ()) -> list[Tensor]:
+    """Return the gradients by the logits of each micro-batch, or of some, of the loss with one mistake."""
     o = u.options
     advantages = m.at("input", lambda right, other: right)(mistaken_advantages(u, m), _rewards(u.samples, m))
     of_sample = {s.number: a for s, a in zip(u.samples, advantages, strict=True)}
     share = m.at("constant share", lambda n, u: 1.0)
     if o.length_norm == "sequence":
         share = m.at("share", lambda n, u: n / u.size)
-    total = torch.zeros(())
+    total, logits = torch.zeros(()), [u.logits(p) for p in u.passes]
     for p in passes or m.at("micro", lambda passes: passes)(u.passes):
         log_probs, mask, old = _laid_out(u, p, m)
         a = torch.stack([of_sample[member.sample.number] for member in p.members])[:, None]
         loss = wrong_token_loss(LossInputs(o.method, a, log_probs, old, o.cliprange, mask), m)
         total = total + share(len(mask), u) * wrong_average(loss, mask, o.length_norm, o.constant, m)
-    return u.gradient_of(total)
+    return list(torch.autograd.grad(total, logits, retain_graph=True, allow_unused=True, materialize_grads=True))
+
+
+def _mistaken_gradient(u: Update, m: Mistake, passes: Sequence[Forward] = ()) -> Tensor:
+    """Return the gradient of an update's loss, or of some of its micro-batches, with one mistake."""
+    return u.gradient_of([u.logits(p) for p in u.passes], _pulls(u, m, passes))
 
 
 def _laid_out(u: Update, p: Forward, m: Mistake) -> tuple[Tensor, Tensor, Tensor]:
@@ -228,10 +233,15 @@ def explained(wrong: Sequence[Update], updates: Sequence[Update]) -> LoopBug:
 
 
 def _gives(u: Update, m: Mistake) -> bool:
+    """Return whether the mistake gives the gradient at the step."""
     try:
-        return u.is_at_step(u.clipped(mistaken_gradient(u, m)))
+        pulls = _pulls(u, m)
     except Exception:  # a mistake may make nonsense of an update
         return False
+    right = u.right_pulls = u.right_pulls or _pulls(u, NO_MISTAKE)
+    if all(torch.allclose(*pair, rtol=1e-4, atol=1e-8) for pair in zip(pulls, right, strict=True)):
+        return u.is_right  # it does not show here, which spares the model's own backward pass
+    return u.is_at_step(u.clipped(u.gradient_of([u.logits(p) for p in u.passes], pulls)))
 
 
 _ZERO = "where zero_grad is called, relative to backward and step"
@@ -261,7 +271,7 @@ def _wrong_steps(u: Update) -> Iterator[tuple[Kind, Tensor]]:
     yield one_by_one, torch.cat([u.clipped(part) for part in parts])
     if len(u.passes) < 2:
         return
-    micro = [mistaken_gradient(u, NO_MISTAKE, [p]) for p in u.passes]
+    micro = [_mistaken_gradient(u, NO_MISTAKE, [p]) for p in u.passes]
     last = Kind("only the last micro-batch reaches the optimizer: zero_grad is called between micro-batches", _ZERO)
     yield last, u.clipped(micro[-1])
     yield Kind("only the first micro-batch reaches the optimizer", _ZERO), u.clipped(micro[0])
@@ -275,7 +285,7 @@ def _described(u: Update) -> Kind:
     """Describe a wrong gradient that no known mistake explains."""
     factor = u.factor()
     if not bool(u.at_step.isfinite().all()):
-        if not bool(mistaken_gradient(u, _EPS_DROPPED).isfinite().all()):
+        if not bool(_mistaken_gradient(u, _EPS_DROPPED).isfinite().all()):
             where = "where advantage_eps enters the division: equal rewards have a standard deviation of 0"
             return Kind("the gradient is not finite: advantage_eps is dropped, and equal rewards give 0 / 0", where)
         return Kind("the gradient is not finite", "divisions by what can be 0")
@@ -323,7 +333,7 @@ def _row_weights(u: Update) -> tuple[Tensor, Tensor] | None:
     if u.options.method != "none" or u.options.length_norm != "sequence":
         return None
     means = (u.scored[0] * u.mask).sum(1) / u.mask.sum(1)
-    each = torch.stack([u.gradient_of(mean) for mean in means]).double()
+    each = torch.stack([u.gradient_of([mean]) for mean in means]).double()
     weights = torch.linalg.lstsq(each.T, u.at_step.double()[:, None]).solution[:, 0].float()
     if not u.is_at_step(weights @ each.float()):
         return None

@@ -222,6 +222,7 @@ class Update:
         self.passes = [forward for forward in self.forwards if forward.members]
         self.samples = list({m.sample.number: m.sample for p in self.passes for m in p.members}.values())
         self._logits: dict[Forward, Tensor] = {}
+        self.right_pulls: list[Tensor] = []  # of the student's logits without a mistake
 
     def learn_from(self, samples: Sequence[RecordedSample]) -> None:
         """Take these samples for those of the step, in one micro-batch of a row for each."""
@@ -316,9 +317,9 @@ class Update:
             constant=o.constant,
         )
 
-    def gradient_of(self, loss: Tensor) -> Tensor:
-        """Return a loss's gradient by the model's parameters, as one vector."""
-        grads = torch.autograd.grad(loss, self.parameters, retain_graph=True, allow_unused=True)
+    def gradient_of(self, values: Sequence[Tensor], pulls: Sequence[Tensor | None] | None = None) -> Tensor:
+        """Return the gradient of values, which their pulls weigh, by the model's parameters, as one vector."""
+        grads = torch.autograd.grad(values, self.parameters, pulls, retain_graph=True, allow_unused=True)
         return _flat([torch.zeros_like(p) if g is None else g for p, g in zip(self.parameters, grads, strict=True)])
 
     def clipped(self, gradient: Tensor) -> Tensor:
@@ -328,7 +329,7 @@ class Update:
     @cached_property
     def full(self) -> Tensor:
         """Return the right gradient before it is clipped."""
-        return self.gradient_of(self.right_loss())
+        return self.gradient_of([self.right_loss()])
 
     def is_at_step(self, gradient: Tensor) -> bool:
         """Return whether this is the gradient at the step, up to float32 rounding relative to the largest entry."""

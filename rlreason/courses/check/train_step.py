@@ -61,7 +61,6 @@ def _wrong_sft(i: Inputs, m: Mistake) -> Any:
 
 SFT = Subject(
     cs336_2025.sft_microbatch_train_step,
-    "cs336_2025",
     _sft_cases,
     ("loss", "metadata"),
     _wrong_sft,
@@ -124,7 +123,6 @@ def _note_metadata(function: Yours) -> Iterator[Bug]:
 
 GRPO = Subject(
     cs336_2025.grpo_microbatch_train_step,
-    "cs336_2025",
     _grpo_cases,
     ("loss", "metadata"),
     _wrong_grpo,
@@ -306,12 +304,12 @@ def _bugs_of_stage(stage: Stage, about: str, loss: Tensor, metadata: Any) -> Ite
         yield Bug(NAME, *not_a_mean(name), setting, f"{name} {short_text(yours)}", f"{name} {short_text(ours)}")
 
 
-TRAIN_STEP = Subject(cs336_2026.grpo_train_step, "cs336_2026", list, properties=(_check_train_step,))
+TRAIN_STEP = Subject(cs336_2026.grpo_train_step, list, properties=(_check_train_step,))
 SUBJECTS = (*SCORING, *CASES, SFT, GRPO, TRAIN_STEP)
 
 
 def subject_of(name: str, function: Callable[..., Any], course: str) -> Subject:
     """Return the subject of a function: of the year that its parameters tell, else of this course."""
-    year = year_of(name, function) or course
+    year = cs336_2026 if (year_of(name, function) or course) == "cs336_2026" else cs336_2025
     same_name = [subject for subject in SUBJECTS if subject.name == name]
-    return next((subject for subject in same_name if year in subject.course.split()), same_name[0])
+    return next((subject for subject in same_name if subject.ours is getattr(year, name, None)), same_name[0])
