@@ -1,7 +1,6 @@
 """Load the user's module, make the inputs of trial calls, and call its functions by the handout's names."""
 
 import importlib
-import importlib.util
 import inspect
 import sys
 from collections.abc import Callable, Sequence
@@ -146,58 +145,42 @@ class NotLoadedError(Exception):
 
 def load_module(path_or_name: str) -> ModuleType:
     """Load `package.module`, or the module of a file `path/to/module.py`; `NotLoadedError` if that fails."""
-    path = Path(path_or_name)
-    if path_or_name.endswith(".py") or path.is_file():
-        return _load_file(path)
+    path, here = Path(path_or_name), str(Path.cwd())
     if path.is_dir():
         inner = next((p.name for p in sorted(path.glob("*.py"))), "module.py")
         raise NotLoadedError(f"is a folder: give a file of it, such as {path / inner}")
-    here = str(Path.cwd())
-    if here not in sys.path:
+    if path_or_name.endswith(".py") or path.is_file():
+        name = _importable(path)
+    else:
+        name = path_or_name.replace("/", ".")
         sys.path.insert(0, here)
     try:
-        return importlib.import_module(path_or_name.replace("/", "."))
+        return importlib.import_module(name)
     except ModuleNotFoundError as error:
-        if error.name is not None and f"{path_or_name}.".startswith(f"{error.name}."):
+        if error.name is not None and f"{name}.".startswith(f"{error.name}."):
             raise NotLoadedError(
                 f"there is no module {error.name} in {here} or among the installed packages: fix the name, or give "
                 "the path of a .py file"
             ) from None
         raise NotLoadedError(f"importing it fails: {their_error(error)}: fix or install that") from None
+    except TimeUpError:
+        raise
     except BaseException as error:  # also what ends a process, such as SystemExit
-        if isinstance(error, TimeUpError):
-            raise
         raise NotLoadedError(f"importing it fails: {their_error(error)}: fix that") from None
 
 
-def _load_file(path: Path) -> ModuleType:
-    """Load the module of a file; its folder and the folder of its package can be imported from."""
+def _importable(path: Path) -> str:
+    """Return a file's name as a module, which can be imported then; so can what lies next to it and above it."""
     if not path.is_file():
         raise NotLoadedError("is no file: give the path of a .py file, or the dotted name of a module")
     path = path.resolve()
     root = path.parent
-    for folder in (path.parent, path.parent.parent, Path.cwd()):
-        if str(folder) not in sys.path:
-            sys.path.insert(0, str(folder))
-    while (root / "__init__.py").is_file():
+    while (root / "__init__.py").is_file():  # a file of a package may import its neighbours with a dot
         root = root.parent
-    if root != path.parent:  # a file of a package may import its neighbours with a dot
-        sys.path.insert(0, str(root))
-        name = ".".join(path.relative_to(root).with_suffix("").parts)
-    else:
-        name = path.stem
-    spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None:
-        raise NotLoadedError("is no file of Python: give the path of a .py file")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    try:
-        spec.loader.exec_module(module)
-    except BaseException as error:
-        if isinstance(error, TimeUpError):
-            raise
-        raise NotLoadedError(f"importing it fails: {their_error(error)}: fix that") from None
-    return module
+    sys.path[:0] = [str(root), str(path.parent), str(path.parent.parent), str(Path.cwd())]
+    name = ".".join(path.relative_to(root).with_suffix("").parts)
+    sys.modules.pop(name, None)  # of Python's own, or of another file
+    return name
 
 
 WORDS = [

@@ -8,7 +8,7 @@ import sysconfig
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
@@ -91,10 +91,6 @@ class Bug:
     yours: str = ""
     ours: str = ""
     note: str = ""  # where and when it shows
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return it for the channel and for JSON."""
-        return asdict(self)
 
 
 Function = Callable[..., Any]
