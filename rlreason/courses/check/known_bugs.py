@@ -185,28 +185,28 @@ _CONSTANT = "where the constant enters"
 _GA = "where gradient_accumulation_steps enters"
 
 
-def _shift(mask: Tensor, by: int) -> Tensor:
+def shifted(mask: Tensor, by: int) -> Tensor:
     """Return the mask (batch, seq) moved by one place to the right (1) or left (-1), false where nothing moves in."""
     blank = torch.zeros_like(mask[:, :1])
     return torch.cat([blank, mask[:, :-1]], 1) if by == 1 else torch.cat([mask[:, 1:], blank], 1)
 
 
-def _nth(mask: Tensor) -> Tensor:
+def nth(mask: Tensor) -> Tensor:
     """Return for each place how many places up to it are in the mask."""
     return mask.long().cumsum(-1)
 
 
-def _nth_from_end(mask: Tensor) -> Tensor:
+def nth_from_end(mask: Tensor) -> Tensor:
+    """Return for each place how many places from it on are in the mask."""
     return mask.long().flip(-1).cumsum(-1).flip(-1)
 
 
-_LATE = known("mask", _MASK, ("the mask is shifted by one: the first response token is lost", lambda m: _shift(m, 1)))
-_EARLY = known("mask", _MASK, ("the mask is shifted by one: the last response token is lost", lambda m: _shift(m, -1)))
-_NO_ENDS = known("mask", _MASK,
-    ("the first response token is lost", lambda m: m & (_nth(m) > 1)),
-    ("the last response token is lost", lambda m: m & (_nth_from_end(m) > 1)),
+_LATE = known("mask", _MASK, ("the mask is shifted by one: the first response token is lost", lambda m: shifted(m, 1)))
+_EARLY = known("mask", _MASK, ("the mask is shifted by one: the last response token is lost", lambda m: shifted(m, -1)))
+END_MISTAKES = known("mask", _MASK,
+    ("the first response token is lost", lambda m: m & (nth(m) > 1)),
+    ("the last response token is lost", lambda m: m & (nth_from_end(m) > 1)),
 )  # fmt: skip
-RESPONSE_MASK_MISTAKES = (*_LATE, *_EARLY, *_NO_ENDS)
 MASK_MISTAKES = (
     *known("mask", _MASK,
         ("the mask is ignored: prompt and padding positions count", torch.ones_like),
@@ -217,10 +217,10 @@ MASK_MISTAKES = (
     *known("mask", _MASK,
         ("the mask is shifted by one: the first response token is lost", lambda m: m.roll(1, -1)),
         ("the mask is shifted by one: the last response token is lost", lambda m: m.roll(-1, -1)),
-        ("padding positions count", lambda m: _nth(m) > 0),
-        ("prompt positions count", lambda m: _nth_from_end(m) > 0),
+        ("padding positions count", lambda m: nth(m) > 0),
+        ("prompt positions count", lambda m: nth_from_end(m) > 0),
     ),
-    *_NO_ENDS,
+    *END_MISTAKES,
 )  # fmt: skip
 # Steps: rows and constant return the average of each row; batch joins them: (rows, counts, right).
 ROW_MISTAKES = known("rows", _ROWS,
@@ -434,8 +434,8 @@ SLICE_MISTAKES = (
     *known("mask", _APPLIED,
         ("the mask is ignored", torch.ones_like),
         ("the mask is upside down", lambda m: ~m),
-        ("the mask is shifted by one", lambda m: _shift(m, 1)),
-        ("the mask is shifted by one", lambda m: _shift(m, -1)),
+        ("the mask is shifted by one", lambda m: shifted(m, 1)),
+        ("the mask is shifted by one", lambda m: shifted(m, -1)),
     ),
     *known("divisor", _DIVISOR,
         ("sums are divided by the number of masked-in elements", lambda count, size, c, mask: count),

@@ -1,26 +1,18 @@
-"""Run a train loop on each scenario, and find the bugs in its calls, its optimizer steps and its gradients."""
+"""Run a train loop on each scenario, and judge its calls, its optimizer steps, its gradients and its metrics."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from rlreason.courses.check.loop_gradients import (
-    findings_of_gradients,
-    has_right_gradient,
-    is_scaled,
-    not_a_mean,
-    numbers,
-    unknown_gradient,
-    unlike,
-)
-from rlreason.courses.check.loop_recording import RecordedSample, RecordedUpdate, find
+from rlreason.courses.check.loop_mistakes import explained
 from rlreason.courses.check.loop_session import SCENARIOS, Scenario, Session
-from rlreason.courses.check.loop_weights import findings_of_weights, right_weights
-from rlreason.courses.check.observing import has_nonfinite
+from rlreason.courses.check.loop_update import RecordedSample, Update, find
 from rlreason.courses.check.subject import (
     LOOP,
     Bug,
@@ -31,13 +23,16 @@ from rlreason.courses.check.subject import (
     short_text,
     their_error,
 )
+from rlreason.objectives.terms import compute_entropy
 
 _LEARNED = "how the rows for the forward pass are built from what was sampled"
+_END_LOST = Kind("the end token of a finished response is lost: nothing teaches the policy to stop", _LEARNED)
 _SAMPLING = "the call of generate"
 _BATCHES = "how a rollout batch is cut into train batches and micro-batches"
 _STEPS = "the calls of optimizer.step(), and the loops around it"
 _NOT_SAMPLED = Kind("nothing is sampled: generate is never called", _SAMPLING)
 _LOST = Kind("remainder of a batch dropped: some responses are sampled and never learned from", _BATCHES)
+_ACCUMULATED = Kind("the optimizer steps after each micro-batch: gradients are not accumulated", _STEPS)
 
 
 def problems(function: Callable[..., Any], notes: list[str]) -> list[Bug]:
@@ -84,7 +79,7 @@ def _findings(session: Session, failure: LoopBug | None, notes: list[str]) -> li
         for look in (_in_optimizer, _in_calls, _in_steps):
             if findings := list(look(session)):
                 return findings
-    updates = [u for u in session.updates if u.gradients or u.strangers]
+    updates = [u for u in session.updates if u.samples or u.strangers]
     if any(f.half for u in updates for f in u.forwards):
         note = "mixed precision: its gradients and metrics are not judged, because they are too coarse"
         if note not in notes:
@@ -92,37 +87,28 @@ def _findings(session: Session, failure: LoopBug | None, notes: list[str]) -> li
         return [failure] if failure else list(_in_counts(session))
     updates = [u for u in updates if not u.unclear]
     if session.scenario.open:  # what an uneven batch is divided by is left open, but not how its rows compare
-        updates = [u for u in updates if not is_scaled(u)]
+        updates = [u for u in updates if not (u.samples and 0.3 < (u.factor() or 0) < 1.7)]
     if findings := judged(updates):
         return findings
     return [failure] if failure else list(_in_counts(session)) or list(_in_metrics(session))
 
 
-def judged(updates: Sequence[RecordedUpdate]) -> list[LoopBug]:
-    """Return the findings in these updates of one run; [] if each has the right gradient."""
-    wrong = [u for u in updates if not has_right_gradient(u)]
+def judged(updates: Sequence[Update]) -> list[LoopBug]:
+    """Return the bug in these updates of one run; [] if each has the right gradient."""
+    wrong = [u for u in updates if not u.samples or not u.is_right]
     if not wrong:
         return []
-    wrong = wrong[:1] + [u for u in wrong[1:] if _is_finite(u)]
-    updates = [u for u in updates if u is wrong[0] or _is_finite(u)]
-    for look in (_strangers, _dropped, _outside, _temperature):
+    wrong = wrong[:1] + [u for u in wrong[1:] if u.is_finite]
+    for look in (_strangers, _dropped, _end_tokens):
         if findings := list(look(wrong)):
             return findings
-    for look_at_all in (findings_of_weights, findings_of_gradients):
-        if findings := list(look_at_all(wrong, updates)):
-            return findings
-    return [unknown_gradient(wrong[0])]
+    return [explained(wrong, [u for u in updates if u.samples and u.is_finite])]
 
 
-def _is_finite(update: RecordedUpdate) -> bool:
-    """Return whether the model still computed finite numbers."""
-    return not any(has_nonfinite(value) for value in (update.log_probs, *update.gradients.get("full", [])))
-
-
-def _dropped(wrong: Sequence[RecordedUpdate]) -> Iterator[LoopBug]:
+def _dropped(wrong: Sequence[Update]) -> Iterator[LoopBug]:
     """Find rows given for the step that are not learned from, though they have an advantage."""
     update = wrong[0]
-    live = {s.number for s, row in zip(update.samples, right_weights(update), strict=True) if bool(row.any())}
+    live = {s.number for s, a in zip(update.samples, update.right_advantages(), strict=True) if a}
     lost = sum(s.number in live for s in update.unseen)
     if lost:
         kind = "remainder of a batch dropped: some rows are given and never learned from"
@@ -130,7 +116,27 @@ def _dropped(wrong: Sequence[RecordedUpdate]) -> Iterator[LoopBug]:
         yield LoopBug(Kind(kind, where), f"{lost} of {len(update.samples)} left out", "0")
 
 
-def _strangers(wrong: Sequence[RecordedUpdate]) -> Iterator[LoopBug]:
+def _end_tokens(wrong: Sequence[Update]) -> Iterator[LoopBug]:
+    """Find rows without the end tokens of finished samples, or with one behind truncated samples that is no padding."""
+    update = wrong[0]
+    end = update.tokenizer.eos_token_id
+    lacks = {True: set[bool](), False: set[bool]()}
+    for p in update.passes:
+        for _, s, start in p.members:
+            lacks[s.truncated].add(start + len(s.ids) > p.ids.shape[1])
+    if lacks == {True: {False}, False: {True}}:
+        yield LoopBug(_END_LOST, "rows without the end token", "rows with all of token_ids")
+        return
+    behind = [(s, p.ids[row, start + len(s.ids) :].tolist()) for p in update.passes for row, s, start in p.members]
+    cut = [ids[:1] == [end] for s, ids in behind if s.truncated]
+    if cut and all(cut) and not any(ids[:2] == [end, end] for _, ids in behind):
+        s = next(s for s in update.samples if s.truncated)
+        inputs = {"prompt ids": short_text(s.prompt_ids), "sampled ids": short_text(s.token_ids)}
+        kind = Kind("end token added to truncated samples", _LEARNED)
+        yield LoopBug(kind, f"learns from {short_text([*s.ids, end])}", short_text(s.ids), inputs)
+
+
+def _strangers(wrong: Sequence[Update]) -> Iterator[LoopBug]:
     """Find rows that were not sampled."""
     update = next((u for u in wrong if u.strangers), None)
     if update is None:
@@ -147,24 +153,25 @@ def _strangers(wrong: Sequence[RecordedUpdate]) -> Iterator[LoopBug]:
     yield LoopBug(kind, f"learns from {short_text(ids)}", ours, inputs)
 
 
-def _change_of_sample(ids: list[int], update: RecordedUpdate) -> tuple[Kind, RecordedSample | None]:
+def _change_of_sample(ids: list[int], update: Update) -> tuple[Kind, RecordedSample | None]:
     """Return which change of which sample gave this row."""
-    text = f" {' '.join(map(str, ids))} "
+    text = _as_text(ids)
     for s in update.rollout:
-        prompt = f" {' '.join(map(str, s.prompt_ids))} "
-        if prompt not in text:
-            continue
-        after, body = list(map(int, text.partition(prompt)[2].split())), s.token_ids[:-1]
-        finished_but_end = not s.truncated and len(body) > 1 and after[: len(body) - 1] == body[:-1]
-        if after[:1] == s.token_ids[:1] and finished_but_end:
-            return Kind("the end token of a finished response is lost: nothing teaches the policy to stop", _LEARNED), s
+        _, prompt, after = text.partition(_as_text(s.prompt_ids))
+        body = s.token_ids[:-1]
+        if prompt and not s.truncated and len(body) > 1 and f" {after}".startswith(_as_text(body[:-1])):
+            return _END_LOST, s
     for s in update.rollout:
         for kind, form in _changed_forms(s, update.tokenizer):
-            if f" {' '.join(map(str, form[:-1]))} " in text:
+            if _as_text(form[:-1]) in text:
                 return kind, s
-    if find(ids, update.earlier):
+    if find(ids, update.recording.samples):
         return Kind("learns again from responses of earlier steps", "what is emptied at the beginning of a step"), None
     return Kind("learns from token ids that nobody sampled", _LEARNED), next(iter(update.rollout), None)
+
+
+def _as_text(ids: Sequence[int]) -> str:
+    return f" {' '.join(map(str, ids))} "
 
 
 def _changed_forms(s: RecordedSample, tokenizer: Any) -> Iterator[tuple[Kind, list[int]]]:
@@ -176,61 +183,6 @@ def _changed_forms(s: RecordedSample, tokenizer: Any) -> Iterator[tuple[Kind, li
     yield retokenized, tokenizer.encode(tokenizer.decode(s.prompt_ids) + s.text, add_special_tokens=False)
     yield Kind("the prompt is left out: responses are scored without it", _LEARNED), [*s.token_ids, -1]
     yield Kind("only a part of the response is learned from", _LEARNED), s.ids[: max(2, len(s.prompt_ids) + 2)]
-
-
-def _outside(wrong: Sequence[RecordedUpdate]) -> Iterator[LoopBug]:
-    """Find gradients at positions outside the responses."""
-    update = next((u for u in wrong if u.outside.keys() & {"prompt", "behind"}), None)
-    if update is None:
-        return
-    prompt, behind = "prompt" in update.outside, "behind" in update.outside
-    end = update.tokenizer.eos_token_id
-    where = "how the response mask is built and which positions of the log-probabilities it is put on"
-    if update.weights is not None and _all_rows_lose_a_token(update.weights, update, first=not prompt):
-        kind = Kind("mask shifted by one: response tokens are lost and neighbours are learned instead", where)
-    elif prompt:
-        kind = Kind(f"prompt {'and padding ' if behind else ''}positions are learned from", where)
-    elif update.outside.get("token behind truncated") == end and update.outside["places behind"] == 1:
-        kind = Kind("end token added to truncated samples", _LEARNED)
-    else:
-        kind = Kind("padding positions are learned from (behind the end of a response)", where)
-    s = update.samples[0]
-    inputs = {"prompt ids": short_text(s.prompt_ids), "sampled ids": short_text(s.token_ids)}
-    names = " and ".join(name for name, is_it in (("prompt", prompt), ("padding", behind)) if is_it)
-    yield LoopBug(kind, f"the loss has a gradient at {names} positions", "0 there", inputs)
-
-
-def _all_rows_lose_a_token(weights: Tensor, update: RecordedUpdate, first: bool) -> bool:
-    """Return whether the first, or last, token of every response with an advantage has no weight."""
-    right = right_weights(update)
-    for row, s in enumerate(update.samples):
-        n = len(s.token_ids)
-        if n > 1 and bool(right[row, :n].all()) and float(weights[row, 0 if first else n - 1].abs()) > 1e-6:
-            return False
-    return True
-
-
-def _temperature(wrong: Sequence[RecordedUpdate]) -> Iterator[LoopBug]:
-    """Find log-probabilities of another distribution than was sampled from."""
-    for update in wrong:
-        t, seen = update.options.temperature, update.temperature_seen
-        if update.weights is None or seen == t or not bool(update.weights.any()):
-            continue
-        if seen is not None:
-            name = "temperature ignored: log-probabilities are not those of the tempered distribution that was sampled"
-            if seen != 1:
-                name = "temperature applied twice or upside down where log-probabilities are computed"
-            kind = Kind(name, "where log-probabilities are computed from logits")
-            yield LoopBug(kind, f"log-probabilities at temperature {seen:g}", f"at temperature {t:g}")
-        elif update.label_shift:
-            tokens = {-1: "their own token again, not the next one", 1: "the token after the next one"}
-            name = f"shifted by one: positions learn {tokens.get(update.label_shift, 'a token further off')}"
-            yield LoopBug(Kind(name, "slices of logits and labels where log-probabilities are gathered"))
-        else:
-            name = "the gradient is not that of the sampled tokens' log-probabilities"
-            where = "labels and shifts where log-probabilities are gathered, and what is added to the loss"
-            yield LoopBug(Kind(name, where))
-        return
 
 
 def _in_optimizer(session: Session) -> Iterator[LoopBug]:
@@ -268,10 +220,8 @@ def _in_calls(session: Session) -> Iterator[LoopBug]:
     for group in groups.values():
         distinct = len({tuple(x.token_ids) for x in group})
         if distinct < len(group) and any(call["seed"] is not None for call in session.calls):
-            kind = Kind(
-                "identical seeds in a group: copies of a prompt get the same sample",
-                "the seed that is given to generate for each copy of a prompt",
-            )
+            name = "identical seeds in a group: copies of a prompt get the same sample"
+            kind = Kind(name, "the seed that is given to generate for each copy of a prompt")
             yield LoopBug(kind, f"a group of {short_text([x.text for x in group])}", f"{len(group)} samples")
             return
     if findings := list(findings_of_rewards(session.samples, session.reward_calls, session.truths)):
@@ -331,16 +281,14 @@ def _in_steps(session: Session) -> Iterator[LoopBug]:
     """Find a wrong number of optimizer steps whose cause is clear, or responses that no step was for."""
     s, steps, taken = session.settings, _right_steps(session), len(session.updates)
     largest = max((len(u.samples) for u in session.updates), default=0)
-    kind = ""
     if taken > steps and largest < s.train_batch_size and s.gradient_accumulation_steps > 1:
-        kind = "the optimizer steps after each micro-batch: gradients are not accumulated"
+        yield LoopBug(_ACCUMULATED, f"{taken} steps", f"{steps} steps")
     elif 0 < taken < steps and largest > s.train_batch_size:
-        kind = "one optimizer step is taken for several train batches, not one after each"
-    if kind:
-        yield LoopBug(Kind(kind, _STEPS), f"{taken} steps", f"{steps} steps")
-    elif session.updates and all(u.micro and u.gradients and not u.strangers for u in session.updates):
+        kind = Kind("one optimizer step is taken for several train batches, not one after each", _STEPS)
+        yield LoopBug(kind, f"{taken} steps", f"{steps} steps")
+    elif session.updates and all(u.samples and not u.strangers for u in session.updates):
         learned = {x.number for u in session.updates for x in u.samples}
-        never = [x for x in session.samples if _has_advantage(x, session.samples) and x.number not in learned]
+        never = [x for x in _with_advantage(session) if x.number not in learned]
         if 0 < len(never) < len(session.samples):
             yield LoopBug(_LOST, f"{len(never)} of {len(session.samples)} are left out", "0")
 
@@ -349,29 +297,29 @@ def _in_counts(session: Session) -> Iterator[LoopBug]:
     """Find responses learned from too often or too rarely, or a wrong number of optimizer steps."""
     epochs = session.settings.epochs_per_rollout_batch
     learned = Counter(sample.number for update in session.updates for sample in update.samples)
-    live = [x for x in session.samples if _has_advantage(x, session.samples)]
+    live = _with_advantage(session)
     never = [x for x in live if not learned[x.number]]
+    often = {learned[x.number] for x in live}
+    steps, taken = _right_steps(session), len(session.updates)
     if never:
         kind = _LOST if session.updates else Kind("no optimizer step is taken", _BATCHES)
         yield LoopBug(kind, f"{len(never)} of {len(session.samples)} are left out", "0")
-        return
-    often = {learned[x.number] for x in live}
-    if often != {epochs}:
+    elif often != {epochs}:
         kind = Kind("responses are learned from more or less often than epochs_per_rollout_batch", _BATCHES)
         yield LoopBug(kind, f"{short_text(sorted(often))} times", f"{epochs} times")
-        return
-    steps, taken = _right_steps(session), len(session.updates)
-    if taken != steps:
-        name = "the number of optimizer steps is wrong"
-        if taken >= steps * session.settings.gradient_accumulation_steps > steps:
-            name = "the optimizer steps after each micro-batch: gradients are not accumulated"
-        yield LoopBug(Kind(name, _STEPS), f"{taken} steps", f"{steps} steps")
+    elif taken != steps:
+        accumulated = taken >= steps * session.settings.gradient_accumulation_steps > steps
+        kind = _ACCUMULATED if accumulated else Kind("the number of optimizer steps is wrong", _STEPS)
+        yield LoopBug(kind, f"{taken} steps", f"{steps} steps")
 
 
-def _has_advantage(sample: RecordedSample, samples: list[RecordedSample]) -> bool:
-    """Return whether a response has an advantage other than 0."""
-    group = [x.reward for x in samples if (x.round, x.prompt) == (sample.round, sample.prompt)]
-    return abs(sample.reward - sum(group) / len(group)) > 1e-6
+def _with_advantage(session: Session) -> list[RecordedSample]:
+    """Return the responses that have an advantage other than 0."""
+    rewards: dict[tuple[int, int], list[float]] = {}
+    for x in session.samples:
+        rewards.setdefault((x.round, x.prompt), []).append(x.reward)
+    means = {group: sum(values) / len(values) for group, values in rewards.items()}
+    return [x for x in session.samples if abs(x.reward - means[x.round, x.prompt]) > 1e-6]
 
 
 def _in_metrics(session: Session) -> Iterator[LoopBug]:
@@ -380,6 +328,68 @@ def _in_metrics(session: Session) -> Iterator[LoopBug]:
     if not isinstance(rows, list | tuple) or len(rows) != len(session.updates):
         return
     for row, update in zip(rows, session.updates, strict=True):
-        for name, yours, ours in unlike(numbers(row), update):
+        for name, yours, ours in unlike(row, update):
             yield LoopBug(not_a_mean(name), f"{name} {short_text(yours)}", f"{name} {short_text(ours)}")
             return
+
+
+_ENTROPY = {"entropy", "meanentropy", "avgentropy", "tokenentropy", "meantokenentropy", "responseentropy"}
+_CLIPPED = {"clipfraction", "clipfrac", "meanclipfraction", "clippedfraction", "fractionclipped", "clipped"}
+
+
+def not_a_mean(name: str) -> Kind:
+    """Return the kind of bug of a reported number that is no mean over response tokens."""
+    wrong = "is no mean over the update's response tokens: prompt or padding positions, or another divisor"
+    return Kind(f"the reported {name} {wrong}", f"the mean that makes {name}: which positions it is over")
+
+
+def numbers(row: Any) -> dict[str, float]:
+    """Return the numbers in a dictionary of metrics."""
+    out = {}
+    for name, value in row.items() if isinstance(row, Mapping) else ():
+        with suppress(TypeError, ValueError, RuntimeError):
+            out[str(name)] = float(value)
+    return out
+
+
+def unlike(row: Any, update: Update, lenient: bool = False) -> Iterator[tuple[str, float, float]]:
+    """Yield (name, reported, right) of entropies and clip fractions that are no mean over response tokens.
+
+    A mean over tokens, of the responses' means and of the micro-batches' means are all right; if `lenient`, the mean of
+    one micro-batch too. Other names are left alone.
+    """
+    for name, value in numbers(row).items():
+        letters = "".join(filter(str.isalpha, name.lower()))
+        kinds = _entropies(update) if letters in _ENTROPY else _clipped(update) if letters in _CLIPPED else []
+        right = [mean for per_token in kinds for mean in _means(per_token, update, lenient)]
+        if right and not any(abs(value - r) <= 1e-3 * (1e-2 + abs(r)) for r in right):
+            yield name, value, right[0]
+
+
+def _means(per_token: Tensor, update: Update, lenient: bool) -> list[float]:
+    """Return all means of values (n, width) that are right."""
+    rows = {s.number: row[: len(s.token_ids)] for s, row in zip(update.samples, per_token, strict=True)}
+    parts = [torch.cat([rows[member.sample.number] for member in p.members]) for p in update.passes]
+    passes = [float(part.mean()) for part in parts]
+    by_row = sum(float(row.mean()) for row in rows.values()) / len(rows)
+    return [float(torch.cat(parts).mean()), by_row, sum(passes) / len(passes), *(passes if lenient else [])]
+
+
+def _entropies(update: Update) -> Iterator[Tensor]:
+    """Yield the entropies (n, width) at the sampling temperature and at 1."""
+    for t in dict.fromkeys((update.options.temperature, 1.0)):
+        yield compute_entropy(update.scored[1].detach() / t)
+
+
+def _clipped(update: Update) -> Iterator[Tensor]:
+    """Yield (n, width) where the clipped term is the smaller one, and where the ratio is outside the range."""
+    o, mask = update.options, update.mask
+    if o.method not in ("grpo", "gspo"):
+        return
+    gap = (update.log_probs - update.old()).masked_fill(~mask, 0.0)
+    if o.method == "gspo":
+        gap = (gap.sum(-1) / mask.sum(-1).clamp(min=1))[:, None].expand_as(gap)
+    above, below = gap.exp() > 1 + o.cliprange, gap.exp() < 1 - o.cliprange
+    a = update.right_advantages()[:, None]
+    yield ((above & (a > 1e-6)) | (below & (a < -1e-6))).float()
+    yield (above | below).float()

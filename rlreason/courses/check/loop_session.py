@@ -16,18 +16,8 @@ from typing import Any
 
 import torch
 
-from rlreason.courses.check.calling import small_model, story_tokenizer
-from rlreason.courses.check.loop_gradients import has_right_gradient, with_gradients
-from rlreason.courses.check.loop_recording import (
-    LoopOptions,
-    RecordedSample,
-    RecordedSGD,
-    RecordedUpdate,
-    Recorder,
-    has_other_context,
-    read_logit_gradients,
-    scored,
-)
+from rlreason.courses.check.calling import story_tokenizer
+from rlreason.courses.check.loop_update import LoopOptions, RecordedSample, Recording, Update, scored
 from rlreason.data.tasks import make_stories
 
 
@@ -120,29 +110,29 @@ def reward(text: str, truth: str) -> float:
     return (total % 97) / 48
 
 
-class Session:
+class Session(Recording):
     """The arguments of a loop, which record their use."""
 
     def __init__(self, scenario: Scenario) -> None:
         self.scenario, self.settings = scenario, scenario.settings
-        self.tokenizer = story_tokenizer()
-        self.model = small_model(vocab=len(self.tokenizer))
-        self.recorder = Recorder(self.model)
-        self.optimizer = RecordedSGD(self.model, scenario.learning_rate, self.recorder)
-        self.recorder.on_step = self._step
+        s = self.settings
+        options = LoopOptions(
+            method=METHOD_OF[s.loss_type],
+            normalizer="std" if s.use_std_normalization else "none",
+            advantage_eps=s.advantage_eps,
+            cliprange=s.cliprange,
+            temperature=s.sampling_temperature,
+            max_grad_norm=s.max_grad_norm,
+        )
+        super().__init__(story_tokenizer(), options, scenario.learning_rate)
         stories = make_stories(18, 5, min_events=2, max_events=2, max_value=9)
         self.prompts = [story.question for story in stories]
         kinds = [place % scenario.answers for place in range(len(stories))]
         self.truths = [f"{stories[kind].answer}/{kind}" for kind in kinds]
         self.flat: dict[int, str] = {}  # step -> the ground truth whose responses all earn the same reward
-        self.samples: list[RecordedSample] = []
         self.calls: list[dict[str, Any]] = []  # of generate
-        self.reward_calls: list[tuple[str, str]] = []
-        self.updates: list[RecordedUpdate] = []
-        self.before = [torch.zeros_like(p) for p in self.model.parameters()]
         self.start = [p.detach().clone() for p in self.model.parameters()]
         self.metrics: Any = None
-        self.at_epoch: dict[int, torch.Tensor] = {}  # sample number -> log-probabilities when its epoch began
 
     def arguments(self, function: Callable[..., Any]) -> dict[str, Any]:
         """Return the arguments of the loop: the seven parts, and those settings that it takes."""
@@ -159,12 +149,7 @@ class Session:
         takes_all = any(p.kind is p.VAR_KEYWORD for p in own.values())
         return parts | {name: v for name, v in asdict(self.settings).items() if takes_all or name in own}
 
-    def reward_fn(self, response: str, ground_truth: str) -> dict[str, float]:
-        """Return the reward of a response with its parts."""
-        self.reward_calls.append((str(response), str(ground_truth)))
-        return self._reward(str(response), str(ground_truth))
-
-    def _reward(self, text: str, truth: str) -> dict[str, float]:
+    def reward(self, text: str, truth: str) -> dict[str, float]:
         """Return the reward with its parts, which differ from it and from one another."""
         total = 1.0 if truth in self.flat.values() else reward(text, truth)
         return {"reward": total, "format_reward": reward(text, "format"), "answer_reward": reward(truth, text)}
@@ -180,26 +165,24 @@ class Session:
     ) -> list[LoopResponse]:
         """Return n responses to each prompt, prompt by prompt; a seed alone decides the responses to a prompt."""
         prompts = [prompts] if isinstance(prompts, str) else list(prompts)
-        call = {"prompts": prompts, "n": n, "temperature": temperature, "max_tokens": max_tokens, "seed": seed}
-        self.calls.append(call)
-        if self.scenario.flat and temperature == self.settings.sampling_temperature and prompts[0] in self.prompts:
-            self.flat.setdefault(self.optimizer.steps, self.truths[self.prompts.index(prompts[0])])
         new: list[RecordedSample] = []
-        call["samples"] = new
+        call = {"prompts": prompts, "n": n, "temperature": temperature, "max_tokens": max_tokens, "seed": seed}
+        self.calls.append(call | {"samples": new})
+        if self.scenario.flat and temperature == self.settings.sampling_temperature and prompts[0] in self.prompts:
+            self.flat.setdefault(len(self.updates), self.truths[self.prompts.index(prompts[0])])
         for prompt in prompts:
             for k in range(n):
                 new.append(self._sample(prompt, f"{seed}/{prompt}/{k}" if seed is not None else "", max_tokens))
                 self.samples.append(new[-1])
         width = max(len(s.token_ids) for s in new)
-        with torch.no_grad(), self.recorder.pause():
-            for t in dict.fromkeys((temperature, 1.0)):
-                for s, row in zip(new, scored(self.model, new, t, width)[0], strict=True):
-                    values = row[: len(s.token_ids)]
-                    s.old = values if t == temperature else s.old
-                    s.old_untempered = values if t == 1.0 else s.old_untempered
+        with torch.no_grad():
+            tempered, plain = (scored(self.model, new, t, width)[0] for t in (temperature, 1.0))
+        for s, at_temperature, at_one in zip(new, tempered, plain, strict=True):
+            s.old, s.old_untempered = at_temperature[: len(s.token_ids)], at_one[: len(s.token_ids)]
+        texts = [prompt for prompt in prompts for _ in range(n)]
         return [
             LoopResponse(prompt, list(s.prompt_ids), list(s.token_ids), s.text, s.old.tolist(), s.truncated)
-            for s, prompt in zip(new, (p for p in prompts for _ in range(n)), strict=True)
+            for s, prompt in zip(new, texts, strict=True)
         ]
 
     def _sample(self, prompt: str, seed: str, max_tokens: int) -> RecordedSample:
@@ -223,22 +206,10 @@ class Session:
         place = self.prompts.index(prompt) if prompt in self.prompts else -1
         truth = self.truths[place] if place >= 0 else ""
         prompt_ids = self.tokenizer.encode(prompt, add_special_tokens=False)
-        parts = self._reward(text, truth)
         return RecordedSample(
-            len(self.samples), place, self.optimizer.steps, prompt_ids, ids, text, truth, truncated, parts["reward"],
-            parts, place=place,
+            len(self.samples), place, len(self.updates), prompt_ids, ids, text, truth, truncated,
+            self.reward(text, truth), place,
         )  # fmt: skip
-
-    def objective(self) -> LoopOptions:
-        """Return the objective that the settings ask for."""
-        s = self.settings
-        return LoopOptions(
-            method=METHOD_OF[s.loss_type],
-            normalizer="std" if s.use_std_normalization else "none",
-            advantage_eps=s.advantage_eps,
-            cliprange=s.cliprange,
-            temperature=s.sampling_temperature,
-        )
 
     def training_calls(self) -> list[dict[str, Any]]:
         """Return the calls of `generate` that are not of an evaluation, which has another temperature or no groups."""
@@ -256,57 +227,20 @@ class Session:
                 count[s.round, s.place] += 1
         return samples
 
-    def rollout(self) -> list[RecordedSample]:
-        """Return the latest samples to learn from: those of one round."""
-        samples = self.training()
+    def update(self) -> Update:
+        """Return the update of a step: it learns from the latest samples, a train batch after another."""
+        samples, size = self.training(), self.settings.train_batch_size
         latest = max((s.round for s in samples), default=0)
-        return [s for s in samples if s.round == latest]
-
-    def _batch_index(self, rollout: list[RecordedSample]) -> int:
-        """Return the number of the next train batch within its pass over the rollout."""
-        taken = sum(u.rollout[:1] == rollout[:1] for u in self.updates)
-        return taken % -(-len(rollout) // self.settings.train_batch_size)
-
-    def _step(self) -> None:
-        """Record an optimizer step."""
-        rollout, o = self.rollout(), self.objective()
-        width = max((len(s.token_ids) for s in rollout), default=1)
-        forwards = [f for f in self.recorder.forwards if f.backward]
-        seen = read_logit_gradients(forwards, rollout, width, o.temperature)
-        size = self.settings.train_batch_size
-        if seen.weights is None and forwards:  # as in packed rows: take the next train batch
-            if len(seen.samples) != size:
-                first = self._batch_index(rollout) * size
-                seen.samples = rollout[first : first + size]
-            seen.micro, seen.outside, seen.strangers = [list(range(len(seen.samples)))], {}, []
-        n = len(seen.samples)
-        update = RecordedUpdate(
-            **vars(seen),
-            options=o,
-            rollout=rollout,
-            log_probs=torch.zeros(1, width),
-            size=n if n < size and len(rollout) % size else size,
-            accumulation=self.settings.gradient_accumulation_steps,
-            tokenizer=self.tokenizer,
-            forwards=forwards,
-        )
-        if not update.samples:
-            update.samples, update.micro, update.weights, update.forwards = rollout[:1], [[0]], None, []
-        else:
-            with torch.enable_grad():
-                log_probs, logits = scored(self.model, update.samples, o.temperature, width)
-                update.log_probs = log_probs.detach()
-                update.other_context = has_other_context(forwards, update.samples, logits.detach())
-                if self._batch_index(rollout) == 0:  # a pass over the rollout begins
-                    rows = scored(self.model, rollout, o.temperature, width)[0].detach()
-                    self.at_epoch = {s.number: row for s, row in zip(rollout, rows, strict=True)}
-                update.refreshed = torch.stack([self.at_epoch[s.number] for s in update.samples])
-                update.earlier = [s for s in self.samples if s not in rollout]
-                limit = self.settings.max_grad_norm
-                with_gradients(update, self.model, limit, self.before)
-                if any(s.prompt >= AGAIN for s in rollout) and not has_right_gradient(update):
-                    update.merged = True  # one group for a question that was asked twice
-                    with_gradients(update, self.model, limit, self.before)
-                    update.unclear = not has_right_gradient(update)
-        self.before = [torch.zeros_like(p) if p.grad is None else p.grad.clone() for p in self.model.parameters()]
-        self.updates.append(update)
+        rollout = [s for s in samples if s.round == latest]
+        earlier = [u for u in self.updates if u.rollout[:1] == rollout[:1]]
+        batch = len(earlier) % max(1, -(-len(rollout) // size))  # of the pass over the rollout
+        before = self.updates[-1].at_step if self.updates else self.gradient() * 0
+        update = Update(self, rollout, size, self.settings.gradient_accumulation_steps, before)
+        update.epoch_began = earlier[-batch].model if batch else update.model
+        if update.samples and not all(f.head for f in update.forwards):  # as in packed rows: take the next train batch
+            next_ones = rollout[batch * size : (batch + 1) * size]
+            update.learn_from(update.samples if len(update.samples) == size else next_ones)
+        if len(update.samples) < size and len(rollout) % size:
+            update.size = len(update.samples)
+        update.unclear = any(s.prompt >= AGAIN for s in rollout) and bool(update.samples) and not update.is_right
+        return update

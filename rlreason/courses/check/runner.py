@@ -2,16 +2,17 @@
 
 import argparse
 import json
+import multiprocessing
 import os
-import selectors
 import signal
-import subprocess
-import sys
+import tempfile
 import textwrap
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -59,87 +60,67 @@ def check_module(module: str, course: str, seconds: float, report: Callable[[str
         where = "exit, os._exit and what is done to memory"
         if kind.startswith("it does not end:"):
             where = "loops whose end is never reached"
-        finding: dict[str, Any] = {"function": function, "kind": kind, "where": where}
-        finding |= {"inputs": {}, "yours": "", "ours": "", "note": ""}
-        check.results[function] = {"state": "bug", "findings": [finding], "notes": []}
+        check.results[function] = {"state": "bug", "findings": [asdict(Bug(function, kind, where))], "notes": []}
     check.duration = time.monotonic() - began
     return check
 
 
 def _check_rest(check: Check) -> tuple[str, str] | None:
     """Check the functions that have no result yet in one process; return the function it died in and how, or None."""
-    read, write = os.pipe()
-    command = [sys.executable, "-c", "from rlreason.courses.check.runner import run_child; run_child()", str(write)]
-    command += [check.module, check.course, str(check.seconds), *check.results]
-    root = str(Path(__file__).resolve().parents[3])
-    paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
-    env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(paths), "TOKENIZERS_PARALLELISM": "false"}
-    process = subprocess.Popen(
-        command, pass_fds=[write], env=env, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE, start_new_session=True,
-    )  # fmt: skip
-    os.close(write)
-    try:
-        return _follow(process, read, check)
-    finally:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-        os.close(read)
-        if process.stderr is not None:
-            process.stderr.close()
+    context = multiprocessing.get_context("spawn")
+    receive, send = context.Pipe(duplex=False)
+    with tempfile.NamedTemporaryFile() as errors:
+        arguments = (send, errors.name, check.module, check.course, check.seconds, set(check.results))
+        process = context.Process(target=_run_child, args=arguments)
+        process.start()
+        send.close()
+        try:
+            return _follow(process, receive, check, Path(errors.name))
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid or 0, signal.SIGKILL)  # what it has started, too
+            process.kill()
+            process.join()
+            receive.close()
 
 
-def _follow(process: subprocess.Popen[bytes], read: int, check: Check) -> tuple[str, str] | None:
+def _follow(process: BaseProcess, receive: Connection, check: Check, errors: Path) -> tuple[str, str] | None:
     """Take in the events of the process until its end; return the function it died in and how, or None."""
-    assert process.stderr is not None
-    buffer, errors, current = b"", b"", ""
-    deadline = time.monotonic() + 2 * SECONDS_TO_IMPORT
-    with selectors.DefaultSelector() as selector:
-        selector.register(read, selectors.EVENT_READ)
-        selector.register(process.stderr, selectors.EVENT_READ)
-        while (left := deadline - time.monotonic()) > 0:
-            for key, _ in selector.select(left):
-                chunk = os.read(key.fd, 1 << 16)
-                if key.fd != read:
-                    errors = (errors + chunk)[-4000:]
-                    if not chunk:
-                        selector.unregister(process.stderr)
-                    continue
-                if not chunk:
-                    return _ended(process, check.module, current, errors)
-                *lines, buffer = (buffer + chunk).split(b"\n")
-                for event in map(json.loads, lines):
-                    if event["event"] == "end":
-                        return None
-                    match event["event"]:
-                        case "mistake":
-                            raise ConfigError(event["text"])
-                        case "loading":
-                            check.report("importing it")
-                        case "module":
-                            check.course = event["course"]
-                        case "begin":
-                            current = str(event["name"])
-                            check.report(f"checking {current}")
-                        case "done":
-                            check.results[event["name"]] = {key: event[key] for key in ("state", "findings", "notes")}
-                            current = ""
-                    limit = SECONDS_TO_IMPORT if event["event"] in ("loading", "module") else check.seconds
-                    deadline = time.monotonic() + 2 * limit + GRACE
+    current, limit = "", SECONDS_TO_IMPORT
+    while receive.poll(2 * limit + GRACE):
+        try:
+            event = json.loads(receive.recv_bytes())
+        except EOFError:
+            return _ended(process, check.module, current, errors)
+        match event["event"]:
+            case "end":
+                return None
+            case "mistake":
+                raise ConfigError(event["text"])
+            case "loading":
+                check.report("importing it")
+            case "module":
+                check.course = event["course"]
+            case "begin":
+                current, limit = str(event["name"]), check.seconds
+                check.report(f"checking {current}")
+            case "done":
+                check.results[current] = {key: event[key] for key in ("state", "findings", "notes")}
+                current = ""
     if not current:
         late = f"importing it takes longer than {SECONDS_TO_IMPORT:g} s: do less there"
         raise ConfigError(f"MODULE={check.module}: {late}")
     return current, f"it does not end: stopped after {check.seconds:g} s"
 
 
-def _ended(process: subprocess.Popen[bytes], module: str, current: str, errors: bytes) -> tuple[str, str]:
+def _ended(process: BaseProcess, module: str, current: str, errors: Path) -> tuple[str, str]:
     """Return the function that ended the process, and how; `ConfigError` if importing the module did."""
-    code = process.wait()
+    process.join()
+    code = process.exitcode or 0
     how = f"signal {-code}" if code < 0 else f"exit code {code}"
     if current:
         return current, f"it ends the whole process ({how})"
-    last = errors.decode("utf-8", "replace").strip().splitlines()
+    last = errors.read_text("utf-8", "replace").strip().splitlines()
     tail = f": {last[-1]}" if last else ""
     raise ConfigError(f"MODULE={module}: importing it ends the whole process ({how}){tail}: do not exit there")
 
@@ -147,19 +128,19 @@ def _ended(process: subprocess.Popen[bytes], module: str, current: str, errors: 
 Event = dict[str, Any]  # has "event": loading, mistake, module, begin, done or end
 
 
-def run_child() -> None:
-    """Check a module in this process, write each event to a pipe as one line of JSON, and exit without waiting.
+def _run_child(send: Connection, errors: str, module: str, course: str, seconds: float, skipped: set[str]) -> None:
+    """Check a module in this process, send each event, and exit without waiting.
 
-    What the user's code prints, raises, hangs in or ends with stays in this process. The arguments are the pipe's
-    number, the module, the course, the seconds for each function, and the functions to leave out.
+    What the user's code prints, raises, hangs in or ends with stays in this process.
     """
-    descriptor, module, course, seconds, *skipped = sys.argv[1:]
-    channel = os.fdopen(int(descriptor), "w", encoding="utf-8", buffering=1)
-    os.set_inheritable(int(descriptor), False)
-    for event in events(module, course, float(seconds), set(skipped)):
-        channel.write(json.dumps(event) + "\n")
-        channel.flush()
-    channel.flush()
+    os.setsid()
+    for number, (path, mode) in enumerate(
+        ((os.devnull, os.O_RDONLY), (os.devnull, os.O_WRONLY), (errors, os.O_WRONLY))
+    ):
+        os.dup2(os.open(path, mode), number)
+    os.environ |= {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+    for event in events(module, course, seconds, skipped):
+        send.send_bytes(json.dumps(event).encode())
     os._exit(0)
 
 
@@ -175,10 +156,8 @@ def events(path_or_name: str, course: str, seconds: float, skipped: set[str]) ->
         yield {"event": "mistake", "text": f"MODULE={path_or_name}: {error}"}
         return
     except TimeUpError:
-        yield {
-            "event": "mistake",
-            "text": f"MODULE={path_or_name}: importing it takes longer than {SECONDS_TO_IMPORT:g} s: do less there",
-        }
+        late = f"importing it takes longer than {SECONDS_TO_IMPORT:g} s: do less there"
+        yield {"event": "mistake", "text": f"MODULE={path_or_name}: {late}"}
         return
     year = course or course_of(functions)
     if not functions:
@@ -206,18 +185,17 @@ def events(path_or_name: str, course: str, seconds: float, skipped: set[str]) ->
 
 
 def _check_function(name: str, function: Callable[..., Any], course: str, seconds: float) -> Event:
-
     notes: list[str] = []
     try:
         with time_limit(seconds):
             findings = findings_of(name, function, course, notes)
     except NotWrittenError:
-        return {"event": "done", "name": name, "state": "not written", "findings": [], "notes": []}
+        return {"event": "done", "state": "not written", "findings": [], "notes": []}
     except TimeUpError:
         kind = f"it does not end: stopped after {seconds:g} s"
         findings = [Bug(name, kind, "loops whose end is never reached")]
     state = "bug" if findings else "ok"
-    return {"event": "done", "name": name, "state": state, "findings": [f.as_dict() for f in findings], "notes": notes}
+    return {"event": "done", "state": state, "findings": [asdict(finding) for finding in findings], "notes": notes}
 
 
 def findings_of(name: str, function: Callable[..., Any], course: str, notes: list[str] | None = None) -> list[Any]:

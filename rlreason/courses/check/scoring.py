@@ -8,8 +8,7 @@ from torch import Tensor
 
 from rlreason.courses import cs336_2026
 from rlreason.courses.check.calling import byte_tokenizer, random, small_model, word_tokenizer
-from rlreason.courses.check.observing import first_difference, observe
-from rlreason.courses.check.subject import CallCase, Fault, Function, Inputs, Kind, Mistake, Observed, Subject, known
+from rlreason.courses.check.subject import CallCase, Inputs, Kind, Mistake, Subject, known
 
 _ENCODE = "the calls of the tokenizer"
 _PAD = "where rows are padded"
@@ -105,66 +104,45 @@ def _wrong_tokens(i: Inputs, m: Mistake) -> dict[str, Tensor]:
     }
 
 
-_BEGIN = "a tokenizer that puts a begin token before every text"
-_MERGE = "tokens that would merge across the border of prompt and output"
-_SPACE = "white space at the borders"
-_PAD_IS_END = "pad token equal to the end token"
-_ONE_TOKEN = "a prompt of one token"
-
-
 def _token_cases() -> list[CallCase]:
     prompts = ["what is two plus three ?", "so ?", "what is six ?"]
     outputs = ["five . <eos>", "so four plus two is six . <eos>", "."]
+    by_value = Kind(_PAD_VALUE, _MASK)
+    begin = "a tokenizer that puts a begin token before every text"
+    merge = "tokens that would merge across the border of prompt and output"
     trials = [
-        (prompts, outputs, word_tokenizer(), "outputs of different lengths"),
-        (prompts, outputs, word_tokenizer("<eos>"), _PAD_IS_END),
-        (prompts[:1], outputs[:1], word_tokenizer(), "a single row"),
-        (prompts, outputs, word_tokenizer("<pad>", True), _BEGIN),
-        (["so", "what is"], ["two plus", "six . so . <eos>"], word_tokenizer("<eos>"), _ONE_TOKEN),
-        (["the app", "7+3", "ban"], ["les are red", "=10", "anas 数é 😀"], byte_tokenizer(), _MERGE),
-        (["the apples ", "so\n"], [" are red\n", " 7+3=10 "], byte_tokenizer(), _SPACE),
+        (prompts, outputs, word_tokenizer(), "outputs of different lengths", None),
+        (prompts, outputs, word_tokenizer("<eos>"), "pad token equal to the end token", by_value),
+        (prompts[:1], outputs[:1], word_tokenizer(), "a single row", None),
+        (prompts, outputs, word_tokenizer("<pad>", True), begin, Kind(_SPECIAL, _ENCODE)),
+        (["so", "what is"], ["two plus", "six . so . <eos>"], word_tokenizer("<eos>"), "a prompt of one token",
+         by_value),
+        (["the app", "7+3", "ban"], ["les are red", "=10", "anas 数é 😀"], byte_tokenizer(), merge,
+         Kind(_JOINTLY, _ENCODE)),
+        (["the apples ", "so\n"], [" are red\n", " 7+3=10 "], byte_tokenizer(), "white space at the borders",
+         Kind(_STRIPPED, _ENCODE)),
+    ]  # fmt: skip
+    return [
+        CallCase({"prompt_strs": p, "output_strs": o, "tokenizer": t}, about=about, meaning=meaning)
+        for p, o, t, about, meaning in trials
     ]
-    return [CallCase({"prompt_strs": p, "output_strs": o, "tokenizer": t}, about=about) for p, o, t, about in trials]
 
 
-def _whole_numbers(observed: Observed, inputs: Inputs) -> Observed:
-    for name in ("input_ids", "labels"):
-        if observed[name].is_floating_point():
-            kind = Kind(f"its {name} are no whole numbers", "the dtype of what is returned")
-            raise Fault(kind, str(observed[name].dtype), "torch.int64")
-    return {name: value.long() for name, value in observed.items()}
-
-
-def _begins_prompts(observed: Observed, inputs: Inputs) -> bool:
-    """Return whether only the prompts have a begin token more, which is right too: an engine puts it there."""
+def _with_begin(inputs: Inputs) -> Inputs | None:
+    """Return the inputs with a begin token before the prompts, where an engine puts it too."""
     tokenizer = inputs["tokenizer"]
-    begin = tokenizer.bos_token
-    if begin is None or tokenizer.encode("so")[0] != tokenizer.bos_token_id:
-        return False
-    prompts = [f"{begin} {prompt}" for prompt in inputs["prompt_strs"]]
-    ours = observe(TOKENS, TOKENS.ours, {**inputs, "prompt_strs": prompts})
-    return first_difference(observed, ours) is None
-
-
-def _one_kind_of_case(function: Function, differing: set[str]) -> Kind | None:
-    """Hint at the mistake whose cases alone show a difference."""
-    if differing <= {_PAD_IS_END, _ONE_TOKEN}:
-        return Kind(_PAD_VALUE, _MASK)
-    names = {_BEGIN: _SPECIAL, _MERGE: _JOINTLY, _SPACE: _STRIPPED}
-    name = names.get(next(iter(differing))) if len(differing) == 1 else None
-    return Kind(name, _ENCODE) if name else None
+    if tokenizer.bos_token is None or tokenizer.encode("so")[0] != tokenizer.bos_token_id:
+        return None
+    return {**inputs, "prompt_strs": [f"{tokenizer.bos_token} {prompt}" for prompt in inputs["prompt_strs"]]}
 
 
 TOKENS = Subject(
     cs336_2026.tokenize_prompt_and_output,
-    "cs336_2025 cs336_2026",
     _token_cases,
     ["input_ids", "labels", "response_mask"],
     _wrong_tokens,
     TOKEN_MISTAKES,
-    view=_whole_numbers,
-    alike=_begins_prompts,
-    hints=(_one_kind_of_case,),
+    as_well=_with_begin,
 )
 
 
@@ -252,27 +230,16 @@ def _entropy_cases() -> list[CallCase]:
         CallCase({"logits": (torch.randn(b, t, v, generator=random(s)) * 2).round(decimals=1)})
         for s, (b, t, v) in enumerate(((2, 3, 5), (3, 3, 3), (1, 4, 7)))
     ]
-    large = torch.tensor([[[150.0, 149.0, -150.0], [-140.0, -141.0, -141.0]]])
+    large = torch.tensor([[[100.0, 99.0, -100.0], [-100.0, -101.0, -101.0]]])
     return [*cases, CallCase({"logits": large}, branch="large", about="logits far from 0")]
-
-
-def _finite_if_large(observed: Observed, inputs: Inputs) -> Observed:
-    """Return only which entropies are finite or NaN where logits are large, as float32 has few digits behind 150."""
-    if not bool((inputs["logits"].abs() > 100).any()):
-        return observed
-    # raw logits taken for log-probabilities overflow to inf, the logarithm of a softmax gives NaN
-    finite, nan = observed["entropies"].isfinite().float(), observed["entropies"].isnan().float()
-    return {"whether each entropy is finite": finite, "which are NaN": nan}
 
 
 ENTROPY = Subject(
     cs336_2026.compute_entropy,
-    "cs336_2025 cs336_2026",
     _entropy_cases,
     "entropies",
     lambda i, m: m.at("entropy", _entropy)(i["logits"]),
     ENTROPY_MISTAKES,
-    view=_finite_if_large,
 )
 
 
@@ -290,7 +257,6 @@ def _log_prob_cases() -> list[CallCase]:
 
 LOG_PROBS = Subject(
     cs336_2026.get_response_log_probs,
-    "cs336_2025 cs336_2026",
     _log_prob_cases,
     ["log_probs", "token_entropy"],
     _wrong_log_probs,

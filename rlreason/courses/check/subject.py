@@ -8,7 +8,7 @@ import sysconfig
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
@@ -77,6 +77,7 @@ class CallCase:
     inputs: Inputs
     branch: str = ""  # cases of one branch share a diagnosis
     about: str = ""  # what is special about the case
+    meaning: Kind | None = None  # the bug, if only such cases show a difference
 
 
 @dataclass(frozen=True)
@@ -91,14 +92,8 @@ class Bug:
     ours: str = ""
     note: str = ""  # where and when it shows
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return it for the channel and for JSON."""
-        return asdict(self)
-
 
 Function = Callable[..., Any]
-Property = Callable[[Any], Iterable[Bug]]
-Hint = Callable[[Function, set[str]], Kind | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,18 +122,16 @@ class Subject:
     """All cases and known mistakes of one function of a handout."""
 
     ours: Function
-    course: str  # the handout whose signature it has; several with a space between
     cases: Callable[[], Sequence[CallCase]]
     returns: str | tuple[str, ...] | list[str] = ""  # one result, the items of a tuple, or the keys of a dictionary
-    wrong: Callable[[Inputs, Mistake], Any] | None = None  # the answer of a function with this mistake
+    wrong: Callable[[Inputs, Mistake], Any] = lambda inputs, mistake: None  # its answer with this mistake
     mistakes: Sequence[Mistake] = ()
     scalar: bool = False  # it returns one number
     calls_backward: bool = False
-    view: Callable[[Observed, Inputs], Observed] = lambda observed, inputs: observed  # what of it is compared
-    properties: Sequence[Property] = ()  # tried where the cases show no bug
-    hints: Sequence[Hint] = ()  # tried where no known mistake fits, with what is special about the differing cases
+    properties: Sequence[Callable[[Any], Iterable[Bug]]] = ()  # tried where the cases show no bug
+    hint: Callable[[Function], Kind | None] = lambda function: None  # tried where no known mistake fits
     optional: frozenset[str] = frozenset()  # branches that the handout leaves open: differences are notes
-    alike: Callable[[Observed, Inputs], bool] = lambda observed, inputs: False  # whether another answer is right too
+    as_well: Callable[[Inputs], Inputs | None] = lambda inputs: None  # inputs for which our answer is right as well
 
     @property
     def name(self) -> str:
@@ -152,9 +145,7 @@ class Subject:
 
     def wrong_function(self, mistake: Mistake) -> Function:
         """Return the function with a known mistake, which takes keyword arguments."""
-        assert self.wrong is not None
-        wrong = self.wrong
-        return lambda **inputs: wrong(inputs, mistake)
+        return lambda **inputs: self.wrong(inputs, mistake)
 
 
 @dataclass(frozen=True)

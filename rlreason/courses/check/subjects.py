@@ -1,6 +1,6 @@
 """Cases of rewards, advantages, losses and averages: what is tried, and which mistakes are known."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -8,27 +8,30 @@ from torch import Tensor
 
 from rlreason.courses import cs336_2025, cs336_2026
 from rlreason.courses.check import known_bugs as mistakes
-from rlreason.courses.check.calling import TextReward, Yours, advantages, log_probs, random, response_mask
+from rlreason.courses.check.calling import TextReward, advantages, log_probs, random, response_mask
 from rlreason.courses.check.observing import observe, places
 from rlreason.courses.check.subject import (
-    Bug,
     CallCase,
-    Fault,
     Function,
-    Hint,
     Inputs,
     Kind,
     Mistake,
     Subject,
-    inputs_as_text,
     known,
 )
 
 ROUND = [0.5, 1.0, 0.0, 0.25, 2.0, -0.5, 1.0, 0.75, 0.0, 1.5, 0.5, 1.0]
 UNEVEN = [0.0, 0.0, 1.0, 0.0, 1.0, 1.0, 3.0, 0.0, 2.0, 2.0, 2.0, 2.0]
 POSITIVE = [1.0, 3.0, 0.0, 0.5, 2.0, 2.0, 0.25, 1.0, 0.0, 0.0, 4.0, 1.0]
-_ONE_ANSWER = "two questions of one answer"
+_BY_ANSWER = Kind(
+    "groups mix questions: those that have the same ground truth are taken for one group",
+    "how responses are gathered into groups: by their place, never by their ground truth",
+)
 _EQUAL_TEXTS = "equal texts under two questions"
+_FLAT = Kind(
+    "equal rewards give NaN, or advantages other than 0",
+    "the division where the standard deviation is 0, and what is added",
+)
 
 
 def _inputs_2025(values: list[float], truths: list[str], size: int, eps: float, by_std: bool = True) -> Inputs:
@@ -52,12 +55,12 @@ def _advantage_cases_2025() -> list[CallCase]:
             inputs = _inputs_2025(values, truths, size, eps, by_std)
             cases.append(CallCase(inputs, branch=str(by_std), about=f"normalize_by_std={by_std}"))
         shared = _inputs_2025(ROUND, one_answer, 3, 0.5, by_std)
-        cases.append(CallCase(shared, branch=str(by_std), about=_ONE_ANSWER))
+        cases.append(CallCase(shared, branch=str(by_std), about="two questions of one answer", meaning=_BY_ANSWER))
     same = _inputs_2025([1.0] * 12, [f"t{place // 3}" for place in range(12)], 3, 1e-6)
     twins = _inputs_2025([0.5, 1.0, 0.5, 0.5, 1.0, 0.0], ["t0"] * 6, 3, 0.5)
     twins["repeated_ground_truths"] = ["t0"] * 3 + ["t1"] * 3
-    cases.append(CallCase(same, branch="True", about="all rewards equal"))
-    cases.append(CallCase(twins, branch="True", about=_EQUAL_TEXTS))
+    cases.append(CallCase(same, branch="True", about="all rewards equal", meaning=_FLAT))
+    cases.append(CallCase(twins, branch="True", about=_EQUAL_TEXTS, meaning=_BY_ANSWER))
     return cases
 
 
@@ -78,42 +81,25 @@ def _wrong_advantages_2025(i: Inputs, m: Mistake) -> Any:
     return (*m.at("returned", lambda advantages, rewards: (advantages, rewards))(a, rewards), {})
 
 
-def _groups_by_answer(function: Function, differing: set[str]) -> Kind | None:
-    """Hint at groups by ground truth, if the difference shows only where questions share one."""
-    if not differing <= {_ONE_ANSWER, _EQUAL_TEXTS} or _ONE_ANSWER not in differing:
-        return None
-    where = "how responses are gathered into groups: by their place, never by their ground truth"
-    return Kind("groups mix questions: those that have the same ground truth are taken for one group", where)
+def _mixing(subject: Callable[[], Subject], inputs_of: Callable[[list[float]], Inputs]) -> Callable[[Function], Any]:
+    """Return a hint at mixed groups; `inputs_of` makes the inputs of six rewards in groups of 3."""
 
-
-def _hints(subject: Callable[[], Subject], inputs_of: Callable[[list[float]], Inputs]) -> tuple[Hint, ...]:
-    """Return two hints about advantages; `inputs_of` makes the inputs of six rewards in groups of 3."""
-
-    def called(function: Function, rewards: list[float]) -> Tensor:
-        return observe(subject(), function, inputs_of(rewards))["advantages"]
-
-    def mixing(function: Function, differing: set[str]) -> Kind | None:
-        before = called(function, [0.0, 1.0, 0.5, 1.0, 0.25, 0.0])
-        after = called(function, [2.0, 0.0, 1.0, 1.0, 0.25, 0.0])  # the first group is another
+    def hint(function: Function) -> Kind | None:
+        rewards = ([0.0, 1.0, 0.5, 1.0, 0.25, 0.0], [2.0, 0.0, 1.0, 1.0, 0.25, 0.0])  # only the first group differs
+        try:
+            before, after = (observe(subject(), function, inputs_of(r))["advantages"] for r in rewards)
+        except Exception:  # the function may refuse this, or answer with other shapes
+            return None
         if before.shape == after.shape == (6,) and bool(places(after[3:], before[3:]).any()):
             where = "the reshape or loop that forms the groups, and the dim of mean and std"
             return Kind("groups mix questions: one group's advantages change with another group's rewards", where)
         return None
 
-    def equal_rewards(function: Function, differing: set[str]) -> Kind | None:
-        a = called(function, [1.0, 1.0, 1.0, 0.5, 0.5, 0.5])
-        if bool(a.isnan().any()):
-            return Kind("equal rewards give NaN", "the division where the standard deviation is 0")
-        if bool((a.abs() > 1e-4).any()):
-            return Kind("equal rewards give advantages other than 0", "what is subtracted and added")
-        return None
-
-    return mixing, equal_rewards
+    return hint
 
 
 ADVANTAGES_2025: Subject = Subject(
     cs336_2025.compute_group_normalized_rewards,
-    "cs336_2025",
     _advantage_cases_2025,
     ("advantages", "raw_rewards", "metadata"),
     _wrong_advantages_2025,
@@ -123,14 +109,10 @@ ADVANTAGES_2025: Subject = Subject(
         *known("returned", "the return line",
                ("advantages and raw rewards are returned in swapped places", lambda a, rewards: (rewards, a))),
     ),
-    hints=(
-        _groups_by_answer,
-        *_hints(lambda: ADVANTAGES_2025, lambda r: _inputs_2025(r, ["t0"] * 3 + ["t1"] * 3, 3, 1e-3)),
-    ),
+    hint=_mixing(lambda: ADVANTAGES_2025, lambda r: _inputs_2025(r, ["t0"] * 3 + ["t1"] * 3, 3, 1e-3)),
 )  # fmt: skip
 ROLLOUT_REWARDS = Subject(
     cs336_2026.compute_rollout_rewards,
-    "cs336_2026",
     _reward_cases,
     ("raw_rewards", "metadata"),
     lambda i, m: (mistakes.wrong_rewards(i, m), {}),
@@ -159,40 +141,26 @@ def _advantage_cases_2026() -> list[CallCase]:
                 cases.append(CallCase(inputs, branch=f"{baseline}/{normalizer}", about=about))
     for normalizer in ("std", "mean"):
         inputs = _inputs_2026([1.0, 1.0, 1.0, 0.0, 0.0, 0.0], 3, "mean", 1e-6, normalizer)
-        cases.append(CallCase(inputs, branch=f"mean/{normalizer}", about="all rewards equal"))
-    return cases
+        cases.append(CallCase(inputs, branch=f"mean/{normalizer}", about="all rewards equal", meaning=_FLAT))
+    left_out: Inputs = {"raw_rewards": torch.tensor([0.0, 1.0, 0.5, 1.0, 1.0, 0.0]), "group_size": 3}
+    kind = Kind("with its options left out, it takes other defaults than the handout's", "the defaults in the def line")
+    return [*cases, CallCase(left_out, branch="mean/std", about="its options left out", meaning=kind)]
 
 
 def _wrong_advantages_2026(i: Inputs, m: Mistake) -> Any:
+    if "baseline" not in i:
+        i = {**i, "baseline": "mean", "advantage_eps": 1e-6, "advantage_normalizer": "std"}
     o = mistakes.AdvantageOptions(i["group_size"], i["baseline"], i["advantage_eps"], i["advantage_normalizer"])
     return mistakes.wrong_advantages(i["raw_rewards"], o, m), {}
 
 
-def _check_defaults(function: Yours) -> Iterator[Bug]:
-    """Yield a bug if the options have other defaults than the handout's."""
-    if not {"baseline", "advantage_eps", "advantage_normalizer"} <= function.defaults:
-        return
-    inputs: Inputs = {"raw_rewards": torch.tensor([0.0, 1.0, 0.5, 1.0, 1.0, 0.0]), "group_size": 3}
-    try:
-        yours = observe(ADVANTAGES_2026, function, inputs)["advantages"]
-    except Fault:
-        return
-    ours = observe(ADVANTAGES_2026, ADVANTAGES_2026.ours, inputs)["advantages"]
-    if yours.shape != ours.shape or bool(places(yours, ours).any()):
-        kind = "with its options left out, it takes other defaults than the handout's"
-        results = (f"advantages {yours.tolist()}", f"advantages {ours.tolist()}")
-        yield Bug(ADVANTAGES_2026.name, kind, "the defaults in the def line", inputs_as_text(inputs), *results)
-
-
 ADVANTAGES_2026: Subject = Subject(
     cs336_2026.compute_group_normalized_rewards,
-    "cs336_2026",
     _advantage_cases_2026,
     ("advantages", "metadata"),
     _wrong_advantages_2026,
     mistakes.ADVANTAGE_MISTAKES,
-    properties=(_check_defaults,),
-    hints=_hints(lambda: ADVANTAGES_2026, lambda r: _inputs_2026(r, 3, "mean", 1e-3, "std")),
+    hint=_mixing(lambda: ADVANTAGES_2026, lambda r: _inputs_2026(r, 3, "mean", 1e-3, "std")),
 )
 
 
@@ -226,7 +194,6 @@ def _naive_cases() -> list[CallCase]:
 
 NAIVE = Subject(
     cs336_2025.compute_naive_policy_gradient_loss,
-    "cs336_2025",
     _naive_cases,
     "loss",
     lambda i, m: _token_loss(i, m, "none", i["raw_rewards_or_advantages"]),
@@ -250,7 +217,6 @@ def _clip_cases() -> list[CallCase]:
 
 CLIP = Subject(
     cs336_2025.compute_grpo_clip_loss,
-    "cs336_2025",
     _clip_cases,
     ("loss", "metadata"),
     lambda i, m: (_token_loss(i, m, "grpo", i["advantages"]), {}),
@@ -280,7 +246,6 @@ def _loss_cases_2025() -> list[CallCase]:
 
 LOSS_2025 = Subject(
     cs336_2025.compute_policy_gradient_loss,
-    "cs336_2025",
     _loss_cases_2025,
     ("loss", "metadata"),
     lambda i, m: (wrong_loss_2025(i, m), {}),
@@ -313,7 +278,6 @@ def _loss_cases_2026() -> list[CallCase]:
 
 LOSS_2026 = Subject(
     cs336_2026.compute_policy_gradient_loss,
-    "cs336_2026",
     _loss_cases_2026,
     ("loss", "metadata"),
     lambda i, m: (
@@ -337,7 +301,6 @@ def _slice_cases(extra: Inputs) -> list[CallCase]:
 
 NORMALIZE = Subject(
     cs336_2025.masked_normalize,
-    "cs336_2025",
     lambda: _slice_cases({"normalize_constant": 10.0}),
     "result",
     lambda i, m: mistakes.wrong_slices(i["tensor"], i["mask"], i["normalize_constant"], i["dim"], m),
@@ -345,7 +308,6 @@ NORMALIZE = Subject(
 )
 MEAN = Subject(
     cs336_2025.masked_mean,
-    "cs336_2025",
     lambda: _slice_cases({}),
     "result",
     lambda i, m: mistakes.wrong_slices(i["tensor"], i["mask"], None, i["dim"], m),
@@ -373,7 +335,6 @@ def _aggregate_cases() -> list[CallCase]:
 
 AGGREGATE = Subject(
     cs336_2026.aggregate_loss_across_microbatch,
-    "cs336_2026",
     _aggregate_cases,
     "loss",
     lambda i, m: mistakes.wrong_average(

@@ -19,17 +19,8 @@ from rlreason.courses.check.calling import (
     tensor,
     word_tokenizer,
 )
-from rlreason.courses.check.loop_gradients import not_a_mean, numbers, unlike, with_gradients
-from rlreason.courses.check.loop_judge import findings_of_rewards, judged
-from rlreason.courses.check.loop_recording import (
-    LoopOptions,
-    RecordedSample,
-    RecordedSGD,
-    RecordedUpdate,
-    Recorder,
-    read_logit_gradients,
-    scored,
-)
+from rlreason.courses.check.loop_judge import findings_of_rewards, judged, not_a_mean, numbers, unlike
+from rlreason.courses.check.loop_update import LoopOptions, RecordedSample, Recording, Update, scored
 from rlreason.courses.check.scoring import SCORING
 from rlreason.courses.check.subject import (
     Bug,
@@ -70,7 +61,6 @@ def _wrong_sft(i: Inputs, m: Mistake) -> Any:
 
 SFT = Subject(
     cs336_2025.sft_microbatch_train_step,
-    "cs336_2025",
     _sft_cases,
     ("loss", "metadata"),
     _wrong_sft,
@@ -133,7 +123,6 @@ def _note_metadata(function: Yours) -> Iterator[Bug]:
 
 GRPO = Subject(
     cs336_2025.grpo_microbatch_train_step,
-    "cs336_2025",
     _grpo_cases,
     ("loss", "metadata"),
     _wrong_grpo,
@@ -167,19 +156,6 @@ def reward(response: str, ground_truth: str) -> dict[str, float]:
     return {"reward": total, "format_reward": (weight % 5) / 4, "answer_reward": (weight % 7) / 8}
 
 
-class RecordedReward:
-    """The reward function, which records its calls."""
-
-    description = "a reward for each pair of response and ground truth"
-
-    def __init__(self) -> None:
-        self.calls: list[tuple[str, str]] = []
-
-    def __call__(self, response: str, ground_truth: str) -> dict[str, float]:
-        self.calls.append((str(response), str(ground_truth)))
-        return reward(response, ground_truth)
-
-
 OPEN = "gradient_accumulation_steps=5, which does not divide the rows"  # the handout lets a step refuse it
 SETTINGS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("defaults, one micro-batch", {"gradient_accumulation_steps": 1}),
@@ -201,35 +177,43 @@ SETTINGS: tuple[tuple[str, dict[str, Any]], ...] = (
 )  # fmt: skip
 
 
-class Stage:
+OUTSIDE = -1.0  # the old log-probability outside the responses, where it must not be read
+
+
+class Stage(Recording):
     """One call of the train step on a fresh model, recorded."""
 
-    def __init__(self, options: dict[str, Any]) -> None:
-        self.model, self.options = small_model(), options
-        self.tokenizer = word_tokenizer()
-        self.recorder = Recorder(self.model)
-        self.optimizer = RecordedSGD(self.model, 0.5, self.recorder)
-        self.updates: list[RecordedUpdate] = []
-        self.recorder.on_step = self._step
-        self.reward = RecordedReward()
+    def __init__(self, settings: dict[str, Any]) -> None:
+        self.settings = settings
+        options = LoopOptions(
+            method=settings.get("importance_reweighting_method", "none"),
+            baseline=settings.get("baseline", "mean"),
+            normalizer=settings.get("advantage_normalizer", "std"),
+            advantage_eps=settings.get("advantage_eps", 1e-6),
+            cliprange=settings.get("cliprange", 0.2),
+            length_norm=settings.get("loss_normalization", "sequence"),
+            constant=float(settings.get("normalization_constant", 1)),
+            max_grad_norm=settings.get("max_grad_norm", 1e4),
+            old_outside=OUTSIDE,
+        )
+        super().__init__(word_tokenizer(), options, learning_rate=0.5)
         self.prompts = [p for p in PROMPTS for _ in range(4)]
         self.truths = [f"truth {p % 2}" for p in range(3) for _ in range(4)]  # two questions have the same answer
-        self.samples = []
         for i, (prompt, response, truth) in enumerate(zip(self.prompts, RESPONSES, self.truths, strict=True)):
-            parts = reward(response, truth)
             prompt_ids, token_ids = self.tokenizer.encode(prompt), self.tokenizer.encode(response)
-            truncated = not response.endswith("<eos>")
-            sample = RecordedSample(
-                i, i // 4, 0, prompt_ids, token_ids, response, truth, truncated, parts["reward"], parts
-            )
-            self.samples.append(sample)
-        self.width = max(len(s.token_ids) for s in self.samples)
-        other = small_model(seed=1)
-        with torch.no_grad(), self.recorder.pause():
-            mine, theirs = (scored(m, self.samples, 1.0, self.width)[0] for m in (self.model, other))
-            old = mine + 0.3 * (theirs - mine).clamp(-2, 2)  # a little away from the model's own
-            for s, row in zip(self.samples, old, strict=True):
-                s.old = s.old_untempered = row[: len(s.token_ids)]
+            truncated, parts = not response.endswith("<eos>"), self.reward(response, truth)
+            self.samples.append(RecordedSample(i, i // 4, 0, prompt_ids, token_ids, response, truth, truncated, parts))
+        width = max(len(s.token_ids) for s in self.samples)
+        with torch.no_grad():
+            mine, theirs = (scored(m, self.samples, 1.0, width)[0] for m in (self.twin, small_model(seed=1)))
+        old = mine + 0.3 * (theirs - mine).clamp(-2, 2)  # a little away from the model's own
+        for s, row in zip(self.samples, old, strict=True):
+            s.old = s.old_untempered = row[: len(s.token_ids)]
+
+    def reward(self, text: str, truth: str) -> dict[str, float]:
+        """Return a made-up reward that depends on both texts, with parts that differ from it."""
+        weight = sum((place + 1) * ord(letter) for place, letter in enumerate(f"{text}/{truth}"))
+        return {"reward": (weight % 9) / 4, "format_reward": (weight % 5) / 4, "answer_reward": (weight % 7) / 8}
 
     def arguments(self) -> dict[str, Any]:
         """Return the arguments that the step is called with."""
@@ -238,63 +222,29 @@ class Stage:
             "tokenizer": self.tokenizer,
             "optimizer": self.optimizer,
             "max_grad_norm": 1e4,
-            "reward_fn": self.reward,
+            "reward_fn": self.reward_fn,
             "repeated_prompts": list(self.prompts),
             "rollout_responses": list(RESPONSES),
             "repeated_ground_truths": list(self.truths),
             "group_size": 4,
-            **self.options,
+            **self.settings,
         }
-        if self.options.get("importance_reweighting_method", "none") != "none":
+        if self.options.method != "none":
             width = max(len(s.ids) for s in self.samples) - 1
-            old = torch.full((len(self.samples), width), -1.0)  # outside the responses it must not be read
+            old = torch.full((len(self.samples), width), OUTSIDE)
             for row, s in enumerate(self.samples):
                 first = len(s.prompt_ids) - 1
                 old[row, first : first + len(s.token_ids)] = s.old
             out["old_log_probs"] = old
         return out
 
-    def objective(self) -> LoopOptions:
-        """Return the objective that the arguments ask for."""
-        o = self.options
-        return LoopOptions(
-            method=o.get("importance_reweighting_method", "none"),
-            baseline=o.get("baseline", "mean"),
-            normalizer=o.get("advantage_normalizer", "std"),
-            advantage_eps=o.get("advantage_eps", 1e-6),
-            cliprange=o.get("cliprange", 0.2),
-            length_norm=o.get("loss_normalization", "sequence"),
-            constant=float(o.get("normalization_constant", 1)),
-        )
-
-    def _step(self) -> None:
-        """Record an optimizer step; rows that no forward pass had get weight 0."""
-        forwards = [f for f in self.recorder.forwards if f.backward]
-        seen = read_logit_gradients(forwards, self.samples, self.width, 1.0)
-        order = {s.number: i for i, s in enumerate(seen.samples)}
-        if seen.weights is not None:
-            weights = torch.zeros(len(self.samples), self.width)
-            for row, s in enumerate(self.samples):
-                if s.number in order:
-                    weights[row] = seen.weights[order[s.number]]
-            seen.weights = weights
-        seen.micro = [[seen.samples[i].number for i in rows] for rows in seen.micro]  # numbers are rows of the batch
-        seen.samples = list(self.samples)
-        update = RecordedUpdate(
-            **vars(seen),
-            options=self.objective(),
-            rollout=list(self.samples),
-            size=len(self.samples),
-            accumulation=self.options.get("gradient_accumulation_steps", 1),
-            tokenizer=self.tokenizer,
-            forwards=forwards,
-            unseen=[s for s in self.samples if s.number not in order],
-        )
-        with torch.enable_grad():
-            update.log_probs = scored(self.model, update.samples, 1.0, self.width)[0].detach()
-            limit = self.options.get("max_grad_norm", 1e4)
-            with_gradients(update, self.model, limit, [torch.zeros_like(p) for p in self.model.parameters()])
-        self.updates.append(update)
+    def update(self) -> Update:
+        """Return the update of a step; rows that no call of the model had are learned from with weight 0."""
+        accumulation = self.settings["gradient_accumulation_steps"]
+        update = Update(self, self.samples, len(self.samples), accumulation, before=self.gradient() * 0)
+        update.unseen = [s for s in self.samples if s not in update.samples]
+        update.samples = list(self.samples)
+        return update
 
 
 def _check_train_step(function: Yours) -> list[Bug]:
@@ -334,7 +284,7 @@ def _bugs_of_stage(stage: Stage, about: str, loss: Tensor, metadata: Any) -> Ite
     (update,) = stage.updates
     if any(f.half for f in update.forwards):
         return
-    findings = list(findings_of_rewards(stage.samples, stage.reward.calls, stage.truths))
+    findings = list(findings_of_rewards(stage.samples, stage.reward_calls, stage.truths))
     if findings:
         yield from (finding.bug(NAME, setting) for finding in findings)
         return
@@ -345,32 +295,21 @@ def _bugs_of_stage(stage: Stage, about: str, loss: Tensor, metadata: Any) -> Ite
     if any(p.grad is not None and bool(p.grad.any()) for p in stage.model.parameters()):
         where = "zero_grad after the step"
         yield Bug(NAME, "gradients are left behind after the step", where, setting, "gradients", "none")
-    right = _loss(update)
+    right = update.right_loss().item()
     if abs(float(loss) - right) > 1e-4 * (1 + abs(right)):
         kind = "the loss that is returned is not the batch's loss before the step"
         where = "what is added up over the micro-batches and returned"
         yield Bug(NAME, kind, where, setting, f"loss {float(loss):.5g}", f"loss {right:.5g}")
-    for name, yours, ours in unlike(numbers(metadata), update, lenient=True):
+    for name, yours, ours in unlike(metadata, update, lenient=True):
         yield Bug(NAME, *not_a_mean(name), setting, f"{name} {short_text(yours)}", f"{name} {short_text(ours)}")
 
 
-def _loss(update: RecordedUpdate) -> float:
-    """Return the loss of the batch before the step, by our own functions."""
-    o: Any = update.options  # its strings are the choices of these functions
-    rewards = torch.tensor([s.reward for s in update.samples])
-    a, _ = cs336_2026.compute_group_normalized_rewards(rewards, 4, o.baseline, o.advantage_eps, o.normalizer)
-    loss, _ = cs336_2026.compute_policy_gradient_loss(
-        a, update.log_probs, o.method, update.old(), o.cliprange, update.mask
-    )
-    return float(cs336_2026.aggregate_loss_across_microbatch(loss, update.mask, o.length_norm, int(o.constant)))
-
-
-TRAIN_STEP = Subject(cs336_2026.grpo_train_step, "cs336_2026", list, properties=(_check_train_step,))
+TRAIN_STEP = Subject(cs336_2026.grpo_train_step, list, properties=(_check_train_step,))
 SUBJECTS = (*SCORING, *CASES, SFT, GRPO, TRAIN_STEP)
 
 
 def subject_of(name: str, function: Callable[..., Any], course: str) -> Subject:
     """Return the subject of a function: of the year that its parameters tell, else of this course."""
-    year = year_of(name, function) or course
+    year = cs336_2026 if (year_of(name, function) or course) == "cs336_2026" else cs336_2025
     same_name = [subject for subject in SUBJECTS if subject.name == name]
-    return next((subject for subject in same_name if year in subject.course.split()), same_name[0])
+    return next((subject for subject in same_name if subject.ours is getattr(year, name, None)), same_name[0])

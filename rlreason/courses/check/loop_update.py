@@ -1,0 +1,351 @@
+"""Record the model's calls and the optimizer steps of a loop or train step, and compute each step's right gradient."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from rlreason.courses.check.calling import small_model
+from rlreason.courses.check.observing import multiple
+from rlreason.objectives.advantages import compute_group_advantages
+from rlreason.objectives.aggregation import aggregate_loss
+from rlreason.objectives.losses import LOSSES
+
+LOSS_OF = {"none": "reinforce_with_baseline", "noclip": "grpo_no_clip", "grpo": "grpo_clip", "gspo": "gspo"}
+NORM_OF = {"std": "group_std", "none": "none", "mean": "group_mean"}
+
+
+@dataclass(frozen=True)
+class LoopOptions:
+    """The objective of an update."""
+
+    method: str = "none"  # none, noclip, grpo or gspo
+    baseline: str = "mean"
+    normalizer: str = "std"
+    advantage_eps: float = 1e-6
+    cliprange: float = 0.2
+    length_norm: str = "sequence"  # or constant: masked sum / constant
+    constant: float = 1.0
+    temperature: float = 1.0
+    max_grad_norm: float = 1e6
+    old_outside: float | None = None  # the old log-probability that was given outside the responses
+
+
+class Member(NamedTuple):
+    """A sample in a row of ids, and where it begins there."""
+
+    row: int
+    sample: RecordedSample
+    start: int
+
+
+@dataclass(eq=False)
+class Forward:
+    """One call of the model with a gradient, which is a micro-batch of an update."""
+
+    ids: Tensor  # (rows, width)
+    arguments: dict[str, Tensor] = field(default_factory=dict)  # attention_mask and position_ids, where given
+    backward: int = 0  # the number of backward calls that reached it
+    learned: bool = False  # any of them brought a gradient other than 0
+    head: bool = False  # the output head was called
+    half: bool = False  # computed in bfloat16 or float16
+    foreign: bool = False  # it is of a copy of the policy
+    members: list[Member] = field(default_factory=list)
+
+
+@dataclass(eq=False)
+class RecordedSample:
+    """A response that was sampled or given, with everything that its right weight depends on."""
+
+    number: int
+    prompt: int  # the number of its group: samples of one prompt are a group
+    round: int  # the number of optimizer steps before it was sampled
+    prompt_ids: list[int]
+    token_ids: list[int]
+    text: str
+    truth: str
+    truncated: bool
+    parts: dict[str, float]  # all that reward_fn returns
+    place: int = 0  # the index of its question among the prompts
+    reward: float = 0.0
+    old: Tensor = field(default_factory=lambda: torch.zeros(0))  # (tokens,) under the weights that sampled
+    old_untempered: Tensor = field(default_factory=lambda: torch.zeros(0))  # the same at temperature 1
+
+    def __post_init__(self) -> None:
+        self.reward = self.parts["reward"]
+
+    @property
+    def ids(self) -> list[int]:
+        """Return prompt and response."""
+        return self.prompt_ids + self.token_ids
+
+
+class Recording:
+    """A model, its optimizer and a reward function, which record their use."""
+
+    def __init__(self, tokenizer: Any, options: LoopOptions, learning_rate: float) -> None:
+        self.tokenizer, self.options = tokenizer, options
+        self.model = small_model(vocab=len(tokenizer))
+        self.twin = copy.deepcopy(self.model)  # for the computations of the check itself
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=learning_rate)
+        self.optimizer.register_step_pre_hook(lambda *_: self._on_step())
+        self.samples: list[RecordedSample] = []
+        self.reward_calls: list[tuple[str, str]] = []
+        self.forwards: list[Forward] = []  # since the last optimizer step
+        self.updates: list[Update] = []
+        self._arguments: dict[str, Tensor] = {}
+        self.model.base_model.register_forward_pre_hook(self._on_call, with_kwargs=True)
+        self.model.get_input_embeddings().register_forward_hook(self._on_embeddings)
+        self.model.get_output_embeddings().register_forward_hook(self._on_logits)
+
+    def __deepcopy__(self, memo: Any) -> Recording:
+        return self  # the hooks of a copied policy, such as a reference model, record here too
+
+    def reward(self, text: str, truth: str) -> dict[str, float]:
+        """Return the reward with its parts."""
+        raise NotImplementedError
+
+    def update(self) -> Update:
+        """Return the update of the step that is about to be taken."""
+        raise NotImplementedError
+
+    def reward_fn(self, response: str, ground_truth: str) -> dict[str, float]:
+        """Return the reward of a response with its parts."""
+        self.reward_calls.append((str(response), str(ground_truth)))
+        return self.reward(str(response), str(ground_truth))
+
+    def _on_call(self, module: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
+        read = ("attention_mask", "position_ids")
+        self._arguments = {name: named[name].clone() for name in read if isinstance(named.get(name), Tensor)}
+
+    def _on_embeddings(self, module: Any, arguments: tuple[Any, ...], output: Tensor) -> None:
+        if not output.requires_grad:
+            return
+        forward = Forward(arguments[0].detach().clone(), self._arguments)
+        forward.foreign = module is not self.model.get_input_embeddings()
+        self.forwards.append(forward)
+
+        def count(gradient: Tensor) -> None:
+            forward.backward += 1
+            forward.learned = forward.learned or bool(gradient.any())
+
+        output.register_hook(count)
+
+    def _on_logits(self, module: Any, arguments: tuple[Any, ...], output: Tensor) -> None:
+        if output.requires_grad and self.forwards:
+            self.forwards[-1].head = True
+            self.forwards[-1].half = output.dtype in (torch.bfloat16, torch.float16)
+
+    def _on_step(self) -> None:
+        with torch.enable_grad():
+            self.updates.append(self.update())
+        self.forwards = []
+
+    def weights(self) -> Any:
+        """Return a copy of the model with its weights of now."""
+        twin = copy.deepcopy(self.twin)
+        twin.load_state_dict(self.model.state_dict())
+        return twin
+
+    def gradient(self) -> Tensor:
+        """Return the model's gradient as one vector, 0 where there is none."""
+        return _flat([torch.zeros_like(p) if p.grad is None else p.grad for p in self.model.parameters()])
+
+
+def _flat(gradients: Sequence[Tensor]) -> Tensor:
+    return torch.cat([g.detach().flatten() for g in gradients])
+
+
+def scored(model: Any, samples: Sequence[RecordedSample], temperature: float, width: int) -> tuple[Tensor, Tensor]:
+    """Return the log-probabilities (n, width) of response tokens, with gradient, and the logits (n, width, vocab)."""
+    logits = model(_padded(samples)).logits
+    at = torch.zeros(len(samples), width, dtype=torch.long)
+    labels = torch.zeros(len(samples), width, dtype=torch.long)
+    for row, s in enumerate(samples):
+        n = len(s.token_ids)
+        at[row, :n] = torch.arange(len(s.prompt_ids) - 1, len(s.ids) - 1)
+        labels[row, :n] = torch.tensor(s.token_ids)
+    at_tokens = logits.gather(1, at[..., None].expand(-1, -1, logits.shape[-1]))
+    return (at_tokens / temperature).log_softmax(-1).gather(-1, labels[..., None])[..., 0], at_tokens
+
+
+def _padded(samples: Sequence[RecordedSample]) -> Tensor:
+    rows = [torch.tensor(s.ids) for s in samples]
+    return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
+
+
+def find(ids: Sequence[int], samples: Sequence[RecordedSample]) -> list[tuple[RecordedSample, int]]:
+    """Return the samples in a row of ids, which may lack their last token, and where each begins."""
+    text = f" {' '.join(map(str, ids))} "
+    matches = []
+    for sample in samples:
+        at = text.find(f" {' '.join(map(str, sample.ids[:-1]))} ")
+        if at >= 0:
+            matches.append((sample, text[: at + 1].count(" ") - 1))
+    if len({start for _, start in matches}) == 1:  # samples that begin like the longest, which is in the row
+        longest = max(len(s.ids) for s, _ in matches)
+        matches = [(s, start) for s, start in matches if len(s.ids) == longest]
+    return matches
+
+
+@dataclass
+class Update:
+    """One optimizer step: what the model was called with, and everything that its right gradient depends on."""
+
+    recording: Recording
+    rollout: list[RecordedSample]  # all samples of its rollout, in order
+    size: int  # the number of sequences that the loss is a mean over
+    accumulation: int
+    before: Tensor  # the gradient at the step before
+    epoch_began: Any = None  # a copy of the model when this pass over the rollout began
+    unclear: bool = False  # a question was asked twice, which leaves open what its group is
+
+    def __post_init__(self) -> None:
+        self.options, self.tokenizer = self.recording.options, self.recording.tokenizer
+        self.model = self.recording.weights()  # before the step
+        self.at_step = self.recording.gradient()
+        self.forwards = [f for f in self.recording.forwards if f.backward]
+        self.strangers: list[list[int]] = []  # ids of rows that were not sampled
+        self.unseen: list[RecordedSample] = []  # given for this step, but in none of its passes
+        for forward in self.forwards:
+            for row, ids in enumerate(forward.ids.tolist()):
+                matches = find(ids, self.rollout)
+                if not matches:
+                    self.strangers.append(ids)
+                forward.members += [Member(row, *match) for match in matches]
+        self.passes = [forward for forward in self.forwards if forward.members]
+        self.samples = list({m.sample.number: m.sample for p in self.passes for m in p.members}.values())
+        self._logits: dict[Forward, Tensor] = {}
+        self.right_pulls: list[Tensor] = []  # of the student's logits without a mistake
+
+    def learn_from(self, samples: Sequence[RecordedSample]) -> None:
+        """Take these samples for those of the step, in one micro-batch of a row for each."""
+        self.samples, self.strangers = list(samples), []
+        self.passes = [Forward(_padded(samples), members=[Member(i, s, 0) for i, s in enumerate(samples)])]
+
+    @cached_property
+    def parameters(self) -> list[Tensor]:
+        """Return the model's parameters."""
+        return list(self.model.parameters())
+
+    @property
+    def width(self) -> int:
+        """Return the length of the longest response of the rollout."""
+        return max(len(s.token_ids) for s in self.rollout)
+
+    @property
+    def mask(self) -> Tensor:
+        """Return the mask (n, width) bool, true on response tokens."""
+        lengths = torch.tensor([len(s.token_ids) for s in self.samples])
+        return torch.arange(self.width)[None] < lengths[:, None]
+
+    @cached_property
+    def scored(self) -> tuple[Tensor, Tensor]:
+        """Return log-probabilities (n, width), with gradient, and logits (n, width, vocab) of the samples' tokens."""
+        return scored(self.model, self.samples, self.options.temperature, self.width)
+
+    @property
+    def log_probs(self) -> Tensor:
+        """Return the log-probabilities (n, width) of the samples' tokens before the step."""
+        return self.scored[0].detach()
+
+    def logits(self, p: Forward) -> Tensor:
+        """Return the logits (members, width, vocab) of a micro-batch, as the student's call of the model gives them."""
+        if p not in self._logits:
+            rows = [member.row for member in p.members]
+            self._logits[p] = self.model(p.ids, **p.arguments).logits[rows]
+        return self._logits[p]
+
+    @property
+    def inputs_are_cut(self) -> bool:
+        """Return whether the ids lack the last token, so that the labels of the longest row hold one more."""
+        return any(start + len(s.ids) > p.ids.shape[1] for p in self.passes for _, s, start in p.members)
+
+    @cached_property
+    def has_other_context(self) -> bool:
+        """Return whether the logits of some response are not those behind its prompt alone."""
+        place = {s.number: i for i, s in enumerate(self.samples)}
+        for p in self.passes:
+            for logits, (_, s, start) in zip(self.logits(p).detach(), p.members, strict=True):
+                first = start + len(s.prompt_ids) - 1
+                seen = logits[first : first + len(s.token_ids)]
+                ours = self.scored[1].detach()[place[s.number], : len(seen)]
+                if float((seen - ours).abs().max()) > 1e-2 * float(ours.abs().max()):
+                    return True
+        return False
+
+    def old(self) -> Tensor:
+        """Return log-probabilities (n, width) of the policy that sampled."""
+        return torch.nn.utils.rnn.pad_sequence([*(s.old for s in self.samples), torch.zeros(self.width)], True)[:-1]
+
+    def advantages(self, rewards: Tensor, groups: Sequence[int]) -> Tensor:
+        """Return the advantages (n,) of the samples, from rewards and groups of the rollout."""
+        o = self.options
+        advantages = compute_group_advantages(
+            rewards,
+            torch.tensor(groups),
+            baseline=o.baseline,
+            std_norm=NORM_OF[o.normalizer],
+            advantage_eps=o.advantage_eps,
+        )
+        place = {s.number: i for i, s in enumerate(self.rollout)}
+        return advantages[torch.tensor([place[s.number] for s in self.samples])]
+
+    def right_advantages(self) -> Tensor:
+        """Return the right advantages (n,)."""
+        rewards = torch.tensor([s.reward for s in self.rollout])
+        return self.advantages(rewards, [s.prompt for s in self.rollout])
+
+    def right_loss(self) -> Tensor:
+        """Return the loss of the samples by `rlreason.objectives`, with gradient."""
+        o, mask = self.options, self.mask
+        clip = {"cliprange_low": o.cliprange, "cliprange_high": o.cliprange} if o.method in ("grpo", "gspo") else {}
+        loss = LOSSES[LOSS_OF[o.method]](self.right_advantages()[:, None], self.scored[0], self.old(), mask, **clip)[0]
+        by_row = o.length_norm == "sequence"
+        return aggregate_loss(
+            loss,
+            mask,
+            "masked_mean" if by_row else "constant",
+            n_sequences=self.size if by_row else 1,
+            n_tokens=0,
+            constant=o.constant,
+        )
+
+    def gradient_of(self, values: Sequence[Tensor], pulls: Sequence[Tensor | None] | None = None) -> Tensor:
+        """Return the gradient of values, which their pulls weigh, by the model's parameters, as one vector."""
+        grads = torch.autograd.grad(values, self.parameters, pulls, retain_graph=True, allow_unused=True)
+        return _flat([torch.zeros_like(p) if g is None else g for p, g in zip(self.parameters, grads, strict=True)])
+
+    def clipped(self, gradient: Tensor) -> Tensor:
+        """Return a gradient scaled to a norm of at most `max_grad_norm`, as torch clips."""
+        return gradient * min(1.0, self.options.max_grad_norm / (float(gradient.norm()) + 1e-6))
+
+    @cached_property
+    def full(self) -> Tensor:
+        """Return the right gradient before it is clipped."""
+        return self.gradient_of([self.right_loss()])
+
+    def is_at_step(self, gradient: Tensor) -> bool:
+        """Return whether this is the gradient at the step, up to float32 rounding relative to the largest entry."""
+        gap = (self.at_step - gradient).abs().max()
+        return bool(gap <= 2e-3 * gradient.abs().max() + 1e-7)  # false where there is NaN
+
+    @property
+    def is_right(self) -> bool:
+        """Return whether the gradient at the step is the right one."""
+        return self.is_at_step(self.clipped(self.full))
+
+    @property
+    def is_finite(self) -> bool:
+        """Return whether the model still computes finite numbers."""
+        return bool(self.log_probs.isfinite().all() and self.full.isfinite().all())
+
+    def factor(self) -> float | None:
+        """Return the number k other than 1 with gradient at the step = k x the right one, or None."""
+        return multiple(self.at_step, self.clipped(self.full))
