@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlreason.discovery.logs import baselines_of, compared, draws_of, is_discover_run, read_log, settings_of
+from rlreason.discovery.logs import compared, draws_of, is_discover_run, panels_of, read_log, settings_of
 from rlreason.discovery.report import write_joint_report, write_run_report
 from rlreason.errors import ConfigError
 from rlreason.evaluation.accuracy import pass_at
@@ -571,7 +571,8 @@ def test_a_draw_is_one_call_of_the_bare_first_prompt(tmp_path):
 def test_the_baseline_is_the_best_of_the_start_and_k_draws(tmp_path):
     scores = [0, None, 44, 438, 0, 10]
     log_ = read_log(saved(tmp_path, simple(0, scores)))
-    (baseline,) = baselines_of([log_]).values()
+    (panel,) = panels_of([log_], settings_of([log_]))
+    baseline = panel.baseline
     values = [max(22, score or 0) for score in scores]
     for k in range(1, 7):
         every = [max(subset) for subset in itertools.combinations(values, k)]
@@ -585,14 +586,20 @@ def test_only_draws_of_one_kind_are_put_together(tmp_path):
     logs.append(simple(2, [200], first_prompt="Another."))
     logs.append(simple(2, [210], settings={**logs[0]["settings"], "temperature": 1.0}))
     logs.append(simple(2, [212], settings={**logs[0]["settings"], "replies": 8, "budget": {"calls": 5}}))
-    found = baselines_of([read_log(saved(tmp_path / str(k), one)) for k, one in enumerate(logs)])
-    assert sorted(one.scores for one in found.values()) == [(44, 0, 22, 100, 212), (200,), (210,), (300,)]
+    read = [read_log(saved(tmp_path / str(k), one)) for k, one in enumerate(logs)]
+    assert sorted(panel.baseline.scores for panel in panels_of(read, settings_of(read))) == [
+        (44, 0, 22, 100, 212),
+        (200,),
+        (210,),
+        (300,),
+    ]
 
 
 def words_of(tmp_path: Path, logs: Sequence[dict]) -> dict[str, str]:
     """How each setting compares with its baseline."""
     read = [read_log(saved(tmp_path / str(k), one)) for k, one in enumerate(logs)]
-    return {one.setting.label: one.word for one in compared(settings_of(read), baselines_of(read))}
+    settings = settings_of(read)
+    return {one.setting.label: one.word for one in compared(panels_of(read, settings), settings)}
 
 
 def test_few_seeds_or_draws_tell_nothing_and_enough_of_them_do(tmp_path):
