@@ -161,6 +161,7 @@ class Log:
     unit: str = "points"
     system: str | None = None
     ended: str | None = None
+    record: list[dict[str, Any]] = field(default_factory=list)  # what others reached: {"score", "who", "note"}
     folder: Path = Path()
 
     @property

@@ -28,30 +28,28 @@ from rlreason.discovery.logs import (
 )
 from rlreason.discovery.report_picture import MOST_PANELS, draw
 from rlreason.errors import ConfigError
-from rlreason.records.files import CONVERSATION, PROGRAM, REPORT, SCORE_PICTURE, SET_ASIDE
+from rlreason.records.files import PROGRAM, REPORT, SCORE_PICTURE, SET_ASIDE
 from rlreason.report.content import counted
 from rlreason.report.documents import fenced, text
 from rlreason.runtime.files import explained, whole
 from rlreason.runtime.streams import Answer
 from rlreason.runtime.text import shorten
 
-Record = Sequence[Mapping[str, Any]]
 DEFAULT_PROBLEM = "kissing_11"  # of `rlreason score`, which needs no option for it
 QUOTED_CHARS = 700  # of a prompt or a reply
 MOST_QUOTED = 3  # turns
 LARGEST_SCORE = 1e15
 
 
-def write_run_report(folder: Path, record: Record) -> Path:
+def write_run_report(folder: Path) -> Path:
     """Write FOLDER/report.md and FOLDER/score.png of one run, ended or not; return the report's path.
 
-    `record`: what others reached, as rows of {"score", "who", "note"}. `ConfigError` for a log that cannot be used,
-    `UnwritableError` if the system refuses.
+    `ConfigError` for a log that cannot be used, `UnwritableError` if the system refuses.
     """
-    return _write([read_log(folder)], record, folder, [])
+    return _write([read_log(folder)], folder, [])
 
 
-def write_joint_report(folders: Sequence[Path], record: Record, out: Path) -> Path:
+def write_joint_report(folders: Sequence[Path], out: Path) -> Path:
     """Write OUT/report.md and OUT/score.png of several runs of one problem; return the report's path.
 
     `folders`: runs, or folders such as a sweep's that hold them. A run whose log cannot be used is left out and named.
@@ -72,7 +70,7 @@ def write_joint_report(folders: Sequence[Path], record: Record, out: Path) -> Pa
     if len(problems) > 1:
         raise ConfigError(f"the runs are of {len(problems)} problems ({listed(problems)}): give those of one")
     logs, copies = without_copies(logs)
-    return _write(logs, record, out, [*left_out, *copies])
+    return _write(logs, out, [*left_out, *copies])
 
 
 def runs_below(folders: Sequence[Path]) -> list[Path]:
@@ -91,9 +89,8 @@ def runs_below(folders: Sequence[Path]) -> list[Path]:
 
 def report_of(folders: Sequence[Path], out: Path) -> Answer:
     """Write the report of these runs into `out`, and print the result of each."""
-    record = record_in(folders)
     is_alone = len(folders) == 1 and folders[0].resolve() == out.resolve()
-    report = write_run_report(out, record) if is_alone else write_joint_report(folders, record, out)
+    report = write_run_report(out) if is_alone else write_joint_report(folders, out)
     lines, figures = [], []
     for folder in folders:
         with suppress(ConfigError):  # the report names it
@@ -106,18 +103,8 @@ def report_of(folders: Sequence[Path], out: Path) -> Answer:
     return Answer(summary, {"runs": figures, "markdown": str(report), "picture": str(out / SCORE_PICTURE)})
 
 
-def record_in(folders: Sequence[Path]) -> list[dict[str, Any]]:
-    """Return what others reached on the problem, from the first run that has it."""
-    for folder in folders:
-        with suppress(OSError, ValueError, AttributeError, RecursionError):
-            record = json.loads((folder / CONVERSATION).read_text(encoding="utf-8")).get("record")
-            if isinstance(record, list) and record:
-                return [row for row in record if isinstance(row, dict)]
-    return []
-
-
-def _write(logs: Sequence[Log], record: Record, out: Path, left_out: Sequence[str]) -> Path:
-    values = _values(logs, record)
+def _write(logs: Sequence[Log], out: Path, left_out: Sequence[str]) -> Path:
+    values = _values(logs)
     out.mkdir(parents=True, exist_ok=True)
     heading = f"{values['title']}: {values['subject']}"
     draw(out / SCORE_PICTURE, heading, logs[0].unit, values["panels"], values["ranked"])
@@ -129,9 +116,10 @@ def _write(logs: Sequence[Log], record: Record, out: Path, left_out: Sequence[st
     return report
 
 
-def _values(logs: Sequence[Log], record: Record) -> dict[str, Any]:
+def _values(logs: Sequence[Log]) -> dict[str, Any]:
     """Compute what the template puts in."""
     settings, log = settings_of(logs), logs[0]
+    record = next((log.record for log in logs if log.record), [])
     panels = panels_of(logs, settings)
     logs = [log for setting in settings for log in setting.logs]
     best = max(logs, key=lambda log: log.best.score)
@@ -247,7 +235,7 @@ def steps_of(logs: Sequence[Log]) -> list[ScoreStep]:
     return [steps[k] for k in sorted(largest)]
 
 
-def records_of(record: Record) -> list[tuple[float, str]]:
+def records_of(record: Sequence[Mapping[str, Any]]) -> list[tuple[float, str]]:
     """Return (score, who) of the entries of a problem's `record` that have a number as their score."""
     entries = []
     for row in record:
