@@ -156,7 +156,7 @@ def _values(logs: Sequence[Log]) -> dict[str, Any]:
         "alone": [setting.label for setting in settings if len(setting.logs) == 1],
         "has_unended": any(len(setting.ended) < len(setting.logs) for setting in settings),
         "systems": {log.system for log in logs},
-        "hints": {True: "with", False: "without"}.get(hints.pop()) if len(hints) == 1 else None,
+        "hints": {None: "", True: "with", False: "without"}[hints.pop() if len(hints) == 1 else None],
         "prompt_kinds": Counter(turn.prompt_kind for turn in turns).most_common(8),
         "dimensions": sorted({one.dimension for one in results if one.dimension is not None and one.validity}),
         "protections": sorted(set.intersection(*map(set, protections))) if protections else None,

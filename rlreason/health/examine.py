@@ -13,7 +13,8 @@ from rlreason.config.groups import WEIGHTS, monitor_of, settings_of
 from rlreason.errors import ConfigError
 from rlreason.grading.grader import COUNTED, WARN_SHARE
 from rlreason.health.finding import Finding, MetricCourse
-from rlreason.health.watch import MONITORS, Row, as_numbers, replay_monitors, steps_done
+from rlreason.health.monitors import MONITORS
+from rlreason.health.watch import Row, as_numbers, replay_monitors, steps_done
 from rlreason.records.console import Console
 from rlreason.records.files import CONFIG, ENGINE_LOG, LOG, METRICS, STACKS, STATUS
 from rlreason.records.reader import RunFolder, read_ending, runs_in, setting_in
@@ -251,8 +252,11 @@ def course_of(rows: Sequence[Row], settings: dict[str, Any], status: str = "") -
         monitor = MONITORS[monitor_of(rule)]
         courses = [course for name in monitor.courses if len((course := course_in(rows, name)).points) > 1]
         passing = rule in PASSING and longest_row(steps) < IN_A_ROW and len(steps) < n_steps / 2
-        more = {"evidence": evidence, "causes": monitor.causes, "step": steps[0], "courses": courses}
-        findings.append(replace(first, problem=not passing, **more))
+        findings.append(
+            replace(
+                first, problem=not passing, evidence=evidence, causes=monitor.causes, step=steps[0], courses=courses
+            )
+        )
     return sorted(findings, key=lambda finding: finding.rule != ended_by)
 
 
