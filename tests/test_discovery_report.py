@@ -573,13 +573,12 @@ def test_the_baseline_is_the_best_of_the_start_and_k_draws(tmp_path):
     scores = [0, None, 44, 438, 0, 10]
     log_ = read_log(saved(tmp_path, simple(0, scores)))
     (panel,) = panels_of([log_], settings_of([log_]))
-    baseline = panel.baseline
     values = [max(22, score or 0) for score in scores]
     for k in range(1, 7):
         every = [max(subset) for subset in itertools.combinations(values, k)]
-        assert baseline.expected([k])[0] == pytest.approx(sum(every) / len(every))
-    assert baseline.groups(2) == [22, 438, 22]
-    assert baseline.groups(4) == [438]
+        assert panel.expected([k])[0] == pytest.approx(sum(every) / len(every))
+    assert panel.groups(2) == [22, 438, 22]
+    assert panel.groups(4) == [438]
 
 
 def test_only_draws_of_one_kind_are_put_together(tmp_path):
@@ -588,7 +587,7 @@ def test_only_draws_of_one_kind_are_put_together(tmp_path):
     logs.append(simple(2, [210], settings={**logs[0]["settings"], "temperature": 1.0}))
     logs.append(simple(2, [212], settings={**logs[0]["settings"], "replies": 8, "budget": {"calls": 5}}))
     read = [read_log(saved(tmp_path / str(k), one)) for k, one in enumerate(logs)]
-    assert sorted(panel.baseline.scores for panel in panels_of(read, settings_of(read))) == [
+    assert sorted(panel.draws for panel in panels_of(read, settings_of(read))) == [
         (44, 0, 22, 100, 212),
         (200,),
         (210,),

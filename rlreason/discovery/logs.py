@@ -348,39 +348,6 @@ def without_copies(logs: Sequence[Log]) -> tuple[list[Log], list[str]]:
     return originals, lines
 
 
-@dataclass(frozen=True, slots=True)
-class SamplingBaseline:
-    """Independent draws of one kind. `scores`: of each call, in the order of runs and turns; 0 without a set."""
-
-    start: int  # the score of the program that the runs began with
-    scores: tuple[int, ...]
-    runs: int  # how many runs they come from
-
-    @property
-    def count(self) -> int:
-        """Return the number of calls for which it is defined."""
-        return len(self.scores)
-
-    def expected(self, calls: Sequence[int]) -> list[float]:
-        """Return the expected best after each number of calls, each at most `count`."""
-        return best_of_curve(self._values(), calls)
-
-    def interval(self, calls: Sequence[int]) -> tuple[list[float], list[float]] | None:
-        """Return a 95% bootstrap interval of the same, low and high; None for fewer than `FEW` draws."""
-        if self.count < FEW:
-            return None
-        low, high = best_of_interval(self._values(), calls)
-        return low.tolist(), high.tolist()
-
-    def groups(self, calls: int) -> list[int]:
-        """Return the best of each consecutive group of so many draws, as from runs of independent sampling."""
-        values = self._values()
-        return [max(values[k * calls : (k + 1) * calls]) for k in range(min(self.count // calls, MOST_GROUPS))]
-
-    def _values(self) -> list[int]:
-        return [max(self.start, score) for score in self.scores]
-
-
 def draws_of(log: Log) -> list[int]:
     """Return the score of every call of the bare first prompt in a run; 0 for one that was repeated."""
     scores: list[int] = []
@@ -399,11 +366,22 @@ def facts_of_draw(log: Log) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """The settings whose first calls are draws of one kind, with the baseline of these draws."""
+    """The settings whose first calls are draws of one kind, and these independent draws."""
 
     title: str  # what distinguishes the kind
     settings: tuple[SeedGroup, ...]
-    baseline: SamplingBaseline
+    draws: tuple[int, ...]  # the score of each, in the order of runs and turns; 0 without a set
+    runs: int  # how many runs they come from
+
+    @property
+    def count(self) -> int:
+        """Return the number of draws: of calls for which there is a baseline."""
+        return len(self.draws)
+
+    @property
+    def start(self) -> int:
+        """Return the score of the program that the runs began with."""
+        return self.settings[0].logs[0].start.score
 
     @property
     def logs(self) -> list[Log]:
@@ -418,13 +396,32 @@ class Panel:
     @property
     def ks(self) -> list[int]:
         """Return the numbers of draws whose expected best a report names."""
-        reach = min(self.baseline.count, self.longest)
+        reach = min(self.count, self.longest)
         return sorted({max(1, reach // part) for part in (reach, 4, 2, 1)}) if reach else []
 
     @property
     def unused_seed(self) -> int:
         """Return a seed that gives more draws of the kind."""
         return 1 + max((log.seed for log in self.logs if log.strategy == "simple"), default=-1)
+
+    def expected(self, calls: Sequence[int]) -> list[float]:
+        """Return the expected best after each number of draws, each at most `count`."""
+        return best_of_curve(self._values(), calls)
+
+    def interval(self, calls: Sequence[int]) -> tuple[list[float], list[float]] | None:
+        """Return a 95% bootstrap interval of the same, low and high; None for fewer than `FEW` draws."""
+        if self.count < FEW:
+            return None
+        low, high = best_of_interval(self._values(), calls)
+        return low.tolist(), high.tolist()
+
+    def groups(self, calls: int) -> list[int]:
+        """Return the best of each consecutive group of so many draws, as from runs of independent sampling."""
+        values = self._values()
+        return [max(values[k * calls : (k + 1) * calls]) for k in range(min(self.count // calls, MOST_GROUPS))]
+
+    def _values(self) -> list[int]:
+        return [max(self.start, score) for score in self.draws]
 
 
 def panels_of(logs: Sequence[Log], settings: Sequence[SeedGroup]) -> list[Panel]:
@@ -437,8 +434,7 @@ def panels_of(logs: Sequence[Log], settings: Sequence[SeedGroup]) -> list[Panel]
     for own, (kind, of_kind) in zip(facts, kinds.items(), strict=True):
         draws = [draws_of(log) for log in logs if json.dumps(facts_of_draw(log), sort_keys=True) == kind]
         scores = tuple(score for one in draws for score in one)
-        baseline = SamplingBaseline(own["starting score"], scores, sum(bool(one) for one in draws))
-        panels.append(Panel(", ".join(differing(own, facts)), tuple(of_kind), baseline))
+        panels.append(Panel(", ".join(differing(own, facts)), tuple(of_kind), scores, sum(map(bool, draws))))
     return panels
 
 
@@ -447,7 +443,7 @@ class DrawsComparison:
     """A setting against independent draws at equal calls. `word`: better, worse, cannot tell, itself or no draws."""
 
     setting: SeedGroup
-    baseline: SamplingBaseline
+    panel: Panel
     word: str
     calls: int = 0  # the fewest that any seed made, and at most as many as there are draws
     bests: tuple[int, ...] = ()  # of the seeds at so many calls
@@ -463,7 +459,7 @@ class DrawsComparison:
     def more_draws(self) -> int:
         """Return how many further draws would do for an outcome to be told from chance; 0 if more seeds are needed."""
         groups = next((n for n in range(len(self.groups) + 1, MOST_NEEDED) if self.can_tell(n)), 0)
-        return max(0, groups * self.calls - self.baseline.count)
+        return max(0, groups * self.calls - self.panel.count)
 
 
 def compared(panels: Sequence[Panel], settings: Sequence[SeedGroup]) -> list[DrawsComparison]:
@@ -472,8 +468,8 @@ def compared(panels: Sequence[Panel], settings: Sequence[SeedGroup]) -> list[Dra
     A setting's seeds at the fewest calls that any of them made are compared with consecutive groups of as many draws,
     as from runs of independent sampling. Both sides are samples, and no shape is assumed.
     """
-    baselines = {setting.label: panel.baseline for panel in panels for setting in panel.settings}
-    raw = [_unadjusted(setting, baselines[setting.label]) for setting in settings]
+    own = {setting.label: panel for panel in panels for setting in panel.settings}
+    raw = [_unadjusted(setting, own[setting.label]) for setting in settings]
     tested = [one for one in raw if len(one.bests) > 1]
     adjusted = {one.setting.label: p for one, p in zip(tested, holm([one.p for one in tested]), strict=True)}
     comparisons = []
@@ -486,12 +482,12 @@ def compared(panels: Sequence[Panel], settings: Sequence[SeedGroup]) -> list[Dra
     return comparisons
 
 
-def _unadjusted(setting: SeedGroup, baseline: SamplingBaseline) -> DrawsComparison:
+def _unadjusted(setting: SeedGroup, panel: Panel) -> DrawsComparison:
     if all(turn.is_independent for turn in setting.turns):
-        return DrawsComparison(setting, baseline, "itself")
-    calls = min(baseline.count, *(log.calls for log in setting.ended))
+        return DrawsComparison(setting, panel, "itself")
+    calls = min(panel.count, *(log.calls for log in setting.ended))
     if calls == 0:
-        return DrawsComparison(setting, baseline, "no draws")
-    bests, groups = [log.best_at(calls) for log in setting.ended], baseline.groups(calls)
+        return DrawsComparison(setting, panel, "no draws")
+    bests, groups = [log.best_at(calls) for log in setting.ended], panel.groups(calls)
     p = rank_sum_p(bests, groups)
-    return DrawsComparison(setting, baseline, "cannot tell", calls, tuple(bests), tuple(groups), p)
+    return DrawsComparison(setting, panel, "cannot tell", calls, tuple(bests), tuple(groups), p)

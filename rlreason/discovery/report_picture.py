@@ -62,19 +62,17 @@ def colours_of(settings: Sequence[SeedGroup]) -> dict[str, tuple[str, str]]:
 
 def _draw_baseline(ax: Any, panel: Panel) -> None:
     """Draw the expected best of k draws, from 0 calls on, as far as there are draws and calls to compare with."""
-    reach = min(panel.baseline.count, panel.longest)
+    reach = min(panel.count, panel.longest)
     if reach < 2:
         return
     ks = [1 + int(k) for k in evenly(reach, POINTS)]
-    start, xs, count = panel.baseline.start, [0, *ks], panel.baseline.count
+    start, xs, count = panel.start, [0, *ks], panel.count
     name = f"independent draws: expected best of {count}, without a band: they are few"
-    if bounds := panel.baseline.interval(ks):
+    if bounds := panel.interval(ks):
         low, high = bounds
         ax.fill_between(xs, [start, *low], [start, *high], color=LIGHT["s0"], alpha=0.13, linewidth=0)
         name = f"independent draws: expected best (band: 95% bootstrap interval, {count} draws)"
-    ax.plot(
-        xs, [start, *panel.baseline.expected(ks)], color=LIGHT["s0"], linewidth=1.6, linestyle=(0, (4, 2)), label=name
-    )
+    ax.plot(xs, [start, *panel.expected(ks)], color=LIGHT["s0"], linewidth=1.6, linestyle=(0, (4, 2)), label=name)
 
 
 def _draw_setting(ax: Any, setting: SeedGroup, colour: str, style: str) -> None:
@@ -114,8 +112,8 @@ def _draw_programs(ax: Any, log: Log, colour: str) -> None:
 def _draw_record(ax: Any, panel: Panel, record: Sequence[tuple[float, str]]) -> None:
     """Draw a line for each record within the range, extended to the next one above if that is near."""
     best = float(max(1, *(max(log.curve()[1]) for log in panel.logs)))
-    if panel.baseline.count:
-        best = max(best, *panel.baseline.expected([panel.baseline.count]))
+    if panel.count:
+        best = max(best, *panel.expected([panel.count]))
     above = sorted(score for score, _ in record if best < score <= 1.5 * best)
     top = max(1.08 * best, 1.04 * above[0] if above else 0)
     visible = sorted((score, who) for score, who in record if 0 < score <= top)
