@@ -14,7 +14,7 @@ JOURNAL, LOOP, ASKING = "rlreason.discovery.journal", "rlreason.discovery.loop",
 #: Before and after what is written down, while requests are under way, and while programs run.
 PLACES = (
     f"{JOURNAL}:Journal.write:return:4",
-    f"{LOOP}:write_documents:call:2",
+    f"{LOOP}:Discovery.write_documents:call:2",
     "rlreason.discovery.client:read_answer:return:4",
 )
 MORE = (
@@ -23,8 +23,8 @@ MORE = (
     f"{JOURNAL}:Journal.write:call:8",
     f"{ASKING}:Asker._answered:call:5",
     f"{ASKING}:Asker._answered:return:6",
-    f"{LOOP}:write_documents:return:3",
-    f"{LOOP}:conclude:call:1",
+    f"{LOOP}:Discovery.write_documents:return:3",
+    f"{LOOP}:Discovery.conclude:call:1",
     "rlreason.discovery.client:Client.ask:call:3",
     "rlreason.discovery.score:score_program:call:3",
     "rlreason.records.writer:RunWriter.summary:call:1",
@@ -55,7 +55,7 @@ def test_a_killed_run_goes_on_with_every_paid_call_exactly_once(tmp_path, place,
 @pytest.mark.long
 def test_what_was_answered_before_a_kill_is_the_same_after_it(tmp_path):
     logs = []
-    for name, more in (("whole", {}), ("killed", {AT: f"{LOOP}:write_documents:return:3"})):
+    for name, more in (("whole", {}), ("killed", {AT: f"{LOOP}:Discovery.write_documents:return:3"})):
         (tmp_path / name).mkdir()
         folder = tmp_path / name / "run"
         with serving(DETOURS) as server:
@@ -143,7 +143,7 @@ def test_the_best_program_is_on_the_disk_from_the_beginning(tmp_path):
     slow = {"kind": "slow", "seconds": 1.5, "then": axes(4)}
     with serving([axes(20), slow], 2) as server:
         words = ("strategy=best_of_n", "replies=2", "budget.calls=2")
-        killed = discover(server, tmp_path / "run", *words, **{AT: f"{LOOP}:take_in:call:1"})
+        killed = discover(server, tmp_path / "run", *words, **{AT: f"{LOOP}:Discovery.take_in:call:1"})
         assert killed.returncode == -9
     assert "[:20]" in (tmp_path / "run" / "program.py").read_text()  # before the turn has ended
     assert log_in(tmp_path / "run")["turns"] == []

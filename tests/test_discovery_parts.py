@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from examples.scripted_server import serving
 from rlreason.config.algorithms import ClientConfig, DiscoverBudgetConfig, DiscoverConfig
-from rlreason.discovery.journal import AT_MOST, AnswerEvent, Ask, Attempt, Prices, Spending, Use, prompt_bound, use_of
+from rlreason.discovery.journal import AT_MOST, AnswerEvent, Ask, Attempt, Spending, Use, prompt_bound, use_of
 from rlreason.discovery.sandbox.inside import Refused, read_channel
 from rlreason.discovery.turns import FRAME, Conversation, Reply, chosen_of, error_text, feedback, filled
 from tests.discovery_runs import axes, calls_in, log_in, program, run_here
@@ -53,7 +53,7 @@ def test_nearly_rows_are_none(data):
     st.integers(200, 2000),
 )
 def test_no_order_of_calls_exceeds_a_budget(calls, most, tokens):
-    spending = Spending(DiscoverBudgetConfig(calls=most, tokens=tokens, cost=0.001), Prices(1.0, 2.0))
+    spending = Spending(DiscoverBudgetConfig(calls=most, tokens=tokens, cost=0.001), 1.0, 2.0)
     for number, (bound, wanted, waits) in enumerate(calls):
         allowed, ended = spending.room(bound, wanted + 1, 0.0)
         if ended:

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlreason.discovery.logs import baselines_of, compared, draws_of, is_discover_run, read_log, settings_of
+from rlreason.discovery.logs import compared, draws_of, is_discover_run, panels_of, read_log, settings_of
 from rlreason.discovery.report import write_joint_report, write_run_report
 from rlreason.errors import ConfigError
 from rlreason.evaluation.accuracy import pass_at
@@ -101,6 +101,7 @@ def log(strategy: str, seed: int, turns: list[dict], **over: Any) -> dict:
         "turns": turns,
         "spent": {"calls": calls, "prompt_tokens": 10 * calls, "completion_tokens": 20 * calls, "cost": 0.0},
         "best": {"score": best, "turn": best_turn, "program_sha256": best_sha}, "ended": "budget.calls=20 are spent",
+        "record": RECORD,
     }  # fmt: skip
     return told | over
 
@@ -254,7 +255,7 @@ def test_a_valid_set_with_an_alarm_is_worth_nothing(tmp_path):
     told["best"] = {"score": 44, "turn": "1.0", "program_sha256": sha("x")}
     found = read_log(saved(tmp_path, told))
     assert found.curve()[1] == [22, 44, 44]
-    assert "| set | alarm |" in write_run_report(tmp_path, RECORD).read_text()
+    assert "| set | alarm |" in write_run_report(tmp_path).read_text()
 
 
 BROKEN = {
@@ -337,7 +338,7 @@ def test_whatever_is_damaged_there_is_a_report_or_one_line(tmp_path):
         told_of = refusal(folder)
         assert "\n" not in told_of
         if not told_of and written < 25:
-            write_run_report(folder, RECORD)
+            write_run_report(folder)
             written += 1
     assert written == 25
 
@@ -358,7 +359,7 @@ def test_the_report_of_a_run_says_what_happened(tmp_path):
     told = refine(0, [0, None, 44, 0, 438])
     told["turns"][3]["calls"].insert(0, {"id": "4.0.0", "outcome": "http_429"})
     program = told["turns"][4]["program"]
-    report = write_run_report(saved(tmp_path, told, program), RECORD)
+    report = write_run_report(saved(tmp_path, told, program))
     written = report.read_text()
     assert report == tmp_path / "report.md"
     assert (tmp_path / "score.png").read_bytes().startswith(b"\x89PNG")
@@ -388,14 +389,14 @@ def test_the_report_of_a_run_says_what_happened(tmp_path):
 def test_the_same_log_gives_the_same_report_anywhere_and_again(tmp_path):
     told = refine(0, [0, None, 44, 0, 438])
     one, other = saved(tmp_path / "a", told), saved(tmp_path / "b" / "c", told)
-    first = write_run_report(one, RECORD).read_bytes()
-    assert write_run_report(one, RECORD).read_bytes() == first
-    assert write_run_report(other, RECORD).read_bytes() == first
+    first = write_run_report(one).read_bytes()
+    assert write_run_report(one).read_bytes() == first
+    assert write_run_report(other).read_bytes() == first
     assert str(tmp_path).encode() not in first
 
 
 def test_a_run_under_way_without_a_turn_has_a_report(tmp_path):
-    written = write_run_report(saved(tmp_path, refine(0, [], ended=None)), []).read_text()
+    written = write_run_report(saved(tmp_path, refine(0, [], ended=None, record=[]))).read_text()
     assert "The run has not ended." in written
     assert "No call has been made yet." in written
     assert "No reply has moved the score." in written
@@ -406,15 +407,15 @@ def test_a_run_under_way_without_a_turn_has_a_report(tmp_path):
 
 def test_a_program_that_is_not_the_one_of_the_log_is_told(tmp_path):
     folder = saved(tmp_path, refine(0, [44]))
-    assert "There is no readable program.py" in write_run_report(folder, RECORD).read_text()
+    assert "There is no readable program.py" in write_run_report(folder).read_text()
     (folder / "program.py").write_text("points = []")
-    assert f"has another one**, `{sha('points = []')}`" in write_run_report(folder, RECORD).read_text()
+    assert f"has another one**, `{sha('points = []')}`" in write_run_report(folder).read_text()
 
 
 def test_a_start_that_is_not_valid_is_shown_with_its_worst_pair(tmp_path):
     start = {"program": "mine.py", "program_sha256": sha("x"), "score": 0, "result": verdict(0)}
     best = {"score": 0, "turn": "start", "program_sha256": sha("x")}
-    written = write_run_report(saved(tmp_path, refine(0, [0, 0], start=start, best=best)), RECORD).read_text()
+    written = write_run_report(saved(tmp_path, refine(0, [0, 0], start=start, best=best))).read_text()
     assert "It is not valid: Minimum squared distance 36 &lt; maximum squared norm 40" in written
     assert '"vectors": \\[\\[6, 2\\], \\[2, 6\\]\\]' in written
     assert "reaches none of these; the next above it is 438" in written
@@ -423,18 +424,18 @@ def test_a_start_that_is_not_valid_is_shown_with_its_worst_pair(tmp_path):
 def test_a_score_that_its_verdicts_do_not_give_is_not_believed(tmp_path):
     told = refine(0, [44])
     told["best"]["score"] = 600
-    assert "do not trust it" in write_run_report(saved(tmp_path, told), RECORD).read_text()
+    assert "do not trust it" in write_run_report(saved(tmp_path, told)).read_text()
 
 
 def test_another_problem_is_named_in_the_command(tmp_path):
     told = refine(0, [44], problem="caps")
-    assert "rlreason score RUN/program.py --problem caps\n" in write_run_report(saved(tmp_path, told), []).read_text()
+    assert "rlreason score RUN/program.py --problem caps\n" in write_run_report(saved(tmp_path, told)).read_text()
 
 
 def test_where_things_lay_is_not_told(tmp_path):
     start = {"program": "/home/me/mine.py", "score": 22}
     told = refine(0, [44], problem="/home/me/my problem", title="", start=start)
-    written = write_run_report(saved(tmp_path, told), []).read_text()
+    written = write_run_report(saved(tmp_path, told)).read_text()
     assert "/home/me" not in written
     assert "# my problem: refine" in written
     assert "from 22 (mine.py) to 44" in written
@@ -444,7 +445,7 @@ def test_where_things_lay_is_not_told(tmp_path):
 def test_a_set_of_huge_coordinates_is_cut(tmp_path):
     told = refine(0, [44])
     told["turns"][0]["result"] |= {"max_squared_norm": 10**2000, "min_squared_distance": 10**26 + 1}
-    written = write_run_report(saved(tmp_path, told), RECORD).read_text()
+    written = write_run_report(saved(tmp_path, told)).read_text()
     assert "is 100000000000...000000000000 (2001 digits) and the smallest" in written
     assert str(10**26 + 1) in written
 
@@ -454,16 +455,16 @@ def test_a_set_of_huge_coordinates_is_cut(tmp_path):
 
 def test_the_reflection_is_kept_to_the_byte(tmp_path):
     folder = saved(tmp_path, refine(0, [44]))
-    report = write_run_report(folder, RECORD)
+    report = write_run_report(folder)
     own = "## Reflection\r\n\r\nIt w\u00f6rked.\n\n```\nan open fence\n\n## Notes\n\nMore.".encode() + b"\xff\0"
     head, _, _ = report.read_bytes().partition(b"## Reflection")
     report.write_bytes(head + own)
     saved(tmp_path, refine(0, [44, 438]))
-    write_run_report(folder, RECORD)
+    write_run_report(folder)
     assert report.read_bytes().endswith(own)
     assert b"to 438 in 2 calls" in report.read_bytes()
     before = report.read_bytes()
-    write_run_report(folder, RECORD)
+    write_run_report(folder)
     assert report.read_bytes() == before
 
 
@@ -471,17 +472,17 @@ def test_a_reflection_in_a_reply_is_not_the_reflection(tmp_path):
     told = refine(0, [44])
     told["turns"][0]["reply"]["content"] = "```\n## Reflection\nThe model's.\n```\n# x\n## Reflection\nThe model's.\n"
     folder = saved(tmp_path, told)
-    first = write_run_report(folder, RECORD).read_text()
+    first = write_run_report(folder).read_text()
     assert first.count("## Reflection") == 3
     (folder / "report.md").write_text(first + "Mine.\n")
-    assert write_run_report(folder, RECORD).read_text() == first + "Mine.\n"
+    assert write_run_report(folder).read_text() == first + "Mine.\n"
 
 
 def test_a_report_of_somebody_else_is_kept_beside_it(tmp_path):
     folder = saved(tmp_path, refine(0, [44]))
     for name in ("report.before.md", "report.before-2.md"):
         (folder / "report.md").write_text(f"# My own report, {name}\n")
-        assert name in write_run_report(folder, RECORD).read_text()
+        assert name in write_run_report(folder).read_text()
         assert (folder / name).read_text() == f"# My own report, {name}\n"
 
 
@@ -489,7 +490,7 @@ def test_a_place_that_cannot_be_written_is_named_in_one_line(tmp_path):
     folder = saved(tmp_path, refine(0, [44]))
     (folder / "report.md").mkdir()
     with pytest.raises(ConfigError, match=r"report\.md"):
-        write_run_report(folder, RECORD)
+        write_run_report(folder)
 
 
 # Texts of others
@@ -512,11 +513,11 @@ def test_texts_of_others_stay_texts(tmp_path):
             }
     record = [{"score": 44, "who": HOSTILE, "note": HOSTILE}, {"score": HOSTILE, "who": None}, {"score": math.nan}, {}]
     for folder in (tmp_path / "a", tmp_path / "b"):
-        saved(folder, told | {"seed": len(folder.name), "best": told["best"]})
+        saved(folder, told | {"seed": len(folder.name), "record": record})
     other = json.loads(json.dumps(told)) | {"seed": 9}
     other["turns"][0]["prompt"] = "x"
     saved(tmp_path / HOSTILE.replace("/", "").replace("\0", "")[:60].replace("\ud800", ""), other)
-    for report in (write_run_report(tmp_path / "a", record), write_joint_report([tmp_path], record, tmp_path)):
+    for report in (write_run_report(tmp_path / "a"), write_joint_report([tmp_path], tmp_path)):
         written = report.read_text()
         outside = "\n".join(outside_fences(written))
         assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2028\u2029]", written)
@@ -549,7 +550,7 @@ def test_a_long_reply_is_cut_to_a_page(tmp_path):
     for one in told["turns"]:
         one["reply"]["content"] = one["prompt"] = "x\n" * 50_000 + "y" * 50_000
         one["result"]["error"] = "z" * 5000
-    written = write_run_report(saved(tmp_path, told), RECORD).read_text()
+    written = write_run_report(saved(tmp_path, told)).read_text()
     assert len(written) < 12_000
     assert len(written.splitlines()) < 250
     assert written.count("**turn ") == 3
@@ -571,13 +572,13 @@ def test_a_draw_is_one_call_of_the_bare_first_prompt(tmp_path):
 def test_the_baseline_is_the_best_of_the_start_and_k_draws(tmp_path):
     scores = [0, None, 44, 438, 0, 10]
     log_ = read_log(saved(tmp_path, simple(0, scores)))
-    (baseline,) = baselines_of([log_]).values()
+    (panel,) = panels_of([log_], settings_of([log_]))
     values = [max(22, score or 0) for score in scores]
     for k in range(1, 7):
         every = [max(subset) for subset in itertools.combinations(values, k)]
-        assert baseline.expected([k])[0] == pytest.approx(sum(every) / len(every))
-    assert baseline.groups(2) == [22, 438, 22]
-    assert baseline.groups(4) == [438]
+        assert panel.expected([k])[0] == pytest.approx(sum(every) / len(every))
+    assert panel.groups(2) == [22, 438, 22]
+    assert panel.groups(4) == [438]
 
 
 def test_only_draws_of_one_kind_are_put_together(tmp_path):
@@ -585,14 +586,20 @@ def test_only_draws_of_one_kind_are_put_together(tmp_path):
     logs.append(simple(2, [200], first_prompt="Another."))
     logs.append(simple(2, [210], settings={**logs[0]["settings"], "temperature": 1.0}))
     logs.append(simple(2, [212], settings={**logs[0]["settings"], "replies": 8, "budget": {"calls": 5}}))
-    found = baselines_of([read_log(saved(tmp_path / str(k), one)) for k, one in enumerate(logs)])
-    assert sorted(one.scores for one in found.values()) == [(44, 0, 22, 100, 212), (200,), (210,), (300,)]
+    read = [read_log(saved(tmp_path / str(k), one)) for k, one in enumerate(logs)]
+    assert sorted(panel.draws for panel in panels_of(read, settings_of(read))) == [
+        (44, 0, 22, 100, 212),
+        (200,),
+        (210,),
+        (300,),
+    ]
 
 
 def words_of(tmp_path: Path, logs: Sequence[dict]) -> dict[str, str]:
     """How each setting compares with its baseline."""
     read = [read_log(saved(tmp_path / str(k), one)) for k, one in enumerate(logs)]
-    return {one.setting.label: one.word for one in compared(settings_of(read), baselines_of(read))}
+    settings = settings_of(read)
+    return {one.setting.label: one.word for one in compared(panels_of(read, settings), settings)}
 
 
 def test_few_seeds_or_draws_tell_nothing_and_enough_of_them_do(tmp_path):
@@ -635,7 +642,7 @@ def test_settings_are_told_apart_by_what_differs(tmp_path):
 
 def test_several_runs_are_a_distribution_and_never_their_best_alone(tmp_path):
     sweep(tmp_path)
-    report = write_joint_report([tmp_path], RECORD, tmp_path / "out")
+    report = write_joint_report([tmp_path], tmp_path / "out")
     written = report.read_text()
     assert "# Kissing number in dimension 11: 15 runs with simple, best\\_of\\_n and refine\n" in written
     finals = [read_log(tmp_path / f"refine_{seed}").best.score for seed in range(6)]
@@ -646,19 +653,19 @@ def test_several_runs_are_a_distribution_and_never_their_best_alone(tmp_path):
     assert "- **best\\_of\\_n:** independent draws itself" in written
     assert "exact rank test of 6 seeds against 9 groups of 12 draws" in written
     assert "One seed" not in written
-    again = write_joint_report(sorted(tmp_path.glob("*_*")), RECORD, tmp_path / "out2")
+    again = write_joint_report(sorted(tmp_path.glob("*_*")), tmp_path / "out2")
     assert again.read_bytes() == report.read_bytes()
 
 
 def test_too_few_draws_are_said_with_the_command_that_gives_more(tmp_path):
     runs = [saved(tmp_path / str(seed), refine(seed, [0, 44, 438])) for seed in range(3)]
-    written = write_joint_report(runs, RECORD, tmp_path).read_text()
+    written = write_joint_report(runs, tmp_path).read_text()
     assert "3 draws from 3 runs; the expected best is" in written
     assert "cannot tell: after 3 calls the 3 seeds have 438 in the median" in written
     assert "make 1 group of 3: 3 seeds against so few could not be told from chance" in written
     assert "Add 12 more draws (`strategy=simple`), or seeds." in written
     told = refine(9, [0] * 30)
-    written = write_joint_report([*runs, saved(tmp_path / "long", told)], RECORD, tmp_path).read_text()
+    written = write_joint_report([*runs, saved(tmp_path / "long", told)], tmp_path).read_text()
     assert (
         "They reach to 4 calls, and the longest run made 30. More: the same command with `strategy=simple seed=0"
         in written
@@ -671,7 +678,7 @@ def test_damaged_runs_and_copies_are_left_out_by_name(tmp_path):
     saved(tmp_path / "c", {"problem": 3})
     saved(tmp_path / "d", refine(1, [44, 100]))
     (tmp_path / ".hidden").mkdir()
-    written = write_joint_report([tmp_path, tmp_path / "a"], RECORD, tmp_path).read_text()
+    written = write_joint_report([tmp_path, tmp_path / "a"], tmp_path).read_text()
     assert "- b (seed 0) has the prompts and replies of a (the same seed)" in written
     assert "- c/conversation\\_log.json is no log of a discover run: " in written
     assert "| refine | 2 | 438, 100 |" in written
@@ -680,17 +687,17 @@ def test_damaged_runs_and_copies_are_left_out_by_name(tmp_path):
 def test_runs_that_cannot_stand_in_one_report_are_refused(tmp_path):
     one, other = saved(tmp_path / "a", refine(0, [44])), saved(tmp_path / "b", refine(0, [44], problem="caps"))
     with pytest.raises(ConfigError, match=r"of 2 problems \(caps and kissing_11\): give those of one"):
-        write_joint_report([one, other], RECORD, tmp_path)
+        write_joint_report([one, other], tmp_path)
     with pytest.raises(ConfigError, match="there is no discover run in"):
-        write_joint_report([tmp_path / "nowhere"], RECORD, tmp_path)
+        write_joint_report([tmp_path / "nowhere"], tmp_path)
     with pytest.raises(ConfigError, match="is no log of a discover run"):
-        write_joint_report([saved(tmp_path / "c", [])], RECORD, tmp_path)
+        write_joint_report([saved(tmp_path / "c", [])], tmp_path)
 
 
 def test_kinds_of_draws_have_panels_of_their_own(tmp_path):
     for k, model in enumerate("abcdef"):
         saved(tmp_path / f"{k}", simple(0, [44, 0, 100], model=model))
-    written = write_joint_report([tmp_path], RECORD, tmp_path).read_text()
+    written = write_joint_report([tmp_path], tmp_path).read_text()
     assert "The picture shows 4 of 6 kinds of first calls." in written
     assert "**Independent draws (model=f):** 3 draws from 1 run" in written
 
@@ -698,6 +705,7 @@ def test_kinds_of_draws_have_panels_of_their_own(tmp_path):
 def test_the_picture_bears_scores_of_any_size(tmp_path):
     for score in (0, 1, 10**15):
         start = {"program": "s", "score": 0}
-        told = simple(0, [score, 0], start=start, best={"score": score, "turn": "1.0"})
-        write_run_report(saved(tmp_path / str(score), told), [*RECORD, {"score": 10**14, "who": "x" * 200}])
+        record = [*RECORD, {"score": 10**14, "who": "x" * 200}]
+        told = simple(0, [score, 0], start=start, best={"score": score, "turn": "1.0"}, record=record)
+        write_run_report(saved(tmp_path / str(score), told))
         assert (tmp_path / str(score) / "score.png").stat().st_size > 5000

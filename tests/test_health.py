@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 
 from rlreason.health.examine import course_of, describe_health, examine, notes_on_learning, sparkline
 from rlreason.health.finding import Finding, MetricCourse
-from rlreason.health.watch import MONITORS, events_of, replay_monitors
+from rlreason.health.monitors import MONITORS
+from rlreason.health.watch import events_of, replay_monitors
 from rlreason.report.documents import health_of, health_table
 from rlreason.report.study import Series, Setting, Study, StudyRun
 from tests.small_runs import words_of
@@ -65,7 +66,7 @@ def test_rows_of_updates_make_steps_and_a_step_ends_with_its_last_row():
         (0, True, 1), (0, True, 1), (1, False, 2), (2, False, 1),
     ]  # fmt: skip
     assert events[2].metrics["reward/mean"] == 0.25
-    assert [one.rule for one in replay_monitors(rows)] == ["loss"]
+    assert [first.rule for first, *_ in replay_monitors(rows)] == ["loss"]
 
 
 def test_the_thresholds_of_a_run_are_its_own_and_what_it_switched_off_is_looked_at():

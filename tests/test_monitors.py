@@ -8,8 +8,8 @@ import pytest
 
 from rlreason.config.groups import MODES, MonitorsConfig, settings_of
 from rlreason.config.store import SCHEMAS
-from rlreason.health.monitors import collapsed
-from rlreason.health.watch import MONITORS, Monitors
+from rlreason.health.monitors import MONITORS, collapsed
+from rlreason.health.watch import Monitors
 from rlreason.records.reader import ending
 from tests.small_runs import words_of
 from tests.starts import rlreason

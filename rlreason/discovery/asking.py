@@ -19,7 +19,6 @@ from rlreason.errors import ConfigError
 from rlreason.runtime.files import alive
 
 PATIENCE_S = 5.0  # for answers under way when the run is stopped: they are paid for
-Scorer = Callable[[str], dict[str, Any]]
 
 
 def _not_received(outcome: str) -> bool:
@@ -31,14 +30,16 @@ class Asker:
     """Sends requests to one endpoint, records everything in the journal, and has programs scored as they arrive."""
 
     def __init__(
-        self, run: DiscoverConfig, endpoint: Endpoint, journal: Journal, spending: Spending, score: Scorer
-    ) -> None:
-        """`score`: scores a program's source, called in other threads, `score.workers` at a time."""
+        self, run: DiscoverConfig, endpoint: Endpoint, journal: Journal, spending: Spending,
+        score: Callable[[str], dict[str, Any]], on_score: Callable[[Reply], object],
+    ) -> None:  # fmt: skip
+        """`score`: scores a program's source, called in other threads, `score.workers` at a time. `on_score`: called
+        with every reply that was scored.
+        """
         self.run, self.endpoint, self.client = run, endpoint, Client(endpoint)
-        self.journal, self.spending, self._score = journal, spending, score
+        self.journal, self.spending, self._score, self.on_score = journal, spending, score, on_score
         self.ended = ""  # which budget allows no more
         self.current: list[Reply] = []  # to the newest question, as far as they have come
-        self.on_score: Callable[[Reply], object] = lambda reply: None  # called with every reply that was scored
         self._requests: dict[Future[Attempt], Reply] = {}  # under way
         self._programs: dict[Future[dict[str, Any]], Reply] = {}  # being scored
         self._earlier = set(journal.asks)  # requests of earlier parts
@@ -93,7 +94,7 @@ class Asker:
                 "prompt_tokens": use.prompt_tokens,
                 "completion_tokens": use.completion_tokens,
                 "tokens_counted": use.counted,
-                "cost": round(self.spending.prices.cost(use.prompt_tokens, use.completion_tokens), 9),
+                "cost": round(self.spending.price(use), 9),
             }
         )
         if answer is not None:

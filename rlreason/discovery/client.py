@@ -15,7 +15,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import Any, TypeVar
+from typing import Any
 
 import httpx
 import msgspec
@@ -32,7 +32,6 @@ PATH = "/chat/completions"
 LOOPBACK = r"localhost|::1|127(\.\d{1,3}){3}"  # hosts on this computer, which no proxy reaches
 LARGEST_BODY = 32 * 2**20  # bytes of an answer
 LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=0)
-AnyClient = TypeVar("AnyClient", httpx.Client, httpx.AsyncClient)
 UNSENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.ProxyError, httpx.LocalProtocolError)
 
 
@@ -114,29 +113,36 @@ class Endpoint:
         return {name: value for name, value in body.items() if value is not None}
 
 
-def _connected(kind: type[AnyClient], endpoint: Endpoint) -> AnyClient:
-    """Return a client of httpx's for an endpoint; `ConfigError` where the environment's proxy cannot be used."""
-    headers, is_here = endpoint.headers(), re.fullmatch(LOOPBACK, endpoint.url().host)
-    timeout = httpx.Timeout(None, connect=CONNECT_S)
-    try:
-        return kind(headers=headers, trust_env=not is_here, timeout=timeout, limits=LIMITS)
-    except Exception as error:
-        cause = one_line(f"{type(error).__name__}: {error}", endpoint.key)
-        raise ConfigError(
-            f"{endpoint.setting} cannot be reached as the environment says ({cause}): correct or unset ALL_PROXY, "
-            "HTTPS_PROXY, HTTP_PROXY and SSL_CERT_FILE"
-        ) from error
-
-
 class Client:
-    """Sends requests to one endpoint. `ConfigError` for an address or a key that no request can have.
+    """Sends requests to one endpoint. `ConfigError` for an address, a key or a proxy that no request can use.
 
     Each request has a connection of its own: a model thinks for longer than servers keep one open.
     """
 
     def __init__(self, endpoint: Endpoint) -> None:
-        self._endpoint, self._url = endpoint, endpoint.url()
-        self._http = _connected(httpx.AsyncClient, endpoint)
+        self._endpoint, self._url, headers = endpoint, endpoint.url(), endpoint.headers()
+        is_here = re.fullmatch(LOOPBACK, self._url.host) is not None
+        timeout = httpx.Timeout(None, connect=CONNECT_S)
+        try:
+            self._http = httpx.AsyncClient(headers=headers, trust_env=not is_here, timeout=timeout, limits=LIMITS)
+        except Exception as error:
+            cause = one_line(f"{type(error).__name__}: {error}", endpoint.key)
+            raise ConfigError(
+                f"{endpoint.setting} cannot be reached as the environment says ({cause}): correct or unset ALL_PROXY, "
+                "HTTPS_PROXY, HTTP_PROXY and SSL_CERT_FILE"
+            ) from error
+
+    def models(self) -> list[str]:
+        """Return the names of the models that the server lists; `ConfigError` if it does not answer."""
+        request = self._http.get(self._endpoint.url("/models"), timeout=CONNECT_S)
+        try:
+            listed = asyncio.run_coroutine_threadsafe(request, _event_loop()).result().json()
+            return [str(row["id"]) for row in listed["data"]]
+        except httpx.HTTPError as error:
+            cause = one_line(f"{type(error).__name__}: {error}", self._endpoint.key)
+            raise ConfigError(refusal(Attempt("connection", detail=cause), self._endpoint)) from error
+        except (ValueError, KeyError, TypeError):
+            return []
 
     def ask(
         self,
@@ -188,16 +194,7 @@ def _event_loop() -> asyncio.AbstractEventLoop:
 
 def only_model(endpoint: Endpoint) -> Endpoint:
     """Return the endpoint with the only model that it lists; `ConfigError` if it lists none, or several."""
-    names: list[str] = []
-    try:
-        with _connected(httpx.Client, endpoint) as client:
-            listed = client.get(endpoint.url("/models"), timeout=CONNECT_S).json()
-        names = [str(row["id"]) for row in listed["data"]]
-    except httpx.HTTPError as error:
-        cause = one_line(f"{type(error).__name__}: {error}", endpoint.key)
-        raise ConfigError(refusal(Attempt("connection", detail=cause), endpoint)) from error
-    except (ValueError, KeyError, TypeError):
-        pass  # it lists none
+    names = Client(endpoint).models()
     if len(names) != 1:
         raise ConfigError(
             f"client.model=null, and {endpoint.setting} lists {len(names)} models ({few(names) or 'none'}): give "

@@ -1,4 +1,4 @@
-"""Record what a run has done and spent, before and after everything that costs."""
+"""Write every request, answer and score of a run to a journal, and add up what it has spent."""
 
 import json
 import time
@@ -46,7 +46,7 @@ class Begin(JournalEvent, tag="begin"):
 
 
 class Ask(JournalEvent, tag="ask"):
-    """A request that is about to be sent, and the most tokens that it may use."""
+    """A request that is about to be sent, with an upper bound on its tokens."""
 
     id: str
     prompt_bound: int
@@ -87,25 +87,25 @@ class ScoreEvent(JournalEvent, tag="score"):
 
 
 class PartEvent(JournalEvent, tag="part"):
-    """A part of the run begins."""
+    """The run starts, or is resumed."""
 
 
 class Alive(JournalEvent, tag="alive"):
-    """Time passes."""
+    """The run is still going: it counts the time of a run that is killed."""
 
 
 class Journal:
-    """The events of a run, those of its earlier parts first."""
+    """The events of a run from its beginning, across kills and resumes."""
 
     def __init__(self, path: Path, warn: Callable[[str], object]) -> None:
-        """Read existing events; an unfinished last line of a killed process is cut off."""
+        """Read the events of the file; cut off an unfinished last line, which a killed process leaves."""
         self.path = path
         self.begin: Begin | None = None
         self.asks: dict[str, Ask] = {}  # by the id of the request
         self.answers: dict[str, AnswerEvent] = {}
         self.scores: dict[str, dict[str, Any]] = {}  # "TURN.SAMPLE" -> result
         self.by_program: dict[str, dict[str, Any]] = {}  # hash -> result
-        self.seconds_before = 0.0  # in earlier parts
+        self.seconds_before = 0.0  # until it was resumed
         for event in _read(path, warn):
             self._add(event)
             self.seconds_before = max(self.seconds_before, event.at)
@@ -113,7 +113,7 @@ class Journal:
 
     @property
     def seconds(self) -> float:
-        """Return the wall clock of all parts so far."""
+        """Return the seconds that the run has taken, summed over its resumes."""
         return self.seconds_before + time.monotonic() - self._began
 
     @property
@@ -134,14 +134,14 @@ class Journal:
                 self.by_program[event.result["program_sha256"]] = event.result
 
     def write(self, event: JournalEvent | AnswerEvent) -> None:
-        """Append an event; it is in the file when this returns. `UnwritableError` if the system refuses."""
+        """Append an event to the file. `UnwritableError` if the system refuses."""
         event.at = round(self.seconds, 3)
         append_line(self.path, json.dumps(finite(msgspec.to_builtins(event)), allow_nan=False))
         self._add(event)
         self._beaten = time.monotonic()
 
     def beat(self) -> None:
-        """Record that time passes, at most every two seconds, so that a killed run has counted it."""
+        """Write the time, at most every two seconds, so that the hours of a killed run count."""
         if time.monotonic() - self._beaten > BEAT_S:
             self.write(Alive())
 
@@ -166,22 +166,6 @@ def _read(path: Path, warn: Callable[[str], object]) -> Iterator[JournalEvent | 
 
 
 @dataclass(frozen=True, slots=True)
-class Prices:
-    """Prices of a million tokens; None: unknown."""
-
-    prompt: float | None = None
-    completion: float | None = None
-
-    def cost(self, prompt_tokens: int, completion_tokens: int) -> float:
-        """Return the cost of so many tokens; 0 if the prices are unknown.
-
-        >>> Prices(1.0, 2.0).cost(500_000, 250_000)
-        1.0
-        """
-        return (prompt_tokens * (self.prompt or 0.0) + completion_tokens * (self.completion or 0.0)) / 1e6
-
-
-@dataclass(frozen=True, slots=True)
 class Use:
     """Tokens of one request, and how they were counted."""
 
@@ -200,10 +184,9 @@ def prompt_bound(messages: list[dict[str, str]]) -> int:
 
 
 def use_of(ask: Ask, answer: AnswerEvent | None) -> Use:
-    """Return what a request used: as the server says, else an upper bound.
+    """Return the tokens of a request: as the server counts them, else an upper bound.
 
-    No answer: it may have been sent, and the answer was lost. Errors that servers return before they begin cost
-    nothing.
+    `answer`: None if it was lost. Refused requests, which the model never saw, cost nothing.
     """
     at_most = Use(ask.prompt_bound, ask.max_tokens, AT_MOST)
     if answer is None:
@@ -217,10 +200,13 @@ def use_of(ask: Ask, answer: AnswerEvent | None) -> Use:
 
 
 class Spending:
-    """The sum over all requests so far, and the amount reserved for those in progress."""
+    """Sums the tokens of all requests, and reserves the most that those in progress may use."""
 
-    def __init__(self, budget: DiscoverBudgetConfig, prices: Prices) -> None:
-        self.budget, self.prices = budget, prices
+    def __init__(
+        self, budget: DiscoverBudgetConfig, prompt_price: float | None = None, completion_price: float | None = None
+    ) -> None:
+        """Prices: of a million tokens; None: unknown, and counted as 0."""
+        self.budget, self.prompt_price, self.completion_price = budget, prompt_price or 0.0, completion_price or 0.0
         self.calls = self.prompt_tokens = self.completion_tokens = 0
         self._reserved: dict[str, Use] = {}
 
@@ -232,7 +218,15 @@ class Spending:
     @property
     def cost(self) -> float:
         """Return the cost by the prices."""
-        return self.prices.cost(self.prompt_tokens, self.completion_tokens)
+        return self.price(Use(self.prompt_tokens, self.completion_tokens))
+
+    def price(self, use: Use) -> float:
+        """Return the cost of so many tokens.
+
+        >>> Spending(DiscoverBudgetConfig(), 1.0, 2.0).price(Use(500_000, 250_000))
+        1.0
+        """
+        return (use.prompt_tokens * self.prompt_price + use.completion_tokens * self.completion_price) / 1e6
 
     def begin(self, id: str, bound: int, max_tokens: int) -> None:
         """Count a request and reserve the most that it may use, before it is sent."""
@@ -246,10 +240,10 @@ class Spending:
         self.completion_tokens += use.completion_tokens
 
     def room(self, bound: int, max_tokens: int, seconds: float) -> tuple[int, str]:
-        """Return (tokens that a reply may have now, ""), or (0, the budget that is spent).
+        """Return (the most tokens that the next reply may have, ""), or (0, the budget that is spent).
 
-        bound: tokens of the prompt at most. seconds: of the run so far. A reply is shortened to what is left, down to
-        `FEWEST` tokens or to `max_tokens` if that is less.
+        `bound`: the most tokens of the prompt; `seconds`: of the run so far. A reply is shortened to what the budget
+        leaves, down to `FEWEST` tokens, or to `max_tokens` if that is less.
         """
         budget = self.budget
         if budget.calls is not None and self.calls >= budget.calls:
@@ -264,12 +258,11 @@ class Spending:
             if allowed < fewest:
                 return 0, f"budget.tokens={budget.tokens}: {self.tokens} are spent, and one more call could exceed it"
         if budget.cost is not None:
-            left = budget.cost - self.cost - self.prices.cost(prompts + bound, replies)
-            price = (self.prices.completion or 0.0) / 1e6
+            left = budget.cost - self.cost - self.price(Use(prompts + bound, replies))
             if left < 0:
                 allowed = 0.0
-            elif price:
-                allowed = min(allowed, left / price)
+            elif self.completion_price:
+                allowed = min(allowed, left / (self.completion_price / 1e6))
             if allowed < fewest:
                 return 0, (f"budget.cost={budget.cost:g}: {self.cost:.6g} are spent, and one more call could exceed it")
         return int(allowed), ""

@@ -6,7 +6,7 @@ Scores are whole numbers in the unit of the problem ("points"); 0 is what an inv
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -18,7 +18,7 @@ from rlreason.config.leaves import flat, typed_word
 from rlreason.errors import ConfigError
 from rlreason.records import files
 from rlreason.runtime.differences import LEVEL, holm
-from rlreason.runtime.intervals import best_of_curve, best_of_interval, rank_sum_p, smallest_p
+from rlreason.runtime.intervals import best_of_curve, best_of_interval, mean_interval, rank_sum_p, smallest_p
 from rlreason.runtime.text import shorten, visible
 
 FIRST = "first"  # the kind of the bare first prompt
@@ -68,9 +68,9 @@ class Result:
     protections: Any = None
 
     @property
-    def credit(self) -> int:
-        """Return the score if the set is valid and raised no alarm, else 0."""
-        return self.score if self.validity == 1 and self.alarm is None else 0
+    def is_valid(self) -> bool:
+        """Return whether the set counts."""
+        return self.validity == 1 and self.alarm is None
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,14 +94,14 @@ class Turn:
         return f"{self.turn}.{self.sample}"
 
     @property
-    def credit(self) -> int:
-        """Return the score of its program; 0 if there is none."""
-        return self.result.credit if self.result else 0
-
-    @property
     def is_valid(self) -> bool:
         """Return whether the reply had a program with a valid set."""
-        return self.result is not None and self.result.validity == 1 and self.result.alarm is None
+        return self.result is not None and self.result.is_valid
+
+    @property
+    def credit(self) -> int:
+        """Return the score of its program if its set counts, else 0."""
+        return self.result.score if self.result is not None and self.result.is_valid else 0
 
     @property
     def is_independent(self) -> bool:
@@ -127,6 +127,11 @@ class Spent:
     prompt_tokens: Count | None = None
     completion_tokens: Count | None = None
     cost: Amount | None = None
+
+    @property
+    def tokens(self) -> int:
+        """Return the tokens of prompts and replies."""
+        return (self.prompt_tokens or 0) + (self.completion_tokens or 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +161,7 @@ class Log:
     unit: str = "points"
     system: str | None = None
     ended: str | None = None
+    record: list[dict[str, Any]] = field(default_factory=list)  # what others reached: {"score", "who", "note"}
     folder: Path = Path()
 
     @property
@@ -231,73 +237,8 @@ def _wrong(path: Path, problem: str) -> ConfigError:
 APART = {"budget", "replies", "retries", "hints", "history", "restart_after"}
 MOST_GROUPS = 200  # of a rank test
 FEW = 5  # with fewer draws no interval is given
-
-
-@dataclass(frozen=True, slots=True)
-class SamplingBaseline:
-    """Independent draws of one kind. `scores`: of each call, in the order of runs and turns; 0 without a set."""
-
-    start: int  # the score of the program that the runs began with
-    scores: tuple[int, ...]
-    runs: int  # how many runs they come from
-
-    @property
-    def count(self) -> int:
-        """Return the number of calls for which it is defined."""
-        return len(self.scores)
-
-    def expected(self, calls: Sequence[int]) -> list[float]:
-        """Return the expected best after each number of calls, each at most `count`."""
-        return best_of_curve(self._values(), calls)
-
-    def interval(self, calls: Sequence[int]) -> tuple[list[float], list[float]]:
-        """Return a 95% bootstrap interval of the same, low and high."""
-        low, high = best_of_interval(self._values(), calls)
-        return low.tolist(), high.tolist()
-
-    def groups(self, calls: int) -> list[int]:
-        """Return the best of each consecutive group of so many draws, as from runs of independent sampling."""
-        values = self._values()
-        return [max(values[k * calls : (k + 1) * calls]) for k in range(min(self.count // calls, MOST_GROUPS))]
-
-    def _values(self) -> list[int]:
-        return [max(self.start, score) for score in self.scores]
-
-
-def draws_of(log: Log) -> list[int]:
-    """Return the score of every call of the bare first prompt in a run; 0 for one that was repeated."""
-    scores: list[int] = []
-    for turn in log.turns:
-        if turn.is_independent and turn.calls:
-            scores += [0] * (len(turn.calls) - 1) + [turn.credit]
-    return scores
-
-
-def baselines_of(logs: Iterable[Log]) -> dict[str, SamplingBaseline]:
-    """Return the baseline of each kind of draw, by `kind_of_draw`, if there are draws."""
-    kinds: dict[str, list[Log]] = {}
-    for log in logs:
-        kinds.setdefault(kind_of_draw(log), []).append(log)
-    baselines = {}
-    for key, of_kind in kinds.items():
-        draws = [draws_of(log) for log in of_kind]
-        scores = tuple(score for one in draws for score in one)
-        baselines[key] = SamplingBaseline(of_kind[0].start.score, scores, sum(bool(one) for one in draws))
-    return baselines
-
-
-def kind_of_draw(log: Log) -> str:
-    """Return what two runs must share for a call of the first prompt to be the same draw, as text."""
-    return json.dumps(facts_of_draw(log), sort_keys=True)
-
-
-def facts_of_draw(log: Log) -> dict[str, Any]:
-    """Return the same by name: settings by their dotted names, and fields of the log."""
-    settings = {key: value for key, value in flat(log.settings).items() if key.partition(".")[0] not in APART}
-    own = {"problem": log.problem, "model": log.model, "system prompt": log.system, "first prompt": log.first_prompt}
-    return {**settings, **own, "starting score": log.start.score}
-
-
+MOST_NEEDED = 60  # groups of draws that a report asks for
+FEWEST_FOR_MEAN = 3  # seeds, for an interval of their mean
 ORDER = ("simple", "best_of_n", "refine", "hybrid")  # of the strategies in tables and pictures
 
 
@@ -314,44 +255,69 @@ class SeedGroup:
         return self.logs[0].strategy
 
     @property
+    def finals(self) -> list[int]:
+        """Return the best score of each."""
+        return [log.best.score for log in self.logs]
+
+    @property
     def ended(self) -> list[Log]:
         """Return those that have ended; all of them if none has."""
         return [log for log in self.logs if log.ended is not None] or list(self.logs)
 
+    @property
+    def turns(self) -> list[Turn]:
+        """Return the turns of all of them, run by run."""
+        return [turn for log in self.logs for turn in log.turns]
 
-@dataclass(frozen=True, slots=True)
-class DrawsComparison:
-    """A setting against independent draws at equal calls. `word`: better, worse, cannot tell, itself or no draws."""
+    @property
+    def calls(self) -> list[LoggedCall]:
+        """Return the requests of all of them."""
+        return [call for turn in self.turns for call in turn.calls]
 
-    setting: SeedGroup
-    baseline: SamplingBaseline
-    word: str
-    calls: int = 0  # the fewest that any seed made, and at most as many as there are draws
-    bests: tuple[int, ...] = ()  # of the seeds at so many calls
-    groups: tuple[int, ...] = ()  # the best of each group of so many draws
-    p: float = 1.0  # of the rank test, adjusted by Holm
-    can_tell: bool = False  # whether any outcome of so few values could have been told apart
+    @property
+    def ends(self) -> list[tuple[str, int]]:
+        """Return the most frequent reasons why they ended, and how often each."""
+        return Counter(log.ended or "it has not ended" for log in self.logs).most_common(5)
+
+    @property
+    def largest(self) -> Log:
+        """Return the run with the best score."""
+        return max(self.logs, key=lambda log: log.best.score)
+
+    @property
+    def overrides(self) -> list[str]:
+        """Return their settings as they are typed, without unset budgets."""
+        settings = flat(self.logs[0].settings).items()
+        return [f"{key}={typed_word(v)}" for key, v in settings if v is not None or not key.startswith("budget.")]
+
+    @property
+    def mean(self) -> tuple[float, float, float] | None:
+        """Return mean, low and high of the final scores over seeds; None if the seeds are too few or all alike."""
+        if len(self.logs) < FEWEST_FOR_MEAN or len(set(self.finals)) == 1:
+            return None
+        return mean_interval(self.finals)
 
 
 def settings_of(logs: Sequence[Log]) -> list[SeedGroup]:
-    """Group runs by all but the seed, labelled by the strategy and their differences."""
+    """Group runs by all but the seed, labelled by the strategy and what differs among those of one strategy."""
     groups: dict[str, list[Log]] = {}
     for log in logs:
         groups.setdefault(json.dumps(_facts(log), sort_keys=True), []).append(log)
     by_seed = [sorted(group, key=lambda log: (log.seed, str(log.folder))) for group in groups.values()]
-    labels = labels_of([group[0] for group in by_seed])
+    labels = []
+    for log, *_ in by_seed:
+        alike = [_facts(other) for other, *_ in by_seed if other.strategy == log.strategy]
+        labels.append(", ".join([log.strategy, *differing(_facts(log), alike)]))
+    labels = [label if labels.count(label) == 1 else f"{label} ({k + 1})" for k, label in enumerate(labels)]
     settings = [SeedGroup(label, tuple(group)) for label, group in zip(labels, by_seed, strict=True)]
     places = {strategy: place for place, strategy in enumerate(ORDER)}
     return sorted(settings, key=lambda one: (places.get(one.strategy, len(ORDER)), one.label))
 
 
-def labels_of(logs: Sequence[Log]) -> list[str]:
-    """Return a label for each setting: its strategy, and what differs among those of one strategy."""
-    labels = []
-    for log in logs:
-        alike = [_facts(other) for other in logs if other.strategy == log.strategy]
-        labels.append(", ".join([log.strategy, *differing(_facts(log), alike)]))
-    return [label if labels.count(label) == 1 else f"{label} ({k + 1})" for k, label in enumerate(labels)]
+def _facts(log: Log) -> dict[str, Any]:
+    """Return what runs of one setting share."""
+    own = {"strategy": log.strategy, "model": log.model, "starting score": log.start.score}
+    return {**own, **flat(log.settings), "system prompt": log.system, "first prompt": log.first_prompt}
 
 
 def differing(own: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -363,11 +329,6 @@ def differing(own: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) -> li
     keys = [key for key in own if any(json.dumps(own[key]) != json.dumps(of.get(key)) for of in others)]
     short = [f"{key}={shorten(typed_word(own[key]), 40)}" for key in keys if not key.endswith("prompt")]
     return short or [f"{key} {hashlib.sha256(json.dumps(own[key]).encode()).hexdigest()[:8]}" for key in keys]
-
-
-def _facts(log: Log) -> dict[str, Any]:
-    own = {"strategy": log.strategy, "model": log.model, "starting score": log.start.score}
-    return {**own, **flat(log.settings), "system prompt": log.system, "first prompt": log.first_prompt}
 
 
 def without_copies(logs: Sequence[Log]) -> tuple[list[Log], list[str]]:
@@ -387,32 +348,146 @@ def without_copies(logs: Sequence[Log]) -> tuple[list[Log], list[str]]:
     return originals, lines
 
 
-def compared(settings: Sequence[SeedGroup], baselines: Mapping[str, SamplingBaseline]) -> list[DrawsComparison]:
+def draws_of(log: Log) -> list[int]:
+    """Return the score of every call of the bare first prompt in a run; 0 for one that was repeated."""
+    scores: list[int] = []
+    for turn in log.turns:
+        if turn.is_independent and turn.calls:
+            scores += [0] * (len(turn.calls) - 1) + [turn.credit]
+    return scores
+
+
+def facts_of_draw(log: Log) -> dict[str, Any]:
+    """Return what two runs must share for a call of the first prompt to be the same draw, by name."""
+    settings = {key: value for key, value in flat(log.settings).items() if key.partition(".")[0] not in APART}
+    own = {"problem": log.problem, "model": log.model, "system prompt": log.system, "first prompt": log.first_prompt}
+    return {**settings, **own, "starting score": log.start.score}
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """The settings whose first calls are draws of one kind, and these independent draws."""
+
+    title: str  # what distinguishes the kind
+    settings: tuple[SeedGroup, ...]
+    draws: tuple[int, ...]  # the score of each, in the order of runs and turns; 0 without a set
+    runs: int  # how many runs they come from
+
+    @property
+    def count(self) -> int:
+        """Return the number of draws: of calls for which there is a baseline."""
+        return len(self.draws)
+
+    @property
+    def start(self) -> int:
+        """Return the score of the program that the runs began with."""
+        return self.settings[0].logs[0].start.score
+
+    @property
+    def logs(self) -> list[Log]:
+        """Return the runs of all its settings."""
+        return [log for setting in self.settings for log in setting.logs]
+
+    @property
+    def longest(self) -> int:
+        """Return how many calls the longest run made."""
+        return max(log.calls for log in self.logs)
+
+    @property
+    def ks(self) -> list[int]:
+        """Return the numbers of draws whose expected best a report names."""
+        reach = min(self.count, self.longest)
+        return sorted({max(1, reach // part) for part in (reach, 4, 2, 1)}) if reach else []
+
+    @property
+    def unused_seed(self) -> int:
+        """Return a seed that gives more draws of the kind."""
+        return 1 + max((log.seed for log in self.logs if log.strategy == "simple"), default=-1)
+
+    def expected(self, calls: Sequence[int]) -> list[float]:
+        """Return the expected best after each number of draws, each at most `count`."""
+        return best_of_curve(self._values(), calls)
+
+    def interval(self, calls: Sequence[int]) -> tuple[list[float], list[float]] | None:
+        """Return a 95% bootstrap interval of the same, low and high; None for fewer than `FEW` draws."""
+        if self.count < FEW:
+            return None
+        low, high = best_of_interval(self._values(), calls)
+        return low.tolist(), high.tolist()
+
+    def groups(self, calls: int) -> list[int]:
+        """Return the best of each consecutive group of so many draws, as from runs of independent sampling."""
+        values = self._values()
+        return [max(values[k * calls : (k + 1) * calls]) for k in range(min(self.count // calls, MOST_GROUPS))]
+
+    def _values(self) -> list[int]:
+        return [max(self.start, score) for score in self.draws]
+
+
+def panels_of(logs: Sequence[Log], settings: Sequence[SeedGroup]) -> list[Panel]:
+    """Return a panel for each kind of draw. `logs`: in the order in which their draws are grouped."""
+    kinds: dict[str, list[SeedGroup]] = {}
+    for setting in settings:
+        kinds.setdefault(json.dumps(facts_of_draw(setting.logs[0]), sort_keys=True), []).append(setting)
+    facts = [facts_of_draw(of_kind[0].logs[0]) for of_kind in kinds.values()]
+    panels = []
+    for own, (kind, of_kind) in zip(facts, kinds.items(), strict=True):
+        draws = [draws_of(log) for log in logs if json.dumps(facts_of_draw(log), sort_keys=True) == kind]
+        scores = tuple(score for one in draws for score in one)
+        panels.append(Panel(", ".join(differing(own, facts)), tuple(of_kind), scores, sum(map(bool, draws))))
+    return panels
+
+
+@dataclass(frozen=True, slots=True)
+class DrawsComparison:
+    """A setting against independent draws at equal calls. `word`: better, worse, cannot tell, itself or no draws."""
+
+    setting: SeedGroup
+    panel: Panel
+    word: str
+    calls: int = 0  # the fewest that any seed made, and at most as many as there are draws
+    bests: tuple[int, ...] = ()  # of the seeds at so many calls
+    groups: tuple[int, ...] = ()  # the best of each group of so many draws
+    p: float = 1.0  # of the rank test, adjusted by Holm
+    family: int = 0  # how many comparisons Holm adjusts together
+
+    def can_tell(self, groups: int) -> bool:
+        """Return whether any outcome of the seeds and so many groups of draws could be told from chance."""
+        return smallest_p(len(self.bests), groups) * self.family <= LEVEL
+
+    @property
+    def more_draws(self) -> int:
+        """Return how many further draws would do for an outcome to be told from chance; 0 if more seeds are needed."""
+        groups = next((n for n in range(len(self.groups) + 1, MOST_NEEDED) if self.can_tell(n)), 0)
+        return max(0, groups * self.calls - self.panel.count)
+
+
+def compared(panels: Sequence[Panel], settings: Sequence[SeedGroup]) -> list[DrawsComparison]:
     """Compare every setting with the baseline of its draws, by a rank test whose p-values are adjusted by Holm.
 
     A setting's seeds at the fewest calls that any of them made are compared with consecutive groups of as many draws,
     as from runs of independent sampling. Both sides are samples, and no shape is assumed.
     """
-    raw = [_raw(setting, baselines[kind_of_draw(setting.logs[0])]) for setting in settings]
-    tested = [k for k, one in enumerate(raw) if one.word == "" and one.groups and len(one.bests) > 1]
-    adjusted = dict(zip(tested, holm([raw[k].p for k in tested]), strict=True))
-    return [one if one.word else _judged(one, adjusted.get(k, 1.0), len(tested) or 1) for k, one in enumerate(raw)]
+    own = {setting.label: panel for panel in panels for setting in panel.settings}
+    raw = [_unadjusted(setting, own[setting.label]) for setting in settings]
+    tested = [one for one in raw if len(one.bests) > 1]
+    adjusted = {one.setting.label: p for one, p in zip(tested, holm([one.p for one in tested]), strict=True)}
+    comparisons = []
+    for one in raw:
+        p, word = adjusted.get(one.setting.label, 1.0), one.word
+        if p <= LEVEL:
+            above = sum((a > b) - (a < b) for a in one.bests for b in one.groups)
+            word = "better" if above > 0 else "worse"
+        comparisons.append(replace(one, word=word, p=p, family=len(tested)))
+    return comparisons
 
 
-def _raw(setting: SeedGroup, baseline: SamplingBaseline) -> DrawsComparison:
-    if all(turn.is_independent for log in setting.logs for turn in log.turns):
-        return DrawsComparison(setting, baseline, "itself")
-    calls = min(baseline.count, *(log.calls for log in setting.ended))
+def _unadjusted(setting: SeedGroup, panel: Panel) -> DrawsComparison:
+    if all(turn.is_independent for turn in setting.turns):
+        return DrawsComparison(setting, panel, "itself")
+    calls = min(panel.count, *(log.calls for log in setting.ended))
     if calls == 0:
-        return DrawsComparison(setting, baseline, "no draws")
-    bests = [log.best_at(calls) for log in setting.ended]
-    groups = baseline.groups(calls)
-    p = rank_sum_p(bests, groups) if groups else 1.0
-    return DrawsComparison(setting, baseline, "", calls, tuple(bests), tuple(groups), p)
-
-
-def _judged(raw: DrawsComparison, p: float, family: int) -> DrawsComparison:
-    above = sum((a > b) - (a < b) for a in raw.bests for b in raw.groups)
-    word = ("better" if above > 0 else "worse") if p <= LEVEL else "cannot tell"
-    possible = len(raw.bests) > 1 and bool(raw.groups) and smallest_p(len(raw.bests), len(raw.groups)) * family <= LEVEL
-    return replace(raw, word=word, p=p, can_tell=possible)
+        return DrawsComparison(setting, panel, "no draws")
+    bests, groups = [log.best_at(calls) for log in setting.ended], panel.groups(calls)
+    p = rank_sum_p(bests, groups)
+    return DrawsComparison(setting, panel, "cannot tell", calls, tuple(bests), tuple(groups), p)

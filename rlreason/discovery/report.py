@@ -1,64 +1,55 @@
 """Write the report of one discover run, or of several together: report.md and score.png."""
 
+import hashlib
 import json
 import re
 import statistics
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path
-from typing import Any
+from pathlib import Path, PurePosixPath
+from typing import Any, NamedTuple
 
+import jinja2
+from markupsafe import Markup
+
+from rlreason.config.leaves import typed_word
 from rlreason.discovery.logs import (
-    FEW,
-    DrawsComparison,
     Log,
-    SamplingBaseline,
+    Result,
     SeedGroup,
-    baselines_of,
+    Turn,
     compared,
     is_discover_run,
+    panels_of,
     read_log,
     settings_of,
     without_copies,
 )
-from rlreason.discovery.report_picture import MOST_PANELS, Panel, draw, panels_of
-from rlreason.discovery.report_sections import (
-    failures,
-    figure,
-    inline,
-    joint_lines,
-    listed,
-    methodology,
-    name_in,
-    progress,
-    quotes,
-    records_of,
-    run_lines,
-    standing,
-    table,
-    whole_number,
-)
+from rlreason.discovery.report_picture import MOST_PANELS, draw
 from rlreason.errors import ConfigError
-from rlreason.records.files import CONVERSATION, REPORT, SCORE_PICTURE, SET_ASIDE
+from rlreason.records.files import PROGRAM, REPORT, SCORE_PICTURE, SET_ASIDE
 from rlreason.report.content import counted
-from rlreason.runtime.differences import LEVEL
+from rlreason.report.documents import fenced, text
 from rlreason.runtime.files import explained, whole
-from rlreason.runtime.intervals import mean_interval, smallest_p
 from rlreason.runtime.streams import Answer
+from rlreason.runtime.text import shorten
 
-Record = Sequence[Mapping[str, Any]]
+DEFAULT_PROBLEM = "kissing_11"  # of `rlreason score`, which needs no option for it
+QUOTED_CHARS = 700  # of a prompt or a reply
+MOST_QUOTED = 3  # turns
+LARGEST_SCORE = 1e15
 
 
-def write_run_report(folder: Path, record: Record) -> Path:
+def write_run_report(folder: Path) -> Path:
     """Write FOLDER/report.md and FOLDER/score.png of one run, ended or not; return the report's path.
 
-    `record`: what others reached, as rows of {"score", "who", "note"}. `ConfigError` for a log that cannot be used,
-    `UnwritableError` if the system refuses.
+    `ConfigError` for a log that cannot be used, `UnwritableError` if the system refuses.
     """
-    return _write([read_log(folder)], record, folder, [])
+    return _write([read_log(folder)], folder, [])
 
 
-def write_joint_report(folders: Sequence[Path], record: Record, out: Path) -> Path:
+def write_joint_report(folders: Sequence[Path], out: Path) -> Path:
     """Write OUT/report.md and OUT/score.png of several runs of one problem; return the report's path.
 
     `folders`: runs, or folders such as a sweep's that hold them. A run whose log cannot be used is left out and named.
@@ -77,11 +68,9 @@ def write_joint_report(folders: Sequence[Path], record: Record, out: Path) -> Pa
         raise ConfigError(f"there is no discover run in {names or 'no folders'}: give folders of some")
     problems = sorted({log.problem for log in logs})
     if len(problems) > 1:
-        raise ConfigError(
-            f"the runs are of {counted(len(problems), 'problem')} ({listed(problems)}): give those of one"
-        )
+        raise ConfigError(f"the runs are of {len(problems)} problems ({listed(problems)}): give those of one")
     logs, copies = without_copies(logs)
-    return _write(logs, record, out, [*left_out, *copies])
+    return _write(logs, out, [*left_out, *copies])
 
 
 def runs_below(folders: Sequence[Path]) -> list[Path]:
@@ -98,52 +87,10 @@ def runs_below(folders: Sequence[Path]) -> list[Path]:
     return list(runs.values())
 
 
-def _write(logs: Sequence[Log], record: Record, out: Path, left_out: Sequence[str]) -> Path:
-    settings, baselines, one = settings_of(logs), baselines_of(logs), logs[0]
-    panels = panels_of(settings, baselines)
-    title, subject = one.title or name_in(one.problem), _subject(settings)
-    lines = [f"# {inline(title)}: {inline(subject)}", ""]
-    if left_out:
-        lines += ["Left out:", "", *(f"- {inline(line, 300)}" for line in left_out), ""]
-    lines += ["## Methodology", "", *methodology(settings), "", "## Process", "", progress(settings), ""]
-    lines += [f"![The best score so far against the calls of the model]({SCORE_PICTURE})", ""]
-    if len(panels) > MOST_PANELS:
-        lines += [f"The picture shows {MOST_PANELS} of {len(panels)} kinds of first calls.", ""]
-    lines += ["### What came of it", "", *failures(settings)]
-    lines += [
-        "",
-        "### The prompts and replies that moved the score most",
-        "",
-        *quotes([log for setting in settings for log in setting.logs]),
-    ]
-    lines += ["", "## Final result", "", *(run_lines(one) if len(logs) == 1 else joint_lines(settings))]
-    best = max(log.best.score for log in logs)
-    lines += ["", "## Where the record stands", "", *standing(record, best, one.unit)]
-    lines += ["", "## Seeds", "", *distribution(settings), "", *baseline_lines(panels, compared(settings, baselines))]
-    out.mkdir(parents=True, exist_ok=True)
-    draw(out / SCORE_PICTURE, f"{title}: {subject}", one.unit, panels, records_of(record))
-    report = out / REPORT
-    generated = "\n".join(lines) + "\n\n"
-    document = generated.encode() + reader_text(report)
-    with explained(report), whole(report) as partial:
-        partial.write_bytes(document)
-    return report
-
-
-def _subject(settings: Sequence[SeedGroup]) -> str:
-    """Return the runs as a heading."""
-    logs = [log for setting in settings for log in setting.logs]
-    if len(logs) == 1:
-        return f"{logs[0].strategy} with {logs[0].model}, seed {whole_number(logs[0].seed)}"
-    strategies = list(dict.fromkeys(log.strategy for log in logs))
-    return f"{counted(len(logs), 'run')} with {listed(strategies)}"
-
-
 def report_of(folders: Sequence[Path], out: Path) -> Answer:
     """Write the report of these runs into `out`, and print the result of each."""
-    record = record_in(folders)
     is_alone = len(folders) == 1 and folders[0].resolve() == out.resolve()
-    report = write_run_report(out, record) if is_alone else write_joint_report(folders, record, out)
+    report = write_run_report(out) if is_alone else write_joint_report(folders, out)
     lines, figures = [], []
     for folder in folders:
         with suppress(ConfigError):  # the report names it
@@ -152,18 +99,238 @@ def report_of(folders: Sequence[Path], out: Path) -> Answer:
             figures.append(row | {"score": log.best.score, "calls": log.calls, "ended": log.ended})
             state = "" if log.ended is not None else ", not ended"
             lines.append(f"{folder}: {log.best.score} {log.unit} in {log.calls} calls{state}")
-    text = "\n".join([*lines, "", f"report: {report} (with {SCORE_PICTURE})"])
-    return Answer(text, {"runs": figures, "markdown": str(report), "picture": str(out / SCORE_PICTURE)})
+    summary = "\n".join([*lines, "", f"report: {report} (with {SCORE_PICTURE})"])
+    return Answer(summary, {"runs": figures, "markdown": str(report), "picture": str(out / SCORE_PICTURE)})
 
 
-def record_in(folders: Sequence[Path]) -> list[dict[str, Any]]:
-    """Return what others reached on the problem, from the first run that has it."""
-    for folder in folders:
-        with suppress(OSError, ValueError, AttributeError, RecursionError):
-            record = json.loads((folder / CONVERSATION).read_text(encoding="utf-8")).get("record")
-            if isinstance(record, list) and record:
-                return [row for row in record if isinstance(row, dict)]
-    return []
+def _write(logs: Sequence[Log], out: Path, left_out: Sequence[str]) -> Path:
+    values = _values(logs)
+    out.mkdir(parents=True, exist_ok=True)
+    heading = f"{values['title']}: {values['subject']}"
+    draw(out / SCORE_PICTURE, heading, logs[0].unit, values["panels"], values["ranked"])
+    generated = _environment().get_template("report.md.j2").render(values, left_out=left_out)
+    report = out / REPORT
+    document = generated.encode() + b"\n" + reader_text(report)
+    with explained(report), whole(report) as partial:
+        partial.write_bytes(document)
+    return report
+
+
+def _values(logs: Sequence[Log]) -> dict[str, Any]:
+    """Compute what the template puts in."""
+    settings, log = settings_of(logs), logs[0]
+    record = next((log.record for log in logs if log.record), [])
+    panels = panels_of(logs, settings)
+    logs = [log for setting in settings for log in setting.logs]
+    best = max(logs, key=lambda log: log.best.score)
+    turns = [turn for log in logs for turn in log.turns]
+    results = [result for result in (*(turn.result for turn in turns), *(log.start.result for log in logs)) if result]
+    protections = [names for result in results if (names := _names(result.protections))]
+    ranked = sorted(records_of(record), key=lambda one: one[0])
+    hints = {one if isinstance(one := log.settings.get("hints"), bool) else None for log in logs}
+    if len(logs) == 1:
+        subject = f"{log.strategy} with {log.model}, seed {digits(log.seed)}"
+    else:
+        strategies = list(dict.fromkeys(setting.strategy for setting in settings))
+        subject = f"{counted(len(logs), 'run')} with {listed(strategies)}"
+    problem = ""
+    if log.problem != DEFAULT_PROBLEM:  # a name that comes with the package, or somebody's folder
+        problem = f" --problem {log.problem if re.fullmatch(r'[a-z0-9_]+', log.problem) else 'FOLDER'}"
+    program = None
+    with suppress(OSError):
+        program = hashlib.sha256((log.folder / PROGRAM).read_bytes()).hexdigest()
+    return {
+        "title": log.title or name_in(log.problem),
+        "subject": subject,
+        "problem": name_in(log.problem),
+        "problem_option": problem,
+        "unit": log.unit,
+        "log": log,
+        "logs": logs,
+        "best": best,
+        "settings": settings,
+        "common": [one for one in settings[0].overrides if all(one in other.overrides for other in settings)],
+        "models": sorted({log.model for log in logs}),
+        "starts": sorted({(name_in(log.start.program), log.start.score) for log in logs}),
+        "starting_scores": sorted({log.start.score for log in logs}),
+        "alone": [setting.label for setting in settings if len(setting.logs) == 1],
+        "has_unended": any(len(setting.ended) < len(setting.logs) for setting in settings),
+        "systems": {log.system for log in logs},
+        "hints": {None: "", True: "with", False: "without"}[hints.pop() if len(hints) == 1 else None],
+        "prompt_kinds": Counter(turn.prompt_kind for turn in turns).most_common(8),
+        "dimensions": sorted({one.dimension for one in results if one.dimension is not None and one.validity}),
+        "protections": sorted(set.intersection(*map(set, protections))) if protections else None,
+        "outcomes": outcomes_of(settings),
+        "errors": first_errors(results),
+        "steps": steps_of(logs),
+        "program_sha256": program,
+        "record": [
+            (typed_word(row.get("score")), str(row.get("who") or ""), str(row.get("note") or "")) for row in record
+        ],
+        "ranked": ranked,
+        "below": [one for one in ranked if one[0] <= best.best.score],
+        "above": [one for one in ranked if one[0] > best.best.score],
+        "panels": panels,
+        "panels_drawn": MOST_PANELS,
+        "comparisons": compared(panels, settings),
+    }
+
+
+def _names(protections: Any) -> list[str]:
+    if isinstance(protections, Mapping):
+        return [f"{name} ({how})" if isinstance(how, str) and how else str(name) for name, how in protections.items()]
+    return [str(one) for one in protections] if isinstance(protections, list) else []
+
+
+GROUPS = ("call", "program", "set", "valid set")  # of the table of outcomes, in its order
+
+
+def outcomes_of(settings: Sequence[SeedGroup]) -> list[tuple[str, str, list[int]]]:
+    """Return the outcomes of calls, programs and sets: group, kind, and how often in each setting."""
+    columns = []
+    for setting in settings:
+        column: Counter[tuple[str, str]] = Counter()
+        for log in setting.logs:
+            best = log.start.score
+            for turn in log.turns:
+                column.update(("call", call.outcome) for call in turn.calls if call.outcome != "ok")
+                if turn.is_valid:
+                    column["valid set", "better than before" if turn.credit > best else "no better"] += 1
+                elif turn.result is not None:
+                    kind = turn.result.error_kind or ("alarm" if turn.result.alarm else "invalid")
+                    column["set" if turn.result.raw_points else "program", kind] += 1
+                best = max(best, turn.credit)
+        columns.append(column)
+    keys = sorted({key for column in columns for key in column}, key=lambda key: (GROUPS.index(key[0]), key[1]))
+    return [(group, kind, [column[group, kind] for column in columns]) for group, kind in keys]
+
+
+def first_errors(results: Iterable[Result]) -> list[tuple[str, str]]:
+    """Return kind and first text of the most frequent errors."""
+    errors: dict[str, list[str]] = {}
+    for result in results:
+        if not result.is_valid and result.error:
+            errors.setdefault(result.error_kind or "invalid", []).append(result.error)
+    return [(kind, errors[kind][0]) for kind in sorted(errors, key=lambda kind: -len(errors[kind]))[:3]]
+
+
+class ScoreStep(NamedTuple):
+    """A turn that raised the best score of its run, and the score before it."""
+
+    log: Log
+    turn: Turn
+    before: int
+
+
+def steps_of(logs: Sequence[Log]) -> list[ScoreStep]:
+    """Return the turns that raised the score most, in the order of runs and turns."""
+    steps = []
+    for log in logs:
+        best = log.start.score
+        for turn in log.turns:
+            if turn.credit > best:
+                steps.append(ScoreStep(log, turn, best))
+                best = turn.credit
+    largest = sorted(range(len(steps)), key=lambda k: steps[k].before - steps[k].turn.credit)[:MOST_QUOTED]
+    return [steps[k] for k in sorted(largest)]
+
+
+def records_of(record: Sequence[Mapping[str, Any]]) -> list[tuple[float, str]]:
+    """Return (score, who) of the entries of a problem's `record` that have a number as their score."""
+    entries = []
+    for row in record:
+        score = row.get("score")
+        if isinstance(score, int | float) and not isinstance(score, bool) and 0 <= score <= LARGEST_SCORE:
+            entries.append((float(score), str(row.get("who") or "")))
+    return entries
+
+
+def name_in(path: str) -> str:
+    """Return the last part of a path; the folders above it are private.
+
+    >>> name_in("/home/me/mine.py"), name_in("kissing_11")
+    ('mine.py', 'kissing_11')
+    """
+    return PurePosixPath(path).name or path
+
+
+def listed(parts: Sequence[str]) -> str:
+    """Join parts of a sentence.
+
+    >>> listed(["a"]), listed(["a", "b", "c"])
+    ('a', 'a, b and c')
+    """
+    return " and ".join([", ".join(parts[:-1]), parts[-1]]) if len(parts) > 1 else "".join(parts)
+
+
+def digits(value: int) -> str:
+    """Return a whole number of any size, cut in its middle if it is long.
+
+    >>> digits(10**50)
+    '100000000000...000000000000 (51 digits)'
+    """
+    try:
+        text = str(value)
+    except ValueError:
+        return "a number of thousands of digits"
+    return text if len(text) <= 40 else f"{text[:12]}...{text[-12:]} ({len(text)} digits)"
+
+
+_LINKED = re.compile(r"(?<=[:])//|(?<=\bwww)\.|[@$]", re.IGNORECASE)
+
+
+def as_markdown(value: Any, most: int = 160) -> Markup:
+    r"""Return what the template puts in as safe Markdown: numbers with at most one digit, texts cut and escaped.
+
+    Nothing in a text is markup, a link or a formula.
+
+    >>> print(as_markdown("<b>*a*</b> $x$ https://evil.test @all"), as_markdown(1234), as_markdown(153.33))
+    &lt;b&gt;\*a\*&lt;/b&gt; \$x\$ https:\/\/evil.test \@all 1,234 153.3
+    """
+    if isinstance(value, Markup):
+        return value
+    if isinstance(value, int | float):
+        value = round(value, 1)
+        return Markup(f"{value:,.0f}" if value == int(value) else f"{value:,.1f}")
+    line = text(shorten(str(value), most))
+    return Markup(_LINKED.sub(lambda match: "".join(f"\\{one}" for one in match[0]), line))
+
+
+def quote(given: str, lines: int) -> Markup:
+    """Return a foreign text in a fence that it cannot end: only beginning and end if it is long."""
+    given_lines, half = given.splitlines(), lines // 2
+    if len(given_lines) > lines:
+        left_out = counted(len(given_lines) - 2 * half, "line")
+        given = "\n".join([*given_lines[:half], f"[... {left_out} ...]", *given_lines[-half:]])
+    return Markup("\n".join(fenced(shorten(given, QUOTED_CHARS, "both"))))
+
+
+def hash_code(sha256: str | None) -> Markup:
+    """Return a hash as code, or a note if it is no hash."""
+    return Markup(f"`{sha256}`" if sha256 and re.fullmatch(r"[0-9a-f]{64}", sha256) else "not in the log")
+
+
+def _environment() -> jinja2.Environment:
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).with_name("templates")),
+        autoescape=True,
+        finalize=as_markdown,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters |= {
+        "cut": as_markdown,
+        "counted": counted,
+        "digits": digits,
+        "json": json.dumps,
+        "listed": lambda parts: Markup(listed([as_markdown(part) for part in parts])),
+        "median": statistics.median,
+        "quote": quote,
+        "sha": hash_code,
+    }
+    return environment
 
 
 HEADING = "## Reflection"
@@ -221,150 +388,3 @@ def _place_of_heading(old: bytes) -> int | None:
                 fence = b""
         place += len(line)
     return last  # somebody has opened a fence above it that is not closed
-
-
-FEWEST_FOR_MEAN = 3  # seeds, for an interval of their mean
-MOST_SEEDS = 20  # named in a cell
-SEVERAL = 5  # seeds that a command proposes
-
-
-def distribution(settings: Sequence[SeedGroup]) -> list[str]:
-    """Return a table with the final score of every seed, and a note on what one seed cannot show."""
-    head = [
-        "setting",
-        "seeds",
-        "final score of each seed",
-        "median",
-        "min-max",
-        "mean (95% interval)",
-        "calls",
-        "valid",
-    ]
-    rows = [_row(setting) for setting in settings]
-    note = (
-        "calls: of the model, retries counted, all seeds together; valid: the share of replies whose set counts. The "
-        f"interval is Student's t over seeds, for {FEWEST_FOR_MEAN} or more."
-    )
-    if any(log.ended is None for setting in settings for log in setting.logs):
-        note += " \\* has not ended."
-    lines = [*table(head, rows, frozenset({1, 3, 4, 5, 6, 7})), "", note]
-    alone = [inline(setting.label) for setting in settings if len(setting.logs) == 1]
-    if alone:
-        lines += ["", f"One seed: no distribution. It says little about a setting ({listed(alone)}): add seeds."]
-    return lines
-
-
-def _row(setting: SeedGroup) -> list[str]:
-    logs = setting.logs
-    finals = [log.best.score for log in logs]
-    each = [figure(log.best.score) + ("\\*" if log.ended is None else "") for log in logs[:MOST_SEEDS]]
-    more = f" and {len(logs) - MOST_SEEDS} more" if len(logs) > MOST_SEEDS else ""
-    mean = ""
-    if len(logs) >= FEWEST_FOR_MEAN and min(finals) == max(finals):
-        mean = f"{figure(finals[0])} (all alike)"
-    elif len(logs) >= FEWEST_FOR_MEAN:
-        middle, low, high = (figure(round(value, 1)) for value in mean_interval(finals))
-        mean = f"{middle} ({low} to {high})"
-    replies = sum(log.answered for log in logs)
-    valid = sum(turn.is_valid for log in logs for turn in log.turns)
-    return [
-        inline(setting.label),
-        str(len(logs)),
-        ", ".join(each) + more,
-        figure(statistics.median(finals)),
-        f"{figure(min(finals))}-{figure(max(finals))}",
-        mean,
-        f"{sum(log.calls for log in logs):,}",
-        f"{valid} of {replies} ({min(valid / replies, 1):.0%})" if replies else "no reply",
-    ]
-
-
-def baseline_lines(panels: Sequence[Panel], comparisons: Sequence[DrawsComparison]) -> list[str]:
-    """Describe each baseline with its extent, then each setting against its own."""
-    lines = [
-        "A draw is one call of the first prompt with nothing before it, by whatever strategy; calls that gave no valid "
-        "set count as 0, retries too, because the budget counts them. The best of k draws is never below the starting "
-        "program, as no run is."
-    ]
-    for panel in panels:
-        of = f" ({inline(panel.title)})" if len(panels) > 1 else ""
-        lines += ["", f"**Independent draws{of}:** {_reach(panel)}"]
-    lines.append("")
-    if any(len(one.setting.ended) < len(one.setting.logs) for one in comparisons):
-        lines += ["Runs that have not ended are left out of what follows.", ""]
-    lines += [f"- **{inline(one.setting.label)}:** {verdict(one, comparisons)}" for one in comparisons]
-    return lines
-
-
-def _reach(panel: Panel) -> str:
-    baseline = panel.baseline
-    if not baseline.count:
-        return f"none yet. {more_draws(panel)}"
-    longest = max(log.calls for setting in panel.settings for log in setting.logs)
-    reach = min(baseline.count, longest)
-    ks = sorted({1, max(1, reach // 4), max(1, reach // 2), max(1, reach)})
-    bests = listed([f"{_expected(baseline, k)} in {counted(k, 'call')}" for k in ks])
-    runs = f"{counted(baseline.count, 'draw')} from {counted(baseline.runs, 'run')}"
-    few = baseline.count < FEW
-    bounds = "too few for an interval" if few else "in brackets the 95% bootstrap interval of the draws"
-    text = f"{runs}; the expected best is {bests}; {bounds}."
-    if baseline.count < longest:
-        text += f" They reach to {counted(baseline.count, 'call')}, and the longest run made {longest:,}. "
-        text += more_draws(panel)
-    return text
-
-
-def _expected(baseline: SamplingBaseline, k: int) -> str:
-    """Return the expected best of k draws, with its interval if there are enough draws."""
-    (best,) = baseline.expected([k])
-    if baseline.count < FEW:
-        return figure(round(best, 1))
-    (low,), (high,) = baseline.interval([k])
-    return f"{figure(round(best, 1))} ({figure(round(low, 1))} to {figure(round(high, 1))})"
-
-
-def more_draws(panel: Panel) -> str:
-    """Return the overrides that give more draws of the same kind."""
-    used = [log.seed for setting in panel.settings for log in setting.logs if log.strategy == "simple"]
-    calls = max(1, *(log.calls for setting in panel.settings for log in setting.logs))
-    seed = whole_number(max(used, default=-1) + 1)
-    return f"More: the same command with `strategy=simple seed={seed} budget.calls={calls}`."
-
-
-def verdict(one: DrawsComparison, family: Sequence[DrawsComparison]) -> str:
-    """Compare a setting with independent draws; "cannot tell" if seeds or draws are too few."""
-    if one.word == "itself":
-        return "independent draws itself: it makes the baseline, and is not held against it."
-    if one.word == "no draws":
-        return "cannot tell: there is no call of the first prompt to compare it with."
-    seeds, groups = len(one.bests), len(one.groups)
-    middle, expected = figure(statistics.median(one.bests)), _expected(one.baseline, one.calls)
-    reached = f"the seed has {middle}" if seeds == 1 else f"the {seeds} seeds have {middle} in the median"
-    compared = (
-        f"after {counted(one.calls, 'call')} {reached}; as many independent draws are expected to have {expected}"
-    )
-    if seeds == 1:
-        return f"cannot tell, with one seed: {compared}."
-    test = f"exact rank test of {seeds} seeds against {counted(groups, 'group')} of {counted(one.calls, 'draw')}"
-    tested = sum(len(other.bests) > 1 and bool(other.groups) for other in family)
-    if not one.can_tell:
-        return f"cannot tell: {compared}. {_too_few(one, tested)}"
-    p = "p < 0.001" if one.p < 0.001 else f"p = {one.p:.3f}"
-    holm = f", Holm over {tested} comparisons" if tested > 1 else ""
-    if one.word == "cannot tell":
-        return f"cannot tell: {compared} ({test}: {p}{holm})."
-    return f"{one.word} than independent draws: {compared} ({test}: {p}{holm})."
-
-
-def _too_few(one: DrawsComparison, family: int) -> str:
-    """Explain why no outcome could have been significant, and what would change that."""
-    seeds, groups = len(one.bests), len(one.groups)
-    needed = next((n for n in range(groups, 60) if n and smallest_p(seeds, n) * family <= LEVEL), None)
-    start = (
-        f"The {counted(one.baseline.count, 'draw')} make {counted(groups, 'group')} of {one.calls:,}: {seeds} seeds "
-        "against so few could not be told from chance, whatever their scores."
-    )
-    if needed is None or needed <= groups:
-        return f"{start} Add seeds."
-    more = counted(needed * one.calls - one.baseline.count, "more draw")
-    return f"{start} Add {more} (`strategy=simple`), or seeds."

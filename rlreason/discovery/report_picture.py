@@ -1,13 +1,12 @@
 """Draw score.png: the best score against calls of the model."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from rlreason.discovery.logs import FEW, ORDER, Log, SamplingBaseline, SeedGroup, differing, facts_of_draw, kind_of_draw
+from rlreason.discovery.logs import ORDER, Log, Panel, SeedGroup
 from rlreason.records.training_curves import picture
 from rlreason.report.content import LIGHT, evenly, written_out
 from rlreason.runtime.text import shorten
@@ -18,25 +17,6 @@ POINTS = 120  # of the baseline
 LABELS_APART = 0.038  # of the height: how far labels of records are from one another at least
 MOST_RECORDS = 12  # with a label, the highest ones
 STYLES = ("-", "--", "-.", ":")
-
-
-@dataclass(frozen=True, slots=True)
-class Panel:
-    """The runs whose first calls are draws of one kind, with their baseline."""
-
-    title: str
-    settings: Sequence[SeedGroup]
-    baseline: SamplingBaseline
-
-
-def panels_of(settings: Sequence[SeedGroup], baselines: Mapping[str, SamplingBaseline]) -> list[Panel]:
-    """Return a panel for each kind of draw, titled by what distinguishes it."""
-    kinds: dict[str, list[SeedGroup]] = {}
-    for setting in settings:
-        kinds.setdefault(kind_of_draw(setting.logs[0]), []).append(setting)
-    facts = {key: facts_of_draw(of_kind[0].logs[0]) for key, of_kind in kinds.items()}
-    titles = {key: ", ".join(differing(own, list(facts.values()))) for key, own in facts.items()}
-    return [Panel(titles[key], of_kind, baselines[key]) for key, of_kind in kinds.items()]
 
 
 def draw(path: Path, title: str, unit: str, panels: Sequence[Panel], record: Sequence[tuple[float, str]]) -> None:
@@ -57,7 +37,7 @@ def draw(path: Path, title: str, unit: str, panels: Sequence[Panel], record: Seq
             ax.set_xlabel("calls of the model (requests, retries counted)")
             ax.set_ylabel(label(f"best score so far ({unit})", 60))
             ax.xaxis.set_major_locator(MaxNLocator(integer=True))
-            ax.set_xlim(0, max(1, max(log.calls for one in panel.settings for log in one.logs)) * 1.02)
+            ax.set_xlim(0, max(1, panel.longest) * 1.02)
             ax.grid(alpha=0.25)
             ax.set_title(label(panel.title, 110), fontsize=8, loc="left", color="0.3")
         _legend(every)
@@ -82,19 +62,17 @@ def colours_of(settings: Sequence[SeedGroup]) -> dict[str, tuple[str, str]]:
 
 def _draw_baseline(ax: Any, panel: Panel) -> None:
     """Draw the expected best of k draws, from 0 calls on, as far as there are draws and calls to compare with."""
-    reach = min(panel.baseline.count, max(log.calls for one in panel.settings for log in one.logs))
+    reach = min(panel.count, panel.longest)
     if reach < 2:
         return
     ks = [1 + int(k) for k in evenly(reach, POINTS)]
-    start, xs, count = panel.baseline.start, [0, *ks], panel.baseline.count
+    start, xs, count = panel.start, [0, *ks], panel.count
     name = f"independent draws: expected best of {count}, without a band: they are few"
-    if count >= FEW:
-        low, high = panel.baseline.interval(ks)
+    if bounds := panel.interval(ks):
+        low, high = bounds
         ax.fill_between(xs, [start, *low], [start, *high], color=LIGHT["s0"], alpha=0.13, linewidth=0)
         name = f"independent draws: expected best (band: 95% bootstrap interval, {count} draws)"
-    ax.plot(
-        xs, [start, *panel.baseline.expected(ks)], color=LIGHT["s0"], linewidth=1.6, linestyle=(0, (4, 2)), label=name
-    )
+    ax.plot(xs, [start, *panel.expected(ks)], color=LIGHT["s0"], linewidth=1.6, linestyle=(0, (4, 2)), label=name)
 
 
 def _draw_setting(ax: Any, setting: SeedGroup, colour: str, style: str) -> None:
@@ -133,9 +111,9 @@ def _draw_programs(ax: Any, log: Log, colour: str) -> None:
 
 def _draw_record(ax: Any, panel: Panel, record: Sequence[tuple[float, str]]) -> None:
     """Draw a line for each record within the range, extended to the next one above if that is near."""
-    best = float(max(1, *(max(log.curve()[1]) for one in panel.settings for log in one.logs)))
-    if panel.baseline.count:
-        best = max(best, *panel.baseline.expected([panel.baseline.count]))
+    best = float(max(1, *(max(log.curve()[1]) for log in panel.logs)))
+    if panel.count:
+        best = max(best, *panel.expected([panel.count]))
     above = sorted(score for score, _ in record if best < score <= 1.5 * best)
     top = max(1.08 * best, 1.04 * above[0] if above else 0)
     visible = sorted((score, who) for score, who in record if 0 < score <= top)

@@ -68,21 +68,29 @@ def score_program(
     """
     limits = limits or Limits()
     score = Score(problem.name, hashlib.sha256(source).hexdigest())
+    try:
+        check(score, run(score, source, problem, limits, stop), problem, limits, stop)
+    except Refused as refused:
+        score.error_kind, score.error = refused.kind, visible_text(refused.text) or refused.kind
+    return score
+
+
+def run(
+    score: Score, source: bytes, problem: DiscoveryProblem, limits: Limits, stop: Callable[[], bool]
+) -> list[list[int]]:
+    """Return the rows that a program gives, with what it took in its score; `Refused` if it gives none."""
     if len(source) > MOST_SOURCE:
-        return failed(score, "program", f"the program has {len(source)} bytes: at most {MOST_SOURCE} are run")
+        raise Refused("program", f"the program has {len(source)} bytes: at most {MOST_SOURCE} are run")
     refuse_other_systems()
     arguments = ["program", "{source}", str(problem.most_rows), str(problem.most_digits)]
     outcome = run_contained(Command(arguments, limits.timeout_s, source), limits, stop)
     score.seconds, score.peak_memory_mb = round(outcome.seconds, 3), round(outcome.peak_mb, 1)
     score.protections, score.left_behind = protections(limits), outcome.left_behind
     score.output_tail = visible_text(outcome.tail.decode("utf-8", "backslashreplace"))
-    try:
-        raise_if_ended(outcome, limits)
-        rows = read_channel(outcome.channel, problem.most_rows, problem.most_digits)
-    except Refused as refused:
-        return failed(score, refused.kind, refused.text)
+    refuse_ended(outcome, limits)
+    rows = read_channel(outcome.channel, problem.most_rows, problem.most_digits)
     score.raw_points = len(rows)
-    return checked(score, rows, problem, limits, stop)
+    return rows
 
 
 def refuse_other_systems() -> None:
@@ -94,7 +102,7 @@ def refuse_other_systems() -> None:
         )
 
 
-def raise_if_ended(outcome: Outcome, limits: Limits) -> None:
+def refuse_ended(outcome: Outcome, limits: Limits) -> None:
     """Raise `Refused` if a program ended, or was ended, before it gave a set."""
     over = {
         "timeout": f"the program took longer than {limits.timeout_s:g} s",
@@ -115,10 +123,10 @@ def raise_if_ended(outcome: Outcome, limits: Limits) -> None:
         raise Refused("exit", f"the program ended ({how}) before it gave points")
 
 
-def checked(
+def check(
     score: Score, rows: list[list[int]], problem: DiscoveryProblem, limits: Limits, stop: Callable[[], bool]
-) -> Score:
-    """Return the score with the verifier's verdict on the rows."""
+) -> None:
+    """Put the verifier's verdict on the rows into the score; `Refused` if checking takes too much."""
     verifier = problem.folder / problem.verifier
     request = {"rows": [" ".join(map(str, row)) for row in rows], "options": dict(problem.options)}
     command = Command(
@@ -133,9 +141,9 @@ def checked(
         outcome.stopped = "memory"
     if outcome.stopped in ("timeout", "memory"):
         taken = f"{limits.check_timeout_s:g} s" if outcome.stopped == "timeout" else f"{limits.memory_mb} MB"
-        return failed(score, outcome.stopped, f"checking {len(rows)} points takes more than {taken}")
-    if outcome.stopped == "stopped":
-        return failed(score, STOPPED, "the run was stopped")
+        raise Refused(outcome.stopped, f"checking {len(rows)} points takes more than {taken}")
+    if outcome.stopped == STOPPED:
+        raise Refused(STOPPED, "the run was stopped")
     verdict: dict[str, Any] = {}
     with suppress(ValueError):
         verdict = json.loads(outcome.channel)
@@ -143,21 +151,14 @@ def checked(
         why = visible_text(outcome.tail.decode("utf-8", "replace"))[-300:]
         why = why or f"it gave no score (exit code {outcome.exit}, {outcome.stopped or 'not stopped'})"
         raise DataError(f"the verifier {verifier} failed: {why}: correct it")
-    names = {field_name for field_name in Score.__dataclass_fields__ if field_name != "facts"}
     valid = verdict.pop("valid", False) is True
+    names = Score.__dataclass_fields__.keys() - {"facts"}
     score.facts = {name: value for name, value in verdict.items() if name not in names}
     for name in ("score", "num_points", "dimension", "error", "error_kind", "alarm"):
         setattr(score, name, verdict.get(name, getattr(score, name)))
     score.validity = 1.0 if valid else 0.0
     score.score = score.score if valid else 0
     score.num_points = score.score if valid and "num_points" not in verdict else score.num_points
-    return score
-
-
-def failed(score: Score, kind: str, text: str) -> Score:
-    """Return the score of a program that gave no set."""
-    score.error_kind, score.error = kind, visible_text(text) or kind
-    return score
 
 
 #: What a reader does not see and a model does: soft hyphens, joiners, variation selectors, tags, halves of characters.

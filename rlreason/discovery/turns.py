@@ -1,4 +1,4 @@
-"""Define the turns of a run as plain data, the texts that a model is given, and the problem."""
+"""Build the questions of a conversation with the model, fill in its prompts, and read the problem."""
 
 import hashlib
 import re
@@ -70,6 +70,21 @@ class Reply:
         """Return the score of its program; 0 if there is none, or it gave no valid set."""
         return int(self.result["score"]) if self.result else 0
 
+    @property
+    def is_valid(self) -> bool:
+        """Return whether its program gave a set that counts."""
+        return self.result is not None and self.result["validity"] == 1.0
+
+    @property
+    def outcome(self) -> str:
+        """Return its score, or what went wrong, in a word or two."""
+        if self.is_valid:
+            return str(self.score)
+        if self.result is not None:
+            return str(self.result["error_kind"])
+        outcome = str(self.calls[-1]["outcome"])
+        return "not scored" if outcome == "ok" else outcome
+
     def as_row(self) -> dict[str, Any]:
         """Return its entry in the log."""
         question, attempt, reply = self.question, self.attempt, None
@@ -94,16 +109,16 @@ class Reply:
 
 
 def without_measurements(result: dict[str, Any] | None) -> dict[str, Any] | None:
-    """Return a result without times and sizes: the same replies make the same log twice."""
+    """Return a result without times and sizes, so that the same replies make the same log."""
     if result is None:
         return None
     return {name: value for name, value in result.items() if name not in MEASUREMENTS}
 
 
 def chosen_of(replies: Sequence[Reply]) -> Reply | None:
-    """Return the reply to continue a conversation from: the best set, else one with points, else one with a program.
+    """Return the reply to continue from: of the best set, else with points, else with a program; None without replies.
 
-    The first on a tie. None if there was no reply.
+    On a tie it is the first.
     """
     answered = [reply for reply in replies if reply.content]
     if not answered:
@@ -113,7 +128,7 @@ def chosen_of(replies: Sequence[Reply]) -> Reply | None:
 
 @dataclass(slots=True)
 class Conversation:
-    """One conversation with the model: the replies it continued from, and the message after each."""
+    """A conversation with the model: the replies that it continued from, and the message after each."""
 
     number: int
     system: str | None
@@ -223,9 +238,9 @@ def read_problem(folder: Path) -> DiscoveryProblem:
     return problem
 
 
-SHOWN = 1500  # characters of a program's own words
+SHOWN = 1500  # characters of a program's message
 KINDS = ("first", "error", "extend", "no_code")
-#: Kinds of errors whose text has come from the program's own process, which can write what it likes.
+#: Kinds of errors whose text comes from the program's own process, and can be anything.
 OF_THE_PROGRAM = ("exception", "exit", "type", "size", "no_points", "memory")
 FRAME = "-----"
 
@@ -261,14 +276,14 @@ def filled(template: str, values: Mapping[str, Any]) -> str:
 def first_prompt(
     template: str, problem: DiscoveryProblem, start: str, result: Mapping[str, Any], more: Mapping[str, Any]
 ) -> str:
-    """Return the task. `start`: the program to begin with, `result`: its score; `more`: other values."""
+    """Return the first prompt: its template with the start program, its result, and the values of `more`."""
     hints = f"\n{problem.hints.strip()}\n" if more.get("hints") else ""
     values = {**more, "starter": start.strip(), "score": result["score"], "unit": problem.unit, "hints": hints}
     return re.sub(r"\n{3,}", "\n\n", filled(template, values)).strip()
 
 
 def feedback(templates: Mapping[str, str], result: Mapping[str, Any] | None, best: int, unit: str) -> tuple[str, str]:
-    """Return (kind, text) of the message after a reply, by the result of its program; None: it had none."""
+    """Return kind and text of the message after a reply. `result`: of its program; None if it had none."""
     if result is None:
         return "no_code", filled(templates["no_code"], {"best": best, "unit": unit})
     kind = "extend" if result["validity"] == 1.0 else "error"
@@ -284,7 +299,7 @@ def feedback(templates: Mapping[str, str], result: Mapping[str, Any] | None, bes
 
 
 def error_text(result: Mapping[str, Any]) -> str:
-    """Return the exact error; text written by the program itself is cut, and marked as not being instructions.
+    """Return the exact error. One that the program wrote is cut, and marked as output that instructs nobody.
 
     >>> error_text({"error": "Dimension is 10, expected 11", "error_kind": "dimension"})
     'Dimension is 10, expected 11'

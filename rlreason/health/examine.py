@@ -3,8 +3,8 @@
 import argparse
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
-from itertools import pairwise
+from dataclasses import asdict, replace
+from itertools import groupby, pairwise
 from pathlib import Path
 from statistics import mean
 from typing import Any, NamedTuple
@@ -13,7 +13,8 @@ from rlreason.config.groups import WEIGHTS, monitor_of, settings_of
 from rlreason.errors import ConfigError
 from rlreason.grading.grader import COUNTED, WARN_SHARE
 from rlreason.health.finding import Finding, MetricCourse
-from rlreason.health.watch import MONITORS, ReplayedRule, Row, as_numbers, replay_monitors, steps_done
+from rlreason.health.monitors import MONITORS
+from rlreason.health.watch import Row, as_numbers, replay_monitors, steps_done
 from rlreason.records.console import Console
 from rlreason.records.files import CONFIG, ENGINE_LOG, LOG, METRICS, STACKS, STATUS
 from rlreason.records.reader import RunFolder, read_ending, runs_in, setting_in
@@ -48,58 +49,57 @@ def describe_state(folder: RunFolder, done: int, settings: dict[str, Any]) -> tu
     reached = f", {done} steps done" if done else ""
     if isinstance(planned, int):
         reached = f", {done} of {planned} steps done"
+    hung = [_hung(stacks[0])] if (stacks := folder.tail(STACKS, 1)) else []
     if status in (None, "running") and (by := holder(folder.path)):
-        return f"under way in {by}{reached}", [*_hung(folder)]
+        return f"under way in {by}{reached}", hung
     if status is None and not (folder.path / CONFIG).exists():
         return f"a copy of its metrics, which does not say how it ended{reached}", []
     if status in (None, "running"):
-        return f"broken off without a word{reached}", [_killed_finding(folder, status), *_hung(folder)]
+        return f"broken off without a word{reached}", [_killed(folder, status), *hung]
     word, _, rule = status.partition(":")
     reason = read_ending(folder.path).get("reason", "")
     if word not in ("finished", "budget", "stopped", "diverged"):
-        return f"{word}{reached}", [_failed_finding(folder, word, reason), *_hung(folder)]
-    stands = f"{word}{f' by the rule {rule}' if rule else ''}{reached}"
+        return f"{word}{reached}", [_failed(folder, word, reason), *hung]
+    state = f"{word}{f' by the rule {rule}' if rule else ''}{reached}"
     if word in ("stopped", "diverged") and rule != "dominated":
         monitor, keys = MONITORS.get(monitor_of(rule)), settings_of(rule)
         causes = monitor.causes if monitor else MONITORS["nan"].causes if rule == WEIGHTS else ""
         cure = f"mend what it says; {f'resume=RUN {keys[0]}=warn goes on without it' if keys else 'start anew'}"
-        what = f"a monitor ended the run: {reason or rule}"
-        return stands, [Finding(f"{ENDED}{rule}", what, causes=causes, cure=cure)]
+        return state, [Finding(f"{ENDED}{rule}", f"a monitor ended the run: {reason or rule}", cure, causes=causes)]
     taken = (folder.summary or {}).get("rollout_step")
-    if not isinstance(taken, int) or done >= taken:
-        return stands, [*_hung(folder)]
-    what = f"its metrics end at step {done}, and it took {taken}: {METRICS} was cut, removed or replaced"
-    lost = Finding("lost_metrics", what, cure="look for a copy; what is left was examined")
-    return stands, [lost, *_hung(folder)]
+    if isinstance(taken, int) and done < taken:
+        what = f"its metrics end at step {done}, and it took {taken}: {METRICS} was cut, removed or replaced"
+        return state, [Finding("lost_metrics", what, "look for a copy; what is left was examined"), *hung]
+    return state, hung
 
 
-def _killed_finding(folder: RunFolder, status: str | None) -> Finding:
+def _hung(stack: str) -> Finding:
+    what = "the run was ended once because it gave no sign of life within waits.run_s"
+    cure = f"read in {STACKS} what its threads were doing; resume=RUN waits.run_s=N waits longer"
+    causes = "A grader, an engine or a file system that did not answer; a run that was stopped as long (Ctrl-Z)."
+    return Finding("hung", what, cure, evidence=[f"{STACKS}: {stack}"], causes=causes)
+
+
+def _killed(folder: RunFolder, status: str | None) -> Finding:
     left = "its status still says running, and no process writes there" if status else "it left no status"
-    causes = "A process that the system ended for memory, a machine that went down, kill -9, or a job's time limit."
-    quoted = [f"{LOG}: {line}" for line in folder.tail(LOG, LINES)]
     cure = f"{RESUME}; rlreason doctor has a memory plan" if folder.metrics else "start it again"
-    return Finding("killed", f"the run was killed: {left}", quoted, causes, cure)
+    quoted = [f"{LOG}: {line}" for line in folder.tail(LOG, LINES)]
+    causes = "A process that the system ended for memory, a machine that went down, kill -9, or a job's time limit."
+    return Finding("killed", f"the run was killed: {left}", cure, evidence=quoted, causes=causes)
 
 
-def _failed_finding(folder: RunFolder, word: str, reason: str) -> Finding:
+def _failed(folder: RunFolder, word: str, reason: str) -> Finding:
     if word == "interrupted":
-        what = f"the run was interrupted{f' {reason}' if reason else ''}"
-        cure = RESUME if folder.metrics else "start it again"
-        return Finding("interrupted", what, (), "A signal: Ctrl-C, or a job's time limit.", cure, problem=False)
-    causes, cure = next(
-        (pair for words, pair in FAILURES.items() if words.lower() in reason.lower()),
-        ("", "read the traceback on the terminal or in the log"),
-    )
-    evidence = [f"{name}: {line}" for name in (LOG, ENGINE_LOG) for line in folder.tail(name, LINES)]
-    return Finding("failed", f"the run failed: {reason or 'it does not say why'}", evidence, causes, cure)
-
-
-def _hung(folder: RunFolder) -> Iterator[Finding]:
-    if stacks := folder.tail(STACKS, 1):
-        causes = "A grader, an engine or a file system that did not answer; a run that was stopped as long (Ctrl-Z)."
-        cure = f"read in {STACKS} what its threads were doing; resume=RUN waits.run_s=N waits longer"
-        what = "the run was ended once because it gave no sign of life within waits.run_s"
-        yield Finding("hung", what, [f"{STACKS}: {stacks[0]}"], causes, cure)
+        what, cure = f"the run was interrupted {reason}".rstrip(), RESUME if folder.metrics else "start it again"
+        causes = "A signal: Ctrl-C, or a job's time limit."
+        return Finding("interrupted", what, cure, problem=False, causes=causes)
+    causes, cure = "", "read the traceback on the terminal or in the log"
+    for part, pair in FAILURES.items():
+        if part.lower() in reason.lower():
+            causes, cure = pair
+            break
+    quoted = [f"{name}: {line}" for name in (LOG, ENGINE_LOG) for line in folder.tail(name, LINES)]
+    return Finding("failed", f"the run failed: {reason or 'it does not say why'}", cure, evidence=quoted, causes=causes)
 
 
 CAUSES = {
@@ -117,29 +117,23 @@ def lost_grades(rows: Sequence[Row], incidents: Sequence[Mapping[str, Any]]) -> 
 
     `incidents`: the lines of grading_incidents.jsonl.
     """
-    for kind, description in COUNTED.items():
-        yield from _lost(rows, incidents, kind, description, (f"grading/{kind}", "grading/responses"))
-    evaluation = ("eval/grading_failures", "eval/samples")
-    yield from _lost(rows, incidents, "eval", "of evaluations got no grade", evaluation)
-
-
-def _lost(
-    rows: Sequence[Row], incidents: Sequence[Mapping[str, Any]], kind: str, description: str, metrics: tuple[str, str]
-) -> Iterator[Finding]:
-    """Yield a finding where a step lost too many grades. `metrics`: the names of the lost ones and of all."""
-    lost, graded = metrics
-    counts = [(int(row.get("rollout_step") or 0), row.get(lost) or 0.0, of) for row in rows if (of := row.get(graded))]
-    hit = [step for step, n, of in counts if n > WARN_SHARE * of]
-    if not hit:
-        return
-    in_all, of_all = sum(n for _, n, _ in counts), sum(of for _, _, of in counts)
-    share = in_all / of_all if of_all > 0 else 1.0
-    what = f"{in_all:.0f} of {of_all:.0f} responses ({share:.1%}) {description}; that says nothing about the model"
-    reasons = Counter(str(row.get("error") or row.get("status")) for row in incidents).most_common(2)
-    evidence = [f"first at step {hit[0]}, in {len(hit)} steps or evaluations"]
-    evidence += [f"grading_incidents.jsonl, {count} times: {shorten(reason, 160)}" for reason, count in reasons]
-    courses = [MetricCourse(lost, [(step, n) for step, n, _ in counts])] if len(counts) > 1 else []
-    yield Finding(f"grader_{kind}", what, evidence, CAUSES[kind], CURE, True, hit[0], {"lost": in_all}, courses)
+    kinds = [(kind, text, f"grading/{kind}", "grading/responses") for kind, text in COUNTED.items()]
+    kinds.append(("eval", "of evaluations got no grade", "eval/grading_failures", "eval/samples"))
+    for kind, description, lost, graded in kinds:
+        counts = [
+            (int(row.get("rollout_step") or 0), row.get(lost) or 0.0, of) for row in rows if (of := row.get(graded))
+        ]
+        steps = [step for step, n, of in counts if n > WARN_SHARE * of]
+        if not steps:
+            continue
+        in_all, of_all = sum(n for _, n, _ in counts), sum(of for _, _, of in counts)
+        share = in_all / of_all if of_all > 0 else 1.0
+        what = f"{in_all:.0f} of {of_all:.0f} responses ({share:.1%}) {description}; that says nothing about the model"
+        reasons = Counter(str(row.get("error") or row.get("status")) for row in incidents).most_common(2)
+        evidence = [f"first at step {steps[0]}, in {len(steps)} steps or evaluations"]
+        evidence += [f"grading_incidents.jsonl, {count} times: {shorten(reason, 160)}" for reason, count in reasons]
+        courses = [MetricCourse(lost, [(step, n) for step, n, _ in counts])] if len(counts) > 1 else []
+        yield Finding(f"grader_{kind}", what, CURE, {"lost": in_all}, True, evidence, CAUSES[kind], steps[0], courses)
 
 
 FEW_LIVE = 0.3  # share of groups with better and worse responses
@@ -159,10 +153,11 @@ def notes_on_learning(rows: Sequence[Row]) -> Iterator[Finding]:
     if dead is not None and 1 - dead < FEW_LIVE:
         what = f"only {1 - dead:.0%} of the groups held better and worse responses in the end: little signal a step"
         cure = "harder or easier questions, a larger group_size, max_resampling_rounds, or fewer steps"
-        yield Finding("few_live_groups", what, (), "Most questions are mastered, or out of reach.", cure, problem=False)
+        causes = "Most questions are mastered, or out of reach."
+        yield Finding("few_live_groups", what, cure, problem=False, causes=causes)
     if cut is not None and cut > MANY_CUT:
         what = f"{cut:.0%} of the responses were cut at their limit in the end"
-        yield Finding("many_cut", what, cure="raise sampling.max_tokens: a cut response earns nothing", problem=False)
+        yield Finding("many_cut", what, "raise sampling.max_tokens: a cut response earns nothing", problem=False)
 
 
 def _accuracy(first: Row, last: Row) -> Iterator[Finding]:
@@ -176,11 +171,11 @@ def _accuracy(first: Row, last: Row) -> Iterator[Finding]:
     change = f"accuracy was {begin:.3f} at first and {end:.3f} at step {step}"
     if high < at_first[0]:
         cure = "lower learning_rate, or stop at the best checkpoint (checkpoints/, rlreason curves RUN)"
-        yield Finding("accuracy_fell", f"{change}: surely lower", cure=cure, step=step)
+        yield Finding("accuracy_fell", f"{change}: surely lower", cure, step=step)
     elif low <= at_first[1]:
         cure = "ask more problems (eval.problems), run longer, or run more seeds"
         what = f"{change}: by these problems nobody can tell whether it learned"
-        yield Finding("accuracy_did_not_move", what, cure=cure, problem=False, step=step)
+        yield Finding("accuracy_did_not_move", what, cure, problem=False, step=step)
 
 
 def mean_at_end(rows: Sequence[Row], metric: str) -> float | None:
@@ -223,9 +218,9 @@ def examine(path: Path) -> Health:
         counts = ", ".join(f"{name} x{times}" for name, times in more.items())
         findings.append(Finding("noticed", f"the run itself said, on the terminal: {counts}", problem=False))
     if broken:
-        what = f"{len(broken)} thing{'s' if len(broken) > 1 else ''} in the folder cannot be read"
+        what = f"{len(broken)} of the folder's files or lines cannot be read"
         cure = "see whether the disk was full, or another program wrote there; what can be read was examined"
-        findings.append(Finding("broken_files", what, broken[:5], "", cure))
+        findings.append(Finding("broken_files", what, cure, evidence=broken[:5]))
     findings += [note for note in notes_on_learning(rows) if REPLACED_BY.get(note.rule) not in rules]
     if not (path / CONFIG).is_file():
         findings.append(
@@ -236,38 +231,48 @@ def examine(path: Path) -> Health:
 
 def course_of(rows: Sequence[Row], settings: dict[str, Any], status: str = "") -> list[Finding]:
     """Return the monitors' findings in the rows (`as_numbers`), each rule once, the one that ended the run first."""
-    own = settings.get("monitors") or {}
-    group = settings.get("group_size")
+    own, group = settings.get("monitors"), settings.get("group_size")
     trained = any("eval/accuracy" not in row for row in rows)
     own_limit = setting_in(settings, "eval.sampling.max_tokens") is not None
     limit = "eval.sampling.max_tokens" if own_limit else "" if trained else "sampling.max_tokens"
     size = group if isinstance(group, int) else 8 if any("reward/frac_reward_zero_std" in row for row in rows) else 1
-    replayed = replay_monitors(rows, own if isinstance(own, dict) else {}, size, limit)
-    word, _, rule = status.partition(":")
-    after = rule if word == "diverged" else ""
-    return [_finding(one, rows, after) for one in sorted(replayed, key=lambda one: one.rule != rule)]
+    word, _, ended_by = status.partition(":")
+    n_steps = len({int(row.get("rollout_step") or 0) for row in rows})
+    findings = []
+    for first, *others in replay_monitors(rows, own if isinstance(own, dict) else {}, size, limit):
+        rule, last = first.rule, (others or [first])[-1]
+        steps = list(dict.fromkeys(finding.step or 0 for finding in (first, *others)))
+        evidence = [f"at step {steps[0]}"]
+        if len(steps) > 1:
+            evidence = [f"first at step {steps[0]}, in {len(steps)} steps: {few(spans(steps), 6)}"]
+            if last.what != first.what:
+                evidence.append(f"at step {steps[-1]}: {last.what}")
+        if word == "diverged" and rule != ended_by:
+            evidence.append(f"the run diverged ({ended_by}): this may follow from it")
+        monitor = MONITORS[monitor_of(rule)]
+        courses = [course for name in monitor.courses if len((course := course_in(rows, name)).points) > 1]
+        passing = rule in PASSING and longest_row(steps) < IN_A_ROW and len(steps) < n_steps / 2
+        findings.append(
+            replace(
+                first, problem=not passing, evidence=evidence, causes=monitor.causes, step=steps[0], courses=courses
+            )
+        )
+    return sorted(findings, key=lambda finding: finding.rule != ended_by)
 
 
-def _finding(one: ReplayedRule, rows: Sequence[Row], diverged: str) -> Finding:
-    """Convert a replayed rule to a finding; `diverged`: the rule by which the run diverged, a possible cause of it."""
-    steps, monitor = one.steps, MONITORS[one.monitor]
-    at = f"first at step {steps[0]}" if len(steps) > 1 else f"at step {steps[0]}"
-    evidence = [f"{at}{f', in {len(steps)} steps: {few(spans(steps), 6)}' if len(steps) > 1 else ''}"]
-    if len(steps) > 1 and one.last.text != one.first.text:
-        evidence.append(f"at step {steps[-1]}: {one.last.text}")
-    if diverged not in ("", one.rule):
-        evidence.append(f"the run diverged ({diverged}): this may follow from it")
-    courses = []
-    for name in monitor.courses:
-        values = [(int(row.get("rollout_step") or 0), row.get(name)) for row in rows]
-        points = [(step, float(value)) for step, value in values if value is not None]
-        if len(points) > 1:
-            courses.append(MetricCourse(name, points))
-    passing = one.rule in PASSING and one.longest < IN_A_ROW and len(steps) < one.of / 2
-    return Finding(
-        one.rule, one.first.text, evidence, monitor.causes, one.first.cure, not passing, steps[0], one.first.numbers,
-        courses,
-    )  # fmt: skip
+def longest_row(steps: Sequence[int]) -> int:
+    """Return the largest number of steps in a row.
+
+    >>> longest_row([1, 2, 3, 7, 8])
+    3
+    """
+    return max(len(list(group)) for _, group in groupby(enumerate(steps), lambda pair: pair[1] - pair[0]))
+
+
+def course_in(rows: Sequence[Row], metric: str) -> MetricCourse:
+    """Return the course of a metric in the rows."""
+    values = [(int(row.get("rollout_step") or 0), row.get(metric)) for row in rows]
+    return MetricCourse(metric, [(step, float(value)) for step, value in values if value is not None])
 
 
 def _settings(folder: RunFolder, broken: list[str]) -> dict[str, Any]:

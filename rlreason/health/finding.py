@@ -17,17 +17,30 @@ class MetricCourse:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A problem or a note about a run. `rule`: its name, often a monitor's. A note makes no run unhealthy."""
+    """A problem or a note about a run: what a live run warns of, `health` lists and a report tabulates.
+
+    `rule`: its name, often a monitor's. A note makes no run unhealthy.
+    """
 
     rule: str
     what: str  # the problem, in a sentence with its figures
+    cure: str = ""  # what to try
+    figures: dict[str, float] = field(default_factory=dict)
+    problem: bool = True  # or a note
     evidence: Sequence[str] = ()  # steps, files, lines
     causes: str = ""  # the commonest causes, in a sentence
-    cure: str = ""  # what to try
-    problem: bool = True
     step: int | None = None  # where it began
-    figures: dict[str, float] = field(default_factory=dict)
     courses: Sequence[MetricCourse] = ()
+
+    @property
+    def sentence(self) -> str:
+        """Return what is wrong and its cure, joined by a semicolon where the first has a colon of its own.
+
+        >>> Finding("loss", "the loss is no number", "lower learning_rate").sentence
+        'the loss is no number: lower learning_rate'
+        """
+        between = "; " if ": " in self.what else ": "
+        return f"{self.what}{between}{self.cure}" if self.cure else self.what
 
 
 Metrics = Mapping[str, float]
@@ -70,23 +83,13 @@ class Observation:
         return self.history.get(name, ())
 
 
-@dataclass(frozen=True, slots=True)
-class Alert:
-    """The output of a monitor: a message, its cure, and the numbers. `rule`: where it is not the monitor's name."""
-
-    text: str
-    cure: str
-    numbers: dict[str, float] = field(default_factory=dict)
-    rule: str = ""
-
-
 class Monitor(NamedTuple):
     """A rule on metrics. `causes`: the commonest ones, in a sentence. `diverges`: a run that it stops has diverged.
 
     `courses`: the metrics whose course is drawn with the finding.
     """
 
-    look: Callable[[Observation], Alert | None]
+    look: Callable[[Observation], Finding | None]
     causes: str
     courses: tuple[str, ...] = ()
     diverges: bool = False

@@ -8,7 +8,7 @@ from rlreason.config.groups import WEIGHTS
 from rlreason.health.finding import (
     FEWEST_ASKED,
     SLOWER,
-    Alert,
+    Finding,
     Metrics,
     Monitor,
     Observation,
@@ -18,6 +18,8 @@ from rlreason.health.finding import (
 )
 from rlreason.runtime.intervals import fewer_p
 
+SAMPLED, EVALUATED = "rollout/mismatch_mean", "eval/mismatch_mean"
+RATE = "The learning rate is too large for this model, batch or loss"
 BEGINNING = 5  # steps
 POOLED = 8  # evaluations, few, so that a run that was at 0 for long and then learned has an accuracy to lose
 COLLAPSED = 0.2  # of the accuracy before
@@ -25,32 +27,51 @@ COLLAPSE_LEVEL = 1e-4
 WATCHED = ("train/", "rollout/", "reward/", "eval/")  # metrics that must be numbers
 
 
-def _nan(seen: Observation) -> Alert | None:
+MONITORS: dict[str, Monitor] = {}  # by name, in the order in which they are asked
+Look = Callable[[Observation], Finding | None]
+
+
+def monitor(causes: str, *courses: str, diverges: bool = False) -> Callable[[Look], Look]:
+    """Register a function as the monitor of its name; see `Monitor`."""
+
+    def register(look: Look) -> Look:
+        MONITORS[look.__name__] = Monitor(look, causes, courses, diverges)
+        return look
+
+    return register
+
+
+@monitor(f"{RATE}, or a logarithm or a division met 0 in a reward or a loss of one's own.", "train/loss", diverges=True)
+def nan(seen: Observation) -> Finding | None:
     """Check weights first, since nothing can be sampled without finite ones. A non-finite gradient moves no weight."""
     if not seen.finite_weights:
-        return Alert("weights are no numbers", SLOWER, rule=WEIGHTS)
+        return Finding(WEIGHTS, "weights are no numbers", SLOWER)
     if any(not math.isfinite(u.get("train/loss", 0.0)) for u in seen.updates):
-        return Alert("the loss is no number", SLOWER, rule="loss")
+        return Finding("loss", "the loss is no number", SLOWER)
     tried = [u for u in seen.updates if not u.get("train/empty_updates")]
     if tried and all(u.get("train/skipped_updates") for u in tried):
-        return Alert("no update had a finite gradient", SLOWER, rule="gradient")
+        return Finding("gradient", "no update had a finite gradient", SLOWER)
     if broken := seen.metrics.get("train/moments_not_finite", 0.0):
         text = f"the optimizer's moments of {broken:.0f} weight tensors are no numbers: every further update is lost"
-        return Alert(text, f"{SLOWER}, and go on from an earlier checkpoint", {"tensors": broken}, "optimizer")
+        return Finding("optimizer", text, f"{SLOWER}, and go on from an earlier checkpoint", {"tensors": broken})
     judged = ("train/loss", "train/grad_norm")
     wrong = [k for k, v in seen.metrics.items() if k.startswith(WATCHED) and k not in judged and not math.isfinite(v)]
-    return Alert(f"{wrong[0]} is no number", SLOWER, rule="metric") if wrong else None
+    return Finding("metric", f"{wrong[0]} is no number", SLOWER) if wrong else None
 
 
-def _skipped(seen: Observation) -> Alert | None:
+@monitor(f"{RATE}, or half precision overflowed.", "train/grad_norm", "train/loss", diverges=True)
+def skipped_update(seen: Observation) -> Finding | None:
     count = seen.metrics.get("train/skipped_updates", 0)
     if not count:
         return None
     text = "the gradient was not finite, so the optimizer step was left out: the run is diverging"
-    return Alert(text, SLOWER, {"skipped": count})
+    return Finding("skipped_update", text, SLOWER, {"skipped": count})
 
 
-def _gradient_norm(seen: Observation) -> Alert | None:
+@monitor(
+    f"{RATE}; few groups carry the whole gradient; ratios far from 1 without a clip.", "train/grad_norm", diverges=True
+)
+def gradient_norm(seen: Observation) -> Finding | None:
     # Steps without a gradient do not count. A norm that fell with the loss may rise again to its first values.
     before = [norm for norm in seen.before("train/grad_norm") if norm > 0]
     now = seen.worst("train/grad_norm")
@@ -60,10 +81,11 @@ def _gradient_norm(seen: Observation) -> Alert | None:
     if not exploded(now, usual, seen.limits["gradient_norm_factor"]) or now <= max(before[:BEGINNING]):
         return None
     text = f"the gradient norm is {now:.3g}, {now / usual:.0f} times the median of the steps before ({usual:.3g})"
-    return Alert(text, SLOWER, {"gradient_norm": now, "median": usual})
+    return Finding("gradient_norm", text, SLOWER, {"gradient_norm": now, "median": usual})
 
 
-def _kl(seen: Observation) -> Alert | None:
+@monitor(f"{RATE}, or a batch is learned from too often.", "train/approx_kl", "train/kl_reference", diverges=True)
+def kl(seen: Observation) -> Finding | None:
     for name, of in (("train/kl_reference", "the reference model"), ("train/approx_kl", "the policy that sampled")):
         before, now = seen.before(name), seen.worst(name)
         if now is None or len(before) < seen.limits["kl_after"] or now <= seen.limits["kl_above"]:
@@ -71,11 +93,17 @@ def _kl(seen: Observation) -> Alert | None:
         usual = median(before)
         if exploded(now, usual, seen.limits["kl_factor"]):
             text = f"the KL to {of} is {now:.3g} nats per token; the median of the steps before is {usual:.3g}"
-            return Alert(text, "lower learning_rate or the updates per batch", {"kl": now, "median": usual})
+            return Finding("kl", text, "lower learning_rate or the updates per batch", {"kl": now, "median": usual})
     return None
 
 
-def _first_ratio(seen: Observation) -> Alert | None:
+@monitor(
+    "Old log-probabilities that belong to other weights, another temperature or other tokens; dropout; rounding "
+    "in half precision.",
+    "train/ratio",
+    "train/approx_kl",
+)
+def first_ratio(seen: Observation) -> Finding | None:
     """Check that pi / pi_old is 1 in the first update on fresh samples, when the weights are still those that sampled.
 
     Its mean may be 1 by chance, so the approximate KL, which must be 0 and is never negative, is checked as well.
@@ -91,10 +119,14 @@ def _first_ratio(seen: Observation) -> Alert | None:
         f"{kl:.2g} nats per token), and nothing had been learned from the samples yet: it must be 1"
     )
     cure = "compare sampling.temperature with that of learning, turn dropout off, or set model.dtype=float32"
-    return Alert(text, cure, {"ratio": ratio, "approx_kl": kl})
+    return Finding("first_ratio", text, cure, {"ratio": ratio, "approx_kl": kl})
 
 
-def _still_weights(seen: Observation) -> Alert | None:
+@monitor(
+    "Weights in half precision, where small updates are rounded away; a tiny learning rate; frozen parameters.",
+    "train/weights_changed",
+)
+def still_weights(seen: Observation) -> Finding | None:
     """Check that updates change the weights that have a gradient. Adam moves each by about the learning rate.
 
     Weights in bfloat16 have 8 bits: a change below a 256th of a weight is rounded away. Where the learning rate is
@@ -109,17 +141,23 @@ def _still_weights(seen: Observation) -> Alert | None:
         return None
     text = f"only {changed:.1%} of the weights that have a gradient change in an update, {row} steps in a row"
     cure = f"keep weights in float32 (model.weights=float32), or raise learning_rate={rate:g}"
-    return Alert(text, cure, {"changed": changed, "learning_rate": rate, "steps": row})
+    return Finding("still_weights", text, cure, {"changed": changed, "learning_rate": rate, "steps": row})
 
 
-def _accuracy(seen: Observation) -> Alert | None:
+@monitor(
+    f"{RATE}; the format of the answers was unlearned; the reward is hacked.",
+    "eval/accuracy",
+    "reward/mean",
+    diverges=True,
+)
+def accuracy(seen: Observation) -> Finding | None:
     if not collapsed(seen.evaluations):
         return None
     newest = seen.evaluations[-1]
     best = max(a for e in seen.evaluations if math.isfinite(a := e["eval/accuracy"]))
     now, n_problems = newest["eval/accuracy"], newest["eval/problems"]
     text = f"accuracy has collapsed to {now:.3g} of {n_problems:.0f} problems, twice in a row, from {best:.3g} at best"
-    return Alert(text, SLOWER, {"best": best, "accuracy": now, "problems": n_problems})
+    return Finding("accuracy", text, SLOWER, {"best": best, "accuracy": now, "problems": n_problems})
 
 
 def collapsed(evaluations: Sequence[Metrics]) -> bool:
@@ -158,110 +196,26 @@ def pooled(evaluations: Sequence[Metrics], whole: Callable[[float], int] = math.
     return sum(right), sum(counts)
 
 
-RATE = "The learning rate is too large for this model, batch or loss"
-DIVERGENCE = {
-    "nan": Monitor(
-        _nan, f"{RATE}, or a logarithm or a division met 0 in a reward or a loss of one's own.", ("train/loss",), True
-    ),
-    "skipped_update": Monitor(
-        _skipped, f"{RATE}, or half precision overflowed.", ("train/grad_norm", "train/loss"), True
-    ),
-    "gradient_norm": Monitor(
-        _gradient_norm,
-        f"{RATE}; few groups carry the whole gradient; ratios far from 1 without a clip.",
-        ("train/grad_norm",),
-        True,
-    ),
-    "kl": Monitor(
-        _kl, f"{RATE}, or a batch is learned from too often.", ("train/approx_kl", "train/kl_reference"), True
-    ),
-    "first_ratio": Monitor(
-        _first_ratio,
-        "Old log-probabilities that belong to other weights, another temperature or other tokens; dropout; rounding in "
-        "half precision.",
-        ("train/ratio", "train/approx_kl"),
-    ),
-    "still_weights": Monitor(
-        _still_weights,
-        "Weights in half precision, where small updates are rounded away; a tiny learning rate; frozen parameters.",
-        ("train/weights_changed",),
-    ),
-    "accuracy": Monitor(
-        _accuracy,
-        f"{RATE}; the format of the answers was unlearned; the reward is hacked.",
-        ("eval/accuracy", "reward/mean"),
-        True,
-    ),
-}
-
-
-SAMPLED, EVALUATED = "rollout/mismatch_mean", "eval/mismatch_mean"
-
-
-def _parity(seen: Observation) -> Alert | None:
-    """Check that engine and trainer give sampled tokens the same probability, while they have the same weights."""
-    m, bound = seen.metrics, seen.limits["parity_bound"]
-    mismatch = max(m.get(SAMPLED, 0.0), m.get(EVALUATED, 0.0))
-    if mismatch <= bound or m.get("rollout/staleness", 0.0):
-        return None
-    corrected = "; mismatch weights correct for it" if seen.limits["parity"] == "correct" else ""
-    text = (
-        f"engine and trainer disagree by {mismatch:.3f} nats per token (monitors.parity_bound={bound:g}): weights, "
-        f"temperature or precision differ{corrected}"
-    )
-    cure = "use rollout=hf, model.dtype=float32, or monitors.parity=correct with mismatch=truncate"
-    return Alert(text, cure, {"mismatch": mismatch})
-
-
-def _engine_weights(seen: Observation) -> Alert | None:
-    """Check that the mismatch stays at its size in the first step; without weight syncs it grows.
-
-    It is compared with the run's first value, before any update, because its size depends on rounding: float32 has
-    1e-7 nats, bfloat16 1e-2.
-    """
-    above, factor = seen.limits["engine_weights_above"], seen.limits["engine_weights_factor"]
-    for name in (SAMPLED, EVALUATED):
-        before, now = seen.before(name), seen.metrics.get(name, 0.0)
-        if not before or now <= above or seen.metrics.get("rollout/staleness", 0.0):
-            continue
-        if exploded(now, first := before[0], factor):
-            text = (
-                f"the engine's log-probabilities are {now:.2g} nats per token from the trainer's, and were "
-                f"{first:.2g} in the first step: the engine samples from other weights than those that were trained"
-            )
-            cure = "sync the weights after every update; rollout=hf samples from the trainer's own weights"
-            return Alert(text, cure, {"mismatch": now, "first": first})
-    return None
-
-
-ENGINE = {
-    "parity": Monitor(
-        _parity,
-        "Half precision on one side; another temperature; an engine with its own kernels or with old weights.",
-        (SAMPLED,),
-    ),
-    "engine_weights": Monitor(
-        _engine_weights,
-        "A weight sync that was left out or that reached only some tensors; a cache of old keys and values.",
-        (SAMPLED,),
-    ),
-}
-
-
 RECENT = 30  # steps
 LIKELY = 4.0  # nats: a response of probability e^-4 may well be drawn several times
 
 
-def _entropy(seen: Observation) -> Alert | None:
+@monitor("Training went on after everything was learned; the learning rate is too large.", "rollout/entropy")
+def entropy(seen: Observation) -> Finding | None:
     entropy, least = seen.metrics.get("rollout/entropy", math.inf), seen.limits["entropy_below"]
     if entropy >= least:
         return None
     text = f"the entropy is {entropy:.4f} nats per token (monitors.entropy_below={least:g}): responses hardly differ"
     cure = "lower learning_rate, raise sampling.temperature, or add a KL or entropy term (kl_placement, entropy_coef)"
-    return Alert(text, cure, {"entropy": entropy})
+    return Finding("entropy", text, cure, {"entropy": entropy})
 
 
-def _no_live_group(seen: Observation) -> Alert | None:
+@monitor(
+    "Questions that are all too easy or all too hard for this model; too few responses to a question.",
+    "reward/frac_reward_zero_std",
+    "reward/mean",
+)
+def no_live_group(seen: Observation) -> Finding | None:
     """Check for groups with different rewards, in GRPO only: imitation compares nothing."""
     if seen.group_size < 2 or seen.metrics.get("reward/frac_reward_zero_std", 0.0) < 1:
         return None
@@ -271,10 +225,19 @@ def _no_live_group(seen: Observation) -> Alert | None:
         "and the rewards teach nothing"
     )
     row = 1 + in_a_row(seen.before("reward/frac_reward_zero_std"), lambda dead: dead >= 1)
-    return Alert(text, "use easier or harder questions, or a larger group_size", {"reward": share, "steps": row})
+    return Finding(
+        "no_live_group", text, "use easier or harder questions, or a larger group_size", {"reward": share, "steps": row}
+    )
 
 
-def _zero_reward(seen: Observation) -> Alert | None:
+@monitor(
+    "A prompt whose format the model does not know; responses cut before their answer; ground truths in a form "
+    "that the grader cannot read; questions far too hard.",
+    "reward/mean",
+    "reward/format",
+    "rollout/truncated",
+)
+def zero_reward(seen: Observation) -> Finding | None:
     """Check for rewards that are all 0; a mean of 0 from rewards of both signs has groups that differ."""
     m = seen.metrics
     if m.get("reward/mean") != 0 or m.get("reward/frac_reward_zero_std", 1.0) < 1:
@@ -288,10 +251,11 @@ def _zero_reward(seen: Observation) -> Alert | None:
         "look at responses (rlreason inspect): raise sampling.max_tokens where they are cut, choose another prompt "
         "where they have no format, easier questions or SFT first where they are wrong"
     )
-    return Alert(text, cure, {"steps": row, "format": formatted})
+    return Finding("zero_reward", text, cure, {"steps": row, "format": formatted})
 
 
-def _identical(seen: Observation) -> Alert | None:
+@monitor("One seed for all samples of a request; a temperature near 0.", "rollout/distinct")
+def identical_samples(seen: Observation) -> Finding | None:
     """Check for identical samples, which share a seed unless the entropy is near 0."""
     m, size = seen.metrics, seen.group_size
     copies = m.get("rollout/improbable_copies", 0.0)
@@ -300,30 +264,45 @@ def _identical(seen: Observation) -> Alert | None:
             f"{copies:.0%} of the responses repeat one of their group word for word against odds of less than one to "
             "ten billion: samples share a seed"
         )
-        return Alert(text, "give every sample of a group a seed of its own in the engine", {"copies": copies})
+        return Finding(
+            "identical_samples",
+            text,
+            "give every sample of a group a seed of its own in the engine",
+            {"copies": copies},
+        )
     usual = m.get("rollout/nll", math.inf) * m.get("rollout/length", math.inf)  # -log p of a response, in nats
     uncertain = m.get("train/entropy", math.inf) > 0.05 and usual > LIKELY
     if size > 1 and uncertain and m.get("rollout/distinct", 1.0) <= 1 / size + 1e-9:
         text = "all responses of every group are identical: the samples share one seed, or the temperature is too low"
-        return Alert(text, "raise sampling.temperature", {"distinct": m["rollout/distinct"]})
+        return Finding("identical_samples", text, "raise sampling.temperature", {"distinct": m["rollout/distinct"]})
     return None
 
 
-def _truncated(seen: Observation) -> Alert | None:
+@monitor(
+    "A limit that is too small for the task; a model that does not know its end token; endless repetition.",
+    "rollout/truncated",
+    "rollout/length",
+)
+def truncated(seen: Observation) -> Finding | None:
     most = seen.limits["truncated_above"]
     share = seen.metrics.get("rollout/truncated", 0.0)
     if share > most:
         text, cure = f"{share:.0%} of the responses were cut at sampling.max_tokens", "raise it, or expect no reward"
-        return Alert(text, cure, {"share": share})
+        return Finding("truncated", text, cure, {"share": share})
     share = seen.metrics.get("eval/truncated", 0.0)
     if not seen.eval_limit or share <= most:
         return None
     text = f"{'in evaluation: ' if seen.steps else ''}{share:.0%} of the responses were cut at {seen.eval_limit}"
     cure = "raise it, as what is cut before its answer counts as wrong"
-    return Alert(text, cure, {"share": share}, "truncated_evaluation")
+    return Finding("truncated_evaluation", text, cure, {"share": share})
 
 
-def _length(seen: Observation) -> Alert | None:
+@monitor(
+    "Long responses cost nothing under this normalisation, or the model repeats itself without an end.",
+    "rollout/length",
+    "rollout/truncated",
+)
+def length(seen: Observation) -> Finding | None:
     """Compare the length with the last steps only: growth over hundreds of steps may be learned reasoning."""
     before = [length for length in seen.before("rollout/length") if length > 0][-RECENT:]
     now = seen.metrics.get("rollout/length", 0.0)
@@ -334,52 +313,17 @@ def _length(seen: Observation) -> Alert | None:
         return None
     text = f"responses have {now:.0f} tokens, {now / usual:.1f} times the median of the last steps ({usual:.0f})"
     cure = "lower learning_rate, or make long responses cost something (overlong, length_norm)"
-    return Alert(text, cure, {"length": now, "median": usual})
+    return Finding("length", text, cure, {"length": now, "median": usual})
 
 
-def _round_trip(seen: Observation) -> Alert | None:
+@monitor("The tokenizer of another model; one that lowers case or has no token for some letters.", "rollout/round_trip")
+def round_trip(seen: Observation) -> Finding | None:
     share, least = seen.metrics.get("rollout/round_trip", 1.0), seen.limits["round_trip_below"]
     if share >= least:
         return None
     text = f"only {share:.0%} of the prompts or responses stay the same when they are turned into tokens and back"
     cure = "give the tokenizer that belongs to the model (model.path), and one that keeps digits, letters and tags"
-    return Alert(text, cure, {"share": share})
-
-
-SAMPLES = {
-    "entropy": Monitor(
-        _entropy, "Training went on after everything was learned; the learning rate is too large.", ("rollout/entropy",)
-    ),
-    "no_live_group": Monitor(
-        _no_live_group,
-        "Questions that are all too easy or all too hard for this model; too few responses to a question.",
-        ("reward/frac_reward_zero_std", "reward/mean"),
-    ),
-    "zero_reward": Monitor(
-        _zero_reward,
-        "A prompt whose format the model does not know; responses cut before their answer; ground truths in a form "
-        "that the grader cannot read; questions far too hard.",
-        ("reward/mean", "reward/format", "rollout/truncated"),
-    ),
-    "identical_samples": Monitor(
-        _identical, "One seed for all samples of a request; a temperature near 0.", ("rollout/distinct",)
-    ),
-    "truncated": Monitor(
-        _truncated,
-        "A limit that is too small for the task; a model that does not know its end token; endless repetition.",
-        ("rollout/truncated", "rollout/length"),
-    ),
-    "length": Monitor(
-        _length,
-        "Long responses cost nothing under this normalisation, or the model repeats itself without an end.",
-        ("rollout/length", "rollout/truncated"),
-    ),
-    "round_trip": Monitor(
-        _round_trip,
-        "The tokenizer of another model; one that lowers case or has no token for some letters.",
-        ("rollout/round_trip",),
-    ),
-}
+    return Finding("round_trip", text, cure, {"share": share})
 
 
 Sign = tuple[str, dict[str, float]]  # a sign of reward hacking, as text, and its numbers
@@ -390,16 +334,25 @@ FALLEN = 0.7  # remaining share of the right answers of the first step
 WIDENED = 0.3  # least growth of the gap between reward and accuracy; unstable runs reach half of it
 
 
-def _same_answer(seen: Observation) -> Alert | None:
+@monitor("The model collapsed to one answer; the questions are not in the prompt.", "eval/accuracy")
+def same_answer(seen: Observation) -> Finding | None:
     m = seen.metrics
     share, true = m.get("eval/same_answer", 0.0), m.get("eval/same_answer_right", 0.0)
     if m.get("eval/problems", 0) < FEWEST_ASKED or share - true <= seen.limits["same_answer_above"]:
         return None
     text = f"{share:.0%} of the questions got one and the same answer, which is right for {true:.0%} of them"
-    return Alert(text, f"{LOOK}, lower learning_rate", {"share": share, "right": true})
+    return Finding("same_answer", text, f"{LOOK}, lower learning_rate", {"share": share, "right": true})
 
 
-def _hacking(seen: Observation) -> Alert | None:
+@monitor(
+    "The reward pays for a format, a phrase or a short cut; the answer can be read off the question; training "
+    "problems that differ from those of evaluation.",
+    "reward/mean",
+    "rollout/right",
+    "eval/accuracy",
+    "rollout/length_correct",
+)
+def reward_hacking(seen: Observation) -> Finding | None:
     """Check for a reward that rises for another reason than right answers; without a rise there is no alert.
 
     It is measured as a share of its range, so that 0 to 10 or -1 to 1 counts like 0 to 1.
@@ -415,7 +368,7 @@ def _hacking(seen: Observation) -> Alert | None:
     begin, now = start_and_end(seen.before("reward/mean"), width) or rewards
     cure = f"{LOOK}; judge evaluations by another reward (eval.reward), and repair what the reward pays for"
     message = f"signs of reward hacking: the training reward rose from {begin:.2f} to {now:.2f} while {text}"
-    return Alert(message, cure, {"reward_first": begin, "reward": now} | numbers)
+    return Finding("reward_hacking", message, cure, {"reward_first": begin, "reward": now} | numbers)
 
 
 def in_range(seen: Observation, name: str) -> list[float]:
@@ -487,14 +440,42 @@ SIGNS: tuple[Callable[[Observation, int, tuple[float, float]], Sign | None], ...
     _one_answer, _unconfirmed, _short, _accuracy_falls,
 )  # fmt: skip
 
-REWARDS = {
-    "same_answer": Monitor(
-        _same_answer, "The model collapsed to one answer; the questions are not in the prompt.", ("eval/accuracy",)
-    ),
-    "reward_hacking": Monitor(
-        _hacking,
-        "The reward pays for a format, a phrase or a short cut; the answer can be read off the question; training "
-        "problems that differ from those of evaluation.",
-        ("reward/mean", "rollout/right", "eval/accuracy", "rollout/length_correct"),
-    ),
-}
+
+@monitor(
+    "Half precision on one side; another temperature; an engine with its own kernels or with old weights.", SAMPLED
+)
+def parity(seen: Observation) -> Finding | None:
+    """Check that engine and trainer give sampled tokens the same probability, while they have the same weights."""
+    m, bound = seen.metrics, seen.limits["parity_bound"]
+    mismatch = max(m.get(SAMPLED, 0.0), m.get(EVALUATED, 0.0))
+    if mismatch <= bound or m.get("rollout/staleness", 0.0):
+        return None
+    corrected = "; mismatch weights correct for it" if seen.limits["parity"] == "correct" else ""
+    text = (
+        f"engine and trainer disagree by {mismatch:.3f} nats per token (monitors.parity_bound={bound:g}): weights, "
+        f"temperature or precision differ{corrected}"
+    )
+    cure = "use rollout=hf, model.dtype=float32, or monitors.parity=correct with mismatch=truncate"
+    return Finding("parity", text, cure, {"mismatch": mismatch})
+
+
+@monitor("A weight sync that was left out or that reached only some tensors; a cache of old keys and values.", SAMPLED)
+def engine_weights(seen: Observation) -> Finding | None:
+    """Check that the mismatch stays at its size in the first step; without weight syncs it grows.
+
+    It is compared with the run's first value, before any update, because its size depends on rounding: float32 has
+    1e-7 nats, bfloat16 1e-2.
+    """
+    above, factor = seen.limits["engine_weights_above"], seen.limits["engine_weights_factor"]
+    for name in (SAMPLED, EVALUATED):
+        before, now = seen.before(name), seen.metrics.get(name, 0.0)
+        if not before or now <= above or seen.metrics.get("rollout/staleness", 0.0):
+            continue
+        if exploded(now, first := before[0], factor):
+            text = (
+                f"the engine's log-probabilities are {now:.2g} nats per token from the trainer's, and were "
+                f"{first:.2g} in the first step: the engine samples from other weights than those that were trained"
+            )
+            cure = "sync the weights after every update; rollout=hf samples from the trainer's own weights"
+            return Finding("engine_weights", text, cure, {"mismatch": now, "first": first})
+    return None

@@ -1,18 +1,15 @@
-"""Run all monitors on a run: count their alerts, warn, and stop the run where the settings say so."""
+"""Run all monitors on a run: count their findings, warn, and stop the run where the settings say so."""
 
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
-from itertools import groupby
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, NamedTuple
 
 from rlreason.config.groups import MODES, OF_JOBS, OF_SWEEPS, WEIGHTS, MonitorsConfig, limits_of
-from rlreason.health.finding import Alert, Metrics, Monitor, Observation
-from rlreason.health.monitors import DIVERGENCE, ENGINE, REWARDS, SAMPLES
+from rlreason.health.finding import Finding, Metrics, Observation
+from rlreason.health.monitors import MONITORS
 
-#: All but the grader's warnings, which are texts and no function of metrics.
-MONITORS: dict[str, Monitor] = DIVERGENCE | SAMPLES | REWARDS | ENGINE
 #: Metrics whose values the monitors keep, step by step.
 REMEMBERED = (
     "train/grad_norm", "train/weights_changed", "train/learning_rate", "train/kl_reference", "train/approx_kl",
@@ -39,8 +36,8 @@ class Monitors:
     eval_limit: str = ""
     steps: bool = True
     counts: Counter[str] = field(default_factory=Counter)
-    stopped: dict[str, Any] = field(default_factory=dict)  # the alert that ends the run: see `_record`
-    on_alert: Callable[[int | None, str, Alert], object] = lambda step, monitor, alert: None  # called with each
+    stopped: dict[str, Any] = field(default_factory=dict)  # the finding that ends the run: see `_record`
+    on_finding: Callable[[Finding], object] = lambda finding: None  # called with each
 
     def __post_init__(self) -> None:
         self.limits: dict[str, Any] = {}
@@ -71,8 +68,8 @@ class Monitors:
         numbers = seen.finite()  # only `nan` checks values that are not finite
         for name, monitor in MONITORS.items():
             on = self.limits[name] != "off" or (name == "nan" and not finite_weights)
-            if on and (alert := monitor.look(seen if name == "nan" else numbers)):
-                self._record(step, name, alert, monitor.diverges)
+            if on and (finding := monitor.look(seen if name == "nan" else numbers)):
+                self._record(step, name, finding, monitor.diverges)
         for name in REMEMBERED:
             value = numbers.worst(name)
             if value is None:  # measured once for the whole step
@@ -85,22 +82,21 @@ class Monitors:
         """Pass on the grader's warnings about a step or an evaluation."""
         if self.limits["grader"] != "off":
             for warning in warnings:
-                self._record(step, "grader", Alert(f"{when}{warning}", ""), False)
+                self._record(step, "grader", Finding("grader", f"{when}{warning}"), False)
 
-    def _record(self, step: int | None, name: str, alert: Alert, diverges: bool) -> None:
-        rule = alert.rule or name
-        self.on_alert(step, name, alert)
-        self.warn(step, rule, _sentence(alert))
-        fatal = rule == WEIGHTS
-        enough = alert.numbers.get("steps", 1) >= self.limits.get(f"{name}_steps", 1)
-        if fatal or (self.limits[name] == "stop" and enough and not self.stopped):
+    def _record(self, step: int | None, name: str, finding: Finding, diverges: bool) -> None:
+        rule = finding.rule
+        self.on_finding(replace(finding, step=step))
+        self.warn(step, rule, finding.sentence)
+        enough = finding.figures.get("steps", 1) >= self.limits.get(f"{name}_steps", 1)
+        if rule == WEIGHTS or (self.limits[name] == "stop" and enough and not self.stopped):
             self.stopped = {
                 "status": f"{'diverged' if diverges else 'stopped'}:{rule}",
-                "reason": f"{_at(step)}{_sentence(alert)}",
+                "reason": f"{_at(step)}{finding.sentence}",
                 "monitor": name,
                 "rule": rule,
                 "step": step,
-                "numbers": alert.numbers,
+                "numbers": finding.figures,
                 "settings": self._settings(name),
             }
 
@@ -137,16 +133,6 @@ class Monitors:
             self.say(f"! {_at(step)}{text}{times}")
 
 
-def _sentence(alert: Alert) -> str:
-    """Join message and cure by a colon, or by a semicolon where the message has a colon.
-
-    >>> _sentence(Alert("the loss is no number", "lower learning_rate"))
-    'the loss is no number: lower learning_rate'
-    """
-    between = "; " if ": " in alert.text else ": "
-    return f"{alert.text}{between}{alert.cure}" if alert.cure else alert.text
-
-
 def _at(step: int | None) -> str:
     return "" if step is None else f"step {step}: "
 
@@ -162,27 +148,6 @@ class Event(NamedTuple):
     metrics: dict[str, float]
     updates: list[dict[str, float]]
     evaluates: bool
-
-
-@dataclass
-class ReplayedRule:
-    """The alerts of one rule: their steps, and the first and the last one in full."""
-
-    monitor: str
-    rule: str
-    first: Alert
-    last: Alert
-    steps: list[int] = field(default_factory=list)
-    of: int = 0  # steps and evaluations examined
-
-    @property
-    def longest(self) -> int:
-        """Return the largest number of steps in a row.
-
-        >>> ReplayedRule("m", "m", Alert("", ""), Alert("", ""), [1, 2, 3, 7, 8]).longest
-        3
-        """
-        return max(len(list(group)) for _, group in groupby(enumerate(self.steps), lambda pair: pair[1] - pair[0]))
 
 
 def events_of(rows: Sequence[Row]) -> Iterator[Event]:
@@ -235,25 +200,17 @@ def _whole(updates: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 def replay_monitors(
     rows: Sequence[Row], settings: Mapping[str, Any] | None = None, group_size: int = 8, eval_limit: str = ""
-) -> list[ReplayedRule]:
-    """Return the monitors' alerts in these rows, each rule once, in the order of its first step.
+) -> list[list[Finding]]:
+    """Return the monitors' findings in these rows: those of a rule together, by its first step.
 
     `settings`: the run's own thresholds, where known; `eval_limit` as in `Monitors`. A rule that stopped the run does
     not stop the replay.
     """
     events = list(events_of(rows))
     trained = any(not event.evaluates for event in events)
+    by_rule: dict[str, list[Finding]] = {}
     monitors = Monitors(group_size, lambda line: None, _all_on(settings or {}), eval_limit, steps=trained)
-    by_rule: dict[str, ReplayedRule] = {}
-
-    def note(step: int | None, monitor: str, alert: Alert) -> None:
-        rule = alert.rule or monitor
-        one_rule = by_rule.setdefault(rule, ReplayedRule(monitor, rule, alert, alert))
-        one_rule.last = alert
-        if (step or 0) not in one_rule.steps:
-            one_rule.steps.append(step or 0)
-
-    monitors.on_alert = note
+    monitors.on_finding = lambda finding: by_rule.setdefault(finding.rule, []).append(finding)
     evaluations: list[dict[str, float]] = []
     for event in events:
         step = event.step if trained else None
@@ -262,8 +219,6 @@ def replay_monitors(
         if event.evaluates and trained:
             evaluations.append(event.metrics)
             monitors.check(step, {}, evaluations=evaluations)
-    for one in by_rule.values():
-        one.of = len({event.step for event in events})
     return list(by_rule.values())
 
 
