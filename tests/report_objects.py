@@ -5,8 +5,8 @@ from pathlib import Path
 
 import numpy as np
 
-from rlreason.report.charts import figures_of, forest_of, legend_of
 from rlreason.report.content import Case, Detail, Report, ShownResponse, Table, Verdict
+from rlreason.report.figures import figures_of, forest_of, legend_of
 from rlreason.report.study import Series, Setting, Study, StudyRun
 from rlreason.runtime.differences import paired_difference
 

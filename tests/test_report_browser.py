@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rlreason.report.documents import build_report
-from rlreason.report.page import page_of
+from rlreason.report.documents import page_of
 from rlreason.report.read import read_study
+from rlreason.report.sections import build_report
 from tests.sweep_folders import answers, sweep
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
@@ -145,7 +145,9 @@ def test_a_click_on_a_legend_entry_hides_its_line_and_a_key_brings_it_back(brows
         assert means(page, 1) == 1
         button = page.locator(".legend button[data-setting='1']").first
         button.click()
-        page.wait_for_function("document.querySelector(\".legend button[data-setting='1']\").ariaPressed === 'false'")
+        page.wait_for_function(
+            "() => document.querySelector(\".legend button[data-setting='1']\").ariaPressed === 'false'"
+        )
         page.wait_for_timeout(300)
         assert (means(page, 1), means(page, 0)) == (0, 1)
         button.focus()
@@ -159,13 +161,13 @@ def test_the_switch_of_axes_keys_zoom_and_theme_work(browser, page_file):
     with opened(browser, page_file) as page:
         all_drawn(page)
         page.locator("input.axis[value=tokens]").first.check()
-        page.wait_for_function("document.querySelector('.plot[data-curve]').textContent.includes('tokens')")
+        page.wait_for_function("() => document.querySelector('.plot[data-curve]').textContent.includes('tokens')")
         page.locator("input.axis[value=step]").first.check()
-        page.wait_for_function("document.querySelector('.plot[data-curve]').textContent.includes('step')")
+        page.wait_for_function("() => document.querySelector('.plot[data-curve]').textContent.includes('step')")
         first = page.locator(".plot[data-curve]").first
         first.focus()
         page.keyboard.press("ArrowLeft")
-        page.wait_for_function("document.querySelector('.readout').innerText.includes('1e-4')")
+        page.wait_for_function("() => document.querySelector('.readout').innerText.includes('1e-4')")
         box = first.bounding_box()
         page.mouse.move(box["x"] + 150, box["y"] + 80)
         page.mouse.down()

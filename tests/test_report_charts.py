@@ -1,5 +1,6 @@
 """Curves, pictures and colours of a report: bands, thinning, palettes, specifications and alternative texts."""
 
+import csv
 import itertools
 import json
 import math
@@ -10,9 +11,10 @@ import pytest
 from report_objects import HOSTILE, run_of, series_of, study_of, verdicts_of_hand
 
 from rlreason.report import content as palette
-from rlreason.report.charts import figures_of, forest_of, legend_of
-from rlreason.report.content import Entry, Figure, band_of, floored, points_each, thinned
-from rlreason.report.page import axes_of, compiled, data_of, rows_of, svg_of
+from rlreason.report.charts import compiled, rows_of, specification, standalone, write_figures
+from rlreason.report.content import Entry, Figure, plain_colours, points_each, thinned
+from rlreason.report.documents import RUNTIME, axes_of, data_of
+from rlreason.report.figures import band_of, figures_of, floored, forest_of, legend_of
 from rlreason.report.study import Study
 from rlreason.runtime.intervals import mean_interval
 
@@ -129,7 +131,7 @@ def test_values_that_a_logarithmic_axis_cannot_hold_are_dropped_and_counted() ->
     study = study_of()
     study.runs[0].series = {**study.runs[0].series, "train/grad_norm": series_of(X + 1, np.array([0.0, 1, 2, -1, 3]))}
     figure = figure_named(figures_of(study), "train/grad_norm")
-    assert figure.note.startswith("2 values")
+    assert "2 values" in figure.note
     assert figure.curves is not None
     assert all((line.y > 0).all() for line in figure.curves.lines)
 
@@ -210,12 +212,13 @@ def drawn() -> tuple[Study, list[Figure], list[Entry]]:
 def test_every_specification_is_valid_vega_lite(drawn: tuple[Study, list[Figure], list[Entry]]) -> None:
     altair = pytest.importorskip("altair")
     for figure in drawn[1]:
-        altair.Chart.from_dict(dict(figure.specification), validate=True)
+        altair.Chart.from_dict(specification(figure, drawn[2]), validate=True)
 
 
 def test_static_pictures_have_title_legend_and_plain_colours(drawn: tuple[Study, list[Figure], list[Entry]]) -> None:
     _, figures, legend = drawn
-    light, dark = svg_of(figures[0], legend), svg_of(figures[0], legend, dark=True)
+    svg = standalone(figures[0], legend)
+    light, dark = plain_colours(svg), plain_colours(svg, dark=True)
     for text in ("Validation accuracy", "3e-5", palette.LIGHT["s1"], palette.LIGHT["page"]):
         assert text in light
     assert palette.DARK["s1"] in dark
@@ -223,13 +226,13 @@ def test_static_pictures_have_title_legend_and_plain_colours(drawn: tuple[Study,
     assert "var(--" not in light + dark
     assert not re.search(r'd="[^"]*\d\.\d\d', light)
     for figure in figures:
-        assert svg_of(figure, legend).startswith("<svg")
+        assert standalone(figure, legend).startswith("<svg")
 
 
 def test_the_markers_of_a_legend_are_whole(drawn: tuple[Study, list[Figure], list[Entry]]) -> None:
     """The dash of a setting's line was drawn around its marker, which then had the shape of no marker."""
     _, figures, legend = drawn
-    beside = svg_of(figures[0], legend).partition("role-legend")[2]
+    beside = standalone(figures[0], legend).partition("role-legend")[2]
     assert legend[1].label in beside
     assert "stroke-dasharray" not in beside
 
@@ -237,15 +240,13 @@ def test_the_markers_of_a_legend_are_whole(drawn: tuple[Study, list[Figure], lis
 def test_what_is_read_in_a_picture_keeps_all_digits() -> None:
     study = study_of(("lr 0.01", "lr 0.0003"))
     verdicts = verdicts_of_hand(study)
-    svg = svg_of(figures_of(study)[0], legend_of(study, verdicts))
+    svg = standalone(figures_of(study)[0], legend_of(study, verdicts))
     assert ">lr 0.01<" in svg
     assert ">lr 0.0003<" in svg
 
 
 def test_a_picture_and_its_page_are_of_one_version_of_vega() -> None:
     import vl_convert
-
-    from rlreason.report.page import RUNTIME
 
     versions = json.loads((RUNTIME.parent / "versions.json").read_text())
     assert versions["packages"]["vega"] == vl_convert.get_vega_version()
@@ -265,11 +266,29 @@ def test_labels_that_would_be_markup_stay_text_in_pictures() -> None:
     forest = forest_of(verdicts)
     assert forest is not None
     for figure in [figures_of(study)[0], forest]:
-        svg = svg_of(figure, legend_of(study, verdicts))
+        svg = standalone(figure, legend_of(study, verdicts))
         assert "<script" not in svg
         assert "<b " not in svg
         assert "\u202e" not in svg
         assert "⟨U+202E⟩" in svg
+
+
+def test_figures_for_a_paper_come_in_three_formats_with_all_their_values(drawn, tmp_path) -> None:
+    study, figures, legend = drawn
+    write_figures(figures, legend, tmp_path)
+    for figure in figures:
+        stem = re.sub(r"\W+", "_", figure.name)
+        svg = (tmp_path / f"{stem}.svg").read_text()
+        assert (figure.title in re.findall(r">([^<]*)<", svg)) == (figure.kind == "curves")  # the caption is LaTeX's
+        assert "var(--" not in svg
+        box = re.search(rb"MediaBox \[0 0 (\d+)", (tmp_path / f"{stem}.pdf").read_bytes())
+        assert int(box[1]) == pytest.approx(240, abs=2)  # points: a column
+        assert (tmp_path / f"{stem}.png").read_bytes().startswith(b"\x89PNG")
+    with (tmp_path / "reward_mean.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    values = [float(row["value"]) for row in rows if row["data"] == "run" and row["setting"] == "1e-5"]
+    assert values == [float(v) for run in study.settings[0].runs for v in run.series["reward/mean"].y]
+    assert {"seed", "step", "tokens", "low", "high"} <= rows[0].keys()
 
 
 # ---- data of a page ----
@@ -279,17 +298,18 @@ def test_page_data_hold_every_run_once_thinned_and_with_few_digits() -> None:
     study = study_of(seeds=4, steps=3000)
     figures = figures_of(study)
     data = data_of(figures, [{} for _ in figures], legend_of(study, []))
-    lines = data["figures"]["reward/mean"]["lines"]
-    assert len(lines) == 12
-    for line, run in zip(lines, study.runs, strict=True):
-        y = run.series["reward/mean"].y
-        assert len(line["y"]) == len(line["at"]) <= 666
-        assert max(line["y"]) == pytest.approx(y.max(), rel=1e-3)
-        assert min(line["y"]) == pytest.approx(y.min(), rel=1e-3)
-        column = data["columns"][line["x"]["step"]]
-        assert column[line["at"][-1]] == 3000
-    assert len(data["columns"]) <= 8  # runs of one length share their axes, and pictures those of one kind
-    assert all(len(f"{value:g}".replace(".", "").lstrip("0").split("e")[0]) <= 4 for value in lines[0]["y"])
+    columns = {axis: sets["seeds"] for axis, sets in data["figures"]["reward/mean"]["along"].items()}
+    assert len({of["y"] for of in columns.values()}) == 1  # axes share their values
+    runs, x, y = (np.array(data["columns"][columns["step"][name]]) for name in ("run", "x", "y"))
+    for number, run in enumerate(study.runs):
+        values, own = run.series["reward/mean"].y, y[runs == number]
+        assert len(own) <= 200
+        assert max(own) == pytest.approx(values.max(), rel=1e-3)
+        assert min(own) == pytest.approx(values.min(), rel=1e-3)
+        assert x[runs == number][-1] == 3000
+    assert all(len(f"{value:g}".replace(".", "").lstrip("0").split("e")[0]) <= 4 for value in y)
+    whole = figures_of(study_of(seeds=4, steps=100))
+    assert len(data_of(whole, [{} for _ in whole], legend_of(study, []))["columns"]) < 16 * len(whole)
 
 
 def test_axes_that_do_not_move_are_not_offered_and_times_have_a_unit_that_fits() -> None:

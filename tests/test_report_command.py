@@ -80,7 +80,7 @@ def test_neither_torch_nor_hydra_is_loaded(whole, tmp_path):
         "import sys; from rlreason.__main__ import main; sys.argv[1:] = "
         f"['report', {str(whole)!r}, '--out', {str(tmp_path)!r}]\n"
         "try: main()\nexcept SystemExit: pass\n"
-        "print(sorted({'torch', 'transformers', 'hydra', 'vllm', 'altair'} & sys.modules.keys()))"
+        "print(sorted({'torch', 'transformers', 'hydra', 'vllm'} & sys.modules.keys()))"
     )
     done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True, timeout=600)
     assert done.stdout.splitlines()[-1] == "[]"

@@ -6,8 +6,9 @@ from xml.etree import ElementTree
 import pytest
 
 from rlreason.report.content import Case, Detail, ShownResponse, Table
-from rlreason.report.documents import FILES, build_report, fenced, table_lines, text, write_markdown
+from rlreason.report.documents import FILES, fenced, filled, text, write_markdown
 from rlreason.report.read import read_study
+from rlreason.report.sections import build_report
 from tests.sweep_folders import answers, sweep
 
 pytest.importorskip("vl_convert")
@@ -57,9 +58,10 @@ def test_texts_of_others_are_text(report, tmp_path):
     assert not re.search(r"(?<!\\)\]\(http", "\n".join(outside))
 
 
-def test_cells_and_fences_do_not_break_out():
-    lines = table_lines(Table("t", ["a|b", "c"], [["x\ny", "1 | 2"]], frozenset({1}), note="n"))
-    assert lines == ["| a\\|b | c |", "| --- | --: |", "| x<br>y | 1 \\| 2 |", "", "n"]
+def test_cells_and_fences_do_not_break_out(report):
+    report.tables = [Table("t", ["a|b", "c"], [["x\ny", "1 | 2"]], frozenset({1}), note="n")]
+    lines = "| a\\|b | c |\n| --- | --: |\n| x<br>y | 1 \\| 2 |\n\nn\n"
+    assert lines in filled("report.md.j2", report=report, pictures=[], dark=False)
     assert fenced("``````") == ["```````text", "``````", "```````"]
     assert text("# no heading\nat all") == "\\# no heading at all"
     assert text("1. no list") == "1\\. no list"

@@ -12,7 +12,7 @@ from report_objects import HOSTILE, report_of, study_of, verdicts_of_hand
 
 from rlreason.report import content as palette
 from rlreason.report.content import SIGNS, Report
-from rlreason.report.page import FOLDER, RUNTIME, as_json, page_of
+from rlreason.report.documents import FOLDER, RUNTIME, as_json, page_of
 
 
 class Reader(HTMLParser):
@@ -136,7 +136,7 @@ def test_what_a_script_says_it_draws_it_has_rows_for(page: str, report: Report) 
     assert list(data["figures"]) == [figure.name for figure in report.figures] + ["forest"]
     for name, figure in data["figures"].items():
         named = {of["name"] for of in figure["spec"]["data"] if not of["name"].startswith(("source_", "data_"))}
-        given = set(figure["rows"]) | ({"means", "seeds", "marks", "stops"} if "bands" in figure else set())
+        given = set(figure["rows"]) | set(figure["along"].get("step", ()))
         assert named <= given, name
     assert [setting["colour"] for setting in data["settings"]] == [0, 1, 2]
 
@@ -175,7 +175,7 @@ def test_tables_keep_their_roles_on_phones(page: str) -> None:
 
 def test_light_dark_and_paper_have_the_colours_of_the_palette(page: str) -> None:
     style = page[page.index("<style>") : page.index("</style>")]
-    for name in re.findall(r"var\(--([\w-]+)\)", style + (FOLDER / "app.js").read_text()):
+    for name in re.findall(r"var\(--([\w-]+)\)", style + (FOLDER / "page.js").read_text()):
         assert name in palette.LIGHT, name
     assert style.count(f"--s1:{palette.LIGHT['s1']}") == 2  # screen and paper
     assert style.count(f"--s1:{palette.DARK['s1']}") == 2  # by the system and by the button

@@ -8,9 +8,9 @@ import pytest
 
 from rlreason.errors import ConfigError
 from rlreason.records.reader import write_status
-from rlreason.report.documents import build_report
-from rlreason.report.page import page_of
+from rlreason.report.documents import page_of
 from rlreason.report.read import differing_keys, read_study
+from rlreason.report.sections import build_report
 from rlreason.report.study import Study
 from tests.sweep_folders import CONFIG, answers, ended, sweep
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from rlreason.report import remarks
-from rlreason.report.documents import LONGEST, cases_of, shown_text, slices_of, slices_table
 from rlreason.report.read import read_study
+from rlreason.report.sections import LONGEST, cases_of, shown_text, slices_of, slices_table
 from rlreason.report.study import Answers, GradedProblem, Series, Setting, Study, StudyRun
 from rlreason.report.tables import (
     axes_table,

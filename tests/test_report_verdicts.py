@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from rlreason.report.content import Verdict
-from rlreason.report.documents import introduction_of
 from rlreason.report.remarks import warnings_of
+from rlreason.report.sections import introduction_of
 from rlreason.report.study import Answers, GradedProblem, Series, Setting, Study, StudyRun, labels_of
 from rlreason.report.verdicts import size, summary_of, verdicts_of
 

@@ -10,11 +10,12 @@ from pathlib import Path
 
 from rlreason.errors import ConfigError, UnwritableError
 from rlreason.records.console import Console
+from rlreason.report.charts import write_figures
 from rlreason.report.compare import entry
 from rlreason.report.content import Report
-from rlreason.report.documents import FILES, build_report, write_markdown
-from rlreason.report.page import page_of
+from rlreason.report.documents import FILES, page_of, write_markdown
 from rlreason.report.read import read_study
+from rlreason.report.sections import build_report
 from rlreason.runtime.files import write_whole
 from rlreason.runtime.streams import Answer, Parser, folded
 
@@ -27,6 +28,8 @@ def add_arguments(parser: Parser) -> None:
     """Add the arguments of `rlreason report`."""
     parser.add_argument("runs", metavar="RUN", type=Path, nargs="*", help="folders of runs and sweeps")
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="where the report goes; the first folder given")
+    figures = "also every picture as SVG, PNG and PDF of a paper's column, and its data as CSV"
+    parser.add_argument("--figures", type=Path, metavar="DIR", help=figures)
     parser.add_argument(
         "--assignment", choices=COURSES, help=f"the write-up of a whole assignment, of all sweeps below RUN ({RUNS})"
     )
@@ -47,8 +50,8 @@ def main(arguments: argparse.Namespace, console: Console) -> Answer:
         raise ConfigError("the following arguments are required: RUN: write rlreason report [-h] RUN [RUN ...]")
     out = refuse_out(arguments.out) if arguments.out is not None else folder_of(arguments.runs[0])
     with console.wait("writing the report"):
-        report = write_report(arguments.runs, out)
-    return answer_of(report, out, console.width)
+        report = write_report(arguments.runs, out, arguments.figures)
+    return answer_of(report, out, console.width, arguments.figures)
 
 
 def report_of_discovery(arguments: argparse.Namespace, console: Console) -> Answer | None:
@@ -73,7 +76,7 @@ def refuse_missing_libraries() -> None:
     """Raise `ConfigError` if the libraries that draw and write a page are not installed."""
     from importlib.util import find_spec
 
-    if missing := [name for name in ("vl_convert", "jinja2") if find_spec(name) is None]:
+    if missing := [name for name in ("altair", "vl_convert", "jinja2") if find_spec(name) is None]:
         raise ConfigError(f"rlreason report needs {' and '.join(missing)}: pip install 'rlreason[report]'")
 
 
@@ -85,34 +88,38 @@ def folder_of(run: Path) -> Path:
     return refuse_out(folder)
 
 
-def refuse_out(out: Path) -> Path:
+def refuse_out(out: Path, option: str = "--out") -> Path:
     """Return the folder to write into, created if missing; `ConfigError` if it cannot be written to."""
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigError(f"--out {out} cannot be made ({error.strerror}): give another folder") from None
+        raise ConfigError(f"{option} {out} cannot be made ({error.strerror}): give another folder") from None
     if not os.access(out, os.W_OK):
-        raise ConfigError(f"{out} cannot be written to: give --out FOLDER")
+        raise ConfigError(f"{out} cannot be written to: give {option} FOLDER")
     return out
 
 
-def write_report(runs: list[Path], out: Path) -> Report:
-    """Read the runs, and write their report as a page and as Markdown."""
+def write_report(runs: list[Path], out: Path, figures: Path | None = None) -> Report:
+    """Read the runs, and write their report as a page and as Markdown, and the pictures for a paper into `figures`."""
     report = build_report(read_study(runs))
     try:
         write_whole(out / HTML, page_of(report))
         write_markdown(report, out / MARKDOWN)
+        if figures is not None:
+            write_figures(report.every_figure, report.legend, refuse_out(figures, "--figures"))
     except UnwritableError as error:
         raise ConfigError(f"{error}: give --out FOLDER") from None
     return report
 
 
-def answer_of(report: Report, out: Path, width: int) -> Answer:
+def answer_of(report: Report, out: Path, width: int, figures_folder: Path | None = None) -> Answer:
     """Return the report for the terminal, and the same as figures."""
     lines = [report.question, folded(report.summary, width), ""]
     lines += [folded(f"{verdict.word}: {verdict.sentence}", width) for verdict in report.verdicts]
     lines += [folded(f"! {line}", width) for line in (*report.warnings, *report.problems)]
     lines += ["", folded(f"report: {out / HTML} and {out / MARKDOWN} (with {FILES}/)", width)]
+    if figures_folder is not None:
+        lines.append(f"figures: {figures_folder}")
     figures = {
         "question": report.question,
         "summary": report.summary,

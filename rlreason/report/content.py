@@ -1,7 +1,5 @@
 """Define the content of a report, independent of page or Markdown, and reduce curves of runs to what is drawn."""
 
-import json
-import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,106 +8,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rlreason.report.study import Series, StudyRun
-from rlreason.runtime.differences import LEVEL, Difference
+from rlreason.runtime.differences import Difference
 from rlreason.runtime.intervals import Floats
 
 Places = NDArray[np.intp]
-GRID = 60  # points of a mean against time or tokens, which seeds do not share
 LEAST_POINTS = 12  # of a thin line
-
-
-@dataclass(frozen=True, slots=True)
-class Band:
-    """The mean over a setting's seeds where all have data, and its 95% interval; `low` is None for one seed."""
-
-    x: Floats  # (points,)
-    mean: Floats  # (points,)
-    low: Floats | None = None  # (points,)
-    high: Floats | None = None
-
-    def at(self, at: Places) -> "Band":
-        """Return the band at some of its points."""
-        ends = (None, None) if self.low is None or self.high is None else (self.low[at], self.high[at])
-        return Band(self.x[at], self.mean[at], *ends)
-
-
-@dataclass(frozen=True, slots=True)
-class Line:
-    """The values that one run measured."""
-
-    setting: str  # its label
-    seed: int
-    x: Mapping[str, Floats]  # axis of study.AXES -> (points,)
-    y: Floats  # (points,)
-    stopped: bool = False  # before its last step
-
-
-@dataclass(frozen=True, slots=True)
-class Curves:
-    """The curves of one picture: a line for each run, a band for each setting."""
-
-    lines: Sequence[Line]
-    bands: Mapping[str, Mapping[str, Band]]  # axis -> label of a setting -> its band there
-
-
-def band_of(
-    xs: Sequence[Floats], ys: Sequence[Floats], points: int = 0, share: bool = False, log: bool = False
-) -> Band | None:
-    """Return mean and band over seeds: mean +- t_{S-1, 0.975} s / sqrt(S), at each x inside every seed's range.
-
-    `xs` and `ys` have an array for each seed. The grid has `points` even points, or every x of a seed in the common
-    range if that is 0. Values between measurements are interpolated, never extrapolated, so a run that broke off ends
-    its setting's band. `share` keeps the band within 0 and 1, `log` above a third of the mean. None if the seeds share
-    no range.
-
-    >>> x, y = np.array([1.0, 2.0, 3.0]), np.array([0.2, 0.4, 0.9])
-    >>> band = band_of([x, x[:2]], [y, y[:2] + 0.02], share=True)
-    >>> band.x, band.mean.round(2), band.low.round(2), band.high.round(2)
-    (array([1., 2.]), array([0.21, 0.41]), array([0.08, 0.28]), array([0.34, 0.54]))
-    """
-    if not xs or any(len(x) == 0 for x in xs):
-        return None
-    low, high = max(x.min() for x in xs), min(x.max() for x in xs)
-    if low > high:
-        return None
-    every = np.unique(np.concatenate(xs))
-    grid = np.linspace(low, high, points) if points and high > low else every[(every >= low) & (every <= high)]
-    values = np.array([np.interp(grid, *last_of_each(x, y)) for x, y in zip(xs, ys, strict=True)])  # (seeds, points)
-    mean = values.mean(axis=0)
-    seeds = len(values)
-    if seeds < 2:
-        return Band(grid, mean)
-    from scipy.special import stdtrit  # here: a tenth of a second to import
-
-    half = float(stdtrit(seeds - 1, 1 - LEVEL / 2)) * values.std(axis=0, ddof=1) / math.sqrt(seeds)
-    bottom, top = mean - half, mean + half
-    if share:
-        bottom, top = np.clip(bottom, 0.0, 1.0), np.clip(top, 0.0, 1.0)
-    if log:
-        bottom = floored(bottom, mean)
-    return Band(grid, mean, bottom, top)
-
-
-def floored(low: Floats, mean: Floats) -> Floats:
-    """Return the lower edge of a band on a logarithmic axis, which has no 0: at least a third of the mean.
-
-    >>> floored(np.array([-1.0, 0.5]), np.array([0.3, 0.6])).round(2)
-    array([0.1, 0.5])
-    """
-    return np.maximum(low, mean / 3)
-
-
-def last_of_each(x: Floats, y: Floats) -> tuple[Floats, Floats]:
-    """Return x in ascending order, and y with the last of several values at one x.
-
-    >>> last_of_each(np.array([0.0, 1.0, 1.0]), np.array([5.0, 6.0, 7.0]))
-    (array([0., 1.]), array([5., 7.]))
-    """
-    order = np.argsort(x, kind="stable")
-    x, y = x[order], y[order]
-    last = np.append(np.diff(x) > 0, True)
-    return x[last], y[last]
 
 
 def thinned(y: Floats, points: int) -> Places:
@@ -185,22 +88,68 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True)
-class Figure:
-    """One picture: `specification` is Vega-Lite with named data sets, and colours as CSS variables.
+class Band:
+    """The mean over a setting's seeds where all have data, and its 95% interval; `low` is None for one seed."""
 
-    `rows` has the data sets, without those that `curves` gives for an axis. Settings get their colours from the legend
-    when the picture is drawn (page.py).
+    x: Floats  # (points,)
+    mean: Floats  # (points,)
+    low: Floats | None = None  # (points,)
+    high: Floats | None = None
+
+    def at(self, at: Places) -> "Band":
+        """Return the band at some of its points."""
+        ends = (None, None) if self.low is None or self.high is None else (self.low[at], self.high[at])
+        return Band(self.x[at], self.mean[at], *ends)
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """The values that one run measured."""
+
+    setting: str  # its label
+    seed: int
+    x: Mapping[str, Floats]  # axis of study.AXES -> (points,)
+    y: Floats  # (points,)
+    stopped: bool = False  # before its last step
+
+
+@dataclass(frozen=True, slots=True)
+class Curves:
+    """The curves of one picture: a line for each run, a band for each setting."""
+
+    lines: Sequence[Line]
+    bands: Mapping[str, Mapping[str, Band]]  # axis -> label of a setting -> its band there
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """The x of a picture: its title, and what its scale and its axis have besides, in Vega-Lite's words."""
+
+    title: str
+    scale: Mapping[str, Any] = field(default_factory=dict)
+    axis: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One picture, independent of how it is drawn (charts.py). Settings get their colours from a legend.
+
+    `rows` has the data sets, without those that `curves` gives for an axis.
     """
 
     name: str  # "eval/accuracy", "forest" ...: letters, digits, / and _
     title: str
     subtitle: str  # measure and unit
     alt: str  # alternative text, with the last values
-    specification: Mapping[str, Any]
-    format: str = ""  # of its values, in d3's notation: ".0%"
+    kind: str  # curves, forest or shares
+    x: Axis
+    format: str  # of its values, in d3's notation: ".0%"
     note: str = ""  # values that are left out
     rows: Mapping[str, Sequence[Mapping[str, Any]]] = field(default_factory=dict)  # name of a data set -> its rows
     curves: Curves | None = None  # against step, time, tokens or updates
+    share: bool = False  # its values are between 0 and 1
+    log_range: tuple[float, float] | None = None  # of its values, on a logarithmic axis
+    large: bool = False  # the picture of the first screen
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,7 +212,11 @@ class Report:
     cases: list[Case]
     details: list[Detail]
     forest: Figure | None = None  # the differences; None where there is one setting
-    published: list[Any] = field(default_factory=list)  # bands of published figures, of a write-up
+
+    @property
+    def every_figure(self) -> list[Figure]:
+        """Return all figures, the forest last."""
+        return [*self.figures, *([self.forest] if self.forest is not None else [])]
 
 
 #: Name of a colour -> its value on light and on dark pages: s0 to s7 are settings, `rest` all further ones.
@@ -330,14 +283,14 @@ def css_variables(dark: bool = False) -> str:
     return "".join(f"--{name}:{colour};" for name, colour in (DARK if dark else LIGHT).items())
 
 
-def without_variables(specification: Any, dark: bool = False) -> Any:
-    """Return the specification with plain colours instead of CSS variables, which only a page defines.
+def plain_colours(svg: str, dark: bool = False) -> str:
+    """Return a picture with colours instead of CSS variables, which only a page defines.
 
-    >>> without_variables({"color": "var(--s1)"})
-    {'color': '#1895D8'}
+    >>> plain_colours('<path stroke="var(--s1)"/>')
+    '<path stroke="#1895D8"/>'
     """
     colours = DARK if dark else LIGHT
-    return json.loads(_VARIABLE.sub(lambda match: colours[match[1]], json.dumps(specification)))
+    return _VARIABLE.sub(lambda match: colours[match[1]], svg)
 
 
 #: Control characters but tab and new line, bidirectional controls, invisible separators, surrogates.
@@ -369,84 +322,6 @@ def all_written_out(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [all_written_out(inner) for inner in value]
     return value
-
-
-PERCENT, FINE_PERCENT, PLAIN, SHORT, GENERAL = ".0%", ".1%", ".2f", "~s", "~g"
-DEPTH = "logarithmic axis"
-
-
-@dataclass(frozen=True, slots=True)
-class Measure:
-    """The measure of one picture: the metric `source`, else the metric `name`, of rollouts before evaluations."""
-
-    name: str
-    title: str
-    unit: str
-    format: str  # of its axis and values, in d3's notation
-    source: str = ""
-    minus: str = ""  # a metric to subtract
-    rest: bool = False  # 1 minus the metric
-    share: bool = False  # between 0 and 1
-    log: bool = False  # on a logarithmic axis
-
-    def of(self, run: StudyRun) -> Series | None:
-        """Return the series of a run; None if it was not measured."""
-        sources = (self.source or self.name, f"rollout/{self.name}", f"eval/{self.name}")
-        series = next((run.series[source] for source in sources if source in run.series), None)
-        if series is None:
-            return None
-        if self.minus:
-            return difference_of(series, run.series[self.minus]) if self.minus in run.series else None
-        return Series(series.x, 1 - series.y) if self.rest else series
-
-
-def difference_of(a: Series, b: Series) -> Series | None:
-    """Return one metric minus another, in the rows that agree on every axis.
-
-    >>> import numpy as np
-    >>> at = {"step": np.array([0.0, 1.0])}
-    >>> difference_of(Series(at, np.array([0.5, 0.75])), Series({"step": at["step"][1:]}, np.array([0.25]))).y
-    array([0.5])
-    """
-    axes = [axis for axis in a.x if axis in b.x]
-    places = {at: k for k, at in enumerate(zip(*(b.x[axis] for axis in axes), strict=True))}
-    pairs = [(i, places[at]) for i, at in enumerate(zip(*(a.x[axis] for axis in axes), strict=True)) if at in places]
-    if not pairs:
-        return None
-    mine, its = (list(side) for side in zip(*pairs, strict=True))
-    return Series({axis: a.x[axis][mine] for axis in axes}, a.y[mine] - b.y[its])
-
-
-ACCURACY = Measure("eval/accuracy", "Validation accuracy", "share of problems", PERCENT, share=True)
-BATCH, TOKENS, GAP = "mean of the rollout batch", "tokens, mean", "mean gap of log-probabilities, nats a token"
-OF_VALIDATION = "share of validation responses: format"
-
-#: In the order of the page, which leaves out what no run has measured.
-MEASURES = [
-    ACCURACY,
-    Measure("reward/mean", "Training reward", BATCH, PLAIN),
-    Measure("reward/format", "Format reward", BATCH, PLAIN),
-    Measure("reward/answer", "Answer reward", BATCH, PLAIN),
-    Measure("entropy", "Token entropy", "nats, mean over sampled tokens", PLAIN),
-    Measure("length", "Response length", TOKENS, SHORT),
-    Measure("length_correct", "Length of correct responses", TOKENS, SHORT),
-    Measure("length_wrong", "Length of incorrect responses", TOKENS, SHORT),
-    Measure("train/grad_norm", "Gradient norm", f"before clipping; {DEPTH}", GENERAL, log=True),
-    Measure("train/clip_fraction", "Clip fraction", "share of tokens", FINE_PERCENT, share=True),
-    Measure("mismatch", "Train-inference mismatch", f"{GAP}; {DEPTH}", GENERAL, "rollout/mismatch_mean", log=True),
-    Measure(
-        "live_groups", "Live groups", "share of groups whose rewards differ", PERCENT, "reward/frac_reward_zero_std",
-        rest=True, share=True,
-    ),
-    Measure("truncated", "Truncated responses", "share cut at the token limit", PERCENT, share=True),
-    Measure(
-        "wrong_with_format", "Wrong, but well-formed", f"{OF_VALIDATION} 1, answer 0", PERCENT, "eval/format",
-        minus="eval/accuracy", share=True,
-    ),
-    Measure(
-        "no_format", "Without the format", f"{OF_VALIDATION} 0, answer 0", PERCENT, "eval/format", rest=True, share=True
-    ),
-]  # fmt: skip
 
 
 def counted(count: int, noun: str) -> str:

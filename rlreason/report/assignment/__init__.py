@@ -1,7 +1,7 @@
 """Write up a whole assignment, in the handout's order, from the runs below one folder: Markdown and one HTML page."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -32,16 +32,16 @@ from rlreason.report.assignment.figures import (
     with_bands,
 )
 from rlreason.report.assignment.parts import PARTS, Gathered, ReadStudy, by_budget, values_of
-from rlreason.report.charts import figures_of, legend_of
-from rlreason.report.content import LIGHT, SIGNS, Table, counted, variable
-from rlreason.report.documents import build_report, case_lines, fenced, picture, table_lines, text, verdict_line
-from rlreason.report.page import style, svg_of, template, with_own_ids
+from rlreason.report.charts import standalone, with_own_ids
+from rlreason.report.content import Table, counted
+from rlreason.report.documents import filled, policy_of, style, write_picture
+from rlreason.report.figures import figures_of, legend_of
+from rlreason.report.sections import build_report
 from rlreason.report.study import Study
 from rlreason.report.verdicts import verdicts_of
 from rlreason.runtime.files import write_whole
 from rlreason.runtime.streams import Answer
 from rlreason.runtime.text import few
-from rlreason.runtime.version import __version__
 
 FILES = "writeup_files"  # folder of the pictures, next to the Markdown
 MARKDOWN, PAGE = "writeup.md", "writeup.html"
@@ -66,14 +66,11 @@ def write_up(course: str, runs: Path, out: Path | None, console: Console) -> Ans
 
 
 def draw(document: WriteUp, files: Path, dark: bool = True) -> dict[str, str]:
-    """Write the pictures of a document, also dark ones if asked; return stem -> light SVG."""
-    files.mkdir(parents=True, exist_ok=True)
-    svgs = {}
-    for one in (one for section in document.sections for one in section.pictures):
-        svgs[one.stem] = svg_of(one.figure, one.legend)
-        write_whole(files / f"{one.stem}.svg", svgs[one.stem])
-        if dark:
-            write_whole(files / f"{one.stem}_dark.svg", svg_of(one.figure, one.legend, dark=True))
+    """Write the pictures of a document, also dark ones if asked; return stem -> SVG with CSS variables as colours."""
+    pictures = [one for section in document.sections for one in section.pictures]
+    svgs = {one.stem: standalone(one.figure, one.legend) for one in pictures}
+    for stem, svg in svgs.items():
+        write_picture(svg, files, stem, dark)
     return svgs
 
 
@@ -101,86 +98,15 @@ def answer_of(document: WriteUp, out: Path) -> Answer:
 
 def markdown_of(document: WriteUp, dark: bool = True) -> str:
     """Return the whole document as Markdown; `dark`: with pictures for dark pages."""
-    return "\n".join(_lines(document, dark)) + "\n"
-
-
-def _lines(document: WriteUp, dark: bool) -> Iterator[str]:
-    yield f"# {text(document.title)}"
-    for line in document.lead:
-        yield from ("", text(line))
-    yield from ("", f"## {text(document.checklist.title)}", "", f"| {' | '.join(document.checklist.head)} |")
-    yield "| --- | --- | --- |"
-    for question, state, commands in document.checklist.rows:  # commands are ours, without backticks
-        code = "<br>".join(f"`{command}`" for command in commands.split("\n")) if commands else "\N{EN DASH}"
-        yield f"| `{question}` | {state} | {code} |"
-    yield from ("", text(document.checklist.note))
-    for table in filter(None, (document.directions, document.published)):
-        yield from ("", f"## {text(table.title)}", "", *table_lines(table))
-    for number, section in enumerate(document.sections, 1):
-        yield from _section_lines(number, section, dark)
-    if document.problems:
-        yield from ("", "## Problems found in the folders", "", *(f"- {text(line)}" for line in document.problems))
-
-
-def _section_lines(number: int, section: Section, dark: bool) -> Iterator[str]:
-    """Yield the lines of one question."""
-    question = section.question
-    yield from ("", f"## {number}. {text(question.title)} (`{question.id}`)", "")
-    yield f"*Handed in: {text(question.asks)}.* State: **{section.state}**."
-    if section.missing:
-        yield from ("", "Still to be run:", "", "```bash", *section.missing, "```")
-    for line in section.lines:
-        yield from ("", text(line))
-    for comparison, verdicts in section.verdicts:
-        yield from ("", f"**{text(comparison)}**", "", *map(verdict_line, verdicts))
-    for one in section.pictures:
-        yield from ("", picture(one.figure, f"{FILES}/{one.stem}", dark))
-    for table in section.tables:
-        yield from ("", f"### {text(table.title)}", "", *table_lines(table))
-    if section.warnings:
-        yield from ("", "### To keep in mind", "", *(f"- {text(line)}" for line in section.warnings))
-    for title, quotes in section.quotes:
-        yield from ("", "<details>", f"<summary>{text(title)}</summary>")
-        for place, quote in enumerate(quotes, 1):
-            guess = f" Guess: {text(quote.why)}." if quote.why else ""
-            yield ""
-            yield f"{place}. {text(quote.question)} Right answer: {text(quote.gold)}.{guess} ({text(quote.where)})"
-            yield from ("", *fenced(quote.response))
-        yield from ("", "</details>")
-    if section.cases:
-        yield from ("", "<details>", "<summary>The same problems over training</summary>")
-        for case in section.cases:
-            yield from case_lines(case)
-        yield from ("", "</details>")
-
-
-POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
+    return filled("writeup.md.j2", document=document, files=FILES, dark=dark)
 
 
 def page_of(document: WriteUp, pictures: Mapping[str, str]) -> str:
-    """Return the whole page. `pictures`: stem -> SVG as drawn. `ConfigError` if jinja2 is not installed."""
-    page = template(Path(__file__).parent, "writeup.html.j2")
+    """Return the whole page, which has no script. `pictures`: stem -> SVG as drawn."""
     from markupsafe import Markup
 
-    return page.render(
-        document=document,
-        pictures={stem: Markup(themed(svg, stem)) for stem, svg in pictures.items()},  # made by vl-convert
-        policy=POLICY,
-        style=Markup(style()),
-        signs=SIGNS,
-        version=__version__,
-    )
-
-
-def themed(svg: str, prefix: str) -> str:
-    """Return a light picture with the page's colours as CSS variables, and ids that begin with `prefix`.
-
-    >>> themed('<g id="a" clip-path="url(#a)" fill="#1895D8"/>', "p")
-    '<g id="p-a" clip-path="url(#p-a)" fill="var(--s1)"/>'
-    """
-    names = {colour.lower(): variable(name) for name, colour in reversed(LIGHT.items())}
-    with_ids = with_own_ids(svg, prefix)
-    return re.sub(r'"(#[0-9a-fA-F]{6})"', lambda match: f'"{names.get(match[1].lower(), match[1])}"', with_ids)
+    drawn = {stem: Markup(with_own_ids(svg, stem)) for stem, svg in pictures.items()}  # made by vl-convert
+    return filled("writeup.html.j2", document=document, pictures=drawn, policy=policy_of(), style=Markup(style()))
 
 
 CARRIED = "Carried from an earlier sweep"  # a warning that is shown once, in the first section that has it

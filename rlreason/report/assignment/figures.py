@@ -1,6 +1,5 @@
 """Build pictures and tables that only a write-up has: other axes, pass bars, other metrics."""
 
-import copy
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -9,8 +8,9 @@ from typing import Any
 import numpy as np
 
 from rlreason.report.assignment.courses import Assignment, AssignmentQuestion, PublishedFigure
-from rlreason.report.charts import STEP_TITLE, Spec, figures_of, legend_of, ticks_of
-from rlreason.report.content import DEPTH, GRID, Curves, Entry, Figure, Line, Table, band_of, counted
+from rlreason.report.charts import ticks_of
+from rlreason.report.content import Axis, Curves, Entry, Figure, Line, Table, counted
+from rlreason.report.figures import DEPTH, GRID, STEP_TITLE, STEPS, band_of, figures_of, legend_of
 from rlreason.report.remarks import late
 from rlreason.report.study import Series, Setting, Study, StudyRun
 from rlreason.report.tables import accuracy_of, percent
@@ -37,7 +37,7 @@ def against(figure: Figure, axis: str) -> Figure | None:
         name=f"{figure.name}/{axis}",
         title=f"{figure.title} against {title.partition(',')[0]}",
         alt=figure.alt.replace(f"by {STEP_TITLE}", f"by {title}"),
-        specification=with_x(figure.specification, title),
+        x=replace(figure.x, title=title),
         curves=Curves(lines, bands),
     )
 
@@ -45,30 +45,11 @@ def against(figure: Figure, axis: str) -> Figure | None:
 def of_budget(figure: Figure, budget: str) -> Figure:
     """Return the picture of one budget; its steps are logarithmic if one run is ten times as long as another."""
     ends = [float(line.x["step"][-1]) for line in figure.curves.lines] if figure.curves is not None else []
-    specification = figure.specification
+    x = figure.x
     if ends and max(ends) >= 10 * min(ends):
-        axis = {"values": [0, *ticks_of(1.0, max(ends))], "format": "d"}
-        specification = with_x(specification, f"{STEP_TITLE}; {DEPTH}", {"type": "symlog"}, axis)
-    return replace(figure, title=f"{figure.title}, {budget}", specification=specification)
-
-
-def with_x(specification: Any, title: str, scale: Spec | None = None, axis: Spec | None = None) -> Spec:
-    """Return a specification of curves whose x has this title and, if given, this scale and axis."""
-
-    def walk(value: Any) -> None:
-        if isinstance(value, dict):
-            if value.get("title") == STEP_TITLE:
-                value["title"] = title
-                value["scale"], value["axis"] = value["scale"] | (scale or {}), value["axis"] | (axis or {})
-            for inner in value.values():
-                walk(inner)
-        elif isinstance(value, list):
-            for inner in value:
-                walk(inner)
-
-    out: Spec = copy.deepcopy(dict(specification))
-    walk(out)
-    return out
+        ticks = {"values": [0, *ticks_of(1.0, max(ends))], "format": "d"}
+        x = Axis(f"{STEP_TITLE}; {DEPTH}", {**x.scale, "type": "symlog"}, {**x.axis, **ticks})
+    return replace(figure, title=f"{figure.title}, {budget}", x=x)
 
 
 def leaderboard_figures(study: Study, figure: Figure) -> list[Figure]:
@@ -119,7 +100,7 @@ def _over_clock(figure: Figure, lines: Sequence[Line], unit: str, end: float) ->
         name=f"leaderboard/{unit}",
         title=f"Accuracy against wall clock, in {unit}",
         alt=figure.alt.replace(f"by {STEP_TITLE}", f"by {title}"),
-        specification=with_x(figure.specification, title, {"domain": [0.0, end]}, {"format": "~g"}),
+        x=Axis(title, {**STEPS.scale, "domain": [0.0, end]}, {**STEPS.axis, "format": "~g"}),
         curves=Curves(lines, {"step": bands}),
     )
 

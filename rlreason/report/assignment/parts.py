@@ -38,8 +38,8 @@ from rlreason.report.assignment.figures import (
 from rlreason.report.charts import SETTING
 from rlreason.report.compare import compared_study
 from rlreason.report.content import MOST_COLOURS, Entry, Figure, Report, Table
-from rlreason.report.documents import build_report, shown_text
 from rlreason.report.read import read_study
+from rlreason.report.sections import build_report, shown_text
 from rlreason.report.study import Setting, Study, StudyRun
 from rlreason.report.tables import percent
 from rlreason.report.verdicts import best_of, comparing_half, how_chosen, verdicts_of

@@ -1,0 +1,149 @@
+// The pictures of a report: drawn by Vega from the page's data when they come near the screen, and all of them acted on
+// by the same buttons. Legend, switch, zoom, cursor and values are HTML: reachable by keyboard, and no work for Vega.
+(() => {
+  const page = JSON.parse(document.getElementById("data").textContent);
+  const all = (selector) => [...document.querySelectorAll(selector)];
+  const [plots, curves] = [all(".plot"), all(".plot[data-curve]")];
+  const colours = new Map(page.settings.map(({ label, colour }) => [label, colour])); // null: grey
+  const state = { hidden: new Set(), axis: "step", seeds: true, zoom: null, keyboardX: null, changes: 0 };
+
+  // ---- the rows that a figure shows, by data set ----
+  function unpacked(columns) {
+    const values = Object.entries(columns).map(([name, place]) => [name, page.columns[place]]);
+    const row = (_, k) => Object.fromEntries(values.map(([name, column]) => [name, column[k]]));
+    return page.columns[columns.x].map(row).map((one) => ({ ...one, setting: page.settings[one.setting].label }));
+  }
+  function isShown(row, name) {
+    if (state.hidden.has(row.setting)) return false;
+    if (name === "seeds" && !state.seeds && row.run >= 0) return false; // grey means have no run
+    return state.zoom === null || !("y" in row) || (row.x >= state.zoom[0] && row.x <= state.zoom[1]);
+  }
+  function rowsOf({ rows, along }) {
+    const sets = Object.entries(along[state.axis] ?? {}).map(([name, columns]) => [name, unpacked(columns)]);
+    return [...Object.entries(rows), ...sets].map(([name, some]) => [name, some.filter((row) => isShown(row, name))]);
+  }
+
+  // ---- drawing: when a picture is near the screen; a change draws those anew, and the others when they come near ----
+  async function draw(plot) {
+    if (plot.drawn === state.changes) return;
+    plot.drawn = state.changes;
+    const figure = page.figures[plot.dataset.figure];
+    if (plot.view === undefined) {
+      const container = Object.assign(document.createElement("div"), { className: "live", ariaHidden: "true" });
+      plot.prepend(container);
+      const options = { expr: vega.expressionInterpreter, renderer: "svg", container, hover: false };
+      plot.view = new vega.View(vega.parse(figure.spec, null, { ast: true }), options);
+      if (curves.includes(plot)) listen(plot);
+    }
+    for (const [name, rows] of rowsOf(figure)) plot.view.data(name, rows);
+    await plot.view.signal("xtitle", page.axes[state.axis]).runAsync();
+    plot.querySelector(".still")?.remove();
+    plot.dataset.ready = "1";
+  }
+  const onScreen = (entries) => entries.filter((one) => one.isIntersecting).forEach((one) => draw(one.target));
+  const observer = new IntersectionObserver(onScreen, { rootMargin: "200px" });
+  function change(to) {
+    Object.assign(state, to, { changes: state.changes + 1 });
+    showCursor(null);
+    all(".reset").forEach((button) => (button.hidden = state.zoom === null));
+    all("input.axis").forEach((radio) => (radio.checked = radio.value === state.axis));
+    all("input.seeds").forEach((box) => (box.checked = state.seeds));
+    for (const button of all(".legend button")) button.setAttribute("aria-pressed", !isHidden(labelsOf(button)[0]));
+    observer.disconnect();
+    plots.forEach((plot) => observer.observe(plot)); // which tells at once what is on the screen
+  }
+  const isHidden = (label) => state.hidden.has(label);
+  const grey = [...colours.keys()].filter((label) => colours.get(label) === null);
+  const labelsOf = ({ dataset }) => (dataset.setting === "rest" ? grey : [page.settings[dataset.setting].label]);
+  const on = (event, selector, to) => all(selector).forEach((one) => (one[event] = () => change(to(one))));
+  on("onchange", "input.axis", (radio) => ({ axis: radio.value, zoom: null, keyboardX: null }));
+  on("onchange", "input.seeds", (box) => ({ seeds: box.checked }));
+  on("onclick", ".reset", () => ({ zoom: null }));
+  on("onclick", ".legend button", (button) => {
+    const others = [...state.hidden].filter((label) => !labelsOf(button).includes(label));
+    return { hidden: new Set(isHidden(labelsOf(button)[0]) ? others : [...others, ...labelsOf(button)]) };
+  });
+  document.getElementById("theme").onclick = () => {
+    const { dataset } = document.documentElement;
+    const now = dataset.theme ?? (matchMedia("(prefers-color-scheme:dark)").matches ? "dark" : "light");
+    dataset.theme = now === "dark" ? "light" : "dark";
+  };
+  addEventListener("beforeprint", () => all("details").forEach((details) => (details.open = true)));
+  addEventListener("beforeprint", () => plots.forEach(draw));
+
+  // ---- the cursor: by pointer or arrow keys, on all curves at once, with the values as text below each ----
+  function lay(plot, name, ends) {
+    const element = plot.querySelector(`.${name}`);
+    element.hidden = ends === null;
+    if (ends === null) return;
+    const [left, top] = plot.view.origin();
+    const [from, to] = ends.map(plot.view.scale("x")).sort((a, b) => a - b);
+    element.style = `left:${left + from}px; width:${to - from}px; top:${top}px; height:${plot.view.height()}px`;
+  }
+  function span(text, colour) {
+    const [element, sample] = [document.createElement("span"), document.createElement("i")];
+    sample.style.background = `var(--s${colour})`;
+    element.append(...(colour === undefined ? [] : [sample]), text);
+    return element;
+  }
+  function valuesAt(plot, x) {
+    const { format } = page.figures[plot.dataset.figure];
+    const text = (y) => (format.endsWith("%") ? `${(100 * y).toFixed(1)}%` : String(Number(y.toPrecision(3))));
+    return [...colours].flatMap(([label, colour]) => {
+      const means = plot.view.data("means").filter((row) => row.setting === label);
+      const gap = (row) => Math.abs(row.x - x);
+      const best = [...means].sort((a, b) => gap(a) - gap(b))[0];
+      if (!best || gap(best) > Math.max(0.1 * (means.at(-1).x - means[0].x), 1e-9)) return [];
+      const ends = best.low === null ? "" : ` (${text(best.low)} – ${text(best.high)})`;
+      return [span(`${label} ${text(best.y)}${ends}`, colour)];
+    });
+  }
+  function showCursor(x, reader = null) {
+    for (const plot of curves.filter((plot) => plot.view !== undefined)) {
+      const out = plot.parentElement.querySelector(".readout");
+      out.setAttribute("aria-live", plot === reader ? "polite" : "off");
+      const at = x === null ? "" : `${page.axes[state.axis].replace(/ \(.*/, "")} ${Number(x.toPrecision(4))}`;
+      out.replaceChildren(...(x === null ? [] : [span(at), ...valuesAt(plot, x)]));
+      lay(plot, "cursor", x === null ? null : [x, x]);
+    }
+  }
+
+  // ---- pointer and keys on a curve: drag to zoom, double-click to return ----
+  function listen(plot) {
+    let [from, to] = [null, null]; // of a drag
+    const scale = () => plot.view.scale("x");
+    const under = (event) => {
+      const pixel = event.clientX - plot.getBoundingClientRect().left - plot.view.origin()[0];
+      return pixel < 0 || pixel > plot.view.width() ? null : scale().invert(pixel);
+    };
+    const endDrag = () => {
+      const [zoom, [low, high]] = [[from, to].sort((a, b) => a - b), scale().domain()];
+      [from, to] = [null, null];
+      lay(plot, "brush", null);
+      if (zoom[1] - zoom[0] > 0.03 * (high - low)) change({ zoom });
+    };
+    plot.onpointermove = (event) => {
+      const x = under(event);
+      showCursor(x);
+      if (from !== null && x !== null) lay(plot, "brush", [from, (to = x)]);
+    };
+    plot.onpointerleave = () => (from === null ? showCursor(null) : null);
+    plot.onpointerdown = (event) => {
+      [from, to] = event.pointerType === "touch" ? [null, null] : [under(event), under(event)];
+      if (from !== null) plot.setPointerCapture(event.pointerId);
+    };
+    plot.onpointerup = plot.onpointercancel = endDrag;
+    plot.ondblclick = () => change({ zoom: null });
+    plot.onkeydown = (event) => {
+      if (event.key === "Escape") return showCursor(null);
+      const [low, high] = scale().domain();
+      const [now, step] = [state.keyboardX ?? high, (high - low) / 50];
+      const next = { ArrowLeft: now - step, ArrowRight: now + step, Home: low, End: high }[event.key];
+      if (next === undefined) return;
+      event.preventDefault(); // scrolling
+      state.keyboardX = Math.min(Math.max(next, low), high);
+      showCursor(state.keyboardX, plot);
+    };
+  }
+  change({});
+})();
