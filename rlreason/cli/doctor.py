@@ -141,11 +141,11 @@ def engine_finding(run: RunConfig, device: str, has_vllm: bool, gpus: int) -> Do
             words = "hf, in this process: the built-in model is sampled there"
         elif device == "cuda":
             return DoctorFinding(
-                "engine", WARN, words, FAST + ("" if has_vllm else ", after pip install 'vllm>=0.26,<0.33'")
+                "engine", WARN, words, FAST + ("" if has_vllm else ", after pip install 'vllm>=0.28,<0.33'")
             )
         return DoctorFinding("engine", OK, words)
     if not has_vllm:
-        cure = "pip install 'vllm>=0.26,<0.33' on a GPU machine; docs/vllm.md has the lines for one without"
+        cure = "pip install 'vllm>=0.28,<0.33' on a GPU machine; docs/vllm.md has the lines for one without"
         return DoctorFinding("engine", FAIL, "rollout=vllm, and vLLM is not installed", f"{cure}; or rollout=hf")
     return placed(rollout.placement, device, gpus, rollout.gpus, ranks_here(run))
 

@@ -64,7 +64,7 @@ class Tested(NamedTuple):
 TESTED = {
     "torch": Tested(">=2.11,<2.14", "2.13.0", "pip install 'torch>=2.11,<2.14'"),
     "transformers": Tested(">=5.16,<5.20", "5.19.0", "pip install 'transformers>=5.16,<5.20'"),
-    "vllm": Tested(">=0.26,<0.33", "0.32.0", "pip install 'vllm>=0.26,<0.33'"),
+    "vllm": Tested(">=0.28,<0.33", "0.32.0", "pip install 'vllm>=0.28,<0.33'"),
     "flash-attn": Tested(">=2.8,<3", "", "pip install --no-build-isolation 'flash-attn>=2.8,<3'"),
     "hydra-core": Tested(">=1.3.8,<1.4", "1.3.8", "pip install 'hydra-core>=1.3.8,<1.4'"),
     "omegaconf": Tested("", "2.3.1", "pip install 'hydra-core>=1.3.8,<1.4', which brings it"),
