@@ -207,13 +207,13 @@ def add_vllm(
     sides: dict[str, Write], policy: Policy, prompts: list[Prompt], args: argparse.Namespace, folder: Path
 ) -> Callable[[], None]:
     """Start vLLM as a run does, which compares its log-probabilities with the trainer's; how to stop it."""
+    from rlreason.engines.build import places_of
     from rlreason.engines.vllm.engine import VLLMEngine
-    from rlreason.engines.vllm.transfer import InProcessTransfer
 
     longest, rows = max(len(p.token_ids) for p in prompts) + args.max_tokens, args.prompts * args.samples
-    engine = VLLMEngine(
-        policy, RolloutConfig("vllm", max_rows=rows), InProcessTransfer(), folder / "vllm.log", Demand(longest, rows)
-    )
+    rollout = RolloutConfig("vllm", max_rows=rows)
+    _, places = places_of(rollout, policy.device.type, ranks=1)
+    engine = VLLMEngine(policy, rollout, places, folder, Demand(longest, rows))
 
     def write(sampling: Sampling) -> Written:
         return Written([r.token_ids for r in engine.generate(prompts, sampling, args.samples)])

@@ -1,7 +1,6 @@
 """Which GPU each engine of vLLM gets, for every number of ranks, engines and GPUs."""
 
 import re
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,9 +9,8 @@ from hypothesis import strategies as st
 
 from rlreason.config.groups import RolloutConfig
 from rlreason.config.store import typed
-from rlreason.engines.build import transfer_to, transfers_of
-from rlreason.engines.vllm.start import environment
-from rlreason.engines.vllm.transfer import InProcessTransfer, NCCLTransfer, ProcessTransfer, visible_gpu
+from rlreason.engines.build import place_on, places_of
+from rlreason.engines.vllm.process import environment
 from rlreason.errors import ConfigError
 from rlreason.model.fitting import describe_placement, engine_gpus, ranks_here
 from rlreason.training.preflight import too_few_gpus
@@ -44,40 +42,44 @@ def test_engines_get_gpus_that_are_there_each_its_own(placement, engines, ranks,
 
 @given(**NUMBERS)
 def test_no_two_processes_of_one_gpu_are_joined_by_nccl(placement, engines, ranks, gpus):
-    """NCCL cannot do that: rank 0 computes on the first GPU. Beside other ranks no engine is in its process."""
+    """NCCL cannot do that: rank 0, who sends the weights, computes on the first GPU."""
     if too_few_gpus(placement, gpus, engines, ranks):
         return
     for gpu in engine_gpus(placement, engines, ranks, gpus):
-        way = transfer_to(gpu, engines, ranks)
-        assert isinstance(way, InProcessTransfer) == (gpu == 0 and ranks == 1)
-        assert isinstance(way, NCCLTransfer) == (gpu > 0)
-        if isinstance(way, ProcessTransfer):
-            assert way.device(policy=None) == torch.device("cuda", gpu)
-            assert way.shares_gpu(policy=None) == (gpu < ranks)  # and so may sleep
+        place = place_on(gpu, ranks)
+        assert (place.transfer == "nccl") == (gpu > 0)
+        assert (place.transfer == "ipc") == (gpu == 0 and ranks == 1)
+        assert place.device == torch.device("cuda", gpu)
+        assert place.shared == (gpu < ranks)  # and so may sleep
 
 
-@pytest.mark.parametrize(("engines", "ranks"), [(1, 1), (2, 1), (1, 2), (3, 2)])
-def test_engines_on_the_processor_are_apart_where_there_are_several_or_several_ranks(engines, ranks):
-    _, ways = transfers_of(RolloutConfig("vllm", gpus=engines), "cpu", ranks)
-    assert len(ways) == engines
-    assert {isinstance(way, InProcessTransfer) for way in ways.values()} == {engines == ranks == 1}
-    assert {way.shares_gpu(SimpleNamespace(device=torch.device("cpu"))) for way in ways.values()} == {False}
+@pytest.mark.parametrize(("engines", "ranks"), [(1, 1), (2, 1), (3, 2)])
+def test_engines_on_the_processor_get_weights_by_a_file_and_never_sleep(engines, ranks):
+    _, places = places_of(RolloutConfig("vllm", gpus=engines), "cpu", ranks)
+    assert [(place.gpu, place.transfer, place.shared) for place in places] == [(None, "file", False)] * engines
+    assert len({place.name for place in places}) == engines
 
 
 @pytest.mark.parametrize("visible", [None, "0,1,2,3", "7,5, 3,1", "GPU-a,GPU-b,GPU-c,MIG-d"])
-def test_an_engines_process_sees_its_gpu_alone(visible):
-    whole = [part.strip() for part in (visible or "0,1,2,3").split(",")]
-    with environment({"CUDA_VISIBLE_DEVICES": visible}):
-        seen = [NCCLTransfer(gpu).environment()["CUDA_VISIBLE_DEVICES"] for gpu in range(1, 4)]
-    assert seen == whole[1:]
-    assert visible_gpu(visible, 0) == whole[0]
+def test_an_engines_process_sees_its_gpu_alone_and_not_the_trainers_ranks(visible):
+    ours = {"PATH": "bin", "LOCAL_RANK": "3", "TORCHELASTIC_RUN_ID": "x", "VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
+    ours |= {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+    theirs = [environment(ours, place_on(gpu, 1), "files", 2, exact=False) for gpu in range(4)]
+    assert [v["CUDA_VISIBLE_DEVICES"] for v in theirs] == [g.strip() for g in (visible or "0,1,2,3").split(",")]
+    for variables in theirs:
+        assert variables["PATH"] == "bin"
+        assert not variables.keys() & {"LOCAL_RANK", "TORCHELASTIC_RUN_ID"}
+        assert variables["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"  # whatever the user's shell says
+        assert variables["OMP_NUM_THREADS"] == "2"
 
 
-def test_the_trainers_ranks_on_this_machine_are_those_of_torchrun_or_of_the_setting(composed):
+def test_the_trainers_ranks_on_this_machine_are_those_of_torchrun_or_of_the_setting(composed, monkeypatch):
     four, auto, untrained = (typed(composed(*words)) for words in (["gpus=4"], [], ["algorithm=evaluate"]))
     torchrun = {"RANK": "0", "WORLD_SIZE": "16", "MASTER_ADDR": "node0", "MASTER_PORT": "29400"}
-    with environment(dict.fromkeys([*torchrun, "LOCAL_WORLD_SIZE"])):
-        assert ranks_here(four) == 4
-        assert ranks_here(auto) == ranks_here(untrained) == 1
-    with environment(torchrun | {"LOCAL_WORLD_SIZE": "8"}):
-        assert ranks_here(auto) == 8  # the others are on another machine
+    for name in (*torchrun, "LOCAL_WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    assert ranks_here(four) == 4
+    assert ranks_here(auto) == ranks_here(untrained) == 1
+    for name, value in (torchrun | {"LOCAL_WORLD_SIZE": "8"}).items():
+        monkeypatch.setenv(name, value)
+    assert ranks_here(auto) == 8  # the others are on another machine

@@ -9,13 +9,11 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, nullcontext, suppress
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from rlreason.engines.vllm import start as isolation
-from rlreason.engines.vllm.start import SingleThread
 from rlreason.grading.pool import Pool, WorkerOptions
 from rlreason.runtime import signals
 from rlreason.training.algorithms import RolloutPrefetcher
@@ -261,24 +259,6 @@ def command():
 
 run_cli(command, limit_s=float(sys.argv[1]))
 """
-
-
-@pytest.mark.long
-def test_the_folder_of_a_start_that_was_given_up_stays_while_it_runs():
-    """In a folder that is gone torch waits for a file with Python's lock held, and no signal is heeded."""
-    left: list[Path] = []
-    for closing_on_error in (True, False):
-        thread, ended, files = SingleThread("start", lambda: None), threading.Event(), ExitStack()
-        folder = Path(files.enter_context(isolation.folder_for_files()))
-        with pytest.raises(TimeoutError) if closing_on_error else nullcontext():
-            thread.run(ended.wait if closing_on_error else ended.is_set, 0.1 if closing_on_error else 10)
-        isolation.remove_files(files, thread)
-        assert folder.exists() == closing_on_error
-        left.append(folder)
-        ended.set()
-        thread.stop()
-    isolation._in_use.close()  # what is called at the process's end
-    assert not any(folder.exists() for folder in left)
 
 
 @pytest.mark.long

@@ -1,11 +1,18 @@
 """What surrounds vLLM and runs without it: the memory plan, and how stacked weights are compared."""
 
+from collections.abc import Iterable
+
 import pytest
-from torch import nn
+from torch import Tensor, nn
 
 from rlreason.engines.vllm.start import plan_memory
-from rlreason.engines.vllm.transfer import differing_tensors
+from rlreason.engines.vllm.weight_check import Digest, differing_tensors
 from rlreason.errors import ConfigError
+
+
+def digests(weights: Iterable[tuple[str, Tensor]]) -> dict[str, Digest]:
+    """Digest all weights."""
+    return {name: Digest.of(weight) for name, weight in weights}
 
 
 def test_stacked_layers_are_compared_part_by_part():
@@ -22,9 +29,10 @@ def test_stacked_layers_are_compared_part_by_part():
         "elsewhere.weight": table,
     }
     fused = {"qkv_proj": ["q_proj", "k_proj", "v_proj"]}
-    assert differing_tensors(model, weights.items(), fused) == (4, ())
+    held = digests(model.named_parameters())
+    assert differing_tensors(held, digests(weights.items()), fused) == (4, ())
     weights["attn.k_proj.weight"][1, 2] += 1e-3
-    assert differing_tensors(model, weights.items(), fused) == (4, ("attn.k_proj.weight",))
+    assert differing_tensors(held, digests(weights.items()), fused) == (4, ("attn.k_proj.weight",))
 
 
 def test_memory_is_planned_before_anything_is_loaded(policy):

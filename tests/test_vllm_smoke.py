@@ -10,7 +10,8 @@ from conftest import PROMPT
 from rlreason.engines.base import Demand, Prompt, Sampling, seed_for
 from rlreason.engines.hf.engine import HFEngine
 from rlreason.engines.vllm.engine import VLLMEngine
-from rlreason.engines.vllm.transfer import InProcessTransfer, largest_mismatch
+from rlreason.engines.vllm.process import Place
+from rlreason.engines.vllm.weight_check import WeightCheck, largest_mismatch
 from rlreason.model.parameters import build_model
 from rlreason.model.policy import LogProbScorer, Policy, load_policy
 from tests.run_settings import settings
@@ -54,12 +55,18 @@ def worst_mismatch(engine, responses, temperature: float) -> float:
     return max(largest_mismatch(r.log_probs, score) for r, score in zip(responses, scores, strict=True))
 
 
+def check(engine: VLLMEngine) -> WeightCheck:
+    """Check the weights of the only engine."""
+    (found,) = engine.check_weights().values()
+    return found
+
+
 @pytest.fixture(scope="module")
 def engine(tokenizer, tmp_path_factory):
     folder = tmp_path_factory.mktemp("shipped")
     policy = load_policy(str(shipped_model(folder / "model", tokenizer, tied=True)))
     run = settings("rollout=vllm", "rollout.placement=cpu")
-    made = VLLMEngine(policy, run.rollout, InProcessTransfer(), folder / "vllm.log", Demand(512, 32), print)
+    made = VLLMEngine(policy, run.rollout, [Place("the processor")], folder, Demand(512, 32))
     yield made
     made.close()
 
@@ -86,10 +93,10 @@ def test_new_weights_reach_it(engine, problems):
 
 
 def test_weights_that_were_not_sent_are_seen(engine):
-    assert engine.verify_weights().holds
+    assert check(engine).holds
     move(engine.policy, seed=3)
-    found = engine.verify_weights()
+    found = check(engine)
     assert found.mismatch > 10 * found.bound
     assert "model.embed_tokens.weight" in found.differing
     engine.load_weights(engine.policy)
-    assert engine.verify_weights().holds
+    assert check(engine).holds

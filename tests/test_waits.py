@@ -233,33 +233,20 @@ def test_a_run_whose_own_loss_hangs_ends_by_itself_with_all_its_processes_and_re
     assert steps == list(range(1, 41))
 
 
-IN_A_PROCESS = """
-import sys
-if __name__ == "__main__":
-    import rlreason.engines.build
-    from rlreason.engines.vllm.transfer import HostTransfer  # as on a second GPU, of which there is none here
-    rlreason.engines.build.InProcessTransfer = HostTransfer
-    from rlreason.__main__ import main
-    main()
-"""
-
-
 def with_vllm(tmp_path: Path, limit_s: int) -> tuple[subprocess.Popen[bytes], list[psutil.Process], psutil.Process]:
     """A run that has begun to learn, all processes below it, and vLLM's among them; its temporary folder is `t`."""
     pytest.importorskip("vllm")
-    (tmp_path / "program.py").write_text(IN_A_PROCESS)
     (tmp_path / "t").mkdir()
     words = [*SMALL, "rollout=vllm", "rollout.kv_cache_gb=0.25", f"rollout.timeout_s={limit_s}", "n_steps=100000"]
     env = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT}/tests", "OMP_NUM_THREADS": "1", "TMPDIR": str(tmp_path / "t")}
-    argv = [sys.executable, "program.py", *words, "model.width=128", "hydra.run.dir=run", "eval_every=0"]
+    argv = [sys.executable, "-m", "rlreason", *words, "model.width=128", "hydra.run.dir=run", "eval_every=0"]
     with (tmp_path / "out").open("w") as out:
         process = subprocess.Popen(argv, cwd=tmp_path, env=env, stdout=out, stderr=out)
     rows = tmp_path / "run/metrics.jsonl"
     wait_for(lambda: process.poll() is not None or (rows.exists() and rows.read_text().count("\n") > 2))
     assert process.poll() is None, (tmp_path / "out").read_text()
     direct = psutil.Process(process.pid).children()
-    spawned = [p for p in direct if any(word in " ".join(p.cmdline()) for word in ("EngineCore", "spawn_main"))]
-    (engine,) = spawned
+    (engine,) = [p for p in direct if "rlreason.engines.vllm.server" in p.cmdline()]
     return process, psutil.Process(process.pid).children(recursive=True), engine
 
 

@@ -11,8 +11,8 @@ import torch
 
 from rlreason.config.groups import RolloutConfig
 from rlreason.engines.base import Demand, Engine, Prompt, Sampling, seed_for
+from rlreason.engines.build import places_of
 from rlreason.engines.vllm.engine import VLLMEngine
-from rlreason.engines.vllm.transfer import WeightTransfer
 from rlreason.model.policy import LogProbScorer, Policy
 from rlreason.types import Grade, Response, Sample
 
@@ -63,10 +63,11 @@ def prompts_for(policy: Policy, count: int = 32) -> list[Prompt]:
     return [Prompt(str(i), policy.encode_prompt(text), seed_for("gpu check", i)) for i, text in enumerate(texts)]
 
 
-def make_vllm(policy: Policy, transfer: WeightTransfer, log: Path, sleep: bool = False) -> VLLMEngine:
-    """A vLLM of 2 GB of cache that stops the check where it does not hold the trainer's weights."""
-    rollout = RolloutConfig("vllm", sleep=sleep, kv_cache_gb=2)
-    return VLLMEngine(policy, rollout, transfer, log, Demand(min(512, policy.max_context), 128), say=print)
+def make_vllm(policy: Policy, folder: Path, sleep: bool = False, placement: str = "auto") -> VLLMEngine:
+    """A vLLM of 2 GB of cache, which stops the check where its weights are not the trainer's; its log in `folder`."""
+    rollout = RolloutConfig("vllm", sleep=sleep, kv_cache_gb=2, placement=placement)
+    _, places = places_of(rollout, policy.device.type, ranks=1)
+    return VLLMEngine(policy, rollout, places, folder, Demand(min(512, policy.max_context), 128), say=print)
 
 
 def mismatch(engine: Engine, policy: Policy, temperature: float, prompts: int = 32) -> float:

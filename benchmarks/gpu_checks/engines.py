@@ -8,13 +8,7 @@ from gpu_checks.common import Asked, Found, change_weights, imitated, make_vllm,
 from rlreason.config.training import OptimizationConfig
 from rlreason.engines.base import Sampling
 from rlreason.engines.hf.engine import HFEngine
-from rlreason.engines.vllm.transfer import (
-    HostTransfer,
-    InProcessTransfer,
-    NCCLTransfer,
-    engine_processes,
-    mismatch_bound,
-)
+from rlreason.engines.vllm.weight_check import mismatch_bound
 from rlreason.model.policy import load_policy
 from rlreason.objectives.objective import Objective
 from rlreason.training.learner import Learner
@@ -36,7 +30,7 @@ def parity_bfloat16(asked: Asked) -> Found:
 def _parity(asked: Asked, dtype: str) -> Found:
     half = dtype == "bfloat16"
     policy = load_policy(asked.model, dtype, head_dtype=torch.bfloat16 if half else torch.float32)
-    engine, ok, figures = make_vllm(policy, InProcessTransfer(), asked.folder / f"{dtype}.log"), True, {}
+    engine, ok, figures = make_vllm(policy, asked.folder / dtype), True, {}
     for temperature in (1.0,) if asked.quick else (0.7, 1.0, 1.3):
         ours, theirs = (mismatch(e, policy, temperature, asked.times(32)) for e in (HFEngine(policy), engine))
         bound = max(mismatch_bound(policy.compute_dtype) / 5, 2 * ours)
@@ -51,7 +45,7 @@ def _parity(asked: Asked, dtype: str) -> Found:
 def sleep(asked: Asked) -> Found:
     """Rounds of generate, sleep, wake, weight sync: memory in use must not grow."""
     policy = load_policy(asked.model)
-    engine = make_vllm(policy, InProcessTransfer(), asked.folder / "sleep.log", sleep=True)
+    engine = make_vllm(policy, asked.folder / "sleep", sleep=True)
     prompts, awake, asleep, seconds = prompts_for(policy, asked.times(32)), [], [], []
     rounds = max(6, asked.times(ROUNDS))
     for _ in range(rounds):
@@ -71,7 +65,7 @@ def sleep(asked: Asked) -> Found:
 def hand_overs(asked: Asked) -> Found:
     """Updates of SFT, each followed at once by a hand-over to an engine that never sleeps; each is attested."""
     policy = load_policy(asked.model)
-    engine = make_vllm(policy, InProcessTransfer(), asked.folder / "hand_overs.log")
+    engine = make_vllm(policy, asked.folder / "hand_overs")
     learner = Learner(policy, Objective(), OptimizationConfig(1e-5))
     samples, gaps, rounds = imitated(policy, 8, 24, 40), [], asked.times(ROUNDS)
     for _ in range(rounds):
@@ -83,13 +77,12 @@ def hand_overs(asked: Asked) -> Found:
 
 
 def second_gpu(asked: Asked) -> Found:
-    """An engine in a process of its own: hand-overs, the mismatch after them, and its end."""
+    """An engine on a GPU of its own: hand-overs, the mismatch after them, and its end."""
     gpus = torch.cuda.device_count()
     if gpus == 1:
         return Found(None, "left out: one GPU is here, and it takes two")
-    transfer = NCCLTransfer() if gpus else HostTransfer()  # through a file in main memory
     policy, seconds, checks = load_policy(asked.model), [], []
-    engine = make_vllm(policy, transfer, asked.folder / "second_gpu.log")
+    engine = make_vllm(policy, asked.folder / "second_gpu", placement="second_gpu" if gpus else "cpu")
     for _ in range(asked.times(ROUNDS)):
         change_weights(policy)
         metrics = engine.load_weights(policy)  # raises where the weight check fails
@@ -97,8 +90,8 @@ def second_gpu(asked: Asked) -> Found:
         checks.append(metrics["time/weight_check"])
     theirs, bound = mismatch(engine, policy, 1.0, asked.times(32)), mismatch_bound(policy.compute_dtype) / 5
     engine.close()
-    left = len(engine_processes())
+    left = sum(process.process.poll() is None for process in engine.processes)
     figures = {"rounds": len(seconds), "sync_s": statistics.median(seconds), "check_s": statistics.median(checks)}
-    figures |= {"mismatch": theirs, "bound": bound, "processes_left": left, "by": transfer.backend}
+    figures |= {"mismatch": theirs, "bound": bound, "processes_left": left, "by": engine.processes[0].place.transfer}
     words = "{rounds} hand-overs by {by}, {sync_s:.2f} s and {check_s:.2f} s of checking; mismatch {mismatch:.2g}"
     return Found(theirs <= bound and not left, words.format(**figures), figures)

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -12,23 +11,15 @@ from rlreason.config.run import RunConfig
 from rlreason.engines.base import Demand, Engine
 from rlreason.engines.hf.engine import HFEngine
 from rlreason.engines.vllm.engine import VLLMEngine
-from rlreason.engines.vllm.many import ManyEngines
+from rlreason.engines.vllm.process import Place
 from rlreason.engines.vllm.start import plan_memory, require_vllm
-from rlreason.engines.vllm.transfer import (
-    PROBE_PROMPT,
-    PROBE_TOKENS,
-    HostTransfer,
-    InProcessTransfer,
-    NCCLTransfer,
-    WeightTransfer,
-)
+from rlreason.engines.vllm.weight_check import PROBE_PROMPT, PROBE_TOKENS
 from rlreason.errors import ConfigError
 from rlreason.model.chat import PromptIds
 from rlreason.model.fitting import describe_placement, engine_gpus, held_later, ranks_here, spread_work
 from rlreason.model.memory import gradient_bytes, moment_bytes, workload_of
 from rlreason.model.policy import Policy
 from rlreason.model.shapes import Device, shape_from
-from rlreason.records.files import ENGINE_LOGS
 from rlreason.types import Problem
 
 
@@ -63,29 +54,17 @@ def make_engine(
     """Start the engine. `demand` reads every prompt and is called only where memory has to be planned."""
     if run.rollout.engine == "hf":
         return HFEngine(policy, run.rollout.max_rows, run.rollout.compile, say)
-    rollout, place = run.rollout, policy.device.type
-    where, transfers = transfers_of(rollout, place, ranks_here(run))
+    rollout, kind = run.rollout, policy.device.type
+    where, places = places_of(rollout, kind, ranks_here(run))
     say(where)
-    if rollout.placement == "auto" and place == "cpu" and not rollout.sleep and not rollout.async_level:
+    if rollout.placement == "auto" and kind == "cpu" and not rollout.sleep and not rollout.async_level:
         say("! rollout.sleep=false has no effect: it is about a GPU's memory, and vLLM runs on the processor here")
     largest = demand()
-    rollout = with_planned_cache(run, policy, policy.device, largest)
-    if len(transfers) == 1:
-        (transfer,) = transfers.values()
-        return VLLMEngine(policy, rollout, transfer, folder / ENGINE_LOGS[0], largest, say)
-
-    def say_with_name(name: str, text: str) -> None:  # warnings keep their leading !
-        say(f"! {name}: {text[2:]}" if text.startswith("! ") else f"{name}: {text}")
-
-    engines = [
-        VLLMEngine(policy, rollout, transfer, folder / log, largest, partial(say_with_name, name), started=False)
-        for (name, transfer), log in zip(transfers.items(), ENGINE_LOGS, strict=False)
-    ]
-    return ManyEngines(engines, list(transfers))
+    return VLLMEngine(policy, with_planned_cache(run, policy, policy.device, largest), places, folder, largest, say)
 
 
-def transfers_of(rollout: RolloutConfig, device: str, ranks: int) -> tuple[str, dict[str, WeightTransfer]]:
-    """Return where vLLM runs, as text, and the weight transfer of each engine by the name of its device.
+def places_of(rollout: RolloutConfig, device: str, ranks: int) -> tuple[str, list[Place]]:
+    """Return where vLLM runs, as text, and the place of each engine.
 
     `device`: cuda or cpu, of the policy; `ranks`: of the trainer. `ConfigError` where the settings do not fit these.
     """
@@ -96,23 +75,20 @@ def transfers_of(rollout: RolloutConfig, device: str, ranks: int) -> tuple[str, 
         raise ConfigError("rollout.placement=cpu: the policy is on the GPU and vLLM belongs there too: choose auto")
     if device == "cpu":
         several = f", and {engines} vLLMs share the processor" if engines > 1 else ""
-        names = [f"the processor ({k + 1} of {engines})" for k in range(engines)]
-        ways = {name: transfer_to(None, engines, ranks) for name in names}
-        return f"rollout.placement=cpu: there is no GPU here{several}", ways
+        places = [Place(f"the processor ({k + 1} of {engines})") for k in range(engines)]
+        return f"rollout.placement=cpu: there is no GPU here{several}", places
     gpus = engine_gpus(placement, engines, ranks, torch.cuda.device_count())
-    ways = {f"GPU {gpu}": transfer_to(gpu, engines, ranks) for gpu in gpus}
-    return describe_placement(placement, gpus, ranks), ways
+    return describe_placement(placement, gpus, ranks), [place_on(gpu, ranks) for gpu in gpus]
 
 
-def transfer_to(gpu: int | None, engines: int, ranks: int) -> WeightTransfer:
-    """Choose how rank 0's weights reach one of several engines, which runs on this GPU or on the processor (None).
+def place_on(gpu: int, ranks: int) -> Place:
+    """Return the place of an engine on this GPU, of which the first is that of rank 0, who sends the weights.
 
-    The first GPU is rank 0's. An engine inside rank 0's process creates torch's default process group there, which
-    ranks that shard a model need themselves; on the processor a second engine would create it again.
+    Next to other ranks a file stands in for CUDA IPC: vLLM's sending side would wait for all ranks to take part.
     """
-    if ranks == 1 and (gpu == 0 or (gpu is None and engines == 1)):
-        return InProcessTransfer()
-    return NCCLTransfer(gpu, shared=gpu < ranks) if gpu else HostTransfer(gpu, shared=gpu is not None)
+    if gpu > 0:
+        return Place(f"GPU {gpu}", gpu, shared=gpu < ranks, transfer="nccl")
+    return Place("GPU 0", 0, shared=True, transfer="ipc" if ranks == 1 else "file")
 
 
 def with_planned_cache(run: RunConfig, policy: Policy, device: torch.device, demand: Demand) -> RolloutConfig:

@@ -22,7 +22,6 @@ from rlreason.config.run import RunConfig
 from rlreason.config.training import TrainingConfig
 from rlreason.engines.base import Engine, Sampling, Stops
 from rlreason.engines.vllm.engine import VLLMEngine
-from rlreason.engines.vllm.many import ManyEngines
 from rlreason.engines.vllm.start import sampling_arguments
 from rlreason.evaluation.accuracy import describe_accuracies, more_accuracies
 from rlreason.evaluation.evaluator import Evaluated, protocol_of
@@ -344,7 +343,7 @@ def _sampling(sampling: Sampling, policy: Policy) -> dict[str, Any]:
 def _engine(run: RunConfig, engine: Engine, sampling: Sampling, policy: Policy) -> dict[str, Any]:
     """Return the engine's settings; for vLLM every argument, defaults included."""
     facts: dict[str, Any] = {"name": run.rollout.engine, "max_rows": run.rollout.max_rows}
-    if isinstance(engine, VLLMEngine | ManyEngines):
+    if isinstance(engine, VLLMEngine):
         stops = Stops(policy.tokenizer, sampling.stop, sampling.min_tokens, sampling.tags)
         ends = policy.end_ids | sampling.end_ids
         facts |= {"arguments": engine.arguments, "sampling": sampling_arguments(sampling, ends, stops.sees_special)}

@@ -1,28 +1,14 @@
-"""Start vLLM: check the installation, build its arguments, and protect the trainer's process from its changes."""
+"""What vLLM is started with, told or written by: the memory plan, its arguments, its model folder and its log."""
 
-import atexit
-import contextlib
 import copy
 import importlib.util
-import logging
-import os
-import queue
-import random
-import sys
-import tempfile
-import threading
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import Future
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-import numpy as np
 import torch
-from torch import Tensor, nn
 
-from rlreason.config.groups import INSTALL_VLLM as INSTALL
 from rlreason.config.groups import WITHOUT_VLLM
 from rlreason.engines.base import Sampling
 from rlreason.errors import ConfigError
@@ -30,80 +16,13 @@ from rlreason.model.memory import kv_of_token, vllm_cache
 from rlreason.model.parameters import model_size
 from rlreason.model.policy import Policy
 from rlreason.runtime.files import whole
-from rlreason.runtime.signals import temporary_folder
 from rlreason.runtime.text import redacted
-
-NEWEST = (0, 32)
 
 
 def require_vllm() -> None:
     """`ConfigError` where vLLM is not installed; cheap, since it is not imported."""
     if importlib.util.find_spec("vllm") is None:
         raise ConfigError(WITHOUT_VLLM)
-
-
-def import_vllm(log: Path, oldest: tuple[int, int], exact: bool) -> Any:
-    """Import vLLM with its engine in this process and its log in a file; return the module.
-
-    `exact`: the model computes in float32. Attention on a GPU is then a Triton kernel, which would round its factors
-    to TF32: by up to 2e-2 nats of a token's log-probability, emulated for 16 layers. `ConfigError` where vLLM cannot
-    be imported, or its version is not between `oldest` and the newest tested one.
-    """
-    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-    os.environ.setdefault("VLLM_CONFIGURE_LOGGING", "0")  # so that the handler below is the only one
-    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
-    if exact:
-        os.environ.setdefault("TRITON_F32_DEFAULT", "ieee")  # read where a kernel is compiled
-    log.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        with stderr_into(log):
-            import vllm
-            import vllm.entrypoints.llm
-            import vllm.inputs
-            import vllm.sampling_params
-    except Exception as error:
-        text = f"{type(error).__name__}: {error}".splitlines()[0]
-        cure = "pip uninstall torchvision torchaudio torchcodec" if "torchvision" in text else INSTALL
-        raise ConfigError(f"rollout=vllm: vLLM cannot be imported ({text}): {cure}; or choose rollout=hf") from error
-    version = tuple(int(part) for part in vllm.__version__.split("+")[0].split(".")[:2])
-    if not oldest <= version <= NEWEST:
-        span = " to ".join("{}.{}".format(*end) for end in (oldest, NEWEST))
-        raise ConfigError(f"rollout=vllm: vLLM {vllm.__version__} is outside the versions {span} for this: {INSTALL}")
-    log_into(log)
-    return vllm
-
-
-class _Formatter(logging.Formatter):
-    def format(self, record: logging.LogRecord) -> str:
-        return redacted(super().format(record))
-
-
-def log_into(log: Path) -> None:
-    """Append vLLM's log of this process to this file only, without secrets."""
-    logger = logging.getLogger("vllm")
-    for handler in list(logger.handlers):
-        logger.removeHandler(handler)
-        handler.close()
-    handler = logging.FileHandler(log, encoding="utf-8", delay=True)
-    handler.setFormatter(_Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-    logger.addHandler(handler)
-    logger.propagate = False
-    logger.setLevel(logging.INFO)
-
-
-@contextlib.contextmanager
-def stderr_into(log: Path) -> Iterator[None]:
-    """Append what libraries write directly to standard error to the log."""
-    sys.stderr.flush()
-    terminal = os.dup(2)
-    with log.open("a") as file:
-        os.dup2(file.fileno(), 2)
-    try:
-        yield
-    finally:
-        sys.stderr.flush()
-        os.dup2(terminal, 2)
-        os.close(terminal)
 
 
 def last_lines(log: Path, count: int = 5) -> str:
@@ -115,7 +34,7 @@ def last_lines(log: Path, count: int = 5) -> str:
 
 
 def hide_secrets(log: Path, say: Callable[[str], None]) -> None:
-    """Rewrite the log atomically where it holds secrets, once vLLM's process has ended, which may write into it.
+    """Rewrite the log atomically where it holds secrets, once vLLM's process, which writes into it, has ended.
 
     A failure to write is only reported: the run has ended.
     """
@@ -123,8 +42,6 @@ def hide_secrets(log: Path, say: Callable[[str], None]) -> None:
         text = log.read_bytes().decode("utf-8", "surrogateescape")
         if (without_secrets := redacted(text)) == text:
             return
-        for handler in logging.getLogger("vllm").handlers:
-            handler.close()  # it opens the new file with the next line
         with whole(log) as partial:
             partial.write_bytes(without_secrets.encode("utf-8", "surrogateescape"))
     except FileNotFoundError:
@@ -261,185 +178,3 @@ def write_model(policy: Policy, folder: Path) -> str:
     config.save_pretrained(folder)
     policy.tokenizer.save_pretrained(folder)
     return str(folder)
-
-
-T = TypeVar("T")
-CHECK_EVERY_S = 0.5
-
-
-class SingleThread:
-    """A daemon thread that runs calls in order, each with a time limit; a process may end while a call hangs."""
-
-    def __init__(self, name: str, check: Callable[[], None]) -> None:
-        self._check = check
-        self._stopped = False
-        self._last: Future[Any] | None = None
-        self._calls: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = queue.SimpleQueue()
-        threading.Thread(target=self._work, name=name, daemon=True).start()
-
-    def _work(self) -> None:
-        while (call := self._calls.get()) is not None:
-            future, function = call
-            try:
-                future.set_result(function())
-            except BaseException as error:
-                future.set_exception(error)
-
-    def run(self, function: Callable[[], T], timeout_s: float) -> T:
-        """Return or raise what `function` does.
-
-        `TimeoutError` when it takes longer; then it still runs. `check` is called while waiting, and an exception of
-        it ends the wait, too.
-        """
-        future: Future[T] = Future()
-        if self._stopped:
-            raise RuntimeError("the thread was stopped")
-        self._last = future
-        self._calls.put((future, function))
-        deadline = time.monotonic() + timeout_s
-        while True:
-            with contextlib.suppress(TimeoutError):
-                return future.result(min(CHECK_EVERY_S, max(deadline - time.monotonic(), 0.0)))
-            if future.done():
-                return future.result()
-            self._check()
-            if time.monotonic() >= deadline:
-                raise TimeoutError
-
-    @property
-    def busy(self) -> bool:
-        """Whether an abandoned call still runs."""
-        return self._last is not None and not self._last.done()
-
-    def stop(self) -> None:
-        """End the thread after the queued calls."""
-        self._stopped = True
-        self._calls.put(None)
-
-
-FILES = "rlreason-vllm-"  # prefix of the folders for an engine's temporary files
-#: Held while an engine's start changes what belongs to the whole process: the environment, the temporary folder,
-#: standard error and the list of its children. In-process engines take it for their whole start, the others until
-#: their process runs, so that several of those load side by side.
-STARTING = threading.Lock()
-#: The variables by which torchrun tells a process its rank, besides those that begin with TORCHELASTIC_.
-OF_RANKS = {"MASTER_ADDR", "MASTER_PORT", "ROLE_NAME"} | {
-    f"{of}{what}" for of in ("", "LOCAL_", "GROUP_", "ROLE_") for what in ("RANK", "WORLD_SIZE")
-}
-
-
-def folder_for_files() -> contextlib.AbstractContextManager[str]:
-    """Return a folder for all temporary files of an engine: its sockets and the file of its rendezvous.
-
-    A socket's path may have 107 characters, so /tmp replaces a temporary folder with a long name.
-    """
-    return temporary_folder(FILES, Path("/tmp") if len(tempfile.gettempdir()) > 40 else None)
-
-
-_in_use = contextlib.ExitStack()  # folders that abandoned calls may still use
-atexit.register(_in_use.close)
-
-
-def remove_files(files: contextlib.ExitStack, thread: SingleThread) -> None:
-    """Remove an engine's folder: now, or at the end of the process where an abandoned start still runs.
-
-    Such a start meets its processes at a file there, and without the folder torch waits minutes for that file, in C++
-    with Python's lock held: no signal would be handled any more.
-    """
-    if thread.busy:
-        _in_use.push(files.pop_all())
-    else:
-        files.close()
-
-
-@contextlib.contextmanager
-def temporary_files_in(folder: str) -> Iterator[None]:
-    """Make this the temporary folder of this process and of processes that start now."""
-    from torch._inductor.runtime.cache_dir_utils import cache_dir
-
-    cache_dir()  # of compiled code, which must outlive a run: torch names it once, here
-    chosen, tempfile.tempdir = tempfile.gettempdir(), folder
-    try:
-        with environment({"TMPDIR": folder}):
-            yield
-    finally:
-        tempfile.tempdir = chosen
-
-
-def alone(names: Iterable[str]) -> dict[str, None]:
-    """Return the variables to unset so that vLLM does not see the trainer's ranks; `names`: of all variables.
-
-    vLLM would take their rank for its own (the GPU of LOCAL_RANK), or wait for a port that torchrun has; and it sets
-    some of them for its own processes.
-
-    >>> alone(["PATH", "RANK", "TORCHELASTIC_RUN_ID"]).keys() - OF_RANKS
-    {'TORCHELASTIC_RUN_ID'}
-    """
-    return dict.fromkeys([*OF_RANKS, *(name for name in names if name.startswith("TORCHELASTIC_"))])
-
-
-@contextlib.contextmanager
-def environment(variables: Mapping[str, str | None]) -> Iterator[None]:
-    """Set these environment variables, here and for processes that start now, and restore them; None: unset."""
-    before = {name: os.environ.get(name) for name in variables}
-    _set(variables)
-    try:
-        yield
-    finally:
-        _set(before)
-
-
-def _set(variables: Mapping[str, str | None]) -> None:
-    for name, value in variables.items():
-        if value is None:
-            os.environ.pop(name, None)
-        else:
-            os.environ[name] = value
-
-
-def generators_kept() -> contextlib.AbstractContextManager[None]:
-    """Restore torch's global random generators, the processor's and the current GPU's, afterwards.
-
-    Those of other GPUs are not read: that would take memory there.
-    """
-    return torch.random.fork_rng(devices=[torch.cuda.current_device()] if torch.cuda.is_available() else [])
-
-
-@contextlib.contextmanager
-def process_state_kept() -> Iterator[None]:
-    """Restore the global random generators, which vLLM seeds, and torch's thread setting, which it replaces."""
-    python, numpy = random.getstate(), np.random.get_state()
-    set_threads, threads = torch.set_num_threads, torch.get_num_threads()
-    try:
-        with generators_kept():
-            yield
-    finally:
-        torch.set_num_threads = set_threads
-        torch.set_num_threads(threads)
-        random.setstate(python)
-        np.random.set_state(numpy)
-
-
-TRAINER = "RLREASON_TRAINER"  # environment variable: the process id of the trainer, with which the engine ends
-
-
-def row_digests(weight: Tensor) -> Tensor:
-    """Digest each row, (rows, ...) -> (rows,): the sum over a row's indices j of bits_j * odd_j, modulo 2^64.
-
-    An odd factor is invertible modulo 2^64, so one changed number always changes the digest; the factors differ, so
-    exchanged numbers do too.
-
-    >>> row_digests(torch.tensor([[1.0, 2.0], [2.0, 1.0], [1.0, 2.0]])).unique().numel()
-    2
-    """
-    bits = weight.detach().contiguous().view({2: torch.int16, 4: torch.int32}[weight.dtype.itemsize])
-    bits = bits.reshape(len(weight), -1)
-    odd = torch.arange(bits.shape[1], device=bits.device) * -7046029254386353131 | 1  # int64 wraps around
-    return torch.cat([(part.long() * odd).sum(1) for part in bits.split(1024)])  # a slice at a time: 8 bytes a number
-
-
-def repack_tied_head(model: nn.Module) -> None:
-    """Renew the packed copy of a tied output head that vLLM uses on the processor; a reload leaves it stale."""
-    head, embedding = getattr(model, "lm_head", None), getattr(getattr(model, "model", None), "embed_tokens", None)
-    if head is not None and embedding is not None and head.weight is embedding.weight and not head.weight.is_cuda:
-        head.quant_method.process_weights_after_loading(head)

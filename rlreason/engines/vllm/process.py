@@ -1,0 +1,323 @@
+"""vLLM's process, as the trainer sees it: start it, ask it within a time limit, send weights to it, end it."""
+
+import logging
+import multiprocessing
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent import futures
+from concurrent.futures import Future
+from contextlib import ExitStack
+from dataclasses import dataclass
+from multiprocessing.connection import wait
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+from torch._inductor.runtime.cache_dir_utils import cache_dir
+
+from rlreason.config.groups import INSTALL_VLLM as INSTALL
+from rlreason.engines.vllm.server import FILES
+from rlreason.engines.vllm.start import last_lines
+from rlreason.errors import ConfigError, EngineError
+from rlreason.model.policy import Policy
+from rlreason.runtime.files import alive
+from rlreason.runtime.machine import VISIBLE
+from rlreason.runtime.signals import temporary_folder
+
+VERSIONS = ((0, 28), (0, 32))  # the first with both sides of vLLM's weight transfer, and the newest tested one
+LOOK_S = 0.5
+ENDING_S = 10.0  # for a killed process to end
+#: The variables by which torchrun tells a process its rank, besides those that begin with TORCHELASTIC_. vLLM would
+#: take the trainer's rank for its own (the GPU of LOCAL_RANK), or wait for a port that torchrun has.
+OF_RANKS = {"MASTER_ADDR", "MASTER_PORT", "ROLE_NAME"} | {
+    f"{of}{what}" for of in ("", "LOCAL_", "GROUP_", "ROLE_") for what in ("RANK", "WORLD_SIZE")
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where an engine runs. `gpu`: its number among the GPUs visible here; None: the processor."""
+
+    name: str  # for messages
+    gpu: int | None = None
+    shared: bool = False  # a rank of the trainer computes on its GPU, too
+    transfer: Literal["file", "ipc", "nccl"] = "file"  # how weights get there
+
+    @property
+    def device(self) -> torch.device:
+        """The device, as it is numbered in this process."""
+        return torch.device("cpu") if self.gpu is None else torch.device("cuda", self.gpu)
+
+
+def environment(variables: Mapping[str, str], place: Place, files: str, threads: int, exact: bool) -> dict[str, str]:
+    """Return the environment of vLLM's process, made of this one's `variables`.
+
+    `files`: the folder for its temporary files. `exact`: the model computes in float32. Attention on a GPU is then a
+    Triton kernel, which would round its factors to TF32: by up to 2e-2 nats of a token's log-probability, emulated for
+    16 layers.
+    """
+    kept = {k: v for k, v in variables.items() if k not in OF_RANKS and not k.startswith("TORCHELASTIC_")}
+    kept = {"VLLM_NO_USAGE_STATS": "1"} | ({"TRITON_F32_DEFAULT": "ieee"} if exact else {}) | kept
+    if place.gpu is not None:
+        kept[VISIBLE] = visible_gpu(variables.get(VISIBLE), place.gpu)
+    return kept | {
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine is in the process that we start, and in no further one
+        "VLLM_CONFIGURE_LOGGING": "1",
+        "OMP_NUM_THREADS": str(threads),  # without it vLLM turns torch down to one thread
+        "TMPDIR": files,
+        "TORCHINDUCTOR_CACHE_DIR": cache_dir(),  # compiled code outlives a run
+    }
+
+
+def visible_gpu(visible: str | None, number: int) -> str:
+    """Return CUDA_VISIBLE_DEVICES for a process with this one of the GPUs that are `visible` here.
+
+    >>> visible_gpu(None, 1), visible_gpu("2, 5", 1), visible_gpu("GPU-8f2a,GPU-5e1c,MIG-3b", 2)
+    ('1', '5', 'MIG-3b')
+    """
+    return visible.split(",")[number].strip() if visible else str(number)
+
+
+class EngineProcess:
+    """One vLLM in a process of its own. After the first failure it counts as dead, and every later call says why."""
+
+    def __init__(self, place: Place, log: Path, timeout_s: float, exact: bool, title: str = "") -> None:
+        """`title`: the beginning of its messages, where there are several."""
+        self.place, self.log, self.timeout_s, self.title = place, log, timeout_s, title
+        self.failure: str | None = None
+        self.arguments: dict[str, Any] = {}  # of vLLM's start, for provenance
+        self._weights: DirectTransfer | None = None
+        self._stack = ExitStack()
+        self.files = self._stack.enter_context(temporary_folder(FILES))
+        self.connection, theirs = multiprocessing.Pipe()
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("ab") as out:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "rlreason.engines.vllm.server", str(theirs.fileno()), str(os.getpid())],
+                env=environment(os.environ, place, self.files, torch.get_num_threads(), exact),
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+                start_new_session=True,  # Ctrl-C in the terminal is for the trainer
+            )
+        theirs.close()
+        self.heard = time.monotonic()
+
+    def version(self) -> str:
+        """Wait until vLLM is imported; `ConfigError` where it cannot be, or its version is not a tested one."""
+        kind, what = self._receive(self.timeout_s)
+        if kind == "failed":
+            cure = "pip uninstall torchvision torchaudio torchcodec" if "torchvision" in what else INSTALL
+            raise ConfigError(f"rollout=vllm: vLLM cannot be imported ({what}): {cure}; or choose rollout=hf")
+        version = tuple(int(part) for part in what.split("+")[0].split(".")[:2])
+        if not VERSIONS[0] <= version <= VERSIONS[1]:
+            span = " to ".join("{}.{}".format(*end) for end in VERSIONS)
+            raise ConfigError(f"rollout=vllm: vLLM {what} is outside the tested versions {span}: {INSTALL}")
+        return str(what)
+
+    def start(self, folder: str, arguments: dict[str, Any]) -> None:
+        """Ask it to start vLLM for the model in `folder`; it answers when it has."""
+        self.arguments = arguments
+        self.send("start", folder, None if self.place.transfer == "file" else self.place.transfer, arguments)
+
+    def send(self, method: str, *arguments: Any) -> None:
+        """Ask for a call of this method of `Server`."""
+        if self.failure is not None:
+            raise EngineError(f"{self.title}rollout=vllm: the engine is dead since: {self.failure}")
+        try:
+            self.connection.send((method, arguments))
+        except OSError as error:
+            raise self._ended() from error
+        self.heard = time.monotonic()
+
+    def answer(self, limit_s: float | None = None) -> Any:
+        """Wait for the result of what was sent; `EngineError` where it fails, or takes longer than the limit."""
+        return self.message(limit_s)[1]
+
+    def message(self, limit_s: float | None = None) -> tuple[Any, ...]:
+        """Wait for its next message: ("done", result), or ("step", ...) while it samples."""
+        message = self._receive(self.timeout_s if limit_s is None else limit_s)
+        if message[0] == "failed":
+            raise self.failed(message[1])
+        return message
+
+    def call(self, method: str, *arguments: Any) -> Any:
+        """Call this method of `Server` and return its result."""
+        self.send(method, *arguments)
+        return self.answer()
+
+    def _receive(self, limit_s: float) -> tuple[Any, ...]:
+        spoken([self], limit_s)
+        try:
+            message: tuple[Any, ...] = self.connection.recv()
+        except (EOFError, OSError) as error:
+            raise self._ended() from error
+        self.heard = time.monotonic()
+        return message
+
+    def _ended(self) -> EngineError:
+        return self.failed(f"vLLM's process has ended (exit code {self.process.wait(ENDING_S)})")
+
+    def silent(self, limit_s: float) -> EngineError:
+        """Record that it has not answered for so long and return the error to raise."""
+        limit = f"rollout.timeout_s={limit_s:g}" if limit_s == self.timeout_s else f"{limit_s:g} s"
+        return self.failed(f"no answer within {limit}: it hangs, or needs more")
+
+    def failed(self, reason: str) -> EngineError:
+        """Record the failure and return the error to raise."""
+        self.failure = self.failure or reason
+        return EngineError(f"{self.title}rollout=vllm failed: {self.failure}{last_lines(self.log)}")
+
+    def load(self, policy: Policy) -> None:
+        """Send the policy's weights by vLLM's own weight transfer: to another GPU, or on the policy's.
+
+        In a thread, because NCCL would wait forever for a process that has gone.
+        """
+        sent: Future[None] = Future()
+
+        def send() -> None:
+            try:
+                self._weights = self._weights or DirectTransfer(self, policy)
+                sent.set_result(self._weights.send(policy))
+            except BaseException as error:
+                sent.set_exception(error)
+
+        threading.Thread(target=send, name=f"{self.title}weights", daemon=True).start()
+        deadline = time.monotonic() + self.timeout_s
+        while not futures.wait([sent], LOOK_S).done:
+            alive()
+            if self.process.poll() is not None:
+                raise self._ended()
+            if time.monotonic() > deadline:
+                raise self.silent(self.timeout_s)
+        if (error := sent.exception()) is not None:
+            raise self.failed(f"{type(error).__name__}: {error}") from error
+
+    def close(self) -> None:
+        """Kill the process, which ends a call that waits for it in another thread, and remove its files."""
+        self.failure = self.failure or "it was closed"
+        self.process.kill()
+        self.process.wait(ENDING_S)
+        self._stack.close()
+
+
+def spoken(processes: Sequence[EngineProcess], limit_s: float) -> list[EngineProcess]:
+    """Wait until one of these has sent something or has ended; return those that have.
+
+    `EngineError` where none does, and one has been silent for `limit_s` seconds.
+    """
+    while not (ready := wait([process.connection for process in processes], min(LOOK_S, limit_s))):
+        alive()
+        for process in processes:
+            if time.monotonic() - process.heard > limit_s:
+                raise process.silent(limit_s)
+    alive()
+    return [process for process in processes if process.connection in ready]
+
+
+# How weights travel.
+
+MEMORY = Path("/dev/shm")  # a file system in main memory; a container's often holds 64 MB
+WEIGHT_FILES = "rlreason-weights-"
+
+
+def engine_weights(policy: Policy, device: torch.device) -> Iterator[tuple[str, Tensor]]:
+    """Yield the policy's weights in the engine's number format, on this device."""
+    for name, weight in policy.engine_weights():
+        yield name, weight.detach().to(policy.compute_dtype).to(device)
+
+
+def load_by_file(processes: Sequence[EngineProcess], policy: Policy) -> None:
+    """Give these processes the policy's weights by one file in main memory."""
+    weights = {name: weight.contiguous() for name, weight in engine_weights(policy, torch.device("cpu"))}
+    with temporary_folder(WEIGHT_FILES, place_for(sum(weight.nbytes for weight in weights.values()))) as folder:
+        path = str(Path(folder) / "weights.safetensors")
+        save_file(weights, path)
+        call_all(processes, "load_file", path)
+
+
+def call_all(processes: Sequence[EngineProcess], method: str, *arguments: Any) -> list[Any]:
+    """Call this method of `Server` in all processes at once; return the results."""
+    for process in processes:
+        process.send(method, *arguments)
+    return [process.answer() for process in processes]
+
+
+def place_for(size: int, memory: Path = MEMORY) -> Path | None:
+    """Return the file system in main memory if it has room for so many bytes; else None: the temporary folder."""
+    return memory if memory.is_dir() and shutil.disk_usage(memory).free > 1.01 * size + 2**20 else None
+
+
+BUFFER = 256 << 20  # bytes of weights that are shared between two processes at a time, or of the largest weight
+
+
+class DirectTransfer:
+    """The sending side of vLLM's own weight transfer to one process: NCCL to another GPU, CUDA IPC on the same one."""
+
+    def __init__(self, process: EngineProcess, policy: Policy) -> None:
+        os.environ.setdefault("VLLM_CONFIGURE_LOGGING", "0")  # of this process, which only imports it
+        logging.getLogger("vllm").propagate = False
+        from vllm.distributed.weight_transfer import WeightTransferTrainerFactory
+
+        self.process, self.policy = process, policy
+        info = self._ipc() if process.place.transfer == "ipc" else self._nccl()
+        self._sender = WeightTransferTrainerFactory.trainer_init(info, client=self, source=self)
+
+    def _nccl(self) -> Any:
+        """Return NCCL's arguments: the trainer is rank 0 of two and opens a port on this machine."""
+        from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo
+
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        return NCCLTrainerInitInfo(master_address="127.0.0.1", master_port=port, world_size=2, rank=0)
+
+    def _ipc(self) -> Any:
+        from vllm.distributed.weight_transfer.ipc_engine import IPCTrainerInitInfo
+
+        largest = max(meta.dtype.itemsize * torch.Size(meta.shape).numel() for meta in self.metadata())
+        return IPCTrainerInitInfo(rank=0, packed=True, packed_buffer_size_bytes=max(BUFFER, largest))
+
+    def send(self, policy: Policy) -> None:
+        """Replace the engine's weights by the policy's."""
+        self.policy = policy
+        self._sender.send_weights()
+
+    # The weights as vLLM reads them, its `WeightSource`.
+
+    def metadata(self) -> list[Any]:
+        """Return name, number format and shape of every weight, in the order of a pass."""
+        from vllm.distributed.weight_transfer import ParamMeta
+
+        dtype = self.policy.compute_dtype
+        return [ParamMeta(name, dtype, tuple(weight.shape)) for name, weight in self.policy.engine_weights()]
+
+    def __iter__(self) -> Iterator[tuple[str, Tensor]]:
+        return engine_weights(self.policy, self.policy.device)
+
+    # What it tells the engine, its `VLLMWeightSyncClient`.
+
+    def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
+        """Create the receiving side."""
+        self.process.call("transfer", "init_weight_transfer_engine", {"init_info": init_info})
+
+    def start_weight_update(self) -> None:
+        """Announce the first weight."""
+        self.process.call("transfer", "start_weight_update", {})
+
+    def update_weights(self, update_info: Any) -> None:
+        """Receive weights as described by `update_info`, the transport's own record."""
+        self.process.call("transfer", "update_weights", {"update_info": update_info})
+
+    def finish_weight_update(self, weight_version: str | None = None) -> None:
+        """Announce the end. vLLM's own version counter is not used: responses carry the engine's."""
+        self.process.call("transfer", "finish_weight_update", {})
