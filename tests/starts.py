@@ -26,7 +26,7 @@ SMALL = [
 ENV = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "WANDB_SILENT": "true"}
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(
-    ["rlreason.cli.command", "rlreason.training.trainer", "rlreason.training.jobs", "matplotlib.pyplot"]
+    ["rlreason.cli.command", "rlreason.training.train", "rlreason.training.jobs", "matplotlib.pyplot"]
 )
 
 

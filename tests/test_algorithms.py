@@ -17,8 +17,8 @@ from rlreason.objectives.objective import LengthNormConfig, Objective
 from rlreason.training.algorithms import (
     GRPO,
     SFT,
+    Batches,
     ExpertIteration,
-    RolloutPrefetcher,
     chosen_responses,
     cut_into_batches,
     mixed_groups,
@@ -254,11 +254,11 @@ class Counting:
 @pytest.mark.parametrize("ahead", [False, True])
 def test_the_feed_hands_over_every_step_once_and_in_order(ahead):
     algorithm = Counting()
-    feed = RolloutPrefetcher(algorithm, ahead)
+    feed = Batches(algorithm, ahead)
     for step in range(1, 5):
-        assert feed.next(step).metrics["step"] == step
+        assert feed.collect(step).metrics["step"] == step
         feed.start_next(step)
-        feed.drain()
+        feed.wait()
         assert [s for s, _ in algorithm.log] == list(range(1, min(step + 1 + ahead, 5)))  # exactly one ahead
     feed.close()
     assert ahead == any(name.startswith("sampling ahead") for _, name in algorithm.log)
@@ -271,11 +271,11 @@ def test_an_error_of_sampling_ahead_reaches_the_loop():
                 raise RuntimeError("engine died")
             return super().collect(step)
 
-    feed = RolloutPrefetcher(Failing(), ahead=True)
-    feed.next(1)
+    feed = Batches(Failing(), ahead=True)
+    feed.collect(1)
     feed.start_next(1)
     with pytest.raises(RuntimeError, match="engine died"):
-        feed.drain()
+        feed.wait()
     feed.close()
 
 
@@ -295,12 +295,11 @@ def test_learning_measures_entropies_of_the_weights_that_each_update_met(policy)
     )
     collected = Collected([], [[*given, alike, silent], given], {})
     expected = score_samples(given, LogProbScorer(policy, 512))
-    schedule, counted = LearningRateSchedule(1e-3, "constant", 0, 1), []
-    first, second = learner.learn(collected, 1, schedule, Sampling(temperature=0.7), counted.append)
+    schedule = LearningRateSchedule(1e-3, "constant", 0, 1)
+    first, second = learner.learn(collected, 1, schedule, Sampling(temperature=0.7))
     assert first.entropies[:3] == pytest.approx([s.entropy for s in expected], abs=1e-5)
     assert first.entropies[3:] == [first.entropies[0], None]
     assert first.entropies[:3] != second.entropies
-    assert counted == [first, second]
     assert "rollout/mismatch_mean" not in first.metrics  # another temperature than the one that sampled
     assert not learner.scores_by_learning(replace(collected, batches=[given]), Sampling(temperature=0.7))
     assert learner.scores_by_learning(replace(collected, batches=[given]), Sampling())

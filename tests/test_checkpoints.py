@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Callable
 from itertools import permutations
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -26,7 +27,7 @@ from rlreason.records.files import (
     set_aside_behind,
     write_checkpoint,
 )
-from rlreason.records.resume import checkpoint_to_resume, cut_back
+from rlreason.records.resume import checkpoint_to_resume, drop_later
 from rlreason.training.learner import read_tensors
 
 
@@ -39,7 +40,12 @@ def write_some(folder: Path) -> None:
 
 def three_in(folder: Path) -> list[Path]:
     folder.mkdir(exist_ok=True)
-    return [write_checkpoint(folder, name_of(i, 2 * i, i), {"begun": i, "offsets": {}}, write_some) for i in (1, 2, 3)]
+    return [write_checkpoint(folder, name_of(i, 2 * i, i), {"step": i, "lines": {}}, write_some) for i in (1, 2, 3)]
+
+
+def state_of(step: int, lines: int, *evaluations: dict[str, int]) -> dict[str, Any]:
+    """As much of a checkpoint's state as the records depend on."""
+    return {"step": step, "lines": {"metrics.jsonl": lines}, "parts": {"validation": list(evaluations)}}
 
 
 def flipped(path: Path) -> None:
@@ -91,7 +97,7 @@ def test_a_damaged_checkpoint_does_not_stand_in_for_the_one_that_the_run_writes_
         set_aside_behind(taken)
     assert checkpoints_in(tmp_path)[-1] == taken
     assert newest.with_name(f"{newest.name}.broken").is_dir()
-    again = write_checkpoint(tmp_path, newest.name, {"begun": 3, "offsets": {}}, write_some)
+    again = write_checkpoint(tmp_path, newest.name, {"step": 3, "lines": {}}, write_some)
     assert newest_good(tmp_path, print) == again
 
 
@@ -159,9 +165,9 @@ def test_a_checkpoint_that_fails_leaves_nothing_and_those_before_as_they_were(tm
 def test_a_rename_that_fails_says_why_and_leaves_what_has_the_name(tmp_path):
     *_, newest = three_in(tmp_path)
     with pytest.raises(UnwritableError, match=r"step_00003\S* cannot be written"):
-        write_checkpoint(tmp_path, newest.name, {"begun": 9, "offsets": {}}, write_some)
+        write_checkpoint(tmp_path, newest.name, {"step": 9, "lines": {}}, write_some)
     assert newest_good(tmp_path, print) == newest
-    assert read_state(newest)["begun"] == 3
+    assert read_state(newest)["step"] == 3
     assert not list(tmp_path.rglob("*.partial"))
 
 
@@ -194,7 +200,7 @@ def test_records_behind_a_checkpoint_are_cut_off_wherever_a_line_ends(tmp_path):
         (tmp_path / f"{name}.jsonl").write_text("{}\n")
     (tmp_path / "model").mkdir()
     (tmp_path / "checkpoints/step_00009.partial/model").mkdir(parents=True)
-    cut_off = cut_back(tmp_path, {"offsets": {"metrics.jsonl": len(one)}, "recorded": 1, "history": [{}]})
+    cut_off = drop_later(tmp_path, state_of(1, 1, {"step": 0}))
     assert (tmp_path / "metrics.jsonl").read_text() == one
     incidents = tmp_path / "grading_incidents.jsonl"
     assert not incidents.exists() or incidents.read_text() == ""
@@ -206,25 +212,24 @@ def test_records_behind_a_checkpoint_are_cut_off_wherever_a_line_ends(tmp_path):
 
 
 def test_records_that_are_shorter_than_at_a_checkpoint_leave_it_out(tmp_path):
-    """Else they would be filled up with zeros: the rows that belong in between are lost."""
+    """The rows that belong in between are lost."""
     for step in (1, 2):
         (tmp_path / "metrics.jsonl").write_text("{}\n" * step)
-        state = {"begun": step, "offsets": {"metrics.jsonl": 3 * step}}
+        state = state_of(step, step)
         write_checkpoint(tmp_path, name_of(step, step, step), state, write_some)
     first, second = checkpoints_in(tmp_path)
     said: list[str] = []
     assert newest_good(tmp_path, said.append) == second
     cut(tmp_path / "metrics.jsonl")
     assert newest_good(tmp_path, said.append) == first
-    assert "had 6 bytes then and has 3" in said[0]
+    assert "had 2 lines then and has 1" in said[0]
     (tmp_path / "metrics.jsonl").unlink()
     assert newest_good(tmp_path, said.append) == second  # no checkpoint has them: the newest is as good as any
-    assert "had 3 bytes then and has 0" in said[-2]
+    assert "had 1 lines then and has 0" in said[-2]
     assert said[-1].endswith("stay lost")
-    assert cut_back(tmp_path, {"offsets": {"metrics.jsonl": 6}, "recorded": 2, "history": []}).rows_sent == set()
-    assert not (tmp_path / "metrics.jsonl").read_bytes()  # and not filled up with zeros
+    assert drop_later(tmp_path, state_of(2, 2)).rows_sent == set()
     (tmp_path / "metrics.jsonl").write_text("{}\n{")
-    cut_back(tmp_path, {"offsets": {"metrics.jsonl": 6}, "recorded": 2, "history": []})
+    drop_later(tmp_path, state_of(2, 2))
     assert (tmp_path / "metrics.jsonl").read_text() == "{}\n"
 
 
@@ -236,7 +241,7 @@ def test_a_checkpoint_is_whole_without_its_moments_those_of_ranks_too(tmp_path):
             (folder / "moments" / name).write_bytes(b"12345")
         (folder / "moments.safetensors").write_bytes(b"123")
 
-    path = write_checkpoint(tmp_path, name_of(1, 1, 1), {"begun": 1, "offsets": {}}, write)
+    path = write_checkpoint(tmp_path, name_of(1, 1, 1), {"step": 1, "lines": {}}, write)
     assert sum(moments_in(path).values()) == 13
     remove_moments(path)
     assert checkpoint_fault(path) == ""
@@ -248,7 +253,7 @@ def test_a_checkpoint_is_whole_without_its_moments_those_of_ranks_too(tmp_path):
 def test_new_moments_are_said_of_a_finished_run_alone(tmp_path):
     """An interrupted run has those that it had, wherever its checkpoint keeps them."""
     settings = "algorithm: grpo\nseed: 0\nn_steps: 4\n"
-    state = {"begun": 4, "offsets": {}, "config": settings, "counters": {"train_step": 4}}
+    state = {"step": 4, "lines": {}, "config": settings, "parts": {"counters": {"train_step": 4}}}
     write_checkpoint(tmp_path, name_of(4, 4, 1), state, write_some)
     (tmp_path / "config.yaml").write_text(settings)
     said: list[str] = []

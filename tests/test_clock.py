@@ -11,13 +11,10 @@ import pytest
 
 from rlreason.engines.rollouts import sampling_work, training_work
 from rlreason.records.console import Console
-from rlreason.records.rows import Counters
 from rlreason.records.writer import RunWriter
 from rlreason.runtime.clock import Clock, Work, group_work
-from rlreason.training.algorithms import RolloutPrefetcher
 from rlreason.training.build import build_components
-from rlreason.training.build_algorithm import make_algorithm, make_learner
-from rlreason.training.trainer import Trainer, train
+from rlreason.training.train import close_records, train, trainer_of
 from rlreason.types import Grade, Response, Sample
 from tests.killed import AT
 from tests.small_runs import words_of
@@ -199,14 +196,9 @@ def test_the_phases_of_a_run_that_samples_ahead_add_up_and_what_overlaps_is_busy
     began = time.monotonic()
     records, console = RunWriter(tmp_path, config, trains=True), Watched()
     components = build_components(run, tmp_path, console, clock=records.clock)
-    prefetcher = RolloutPrefetcher(make_algorithm(run, components, console), ahead=True, clock=records.clock)
-    counters, learner = Counters(clock=records.clock), make_learner(run, components.policy)
-    trainer = Trainer(run, components, prefetcher, learner, records, console, counters)
-    try:
-        trainer.loop()
-    finally:
-        components.close()
-        prefetcher.close()
+    with trainer_of(run, components, records, console) as trainer:
+        trainer.batches.ahead = True
+        close_records(trainer, *trainer.train())
     rows, summary = rows_of(tmp_path), json.loads((tmp_path / "summary.json").read_text())
     check_sums(rows, summary, console.said_at - began)
     assert sum("busy/rollout" in row for row in rows) == 2  # steps 2 and 3, each while the one before was learned

@@ -1,4 +1,4 @@
-"""A run that a signal ends leaves a checkpoint of that very place; and what a run may go on with, and what not."""
+"""A run that a signal ends leaves a checkpoint of that step; and what a run may go on with, and what not."""
 
 import json
 import shutil
@@ -8,7 +8,7 @@ import pytest
 
 from tests.broken_runs import Runs, checkpoints_of, parts_of
 from tests.run_records import differences, responses_of, rows_of, weights_of
-from tests.test_kills import BETWEEN_UPDATES, PHASES, runs
+from tests.test_kills import PHASES, runs
 
 __all__ = ["runs"]  # a fixture
 PLACES = {
@@ -16,7 +16,7 @@ PLACES = {
     "update": "rlreason.training.learner:Learner._step:call:2",
     "evaluation": "rlreason.evaluation.evaluator:Evaluator.evaluate:call:3",
     "checkpoint": "rlreason.training.learner:write_tensors:call:2",
-    "saving": "rlreason.training.checkpoint:Checkpointer.save_model:call:1",
+    "saving": "rlreason.training.checkpoint:Checkpoints.save_model:call:1",
 }
 STOPS = [(phase, by) for phase in PLACES if phase != "checkpoint" for by in ("SIGINT", "SIGTERM")]
 
@@ -27,8 +27,8 @@ def test_a_run_that_a_signal_stops_in_any_phase_goes_on_bit_for_bit(runs: Runs, 
     folder = runs.new()
     runs.interrupted("grpo", folder, PLACES[phase], by, "checkpoint.every=1000")
     begun = json.loads((folder / "status.json").read_text())["reason"]
-    assert begun.startswith(f"by {by} in step ")
-    assert checkpoints_of(folder)  # of the place where it was stopped, whatever checkpoint.every says
+    assert begun.startswith(f"by {by} after step ")
+    assert checkpoints_of(folder)  # of the step in which it was stopped, whatever checkpoint.every says
     done = runs.goes_on("grpo", folder)
     assert "goes on    from" in done.stdout + done.stderr
     assert parts_of(folder) == 2
@@ -51,7 +51,7 @@ def test_a_run_that_is_stopped_twice_in_other_phases_and_then_killed(runs):
     folder = runs.new()
     runs.interrupted("grpo", folder, "rlreason.training.learner:Learner._step:call:1", "SIGINT")
     runs.interrupted("grpo", folder, "rlreason.evaluation.evaluator:Evaluator.evaluate:call:2", "SIGTERM")
-    runs.killed("grpo", folder, "rlreason.training.trainer:Trainer.finish:call:1")
+    runs.killed("grpo", folder, "rlreason.training.train:close_records:call:1")
     runs.goes_on("grpo", folder)
     assert parts_of(folder) == 4
     assert runs.equal("grpo", folder)
@@ -61,7 +61,7 @@ def test_a_run_that_is_stopped_twice_in_other_phases_and_then_killed(runs):
 @pytest.mark.parametrize("by", ["SIGINT", "SIGTERM", "SIGHUP"])
 def test_an_off_policy_run_that_is_stopped_between_two_updates(runs, by):
     folder = runs.new()
-    runs.interrupted("off_policy", folder, BETWEEN_UPDATES.format("call"), by)
+    runs.interrupted("off_policy", folder, "rlreason.training.learner:Learner._step:return:2", by)
     assert runs.goes_on("off_policy", folder)
     assert runs.equal("off_policy", folder)
 
@@ -69,7 +69,7 @@ def test_an_off_policy_run_that_is_stopped_between_two_updates(runs, by):
 @pytest.mark.long
 @pytest.mark.parametrize(("every", "parts"), [("2", 2), ("null", 2), ("0", 1)])
 def test_however_often_checkpoints_are_written_the_run_comes_out_equal(runs, every, parts):
-    """With null this run is too short for one of its own; with 0 it begins anew, even after a signal."""
+    """With null this run is too short for one but at its end; with 0 it begins anew, even after a signal."""
     folder = runs.new()
     at, word = "rlreason.evaluation.evaluator:Evaluator.evaluate:call:4", f"checkpoint.every={every}"
     if every == "2":
@@ -96,7 +96,7 @@ def test_so_many_checkpoints_are_kept_and_the_best_besides(runs, keep):
     best = max(at_ends, key=lambda step: (at_ends[step], step))
     newest = [f"step_{i:05d}" for i in range(7 - keep, 7)]
     assert [name[:10] for name in names] == sorted({*newest, f"step_{best:05d}"})
-    assert {s["begun"]: s["accuracy"] for s in states.values()}.get(best) == at_ends[best]
+    assert {s["step"]: s["accuracy"] for s in states.values()}.get(best) == at_ends[best]
     runs.goes_on("grpo", folder, *words)
 
 
@@ -105,7 +105,7 @@ def test_a_finished_run_is_given_more_steps_and_equals_one_that_had_them_from_th
     """Also where the command that gives it more is killed before it has taken one."""
     folder = runs.new()
     shutil.copytree(runs.unbroken("grpo"), folder)
-    runs.killed("grpo", folder, "rlreason.records.resume:cut_back:call:1", "n_steps=5")
+    runs.killed("grpo", folder, "rlreason.records.resume:drop_later:call:1", "n_steps=5")
     runs.goes_on("grpo", folder, "n_steps=5")
     assert (folder / "summary_of_3_steps.json").exists()
     assert runs.equal("grpo", folder, "n_steps=5")
@@ -174,14 +174,14 @@ def test_what_lies_behind_the_checkpoint_is_gone_when_the_run_goes_on_and_never_
     rows = rows_of(folder)
     (name,) = checkpoints_of(folder)
     state = json.loads((folder / f"checkpoints/{name}/state.json").read_text())
-    there = (folder / "metrics.jsonl").read_bytes()
-    assert len(list((folder / "rollouts").glob("*"))) == 3 > state["recorded"]
-    assert len(there) > state["offsets"]["metrics.jsonl"]
-    runs.killed("grpo", folder, "rlreason.training.checkpoint:Checkpointer.restore:return:1", *words)
-    assert (folder / "metrics.jsonl").read_bytes() == there[: state["offsets"]["metrics.jsonl"]]
+    there, lines = (folder / "metrics.jsonl").read_bytes().splitlines(), state["lines"]["metrics.jsonl"]
+    assert len(list((folder / "rollouts").glob("*"))) == 3 > state["step"]
+    assert len(there) > lines
+    runs.killed("grpo", folder, "rlreason.training.checkpoint:Checkpoints.restore:return:1", *words)
+    assert (folder / "metrics.jsonl").read_bytes().splitlines() == there[:lines]
     assert len(rows_of(folder)) < len(rows)
-    assert len(list((folder / "rollouts").glob("*"))) == state["recorded"]
-    assert len(list((folder / "evals").glob("*"))) == len(state["history"])
+    assert len(list((folder / "rollouts").glob("*"))) == state["step"]
+    assert len(list((folder / "evals").glob("*"))) == len(state["parts"]["validation"])
     runs.goes_on("grpo", folder, *words)
     steps = [(row["rollout_step"], row["train_step"], row["eval_step"]) for row in rows_of(folder)]
     assert len(set(steps)) == len(steps)

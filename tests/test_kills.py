@@ -13,19 +13,19 @@ from tests.starts import rlreason
 #: Phase -> the place in the code; and how many parts the run has then (1: it had no checkpoint and began anew).
 PHASES = {
     "first evaluation": ("rlreason.evaluation.evaluator:Evaluator.evaluate:return:1", 1),
-    "first evaluation is recorded": ("rlreason.training.checkpoint:Checkpointer.take_snapshot:return:1", 1),
+    "first evaluation is recorded": ("rlreason.evaluation.evaluator:Validation.evaluate:return:1", 1),
     "sampling the first step": ("rlreason.engines.hf.decoding:Batch.step:call:30", 1),
     "sampling": ("rlreason.training.algorithms:GRPO.collect:call:2", 2),
     "grading": ("rlreason.grading.grader:Grader.grade_batch:call:40", 2),
-    "collected": ("rlreason.training.algorithms:RolloutPrefetcher.start_next:return:2", 2),
+    "collected": ("rlreason.training.algorithms:Batches.start_next:return:2", 2),
     "backward": ("rlreason.training.learner:Learner._loss:return:4", 2),
     "before the update": ("rlreason.training.learner:Learner._step:call:3", 2),
     "behind the update": ("rlreason.training.learner:Learner._step:return:2", 2),
-    "weight sync": ("rlreason.training.trainer:Trainer.sync:return:2", 2),
+    "weight sync": ("rlreason.training.trainer:Trainer.hand_over_weights:return:2", 2),
     "row": ("rlreason.records.writer:RunWriter.metrics:return:4", 2),
     "responses": ("rlreason.records.writer:RunWriter.responses:call:4", 2),
     "evaluation": ("rlreason.evaluation.evaluator:Evaluator.evaluate:call:3", 2),
-    "behind the evaluation": ("rlreason.evaluation.evaluator:Validation.record:call:3", 2),
+    "behind the evaluation": ("rlreason.evaluation.evaluator:Validation._interim_part:return:3", 2),
     "checkpoint": ("rlreason.records.files:write_checkpoint:call:2", 2),
     "model of the checkpoint": ("rlreason.model.policy:Policy.save:return:2", 2),
     "before the manifest": ("rlreason.records.files:digest:call:10", 2),
@@ -33,26 +33,25 @@ PHASES = {
     "pruning": ("rlreason.records.files:remove:call:1", 2),
     "pruned": ("rlreason.records.files:remove:return:1", 2),
     "last evaluation": ("rlreason.evaluation.evaluator:Evaluator.evaluate:call:4", 2),
-    "end": ("rlreason.training.trainer:Trainer.finish:call:1", 2),
-    "saving": ("rlreason.training.checkpoint:Checkpointer.save_model:call:1", 2),
-    "saved": ("rlreason.training.checkpoint:Checkpointer.save_model:return:1", 2),
+    "end": ("rlreason.training.train:close_records:call:1", 2),
+    "saving": ("rlreason.training.checkpoint:Checkpoints.save_model:call:1", 2),
+    "saved": ("rlreason.training.checkpoint:Checkpoints.save_model:return:1", 2),
     "curves": ("rlreason.records.training_curves:draw_curves:call:1", 2),
     "summary": ("rlreason.records.writer:RunWriter._write_summary:call:1", 2),
 }
 QUICK = ("behind the update",)
-BETWEEN_UPDATES = "rlreason.training.trainer:Trainer.between_updates:{}:6"  # in the second step, as all that follow
 STEP, ROW = "rlreason.training.learner:Learner._step:{}:{}", "rlreason.records.writer:RunWriter.metrics:{}:{}"
 PLACES = {
     "off_policy": [
-        STEP.format("call", 6), STEP.format("return", 6), ROW.format("return", 12), BETWEEN_UPDATES.format("call"),
-        BETWEEN_UPDATES.format("return"), "rlreason.evaluation.evaluator:Evaluator.evaluate:call:7",
+        STEP.format("call", 6), STEP.format("return", 6), ROW.format("return", 9),
+        "rlreason.evaluation.evaluator:Evaluator.evaluate:call:3",
         "rlreason.records.files:write_checkpoint:return:1",
     ],
     "ei": [STEP.format("return", 5), "rlreason.training.algorithms:ExpertIteration.collect:return:2"],
     "star": [STEP.format("call", 5), "rlreason.training.learner:Learner.restart:call:2"],
     "sft": [STEP.format("return", 2), "rlreason.records.files:write_checkpoint:return:1"],
     "lora": [STEP.format("return", 2), "rlreason.training.learner:write_tensors:return:2"],
-    "adamw_8bit": [STEP.format("call", 3), "rlreason.training.trainer:Trainer.finish:call:1"],
+    "adamw_8bit": [STEP.format("call", 3), "rlreason.training.train:close_records:call:1"],
     "skip_solved": ["rlreason.training.algorithms:GRPO.collect:return:2", STEP.format("call", 3)],
     "reference": ["rlreason.training.algorithms:GRPO.collect:return:2", STEP.format("return", 3)],
     "refilled": ["rlreason.training.algorithms:GRPO._refill:return:2", STEP.format("return", 2)],
@@ -152,9 +151,9 @@ def test_a_run_killed_when_its_summary_is_there_is_finished(runs):
 def test_a_run_killed_again_while_it_is_put_back(runs):
     folder = runs.new()
     runs.killed("grpo", folder, PHASES["row"][0])
-    for at in ("resume:cut_back:call:1", "resume:cut_back:return:1", "writer:RunWriter.__init__:return:1"):
+    for at in ("resume:drop_later:call:1", "resume:drop_later:return:1", "writer:RunWriter.__init__:return:1"):
         runs.killed("grpo", folder, f"rlreason.records.{at}")
-    for at in ("Checkpointer.restore:call:1", "Checkpointer.restore:return:1"):
+    for at in ("Checkpoints.restore:call:1", "Checkpoints.restore:return:1"):
         runs.killed("grpo", folder, f"rlreason.training.checkpoint:{at}")
     runs.goes_on("grpo", folder)
     assert runs.equal("grpo", folder)

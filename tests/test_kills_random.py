@@ -14,15 +14,15 @@ from tests.broken_runs import Runs
 from tests.starts import Started
 
 KILLS = 5  # of each case
-CASES = [(kind, seed) for kind in ("grpo", "off_policy", "ei", "sft") for seed in range(5)]
+CASES = [(kind, seed) for kind in ("grpo", "off_policy", "ei", "star", "sft", "lora") for seed in range(4)]
 #: Places in the code, and how often a run comes there at most.
 PLACES = {
     "rlreason.evaluation.evaluator:Evaluator.evaluate:call": 6,
-    "rlreason.evaluation.evaluator:Validation.record:return": 6,
+    "rlreason.evaluation.evaluator:Validation.evaluate:return": 6,
     "rlreason.grading.grader:Grader.grade_batch:return": 60,
     "rlreason.engines.hf.decoding:Batch.step:call": 120,
     "rlreason.engines.hf.engine:HFEngine.load_weights:return": 4,
-    "rlreason.training.algorithms:RolloutPrefetcher.start_next:call": 3,
+    "rlreason.training.algorithms:Batches.start_next:call": 3,
     "rlreason.training.learner:Learner._backward:return": 6,
     "rlreason.training.learner:Learner._step:call": 6,
     "rlreason.training.learner:Learner._step:return": 6,
@@ -31,14 +31,13 @@ PLACES = {
     "rlreason.runtime.files:append_line:return": 10,
     "rlreason.runtime.files:write_whole:call": 20,
     "rlreason.runtime.files:write_whole:return": 20,
-    "rlreason.training.checkpoint:Checkpointer.take_snapshot:return": 20,
-    "rlreason.training.checkpoint:Checkpointer.restore:return": 1,
+    "rlreason.training.checkpoint:Checkpoints.restore:return": 1,
     "rlreason.training.learner:write_tensors:return": 3,
     "rlreason.records.files:digest:return": 60,
     "rlreason.records.files:write_checkpoint:return": 3,
     "rlreason.records.files:remove:call": 3,
-    "rlreason.records.resume:cut_back:return": 1,
-    "rlreason.training.trainer:Trainer.finish:call": 1,
+    "rlreason.records.resume:drop_later:return": 1,
+    "rlreason.training.train:close_records:call": 1,
 }
 
 

@@ -61,7 +61,7 @@ def stopping(**settings) -> Monitors:
 def test_each_monitor_ends_a_run_with_its_rule_its_numbers_and_its_step(status, metrics, words):
     monitors = stopping()
     monitors.check(11, metrics)
-    found, reason = monitors.verdict()
+    found, reason = monitors.reason_to_stop()
     assert found == status
     assert reason.startswith("step 11: ")
     assert words in reason
@@ -97,13 +97,13 @@ def test_each_monitor_ends_a_run_with_its_rule_its_numbers_and_its_step(status, 
 def test_what_is_usual_or_says_too_little_ends_nothing(metrics):
     monitors = stopping()
     monitors.check(11, metrics)
-    assert monitors.verdict() == ("finished", "")
+    assert monitors.reason_to_stop() is None
 
 
 def test_one_update_of_many_that_explodes_is_seen():
     monitors = stopping()
     monitors.check(11, USUAL | {"train/grad_norm": 6.0}, [USUAL, USUAL, USUAL | {"train/grad_norm": 50.0}])
-    assert monitors.verdict()[0] == "diverged:gradient_norm"
+    assert monitors.reason_to_stop()[0] == "diverged:gradient_norm"
     assert monitors.alarm()["numbers"] == {"gradient_norm": 50.0, "median": 1.0}
 
 
@@ -112,16 +112,16 @@ def test_steps_without_a_gradient_do_not_count_as_usual():
     for step in range(1, 40):
         monitors.check(step, {"train/grad_norm": 0.0 if step % 4 else 1.0})
     monitors.check(40, {"train/grad_norm": 30.0})
-    assert monitors.verdict() == ("finished", "")  # nine steps had one
+    assert monitors.reason_to_stop() is None  # nine steps had one
 
 
 def test_no_live_group_warns_of_every_step_and_ends_the_run_behind_so_many_in_a_row():
     monitors = Monitors(4, lambda line: None, MonitorsConfig(no_live_group="stop", no_live_group_steps=3))
     for step, metrics in enumerate([DEAD, DEAD, DEAD | {"reward/frac_reward_zero_std": 0.9}, DEAD, DEAD], 1):
         monitors.check(step, metrics)
-    assert monitors.verdict() == ("finished", "")
+    assert monitors.reason_to_stop() is None
     monitors.check(6, DEAD)
-    assert monitors.verdict()[0] == "stopped:no_live_group"
+    assert monitors.reason_to_stop()[0] == "stopped:no_live_group"
     assert monitors.counts["no_live_group"] == 5
 
 
@@ -134,9 +134,9 @@ def test_accuracy_that_collapses_is_compared_with_the_evaluations_before_and_end
     course = evaluations([16, 0, 0], 64)
     for step in (1, 2):
         monitors.check(step, {}, evaluations=course[:step])
-        assert monitors.verdict()[0] == "finished"
+        assert monitors.reason_to_stop() is None
     monitors.check(3, {}, evaluations=course)
-    assert monitors.verdict()[0] == "diverged:accuracy"
+    assert monitors.reason_to_stop()[0] == "diverged:accuracy"
 
 
 @pytest.mark.parametrize(
@@ -197,9 +197,9 @@ def test_what_is_off_is_not_looked_at_but_for_lost_weights():
     monitors = Monitors(4, said.append, MonitorsConfig(**dict.fromkeys((*MONITORS, "grader"), "off")))
     monitors.check(1, DEAD | {"train/loss": float("nan"), "rollout/truncated": 1.0, "eval/mismatch_mean": 9.0})
     monitors.check_grades(1, ["a grader failed"])
-    assert (said, monitors.verdict()) == ([], ("finished", ""))
+    assert (said, monitors.reason_to_stop()) == ([], None)
     monitors.check(2, USUAL, finite_weights=False)
-    assert monitors.verdict()[0] == "diverged:weights"
+    assert monitors.reason_to_stop()[0] == "diverged:weights"
     assert settings_of("weights") == ()
 
 
@@ -209,12 +209,12 @@ def test_a_resumed_run_has_the_history_and_the_verdict_of_the_one_before_unless_
     state = json.loads(json.dumps(monitors.state_dict()))
     same = Monitors(4, lambda line: None, monitors.settings)
     same.load_state_dict(state)
-    assert same.verdict() == monitors.verdict()
+    assert same.reason_to_stop() == monitors.reason_to_stop()
     assert same.state_dict() == monitors.state_dict()
     for change in ({"entropy": "warn"}, {"entropy_below": 0.0001}):
         other = Monitors(4, lambda line: None, MonitorsConfig(**({"entropy": "stop"} | change)))
         other.load_state_dict(state)
-        assert other.verdict() == ("finished", "")
+        assert other.reason_to_stop() is None
 
 
 def test_every_monitor_is_a_setting_and_stands_in_the_document():

@@ -12,7 +12,7 @@ from rlreason.errors import ConfigError
 from rlreason.records import files
 from rlreason.records.files import opened, step_name
 from rlreason.records.reader import RunFolder
-from rlreason.records.resume import cut_back
+from rlreason.records.resume import drop_later
 from rlreason.records.rows import TO_LEARN, sample_of, write_rows
 from rlreason.records.writer import RunWriter, rewrite_rows
 from rlreason.types import Grade, Problem, Response, Sample
@@ -73,7 +73,7 @@ def test_plain_and_packed_runs_hold_the_same_and_every_reader_takes_both(tmp_pat
 @pytest.mark.parametrize("packed", [True, False])
 def test_resuming_cuts_files_of_later_steps_away(tmp_path, packed):
     folder = run_in(tmp_path) if packed else made_plain(run_in(tmp_path))
-    cut = cut_back(folder, {"offsets": {}, "recorded": 1, "history": []})
+    cut = drop_later(folder, {"step": 1, "lines": {}, "parts": {"validation": []}})
     assert cut.tables_sent == {("rollouts", 2), ("evals", 2)}
     assert [file.step for file in RunFolder(folder).rollouts()] == [1]
     assert not list((folder / "evals").iterdir())

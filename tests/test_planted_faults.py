@@ -14,11 +14,9 @@ from rlreason.engines.hf.engine import HFEngine
 from rlreason.errors import ConfigError
 from rlreason.health.examine import Health, examine
 from rlreason.records.console import Console
-from rlreason.records.rows import Counters
 from rlreason.records.writer import RunWriter
-from rlreason.training.algorithms import RolloutPrefetcher
 from rlreason.training.build import Components, build_components
-from rlreason.training.build_algorithm import make_algorithm, make_learner
+from rlreason.training.train import close_records, trainer_of
 from rlreason.training.trainer import Trainer
 from rlreason.types import Response
 from tests.starts import rlreason
@@ -79,23 +77,18 @@ def trained(
     run, config = run_of(*WORDS, *words)
     said: list[str] = []
     console = Console()
-    records, counters = RunWriter(folder, config), Counters()
+    records = RunWriter(folder, config)
     components = build_components(run, folder, console)
     if engine is not None:
         own = engine(components)
         rollouts = replace(components.rollouts, engine=own)
         evaluator = replace(components.evaluator, rollouts=replace(components.evaluator.rollouts, engine=own))
         components = replace(components, engine=own, rollouts=rollouts, evaluator=evaluator)
-    algorithm, learner = make_algorithm(run, components, console), make_learner(run, components.policy)
-    trainer = Trainer(run, components, RolloutPrefetcher(algorithm), learner, records, console, counters)
-    trainer.monitors.say = said.append
-    if plant is not None:
-        plant(trainer)
-    try:
-        trainer.loop()
-    finally:
-        trainer.prefetcher.close()
-        components.close()
+    with trainer_of(run, components, records, console) as trainer:
+        trainer.monitors.say = said.append
+        if plant is not None:
+            plant(trainer)
+        close_records(trainer, *trainer.train())
     return said, examine(folder)
 
 

@@ -4,7 +4,6 @@ import json
 import math
 import random
 import threading
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from rlreason.config.training import OptimizationConfig
+from rlreason.config.training import CheckpointConfig, OptimizationConfig
 from rlreason.data.prompts import ProblemSampler
 from rlreason.engines.base import Prompt, Sampling
 from rlreason.model.parameters import add_lora, build_model
@@ -20,16 +19,14 @@ from rlreason.model.policy import Policy
 from rlreason.objectives.objective import Objective
 from rlreason.records.console import Console
 from rlreason.records.files import checkpoint_fault, checkpoints_in, moments_in, read_state
-from rlreason.records.rows import Counters
+from rlreason.records.rows import collected_from, plain_collected
 from rlreason.records.writer import RunWriter
 from rlreason.runtime.machine import random_states, set_random_states
-from rlreason.training.algorithms import RolloutPrefetcher
+from rlreason.training.algorithms import Batches
 from rlreason.training.build import build_components
-from rlreason.training.build_algorithm import make_algorithm, make_learner
-from rlreason.training.checkpoint import collected_from, plain_collected
+from rlreason.training.checkpoint import CheckpointCost, checkpoint_due
 from rlreason.training.learner import Learner, adapters, moments, read_tensors, set_moments, set_weights, write_tensors
-from rlreason.training.progress import CheckpointCost, checkpoint_due
-from rlreason.training.trainer import Trainer, train
+from rlreason.training.train import train, trainer_of
 from rlreason.types import Collected, Grade, Response, Sample
 from tests.test_learner import make_samples
 from tests.test_trainer import run_of, trained
@@ -160,58 +157,51 @@ class Counting:
         self.collected.append(step)
         return Collected([], [], {"step": step})
 
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        pass
+
 
 def test_what_was_sampled_ahead_is_kept_and_not_sampled_twice():
     first = Counting()
-    prefetcher = RolloutPrefetcher(first, ahead=True)
-    prefetcher.next(1)
-    assert prefetcher.idle
-    prefetcher.start_next(1)
-    assert not prefetcher.idle
-    assert prefetcher.ready() is None
+    batches = Batches(first, ahead=True)
+    batches.collect(1)
+    assert batches.state_dict()["next"] is None
+    batches.start_next(1)
     first.may.set()
-    prefetcher.drain()
-    ready = prefetcher.ready()
-    assert ready is not None
-    assert ready.metrics == {"step": 2}
-    prefetcher.close()
+    batches.wait()
+    state = there_and_back(batches.state_dict())
+    batches.close()
 
     second = Counting()
     second.may.set()
-    other = RolloutPrefetcher(second, ahead=True)
-    other.restore(collected_from(there_and_back(plain_collected(ready))))
-    assert other.idle
-    assert other.next(2) == ready
+    other = Batches(second, ahead=True)
+    other.load_state_dict(state)
+    assert other.collect(2).metrics == {"step": 2}
     other.start_next(2)
-    assert other.next(3).metrics == {"step": 3}
+    assert other.collect(3).metrics == {"step": 3}
     other.start_next(3)
-    assert other.idle
+    other.wait()
     assert second.collected == [3]
     other.close()
 
 
 def test_how_often_checkpoints_are_written_follows_from_what_they_cost():
-    assert [step for step in range(1, 8) if checkpoint_due(step, 3, True, 1e9, CheckpointCost(0.0))] == [3, 6]
-    assert not any(checkpoint_due(step, 0, True, 1e9, CheckpointCost(0.0)) for step in range(1, 9))
+    every_3, never, by_share = CheckpointConfig(every=3), CheckpointConfig(every=0), CheckpointConfig(minutes=None)
+    free = CheckpointCost(0.0)
+    assert [step for step in range(1, 8) if checkpoint_due(step, every_3, True, 1e9, 1e9, free)] == [3, 6]
+    assert not any(checkpoint_due(step, never, True, 1e9, 1e9, free) for step in range(1, 9))
     cost, elapsed, written = CheckpointCost(guess=2.0), 0.0, 0
     for step in range(1, 1001):
         elapsed += 1.0
-        if checkpoint_due(step, None, step % 2 == 0, elapsed, cost):
+        if checkpoint_due(step, by_share, step % 2 == 0, elapsed, 1e9, cost):
             cost.add(2.0, 10)
             elapsed, written = elapsed + 2.0, written + 1
         assert cost.seconds <= 0.05 * elapsed
     assert written > 10
     assert cost.summary() == {"count": written, "seconds": 2.0 * written, "bytes": 10}
-
-
-def trainer_in(folder: Path, *words: str) -> Trainer:
-    """Every part of a run in the folder, before its loop."""
-    run, config = run_of(*words)
-    console, records = Console(), RunWriter(folder, config, trains=True)
-    components = build_components(run, folder, console)
-    prefetcher = RolloutPrefetcher(make_algorithm(run, components, console))
-    learner = make_learner(run, components.policy)
-    return Trainer(run, components, prefetcher, learner, records, console, Counters())
 
 
 WORDS = (
@@ -232,24 +222,25 @@ def test_a_run_that_is_put_back_would_write_the_same_checkpoint_again(tmp_path, 
     trained(tmp_path, *WORDS, *more, "n_steps=2")
     newest = checkpoints_in(tmp_path)[-1]
     before, tensors = read_state(newest), read_tensors(newest)
-    assert before["step"] is not None  # the last one is written before the last evaluation
-    trainer = trainer_in(tmp_path, *WORDS, *more, "n_steps=3")
-    checkpointer = trainer.checkpointer
-    try:
-        assert trainer.records.checkpoint == newest
+    run, config = run_of(*WORDS, *more, "n_steps=3")
+    console, records = Console(), RunWriter(tmp_path, config, trains=True)
+    with trainer_of(run, build_components(run, tmp_path, console), records, console) as trainer:
+        assert records.checkpoint == newest
         random.seed(1)
         torch.manual_seed(1)
-        checkpointer.restore(newest)
-        plain, found = checkpointer._parts()
-        own = ("format", "config")  # n_steps is another one
-        again = {key: value for key, value in there_and_back(plain).items() if key not in own}
-        assert again == {key: value for key, value in before.items() if key not in own}
-        assert plain["config"].replace("n_steps: 3", "n_steps: 2") == before["config"]
-        assert found.keys() == tensors.keys()
-        assert all(torch.equal(found[name].cpu(), tensors[name]) for name in tensors)
-    finally:
-        trainer.components.close()
-        trainer.prefetcher.close()
+        assert trainer.checkpoints.restore() == 2
+        newest.parent.rename(tmp_path / "before")
+        trainer.checkpoints.write(2)
+    after, found = read_state(newest), read_tensors(newest)
+    assert after.pop("config").replace("n_steps: 3", "n_steps: 2") == before.pop("config")
+    clocks = [state["parts"]["counters"].pop("clock") for state in (before, after)]
+    for state in (before, after):
+        for name in ("time/active", "time/total"):
+            del state["parts"]["counters"][name]
+    assert clocks[0]["seconds"].keys() <= clocks[1]["seconds"].keys()
+    assert after == before
+    assert found.keys() == tensors.keys()
+    assert all(torch.equal(found[name], tensors[name]) for name in tensors)
 
 
 @pytest.mark.parametrize("more", [(), ("optimizer=adamw_8bit", "train_batch_size=8")])

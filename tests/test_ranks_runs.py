@@ -14,7 +14,7 @@ import pytest
 from rlreason.records.console import Console
 from rlreason.records.writer import RunWriter
 from rlreason.runtime.signals import below
-from rlreason.training.trainer import train
+from rlreason.training.train import train
 from tests.starts import ENV, ROOT
 from tests.test_trainer import SMALL, run_of, trained
 

@@ -16,7 +16,7 @@ import pytest
 
 from rlreason.grading.pool import Pool, WorkerOptions
 from rlreason.runtime import signals
-from rlreason.training.algorithms import RolloutPrefetcher
+from rlreason.training.algorithms import Batches
 from tests.test_end_to_end import SMALL
 from tests.waiting import wait_for
 
@@ -175,6 +175,25 @@ def test_whoever_tidies_up_is_not_interrupted_by_the_same_signal_again():
     assert tidied
 
 
+def test_a_step_that_takes_longer_than_a_stop_may_is_ended_and_said_at_once():
+    """Its own stop would kill it; and the blocks of files that it writes would raise in its middle."""
+    said: list[str] = []
+
+    def step() -> None:
+        with signals.held(said.append):
+            me(signal.SIGINT)
+            wait_for(lambda: said, every=0.01)
+            time.sleep(0.5)
+            with signals.held():
+                pass
+            said.append("done")
+        said.append("left")
+
+    with pytest.raises(KeyboardInterrupt), signals.stoppable(limit_s=0.2):
+        step()
+    assert said[1:] == ["done"]
+
+
 def test_an_ignored_signal_stays_ignored():
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
@@ -234,8 +253,8 @@ def test_closing_a_feed_does_not_wait_for_what_hangs(monkeypatch):
 
     end = threading.Event()
     monkeypatch.setattr("rlreason.training.algorithms.CLOSING_S", 0.1)
-    feed = RolloutPrefetcher(Hanging(), ahead=True)
-    assert feed.next(1) == 1
+    feed = Batches(Hanging(), ahead=True)
+    assert feed.collect(1) == 1
     began = time.monotonic()
     feed.close()
     assert time.monotonic() - began < 5
@@ -289,18 +308,33 @@ def test_a_signal_while_python_imports_is_one_line(tmp_path, words):
 RUN = ["-m", "rlreason", *SMALL, "n_steps=100000", "hydra.run.dir=run"]
 
 
-def test_a_run_that_is_stopped_in_an_update_keeps_its_model_rows_and_curves(tmp_path):
-    more = ["epochs_per_rollout=100000", "loss=grpo_clip", "eval_every=1000000"]
+def test_a_run_that_is_stopped_in_an_update_ends_its_step_and_keeps_model_rows_and_curves(tmp_path):
+    more = ["epochs_per_rollout=20", "loss=grpo_clip", "eval_every=1000000"]
     process = Process(tmp_path, *RUN, *more)
     wait_for(lambda: process.popen.poll() is not None or updates(tmp_path / "run") > 2)
     process.send(signal.SIGTERM)
     process.ends()
     status, rows = left(tmp_path / "run")
-    assert status["reason"].startswith("by SIGTERM in step 1 ")
-    assert f" {rows[-1]['train_step']} optimizer updates" in status["reason"]
-    assert [row["train_step"] for row in rows] == list(range(len(rows)))  # the evaluation, then each update
+    step = rows[-1]["rollout_step"]
+    assert status["reason"] == f"by SIGTERM after step {step} of 100000"
+    assert rows[-1]["train_step"] == 20 * step
+    assert list((tmp_path / "run/checkpoints").glob(f"step_{step:05d}_*"))
     assert (tmp_path / "run/model/model.safetensors").exists()
-    assert "by SIGTERM in step 1" in process.said.splitlines()[-1]
+    assert "stopping at the end of this step" in process.said
+    assert f"by SIGTERM after step {step}" in process.said.splitlines()[-1]
+
+
+@pytest.mark.long
+def test_a_second_signal_ends_a_run_in_the_middle_of_a_step(tmp_path):
+    process = Process(tmp_path, *RUN, "epochs_per_rollout=100000", "loss=grpo_clip", "eval_every=1000000")
+    process.forced = True
+    wait_for(lambda: process.popen.poll() is not None or updates(tmp_path / "run") > 2)
+    process.send(signal.SIGINT)
+    process.until("stopping at the end of this step")
+    time.sleep(signals.ONCE_S + 0.1)
+    process.send(signal.SIGINT)
+    process.ends()
+    assert json.loads((tmp_path / "run/status.json").read_text())["status"] == "interrupted"
 
 
 def updates(folder: Path) -> int:

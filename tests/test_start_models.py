@@ -22,7 +22,7 @@ from rlreason.records.console import Console
 from rlreason.records.writer import RunWriter
 from rlreason.training import warm_start as starts
 from rlreason.training.build import build_components, lessons_of, make_policy, teach_habits
-from rlreason.training.trainer import train
+from rlreason.training.train import train
 from rlreason.training.warm_start import (
     SHIPPED,
     BrokenWeightsError,

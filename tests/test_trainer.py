@@ -22,7 +22,7 @@ from rlreason.records.rows import Counters
 from rlreason.records.writer import RunWriter
 from rlreason.training.build import build_components
 from rlreason.training.learner import Learner
-from rlreason.training.trainer import train
+from rlreason.training.train import train
 from tests.run_records import lines_of
 
 SMALL = (
@@ -77,23 +77,21 @@ def test_entropies_of_a_step_are_those_of_the_weights_that_sampled_at_one_temper
         assert row[f"rollout/entropy_{outcome}"] == pytest.approx(sum(values) / len(values), abs=1e-4)
 
 
-def test_expert_iteration_counts_and_imitates_whole_credit_only_and_is_evaluated_ten_times(tmp_path):
+def test_expert_iteration_counts_and_imitates_whole_credit_only_and_is_evaluated_after_each_step(tmp_path):
     rows, summary = trained(tmp_path / "run", *EI, "n_steps=5", "interim_eval_problems=4")
     saved = [json.loads(line) for path in sorted((tmp_path / "run/rollouts").iterdir()) for line in lines_of(path)]
     assert {s["reward"] for s in saved} == {0.1, 1.0}
     assert all(s["kept"] <= (s["reward"] == 1.0) == (s["outcome"] == "correct") for s in saved)
     evaluations = [r for r in rows if "eval/accuracy" in r]
-    assert len(evaluations) >= 10
-    assert [r["eval_step"] for r in evaluations] == list(range(1, len(evaluations) + 1))
+    assert [r["eval_step"] for r in evaluations] == [1, 2, 3, 4, 5, 6]
+    assert [r["rollout_step"] for r in evaluations] == [0, 1, 2, 3, 4, 5]
     assert {r["eval/problems"] for r in evaluations} == {4}
     assert evaluations[-1]["final/problems"] == summary["eval_problems"] == 24
     assert summary["accuracy"] == evaluations[-1]["final/accuracy"]
     assert summary["interim_eval_problems"] == 4
     assert summary["protocol"]["problems"] == 24
     names = [path.name for path in sorted((tmp_path / "run/evals").iterdir())]
-    assert len(names) == len(evaluations)
-    assert names[0] == "step_00000.jsonl.gz"
-    assert "step_00005.jsonl.gz" in names
+    assert names == [f"step_{step:05d}.jsonl.gz" for step in range(6)]
     assert len(lines_of(tmp_path / "run/evals/step_00005.jsonl.gz")) == 24
 
 
@@ -123,9 +121,9 @@ def test_a_monitor_that_is_asked_to_stop_says_so_in_its_verdict():
     said = []
     monitors = Monitors(4, said.append, MonitorsConfig(parity="stop", parity_bound=0.05))
     monitors.check(1, {"rollout/mismatch_mean": 0.01})
-    assert monitors.verdict() == ("finished", "")
+    assert monitors.reason_to_stop() is None
     monitors.check(2, {"rollout/mismatch_mean": 0.2})
-    status, reason = monitors.verdict()
+    status, reason = monitors.reason_to_stop()
     assert (status, "disagree by 0.200" in reason) == ("stopped:parity", True)
 
 

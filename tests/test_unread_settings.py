@@ -34,7 +34,7 @@ from rlreason.training.build_algorithm import make_algorithm, make_learner
 from rlreason.training.jobs import print_start, start
 from rlreason.training.learner import Learner
 from rlreason.training.summary import evaluated_otherwise
-from rlreason.training.trainer import train
+from rlreason.training.train import train
 from rlreason.types import Grade, Response, Sample
 from tests.run_settings import settings
 from tests.some import some

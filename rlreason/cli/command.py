@@ -94,7 +94,7 @@ def _start_of(run: AnyRunConfig) -> Start:
 
         return discover
     if run.trains:
-        from rlreason.training.trainer import train
+        from rlreason.training.train import train
 
         return train
     from rlreason.training.jobs import start

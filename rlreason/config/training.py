@@ -89,6 +89,12 @@ class CheckpointConfig:
         None,
         doc="steps between checkpoints; null: as often as costs less than 5% of the run's time; 0: none, no resuming",
     )
+    minutes: float | None = number(
+        10.0,
+        above=0,
+        doc="without `every`, also at the first end of a step after so many minutes; null: by the share of time alone",
+        only_if="here.every is None",
+    )
     keep: int = number(
         2, low=1, doc="this many of the newest stay, and the best; of a finished run the newest and the best"
     )
@@ -131,7 +137,7 @@ class TrainingConfig(OptimizationConfig, RunConfig):
         only_if="problem_limit is None",
     )
     eval_every: int | None = number(
-        None, doc="steps between evaluations; null: at least ten in all; 0: only before and after"
+        None, doc="steps between evaluations; null: ten or more, if there are so many steps; 0: only before and after"
     )
     save_rollouts_every: int = number(
         1, doc="steps between those whose responses are kept in rollouts/; 0: none are", only_if="samples_to_learn"

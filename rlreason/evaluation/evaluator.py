@@ -1,9 +1,9 @@
 """Evaluate a policy: sample, score, count and warn, by the protocol of the run's settings."""
 
 import time
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 from transformers import PreTrainedTokenizerBase
 
@@ -19,7 +19,7 @@ from rlreason.health.watch import Monitors
 from rlreason.model.chat import prompt_facts
 from rlreason.records.console import Console
 from rlreason.records.files import EVALS
-from rlreason.records.rows import Counters
+from rlreason.records.rows import Counters, plain_sample, sample_from
 from rlreason.records.writer import RunWriter
 from rlreason.types import Problem, Sample, ScoredResponse
 
@@ -98,16 +98,7 @@ class Evaluated:
     whole: dict[str, float]  # eval/... of all problems: in the last evaluation, the whole split
     problems: Sequence[Problem]  # all problems of this evaluation
     last: bool  # whether these are the whole split
-
-
-@dataclass(frozen=True, slots=True)
-class UnrecordedEvaluation:
-    """An evaluation that is not in the records yet."""
-
-    evaluated: Evaluated
-    samples: list[Sample]  # all of them, problem by problem
-    prompts: list[str]  # one for each sample
-    seconds: float
+    step: int  # after which it was done
 
 
 @dataclass
@@ -123,32 +114,27 @@ class Validation:
     console: Console
     history: list[Evaluated] = field(default_factory=list)
 
-    def measure(self, step: int, last: bool = False) -> UnrecordedEvaluation:
-        """Sample, score and warn. `step`: the number of finished steps, for warnings."""
-        evaluator, started = self.evaluator, time.monotonic()
+    def evaluate(self, step: int, last: bool = False) -> Evaluated:
+        """Sample, score, warn and record: the interim problems, or the `last` time all. `step`: how many are done."""
+        evaluator, began = self.evaluator, time.monotonic()
         problems = self.final_problems if last else self.interim_problems
-        name, again = ("last evaluation", False) if last else ("evaluation", bool(self.history))
-        waits = self.console.wait(name, logged=again, more=evaluator.rollouts.progress_text)
+        name, logged = ("last evaluation", False) if last else ("evaluation", bool(self.history))
+        waits = self.console.wait(name, logged=logged, more=evaluator.rollouts.progress_text)
         with waits, self.counters.clock.phase("eval"):
             evaluation = evaluator.evaluate(problems, step, self.monitors)
-        evaluated, prompts = self._interim_part(evaluation, problems, last), evaluator.prompts(evaluation.samples)
-        return UnrecordedEvaluation(evaluated, evaluation.samples, prompts, time.monotonic() - started)
-
-    def record(self, measured: UnrecordedEvaluation, step: int, between_updates: bool = False) -> Evaluated:
-        """Write an evaluation to the records. `step`: for the file's name, as in `measure`."""
-        evaluated = measured.evaluated
-        whole = evaluated.whole if evaluated.last else {}
-        final = {name.replace("eval/", "final/"): value for name, value in whole.items()}
+        evaluated = self._interim_part(evaluation, problems, last, step)
         self.counters.eval_step += 1
-        self.counters.pace["problem"] = measured.seconds / max(len(evaluated.problems), 1)
+        self.counters.pace["problem"] = (time.monotonic() - began) / max(len(problems), 1)
+        final = {name.replace("eval/", "final/"): value for name, value in evaluation.metrics.items() if last}
         self.records.metrics(self.counters.row() | evaluated.metrics | final)
-        update = self.counters.train_step if between_updates else None
-        samples, prompts = measured.samples, measured.prompts
-        self.records.responses(EVALS, step, samples, evaluated.problems, update=update, prompts=prompts)
+        again = bool(self.history) and self.history[-1].step == step  # the evaluation that was due here ended the run
+        update = self.counters.train_step if again else None
+        prompts = evaluator.prompts(evaluation.samples)
+        self.records.responses(EVALS, step, evaluation.samples, problems, update=update, prompts=prompts)
         self.history.append(evaluated)
         return evaluated
 
-    def _interim_part(self, evaluation: Evaluation, problems: Sequence[Problem], last: bool) -> Evaluated:
+    def _interim_part(self, evaluation: Evaluation, problems: Sequence[Problem], last: bool, step: int) -> Evaluated:
         """Compute the metrics of the interim problems alone, which are comparable over the run."""
         n, samples, metrics = self.evaluator.settings.samples, evaluation.samples, evaluation.metrics
         if problems is not self.interim_problems:
@@ -156,12 +142,46 @@ class Validation:
             samples = [s for p in self.interim_problems for s in evaluation.samples[places[p.id] * n :][:n]]
             mismatches = mismatches_of(samples, self.evaluator.sampling)
             metrics = eval_metrics(samples, mismatches, questions_of(self.interim_problems))
-        return Evaluated(samples[::n], metrics, evaluation.metrics, problems, last)
+        return Evaluated(samples[::n], metrics, evaluation.metrics, problems, last, step)
+
+    def state_dict(self) -> list[dict[str, Any]]:
+        """Return the evaluations so far, with the texts of the first and the newest, which are shown in the end."""
+        shown = (0, len(self.history) - 1)
+        return [
+            {
+                "metrics": evaluated.metrics,
+                "whole": evaluated.whole,
+                "last": evaluated.last,
+                "step": evaluated.step,
+                "samples": [plain_sample(without_tokens(s)) for s in evaluated.samples if place in shown],
+            }
+            for place, evaluated in enumerate(self.history)
+        ]
+
+    def load_state_dict(self, state: Sequence[Mapping[str, Any]]) -> None:
+        """Resume from this state."""
+        self.history[:] = [
+            Evaluated(
+                samples=[sample_from(sample) for sample in row["samples"]],
+                metrics=row["metrics"],
+                whole=row["whole"],
+                problems=self.final_problems if row["last"] else self.interim_problems,
+                last=row["last"],
+                step=row["step"],
+            )
+            for row in state
+        ]
 
     @property
     def accuracy(self) -> float:
         """Return the latest accuracy on the interim problems."""
         return self.history[-1].metrics["eval/accuracy"]
+
+
+def without_tokens(sample: Sample) -> Sample:
+    """Return the sample without token ids and log-probabilities."""
+    response = replace(sample.response, prompt_ids=[], token_ids=[], log_probs=[])
+    return replace(sample, response=response, log_probs=None, old_log_probs=None, reference_log_probs=None)
 
 
 #: Settings of `sampling` and `grading` that are not part of a protocol, with the reason. Every other field is, so that

@@ -117,9 +117,9 @@ class Monitors:
         if not stands and self.stopped["settings"] != self._settings(self.stopped["monitor"]):
             self.stopped = {}
 
-    def verdict(self) -> tuple[str, str]:
-        """Return (status, reason) of the run: stopped by a monitor, or finished."""
-        return (self.stopped["status"], self.stopped["reason"]) if self.stopped else ("finished", "")
+    def reason_to_stop(self) -> tuple[str, str] | None:
+        """Return (status, reason) where a monitor ends the run, else None."""
+        return (self.stopped["status"], self.stopped["reason"]) if self.stopped else None
 
     def alarm(self) -> dict[str, Any]:
         """Return monitor, rule, step and numbers of the stop, for the summary; {} where no monitor stopped the run."""

@@ -172,9 +172,9 @@ class Console:
             self._waits.remove(wait)
             watcher.join(1.0)
 
-    def each(self, what: str, items: Iterator[T], count: int, done: int = 0) -> Iterator[T]:
-        """Yield items `done` to `count`, showing the wait for each as `what 3/16`."""
-        for place in range(done, count):
+    def each(self, what: str, items: Iterator[T], count: int) -> Iterator[T]:
+        """Yield `count` items, showing the wait for each as `what 3/16`."""
+        for place in range(count):
             with self.wait(f"{what} {place + 1}/{count}", logged=True):
                 item = next(items)
             yield item

@@ -30,7 +30,7 @@ SUMMARY = "summary.json"  # written last
 CURVES = "curves.png"
 PROFILE_TRACE, PROFILE_TABLE = "profile.json.gz", "profile.md"  # of one step, where profile=true
 INCIDENTS = "grading_incidents.jsonl"
-GROWING = (METRICS, INCIDENTS)  # by a line at a time; a checkpoint has their lengths
+GROWING = (METRICS, INCIDENTS)  # by a line at a time; a checkpoint has their numbers of lines
 ENGINE_LOG = "vllm.log"
 ENGINE_LOGS = (ENGINE_LOG, *(f"vllm_{k}.log" for k in range(2, 17)))  # one for each engine
 RANKS_LOG = "ranks.log"  # output of the ranks besides the first, where several train
@@ -69,7 +69,7 @@ _STEP_FILE = re.compile(r"step_(\d+)(?:_update_(\d+))?\.jsonl(?:\.gz)?")  # also
 class ResponseFile(NamedTuple):
     """A file of graded responses. `step` is None in a job without steps.
 
-    `update`: the optimizer update after which it was evaluated, where that was not the last one of a step.
+    `update`: the optimizer update before it, in the second evaluation of a step.
     """
 
     path: Path
@@ -224,11 +224,11 @@ def parsed(line: bytes) -> dict[str, Any]:
     return row
 
 
-FORMAT = 1  # version of the contents of a checkpoint
+FORMAT = 2  # version of the contents of a checkpoint
 
 
 def name_of(steps: int, updates: int, evaluations: int) -> str:
-    """Return the name of a checkpoint after this many begun steps, updates and evaluations.
+    """Return the name of a checkpoint after this many steps, updates and evaluations.
 
     >>> name_of(12, 34, 3)
     'step_00012_update_00034_eval_00003'
@@ -300,6 +300,11 @@ def newest_good(folder: Path, say: Callable[[str], object]) -> Path | None:
     return None
 
 
+def count_lines(path: Path) -> int:
+    """Return the number of complete lines in a file; 0 if it does not exist."""
+    return path.read_bytes().count(b"\n") if path.exists() else 0
+
+
 def checkpoint_fault(path: Path, records: bool = True) -> str:
     """Return why a checkpoint cannot be used, or nothing. `records`: check also that the run's records are as long."""
     try:
@@ -312,10 +317,9 @@ def checkpoint_fault(path: Path, records: bool = True) -> str:
         state = read_state(path)
         if (version := state.get("format")) != FORMAT:
             return f"it is of format {version}, and this program reads {FORMAT}"
-        for name, size in state["offsets"].items() if records else ():
-            file = path.parents[1] / name
-            if (size_now := file.stat().st_size if file.exists() else 0) < size:
-                return f"{name} of the run had {size} bytes then and has {size_now} now"
+        for name, lines in state["lines"].items() if records else ():
+            if (lines_now := count_lines(path.parents[1] / name)) < lines:
+                return f"{name} of the run had {lines} lines then and has {lines_now} now"
         return ""
     except OSError as error:
         name = os.path.relpath(error.filename, path) if error.filename else MANIFEST

@@ -31,7 +31,7 @@ from rlreason.records.files import (
 )
 from rlreason.records.loggers import Resumed, counters_of
 from rlreason.records.reader import RunFolder, known_status
-from rlreason.runtime.files import explained, removed
+from rlreason.runtime.files import explained, removed, write_whole
 
 #: Settings that may differ when an interrupted job resumes: they change its speed, its memory or its output.
 HARMLESS = (
@@ -91,14 +91,15 @@ def checkpoint_to_resume(folder: Path, config: str, say: Callable[[str], object]
             f"{before.get('n_steps')}, and from here on it falls towards the new end"
         )
     state = read_state(checkpoint)
-    if (folder / SUMMARY).exists() and state["counters"]["train_step"] and not moments_in(checkpoint):
+    if (folder / SUMMARY).exists() and state["parts"]["counters"]["train_step"] and not moments_in(checkpoint):
         say(
             f"! {checkpoint.name} is of a finished run that kept no moments of its optimizer "
             "(checkpoint.keep_final=false): it goes on with new ones, not as a run of so many steps from the start"
         )
-    begun = state.get("begun", 0)
-    if (steps := now.get("n_steps")) and begun > steps:
-        raise ConfigError(f"n_steps={steps}: the run in {folder} has come to step {begun}: give it at least so many")
+    if (steps := now.get("n_steps")) and state["step"] > steps:
+        raise ConfigError(
+            f"n_steps={steps}: the run in {folder} has come to step {state['step']}: give it at least so many"
+        )
     return checkpoint
 
 
@@ -110,19 +111,6 @@ def refuse_other_run(folder: Path, config: str) -> None:
     refuse_changed(folder, before, now, MAY_CHANGE)
     if (folder / SUMMARY).exists() and not _has_more_to_do(folder, before, now):
         raise ConfigError(f"hydra.run.dir={folder} holds {_how_to_resume(folder, before)}")
-
-
-def describe_place(state: Mapping[str, Any]) -> str:
-    """Describe when a checkpoint was written, from its state.
-
-    >>> describe_place({"begun": 12, "recorded": 12, "step": None})
-    'the end of step 12'
-    >>> describe_place({"begun": 13, "recorded": 12, "step": {"updates": [{}, {}]}})
-    'step 13, after 2 of its updates'
-    """
-    if state["begun"] == state["recorded"]:
-        return f"the end of step {state['begun']}" if state["begun"] else "the first evaluation"
-    return f"step {state['begun']}, after {len(state['step']['updates'])} of its updates"
 
 
 def _has_more_to_do(folder: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
@@ -170,26 +158,24 @@ def reopen(folder: Path, checkpoint: Path) -> None:
     """
     if (summary := folder / SUMMARY).exists():
         with explained(summary):
-            summary.rename(folder / f"summary_of_{read_state(checkpoint)['recorded']}_steps.json")
+            summary.rename(folder / f"summary_of_{read_state(checkpoint)['step']}_steps.json")
 
 
-def cut_back(folder: Path, state: Mapping[str, Any]) -> Resumed:
-    """Cut the records of a run back to a checkpoint; return what was cut off.
+def drop_later(folder: Path, state: Mapping[str, Any]) -> Resumed:
+    """Drop what a run recorded after a checkpoint and will record again; return what that was.
 
-    Later files of responses are removed, and so are the later model and curves.
+    Rows and files of responses of later steps and evaluations go, and so do the later model and curves.
     """
     rows_before = recorded_rows(folder)
     for name in GROWING:
-        path, size = folder / name, state["offsets"].get(name, 0)  # 0: the file did not exist
-        if not path.exists() and not size:
-            continue
-        with explained(path), path.open("a+b") as grown:
-            grown.seek(0)
-            kept = whole_lines(grown.read(size))
-            grown.seek(len(kept))
-            grown.truncate(len(kept))
-    rollouts = [file for file in response_files(folder, ROLLOUTS) if (file.step or 0) > state["recorded"]]
-    evaluations = response_files(folder, EVALS)[len(state["history"]) :]
+        path = folder / name
+        if path.exists():
+            lines = path.read_bytes().splitlines(keepends=True)[: state["lines"].get(name, 0)]
+            whole = b"".join(line for line in lines if line.endswith(b"\n"))
+            write_whole(path, whole.decode(errors="replace"))
+    rollouts = [file for file in response_files(folder, ROLLOUTS) if (file.step or 0) > state["step"]]
+    evaluated = {evaluation["step"] for evaluation in state["parts"]["validation"]}
+    evaluations = [file for file in response_files(folder, EVALS) if file.update or file.step not in evaluated]
     with explained(folder):
         for file in (*rollouts, *evaluations):
             file.path.unlink()
@@ -205,15 +191,6 @@ def cut_back(folder: Path, state: Mapping[str, Any]) -> Resumed:
 def recorded_rows(folder: Path) -> frozenset[tuple[float, ...]]:
     """Return the counters of every row in `metrics.jsonl`."""
     return frozenset(counters_of(row) for row in RunFolder(folder).metrics)
-
-
-def whole_lines(text: bytes) -> bytes:
-    """Return the text without an incomplete last line.
-
-    >>> whole_lines(b"1\\n2\\n3")
-    b'1\\n2\\n'
-    """
-    return text[: text.rfind(b"\n") + 1]
 
 
 def changed(old: dict[str, Any], new: dict[str, Any], allowed: tuple[str, ...] = HARMLESS) -> str:

@@ -1,8 +1,8 @@
-"""Convert graded responses to rows of a file and back; the log of responses, and the counters of every row."""
+"""Convert graded responses to rows of a file and to plain values, and back; the log of responses, the counters."""
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from rlreason.records.files import UNFINISHED, each_line, finite, line_of, writt
 from rlreason.runtime.clock import Clock
 from rlreason.runtime.files import append_line, write_whole
 from rlreason.runtime.streams import print_stderr
-from rlreason.types import Grade, Problem, Response, Sample
+from rlreason.types import Collected, Grade, Problem, Response, Sample
 
 Row = dict[str, Any]
 NUMBER = (int, float)
@@ -128,6 +128,53 @@ def sample_of(row: Row) -> Sample:
     return Sample(response, grade_of(row), by_prompt, log_probs=row.get("trainer_log_probs"))
 
 
+def shallow(record: Any) -> dict[str, Any]:
+    """Return a dataclass's fields by name, without converting their values."""
+    return {field.name: getattr(record, field.name) for field in fields(record)}
+
+
+def plain_sample(sample: Sample) -> dict[str, Any]:
+    """Convert a sample to plain values; JSON keeps every float exactly."""
+    second = sample.prompt_grade
+    return shallow(sample) | {
+        "response": shallow(sample.response),
+        "grade": shallow(sample.grade),
+        "prompt_grade": None if second is None else shallow(second),
+    }
+
+
+def sample_from(plain: Mapping[str, Any]) -> Sample:
+    """Invert `plain_sample`."""
+    second = plain["prompt_grade"]
+    parts = {
+        "response": Response(**plain["response"]),
+        "grade": Grade(**plain["grade"]),
+        "prompt_grade": None if second is None else Grade(**second),
+    }
+    return Sample(**(dict(plain) | parts))
+
+
+def plain_collected(collected: Collected) -> dict[str, Any]:
+    """Convert a step's samples and batches to plain values: each sample once, referred to by its place."""
+    pool: dict[int, Sample] = {}
+    for sample in [*collected.samples, *(s for batch in collected.batches for s in batch)]:
+        pool.setdefault(id(sample), sample)
+    places = {key: place for place, key in enumerate(pool)}
+    return shallow(collected) | {
+        "pool": [plain_sample(sample) for sample in pool.values()],
+        "samples": [places[id(s)] for s in collected.samples],
+        "batches": [[places[id(s)] for s in batch] for batch in collected.batches],
+    }
+
+
+def collected_from(plain: Mapping[str, Any]) -> Collected:
+    """Invert `plain_collected`."""
+    rest = dict(plain)
+    pool = [sample_from(row) for row in rest.pop("pool")]
+    samples = [pool[place] for place in rest.pop("samples")]
+    return Collected(samples, [[pool[place] for place in batch] for batch in rest.pop("batches")], **rest)
+
+
 class ResponseLog:
     """The log of a job's responses: those of an interrupted part, by problem, and new ones as they end."""
 
@@ -197,7 +244,6 @@ class Counters:
     tokens_generated: int = 0
     tokens_trained: int = 0
     clock: Clock = field(default_factory=Clock)
-    newest: dict[str, float] = field(default_factory=dict)  # metrics of the last update
     # Of the last step: seconds ("step") and "tokens"; of the last evaluation: seconds per "problem"; and the seconds of
     # all steps up to the end of the last one ("until").
     pace: dict[str, float] = field(default_factory=dict)
@@ -209,7 +255,6 @@ class Counters:
 
     def learned(self, update: Mapping[str, float]) -> None:
         """Count an optimizer update with these metrics; one without loss does not count."""
-        self.newest = dict(update)
         self.train_step += not update.get("train/empty_updates")
         self.tokens_trained += int(update.get("train/tokens", 0))
 
@@ -223,10 +268,9 @@ class Counters:
         return sum(value for name, value in self.clock.phases().items() if name not in ("setup", "eval"))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the counters, the metrics of the last update, the pace and the clock, for a checkpoint."""
+        """Return the counters, the pace and the clock, for a checkpoint."""
         pace = {f"pace/{name}": value for name, value in self.pace.items()}
-        newest = {f"newest/{name}": value for name, value in self.newest.items()}
-        return self.row() | newest | pace | {"clock": self.clock.state_dict()}
+        return self.row() | pace | {"clock": self.clock.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue counting from this state."""
@@ -234,7 +278,7 @@ class Counters:
         self.eval_step = int(state["eval_step"])
         self.tokens_generated, self.tokens_trained = int(state["tokens/generated"]), int(state["tokens/trained"])
         self.clock.load_state_dict(state["clock"])
-        self.newest, self.pace = below(state, "newest/"), below(state, "pace/")
+        self.pace = below(state, "pace/")
         self.pace.setdefault("until", self._spent())
 
     def row(self) -> dict[str, float]:

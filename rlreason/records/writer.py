@@ -12,6 +12,7 @@ from rlreason.records import files
 from rlreason.records.files import (
     DAMAGED,
     checkpoints_in,
+    count_lines,
     finite,
     growing,
     line_of,
@@ -25,8 +26,7 @@ from rlreason.records.provenance import Origin, code_differs, differences, part_
 from rlreason.records.reader import RunFolder, read_ending, write_status
 from rlreason.records.resume import (
     checkpoint_to_resume,
-    cut_back,
-    describe_place,
+    drop_later,
     refuse_other_run,
     reopen,
     resumes_discovery,
@@ -88,15 +88,13 @@ class RunWriter:
         self._ending_before = read_ending(folder)
         write_status(folder, "running")
         log_stderr_in(folder)
-        self.train_step = 0.0  # of the newest row
-        self.evaluated = False  # whether there is a row of an evaluation
         self.log: ResponseLog | None = None
         if self.checkpoint is None:
             self._describe()
             self.document(files.METRICS, "")
 
     def resume(self, facts: Mapping[str, Any], say: Callable[[str], None]) -> Resumed:
-        """Cut the folder back to the checkpoint; return the later records, which will be written again.
+        """Take the folder back to the checkpoint; return the later records, which will be written again.
 
         `facts`: of the current inputs (`training.summary.run_facts`). `ConfigError` where data, prompts or the start
         model differ from before; then the folder is unchanged.
@@ -115,12 +113,10 @@ class RunWriter:
         self._describe()
         set_aside_behind(self.checkpoint)
         state = read_state(self.checkpoint)
-        cut = cut_back(self.folder, state)
-        self.evaluated = True
-        self.train_step = max((row.get("train_step", 0) for row in RunFolder(self.folder).metrics), default=0)
-        again = f"; {len(cut.rows_sent)} later rows are written again" if cut.rows_sent else ""
-        say(f"goes on    from {describe_place(state)} ({files.CHECKPOINTS}/{self.checkpoint.name}){again}")
-        return cut
+        dropped = drop_later(self.folder, state)
+        again = f"; {len(dropped.rows_sent)} later rows are written again" if dropped.rows_sent else ""
+        say(f"goes on    from the end of step {state['step']} ({files.CHECKPOINTS}/{self.checkpoint.name}){again}")
+        return dropped
 
     def _describe(self) -> None:
         """Write the provenance, the config and the user's functions."""
@@ -134,10 +130,9 @@ class RunWriter:
         self._provenance |= facts
         self.document(files.PROVENANCE, json.dumps(finite(self._provenance), indent=2) + "\n")
 
-    def offsets(self) -> dict[str, int]:
-        """Return the sizes in bytes of the files that grow by a line at a time."""
-        paths = [self.folder / name for name in files.GROWING]
-        return {path.name: path.stat().st_size for path in paths if path.exists()}
+    def lines(self) -> dict[str, int]:
+        """Return how many lines the files have that grow by a line at a time."""
+        return {name: count_lines(self.folder / name) for name in files.GROWING}
 
     @property
     def model(self) -> Path:
@@ -148,10 +143,7 @@ class RunWriter:
         """Append a flat row with every counter (`rows.Counters`), and the clock's times since the row before."""
         with self.clock.phase("record"):
             row = row | self.clock.row()
-            with held():
-                append_line(self.folder / files.METRICS, json.dumps(finite(row), allow_nan=False))
-                self.train_step = row.get("train_step", 0)
-                self.evaluated |= "eval/accuracy" in row
+            append_line(self.folder / files.METRICS, json.dumps(finite(row), allow_nan=False))
             self.loggers.log(row)
 
     def responses(
@@ -166,7 +158,7 @@ class RunWriter:
     ) -> None:
         """Write every response of a step with its grade: `rollouts/` from training, `evals/` from evaluation.
 
-        `update`: the optimizer update, in an evaluation between two of them. `prompts`: the prompt of each, to be
+        `update`: the optimizer update, in the second evaluation of a step. `prompts`: the prompt of each, to be
         written too; rollouts have it only as token ids, for their size.
         """
         by_id = {p.id: p for p in problems}

@@ -54,6 +54,8 @@ class _Stop:
     again: bool = False  # this call of the handler repeats the first signal
     arrived: bool = False  # clean-up has begun: nothing is raised any more
     commands: bool = False  # the process runs a command of this program
+    say: Callable[[str], object] | None = None  # of a block that may take long, until it is called
+    waits: bool = False  # for the end of such a block
 
 
 _stop = _Stop()
@@ -116,15 +118,26 @@ def arrived() -> None:
 
 
 class held:  # noqa: N801  # reads as a word, `with held():`
-    """A block that a signal does not interrupt: KeyboardInterrupt is raised when the outermost block ends."""
+    """A block that a signal does not interrupt: KeyboardInterrupt is raised when the outermost block ends.
+
+    `say`: of a training step, which may take longer than a stop may: the time limit begins when the block ends. It is
+    called at the signal, from another thread.
+    """
+
+    def __init__(self, say: Callable[[str], object] | None = None) -> None:
+        self.say = say
 
     def __enter__(self) -> Self:
         self.counts = threading.current_thread() is threading.main_thread()  # others are never interrupted
         _stop.held += self.counts
+        if self.counts and self.say is not None:
+            _stop.say, _stop.waits = self.say, True
         return self
 
     def __exit__(self, *error: object) -> None:
         _stop.held -= self.counts
+        if self.counts and self.say is not None:
+            _stop.say, _stop.waits, _stop.at = None, False, time.monotonic()
         if self.counts and not _stop.held and _stop.first is not None and not _stop.raised:
             _raise()
 
@@ -156,6 +169,12 @@ def _watch(stop: _Stop) -> None:
     repeat_at = LOST_S
     while stop is _stop:
         time.sleep(0.1)
+        if stop.waits:
+            say, stop.say = stop.say, None
+            if say is not None:
+                with suppress(BaseException):  # the terminal may be gone
+                    say("stopping at the end of this step (a second signal ends the run at once)")
+            continue
         spent = time.monotonic() - stop.at
         if spent > stop.limit_s:
             leave_at_once(f"the stop took more than {stop.limit_s:.0f} s: left at once")

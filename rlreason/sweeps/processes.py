@@ -158,7 +158,7 @@ def gpu_plan(runs: Sequence[AnyRunConfig], names: Sequence[str], per_run: int | 
 
 #: Modules that every run needs. Importing them starts no thread and asks no GPU for anything.
 PRELOADED = (
-    "rlreason.cli.command", "rlreason.training.trainer", "rlreason.training.jobs", "rlreason.training.preflight",
+    "rlreason.cli.command", "rlreason.training.train", "rlreason.training.jobs", "rlreason.training.preflight",
     "matplotlib.figure", "matplotlib.backends.backend_agg",
 )  # fmt: skip
 THREADS = "OMP_NUM_THREADS"  # libraries read it as they are loaded

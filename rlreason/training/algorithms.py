@@ -20,6 +20,7 @@ from rlreason.errors import ConfigError
 from rlreason.objectives.advantages import assign_advantages
 from rlreason.objectives.objective import Objective
 from rlreason.objectives.terms import kl_per_token
+from rlreason.records.rows import collected_from, plain_collected
 from rlreason.runtime.clock import Clock
 from rlreason.runtime.text import question_keys
 from rlreason.types import Collected, Grade, Problem, Response, Sample
@@ -94,23 +95,22 @@ def cut_into_batches(samples: Sequence[Sample], size: int, orders: Iterable[str]
 CLOSING_S = 10.0  # for the last decoding step and the last score
 
 
-class RolloutPrefetcher:
-    """Collects the steps in order; with `ahead`, a thread samples the next one while the current one learns.
+class Batches:
+    """The batches of an algorithm, step by step; with `ahead`, a thread samples the next one while this one learns.
 
-    Call `next(step)`, then `start_next(step)`.
+    What is sampled ahead comes from weights that are one update older: call `wait` before the engine gets new ones.
+    After that the next batch is complete, and part of `state_dict`.
     """
 
     def __init__(self, algorithm: Algorithm, ahead: bool = False, clock: Clock | None = None) -> None:
         self.algorithm, self.ahead, self.clock = algorithm, ahead, clock or Clock()
         self.n_steps = algorithm.n_steps
-        self.begun = 0  # the last step requested
         self._next: Future[Collected] | None = None
         threads = torch.get_num_threads()  # which torch sets for each thread by itself
         self._executor = ThreadPoolExecutor(1, "sampling ahead", torch.set_num_threads, (threads,))
 
-    def next(self, step: int) -> Collected:
+    def collect(self, step: int) -> Collected:
         """Return what this step has collected, waiting for it if it is being sampled ahead."""
-        self.begun = step
         return self.algorithm.collect(step) if self._next is None else self._next.result()
 
     def start_next(self, step: int) -> None:
@@ -123,25 +123,22 @@ class RolloutPrefetcher:
         with self.clock.phase("rollout"):  # work in this thread, waiting in the loop's
             return self.algorithm.collect(step)
 
-    @property
-    def idle(self) -> bool:
-        """Whether nothing is being sampled ahead."""
-        return self._next is None or self._next.done()
-
-    def ready(self) -> Collected | None:
-        """Return what was sampled ahead, if it is complete."""
-        future = self._next
-        return future.result() if future is not None and future.done() and future.exception() is None else None
-
-    def restore(self, collected: Collected) -> None:
-        """Restore what was sampled ahead for the next step before the run was interrupted."""
-        self._next = Future()
-        self._next.set_result(collected)
-
-    def drain(self, limit_s: float | None = None) -> None:
-        """Wait until nothing is being sampled, at most `limit_s` seconds; raise an error of sampling ahead here."""
+    def wait(self) -> None:
+        """Wait until nothing is being sampled; an error of sampling ahead is raised here."""
         if self._next is not None:
-            self._next.result(limit_s)
+            self._next.result()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return which problems come next, and the batch that was sampled ahead."""
+        ready = None if self._next is None else plain_collected(self._next.result())
+        return {"algorithm": self.algorithm.state_dict(), "next": ready}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Resume from this state."""
+        self.algorithm.load_state_dict(state["algorithm"])
+        if state["next"] is not None:
+            self._next = Future()
+            self._next.set_result(collected_from(state["next"]))
 
     def close(self) -> None:
         """Wait for sampling ahead to end; close its engine and grader before."""

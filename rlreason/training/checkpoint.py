@@ -1,31 +1,22 @@
-"""Write a run's checkpoints, restore a run from one, and leave what an interrupted run has.
-
-Samples are kept as JSON, moments and weights as tensors.
-"""
+"""Write a run's state at the end of a step, and restore it."""
 
 import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import TimeoutError as NotInTime
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from torch import Tensor
-
-from rlreason.config.training import CheckpointConfig, TrainingConfig
+from rlreason.config.training import CheckpointConfig
 from rlreason.engines.base import Engine
-from rlreason.errors import ConfigError, EngineError
-from rlreason.evaluation.evaluator import Evaluated, Validation
+from rlreason.errors import ConfigError
+from rlreason.evaluation.evaluator import Validation
 from rlreason.grading import Grader
-from rlreason.health.watch import Monitors
 from rlreason.model.policy import Policy
-from rlreason.records.console import Console
 from rlreason.records.files import (
     CHECKPOINTS,
     MODEL,
     SPREAD,
-    SUMMARY,
     checkpoints_in,
     linked,
     moments_in,
@@ -33,191 +24,170 @@ from rlreason.records.files import (
     pruned,
     read_state,
     remove,
+    remove_moments,
     write_checkpoint,
 )
-from rlreason.records.reader import RunFolder, write_status
 from rlreason.records.rows import Counters
-from rlreason.records.training_curves import draw_curves
 from rlreason.records.writer import RunWriter
-from rlreason.runtime import signals
 from rlreason.runtime.machine import random_states, set_random_states
-from rlreason.training.algorithms import RolloutPrefetcher
-from rlreason.training.build import Components
 from rlreason.training.learner import Learner, adapters, moments, read_tensors, set_moments, set_weights, write_tensors
-from rlreason.training.progress import CheckpointCost, Position, Snapshot, Step, checkpoint_due
-from rlreason.training.summary import print_loggers
-from rlreason.types import Collected, Grade, Problem, Response, Sample, Update
-
-Plain = dict[str, Any]
-
 
 BYTES_PER_S = 2e8  # a cautious guess before the first one has been written
+SHARE = 0.03  # of a run's time that checkpoints may take if checkpoint.every is not set,
+SHARE_OF_BEST = 0.05  # and if the newest evaluation is the best so far
 
 
-def shallow(record: Any) -> Plain:
-    """Return a dataclass's fields by name, without converting their values."""
-    return {field.name: getattr(record, field.name) for field in fields(record)}
+class Stateful(Protocol):
+    """A part of a run that steps change."""
 
+    def state_dict(self) -> Any:
+        """Return what has changed, in plain values."""
+        ...
 
-def plain_sample(sample: Sample) -> Plain:
-    """Convert a sample to plain values; JSON keeps every float exactly."""
-    second = sample.prompt_grade
-    return shallow(sample) | {
-        "response": shallow(sample.response),
-        "grade": shallow(sample.grade),
-        "prompt_grade": None if second is None else shallow(second),
-    }
-
-
-def sample_from(plain: Plain) -> Sample:
-    """Invert `plain_sample`."""
-    second = plain["prompt_grade"]
-    parts = {
-        "response": Response(**plain["response"]),
-        "grade": Grade(**plain["grade"]),
-        "prompt_grade": None if second is None else Grade(**second),
-    }
-    return Sample(**(plain | parts))
-
-
-def plain_collected(collected: Collected) -> Plain:
-    """Convert a collection to plain values: each sample once, referred to by index."""
-    places: dict[int, int] = {}
-    pool: list[Sample] = []
-
-    def placed(samples: list[Sample]) -> list[int]:
-        for sample in samples:
-            if id(sample) not in places:
-                places[id(sample)] = len(pool)
-                pool.append(sample)
-        return [places[id(sample)] for sample in samples]
-
-    samples, batches = placed(collected.samples), [placed(batch) for batch in collected.batches]
-    return {
-        "pool": [plain_sample(sample) for sample in pool],
-        "samples": samples,
-        "batches": batches,
-        "metrics": collected.metrics,
-        "notices": collected.notices,
-        "restart": collected.restart,
-    }
-
-
-def collected_from(plain: Plain) -> Collected:
-    """Invert `plain_collected`."""
-    pool = [sample_from(row) for row in plain["pool"]]
-    return Collected(
-        samples=[pool[place] for place in plain["samples"]],
-        batches=[[pool[place] for place in batch] for batch in plain["batches"]],
-        metrics=plain["metrics"],
-        notices=plain["notices"],
-        restart=plain["restart"],
-    )
-
-
-def plain_evaluated(evaluated: Evaluated, with_texts: bool) -> Plain:
-    """Convert an evaluation to plain values, its samples without token ids and log-probabilities, or left out."""
-    samples = []
-    for sample in evaluated.samples if with_texts else []:
-        response = replace(sample.response, prompt_ids=[], token_ids=[], log_probs=[])
-        bare = replace(sample, response=response, log_probs=None, old_log_probs=None, reference_log_probs=None)
-        samples.append(plain_sample(bare))
-    return {"metrics": evaluated.metrics, "whole": evaluated.whole, "last": evaluated.last, "samples": samples}
-
-
-def evaluated_from(plain: Plain, interim: Sequence[Problem], final: Sequence[Problem]) -> Evaluated:
-    """Invert `plain_evaluated`."""
-    samples = [sample_from(row) for row in plain["samples"]]
-    return Evaluated(samples, plain["metrics"], plain["whole"], final if plain["last"] else interim, plain["last"])
-
-
-ACCURACY = "eval/accuracy"
+    def load_state_dict(self, state: Any) -> None:
+        """Resume from this state."""
+        ...
 
 
 @dataclass
-class Checkpointer:
-    """Writes and restores checkpoints; holds every part of a run whose state belongs into one."""
+class CheckpointCost:
+    """What this process's checkpoints have cost; `guess`: expected seconds of the first one."""
+
+    guess: float
+    count: int = 0
+    seconds: float = 0.0  # of all of them
+    newest: float = 0.0  # seconds of the newest
+    bytes: int = 0  # of the newest
+
+    def summary(self) -> dict[str, float]:
+        """Return their number, their seconds, and the bytes of the newest."""
+        return {"count": self.count, "seconds": round(self.seconds, 2), "bytes": self.bytes}
+
+    def add(self, seconds: float, size: int) -> None:
+        """Count a checkpoint that was written."""
+        self.count, self.seconds, self.newest, self.bytes = self.count + 1, self.seconds + seconds, seconds, size
+
+
+def checkpoint_due(
+    step: int, settings: CheckpointConfig, best: bool, elapsed: float, since: float, cost: CheckpointCost
+) -> bool:
+    """Return whether a checkpoint is due after this step, `since` seconds after the newest one.
+
+    every: steps between them, 0 for none. None: as long as their seconds, with the next one, stay within 3% of the
+    run's `elapsed` seconds, or within 5% if the newest evaluation is the `best`; and after `minutes` in any case.
+
+    >>> [checkpoint_due(step, CheckpointConfig(every=2), False, 0, 0, CheckpointCost(1.0)) for step in (1, 2)]
+    [False, True]
+    >>> [checkpoint_due(1, CheckpointConfig(), best, 25.0, 25.0, CheckpointCost(1.0)) for best in (False, True)]
+    [False, True]
+    >>> [checkpoint_due(1, CheckpointConfig(minutes=10), False, 700.0, s, CheckpointCost(100.0)) for s in (599, 600)]
+    [False, True]
+    """
+    if settings.every is not None:
+        return settings.every > 0 and step % settings.every == 0
+    if settings.minutes is not None and since >= 60 * settings.minutes:
+        return True
+    expected = cost.newest or cost.guess
+    return cost.seconds + expected <= (SHARE_OF_BEST if best else SHARE) * elapsed
+
+
+@dataclass
+class Checkpoints:
+    """The checkpoints of one run. `parts`: what else has a state, by name."""
 
     settings: CheckpointConfig
     policy: Policy
     engine: Engine
     learner: Learner
-    prefetcher: RolloutPrefetcher
-    graders: Sequence[Grader]
-    records: RunWriter
     counters: Counters
-    monitors: Monitors
     validation: Validation
-    position: Position = field(default_factory=Position)
-    snapshot: Snapshot = field(default_factory=Snapshot)
+    graders: Sequence[Grader]
+    parts: Mapping[str, Stateful]
+    records: RunWriter
     began: float = field(default_factory=time.monotonic)
-    accuracies: dict[str, float] = field(default_factory=dict)  # of the checkpoints that were evaluated
+    accuracies: dict[str, float] = field(default_factory=dict)  # of the checkpoints whose weights were evaluated
+    written: tuple[int, Path] | None = None  # the newest one: its step, and where it is
 
     def __post_init__(self) -> None:
         size = sum(p.numel() * p.element_size() for p in self.policy.model.parameters())
         size += 2 * sum(p.numel() * 4 for p in self.learner.parameters)
-        self.cost = CheckpointCost(size / BYTES_PER_S)
-        self.newest: tuple[Path, float] | None = None  # its path, and how many updates its model has seen
+        self.cost, self.newest = CheckpointCost(size / BYTES_PER_S), self.began
 
-    @property
-    def begun(self) -> bool:
-        """Return whether there is anything to resume from."""
-        return bool(self.validation.history) and bool(self.snapshot.counters)  # restoring sets the snapshot last
+    def due(self, step: int) -> bool:
+        """Return whether the settings ask for a checkpoint after this step."""
+        accuracy, now = self._accuracy(step), time.monotonic()
+        best = accuracy is not None and accuracy > max(self.accuracies.values(), default=-1.0)
+        return checkpoint_due(step, self.settings, best, now - self.began, now - self.newest, self.cost)
 
-    def take_snapshot(self, drawn: bool = False) -> None:
-        """Take a snapshot of moving state between two acts. Call it inside a `held()` block.
+    def write(self, step: int) -> None:
+        """Write the state after this step, unless every=0, and remove the checkpoints that the settings do not keep.
 
-        `drawn`: sampling and grading are at rest, and the draws they have made belong to the snapshot.
+        It has its name when it is complete. `UnwritableError` if the system refuses: earlier checkpoints stay.
         """
-        self.snapshot = Snapshot(
-            self.counters.state_dict(),
-            self.monitors.state_dict(),
-            self.records.offsets(),
-            random_states(),
-            self.engine.weight_version,
-            self._draws() if drawn and self.prefetcher.idle else self.snapshot.draws,
-        )
+        if self.settings.every == 0:
+            return
+        began, counters, accuracy = time.monotonic(), self.counters, self._accuracy(step)
+        name = name_of(step, counters.train_step, counters.eval_step)
+        generators, generator_tensors = random_states()
+        optimizer, optimizer_tensors = moments(self.learner)
+        state = {
+            "config": self.records.config,
+            "step": step,
+            "accuracy": accuracy,
+            "lines": self.records.lines(),
+            "weight_version": self.engine.weight_version,
+            "generators": generators,
+            "optimizer": optimizer,
+            "graders": [grader.remembered() for grader in self.graders],
+            "parts": {key: part.state_dict() for key, part in self._parts().items()},
+        }
+        tensors = optimizer_tensors | generator_tensors | adapters(self.policy)
 
-    def _draws(self) -> dict[str, Any]:
-        return {"algorithm": self.prefetcher.algorithm.state_dict(), "graders": [g.remembered() for g in self.graders]}
-
-    def due(self) -> bool:
-        """Whether a checkpoint is due after the step that has just ended."""
-        elapsed, done, newest = time.monotonic() - self.began, self.position.finished, self.validation.history[-1]
-        best = self.position.evaluated == done and newest.metrics[ACCURACY] > max(self.accuracies.values(), default=-1)
-        return checkpoint_due(done, self.settings.every, best, elapsed, self.cost)
-
-    def write(self) -> Path | None:
-        """Write a checkpoint and prune old ones; return its path, or None if this state cannot be saved.
-
-        `UnwritableError` if the system refuses: earlier checkpoints stay.
-        """
-        counters = self.snapshot.counters
-        name = name_of(counters["rollout_step"], counters["train_step"], counters["eval_step"])
-        path = self.records.folder / CHECKPOINTS / name
-        if not self.begun:
-            return None
-        if path.exists():
-            return path
-        if self.prefetcher.ready() is not None:
-            self.snapshot.draws = self._draws()
-        elif not self.prefetcher.idle:  # sampling is moving state that would have to be saved
-            return None
-        began = time.monotonic()
-        plain, tensors = self._parts()
-
-        def write(folder: Path) -> None:
+        def write_large_files(folder: Path) -> None:
             write_tensors(folder, self.policy, tensors)
             self.learner.write_moments(folder / SPREAD)
 
-        write_checkpoint(self.records.folder, name, plain, write)
-        if plain["accuracy"] is not None:
-            self.accuracies[name] = plain["accuracy"]
+        path = write_checkpoint(self.records.folder, name, state, write_large_files)
+        if accuracy is not None:
+            self.accuracies[name] = accuracy
         self.prune(self.settings.keep)
+        self.written, self.newest = (step, path), time.monotonic()
         size = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
-        self.cost.add(time.monotonic() - began, size)
-        self.newest = path, counters["train_step"]
-        return path
+        self.cost.add(self.newest - began, size)
+
+    def restore(self) -> int:
+        """Load the checkpoint from which the run resumes into every part; return the number of finished steps.
+
+        `ConfigError` if it does not fit the run.
+        """
+        path = self.records.checkpoint
+        assert path is not None
+        state, tensors = read_state(path), read_tensors(path)
+        set_weights(self.policy, path, tensors)
+        if len(state["optimizer"]) != len(self.learner.parameters):
+            raise ConfigError(f"{path} is of another model or other adapters: choose another folder")
+        set_moments(self.learner, state["optimizer"], tensors)
+        for key, part in self._parts().items():
+            part.load_state_dict(state["parts"][key])
+        for grader, remembered in zip(self.graders, state["graders"], strict=True):
+            grader.load_remembered(remembered)
+        self.engine.load_weights(self.policy)
+        self.engine.weight_version = state["weight_version"]
+        set_random_states(state["generators"], tensors)  # last, because building and loading may draw
+        self.written = int(state["step"]), path
+        for other in checkpoints_in(self.records.folder):
+            with suppress(OSError, ValueError, KeyError):  # an older one, which may be broken: no run resumes from it
+                if (accuracy := read_state(other)["accuracy"]) is not None:
+                    self.accuracies[other.name] = accuracy
+        return self.written[0]
+
+    def _parts(self) -> dict[str, Stateful]:
+        return {"counters": self.counters, "validation": self.validation, **self.parts}
+
+    def _accuracy(self, step: int) -> float | None:
+        """Return the accuracy after this step; None if it was not evaluated."""
+        newest = self.validation.history[-1]
+        return newest.metrics["eval/accuracy"] if newest.step == step else None
 
     def prune(self, keep: int) -> None:
         """Remove all but the newest `keep` checkpoints and the best one."""
@@ -225,180 +195,20 @@ class Checkpointer:
         for old in pruned(names, self.accuracies, keep):
             remove(self.records.folder / CHECKPOINTS / old)
 
-    def leaves(self, status: str) -> dict[str, float]:
-        """Return the checkpoints' cost, and the bytes of moments to be removed after a run that ended with `status`."""
-        removed = 0
-        if status == "finished" and not self.settings.keep_final:
-            removed = sum(sum(moments_in(path).values()) for path in checkpoints_in(self.records.folder))
-        return self.cost.summary() | {"moments_removed": removed}
-
-    def _parts(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """Return the run's state as plain values and as tensors."""
-        position, snapshot = self.position, self.snapshot
-        plain_moments, tensors = moments(self.learner)
-        plain_generators, states = snapshot.generators
-        step, ahead = position.step, self.prefetcher.ready()
-        history = self.validation.history
-        evaluated = position.evaluated == (position.finished if step is None else step.number)
-        at_rest = step is None or position.recorded
-        plain_step = None
-        if step is not None:
-            plain_step = {
-                "number": step.number,
-                "weight_version": step.weight_version,
-                "collected": plain_collected(step.collected),
-                "updates": [shallow(update) for update in step.updates],
-            }
-        plain = {
-            "config": self.records.config,
-            "position": position.state_dict(),
-            "begun": position.finished + (step is not None),
-            "recorded": position.finished + position.recorded,
-            "step": plain_step,
-            "ahead": None if ahead is None else plain_collected(ahead),
-            "counters": snapshot.counters,
-            "monitors": snapshot.monitors,
-            "offsets": snapshot.offsets,
-            "weight_version": snapshot.weight_version,
-            "draws": snapshot.draws,
-            "generators": plain_generators,
-            "optimizer": plain_moments,
-            "accuracy": history[-1].metrics[ACCURACY] if evaluated and at_rest else None,
-            "history": [plain_evaluated(e, e is history[0] or e is history[-1]) for e in history],
-        }
-        return plain, tensors | states | adapters(self.policy)
-
-    def restore(self, path: Path) -> Evaluated:
-        """Restore every part of the run from a checkpoint; return the newest evaluation.
-
-        `ConfigError` if it does not fit the run.
-        """
-        plain, tensors = read_state(path), read_tensors(path)
-        set_weights(self.policy, path, tensors)
-        if len(plain["optimizer"]) != len(self.learner.parameters):
-            raise ConfigError(f"{path} is of another model or other adapters: choose another folder")
-        set_moments(self.learner, plain["optimizer"], tensors)
-        self.counters.load_state_dict(plain["counters"])
-        self.monitors.load_state_dict(plain["monitors"])
-        step = None
-        if (row := plain["step"]) is not None:
-            updates = [Update(**update) for update in row["updates"]]
-            step = Step(row["number"], collected_from(row["collected"]), row["weight_version"], updates)
-        self.position.load_state_dict(plain["position"], step)
-        draws, ahead = plain["draws"], plain["ahead"]
-        self.prefetcher.algorithm.load_state_dict(draws["algorithm"])
-        for grader, remembered in zip(self.graders, draws["graders"], strict=True):
-            grader.load_remembered(remembered)
-        if ahead is not None:
-            self.prefetcher.restore(collected_from(ahead))
-        interim, final = self.validation.interim_problems, self.validation.final_problems
-        self.validation.history[:] = [evaluated_from(row, interim, final) for row in plain["history"]]
-        self.engine.load_weights(self.policy)
-        self.engine.weight_version = plain["weight_version"]
-        set_random_states(plain["generators"], tensors)
-        self.snapshot = Snapshot(
-            plain["counters"], plain["monitors"], plain["offsets"], random_states(), plain["weight_version"], draws
-        )
-        for other in checkpoints_in(self.records.folder):
-            with suppress(OSError, ValueError, KeyError):  # an older one, which may be broken: no run resumes from it
-                if (accuracy := read_state(other)["accuracy"]) is not None:
-                    self.accuracies[other.name] = accuracy
-        return self.validation.history[-1]
-
-    def save_model(self) -> None:
-        """Save the model into `model/`, as a hard link if the newest checkpoint has the same weights."""
-        if self.newest is not None and self.newest[1] == self.counters.train_step and self.newest[0].is_dir():
-            linked(self.newest[0] / MODEL, self.records.model)
+    def save_model(self, step: int) -> None:
+        """Save the model after this step into `model/`, as hard links if the newest checkpoint is of the same step."""
+        if self.written is not None and self.written[0] == step and self.written[1].is_dir():
+            linked(self.written[1] / MODEL, self.records.model)
         else:
             self.policy.save(self.records.model)
 
+    def moments_to_remove(self, status: str) -> int:
+        """Return the bytes of moments that a run which ends with `status` does not keep."""
+        if status != "finished" or self.settings.keep_final:
+            return 0
+        return sum(sum(moments_in(path).values()) for path in checkpoints_in(self.records.folder))
 
-@dataclass
-class Interruption:
-    """Saves what a run has when an error or a signal ends it."""
-
-    run: TrainingConfig
-    components: Components
-    records: RunWriter
-    counters: Counters
-    console: Console
-    checkpointer: Checkpointer | None = None  # until the trainer is built
-
-    def handle(self, error: BaseException) -> None:
-        """Save what the run has; after a signal, raise KeyboardInterrupt with how far it got."""
-        if signals.stop_signal() is None and not isinstance(error, KeyboardInterrupt):
-            checkpointer = self.working_checkpointer()
-            if checkpointer is not None and isinstance(error, EngineError):  # the trainer itself is intact
-                self.attempt(checkpointer.write)
-            return
-        stop = error if isinstance(error, KeyboardInterrupt) else KeyboardInterrupt()
-        progress = self.stop_in_order(signals.why_stopped(stop))
-        raise type(stop)(f"{stop} {progress}".strip()) from None
-
-    def working_checkpointer(self) -> Checkpointer | None:
-        """Return the checkpointer, if checkpoints are wanted and there is something to resume from."""
-        wanted = self.run.checkpoint.every != 0
-        return self.checkpointer if self.checkpointer is not None and self.checkpointer.begun and wanted else None
-
-    def stop_in_order(self, why: str) -> str:
-        """Stop sampling, write a checkpoint, finish the records, save the model; return how far the run got.
-
-        The status is written first, to be right even if the rest fails.
-        """
-        signals.arrived()
-        records, console, learned = self.records, self.console, self.counters.train_step
-        if (records.folder / SUMMARY).exists():
-            return "when everything was recorded"
-        progress = self.describe_progress()
-        checkpointer = self.working_checkpointer()
-        saves_model = self.run.save_model and learned > 0 and not records.model.exists()
-        outputs = {"a checkpoint": checkpointer is not None, "model": saves_model, "curves": records.evaluated}
-        leaving = " and ".join(name for name, wanted in outputs.items() if wanted) or "records"
-        self.attempt(lambda: write_status(records.folder, "interrupted", f"{why} {progress}"))
-        self.attempt(lambda: console.say(f"stopping {progress}; leaving {leaving} (a second signal leaves at once)"))
-        if checkpointer is not None:
-            self.attempt(lambda: self.write_checkpoint(checkpointer))
-        self.attempt(self.components.close)  # ends sampling ahead, too
-        if self.checkpointer is not None:
-            self.attempt(self.checkpointer.prefetcher.close)
-        if learned > records.train_step:  # the newest update has no row yet
-            self.attempt(lambda: records.metrics(self.counters.row() | self.counters.newest))
-        if saves_model and self.checkpointer is not None:
-            self.attempt(self.checkpointer.save_model)
-        if records.evaluated:
-            self.attempt(lambda: draw_curves(RunFolder(records.folder)))
-        self.attempt(records.loggers.interrupted)
-        self.attempt(lambda: print_loggers(console, records.loggers))
-        return progress
-
-    def write_checkpoint(self, checkpointer: Checkpointer) -> None:
-        """Write a checkpoint of the current position, after waiting for what is being sampled ahead."""
-        with suppress(NotInTime):
-            checkpointer.prefetcher.drain(AHEAD_S)
-        if checkpointer.write() is None:
-            self.console.say(
-                "! no checkpoint of this place: what was sampled ahead had not ended; the run goes on from before"
-            )
-
-    def describe_progress(self) -> str:
-        """Describe the step and the updates so far: "in step 2 of 8, after 1 ..."."""
-        if self.checkpointer is None:
-            return "before the first step"
-        prefetcher, updates = self.checkpointer.prefetcher, self.counters.train_step
-        begun = max(prefetcher.begun, self.checkpointer.position.finished)
-        if begun == 0:
-            return "before the first step"
-        plural = "" if updates == 1 else "s"
-        return f"in step {begun} of {prefetcher.n_steps}, after {updates} optimizer update{plural}"
-
-    def attempt(self, act: Callable[[], object]) -> None:
-        """Call `act`; print an error and continue, since the terminal may be gone or the disk full."""
-        try:
-            act()
-        except Exception as error:
-            with suppress(OSError):
-                named = str(error) if isinstance(error, ConfigError) else f"{type(error).__name__}: {error}"
-                self.console.say(f"! while stopping: {named}")
-
-
-AHEAD_S = 8.0  # a stop waits for sampling ahead: without it, the run resumes from an earlier checkpoint
+    def remove_moments(self) -> None:
+        """Remove the moments from all checkpoints. A finished run can then no longer be resumed exactly."""
+        for path in checkpoints_in(self.records.folder):
+            remove_moments(path)

@@ -28,7 +28,7 @@ from rlreason.model.packing import PackedBatch
 from rlreason.model.policy import LogProbScorer, Pairs, Policy, TokenScores, scored_rows
 from rlreason.objectives.objective import Objective
 from rlreason.objectives.terms import StepSums, StepValues
-from rlreason.training.learner import Learner, OnUpdate
+from rlreason.training.learner import Learner
 from rlreason.training.ranks import PartedError, Ranks
 from rlreason.types import Sample, Update
 
@@ -77,12 +77,10 @@ class RankedLearner(Learner):
         self.ended: Callable[[], object] = lambda: None  # called once the other ranks have been ordered to end
         super().__init__(policy, objective, optimization, **settings)
 
-    def take_step(
-        self, samples: Sequence[Sample], learning_rate: float | None, mismatch_from: int | None, on_update: OnUpdate
-    ) -> Update:
+    def take_step(self, samples: Sequence[Sample], learning_rate: float | None, mismatch_from: int | None) -> Update:
         """Take one optimizer step on all ranks."""
         with self.ranks.together("update", samples, learning_rate, mismatch_from):
-            update = super().take_step(samples, learning_rate, mismatch_from, on_update)
+            update = super().take_step(samples, learning_rate, mismatch_from)
             self.weights_moved()
         return update
 
@@ -146,7 +144,7 @@ class RankedLearner(Learner):
         """Return the functions that rank 0 may call on the others, by name."""
 
         def update(samples: Sequence[Sample], learning_rate: float | None, mismatch_from: int | None) -> None:
-            self.take_step(samples, learning_rate, mismatch_from, lambda update: None)
+            self.take_step(samples, learning_rate, mismatch_from)
 
         return {"update": update, "restart": self.restart, "restore": self.receive, "write_moments": self.write_moments}
 

@@ -142,7 +142,7 @@ def respond(run: EvalJobConfig, components: Components, records: RunWriter, cons
         seconds=totals.seconds,
         tokens_per_second=totals.tokens / max(totals.seconds, 1e-9),
         notices=dict(monitors.counts),
-        verdict=monitors.verdict(),
+        verdict=monitors.reason_to_stop() or ("finished", ""),
     )
 
 

@@ -33,7 +33,6 @@ from rlreason.objectives.terms import StepSums, entropy_bonus, kl_per_token, mea
 from rlreason.records.files import MODEL, MOMENTS, SPREAD, TENSORS
 from rlreason.runtime.files import explained
 from rlreason.runtime.intervals import mismatch_metrics
-from rlreason.runtime.signals import held
 from rlreason.types import Collected, Sample, Update
 
 if TYPE_CHECKING:
@@ -123,9 +122,6 @@ class Gradient:
     clipped: float  # how many response tokens the loss clipped or capped
 
 
-OnUpdate = Callable[[Update], object]  # called with an update as soon as its weights have moved
-
-
 class Learner:
     """Owns the optimizer. `learn` takes all updates of a training step, `update` takes one, `gradient` none."""
 
@@ -151,26 +147,20 @@ class Learner:
         self._start = [p.detach().clone() for p in self.parameters] if can_restart else None
 
     def learn(
-        self,
-        collected: Collected,
-        step: int,
-        schedule: LearningRateSchedule,
-        sampling: "Sampling",
-        on_update: OnUpdate,
-        taken: int = 0,
+        self, collected: Collected, step: int, schedule: LearningRateSchedule, sampling: "Sampling"
     ) -> Iterator[Update]:
-        """Take the updates of a training step but for the first `taken`, and yield each.
+        """Take the updates of a training step, and yield each.
 
         The train-inference mismatch is measured in the first, where the weights are still those that sampled.
         """
-        if collected.restart and not taken:
+        if collected.restart:
             self.restart()
         count, steps_done = len(collected.batches), 0 if collected.restart else step - 1
-        for place in range(taken, count):
+        for place in range(count):
             rate = schedule.at(steps_done, place, count, restarts=collected.restart)
             comparable = place == 0 and self._as_sampled(collected, sampling)
             mismatch_from = sampling.min_tokens if comparable else None
-            yield self.take_step(collected.batches[place], rate, mismatch_from, on_update)
+            yield self.take_step(collected.batches[place], rate, mismatch_from)
 
     def scores_by_learning(self, collected: Collected, sampling: "Sampling") -> bool:
         """Return whether `learn` measures all entropies itself: in one update, under the weights that sampled."""
@@ -189,26 +179,21 @@ class Learner:
         between the engine's log-probabilities and ours is measured from token `mismatch_from` on (before it, the
         engine sampled under a ban on ending), or not at all if None.
         """
-        return self.take_step(samples, learning_rate, mismatch_from, lambda update: None).metrics
+        return self.take_step(samples, learning_rate, mismatch_from).metrics
 
-    def take_step(
-        self, samples: Sequence[Sample], learning_rate: float | None, mismatch_from: int | None, on_update: OnUpdate
-    ) -> Update:
-        """Take one optimizer step; no signal interrupts between moving the weights and `on_update(update)`."""
+    def take_step(self, samples: Sequence[Sample], learning_rate: float | None, mismatch_from: int | None) -> Update:
+        """Take one optimizer step."""
         if learning_rate is not None:
             for group in self.optimizer.param_groups:
                 group["lr"] = learning_rate
         n_tokens, sums = self._backward(samples, mismatch_from)
-        with held():
-            update = self._step(samples, n_tokens, sums)
-            on_update(update)
-        return update
+        return self._step(samples, n_tokens, sums)
 
     def restart(self) -> None:
         """Restore the initial weights and an empty optimizer state."""
         if self._start is None:
             raise ValueError("this learner kept no copy of its first weights: make it with can_restart=True")
-        with held(), torch.no_grad():
+        with torch.no_grad():
             for parameter, first in zip(self.parameters, self._start, strict=True):
                 parameter.copy_(first)
         self.optimizer.state.clear()

@@ -1,20 +1,17 @@
-"""Where a run is: its steps, their rows, its position between updates; when it evaluates, checkpoints and ends."""
+"""One step of a run with its rows; when a run evaluates and when its budget ends it; the profile of a step."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cached_property
-from typing import Any
 
 import torch
 from torch.profiler import profile, record_function
 
-from rlreason.config.conflicts import sampling_key
-from rlreason.config.training import BudgetConfig, TrainingConfig
+from rlreason.config.training import BudgetConfig
 from rlreason.engines.rollouts import rollout_metrics
 from rlreason.grading.grader import grading_metrics
-from rlreason.health.watch import Monitors
 from rlreason.records.console import Console
 from rlreason.records.files import PROFILE_TABLE, PROFILE_TRACE
 from rlreason.records.rows import Counters
@@ -24,27 +21,22 @@ from rlreason.types import Collected, Sample, Update
 FEWEST_EVALUATIONS = 10  # in a run without eval_every, the first and the last included
 
 
-def evaluation_due(done: Fraction, width: Fraction, total: int, every: int | None, longest: int | None) -> bool:
-    """Return whether an evaluation is due after an update of `width` steps that ends at `done` of `total` steps.
+def evaluation_due(step: int, total: int, every: int | None, longest: int | None) -> bool:
+    """Return whether an evaluation is due after this step of `total`.
 
     every: steps between evaluations, 0 for none on the way. None: at least ten in the run with the first, before it,
-    and no more than `longest` steps apart; in a run of fewer than nine steps some fall between the updates of a step,
-    as far as it has several.
+    as far as there are so many steps, and no more than `longest` steps apart.
 
-    >>> [step for step in range(1, 201) if evaluation_due(Fraction(step), Fraction(1), 200, None, 10)][:3]
+    >>> [step for step in range(1, 201) if evaluation_due(step, 200, None, 10)][:3]
     [10, 20, 30]
-    >>> sum(evaluation_due(Fraction(step), Fraction(1), 31, None, None) for step in range(1, 32))
-    9
-    >>> eighths = [Fraction(k, 8) for k in range(1, 41)]  # 5 steps of 8 updates
-    >>> sum(evaluation_due(point, Fraction(1, 8), 5, None, None) for point in eighths)
+    >>> sum(evaluation_due(step, 31, None, None) for step in range(1, 32))
     9
     """
     if every == 0:
         return False
-    gap = Fraction(every) if every else min(Fraction(total, FEWEST_EVALUATIONS - 1), Fraction(longest or total))
-    if gap >= 1:  # at the ends of steps only
-        return done.denominator == 1 and done // gap > (done - 1) // gap
-    return done // gap > (done - width) // gap
+    gap = Fraction(every or min(Fraction(total, FEWEST_EVALUATIONS - 1), longest or total))
+    gap = max(gap, Fraction(1))
+    return step // gap > (step - 1) // gap
 
 
 MARGIN = 1.2  # on predicted times: the next step or evaluation may take longer
@@ -93,40 +85,19 @@ def budget_spent(
     return ""
 
 
-@dataclass
-class StopRule:
-    """Decides after each step whether the run ends there.
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """The budget of a run, compared with its counters. `final_problems`: of the last evaluation."""
 
-    eval_problems, final_problems: number of problems in an intermediate evaluation and in the last one.
-    """
-
-    run: TrainingConfig
-    monitors: Monitors
+    settings: BudgetConfig
     counters: Counters
-    n_steps: int
-    eval_problems: int
     final_problems: int
 
-    def verdict(self, number: int, evaluates: bool) -> tuple[str, str]:
-        """Return (status, reason) after step `number`; `evaluates`: an evaluation is still due after it."""
-        status, reason = self.monitors.verdict()
-        if status != "finished" or number >= self.n_steps:
-            return status, reason
+    def spent(self, step: int, due_problems: int) -> str:
+        """Say why the budget ends the run after this step; "" if it does not. `due_problems`: to evaluate before."""
         row, pace = self.counters.row(), self.counters.pace
-        ahead = seconds_ahead(pace, self.eval_problems if evaluates else 0, self.final_problems)
-        reason = budget_spent(self.run.budget, number, row["tokens/generated"], row["time/total"], pace, ahead)
-        return ("budget", reason) if reason else ("finished", "")
-
-
-def make_monitors(run: TrainingConfig, console: Console) -> Monitors:
-    """Create the run's monitors, with the warnings that its settings alone give reason for."""
-    limit = sampling_key(run, "max_tokens")
-    limits = () if limit == "sampling.max_tokens" else (limit,)  # training warns about its own truncated samples
-    group_size = getattr(run, "group_size", 1)
-    monitors = Monitors(group_size, console.say, run.monitors, *limits)
-    for name, warning in run.warnings().items():
-        monitors.warn(0, name, warning)
-    return monitors
+        ahead = seconds_ahead(pace, due_problems, self.final_problems)
+        return budget_spent(self.settings, step, row["tokens/generated"], row["time/total"], pace, ahead)
 
 
 LARGEST = 10
@@ -222,97 +193,3 @@ class Step:
     def metrics(self) -> dict[str, float]:
         """Metrics of the whole step; read after the step."""
         return averaged([u.metrics for u in self.updates]) | self.sampled | self.synced
-
-
-@dataclass
-class Position:
-    """Where a run is: in a step, how far; between steps, after which. Changed only in `held()` blocks."""
-
-    finished: int = 0  # whole steps
-    step: Step | None = None  # the current one, once it is collected
-    rows: int = 0  # of its updates, written to metrics.jsonl
-    recorded: bool = False  # the whole step is
-    evaluated: Fraction | None = None  # steps done at the newest evaluation
-    status: str = "finished"  # or what ends the run after the recorded step
-    reason: str = ""
-
-    @property
-    def ended(self) -> bool:
-        """Return whether something ends the run before its last step."""
-        return self.status != "finished"
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return everything but the step in plain values."""
-        at = self.evaluated
-        return {
-            "finished": self.finished,
-            "rows": self.rows,
-            "recorded": self.recorded,
-            "evaluated": None if at is None else [at.numerator, at.denominator],
-            "status": self.status,
-            "reason": self.reason,
-        }
-
-    def load_state_dict(self, plain: dict[str, Any], step: Step | None) -> None:
-        """Restore what `state_dict` returned, and the step."""
-        at = plain["evaluated"]
-        self.finished, self.rows, self.recorded = plain["finished"], plain["rows"], plain["recorded"]
-        self.status, self.reason, self.step = plain["status"], plain["reason"], step
-        self.evaluated = None if at is None else Fraction(*at)
-
-
-@dataclass
-class Snapshot:
-    """The state of a run's other parts, as it was at the end of the last `held()` block.
-
-    `draws`: which problems come next and which answers the graders remember; sampling moves it.
-    """
-
-    counters: dict[str, Any] = field(default_factory=dict)
-    monitors: dict[str, Any] = field(default_factory=dict)
-    offsets: dict[str, int] = field(default_factory=dict)  # sizes of the growing files, in bytes
-    generators: Any = None  # plain values and tensors of `random_states`
-    weight_version: int = 0
-    draws: dict[str, Any] = field(default_factory=dict)
-
-
-@dataclass
-class CheckpointCost:
-    """What this process's checkpoints have cost; `guess`: expected seconds of the first one."""
-
-    guess: float
-    count: int = 0
-    seconds: float = 0.0  # of all of them
-    newest: float = 0.0  # seconds of the newest
-    bytes: int = 0  # of the newest
-
-    def summary(self) -> dict[str, float]:
-        """Return their number, their seconds, and the bytes of the newest."""
-        return {"count": self.count, "seconds": round(self.seconds, 2), "bytes": self.bytes}
-
-    def add(self, seconds: float, size: int) -> None:
-        """Count a checkpoint that was written."""
-        self.count, self.seconds, self.newest, self.bytes = self.count + 1, self.seconds + seconds, seconds, size
-
-
-def checkpoint_due(step: int, every: int | None, best: bool, elapsed: float, cost: CheckpointCost) -> bool:
-    """Return whether a checkpoint is due after this step.
-
-    every: steps between them, 0 for none; None: as long as their seconds, with the next one, stay within 3% of the
-    run's `elapsed` seconds, or within 5% if the newest evaluation is the `best`.
-
-    >>> [checkpoint_due(step, 2, False, 0.0, CheckpointCost(1.0)) for step in (1, 2)]
-    [False, True]
-    >>> [checkpoint_due(1, None, best, 25.0, CheckpointCost(1.0)) for best in (False, True)]
-    [False, True]
-    """
-    if every is not None:
-        return every > 0 and step % every == 0
-    expected = cost.newest or cost.guess
-    return cost.seconds + expected <= (SHARE_OF_BEST if best else SHARE) * elapsed
-
-
-SHARE = 0.03  # of a run's time that checkpoints may take if checkpoint.every is not set,
-
-
-SHARE_OF_BEST = 0.05  # and if the newest evaluation is the best so far

@@ -1,0 +1,132 @@
+"""Train a run: build its parts, run the loop, close the records."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+from rlreason.config.evaluation import sampling_key
+from rlreason.config.run import RunConfig
+from rlreason.config.training import TrainingConfig
+from rlreason.evaluation.evaluator import Validation
+from rlreason.evaluation.protocol import write_card
+from rlreason.health.watch import Monitors
+from rlreason.objectives.card import TEXT_WIDTH
+from rlreason.records.console import Console
+from rlreason.records.files import OBJECTIVE
+from rlreason.records.reader import RunFolder
+from rlreason.records.rows import Counters
+from rlreason.records.training_curves import draw_curves
+from rlreason.records.writer import RunWriter
+from rlreason.runtime import signals
+from rlreason.training.algorithms import Batches
+from rlreason.training.build import Components, build_components, measure_flops, start_loggers
+from rlreason.training.build_algorithm import make_algorithm, make_learner
+from rlreason.training.checkpoint import Checkpoints
+from rlreason.training.learner import LearningRateSchedule
+from rlreason.training.progress import Budget, Profile
+from rlreason.training.summary import (
+    course_summary,
+    print_closing,
+    print_header,
+    print_loggers,
+    print_reason,
+    run_facts,
+    run_summary,
+)
+from rlreason.training.trainer import Trainer
+
+
+def train(run: RunConfig, records: RunWriter, console: Console) -> float:
+    """Train `run`, record everything in the folder of `records`, and return the final validation accuracy."""
+    assert isinstance(run, TrainingConfig)
+    components = build_components(run, records.folder, console, records.checkpoint is None, records.clock)
+    with trainer_of(run, components, records, console) as trainer:
+        try:
+            return close_records(trainer, *trainer.train())
+        except KeyboardInterrupt as stop:
+            signals.arrived()
+            records.loggers.interrupted()
+            print_loggers(console, records.loggers)
+            if trainer.validation.history:
+                draw_curves(RunFolder(records.folder))
+            done = (
+                f"after step {trainer.finished} of {trainer.n_steps}" if trainer.finished else "before the first step"
+            )
+            raise type(stop)(f"{stop} {done}".strip()) from None
+
+
+@contextmanager
+def trainer_of(run: TrainingConfig, components: Components, records: RunWriter, console: Console) -> Iterator[Trainer]:
+    """Yield the trainer of a run that has these components; at the end of the block, close them and all it started."""
+    counters, policy = Counters(clock=records.clock), components.policy
+    with ExitStack() as closing:  # the last one first
+        closing.callback(components.loggers.abandon)  # still open only if the run failed
+        closing.callback(components.close)
+        algorithm = make_algorithm(run, components, console)
+        learner = make_learner(run, policy, records.folder, algorithm)
+        closing.callback(learner.close)
+        batches = Batches(algorithm, ahead=run.rollout.async_level > 0, clock=records.clock)
+        closing.callback(batches.close)
+        closing.callback(components.close)  # before the batches: it ends the sampling ahead
+        start_records(run, components, records, console)
+        print_header(console, run, components, records.folder, algorithm.n_steps)
+        card = run.card().with_head(str(policy.head_dtype).removeprefix("torch."))
+        records.document(OBJECTIVE, card.markdown)
+        console.table("\n" + card.fitted(min(console.width, TEXT_WIDTH)))
+        measure_flops(counters.clock, policy, learner.world)
+        monitors = make_monitors(run, console)
+        problems = components.eval_problems, components.final_problems
+        validation = Validation(components.evaluator, *problems, records, monitors, counters, console)
+        checkpoints = Checkpoints(
+            run.checkpoint, policy, components.engine, learner, counters, validation, components.graders(),
+            {"batches": batches, "monitors": monitors}, records,
+        )  # fmt: skip
+        schedule = LearningRateSchedule(run.learning_rate, run.lr_schedule, run.warmup_steps, algorithm.n_steps)
+        budget = Budget(run.budget, counters, len(components.final_problems))
+        profile = Profile(run.profile, records, console, algorithm.n_steps)
+        yield Trainer(
+            run, components, batches, learner, schedule, records, counters, monitors, budget, validation, checkpoints,
+            profile, console,
+        )  # fmt: skip
+
+
+def start_records(run: TrainingConfig, components: Components, records: RunWriter, console: Console) -> None:
+    """Record what the run is made of; start the loggers of a resumed run, once its later records are dropped."""
+    records.loggers = components.loggers
+    facts = run_facts(run, components)
+    if run.save_model or run.checkpoint.every != 0:
+        components.policy.try_saving()  # after the facts: saving completes the model's config
+    if records.checkpoint is not None:
+        start_loggers(run, components.loggers, records.folder, console, records.resume(facts, console.say))
+    records.add_provenance(facts)
+
+
+def make_monitors(run: TrainingConfig, console: Console) -> Monitors:
+    """Create the run's monitors, with the warnings that its settings alone give reason for."""
+    limit = sampling_key(run, "max_tokens")
+    limits = () if limit == "sampling.max_tokens" else (limit,)  # training warns about its own truncated samples
+    monitors = Monitors(getattr(run, "group_size", 1), console.say, run.monitors, *limits)
+    for name, warning in run.warnings().items():
+        monitors.warn(0, name, warning)
+    return monitors
+
+
+def close_records(trainer: Trainer, status: str, reason: str) -> float:
+    """Draw the curves, write the summary and print the closing table of a run that has ended; return the accuracy."""
+    run, console, records, history = trainer.run, trainer.console, trainer.records, trainer.validation.history
+    components, checkpoints = trainer.components, trainer.checkpoints
+    print_reason(console, records.folder, status, reason)
+    with trainer.waiting("drawing the curves", "record", logged=False):
+        draw_curves(RunFolder(records.folder))
+    checkpoints.prune(keep=1)  # one is enough to train for more steps
+    removed = checkpoints.moments_to_remove(status)
+    summary = run_summary(components, status, reason, history[0], history[-1]) | {
+        **course_summary(trainer.monitors, trainer.counters),
+        "checkpoints": checkpoints.cost.summary() | {"moments_removed": removed},
+    }
+    with console.wait("closing the records"):
+        write_card(run.eval.card, records.folder, summary)
+        records.summary(summary)
+        if removed:  # after the summary: the finished run cannot be resumed without them
+            checkpoints.remove_moments()
+    print_closing(console, run, components, records.folder, history, summary)
+    return float(summary["accuracy"])
