@@ -59,9 +59,9 @@ class Grid(Sweeper):
 
     def sweep(self, arguments: list[str]) -> Any:
         """Run the sweep: plan, checks, jobs, table. SystemExit passes Hydra."""
-        from rlreason.cli.start_sweep import Multirun, start_sweep  # Hydra imports its plug-ins at each start
+        from rlreason.cli.start_sweep import start_sweep  # Hydra imports its plug-ins at each start
 
-        sys.exit(start_sweep(Multirun(self.hydra_context, self.task_function, self.config), arguments))
+        sys.exit(start_sweep(self, arguments))
 
 
 class Processes(Launcher):

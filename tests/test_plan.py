@@ -16,7 +16,7 @@ from rlreason.errors import ConfigError
 from rlreason.objectives.losses import LOSSES
 from rlreason.records.reader import RunFolder
 from rlreason.sweeps.preview import ONE_ON_POLICY, cost_of, plan_text, problems_of, size_of
-from rlreason.sweeps.state import Design, PlannedRun, read_state, write_state
+from rlreason.sweeps.state import Design, RunState, read_state, write_state
 from rlreason.training.preflight import planned_warnings
 from tests.starts import rlreason
 from tests.sweep_folders import answers, sweep
@@ -26,7 +26,7 @@ VALUES = ["1e-4", "1e-3", "1e-2"]
 
 def design(folder: Path, seeds: int = 4) -> Design:
     runs = [
-        PlannedRun(f"learning_rate={v},seed={s}", [f"learning_rate={v}", f"seed={s}"], {"learning_rate": v}, s)
+        RunState(f"learning_rate={v},seed={s}", [f"learning_rate={v}", f"seed={s}"], {"learning_rate": v}, s)
         for v in VALUES
         for s in range(seeds)
     ]

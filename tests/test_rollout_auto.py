@@ -16,7 +16,7 @@ from rlreason.config.rules import complaints
 from rlreason.config.store import typed
 from rlreason.errors import ConfigError
 from rlreason.runtime.machine import VISIBLE
-from rlreason.sweeps.state import Design, PlannedRun, refuse_changed
+from rlreason.sweeps.state import Design, RunState, refuse_changed
 
 OTHER = {"hf": "vllm", "vllm": "hf"}
 PRETRAINED = ("model=qwen3_0_6b", "data.path=a/b")
@@ -90,7 +90,7 @@ def test_a_sweep_whose_nodes_chose_another_engine_goes_on_where_it_was_started(t
     (tmp_path / "a/summary.json").write_text("{}")
 
     def refused(word: str, config: str) -> str:
-        run = PlannedRun("a", [word], {}, 0)
+        run = RunState("a", [word], {}, 0)
         try:
             refuse_changed(Design("s", tmp_path, [run], [], {}), lambda run: config)
         except ConfigError as error:

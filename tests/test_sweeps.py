@@ -23,7 +23,6 @@ from rlreason.sweeps.closing import closing, rows_of, settings_table
 from rlreason.sweeps.state import (
     FILE,
     Design,
-    PlannedRun,
     RunState,
     SweepState,
     new_state,
@@ -40,9 +39,7 @@ CONFIG = "algorithm: grpo\nn_steps: 10\nthreads: 1\n"
 
 def design(folder: Path, *learning_rates: str, seeds: int = 2, words: tuple[str, ...] = ()) -> Design:
     runs = [
-        PlannedRun(
-            f"learning_rate={lr},seed={s}", [f"learning_rate={lr}", f"seed={s}", *words], {"learning_rate": lr}, s
-        )
+        RunState(f"learning_rate={lr},seed={s}", [f"learning_rate={lr}", f"seed={s}", *words], {"learning_rate": lr}, s)
         for lr in learning_rates
         for s in range(seeds)
     ]

@@ -24,7 +24,7 @@ from rlreason.config.leaves import typed_word
 from rlreason.config.store import FIRST, SweepFile, run_name, sweep_file
 from rlreason.errors import ConfigError
 from rlreason.runtime.text import few
-from rlreason.sweeps.state import SWEEPS, Design, PlannedRun, Setting
+from rlreason.sweeps.state import SWEEPS, Design, RunState, Setting
 
 Note = Callable[[str], object]
 BESIDE = "{sweeps}"  # in an override: the folder that holds the sweep's own
@@ -297,12 +297,12 @@ def folder_of(request: Request, swept: Sequence[str], base: DictConfig) -> Path:
     return SWEEPS / ",".join(part for part in (first, rest) if part)
 
 
-def _runs(grid: Grid, folder: Path, usual_seed: str, name: str, note: Note) -> list[PlannedRun]:
+def _runs(grid: Grid, folder: Path, usual_seed: str, name: str, note: Note) -> list[RunState]:
     """Return every run once, in order: every setting before the next seed. `usual_seed`: where none was given."""
     axes = dict(grid.axes)
     seeds = [[word] for word in axes.pop("seed", [])] or [[]]
     usual = [_filled(grid, cell, name) for cell in grid.cells]
-    runs: dict[str, PlannedRun] = {}
+    runs: dict[str, RunState] = {}
     twice = 0
     for seed, (cell, filled) in itertools.product(seeds, zip(grid.cells, usual, strict=True)):
         for combination in itertools.product(*axes.values()):
@@ -314,7 +314,7 @@ def _runs(grid: Grid, folder: Path, usual_seed: str, name: str, note: Note) -> l
                 raise ConfigError(f"seed={values['seed']} must be of type Integer: give a whole number")
             setting = {key: values[key] for key in grid.swept if key in values}
             unquoted = [f"{key}={value.strip(chr(39) + chr(34))}" for key, value in setting.items()]
-            run = PlannedRun(run_name([*unquoted, f"seed={values['seed']}"]), words, setting, int(values["seed"]))
+            run = RunState(run_name([*unquoted, f"seed={values['seed']}"]), words, setting, int(values["seed"]))
             twice += run.name in runs
             runs.setdefault(run.name, run)
     if twice:
@@ -347,7 +347,7 @@ def _plain_word(value: object) -> str:
     return typed_word(OmegaConf.to_container(value) if OmegaConf.is_list(value) else value)
 
 
-def _reference(file: SweepFile, grid: Grid, runs: Sequence[PlannedRun], typed: set[str], name: str) -> Setting | None:
+def _reference(file: SweepFile, grid: Grid, runs: Sequence[RunState], typed: set[str], name: str) -> Setting | None:
     """Return the setting that the file's reference describes, the first of several; None if no run has it.
 
     `ConfigError` for a key that neither varies nor was typed: it would match every run. Options that no run has any

@@ -11,11 +11,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hydra.core.plugins import Plugins
-from hydra.types import HydraContext, RunMode, TaskFunction
-from omegaconf import DictConfig, OmegaConf
+from hydra.types import RunMode
+from omegaconf import OmegaConf
 
 from rlreason.cli.check import checked_sweep, stage_of
 from rlreason.cli.compose import composed_run
@@ -36,7 +36,7 @@ from rlreason.sweeps.state import (
     KILLED,
     WAITING,
     Design,
-    PlannedRun,
+    RunState,
     SweepState,
     new_state,
     read_state,
@@ -45,68 +45,45 @@ from rlreason.sweeps.state import (
     write_state,
 )
 
+if TYPE_CHECKING:
+    from hydra_plugins.rlreason_sweeps import Grid
+
 DESIGNED = ("hydra.sweep.", "hydra.run.", "hydra.mode", "hydra.sweeper.")  # Hydra's settings that a design sets
 say = partial(print, flush=True)
 
 
-@dataclass(frozen=True, slots=True)
-class Multirun:
-    """What Hydra hands to a sweeper: how configs are composed, what a job does, and the sweep's config."""
-
-    context: HydraContext
-    task: TaskFunction
-    config: DictConfig
-
-    def request(self, overrides: Sequence[str]) -> Request:
-        """Return the sweep that the overrides ask for, with the options that `SweepOptions.overrides` has handed on."""
-        hydra, flags = self.config.hydra, {"multirun": True, "config_name": self.config.hydra.job.config_name}
-        for source in hydra.runtime.config_sources:
-            if source.provider == "command-line":
-                flags["config_dir"] = source.path
-        given = hydra.sweeper
-        options = SweepOptions(given.jobs, given.gpus_per_run, given.dry, tuple(given.carry), given.sweep_name)
-        ours = [word for word in hydra.overrides.hydra if not word.startswith(("hydra.mode=", "hydra.sweeper."))]
-        return Request(flags, [*overrides, *ours], options=options)
-
-    def launch(self, overrides: Sequence[str], runs: Sequence[PlannedRun], batch: int | None) -> list[Any]:
-        """Have the launcher that the overrides choose and set up run these, `batch` at a time (None: all).
-
-        Return Hydra's result of each.
-        """
-        config = self.context.config_loader.load_configuration(
-            self.config.hydra.job.config_name, [*overrides, "hydra.mode=MULTIRUN"], run_mode=RunMode.MULTIRUN
-        )
-        launcher = Plugins.instance().instantiate_launcher(
-            hydra_context=self.context, task_function=self.task, config=config
-        )
-        jobs = [[*run.overrides, f"hydra.sweep.subdir='{run.name}'"] for run in runs]
-        results: list[Any] = []
-        while len(results) < len(jobs):
-            first = len(results)
-            results += launcher.launch(jobs[first : first + (batch or len(jobs))], initial_job_idx=first)
-        return results
-
-
-def start_sweep(multirun: Multirun, overrides: Sequence[str]) -> int:
+def start_sweep(grid: "Grid", overrides: Sequence[str]) -> int:
     """Run every run of a sweep, or of the sweeps of a chain; return the exit code: of the first sweep that failed.
 
     Typed again, it resumes.
     """
-    request = multirun.request(overrides)
+    request = _request(grid, overrides)
     dry = request.options.dry
     with mistakes_in(request.overrides), in_one_line(request.overrides, request.config_name):
         request = checked_sweep(request, say)
         if not request.chain:
-            return _run_sweep(multirun, request)
+            return _run_sweep(grid, request)
         for number, name in enumerate(request.chain, 1):
             if dry:  # every stage was checked before
-                _run_sweep(multirun, stage_of(request, name, str, started=False, most=1))
+                _run_sweep(grid, stage_of(request, name, str, started=False, most=1))
                 continue
             say(f"\n=== stage {number} of {len(request.chain)}: {name}")
-            if code := _run_sweep(multirun, stage_of(request, name)):
+            if code := _run_sweep(grid, stage_of(request, name)):
                 say(f"! stage {name} is not whole, and the later ones wait for it: type the command again")
                 return code
     return 0
+
+
+def _request(grid: "Grid", overrides: Sequence[str]) -> Request:
+    """Return the sweep that the overrides ask for, with the options that `SweepOptions.overrides` has handed on."""
+    hydra, flags = grid.config.hydra, {"multirun": True, "config_name": grid.config.hydra.job.config_name}
+    for source in hydra.runtime.config_sources:
+        if source.provider == "command-line":
+            flags["config_dir"] = source.path
+    given = hydra.sweeper
+    options = SweepOptions(given.jobs, given.gpus_per_run, given.dry, tuple(given.carry), given.sweep_name)
+    ours = [word for word in hydra.overrides.hydra if not word.startswith(("hydra.mode=", "hydra.sweeper."))]
+    return Request(flags, [*overrides, *ours], options=options)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +97,7 @@ class _Sweep:
     jobs: Jobs
     composed: dict[str, OneRun] = field(default_factory=dict)  # of its runs, by name, as far as they were looked at
 
-    def one(self, run: PlannedRun) -> OneRun:
+    def one(self, run: RunState) -> OneRun:
         """Return a run of the sweep with its config, composed once."""
         if run.name not in self.composed:
             absent: list[str] | None = [] if self.request.options.dry else None  # reported when they were checked
@@ -128,7 +105,7 @@ class _Sweep:
         return self.composed[run.name]
 
 
-def _run_sweep(multirun: Multirun, request: Request) -> int:
+def _run_sweep(grid: "Grid", request: Request) -> int:
     """Print the plan of one sweep, run what is left of it, print the table of its settings; return the exit code.
 
     A sweep that is stopped prints the table of what there is; a refused one raises `ConfigError`.
@@ -148,7 +125,7 @@ def _run_sweep(multirun: Multirun, request: Request) -> int:
         wait_for_earlier(design, say)
         state, left = _begun(sweep)
         try:
-            _close(state, design.folder, _launched(multirun, sweep, left) if left else {})
+            _close(state, design.folder, _launched(grid, sweep, left) if left else {})
         except BaseException as error:
             stopped = isinstance(error, KeyboardInterrupt) or signals.stop_signal() is not None
             signals.arrived()
@@ -181,7 +158,7 @@ def _space_of(run: AnyRunConfig) -> float:
     return float(RECORDS + (space_needed(run).left if works_on_a_model(run) else 0))
 
 
-def _begun(sweep: _Sweep) -> tuple[SweepState, list[PlannedRun]]:
+def _begun(sweep: _Sweep) -> tuple[SweepState, list[RunState]]:
     """Write the state of a sweep that begins, print which of its runs are not run again, and return the others."""
     jobs, design = sweep.jobs, sweep.design
     command = shlex.join(["python", "-m", "rlreason", *sys.argv[1:]])
@@ -199,7 +176,7 @@ def _begun(sweep: _Sweep) -> tuple[SweepState, list[PlannedRun]]:
     return state, left
 
 
-def _launched(multirun: Multirun, sweep: _Sweep, left: Sequence[PlannedRun]) -> dict[str, Exception | None]:
+def _launched(grid: "Grid", sweep: _Sweep, left: Sequence[RunState]) -> dict[str, Exception | None]:
     """Run what is left of a sweep; return the error of each job, by the name of its run."""
     gpus = sweep.request.gpus
     words = [*left[0].overrides, *sweep.words, *sweep.jobs.words, f"hydra.sweep.dir='{sweep.design.folder}'"]
@@ -212,8 +189,17 @@ def _launched(multirun: Multirun, sweep: _Sweep, left: Sequence[PlannedRun]) -> 
     if sweep.launcher in HERE:
         os.environ[PARENT] = str(os.getpid())
         divide_processors(sweep.jobs.side_by_side)
+    jobs = [[*run.overrides, f"hydra.sweep.subdir='{run.name}'"] for run in left]
+    size, results = sweep.jobs.batch or len(jobs), list[Any]()
     try:
-        results = multirun.launch(words, left, sweep.jobs.batch)
+        config = grid.hydra_context.config_loader.load_configuration(
+            sweep.request.config_name, [*words, "hydra.mode=MULTIRUN"], run_mode=RunMode.MULTIRUN
+        )
+        launcher = Plugins.instance().instantiate_launcher(
+            hydra_context=grid.hydra_context, task_function=grid.task_function, config=config
+        )
+        for first in range(0, len(jobs), size):
+            results += launcher.launch(jobs[first : first + size], initial_job_idx=first)
     except ImportError as error:
         raise ConfigError(f"{GROUP}={sweep.launcher} cannot be loaded ({error}): install its package") from None
     except Exception as error:  # joblib and submitit give up when the process of one run is killed

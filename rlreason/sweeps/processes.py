@@ -194,7 +194,6 @@ class _Running:
     job: _Job
     process: Any
     receiver: Connection
-    place: int
     began: float
 
 
@@ -203,28 +202,28 @@ def launch(launcher: "Processes", job_overrides: Sequence[Sequence[str]], first:
 
     A job that fails does not affect the others. On KeyboardInterrupt all are stopped in order first.
     """
-    sweep = _Sweep(launcher, job_overrides, first)
+    jobs = _Jobs(launcher, job_overrides, first)
     try:
-        while sweep.waiting or sweep.running:
-            while sweep.waiting and (gpus := sweep.free_gpus()) is not None:
-                sweep.start(gpus)
-            connection.wait([one.process.sentinel for one in sweep.running.values()])
-            sweep.collect()
+        while len(jobs.results) < len(job_overrides):
+            while (gpus := jobs.gpus_of_next()) is not None:
+                jobs.start_next(gpus)
+            connection.wait([one.process.sentinel for one in jobs.running.values()])
+            jobs.collect()
     except BaseException:
         signals.arrived()
-        _stop([one.process for one in sweep.running.values()])
+        _stop([one.process for one in jobs.running.values()])
         raise
-    return [sweep.results[index] for index in range(len(job_overrides))]
+    return [jobs.results[first + index] for index in range(len(job_overrides))]
 
 
-class _Sweep:
-    """The jobs of a sweep by their index: those that wait, those in progress, and the results of the others."""
+class _Jobs:
+    """The jobs of a sweep: those in progress by their place, the results of others by number; the rest waits."""
 
     def __init__(self, launcher: "Processes", job_overrides: Sequence[Sequence[str]], first: int) -> None:
         import cloudpickle
         from hydra.core.singleton import Singleton
 
-        self.launcher, self.overrides, self.first = launcher, job_overrides, first
+        self.launcher, self.overrides, self.first, self.started = launcher, job_overrides, first, 0
         shared = (launcher.hydra_context, launcher.config, launcher.task_function, Singleton.get_state())
         self.shared, self.folder = cloudpickle.dumps(shared), Path(launcher.config.hydra.sweep.dir)
         self.needs = launcher.needs or [0] * len(job_overrides)
@@ -232,50 +231,49 @@ class _Sweep:
         allowed = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
         self.processors = shares(allowed, launcher.jobs) if allowed and self.several else [[]] * launcher.jobs
         self.context = _fork_server(PRELOADED if launcher.preload else ())
-        self.waiting = list(range(len(job_overrides)))
         self.running: dict[int, _Running] = {}
         self.results: dict[int, Any] = {}
-        self.seconds: list[float] = []  # of those that have ended
+        self.seconds = 0.0  # of those that have ended
 
-    def free_gpus(self) -> list[str] | None:
-        """Return the GPUs for the job that is next; None if it has to wait for them or for a place."""
+    def gpus_of_next(self) -> list[str] | None:
+        """Return the GPUs of the next job; None if there is none, or if it has to wait for a place or for GPUs."""
+        if self.started == len(self.overrides) or len(self.running) == self.launcher.jobs:
+            return None
         busy = {gpu for one in self.running.values() for gpu in one.job.gpus}
         free = [gpu for gpu in self.launcher.gpus if gpu not in busy]
-        count = min(self.needs[self.waiting[0]], len(self.launcher.gpus))
-        return free[:count] if len(self.running) < self.launcher.jobs and count <= len(free) else None
+        count = min(self.needs[self.started], len(self.launcher.gpus))
+        return free[:count] if count <= len(free) else None
 
-    def start(self, gpus: list[str]) -> None:
-        """Start the job that is next."""
-        index = self.waiting[0]
-        name = name_of(self.overrides[index])
-        place = min(set(range(self.launcher.jobs)) - {one.place for one in self.running.values()})
-        heeded = [number for number in signals.SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+    def start_next(self, gpus: list[str]) -> None:
+        """Start the next job on these GPUs."""
+        overrides, number = self.overrides[self.started], self.first + self.started
+        name = name_of(overrides)
+        place = min(set(range(self.launcher.jobs)) - self.running.keys())
         console = self.folder / CONSOLES / f"{name}.log" if self.several else None
-        number, processors = self.first + index, self.processors[place]
-        job = _Job(name, self.overrides[index], number, console, gpus, processors, heeded)
+        heeded = [number for number in signals.SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+        job = _Job(name, overrides, number, console, gpus, self.processors[place], heeded)
         receiver, sender = self.context.Pipe(duplex=False)
+        process = self.context.Process(target=_run_job, args=(job, sender, self.shared))
         with signals.held():  # else a job could start and stay unknown
-            process = self.context.Process(target=_run_job, args=(job, sender, self.shared))
             process.start()
-            sender.close()
-            self.running[index] = _Running(job, process, receiver, place, time.monotonic())
-            self.waiting.pop(0)
+            self.running[place] = _Running(job, process, receiver, time.monotonic())
+            self.started += 1
+        sender.close()
         on = f" on GPU {', '.join(gpus)}" if gpus else ""
         beside = f", beside {len(self.running) - 1} more" if len(self.running) > 1 else ""
         print(f"{'' if self.several else chr(10)}== {name}: started{on}{beside}", flush=True)
 
     def collect(self) -> None:
         """Take the results of the jobs that have ended."""
-        ended = {index: one for index, one in self.running.items() if one.process.exitcode is not None}
-        for index, one in ended.items():
-            del self.running[index]
-            self.results[index] = result = _result(one, self.folder / one.job.name)
-            self.seconds.append(time.monotonic() - one.began)
-            left = len(self.overrides) - len(self.results)
-            each = sum(self.seconds) / len(self.seconds)
+        for place in [place for place, one in self.running.items() if one.process.exitcode is not None]:
+            one = self.running.pop(place)
+            name, result = one.job.name, _result(one, self.folder / one.job.name)
+            self.results[one.job.number] = result
+            self.seconds += time.monotonic() - one.began
+            done, of_all = len(self.results), len(self.overrides)
+            each, left = self.seconds / done, of_all - done
             rest = f", about {duration(each * left / min(left, self.launcher.jobs))} left" if left else ""
-            done = f"{len(self.results)} of {len(self.overrides)} done{rest}"
-            print(f"== {one.job.name}: {outcome_text(self.folder, one.job.name, result)}; {done}", flush=True)
+            print(f"== {name}: {outcome_text(self.folder, name, result)}; {done} of {of_all} done{rest}", flush=True)
 
 
 def name_of(overrides: Sequence[str]) -> str:
@@ -364,6 +362,7 @@ def _run_job(job: _Job, sender: Connection, shared: bytes) -> None:
 
 
 def _returned(job: _Job, shared: bytes) -> tuple[Any, Any]:
+    """Have Hydra run a job; return its status with its value or its error."""
     import cloudpickle
     from hydra.core.hydra_config import HydraConfig
     from hydra.core.singleton import Singleton

@@ -3,7 +3,7 @@
 import json
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,85 +23,6 @@ SWEEPS = Path("runs/sweeps")  # sweeps write below it, unless hydra.sweep.dir sa
 Setting = dict[str, str]  # swept key -> value as typed
 Key = tuple[tuple[str, str], ...]  # the same as the key of a mapping
 
-
-@dataclass(frozen=True, slots=True)
-class PlannedRun:
-    """One run of a sweep."""
-
-    name: str  # of its folder: the swept values in full, keys in alphabetical order, the seed last
-    overrides: list[str]  # for `python -m rlreason`; without hydra's own
-    setting: Setting  # the swept values in the order of the name, without the seed
-    seed: int
-
-    @property
-    def key(self) -> Key:
-        """Return its setting as a key."""
-        return tuple(self.setting.items())
-
-
-@dataclass(frozen=True, slots=True)
-class Design:
-    """A whole sweep; each of its runs has been composed and checked."""
-
-    name: str
-    folder: Path
-    runs: list[PlannedRun]
-    axes: list[str]  # the swept keys without the seed, in alphabetical order
-    reference: Setting | None = None  # the setting that the others are compared with; None: the file names none
-    sweep: str = ""  # the file given by sweep=; "" where the axes were typed
-
-    @property
-    def seeds(self) -> list[int]:
-        """Return the seeds of all runs, sorted."""
-        return sorted({run.seed for run in self.runs})
-
-    def settings(self) -> list[Setting]:
-        """Return each setting once, in the order of the runs."""
-        return [dict(key) for key in dict.fromkeys(run.key for run in self.runs)]
-
-
-WAIT_S = 60.0  # for runs of an earlier start of the sweep, which end by themselves when it is killed
-#: Settings in which a finished run may differ: they change none of its figures.
-SAME_FIGURES = (*HARMLESS, "checkpoint", "logger", "waits", "save_rollouts_every", "monitors.dominated")
-
-
-def refuse_changed(design: Design, config_of: Callable[[PlannedRun], str]) -> None:
-    """Raise `ConfigError` if a finished or half-done run in its folder has other settings than it has now.
-
-    `config_of` returns the text that a run would write.
-    """
-    for run in design.runs:
-        folder = design.folder / run.name
-        finished = (folder / SUMMARY).exists()
-        if not (folder / CONFIG).exists() or not (finished or checkpoints_in(folder)):
-            continue
-        allowed = SAME_FIGURES if finished else MAY_CHANGE
-        if not any(word.startswith("rollout=") for word in run.overrides):
-            allowed = (*allowed, "rollout.engine")  # rollout=auto, which a node of a cluster may decide differently
-        if different := settings_changed(RunFolder(folder).config, config_of(run), allowed):
-            kind = "finished" if finished else "half-done"
-            raise ConfigError(
-                f"hydra.sweep.dir={design.folder} holds a {kind} run {run.name} with other settings ({different}): "
-                "move its folder away, or give the sweep a folder of its own (sweep_name=NAME, or hydra.sweep.dir=DIR)"
-            )
-
-
-def wait_for_earlier(design: Design, say: Callable[[str], object], limit_s: float = WAIT_S) -> None:
-    """Wait while runs of an earlier start still write into their folders; `ConfigError` after `limit_s` seconds."""
-    end, announced = time.monotonic() + limit_s, False
-    while busy := [(run.name, who) for run in design.runs if (who := holder(design.folder / run.name)) is not None]:
-        name, who = busy[0]
-        if time.monotonic() > end:
-            raise ConfigError(
-                f"hydra.sweep.dir={design.folder}: {name} is being written by {who}: wait for it or end it, and type "
-                "the sweep again; or give this one a folder of its own (sweep_name=NAME)"
-            )
-        if not announced:
-            say(f"note: {name} is still being written by {who}: waiting for it, at most {limit_s:.0f} s")
-            announced = True
-        time.sleep(0.5)
-
-
 FILE = "sweep.json"
 VERSION = 1
 WAITING = "waiting"  # a run's status before its start; the others are those of records.reader.STATUSES
@@ -113,9 +34,9 @@ KILLED = "killed without a chance to say so"
 class RunState:
     """The state of one run."""
 
-    name: str
-    overrides: list[str]
-    setting: Setting
+    name: str  # of its folder: the swept values in full, keys in alphabetical order, the seed last
+    overrides: list[str]  # for `python -m rlreason`; without hydra's own
+    setting: Setting  # the swept values in the order of the name, without the seed
     seed: int
     status: str = WAITING
     reason: str = ""
@@ -167,6 +88,69 @@ class RunState:
         return f"accuracy {before}{self.accuracy:.3f}, {self.status_text}"
 
 
+@dataclass(frozen=True, slots=True)
+class Design:
+    """A whole sweep; each of its runs has been composed and checked."""
+
+    name: str
+    folder: Path
+    runs: list[RunState]  # waiting
+    axes: list[str]  # the swept keys without the seed, in alphabetical order
+    reference: Setting | None = None  # the setting that the others are compared with; None: the file names none
+    sweep: str = ""  # the file given by sweep=; "" where the axes were typed
+
+    @property
+    def seeds(self) -> list[int]:
+        """Return the seeds of all runs, sorted."""
+        return sorted({run.seed for run in self.runs})
+
+    def settings(self) -> list[Setting]:
+        """Return each setting once, in the order of the runs."""
+        return [dict(key) for key in dict.fromkeys(run.key for run in self.runs)]
+
+
+WAIT_S = 60.0  # for runs of an earlier start of the sweep, which end by themselves when it is killed
+#: Settings in which a finished run may differ: they change none of its figures.
+SAME_FIGURES = (*HARMLESS, "checkpoint", "logger", "waits", "save_rollouts_every", "monitors.dominated")
+
+
+def refuse_changed(design: Design, config_of: Callable[[RunState], str]) -> None:
+    """Raise `ConfigError` if a finished or half-done run in its folder has other settings than it has now.
+
+    `config_of` returns the text that a run would write.
+    """
+    for run in design.runs:
+        folder = design.folder / run.name
+        finished = (folder / SUMMARY).exists()
+        if not (folder / CONFIG).exists() or not (finished or checkpoints_in(folder)):
+            continue
+        allowed = SAME_FIGURES if finished else MAY_CHANGE
+        if not any(word.startswith("rollout=") for word in run.overrides):
+            allowed = (*allowed, "rollout.engine")  # rollout=auto, which a node of a cluster may decide differently
+        if different := settings_changed(RunFolder(folder).config, config_of(run), allowed):
+            kind = "finished" if finished else "half-done"
+            raise ConfigError(
+                f"hydra.sweep.dir={design.folder} holds a {kind} run {run.name} with other settings ({different}): "
+                "move its folder away, or give the sweep a folder of its own (sweep_name=NAME, or hydra.sweep.dir=DIR)"
+            )
+
+
+def wait_for_earlier(design: Design, say: Callable[[str], object], limit_s: float = WAIT_S) -> None:
+    """Wait while runs of an earlier start still write into their folders; `ConfigError` after `limit_s` seconds."""
+    end, announced = time.monotonic() + limit_s, False
+    while busy := [(run.name, who) for run in design.runs if (who := holder(design.folder / run.name)) is not None]:
+        name, who = busy[0]
+        if time.monotonic() > end:
+            raise ConfigError(
+                f"hydra.sweep.dir={design.folder}: {name} is being written by {who}: wait for it or end it, and type "
+                "the sweep again; or give this one a folder of its own (sweep_name=NAME)"
+            )
+        if not announced:
+            say(f"note: {name} is still being written by {who}: waiting for it, at most {limit_s:.0f} s")
+            announced = True
+        time.sleep(0.5)
+
+
 @dataclass(slots=True)
 class SweepState:
     """The state of a sweep."""
@@ -206,11 +190,10 @@ def new_state(design: Design, jobs: int, launcher: str, command: str, carried: S
     there = (design.folder / FILE).exists() or runs_in(design.folder)
     before = read_state(design.folder) if there else None
     old = {run.name: run for run in before.runs} if before else {}
-    runs = []
-    for one in design.runs:
-        was = old.pop(one.name, None)
-        shared = was is not None and was.shared_machine
-        runs.append(RunState(one.name, list(one.overrides), dict(one.setting), one.seed, shared_machine=shared))
+    runs = list[RunState]()
+    for run in design.runs:
+        was = old.pop(run.name, run)
+        runs.append(replace(run, shared_machine=was.shared_machine))
     for was in old.values():  # of other seeds or values, typed earlier
         same_axes = list(was.setting) == [key for key in design.axes if key in was.setting]
         if same_axes and (design.folder / was.name / SUMMARY).exists():
