@@ -129,7 +129,7 @@ def group(kind: type, *, doc: str = "", only_if: str = "") -> Any:
 
 
 def _field(default: Any, **metadata: Any) -> Any:
-    told = {name: value for name, value in metadata.items() if value}
+    given = {name: value for name, value in metadata.items() if value}
     if isinstance(default, list | dict):
-        return field(default_factory=default.copy, metadata=told)
-    return field(default=default, metadata=told)
+        return field(default_factory=default.copy, metadata=given)
+    return field(default=default, metadata=given)

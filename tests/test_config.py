@@ -9,6 +9,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from rlreason.cli.check import check_command_line
+from rlreason.config import conflicts
 from rlreason.config.leaves import leaves, resource_dir
 from rlreason.config.rules import broken_rules
 from rlreason.config.store import SCHEMAS, typed
@@ -17,6 +18,7 @@ from rlreason.objectives.advantages import BASELINES, STD_NORMS
 from rlreason.objectives.aggregation import AGGREGATIONS
 from rlreason.objectives.losses import LOSSES
 from rlreason.objectives.published import NAMED, with_axes_of
+from rlreason.settings import Settings
 from rlreason.training.learner import learning_rate_at
 
 CONF = resource_dir("conf")
@@ -47,6 +49,16 @@ def test_every_option_composes_and_keeps_the_rules(composed, gsm8k, group, optio
         overrides.append(f"model.path={gsm8k}")
     run = typed(composed(*overrides))
     assert type(run) is SCHEMAS["schema"][option if group == "algorithm" else "grpo"]
+
+
+def test_every_rule_between_settings_is_asked():
+    """Bug: a function of rules that no class names is never asked."""
+
+    def below(kind: type) -> list[type]:
+        return [kind, *(one for sub in kind.__subclasses__() for one in below(sub))]
+
+    named = {vars(kind).get("rules") for kind in below(Settings)} | {conflicts.of_evaluation, conflicts.of_schedule}
+    assert named - {None} == {rule for name, rule in vars(conflicts).items() if name.startswith("of_")}
 
 
 def test_the_option_files_are_the_tables_of_the_formulas():

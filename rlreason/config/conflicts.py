@@ -183,50 +183,30 @@ def of_function(data: "data.FunctionDataConfig") -> Broken:
         yield f"data.options={data.options}: {data.function}{signature} does not take them ({error}): fix them"
 
 
-def of_files(data: "data.FileDataConfig") -> Broken:
-    """Check that the files are there, as far as they are no hub data set's."""
-    yield from _of_path(data)
-    if _is_no_file(data):
-        absent = [line for key in ("train", "validation", "ground_truth") for line in _absent(data, key)]
-        yield from absent
-        if not absent and data.path is None and data.validation is None and data.n_validation is None:
-            yield "data.validation has no value: give data.validation=FILE, or hold out with data.n_validation=200"
-
-
-def of_evaluated_files(data: "data.FileDataConfig") -> Broken:
-    """Complain about files that are only evaluated on."""
-    yield from of_data(data)
-    bad = list(_of_path(data))
-    if _is_no_file(data):
-        read = "train" if data.n_validation is not None else "validation"
-        bad += [line for key in (read, "ground_truth") for line in _absent(data, key)]
-        if not bad and read == "validation" and data.validation is None:
-            if data.path is None:
-                bad.append(
-                    "data.validation has no value: give data.validation=FILE, or hold out with data.n_validation=200"
-                )
-            elif not data.evaluation_file() and Path(data.path).expanduser().is_dir():
-                bad.append(data.nothing_to_evaluate())
-            elif not data.evaluation_file():
-                bad += _absent(data, "path", "validation")
-    yield from bad
-
-
-def _is_no_file(data: "data.FileDataConfig") -> bool:
-    return data.path is None or not Path(data.path).expanduser().is_file()
-
-
-def _of_path(data: "data.FileDataConfig") -> Broken:
-    if data.path is not None and not _is_no_file(data):
-        given = describe_format(Path(data.path)) if locate(None, data.path) is None else "is a file"
+def of_files(data: "data.FileDataConfig", evaluated: bool = False) -> Broken:
+    """Check that the files are there, as far as they are no hub data set's; `evaluated`: those of an evaluation."""
+    folder = None if data.path is None else Path(data.path).expanduser()
+    if folder is not None and folder.is_file():
+        given = describe_format(Path(str(data.path))) if locate(None, str(data.path)) is None else "is a file"
         yield f"data.path={data.path}: {given}: give files as data.train and data.validation"
-    elif data.validation is not None and data.n_validation is not None:
+        return
+    if data.validation is not None and data.n_validation is not None:
         yield f"data.validation={data.validation} and data.n_validation={data.n_validation}: set one of them to null"
+    read = ["train", "validation", "ground_truth"]
+    if evaluated:
+        read.remove("train" if data.n_validation is None else "validation")
+    absent = [line for key in read for line in _absent(data, key, getattr(data, key))]
+    yield from absent
+    if absent or data.validation is not None or data.n_validation is not None:
+        return
+    if folder is None:
+        yield "data.validation has no value: give data.validation=FILE, or hold out with data.n_validation=200"
+    elif evaluated and not data.evaluation_file():
+        yield from [data.nothing_to_evaluate()] if folder.is_dir() else _absent(data, "path", "validation")
 
 
-def _absent(data: "data.FileDataConfig", key: str, split: str | None = None) -> Broken:
+def _absent(data: "data.FileDataConfig", key: str, split: str | None) -> Broken:
     """Complain about a missing file; what a hub holds is checked when it is read."""
-    split = split or getattr(data, key)
     if split is None or locate(data.path, split):
         return
     if other := unread_format(data.path, split):

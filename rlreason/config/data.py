@@ -228,7 +228,7 @@ class FileDataConfig(RowsDataConfig):
         return sum(file.stat().st_size for file in files) <= MOST_BYTES
 
     def evaluation_problems(self) -> list[str]:
-        return list(conflicts.of_evaluated_files(self))
+        return [*conflicts.of_data(self), *conflicts.of_files(self, evaluated=True)]
 
     def evaluation_file(self) -> str | None:
         """The folder's file to evaluate on if none was named; a hub has its own."""

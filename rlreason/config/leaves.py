@@ -178,23 +178,23 @@ PACKAGES = {
 }
 
 
-def needs(asked: str, package: str, reason: object = None) -> str:
-    """Return the complaint if `asked` needs a package that is missing or, for a `reason`, broken.
+def needs(setting: str, package: str, reason: object = None) -> str:
+    """Return the complaint if `setting` needs a package that is missing or, for a `reason`, broken.
 
     >>> needs("logger=wandb", "wandb")
     'logger=wandb needs the wandb package: pip install wandb, or choose logger=none'
     """
     called, cure = PACKAGES[package]
-    return f"{asked} needs {called}{f' ({reason})' if reason else ''}: {cure}"
+    return f"{setting} needs {called}{f' ({reason})' if reason else ''}: {cure}"
 
 
 @contextmanager
-def required(asked: str, package: str) -> Iterator[None]:
+def required(setting: str, package: str) -> Iterator[None]:
     """Import a package in this block: `ConfigError` in one line if that fails."""
     try:
         yield
     except ImportError as error:
-        raise ConfigError(needs(asked, package, error)) from error
+        raise ConfigError(needs(setting, package, error)) from error
 
 
 def load_template(file: str, folder: Path) -> str:

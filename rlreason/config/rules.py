@@ -29,10 +29,10 @@ def complaints(run: AnyRunConfig, conf: Path) -> dict[str, str]:
     """
     found: dict[str, str] = {}
     for leaf in leaves(run):
-        if leaf.value == leaf.default or not (told := unread(leaf, run)):
+        if leaf.value == leaf.default or not (reader := unread(leaf, run)):
             continue
         if leaf.value not in option_values(run, leaf.key, conf):
-            where, cure = told
+            where, cure = reader
             found[leaf.key] = f"{leaf.key}={typed_word(leaf.value)} has no effect: it is read {where}: {cure}"
     return found
 
@@ -84,8 +84,8 @@ def broken_rules(run: AnyRunConfig, conf: Path, of_sweep: bool = False) -> list[
     The kinds of rules go from plain to subtle: after the first complaint about a setting, later kinds are silent on it.
     """
     bad: list[str] = []
-    asked = too_many_problems(run, run.problems_there, conf)
-    for lines in (wrong_values(run), run.problems(), asked, [] if of_sweep else complaints(run, conf).values()):
+    too_many = too_many_problems(run, run.problems_there, conf)
+    for lines in (wrong_values(run), run.problems(), too_many, [] if of_sweep else complaints(run, conf).values()):
         named = set(map(_setting, bad))
         bad += [line for line in lines if _setting(line) not in named]
     return bad
@@ -146,8 +146,8 @@ def _out_of_range(leaf: Leaf) -> str:
     elif not cure and leaf.default != "???":
         cure = f"try {leaf.key}={typed_word(leaf.default)}"
     value = typed_word(leaf.value)
-    shown = value if len(value) <= 40 else f"{value[:20]}...({len(value)} digits)"
-    return f"{leaf.key}={shown} {rule}" + (f": {cure}" if cure else "")
+    short = value if len(value) <= 40 else f"{value[:20]}...({len(value)} digits)"
+    return f"{leaf.key}={short} {rule}" + (f": {cure}" if cure else "")
 
 
 def _no_choice(leaf: Leaf) -> str:

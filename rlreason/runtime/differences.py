@@ -53,11 +53,7 @@ class Difference:
 
 
 def half_width(level: float, se_seeds: float, se_extra: float, dof: float, dof_extra: float = math.inf) -> float:
-    """Add (t_{dof, 1 - level/2} se_seeds) and (z_{1 - level/2} se_extra) in quadrature; in the unit of the two.
-
-    >>> round(half_width(0.05, 0.01, 0.0, 3), 4), round(half_width(0.05, 0.0, 0.01, 3), 4)
-    (0.0318, 0.0196)
-    """
+    """Add (t_{dof, 1 - level/2} se_seeds) and (z_{1 - level/2} se_extra) in quadrature; in the unit of the two."""
     from scipy.special import ndtri, stdtrit  # here: a tenth of a second to import
 
     z = float(ndtri(1 - level / 2))
@@ -67,11 +63,7 @@ def half_width(level: float, se_seeds: float, se_extra: float, dof: float, dof_e
 
 
 def p_value(mean: float, se_seeds: float, se_extra: float, dof: float, dof_extra: float = math.inf) -> float:
-    """Return the level at which the half width equals |mean|, by bisection; 1 for no difference, 0 below 1e-12.
-
-    >>> round(p_value(0.0318245, 0.01, 0.0, 3), 4), p_value(0.0, 0.0, 0.0, 3), p_value(0.1, 0.0, 0.0, 3)
-    (0.05, 1.0, 0.0)
-    """
+    """Return the level at which the half width equals |mean|, by bisection; 1 for no difference, 0 below 1e-12."""
     if abs(mean) < TIED:
         return 1.0
     low, high = math.log(SMALLEST_P), 0.0
@@ -107,10 +99,6 @@ def paired_difference(d: Floats) -> Difference:
         se_extra^2 = max(MS_problem - MS_residual, 0) / (S P)     what all seeds share, as they answer the same problems
 
     One seed: the interval over its problems (normal). `ValueError` for an empty layout.
-
-    >>> found = paired_difference(np.array([[1, 0, 1, 0], [1, 0, 0, 0], [1, 1, 1, 0.0]]))
-    >>> found.mean, round(found.half, 4), found.seeds, found.problems, found.over
-    (0.5, 0.8587, 3, 4, 'seeds and problems')
     """
     d = np.asarray(d, dtype=np.float64)
     if d.ndim != 2 or d.size == 0:
@@ -130,9 +118,6 @@ def tied_or(se_seeds: float, extra: float, of_problems: float) -> float:
     Few seeds agree to the last answer by chance (2 seeds on 100 problems in 4% of pairs), and their spread of 0 lacks
     the noise of sampling. Simulated, 16 equal settings of 2 seeds: 4 to 13% were told apart by `extra` alone, 0 to 1%
     by this rule.
-
-    >>> tied_or(0.02, 0.0, 0.03), tied_or(1e-18, 0.0, 0.03), tied_or(0.0, 0.04, 0.03)
-    (0.0, 0.03, 0.04)
     """
     return max(extra, of_problems) if se_seeds < TIED else extra
 
@@ -140,11 +125,8 @@ def tied_or(se_seeds: float, extra: float, of_problems: float) -> float:
 def shared_variance(d: Floats) -> float:
     """Return the variance between problems that seeds share: max(MS_problem - MS_residual, 0) / S; 0 for one problem.
 
-        MS_problem  = S sum_p (d_.p - D)^2 / (P - 1)
-        MS_residual = sum_sp (d_sp - d_s. - d_.p + D)^2 / ((S - 1)(P - 1))
-
-    >>> shared_variance(np.array([[1.0, 0.0], [1.0, 0.0]])), shared_variance(np.array([[1.0, 0.0], [0.0, 1.0]]))
-    (0.5, 0.0)
+    MS_problem  = S sum_p (d_.p - D)^2 / (P - 1)
+    MS_residual = sum_sp (d_sp - d_s. - d_.p + D)^2 / ((S - 1)(P - 1))
     """
     seeds, problems = d.shape
     if problems < 2 or seeds < 2:
@@ -155,11 +137,7 @@ def shared_variance(d: Floats) -> float:
 
 
 def residual_variance(d: Floats) -> float:
-    """Return MS_residual of the layout (seeds, problems), unexplained by seed and problem. See above.
-
-    >>> residual_variance(np.array([[1.0, 0.0], [0.0, 1.0]]))
-    1.0
-    """
+    """Return MS_residual of the layout (seeds, problems), unexplained by seed and problem. See above."""
     seeds, problems = d.shape
     rest = d - d.mean(axis=1, keepdims=True) - d.mean(axis=0, keepdims=True) + d.mean()
     return float((rest**2).sum() / ((seeds - 1) * (problems - 1)))
@@ -174,10 +152,6 @@ def unpaired_difference(a: Floats, b: Floats) -> Difference:
     V is the variance over problems of mean_s a - mean_s b. Where one side has one seed, the interval is over problems.
     Degrees of freedom: Satterthwaite's for equal numbers of seeds, else min(S_a, S_b) - 1, as Satterthwaite's are too
     many where the smaller side spreads (2 against 8 seeds: 12-15% false verdicts).
-
-    >>> a, b = np.array([[1.0, 1.0], [1.0, 0.0]]), np.array([[0.0, 0.0], [0.0, 0.0], [0.0, 1.0]])
-    >>> (d := unpaired_difference(a, b)).over, round(d.mean, 4), d.seeds, round(d.dof, 2)
-    ('unpaired seeds', 0.5833, 2, 1.0)
     """
     a, b = np.asarray(a, dtype=np.float64), np.asarray(b, dtype=np.float64)
     problems, fewer = a.shape[1], min(len(a), len(b))
@@ -203,10 +177,6 @@ def compared(a: Mapping[int, Floats], b: Mapping[int, Floats]) -> Difference:
     """Return the difference a - b of two settings: seed -> correctness (problems). `ValueError` where one has no seed.
 
     Paired over the seeds where one setting has run all those of the other, or both share at least three; else Welch.
-
-    >>> a, b = {0: np.array([1.0, 1.0]), 1: np.array([1.0, 0.0])}, {0: np.array([0.0, 1.0]), 1: np.array([0.0, 0.0])}
-    >>> compared(a, b).over, compared(a, {2: b[0], 3: b[1]}).over, compared(a, {7: b[0]}).over
-    ('seeds and problems', 'unpaired seeds', 'problems')
     """
     common = sorted(a.keys() & b.keys())
     if len(common) >= min(3, len(a), len(b)) and common:
@@ -247,9 +217,6 @@ def smallest_difference(seeds: int, problems: int, spread: Spread, level: float 
         sqrt((t_{S-1} c4(S) s)^2 / S + z^2 shared / P),   s^2 = seeds + residual / P
 
     With one seed the interval is over problems, z sqrt((residual + shared) / P), and of two trained models.
-
-    >>> [[round(100 * smallest_difference(s, p, a)) for s in (2, 3, 4, 5, 8)] for p, a in zip((1024, 256), ASSUMED)]
-    [[18, 5, 4, 3, 2], [42, 13, 9, 7, 5]]
     """
     shared = spread.shared / problems
     if seeds == 1:
@@ -268,12 +235,7 @@ def c4(n: int) -> float:
 
 
 def assumed_range(seeds: int, problems: int, level: float = LEVEL) -> tuple[float, float]:
-    """Return the range of the smallest detectable difference without data: for a small and a large spread of seeds.
-
-    >>> low, high = assumed_range(4, 1024)
-    >>> round(low, 3), round(high, 3)
-    (0.036, 0.076)
-    """
+    """Return the range of the smallest detectable difference without data: for a small and a large spread of seeds."""
     low, high = (smallest_difference(seeds, problems, spread, level) for spread in ASSUMED)
     return low, high
 
@@ -282,9 +244,6 @@ def spread_of(differences: Iterable[Difference]) -> Spread | None:
     """Return the mean spread of the differences over several seeds; None without such.
 
     The residual of problems is part of the spread over seeds here: it holds for so many problems as they had.
-
-    >>> spread_of([difference(0.1, (0.25, 0.5, 3.0), 4, 100, "seeds and problems")])
-    Spread(seeds=0.25, residual=0.0, shared=25.0)
     """
     found = [d for d in differences if d.seeds > 1]
     if not found:
@@ -378,9 +337,6 @@ def holm(p_values: Sequence[float], family: int | None = None) -> list[float]:
     verdicts with adjusted p <= 0.05 any is wrong in at most 5% of the families, however their members depend.
 
     `family`: m, where more comparisons belong to it than have been made so far.
-
-    >>> [round(p, 3) for p in holm([0.01, 0.04, 0.03])], [round(p, 3) for p in holm([0.01], family=4)]
-    ([0.03, 0.06, 0.06], [0.04])
     """
     m = max(len(p_values), family or 0)
     adjusted, largest = [0.0] * len(p_values), 0.0

@@ -13,11 +13,7 @@ Floats = NDArray[np.float64]
 def wilson_interval(successes: float, n: float, z: float = Z95) -> tuple[float, float]:
     """Return the 95% interval of a proportion (Wilson 1927), accurate for small n and proportions near 0 or 1.
 
-        (p + z^2/2n +- z sqrt(p(1-p)/n + z^2/4n^2)) / (1 + z^2/n)
-
-    >>> low, high = wilson_interval(8, 10)
-    >>> round(low, 4), round(high, 4)
-    (0.4902, 0.9433)
+    (p + z^2/2n +- z sqrt(p(1-p)/n + z^2/4n^2)) / (1 + z^2/n)
     """
     if n == 0:
         return 0.0, 1.0
@@ -57,11 +53,6 @@ def cluster_interval(successes: Sequence[float], sizes: Sequence[int], z: float 
         v = K/(K-1) sum_k (y_k - p n_k)^2 / n^2,   n_eff = p (1-p) / v, at least K and at most n
 
     With one trial per cluster it is Wilson's interval; where p is 0 or 1 and v is 0, n_eff = K.
-
-    >>> cluster_interval([1, 0, 1], [1, 1, 1]) == wilson_interval(2, 3)
-    True
-    >>> cluster_interval([4, 0], [4, 4]) == wilson_interval(1, 2)  # two problems, however often they were asked
-    True
     """
     n, k = sum(sizes), len(sizes)
     if n == 0:
@@ -91,9 +82,6 @@ def of_clusters(values: Floats, clusters: Sequence[Hashable]) -> Floats:
 
     The variance of the mean of the v_k is `cluster_variance` (Liang and Zeger 1986), and differences of values keep
     their form, so what is computed of problems can be computed of these. Where no two are alike, it is `values`.
-
-    >>> of_clusters(np.array([1.0, 1.0, 0.0]), ["a", "a", "b"]).round(3).tolist()  # twice as much weight for a
-    [1.111, 0.222]
     """
     places = {cluster: k for k, cluster in enumerate(dict.fromkeys(clusters))}
     n, k = len(clusters), len(places)
@@ -112,9 +100,6 @@ def mean_interval(values: Sequence[float]) -> tuple[float, float, float]:
         mean +- t_{S-1, 0.975} s / sqrt(S)
 
     Of one value there is no interval: low and high are not numbers.
-
-    >>> [round(x, 4) for x in mean_interval([0.5, 0.6, 0.7])]
-    [0.6, 0.3516, 0.8484]
     """
     n = len(values)
     mean = sum(values) / n
@@ -131,10 +116,6 @@ def bootstrap_intervals(values: Floats, seed: int, draws: int = 4000) -> tuple[F
     """Return 95% percentile intervals (Efron 1979) of the column means of `values` (problems, columns).
 
     Problems are drawn with replacement, the same ones for every column, so that columns can be compared.
-
-    >>> low, high = bootstrap_intervals(np.array([[0.0, 1.0], [1.0, 1.0]]), seed=0)
-    >>> low.tolist(), high.tolist()
-    ([0.0, 1.0], [1.0, 1.0])
     """
     k = len(values)
     times = np.random.default_rng(seed).multinomial(k, np.full(k, 1 / k), size=draws)  # (draws, problems)
@@ -177,11 +158,7 @@ def best_of(scores: Sequence[float], k: int) -> float:
 
 
 def best_of_curve(scores: Sequence[float], ks: Sequence[int] | None = None) -> list[float]:
-    """Return `best_of` for each of `ks`; for k = 1 .. m where None.
-
-    >>> [round(best, 1) for best in best_of_curve([0, 22, 438])]
-    [153.3, 299.3, 438.0]
-    """
+    """Return `best_of` for each of `ks`; for k = 1 .. m where None."""
     m = len(scores)
     ordered = np.sort(np.asarray(scores, dtype=np.float64))
     return [float(ordered @ weights_of_ranks(m, k)) for k in (range(1, m + 1) if ks is None else ks)]
@@ -208,10 +185,6 @@ def best_of_interval(
 
     The m scores are drawn with replacement, the same ones for every k. For k near m the interval rests on the few
     largest scores and is too narrow: no upper end lies above the largest score.
-
-    >>> low, high = best_of_interval([5.0] * 4, [1, 4])
-    >>> low.tolist(), high.tolist()
-    ([5.0, 5.0], [5.0, 5.0])
     """
     m, rng = len(scores), np.random.default_rng(seed)
     weights = np.stack([weights_of_ranks(m, k) for k in ks])  # (ks, m)
@@ -251,9 +224,5 @@ def rank_sum_p(a: Sequence[float], b: Sequence[float]) -> float:
 
 
 def smallest_p(n_a: int, n_b: int) -> float:
-    """Return the smallest p-value of the rank-sum test with these numbers of values: 2 / C(n_a + n_b, n_a).
-
-    >>> smallest_p(3, 3), round(smallest_p(5, 5), 4)
-    (0.1, 0.0079)
-    """
+    """Return the smallest p-value of the rank-sum test with these numbers of values: 2 / C(n_a + n_b, n_a)."""
     return min(1.0, 2 / math.comb(n_a + n_b, n_a))
