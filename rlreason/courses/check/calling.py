@@ -3,7 +3,8 @@
 import importlib
 import inspect
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -133,6 +134,15 @@ def tensor(value: Any, what: str, scalar: bool = False) -> Tensor:
         return torch.tensor(float(value))
     kind = Kind(f"it returns no tensor as {what}", "the return line")
     raise Fault(kind, _type(value), "a tensor")
+
+
+def numbers(row: Any) -> dict[str, float]:
+    """Return the numbers in a dictionary of metrics."""
+    out = {}
+    for name, value in row.items() if isinstance(row, Mapping) else ():
+        with suppress(TypeError, ValueError, RuntimeError):
+            out[str(name)] = float(value)
+    return out
 
 
 def _type(value: Any) -> str:

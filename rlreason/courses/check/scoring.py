@@ -136,16 +136,6 @@ def _with_begin(inputs: Inputs) -> Inputs | None:
     return {**inputs, "prompt_strs": [f"{tokenizer.bos_token} {prompt}" for prompt in inputs["prompt_strs"]]}
 
 
-TOKENS = Subject(
-    cs336_2026.tokenize_prompt_and_output,
-    _token_cases,
-    ["input_ids", "labels", "response_mask"],
-    _wrong_tokens,
-    TOKEN_MISTAKES,
-    as_well=_with_begin,
-)
-
-
 _SUM = "the sum over the vocabulary, and what is summed"
 _LOG = "which logarithm is taken, and of what"
 _DIM = "the dim of softmax and log_softmax"
@@ -234,15 +224,6 @@ def _entropy_cases() -> list[CallCase]:
     return [*cases, CallCase({"logits": large}, branch="large", about="logits far from 0")]
 
 
-ENTROPY = Subject(
-    cs336_2026.compute_entropy,
-    _entropy_cases,
-    "entropies",
-    lambda i, m: m.at("entropy", _entropy)(i["logits"]),
-    ENTROPY_MISTAKES,
-)
-
-
 def _log_prob_cases() -> list[CallCase]:
     model = small_model()
     cases = []
@@ -255,11 +236,17 @@ def _log_prob_cases() -> list[CallCase]:
     return cases
 
 
-LOG_PROBS = Subject(
-    cs336_2026.get_response_log_probs,
-    _log_prob_cases,
-    ["log_probs", "token_entropy"],
-    _wrong_log_probs,
-    LOG_PROB_MISTAKES,
-)
-SCORING = (TOKENS, ENTROPY, LOG_PROBS)
+SCORING = (
+    Subject(
+        cs336_2026.tokenize_prompt_and_output, _token_cases, ["input_ids", "labels", "response_mask"],
+        _wrong_tokens, TOKEN_MISTAKES, as_well=_with_begin,
+    ),
+    Subject(
+        cs336_2026.compute_entropy, _entropy_cases, "entropies",
+        lambda i, m: m.at("entropy", _entropy)(i["logits"]), ENTROPY_MISTAKES,
+    ),
+    Subject(
+        cs336_2026.get_response_log_probs, _log_prob_cases, ["log_probs", "token_entropy"],
+        _wrong_log_probs, LOG_PROB_MISTAKES,
+    ),
+)  # fmt: skip
