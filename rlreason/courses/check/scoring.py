@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from rlreason.courses import cs336_2026
-from rlreason.courses.check.calling import byte_tokenizer, random, small_model, word_tokenizer
+from rlreason.courses.check.calling import random, small_model, story_tokenizer, word_tokenizer
 from rlreason.courses.check.subject import CallCase, Inputs, Kind, Mistake, Subject, known
 
 _ENCODE = "the calls of the tokenizer"
@@ -117,9 +117,9 @@ def _token_cases() -> list[CallCase]:
         (prompts, outputs, word_tokenizer("<pad>", True), begin, Kind(_SPECIAL, _ENCODE)),
         (["so", "what is"], ["two plus", "six . so . <eos>"], word_tokenizer("<eos>"), "a prompt of one token",
          by_value),
-        (["the app", "7+3", "ban"], ["les are red", "=10", "anas 数é 😀"], byte_tokenizer(), merge,
+        (["How m", "Lea ha", "ban"], ["any apples", "s 3 app", "anas 数é 😀"], story_tokenizer(), merge,
          Kind(_JOINTLY, _ENCODE)),
-        (["the apples ", "so\n"], [" are red\n", " 7+3=10 "], byte_tokenizer(), "white space at the borders",
+        (["the apples ", "so\n"], [" are red\n", " 7+3=10 "], story_tokenizer(), "white space at the borders",
          Kind(_STRIPPED, _ENCODE)),
     ]  # fmt: skip
     return [
