@@ -25,7 +25,7 @@ from rlreason.courses.check.subject import (
     course_of,
     functions_of,
 )
-from rlreason.courses.check.train_step import SUBJECTS
+from rlreason.courses.check.train_step import ALL_SUBJECTS as SUBJECTS
 from tests import right_functions_2025, right_functions_2026, right_loop, right_loop_left_padded, right_odd
 from tests.planted import module_of, planted_text
 from tests.planted_bugs import adversary, functions_2025, functions_2026, left_padded, loop, overlooked

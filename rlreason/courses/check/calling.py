@@ -3,14 +3,15 @@
 import importlib
 import inspect
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
@@ -135,6 +136,15 @@ def tensor(value: Any, what: str, scalar: bool = False) -> Tensor:
     raise Fault(kind, _type(value), "a tensor")
 
 
+def numbers(row: Any) -> dict[str, float]:
+    """Return the numbers in a dictionary of metrics."""
+    out = {}
+    for name, value in row.items() if isinstance(row, Mapping) else ():
+        with suppress(TypeError, ValueError, RuntimeError):
+            out[str(name)] = float(value)
+    return out
+
+
 def _type(value: Any) -> str:
     return "None" if value is None else f"an object of type {type(value).__name__}"
 
@@ -187,13 +197,6 @@ WORDS = [
     "<pad>", "<eos>", "<bos>", "what", "is", "two", "plus", "three", "?", "four", "five", "six", "so", ".", "seven",
     "minus", "one", "nine",
 ]  # fmt: skip
-TEXTS = ("what is two plus three?", "the apples are red, the pens are blue", "7+3=10 10-4=6", "bananas and cabbages")
-
-
-class DescribedTokenizer(PreTrainedTokenizerFast):
-    """A tokenizer with the text that stands for it in a finding."""
-
-    description = "a tokenizer"
 
 
 @cache
@@ -204,7 +207,7 @@ def word_tokenizer(pad: str = "<pad>", adds_begin: bool = False) -> Any:
     if adds_begin:
         begin = ("<bos>", WORDS.index("<bos>"))
         core.post_processor = processors.TemplateProcessing(single="<bos> $A", special_tokens=[begin])  # type: ignore[assignment]
-    tokenizer = DescribedTokenizer(tokenizer_object=core, pad_token=pad, eos_token="<eos>", bos_token="<bos>")
+    tokenizer: Any = PreTrainedTokenizerFast(tokenizer_object=core, pad_token=pad, eos_token="<eos>", bos_token="<bos>")
     tokenizer.description = f"one token per word, ids <pad> 0, <eos> 1; pad_token {pad}"
     if adds_begin:
         tokenizer.description += "; puts <bos> before every text"
@@ -212,30 +215,14 @@ def word_tokenizer(pad: str = "<pad>", adds_begin: bool = False) -> Any:
 
 
 @cache
-def byte_tokenizer() -> Any:
-    """Return a byte-pair tokenizer, whose ids of two texts need not be those of the joined text."""
-    core = Tokenizer(models.BPE())
-    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # type: ignore[assignment]
-    core.decoder = decoders.ByteLevel()  # type: ignore[assignment]
-    trainer = trainers.BpeTrainer(
-        vocab_size=330,
-        special_tokens=["<eos>", "<pad>"],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    core.train_from_iterator(list(TEXTS) * 4, trainer)
-    tokenizer = DescribedTokenizer(tokenizer_object=core, eos_token="<eos>", pad_token="<pad>")
-    tokenizer.description = "byte pairs, as real models have them"
-    return tokenizer
-
-
-@cache
 def story_tokenizer() -> Any:
-    """Return a byte-pair tokenizer trained on the built-in number stories."""
+    """Return a byte-pair tokenizer trained on the built-in stories; ids of two texts need not be the joined text's."""
     from rlreason.model.parameters import build_tokenizer
 
     texts = [f"{story.question} {story.solution}" for story in make_stories(60, 0)]
-    return build_tokenizer(texts, vocab_size=330)
+    tokenizer: Any = build_tokenizer(texts, vocab_size=330)
+    tokenizer.description = "byte pairs, as real models have them"
+    return tokenizer
 
 
 def small_model(seed: int = 0, vocab: int = len(WORDS)) -> Any:

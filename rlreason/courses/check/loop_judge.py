@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from rlreason.courses.check.calling import numbers
 from rlreason.courses.check.loop_mistakes import explained
 from rlreason.courses.check.loop_session import SCENARIOS, Scenario, Session
 from rlreason.courses.check.loop_update import RecordedSample, Update, find
@@ -153,36 +153,39 @@ def _strangers(wrong: Sequence[Update]) -> Iterator[LoopBug]:
     yield LoopBug(kind, f"learns from {short_text(ids)}", ours, inputs)
 
 
+_CHANGES = (
+    _END_LOST,
+    Kind("learns from other ids than were sampled: the text was tokenized again", _LEARNED),
+    Kind("the prompt is left out: responses are scored without it", _LEARNED),
+    Kind("only a part of the response is learned from", _LEARNED),
+)
+
+
 def _change_of_sample(ids: list[int], update: Update) -> tuple[Kind, RecordedSample | None]:
     """Return which change of which sample gave this row."""
     text = _as_text(ids)
-    for s in update.rollout:
-        _, prompt, after = text.partition(_as_text(s.prompt_ids))
-        body = s.token_ids[:-1]
-        if prompt and not s.truncated and len(body) > 1 and f" {after}".startswith(_as_text(body[:-1])):
-            return _END_LOST, s
-    for s in update.rollout:
-        for kind, form in _changed_forms(s, update.tokenizer):
-            if _as_text(form[:-1]) in text:
-                return kind, s
+    changed = [(place, s) for s in update.rollout for place, form in _changed(s, update) if _as_text(form) in text]
+    if changed:
+        place, sample = min(changed, key=lambda pair: pair[0])
+        return _CHANGES[place], sample
     if find(ids, update.recording.samples):
         return Kind("learns again from responses of earlier steps", "what is emptied at the beginning of a step"), None
-    return Kind("learns from token ids that nobody sampled", _LEARNED), next(iter(update.rollout), None)
+    return Kind("learns from token ids that were not sampled", _LEARNED), next(iter(update.rollout), None)
 
 
 def _as_text(ids: Sequence[int]) -> str:
     return f" {' '.join(map(str, ids))} "
 
 
-def _changed_forms(s: RecordedSample, tokenizer: Any) -> Iterator[tuple[Kind, list[int]]]:
-    """Yield the ids of a sample under mistakes."""
-    again = tokenizer.encode(s.text, add_special_tokens=False)
-    retokenized = Kind("learns from other ids than were sampled: the text was tokenized again", _LEARNED)
-    yield retokenized, s.prompt_ids + again
-    yield retokenized, s.prompt_ids + again + [tokenizer.eos_token_id]
-    yield retokenized, tokenizer.encode(tokenizer.decode(s.prompt_ids) + s.text, add_special_tokens=False)
-    yield Kind("the prompt is left out: responses are scored without it", _LEARNED), [*s.token_ids, -1]
-    yield Kind("only a part of the response is learned from", _LEARNED), s.ids[: max(2, len(s.prompt_ids) + 2)]
+def _changed(s: RecordedSample, update: Update) -> Iterator[tuple[int, list[int]]]:
+    """Yield what a sample's row begins with under each of `_CHANGES`, by number."""
+    tokenizer = update.tokenizer
+    if not s.truncated and len(s.token_ids) > 2:
+        yield 0, s.ids[:-2]
+    yield 1, (s.prompt_ids + tokenizer.encode(s.text, add_special_tokens=False))[:-1]
+    yield 1, tokenizer.encode(tokenizer.decode(s.prompt_ids) + s.text, add_special_tokens=False)[:-1]
+    yield 2, s.token_ids
+    yield 3, s.ids[: len(s.prompt_ids) + 1]
 
 
 def _in_optimizer(session: Session) -> Iterator[LoopBug]:
@@ -341,15 +344,6 @@ def not_a_mean(name: str) -> Kind:
     """Return the kind of bug of a reported number that is no mean over response tokens."""
     wrong = "is no mean over the update's response tokens: prompt or padding positions, or another divisor"
     return Kind(f"the reported {name} {wrong}", f"the mean that makes {name}: which positions it is over")
-
-
-def numbers(row: Any) -> dict[str, float]:
-    """Return the numbers in a dictionary of metrics."""
-    out = {}
-    for name, value in row.items() if isinstance(row, Mapping) else ():
-        with suppress(TypeError, ValueError, RuntimeError):
-            out[str(name)] = float(value)
-    return out
 
 
 def unlike(row: Any, update: Update, lenient: bool = False) -> Iterator[tuple[str, float, float]]:

@@ -13,28 +13,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from rlreason.courses.check.known_bugs import (
-    ADVANTAGE_MISTAKES,
-    BATCH_MISTAKES,
-    CLIP_MISTAKES,
-    CONSTANT_MISTAKES,
-    END_MISTAKES,
-    METHOD_MISTAKES,
-    RATIO_MISTAKES,
-    ROW_MISTAKES,
-    SEQUENCE_MISTAKES,
-    SIGN_MISTAKES,
-    TOKEN_ADVANTAGE_MISTAKES,
-    WEIGHT_MISTAKES,
-    AdvantageOptions,
-    LossInputs,
-    nth,
-    nth_from_end,
-    shifted,
-    wrong_advantages,
-    wrong_average,
-    wrong_token_loss,
-)
+from rlreason.courses.check import known_bugs as bugs
 from rlreason.courses.check.loop_session import Settings
 from rlreason.courses.check.loop_update import Forward, RecordedSample, Update, scored
 from rlreason.courses.check.subject import NO_MISTAKE, Kind, LoopBug, Mistake, known, short_text
@@ -79,18 +58,18 @@ LOOP_MISTAKES = (
     ),
     *known("score", _MASKED, (_SHIFTED, _of_next_logits)),
     *known("mask", _MASKED,
-        (_SHIFTED, lambda mask: shifted(mask, 1)),
-        (_SHIFTED, lambda mask: shifted(mask, -1)),
+        (_SHIFTED, lambda mask: bugs.shifted(mask, 1)),
+        (_SHIFTED, lambda mask: bugs.shifted(mask, -1)),
         (_SHIFTED, lambda mask: mask.roll(1, 1)),
         (_EVERYWHERE, torch.ones_like),
-        (_PROMPT, lambda mask: nth_from_end(mask) > 0),
+        (_PROMPT, lambda mask: bugs.nth_from_end(mask) > 0),
         (_PROMPT, lambda mask: mask | (torch.arange(mask.shape[1]) >= mask.shape[1] - mask.sum(1).max())),
-        ("padding positions are learned from (behind the end of a response)", lambda mask: nth(mask) > 0),
+        ("padding positions are learned from (behind the end of a response)", lambda mask: bugs.nth(mask) > 0),
     ),
     *known("sequence mean", _MASKED, (_EVERYWHERE, lambda gap, mask: gap.mean(-1, keepdim=True))),
     *known("finished mask", "how the mask of response tokens is made: it covers the end token, too",
            ("end tokens have weight 0: nothing teaches the policy to stop",
-            lambda mask: mask & (nth_from_end(mask) > 1))),
+            lambda mask: mask & (bugs.nth_from_end(mask) > 1))),
     *known("share", "what the sum over responses is divided by",
            ("responses are summed, not averaged: their number divides nowhere", lambda n, u: n)),
     *known("share", "what is done with groups of equal rewards: they count in the mean, with advantage 0",
@@ -128,24 +107,26 @@ LOOP_MISTAKES = (
     ),
     *known("reward", "what is done with the rewards",
            ("rewards are turned into 0 and 1", lambda s: float(s.reward > 0))),
-)  # fmt: skip
-MISTAKES = (
-    *RATIO_MISTAKES,
-    *LOOP_MISTAKES,
-    *ADVANTAGE_MISTAKES,
-    *SIGN_MISTAKES,
-    *CLIP_MISTAKES,
-    *TOKEN_ADVANTAGE_MISTAKES,
-    *WEIGHT_MISTAKES,
-    *SEQUENCE_MISTAKES,
-    *METHOD_MISTAKES,
-    *END_MISTAKES,
-    *(replace(m, kind=Kind(_WIDTH, _ROWS)) if "are divided by" in m.kind.name else m for m in ROW_MISTAKES),
     *known("rows", _ROWS, (_WIDTH, lambda sums, counts, width: sums / Settings.sampling_max_tokens)),
-    *BATCH_MISTAKES,
-    *CONSTANT_MISTAKES,
+)  # fmt: skip
+_OF_WIDTH = tuple(replace(m, kind=Kind(_WIDTH, _ROWS)) for m in bugs.ROW_MISTAKES if "are divided by" in m.kind.name)
+MISTAKES = (
+    bugs.RATIO_MISTAKES
+    + LOOP_MISTAKES
+    + bugs.ADVANTAGE_MISTAKES
+    + bugs.SIGN_MISTAKES
+    + bugs.CLIP_MISTAKES
+    + bugs.TOKEN_ADVANTAGE_MISTAKES
+    + bugs.WEIGHT_MISTAKES
+    + bugs.SEQUENCE_MISTAKES
+    + bugs.METHOD_MISTAKES
+    + bugs.END_MISTAKES
+    + _OF_WIDTH
+    + bugs.ROW_MISTAKES
+    + bugs.BATCH_MISTAKES
+    + bugs.CONSTANT_MISTAKES
 )
-_EPS_DROPPED = next(m for m in ADVANTAGE_MISTAKES if m.kind.name.startswith("advantage_eps is dropped"))
+_EPS_DROPPED = next(m for m in bugs.ADVANTAGE_MISTAKES if m.kind.name.startswith("advantage_eps is dropped"))
 
 
 def _pulls(u: Update, m: Mistake, passes: Sequence[Forward] = ()) -> list[Tensor]:
@@ -160,8 +141,8 @@ def _pulls(u: Update, m: Mistake, passes: Sequence[Forward] = ()) -> list[Tensor
     for p in passes or m.at("micro", lambda passes: passes)(u.passes):
         log_probs, mask, old = _laid_out(u, p, m)
         a = torch.stack([of_sample[member.sample.number] for member in p.members])[:, None]
-        loss = wrong_token_loss(LossInputs(o.method, a, log_probs, old, o.cliprange, mask), m)
-        total = total + share(len(mask), u) * wrong_average(loss, mask, o.length_norm, o.constant, m)
+        loss = bugs.wrong_token_loss(bugs.LossInputs(o.method, a, log_probs, old, o.cliprange, mask), m)
+        total = total + share(len(mask), u) * bugs.wrong_average(loss, mask, o.length_norm, o.constant, m)
     return list(torch.autograd.grad(total, logits, retain_graph=True, allow_unused=True, materialize_grads=True))
 
 
@@ -209,8 +190,8 @@ def mistaken_advantages(u: Update, m: Mistake) -> Tensor:
     by_group = sorted(u.rollout, key=lambda s: s.prompt) if m.step != "batch" else u.rollout
     ranked = m.at("order", lambda update: by_group)(u)
     size = max(Counter(s.prompt for s in u.rollout).values())
-    advantages = wrong_advantages(
-        _rewards(ranked, m), AdvantageOptions(size, o.baseline, o.advantage_eps, o.normalizer), m
+    advantages = bugs.wrong_advantages(
+        _rewards(ranked, m), bugs.AdvantageOptions(size, o.baseline, o.advantage_eps, o.normalizer), m
     )
     place = {s.number: i for i, s in enumerate(ranked)}
     return advantages[torch.tensor([place[s.number] for s in u.samples])]
@@ -342,28 +323,7 @@ def _row_weights(u: Update) -> tuple[Tensor, Tensor] | None:
 
 def _of_rows(u: Update, weights: Tensor, right: Tensor) -> Kind:
     """Describe wrong weights of whole responses."""
-    least = 2e-3 * float(right.abs().max())
-    live = right.abs() > least
-    factors = weights / right.where(live, torch.nan)
-
-    def constant(values: Tensor) -> bool:
-        seen = values[values.isfinite()]
-        return len(seen) == 0 or bool((seen - seen[0]).abs().max() <= 2e-3 * seen[0].abs())
-
-    place = {s.number: i for i, s in enumerate(u.samples)}
-    micro = [[place[member.sample.number] for member in p.members] for p in u.passes]
-    scaled = bool((weights[~live].abs() <= least).all())
-    if scaled and len(micro) > 1 and all(constant(factors[rows]) for rows in micro):
-        where = "what the loss of a micro-batch is divided by, and where gradients are cleared"
-        return Kind("the weight of a response depends on the micro-batch that it is in", where)
-    by_length = factors / u.mask.sum(1)
-    if scaled and constant(by_length):
-        name = "sums over tokens are not divided by the response's own tokens, but by one number for all"
-        return Kind(name, _ROWS)
-    if scaled and all(constant(by_length[rows]) for rows in micro):
-        name = "sums over tokens are divided by the padded width, or another number of the micro-batch's own"
-        return Kind(name, _ROWS)
-    if all(bool(((right - weight).abs() < least).any()) for weight in weights):
+    if all(bool(((right - weight).abs() < 2e-3 * right.abs().max()).any()) for weight in weights):
         return Kind("responses get one another's advantages", "the indices that pick advantages for a micro-batch")
     groups = torch.tensor([s.prompt for s in u.samples])
     sums = torch.stack([weights[groups == group].sum() for group in groups.unique()])
@@ -371,7 +331,7 @@ def _of_rows(u: Update, weights: Tensor, right: Tensor) -> Kind:
         name = "advantages of a group do not add up to 0, as where groups mix questions"
         return Kind(name, "how groups are formed and what is subtracted from the rewards")
     name = "responses have other weights than they should, the same for all tokens of a response"
-    return Kind(name, "advantages, and what each response is divided by")
+    return Kind(name, "advantages, and what each response or micro-batch is divided by")
 
 
 def _example(u: Update, m: Mistake) -> LoopBug:

@@ -192,7 +192,7 @@ def _explained(
     meant = next((trial.case.meaning for trial in differing if trial.case.meaning), None)
     if meant and all(trial.case.meaning for trial in differing):
         return meant, None
-    if (kind := subject.hint(yours)) is not None:
+    if (kind := subject.hint(subject, yours)) is not None:
         return kind, None
     return _generic(differing), None
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from rlreason.courses import cs336_2026
-from rlreason.courses.check.calling import byte_tokenizer, random, small_model, word_tokenizer
+from rlreason.courses.check.calling import random, small_model, story_tokenizer, word_tokenizer
 from rlreason.courses.check.subject import CallCase, Inputs, Kind, Mistake, Subject, known
 
 _ENCODE = "the calls of the tokenizer"
@@ -117,9 +117,9 @@ def _token_cases() -> list[CallCase]:
         (prompts, outputs, word_tokenizer("<pad>", True), begin, Kind(_SPECIAL, _ENCODE)),
         (["so", "what is"], ["two plus", "six . so . <eos>"], word_tokenizer("<eos>"), "a prompt of one token",
          by_value),
-        (["the app", "7+3", "ban"], ["les are red", "=10", "anas 数é 😀"], byte_tokenizer(), merge,
+        (["How m", "Lea ha", "ban"], ["any apples", "s 3 app", "anas 数é 😀"], story_tokenizer(), merge,
          Kind(_JOINTLY, _ENCODE)),
-        (["the apples ", "so\n"], [" are red\n", " 7+3=10 "], byte_tokenizer(), "white space at the borders",
+        (["the apples ", "so\n"], [" are red\n", " 7+3=10 "], story_tokenizer(), "white space at the borders",
          Kind(_STRIPPED, _ENCODE)),
     ]  # fmt: skip
     return [
@@ -134,16 +134,6 @@ def _with_begin(inputs: Inputs) -> Inputs | None:
     if tokenizer.bos_token is None or tokenizer.encode("so")[0] != tokenizer.bos_token_id:
         return None
     return {**inputs, "prompt_strs": [f"{tokenizer.bos_token} {prompt}" for prompt in inputs["prompt_strs"]]}
-
-
-TOKENS = Subject(
-    cs336_2026.tokenize_prompt_and_output,
-    _token_cases,
-    ["input_ids", "labels", "response_mask"],
-    _wrong_tokens,
-    TOKEN_MISTAKES,
-    as_well=_with_begin,
-)
 
 
 _SUM = "the sum over the vocabulary, and what is summed"
@@ -234,15 +224,6 @@ def _entropy_cases() -> list[CallCase]:
     return [*cases, CallCase({"logits": large}, branch="large", about="logits far from 0")]
 
 
-ENTROPY = Subject(
-    cs336_2026.compute_entropy,
-    _entropy_cases,
-    "entropies",
-    lambda i, m: m.at("entropy", _entropy)(i["logits"]),
-    ENTROPY_MISTAKES,
-)
-
-
 def _log_prob_cases() -> list[CallCase]:
     model = small_model()
     cases = []
@@ -255,11 +236,17 @@ def _log_prob_cases() -> list[CallCase]:
     return cases
 
 
-LOG_PROBS = Subject(
-    cs336_2026.get_response_log_probs,
-    _log_prob_cases,
-    ["log_probs", "token_entropy"],
-    _wrong_log_probs,
-    LOG_PROB_MISTAKES,
-)
-SCORING = (TOKENS, ENTROPY, LOG_PROBS)
+SCORING = (
+    Subject(
+        cs336_2026.tokenize_prompt_and_output, _token_cases, ["input_ids", "labels", "response_mask"],
+        _wrong_tokens, TOKEN_MISTAKES, as_well=_with_begin,
+    ),
+    Subject(
+        cs336_2026.compute_entropy, _entropy_cases, "entropies",
+        lambda i, m: m.at("entropy", _entropy)(i["logits"]), ENTROPY_MISTAKES,
+    ),
+    Subject(
+        cs336_2026.get_response_log_probs, _log_prob_cases, ["log_probs", "token_entropy"],
+        _wrong_log_probs, LOG_PROB_MISTAKES,
+    ),
+)  # fmt: skip

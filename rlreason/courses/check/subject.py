@@ -129,7 +129,7 @@ class Subject:
     scalar: bool = False  # it returns one number
     calls_backward: bool = False
     properties: Sequence[Callable[[Any], Iterable[Bug]]] = ()  # tried where the cases show no bug
-    hint: Callable[[Function], Kind | None] = lambda function: None  # tried where no known mistake fits
+    hint: Callable[[Subject, Function], Kind | None] = lambda subject, function: None  # where no known mistake fits
     optional: frozenset[str] = frozenset()  # branches that the handout leaves open: differences are notes
     as_well: Callable[[Inputs], Inputs | None] = lambda inputs: None  # inputs for which our answer is right as well
 

@@ -1,4 +1,4 @@
-"""The micro-batch steps of 2025 and the train step of 2026, which is recorded like a step of a loop; all subjects."""
+"""The train step of 2026, which is recorded and judged like a step of a loop."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -7,138 +7,25 @@ import torch
 from torch import Tensor
 
 from rlreason.courses import cs336_2025, cs336_2026
-from rlreason.courses.check import known_bugs as mistakes
 from rlreason.courses.check.calling import (
     Yours,
-    advantages,
     answer_parts,
-    fresh,
-    log_probs,
-    response_mask,
     small_model,
     tensor,
     word_tokenizer,
 )
-from rlreason.courses.check.loop_judge import findings_of_rewards, judged, not_a_mean, numbers, unlike
+from rlreason.courses.check.functions import SUBJECTS
+from rlreason.courses.check.loop_judge import findings_of_rewards, judged, not_a_mean, unlike
 from rlreason.courses.check.loop_update import LoopOptions, RecordedSample, Recording, Update, scored
-from rlreason.courses.check.scoring import SCORING
 from rlreason.courses.check.subject import (
     Bug,
-    CallCase,
     Fault,
-    Inputs,
-    Mistake,
     NotWrittenError,
     Subject,
     UnwrittenFault,
     short_text,
     year_of,
 )
-from rlreason.courses.check.subjects import CASES, CLIPPED_MISTAKES, wrong_loss_2025
-
-
-def _sft_cases() -> list[CallCase]:
-    cases = []
-    for number, (accumulation, constant) in enumerate(((2, 1.0), (4, 5.0), (1, 3.0), (3, 1.0))):
-        rows = 3 if number < 3 else 2
-        mask = response_mask(rows, 6)
-        inputs: Inputs = {
-            "policy_log_probs": log_probs(rows, 6, 50 + number, mask)[0],
-            "response_mask": mask,
-            "gradient_accumulation_steps": accumulation,
-            "normalize_constant": constant,
-        }
-        about = f"gradient_accumulation_steps={accumulation}, normalize_constant={constant}"
-        cases.append(CallCase(inputs, about=about))
-    return cases
-
-
-def _wrong_sft(i: Inputs, m: Mistake) -> Any:
-    how = "sequence" if m.step == "rows" else "constant_mean"
-    loss = mistakes.wrong_average(-i["policy_log_probs"], i["response_mask"], how, i["normalize_constant"], m)
-    return mistakes.wrong_step(loss, i["gradient_accumulation_steps"], i["policy_log_probs"], m), {}
-
-
-SFT = Subject(
-    cs336_2025.sft_microbatch_train_step,
-    _sft_cases,
-    ("loss", "metadata"),
-    _wrong_sft,
-    (
-        *mistakes.MASK_MISTAKES,
-        *mistakes.BATCH_MISTAKES,
-        *mistakes.CONSTANT_MISTAKES,
-        *mistakes.STEP_MISTAKES,
-        *mistakes.ROW_MISTAKES,
-    ),
-    scalar=True,
-    calls_backward=True,
-)
-
-
-def _grpo_cases() -> list[CallCase]:
-    cases = []
-    for loss_type in ("no_baseline", "reinforce_with_baseline", "grpo_no_clip", "grpo_clip"):
-        for number, (accumulation, c) in enumerate(((2, 0.2), (1, 0.1), (4, 0.5))):
-            rows = 4 - number
-            mask = response_mask(rows, 6)
-            policy, old = log_probs(rows, 6, 60 + number, mask)
-            inputs: Inputs = {
-                "policy_log_probs": policy,
-                "response_mask": mask,
-                "gradient_accumulation_steps": accumulation,
-                "loss_type": loss_type,
-                "raw_rewards": torch.tensor([1.0, 0.0, 0.5, 1.0])[:rows, None].clone(),
-                "advantages": advantages(rows, number),
-                "old_log_probs": old,
-                "cliprange": c,
-            }
-            about = f"loss_type={loss_type}, gradient_accumulation_steps={accumulation}"
-            cases.append(CallCase(inputs, branch=loss_type, about=about))
-    return cases
-
-
-def _wrong_grpo(i: Inputs, m: Mistake) -> Any:
-    loss = mistakes.wrong_average(wrong_loss_2025(i, m), i["response_mask"], "sequence", 1.0, m)
-    return mistakes.wrong_step(loss, i["gradient_accumulation_steps"], i["policy_log_probs"], m), {}
-
-
-def _note_metadata(function: Yours) -> Iterator[Bug]:
-    """Note which numbers of the metadata masked positions change. The handout leaves that open, so it is no bug."""
-    case = next(c for c in _grpo_cases() if c.branch == "grpo_clip")
-    mask, old = case.inputs["response_mask"], case.inputs["old_log_probs"]
-    others = (case.inputs["policy_log_probs"], old + 2)
-    try:
-        before, *after = (
-            numbers(answer_parts(function(**fresh(inputs, "policy_log_probs")), ("loss", "metadata"))[1])
-            for inputs in (case.inputs, *({**case.inputs, "old_log_probs": old.where(mask, o)} for o in others))
-        )
-    except Fault:
-        return
-    for name, value in before.items():
-        if any(abs(value - changed[name]) > 1e-5 * (1 + abs(value)) for changed in after if name in changed):
-            function.notes.append(f"prompt or padding positions count in {name} of its metadata: is that meant?")
-    yield from ()
-
-
-GRPO = Subject(
-    cs336_2025.grpo_microbatch_train_step,
-    _grpo_cases,
-    ("loss", "metadata"),
-    _wrong_grpo,
-    (
-        *mistakes.MASK_MISTAKES,
-        *mistakes.ROW_MISTAKES,
-        *mistakes.BATCH_MISTAKES,
-        *mistakes.STEP_MISTAKES,
-        *CLIPPED_MISTAKES[len(mistakes.SIGN_MISTAKES) :],
-    ),
-    scalar=True,
-    calls_backward=True,
-    properties=(_note_metadata,),
-    optional=frozenset({"grpo_no_clip"}),
-)
-
 
 NAME = "grpo_train_step"
 PROMPTS = ("what is two plus three ?", "so four plus two is what ?", "seven minus one ?")
@@ -305,11 +192,11 @@ def _bugs_of_stage(stage: Stage, about: str, loss: Tensor, metadata: Any) -> Ite
 
 
 TRAIN_STEP = Subject(cs336_2026.grpo_train_step, list, properties=(_check_train_step,))
-SUBJECTS = (*SCORING, *CASES, SFT, GRPO, TRAIN_STEP)
+ALL_SUBJECTS = (*SUBJECTS, TRAIN_STEP)
 
 
 def subject_of(name: str, function: Callable[..., Any], course: str) -> Subject:
     """Return the subject of a function: of the year that its parameters tell, else of this course."""
     year = cs336_2026 if (year_of(name, function) or course) == "cs336_2026" else cs336_2025
-    same_name = [subject for subject in SUBJECTS if subject.name == name]
+    same_name = [subject for subject in ALL_SUBJECTS if subject.name == name]
     return next((subject for subject in same_name if subject.ours is getattr(year, name, None)), same_name[0])
