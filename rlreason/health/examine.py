@@ -208,10 +208,9 @@ def examine(path: Path) -> Health:
     settings = _settings(folder, broken)
     rows = as_numbers(folder.metrics)
     stands, ended = describe_state(folder, steps_done(rows), settings)
-    course = course_of(rows, settings, read_ending(path).get("status", ""))
-    seen = {f"{ENDED}{finding.rule}" for finding in course}
-    findings = [*(finding for finding in ended if finding.rule not in seen), *course]
-    findings += lost_grades(rows, folder.incidents)
+    replayed = findings_of(rows, settings, folder.incidents, read_ending(path).get("status", ""))
+    seen = {f"{ENDED}{finding.rule}" for finding in replayed}
+    findings = [*(finding for finding in ended if finding.rule not in seen), *replayed]
     rules = {finding.rule for finding in findings}
     notices = (folder.summary or {}).get("notices")
     if isinstance(notices, dict) and (more := {k: v for k, v in notices.items() if k not in rules}):
@@ -221,12 +220,20 @@ def examine(path: Path) -> Health:
         what = f"{len(broken)} of the folder's files or lines cannot be read"
         cure = "see whether the disk was full, or another program wrote there; what can be read was examined"
         findings.append(Finding("broken_files", what, cure, evidence=broken[:5]))
-    findings += [note for note in notes_on_learning(rows) if REPLACED_BY.get(note.rule) not in rules]
     if not (path / CONFIG).is_file():
         findings.append(
             Finding("no_settings", f"there is no {CONFIG}: the monitors used their defaults", problem=False)
         )
     return Health(stands, sorted(findings, key=lambda finding: not finding.problem))
+
+
+def findings_of(
+    rows: Sequence[Row], settings: dict[str, Any], incidents: Sequence[Mapping[str, Any]] = (), status: str = ""
+) -> list[Finding]:
+    """Return all findings in the rows of a run (`as_numbers`): the monitors', lost grades, and how it learned."""
+    findings = [*course_of(rows, settings, status), *lost_grades(rows, incidents)]
+    rules = {finding.rule for finding in findings}
+    return findings + [note for note in notes_on_learning(rows) if REPLACED_BY.get(note.rule) not in rules]
 
 
 def course_of(rows: Sequence[Row], settings: dict[str, Any], status: str = "") -> list[Finding]:

@@ -32,17 +32,17 @@ Look = Callable[[Observation], Finding | None]
 
 
 def monitor(causes: str, *courses: str, diverges: bool = False) -> Callable[[Look], Look]:
-    """Register a function as the monitor of its name; see `Monitor`."""
+    """Register a function as the monitor of its name, without the underscore; see `Monitor`."""
 
     def register(look: Look) -> Look:
-        MONITORS[look.__name__] = Monitor(look, causes, courses, diverges)
+        MONITORS[look.__name__[1:]] = Monitor(look, causes, courses, diverges)
         return look
 
     return register
 
 
 @monitor(f"{RATE}, or a logarithm or a division met 0 in a reward or a loss of one's own.", "train/loss", diverges=True)
-def nan(seen: Observation) -> Finding | None:
+def _nan(seen: Observation) -> Finding | None:
     """Check weights first, since nothing can be sampled without finite ones. A non-finite gradient moves no weight."""
     if not seen.finite_weights:
         return Finding(WEIGHTS, "weights are no numbers", SLOWER)
@@ -60,7 +60,7 @@ def nan(seen: Observation) -> Finding | None:
 
 
 @monitor(f"{RATE}, or half precision overflowed.", "train/grad_norm", "train/loss", diverges=True)
-def skipped_update(seen: Observation) -> Finding | None:
+def _skipped_update(seen: Observation) -> Finding | None:
     count = seen.metrics.get("train/skipped_updates", 0)
     if not count:
         return None
@@ -71,7 +71,7 @@ def skipped_update(seen: Observation) -> Finding | None:
 @monitor(
     f"{RATE}; few groups carry the whole gradient; ratios far from 1 without a clip.", "train/grad_norm", diverges=True
 )
-def gradient_norm(seen: Observation) -> Finding | None:
+def _gradient_norm(seen: Observation) -> Finding | None:
     # Steps without a gradient do not count. A norm that fell with the loss may rise again to its first values.
     before = [norm for norm in seen.before("train/grad_norm") if norm > 0]
     now = seen.worst("train/grad_norm")
@@ -85,7 +85,7 @@ def gradient_norm(seen: Observation) -> Finding | None:
 
 
 @monitor(f"{RATE}, or a batch is learned from too often.", "train/approx_kl", "train/kl_reference", diverges=True)
-def kl(seen: Observation) -> Finding | None:
+def _kl(seen: Observation) -> Finding | None:
     for name, of in (("train/kl_reference", "the reference model"), ("train/approx_kl", "the policy that sampled")):
         before, now = seen.before(name), seen.worst(name)
         if now is None or len(before) < seen.limits["kl_after"] or now <= seen.limits["kl_above"]:
@@ -103,7 +103,7 @@ def kl(seen: Observation) -> Finding | None:
     "train/ratio",
     "train/approx_kl",
 )
-def first_ratio(seen: Observation) -> Finding | None:
+def _first_ratio(seen: Observation) -> Finding | None:
     """Check that pi / pi_old is 1 in the first update on fresh samples, when the weights are still those that sampled.
 
     Its mean may be 1 by chance, so the approximate KL, which must be 0 and is never negative, is checked as well.
@@ -126,7 +126,7 @@ def first_ratio(seen: Observation) -> Finding | None:
     "Weights in half precision, where small updates are rounded away; a tiny learning rate; frozen parameters.",
     "train/weights_changed",
 )
-def still_weights(seen: Observation) -> Finding | None:
+def _still_weights(seen: Observation) -> Finding | None:
     """Check that updates change the weights that have a gradient. Adam moves each by about the learning rate.
 
     Weights in bfloat16 have 8 bits: a change below a 256th of a weight is rounded away. Where the learning rate is
@@ -150,7 +150,7 @@ def still_weights(seen: Observation) -> Finding | None:
     "reward/mean",
     diverges=True,
 )
-def accuracy(seen: Observation) -> Finding | None:
+def _accuracy(seen: Observation) -> Finding | None:
     if not collapsed(seen.evaluations):
         return None
     newest = seen.evaluations[-1]
@@ -201,7 +201,7 @@ LIKELY = 4.0  # nats: a response of probability e^-4 may well be drawn several t
 
 
 @monitor("Training went on after everything was learned; the learning rate is too large.", "rollout/entropy")
-def entropy(seen: Observation) -> Finding | None:
+def _entropy(seen: Observation) -> Finding | None:
     entropy, least = seen.metrics.get("rollout/entropy", math.inf), seen.limits["entropy_below"]
     if entropy >= least:
         return None
@@ -215,7 +215,7 @@ def entropy(seen: Observation) -> Finding | None:
     "reward/frac_reward_zero_std",
     "reward/mean",
 )
-def no_live_group(seen: Observation) -> Finding | None:
+def _no_live_group(seen: Observation) -> Finding | None:
     """Check for groups with different rewards, in GRPO only: imitation compares nothing."""
     if seen.group_size < 2 or seen.metrics.get("reward/frac_reward_zero_std", 0.0) < 1:
         return None
@@ -237,7 +237,7 @@ def no_live_group(seen: Observation) -> Finding | None:
     "reward/format",
     "rollout/truncated",
 )
-def zero_reward(seen: Observation) -> Finding | None:
+def _zero_reward(seen: Observation) -> Finding | None:
     """Check for rewards that are all 0; a mean of 0 from rewards of both signs has groups that differ."""
     m = seen.metrics
     if m.get("reward/mean") != 0 or m.get("reward/frac_reward_zero_std", 1.0) < 1:
@@ -255,7 +255,7 @@ def zero_reward(seen: Observation) -> Finding | None:
 
 
 @monitor("One seed for all samples of a request; a temperature near 0.", "rollout/distinct")
-def identical_samples(seen: Observation) -> Finding | None:
+def _identical_samples(seen: Observation) -> Finding | None:
     """Check for identical samples, which share a seed unless the entropy is near 0."""
     m, size = seen.metrics, seen.group_size
     copies = m.get("rollout/improbable_copies", 0.0)
@@ -283,7 +283,7 @@ def identical_samples(seen: Observation) -> Finding | None:
     "rollout/truncated",
     "rollout/length",
 )
-def truncated(seen: Observation) -> Finding | None:
+def _truncated(seen: Observation) -> Finding | None:
     most = seen.limits["truncated_above"]
     share = seen.metrics.get("rollout/truncated", 0.0)
     if share > most:
@@ -302,7 +302,7 @@ def truncated(seen: Observation) -> Finding | None:
     "rollout/length",
     "rollout/truncated",
 )
-def length(seen: Observation) -> Finding | None:
+def _length(seen: Observation) -> Finding | None:
     """Compare the length with the last steps only: growth over hundreds of steps may be learned reasoning."""
     before = [length for length in seen.before("rollout/length") if length > 0][-RECENT:]
     now = seen.metrics.get("rollout/length", 0.0)
@@ -317,7 +317,7 @@ def length(seen: Observation) -> Finding | None:
 
 
 @monitor("The tokenizer of another model; one that lowers case or has no token for some letters.", "rollout/round_trip")
-def round_trip(seen: Observation) -> Finding | None:
+def _round_trip(seen: Observation) -> Finding | None:
     share, least = seen.metrics.get("rollout/round_trip", 1.0), seen.limits["round_trip_below"]
     if share >= least:
         return None
@@ -335,7 +335,7 @@ WIDENED = 0.3  # least growth of the gap between reward and accuracy; unstable r
 
 
 @monitor("The model collapsed to one answer; the questions are not in the prompt.", "eval/accuracy")
-def same_answer(seen: Observation) -> Finding | None:
+def _same_answer(seen: Observation) -> Finding | None:
     m = seen.metrics
     share, true = m.get("eval/same_answer", 0.0), m.get("eval/same_answer_right", 0.0)
     if m.get("eval/problems", 0) < FEWEST_ASKED or share - true <= seen.limits["same_answer_above"]:
@@ -352,7 +352,7 @@ def same_answer(seen: Observation) -> Finding | None:
     "eval/accuracy",
     "rollout/length_correct",
 )
-def reward_hacking(seen: Observation) -> Finding | None:
+def _reward_hacking(seen: Observation) -> Finding | None:
     """Check for a reward that rises for another reason than right answers; without a rise there is no alert.
 
     It is measured as a share of its range, so that 0 to 10 or -1 to 1 counts like 0 to 1.
@@ -444,7 +444,7 @@ SIGNS: tuple[Callable[[Observation, int, tuple[float, float]], Sign | None], ...
 @monitor(
     "Half precision on one side; another temperature; an engine with its own kernels or with old weights.", SAMPLED
 )
-def parity(seen: Observation) -> Finding | None:
+def _parity(seen: Observation) -> Finding | None:
     """Check that engine and trainer give sampled tokens the same probability, while they have the same weights."""
     m, bound = seen.metrics, seen.limits["parity_bound"]
     mismatch = max(m.get(SAMPLED, 0.0), m.get(EVALUATED, 0.0))
@@ -460,7 +460,7 @@ def parity(seen: Observation) -> Finding | None:
 
 
 @monitor("A weight sync that was left out or that reached only some tensors; a cache of old keys and values.", SAMPLED)
-def engine_weights(seen: Observation) -> Finding | None:
+def _engine_weights(seen: Observation) -> Finding | None:
     """Check that the mismatch stays at its size in the first step; without weight syncs it grows.
 
     It is compared with the run's first value, before any update, because its size depends on rounding: float32 has
