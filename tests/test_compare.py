@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.sweep_folders import PROTOCOL, answers, sweep
+from tests.sweep_folders import CONFIG, PROTOCOL, answers, ended, sweep
 from tests.test_subcommands import subcommand
 
 CHANCE = {"1e-4": 0.5, "1e-3": 0.8, "1e-2": 0.2}
@@ -157,6 +157,17 @@ def test_a_refused_pair_stands_in_json_with_exit_code_2(tmp_path, capsys):
     (one,) = json.loads(capsys.readouterr().out)
     assert (one["verdict"], one["difference"]) == ("not compared", None)
     assert "sampling.temperature is 0.0 in b and 1.0 in a" in one["sentence"]
+
+
+def test_the_setting_behind_other_problems_is_named_in_place_of_their_hash(tmp_path, capsys):
+    for name, asked, digest in (("all", 200, "d1"), ("few", 64, "d2")):
+        protocol = PROTOCOL | {"data": digest, "problems": asked, "hash": digest}
+        config = CONFIG.replace("stories_long}", f"stories_long, n_validation: {asked}}}")
+        ended(tmp_path / name, answers(0, 0.6, asked), protocol, config)
+    assert subcommand("compare", tmp_path / "all", tmp_path / "few") == 2
+    error = capsys.readouterr().err
+    assert "data.n_validation is 64 in few and 200 in all" in error
+    assert "d1" not in error
 
 
 def test_names_of_settings_are_one_line_without_blanks_around_them(tmp_path, capsys):
