@@ -14,8 +14,8 @@ import pytest
 
 from rlreason.records.console import Console
 from rlreason.report import compare
-from rlreason.report.compare import study_of_file
 from rlreason.report.study import Answers, GradedProblem, Setting, Study, StudyRun
+from rlreason.report.tabular import study_of_results
 from rlreason.report.verdicts import best_of, comparing_half, verdicts_of
 from tests.settings_of_nothing import arms
 from tests.sweep_folders import sweep
@@ -126,7 +126,7 @@ def test_the_verdict_of_a_file_is_that_of_the_function(tmp_path):
     file = tmp_path / "results.csv"
     rows = [f"{name},{s},{p},{int(of[s, p])}" for name, of in (("a", a), ("b", b)) for s in range(4) for p in range(64)]
     file.write_text("setting,seed,problem,correct\n" + "\n".join(rows) + "\n")
-    (one,), (two,) = verdicts_of(study_of_file(file)), verdicts_of(study([a, b], ["a", "b"]))
+    (one,), (two,) = verdicts_of(study_of_results(file)), verdicts_of(study([a, b], ["a", "b"]))
     assert (one.difference, one.sentence, one.outcome) == (two.difference, two.sentence, "better")
 
 

@@ -1,11 +1,12 @@
 """The subcommand compare: sides of every kind, outcomes as exit codes and as JSON, and mistakes in one line."""
 
 import json
+import zipfile
 from pathlib import Path
 
 import pytest
 
-from tests.sweep_folders import PROTOCOL, answers, sweep
+from tests.sweep_folders import CONFIG, PROTOCOL, answers, ended, sweep
 from tests.test_subcommands import subcommand
 
 CHANCE = {"1e-4": 0.5, "1e-3": 0.8, "1e-2": 0.2}
@@ -159,6 +160,17 @@ def test_a_refused_pair_stands_in_json_with_exit_code_2(tmp_path, capsys):
     assert "sampling.temperature is 0.0 in b and 1.0 in a" in one["sentence"]
 
 
+def test_the_setting_behind_other_problems_is_named_in_place_of_their_hash(tmp_path, capsys):
+    for name, asked, digest in (("all", 200, "d1"), ("few", 64, "d2")):
+        protocol = PROTOCOL | {"data": digest, "problems": asked, "hash": digest}
+        config = CONFIG.replace("stories_long}", f"stories_long, n_validation: {asked}}}")
+        ended(tmp_path / name, answers(0, 0.6, asked), protocol, config)
+    assert subcommand("compare", tmp_path / "all", tmp_path / "few") == 2
+    error = capsys.readouterr().err
+    assert "data.n_validation is 64 in few and 200 in all" in error
+    assert "d1" not in error
+
+
 def test_names_of_settings_are_one_line_without_blanks_around_them(tmp_path, capsys):
     file = tmp_path / "blanks.csv"
     file.write_text(CSV + rows("a", 3, 0.3) + rows(" a", 3, 0.3).replace("p", "q") + rows('"b \n c "', 3, 0.9))
@@ -244,6 +256,47 @@ def test_runs_of_trl_in_one_folder_are_seeds(tmp_path, capsys):
     completions(tmp_path / "one" / "again", 0.5)
     assert subcommand("compare", tmp_path / "one", tmp_path / "two") == 2
     assert "the number of its seed" in capsys.readouterr().err
+
+
+def lm_eval_samples(folder: Path, right: float) -> None:
+    """A folder of lm-eval with --log_samples: the newest file counts, under the first of its filters."""
+    (folder / "model__name").mkdir(parents=True)
+    for time, share in (("2026-01-02T03-04-05.67", right), ("2025-01-02T03-04-05.67", 0.0)):
+        rows = [
+            {"doc_id": k, "doc": {"question": f"What is {k}?"}, "target": "1", "resps": [["x"]], "filter": name,
+             "metrics": ["exact_match"], "doc_hash": f"h{k}", "exact_match": float(k < share * 80) * (name == "strict")}
+            for k in range(80) for name in ("strict", "flexible")
+        ]  # fmt: skip
+        lines = "".join(json.dumps(row) + "\n" for row in rows)
+        (folder / f"model__name/samples_gsm8k_{time}.jsonl").write_text(lines)
+
+
+def inspect_log(folder: Path, right: float) -> None:
+    """A log of Inspect in a folder, two epochs of 40 questions."""
+    folder.mkdir(parents=True)
+    with zipfile.ZipFile(folder / "2026-01-02T03-04-05+00-00_gsm8k_abc.eval", "w") as log:
+        log.writestr("header.json", "{}")
+        for k in range(80):
+            score = {"match": {"value": "C" if k < right * 80 else "I"}, "second": {"value": 0.3}}
+            sample = {"id": k // 2, "epoch": 1 + k % 2, "input": f"What is {k // 2}?", "target": "1", "scores": score}
+            log.writestr(f"samples/{k // 2}_epoch_{1 + k % 2}.json", json.dumps(sample))
+
+
+@pytest.mark.parametrize(("write", "problems"), [(lm_eval_samples, 80), (inspect_log, 40)])
+def test_logs_of_other_evaluations_are_read(write, problems, tmp_path, capsys):
+    for name, right in (("one", 0.5), ("two", 0.8)):
+        for seed in (0, 1, 2):
+            write(tmp_path / name / f"seed_{seed}", right + 0.025 * seed)
+    (found,) = told(capsys, tmp_path / "one", tmp_path / "two")
+    assert (found["verdict"], found["seeds"], found["problems"]) == ("better", 3, problems)
+    assert found["difference"] == pytest.approx(0.3)
+    file = next(path for path in (tmp_path / "two/seed_0").rglob("*2026*"))
+    assert told(capsys, tmp_path / "one/seed_0", file)[0]["difference"] == pytest.approx(0.3)
+    file.write_bytes(b"{}")
+    assert subcommand("compare", tmp_path / "one/seed_0", file) in (2, 3)
+    error = capsys.readouterr().err
+    assert len(error.splitlines()) == 1
+    assert "cannot be read as a file of" in error
 
 
 def test_what_is_no_side_is_one_line(rates, tmp_path, capsys):

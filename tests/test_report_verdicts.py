@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from rlreason.report.content import Verdict
-from rlreason.report.remarks import warnings_of
+from rlreason.report.remarks import budget_of, warnings_of
 from rlreason.report.sections import introduction_of
 from rlreason.report.study import Answers, GradedProblem, Series, Setting, Study, StudyRun, labels_of
 from rlreason.report.verdicts import size, summary_of, verdicts_of
@@ -166,6 +166,30 @@ def test_a_summary_says_every_word_once() -> None:
     said = summary_of(verdicts_of(study), study)
     assert re.findall(r"[A-E] \w+ \w+", said) == ["A beats R", "B is as", "C cannot be", "D is worse"]
     assert "E diverges" in said
+
+
+@pytest.mark.parametrize(
+    ("right", "headline", "verdict_says"),
+    [
+        ({0: hits(0.8)}, "A cannot be judged by one seed against R", "Model A is better"),
+        ({0: None, 1: hits(0.5), 2: hits(0.5), 3: hits(0.5)}, "A diverges in some seeds", "diverged in 1 of 4"),
+    ],
+)
+def test_a_headline_says_no_more_than_the_verdict_below_it(right: Right, headline: str, verdict_says: str) -> None:
+    """One seed's models may differ where the settings cannot be judged; one diverged seed is not all of them."""
+    study = study_of(R={seed: hits(0.5, seed) for seed in right}, A=right)
+    assert summary_of(verdicts_of(study), study) == f"{headline}."
+    assert verdict_says in verdict_of(study).sentence
+
+
+def test_runs_under_way_are_running_and_have_not_ended_early() -> None:
+    study = study_of(R=seeds(0.5), A=seeds(0.7))
+    for run in study.settings[1].runs:
+        run.status, run.final, run.accuracy = "running", None, None
+    assert summary_of(verdicts_of(study), study) == "A is still running."
+    assert "still running" in verdict_of(study).sentence
+    assert "4 runs still running" in budget_of(study)
+    assert "early" not in budget_of(study) + introduction_of(study)
 
 
 def test_equal_settings_of_few_problems_are_not_called_a_small_difference() -> None:

@@ -20,7 +20,7 @@ from rlreason.report.content import (
     counted,
     value_text,
 )
-from rlreason.report.study import AXES, RUNNING, Series, Setting, Study, StudyRun
+from rlreason.report.study import AXES, RUNNING, Series, Study, StudyRun
 from rlreason.report.verdicts import EQUAL_WITHIN, signed
 from rlreason.runtime.differences import LEVEL
 from rlreason.runtime.intervals import Floats, mean_interval
@@ -215,14 +215,14 @@ def _over_training(study: Study, measure: Measure) -> Figure | None:
     note = f"No place on a logarithmic axis: {counted(dropped, 'value')} of 0 or less." if dropped else ""
     subtitle = measure.unit
     if measure is ACCURACY:
-        several = any(len(setting.runs) > 1 for setting in study.settings)
-        subtitle = _seeds_text(study.settings) + (", 95% band, thin lines: seeds" if several else "")
+        several = any(len(of_setting) > 1 for of_setting in by_setting.values())
+        subtitle = _seeds_text(by_setting) + (", 95% band, thin lines: seeds" if several else "")
         subtitle += ", \N{MULTIPLICATION X}: stopped early" if any(line.stopped for line in lines) else ""
     return Figure(
         measure.name,
         measure.title,
         subtitle,
-        _alt(study, measure, by_setting, bands["step"]),
+        _alt(measure, by_setting, bands["step"]),
         "curves",
         STEPS,
         measure.format,
@@ -266,15 +266,15 @@ def _bands(by_setting: Mapping[str, Sequence[Line]], axis: str, measure: Measure
     return bands
 
 
-def _seeds_text(settings: Sequence[Setting]) -> str:
-    """Return 'mean of 4 seeds', 'mean of 2 to 4 seeds' or 'one seed each'."""
-    counts = sorted({len(setting.runs) for setting in settings})
+def _seeds_text(by_setting: Mapping[str, Sequence[Line]]) -> str:
+    """Return 'mean of 4 seeds', 'mean of 2 to 4 seeds' or 'one seed each', of the runs that have data."""
+    counts = sorted({len(lines) for lines in by_setting.values() if lines})
     if counts == [1]:
         return "one seed each"
     return f"mean of {counts[0]}{f' to {counts[-1]}' if len(counts) > 1 else ''} seeds"
 
 
-def _alt(study: Study, measure: Measure, by_setting: Mapping[str, Sequence[Line]], bands: Mapping[str, Band]) -> str:
+def _alt(measure: Measure, by_setting: Mapping[str, Sequence[Line]], bands: Mapping[str, Band]) -> str:
     """Return the alternative text of a picture, with the last values."""
     last = {}
     for label, lines in by_setting.items():
@@ -285,7 +285,7 @@ def _alt(study: Study, measure: Measure, by_setting: Mapping[str, Sequence[Line]
     values = [f"{label} {value_text(value, measure.format)}" for label, value in last.items()]
     band = " with a 95% band" if any(b.low is not None for b in bands.values()) else ""
     start = f"{measure.title} ({measure.unit}) by {STEP_TITLE} for {counted(len(last), 'setting')}"
-    return f"{start}, {_seeds_text(study.settings)}{band}. Last values: {few(values, MOST_IN_ALT)}."
+    return f"{start}, {_seeds_text(by_setting)}{band}. Last values: {few(values, MOST_IN_ALT)}."
 
 
 def _best_of_n(study: Study, way: str) -> Figure | None:

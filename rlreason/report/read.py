@@ -17,7 +17,18 @@ from rlreason.health.examine import course_of, lost_grades
 from rlreason.health.watch import as_numbers
 from rlreason.records.files import CONFIG, METRICS, RESPONSES, STATUS, ResponseFile, each_line
 from rlreason.records.reader import RunFolder, read_ending, read_status, runs_in
-from rlreason.report.study import AXES, RUNNING, Answers, GradedProblem, Series, Setting, Study, StudyRun, labels_of
+from rlreason.report.study import (
+    AXES,
+    RUNNING,
+    Answers,
+    GradedProblem,
+    Series,
+    Setting,
+    Study,
+    StudyRun,
+    labels_of,
+    setting_text,
+)
 from rlreason.report.verdicts import picked
 from rlreason.runtime.files import LARGEST, holder, number
 from rlreason.runtime.text import few
@@ -383,11 +394,6 @@ def differing_keys(configs: Sequence[Mapping[str, Any]]) -> list[str]:
         if not any(name == skip or name.startswith(f"{skip}.") for skip in NO_SETTING)
         and len({setting_text(config.get(name)) for config in configs}) > 1
     ]
-
-
-def setting_text(value: Any) -> str:
-    """Return a setting's value as typed."""
-    return "null" if value is None else str(value)
 
 
 def _put_reference_first(study: Study, state: SweepState | None) -> None:

@@ -7,7 +7,7 @@ import numpy as np
 
 from rlreason.health.examine import FEW_LIVE, LATE, MANY_CUT
 from rlreason.report.content import counted
-from rlreason.report.study import Setting, Study, StudyRun, side_of
+from rlreason.report.study import RUNNING, Setting, Study, StudyRun, side_of
 from rlreason.report.tables import NONE, millions
 from rlreason.report.verdicts import SATURATED
 from rlreason.runtime.text import duration, few
@@ -133,9 +133,12 @@ def budget_of(study: Study) -> str:
         low, high = min(per_setting), max(per_setting)
         tokens = f"about {millions(low)}" if high <= UNEQUAL * low else f"{millions(low)} to {millions(high)}"
         parts.append(f"{tokens} tokens a run")
-    odd = sum(run.status != WAITING and (not run.ended or run.diverged) for run in study.runs)
-    if odd:
-        parts.append(f"{counted(odd, 'run')} ended early")
+    running = sum(run.status == RUNNING for run in study.runs)
+    early = sum(run.status not in (WAITING, RUNNING) and (not run.ended or run.diverged) for run in study.runs)
+    if early:
+        parts.append(f"{counted(early, 'run')} ended early")
+    if running:
+        parts.append(f"{counted(running, 'run')} still running")
     return "; ".join(parts) or NONE
 
 

@@ -259,6 +259,11 @@ def pair(side: Side, reference: Side, among: set[str] | None = None) -> Pairing 
     return Pairing(compared(a, b), problems, most, by_seed, (mean_a, mean_b))
 
 
+#: Parts of a protocol that name no setting -> settings and groups that decide them, without those of training alone.
+DECIDED_BY = {"data": ("data", "eval.data", "split"), "problems": ("data", "eval", "eval_problems", "split")}
+OF_TRAINING = ("data.train", "data.limit", "data.n_train", "data.filter", "data.pass_rate", "data.min_pass_rate")
+
+
 def unequal(setting: Setting, reference: Setting, on_purpose: Sequence[str]) -> tuple[list[str], list[str]]:
     """Return (how two settings were measured differently, a line each; the parts that differ on purpose)."""
     runs = [
@@ -269,18 +274,37 @@ def unequal(setting: Setting, reference: Setting, on_purpose: Sequence[str]) -> 
     others, intended = list[str](), list[str]()
     for run in runs[1:]:
         if runs[0].protocol is not None and run.protocol is not None:
-            measures: tuple[dict[str, Any], dict[str, Any]] = (runs[0].protocol, run.protocol)
+            differing, meant = split_differences(runs[0].protocol, run.protocol, on_purpose)
+            others += _by_settings(differing, runs[0], run)
         else:
-            measures = (_measuring(runs[0]), _measuring(run))
-        differences = split_differences(*measures, on_purpose)
-        others += differences[0]
-        intended += differences[1]
+            differing, meant = split_differences(_measuring(runs[0]), _measuring(run), on_purpose)
+            others += differing
+        intended += meant
     first, second = (next((r.final.problems for r in s.runs if r.final is not None), {}) for s in (reference, setting))
     for name in sorted(first.keys() & second.keys()):
         if first[name].question != second[name].question:
             others.append(f"what problem {name} asks: one thing and another")
             break
     return list(dict.fromkeys(others)), list(dict.fromkeys(intended))
+
+
+def setting_text(value: Any) -> str:
+    """Return a setting's value as typed."""
+    return "null" if value is None else str(value)
+
+
+def _by_settings(differing: Sequence[str], one: StudyRun, other: StudyRun) -> list[str]:
+    """Return differences of protocols with the settings behind a hash or a count, the settings first."""
+    opaque = {line for line in differing if line.partition(":")[0] in DECIDED_BY}
+    roots = {root for line in opaque for root in DECIDED_BY[line.partition(":")[0]]}
+    names = [name for name in dict.fromkeys([*one.settings, *other.settings]) if not name.startswith(OF_TRAINING)]
+    lines = [
+        f"{name}: {setting_text(one.settings.get(name))} and {setting_text(other.settings.get(name))}"
+        for name in names
+        if any(name == root or name.startswith(f"{root}.") for root in roots)
+        and one.settings.get(name) != other.settings.get(name)
+    ]
+    return lines + [line for line in differing if line not in opaque or not lines]
 
 
 def _measuring(run: StudyRun) -> dict[str, Any]:

@@ -8,9 +8,9 @@ import numpy as np
 
 from rlreason.evaluation.accuracy import pass_at
 from rlreason.records.files import OBJECTIVE
-from rlreason.report.content import SIGNS, Detail, Table, Verdict
-from rlreason.report.read import differing_keys, setting_text
-from rlreason.report.study import Answers, Setting, Study, StudyRun, side_of
+from rlreason.report.content import SIGNS, Detail, Table, Verdict, counted
+from rlreason.report.read import differing_keys
+from rlreason.report.study import RUNNING, Answers, Setting, Study, StudyRun, setting_text, side_of
 from rlreason.report.verdicts import p_text, signed, verdicts_of
 from rlreason.runtime.differences import paired_difference
 from rlreason.runtime.text import duration, few, shorten
@@ -359,8 +359,12 @@ def cost_of(study: Study) -> str:
     """Return time and tokens of all runs, in words."""
     seconds = sum(run.seconds or 0.0 for run in study.runs)
     tokens = sum(run.totals.get("tokens", 0.0) for run in study.runs)
-    begun = sum(run.seconds is not None for run in study.runs)
-    text = f"{begun} runs took {duration(seconds)} in all and sampled {millions(tokens)} tokens to learn from"
+    timed = sum(run.seconds is not None for run in study.runs)
+    text = (
+        f"{counted(timed, 'run')} took {duration(seconds)} in all and sampled {millions(tokens)} tokens to learn from"
+    )
+    if any(run.status == RUNNING for run in study.runs):
+        text = f"{millions(tokens)} tokens sampled so far; {timed} ended, after {duration(seconds)}"
     return f"{text}; some ran side by side." if any(run.shared_machine for run in study.runs) else f"{text}."
 
 

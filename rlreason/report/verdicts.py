@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from rlreason.report.content import Verdict, counted
-from rlreason.report.study import Pairing, Setting, Study, StudyRun, pair, side_of, unequal
+from rlreason.report.study import RUNNING, Pairing, Setting, Study, StudyRun, pair, side_of, unequal
 from rlreason.runtime.differences import LEVEL, PROBLEMS, UNPAIRED, Difference, holm, seeds_needed
 from rlreason.runtime.text import few
 from rlreason.sweeps.closing import CHOOSING, COMPARING, half_of
@@ -16,15 +16,20 @@ MINUS = "\N{MINUS SIGN}"
 SATURATED = (0.02, 0.95)  # both sides below the one or above the other: the task cannot separate them
 WIDE = 0.08  # accuracy: an interval of this width also allows differences that matter
 MOST_NAMED = 3  # settings that a summary names one by one
-#: Word of a verdict -> its verb in a summary, of one setting and of several, in the order of the summary.
-VERBS = {
+#: Headline of a verdict (its word unless it has another) -> its verb in a summary, of one setting and of several,
+#: in the order of the summary.
+HEADLINES = {
     "better": ("beats", "beat"),
     "same": ("is as good as", "are as good as"),
     "cannot tell": ("cannot be told apart from", "cannot be told apart from"),
+    "one seed": ("cannot be judged by one seed against", "cannot be judged by one seed against"),
     "worse": ("is worse than", "are worse than"),
     "diverged": ("diverges", "diverge"),
+    "diverged in some seeds": ("diverges in some seeds", "diverge in some seeds"),
+    "running": ("is still running", "are still running"),
     "not compared": ("is not compared", "are not compared"),
 }
+ALONE = ("diverged", "diverged in some seeds", "running", "not compared")  # which name no reference
 
 
 def size(difference: float) -> str:
@@ -119,17 +124,17 @@ def summary_of(verdicts: Sequence[Verdict], study: Study) -> str:
             return "Nothing has been measured yet."
         mean, runs = sum(accuracies) / len(accuracies), counted(len(accuracies), "run")
         return f"One setting, {runs}: it ends at {100 * mean:.1f}%. There is nothing to compare it with."
-    by_word: dict[str, list[str]] = {}
+    by_headline: dict[str, list[str]] = {}
     for verdict in verdicts:
-        by_word.setdefault(verdict.word, []).append(verdict.setting)
+        by_headline.setdefault(verdict.headline or verdict.word, []).append(verdict.setting)
     parts: list[str] = []
-    for word, (of_one, of_several) in VERBS.items():
-        if names := by_word.get(word):
+    for headline, (of_one, of_several) in HEADLINES.items():
+        if names := by_headline.get(headline):
             who = names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
             if len(names) > MOST_NAMED:
                 who = f"{len(names)} of {len(verdicts)} settings"
             part = f"{who} {of_one if len(names) == 1 else of_several}"
-            if word not in ("diverged", "not compared"):
+            if headline not in ALONE:
                 part += " it" if parts else f" {study.reference.name}"
             parts.append(part)
     return f"{'; '.join(parts)}."
@@ -205,7 +210,9 @@ def _verdict(one: Setting, reference: Setting, pairing: Pairing, c: Comparison, 
         width = size(difference.high - difference.low)
         text += f" Two seeds never settle anything: the interval is {width} points wide."
     word, by_seed = "diverged" if diverged else outcome, pairing.by_seed if difference.over != UNPAIRED else {}
-    return Verdict(c.a, reference.label, word, text, small, difference, p, by_seed, typed, outcome)
+    headline = "one seed" if word == "cannot tell" and one_seed and not fixed else ""
+    headline = "diverged in some seeds" if 0 < diverged < measured else headline
+    return Verdict(c.a, reference.label, word, text, small, difference, p, by_seed, typed, outcome, headline)
 
 
 def _same_curves_and_answers(one: StudyRun, other: StudyRun) -> bool:
@@ -227,6 +234,7 @@ def _model(setting: Setting, pairing: Pairing) -> str:
 
 
 def _not_compared(one: Setting, reference: Setting, differing: Sequence[str]) -> Verdict:
+    headline = ""
     if differing:
         name, _, values = differing[0].partition(": ")
         more = f" (and {len(differing) - 1} more)" if len(differing) > 1 else ""
@@ -235,8 +243,12 @@ def _not_compared(one: Setting, reference: Setting, differing: Sequence[str]) ->
     else:
         empty = next((s for s in (one, reference) if not side_of(s).right), None)
         why = f"no run of {empty.label} has a final evaluation" if empty else "their runs answered no problem in common"
+        if empty is not None and any(run.status == RUNNING for run in empty.runs):
+            why += " yet: it is still running"
+            headline = "running" if empty is one else ""
     text = f"Not compared: {' '.join(why.split())}."
-    return Verdict(one.label, reference.label, "not compared", text, typed=(one.typed, reference.typed))
+    typed = (one.typed, reference.typed)
+    return Verdict(one.label, reference.label, "not compared", text, typed=typed, headline=headline)
 
 
 def marks_of(
@@ -287,7 +299,8 @@ def _marks_of_runs(setting: Setting) -> list[str]:
         elif run.status == WAITING:
             marks.append(f"{who} does not enter: it has not begun, or its folder is gone.")
         elif run.accuracy is None:
-            marks.append(f"{who} does not enter: {'its final evaluation is lost' if run.ended else run.status}.")
+            why = "it is still running" if run.status == RUNNING else run.status
+            marks.append(f"{who} does not enter: {'its final evaluation is lost' if run.ended else why}.")
     return marks
 
 

@@ -67,6 +67,7 @@ def write_up(course: str, runs: Path, out: Path | None, console: Console) -> Ans
 
 def draw(document: WriteUp, files: Path, dark: bool = True) -> dict[str, str]:
     """Write the pictures of a document, also dark ones if asked; return stem -> SVG with CSS variables as colours."""
+    files.mkdir(parents=True, exist_ok=True)
     pictures = [one for section in document.sections for one in section.pictures]
     svgs = {one.stem: standalone(one.figure, one.legend) for one in pictures}
     for stem, svg in svgs.items():

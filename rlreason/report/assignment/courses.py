@@ -1,4 +1,4 @@
-"""Read the questions of an assignment and published figures from the two data files."""
+"""Read the questions and published figures of an assignment, and find the runs that may answer them."""
 
 import math
 import os
@@ -18,7 +18,7 @@ from rlreason.report.verdicts import signed
 from rlreason.runtime.files import number
 from rlreason.sweeps.state import FILE, read_state
 
-COURSES, PUBLISHED = (Path(__file__).parent / name for name in ("courses.yaml", "published.yaml"))
+COURSES = Path(__file__).with_name("courses.yaml")
 
 SAME_SIZE = 0.1  # relative difference of parameter counts, which are counted in more than one way
 
@@ -122,21 +122,16 @@ class Assignment:
 def course_of(name: str) -> Assignment:
     """Return the course of this name; `KeyError` if there is none."""
     courses = yaml.safe_load(COURSES.read_text("utf-8"))
-    document = yaml.safe_load(PUBLISHED.read_text("utf-8"))
-    sources, published = document["sources"], document["courses"][name]
+    course = courses[name]
+    sources, published = courses["sources"], course["published"]
     figures = [
-        PublishedFigure(**{**one, "low": one["low"] / 100, "high": one["high"] / 100, "source": sources[one["source"]]})
+        PublishedFigure(**one | {"low": one["low"] / 100, "high": one["high"] / 100, "source": sources[one["source"]]})
         for one in published.pop("figures")
     ]
-    directions = [Direction(**{**one, "source": sources[one["source"]]}) for one in published.pop("directions")]
+    directions = [Direction(**one | {"source": sources[one["source"]]}) for one in published.pop("directions")]
+    questions, lacks = questions_of(courses, name), course.get("lacks", "")
     return Assignment(
-        name=name,
-        title=courses[name]["title"],
-        questions=questions_of(courses, name),
-        figures=figures,
-        directions=directions,
-        lacks=courses[name].get("lacks", ""),
-        **published,
+        name, course["title"], questions, figures=figures, directions=directions, lacks=lacks, **published
     )
 
 
