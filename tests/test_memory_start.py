@@ -23,18 +23,18 @@ SMALLER = Device("cuda", "a card of 24 GB", int(23.5 * GIB), 24 * GIB)
 def test_on_a_gpu_the_plan_is_said_in_four_lines_at_most(composed):
     (text,) = memory_for([typed(composed(*LARGE))], ROOMY)
     first, training, sampling = text.splitlines()
-    assert first.startswith("memory: fits: about 55 GiB in training, and 79 GiB are free on a card of 80 GB")
+    assert first.startswith("memory: fits: about 56 GiB in training, and 79 GiB are free on a card of 80 GB")
     assert "activations 26 GiB" in training
     assert "KV cache" in sampling
     tight = dataclasses.replace(ROOMY, free=57 * GIB)
     (text,) = memory_for([typed(composed(*LARGE))], tight)
     assert len(text.splitlines()) == 4
-    assert text.startswith("memory: may not fit: about 55 GiB")
+    assert text.startswith("memory: may not fit: about 56 GiB")
     assert text.splitlines()[3].startswith("  cure: micro_batch_tokens=4096 takes ")
 
 
 def test_a_run_that_surely_does_not_fit_its_gpu_is_refused_unless_asked_otherwise(composed):
-    with pytest.raises(ConfigError, match="memory: does not fit: about 55 GiB in training") as refused:
+    with pytest.raises(ConfigError, match="memory: does not fit: about 56 GiB in training") as refused:
         memory_for([typed(composed(*LARGE))], SMALLER)
     line = str(refused.value)
     assert "\n" not in line

@@ -206,7 +206,7 @@ def _plan_of(work: Workload, device: Device) -> Plan:
         of_sampling |= {"cast weights": work.casts.kept + work.casts.largest}
     elif work.resident and not work.elsewhere:
         of_training |= engine
-    of_vllm = CONTEXT[device.kind] * (2 if work.ranks > 1 and not work.elsewhere else 1) + VLLM[device.kind]
+    of_vllm = CONTEXT[device.kind] * (1 if work.elsewhere else 2) + VLLM[device.kind]  # it has a process of its own
     base = {"libraries": of_vllm if work.engine == "vllm" and not work.elsewhere else CONTEXT[device.kind]}
     training, sampling = (
         {name: amount for name, amount in parts.items() if amount} for parts in (base | of_training, base | of_sampling)

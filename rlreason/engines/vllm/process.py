@@ -187,7 +187,8 @@ class EngineProcess:
         def send() -> None:
             try:
                 self._weights = self._weights or DirectTransfer(self, policy)
-                sent.set_result(self._weights.send(policy))
+                self._weights.send(policy)
+                sent.set_result(None)
             except BaseException as error:
                 sent.set_exception(error)
 
@@ -270,7 +271,8 @@ class DirectTransfer:
 
         self.process, self.policy = process, policy
         info = self._ipc() if process.place.transfer == "ipc" else self._nccl()
-        self._sender = WeightTransferTrainerFactory.trainer_init(info, client=self, source=self)
+        both: Any = self  # it has the methods of vLLM's two protocols, below
+        self._sender = WeightTransferTrainerFactory.trainer_init(info, client=both, source=both)
 
     def _nccl(self) -> Any:
         """Return NCCL's arguments: the trainer is rank 0 of two and opens a port on this machine."""

@@ -33,7 +33,7 @@ class Ended(NamedTuple):
     place: int
     token_ids: list[int]
     log_probs: list[float]
-    finish_reason: str
+    finish_reason: Any  # stop, length, or what vLLM says where it fails
     stop_reason: str | int | None
 
 
@@ -43,7 +43,8 @@ class Server:
     def __init__(self, connection: "Connection[Any, Any]") -> None:
         import vllm
 
-        self.connection, self.version, self.llm = connection, vllm.__version__, None
+        self.connection, self.version = connection, vllm.__version__
+        self.llm: Any = None  # a `vllm.LLM`
 
     def start(self, folder: str, backend: str | None, arguments: dict[str, Any]) -> None:
         """Start vLLM for the model in `folder`; `backend`: vLLM's name of its own weight transfer."""
@@ -52,7 +53,7 @@ class Server:
 
         if backend is not None:
             arguments = arguments | {"weight_transfer_config": WeightTransferConfig(backend=backend)}
-        self.llm: Any = vllm.LLM(folder, **arguments)
+        self.llm = vllm.LLM(folder, **arguments)
 
     def sample(self, prompts: Sequence[tuple[list[int], int]], n: int, rows: int, arguments: dict[str, Any]) -> None:
         """Sample n responses to each prompt, given by token ids and seed, `rows` at a time.
@@ -69,8 +70,8 @@ class Server:
         while left and not self.connection.poll():  # what comes is `STOP`
             for place in itertools.islice(places, max(0, 2 * rows - len(under_way))):
                 token_ids, seed = prompts[place // n]
-                only_whole = {"output_kind": RequestOutputKind.FINAL_ONLY, "seed": seed % 2**62 + place % n}
-                engine.add_request(str(place), tokens_input(token_ids), SamplingParams(**arguments, **only_whole))
+                of_request = arguments | {"output_kind": RequestOutputKind.FINAL_ONLY, "seed": seed % 2**62 + place % n}
+                engine.add_request(str(place), tokens_input(token_ids), SamplingParams(**of_request))
                 under_way.add(str(place))
             drawn += min(len(under_way), rows)
             outputs = engine.step()
