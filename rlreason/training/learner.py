@@ -22,7 +22,6 @@ from torch.optim import Optimizer
 from rlreason.config.leaves import required
 from rlreason.config.training import OptimizationConfig
 from rlreason.errors import ConfigError
-from rlreason.model.loading import changed_share, not_finite, sampled_elements
 from rlreason.model.packing import PackedBatch
 from rlreason.model.parameters import lists_on_device
 from rlreason.model.policy import Policy
@@ -144,6 +143,8 @@ class Learner:
         self.micro_batch_size = optimization.sequences_per_micro_batch()
         self.parameters = [p for p in policy.model.parameters() if p.requires_grad]
         self.optimizer = make_optimizer(optimization, self.parameters)
+        self.all_learn = bool(objective.kl_coef_of_loss or objective.entropy_coef)  # also where the advantage is 0
+        self.weighs_mismatch, self.length_constant = objective.has_mismatch_weights, objective.length_constant
         self._start = [p.detach().clone() for p in self.parameters] if can_restart else None
 
     def learn(
@@ -247,12 +248,11 @@ class Learner:
         With advantage 0 the policy term is exactly 0, so without a KL or entropy term the backward pass, two thirds
         of the work, would add zeros. The divisors count such samples all the same.
         """
-        extra_terms = self.objective.kl_coef_of_loss or self.objective.entropy_coef
         needed: list[int] = []
         measured: list[int] = []
         for i, s in enumerate(samples):
             if s.has_loss:
-                (needed if extra_terms or s.advantage else measured).append(i)
+                (needed if self.all_learn or s.advantage else measured).append(i)
         return needed, measured
 
     def micro_batches(self, samples: Sequence[Sample]) -> list[list[int]]:
@@ -279,7 +279,7 @@ class Learner:
         (advantages,) = lists_on_device([[s.advantage for s in samples]], flat.device, torch.float32)
         advantages = advantages[:, None]  # (batch, 1)
         per_token, stats = loss_named(o.loss.loss_type)(advantages, log_probs, old, mask, **o.loss.numbers())
-        if o.has_mismatch_weights:
+        if self.weighs_mismatch:
             engine = batch.to_rows(self._flat([s.response.log_probs for s in samples]))
             weights, weight_stats = mismatch_weights(old, engine, mask, o.mismatch, o.mismatch_cap)
             per_token, stats = per_token * weights, stats | weight_stats
@@ -290,7 +290,7 @@ class Learner:
         if o.entropy_coef:
             per_token = per_token + entropy_bonus(entropy, o.entropy_coef)
         counts = {"n_sequences": n_sequences, "n_tokens": n_tokens}
-        loss = aggregate_loss(per_token, mask, o.length_norm.kind, **counts, constant=o.length_constant)
+        loss = aggregate_loss(per_token, mask, o.length_norm.kind, **counts, constant=self.length_constant)
         return loss, measured_per_token(stats, log_probs.detach(), entropy.detach(), None if on_policy else old)
 
     def _flat(self, values: list[list[float]]) -> Tensor:
@@ -361,6 +361,42 @@ class Learner:
 
 def _pairs(samples: Sequence[Sample]) -> list[tuple[list[int], list[int]]]:
     return [(s.response.prompt_ids, s.response.token_ids) for s in samples]
+
+
+ELEMENTS = 64  # of each tensor
+
+
+@torch.no_grad()
+def sampled_elements(tensors: Iterable[Tensor], most: int = ELEMENTS) -> list[Tensor]:
+    """Copy up to `most` elements of each tensor, spread evenly over it; the same ones in every call."""
+    here = (t.to_local() if hasattr(t, "to_local") else t for t in tensors)  # this process's part
+    return [t.detach().reshape(-1)[:: max(1, -(-t.numel() // most))].clone() for t in here]
+
+
+@torch.no_grad()
+def changed_share(before: Sequence[Tensor], after: Sequence[Tensor], gradients: Sequence[Tensor]) -> Tensor:
+    """Share of the elements with a gradient that changed, averaged over the tensors that have any -> scalar.
+
+    Rows of an embedding whose token did not occur have none. NaN if no element has a gradient.
+
+    >>> ones = torch.ones(2)
+    >>> changed_share([torch.zeros(2), torch.zeros(2)], [torch.tensor([0.0, 1.0]), torch.zeros(2)], [ones, 0 * ones])
+    tensor(0.5000)
+    """
+    moved = [((a != b) & (g != 0)).sum() / (g != 0).sum() for a, b, g in zip(before, after, gradients, strict=True)]
+    return torch.stack(moved).nanmean() if moved else torch.tensor(torch.nan)
+
+
+@torch.no_grad()
+def not_finite(states: Iterable[dict[str, Any]]) -> set[int]:
+    """Return the indices of parameters with a floating-point moment that is not finite."""
+    moments = [[t for t in state.values() if isinstance(t, Tensor) and t.is_floating_point()] for state in states]
+    owners = [n for n, tensors in enumerate(moments) for _ in tensors]
+    if not owners:
+        return set()
+    norms = torch._foreach_norm([t.detach() for tensors in moments for t in tensors], ord=torch.inf)
+    finite = torch.isfinite(torch.stack([norm.float().cpu() for norm in norms])).tolist()
+    return {owner for owner, good in zip(owners, finite, strict=True) if not good}
 
 
 OF_OPTIMIZER, OF_WEIGHT = "optimizer.", "weight."
