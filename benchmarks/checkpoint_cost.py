@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from rlreason.records.files import checkpoints_in, newest_good, read_state  # noqa: E402
-from rlreason.training.learner import read_tensors  # noqa: E402
+from rlreason.training.checkpoint import read_tensors  # noqa: E402
 
 BUILT_IN = ["n_steps=20"]
 OF_A_MODEL = [

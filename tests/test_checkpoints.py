@@ -28,7 +28,7 @@ from rlreason.records.files import (
     write_checkpoint,
 )
 from rlreason.records.resume import checkpoint_to_resume, drop_later
-from rlreason.training.learner import read_tensors
+from rlreason.training.checkpoint import read_tensors
 
 
 def write_some(folder: Path) -> None:

@@ -15,7 +15,7 @@ PLACES = {
     "sampling": PHASES["sampling"][0],
     "update": "rlreason.training.learner:Learner._step:call:2",
     "evaluation": "rlreason.evaluation.evaluator:Evaluator.evaluate:call:3",
-    "checkpoint": "rlreason.training.learner:write_tensors:call:2",
+    "checkpoint": "rlreason.training.checkpoint:write_tensors:call:2",
     "saving": "rlreason.training.checkpoint:Checkpoints.save_model:call:1",
 }
 STOPS = [(phase, by) for phase in PLACES if phase != "checkpoint" for by in ("SIGINT", "SIGTERM")]

@@ -50,7 +50,7 @@ PLACES = {
     "ei": [STEP.format("return", 5), "rlreason.training.algorithms:ExpertIteration.collect:return:2"],
     "star": [STEP.format("call", 5), "rlreason.training.learner:Learner.restart:call:2"],
     "sft": [STEP.format("return", 2), "rlreason.records.files:write_checkpoint:return:1"],
-    "lora": [STEP.format("return", 2), "rlreason.training.learner:write_tensors:return:2"],
+    "lora": [STEP.format("return", 2), "rlreason.training.checkpoint:write_tensors:return:2"],
     "adamw_8bit": [STEP.format("call", 3), "rlreason.training.train:close_records:call:1"],
     "skip_solved": ["rlreason.training.algorithms:GRPO.collect:return:2", STEP.format("call", 3)],
     "reference": ["rlreason.training.algorithms:GRPO.collect:return:2", STEP.format("return", 3)],

@@ -32,7 +32,7 @@ PLACES = {
     "rlreason.runtime.files:write_whole:call": 20,
     "rlreason.runtime.files:write_whole:return": 20,
     "rlreason.training.checkpoint:Checkpoints.restore:return": 1,
-    "rlreason.training.learner:write_tensors:return": 3,
+    "rlreason.training.checkpoint:write_tensors:return": 3,
     "rlreason.records.files:digest:return": 60,
     "rlreason.records.files:write_checkpoint:return": 3,
     "rlreason.records.files:remove:call": 3,

@@ -172,11 +172,6 @@ class Validation:
             for row in state
         ]
 
-    @property
-    def accuracy(self) -> float:
-        """Return the latest accuracy on the interim problems."""
-        return self.history[-1].metrics["eval/accuracy"]
-
 
 def without_tokens(sample: Sample) -> Sample:
     """Return the sample without token ids and log-probabilities."""

@@ -5,7 +5,7 @@ import copy
 import json
 import math
 import re
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -428,39 +428,3 @@ def _input_gradient(policy: "Policy", share: bool) -> tuple[Tensor, Tensor]:
     finally:
         weight.requires_grad_(is_trained)
     return log_probs.detach(), gradient.float()
-
-
-ELEMENTS = 64  # of each tensor
-
-
-@torch.no_grad()
-def sampled_elements(tensors: Iterable[Tensor], most: int = ELEMENTS) -> list[Tensor]:
-    """Copy up to `most` elements of each tensor, spread evenly over it; the same ones in every call."""
-    here = (t.to_local() if hasattr(t, "to_local") else t for t in tensors)  # this process's part
-    return [t.detach().reshape(-1)[:: max(1, -(-t.numel() // most))].clone() for t in here]
-
-
-@torch.no_grad()
-def changed_share(before: Sequence[Tensor], after: Sequence[Tensor], gradients: Sequence[Tensor]) -> Tensor:
-    """Share of the elements with a gradient that changed, averaged over the tensors that have any -> scalar.
-
-    Rows of an embedding whose token did not occur have none. NaN if no element has a gradient.
-
-    >>> ones = torch.ones(2)
-    >>> changed_share([torch.zeros(2), torch.zeros(2)], [torch.tensor([0.0, 1.0]), torch.zeros(2)], [ones, 0 * ones])
-    tensor(0.5000)
-    """
-    moved = [((a != b) & (g != 0)).sum() / (g != 0).sum() for a, b, g in zip(before, after, gradients, strict=True)]
-    return torch.stack(moved).nanmean() if moved else torch.tensor(torch.nan)
-
-
-@torch.no_grad()
-def not_finite(states: Iterable[dict[str, Any]]) -> set[int]:
-    """Return the indices of parameters with a floating-point moment that is not finite."""
-    moments = [[t for t in state.values() if isinstance(t, Tensor) and t.is_floating_point()] for state in states]
-    owners = [n for n, tensors in enumerate(moments) for _ in tensors]
-    if not owners:
-        return set()
-    norms = torch._foreach_norm([t.detach() for tensors in moments for t in tensors], ord=torch.inf)
-    finite = torch.isfinite(torch.stack([norm.float().cpu() for norm in norms])).tolist()
-    return {owner for owner, good in zip(owners, finite, strict=True) if not good}

@@ -1,11 +1,16 @@
-"""Write a run's state at the end of a step, and restore it."""
+"""Write a run's state at the end of a step, and restore it: moments and weights as tensors, the rest as JSON."""
 
 import time
+import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 from rlreason.config.training import CheckpointConfig
 from rlreason.engines.base import Engine
@@ -16,7 +21,9 @@ from rlreason.model.policy import Policy
 from rlreason.records.files import (
     CHECKPOINTS,
     MODEL,
+    MOMENTS,
     SPREAD,
+    TENSORS,
     checkpoints_in,
     linked,
     moments_in,
@@ -29,8 +36,9 @@ from rlreason.records.files import (
 )
 from rlreason.records.rows import Counters
 from rlreason.records.writer import RunWriter
+from rlreason.runtime.files import explained
 from rlreason.runtime.machine import random_states, set_random_states
-from rlreason.training.learner import Learner, adapters, moments, read_tensors, set_moments, set_weights, write_tensors
+from rlreason.training.learner import Learner
 
 BYTES_PER_S = 2e8  # a cautious guess before the first one has been written
 SHARE = 0.03  # of a run's time that checkpoints may take if checkpoint.every is not set,
@@ -212,3 +220,99 @@ class Checkpoints:
         """Remove the moments from all checkpoints. A finished run can then no longer be resumed exactly."""
         for path in checkpoints_in(self.records.folder):
             remove_moments(path)
+
+
+OF_OPTIMIZER, OF_WEIGHT = "optimizer.", "weight."
+
+
+def moments(learner: Learner) -> tuple[list[dict[str, Any]], dict[str, Tensor]]:
+    """Return the optimizer state of each trained parameter, in order: plain values, and tensors by name.
+
+    State sharded over ranks is left out: the learner writes it.
+    """
+    plain: list[dict[str, Any]] = []
+    tensors: dict[str, Tensor] = {}
+    for i, parameter in enumerate(learner.parameters):
+        state = learner.optimizer.state.get(parameter, {})
+        plain.append({name: value for name, value in state.items() if not isinstance(value, Tensor)})
+        whole = {name: v for name, v in state.items() if isinstance(v, Tensor) and not hasattr(v, "to_local")}
+        tensors |= {f"{OF_OPTIMIZER}{i}.{name}": value for name, value in whole.items()}
+    return plain, tensors
+
+
+def set_moments(learner: Learner, plain: list[dict[str, Any]], tensors: dict[str, Tensor]) -> None:
+    """Load what `moments` returned; empty moments if a finished run has kept none."""
+    has_moments = any(name.startswith(OF_OPTIMIZER) for name in tensors)
+    states: list[dict[str, Any]] = [dict(state) if has_moments else {} for state in plain]
+    for name, tensor in tensors.items():
+        if name.startswith(OF_OPTIMIZER):
+            number, _, key = name.removeprefix(OF_OPTIMIZER).partition(".")
+            states[int(number)][key] = tensor
+    learner.restore(states)
+
+
+def adapters(policy: Policy) -> dict[str, Tensor]:
+    """Return LoRA weights by name: those that a saved model folder contains only merged into others."""
+    named = policy.model.named_parameters()
+    return {f"{OF_WEIGHT}{name}": p.detach() for name, p in named if p.requires_grad and ".lora_" in name}
+
+
+def write_tensors(folder: Path, policy: Policy, tensors: dict[str, Tensor]) -> None:
+    """Write `model/` and the tensors into a checkpoint's folder."""
+    policy.save(folder / MODEL)
+    stored: set[int] = set()
+    files: dict[str, dict[str, Tensor]] = {TENSORS: {}, MOMENTS: {}}
+    for name, tensor in tensors.items():  # safetensors rejects tensors that share memory
+        tensor = tensor.detach().cpu().contiguous()
+        apart = files[MOMENTS if name.startswith(OF_OPTIMIZER) else TENSORS]
+        apart[name] = tensor.clone() if tensor.data_ptr() in stored else tensor
+        stored.add(tensor.data_ptr())
+    for file, apart in files.items():
+        if apart or file == TENSORS:
+            with explained(folder / file):
+                save_file(apart, folder / file)
+
+
+def read_tensors(folder: Path) -> dict[str, Tensor]:
+    """Read a checkpoint's tensors, without the model's."""
+    tensors = load_file(folder / TENSORS)
+    if (folder / MOMENTS).is_file():
+        tensors |= load_file(folder / MOMENTS)
+    if (folder / SPREAD / ".metadata").is_file():
+        tensors |= {f"{OF_OPTIMIZER}{name}": tensor for name, tensor in read_whole(folder / SPREAD).items()}
+    return tensors
+
+
+def read_whole(folder: Path) -> dict[str, Tensor]:
+    """Read the whole tensors by name into main memory; one process suffices, however many have written them."""
+    from torch.distributed.checkpoint.filesystem import FileSystemReader  # only runs on several ranks need these
+    from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+    from torch.distributed.checkpoint.state_dict_loader import load
+
+    reader = FileSystemReader(folder)
+    tensors = {
+        name: torch.empty(tuple(entry.size), dtype=entry.properties.dtype)
+        for name, entry in reader.read_metadata().state_dict_metadata.items()
+        if isinstance(entry, TensorStorageMetadata)
+    }
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # it warns that only one process reads, as intended
+        load(tensors, storage_reader=reader, no_dist=True)
+    return tensors
+
+
+def set_weights(policy: Policy, folder: Path, tensors: dict[str, Tensor]) -> None:
+    """Load a checkpoint's weights: the adapters if the policy has any, else every weight of its model folder."""
+    if own := adapters(policy):
+        with torch.no_grad():
+            for name, live in own.items():
+                live.copy_(tensors[name])
+        return
+    saved: dict[str, Tensor] = {}
+    for file in sorted((folder / MODEL).glob("*.safetensors")):
+        saved |= load_file(file)
+    with torch.no_grad():
+        for name, live in policy.named_weights():
+            if name not in saved or saved[name].shape != live.shape:
+                raise ConfigError(f"{folder / MODEL} lacks the weight {name} of this model: choose another folder")
+            live.copy_(saved[name])

@@ -22,13 +22,13 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from rlreason.config.training import OptimizationConfig
 from rlreason.errors import ConfigError
-from rlreason.model.loading import materialize, not_finite, sampled_elements
+from rlreason.model.loading import materialize
 from rlreason.model.log_probs import use_fast_products
 from rlreason.model.packing import PackedBatch
 from rlreason.model.policy import LogProbScorer, Pairs, Policy, TokenScores, scored_rows
 from rlreason.objectives.objective import Objective
 from rlreason.objectives.terms import StepSums, StepValues
-from rlreason.training.learner import Learner
+from rlreason.training.learner import Learner, not_finite, sampled_elements
 from rlreason.training.ranks import PartedError, Ranks
 from rlreason.types import Sample, Update
 

@@ -6,7 +6,6 @@ memory and nothing else.
 
 import logging
 import math
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -15,14 +14,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.optim import Optimizer
 
 from rlreason.config.leaves import required
 from rlreason.config.training import OptimizationConfig
-from rlreason.errors import ConfigError
-from rlreason.model.loading import changed_share, not_finite, sampled_elements
 from rlreason.model.packing import PackedBatch
 from rlreason.model.parameters import lists_on_device
 from rlreason.model.policy import Policy
@@ -30,8 +26,6 @@ from rlreason.objectives.aggregation import aggregate_loss, step_divisors
 from rlreason.objectives.losses import loss_named
 from rlreason.objectives.objective import Objective
 from rlreason.objectives.terms import StepSums, entropy_bonus, kl_per_token, measured_per_token, mismatch_weights
-from rlreason.records.files import MODEL, MOMENTS, SPREAD, TENSORS
-from rlreason.runtime.files import explained
 from rlreason.runtime.intervals import mismatch_metrics
 from rlreason.types import Collected, Sample, Update
 
@@ -144,6 +138,8 @@ class Learner:
         self.micro_batch_size = optimization.sequences_per_micro_batch()
         self.parameters = [p for p in policy.model.parameters() if p.requires_grad]
         self.optimizer = make_optimizer(optimization, self.parameters)
+        self.all_learn = bool(objective.kl_coef_of_loss or objective.entropy_coef)  # also where the advantage is 0
+        self.weighs_mismatch, self.length_constant = objective.has_mismatch_weights, objective.length_constant
         self._start = [p.detach().clone() for p in self.parameters] if can_restart else None
 
     def learn(
@@ -247,12 +243,11 @@ class Learner:
         With advantage 0 the policy term is exactly 0, so without a KL or entropy term the backward pass, two thirds
         of the work, would add zeros. The divisors count such samples all the same.
         """
-        extra_terms = self.objective.kl_coef_of_loss or self.objective.entropy_coef
         needed: list[int] = []
         measured: list[int] = []
         for i, s in enumerate(samples):
             if s.has_loss:
-                (needed if extra_terms or s.advantage else measured).append(i)
+                (needed if self.all_learn or s.advantage else measured).append(i)
         return needed, measured
 
     def micro_batches(self, samples: Sequence[Sample]) -> list[list[int]]:
@@ -279,7 +274,7 @@ class Learner:
         (advantages,) = lists_on_device([[s.advantage for s in samples]], flat.device, torch.float32)
         advantages = advantages[:, None]  # (batch, 1)
         per_token, stats = loss_named(o.loss.loss_type)(advantages, log_probs, old, mask, **o.loss.numbers())
-        if o.has_mismatch_weights:
+        if self.weighs_mismatch:
             engine = batch.to_rows(self._flat([s.response.log_probs for s in samples]))
             weights, weight_stats = mismatch_weights(old, engine, mask, o.mismatch, o.mismatch_cap)
             per_token, stats = per_token * weights, stats | weight_stats
@@ -290,7 +285,7 @@ class Learner:
         if o.entropy_coef:
             per_token = per_token + entropy_bonus(entropy, o.entropy_coef)
         counts = {"n_sequences": n_sequences, "n_tokens": n_tokens}
-        loss = aggregate_loss(per_token, mask, o.length_norm.kind, **counts, constant=o.length_constant)
+        loss = aggregate_loss(per_token, mask, o.length_norm.kind, **counts, constant=self.length_constant)
         return loss, measured_per_token(stats, log_probs.detach(), entropy.detach(), None if on_policy else old)
 
     def _flat(self, values: list[list[float]]) -> Tensor:
@@ -363,97 +358,37 @@ def _pairs(samples: Sequence[Sample]) -> list[tuple[list[int], list[int]]]:
     return [(s.response.prompt_ids, s.response.token_ids) for s in samples]
 
 
-OF_OPTIMIZER, OF_WEIGHT = "optimizer.", "weight."
+ELEMENTS = 64  # of each tensor
 
 
-def moments(learner: Learner) -> tuple[list[dict[str, Any]], dict[str, Tensor]]:
-    """Return the optimizer state of each trained parameter, in order: plain values, and tensors by name.
+@torch.no_grad()
+def sampled_elements(tensors: Iterable[Tensor], most: int = ELEMENTS) -> list[Tensor]:
+    """Copy up to `most` elements of each tensor, spread evenly over it; the same ones in every call."""
+    here = (t.to_local() if hasattr(t, "to_local") else t for t in tensors)  # this process's part
+    return [t.detach().reshape(-1)[:: max(1, -(-t.numel() // most))].clone() for t in here]
 
-    State sharded over ranks is left out: the learner writes it.
+
+@torch.no_grad()
+def changed_share(before: Sequence[Tensor], after: Sequence[Tensor], gradients: Sequence[Tensor]) -> Tensor:
+    """Share of the elements with a gradient that changed, averaged over the tensors that have any -> scalar.
+
+    Rows of an embedding whose token did not occur have none. NaN if no element has a gradient.
+
+    >>> ones = torch.ones(2)
+    >>> changed_share([torch.zeros(2), torch.zeros(2)], [torch.tensor([0.0, 1.0]), torch.zeros(2)], [ones, 0 * ones])
+    tensor(0.5000)
     """
-    plain: list[dict[str, Any]] = []
-    tensors: dict[str, Tensor] = {}
-    for i, parameter in enumerate(learner.parameters):
-        state = learner.optimizer.state.get(parameter, {})
-        plain.append({name: value for name, value in state.items() if not isinstance(value, Tensor)})
-        whole = {name: v for name, v in state.items() if isinstance(v, Tensor) and not hasattr(v, "to_local")}
-        tensors |= {f"{OF_OPTIMIZER}{i}.{name}": value for name, value in whole.items()}
-    return plain, tensors
+    moved = [((a != b) & (g != 0)).sum() / (g != 0).sum() for a, b, g in zip(before, after, gradients, strict=True)]
+    return torch.stack(moved).nanmean() if moved else torch.tensor(torch.nan)
 
 
-def set_moments(learner: Learner, plain: list[dict[str, Any]], tensors: dict[str, Tensor]) -> None:
-    """Load what `moments` returned; empty moments if a finished run has kept none."""
-    has_moments = any(name.startswith(OF_OPTIMIZER) for name in tensors)
-    states: list[dict[str, Any]] = [dict(state) if has_moments else {} for state in plain]
-    for name, tensor in tensors.items():
-        if name.startswith(OF_OPTIMIZER):
-            number, _, key = name.removeprefix(OF_OPTIMIZER).partition(".")
-            states[int(number)][key] = tensor
-    learner.restore(states)
-
-
-def adapters(policy: Policy) -> dict[str, Tensor]:
-    """Return LoRA weights by name: those that a saved model folder contains only merged into others."""
-    named = policy.model.named_parameters()
-    return {f"{OF_WEIGHT}{name}": p.detach() for name, p in named if p.requires_grad and ".lora_" in name}
-
-
-def write_tensors(folder: Path, policy: Policy, tensors: dict[str, Tensor]) -> None:
-    """Write `model/` and the tensors into a checkpoint's folder."""
-    policy.save(folder / MODEL)
-    stored: set[int] = set()
-    files: dict[str, dict[str, Tensor]] = {TENSORS: {}, MOMENTS: {}}
-    for name, tensor in tensors.items():  # safetensors rejects tensors that share memory
-        tensor = tensor.detach().cpu().contiguous()
-        apart = files[MOMENTS if name.startswith(OF_OPTIMIZER) else TENSORS]
-        apart[name] = tensor.clone() if tensor.data_ptr() in stored else tensor
-        stored.add(tensor.data_ptr())
-    for file, apart in files.items():
-        if apart or file == TENSORS:
-            with explained(folder / file):
-                save_file(apart, folder / file)
-
-
-def read_tensors(folder: Path) -> dict[str, Tensor]:
-    """Read a checkpoint's tensors, without the model's."""
-    tensors = load_file(folder / TENSORS)
-    if (folder / MOMENTS).is_file():
-        tensors |= load_file(folder / MOMENTS)
-    if (folder / SPREAD / ".metadata").is_file():
-        tensors |= {f"{OF_OPTIMIZER}{name}": tensor for name, tensor in read_whole(folder / SPREAD).items()}
-    return tensors
-
-
-def read_whole(folder: Path) -> dict[str, Tensor]:
-    """Read the whole tensors by name into main memory; one process suffices, however many have written them."""
-    from torch.distributed.checkpoint.filesystem import FileSystemReader  # only runs on several ranks need these
-    from torch.distributed.checkpoint.metadata import TensorStorageMetadata
-    from torch.distributed.checkpoint.state_dict_loader import load
-
-    reader = FileSystemReader(folder)
-    tensors = {
-        name: torch.empty(tuple(entry.size), dtype=entry.properties.dtype)
-        for name, entry in reader.read_metadata().state_dict_metadata.items()
-        if isinstance(entry, TensorStorageMetadata)
-    }
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # it warns that only one process reads, as intended
-        load(tensors, storage_reader=reader, no_dist=True)
-    return tensors
-
-
-def set_weights(policy: Policy, folder: Path, tensors: dict[str, Tensor]) -> None:
-    """Load a checkpoint's weights: the adapters if the policy has any, else every weight of its model folder."""
-    if own := adapters(policy):
-        with torch.no_grad():
-            for name, live in own.items():
-                live.copy_(tensors[name])
-        return
-    saved: dict[str, Tensor] = {}
-    for file in sorted((folder / MODEL).glob("*.safetensors")):
-        saved |= load_file(file)
-    with torch.no_grad():
-        for name, live in policy.named_weights():
-            if name not in saved or saved[name].shape != live.shape:
-                raise ConfigError(f"{folder / MODEL} lacks the weight {name} of this model: choose another folder")
-            live.copy_(saved[name])
+@torch.no_grad()
+def not_finite(states: Iterable[dict[str, Any]]) -> set[int]:
+    """Return the indices of parameters with a floating-point moment that is not finite."""
+    moments = [[t for t in state.values() if isinstance(t, Tensor) and t.is_floating_point()] for state in states]
+    owners = [n for n, tensors in enumerate(moments) for _ in tensors]
+    if not owners:
+        return set()
+    norms = torch._foreach_norm([t.detach() for tensors in moments for t in tensors], ord=torch.inf)
+    finite = torch.isfinite(torch.stack([norm.float().cpu() for norm in norms])).tolist()
+    return {owner for owner, good in zip(owners, finite, strict=True) if not good}

@@ -73,24 +73,26 @@ class Trainer:
         (before,) = self.validation.history
         print_generations(self.console, before.samples, self.components.eval_problems, self.run.log_generations)
         self.console.start(self.n_steps)
-        self.console.step(0, self.validation.accuracy, before.metrics, keep=True)
+        self.console.step(0, before.metrics["eval/accuracy"], before.metrics, keep=True)
 
     def resume(self) -> None:
         """Restore the newest checkpoint."""
         with self.console.wait("going on from the checkpoint"):
             self.finished = self.checkpoints.restore()
         self.clock.begin()
-        self.console.start(self.n_steps, self.finished)
-        if self.evaluation_due() and self.reason_to_stop() is None:  # the run had ended here, and now has more steps
-            self.evaluate()
+        if self.reason_to_stop() is None:
+            self.console.start(self.n_steps, self.finished)
+            if self.evaluation_due():  # the run had ended here, and has more steps now
+                self.evaluate()
 
     def run_step(self, number: int) -> tuple[str, str] | None:
         """Run one training step; return (status, reason) if the run ends after it."""
-        with signals.held(self.console.say), self.profile.of(number):
-            self.step = step = self.sample(number)
-            self.learn(step)
-            self.hand_over_weights(step)
-            self.record(step)
+        with signals.held(self.console.say):
+            with self.profile.of(number):
+                self.step = step = self.sample(number)
+                self.learn(step)
+                self.hand_over_weights(step)
+                self.record(step)
             self.finished = number
             ending = self.reason_to_stop()
             if ending is None and self.evaluation_due():
@@ -123,14 +125,13 @@ class Trainer:
 
     def learn(self, step: Step) -> None:
         """Take the step's optimizer updates. Write the row of each but the last, which `record` writes."""
-        objective, spent = self.learner.objective, self.clock.spent("train")
-        all_learn = bool(objective.kl_coef_of_loss or objective.entropy_coef)
+        spent = self.clock.spent("train")
         updates = self.learner.learn(step.collected, step.number, self.schedule, self.components.sampling)
         with self.clock.phase("train"):
             for update in self.console.each(f"step {step.number}: update", updates, step.count):
                 before, spent = spent, self.clock.spent("train")
                 batch = step.collected.batches[len(step.updates)]
-                self.clock.worked("train", training_work(batch, spent - before, all_learn))
+                self.clock.worked("train", training_work(batch, spent - before, self.learner.all_learn))
                 self.counters.learned(update.metrics)
                 step.updates.append(update)
                 if len(step.updates) < step.count:
@@ -181,8 +182,9 @@ class Trainer:
 
     def show(self, step: Step, keep: bool = False) -> None:
         """Show the step's row on the console, where it stays if the step was evaluated."""
-        evaluated = self.validation.history[-1].step == step.number
-        self.console.step(step.number, self.validation.accuracy, step.metrics, keep or evaluated)
+        newest = self.validation.history[-1]
+        keep = keep or newest.step == step.number
+        self.console.step(step.number, newest.metrics["eval/accuracy"], step.metrics, keep)
 
     def save_model(self) -> None:
         """Save the model, if that is wanted."""
