@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -335,6 +336,18 @@ def check_command_line(words: Sequence[str], note: Note = print, design: bool = 
                     request = replace(request, overrides=fixed(request.overrides))
                 _check_question(request)
     return request
+
+
+@contextmanager
+def reading(words: Sequence[str], note: Note, algorithm: str = "") -> Iterator[Request]:
+    """Yield the request of these words, prepared, with Hydra ready to compose it; a mistake is one line.
+
+    `algorithm`: of the run whose settings are changed.
+    """
+    with mistakes_in(words):
+        request = read(words)
+        with composing(request), in_one_line(request.overrides, request.config_name):
+            yield prepared(request, note, algorithm)
 
 
 def prepared(request: Request, note: Note, algorithm: str = "") -> Request:
