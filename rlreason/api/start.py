@@ -16,7 +16,7 @@ from rlreason.cli.check import check_command_line, check_start, quoted, reading
 from rlreason.cli.command import run_job
 from rlreason.cli.compose import RESUME, RUN_DIR, changed_run, evaluation_settings, free_folder, key_of, plain
 from rlreason.cli.flags import OneRun, composing
-from rlreason.cli.mistakes import in_one_line, mistakes_in
+from rlreason.cli.mistakes import in_one_line, mere_name, mistakes_in
 from rlreason.cli.options import own_hydra, schemas_of
 from rlreason.config.run import RunConfig, works_on_a_model
 from rlreason.errors import ConfigError
@@ -94,10 +94,7 @@ def _one_run(base: Run | DictConfig | RunConfig | None, overrides: list[str], no
         one = changed_run(settings, request.overrides)
         data = one.run.data if works_on_a_model(one.run) else None
         if data is not None and (kinds := schemas_of("data", data.name)) and type(data) not in kinds:
-            raise ConfigError(
-                f"data.name={data.name} changes only what records call the data of this config: choose the option "
-                f"itself, data={data.name}"
-            )
+            raise mere_name("data", data.name, data.name)
         check_start([one.run], one.folder, note)
         return one
 

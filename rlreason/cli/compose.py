@@ -73,7 +73,8 @@ def composed_run(
 def _place_of(cfg: DictConfig) -> Path:
     if not cfg.hydra.run.dir:
         raise ConfigError(f"{RUN_DIR}= names no folder: give one, or leave it out")
-    return Path(cfg.hydra.run.dir)
+    place = Path(cfg.hydra.run.dir)
+    return place if place.parent.exists() else Path(os.path.normpath(place))  # a/.. would make the folder a
 
 
 def changed_run(settings: Mapping[str, Any], overrides: Sequence[str], folder: Path | None = None) -> OneRun:
