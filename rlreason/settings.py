@@ -104,7 +104,7 @@ def share(default: Any = MISSING, *, doc: str = "", only_if: str = "") -> Any:
 
 def processors(default: Any, *, doc: str) -> Any:
     """Define a number of threads or processes that run at the same time."""
-    cure = f"this machine has {PROCESSORS} processors"
+    cure = f"this machine has {PROCESSORS} processors" + ", and null leaves the number to rlreason" * (default is None)
     return number(default, low=1, high=MOST_SIDE_BY_SIDE, cure=cure, doc=doc)
 
 

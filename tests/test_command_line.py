@@ -147,7 +147,7 @@ def mine(tmp_path) -> Path:
 def test_flags_are_read_wherever_they_stand(mine, flag, monkeypatch):
     monkeypatch.chdir(mine.parent)
     asked = read(["loss=mine", *flag.format(mine.name).split(), "seed=1", "-m"])
-    assert asked.arguments() == ["--multirun", f"--config-dir={mine}", "loss=mine", "seed=1"]
+    assert (asked.flags, asked.overrides) == ({"multirun": True, "config_dir": str(mine)}, ["loss=mine", "seed=1"])
     assert (asked.multirun, asked.starts, asked.for_hydra()) == (True, True, ["--multirun", "loss=mine", "seed=1"])
 
 

@@ -4,7 +4,6 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 from typing import Any
 
 from hydra import compose as hydra_compose
@@ -13,11 +12,11 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 
 from rlreason.api.runs import Run
-from rlreason.cli.check import check_command_line, check_start, prepared, quoted
+from rlreason.cli.check import check_command_line, check_start, quoted, reading
 from rlreason.cli.command import run_job
-from rlreason.cli.compose import RESUME, RUN_DIR, changed_run, evaluation_settings, key_of, plain
-from rlreason.cli.flags import OneRun, composing, read
-from rlreason.cli.mistakes import in_one_line, mistakes_in
+from rlreason.cli.compose import RESUME, RUN_DIR, changed_run, evaluation_settings, free_folder, key_of, plain
+from rlreason.cli.flags import OneRun, composing
+from rlreason.cli.mistakes import in_one_line, mere_name, mistakes_in
 from rlreason.cli.options import own_hydra, schemas_of
 from rlreason.config.run import RunConfig, works_on_a_model
 from rlreason.errors import ConfigError
@@ -71,7 +70,7 @@ def start(
         if not works_on_a_model(run):
             raise ConfigError(f"algorithm={run.algorithm} is started by python -m rlreason: leave it out here")
         if not any(key_of(text) in (RESUME, RUN_DIR) for text in texts):
-            folder = _free(folder)
+            folder = free_folder(folder)  # another run may have begun in the same second
         if isinstance(first, Run) or config is not None:  # its words alone would be another run
             words = ["rerun", str(folder)]
         stack.enter_context(_sweep_variable(one.sweep))
@@ -89,18 +88,13 @@ def _one_run(base: Run | DictConfig | RunConfig | None, overrides: list[str], no
         request = check_command_line(overrides, note)
         assert request.one is not None
         return request.one
-    request = read(overrides)
-    with composing(request), in_one_line(request.overrides, composing=True):
-        request = prepared(request, note)
+    with reading(overrides, note) as request:
         given = set(map(key_of, request.overrides))
         settings = _settings_to_evaluate(base, given) if isinstance(base, Run) else _plain(base)
         one = changed_run(settings, request.overrides)
         data = one.run.data if works_on_a_model(one.run) else None
         if data is not None and (kinds := schemas_of("data", data.name)) and type(data) not in kinds:
-            raise ConfigError(
-                f"data.name={data.name} changes only what records call the data of this config: choose the option "
-                f"itself, data={data.name}"
-            )
+            raise mere_name("data", data.name, data.name)
         check_start([one.run], one.folder, note)
         return one
 
@@ -159,14 +153,6 @@ def _refuse_twice(own: Sequence[str], overrides: Sequence[str]) -> None:
             if key_of(override) == key_of(argument) and "=" in override:
                 name = key_of(argument).rpartition(".")[2]
                 raise ConfigError(f"{name}= is given twice, as an argument and as {override}: leave one of them out")
-
-
-def _free(folder: Path) -> Path:
-    """Return the folder that is named by the time, with a number if another run began in the same second."""
-    numbered = (folder.with_name(f"{folder.name}_{n}") for n in range(2, 10**6))
-    while folder.exists():
-        folder = next(numbered)
-    return folder
 
 
 def _checked_overrides(overrides: Sequence[object]) -> list[str]:

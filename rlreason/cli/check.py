@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +15,7 @@ from rlreason.cli.flags import OneRun, Request, composing, read, split_sweep_opt
 from rlreason.cli.launchers import GROUP, HERE, PROCESSES, chosen_launcher
 from rlreason.cli.mistakes import in_one_line, mistakes_in, refuse_wrong_words
 from rlreason.cli.names import own_names, translated
-from rlreason.cli.options import options_by_group
+from rlreason.cli.options import keys_below, options_by_group
 from rlreason.config.algorithms import DiscoverConfig
 from rlreason.config.groups import OF_SWEEPS
 from rlreason.config.leaves import resource_dir
@@ -135,10 +136,16 @@ def checked_sweep(request: Request, note: Note) -> Request:
 
         cfg = composed(design.runs[0].overrides, request.config_name)
         refuse_other_model(before, model_of(lambda key: OmegaConf.select(cfg, key)))
-    runs = check_runs(request, runs_to_check(design), design.folder, note)
-    gpus = _gpus(request, runs, note)
-    plain = tuple(one.plain() for one in before)
-    return replace(request, folder=design.folder, design=design, carried=plain, gpus=gpus)
+    return _checked(request, design, runs_to_check(design), before, note)
+
+
+def _checked(
+    request: Request, design: Design, runs: Sequence[Sequence[str]], before: Sequence["Carried"], note: Note
+) -> Request:
+    """Return the sweep with its design, some of whose runs are checked now, and the GPUs that they need."""
+    gpus = _gpus(request, check_runs(request, runs, design.folder, note), note)
+    carried = tuple(one.plain() for one in before)
+    return replace(request, folder=design.folder, design=design, carried=carried, gpus=gpus)
 
 
 def stage_of(
@@ -162,9 +169,7 @@ def stage_of(
         runs = runs_to_check(design)
         if not started:  # the model of an earlier stage does not exist yet
             runs = [words for words in runs if not any(str(request.folder) in word for word in words)]
-        gpus = _gpus(request, check_runs(own, runs[:most], design.folder, note), note)
-    carried = tuple(one.plain() for one in before)
-    return replace(own, folder=design.folder, design=design, carried=carried, gpus=gpus)
+        return _checked(own, design, runs[:most], before, note)
 
 
 def _arms(request: Request, folder: Path, earlier: Sequence[str], note: Note) -> list[Setting]:
@@ -259,16 +264,8 @@ def request_of_stage(request: Request, stage: str) -> Request:
 
 def _setting_names(stage: str, choices: Sequence[str], name: str) -> set[str]:
     """Return the dotted keys that a sweep's runs have, including groups of settings."""
-    cfg = OmegaConf.to_container(composed([f"sweep={stage}", *fixed(list(choices))], name))
-    assert isinstance(cfg, dict)
-
-    def keys(settings: dict[Any, Any], prefix: str = "") -> Iterator[str]:
-        for key, value in settings.items():
-            yield f"{prefix}{key}"
-            if isinstance(value, dict):
-                yield from keys(value, f"{prefix}{key}.")
-
-    return set(keys({key: value for key, value in cfg.items() if key != "hydra"}))
+    cfg = composed([f"sweep={stage}", *fixed(list(choices))], name)
+    return {key for key in keys_below(cfg) if not key.startswith("hydra")}
 
 
 def _carried(sweeps: Sequence[str], note: Note, base: DictConfig | None = None) -> list["Carried"]:
@@ -337,13 +334,25 @@ def check_command_line(words: Sequence[str], note: Note = print, design: bool = 
     return request
 
 
+@contextmanager
+def reading(words: Sequence[str], note: Note, algorithm: str = "") -> Iterator[Request]:
+    """Yield the request of these words, prepared, with Hydra ready to compose it; a mistake is one line.
+
+    `algorithm`: of the run whose settings are changed.
+    """
+    with mistakes_in(words):
+        request = read(words)
+        with composing(request), in_one_line(request.overrides, request.config_name):
+            yield prepared(request, note, algorithm)
+
+
 def prepared(request: Request, note: Note, algorithm: str = "") -> Request:
     """Return the request under our names, with the options of a sweep apart; every chosen option exists.
 
     `algorithm`: of the run whose settings are changed.
     """
     rest, sweep_options = split_sweep_options(request.overrides, request.multirun)
-    words = [_without_detour(word) for word in quoted(own_names(rest, note, algorithm), request.multirun)]
+    words = quoted(own_names(rest, note, algorithm), request.multirun)
     request = replace(request, overrides=translated(words, note), options=sweep_options)
     refuse_wrong_words(request.overrides)
     return request
@@ -370,19 +379,6 @@ def _resumed(request: Request, folder: Path, note: Note) -> Request:
     if request.starts:
         check_start([one.run], folder, note)
     return replace(request, one=one)
-
-
-def _without_detour(word: str) -> str:
-    """Return the run's folder without any a/.. where there is no a, which would be created on the way and left there.
-
-    >>> _without_detour("hydra.run.dir=/nowhere/../q"), _without_detour("hydra.run.dir='nowhere/../a=b'")
-    ('hydra.run.dir=/q', "hydra.run.dir='a=b'")
-    """
-    key, _, value = word.partition("=")
-    place = value.strip("'\"")
-    if key not in ("hydra.run.dir", "hydra.sweep.dir") or ".." not in Path(place).parts or Path(place).parent.exists():
-        return word
-    return f"{key}={value.replace(place, os.path.normpath(place))}"
 
 
 def check_rules(request: Request) -> None:

@@ -77,7 +77,8 @@ def run_job(
             if signals.stop_signal() and not isinstance(error, KeyboardInterrupt):
                 error = KeyboardInterrupt()
             elif (shortage := _shortage_of(run, error)) is not None:
-                log_error(folder, error)
+                with suppress(OSError), (folder / LOG).open("a", encoding="utf-8") as log:
+                    log.write(redacted("".join(traceback.format_exception(error))))
                 shortage.__cause__ = error
                 error = shortage
             if written_at(folder) != before:  # the folder became this run's own
@@ -125,12 +126,6 @@ def _shortage_of(run: AnyRunConfig, error: BaseException) -> ConfigError | None:
     from rlreason.training.preflight import out_of_memory
 
     return out_of_memory(run, error)
-
-
-def log_error(folder: Path, error: BaseException) -> None:
-    """Write an error with its traceback into the folder's log."""
-    with suppress(OSError), (folder / LOG).open("a", encoding="utf-8") as log:
-        log.write(redacted("".join(traceback.format_exception(error))))
 
 
 def mark_ended(folder: Path, error: BaseException) -> None:
@@ -211,7 +206,8 @@ def start_run(one: OneRun, words: Sequence[str]) -> int:
     config = redacted(OmegaConf.to_yaml(one.config, resolve=True))
     with run_lock(one.folder, lambda _: None):  # before it loads anything
         refuse_taken(one.folder, config, one.run.trains)
-    _run(one.run, one.folder, config, words)
+    with stderr_logged():
+        run_job(one.run, one.folder, config, words, Console(), own_process=True)
     return ending(read_status(one.folder) or "finished").exit_code or 0
 
 
@@ -252,8 +248,10 @@ def _sweep_run(cfg: DictConfig, folder: Path, own_process: bool) -> float:
             write_status(folder, DOMINATED, why)
             print(f"stopped: {why}", flush=True)
             return float("nan")
-        with signals.stoppable(patient=(signal.SIGTERM,)):  # a sweep passes on a signal that has reached its runs
-            return _run(run, folder, redacted(OmegaConf.to_yaml(cfg, resolve=True)), words, own_process)
+        config = redacted(OmegaConf.to_yaml(cfg, resolve=True))
+        # A sweep passes on a signal that has reached its runs.
+        with signals.stoppable(patient=(signal.SIGTERM,)), stderr_logged():
+            return run_job(run, folder, config, words, Console(), own_process)
     except KeyboardInterrupt as error:
         print_error(error)
         signals.leave(exit_code(error))  # the process: a launcher's would wait for further jobs
@@ -264,11 +262,6 @@ def _sweep_run(cfg: DictConfig, folder: Path, own_process: bool) -> float:
             folder.rmdir()
         text = str(error) if isinstance(error, ConfigError) else f"{type(error).__name__}: {error}"
         raise RuntimeError(text) from None
-
-
-def _run(run: AnyRunConfig, folder: Path, config: str, words: Sequence[str], own_process: bool = True) -> float:
-    with stderr_logged():
-        return run_job(run, folder, config, words, Console(), own_process=own_process)
 
 
 def cli() -> None:

@@ -1,6 +1,6 @@
 """Compose one run: from overrides, or from the settings that an earlier run has written down and overrides on top."""
 
-import shlex
+import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
@@ -73,7 +73,8 @@ def composed_run(
 def _place_of(cfg: DictConfig) -> Path:
     if not cfg.hydra.run.dir:
         raise ConfigError(f"{RUN_DIR}= names no folder: give one, or leave it out")
-    return Path(cfg.hydra.run.dir)
+    place = Path(cfg.hydra.run.dir)
+    return place if place.parent.exists() else Path(os.path.normpath(place))  # a/.. would make the folder a
 
 
 def changed_run(settings: Mapping[str, Any], overrides: Sequence[str], folder: Path | None = None) -> OneRun:
@@ -151,10 +152,26 @@ def plain(config: Any, resolve: bool = True) -> dict[str, Any]:
 # Runs again
 
 
-def run_to_repeat(folder: Path, name: str, note: Callable[[str], object]) -> tuple[dict[str, Any], str | None]:
-    """Return the settings of the run in a folder, and its sweep. `name`: the folder as it is typed.
+def algorithm_of(folder: Path) -> str:
+    """Return the algorithm of the run in a folder; "" where there is none."""
+    return str(RunFolder(folder).settings.get("algorithm")) if (folder / CONFIG).is_file() else ""
 
-    `ConfigError` where it is no folder of one run.
+
+def free_folder(folder: Path) -> Path:
+    """Return the folder, with a number behind its name if something of that name is there."""
+    free, number = folder, 1
+    while free.exists():
+        number += 1
+        free = folder.with_name(f"{folder.name}_{number}")
+    return free
+
+
+def repeated(
+    folder: Path, overrides: Sequence[str], note: Callable[[str], object], place: Path | None = None, name: str = RESUME
+) -> OneRun:
+    """Return the run in a folder with overrides merged into its settings, to resume there or to begin in `place`.
+
+    `name`: what the folder is called where it is typed. `ConfigError` where it is no folder of one run.
     """
     if not folder.is_dir():
         raise ConfigError(f"{name}={folder} is no folder: give the folder of a run, as printed at its start")
@@ -164,39 +181,25 @@ def run_to_repeat(folder: Path, name: str, note: Callable[[str], object]) -> tup
             f"{name}={folder} is a sweep with {len(inner)} runs: type its command again{command}, or give one run, "
             f"such as {inner[-1]}"
         )
-    before = RunFolder(folder)
-    place, sweep = before.provenance.get("directory"), before.provenance.get("sweep")
-    if place and str(place) != str(Path.cwd()):
-        note(f"note: {folder} was started in {place}: what its settings name by a relative path is looked up here")
-    return before.settings, str(sweep) if sweep else None
-
-
-def algorithm_of(folder: Path) -> str:
-    """Return the algorithm of the run in a folder; "" where there is none."""
-    return str(RunFolder(folder).settings.get("algorithm")) if (folder / CONFIG).is_file() else ""
-
-
-def repeated(
-    folder: Path, overrides: Sequence[str], note: Callable[[str], object], place: Path | None = None, name: str = RESUME
-) -> OneRun:
-    """Return the run in a folder with overrides merged into its settings, to resume there or to begin in `place`."""
-    settings, sweep = run_to_repeat(folder, name, note)
-    given = set(map(key_of, overrides))
-    for key, value in flat(settings).items():
+    before, given = RunFolder(folder), set(map(key_of, overrides))
+    began_in, sweep = before.provenance.get("directory"), before.provenance.get("sweep")
+    if began_in and str(began_in) != str(Path.cwd()):
+        note(f"note: {folder} was started in {began_in}: what its settings name by a relative path is looked up here")
+    for key, value in flat(before.settings).items():
         if HIDDEN in str(value) and not any(f"{key}.".startswith(f"{one}.") for one in given):
             raise ConfigError(f"the value of {key} was a secret, which {folder} does not hold: give it: {key}=VALUE")
-    return replace(changed_run(settings, overrides, place or folder), sweep=sweep)
+    one = changed_run(before.settings, overrides, place or folder)
+    return replace(one, sweep=str(sweep) if sweep else None)
 
 
 def resumed_folder(words: Sequence[str], multirun: bool) -> Path | None:
     """Return RUN of `resume=RUN`; None where there is no such word. `ConfigError` where others contradict it."""
-    resumes = [word for word in words if word.lstrip("+").partition("=")[:2] == (RESUME, "=")]
+    resumes = [word for word in words if word.lstrip("+").startswith(f"{RESUME}=")]
     if not resumes:
         return None
     if len(resumes) > 1:
-        raise ConfigError(
-            f"{' and '.join(resumes)} ask for {len(resumes)} runs to go on: give one, and start the other"
-        )
+        both = " and ".join(resumes)
+        raise ConfigError(f"{both} ask for {len(resumes)} runs to go on: give one, and start the other")
     if multirun:
         raise ConfigError(
             f"{resumes[0]} goes on with one run, and -m starts many: leave -m out; a sweep goes on when its own "
@@ -204,15 +207,10 @@ def resumed_folder(words: Sequence[str], multirun: bool) -> Path | None:
         )
     if place := next((word for word in words if key_of(word) in (RUN_DIR, "hydra.sweep.dir")), None):
         raise ConfigError(f"{resumes[0]} goes on in that folder, and {place} names one too: leave {place} out")
-    value = resumes[0].partition("=")[2].strip()
-    text = shlex.split(value)[0] if value[:1] in ("'", '"') and value[-1:] == value[:1] != value else value
-    if not text:
+    folder = resumes[0].partition("=")[2].strip().strip("'\"")
+    if not folder:
         raise ConfigError(f"{RESUME}= names no run: give the folder of one, as {RESUME}=runs/grpo/2026-01-31_12-00-00")
-    path = Path(text)
-    try:
-        return path if path.exists() else path.expanduser()
-    except (OSError, RuntimeError):  # the name is too long; no such user
-        return path
+    return Path(os.path.expanduser(folder))
 
 
 def evaluation_settings(settings: Mapping[str, Any], model: Path, anew: Collection[str]) -> dict[str, Any]:

@@ -398,21 +398,15 @@ def requested_run(words: Sequence[str], subcommand: str, note: Callable[[str], o
 
     What only a start refuses (a missing package, a full disk) is left to findings. `subcommand`: named in messages.
     """
-    from rlreason.cli.check import prepared
+    from rlreason.cli.check import reading
     from rlreason.cli.compose import composed_run
-    from rlreason.cli.flags import composing, read
-    from rlreason.cli.mistakes import in_one_line, mistakes_in
     from rlreason.config.store import register
 
-    with mistakes_in(words):
-        register()
-        request = read(words)
-        if request.multirun or not request.starts:
-            raise ConfigError(
-                f"rlreason {subcommand} looks at one run: leave the flags out, and give each setting one value"
-            )
-        with composing(request), in_one_line(request.overrides, request.config_name):
-            one = composed_run(prepared(request, note).overrides, request.config_name)
+    register()
+    with reading(words, note) as request:
+        if request.multirun or request.flags:
+            raise ConfigError(f"rlreason {subcommand} is about one run: leave the flags out, and give single values")
+        one = composed_run(request.overrides, request.config_name)
     run: AnyRunConfig = one.run
     if not works_on_a_model(run):
         raise ConfigError(

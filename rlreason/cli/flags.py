@@ -3,7 +3,7 @@
 import argparse
 import difflib
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -40,86 +40,67 @@ class SweepOptions:
         >>> SweepOptions(jobs=2, carry=("a",)).overrides()
         ['hydra.sweeper.jobs=2', "hydra.sweeper.carry=['a']"]
         """
-        given = {one.name: getattr(self, one.name) for one in fields(self)}
-        words = [f"{key}={value}" for key, value in given.items() if value and key != "carry"]
-        words += [f"gpus_per_run={self.gpus_per_run}"] if self.gpus_per_run == 0 else []
-        words += [f"carry={list(self.carry)}"] if self.carry else []
-        return [f"hydra.sweeper.{word}" for word in words]
+        given = {one.name: getattr(self, one.name) for one in fields(self) if getattr(self, one.name) != one.default}
+        return [f"hydra.sweeper.{key}={list(v) if key == 'carry' else v!r}" for key, v in given.items()]
+
+
+#: Option of a sweep -> the form of its value, and the rule with its cure.
+SWEEP_OPTIONS = {
+    "jobs": (r"[1-9]\d{0,5}", "a whole number, 1 or more: try jobs=2, for two runs side by side"),
+    "gpus_per_run": (
+        r"(?i:auto|null)|\d{1,4}",
+        "a whole number or auto: 1 gives every run a GPU of its own, 0 lets every run see all of them",
+    ),
+    "dry": (rf"(?i:{'|'.join(YES + NO)})", "true or false: dry=true stops after the plan"),
+    "carry": (r"\[?[^\[\]]+\]?", "a sweep of runs/sweeps or a list of them, as in carry=grpo_learning_rate"),
+    "sweep_name": (
+        r"\w[\w.,=+-]{0,99}",
+        "a plain name of at most 100 letters, digits and -_.,=+: it becomes the folder runs/sweeps/NAME; "
+        "hydra.sweep.dir=DIR puts it elsewhere",
+    ),
+}
 
 
 def split_sweep_options(overrides: Sequence[str], multirun: bool) -> tuple[list[str], SweepOptions]:
     """Split off the options of a sweep; `ConfigError` for a wrong one, and outside a sweep.
 
-    >>> rest, options = split_sweep_options(["seed=0,1", "jobs=2", "carry=[a,b]", "dry=yes"], multirun=True)
-    >>> rest, options.jobs, options.dry, options.carry
-    (['seed=0,1'], 2, True, ('a', 'b'))
+    >>> words = ["seed=0,1", "jobs=2", "carry=[a,'b']", "dry=yes"]
+    >>> split_sweep_options(words, multirun=True)
+    (['seed=0,1'], SweepOptions(jobs=2, gpus_per_run=None, dry=True, carry=('a', 'b'), sweep_name=None))
+    >>> split_sweep_options(["carry=grpo_baselines,model=tiny"], multirun=True)[1].carry
+    ('grpo_baselines,model=tiny',)
     """
-    given: dict[str, object] = {}
+    given: dict[str, str] = {}
     rest = []
     for word in overrides:
         key, equals, value = word.lstrip("+").partition("=")
-        if key not in _SWEEP_RULES or not equals:
+        if key not in SWEEP_OPTIONS or not equals:
             rest.append(word)
             continue
         if not multirun:
             raise ConfigError(f"{word} is for a sweep: add -m, or leave it out")
         if key in given:
             raise ConfigError(f"{key}={given[key]} and {word} both set {key}: leave one of them out")
-        pattern, rule, read_value = _SWEEP_RULES[key]
-        plain = _unquoted(value)
-        if not re.fullmatch(pattern, plain):
-            raise ConfigError(f"{key}={plain} must be {rule}")
-        given[key] = read_value(plain)
-    return rest, SweepOptions(**given)  # type: ignore[arg-type]
-
-
-def _carried_names(value: str) -> tuple[str, ...]:
-    """
-    >>> _carried_names("[a,'b']"), _carried_names("grpo_baselines,model=tiny")
-    (('a', 'b'), ('grpo_baselines,model=tiny',))
-    """
-    inside = value.removeprefix("[").removesuffix("]")
-    return tuple(_unquoted(name.strip()) for name in re.split(r",(?![^,]*=)", inside))
+        pattern, rule = SWEEP_OPTIONS[key]
+        given[key] = _unquoted(value)
+        if not re.fullmatch(pattern, given[key]):
+            raise ConfigError(f"{key}={given[key]} must be {rule}")
+    gpus, carried = given.get("gpus_per_run", ""), re.split(r",(?![^,]*=)", given.get("carry", "").strip("[]"))
+    options = SweepOptions(
+        jobs=int(given["jobs"]) if "jobs" in given else None,
+        gpus_per_run=int(gpus) if gpus.isdigit() else None,
+        dry=given.get("dry", "").lower() in YES,
+        carry=tuple(_unquoted(name.strip()) for name in carried if name),
+        sweep_name=given.get("sweep_name"),
+    )
+    return rest, options
 
 
 def _unquoted(value: str) -> str:
-    """
-    >>> _unquoted("'a b'"), _unquoted("a")
-    ('a b', 'a')
-    """
     return value[1:-1] if len(value) > 1 and value[0] == value[-1] and value[0] in "'\"" else value
 
 
-#: Option of a sweep -> the form of its value, the rule with its cure, and how the value is read.
-_SWEEP_RULES: Mapping[str, tuple[str, str, Callable[[str], object]]] = {
-    "jobs": (r"[1-9]\d{0,5}", "a whole number, 1 or more: try jobs=2, for two runs side by side", int),
-    "gpus_per_run": (
-        r"(?i:auto|null)|\d{1,4}",
-        "a whole number or auto: 1 gives every run a GPU of its own, 0 lets every run see all of them",
-        lambda value: int(value) if value.isdigit() else None,
-    ),
-    "dry": (
-        rf"(?i:{'|'.join(YES + NO)})",
-        "true or false: dry=true stops after the plan",
-        lambda value: value.lower() in YES,
-    ),
-    "carry": (
-        r"\[?[^\[\]]+\]?",
-        "a sweep of runs/sweeps or a list of them, as in carry=grpo_learning_rate",
-        _carried_names,
-    ),
-    "sweep_name": (
-        r"\w[\w.,=+-]{0,99}",
-        "a plain name of at most 100 letters, digits and -_.,=+: it becomes the folder runs/sweeps/NAME; "
-        "hydra.sweep.dir=DIR puts it elsewhere",
-        str,
-    ),
-}
-
-
 SOURCES = ("config_dir", "config_path", "config_name")  # flags that say where options come from
-COMMANDS = ("run", "multirun", "cfg", "info", "shell_completion")  # of which one is done at a time
-HELP = ("help", "hydra_help")
 OWN_CONFIGS = {"discover": "discover"}  # algorithms that share no settings with the others: their files in conf/
 
 
@@ -156,12 +137,12 @@ class Request:
     @property
     def composes(self) -> bool:
         """Return whether its overrides are composed; completion and a rerun from a pickle read theirs differently."""
-        return not any(self.flags.get(name) for name in ("shell_completion", "hydra_help", "experimental_rerun"))
+        return not self.flags.keys() & {"shell_completion", "hydra_help", "experimental_rerun"}
 
     @property
     def starts(self) -> bool:
         """Return whether runs are to start, rather than a question to be answered."""
-        return self.composes and not any(self.flags.get(name) for name in ("help", "cfg", "info"))
+        return not self.flags.keys() - {"run", "multirun", *SOURCES}
 
     @property
     def config_name(self) -> str:
@@ -169,30 +150,18 @@ class Request:
         chosen = {word.partition("=")[2] for word in self.overrides if word.startswith("algorithm=")}
         return self.flags.get("config_name") or OWN_CONFIGS.get(",".join(chosen).lower()) or "config"
 
-    def arguments(self) -> list[str]:
-        """Return the command line again, flags first: Hydra's parser stops at overrides between flags.
-
-        >>> read(["seed=0,1", "-m", "loss=gspo"]).arguments()
-        ['--multirun', 'seed=0,1', 'loss=gspo']
-        """
-        return [*_spelt(self.flags), *self.overrides]
-
     def for_hydra(self) -> list[str]:
         """Return the command line for Hydra, which is told of the places of options in other ways (`searching`).
 
         >>> read(["-m", "-cd", "/", "seed=0,1"]).for_hydra()
         ['--multirun', 'seed=0,1']
         """
-        flags = {name: value for name, value in self.flags.items() if name not in SOURCES}
+        flags = {f"--{name.replace('_', '-')}": value for name, value in self.flags.items() if name not in SOURCES}
         words = list(self.overrides)
-        if "hydra_help" in flags:
+        if "hydra_help" in self.flags:
             words = [word for word in words if word.lstrip("+~").startswith("hydra")]  # a run's settings are not shown
-        return [*_spelt(flags), *words, *self.options.overrides()]
-
-
-def _spelt(flags: dict[str, Any]) -> list[str]:
-    named = {f"--{name.replace('_', '-')}": value for name, value in flags.items()}
-    return [flag if value is True else f"{flag}={value}" for flag, value in named.items()]
+        spelt = [flag if value is True else f"{flag}={value}" for flag, value in flags.items()]
+        return [*spelt, *words, *self.options.overrides()]
 
 
 class _Parser(argparse.ArgumentParser):
@@ -213,29 +182,39 @@ class _Parser(argparse.ArgumentParser):
         return f"a setting has no dashes ({setting}), and python -m rlreason --hydra-help lists the flags"
 
 
-#: Hydra's flags, as its documentation lists them: with a value, and without.
-VALUED = ("--config-path", "-cp"), ("--config-name", "-cn"), ("--config-dir", "-cd"), ("--package", "-p")
-PLAIN = (
-    ("--help", "-h"), ("--hydra-help",), ("--resolve",), ("--run", "-r"), ("--multirun", "-m"),
-    ("--shell-completion", "-sc"),
-)  # fmt: skip
-CFG = ("job", "hydra", "all")
-INFO = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
-
-
 def flags_parser() -> argparse.ArgumentParser:
-    """Return the parser of Hydra's flags, with this program's version."""
+    """Return the parser of Hydra's flags, as its documentation lists them, with this program's version."""
     parser = _Parser(add_help=False)
     parser.add_argument("overrides", nargs="*")
-    for names in PLAIN:
-        parser.add_argument(*names, action="store_true")
-    for names in VALUED:
-        parser.add_argument(*names)
-    parser.add_argument("--cfg", "-c", choices=CFG)
-    parser.add_argument("--info", "-i", const="all", nargs="?", choices=INFO)
-    parser.add_argument("--experimental-rerun")
     parser.add_argument("--version", action="version", version=f"rlreason {__version__}")
+    parser.add_argument("--help", "-h", action="store_true")
+    parser.add_argument("--resolve", action="store_true")
+    parser.add_argument("--package", "-p")
+    parser.add_argument("--config-name", "-cn")
+    parser.add_argument("--config-path", "-cp", type=_package_or_folder)
+    parser.add_argument("--config-dir", "-cd", type=_folder)
+    one = parser.add_mutually_exclusive_group()
+    for names in (("--hydra-help",), ("--run", "-r"), ("--multirun", "-m"), ("--shell-completion", "-sc")):
+        one.add_argument(*names, action="store_true")
+    one.add_argument("--cfg", "-c", choices=("job", "hydra", "all"))
+    parts = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
+    one.add_argument("--info", "-i", const="all", nargs="?", choices=parts)
+    one.add_argument("--experimental-rerun")
     return parser
+
+
+def _folder(word: str) -> str:
+    if not word or not Path(word).is_dir():
+        raise ConfigError(f"--config-dir={word} is no folder: give one that holds options, as DIR/loss/mine.yaml")
+    return str(Path(word).absolute())  # a run may work in a folder of its own
+
+
+def _package_or_folder(word: str) -> str:
+    if word.startswith("pkg://") or (Path(word).is_absolute() and Path(word).is_dir()):
+        return word
+    raise ConfigError(
+        f"--config-path={word} is no absolute path of a folder: give one, or add options by --config-dir DIR"
+    )
 
 
 def read(words: Sequence[str]) -> Request:
@@ -246,24 +225,8 @@ def read(words: Sequence[str]) -> Request:
     found = vars(flags_parser().parse_intermixed_args(list(words)))
     overrides = found.pop("overrides") or []
     flags = {name: value for name, value in found.items() if value not in (None, False)}
-    several = [name for name in (*COMMANDS, *HELP) if name in flags]
-    if set(several) <= {"multirun", "help"}:  # help on a sweep
-        several = []
-    if len(several) > 1:
-        raise ConfigError(f"{' and '.join(_spelt(dict.fromkeys(several, True)))} exclude each other: give one")
-    if "package" in flags and "cfg" not in flags:
-        raise ConfigError(f"--package={flags['package']} belongs to --cfg: write --cfg job -p {flags['package']}")
-    if "resolve" in flags and not flags.keys() & {"cfg", "help"}:
-        raise ConfigError("--resolve belongs to --cfg: write --cfg job --resolve")
-    if (folder := flags.get("config_dir")) is not None:
-        if not folder or not Path(folder).is_dir():
-            raise ConfigError(f"--config-dir={folder} is no folder: give one that holds options, as DIR/loss/mine.yaml")
-        flags["config_dir"] = str(Path(folder).absolute())  # a run may work in a folder of its own
-    path = flags.get("config_path")
-    if path is not None and not (Path(path).is_absolute() and Path(path).is_dir()) and not path.startswith("pkg://"):
-        raise ConfigError(
-            f"--config-path={path} is no absolute path of a folder: give one, or add options by --config-dir DIR"
-        )
+    if flags.keys() & {"package", "resolve"} and not flags.keys() & {"cfg", "help"}:  # Hydra would start a run
+        raise ConfigError("--package and --resolve belong to --cfg: write --cfg job --resolve")
     return Request(flags, overrides)
 
 
@@ -288,15 +251,10 @@ def composing(request: Request) -> Iterator[None]:
                 yield
             return
         with initialize_config_dir(conf, job_name="rlreason", version_base="1.3"):
-            if not config_exists(request.config_name):
-                raise ConfigError(_no_config(request))
+            if not config_exists(name := request.config_name):
+                there = ", ".join(found for found in group_options("") if not found.startswith("_"))
+                raise ConfigError(
+                    f"there is no {name}.yaml in {conf} ({there}): leave --config-name={name} and --config-path out, "
+                    "or add options by --config-dir DIR"
+                )
             yield
-
-
-def _no_config(request: Request) -> str:
-    """Return the message if there is no file to compose."""
-    name, path = request.config_name, request.flags.get("config_path")
-    if path:
-        return f"--config-path={path} holds no {name}.yaml: give a folder that does, or add options by --config-dir DIR"
-    there = [found for found in group_options("") if not found.startswith("_")]
-    return f"--config-name={name} is no config (there is {', '.join(there)}): leave it out, or put it into --config-dir"

@@ -44,7 +44,10 @@ def regrade(folder: Path, other: str | None, write: bool, console: Console) -> A
     if all(grade.outcome == "error" for grade in fresh):
         raise ConfigError(f"{graded.reward} fails on every response of {folder}: start this where it can be imported")
     marks = {"saved": [row["outcome"] == "correct" for row in rows], "now": are_correct(fresh)}
-    for name, function in other_graders(graded.reward, other).items():
+    others = {other: other} if other else {}
+    if graded.reward in NAMED_REWARDS:
+        others = {"math-verify": f"rlreason.grading.symbolic:{graded.reward}_math_verify"} | others
+    for name, function in others.items():
         marks[name] = are_correct(grade_rows(rows, graded._replace(reward=function), console))
     graders = agreement(marks)
     settings = graded.settings or "default settings"
@@ -59,12 +62,6 @@ def regrade(folder: Path, other: str | None, write: bool, console: Console) -> A
     figures = {"run": folder, "responses": len(rows), "files": len(files), "written": write}
     figures |= {"reward": graded.reward, "settings": graded.settings, "graders": graders}
     return Answer(folded("\n".join(lines), console.width), figures)
-
-
-def other_graders(reward: str, other: str | None) -> dict[str, str]:
-    """Return name -> reward function: what a run's grading is compared with."""
-    graders = {"math-verify": f"rlreason.grading.symbolic:{reward}_math_verify"} if reward in NAMED_REWARDS else {}
-    return graders | ({other: other} if other else {})
 
 
 def are_correct(grades: Sequence[Grade]) -> list[bool]:

@@ -41,6 +41,7 @@ from rlreason.cli.subcommands import SUBCOMMANDS, named_subcommand
 from rlreason.config.store import BLOCKS, FUNCTIONS
 from rlreason.errors import ConfigError
 from rlreason.records.reader import RESOURCES, exit_code
+from rlreason.runtime.text import first_line
 
 LONGEST_SHOWN = 100  # characters of one word in a message
 SEVERAL = ("experiment", "logger")  # groups of which a run may have several options, as a list
@@ -109,11 +110,6 @@ def explained(error: Exception, overrides: Sequence[str], name: str) -> str:
     return (
         f"{about[-1] if about else ' '.join(overrides)} cannot be composed ({first_line(error)}): fix or leave it out"
     )
-
-
-def first_line(error: BaseException) -> str:
-    """Return what a library says in its first line, or of what kind its error is."""
-    return next((line.strip().rstrip(".") for line in str(error).splitlines() if line.strip()), type(error).__name__)
 
 
 def _in_file(file: str, text: str, cfg: DictConfig) -> str:
@@ -210,10 +206,14 @@ def _refuse_mere_name(override: Override, groups: dict[str, list[str]], words: S
         option = name.lower().replace("-", "_")
         chosen = {f"{key}={found}" for key in (place, f"{kind}@{place}") for found in (name, option)}
         if (option in groups[kind] or (kind in FUNCTIONS and ":" in name)) and not chosen & set(words):
-            raise ConfigError(
-                f"{override.input_line} changes only what records call the option: choose the option itself, "
-                f"{place}={option if option in groups[kind] else name}"
-            )
+            raise mere_name(place, name, option if option in groups[kind] else name)
+
+
+def mere_name(place: str, name: str, option: str) -> ConfigError:
+    """Return the error about an option's name that is set to another option's."""
+    return ConfigError(
+        f"{place}.name={name} changes only what records call the option: choose the option itself, {place}={option}"
+    )
 
 
 def unreadable(word: str, words: Sequence[str]) -> str:

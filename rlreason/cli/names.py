@@ -72,39 +72,34 @@ OF_MODELS = (
     "length_norm", "off_policy",
 )  # fmt: skip
 
-#: Other programs' name -> settings: suggested, not translated, since theirs may differ in a unit or a default.
-HABITS: dict[str, tuple[str, ...]] = {
-    "lr": ("learning_rate",),
-    "seeds": ("seed",),
-    **dict.fromkeys(("batch_size", "bs"), ("train_batch_size", "micro_batch_tokens")),
-    **dict.fromkeys(("steps", "num_steps", "max_steps", "total_steps", "train_steps"), ("n_steps",)),
-    **dict.fromkeys(("epochs", "num_epochs", "num_train_epochs"), ("epochs_per_rollout", "sft_epochs", "epochs")),
-    **dict.fromkeys(
-        ("max_length", "max_new_tokens", "max_completion_length", "max_response_length"), ("sampling.max_tokens",)
-    ),
-    **dict.fromkeys(("temp", "t"), ("sampling.temperature",)),
-    **dict.fromkeys(("beta", "kl", "kl_weight"), ("kl_coef",)),
-    **dict.fromkeys(("num_generations", "num_samples", "n_samples"), ("group_size", "samples")),
-    **dict.fromkeys(("clip", "clip_eps", "clip_range", "epsilon"), ("loss.cliprange",)),
-    "wd": ("weight_decay",),
-    **dict.fromkeys(("warmup", "num_warmup_steps"), ("warmup_steps",)),
-    **dict.fromkeys(("grad_clip", "clip_grad", "gradient_clipping", "max_norm"), ("max_grad_norm",)),
-    **dict.fromkeys(("scheduler", "lr_scheduler", "lr_scheduler_type"), ("lr_schedule",)),
-    **dict.fromkeys(("betas", "beta1", "beta2"), ("adam_betas",)),
-    **dict.fromkeys(("per_device_train_batch_size", "mini_batch_size"), ("micro_batch_size",)),
-    **dict.fromkeys(("lora_rank", "lora_r", "r"), ("model.lora.rank",)),
-    **dict.fromkeys(("model_name", "model_path", "model_name_or_path"), ("model.path", "model")),
-    **dict.fromkeys(("dataset", "dataset_name", "train_file"), ("data", "data.path")),
-    **dict.fromkeys(("output", "output_dir", "out_dir", "save_dir"), ("hydra.run.dir",)),
-    **dict.fromkeys(("wandb", "report_to", "use_wandb"), ("logger",)),
-    **dict.fromkeys(("engine", "backend", "use_vllm"), ("rollout",)),
-    **dict.fromkeys(("reward", "reward_fn", "reward_func", "reward_funcs"), ("prompt.reward",)),
+#: Other programs' names -> settings: suggested, not translated, since theirs may differ in a unit or a default.
+_HABITS = {
+    "lr": "learning_rate",
+    "seeds": "seed",
+    "batch_size bs": "train_batch_size micro_batch_tokens",
+    "steps num_steps max_steps total_steps train_steps": "n_steps",
+    "epochs num_epochs num_train_epochs": "epochs_per_rollout sft_epochs epochs",
+    "max_length max_new_tokens max_completion_length max_response_length": "sampling.max_tokens",
+    "temp t": "sampling.temperature",
+    "beta kl kl_weight": "kl_coef",
+    "num_generations num_samples n_samples": "group_size samples",
+    "clip clip_eps clip_range epsilon": "loss.cliprange",
+    "wd": "weight_decay",
+    "warmup num_warmup_steps": "warmup_steps",
+    "grad_clip clip_grad gradient_clipping max_norm": "max_grad_norm",
+    "scheduler lr_scheduler lr_scheduler_type": "lr_schedule",
+    "betas beta1 beta2": "adam_betas",
+    "per_device_train_batch_size mini_batch_size": "micro_batch_size",
+    "lora_rank lora_r r": "model.lora.rank",
+    "model_name model_path model_name_or_path": "model.path model",
+    "dataset dataset_name train_file": "data data.path",
+    "output output_dir out_dir save_dir": "hydra.run.dir",
+    "wandb report_to use_wandb": "logger",
+    "engine backend use_vllm": "rollout",
+    "reward reward_fn reward_func reward_funcs": "prompt.reward",
 }
+HABITS = {theirs: ours.split() for names, ours in _HABITS.items() for theirs in names.split()}
 
-_OF_GRPO_IN_EI = {
-    "rollout_batch_size": "question_batch_size, the questions of a step, each with group_size responses",
-    "epochs_per_rollout": "sft_epochs",
-}
 #: Algorithm -> setting of another algorithm -> its equivalent.
 EQUIVALENTS: dict[str, dict[str, str]] = {
     "grpo": {
@@ -112,7 +107,11 @@ EQUIVALENTS: dict[str, dict[str, str]] = {
         **dict.fromkeys(("sft_epochs", "epochs"), "epochs_per_rollout"),
         "samples": "group_size",
     },
-    "ei": {**_OF_GRPO_IN_EI, "epochs": "sft_epochs", "samples": "group_size"},
+    "ei": {
+        "rollout_batch_size": "question_batch_size, the questions of a step, each with group_size responses",
+        **dict.fromkeys(("epochs_per_rollout", "epochs"), "sft_epochs"),
+        "samples": "group_size",
+    },
     "sft": {
         **dict.fromkeys(("epochs_per_rollout", "sft_epochs"), "epochs"),
         **dict.fromkeys(("rollout_batch_size", "question_batch_size"), "train_batch_size"),

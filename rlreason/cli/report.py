@@ -6,6 +6,7 @@ folder given. RUNS are folders of runs, sweeps, or settings of a sweep (SWEEP/KE
 
 import argparse
 import os
+from importlib.util import find_spec
 from pathlib import Path
 
 from rlreason.errors import ConfigError, UnwritableError
@@ -37,28 +38,37 @@ def add_arguments(parser: Parser) -> None:
 
 def main(arguments: argparse.Namespace, console: Console) -> Answer:
     """Write the report."""
-    if arguments.assignment is None and (answer := report_of_discovery(arguments, console)) is not None:
+    runs: list[Path] = arguments.runs
+    if arguments.assignment is None and (answer := report_of_discovery(runs, arguments.out, console)) is not None:
         return answer
-    refuse_missing_libraries()
+    if missing := [name for name in ("altair", "vl_convert", "jinja2") if find_spec(name) is None]:
+        raise ConfigError(f"rlreason report needs {' and '.join(missing)}: pip install 'rlreason[report]'")
     if arguments.assignment is not None:
         from rlreason.report.assignment import write_up
 
-        if len(arguments.runs) > 1:
-            raise ConfigError(f"--assignment gathers what lies below one folder, and {len(arguments.runs)} are given")
-        return write_up(arguments.assignment, (arguments.runs or [RUNS])[0], arguments.out, console)
-    if not arguments.runs:
+        if len(runs) > 1:
+            raise ConfigError(f"--assignment gathers what lies below one folder, and {len(runs)} are given")
+        return write_up(arguments.assignment, (runs or [RUNS])[0], arguments.out, console)
+    if not runs:
         raise ConfigError("the following arguments are required: RUN: write rlreason report [-h] RUN [RUN ...]")
-    out = refuse_out(arguments.out) if arguments.out is not None else folder_of(arguments.runs[0])
+    out, figures = folder_of(arguments.out, runs[0]), arguments.figures
     with console.wait("writing the report"):
-        report = write_report(arguments.runs, out, arguments.figures)
-    return answer_of(report, out, console.width, arguments.figures)
+        report = build_report(read_study(runs))
+        try:
+            write_whole(out / HTML, page_of(report))
+            write_markdown(report, out / MARKDOWN)
+            if figures is not None:
+                write_figures(report.every_figure, report.legend, writable(figures, "--figures"))
+        except UnwritableError as error:
+            raise ConfigError(f"{error}: give --out FOLDER") from None
+    return answer_of(report, out, console.width, figures)
 
 
-def report_of_discovery(arguments: argparse.Namespace, console: Console) -> Answer | None:
+def report_of_discovery(folders: list[Path], out: Path | None, console: Console) -> Answer | None:
     """Write the report of runs of discovery; None if there is none. `ConfigError` if mixed with other runs."""
     from rlreason.discovery.report import report_of, runs_below
 
-    found = {folder: runs_below([folder]) for folder in arguments.runs}
+    found = {folder: runs_below([folder]) for folder in folders}
     if not any(found.values()):
         return None
     if strange := [folder for folder, runs in found.items() if not runs]:
@@ -66,60 +76,42 @@ def report_of_discovery(arguments: argparse.Namespace, console: Console) -> Answ
             f"RUN={strange[0]} holds no run of discovery, and {next(f for f, runs in found.items() if runs)} does: "
             "give each to a command of its own"
         )
-    out = refuse_out(arguments.out) if arguments.out is not None else folder_of(arguments.runs[0])
+    place = folder_of(out, folders[0])
     with console.wait("writing the report"):
-        answer: Answer = report_of([run for runs in found.values() for run in runs], out)
+        answer: Answer = report_of([run for runs in found.values() for run in runs], place)
     return answer
 
 
-def refuse_missing_libraries() -> None:
-    """Raise `ConfigError` if the libraries that draw and write a page are not installed."""
-    from importlib.util import find_spec
-
-    if missing := [name for name in ("altair", "vl_convert", "jinja2") if find_spec(name) is None]:
-        raise ConfigError(f"rlreason report needs {' and '.join(missing)}: pip install 'rlreason[report]'")
-
-
-def folder_of(run: Path) -> Path:
-    """Return the folder of the report: the one that was given, or its sweep if it is a setting (SWEEP/KEY=VALUE)."""
-    folder = run if run.is_dir() or "=" not in run.name else run.parent
-    if not folder.is_dir():
-        raise ConfigError(f"RUN={run} is no folder: give the folder of a run or of a sweep, as printed at its start")
-    return refuse_out(folder)
+def folder_of(out: Path | None, run: Path) -> Path:
+    """Return the folder to write into, made if missing: `out`, else the run's, or its sweep's if RUN is a setting."""
+    if out is None:
+        out = run if run.is_dir() or "=" not in run.name else run.parent
+        if not out.is_dir():
+            raise ConfigError(
+                f"RUN={run} is no folder: give the folder of a run or of a sweep, as printed at its start"
+            )
+    return writable(out)
 
 
-def refuse_out(out: Path, option: str = "--out") -> Path:
-    """Return the folder to write into, created if missing; `ConfigError` if it cannot be written to."""
+def writable(folder: Path, option: str = "--out") -> Path:
+    """Return the folder to write into, made if missing; `ConfigError` if it cannot be written to."""
     try:
-        out.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigError(f"{option} {out} cannot be made ({error.strerror}): give another folder") from None
-    if not os.access(out, os.W_OK):
-        raise ConfigError(f"{out} cannot be written to: give {option} FOLDER")
-    return out
+        raise ConfigError(f"{option} {folder} cannot be made ({error.strerror}): give another folder") from None
+    if not os.access(folder, os.W_OK):
+        raise ConfigError(f"{folder} cannot be written to: give {option} FOLDER")
+    return folder
 
 
-def write_report(runs: list[Path], out: Path, figures: Path | None = None) -> Report:
-    """Read the runs, and write their report as a page and as Markdown, and the pictures for a paper into `figures`."""
-    report = build_report(read_study(runs))
-    try:
-        write_whole(out / HTML, page_of(report))
-        write_markdown(report, out / MARKDOWN)
-        if figures is not None:
-            write_figures(report.every_figure, report.legend, refuse_out(figures, "--figures"))
-    except UnwritableError as error:
-        raise ConfigError(f"{error}: give --out FOLDER") from None
-    return report
-
-
-def answer_of(report: Report, out: Path, width: int, figures_folder: Path | None = None) -> Answer:
+def answer_of(report: Report, out: Path, width: int, drawn: Path | None = None) -> Answer:
     """Return the report for the terminal, and the same as figures."""
     lines = [report.question, folded(report.summary, width), ""]
     lines += [folded(f"{verdict.word}: {verdict.sentence}", width) for verdict in report.verdicts]
     lines += [folded(f"! {line}", width) for line in (*report.warnings, *report.problems)]
     lines += ["", folded(f"report: {out / HTML} and {out / MARKDOWN} (with {FILES}/)", width)]
-    if figures_folder is not None:
-        lines.append(f"figures: {figures_folder}")
+    if drawn is not None:
+        lines.append(f"figures: {drawn}")
     figures = {
         "question": report.question,
         "summary": report.summary,

@@ -10,29 +10,27 @@ import hashlib
 import os
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
-from itertools import zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rlreason.cli.check import check_start, prepared
+from rlreason.cli.check import check_start, reading
 from rlreason.cli.command import start_run
-from rlreason.cli.compose import RESUME, RUN_DIR, algorithm_of, key_of, repeated
-from rlreason.cli.flags import composing, read
-from rlreason.cli.mistakes import in_one_line, mistakes_in
+from rlreason.cli.compose import RUN_DIR, algorithm_of, free_folder, key_of, repeated
 from rlreason.cli.subcommands import STDOUT
 from rlreason.config.store import register
 from rlreason.errors import ConfigError
-from rlreason.records import files
 from rlreason.records.console import Console
-from rlreason.records.files import PACKED, opened
+from rlreason.records.files import EVALS, PACKED, RESPONSES, ROLLOUTS, opened, response_files
 from rlreason.records.provenance import MACHINE, code_differs, differences, environment
 from rlreason.records.reader import RunFolder
 from rlreason.runtime.streams import Answer, Parser
 
 #: Metrics that depend on time. Nothing else may differ between two runs of the same settings on the same machine.
 CLOCK = re.compile(r"time/|busy/|perf/|memory/|grading/ms_|eval/tokens_per_second")
+EARLY = (*MACHINE, "packages", "hardware", "environment")
+LATE = ("data", "prompts", "tokenizer", "model", "sampling", "eval_sampling", "engine", "device")
 
 
 class Compared(NamedTuple):
@@ -45,7 +43,21 @@ class Compared(NamedTuple):
 
 def compared(one: RunFolder, other: RunFolder) -> list[Compared]:
     """Compare metrics, responses and weights of two runs, a sentence each."""
-    return [_metrics(one.metrics, other.metrics), _responses(one.path, other.path), _weights(one.model, other.model)]
+    results = []
+    for kind, contents in (("metrics", metrics), ("responses", responses), ("weights", weights)):
+        then, now = contents(one), contents(other)
+        different = [key for key in (then | now) if key not in then or key not in now or then[key] != now[key]]
+        if not then or not now:
+            results.append(Compared(kind, None, f"{kind}: one of the two has none"))
+        elif different:
+            key = different[0]
+            said = f"{kind} differ: {key} was {then.get(key)} then, {now.get(key)} now"
+            results.append(Compared(kind, False, said))
+        else:
+            results.append(
+                Compared(kind, True, f"{kind} are equal ({len(then)} {'numbers' if kind == 'metrics' else 'files'})")
+            )
+    return results
 
 
 def without_clock(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -57,62 +69,27 @@ def without_clock(row: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in row.items() if not CLOCK.match(name)}
 
 
-def _metrics(one: Sequence[Mapping[str, Any]], other: Sequence[Mapping[str, Any]]) -> Compared:
-    a, b = [without_clock(row) for row in one], [without_clock(row) for row in other]
-    if not a or not b:
-        return Compared("metrics", None, "metrics: one of the two has no rows")
-    for number, (then, now) in enumerate(zip(a, b, strict=False), 1):
-        for name in dict.fromkeys((*then, *now)):
-            if (name in then) != (name in now) or then[name] != now[name]:
-                values = f"{then.get(name)} then, {now.get(name)} now"
-                return Compared("metrics", False, f"metrics differ from row {number} on: {name} was {values}")
-    if len(a) != len(b):
-        return Compared("metrics", False, f"metrics: {len(a)} rows then, {len(b)} now; those of both are equal")
-    return Compared("metrics", True, f"metrics are equal ({len(a)} rows)")
+def metrics(run: RunFolder) -> dict[str, Any]:
+    """Return the run's metrics by row and name, in order."""
+    rows = enumerate(map(without_clock, run.metrics), 1)
+    return {f"row {number}'s {name}": value for number, row in rows for name, value in row.items()}
 
 
-def _responses(one: Path, other: Path) -> Compared:
-    a, b = _response_files(one), _response_files(other)
-    if not a or not b:
-        return Compared("responses", None, "responses: one of the two has none")
-    for name in sorted(a.keys() | b.keys()):
-        if name not in a or name not in b:
-            return Compared("responses", False, f"responses differ: only one has {name}")
-        with opened(a[name]) as then, opened(b[name]) as now:
-            for number, (line, twin) in enumerate(zip_longest(then, now), 1):
-                if line != twin:
-                    return Compared("responses", False, f"responses differ from line {number} of {name} on")
-    return Compared("responses", True, f"responses are equal (files: {len(a)})")
+def responses(run: RunFolder) -> dict[str, str]:
+    """Return a digest of each file of responses, by its name in the run folder, packed or not."""
+    found = [file.path for kind in (ROLLOUTS, EVALS) for file in response_files(run.path, kind)]
+    found += [run.path / RESPONSES] if (run.path / RESPONSES).is_file() else []
+    return {str(path.relative_to(run.path)).removesuffix(PACKED): _digest(path) for path in found}
 
 
-def _response_files(folder: Path) -> dict[str, Path]:
-    """Return the files of responses by their names in the run folder, without the ending of compressed ones."""
-    found = [file.path for kind in (files.ROLLOUTS, files.EVALS) for file in files.response_files(folder, kind)]
-    found += [folder / files.RESPONSES] if (folder / files.RESPONSES).is_file() else []
-    return {str(path.relative_to(folder)).removesuffix(PACKED): path for path in found}
+def weights(run: RunFolder) -> dict[str, str]:
+    """Return a digest of each file of the saved model's weights, by its name."""
+    return {path.name: _digest(path) for path in sorted(run.model.glob("*.safetensors"))} if run.model else {}
 
 
-def _weights(one: Path | None, other: Path | None) -> Compared:
-    if one is None or other is None:
-        return Compared("weights", None, "weights: not compared, since one of the two has saved none (save_model=true)")
-    then, now = _digest(one), _digest(other)
-    said = f"weights are equal ({then})" if then == now else f"weights differ: {then} then, {now} now"
-    return Compared("weights", then == now, said)
-
-
-def _digest(model: Path) -> str:
-    """Return 8 hex digits of a hash of a model folder's safetensors files and their names."""
-    digest = hashlib.sha256()
-    for path in sorted(model.glob("*.safetensors")):
-        digest.update(f"{path.name}\0".encode())
-        with path.open("rb") as file:
-            while block := file.read(2**20):
-                digest.update(block)
-    return digest.hexdigest()[:8]
-
-
-EARLY = (*MACHINE, "packages", "hardware", "environment")
-LATE = ("data", "prompts", "tokenizer", "model", "sampling", "eval_sampling", "engine", "device")
+def _digest(path: Path) -> str:
+    with opened(path) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()[:8]  # type: ignore[arg-type]  # of a packed file too
 
 
 def add_arguments(parser: Parser) -> None:
@@ -124,16 +101,16 @@ def add_arguments(parser: Parser) -> None:
 def main(arguments: argparse.Namespace, console: Console) -> Answer:
     """Run, then compare; the answer has the exit code of the run."""
     then, words = arguments.run, list(arguments.words)
-    if wrong := next((word for word in words if key_of(word) == RESUME or "=" not in word.lstrip("~")), None):
-        raise ConfigError(f"{wrong} is no setting of a run: write key=value behind RUN, or start it without rerun")
-    now = _folder(then, words)
+    place = then if then.name else then.absolute()
+    now = free_folder(place.with_name(f"{place.name}_rerun"))
+    for word in [word for word in words if key_of(word) == RUN_DIR]:
+        now = Path(word.partition("=")[2].strip("'\""))
+        if now.exists() and (not now.is_dir() or any(now.iterdir())):  # a run there would go on
+            raise ConfigError(f"{word}: rerun starts in a new folder: leave it out, or name one that is not there")
     register()
-    with mistakes_in(words):
-        request = read([word for word in words if key_of(word) != RUN_DIR])
-        with composing(request), in_one_line(request.overrides, composing=True):
-            request = prepared(request, console.say, algorithm_of(then))
-            one = repeated(then, request.overrides, console.say, now, name="RUN")
-            check_start([one.run], now, console.say)
+    with reading([word for word in words if key_of(word) != RUN_DIR], console.say, algorithm_of(then)) as request:
+        one = repeated(then, request.overrides, console.say, now, name="RUN")
+        check_start([one.run], now, console.say)
     told, here = RunFolder(then).provenance, environment()
     code_line = code_differs(told, here)
     before = ([code_line] if code_line else []) + differences(told, here, EARLY)
@@ -145,34 +122,15 @@ def main(arguments: argparse.Namespace, console: Console) -> Answer:
     results = compared(RunFolder(then), RunFolder(now))
     lines = ["", f"{then} and {now}:", *(f"  then and now: {line}" for line in after)]
     lines += [f"  {result.said}" for result in results]
-    return Answer(
-        "\n".join(lines),
-        {
-            "run": str(then),
-            "rerun": str(now),
-            "status": RunFolder(now).status,
-            "environment": [*before, *after],
-            "equal": {result.kind: result.equal for result in results},
-            "said": [result.said for result in results],
-        },
-        code,
-    )
-
-
-def _folder(then: Path, words: Sequence[str]) -> Path:
-    """Return the folder to run in: the requested one, or the first free one next to RUN."""
-    for word in words:
-        if key_of(word) == RUN_DIR:
-            place = Path(word.partition("=")[2].strip("'\""))
-            if place.exists() and (not place.is_dir() or any(place.iterdir())):  # a run there would go on
-                raise ConfigError(f"{word}: rerun starts in a new folder: leave it out, or name one that is not there")
-            return place
-    place = then if then.name else then.absolute()
-    free, number = place.with_name(f"{place.name}_rerun"), 1
-    while free.exists():
-        number += 1
-        free = place.with_name(f"{place.name}_rerun_{number}")
-    return free
+    figures = {
+        "run": str(then),
+        "rerun": str(now),
+        "status": RunFolder(now).status,
+        "environment": [*before, *after],
+        "equal": {result.kind: result.equal for result in results},
+        "said": [result.said for result in results],
+    }
+    return Answer("\n".join(lines), figures, code)
 
 
 @contextmanager

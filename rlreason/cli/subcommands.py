@@ -71,9 +71,8 @@ def shortage(error: BaseException) -> str:
         return str(unwritable(error.filename, error.errno))
     if isinstance(error, OSError) or "No space" in cause:
         return f"{cause}: free some space, or choose another hydra.run.dir"
-    what = "out of memory" + f" ({cause})" * bool(cause)
     cure = "lower micro_batch_tokens or rollout.max_rows, or take a smaller model (rlreason plan adds it up)"
-    return f"{what}: {cure}"
+    return f"out of memory ({cause}): {cure}" if cause else f"out of memory: {cure}"
 
 
 def exit_code_of(command: Callable[[], int | None]) -> int:
@@ -98,20 +97,17 @@ def exit_code_of(command: Callable[[], int | None]) -> int:
         return exit_code(error)
 
 
-def run_cli(
-    command: Callable[[], int | None], limit_s: float = signals.LIMIT_S, patient: tuple[int, ...] = ()
-) -> NoReturn:
+def run_cli(command: Callable[[], int | None], limit_s: float = signals.LIMIT_S) -> NoReturn:
     """Run a command and end the process with its exit code.
 
-    After a signal the command has `limit_s` seconds to clean up; a second signal ends it immediately, unless it is one
-    of the `patient` ones.
+    After a signal the command has `limit_s` seconds to clean up; a second signal ends it immediately.
     """
 
     def from_here() -> int | None:
         find_modules_here()
         return command()
 
-    with signals.stoppable(limit_s, patient):
+    with signals.stoppable(limit_s):
         try:
             code = exit_code_of(from_here)
         except KeyboardInterrupt as error:  # it came while the error was being printed
@@ -148,49 +144,23 @@ class Subcommand(NamedTuple):
     line: str
 
 
-SUBCOMMANDS = (
-    Subcommand("inspect", "rlreason.cli.inspect", "RUN", "responses, with a guess at what went wrong in each"),
-    Subcommand("report", "rlreason.cli.report", "RUN ...", "verdicts, curves and tables of runs and sweeps, as a page"),
-    Subcommand(
-        "compare", "rlreason.report.compare", "RUN ...", "which setting is better, by how much, or that nobody can tell"
-    ),
-    Subcommand(
-        "score",
-        "rlreason.discovery.score",
-        "PROGRAM",
-        "a program of discovery: run in a sandbox, its set checked exactly",
-    ),
-    Subcommand(
-        "health", "rlreason.health.examine", "RUN ...", "what is wrong with a run: evidence, causes, what to try"
-    ),
-    Subcommand(
-        "doctor",
-        "rlreason.cli.doctor",
-        "[WORD ...]",
-        "what this machine can do, and whether a run of these words fits",
-    ),
-    Subcommand(
-        "check",
-        "rlreason.courses.check.runner",
-        "MODULE",
-        "your own functions or train loop of a handout, held against ours",
-    ),
-    Subcommand(
-        "curves", "rlreason.records.training_curves", "RUN", "draw curves.png again, also of a run that is under way"
-    ),
-    Subcommand(
-        "plan",
-        "rlreason.cli.plan",
-        "[WORD ...]",
-        "the memory of a run of these words; --seeds S: what they can show",
-    ),
-    Subcommand(
-        "rerun",
-        "rlreason.cli.rerun",
-        "RUN [WORD ...]",
-        "start it again: what differs here, and in what it comes to",
-    ),
-)
+SUBCOMMANDS = tuple(Subcommand(*row) for row in (
+    ("inspect", "rlreason.cli.inspect", "RUN", "responses, with a guess at what went wrong in each"),
+    ("report", "rlreason.cli.report", "RUN ...", "verdicts, curves and tables of runs and sweeps, as a page"),
+    ("compare", "rlreason.report.compare", "RUN ...",
+     "which setting is better, by how much, or that nobody can tell"),
+    ("score", "rlreason.discovery.score", "PROGRAM",
+     "a program of discovery: run in a sandbox, its set checked exactly"),
+    ("health", "rlreason.health.examine", "RUN ...", "what is wrong with a run: evidence, causes, what to try"),
+    ("doctor", "rlreason.cli.doctor", "[WORD ...]",
+     "what this machine can do, and whether a run of these words fits"),
+    ("check", "rlreason.courses.check.runner", "MODULE",
+     "your own functions or train loop of a handout, held against ours"),
+    ("curves", "rlreason.records.training_curves", "RUN", "draw curves.png again, also of a run that is under way"),
+    ("plan", "rlreason.cli.plan", "[WORD ...]",
+     "the memory of a run of these words; --seeds S: what they can show"),
+    ("rerun", "rlreason.cli.rerun", "RUN [WORD ...]", "start it again: what differs here, and in what it comes to"),
+))  # fmt: skip
 #: Further lines of --help: a subcommand with one of its options.
 WAYS = (
     ("inspect RUN --regrade", "grade its rollouts again: now, with math-verify, or with a function of yours"),

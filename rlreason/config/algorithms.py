@@ -304,7 +304,7 @@ class ScoreConfig:
 class DiscoverBudgetConfig:
     """What a run may spend, all its parts and every retry included; null: no limit. None of them is ever exceeded."""
 
-    calls: int | None = number(20, low=1, high=MADE, doc="requests sent")
+    calls: int | None = number(20, low=1, high=MADE, doc="requests sent", cure="try 20, or null for no limit")
     tokens: int | None = number(
         None, low=1, high=MOST * MOST, doc="of prompts and replies; an unanswered call counts as its longest reply"
     )

@@ -119,6 +119,7 @@ class WaitsConfig:
     run_s: float | None = number(
         3600.0,
         low=1,
+        cure="try 3600, or null for no limit",
         doc="seconds without a sign of life (a token, a response, an update, a phase) until a run writes "
         "stacks.txt and ends, to be resumed; null: it may hang for ever",
     )
