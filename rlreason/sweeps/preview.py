@@ -36,7 +36,7 @@ ALIKE = (
     "budget.hours", "budget.tokens", "budget.steps", "budget.calls", "strategy", "client.model", "problem",
 )  # fmt: skip
 LOOKED_AT = 6  # other sweeps, the newest first: a plan must be quick
-SHOWN = 12  # values of an axis, at most
+MOST_VALUES = 12  # of an axis in a plan
 ONE_ON_POLICY = ("reinforce_with_baseline", "grpo_clip", "grpo_no_clip")  # losses of one gradient where the ratio is 1
 
 
@@ -102,8 +102,8 @@ def _varied(design: Design) -> str:
     parts = []
     for axis in design.axes:
         values = list(dict.fromkeys(run.setting[axis] for run in design.runs if axis in run.setting))
-        more = f" and {len(values) - SHOWN} more" if len(values) > SHOWN else ""
-        parts.append(f"{axis}={','.join(values[:SHOWN])}{more}")
+        more = f" and {len(values) - MOST_VALUES} more" if len(values) > MOST_VALUES else ""
+        parts.append(f"{axis}={','.join(values[:MOST_VALUES])}{more}")
     return "; ".join(parts) or "the seed alone"
 
 
