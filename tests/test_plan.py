@@ -45,7 +45,7 @@ def lines(grid: Design, *runs: RunConfig, **more: Any) -> dict[str, str]:
 
 
 def test_a_plan_tells_what_nobody_has_run_yet(tmp_path, run):
-    said = lines(design(tmp_path / "lr"), run, space=lambda _: 3e6)
+    said = lines(design(tmp_path / "lr"), run, space=3e6)
     assert said["runs"] == "12: 3 settings x 4 seeds (0, 1, 2, 3)"
     assert said["varies"] == "learning_rate=1e-4,1e-3,1e-2"
     assert said["compared"] == "each setting with learning_rate=1e-4"

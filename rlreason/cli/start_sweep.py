@@ -22,7 +22,7 @@ from rlreason.cli.compose import composed_run
 from rlreason.cli.flags import OneRun, Request, SweepOptions
 from rlreason.cli.launchers import GROUP, HERE, PROCESSES, Jobs, chosen_launcher, set_up
 from rlreason.cli.mistakes import in_one_line, mistakes_in
-from rlreason.config.run import AnyRunConfig, works_on_a_model
+from rlreason.config.run import works_on_a_model
 from rlreason.errors import ConfigError
 from rlreason.records.reader import sweep_code, write_status
 from rlreason.runtime import signals
@@ -137,6 +137,8 @@ def _run_sweep(grid: "Grid", request: Request) -> int:
 
 def _plan(sweep: _Sweep) -> str:
     """Return the plan of a sweep; where losses differ, it looks at one run of each setting."""
+    from rlreason.training.preflight import RECORDS, space_needed
+
     design, gpus = sweep.design, sweep.request.gpus
     by_setting = {setting_text(run.setting): run for run in reversed(design.runs)}
     names = [setting_text(setting) for setting in design.settings()]
@@ -147,15 +149,10 @@ def _plan(sweep: _Sweep) -> str:
         "launcher": sweep.jobs.line(sweep.launcher),
         "GPUs": gpus.line(sweep.request.options.jobs, len(design.runs)),
     }
+    first = settings[names[0]]
+    space = RECORDS + (space_needed(first).left if works_on_a_model(first) else 0)
     shared = 1 if gpus.handed_out or sweep.launcher not in HERE else sweep.jobs.side_by_side
-    return plan_text(design, settings, sweep.jobs.side_by_side, shared, _space_of, lines)
-
-
-def _space_of(run: AnyRunConfig) -> float:
-    """Return the bytes that a run may leave, by its settings: model, responses, checkpoints and small files."""
-    from rlreason.training.preflight import RECORDS, space_needed
-
-    return float(RECORDS + (space_needed(run).left if works_on_a_model(run) else 0))
+    return plan_text(design, settings, sweep.jobs.side_by_side, shared, space, lines)
 
 
 def _begun(sweep: _Sweep) -> tuple[SweepState, list[RunState]]:
