@@ -50,6 +50,10 @@ ConfigStore.instance().store(group="hydra/launcher", name="processes", node=Proc
 class Grid(Sweeper):
     """Run every combination of axes and cells, and end the process with the exit code of the sweep."""
 
+    hydra_context: HydraContext
+    task_function: TaskFunction
+    config: DictConfig
+
     def __init__(self, **_: Any) -> None:
         """Take nothing: the settings are read from the config, where lists are as they were written."""
 

@@ -1,4 +1,4 @@
-"""Folders of sweeps that have run, written by hand: the right answers of every run are what a test says they are."""
+"""Designs of sweeps, and folders of those that have run, written by hand: a test says what each run answered right."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -7,7 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from rlreason.sweeps.state import RunState, Setting, SweepState, write_state
+from rlreason.cli.design import design_of
+from rlreason.cli.flags import composing, read
+from rlreason.sweeps.state import Design, RunState, Setting, SweepState, write_state
 
 PROTOCOL = {"prompt": "{question}", "reward": "r1_zero", "sampling.temperature": 1.0, "data": "d", "hash": "aa"}
 CONFIG = """\
@@ -17,6 +19,13 @@ model: {name: tiny}
 data: {name: stories_long}
 """
 Answers = Callable[[str, int], Sequence[bool] | None]  # of a setting's value and a seed; None: it diverged
+
+
+def designed(*words: str, **more: Any) -> Design:
+    """The design of the sweep of these words. `more`: arguments of `design_of`."""
+    request = read(["-m", *words])
+    with composing(request):
+        return design_of(request, note=str, **more)
 
 
 def answers(seed: int, chance: float, problems: int = 200) -> list[bool]:

@@ -1,6 +1,8 @@
 """What a finished sweep hands on to the next one, and which settings of a running one are stopped."""
 
 import json
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,8 +12,8 @@ from rlreason.errors import ConfigError
 from rlreason.records.reader import write_status
 from rlreason.sweeps.carry import carry, losers, sweep_folder, why_dominated
 from rlreason.sweeps.closing import CHOOSING, COMPARING, half_of, purposes
-from rlreason.sweeps.state import DOMINATED, read_state, write_state
-from tests.sweep_folders import PROTOCOL, answers, sweep
+from rlreason.sweeps.state import DOMINATED, SweepState, read_state, write_state
+from tests.sweep_folders import PROTOCOL, Answers, answers, sweep
 
 LR = {"learning_rate": "1e-4"}
 CHANCE = {"1e-4": 0.5, "1e-3": 0.8, "1e-2": 0.2}
@@ -21,8 +23,13 @@ def by_chance(value: str, seed: int) -> list[bool]:
     return answers(seed, CHANCE[value])
 
 
+def rates(folder: Path, of: Answers = by_chance, **more: Any) -> SweepState:
+    """A sweep over learning rates whose runs have all ended."""
+    return sweep(folder, "learning_rate", list(CHANCE), of, **{"reference": LR, **more})
+
+
 def test_the_winner_of_a_sweep_is_carried_with_its_difference(tmp_path):
-    sweep(tmp_path, "learning_rate", list(CHANCE), by_chance, reference=LR)
+    rates(tmp_path)
     found = carry(tmp_path)
     assert (found.words, found.kept_default) == (["learning_rate=1e-3"], False)
     assert found.means["learning_rate=1e-3"] > 0.7
@@ -35,7 +42,7 @@ def test_the_winner_of_a_sweep_is_carried_with_its_difference(tmp_path):
 
 def test_a_winner_of_another_model_is_refused_with_the_cure(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    sweep(tmp_path / "tiny", "learning_rate", list(CHANCE), by_chance, reference=LR)
+    rates(tmp_path / "tiny")
     words = ["-m", "sweep=grpo_baselines", f"carry={tmp_path}/tiny"]
     asked = check_command_line([*words, "seed=0,1"], note=str)
     assert asked.design is not None
@@ -48,13 +55,11 @@ def test_a_winner_of_another_model_is_refused_with_the_cure(tmp_path, monkeypatc
 
 
 def test_what_cannot_be_told_apart_keeps_the_default(tmp_path):
-    sweep(
-        tmp_path,
-        "loss",
-        ["a", "b"],
-        lambda value, seed: answers(seed + 50 * (value == "b"), 0.5),
-        reference={"loss": "a"},
-    )
+
+    def of(value: str, seed: int) -> list[bool]:
+        return answers(seed + 50 * (value == "b"), 0.5)
+
+    sweep(tmp_path, "loss", ["a", "b"], of, reference={"loss": "a"})
     found = carry(tmp_path)
     assert (found.words, found.kept_default) == ([], True)
     assert "keeps the default loss=a" in found.sentence
@@ -64,7 +69,7 @@ def test_what_cannot_be_told_apart_keeps_the_default(tmp_path):
 
 
 def test_a_default_that_is_best_stays(tmp_path):
-    sweep(tmp_path, "learning_rate", list(CHANCE), by_chance, reference={"learning_rate": "1e-3"})
+    rates(tmp_path, reference={"learning_rate": "1e-3"})
     found = carry(tmp_path)
     assert found.kept_default
     assert found.words == []
@@ -72,7 +77,7 @@ def test_a_default_that_is_best_stays(tmp_path):
 
 
 def test_one_seed_never_carries(tmp_path):
-    sweep(tmp_path, "learning_rate", list(CHANCE), by_chance, seeds=(0,), reference=LR)
+    rates(tmp_path, seeds=(0,))
     found = carry(tmp_path)
     assert (found.words, found.kept_default) == ([], True)
     assert "these two trained models" in found.sentence
@@ -93,13 +98,7 @@ def test_the_half_that_chooses_is_the_only_one_that_decides(tmp_path):
 
 
 def test_a_diverged_run_counts_as_wrong_on_every_problem(tmp_path):
-    sweep(
-        tmp_path,
-        "learning_rate",
-        list(CHANCE),
-        lambda v, s: None if (v, s) == ("1e-3", 2) else by_chance(v, s),
-        reference=LR,
-    )
+    rates(tmp_path, lambda v, s: None if (v, s) == ("1e-3", 2) else by_chance(v, s))
     found = carry(tmp_path)
     assert found.means["learning_rate=1e-3"] == pytest.approx(0.6, abs=0.06)
     assert found.kept_default
@@ -118,7 +117,7 @@ def test_the_final_evaluation_of_a_run_that_an_evaluation_ended_is_the_whole_one
 
 
 def test_a_sweep_that_is_not_whole_is_refused_by_the_names_of_its_runs(tmp_path):
-    state = sweep(tmp_path, "learning_rate", list(CHANCE), by_chance, reference=LR)
+    state = rates(tmp_path)
     (tmp_path / "learning_rate=1e-3,seed=1" / "summary.json").unlink()
     state.runs[5].status, state.runs[5].reason = "failed", "exit code 1"
     (tmp_path / "learning_rate=1e-3,seed=1" / "status.json").write_text(
@@ -130,7 +129,7 @@ def test_a_sweep_that_is_not_whole_is_refused_by_the_names_of_its_runs(tmp_path)
 
 
 def test_a_sweep_without_a_reference_is_refused_with_the_cure(tmp_path):
-    sweep(tmp_path, "learning_rate", list(CHANCE), by_chance)
+    rates(tmp_path, reference=None)
     with pytest.raises(ConfigError, match=r"`reference: \[key=value\]`"):
         carry(tmp_path)
     other = tmp_path / "other"
@@ -141,7 +140,7 @@ def test_a_sweep_without_a_reference_is_refused_with_the_cure(tmp_path):
 
 def test_settings_that_were_measured_otherwise_are_refused(tmp_path):
     cooler = PROTOCOL | {"sampling.temperature": 0.5, "hash": "bb"}
-    sweep(tmp_path / "lr", "learning_rate", list(CHANCE), by_chance, reference=LR, protocols={"1e-3": cooler})
+    rates(tmp_path / "lr", protocols={"1e-3": cooler})
     with pytest.raises(ConfigError, match=r"sampling.temperature: 1.0 and 0.5"):
         carry(tmp_path / "lr")
     hot = {"eval.sampling.temperature": "1e-4"}
@@ -153,7 +152,7 @@ def test_settings_that_were_measured_otherwise_are_refused(tmp_path):
 
 
 def test_other_problems_are_refused(tmp_path):
-    sweep(tmp_path, "learning_rate", list(CHANCE), lambda v, s: by_chance(v, s)[: 200 - (v == "1e-3")], reference=LR)
+    rates(tmp_path, lambda v, s: by_chance(v, s)[: 200 - (v == "1e-3")])
     with pytest.raises(ConfigError, match=r"\(p199\)"):
         carry(tmp_path)
 
@@ -185,7 +184,7 @@ def test_a_sweep_is_carried_by_what_it_is_and_the_one_of_this_model_before_anoth
 
 
 def test_a_setting_that_surely_loses_is_stopped_and_the_reference_never(tmp_path):
-    state = sweep(tmp_path, "learning_rate", list(CHANCE), by_chance, seeds=range(5), reference=LR)
+    state = rates(tmp_path, seeds=range(5))
     for run in state.runs[3:5] + state.runs[8:10] + state.runs[13:15]:  # three seeds of each have ended
         (tmp_path / run.name / "summary.json").unlink()
     why = {value: why_dominated(tmp_path / f"learning_rate={value},seed=3") for value in CHANCE}
@@ -211,7 +210,7 @@ def test_two_seeds_stop_nothing_and_neither_do_the_last_ones():
 def test_settings_that_cannot_be_compared_stop_nothing_and_say_so(tmp_path):
     said: list[str] = []
     stops = {"1e-2": PROTOCOL | {"stop": ["x"]}}
-    sweep(tmp_path, "learning_rate", list(CHANCE), by_chance, reference=LR, protocols=stops)
+    rates(tmp_path, protocols=stops)
     assert not why_dominated(tmp_path / "learning_rate=1e-2,seed=3", said.append)
     assert len(said) == 1
     assert "stops nothing" in said[0]

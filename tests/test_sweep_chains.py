@@ -5,34 +5,25 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hydra import compose
-from omegaconf import OmegaConf
 
 from rlreason.cli.check import repeated_runs, request_of_stage, stage_of
 from rlreason.cli.compose import composed_run
 from rlreason.cli.design import design_of, file_of
 from rlreason.cli.flags import composing, read
-from rlreason.config.store import typed
 from rlreason.errors import ConfigError
 from rlreason.sweeps.carry import carry
 from rlreason.sweeps.state import RunState, SweepState, new_state, read_state, write_state
 from tests.some import some
-from tests.sweep_folders import answers, ended, sweep
+from tests.sweep_folders import answers, designed, ended, sweep
 
 LR = {"learning_rate": "1e-4"}
 
 
 def settings_of(sweep_name: str, carried: list[str], *words: str) -> list[str]:
     """What each run of a sweep comes to, without its seed; of one seed."""
-    asked = read(["-m", f"sweep={sweep_name}", "seed=0", *words])
-    with composing(asked):
-        runs = design_of(asked, note=str, carried=carried).runs
-        found = []
-        for run in runs:
-            cfg = compose("config", run.overrides)
-            OmegaConf.resolve(cfg)
-            found.append(repr(typed(cfg, of_sweep=True)))
-    return found
+    runs = designed(f"sweep={sweep_name}", "seed=0", *words, carried=carried).runs
+    with composing(read([])):
+        return [repr(composed_run(run.overrides, "config", of_sweep=True).run) for run in runs]
 
 
 @pytest.mark.parametrize(
@@ -110,18 +101,15 @@ def test_the_broad_sweep_hands_its_best_settings_to_the_focused_one(tmp_path):
 
 def test_the_train_batches_of_the_broad_sweep_are_shares_of_the_rollout_batch():
     """With another rollout batch the chain was refused at its broad stage, whose train batches were larger."""
-    asked = read(["-m", "sweep=grpo_off_policy_broad", "rollout_batch_size=64", "seed=0"])
-    with composing(asked):
-        design = design_of(asked, note=str)
+    design = designed("sweep=grpo_off_policy_broad", "rollout_batch_size=64", "seed=0")
     assert [one["train_batch_size"] for one in design.settings()[:5]] == ["4", "8", "16", "32", "64"]
     assert design.reference == {"epochs_per_rollout": "1", "train_batch_size": "64"}
 
 
 def test_words_that_make_the_same_run_are_said():
-    asked = read(["-m", "off_policy=on_policy,e1_quarter", "epochs_per_rollout=1", "train_batch_size=64", "seed=0"])
-    with composing(asked):
-        runs = design_of(asked, note=str).runs
-        words = [list(run.overrides) for run in runs]
+    runs = designed("off_policy=on_policy,e1_quarter", "epochs_per_rollout=1", "train_batch_size=64", "seed=0").runs
+    words = [list(run.overrides) for run in runs]
+    with composing(read([])):
         line, *rest = repeated_runs([composed_run(own, "config", of_sweep=True).run for own in words], words)
     assert not rest
     assert line.startswith("off_policy=on_policy and off_policy=e1_quarter")
@@ -149,10 +137,8 @@ def test_other_seeds_typed_later_leave_those_before_in_the_state(tmp_path):
     before = sweep(tmp_path, "learning_rate", ["1e-4", "1e-3"], lambda value, seed: answers(seed, 0.5), reference=LR)
     before.runs[0].shared_machine = True
     write_state(tmp_path, before)
-    asked = read(["-m", "learning_rate=1e-4,1e-3", "seed=4,5", f"hydra.sweep.dir={tmp_path}"])
-    with composing(asked):
-        design = design_of(asked, note=str)
-    now: SweepState = new_state(design, 1, "processes", "", [])
+    design = designed("learning_rate=1e-4,1e-3", "seed=4,5", f"hydra.sweep.dir={tmp_path}")
+    now = new_state(design, 1, "processes", "", [])
     assert {run.seed for run in now.runs} == {0, 1, 2, 3, 4, 5}
     assert next(run for run in now.runs if run.name == before.runs[0].name).shared_machine
     assert {run.status for run in now.runs if run.seed < 4} == {"finished"}

@@ -15,19 +15,13 @@ from rlreason.cli.flags import Request, composing, read
 from rlreason.config.leaves import resource_dir
 from rlreason.config.store import register, run_name, sweep_file, typed
 from rlreason.errors import ConfigError
-from rlreason.sweeps.state import Design
+from tests.sweep_folders import designed
 
 FILES = sorted(resource_dir("multirun_sweeps").glob("*.yaml"))
 SWEEPS = [path.stem for path in FILES]
 EXPERIMENTS = [f"experiment={name}" for name in ("cs336_2025", "cs336_2026", "pku_hw3")]
 PRETRAINED = ["model=smollm2_135m", "data=gsm8k"]  # the tiny model reads too little for the paper's responses
 PLACES = [["scale=embedded"], ["scale=laptop", *PRETRAINED], ["scale=paper", *PRETRAINED], *([e] for e in EXPERIMENTS)]
-
-
-def designed(*words: str) -> Design:
-    asked = read(["-m", *words])
-    with composing(asked):
-        return design_of(asked, note=str)
 
 
 def own(folder: Path, blocks: str, more: str = "") -> list[str]:
@@ -271,10 +265,9 @@ def test_what_stands_in_the_wrong_place_of_a_file_is_answered_in_one_line(tmp_pa
 
 def test_what_is_carried_gives_way_to_what_was_typed_and_to_what_the_sweep_sets():
     def carried(*words: str) -> list[str]:
-        asked = read(["-m", *words])
-        won = ["learning_rate=1e-3", "loss=no_baseline", "off_policy=e4_full"]
-        with composing(asked):
-            return design_of(asked, note=str, carried=won).runs[0].overrides
+        return (
+            designed(*words, carried=["learning_rate=1e-3", "loss=no_baseline", "off_policy=e4_full"]).runs[0].overrides
+        )
 
     words = carried("sweep=grpo_off_policy_clip_ablation", "learning_rate=3e-3")
     assert [word for word in words if word.startswith(("learning_rate", "loss", "off_policy"))] == [

@@ -34,10 +34,10 @@ class Jobs:
         """
         if launcher == PROCESSES:
             return ""
-        said = [word.removeprefix("hydra.launcher.") for word in self.words]
-        said += [f"{self.batch} runs at a time"] if self.batch else []
+        settings = [word.removeprefix("hydra.launcher.") for word in self.words]
+        settings += [f"{self.batch} runs at a time"] if self.batch else []
         keys = " (hydra.launcher.KEY=VALUE sets another)" if self.words else ""
-        return f"{launcher}: {', '.join(said) or 'as it is by itself'}{keys}"
+        return f"{launcher}: {', '.join(settings) or 'as it is by itself'}{keys}"
 
 
 def chosen_launcher(words: Sequence[str]) -> str:

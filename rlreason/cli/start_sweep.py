@@ -22,7 +22,7 @@ from rlreason.cli.compose import composed_run
 from rlreason.cli.flags import OneRun, Request, SweepOptions
 from rlreason.cli.launchers import GROUP, HERE, PROCESSES, Jobs, chosen_launcher, set_up
 from rlreason.cli.mistakes import in_one_line, mistakes_in
-from rlreason.config.run import AnyRunConfig, works_on_a_model
+from rlreason.config.run import works_on_a_model
 from rlreason.errors import ConfigError
 from rlreason.records.reader import sweep_code, write_status
 from rlreason.runtime import signals
@@ -97,8 +97,8 @@ class _Sweep:
     jobs: Jobs
     composed: dict[str, OneRun] = field(default_factory=dict)  # of its runs, by name, as far as they were looked at
 
-    def one(self, run: RunState) -> OneRun:
-        """Return a run of the sweep with its config, composed once."""
+    def compose(self, run: RunState) -> OneRun:
+        """Return a run of the sweep with its config, which is composed once."""
         if run.name not in self.composed:
             absent: list[str] | None = [] if self.request.options.dry else None  # reported when they were checked
             self.composed[run.name] = composed_run(run.overrides, self.request.config_name, True, absent)
@@ -121,7 +121,7 @@ def _run_sweep(grid: "Grid", request: Request) -> int:
         say("dry: nothing was run; leave it out to start the sweep")
         return 0
     with run_lock(design.folder, say, "hydra.sweep.dir"):
-        refuse_changed(design, lambda run: redacted(OmegaConf.to_yaml(sweep.one(run).config, resolve=True)))
+        refuse_changed(design, lambda run: redacted(OmegaConf.to_yaml(sweep.compose(run).config, resolve=True)))
         wait_for_earlier(design, say)
         state, left = _begun(sweep)
         try:
@@ -137,25 +137,22 @@ def _run_sweep(grid: "Grid", request: Request) -> int:
 
 def _plan(sweep: _Sweep) -> str:
     """Return the plan of a sweep; where losses differ, it looks at one run of each setting."""
+    from rlreason.training.preflight import RECORDS, space_needed
+
     design, gpus = sweep.design, sweep.request.gpus
     by_setting = {setting_text(run.setting): run for run in reversed(design.runs)}
     names = [setting_text(setting) for setting in design.settings()]
     if not {"loss", "loss.loss_type", "objective"} & set(design.axes):
         names = names[:1]
-    settings = {name: sweep.one(by_setting[name]).run for name in names}
+    settings = {name: sweep.compose(by_setting[name]).run for name in names}
     lines = {
         "launcher": sweep.jobs.line(sweep.launcher),
         "GPUs": gpus.line(sweep.request.options.jobs, len(design.runs)),
     }
+    first = settings[names[0]]
+    space = RECORDS + (space_needed(first).left if works_on_a_model(first) else 0)
     shared = 1 if gpus.handed_out or sweep.launcher not in HERE else sweep.jobs.side_by_side
-    return plan_text(design, settings, sweep.jobs.side_by_side, shared, _space_of, lines)
-
-
-def _space_of(run: AnyRunConfig) -> float:
-    """Return the bytes that a run may leave, by its settings: model, responses, checkpoints and small files."""
-    from rlreason.training.preflight import RECORDS, space_needed
-
-    return float(RECORDS + (space_needed(run).left if works_on_a_model(run) else 0))
+    return plan_text(design, settings, sweep.jobs.side_by_side, shared, space, lines)
 
 
 def _begun(sweep: _Sweep) -> tuple[SweepState, list[RunState]]:
@@ -181,7 +178,7 @@ def _launched(grid: "Grid", sweep: _Sweep, left: Sequence[RunState]) -> dict[str
     gpus = sweep.request.gpus
     words = [*left[0].overrides, *sweep.words, *sweep.jobs.words, f"hydra.sweep.dir='{sweep.design.folder}'"]
     if sweep.launcher == PROCESSES:
-        runs = [sweep.one(run).run for run in left]
+        runs = [sweep.compose(run).run for run in left]
         needs = [gpus.of_run(gpus_needed(run)) if gpus.handed_out else 0 for run in runs]
         of_vllm = any(works_on_a_model(run) and run.rollout.engine == "vllm" for run in runs)
         words.append(f"hydra.launcher.needs={needs}")

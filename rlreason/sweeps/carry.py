@@ -5,7 +5,7 @@ import itertools
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from rlreason.errors import ConfigError
 from rlreason.records.files import CONFIG
@@ -36,7 +36,6 @@ from rlreason.sweeps.state import (
 )
 
 BEST = 3  # settings of a broad sweep that a focused one runs again, besides the reference
-GIVE = "give carry= a sweep that has finished"
 Grouped = dict[Key, list[Outcomes]]
 Right = Mapping[Key, Mapping[int, Floats]]  # setting -> seed -> correctness (problems)
 
@@ -163,7 +162,10 @@ def _measured(state: SweepState, folder: Path) -> tuple[Key, Grouped, list[str]]
     grouped, varied = _comparable(state, folder)
     reference = _reference(state, folder)
     if reference not in grouped:
-        raise ConfigError(f"carry={folder}: no run of its reference {setting_text(dict(reference))} has ended: {GIVE}")
+        raise ConfigError(
+            f"carry={folder}: no run of its reference {setting_text(dict(reference))} has ended: give carry= a sweep "
+            "that has finished"
+        )
     return reference, grouped, varied
 
 
@@ -258,17 +260,8 @@ def refuse_other_model(carried: Sequence[Carried], model: str) -> None:
 # Settings that can no longer win
 
 
-class SureLoss(NamedTuple):
-    """That a setting surely loses: to which, by how much, and at which level."""
-
-    better: Key
-    difference: Difference  # the setting minus the better one
-    adjusted_p: float
-    level: float
-
-
-def losers(right: Right, reference: Key | None, settings: int, planned_seeds: int) -> dict[Key, SureLoss]:
-    """Return the settings that surely lose, each with its clearest comparison.
+def losers(right: Right, reference: Key | None, settings: int, planned_seeds: int) -> dict[Key, str]:
+    """Return the settings that surely lose, each with the reason by its clearest comparison.
 
     `right`: of the runs that have ended. `settings`, `planned_seeds`: how many the sweep has in all. The level is
     divided by the number of looks, and Holm's method corrects over the pairs.
@@ -287,12 +280,18 @@ def losers(right: Right, reference: Key | None, settings: int, planned_seeds: in
         if len(seeds) >= FEWEST_SEEDS:
             ones, others = ({seed: right[key][seed] for seed in right[key] if seed in seeds} for key in (a, b))
             found.append((a, b, compared(ones, others)))
-    losses: dict[Key, SureLoss] = {}
-    for (a, b, d), p in zip(found, holm([d.p for _, _, d in found], family), strict=True):
-        worse, better, minus = (a, b, d) if d.mean < 0 else (b, a, replace(d, mean=-d.mean, low=-d.high, high=-d.low))
-        if p <= level and worse != reference and (worse not in losses or p < losses[worse].adjusted_p):
-            losses[worse] = SureLoss(better, minus, p, level)
-    return losses
+    clearest: dict[Key, tuple[float, str]] = {}
+    for (better, worse, lead), p in zip(found, holm([lead.p for _, _, lead in found], family), strict=True):
+        if lead.mean < 0:
+            better, worse = worse, better
+            lead = replace(lead, mean=-lead.mean, low=-lead.high, high=-lead.low)
+        if p <= level and worse != reference and (worse not in clearest or p < clearest[worse][0]):
+            by = f"{points(lead.mean)} ({points(lead.low)} to {points(lead.high)})"
+            why = (
+                f"worse than {setting_text(dict(better))} by {by} over {lead.seeds} seeds and {lead.problems} problems"
+            )
+            clearest[worse] = p, f"{why}; Holm's p {p:.2g}, below {level:.2g}"
+    return {key: why for key, (_, why) in clearest.items()}
 
 
 def why_dominated(folder: Path, say: Callable[[str], None] = print_stderr) -> str:
@@ -301,33 +300,21 @@ def why_dominated(folder: Path, say: Callable[[str], None] = print_stderr) -> st
     If the settings cannot be compared, the reason is printed and nothing is stopped.
     """
     state = read_state(folder.parent)
-    mine = state.run(folder.name)
+    mine, settings = state.run(folder.name), {run.key for run in state.runs}
     for stopped in state.stopped_settings:
         if stopped["setting"] == mine.setting:
             return str(stopped["reason"])
+    reference = next((key for key in settings if dict(key) == state.reference), None)
     try:
-        loss = _loss_of(mine.key, state, folder.parent)
+        grouped, _ = _comparable(state, folder.parent)
+        if not grouped:
+            return ""
+        if state.reference is not None and reference is None:
+            raise ConfigError(
+                f"the sweep's reference {setting_text(state.reference)} is none of its settings: run it as well"
+            )
+        seeds = len({run.seed for run in state.runs})
+        return losers(_right(grouped, CHOOSING), reference, len(settings), seeds).get(mine.key, "")
     except ConfigError as error:
         say(f"! monitors.dominated=stop stops nothing: {error}")
         return ""
-    if loss is None:
-        return ""
-    d, better = loss.difference, setting_text(dict(loss.better))
-    return (
-        f"worse than {better} by {points(-d.mean)} ({points(-d.high)} to {points(-d.low)}) over {d.seeds} seeds and "
-        f"{d.problems} problems; Holm's p {loss.adjusted_p:.2g}, below {loss.level:.2g}"
-    )
-
-
-def _loss_of(setting: Key, state: SweepState, folder: Path) -> SureLoss | None:
-    """Return how a setting surely loses, None if it does not; `ConfigError` if the runs are not comparable."""
-    grouped, _ = _comparable(state, folder)
-    if not grouped:
-        return None
-    right, settings = _right(grouped, CHOOSING), {run.key for run in state.runs}
-    reference = next((key for key in settings if dict(key) == state.reference), None)
-    if state.reference is not None and reference is None:
-        raise ConfigError(
-            f"the sweep's reference {setting_text(state.reference)} is none of its settings: run it as well"
-        )
-    return losers(right, reference, len(settings), len({run.seed for run in state.runs})).get(setting)

@@ -203,8 +203,10 @@ def outcomes_of(folder: Path, run: RunState, say: Callable[[str], None] = print_
     `ConfigError` if it did and its final evaluation cannot be read.
     """
     place = folder / run.name
-    summary = None if not place.is_dir() else RunFolder(place, say).summary
-    if summary is None:
+    if not place.is_dir():
+        return None
+    run_folder = RunFolder(place, say)
+    if (summary := run_folder.summary) is None:
         return None
     given = summary.get("protocol")
     protocol = given if isinstance(given, dict) else None
@@ -212,7 +214,11 @@ def outcomes_of(folder: Path, run: RunState, say: Callable[[str], None] = print_
         if ending(run.status) is not ending("diverged"):
             raise ConfigError(f"{place} ended as {run.status} without an accuracy: move it away and run it again")
         return Outcomes(run.name, run.seed, protocol, None, {})
-    rows = list(RunFolder(place, say).rows(_final(place, say), NEEDED).values())
+    saved = run_folder.evaluations()  # of a step that ended the run twice: the last one is of its last update
+    if not saved and not (place / RESPONSES).is_file():  # that of a job without steps
+        raise ConfigError(f"{place} has lost the responses of its final evaluation: move it away and run it again")
+    final = saved[-1] if saved else ResponseFile(place / RESPONSES, RESPONSES)
+    rows = list(run_folder.rows(final, NEEDED).values())
     if not rows:
         raise ConfigError(f"{place} holds no response of its final evaluation: move it away and run it again")
     hits: dict[str, list[bool]] = {}
@@ -221,18 +227,6 @@ def outcomes_of(folder: Path, run: RunState, say: Callable[[str], None] = print_
     half = {row["problem_id"]: half_of(row["question"]) for row in rows}
     questions = question_keys((row["problem_id"], row["question"]) for row in rows)
     return Outcomes(run.name, run.seed, protocol, {k: sum(h) / len(h) for k, h in hits.items()}, half, questions)
-
-
-def _final(place: Path, say: Callable[[str], None]) -> ResponseFile:
-    """Return the file of the final evaluation: the last one of a training, or all responses of a job without steps.
-
-    If the evaluation after a step ended the run, the final one has the number of that step's last update.
-    """
-    if saved := RunFolder(place, say).evaluations():
-        return saved[-1]
-    if (place / RESPONSES).is_file():
-        return ResponseFile(place / RESPONSES, RESPONSES)
-    raise ConfigError(f"{place} has lost the responses of its final evaluation: move it away and run it again")
 
 
 def purposes(axes: Iterable[str]) -> tuple[str, ...]:

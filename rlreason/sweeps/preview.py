@@ -1,7 +1,7 @@
 """Describe what a sweep is about to do, and estimate its time, its disk space and the differences that it can show."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -36,7 +36,7 @@ ALIKE = (
     "budget.hours", "budget.tokens", "budget.steps", "budget.calls", "strategy", "client.model", "problem",
 )  # fmt: skip
 LOOKED_AT = 6  # other sweeps, the newest first: a plan must be quick
-SHOWN = 12  # values of an axis, at most
+MOST_VALUES = 12  # of an axis in a plan
 ONE_ON_POLICY = ("reinforce_with_baseline", "grpo_clip", "grpo_no_clip")  # losses of one gradient where the ratio is 1
 
 
@@ -45,16 +45,20 @@ def plan_text(
     settings: Mapping[str, AnyRunConfig],
     jobs: int = 1,
     together: int = 1,
-    space: Callable[[AnyRunConfig], float] | None = None,
+    space: float | None = None,
     hands_out: Mapping[str, str] | None = None,
 ) -> str:
     """Return the plan of a sweep, a line for each part.
 
     `settings`: setting as text -> its config, of the first setting, or of all, then those that are one formula are
     named. `jobs`: runs at a time; `together`: how many of them share memory. `space`: bytes that a run may write by its
-    settings, used if no run has finished. `hands_out`: lines on launcher and GPUs, by label.
+    settings, read if no run has finished. `hands_out`: lines on launcher and GPUs, by label.
     """
-    run, before = next(iter(settings.values())), _state_before(design)
+    run = next(iter(settings.values()))
+    try:
+        before = read_state(design.folder) if (design.folder / FILE).exists() else None
+    except ConfigError:  # of a later version, or broken
+        before = None
     names = {one.name for one in design.runs}
     ended = sum(one.of_its_own for one in before.runs if one.name in names) if before else 0
     left, cost = len(design.runs) - ended, cost_of(design, run, before)
@@ -86,13 +90,6 @@ def plan_text(
     return "\n".join(f"{label:<10} {line}" for label, line in lines.items() if line)
 
 
-def _state_before(design: Design) -> SweepState | None:
-    try:
-        return read_state(design.folder) if (design.folder / FILE).exists() else None
-    except ConfigError:  # of a later version, or broken
-        return None
-
-
 def _count(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
@@ -102,8 +99,8 @@ def _varied(design: Design) -> str:
     parts = []
     for axis in design.axes:
         values = list(dict.fromkeys(run.setting[axis] for run in design.runs if axis in run.setting))
-        more = f" and {len(values) - SHOWN} more" if len(values) > SHOWN else ""
-        parts.append(f"{axis}={','.join(values[:SHOWN])}{more}")
+        more = f" and {len(values) - MOST_VALUES} more" if len(values) > MOST_VALUES else ""
+        parts.append(f"{axis}={','.join(values[:MOST_VALUES])}{more}")
     return "; ".join(parts) or "the seed alone"
 
 
@@ -196,7 +193,7 @@ def _time(cost: RunCost | None, left: int, jobs: int) -> str:
     return f"about {total}: {duration(cost.seconds)} a run{beside}, by {cost.source}"
 
 
-def _disk(cost: RunCost | None, run: AnyRunConfig, left: int, space: Callable[[AnyRunConfig], float] | None) -> str:
+def _disk(cost: RunCost | None, run: AnyRunConfig, left: int, space: float | None) -> str:
     """Return how much the remaining runs will write."""
     if cost is not None:
         return f"about {decimal_size(cost.size * left)}: {decimal_size(cost.size)} a run, by {cost.source}"
@@ -204,8 +201,8 @@ def _disk(cost: RunCost | None, run: AnyRunConfig, left: int, space: Callable[[A
         return "unknown"
     unknown = works_on_a_model(run) and shape_of(run.model).shape is None
     without = "; without the model's weights, whose size is not known here" if unknown else ""
-    total = f"at most about {decimal_size(space(run) * left)} when all have ended"
-    return f"{total}: {decimal_size(space(run))} a run, by its settings{without}"
+    total = f"at most about {decimal_size(space * left)} when all have ended"
+    return f"{total}: {decimal_size(space)} a run, by its settings{without}"
 
 
 # What they can show

@@ -345,7 +345,13 @@ def _result(one: _Running, folder: Path) -> Any:
 
 
 def _run_job(job: _Job, sender: Connection, shared: bytes) -> None:
-    """Run one job, in its own process. `shared`: what all jobs of the sweep need."""
+    """Have Hydra run one job, in its own process. `shared`: what all jobs of the sweep need."""
+    import cloudpickle
+    from hydra.core.hydra_config import HydraConfig
+    from hydra.core.singleton import Singleton
+    from hydra.core.utils import run_job, setup_globals
+    from omegaconf import open_dict
+
     for number in signals.SIGNALS:
         signal.signal(number, signal.SIG_DFL if number in job.heeded else signal.SIG_IGN)
     heed_signals()
@@ -356,31 +362,20 @@ def _run_job(job: _Job, sender: Connection, shared: bytes) -> None:
         os.sched_setaffinity(0, job.processors)
     try:
         with printing_to(job.console):
-            sender.send(_returned(job, shared))
+            context, config, task, singletons = cloudpickle.loads(shared)
+            Singleton.set_state(singletons)
+            setup_globals()
+            job_config = context.config_loader.load_sweep_config(config, list(job.overrides))
+            with open_dict(job_config):
+                job_config.hydra.job.id, job_config.hydra.job.num = str(job.number), job.number
+            HydraConfig.instance().set_config(job_config)
+            result = run_job(
+                hydra_context=context, task_function=task, config=job_config, job_dir_key="hydra.sweep.dir",
+                job_subdir_key="hydra.sweep.subdir",
+            )  # fmt: skip
+            sender.send((result.status, result._return_value))
     except KeyboardInterrupt:
         signals.leave(130)
-
-
-def _returned(job: _Job, shared: bytes) -> tuple[Any, Any]:
-    """Have Hydra run a job; return its status with its value or its error."""
-    import cloudpickle
-    from hydra.core.hydra_config import HydraConfig
-    from hydra.core.singleton import Singleton
-    from hydra.core.utils import run_job, setup_globals
-    from omegaconf import open_dict
-
-    context, config, task, singletons = cloudpickle.loads(shared)
-    Singleton.set_state(singletons)
-    setup_globals()
-    job_config = context.config_loader.load_sweep_config(config, list(job.overrides))
-    with open_dict(job_config):
-        job_config.hydra.job.id, job_config.hydra.job.num = str(job.number), job.number
-    HydraConfig.instance().set_config(job_config)
-    result = run_job(
-        hydra_context=context, task_function=task, config=job_config, job_dir_key="hydra.sweep.dir",
-        job_subdir_key="hydra.sweep.subdir",
-    )  # fmt: skip
-    return result.status, result._return_value
 
 
 @contextmanager

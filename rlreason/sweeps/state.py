@@ -243,8 +243,8 @@ def sweeps_named(folder: Path, name: str) -> list[Path]:
 def refreshed(run: RunState, folder: Path, say: Callable[[str], None] | None = None) -> RunState:
     """Return what the run's own folder, below that of the sweep, says of it.
 
-    Only what a run that was refused or stopped before it wrote anything is known for, and the time that a folder lacks,
-    are taken from `run`.
+    What a folder cannot say is taken from `run`: why one was refused or stopped before it wrote anything, and the time
+    that its summary lacks.
     """
     place = folder / run.name
     now = RunState(run.name, run.overrides, run.setting, run.seed, shared_machine=run.shared_machine)
@@ -265,7 +265,8 @@ def refreshed(run: RunState, folder: Path, say: Callable[[str], None] | None = N
         return now
     now.status, now.reason = known_status(str(summary.get("status", ""))), str(summary.get("reason", ""))
     now.accuracy, now.accuracy_before = number(summary.get("accuracy")), number(summary.get("accuracy_before"))
-    ends = [number(end) for end in summary.get("accuracy_interval") or ()]
+    interval, protocol = summary.get("accuracy_interval"), summary.get("protocol")
+    ends = [number(end) for end in interval] if isinstance(interval, list) else []
     now.accuracy_interval = None if len(ends) != 2 or None in ends else (ends[0], ends[1])  # type: ignore[assignment]
     if now.accuracy is None and ending(now.status) is ending("diverged"):
         now.accuracy, now.accuracy_interval = 0.0, None
@@ -273,7 +274,7 @@ def refreshed(run: RunState, folder: Path, say: Callable[[str], None] | None = N
     now.score, now.length = number(summary.get("score")), number(summary.get("length"))
     problems = number(summary.get("eval_problems"))
     now.problems = None if problems is None else int(problems)
-    now.protocol = (summary.get("protocol") or {}).get("hash")
+    now.protocol = str(protocol.get("hash")) if isinstance(protocol, dict) else None
     now.seconds = number(summary.get("seconds")) or run.seconds
     return now
 
