@@ -382,8 +382,3 @@ def _resumed(request: Request, folder: Path, note: Note) -> Request:
     if request.starts:
         check_start([one.run], folder, note)
     return replace(request, one=one)
-
-
-def check_rules(request: Request) -> None:
-    """Raise `ConfigError` if the request composes but breaks a rule. Hydra must be ready to compose."""
-    composed_run(request.overrides, request.config_name)

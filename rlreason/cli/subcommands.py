@@ -130,7 +130,7 @@ def number_in(low: float, high: float, kind: type[int] | type[float] = float) ->
             if low <= kind(word) <= high:
                 return kind(word)
         whole = "whole " * (kind is int)
-        raise argparse.ArgumentTypeError(f"{word} must be a {whole}number from {low:g} to {high:g}")
+        raise argparse.ArgumentTypeError(f"{word} must be a {whole}number from {low} to {high}")
 
     return read
 
