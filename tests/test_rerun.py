@@ -107,6 +107,14 @@ def test_what_cannot_go_on_is_one_line(given, says, left):
     assert "\n" not in str(caught.value)
 
 
+def test_an_option_of_ones_own_is_found_when_a_run_resumes(left, tmp_path):
+    folder = left("loss=grpo_clip")
+    (tmp_path / "mine/loss").mkdir(parents=True)
+    (tmp_path / "mine/loss/mine.yaml").write_text("loss_type: grpo_clip\ncliprange: 0.1\n")
+    one = one_run(f"resume={folder}", "--config-dir", str(tmp_path / "mine"), "loss=mine")
+    assert one.config.loss.cliprange == 0.1
+
+
 def test_a_sweep_is_told_by_its_own_command(finished_sweep):
     with pytest.raises(ConfigError, match=r"a sweep with 2 runs: .*rlreason --multirun seed=0,1 .*\), or give one"):
         one_run(f"resume={finished_sweep.folder}")

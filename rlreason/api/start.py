@@ -2,8 +2,8 @@
 
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 from hydra import compose as hydra_compose
@@ -57,7 +57,11 @@ def start(
         )
     texts = _checked_overrides(overrides)
     with ExitStack() as stack:
-        stack.enter_context(_alone())
+        if not _running.acquire(blocking=False):  # a run sets the state of the whole process
+            raise ConfigError(
+                "another run of this process is under way: wait until it has ended, or start one by python -m rlreason"
+            )
+        stack.callback(_running.release)
         own = stack.enter_context(as_settings(**objects))
         _refuse_twice(own, texts)
         console = Console(stack.enter_context(open(os.devnull, "w")) if quiet else None)
@@ -73,8 +77,10 @@ def start(
             folder = free_folder(folder)  # another run may have begun in the same second
         if isinstance(first, Run) or config is not None:  # its words alone would be another run
             words = ["rerun", str(folder)]
-        stack.enter_context(_sweep_variable(one.sweep))
         stack.enter_context(process_state_kept())
+        if one.sweep and SWEEP_VARIABLE not in os.environ:  # loggers group it as in the sweep
+            os.environ[SWEEP_VARIABLE] = one.sweep
+            stack.callback(os.environ.pop, SWEEP_VARIABLE)
         divide_memory_finely()
         run_job(run, folder, redacted(OmegaConf.to_yaml(one.config)), words, console)
     return Run(folder)
@@ -114,33 +120,6 @@ def _plain(config: object) -> dict[str, Any]:
         kind = type(config).__name__
         raise ConfigError(f"config= is of type {kind}: give what rlreason.compose(...) returned, and words as texts")
     return plain(config, resolve=False)
-
-
-@contextmanager
-def _alone() -> Iterator[None]:
-    """Refuse a second run while one is in progress: a run sets the state of the whole process."""
-    if not _running.acquire(blocking=False):
-        raise ConfigError(
-            "another run of this process is under way: wait until it has ended, or start one by python -m rlreason"
-        )
-    try:
-        yield
-    finally:
-        _running.release()
-
-
-@contextmanager
-def _sweep_variable(name: str | None) -> Iterator[None]:
-    """Make a run in this block one of the sweep `name`; None: leave the variable as it is."""
-    before = os.environ.get(SWEEP_VARIABLE)
-    if name is not None:
-        os.environ[SWEEP_VARIABLE] = name
-    try:
-        yield
-    finally:
-        if name is not None:
-            os.environ.pop(SWEEP_VARIABLE, None)
-            os.environ.update({} if before is None else {SWEEP_VARIABLE: before})
 
 
 def _refuse_twice(own: Sequence[str], overrides: Sequence[str]) -> None:

@@ -310,7 +310,7 @@ def quoted(overrides: Sequence[str], multirun: bool) -> list[str]:
 def check_command_line(words: Sequence[str], note: Note = print, design: bool = True) -> Request:
     """Check a command line before anything runs and return it under our names; `ConfigError` in one line for a mistake.
 
-    A question must compose; runs must also obey the rules and have a folder to write to. `design`: check the runs of a
+    A question is left to Hydra; runs must obey the rules and have a folder to write to. `design`: check the runs of a
     sweep too, which our sweeper does otherwise.
     """
     with mistakes_in(words):
@@ -330,7 +330,10 @@ def check_command_line(words: Sequence[str], note: Note = print, design: bool = 
             else:
                 if request.multirun:  # the part that all runs of the sweep share
                     request = replace(request, overrides=fixed(request.overrides))
-                _check_question(request)
+                part = request.flags.get("package", "_global_")
+                cfg = composed(request.overrides, request.config_name) if part != "_global_" else None
+                if cfg is not None and OmegaConf.select(cfg, part) is None:
+                    raise ConfigError(f"--package={part} is no part of the config: rlreason --cfg job shows it whole")
     return request
 
 
@@ -379,17 +382,3 @@ def _resumed(request: Request, folder: Path, note: Note) -> Request:
     if request.starts:
         check_start([one.run], folder, note)
     return replace(request, one=one)
-
-
-def check_rules(request: Request) -> None:
-    """Raise `ConfigError` if the request composes but breaks a rule. Hydra must be ready to compose."""
-    composed_run(request.overrides, request.config_name)
-
-
-def _check_question(request: Request) -> None:
-    part = request.flags.get("package")
-    if not request.overrides and not part:
-        return
-    cfg = composed(request.overrides, request.config_name)
-    if part and part != "_global_" and OmegaConf.select(cfg, part) is None:
-        raise ConfigError(f"--package={part} is no part of the config: python -m rlreason --cfg job shows it whole")

@@ -17,7 +17,8 @@ import hydra
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
-from rlreason.cli.check import check_command_line, check_rules
+from rlreason.cli.check import check_command_line
+from rlreason.cli.compose import composed_run
 from rlreason.cli.flags import OneRun, Request, composing, read, searching
 from rlreason.cli.launchers import JOBLIB
 from rlreason.cli.mistakes import in_one_line, mistakes_in
@@ -310,5 +311,5 @@ def by_hydra(request: Request) -> int:
         sys.argv = before
     if request.flags.keys() & {"cfg", "info"}:
         with composing(request), in_one_line(request.overrides, request.config_name):
-            check_rules(request)  # after the config, also print what is wrong with it
+            composed_run(request.overrides, request.config_name)  # what is wrong with it is said behind the config
     return 0

@@ -45,12 +45,9 @@ def composed(overrides: Sequence[str], name: str) -> DictConfig:
 
 
 def parsed(overrides: Sequence[str]) -> list[Override]:
-    """Parse overrides as Hydra does; `ConfigError` for one that it cannot read."""
-    parser, found = OverridesParser.create(config_loader=GlobalHydra.instance().config_loader()), []
-    for word in overrides:
-        with in_one_line([word], composing=True):
-            found += parser.parse_overrides([word])
-    return found
+    """Parse overrides, each of which can be read, as Hydra does."""
+    parser = OverridesParser.create(config_loader=GlobalHydra.instance().config_loader())
+    return list(parser.parse_overrides(list(overrides)))
 
 
 def composed_run(

@@ -92,19 +92,13 @@ def agreement(marks: Mapping[str, Sequence[bool]]) -> dict[str, dict[str, Any]]:
     >>> agreement({"saved": [True, True], "now": [True, False]})["saved"]
     {'correct': 1.0, 'agrees': 0.5, 'only_it': [1], 'only_now': []}
     """
-    now = marks["now"]
-    graders = {}
+    now, graders = marks["now"], dict[str, dict[str, Any]]()
     for name, correct in marks.items():
-        only_it = [place for place in range(len(now)) if correct[place] and not now[place]]
-        only_now = [place for place in range(len(now)) if now[place] and not correct[place]]
+        only_it = [place for place, right in enumerate(correct) if right and not now[place]]
+        only_now = [place for place, right in enumerate(correct) if now[place] and not right]
         total = max(1, len(now))
         agrees = 1 - (len(only_it) + len(only_now)) / total
-        graders[name] = {
-            "correct": sum(correct) / total,
-            "agrees": agrees,
-            "only_it": only_it,
-            "only_now": only_now,
-        }
+        graders[name] = {"correct": sum(correct) / total, "agrees": agrees, "only_it": only_it, "only_now": only_now}
     return graders
 
 

@@ -66,12 +66,6 @@ OF_DISCOVERY = {
     "thinking": "client.thinking",
     "timeout": "score.timeout_s",
 }
-#: Groups of options that only algorithms with a model of their own have.
-OF_MODELS = (
-    "experiment", "data", "scale", "loss", "objective", "prompt", "rollout", "eval", "logger", "baseline", "std_norm",
-    "length_norm", "off_policy",
-)  # fmt: skip
-
 #: Other programs' names -> settings: suggested, not translated, since theirs may differ in a unit or a default.
 _HABITS = {
     "lr": "learning_rate",
@@ -177,11 +171,6 @@ def own_names(words: Sequence[str], note: Note = print, algorithm: str = "") -> 
     found = []
     for word in words:
         key, equals, value = word.partition("=")
-        if key in OF_MODELS:
-            raise ConfigError(
-                f"{word} belongs to algorithms that work on a model here, and algorithm=discover asks one elsewhere "
-                "(client.base_url, client.model): leave it out"
-            )
         if ours := OF_DISCOVERY.get(key):
             note(f"note: {key} is {ours} here")
         found.append(f"{ours or key}{equals}{value}")

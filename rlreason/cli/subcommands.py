@@ -130,7 +130,7 @@ def number_in(low: float, high: float, kind: type[int] | type[float] = float) ->
             if low <= kind(word) <= high:
                 return kind(word)
         whole = "whole " * (kind is int)
-        raise argparse.ArgumentTypeError(f"{word} must be a {whole}number from {low:g} to {high:g}")
+        raise argparse.ArgumentTypeError(f"{word} must be a {whole}number from {low} to {high}")
 
     return read
 
@@ -166,8 +166,6 @@ WAYS = (
     ("inspect RUN --regrade", "grade its rollouts again: now, with math-verify, or with a function of yours"),
     ("inspect RUN --gradients", "its rollouts under every objective: loss, gradient, clipping"),
 )
-#: First words that are not subcommands -> what to type instead.
-MEANT = {"lab": "rlreason inspect RUN --gradients", "audit": "rlreason inspect RUN --regrade", "train": "rlreason"}
 
 
 def named_subcommand(words: Sequence[str]) -> Subcommand | None:
@@ -185,7 +183,8 @@ def refuse_wrong_subcommand(words: Sequence[str]) -> None:
     if not words or not re.fullmatch(r"[A-Za-z][\w-]*", words[0]):
         return
     near = difflib.get_close_matches(words[0].lower(), [one.name for one in SUBCOMMANDS], n=1, cutoff=0.75)
-    if meant := MEANT.get(words[0].lower()) or (f"rlreason {near[0]}" if near else ""):
+    if near or words[0].lower() == "train":
+        meant = " ".join(["rlreason", *near])  # which trains, without a subcommand
         raise ConfigError(f"{words[0]} is no subcommand: did you mean {meant}? (rlreason --help lists them)")
 
 
