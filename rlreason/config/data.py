@@ -209,7 +209,7 @@ class FileDataConfig(RowsDataConfig):
     )
     ground_truth: str | None = source(None, doc="named like train: questions with answers, for rows that bring none")
     hub_config: str | None = text(
-        None, doc="the configuration of a hub data set that has several", only_if="here is not data or here.on_hub"
+        None, doc="the configuration of a hub data set that has several", only_if="here.on_hub"
     )
 
     @property
