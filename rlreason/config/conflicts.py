@@ -202,7 +202,17 @@ def of_files(data: "data.FileDataConfig", evaluated: bool = False) -> Broken:
     if folder is None:
         yield "data.validation has no value: give data.validation=FILE, or hold out with data.n_validation=200"
     elif evaluated and not data.evaluation_file():
-        yield from [data.nothing_to_evaluate()] if folder.is_dir() else _absent(data, "path", "validation")
+        yield from [nothing_to_evaluate(data)] if folder.is_dir() else _absent(data, "path", "validation")
+
+
+def nothing_to_evaluate(data: "data.FileDataConfig") -> str:
+    """Return the complaint about a folder of files with nothing to evaluate on."""
+    if other := unread_format(data.path, "validation") or unread_format(data.path, "test"):
+        return f"data.path={data.path}: {other}"
+    return (
+        f"data.path={data.path} holds neither validation nor test: name one with data.validation, or hold out some "
+        "of train with data.n_validation=200"
+    )
 
 
 def _absent(data: "data.FileDataConfig", key: str, split: str | None) -> Broken:

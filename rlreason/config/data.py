@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from rlreason.config import conflicts
-from rlreason.config.leaves import SPLITS, locate, may_be_hub_name, unread_format
+from rlreason.config.leaves import SPLITS, locate, may_be_hub_name
 from rlreason.errors import ConfigError
 from rlreason.runtime.plugins import NotImportableError, load
 from rlreason.settings import MADE, MAX_SEED, MISSING, Settings, choice, group, number, share, source, text
@@ -209,7 +209,7 @@ class FileDataConfig(RowsDataConfig):
     )
     ground_truth: str | None = source(None, doc="named like train: questions with answers, for rows that bring none")
     hub_config: str | None = text(
-        None, doc="the configuration of a hub data set that has several", only_if="here is not data or here.on_hub"
+        None, doc="the configuration of a hub data set that has several", only_if="here.on_hub"
     )
 
     @property
@@ -233,15 +233,6 @@ class FileDataConfig(RowsDataConfig):
     def evaluation_file(self) -> str | None:
         """The folder's file to evaluate on if none was named; a hub has its own."""
         return next((name for name in ("validation", "test") if locate(self.path, name)), None)
-
-    def nothing_to_evaluate(self) -> str:
-        """The complaint about a folder of files with nothing to evaluate on."""
-        if other := unread_format(self.path, "validation") or unread_format(self.path, "test"):
-            return f"data.path={self.path}: {other}"
-        return (
-            f"data.path={self.path} holds neither validation nor test: name one with data.validation, or hold out some "
-            "of train with data.n_validation=200"
-        )
 
 
 @dataclass

@@ -220,7 +220,7 @@ WORDS: dict[str, tuple[str, str]] = {
         "with {group}.n_validation only",
         "set {group}.n_validation=200 {group}.validation=null, or leave it out",
     ),
-    "here is not data or here.on_hub": ("for a data set of the hub only, not for files", "set it to null"),
+    "here.on_hub": ("for a data set of the hub only, not for files", "set it to null"),
     "here.path is None": ("where problems are made up only", "leave it out, or set {group}.path=null"),
     "reads_prompt(here)": (_ASKED, _UNDER_EVAL),
     "reads_prompt(here) or model.made_on_the_spot": (_ASKED, _UNDER_EVAL),

@@ -1,4 +1,4 @@
-"""A whole run: the keys common to all algorithms, the rules between them, and what a run grades with."""
+"""A whole run: the keys common to all algorithms, what follows from them, and what a run grades with."""
 
 from dataclasses import dataclass
 from pathlib import Path

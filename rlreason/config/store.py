@@ -21,7 +21,7 @@ from rlreason.errors import Absent, ConfigError
 from rlreason.objectives.objective import own_loss_config
 
 BLOCKS = ("cells", "embedded", "reference", "carries", "best_of", "chain")  # of hydra.sweeper, besides params
-OF_EMBEDDED = ("like", "cells", "reference")  # of the block `embedded`, besides settings
+OF_EMBEDDED = ("cells", "reference")  # of the block `embedded`, besides settings
 FIRST = "first"  # as reference: the first setting of the sweep
 FUNCTIONS = ("loss", "data")  # groups whose option may be a function, `module:function`
 #: Where Hydra looks behind conf/, as (provider, path): see hydra_plugins/rlreason_options.py.
@@ -67,14 +67,24 @@ def function_settings(group: str, option: str, function: str) -> Any:
 def sweep_file(name: str, content_of: Callable[[str], Mapping[str, Any]]) -> SweepFile:
     """Parse the sweep `name`; `content_of` returns a sweep file's content. `ConfigError` if a block is invalid."""
     content = content_of(name)
-    blocks = _sweeper(content)
+    blocks = dict(_sweeper(content))
+    file = _parsed(name, content, blocks)
+    if blocks.get("embedded") is None:
+        return file
+    params = _block(name, content_of, ())
+    instead = {key: params.pop(key) for key in OF_EMBEDDED if key in params}
+    instead["params"] = dict(blocks.get("params") or {}) | params
+    return replace(file, embedded=_parsed(name, content, blocks | instead))
+
+
+def _parsed(name: str, content: Mapping[str, Any], blocks: Mapping[str, Any]) -> SweepFile:
     settings = {key: value for key, value in content.items() if key not in ("defaults", "hydra")}
     if blocks.get("chain") and (others := sorted(settings)):
         raise _wrong(name, f"{others[0]} stands beside chain", "a chain has no settings of its own: give them to its")
     carries = blocks.get("carries", True)
     if not isinstance(carries, bool):
         raise _wrong(name, f"carries={typed_word(carries)} is neither true nor false", "write carries: false")
-    file = SweepFile(
+    return SweepFile(
         name,
         {str(key): _value(name, key, value) for key, value in (blocks.get("params") or {}).items()},
         _cells(name, blocks.get("cells")),
@@ -84,20 +94,6 @@ def sweep_file(name: str, content_of: Callable[[str], Mapping[str, Any]]) -> Swe
         _names(name, blocks.get("chain")),
         _chosen(content.get("defaults")),
         frozenset(flat(settings)),
-    )
-    if blocks.get("embedded") is None:
-        return file
-    return replace(file, embedded=_embedded(file, _block(name, content_of, ())))
-
-
-def _embedded(file: SweepFile, block: Mapping[str, Any]) -> SweepFile:
-    """Replace the sweep's values by those of its block `embedded`."""
-    axes = {key: _value(file.name, key, value) for key, value in block.items() if key not in OF_EMBEDDED}
-    return replace(
-        file,
-        axes=file.axes | axes,
-        cells=_cells(file.name, block["cells"]) if "cells" in block else file.cells,
-        reference=_reference(file.name, block["reference"]) if "reference" in block else file.reference,
     )
 
 

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from rlreason.config.conflicts import as_eval
+from rlreason.config.conflicts import as_eval, nothing_to_evaluate
 from rlreason.config.data import (
     CountdownConfig,
     DataConfig,
@@ -331,7 +331,7 @@ def validation_split(data: FileDataConfig) -> str:
         on_hub = hub_splits(data.path or "", data.hub_config)
         if name := next((name for name in ("validation", "test") if name in on_hub), ""):
             return name
-    raise ConfigError(data.nothing_to_evaluate())
+    raise ConfigError(nothing_to_evaluate(data))
 
 
 class Loaded(NamedTuple):

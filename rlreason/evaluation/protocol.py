@@ -100,7 +100,13 @@ def format_accuracy(
 
 PASS, FAIL, OPEN = "pass", "FAIL", "not verified"
 HOURS, GPUS, GPU = 4.0, 2, "H100"
-PROBLEMS, TEMPERATURE, MAX_TOKENS = 5000, 1.0, 1024
+PROBLEMS = 5000
+#: (rule, its key in the protocol, the number that it must be)
+LIMITS = (
+    ("temperature", "sampling.temperature", 1.0),
+    ("longest response, tokens", "sampling.max_tokens", 1024),
+    ("responses per problem", "samples per problem", 1),
+)
 PARAMETERS = 1_543_714_304  # of Qwen2.5-Math-1.5B, its embeddings counted once
 COURSE_REWARD = "cs336_alignment.drgrpo_grader:r1_zero_reward_fn"  # of the handout's repository
 #: SHA-256 of the handout's prompt file, "{question}" in the question's place.
@@ -118,33 +124,25 @@ class RuleCheck(NamedTuple):
 
 def leaderboard(settings: Mapping[str, Any], summary: Mapping[str, Any], origin: Mapping[str, Any]) -> list[RuleCheck]:
     """Check CS336's rules of 2025 on a run's `config.yaml`, `summary.json` and `provenance.json`."""
-    protocol, algorithm = summary.get("protocol") or {}, settings.get("algorithm")
-    there, asked = (summary.get("data_sizes") or {}).get("validation"), protocol.get("problems")
-    every = PASS if asked == there == PROBLEMS else FAIL
-    digest = hashlib.sha256(str(protocol.get("prompt", "")).encode()).hexdigest()
-    chat = any(key.startswith("chat.") for key in protocol)
-    prompt = digest == R1_ZERO and protocol.get("stop") == ["</answer>"] and not chat
-    prompt_text = f"SHA-256 {digest[:12]}, stop {protocol.get('stop')}" + (", in a chat template" if chat else "")
-    own = algorithm in ("grpo", "ei")
-    traces = "learns from its own samples" if own else "say where its traces come from"
-    traces = f"algorithm={algorithm}{' ' if own else ': '}{traces}"
-    numbers = {
-        "temperature": (TEMPERATURE, protocol.get("sampling.temperature")),
-        "longest response, tokens": (MAX_TOKENS, protocol.get("sampling.max_tokens")),
-        "responses per problem": (1, protocol.get("samples per problem")),
-    }
-    wanted = f"r1_zero (SHA-256 {R1_ZERO[:12]}), stop ['</answer>']"
+    protocol = summary.get("protocol") or {}
     return [
         _model(origin),
         _data(settings, summary),
-        RuleCheck("problems at the end", f"all {PROBLEMS}", f"{asked} of {there}", every),
-        RuleCheck("prompt", wanted, prompt_text, PASS if prompt else FAIL),
+        _problems(protocol, summary),
+        _prompt(protocol),
         _reward(protocol),
-        *(RuleCheck(rule, f"{of:g}", str(ours), PASS if ours == of else FAIL) for rule, (of, ours) in numbers.items()),
-        RuleCheck("imitated traces", "none of a stronger model", traces, PASS if own else OPEN),
+        *(
+            _passes(rule, f"{limit:g}", str(protocol.get(key)), protocol.get(key) == limit)
+            for rule, key, limit in LIMITS
+        ),
+        _traces(settings),
         _hours(summary, origin),
         _gpus(origin),
     ]
+
+
+def _passes(rule: str, wanted: str, found: str, passes: bool) -> RuleCheck:
+    return RuleCheck(rule, wanted, found, PASS if passes else FAIL)
 
 
 def write_card(kind: str | None, folder: Path, summary: Mapping[str, Any]) -> None:
@@ -200,7 +198,27 @@ def _data(settings: Mapping[str, Any], summary: Mapping[str, Any]) -> RuleCheck:
     return RuleCheck("data", wanted, f"{found}{other}: compare the hash with that of the handout's files", OPEN)
 
 
-def _reward(protocol: Mapping[str, Any]) -> RuleCheck:
+def _problems(protocol: Protocol, summary: Mapping[str, Any]) -> RuleCheck:
+    there, asked = (summary.get("data_sizes") or {}).get("validation"), protocol.get("problems")
+    return _passes("problems at the end", f"all {PROBLEMS}", f"{asked} of {there}", asked == there == PROBLEMS)
+
+
+def _prompt(protocol: Protocol) -> RuleCheck:
+    digest = hashlib.sha256(str(protocol.get("prompt", "")).encode()).hexdigest()
+    chat, stop = any(key.startswith("chat.") for key in protocol), protocol.get("stop")
+    found = f"SHA-256 {digest[:12]}, stop {stop}" + (", in a chat template" if chat else "")
+    wanted = f"r1_zero (SHA-256 {R1_ZERO[:12]}), stop ['</answer>']"
+    return _passes("prompt", wanted, found, digest == R1_ZERO and stop == ["</answer>"] and not chat)
+
+
+def _traces(settings: Mapping[str, Any]) -> RuleCheck:
+    rule, wanted, algorithm = "imitated traces", "none of a stronger model", settings.get("algorithm")
+    if algorithm in ("grpo", "ei"):
+        return RuleCheck(rule, wanted, f"algorithm={algorithm} learns from its own samples", PASS)
+    return RuleCheck(rule, wanted, f"algorithm={algorithm}: say where its traces come from", OPEN)
+
+
+def _reward(protocol: Protocol) -> RuleCheck:
     """Check the reward. Only the course's own function passes: our grader decides some pairs differently."""
     reward, found = str(protocol.get("reward")), f"{protocol.get('reward')}, grader {protocol.get('grader', '')}"
     if reward == COURSE_REWARD:
