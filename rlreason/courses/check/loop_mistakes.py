@@ -65,6 +65,8 @@ LOOP_MISTAKES = (
     *known("finished mask", "how the mask of response tokens is made: it covers the end token, too",
            ("end tokens have weight 0: nothing teaches the policy to stop",
             lambda mask: mask & (bugs.nth_from_end(mask) > 1))),
+    *known("truncated mask", "how the mask of response tokens is made: it ends with what was sampled",
+           ("end token added to truncated samples", lambda mask: mask | bugs.shifted(mask, 1))),
     *known("share", "what the sum over responses is divided by",
            ("responses are summed, not averaged: their number divides nowhere", lambda n, u: n)),
     *known("share", "what is done with groups of equal rewards: they count in the mean, with advantage 0",
@@ -149,8 +151,8 @@ def _laid_out(u: Update, p: Forward, m: Mistake) -> tuple[Tensor, Tensor, Tensor
     old = log_probs.detach().clone() if outside is None else torch.full_like(log_probs.detach(), outside)
     old[mask] = torch.cat([m.at("old", lambda s, u: s.old)(member.sample, u) for member in p.members])
     for i, member in enumerate(p.members):
-        if not member.sample.truncated:
-            mask[i] = m.at("finished mask", lambda mask: mask)(mask[i])
+        step = "truncated mask" if member.sample.truncated else "finished mask"
+        mask[i : i + 1] = m.at(step, lambda mask: mask)(mask[i : i + 1])
     if m.step != "sequence mean":  # a mean over the whole row, which reaches all of it
         log_probs = log_probs.where(m.at("mask", lambda mask: mask)(mask), log_probs.detach())
     return log_probs, mask, old
