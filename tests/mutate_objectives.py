@@ -28,7 +28,6 @@ TESTS = {
     "advantages": ("advantages", "opo", "terms"),
     "losses": ("losses", "aggregation", "card", "sapo", "terms"),
     "aggregation": ("aggregation", "losses"),
-    "rules": ("rules",),
     "objective": ("rules", "card"),
     "published": ("rules", "card"),
     "card": ("card",),
@@ -57,7 +56,7 @@ def run_tests(module: str, change: Callable[[str], str] = unchanged) -> pytest.E
         skip = shutil.ignore_patterns("__pycache__")
         for package in ("objectives", "runtime", "config"):
             shutil.copytree(ROOT / "rlreason" / package, folder / "rlreason" / package, ignore=skip)
-        for shared in ("__init__.py", "types.py", "errors.py"):
+        for shared in ("__init__.py", "types.py", "errors.py", "settings.py"):
             shutil.copy(ROOT / "rlreason" / shared, folder / "rlreason")
         (folder / "tests").mkdir()
         for test in (ROOT / "tests").glob("test_objectives*.py"):

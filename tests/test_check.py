@@ -28,18 +28,10 @@ from rlreason.courses.check.subject import (
 from rlreason.courses.check.train_step import ALL_SUBJECTS as SUBJECTS
 from tests import right_functions_2025, right_functions_2026, right_loop, right_loop_left_padded, right_odd
 from tests.planted import module_of, planted_text
-from tests.planted_bugs import adversary, functions_2025, functions_2026, left_padded, loop, overlooked
+from tests.planted_bugs import BUGS as PLANTED
 from tests.right_variants import RIGHT as RIGHT_VARIANTS
 
 ROOT = Path(__file__).resolve().parents[1]
-RIGHT = {
-    "right_functions_2025.py": functions_2025.BUGS,
-    "right_functions_2026.py": functions_2026.BUGS,
-    "right_loop.py": loop.BUGS,
-    "right_loop_left_padded.py": left_padded.BUGS,
-}
-PLANTED = [(right, *bug) for right, bugs in RIGHT.items() for bug in bugs]
-PLANTED += adversary.BUGS + overlooked.BUGS
 
 
 @pytest.fixture(autouse=True)

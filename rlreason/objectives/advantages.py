@@ -105,19 +105,14 @@ def _raised(rewards: Tensor, groups: Groups) -> Tensor:
     return rewards - lowest[groups.group_of]
 
 
-def _deviations(rewards: Tensor, groups: Groups) -> Tensor:
-    """r - mean of the group, (n,) -> (n,), exactly 0 if all rewards of a group are equal.
+def mean_baseline(rewards: Tensor, groups: Groups) -> Tensor:
+    """r - mean(group), exactly 0 if all rewards of a group are equal. (n,) -> (n,). GRPO, arXiv 2402.03300, 4.1.
 
     The mean of equal floats may differ from them in the last bit, and dividing that by a tiny std would turn
     rounding into a gradient.
     """
     raised = _raised(rewards, groups)
     return raised - (sums(raised, groups) / groups.sizes)[groups.group_of]
-
-
-def mean_baseline(rewards: Tensor, groups: Groups) -> Tensor:
-    """r - mean(group). (n,) -> (n,). A group of one gives 0. GRPO, arXiv 2402.03300, section 4.1."""
-    return _deviations(rewards, groups)
 
 
 def no_baseline(rewards: Tensor, groups: Groups) -> Tensor:
@@ -131,7 +126,7 @@ def leave_one_out_baseline(rewards: Tensor, groups: Groups) -> Tensor:
     A group of one has no others to compare with and gives 0.
     """
     size = groups.sizes.to(rewards.dtype)
-    return _deviations(rewards, groups) * (size / (size - 1).clamp(min=1))[groups.group_of]
+    return mean_baseline(rewards, groups) * (size / (size - 1).clamp(min=1))[groups.group_of]
 
 
 def opo_baseline(rewards: Tensor, groups: Groups, lengths: Tensor) -> Tensor:
@@ -148,7 +143,7 @@ def opo_baseline(rewards: Tensor, groups: Groups, lengths: Tensor) -> Tensor:
 
 def group_std_divisor(rewards: Tensor, groups: Groups, advantage_eps: float) -> Tensor:
     """std(group) + eps, unbiased (divisor G - 1; a group of one has std 0). (n,) -> (n,)"""
-    squares = sums(_deviations(rewards, groups) ** 2, groups)
+    squares = sums(mean_baseline(rewards, groups) ** 2, groups)
     return (squares / (groups.sizes - 1).clamp(min=1)).sqrt()[groups.group_of] + advantage_eps
 
 
@@ -170,34 +165,26 @@ def group_mean_divisor(rewards: Tensor, groups: Groups, advantage_eps: float) ->
     return (sums(rewards, groups) / groups.sizes)[groups.group_of] + advantage_eps
 
 
-class Baseline(NamedTuple):
-    """A baseline with its formula: function(rewards (n,), groups) -> rewards minus baseline (n,).
+class Comparison(NamedTuple):
+    """A baseline or a normaliser with its formula.
 
-    A function with a third parameter `lengths` also gets the responses' tokens, (n,) int.
+    A baseline is function(rewards (n,), groups) -> rewards minus baseline (n,); one with a third parameter `lengths`
+    also gets the responses' tokens, (n,) int. A normaliser is function(rewards (n,), groups, advantage_eps) -> divisor
+    (n,).
     """
 
     function: Callable[..., Tensor]
-    plain: str
-    latex: str
+    plain: str = ""
+    latex: str = ""
+    note: str = ""  # what the card says of it
     published: Mapping[str, Mapping[str, Any]] = {}  # title -> axes that differ from objective=reinforce
     notes: tuple[str, ...] = ()  # how libraries or papers of that name differ
 
 
-class StdNorm(NamedTuple):
-    """A normaliser with its formula: function(rewards (n,), groups, advantage_eps) -> divisor (n,)."""
-
-    function: Callable[[Tensor, Groups, float], Tensor]
-    plain: str = ""
-    latex: str = ""
-    note: str = ""
-    published: Mapping[str, Mapping[str, Any]] = {}  # as in `Baseline`
-    notes: tuple[str, ...] = ()
-
-
 BASELINES = {
-    "mean": Baseline(mean_baseline, "r - mean(group)", r"r_i - \bar r_{g}"),
-    "none": Baseline(no_baseline, "r", "r_i"),
-    "leave_one_out": Baseline(
+    "mean": Comparison(mean_baseline, "r - mean(group)", r"r_i - \bar r_{g}"),
+    "none": Comparison(no_baseline, "r", "r_i"),
+    "leave_one_out": Comparison(
         leave_one_out_baseline,
         "r - mean(others of the group)",
         r"r_i - \frac{1}{G-1}\sum_{j \ne i} r_j",
@@ -206,7 +193,7 @@ BASELINES = {
             "from baseline=mean by a constant factor. The paper adds KL to the reward.",
         ),
     ),
-    "opo": Baseline(
+    "opo": Comparison(
         opo_baseline,
         "r - sum(length x r) / sum(length) of the group",
         r"r_i - \frac{\sum_j |y_j|\, r_j}{\sum_j |y_j|}",
@@ -215,14 +202,14 @@ BASELINES = {
     ),
 }
 STD_NORMS = {
-    "group_std": StdNorm(
+    "group_std": Comparison(
         group_std_divisor, "std(group)", r"\operatorname{std}_{g}(r)", "unbiased std (ddof 1) within the group"
     ),
-    "none": StdNorm(no_divisor),
-    "batch_std": StdNorm(
+    "none": Comparison(no_divisor),
+    "batch_std": Comparison(
         batch_std_divisor, "std(batch)", r"\operatorname{std}(r)", "unbiased std (ddof 1) over the rollout batch"
     ),
-    "group_mean": StdNorm(
+    "group_mean": Comparison(
         group_mean_divisor,
         "mean(group)",
         r"\bar r_{g}",

@@ -109,53 +109,37 @@ def _mismatch(o: Objective) -> Row:
     )
 
 
-def _overlong_penalty() -> Row:
-    latex = r"r_i \leftarrow r_i + \min(0, \max(-1, (L_{max} - L_{cache} - |y_i|) / L_{cache}))"
-    return Row("Overlong", "r + soft length penalty in [-1, 0], before the baseline", latex, "DAPO's formula")
-
-
-def _entropy(o: Objective) -> Row:
-    coef = f"{o.entropy_coef:g}"
-    return Row("Entropy", f"l - {coef} H(pi)", rf"\ell_t \leftarrow \ell_t - {coef}\, H(\pi_\theta)", "bonus")
-
-
-def _overlong_mask(o: Objective) -> Row:
-    effect = "still counts in N" if o.length_norm.kind == "constant" else "leaves the divisor too"
-    return Row("Overlong", "truncated responses carry no loss", "", f"such a sequence {effect}")
-
-
-def _zero_variance_skip(o: Objective) -> Row:
-    if o.length_norm.kind == "constant":
-        effect = "they still count in N, so the policy gradient is unchanged"
-    else:
+def formula_rows(o: Objective) -> list[Row]:
+    """Return every part that applies, in the order of computation: rewards, advantage, token loss, divisor."""
+    rows = []
+    if o.overlong == "penalty":
+        latex = r"r_i \leftarrow r_i + \min(0, \max(-1, (L_{max} - L_{cache} - |y_i|) / L_{cache}))"
+        plain = "r + soft length penalty in [-1, 0], before the baseline"
+        rows.append(Row("Overlong", plain, latex, "DAPO's formula"))
+    if o.kl_placement == "reward":
+        rows.append(_kl(o))
+    rows += [_advantage(o), _loss(o), _mismatch(o)]
+    if o.kl_placement != "reward":
+        rows.append(_kl(o))
+    if o.entropy_coef:
+        coef, latex = f"{o.entropy_coef:g}", r"\ell_t \leftarrow \ell_t - {}\, H(\pi_\theta)"
+        rows.append(Row("Entropy", f"l - {coef} H(pi)", latex.format(coef), "bonus"))
+    rows.append(aggregation_row(o.length_norm))
+    counted = o.length_norm.kind == "constant"
+    if o.overlong == "mask":
+        effect = "still counts in N" if counted else "leaves the divisor too"
+        rows.append(Row("Overlong", "truncated responses carry no loss", "", f"such a sequence {effect}"))
+    if o.zero_variance == "skip":
         effect = "they leave the divisor too, so the gradient grows by all / live"
-    if o.kl_placement == "loss" or o.entropy_coef:
-        effect += "; the KL and entropy terms of their tokens are dropped"
-    return Row("Zero variance", "groups of equal rewards are skipped", "", effect)
-
-
-def _samples(o: Objective) -> Row:
+        if counted:
+            effect = "they still count in N, so the policy gradient is unchanged"
+        if o.kl_placement == "loss" or o.entropy_coef:
+            effect += "; the KL and entropy terms of their tokens are dropped"
+        rows.append(Row("Zero variance", "groups of equal rewards are skipped", "", effect))
     on_policy = o.updates_per_rollout == 1
     where = f"{'one optimizer step' if on_policy else 'several optimizer steps'} per rollout batch"
     note = f"{where}; epochs_per_rollout={o.epochs_per_rollout}"
-    return Row("Samples", "on policy" if on_policy else "off policy", "", note)
-
-
-def formula_rows(o: Objective) -> list[Row]:
-    """Return every part that applies, in the order of computation: rewards, advantage, token loss, divisor."""
-    return [
-        *([_overlong_penalty()] if o.overlong == "penalty" else []),
-        *([_kl(o)] if o.kl_placement == "reward" else []),
-        _advantage(o),
-        _loss(o),
-        _mismatch(o),
-        *([_kl(o)] if o.kl_placement != "reward" else []),
-        *([_entropy(o)] if o.entropy_coef else []),
-        aggregation_row(o.length_norm),
-        *([_overlong_mask(o)] if o.overlong == "mask" else []),
-        *([_zero_variance_skip(o)] if o.zero_variance == "skip" else []),
-        _samples(o),
-    ]
+    return [*rows, Row("Samples", "on policy" if on_policy else "off policy", "", note)]
 
 
 TEXT_WIDTH = 110  # columns

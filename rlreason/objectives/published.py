@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
 
-from rlreason.objectives.advantages import BASELINES, OVERLONG, STD_NORMS, ZERO_VARIANCE, Baseline, StdNorm
+from rlreason.objectives.advantages import BASELINES, OVERLONG, STD_NORMS, ZERO_VARIANCE, Comparison
 from rlreason.objectives.aggregation import AGGREGATIONS
 from rlreason.objectives.losses import LOSSES, loss_named
 from rlreason.objectives.objective import LengthNormConfig, LossConfig, Objective, own_loss_config
@@ -129,7 +129,7 @@ GRPO = Objective(loss=LossConfig("grpo_clip", cliprange_low=0.2, cliprange_high=
 CONSTANT, TOKEN = LengthNormConfig("constant"), LengthNormConfig("token")
 REINFORCE = Objective(length_norm=CONSTANT, std_norm="none")
 #: The entries that compare samples, each with its axis and its name.
-_COMPARISONS: list[tuple[str, Baseline | StdNorm, str]] = [
+_COMPARISONS: list[tuple[str, Comparison, str]] = [
     *(("baseline", entry, name) for name, entry in BASELINES.items()),
     *(("std_norm", entry, name) for name, entry in STD_NORMS.items()),
 ]

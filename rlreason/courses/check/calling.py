@@ -17,6 +17,7 @@ from transformers import PreTrainedTokenizerFast
 
 from rlreason.courses.check.subject import Fault, Kind, TimeUpError, UnwrittenFault, short_text, their_error
 from rlreason.data.tasks import make_stories
+from rlreason.errors import ConfigError
 
 
 class Yours:
@@ -149,16 +150,12 @@ def _type(value: Any) -> str:
     return "None" if value is None else f"an object of type {type(value).__name__}"
 
 
-class NotLoadedError(Exception):
-    """Why a module cannot be loaded, as the end of a sentence that begins with its name."""
-
-
 def load_module(path_or_name: str) -> ModuleType:
-    """Load `package.module`, or the module of a file `path/to/module.py`; `NotLoadedError` if that fails."""
-    path, here = Path(path_or_name), str(Path.cwd())
+    """Load `package.module`, or the module of a file `path/to/module.py`; `ConfigError` if that fails."""
+    path, here, given = Path(path_or_name), str(Path.cwd()), f"MODULE={path_or_name}:"
     if path.is_dir():
         inner = next((p.name for p in sorted(path.glob("*.py"))), "module.py")
-        raise NotLoadedError(f"is a folder: give a file of it, such as {path / inner}")
+        raise ConfigError(f"{given} is a folder: give a file of it, such as {path / inner}")
     if path_or_name.endswith(".py") or path.is_file():
         name = _importable(path)
     else:
@@ -168,21 +165,21 @@ def load_module(path_or_name: str) -> ModuleType:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name is not None and f"{name}.".startswith(f"{error.name}."):
-            raise NotLoadedError(
-                f"there is no module {error.name} in {here} or among the installed packages: fix the name, or give "
-                "the path of a .py file"
+            raise ConfigError(
+                f"{given} there is no module {error.name} in {here} or among the installed packages: fix the name, or "
+                "give the path of a .py file"
             ) from None
-        raise NotLoadedError(f"importing it fails: {their_error(error)}: fix or install that") from None
+        raise ConfigError(f"{given} importing it fails: {their_error(error)}: fix or install that") from None
     except TimeUpError:
         raise
     except BaseException as error:  # also what ends a process, such as SystemExit
-        raise NotLoadedError(f"importing it fails: {their_error(error)}: fix that") from None
+        raise ConfigError(f"{given} importing it fails: {their_error(error)}: fix that") from None
 
 
 def _importable(path: Path) -> str:
     """Return a file's name as a module, which can be imported then; so can what lies next to it and above it."""
     if not path.is_file():
-        raise NotLoadedError("is no file: give the path of a .py file, or the dotted name of a module")
+        raise ConfigError(f"MODULE={path}: is no file: give the path of a .py file, or the dotted name of a module")
     path = path.resolve()
     root = path.parent
     while (root / "__init__.py").is_file():  # a file of a package may import its neighbours with a dot

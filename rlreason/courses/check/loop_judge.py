@@ -361,8 +361,8 @@ def unlike(row: Any, update: Update, lenient: bool = False) -> Iterator[tuple[st
 
 
 def _means(per_token: Tensor, update: Update, lenient: bool) -> list[float]:
-    """Return all means of values (n, width) that are right."""
-    rows = {s.number: row[: len(s.token_ids)] for s, row in zip(update.samples, per_token, strict=True)}
+    """Return all means of values (n, places) that are right."""
+    rows = {s.number: row[own] for s, row, own in zip(update.samples, per_token, update.mask, strict=True)}
     parts = [torch.cat([rows[member.sample.number] for member in p.members]) for p in update.passes]
     passes = [float(part.mean()) for part in parts]
     by_row = sum(float(row.mean()) for row in rows.values()) / len(rows)
@@ -370,17 +370,17 @@ def _means(per_token: Tensor, update: Update, lenient: bool) -> list[float]:
 
 
 def _entropies(update: Update) -> Iterator[Tensor]:
-    """Yield the entropies (n, width) at the sampling temperature and at 1."""
+    """Yield the entropies (n, places) at the sampling temperature and at 1."""
     for t in dict.fromkeys((update.options.temperature, 1.0)):
-        yield compute_entropy(update.scored[1].detach() / t)
+        yield compute_entropy(update.logits(update.own)[:, :-1].detach() / t)
 
 
 def _clipped(update: Update) -> Iterator[Tensor]:
-    """Yield (n, width) where the clipped term is the smaller one, and where the ratio is outside the range."""
+    """Yield (n, places) where the clipped term is the smaller one, and where the ratio is outside the range."""
     o, mask = update.options, update.mask
     if o.method not in ("grpo", "gspo"):
         return
-    gap = (update.log_probs - update.old()).masked_fill(~mask, 0.0)
+    gap = (update.log_probs.detach() - update.old()).masked_fill(~mask, 0.0)
     if o.method == "gspo":
         gap = (gap.sum(-1) / mask.sum(-1).clamp(min=1))[:, None].expand_as(gap)
     above, below = gap.exp() > 1 + o.cliprange, gap.exp() < 1 - o.cliprange

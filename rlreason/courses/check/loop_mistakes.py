@@ -15,7 +15,7 @@ from torch import Tensor
 
 from rlreason.courses.check import known_bugs as bugs
 from rlreason.courses.check.loop_session import Settings
-from rlreason.courses.check.loop_update import Forward, RecordedSample, Update, scored
+from rlreason.courses.check.loop_update import Forward, RecordedSample, Update, gathered, scored
 from rlreason.courses.check.subject import NO_MISTAKE, Kind, LoopBug, Mistake, known, short_text
 
 _DIVIDED = "where the loss is divided"
@@ -31,30 +31,25 @@ _WIDTH = "sums over tokens are divided by the padded width or sampling_max_token
 _TEMPERATURE = "temperature applied twice or upside down where log-probabilities are computed"
 
 
-def _score(logits: Tensor, labels: Tensor, temperature: float) -> Tensor:
-    """Return the log-probabilities (rows, places) of labels, each behind the logits at its place."""
-    return (logits[:, : labels.shape[1]] / temperature).log_softmax(-1).gather(-1, labels[..., None])[..., 0]
-
-
 def _of_next_logits(logits: Tensor, labels: Tensor, temperature: float) -> Tensor:
     later = torch.cat([logits[:, 1:], logits[:, -1:]], 1)
-    return _score(later, labels, temperature)
+    return gathered(later, labels, temperature)
 
 
-#: Steps: score as in `_score`; mask (mask, micro-batch); share (number of rows, update) -> the weight of a micro-batch,
-#: constant share the same of a constant normaliser; micro the micro-batches; old, order and reward as they are named.
+#: Steps: score as in `gathered`; mask; share (number of rows, update) -> the weight of a micro-batch, constant share
+#: the same of a constant normaliser; micro the micro-batches; old, order and reward as they are named.
 LOOP_MISTAKES = (
     *known("score", _SCORED,
         ("temperature ignored: log-probabilities are not those of the tempered distribution that was sampled",
-         lambda z, labels, t: _score(z, labels, 1.0)),
-        (_TEMPERATURE, lambda z, labels, t: _score(z, labels, t * t)),
-        (_TEMPERATURE, lambda z, labels, t: _score(z, labels, 1 / t)),
+         lambda z, labels, t: gathered(z, labels, 1.0)),
+        (_TEMPERATURE, lambda z, labels, t: gathered(z, labels, t * t)),
+        (_TEMPERATURE, lambda z, labels, t: gathered(z, labels, 1 / t)),
     ),
     *known("score", _SLICES,
         ("shifted by one: positions learn their own token again, not the next one",
-         lambda z, labels, t: _score(z, labels.roll(1, 1), t)),
+         lambda z, labels, t: gathered(z, labels.roll(1, 1), t)),
         ("shifted by one: positions learn the token after the next one",
-         lambda z, labels, t: _score(z, labels.roll(-1, 1), t)),
+         lambda z, labels, t: gathered(z, labels.roll(-1, 1), t)),
     ),
     *known("score", _MASKED, (_SHIFTED, _of_next_logits)),
     *known("mask", _MASKED,
@@ -70,6 +65,8 @@ LOOP_MISTAKES = (
     *known("finished mask", "how the mask of response tokens is made: it covers the end token, too",
            ("end tokens have weight 0: nothing teaches the policy to stop",
             lambda mask: mask & (bugs.nth_from_end(mask) > 1))),
+    *known("truncated mask", "how the mask of response tokens is made: it ends with what was sampled",
+           ("end token added to truncated samples", lambda mask: mask | bugs.shifted(mask, 1))),
     *known("share", "what the sum over responses is divided by",
            ("responses are summed, not averaged: their number divides nowhere", lambda n, u: n)),
     *known("share", "what is done with groups of equal rewards: they count in the mean, with advantage 0",
@@ -92,7 +89,7 @@ LOOP_MISTAKES = (
             lambda n, u: 1 / len(u.passes))),
     *known("old", f"{_OLD}: in which loop",
            ("old log-probabilities are computed again in each epoch, not once with the samples",
-            lambda s, u: scored(u.epoch_began, [s], u.options.temperature, len(s.token_ids))[0][0].detach())),
+            lambda s, u: scored(u.epoch_began, [s], u.options.temperature)[0])),
     *known("old", _OLD, ("old log-probabilities are taken at temperature 1, new ones at the sampling temperature",
                          lambda s, u: s.old_untempered)),
     *known("order", "the order of repeated prompts, and the reshape or loop that forms the groups",
@@ -129,48 +126,33 @@ MISTAKES = (
 _EPS_DROPPED = next(m for m in bugs.ADVANTAGE_MISTAKES if m.kind.name.startswith("advantage_eps is dropped"))
 
 
-def _pulls(u: Update, m: Mistake, passes: Sequence[Forward] = ()) -> list[Tensor]:
-    """Return the gradients by the logits of each micro-batch, or of some, of the loss with one mistake."""
+def _mistaken_gradient(u: Update, m: Mistake, passes: Sequence[Forward] = ()) -> Tensor:
+    """Return the gradient of an update's loss, or of some of its micro-batches, with one mistake."""
     o = u.options
     advantages = m.at("input", lambda right, other: right)(mistaken_advantages(u, m), _rewards(u.samples, m))
     of_sample = {s.number: a for s, a in zip(u.samples, advantages, strict=True)}
     share = m.at("constant share", lambda n, u: 1.0)
     if o.length_norm == "sequence":
         share = m.at("share", lambda n, u: n / u.size)
-    total, logits = torch.zeros(()), [u.logits(p) for p in u.passes]
+    total = torch.zeros(())
     for p in passes or m.at("micro", lambda passes: passes)(u.passes):
         log_probs, mask, old = _laid_out(u, p, m)
         a = torch.stack([of_sample[member.sample.number] for member in p.members])[:, None]
         loss = bugs.wrong_token_loss(bugs.LossInputs(o.method, a, log_probs, old, o.cliprange, mask), m)
         total = total + share(len(mask), u) * bugs.wrong_average(loss, mask, o.length_norm, o.constant, m)
-    return list(torch.autograd.grad(total, logits, retain_graph=True, allow_unused=True, materialize_grads=True))
-
-
-def _mistaken_gradient(u: Update, m: Mistake, passes: Sequence[Forward] = ()) -> Tensor:
-    """Return the gradient of an update's loss, or of some of its micro-batches, with one mistake."""
-    return u.gradient_of([u.logits(p) for p in u.passes], _pulls(u, m, passes))
+    return u.gradient_of(total)
 
 
 def _laid_out(u: Update, p: Forward, m: Mistake) -> tuple[Tensor, Tensor, Tensor]:
     """Return log-probabilities, response mask and old log-probabilities (members, places), as the student has them."""
-    logits, ids = u.logits(p), p.ids[[member.row for member in p.members]]
-    labels = torch.nn.functional.pad(ids[:, 1:], (0, 1), value=u.tokenizer.pad_token_id)
-    mask = torch.zeros(labels.shape, dtype=torch.bool)
-    for i, (_, s, start) in enumerate(p.members):
-        mask[i, start + len(s.prompt_ids) - 1 : start + len(s.ids) - 1] = True
-        if not s.truncated:
-            mask[i] = m.at("finished mask", lambda mask: mask)(mask[i])
-        if start + len(s.ids) == ids.shape[1] + 1:
-            labels[i, -1] = s.token_ids[-1]
-    if not u.inputs_are_cut:
-        labels, mask = labels[:, :-1], mask[:, :-1]
-    log_probs: Tensor = m.at("score", _score)(logits, labels, u.options.temperature)
-    old = log_probs.detach().clone()  # no ratio outside the responses
-    if u.options.old_outside is not None:
-        old = torch.full_like(old, u.options.old_outside)
-    for i, (_, s, start) in enumerate(p.members):
-        first = start + len(s.prompt_ids) - 1
-        old[i, first : first + len(s.token_ids)] = m.at("old", lambda s, u: s.old)(s, u)
+    labels, mask = p.labels(u.tokenizer.pad_token_id, any(one.is_cut for one in u.passes))
+    log_probs: Tensor = m.at("score", gathered)(u.logits(p), labels, u.options.temperature)
+    outside = u.options.old_outside
+    old = log_probs.detach().clone() if outside is None else torch.full_like(log_probs.detach(), outside)
+    old[mask] = torch.cat([m.at("old", lambda s, u: s.old)(member.sample, u) for member in p.members])
+    for i, member in enumerate(p.members):
+        step = "truncated mask" if member.sample.truncated else "finished mask"
+        mask[i : i + 1] = m.at(step, lambda mask: mask)(mask[i : i + 1])
     if m.step != "sequence mean":  # a mean over the whole row, which reaches all of it
         log_probs = log_probs.where(m.at("mask", lambda mask: mask)(mask), log_probs.detach())
     return log_probs, mask, old
@@ -216,13 +198,9 @@ def explained(wrong: Sequence[Update], updates: Sequence[Update]) -> LoopBug:
 def _gives(u: Update, m: Mistake) -> bool:
     """Return whether the mistake gives the gradient at the step."""
     try:
-        pulls = _pulls(u, m)
+        return u.is_at_step(u.clipped(_mistaken_gradient(u, m)))
     except Exception:  # a mistake may make nonsense of an update
         return False
-    right = u.right_pulls = u.right_pulls or _pulls(u, NO_MISTAKE)
-    if all(torch.allclose(*pair, rtol=1e-4, atol=1e-8) for pair in zip(pulls, right, strict=True)):
-        return u.is_right  # it does not show here, which spares the model's own backward pass
-    return u.is_at_step(u.clipped(u.gradient_of([u.logits(p) for p in u.passes], pulls)))
 
 
 _ZERO = "where zero_grad is called, relative to backward and step"
@@ -313,8 +291,8 @@ def _row_weights(u: Update) -> tuple[Tensor, Tensor] | None:
     """
     if u.options.method != "none" or u.options.length_norm != "sequence":
         return None
-    means = (u.scored[0] * u.mask).sum(1) / u.mask.sum(1)
-    each = torch.stack([u.gradient_of([mean]) for mean in means]).double()
+    means = (u.log_probs * u.mask).sum(1) / u.mask.sum(1)
+    each = torch.stack([u.gradient_of(mean) for mean in means]).double()
     weights = torch.linalg.lstsq(each.T, u.at_step.double()[:, None]).solution[:, 0].float()
     if not u.is_at_step(weights @ each.float()):
         return None

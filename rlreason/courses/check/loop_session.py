@@ -14,8 +14,6 @@ from dataclasses import asdict, dataclass
 from random import Random
 from typing import Any
 
-import torch
-
 from rlreason.courses.check.calling import story_tokenizer
 from rlreason.courses.check.loop_update import LoopOptions, RecordedSample, Recording, Update, scored
 from rlreason.data.tasks import make_stories
@@ -174,11 +172,10 @@ class Session(Recording):
             for k in range(n):
                 new.append(self._sample(prompt, f"{seed}/{prompt}/{k}" if seed is not None else "", max_tokens))
                 self.samples.append(new[-1])
-        width = max(len(s.token_ids) for s in new)
-        with torch.no_grad():
-            tempered, plain = (scored(self.model, new, t, width)[0] for t in (temperature, 1.0))
-        for s, at_temperature, at_one in zip(new, tempered, plain, strict=True):
-            s.old, s.old_untempered = at_temperature[: len(s.token_ids)], at_one[: len(s.token_ids)]
+        for s, old, untempered in zip(
+            new, scored(self.model, new, temperature), scored(self.model, new, 1.0), strict=True
+        ):
+            s.old, s.old_untempered = old, untempered
         texts = [prompt for prompt in prompts for _ in range(n)]
         return [
             LoopResponse(prompt, list(s.prompt_ids), list(s.token_ids), s.text, s.old.tolist(), s.truncated)

@@ -58,6 +58,21 @@ class Forward:
     foreign: bool = False  # it is of a copy of the policy
     members: list[Member] = field(default_factory=list)
 
+    @property
+    def is_cut(self) -> bool:
+        """Return whether the ids lack the last token, as inputs do: the labels of the longest row hold one more."""
+        return any(start + len(s.ids) > self.ids.shape[1] for _, s, start in self.members)
+
+    def labels(self, pad: int, is_cut: bool = False) -> tuple[Tensor, Tensor]:
+        """Return the labels (members, places) of the rows, and where they are response tokens, as bool."""
+        labels = torch.nn.functional.pad(self.ids[[m.row for m in self.members], 1:], (0, 1), value=pad)
+        mask = torch.zeros(labels.shape, dtype=torch.bool)
+        for i, (_, s, start) in enumerate(self.members):
+            mask[i, start + len(s.prompt_ids) - 1 : start + len(s.ids) - 1] = True
+            if start + len(s.ids) == self.ids.shape[1] + 1:
+                labels[i, -1] = s.token_ids[-1]
+        return (labels, mask) if is_cut else (labels[:, :-1], mask[:, :-1])
+
 
 @dataclass(eq=False)
 class RecordedSample:
@@ -162,22 +177,25 @@ def _flat(gradients: Sequence[Tensor]) -> Tensor:
     return torch.cat([g.detach().flatten() for g in gradients])
 
 
-def scored(model: Any, samples: Sequence[RecordedSample], temperature: float, width: int) -> tuple[Tensor, Tensor]:
-    """Return the log-probabilities (n, width) of response tokens, with gradient, and the logits (n, width, vocab)."""
-    logits = model(_padded(samples)).logits
-    at = torch.zeros(len(samples), width, dtype=torch.long)
-    labels = torch.zeros(len(samples), width, dtype=torch.long)
-    for row, s in enumerate(samples):
-        n = len(s.token_ids)
-        at[row, :n] = torch.arange(len(s.prompt_ids) - 1, len(s.ids) - 1)
-        labels[row, :n] = torch.tensor(s.token_ids)
-    at_tokens = logits.gather(1, at[..., None].expand(-1, -1, logits.shape[-1]))
-    return (at_tokens / temperature).log_softmax(-1).gather(-1, labels[..., None])[..., 0], at_tokens
-
-
-def _padded(samples: Sequence[RecordedSample]) -> Tensor:
+def one_row_each(samples: Sequence[RecordedSample]) -> Forward:
+    """Return the samples in a row for each, padded on the right."""
     rows = [torch.tensor(s.ids) for s in samples]
-    return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
+    ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
+    return Forward(ids, members=[Member(i, s, 0) for i, s in enumerate(samples)])
+
+
+def gathered(logits: Tensor, labels: Tensor, temperature: float) -> Tensor:
+    """Return the log-probabilities (rows, places) of labels, each behind the logits at its place."""
+    return (logits[:, : labels.shape[1]] / temperature).log_softmax(-1).gather(-1, labels[..., None])[..., 0]
+
+
+def scored(model: Any, samples: Sequence[RecordedSample], temperature: float) -> list[Tensor]:
+    """Return the log-probabilities (tokens,) of each sample, without gradient."""
+    rows = one_row_each(samples)
+    labels, mask = rows.labels(0)
+    with torch.no_grad():
+        log_probs = gathered(model(rows.ids).logits, labels, temperature)
+    return [row[own] for row, own in zip(log_probs, mask, strict=True)]
 
 
 def find(ids: Sequence[int], samples: Sequence[RecordedSample]) -> list[tuple[RecordedSample, int]]:
@@ -222,67 +240,56 @@ class Update:
         self.passes = [forward for forward in self.forwards if forward.members]
         self.samples = list({m.sample.number: m.sample for p in self.passes for m in p.members}.values())
         self._logits: dict[Forward, Tensor] = {}
-        self.right_pulls: list[Tensor] = []  # of the student's logits without a mistake
 
     def learn_from(self, samples: Sequence[RecordedSample]) -> None:
         """Take these samples for those of the step, in one micro-batch of a row for each."""
-        self.samples, self.strangers = list(samples), []
-        self.passes = [Forward(_padded(samples), members=[Member(i, s, 0) for i, s in enumerate(samples)])]
+        self.samples, self.strangers, self.passes = list(samples), [], [one_row_each(samples)]
 
     @cached_property
     def parameters(self) -> list[Tensor]:
         """Return the model's parameters."""
         return list(self.model.parameters())
 
-    @property
-    def width(self) -> int:
-        """Return the length of the longest response of the rollout."""
-        return max(len(s.token_ids) for s in self.rollout)
-
-    @property
-    def mask(self) -> Tensor:
-        """Return the mask (n, width) bool, true on response tokens."""
-        lengths = torch.tensor([len(s.token_ids) for s in self.samples])
-        return torch.arange(self.width)[None] < lengths[:, None]
+    @cached_property
+    def own(self) -> Forward:
+        """Return the samples in a row for each, with which we compute what is right."""
+        return one_row_each(self.samples)
 
     @cached_property
-    def scored(self) -> tuple[Tensor, Tensor]:
-        """Return log-probabilities (n, width), with gradient, and logits (n, width, vocab) of the samples' tokens."""
-        return scored(self.model, self.samples, self.options.temperature, self.width)
+    def mask(self) -> Tensor:
+        """Return where our rows (n, places) are response tokens, as bool."""
+        return self.own.labels(0)[1]
 
-    @property
+    @cached_property
     def log_probs(self) -> Tensor:
-        """Return the log-probabilities (n, width) of the samples' tokens before the step."""
-        return self.scored[0].detach()
+        """Return the log-probabilities (n, places) of the labels of our rows before the step, with gradient."""
+        return gathered(self.logits(self.own), self.own.labels(0)[0], self.options.temperature)
+
+    def old(self) -> Tensor:
+        """Return the log-probabilities (n, places) of the policy that sampled, on response tokens."""
+        old = self.log_probs.detach().clone()
+        old[self.mask] = torch.cat([s.old for s in self.samples])
+        return old
 
     def logits(self, p: Forward) -> Tensor:
-        """Return the logits (members, width, vocab) of a micro-batch, as the student's call of the model gives them."""
+        """Return the logits (members, width, vocab) of rows, with what the student's call of the model was given."""
         if p not in self._logits:
             rows = [member.row for member in p.members]
             self._logits[p] = self.model(p.ids, **p.arguments).logits[rows]
         return self._logits[p]
 
-    @property
-    def inputs_are_cut(self) -> bool:
-        """Return whether the ids lack the last token, so that the labels of the longest row hold one more."""
-        return any(start + len(s.ids) > p.ids.shape[1] for p in self.passes for _, s, start in p.members)
-
     @cached_property
     def has_other_context(self) -> bool:
         """Return whether the logits of some response are not those behind its prompt alone."""
-        place = {s.number: i for i, s in enumerate(self.samples)}
+        right = {s.number: row for s, row in zip(self.samples, self.logits(self.own).detach(), strict=True)}
         for p in self.passes:
-            for logits, (_, s, start) in zip(self.logits(p).detach(), p.members, strict=True):
-                first = start + len(s.prompt_ids) - 1
-                seen = logits[first : first + len(s.token_ids)]
-                ours = self.scored[1].detach()[place[s.number], : len(seen)]
+            for row, (_, s, start) in zip(self.logits(p).detach(), p.members, strict=True):
+                first, n = len(s.prompt_ids) - 1, len(s.token_ids)
+                seen = row[start + first : start + first + n]
+                ours = right[s.number][first : first + len(seen)]
                 if float((seen - ours).abs().max()) > 1e-2 * float(ours.abs().max()):
                     return True
         return False
-
-    def old(self) -> Tensor:
-        """Return log-probabilities (n, width) of the policy that sampled."""
-        return torch.nn.utils.rnn.pad_sequence([*(s.old for s in self.samples), torch.zeros(self.width)], True)[:-1]
 
     def advantages(self, rewards: Tensor, groups: Sequence[int]) -> Tensor:
         """Return the advantages (n,) of the samples, from rewards and groups of the rollout."""
@@ -306,7 +313,7 @@ class Update:
         """Return the loss of the samples by `rlreason.objectives`, with gradient."""
         o, mask = self.options, self.mask
         clip = {"cliprange_low": o.cliprange, "cliprange_high": o.cliprange} if o.method in ("grpo", "gspo") else {}
-        loss = LOSSES[LOSS_OF[o.method]](self.right_advantages()[:, None], self.scored[0], self.old(), mask, **clip)[0]
+        loss = LOSSES[LOSS_OF[o.method]](self.right_advantages()[:, None], self.log_probs, self.old(), mask, **clip)[0]
         by_row = o.length_norm == "sequence"
         return aggregate_loss(
             loss,
@@ -317,9 +324,9 @@ class Update:
             constant=o.constant,
         )
 
-    def gradient_of(self, values: Sequence[Tensor], pulls: Sequence[Tensor | None] | None = None) -> Tensor:
-        """Return the gradient of values, which their pulls weigh, by the model's parameters, as one vector."""
-        grads = torch.autograd.grad(values, self.parameters, pulls, retain_graph=True, allow_unused=True)
+    def gradient_of(self, loss: Tensor) -> Tensor:
+        """Return a loss's gradient by the model's parameters, as one vector."""
+        grads = torch.autograd.grad(loss, self.parameters, retain_graph=True, allow_unused=True)
         return _flat([torch.zeros_like(p) if g is None else g for p, g in zip(self.parameters, grads, strict=True)])
 
     def clipped(self, gradient: Tensor) -> Tensor:
@@ -329,7 +336,7 @@ class Update:
     @cached_property
     def full(self) -> Tensor:
         """Return the right gradient before it is clipped."""
-        return self.gradient_of([self.right_loss()])
+        return self.gradient_of(self.right_loss())
 
     def is_at_step(self, gradient: Tensor) -> bool:
         """Return whether this is the gradient at the step, up to float32 rounding relative to the largest entry."""

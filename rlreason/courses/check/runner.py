@@ -144,29 +144,13 @@ def _run_child(send: Connection, errors: str, module: str, course: str, seconds:
     os._exit(0)
 
 
-def events(path_or_name: str, course: str, seconds: float, skipped: set[str]) -> Iterator[Event]:
+def events(module: str, course: str, seconds: float, skipped: set[str]) -> Iterator[Event]:
     """Check every function of a module but those in `skipped`; yield what happens."""
-    from rlreason.courses.check.calling import NotLoadedError, load_module
-
     yield {"event": "loading"}
     try:
-        with time_limit(SECONDS_TO_IMPORT):
-            functions = functions_of(load_module(path_or_name))
-    except NotLoadedError as error:
-        yield {"event": "mistake", "text": f"MODULE={path_or_name}: {error}"}
-        return
-    except TimeUpError:
-        late = f"importing it takes longer than {SECONDS_TO_IMPORT:g} s: do less there"
-        yield {"event": "mistake", "text": f"MODULE={path_or_name}: {late}"}
-        return
-    year = course or course_of(functions)
-    if not functions:
-        names = ", ".join(CHECKED_NAMES)
-        yield {"event": "mistake", "text": f"MODULE={path_or_name} has none of the functions that are checked: {names}"}
-        return
-    if misfit := next((name for name in functions if course and not fits(name, functions[name], course)), ""):
-        reason = f"{misfit} has the parameters of {year_of(misfit, functions[misfit])}: leave --course out"
-        yield {"event": "mistake", "text": f"--course {course}: {reason}"}
+        functions, year = _load(module, course)
+    except ConfigError as error:
+        yield {"event": "mistake", "text": str(error)}
         return
     yield {"event": "module", "course": year}
     import torch
@@ -182,6 +166,25 @@ def events(path_or_name: str, course: str, seconds: float, skipped: set[str]) ->
             yield {"event": "begin", "name": name}
             yield _check_function(name, function, year, seconds)
     yield {"event": "end"}
+
+
+def _load(module: str, course: str) -> tuple[dict[str, Callable[..., Any]], str]:
+    """Return the functions of a module that are checked, and the course; `ConfigError` for a user's mistake."""
+    from rlreason.courses.check.calling import load_module
+
+    try:
+        with time_limit(SECONDS_TO_IMPORT):
+            functions = functions_of(load_module(module))
+    except TimeUpError:
+        late = f"importing it takes longer than {SECONDS_TO_IMPORT:g} s: do less there"
+        raise ConfigError(f"MODULE={module}: {late}") from None
+    if not functions:
+        names = ", ".join(CHECKED_NAMES)
+        raise ConfigError(f"MODULE={module} has none of the functions that are checked: {names}")
+    if misfit := next((name for name in functions if course and not fits(name, functions[name], course)), ""):
+        reason = f"{misfit} has the parameters of {year_of(misfit, functions[misfit])}: leave --course out"
+        raise ConfigError(f"--course {course}: {reason}")
+    return functions, course or course_of(functions)
 
 
 def _check_function(name: str, function: Callable[..., Any], course: str, seconds: float) -> Event:
