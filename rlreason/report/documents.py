@@ -215,7 +215,9 @@ def data_of(figures: Sequence[Figure], specifications: Sequence[Any], legend: Se
     for figure, spec in zip(figures, specifications, strict=True):
         rows = rows_of(figure, legend) if figure.curves is None else all_written_out(figure.rows)
         out[figure.name] = {"spec": spec, "format": figure.format, "rows": rows, "along": {}}
-        for axis in axes if figure.curves is not None else ():
+        if figure.curves is None:
+            continue
+        for axis in axes:
             data_sets = columns_of(figure.curves, legend, axis)
             for one in data_sets.values():
                 one["x"] = one["x"] / axes[axis]["divide"]
