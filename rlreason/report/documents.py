@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from markupsafe import Markup
 
 FOLDER = Path(__file__).parent / "templates"
-RUNTIME = Path(__file__).parent / "page" / "runtime" / "vega.js"
+RUNTIME = Path(__file__).parent / "vega" / "vega.js"
 FIRST_WIDTH, OTHER_WIDTH = 640, 520  # of the pictures until the script draws them
 DIGITS = 4  # of a value; an x has one more
 FILES = "report_files"  # next to the Markdown
