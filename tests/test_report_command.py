@@ -1,13 +1,14 @@
 """`rlreason report` as it is typed: runs and sweeps, finished or not, broken ones, and mistakes in one line."""
 
 import json
-import os
 import resource
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,17 +16,24 @@ import pytest
 from rlreason.sweeps.state import write_state
 from tests.some import some
 from tests.sweep_folders import CONFIG, PROTOCOL, answers, ended, sweep
+from tests.test_subcommands import subcommand
 
 pytest.importorskip("vl_convert")
 LR = {"lr": "1"}
 CHANCE = {"1": 0.5, "2": 0.8}
 
 
-def report(*words, cwd: Path | None = None, **more) -> subprocess.CompletedProcess:
-    """The command in a process of its own."""
-    command = [sys.executable, "-m", "rlreason", "report", *map(str, words)]
-    env = os.environ | {"COLUMNS": "200"}
-    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=env, timeout=600, check=False, **more)
+@pytest.fixture
+def report(capsys, monkeypatch) -> Callable[..., SimpleNamespace]:
+    """The command in this process: its exit code and what it prints."""
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def run(*words: object) -> SimpleNamespace:
+        code = subcommand("report", *words)
+        printed = capsys.readouterr()
+        return SimpleNamespace(returncode=code, stdout=printed.out, stderr=printed.err)
+
+    return run
 
 
 def rates(folder: Path) -> Path:
@@ -44,7 +52,7 @@ def whole(tmp_path_factory) -> Path:
 
 
 @pytest.mark.long
-def test_a_sweep_becomes_a_page_and_markdown_in_its_folder(whole, tmp_path):
+def test_a_sweep_becomes_a_page_and_markdown_in_its_folder(report, whole, tmp_path):
     folder = Path(shutil.copytree(whole, tmp_path / "rates"))
     done = report(folder)
     assert (done.returncode, done.stderr) == (0, "")
@@ -61,7 +69,7 @@ def test_a_sweep_becomes_a_page_and_markdown_in_its_folder(whole, tmp_path):
     assert figures["problems"] == []
 
 
-def test_a_run_settings_and_two_sweeps_are_understood(whole, tmp_path):
+def test_a_run_settings_and_two_sweeps_are_understood(report, whole, tmp_path):
     other = rates(tmp_path / "other")
     for words, says in (
         ([whole / "lr=1,seed=0"], "One setting, 1 run"),
@@ -86,7 +94,7 @@ def test_neither_torch_nor_hydra_is_loaded(whole, tmp_path):
     assert done.stdout.splitlines()[-1] == "[]"
 
 
-def test_mistakes_are_one_line(whole, tmp_path):
+def test_mistakes_are_one_line(report, whole, tmp_path):
     locked = tmp_path / "file"
     locked.write_text("")
     (tmp_path / "chain/a").mkdir(parents=True)
@@ -141,7 +149,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("name", some(BROKEN))
-def test_what_is_broken_is_named_and_the_rest_is_compared(name, whole, tmp_path):
+def test_what_is_broken_is_named_and_the_rest_is_compared(name, report, whole, tmp_path):
     change, says = BROKEN[name]
     folder = Path(shutil.copytree(whole, tmp_path / "rates"))
     change(folder / "lr=2,seed=3")
@@ -153,7 +161,7 @@ def test_what_is_broken_is_named_and_the_rest_is_compared(name, whole, tmp_path)
         assert says in told, done.stdout
 
 
-def test_a_run_that_still_writes_is_not_compared(whole, tmp_path):
+def test_a_run_that_still_writes_is_not_compared(report, whole, tmp_path):
     folder = Path(shutil.copytree(whole, tmp_path / "rates"))
     run = folder / "lr=2,seed=3"
     (run / "summary.json").unlink()
@@ -175,7 +183,7 @@ def test_a_run_that_still_writes_is_not_compared(whole, tmp_path):
     assert "not compared yet" in done.stdout
 
 
-def test_hostile_texts_are_text_in_both_documents(whole, tmp_path):
+def test_hostile_texts_are_text_in_both_documents(report, whole, tmp_path):
     folder = Path(shutil.copytree(whole, tmp_path / "rates"))
     hostile = "</script></pre></details><script>alert(1)</script>\u202e" + "x" * (1 << 20)
     for run in folder.glob("lr=*"):
@@ -224,7 +232,8 @@ def test_two_hundred_runs_of_two_hundred_steps(tmp_path):
     state = sweep(tmp_path / "t", "x", [str(k) for k in range(50)], lambda v, s: [True], reference={"x": "0"})
     write_state(tmp_path / "s", state)
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    done = report(tmp_path / "s")
+    command = [sys.executable, "-m", "rlreason", "report", str(tmp_path / "s")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert done.returncode == 0, done.stderr
     seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime

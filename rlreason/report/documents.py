@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from markupsafe import Markup
 
 FOLDER = Path(__file__).parent / "templates"
-RUNTIME = Path(__file__).parent / "page" / "runtime" / "vega.js"
+RUNTIME = Path(__file__).parent / "vega" / "vega.js"
 FIRST_WIDTH, OTHER_WIDTH = 640, 520  # of the pictures until the script draws them
 DIGITS = 4  # of a value; an x has one more
 FILES = "report_files"  # next to the Markdown
@@ -215,7 +215,9 @@ def data_of(figures: Sequence[Figure], specifications: Sequence[Any], legend: Se
     for figure, spec in zip(figures, specifications, strict=True):
         rows = rows_of(figure, legend) if figure.curves is None else all_written_out(figure.rows)
         out[figure.name] = {"spec": spec, "format": figure.format, "rows": rows, "along": {}}
-        for axis in axes if figure.curves is not None else ():
+        if figure.curves is None:
+            continue
+        for axis in axes:
             data_sets = columns_of(figure.curves, legend, axis)
             for one in data_sets.values():
                 one["x"] = one["x"] / axes[axis]["divide"]

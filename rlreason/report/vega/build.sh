@@ -1,12 +1,12 @@
 #!/bin/sh
-# Builds runtime/vega.js, the part of Vega that a report's page needs, with npm, and says what it is made of.
-# The version of vega in runtime/package.json is that of vl-convert (`vl_convert.get_vega_version()`): what compiles the
+# Builds vega.js, the part of Vega that a report's page needs, with npm, and says what it is made of.
+# The version of vega in package.json is that of vl-convert (`vl_convert.get_vega_version()`): what compiles the
 # pictures and what draws them go together. A new one: change it there, delete package-lock.json and run this again.
 set -eu
-runtime=$(cd "$(dirname "$0")/runtime" && pwd)
+runtime=$(cd "$(dirname "$0")" && pwd)
 built=$(mktemp -d)
 trap 'rm -rf "$built"' EXIT
-cp "$runtime/package.json" "$runtime/entry.js" "$runtime/describe.mjs" "$built"
+cp "$package.json" "$runtime/entry.js" "$runtime/describe.mjs" "$built"
 cd "$built"
 if [ -f "$runtime/package-lock.json" ]; then
   cp "$runtime/package-lock.json" .
