@@ -25,7 +25,7 @@ from rlreason.runtime.machine import ADDRESS, NAMES, VISIBLE, Place, own_gpu, pl
 from rlreason.runtime.signals import held
 from rlreason.runtime.text import first_line
 
-FOREVER = timedelta(days=365)  # rank 0 may sample and evaluate for any length of time
+FOREVER = timedelta(days=365)  # rank 0 may load, sample and evaluate for any length of time
 NCCL_LATER = timedelta(minutes=5)
 BUCKET = 1 << 26  # numbers that are summed in one call: 256 MiB of float32
 ERROR = "error"  # keys of the store, followed by the rank
@@ -72,7 +72,7 @@ class Ranks:
         """`ConfigError` where some ranks have a GPU and others none: they could not sum anything."""
         keys = [f"kind{rank}" for rank in range(self.world)]
         self.store.set(keys[self.rank], self.device.type)
-        self.store.wait(keys, self.limit)
+        self.store.wait(keys, FOREVER)  # here they meet, once each has loaded its libraries
         kinds = [self.store.get(key).decode() for key in keys]
         if len(set(kinds)) > 1:
             without = ", ".join(str(rank) for rank, kind in enumerate(kinds) if kind != "cuda")
