@@ -62,8 +62,8 @@ def test_a_run_with_vllm_goes_on_with_the_same_problems(runs, more, by):
 
 def started(tmp_path: Path, *words: str) -> tuple[subprocess.Popen[bytes], Path]:
     """A run in the folder `run`, and what it prints; its temporary folder is `t`."""
-    rewards = str(Path(__file__).parent)  # where own_reward is
-    own = {"OMP_NUM_THREADS": "1", "TMPDIR": str(tmp_path / "t"), "PYTHONPATH": rewards}
+    tests = Path(__file__).parent  # where own_reward is
+    own = {"OMP_NUM_THREADS": "1", "TMPDIR": str(tmp_path / "t"), "PYTHONPATH": f"{tests.parent}:{tests}"}
     out, env = tmp_path / "out", os.environ | own
     (tmp_path / "t").mkdir(exist_ok=True)
     argv = [sys.executable, "-m", "rlreason", *SMALL, "model.width=128", "rollout=vllm", "rollout.kv_cache_gb=0.25"]

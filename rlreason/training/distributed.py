@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers.modeling_layers import GradientCheckpointingLayer
@@ -135,10 +134,12 @@ class RankedLearner(Learner):
         self.weights_moved()
 
     def close(self) -> None:
-        """End the other ranks; if one is lost, kill those that are left."""
+        """End the other ranks, and torch's default group; if one is lost, kill those that are left."""
         with suppress(RuntimeError):
             self.ranks.end()
         self.ended()
+        if dist.is_initialized():
+            dist.destroy_process_group()
 
     def orders(self) -> dict[str, Any]:
         """Return the functions that rank 0 may call on the others, by name."""
@@ -197,18 +198,7 @@ class RankedScorer:
 
 
 def mesh_of(ranks: Ranks) -> DeviceMesh:
-    """Return the ranks as a device mesh on torch's default group; all ranks call it at once.
-
-    `ConfigError` if this process already uses that group.
-    """
-    if dist.is_initialized():
-        raise ConfigError(
-            "parallel=shard needs torch's default process group, and something in this process has made one: set "
-            "parallel=replicate, or start the run by the command line"
-        )
-    backend = "gloo" if ranks.device.type == "cpu" else "cpu:gloo,cuda:nccl"
-    store = PrefixStore("default", ranks.store)
-    dist.init_process_group(backend, store=store, rank=ranks.rank, world_size=ranks.world, timeout=ranks.limit)
+    """Return the ranks as a device mesh; all ranks call it at once."""
     return init_device_mesh(ranks.device.type, (ranks.world,))
 
 
@@ -344,12 +334,6 @@ class ShardedLearner(RankedLearner):
             parts = [{key: _local(value) for key, value in state.items()} for state in states]
             broken = self.ranks.all_gather(not_finite(parts))
         return len(set().union(*broken))
-
-    def close(self) -> None:
-        """End the other ranks, and torch's default group."""
-        super().close()
-        if dist.is_initialized():
-            dist.destroy_process_group()
 
     def orders(self) -> dict[str, Any]:
         """Return the functions that rank 0 may call: `moments_not_finite` too."""

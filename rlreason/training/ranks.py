@@ -1,8 +1,6 @@
 """The processes that train together: how they meet, and how rank 0 orders the others to act."""
 
-import io
 import os
-import pickle
 import subprocess
 import sys
 import threading
@@ -27,7 +25,7 @@ from rlreason.runtime.machine import ADDRESS, NAMES, VISIBLE, Place, own_gpu, pl
 from rlreason.runtime.signals import held
 from rlreason.runtime.text import first_line
 
-FOREVER = timedelta(days=365)  # rank 0 may sample and evaluate for any length of time
+FOREVER = timedelta(days=365)  # rank 0 may load, sample and evaluate for any length of time
 NCCL_LATER = timedelta(minutes=5)
 BUCKET = 1 << 26  # numbers that are summed in one call: 256 MiB of float32
 ERROR = "error"  # keys of the store, followed by the rank
@@ -53,20 +51,32 @@ class Ranks:
         self.ended: Callable[[], str] = str  # describes ranks that have ended; "" if none has
         self.broken = ""  # what broke off a collective call; the other ranks still wait in it and cannot be reached
         self._lock = threading.RLock()
-        self._orders = self._gloo("orders", FOREVER)
-        self._objects = self._gloo("objects", self.limit)
-        kinds = self.all_gather(device.type)
-        if len(set(kinds)) > 1:  # they could not sum anything
+        if dist.is_initialized():
+            raise ConfigError(
+                f"gpus={world} needs torch's default process group, and something in this process has made one: start "
+                "the run by the command line"
+            )
+        self._check_kinds()
+        backend, later = ("gloo", timedelta()) if device.type == "cpu" else ("cpu:gloo,cuda:nccl", NCCL_LATER)
+        dist.init_process_group(
+            backend,
+            store=PrefixStore("default", store),
+            rank=rank,
+            world_size=world,
+            timeout=self.limit + later,  # NCCL's would end the process before our own, better message
+        )
+        self._orders = dist.new_group(backend="gloo", timeout=FOREVER)
+        self._objects = dist.new_group(backend="gloo", timeout=self.limit)
+
+    def _check_kinds(self) -> None:
+        """`ConfigError` where some ranks have a GPU and others none: they could not sum anything."""
+        keys = [f"kind{rank}" for rank in range(self.world)]
+        self.store.set(keys[self.rank], self.device.type)
+        self.store.wait(keys, FOREVER)  # here they meet, once each has loaded its libraries
+        kinds = [self.store.get(key).decode() for key in keys]
+        if len(set(kinds)) > 1:
             without = ", ".join(str(rank) for rank, kind in enumerate(kinds) if kind != "cuda")
             raise ConfigError(f"gpus={self.world}: no GPU is left for rank {without}: start as many ranks as GPUs")
-        self._tensors = self._objects
-        if device.type != "cpu":
-            options = dist.ProcessGroupNCCL.Options()
-            options._timeout = self.limit + NCCL_LATER  # it would end the process before our own, better message
-            self._tensors = dist.ProcessGroupNCCL(PrefixStore("tensors", store), rank, world, options)
-
-    def _gloo(self, name: str, limit: timedelta) -> Any:
-        return dist.ProcessGroupGloo(PrefixStore(name, self.store), self.rank, self.world, limit)
 
     @contextmanager
     def together(self, name: str, *arguments: Any) -> Iterator[None]:
@@ -83,7 +93,7 @@ class Ranks:
                 raise RankError(f"training on {self.world} ranks is over: {self.broken}")
             alive()
             try:
-                self._send(self._orders, (name, arguments))
+                self._broadcast((name, arguments), self._orders)
                 yield
             except BaseException as error:
                 self.broken = self.broken or f"{name} ended with {type(error).__name__}"
@@ -92,14 +102,16 @@ class Ranks:
 
     def next_order(self) -> tuple[str, tuple[Any, ...]]:
         """Wait, without a limit, for rank 0's next order. `RuntimeError` if rank 0 has gone."""
-        name, arguments = self._send(self._orders, None)
+        name, arguments = self._broadcast(None, self._orders)
+        if name == "end":
+            dist.destroy_process_group()
         return name, arguments
 
     def end(self) -> None:
         """End the other ranks, unless they wait in a broken call, where no message reaches them."""
         with self._lock:
             if not self.broken:
-                self._send(self._orders, ("end", ()))
+                self._broadcast(("end", ()), self._orders)
 
     @contextmanager
     def naming_lost_ranks(self, name: str) -> Iterator[None]:
@@ -121,28 +133,19 @@ class Ranks:
 
     def broadcast(self, value: Any = None) -> Any:
         """Return rank 0's value on every rank: anything that can be pickled."""
-        return self._send(self._objects, value)
+        return self._broadcast(value, self._objects)
 
     def all_gather(self, value: Any) -> list[Any]:
         """Return the values of all ranks, in order, on every rank: anything that can be pickled."""
-        mine = _packed(value)
-        sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.world)]
-        self._objects.allgather([sizes], [torch.tensor([mine.numel()])]).wait()
-        longest = max(int(size) for size in sizes)
-        parts = [torch.zeros(longest, dtype=torch.uint8) for _ in range(self.world)]
-        padded = torch.zeros(longest, dtype=torch.uint8)
-        padded[: mine.numel()] = mine
-        self._objects.allgather([parts], [padded]).wait()
-        return [_unpacked(part[: int(size)]) for part, size in zip(parts, sizes, strict=True)]
+        found = [None] * self.world
+        dist.all_gather_object(found, value, self._objects)
+        return found
 
     def broadcast_tensors(self, tensors: Sequence[Tensor]) -> None:
         """Overwrite every rank's tensors with those of rank 0."""
-        options = dist.BroadcastOptions()
-        options.rootRank = 0
         for tensor in tensors:
             whole = tensor.detach().contiguous()
-            group = self._tensors if whole.device == self.device or whole.is_cuda else self._objects
-            group.broadcast([whole], options).wait()
+            dist.broadcast(whole, src=0)
             if whole.data_ptr() != tensor.data_ptr():
                 tensor.detach().copy_(whole)
 
@@ -151,21 +154,14 @@ class Ranks:
         for bucket in buckets([t.numel() for t in tensors], BUCKET):
             parts = [tensors[i] for i in bucket]
             flat = torch.cat([part.reshape(-1).float() for part in parts])
-            self._tensors.allreduce([flat]).wait()
+            dist.all_reduce(flat)
             for part, total in zip(parts, flat.split([part.numel() for part in parts]), strict=True):
                 part.copy_(total.view_as(part))
 
-    def _send(self, group: Any, value: Any) -> Any:
-        """Send rank 0's value: a broadcast of its size, then one of its bytes."""
-        options = dist.BroadcastOptions()
-        options.rootRank = 0
-        content = _packed(value) if self.rank == 0 else torch.zeros(0, dtype=torch.uint8)
-        size = torch.tensor([content.numel()])
-        group.broadcast([size], options).wait()
-        if self.rank:
-            content = torch.zeros(int(size), dtype=torch.uint8)
-        group.broadcast([content], options).wait()
-        return value if self.rank == 0 else _unpacked(content)
+    def _broadcast(self, value: Any, group: Any) -> Any:
+        box = [value]
+        dist.broadcast_object_list(box, src=0, group=group, device=torch.device("cpu"))
+        return box[0]
 
 
 def error_in_store(store: Any, world: int, rank: int = 0) -> str:
@@ -196,15 +192,6 @@ def buckets(sizes: Sequence[int], most: int) -> list[list[int]]:
         groups[-1].append(i)
         room -= size
     return groups
-
-
-def _packed(value: Any) -> Tensor:
-    """(bytes,) uint8"""
-    return torch.frombuffer(bytearray(pickle.dumps(value, pickle.HIGHEST_PROTOCOL)), dtype=torch.uint8)
-
-
-def _unpacked(content: Tensor) -> Any:
-    return pickle.load(io.BytesIO(content.numpy().tobytes()))  # of processes of this run alone
 
 
 BEGIN = "begin"  # a key of the store; rank 0 writes a limit in seconds there,

@@ -94,7 +94,7 @@ class EngineProcess:
         self.place, self.log, self.timeout_s, self.title = place, log, timeout_s, title
         self.failure: str | None = None
         self.arguments: dict[str, Any] = {}  # of vLLM's start, for provenance
-        self._weights: DirectTransfer | None = None
+        self._transfer: DirectTransfer | None = None
         self._stack = ExitStack()
         self.files = self._stack.enter_context(temporary_folder(FILES))
         self.connection, theirs = multiprocessing.Pipe()
@@ -139,9 +139,9 @@ class EngineProcess:
             raise self._ended() from error
         self.heard = time.monotonic()
 
-    def answer(self, limit_s: float | None = None) -> Any:
-        """Wait for the result of what was sent; `EngineError` where it fails, or takes longer than the limit."""
-        return self.message(limit_s)[1]
+    def answer(self) -> Any:
+        """Wait for the result of what was sent; `EngineError` where it fails, or takes too long."""
+        return self.message()[1]
 
     def message(self, limit_s: float | None = None) -> tuple[Any, ...]:
         """Wait for its next message: ("done", result), or ("step", ...) while it samples."""
@@ -186,8 +186,8 @@ class EngineProcess:
 
         def send() -> None:
             try:
-                self._weights = self._weights or DirectTransfer(self, policy)
-                self._weights.send(policy)
+                self._transfer = self._transfer or DirectTransfer(self, policy)
+                self._transfer.send(policy)
                 sent.set_result(None)
             except BaseException as error:
                 sent.set_exception(error)
@@ -195,7 +195,6 @@ class EngineProcess:
         threading.Thread(target=send, name=f"{self.title}weights", daemon=True).start()
         deadline = time.monotonic() + self.timeout_s
         while not futures.wait([sent], LOOK_S).done:
-            alive()
             if self.process.poll() is not None:
                 raise self._ended()
             if time.monotonic() > deadline:
@@ -217,7 +216,6 @@ def spoken(processes: Sequence[EngineProcess], limit_s: float) -> list[EnginePro
     `EngineError` where none does, and one has been silent for `limit_s` seconds.
     """
     while not (ready := wait([process.connection for process in processes], min(LOOK_S, limit_s))):
-        alive()
         for process in processes:
             if time.monotonic() - process.heard > limit_s:
                 raise process.silent(limit_s)
