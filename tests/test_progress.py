@@ -37,6 +37,7 @@ from rlreason.training.checkpoint import (
 from rlreason.training.learner import Learner
 from rlreason.training.train import train, trainer_of
 from rlreason.types import Collected, Grade, Response, Sample
+from tests.run_records import responses_of, rows_of
 from tests.test_learner import make_samples
 from tests.test_trainer import run_of, trained
 
@@ -268,6 +269,17 @@ def test_a_finished_run_keeps_models_without_moments_and_says_what_more_steps_me
     train(run, RunWriter(tmp_path, config, trains=True, say=said.append), Console())
     assert [line for line in said if "checkpoint.keep_final" in line]
     assert json.loads((tmp_path / "summary.json").read_text())["rollout_step"] == 3
+
+
+def test_a_run_that_gets_another_step_has_the_evaluation_that_was_due_where_it_had_ended(tmp_path):
+    """After its last step stood the last evaluation, which the longer run does not have there."""
+    whole, longer = tmp_path / "whole", tmp_path / "longer"
+    trained(whole, *WORDS, "n_steps=2")
+    trained(longer, *WORDS, "n_steps=1")
+    run, config = run_of(*WORDS, "n_steps=2")
+    train(run, RunWriter(longer, config, trains=True), Console())
+    assert rows_of(longer) == rows_of(whole)
+    assert responses_of(longer) == responses_of(whole)
 
 
 def test_a_run_that_a_budget_has_ended_keeps_its_moments(tmp_path):

@@ -28,7 +28,7 @@ calls = 0
 def slowly(response, gold):  # but for the probe and the first evaluation
     global calls
     calls += 1
-    time.sleep(15 if calls > 9 else 0)
+    time.sleep(1 if calls > 9 else 0)
     return 0.5
 """
 
@@ -363,7 +363,7 @@ PHASES: dict[str, tuple[list[str], Callable[[Path, str], object]]] = {
     "warm start": (["model.warm_start.steps=100000"], lambda run, said: "teaching a new" in said),
     "engine": ([], lambda run, said: "starting vLLM" in said),
     "sampling": (
-        ["rollout_batch_size=1024", "sampling.max_tokens=220", "sampling.min_tokens=219", "eval_every=100"],
+        ["rollout_batch_size=64", "sampling.max_tokens=220", "sampling.min_tokens=219", "eval_every=100"],
         lambda run, said: (run / "evals").exists(),
     ),
     "grading": (
@@ -371,7 +371,7 @@ PHASES: dict[str, tuple[list[str], Callable[[Path, str], object]]] = {
         lambda run, said: (run / "evals").exists(),
     ),
     "update": (
-        ["epochs_per_rollout=100000", "loss=grpo_clip", "eval_every=100"],
+        ["epochs_per_rollout=50", "loss=grpo_clip", "eval_every=100"],
         lambda run, said: updates(run) > 2,
     ),
     "evaluation": (
@@ -379,7 +379,7 @@ PHASES: dict[str, tuple[list[str], Callable[[Path, str], object]]] = {
         lambda run, said: "records " in said,
     ),
     "ahead": (
-        ["rollout.async_level=1", "rollout.sleep=false", "loss=grpo_clip", "rollout_batch_size=512", "eval_every=100"],
+        ["rollout.async_level=1", "rollout.sleep=false", "loss=grpo_clip", "rollout_batch_size=64", "eval_every=100"],
         lambda run, said: updates(run) > 0,
     ),
     "saving": (
@@ -387,6 +387,7 @@ PHASES: dict[str, tuple[list[str], Callable[[Path, str], object]]] = {
         lambda run, said: (run / "model.partial").exists(),
     ),
 }
+STEPS = ("sampling", "grading", "update", "ahead")  # in a step, which is finished first
 NOWHERE = {("hf", "engine"), ("hf", "ahead"), ("vllm", "saving")}  # no engine takes part in saving
 
 
@@ -414,12 +415,13 @@ def test_every_phase_ends_politely(tmp_path, engine, phase, number):
     assert process.popen.poll() is None, process.said
     time.sleep(0 if phase == "saving" else 0.5)
     process.send(number, group=number == signal.SIGINT)
-    # A library that is read from a cold disk as vLLM starts lets no Python run, so no signal is heeded.
-    process.ends(120 if (engine, phase) == ("vllm", "engine") else 30)
+    process.ends()
     status, rows = left(folder)
-    assert status["reason"].startswith(f"by {signal.Signals(number).name} ")
     learned = max((row["train_step"] for row in rows), default=0)
+    place = f"after step {int(rows[-1]['rollout_step'])} of " if learned else "before the first step"
+    assert status["reason"].startswith(f"by {signal.Signals(number).name} {place}")
     assert (folder / "model/model.safetensors").exists() == bool(learned)
+    assert ("stopping at the end of this step" in process.said) == (phase in STEPS)
 
 
 @pytest.mark.long
