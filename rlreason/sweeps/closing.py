@@ -57,15 +57,14 @@ def rows_of(state: SweepState, judged: Judgements = NOT_JUDGED) -> list[SettingR
         grouped.setdefault(run.key, []).append(run)
     rows = []
     for key, runs in grouped.items():
-        with_figure = [(run.figure, run) for run in runs if run.figure is not None]
-        values = [value for value, _ in with_figure]
+        values = [run.figure for run in runs if run.figure is not None]
         mean, interval = (sum(values) / len(values) if values else None), None
         if values and (by_report := judged.get(key)) is not None:
             if by_report.accuracy is not None:
                 mean, *ends = by_report.accuracy
                 interval = (ends[0], ends[1])
         elif len(values) == 1:
-            interval = with_figure[0][1].accuracy_interval
+            interval = next(run.accuracy_interval for run in runs if run.figure is not None)
         elif values:
             mean, low, high = mean_interval(values)
             interval = (low, high) if _scores(runs) else (max(low, 0.0), min(high, 1.0))
