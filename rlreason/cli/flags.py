@@ -37,8 +37,8 @@ class SweepOptions:
     def overrides(self) -> list[str]:
         """Return the overrides by which Hydra hands the options to our sweeper.
 
-        >>> SweepOptions(jobs=2, carry=("a",)).overrides()
-        ['hydra.sweeper.jobs=2', "hydra.sweeper.carry=['a']"]
+        >>> SweepOptions(jobs=2, carry=("a",), sweep_name="b,c=d").overrides()
+        ['hydra.sweeper.jobs=2', "hydra.sweeper.carry=['a']", "hydra.sweeper.sweep_name='b,c=d'"]
         """
         given = {one.name: getattr(self, one.name) for one in fields(self) if getattr(self, one.name) != one.default}
         return [f"hydra.sweeper.{key}={list(v) if key == 'carry' else v!r}" for key, v in given.items()]
