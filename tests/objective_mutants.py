@@ -22,7 +22,7 @@ MUTANTS: list[tuple[str, str, str]] = [
     ("advantages", "return rewards.new_ones(rewards.shape)\n", "return rewards.new_ones(rewards.shape) + advantage_eps\n"),
     ("advantages", "advantage_eps: float = 1e-6,", "advantage_eps: float = 1e-4,"),
     ("advantages", 'std_norm: str = "group_std",', 'std_norm: str = "none",'),
-    ("advantages", "Baseline(no_baseline,", "Baseline(mean_baseline,"),
+    ("advantages", "Comparison(no_baseline,", "Comparison(mean_baseline,"),
     ("advantages", "sums(weights * raised, groups) / sums(weights, groups)", "sums(raised, groups) / groups.sizes"),
     ("advantages", "sums(weights * raised, groups)", "sums(raised, groups)"),
     ("advantages", "return raised - baseline[", "return rewards - baseline["),

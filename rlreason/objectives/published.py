@@ -49,10 +49,10 @@ def check_objective(objective: Objective) -> list[str]:
     ]
     if unknown:
         return unknown
-    return [*_check_loss(o), *_check_advantage(o), *_check_aggregation(o), *_check_extra_terms(o), *_check_data(o)]
+    return [*_problems_of_loss(o), *_problems_of_comparison(o), *_problems_of_terms(o)]
 
 
-def _check_loss(o: Objective) -> Iterator[str]:
+def _problems_of_loss(o: Objective) -> Iterator[str]:
     loss, numbers = o.loss.loss_type, o.loss.numbers()
     entry = loss_named(loss)
     missing = [key for key, needed in entry.numbers.items() if needed and key not in numbers]
@@ -66,7 +66,7 @@ def _check_loss(o: Objective) -> Iterator[str]:
         yield from (f"loss.{line}" for line in entry.problems(**numbers))
 
 
-def _check_advantage(o: Objective) -> Iterator[str]:
+def _problems_of_comparison(o: Objective) -> Iterator[str]:
     loss, baseline, std_norm = o.loss.loss_type, o.baseline, o.std_norm
     if loss == "no_baseline" and (baseline, std_norm) != ("none", "none"):
         rule = "it weighs tokens by the raw reward"
@@ -83,15 +83,15 @@ def _check_advantage(o: Objective) -> Iterator[str]:
         yield f"std_norm=group_mean with {' '.join(negative)}: {rule}; set that to none or std_norm=group_std"
     if std_norm != "none" and o.advantage_eps <= 0:
         yield f"advantage_eps={o.advantage_eps}: equal rewards would give 0 / 0; use 1e-6"
+    if o.zero_variance == "skip" and baseline == "none":
+        rule = "without a baseline a group of equal rewards still teaches"
+        yield f"zero_variance=skip with baseline=none: {rule}; set zero_variance=keep"
 
 
-def _check_aggregation(o: Objective) -> Iterator[str]:
+def _problems_of_terms(o: Objective) -> Iterator[str]:
     if o.loss.loss_type == "gspo" and o.length_norm.kind == "token":
         rule = "one ratio per sequence needs a weight per sequence, not one that grows with its length"
         yield f"length_norm=token with loss_type=gspo: {rule}; set length_norm=masked_mean"
-
-
-def _check_extra_terms(o: Objective) -> Iterator[str]:
     placement, coef = o.kl_placement, o.kl_coef
     if placement == "none" and coef:
         yield f"kl_coef={coef}: kl_placement=none has no KL term; set kl_coef=0 or kl_placement=loss"
@@ -100,12 +100,6 @@ def _check_extra_terms(o: Objective) -> Iterator[str]:
     if placement == "loss" and o.kl_estimator == "k1":
         rule = "as a loss its gradient is 0 on average, so it would pull towards nothing"
         yield f"kl_estimator=k1 with kl_placement=loss: {rule}; use k2 or k3, or kl_placement=reward"
-
-
-def _check_data(o: Objective) -> Iterator[str]:
-    if o.zero_variance == "skip" and o.baseline == "none":
-        rule = "without a baseline a group of equal rewards still teaches"
-        yield f"zero_variance=skip with baseline=none: {rule}; set zero_variance=keep"
     mismatch, cap = o.mismatch, o.mismatch_cap
     if mismatch == "none" and cap is not None:
         yield f"mismatch_cap={cap}: mismatch=none has no weights; set it to null or mismatch=truncate"
