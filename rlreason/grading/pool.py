@@ -399,8 +399,9 @@ def plugin_grade(reply: PoolReply, correct_at: float | None = None) -> tuple[Gra
     value = reply.value.get("value")
     if isinstance(value, int | float):
         value = {"reward": value, "format_reward": 1.0, "answer_reward": value}
-    has_reward = isinstance(value, dict) and "reward" in value
-    numbers = [value.get(name, value["reward"]) for name in KEYS] if has_reward else [None]
+    numbers: list[Any] = [None]
+    if isinstance(value, dict) and "reward" in value:
+        numbers = [value.get(name, value["reward"]) for name in KEYS]
     if not all(isinstance(number, int | float) and math.isfinite(number) for number in numbers):
         returned = f"returned {repr(reply.value.get('value'))[:100]}"
         why = f"{returned}, and must return a number, or a dictionary with a number as reward"

@@ -196,7 +196,7 @@ def order(first: Node, second: Node) -> int:
 def union(pieces: Sequence[Piece], name: str = "") -> Reals:
     """Return the union: sorted, without empty pieces, with touching or overlapping pieces joined."""
     nonempty = [piece for piece in pieces if not _empty(piece)]
-    nonempty.sort(key=cmp_to_key(lambda a, b: order(a[0].node, b[0].node) or b[0].closed - a[0].closed))
+    nonempty.sort(key=cmp_to_key(_by_low_end))
     joined: list[Piece] = []
     for low, high in nonempty:
         if joined and _touch(joined[-1][1], low):
@@ -205,6 +205,10 @@ def union(pieces: Sequence[Piece], name: str = "") -> Reals:
         else:
             joined.append((low, high))
     return Reals(tuple(joined), name)
+
+
+def _by_low_end(first: Piece, second: Piece) -> int:
+    return order(first[0].node, second[0].node) or second[0].closed - first[0].closed
 
 
 def intersection(first: Reals, second: Reals) -> Reals:
