@@ -205,7 +205,6 @@ def test_checkpoints_that_can_no_longer_be_renamed_into_their_place(runs, disk):
 CLOCKS = {"grading/pool.py", "training/warm_start.py", "records/reader.py", "runtime/files.py", "model/chat.py"}
 CLOCKS |= {"sweeps/preview.py"}  # when a run began; which runs are the newest to estimate by
 CLOCKS |= {"report/assignment/courses.py", "sweeps/carry.py"}  # the newest of a name
-CLOCKS |= {"health/examine.py"}  # how long a run has shown no sign of life
 CLOCKS |= {"training/ranks.py"}  # torch wants its limits as a timedelta
 
 

@@ -28,7 +28,7 @@ from rlreason.config.run import RunConfig
 from rlreason.errors import ConfigError
 from rlreason.grading.answers.compare import ComparisonSettings, Decision, better, decide
 from rlreason.grading.formats import FORMATS, Extracted, candidates
-from rlreason.grading.pool import ROUNDING, IncidentLog, Pool, PoolReply, WorkerOptions, plugin_failure, plugin_grade
+from rlreason.grading.pool import ROUNDING, IncidentLog, Pool, PoolReply, WorkerOptions, plugin_grade
 from rlreason.grading.verifiers import reward_name
 from rlreason.runtime.plugins import GIVEN, announced, for_workers, names_function
 from rlreason.types import Grade
@@ -296,9 +296,9 @@ class Grader:
         each = 1000 * (time.perf_counter() - begin) / len(todo)
         grades: dict[CacheKey, Grade] = {}
         for job, reply in zip(todo, replies, strict=True):
-            grade = plugin_grade(reply, self.grading.correct_at)
+            grade, failed = plugin_grade(reply, self.grading.correct_at)
             grades[job] = replace(grade, milliseconds=each)
-            if failed := plugin_failure(reply, grade):
+            if failed is not None:
                 self._reasons[event(grade)] = failed.error
                 self._log.add(job[0], job[1], failed)
         return grades

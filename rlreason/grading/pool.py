@@ -109,7 +109,7 @@ def _load(plugin: str | None, pickled: bytes | None) -> Callable[[Any], dict[str
         from rlreason.grading import symbolic
 
         logging.disable(logging.CRITICAL)  # the library logs whole responses
-        return lambda request: symbolic.judge(*request).as_dict()
+        return lambda request: symbolic.judge(*request)._asdict()
     if pickled is None:
         function = judging(load(plugin), plugin)
     else:
@@ -380,49 +380,36 @@ KEYS = ("format_reward", "answer_reward", "reward")
 ROUNDING = 1e-9  # 0.7 + 0.2 + 0.1 is a little less than 1
 
 
-def plugin_failure(reply: PoolReply, grade: Grade) -> PoolReply | None:
-    """Return the failed reply, with the reason in one sentence, where the plug-in gave no reward; else None.
+def plugin_grade(reply: PoolReply, correct_at: float | None = None) -> tuple[Grade, PoolReply | None]:
+    """Return the grade of a plug-in's reply and, where it gave no reward, the failed reply with its reason.
 
-    >>> unusable = PoolReply("ok", {"value": "1.0"})
-    >>> plugin_failure(unusable, plugin_grade(unusable)).error
+    A number is a reward; a dictionary must have `reward` and may have the two others. All else is an error, never a
+    silent zero among the wrong answers. The response is correct where its answer reward (by default the reward) is at
+    least `correct_at`, or 1 where that is None: partial credit is a reward to learn from, but no right answer.
+
+    >>> [plugin_grade(PoolReply("ok", {"value": value}))[0].outcome for value in (1.0, 0.1)]
+    ['correct', 'wrong']
+    >>> plugin_grade(PoolReply("ok", {"value": "1.0"}))[1].error
     "returned '1.0', and must return a number, or a dictionary with a number as reward"
     """
-    if reply.status != "ok":
-        return reply
-    if grade.path != "plugin_value":
-        return None
-    returned = f"returned {repr(reply.value.get('value'))[:100]}"
-    return PoolReply("error", error=f"{returned}, and must return a number, or a dictionary with a number as reward")
-
-
-def plugin_grade(reply: PoolReply, correct_at: float | None = None) -> Grade:
-    """Turn a reply into a grade. A number is a reward; a dictionary must have `reward` and may have the two others.
-    All else is an error, never a silent zero among the wrong answers.
-
-    The response is correct where its answer reward (by default the reward) is at least `correct_at`, or 1 where that
-    is None: partial credit is a reward to learn from, but no right answer.
-
-    >>> [plugin_grade(PoolReply("ok", {"value": value})).outcome for value in (1.0, 0.1)]
-    ['correct', 'wrong']
-    >>> plugin_grade(PoolReply("ok", {"value": None})).path
-    'plugin_value'
-    """
     if reply.status == "timeout":
-        return Grade(0.0, 0.0, 0.0, "timeout", "plugin")
+        return Grade(0.0, 0.0, 0.0, "timeout", "plugin"), reply
     if reply.status != "ok":
-        return Grade(0.0, 0.0, 0.0, "error", "killed" if reply.status == "killed" else "plugin")
+        return Grade(0.0, 0.0, 0.0, "error", "killed" if reply.status == "killed" else "plugin"), reply
     value = reply.value.get("value")
     if isinstance(value, int | float):
         value = {"reward": value, "format_reward": 1.0, "answer_reward": value}
-    if not isinstance(value, dict) or "reward" not in value:
-        return Grade(0.0, 0.0, 0.0, "error", "plugin_value")
-    numbers = [value.get(name, value["reward"]) for name in KEYS]
+    numbers: list[Any] = [None]
+    if isinstance(value, dict) and "reward" in value:
+        numbers = [value.get(name, value["reward"]) for name in KEYS]
     if not all(isinstance(number, int | float) and math.isfinite(number) for number in numbers):
-        return Grade(0.0, 0.0, 0.0, "error", "plugin_value")
+        returned = f"returned {repr(reply.value.get('value'))[:100]}"
+        why = f"{returned}, and must return a number, or a dictionary with a number as reward"
+        return Grade(0.0, 0.0, 0.0, "error", "plugin_value"), PoolReply("error", error=why)
     formatted, answer, reward = (float(number) for number in numbers)
     outcome: Outcome = "wrong" if formatted > 0 else "unformatted"
     whole = 1.0 if correct_at is None else correct_at
-    return Grade(formatted, answer, reward, "correct" if answer >= whole - ROUNDING else outcome, "plugin")
+    return Grade(formatted, answer, reward, "correct" if answer >= whole - ROUNDING else outcome, "plugin"), None
 
 
 MAX_LINES = 1000

@@ -1,11 +1,11 @@
 """Decide whether two values are the same answer."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
-from itertools import permutations
+from itertools import chain, permutations
 from typing import Any, NamedTuple
 
 from rlreason.grading.answers import lexer, structures, vocabulary
@@ -35,10 +35,6 @@ class Decision(NamedTuple):
 
     outcome: Outcome
     path: str
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the verdict for JSON, to be sent from a worker process."""
-        return {"outcome": self.outcome, "path": self.path}
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,9 +68,9 @@ def equal(answer: Value, reference: Value, settings: ComparisonSettings) -> bool
         case _, Collection(kind="set", items=(only,)):
             return equal(answer, only, settings)
         case Matrix(), Matrix():
-            return answer.kind == reference.kind and _in_order(
-                _cells(answer), _cells(reference), settings, _shape(answer) == _shape(reference)
-            )
+            same_shape = [*map(len, answer.rows)] == [*map(len, reference.rows)]
+            cells, others = chain(*answer.rows), chain(*reference.rows)
+            return answer.kind == reference.kind and same_shape and _in_order(cells, others, settings)
         case Ratio(), _:
             return _ratios(answer, reference)
         case _, Ratio():
@@ -128,22 +124,19 @@ def _collections(answer: Collection, reference: Collection, settings: Comparison
         return False
     named = [any(isinstance(item, Equation) for item in side.items) for side in (answer, reference)]
     if named[0] != named[1]:  # x = 1, y = 2 may be written 1, 2 but not 2, 1
-        return (
-            "set" not in kinds
-            and not (answer.label or reference.label)
-            and _in_order(answer.items, reference.items, settings, True)
-        )
+        is_bare = "set" not in kinds and not answer.label and not reference.label
+        return is_bare and _in_order(answer.items, reference.items, settings)
     if not vocabulary.agree(answer.label, reference.label):
         return False
     if kinds <= {"set", "list"}:
         return _same_members(list(answer.items), reference.items, settings)
     if kinds <= {"()", "<>"} or len(kinds) == 1:
-        return _in_order(answer.items, reference.items, settings, True)
+        return _in_order(answer.items, reference.items, settings)
     return False
 
 
-def _in_order(answer: Sequence[Value], reference: Sequence[Value], settings: ComparisonSettings, shaped: bool) -> bool:
-    return shaped and all(equal(first, second, settings) for first, second in zip(answer, reference, strict=True))
+def _in_order(answer: Iterable[Value], reference: Iterable[Value], settings: ComparisonSettings) -> bool:
+    return all(equal(first, second, settings) for first, second in zip(answer, reference, strict=True))
 
 
 def _same_members(answer: list[Value], reference: Sequence[Value], settings: ComparisonSettings) -> bool:
@@ -155,14 +148,6 @@ def _same_members(answer: list[Value], reference: Sequence[Value], settings: Com
         else:
             return False
     return True
-
-
-def _cells(grid: Matrix) -> list[Value]:
-    return [cell for row in grid.rows for cell in row]
-
-
-def _shape(grid: Matrix) -> tuple[int, int]:
-    return len(grid.rows), len(grid.rows[0])
 
 
 def _as_ratio(value: Value) -> Value:
