@@ -63,9 +63,9 @@ def _environment(kind: str) -> "Environment":
     from markupsafe import Markup
 
     def escaped(value: Any) -> Any:
-        if type(value) is not str:  # a number, or Markup: our own files, pictures and macros
+        if type(value) is not str or kind == "txt":  # a number, or Markup: our own files, pictures and macros
             return value
-        return {"md": lambda plain: Markup(text(plain)), "html": written_out, "txt": str}[kind](value)
+        return Markup(text(value)) if kind == "md" else written_out(value)
 
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(FOLDER),
