@@ -107,7 +107,9 @@ def writable(folder: Path, option: str = "--out") -> Path:
 def answer_of(report: Report, out: Path, width: int, drawn: Path | None = None) -> Answer:
     """Return the report for the terminal, and the same as figures."""
     lines = [report.question, folded(report.summary, width), ""]
-    lines += [folded(f"{verdict.word}: {verdict.sentence}", width) for verdict in report.verdicts]
+    for verdict in report.verdicts:
+        word = "" if verdict.difference is None else f"{verdict.word}: "  # the sentence says that nothing is compared
+        lines.append(folded(f"{word}{verdict.sentence}", width))
     lines += [folded(f"! {line}", width) for line in (*report.warnings, *report.problems)]
     lines += ["", folded(f"report: {out / HTML} and {out / MARKDOWN} (with {FILES}/)", width)]
     if drawn is not None:

@@ -52,7 +52,7 @@ def main(arguments: argparse.Namespace, console: Console) -> Answer:
         raise ConfigError(" ".join(verdict.sentence for verdict in verdicts[:3]) or "there is nothing to compare")
     lines = []
     for verdict in verdicts:
-        lines.append(folded(f"{verdict.outcome or verdict.word}: {verdict.sentence}", console.width))
+        lines.append(folded(verdict.line, console.width))
         lines += [folded(f"  {verdict.small}", console.width)] if verdict.small else []
     notes = [*study.notes, *study.problems, *warnings_of(study)]
     lines += [folded(f"! {text}", console.width) for text in notes]

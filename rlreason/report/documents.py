@@ -52,24 +52,24 @@ _SPECIAL = re.compile(r"([\\`*_\[\]|~])")
 
 
 def filled(name: str, **values: Any) -> str:
-    """Return a document from its template: every text in it is escaped for HTML, or for Markdown (NAME.md.j2)."""
+    """Return a document from its template: texts are escaped for NAME.html.j2 or NAME.md.j2, not for NAME.txt.j2."""
     shared = {"signs": SIGNS, "version": __version__}
-    return _environment(markdown=name.endswith(".md.j2")).get_template(name).render(**shared, **values)
+    return _environment(name.split(".")[1]).get_template(name).render(**shared, **values)
 
 
 @cache
-def _environment(markdown: bool) -> "Environment":
+def _environment(kind: str) -> "Environment":
     import jinja2
     from markupsafe import Markup
 
     def escaped(value: Any) -> Any:
-        if type(value) is not str:  # a number, or Markup: our own files, pictures and macros
+        if type(value) is not str or kind == "txt":  # a number, or Markup: our own files, pictures and macros
             return value
-        return Markup(text(value)) if markdown else written_out(value)
+        return Markup(text(value)) if kind == "md" else written_out(value)
 
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(FOLDER),
-        autoescape=True,
+        autoescape=kind != "txt",
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,

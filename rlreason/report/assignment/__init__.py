@@ -129,7 +129,7 @@ def write_up_of(gathered: Gathered) -> WriteUp:
         published = Table("What others got", ["question", "figure", "source"], rows, note=note)
     return WriteUp(
         f"{course.title}: write-up",
-        introduction_lines(gathered, sections),
+        lead_of(gathered, sections),
         sections,
         directions_table(course, verdicts),
         published,
@@ -137,40 +137,27 @@ def write_up_of(gathered: Gathered) -> WriteUp:
     )
 
 
-def introduction_lines(gathered: Gathered, sections: list[Section]) -> list[str]:
-    """Return how many questions are answered, and the cost of the runs."""
-    read = gathered.all_read
-    done = sum(section.state == DONE for section in sections)
+def lead_of(gathered: Gathered, sections: list[Section]) -> list[str]:
+    """Return what is answered, by which runs, and whether they are the handout's: a paragraph each."""
+    read, course = gathered.all_read, gathered.course
     runs = [run for one in read for run in one.study.runs]
     seconds = sum(run.seconds or 0.0 for run in runs)
-    duration = f"{seconds / 3600:.1f} hours" if seconds >= 3600 else f"{seconds / 60:.0f} minutes"
-    beside = " Runs that ran side by side count each with its own time." if any(r.shared_machine for r in runs) else ""
-    return [
-        f"{done} of {len(sections)} questions are answered, from {counted(len(runs), 'run')} in "
-        f"{counted(len(read), 'folder')}; together they ran for {duration}.{beside}",
-        *([f"Asked for and not part of this write-up: {gathered.course.lacks}."] if gathered.course.lacks else []),
-        *_rehearsal_lines(gathered),
-        "A verdict is a 95% interval of a difference over seeds and problems, corrected for the number of settings "
-        "that a sweep compares (Holm); a sentence on other metrics is corrected for all metrics of all "
-        "settings. Where the interval holds zero it says that the data cannot tell.",
-    ]
-
-
-def _rehearsal_lines(gathered: Gathered) -> list[str]:
-    """Return a note if runs are not of the handout's model and data, so that published figures do not compare."""
-    course = gathered.course
-    others = [one for one in gathered.all_read if not is_of(course, one.study)]
-    if not others:
-        return []
-    runs = [run for one in others for run in one.study.runs if run.settings]
-    pairs = {(run.settings.get("model.name"), run.settings.get("data.name")) for run in runs}
-    names = few(sorted(f"{model} on {data}" for model, data in pairs), 4)
-    return [
-        f"{len(others)} of {len(gathered.all_read)} folders are not of the handout's {course.model_name} on "
-        f"{course.data_name}, but of {names}. They rehearse the questions and are nothing to hand in: the published "
-        "figures and the pass bars are those of another model, so no band is drawn, and only directions are laid side "
-        "by side."
-    ]
+    rehearsals = [one for one in read if not is_of(course, one.study)]
+    settings = [run.settings for one in rehearsals for run in one.study.runs if run.settings]
+    lead = filled(
+        "writeup_lead.txt.j2",
+        done=sum(section.state == DONE for section in sections),
+        total=len(sections),
+        runs=counted(len(runs), "run"),
+        folders=counted(len(read), "folder"),
+        time=f"{seconds / 3600:.1f} hours" if seconds >= 3600 else f"{seconds / 60:.0f} minutes",
+        beside=any(run.shared_machine for run in runs),
+        course=course,
+        read=len(read),
+        rehearsals=len(rehearsals),
+        names=few(sorted({f"{one.get('model.name')} on {one.get('data.name')}" for one in settings}), 4),
+    )
+    return lead.split("\n")
 
 
 def section_of(question: AssignmentQuestion, gathered: Gathered) -> Section:
