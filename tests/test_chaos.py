@@ -22,7 +22,7 @@ from tests.test_kills import PHASES
 from tests.waiting import wait_for
 
 psutil = pytest.importorskip("psutil")
-END = PHASES["end"][0]
+END = PHASES["last evaluation"][0]
 
 
 @pytest.fixture(scope="module")
@@ -186,7 +186,7 @@ def test_a_folder_that_can_only_be_read(runs, killed, disk):
 def test_checkpoints_that_can_no_longer_be_renamed_into_their_place(runs, disk):
     """Writing them works, on a disk of their own under the name that only a rename may take."""
     folder = runs.new()
-    runs.killed("grpo", folder, PHASES["checkpoint"][0])
+    runs.killed("grpo", folder, "rlreason.records.files:write_checkpoint:call:2")
     before = {path: path.read_bytes() for path in folder.glob("checkpoints/*/*") if path.is_file()}
     shutil.copytree(folder / "checkpoints", disk / "checkpoints")
     subprocess.run(["mount", "--bind", disk / "checkpoints", folder / "checkpoints"], check=True)

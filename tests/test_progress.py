@@ -4,6 +4,8 @@ import json
 import math
 import random
 import threading
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from rlreason.config.training import CheckpointConfig, OptimizationConfig
 from rlreason.data.prompts import ProblemSampler
 from rlreason.engines.base import Prompt, Sampling
+from rlreason.engines.hf.engine import HFEngine
 from rlreason.model.parameters import add_lora, build_model
 from rlreason.model.policy import Policy
 from rlreason.objectives.objective import Objective
@@ -35,7 +38,8 @@ from rlreason.training.checkpoint import (
     write_tensors,
 )
 from rlreason.training.learner import Learner
-from rlreason.training.train import train, trainer_of
+from rlreason.training.progress import Step
+from rlreason.training.train import close_records, train, trainer_of
 from rlreason.types import Collected, Grade, Response, Sample
 from tests.run_records import responses_of, rows_of
 from tests.test_learner import make_samples
@@ -280,6 +284,52 @@ def test_a_run_that_gets_another_step_has_the_evaluation_that_was_due_where_it_h
     train(run, RunWriter(longer, config, trains=True), Console())
     assert rows_of(longer) == rows_of(whole)
     assert responses_of(longer) == responses_of(whole)
+
+
+class OwnWeights(HFEngine):
+    """An engine with weights of its own, as vLLM has: the next step can be sampled while this one learns."""
+
+    def load_weights(self, policy: Policy) -> dict[str, float]:
+        with torch.no_grad():
+            for own, new in zip(self.policy.model.parameters(), policy.model.parameters(), strict=True):
+                own.copy_(new)
+        self.weight_version += 1
+        return {}
+
+
+def sampled_ahead(folder: Path, fails_in: int | None = None) -> None:
+    """A run, or the rest of one, that samples one step ahead; an error ends it in this step."""
+    run, config = run_of(*WORDS, "n_steps=4")
+    console, records = Console(), RunWriter(folder, config, trains=True)
+    parts = build_components(run, folder, console)
+    engine = OwnWeights(parts.policy.copy())
+    rollouts = replace(parts.rollouts, engine=engine)
+    evaluator = replace(parts.evaluator, rollouts=replace(parts.evaluator.rollouts, engine=engine))
+    parts = replace(parts, engine=engine, rollouts=rollouts, evaluator=evaluator)
+    with trainer_of(run, parts, records, console) as trainer:
+        trainer.batches.ahead = True
+        learn = trainer.learn
+
+        def learn_or_fail(step: Step) -> None:
+            learn(step)
+            if step.number == fails_in:
+                raise RuntimeError("in the middle of a step")
+
+        trainer.learn = learn_or_fail  # type: ignore[method-assign]
+        close_records(trainer, *trainer.train())
+
+
+def test_a_run_that_samples_ahead_goes_on_with_the_batch_that_it_had_in_hand(tmp_path):
+    """It was sampled by weights that are gone, and which pairs the grader remembers is part of the numbers."""
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    sampled_ahead(whole)
+    for fails_in in (2, 4):
+        with pytest.raises(RuntimeError, match="in the middle"):
+            sampled_ahead(broken, fails_in)
+    sampled_ahead(broken)
+    assert rows_of(broken) == rows_of(whole)
+    assert responses_of(broken) == responses_of(whole)
+    assert [row["rollout/staleness"] for row in rows_of(whole) if "rollout/staleness" in row] == [0, 1, 1, 1]
 
 
 def test_a_run_that_a_budget_has_ended_keeps_its_moments(tmp_path):

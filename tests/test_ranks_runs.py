@@ -237,7 +237,7 @@ def test_a_signal_ends_ranks_in_order_and_the_run_goes_on(tmp_path):
     run.process.send_signal(signal.SIGINT)
     code, out = run.end(600)
     assert code == 130
-    assert "leaving a checkpoint" in out
+    assert "stopping at the end of this step" in out
     done = subprocess.run(
         [*COMMAND, f"resume={tmp_path / 'run'}", "n_steps=8", "gpus=1", "parallel=auto"], check=False,
         env=os.environ | ENV | {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}, capture_output=True, text=True, cwd=tmp_path,

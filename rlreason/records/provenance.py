@@ -142,8 +142,8 @@ def part_line(earlier: Mapping[str, Any]) -> str:
 
     >>> part_line({"started": "2026-01-31T12:00:00+0000", "commit": "0123456789abcdef+changes",
     ...            "command": "python -m rlreason seed=1", "ended": "2026-01-31T12:05:00+0000",
-    ...            "status": "interrupted", "reason": "by SIGTERM in step 3"})
-    '2026-01-31T12:00:00+0000, commit 0123456789+changes, python -m rlreason seed=1: interrupted by SIGTERM in step 3'
+    ...            "status": "interrupted", "reason": "by SIGINT after step 3"})
+    '2026-01-31T12:00:00+0000, commit 0123456789+changes, python -m rlreason seed=1: interrupted by SIGINT after step 3'
     >>> part_line({"started": "2026-01-31T12:00:00+0000", "status": "running"})
     '2026-01-31T12:00:00+0000: ended without a word (killed, or the machine went down)'
     """
