@@ -220,8 +220,8 @@ class RolloutConfig(Settings):
         "colocate",
         "second_gpu",
         "cpu",
-        doc="colocate: on the policy's GPUs, and the next ones if it needs more; second_gpu: on the GPUs after "
-        "them, in separate processes; auto: colocate if there is a GPU, else cpu",
+        doc="colocate: on the policy's GPUs, and the next ones if it needs more; second_gpu: on the GPUs after them; "
+        "auto: colocate if there is a GPU, else cpu",
         only_if="here.engine == 'vllm'",
     )
     sleep: bool = text(
