@@ -13,7 +13,7 @@ import numpy as np
 from rlreason.config.leaves import flat, resource_dir
 from rlreason.errors import ConfigError
 from rlreason.evaluation.cases import CATEGORY_TEXTS
-from rlreason.health.examine import course_of, lost_grades
+from rlreason.health.examine import findings_of
 from rlreason.health.watch import as_numbers
 from rlreason.records.files import CONFIG, METRICS, RESPONSES, STATUS, ResponseFile, each_line
 from rlreason.records.reader import RunFolder, read_ending, read_status, runs_in
@@ -66,7 +66,7 @@ def read_run(folder: Path, setting: Key, seed: int | None, state: RunState | Non
     run.series, run.totals = _series(reader, say)
     if run.series:
         rows = as_numbers(reader.metrics)
-        run.findings = [*course_of(rows, reader.settings, run.status), *lost_grades(rows, reader.incidents)]
+        run.findings = findings_of(rows, reader.settings, reader.incidents, run.status)
     run.seconds = number(run.summary.get("seconds")) if run.seconds is None else run.seconds
     protocol = run.summary.get("protocol")
     run.protocol = dict(protocol) if isinstance(protocol, Mapping) else None

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from rlreason.health.examine import FEW_LIVE, LATE, MANY_CUT
+from rlreason.health.examine import LATE
 from rlreason.report.content import counted
 from rlreason.report.study import RUNNING, Setting, Study, StudyRun, side_of
 from rlreason.report.tables import NONE, millions
@@ -143,17 +143,16 @@ def budget_of(study: Study) -> str:
 
 
 def _at_the_end(study: Study) -> Iterator[str]:
-    for metric in ("reward/frac_reward_zero_std", "rollout/truncated", "rollout/mismatch_mean"):
-        for one in study.settings:
-            values = [value for run in one.runs if (value := late(run, metric)) is not None]
-            mean = float(np.mean(values)) if values else 0.0
-            if metric == "reward/frac_reward_zero_std" and values and 1 - mean < FEW_LIVE:
-                live = f"{1 - mean:.0%} of groups had mixed rewards"
-                yield f"In {one.label} only {live} in the end: little signal a step."
-            if metric == "rollout/truncated" and mean > MANY_CUT:
-                yield f"In {one.label} {mean:.0%} of responses were cut at the token limit in the end."
-            if metric == "rollout/mismatch_mean" and mean > LARGE_MISMATCH:
-                yield f"In {one.label} engine and trainer disagree by {mean:.2g} nats a token: are its weights old?"
+    """Warn of what `rlreason health` notes of the end of runs, and of weights that the engine may not have."""
+    for one in study.settings:
+        for rule in ("few_live_groups", "many_cut"):
+            noted = [finding.what for run in one.runs for finding in run.findings if finding.rule == rule]
+            if noted:
+                seeds = f" ({len(noted)} of {len(one.runs)} seeds)" if len(one.runs) > 1 else ""
+                yield f"In {one.label}{seeds} {noted[0]}."
+        mismatches = [value for run in one.runs if (value := late(run, "rollout/mismatch_mean")) is not None]
+        if mismatches and (mean := float(np.mean(mismatches))) > LARGE_MISMATCH:
+            yield f"In {one.label} engine and trainer disagree by {mean:.2g} nats a token: are its weights old?"
 
 
 def _noise(study: Study) -> Iterator[str]:

@@ -74,7 +74,7 @@ class StudyRun:
     seconds: float | None = None  # wall clock, over all its parts
     shared_machine: bool = False  # its times are not comparable
     totals: Mapping[str, float] = field(default_factory=dict)  # axis of AXES -> last value of its counter
-    findings: Sequence[Finding] = ()  # of the monitors and of lost grades
+    findings: Sequence[Finding] = ()  # those of `rlreason health`
     summary: Mapping[str, Any] = field(default_factory=dict)  # summary.json, or {}
     provenance: Mapping[str, Any] = field(default_factory=dict)  # provenance.json, or {}
 
