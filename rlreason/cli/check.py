@@ -310,7 +310,7 @@ def quoted(overrides: Sequence[str], multirun: bool) -> list[str]:
 def check_command_line(words: Sequence[str], note: Note = print, design: bool = True) -> Request:
     """Check a command line before anything runs and return it under our names; `ConfigError` in one line for a mistake.
 
-    A question is left to Hydra; runs must obey the rules and have a folder to write to. `design`: check the runs of a
+    A question must compose; runs must obey the rules and have a folder to write to. `design`: check the runs of a
     sweep too, which our sweeper does otherwise.
     """
     with mistakes_in(words):
@@ -331,9 +331,10 @@ def check_command_line(words: Sequence[str], note: Note = print, design: bool = 
                 if request.multirun:  # the part that all runs of the sweep share
                     request = replace(request, overrides=fixed(request.overrides))
                 part = request.flags.get("package", "_global_")
-                cfg = composed(request.overrides, request.config_name) if part != "_global_" else None
-                if cfg is not None and OmegaConf.select(cfg, part) is None:
-                    raise ConfigError(f"--package={part} is no part of the config: rlreason --cfg job shows it whole")
+                if request.overrides or part != "_global_":
+                    cfg = composed(request.overrides, request.config_name)
+                    if part != "_global_" and OmegaConf.select(cfg, part) is None:
+                        raise ConfigError(f"--package={part} is no part of the config: --cfg job shows it whole")
     return request
 
 
