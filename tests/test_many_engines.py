@@ -165,7 +165,7 @@ def test_one_that_is_killed_ends_the_call_and_closing_ends_the_other(started, pr
         many.processes[1].process.kill()
 
     with pytest.raises(EngineError, match=r"^vLLM on GPU 2: .*exit code -9"):
-        many.generate(prompts, sampling, 8, kill)
+        many.generate(prompts, sampling, 500, kill)  # more than the pipe holds: it cannot have ended before
     with only(many, 0) as one:
         assert len(one.generate(prompts, Sampling(1.0, 0, 8), 2)) == 8  # what it had left over is gone
     with pytest.raises(EngineError, match=r"^vLLM on GPU 2: "):

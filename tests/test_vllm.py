@@ -379,7 +379,7 @@ def test_a_killed_engine_is_one_error_and_close_leaves_no_process_and_no_file(to
         process.process.kill()
 
     with pytest.raises(EngineError, match=r"exit code -9"):
-        engine.generate([*PROMPT, Prompt("longer", [5, 6, 8], 0)], Sampling(1.0, 0, 200), 16, kill)
+        engine.generate([*PROMPT, Prompt("longer", [5, 6, 8], 0)], Sampling(1.0, 0, 200), 500, kill)
     with pytest.raises(EngineError, match="is dead since"):
         engine.generate(PROMPT, Sampling(1.0, 0, 4), 1)
     engine.close()
