@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 
+from rlreason.health.examine import findings_of
 from rlreason.report import remarks
 from rlreason.report.read import read_study
 from rlreason.report.sections import LONGEST, cases_of, shown_text, slices_of, slices_table
@@ -183,8 +184,14 @@ def test_a_few_problems_are_shown_over_training_side_by_side(tmp_path):
         (lambda r: setattr(r, "shared_machine", True), "no verdict on wall clock"),
         (lambda r: setattr(r, "status", "stopped:parity"), "stopped by a rule"),
         (lambda r: setattr(r, "accuracy", 0.99), "Every run is above 95%"),
-        (lambda r: r.series.update({"rollout/truncated": Series({}, np.full(8, 0.4))}), "40% of responses were cut"),
-        (lambda r: r.series.update({"reward/frac_reward_zero_std": Series({}, np.full(8, 0.9))}), "only 10% of groups"),
+        (
+            lambda r: setattr(r, "findings", findings_of([{"rollout/truncated": 0.4}] * 8, {})),
+            "40% of the responses were cut",
+        ),
+        (
+            lambda r: setattr(r, "findings", findings_of([{"reward/frac_reward_zero_std": 0.9}] * 8, {})),
+            "only 10% of the groups",
+        ),
         (lambda r: r.series.update({"rollout/mismatch_mean": Series({}, np.full(8, 0.3))}), "disagree by 0.3 nats"),
         (lambda r: r.series.update({"eval/grading_failures": Series({}, np.ones(2))}), "16 responses of evaluations"),
         (lambda r: r.settings.update({"model.name": "qwen3", "data.name": "math"}), "No control reward was run"),

@@ -275,7 +275,7 @@ class Group:
             ended = self._gone()
             with suppress(RuntimeError):  # torchrun's store may be gone
                 ended = error_in_store(self.store, self.world) or ended
-            if not ended or self._over.wait(GRACE_S) or signals.stop_signal():
+            if not ended or self._over.wait(GRACE_S):
                 continue
             log = f" (see {self.log})" if self.children else ""
             why = f"training on {self.world} ranks: {ended}{log}"
