@@ -1,1 +1,1 @@
-"""The vLLM engine, in this process or in one of its own, and how it is given the trainer's weights."""
+"""The vLLM engine: vLLM in processes of their own, and how they are given the trainer's weights."""
