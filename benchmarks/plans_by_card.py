@@ -31,7 +31,6 @@ EXPERIMENTS = {
     "cs336_2026": "OLMo-2-1B, GSM8K",
     "pku_hw3": "Qwen3-0.6B, GSM8K",
 }
-SCALES = ("paper", "laptop")
 WORDS = ("rollout=vllm", "data.path=a/b")  # what rollout=auto takes on a GPU; the data is not read
 HEAD = (
     "| run | card | as it is | first overrides of the list that fit |",
@@ -42,13 +41,13 @@ HEAD = (
 @cache
 def table() -> list[str]:
     """The table in lines of markdown."""
-    return [*HEAD, *(row for experiment in EXPERIMENTS for scale in SCALES for row in rows(experiment, scale))]
+    return [*HEAD, *(row for experiment in EXPERIMENTS for row in rows(experiment))]
 
 
-def rows(experiment: str, scale: str) -> Iterator[str]:
-    """A row for each card, of one experiment at one scale."""
-    run = asked(f"experiment={experiment}", *([] if scale == "paper" else [f"scale={scale}"]), *WORDS)
-    name = f"`experiment={experiment}`" + f" `scale={scale}`" * (scale != "paper") + f" ({EXPERIMENTS[experiment]})"
+def rows(experiment: str) -> Iterator[str]:
+    """A row for each card."""
+    run = asked(f"experiment={experiment}", *WORDS)
+    name = f"`experiment={experiment}` ({EXPERIMENTS[experiment]})"
     for gigabytes in CARDS:
         told = planned(run, card(gigabytes), assumed_prompt(run))
         assert told.plan is not None
