@@ -189,6 +189,12 @@ def test_bytes_that_are_no_answer_raise_nothing(sent, outcome):
     assert attempt.detail
 
 
+def test_no_field_of_the_body_goes_around_the_bound_of_a_reply():
+    endpoint = Endpoint("http://host/v1", "m", extra={"max_tokens": None, "max_completion_tokens": 999999})
+    body = endpoint.body(QUESTION, None, 9)
+    assert (body.get("max_tokens"), body["max_completion_tokens"]) == (None, 9)
+
+
 def test_where_nothing_listens_the_line_names_the_address_and_the_cure():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         base_url = f"http://127.0.0.1:{taken.getsockname()[1]}/v1"
