@@ -58,39 +58,27 @@ def by_length(response, gold):
     )
 
 
+PLUGGED_IN = [  # response, outcome, path, reward
+    ("ab", "correct", "plugin", 1.0),
+    ("abc", "wrong", "plugin", 0.0),
+    ("hang", "timeout", "plugin", 0.0),
+    ("ab", "correct", "plugin", 1.0),
+    ("raise", "error", "plugin", 0.0),
+    ("exit", "error", "killed", 0.0),
+    ("None", "error", "plugin_value", 0.0),
+    ("nan", "error", "plugin_value", 0.0),
+    ("text", "error", "plugin_value", 0.0),
+    ("dict", "wrong", "plugin", 0.5),
+    ("memory", "error", "killed", 0.0),
+    ("xy", "correct", "plugin", 1.0),
+]
+
+
 def test_a_plug_in_runs_in_the_pool_and_its_failures_are_told_apart(tmp_path):
     log = tmp_path / "log" / "incidents.jsonl"
-    with Grader(patient(timeout_s=10.0), "tests.test_grading_settings:by_length", log) as fresh:
-        responses = [
-            "ab",
-            "abc",
-            "hang",
-            "ab",
-            "raise",
-            "exit",
-            "None",
-            "nan",
-            "text",
-            "dict",
-            "memory",
-            "xy",
-        ]
-        grades = fresh.grade_batch(responses, ["12"] * len(responses))
-        outcomes = [(grade.outcome, grade.path, grade.reward) for grade in grades]
-        assert outcomes == [
-            ("correct", "plugin", 1.0),
-            ("wrong", "plugin", 0.0),
-            ("timeout", "plugin", 0.0),
-            ("correct", "plugin", 1.0),
-            ("error", "plugin", 0.0),
-            ("error", "killed", 0.0),
-            ("error", "plugin_value", 0.0),
-            ("error", "plugin_value", 0.0),
-            ("error", "plugin_value", 0.0),
-            ("wrong", "plugin", 0.5),
-            ("error", "killed", 0.0),
-            ("correct", "plugin", 1.0),
-        ]
+    with Grader(patient(timeout_s=5.0), "tests.test_grading_settings:by_length", log) as fresh:
+        grades = fresh.grade_batch([response for response, *_ in PLUGGED_IN], ["12"] * len(PLUGGED_IN))
+        assert [(grade.outcome, grade.path, grade.reward) for grade in grades] == [case[1:] for case in PLUGGED_IN]
         metrics = grading_metrics(grades)
         assert (metrics["grading/timeouts"], metrics["grading/kills"], metrics["grading/errors"]) == (1, 2, 4)
         assert len(grading_warnings(grades)) == 3
