@@ -127,20 +127,41 @@ def saved(folder: Path) -> None:
         records.responses(kind, 1, samples, [problem])
 
 
-@pytest.mark.parametrize("words", [[], ["--rollouts"], ["--category", "disagree"], ["--regrade", "--write"]])
-def test_inspect_shows_responses_and_leaves_a_page_that_can_be_read_in_a_terminal(tmp_path, words):
-    folder = tmp_path / "run\x1b[2J"
-    saved(folder)
-    before = RunFolder(folder).rows(RunFolder(folder).rollouts()[0], ["response"])
-    code, written = seen_in_a_terminal("-m", "rlreason", "inspect", str(folder), *words, cwd=tmp_path)
+def responses(folder: Path) -> list[str]:
+    """The responses of its rollouts."""
+    run = RunFolder(folder)
+    return [row["response"] for row in run.rows(run.rollouts()[0], ["response"]).values()]
+
+
+WAYS = [[], ["--rollouts"], ["--category", "disagree"], ["--regrade", "--write"], ["--json"]]
+INSPECTS = f"""
+import sys
+from rlreason.cli.subcommands import exit_code_of, named_subcommand, run_subcommand
+for folder, words in zip(sys.argv[1:], {WAYS}, strict=True):
+    code = exit_code_of(lambda: run_subcommand(named_subcommand(["inspect"]), [folder, *words]))
+    print("ended with", code, flush=True)
+"""
+
+
+def test_inspect_shows_responses_and_leaves_a_page_that_can_be_read_in_a_terminal(tmp_path):
+    """Each way on a folder of its own, in one process."""
+    folders = [tmp_path / f"run{number}\x1b[2J" for number in range(len(WAYS))]
+    for folder in folders:
+        saved(folder)
+    before = responses(folders[0])
+    code, written = seen_in_a_terminal("-c", INSPECTS, *map(str, folders), cwd=tmp_path)
     assert (code, obeyed_in(written)) == (0, [])
-    assert r"\x1b]0;title\x07" in written
-    if (page := folder / "inspect.md").exists():
-        assert obeyed_in(text_of(page)) == []
-    after = RunFolder(folder).rows(RunFolder(folder).rollouts()[0], ["response"])
-    assert [row["response"] for row in after.values()] == [row["response"] for row in before.values()]  # exactly
-    for file in folder.rglob("*.jsonl*"):
-        assert obeyed_in(opened(file).read().decode()) == []  # JSON has escapes of its own
+    *texts, figures, after = written.split("ended with 0\r\n")
+    assert (len(texts), after) == (len(WAYS) - 1, "")
+    assert all(r"\x1b]0;title\x07" in shown for shown in texts)
+    figures = figures.rpartition(LINE_ANEW)[2]  # what was waited for is not shown any more
+    assert ALL in json.loads(figures)["cases"][0]["question"]
+    for folder in folders:
+        assert responses(folder) == before  # exactly
+        assert all(obeyed_in(text_of(page)) == [] for page in folder.glob("inspect.md"))
+        for file in folder.rglob("*.jsonl*"):
+            assert obeyed_in(opened(file).read().decode()) == []  # JSON has escapes of its own
+    assert (folders[0] / "inspect.md").exists()
 
 
 def test_a_rewritten_row_stays_one_line_of_plain_characters(tmp_path):
@@ -148,14 +169,6 @@ def test_a_rewritten_row_stays_one_line_of_plain_characters(tmp_path):
     rewrite_rows(tmp_path / "a.jsonl", {2: {"response": ALL + "\u00e9"}})
     assert (tmp_path / "a.jsonl").read_bytes().isascii()
     assert json.loads((tmp_path / "a.jsonl").read_text().split("\n")[1])["response"] == ALL + "\u00e9"
-
-
-def test_figures_for_programs_hold_no_control_character_either(tmp_path):
-    saved(tmp_path / "run")
-    code, written = seen_in_a_terminal("-m", "rlreason", "inspect", "run", "--json", cwd=tmp_path)
-    assert (code, obeyed_in(written)) == (0, [])
-    figures = written.rpartition(LINE_ANEW)[2]  # what was waited for is not shown any more
-    assert ALL in json.loads(figures)["cases"][0]["question"]
 
 
 def test_names_in_pictures_are_text(tmp_path, recwarn):
@@ -296,8 +309,7 @@ def test_weights_that_are_a_pickle_are_not_read(planted, name):
     else:
         (planted / "good/model.safetensors").unlink()
     torch.save({"weight": Bomb(planted / "BOOM")}, planted / "good" / name)
-    said = {"pytorch_model.bin": "a pickle holds weights there", "adapter_model.bin": "adapter_config.json"}
-    assert said[name] in refused("good")
+    assert {"pytorch_model.bin": "pickle", "adapter_model.bin": "adapter_config.json"}[name] in refused("good")
     assert not (planted / "BOOM").exists()
 
 
@@ -308,7 +320,7 @@ def test_a_program_in_a_model_folder_is_not_run(planted):
     shutil.copytree("good", "other")
     assert type(load_policy("good").model).__name__ == "LlamaForCausalLM"  # of a family that transformers has
     changed(planted / "other/config.json", model_type="evil", architectures=["M"])
-    assert "it needs a program of its own, which is never run here: give a model of" in refused("other")
+    assert "a program of its own" in refused("other")
     assert not (planted / "BOOM").exists()
 
 
@@ -343,7 +355,6 @@ FORBIDDEN = {
 #: (file, call) -> why it may.
 ALLOWED = {("grading/pool.py", "cloudpickle.loads"): "a reward of the caller's own, from its parent process"}
 ALLOWED |= {("sweeps/processes.py", "cloudpickle.loads"): "a job of a sweep, from the sweep's own process"}
-ALLOWED |= {("training/ranks.py", "pickle.load"): "settings and samples, from another process of the same run"}
 ALLOWED |= {("config/rules.py", call): "conditions, which stand in the code of fields" for call in ("eval", "compile")}
 ALLOWED |= {("discovery/sandbox/inside.py", call): "a model's program, in the sandbox" for call in ("compile", "exec")}
 
