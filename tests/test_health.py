@@ -76,12 +76,6 @@ def test_the_thresholds_of_a_run_are_its_own_and_what_it_switched_off_is_looked_
     assert "in 2 steps: 1-2" in course_of(rows, {"monitors": "nonsense"})[0].evidence[0]
 
 
-def test_every_monitor_names_causes_and_metrics():
-    for name, monitor in MONITORS.items():
-        assert monitor.causes.endswith("."), name
-        assert monitor.courses, name
-
-
 def test_notes_are_no_problems_and_a_course_is_drawn():
     rows = [{"rollout_step": k, "reward/frac_reward_zero_std": 0.9, "rollout/truncated": 0.2} for k in range(8)]
     first = {"rollout_step": 0, "eval/accuracy": 0.5, "eval/accuracy_low": 0.4, "eval/accuracy_high": 0.6}
