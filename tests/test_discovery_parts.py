@@ -14,6 +14,7 @@ from rlreason.discovery.sandbox.inside import Refused, read_channel
 from rlreason.discovery.turns import FRAME, Conversation, Reply, chosen_of, error_text, feedback, filled
 from tests.discovery_runs import axes, calls_in, program, run_here
 
+NO_CODE = {"kind": "no_code"}
 ASKED = Ask(id="1.0.1", prompt_bound=100, max_tokens=50)
 
 
@@ -88,15 +89,16 @@ def test_a_prompt_is_never_longer_than_its_bound():
 
 
 @pytest.mark.parametrize(
-    ("words", "ended"),
+    ("words", "script", "ended"),
     [
-        ("budget.tokens=30000 client.max_tokens=20000", "budget.tokens=30000"),
-        ("budget.cost=0.05 client.prompt_price=1 client.completion_price=2", "budget.cost"),
-        ("budget.hours=0.0003", "budget.hours=0.0003 are spent"),
+        ("budget.tokens=30000 client.max_tokens=20000", [axes(4), NO_CODE], "budget.tokens=30000"),
+        ("budget.cost=0.05 client.prompt_price=1 client.completion_price=2", [axes(4), NO_CODE], "budget.cost"),
+        ("budget.hours=0.0003", [axes(4), axes(6), axes(8)], "budget.hours=0.0003 are spent"),
     ],
+    ids=["tokens", "cost", "hours"],
 )
-def test_a_run_ends_within_each_budget(tmp_path, words, ended):
-    with serving([axes(4), {"kind": "no_code"}, {"kind": "no_code"}]) as server:
+def test_a_run_ends_within_each_budget(tmp_path, words, script, ended):
+    with serving(script) as server:
         log = run_here(server, tmp_path / "run", "strategy=refine", "budget.calls=null", *words.split())
     assert log["ended"].startswith(ended)
     spent = log["spent"]
@@ -173,7 +175,7 @@ def test_replies_side_by_side_wait_for_what_is_set_aside(tmp_path):
 def test_strategies_of_one_seed_draw_apart(tmp_path):
     seeds = []
     for strategy in ("simple", "refine"):
-        with serving([{"kind": "no_code"}]) as server:
+        with serving([NO_CODE]) as server:
             run_here(server, tmp_path / strategy, f"strategy={strategy}", "budget.calls=1")
             seeds.append(server.requests[0].body["seed"])
     assert seeds[0] != seeds[1]
