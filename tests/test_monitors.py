@@ -140,29 +140,23 @@ def test_accuracy_that_collapses_is_compared_with_the_evaluations_before_and_end
 
 
 @pytest.mark.parametrize(
-    ("right", "n", "found"),
+    ("course", "found"),
     [
-        ([3, 0, 0, 0], 32, False),  # bug: an accuracy of 5% has evaluations with 0 right of 32
-        ([1, 0, 0], 256, False),  # one lucky answer is no evidence
-        ([40, 0, 30], 64, False),  # it came back
-        ([0, 0, 0], 64, False),
-        ([5, 0, 0], 7, False),
-        ([40, 30, 31], 64, False),  # worse, and no collapse
-        ([40, 1, 0], 64, True),  # two lucky guesses do not hide it
-        ([0] * 20 + [32, 32, 0, 0], 64, True),  # what was learned late can be lost
+        (evaluations([3, 0, 0, 0], 32), False),  # bug: an accuracy of 5% has evaluations with 0 right of 32
+        (evaluations([1, 0, 0], 256), False),  # one lucky answer is no evidence
+        (evaluations([40, 0, 30], 64), False),  # it came back
+        (evaluations([0, 0, 0], 64), False),
+        (evaluations([5, 0, 0], 7), False),
+        (evaluations([40, 30, 31], 64), False),  # worse, and no collapse
+        (evaluations([40, 1, 0], 64), True),  # two lucky guesses do not hide it
+        (evaluations([0] * 20 + [32, 32, 0, 0], 64), True),  # what was learned late can be lost
+        (evaluations([64, 0, 0], 128), True),
+        (evaluations([64, 0, 0], 128, **{"eval/questions": 8}), False),  # repeated questions are no evidence
+        ([{"eval/accuracy": 0.5, "eval/problems": 64}, *evaluations([math.nan, 0.0], 64)], False),
     ],
 )
-def test_which_courses_are_a_collapse(right, n, found):
-    assert collapsed(evaluations(right, n)) is found
-
-
-def test_repeated_questions_are_no_evidence_of_a_collapse():
-    assert collapsed(evaluations([64, 0, 0], 128))
-    assert not collapsed(evaluations([64, 0, 0], 128, **{"eval/questions": 8}))
-
-
-def test_an_evaluation_without_an_accuracy_does_not_break_the_rule():
-    assert not collapsed([{"eval/accuracy": 0.5, "eval/problems": 64}, *evaluations([math.nan, 0.0], 64)])
+def test_which_courses_are_a_collapse(course, found):
+    assert collapsed(course) is found
 
 
 def share_ended(rng, p: float, n: int, length: int, repeats: int) -> float:
