@@ -16,15 +16,11 @@ from rlreason.runtime.plugins import NAMED_REWARDS
 from rlreason.types import Grade
 from tests.waiting import patient
 
-
-@pytest.mark.parametrize(("extract", "answer", "right"), EXTRACTED)
-def test_extraction_from_sentences_is_a_setting(extract, answer, right):
-    with Grader(GradingConfig(extract=extract), symbolic=False) as fresh:
-        assert fresh.grade_batch([tagged(answer)], ["38"])[0].reward == right
+CASES = [({"extract": extract}, answer, "38", right) for extract, answer, right in EXTRACTED] + list(TOLERATED)
 
 
-@pytest.mark.parametrize(("settings", "answer", "gold", "right"), TOLERATED)
-def test_percent_and_tolerance_are_settings(settings, answer, gold, right):
+@pytest.mark.parametrize(("settings", "answer", "gold", "right"), CASES)
+def test_extraction_percent_and_tolerance_are_settings(settings, answer, gold, right):
     with Grader(GradingConfig(**settings), symbolic=False) as fresh:
         assert fresh.grade_batch([tagged(answer)], [gold])[0].reward == right
 
@@ -99,16 +95,7 @@ def bonus_and_length(response: str, gold: str) -> dict[str, float]:
 
 
 def halves(response: str, gold: str) -> float:
-    return len(response) / 2
-
-
-def in_parts(response: str, gold: str) -> float:
-    return sum([0.7, 0.2, 0.1])  # a little less than 1
-
-
-def test_whole_credit_that_was_added_up_is_whole():
-    with Grader(patient(), f"{__name__}:in_parts") as fresh:
-        assert fresh.grade_batch(["a"], ["1"])[0].outcome == "correct"
+    return len(response) / 2 if len(response) != 2 else sum([0.7, 0.2, 0.1])  # which is a little less than 1
 
 
 def test_partial_credit_is_a_reward_and_no_right_answer():
