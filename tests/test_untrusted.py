@@ -106,8 +106,7 @@ sys.exit(exit_code_of(command))
 
 def test_every_way_to_the_terminal_shows_what_others_wrote(tmp_path):
     code, written = seen_in_a_terminal("-c", SAYS, cwd=tmp_path)
-    assert code == 2
-    assert obeyed_in(written) == []
+    assert (code, obeyed_in(written)) == (2, [])
     assert written.count(r"\x1b]0;title\x07") >= 7
     assert written.count(LINE_ANEW) >= 4  # our own code is still one
     assert f"{LINE_ANEW}on standard error" in written
@@ -352,11 +351,12 @@ FORBIDDEN = {
     "dill.load", "shelve.open", "joblib.load", "cloudpickle.loads", "torch.load", "numpy.load", "np.load", "yaml.load",
     "yaml.full_load", "yaml.unsafe_load", "os.system", "os.popen", "pandas.read_pickle", "sympy.sympify", "parse_expr",
 }  # fmt: skip
-#: (file, call) -> why it may.
-ALLOWED = {("grading/pool.py", "cloudpickle.loads"): "a reward of the caller's own, from its parent process"}
-ALLOWED |= {("sweeps/processes.py", "cloudpickle.loads"): "a job of a sweep, from the sweep's own process"}
-ALLOWED |= {("config/rules.py", call): "conditions, which stand in the code of fields" for call in ("eval", "compile")}
-ALLOWED |= {("discovery/sandbox/inside.py", call): "a model's program, in the sandbox" for call in ("compile", "exec")}
+ALLOWED = {
+    ("grading/pool.py", "cloudpickle.loads"),  # a reward of the caller's own, from its parent process
+    ("sweeps/processes.py", "cloudpickle.loads"),  # a job of a sweep, from the sweep's own process
+    *(("config/rules.py", call) for call in ("eval", "compile")),  # conditions, which stand in the code of fields
+    *(("discovery/sandbox/inside.py", call) for call in ("compile", "exec")),  # a model's program, in the sandbox
+}
 
 
 def test_nothing_in_the_package_evaluates_text_or_reads_a_pickle():
@@ -370,4 +370,4 @@ def test_nothing_in_the_package_evaluates_text_or_reads_a_pickle():
             if isinstance(node, ast.Call) and ast.unparse(node.func).endswith(".from_pretrained"):
                 given = ast.unparse(node)
                 assert "trust_remote_code=False" in given or "NOTHING_RUNS" in given, f"{path}:{node.lineno}"
-    assert found == set(ALLOWED)
+    assert found == ALLOWED
