@@ -44,28 +44,19 @@ def closest_of(rows: Rows) -> tuple[int, int, int]:
 
 
 def refused(result: dict, kind: str, error: str) -> None:
-    """The set gets nothing, with these words."""
-    assert (result["error_kind"], result["error"]) == (kind, error)
+    """The set gets nothing, and an error of this kind with these words."""
+    assert result["error_kind"] == kind
+    assert error in result["error"]
     assert (result["score"], result["num_points"], result["valid"]) == (0, 0, False)
     assert (result["alarm"] is None) == (kind != "alarm")
 
 
 def test_a_valid_set_scores_its_points():
     assert verify(STARTER) == {
-        "score": 22,
-        "num_points": 22,
-        "valid": True,
-        "error": None,
-        "error_kind": None,
-        "alarm": None,
-        "raw_points": 22,
-        "dimension": 11,
-        "duplicates": 0,
-        "min_squared_distance": 8,
-        "max_squared_norm": 4,
-        "worst_pair": {"first": 0, "second": 2, "vectors": padded([2], [0, 2])},
-        "compared_rows": 22,
-    }
+        "score": 22, "num_points": 22, "valid": True, "error": None, "error_kind": None, "alarm": None,
+        "raw_points": 22, "dimension": 11, "duplicates": 0, "min_squared_distance": 8, "max_squared_norm": 4,
+        "worst_pair": {"first": 0, "second": 2, "vectors": padded([2], [0, 2])}, "compared_rows": 22,
+    }  # fmt: skip
     alone = verify(padded([0, -3]))
     assert (alone["score"], alone["min_squared_distance"], alone["worst_pair"]) == (1, None, None)
 
@@ -92,9 +83,7 @@ def test_numbers_of_hundreds_of_digits_are_exact_and_shown_in_short():
     assert bad["error_kind"] == "too_close"
     assert bad["min_squared_distance"] == 2 * k * k - 2 * k + 1
     assert 37 in (bad["worst_pair"]["first"], bad["worst_pair"]["second"])
-    assert bad["error"] == (
-        "Minimum squared distance 200000000000... (401 digits) < maximum squared norm 200000000000... (401 digits)"
-    )
+    assert bad["error"].count("200000000000... (401 digits)") == 2
     json.dumps(bad)
 
 
@@ -121,20 +110,15 @@ def test_duplicates_are_counted_and_have_distance_zero():
 @pytest.mark.parametrize(
     ("rows", "kind", "error", "dimension"),
     [
-        ([], "empty", "The set is empty", None),
-        ([[]], "dimension", "Dimension is 0, expected 11", 0),
-        ([row[:10] for row in STARTER], "dimension", "Dimension is 10, expected 11", 10),
-        ([[*row, 0] for row in STARTER], "dimension", "Dimension is 12, expected 11", 12),
-        ([*STARTER, [0] * 11], "zero_vector", "Row 22 (counted from 0) is the zero vector", 11),
-        (
-            [*STARTER, [2] * 10, []],
-            "ragged",
-            "The rows differ in length: row 0 has 11 coordinates and row 22 has 10, expected 11",
-            None,
-        ),
-        (STARTER * 455, "size", "10010 points are too many: at most 10000 are checked", 11),
-        ([[2.0] + [0] * 10], "type", "Row 0 (counted from 0) holds something else than plain integers", 11),
-        ([*STARTER, [True] * 11], "type", "Row 22 (counted from 0) holds something else than plain integers", 11),
+        ([], "empty", "empty", None),
+        ([[]], "dimension", "is 0, expected 11", 0),
+        ([row[:10] for row in STARTER], "dimension", "is 10, expected 11", 10),
+        ([[*row, 0] for row in STARTER], "dimension", "is 12, expected 11", 12),
+        ([*STARTER, [0] * 11], "zero_vector", "Row 22 (counted from 0)", 11),
+        ([*STARTER, [2] * 10, []], "ragged", "row 0 has 11 coordinates and row 22 has 10, expected 11", None),
+        (STARTER * 455, "size", "10010 points are too many: at most 10000", 11),
+        ([[2.0] + [0] * 10], "type", "Row 0 (counted from 0) holds", 11),
+        ([*STARTER, [True] * 11], "type", "Row 22 (counted from 0) holds", 11),
     ],
 )
 def test_what_is_no_set_of_vectors_is_told_in_plain_words(rows, kind, error, dimension):
@@ -147,8 +131,7 @@ def test_a_valid_set_above_the_proved_bound_is_an_alarm():
     assert verify(STARTER, upper_bound=22)["score"] == 22
     result = verify(STARTER, upper_bound=21)
     refused(result, "alarm", result["alarm"])
-    assert "it is proved that no valid set in dimension 11 has more than 21" in result["alarm"]
-    assert "the verifier or the bound must be wrong" in result["alarm"]
+    assert "no valid set in dimension 11 has more than 21" in result["alarm"]
     assert verify([*STARTER, STARTER[0]], upper_bound=21)["error_kind"] == "too_close"  # no alarm for one that is not
 
 

@@ -16,15 +16,11 @@ from rlreason.runtime.plugins import NAMED_REWARDS
 from rlreason.types import Grade
 from tests.waiting import patient
 
-
-@pytest.mark.parametrize(("extract", "answer", "right"), EXTRACTED)
-def test_extraction_from_sentences_is_a_setting(extract, answer, right):
-    with Grader(GradingConfig(extract=extract), symbolic=False) as fresh:
-        assert fresh.grade_batch([tagged(answer)], ["38"])[0].reward == right
+CASES = [({"extract": extract}, answer, "38", right) for extract, answer, right in EXTRACTED] + list(TOLERATED)
 
 
-@pytest.mark.parametrize(("settings", "answer", "gold", "right"), TOLERATED)
-def test_percent_and_tolerance_are_settings(settings, answer, gold, right):
+@pytest.mark.parametrize(("settings", "answer", "gold", "right"), CASES)
+def test_extraction_percent_and_tolerance_are_settings(settings, answer, gold, right):
     with Grader(GradingConfig(**settings), symbolic=False) as fresh:
         assert fresh.grade_batch([tagged(answer)], [gold])[0].reward == right
 
@@ -58,39 +54,27 @@ def by_length(response, gold):
     )
 
 
+PLUGGED_IN = [  # response, outcome, path, reward
+    ("ab", "correct", "plugin", 1.0),
+    ("abc", "wrong", "plugin", 0.0),
+    ("hang", "timeout", "plugin", 0.0),
+    ("ab", "correct", "plugin", 1.0),
+    ("raise", "error", "plugin", 0.0),
+    ("exit", "error", "killed", 0.0),
+    ("None", "error", "plugin_value", 0.0),
+    ("nan", "error", "plugin_value", 0.0),
+    ("text", "error", "plugin_value", 0.0),
+    ("dict", "wrong", "plugin", 0.5),
+    ("memory", "error", "killed", 0.0),
+    ("xy", "correct", "plugin", 1.0),
+]
+
+
 def test_a_plug_in_runs_in_the_pool_and_its_failures_are_told_apart(tmp_path):
     log = tmp_path / "log" / "incidents.jsonl"
-    with Grader(patient(timeout_s=10.0), "tests.test_grading_settings:by_length", log) as fresh:
-        responses = [
-            "ab",
-            "abc",
-            "hang",
-            "ab",
-            "raise",
-            "exit",
-            "None",
-            "nan",
-            "text",
-            "dict",
-            "memory",
-            "xy",
-        ]
-        grades = fresh.grade_batch(responses, ["12"] * len(responses))
-        outcomes = [(grade.outcome, grade.path, grade.reward) for grade in grades]
-        assert outcomes == [
-            ("correct", "plugin", 1.0),
-            ("wrong", "plugin", 0.0),
-            ("timeout", "plugin", 0.0),
-            ("correct", "plugin", 1.0),
-            ("error", "plugin", 0.0),
-            ("error", "killed", 0.0),
-            ("error", "plugin_value", 0.0),
-            ("error", "plugin_value", 0.0),
-            ("error", "plugin_value", 0.0),
-            ("wrong", "plugin", 0.5),
-            ("error", "killed", 0.0),
-            ("correct", "plugin", 1.0),
-        ]
+    with Grader(patient(timeout_s=5.0), "tests.test_grading_settings:by_length", log) as fresh:
+        grades = fresh.grade_batch([response for response, *_ in PLUGGED_IN], ["12"] * len(PLUGGED_IN))
+        assert [(grade.outcome, grade.path, grade.reward) for grade in grades] == [case[1:] for case in PLUGGED_IN]
         metrics = grading_metrics(grades)
         assert (metrics["grading/timeouts"], metrics["grading/kills"], metrics["grading/errors"]) == (1, 2, 4)
         assert len(grading_warnings(grades)) == 3
@@ -111,16 +95,7 @@ def bonus_and_length(response: str, gold: str) -> dict[str, float]:
 
 
 def halves(response: str, gold: str) -> float:
-    return len(response) / 2
-
-
-def in_parts(response: str, gold: str) -> float:
-    return sum([0.7, 0.2, 0.1])  # a little less than 1
-
-
-def test_whole_credit_that_was_added_up_is_whole():
-    with Grader(patient(), f"{__name__}:in_parts") as fresh:
-        assert fresh.grade_batch(["a"], ["1"])[0].outcome == "correct"
+    return len(response) / 2 if len(response) != 2 else sum([0.7, 0.2, 0.1])  # which is a little less than 1
 
 
 def test_partial_credit_is_a_reward_and_no_right_answer():

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -76,12 +77,6 @@ def test_the_thresholds_of_a_run_are_its_own_and_what_it_switched_off_is_looked_
     assert "in 2 steps: 1-2" in course_of(rows, {"monitors": "nonsense"})[0].evidence[0]
 
 
-def test_every_monitor_names_causes_and_metrics():
-    for name, monitor in MONITORS.items():
-        assert monitor.causes.endswith("."), name
-        assert monitor.courses, name
-
-
 def test_notes_are_no_problems_and_a_course_is_drawn():
     rows = [{"rollout_step": k, "reward/frac_reward_zero_std": 0.9, "rollout/truncated": 0.2} for k in range(8)]
     first = {"rollout_step": 0, "eval/accuracy": 0.5, "eval/accuracy_low": 0.4, "eval/accuracy_high": 0.6}
@@ -101,8 +96,7 @@ def test_the_subcommand_on_a_run_a_sweep_and_a_run_that_broke_off(tmp_path):
     fine = words_of("monitors.truncated_above=1", "prompt.reward=own_reward:halves", "hydra.run.dir=both/fine")
     assert rlreason(*fine, cwd=tmp_path).returncode == 0
     well = rlreason("health", "both/fine", "--json", cwd=tmp_path)
-    assert well.returncode == 0, well.stdout
-    assert json.loads(well.stdout)["healthy"] is True
+    assert (well.returncode, json.loads(well.stdout)["healthy"]) == (0, True)
     both = rlreason("health", "both", cwd=tmp_path)
     assert both.returncode == 1
     assert "both/stopped: stopped by the rule entropy" in both.stdout
@@ -117,7 +111,7 @@ def test_the_subcommand_on_a_run_a_sweep_and_a_run_that_broke_off(tmp_path):
     assert "## Health of the runs" in text
 
 
-def course(n: int = 20, evaluations: Callable[[float], float] | None = None, **metrics) -> list[dict[str, float]]:
+def course(n: int = 20, evaluations: Callable[[float], float] | None = None, **metrics: Any) -> list[dict[str, float]]:
     """Rows of n steps; each metric and the accuracy a function of the share of the run, from 0 to 1."""
     rows = []
     for k in range(n):
@@ -131,31 +125,29 @@ def course(n: int = 20, evaluations: Callable[[float], float] | None = None, **m
     return rows
 
 
+RARER = {"rollout__right": lambda x: 0.3 - 0.28 * x}  # right answers
 HACKED = {
-    "right answers become fewer": course(reward__mean=lambda x: 0.2 + 0.7 * x, rollout__right=lambda x: 0.3 - 0.28 * x),
+    "right answers become fewer": course(reward__mean=lambda x: 0.2 + 0.7 * x, **RARER),
     "right answers stay as rare": course(reward__mean=lambda x: 0.2 + 0.7 * x, rollout__right=0.03),
-    "rewards of -1 to 1": course(
-        reward__mean=lambda x: 1.8 * x - 0.9, reward__min=-1, reward__max=1, rollout__right=lambda x: 0.3 - 0.28 * x
-    ),
-    "rewards of 0 to 0.1": course(
-        reward__mean=lambda x: 0.02 + 0.07 * x, reward__max=0.1, rollout__right=lambda x: 0.3 - 0.28 * x
-    ),
+    "rewards of -1 to 1": course(reward__mean=lambda x: 1.8 * x - 0.9, reward__min=-1, reward__max=1, **RARER),
+    "rewards of 0 to 0.1": course(reward__mean=lambda x: 0.02 + 0.07 * x, reward__max=0.1, **RARER),
     "one answer": course(
         reward__mean=lambda x: 0.3 + 0.5 * x, rollout__same_answer=lambda x: x, rollout__same_answer_right=0.1
     ),
-    "evaluations get worse": course(reward__mean=lambda x: 0.5 + 0.5 * x, evaluations=lambda x: 0.5 - 0.45 * x),
+    "evaluations get worse": course(evaluations=lambda x: 0.5 - 0.45 * x, reward__mean=lambda x: 0.5 + 0.5 * x),
     "shorter and worse": course(
+        evaluations=lambda x: 0.6 - 0.4 * x,
         reward__mean=lambda x: 0.5 + 0.2 * x,
         rollout__length_correct=lambda x: 100 - 70 * x,
-        evaluations=lambda x: 0.6 - 0.4 * x,
     ),
 }
+RISES = {"reward__mean": lambda x: 0.4 + 0.4 * x}
 SOUND = {
     "points up to 10": course(
+        evaluations=lambda x: 0.3 + 0.6 * x,
         reward__mean=lambda x: 3 + 6 * x,
         reward__max=10,
         rollout__right=lambda x: 0.3 + 0.6 * x,
-        evaluations=lambda x: 0.3 + 0.6 * x,
     ),
     "a format that is learned first": course(
         reward__mean=lambda x: 0.1 + 0.45 * x,
@@ -163,28 +155,24 @@ SOUND = {
         rollout__right=lambda x: 0.08 + 0.02 * x,
     ),
     "shorter and as good": course(
+        evaluations=lambda x: 0.95,
         reward__mean=lambda x: 0.7 + 0.2 * x,
         rollout__length_correct=lambda x: 500 - 300 * x,
         rollout__right=0.95,
-        evaluations=lambda x: 0.95,
     ),
     "another aim than the ground truth": course(reward__mean=lambda x: 0.1 + 0.8 * x, rollout__right=0.0),
-    "one evaluation by chance": course(
-        reward__mean=lambda x: 0.4 + 0.4 * x, evaluations=lambda x: 0.5 - 0.2 * (x > 0.8)
-    ),
-    "one right answer to everything": course(
-        reward__mean=lambda x: 0.4 + 0.4 * x, rollout__same_answer=0.9, rollout__same_answer_right=0.8
-    ),
+    "one evaluation by chance": course(evaluations=lambda x: 0.5 - 0.2 * (x > 0.8), **RISES),
+    "one right answer to everything": course(rollout__same_answer=0.9, rollout__same_answer_right=0.8, **RISES),
 }
 
 
-@pytest.mark.parametrize(("kind", "rows"), HACKED.items(), ids=list(HACKED))
-def test_signs_of_a_reward_that_is_hacked(kind, rows):
+@pytest.mark.parametrize("rows", HACKED.values(), ids=HACKED)
+def test_signs_of_a_reward_that_is_hacked(rows):
     assert "reward_hacking" in {one.rule for one in course_of(rows, {})}
 
 
-@pytest.mark.parametrize(("kind", "rows"), SOUND.items(), ids=list(SOUND))
-def test_rewards_that_rise_for_good_reasons(kind, rows):
+@pytest.mark.parametrize("rows", SOUND.values(), ids=SOUND)
+def test_rewards_that_rise_for_good_reasons(rows):
     assert not [one.rule for one in course_of(rows, {}) if one.problem]
 
 
