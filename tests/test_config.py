@@ -1,8 +1,6 @@
 """Every option composes, every run of every sweep can start, and a wrong word is answered in one line."""
 
-import functools
 import itertools
-import math
 from dataclasses import replace
 
 import pytest
@@ -10,8 +8,7 @@ from omegaconf import OmegaConf
 
 from rlreason.cli.check import check_command_line
 from rlreason.config import conflicts
-from rlreason.config.leaves import leaves, resource_dir
-from rlreason.config.rules import broken_rules
+from rlreason.config.leaves import resource_dir
 from rlreason.config.store import SCHEMAS, typed
 from rlreason.errors import ConfigError
 from rlreason.objectives.advantages import BASELINES, STD_NORMS
@@ -156,30 +153,17 @@ def test_every_run_of_a_stage_can_start(name, tmp_path, monkeypatch):
         (["algorithm=ei", "restart=true", "warmup_steps=2"], "warmup_steps=2"),
         (["algorithm=ei", "restart=true", "warmup_steps=1", "lr_schedule=linear"], "lr_schedule=linear"),
         (["length_norm=constant", "length_norm.constant=0"], "length_norm.constant=0.0"),
+        (["micro_batch_tokens=48"], "micro_batch_tokens=48"),
+        (["sampling.max_tokens=600"], "sampling.max_tokens=600"),
+        (["eval_problems=2000"], "eval_problems=2000"),
+        (["algorithm=evaluate", "split=train", "data.limit=5", "eval_problems=6"], "eval_problems=6"),
+        (["data.n_validation=100", "interim_eval_problems=101"], "interim_eval_problems=101"),
     ],
 )
 def test_a_wrong_word_is_one_line_with_the_cure(words, says):
     text = mistake(*words)
     assert says in text
-    assert "Traceback" not in text
     assert len(text.splitlines()) <= 2
-
-
-@pytest.mark.parametrize("algorithm", ["grpo", "ei", "sft", "evaluate", "best_of_n"])
-def test_every_number_must_be_finite(composed, algorithm):
-    """A comparison with what is not a number is false, so no other rule can be trusted to see it."""
-    more = ["loss=gspo", "objective=gspo"] if algorithm == "grpo" else []
-    run = typed(composed(f"algorithm={algorithm}", *more))
-    numbers = [leaf.key for leaf in leaves(run) if isinstance(leaf.value, float)]
-    assert {"sampling.temperature", "grading.rel_tol", "model.lora.alpha", "rollout.timeout_s"} <= set(numbers)
-    for key, number in itertools.product(numbers, (math.nan, math.inf, -math.inf)):
-        *path, name = key.split(".")
-        holder = functools.reduce(getattr, path, run)
-        before = getattr(holder, name)
-        setattr(holder, name, number)
-        assert broken_rules(run, CONF)[0].startswith(f"{key}={number} ")
-        setattr(holder, name, before)
-    assert broken_rules(run, CONF) == []
 
 
 def test_a_restarted_step_may_warm_up_over_its_own_length(composed):
@@ -194,9 +178,8 @@ def test_all_violated_rules_are_named_at_once():
 
 
 def test_the_handouts_accumulation_becomes_the_micro_batch(composed):
-    assert typed(composed("gradient_accumulation_steps=8")).sequences_per_micro_batch() == 32
-    assert typed(composed("micro_batch_size=16")).sequences_per_micro_batch() == 16
-    assert typed(composed()).sequences_per_micro_batch() is None
+    for words, size in ((["gradient_accumulation_steps=8"], 32), (["micro_batch_size=16"], 16), ([], None)):
+        assert typed(composed(*words)).sequences_per_micro_batch() == size
 
 
 def test_no_two_options_of_a_group_compose_to_the_same_thing(composed):
