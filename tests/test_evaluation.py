@@ -11,6 +11,7 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config
 
+from rlreason.cli.check import check_command_line
 from rlreason.engines.base import Sampling
 from rlreason.engines.rollouts import Rollouts
 from rlreason.errors import ConfigError
@@ -298,9 +299,11 @@ def test_killed_in_the_middle_and_started_again_it_leaves_the_same_file(tmp_path
 def test_best_of_n_asks_once_and_agrees_with_itself(tmp_path, monkeypatch, capsys):
     (tmp_path / "brief_scores.py").write_text("def brevity(question, response):\n    return -len(response)\n")
     monkeypatch.syspath_prepend(tmp_path)
-    words = ["algorithm=best_of_n", "n_list=[1,2,4]", "split=train", "scorer=brief_scores:brevity"]
+    words = [*SMALL, "algorithm=best_of_n", "n_list=[1,2,4]", "split=train", "scorer=brief_scores:brevity"]
+    words.append("logger=tensorboard")
     folder = tmp_path / "b"
-    start(settings(*SMALL, *words, "logger=tensorboard"), RunWriter(folder, "seed: 0\n", trains=False), Console())
+    check_command_line([*words, f"hydra.run.dir={folder}"])
+    start(settings(*words), RunWriter(folder, "seed: 0\n", trains=False), Console())
     summary, out = json.loads((folder / "summary.json").read_text()), capsys.readouterr().out
     assert summary["data_sizes"] == {"train_read": 256, "train": 256, "validation": 96}
     assert set(summary["best_of_n"]) == {
