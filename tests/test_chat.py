@@ -6,7 +6,6 @@ import re
 from dataclasses import replace
 
 import pytest
-from test_end_to_end import rlreason
 from tokenizers.processors import TemplateProcessing
 
 from rlreason.config.evaluation import evaluation_of
@@ -16,8 +15,11 @@ from rlreason.evaluation.protocol import differences
 from rlreason.model.chat import Chat, check_prompt, check_prompts, encoder, end_of_turn, remarks
 from rlreason.model.parameters import build_model
 from rlreason.model.policy import Policy
+from rlreason.records.console import Console
+from rlreason.records.writer import RunWriter
 from rlreason.training.build import make_sampling
 from rlreason.training.build_algorithm import make_traces
+from rlreason.training.jobs import start
 from rlreason.training.warm_start import shipped
 from rlreason.types import Problem
 from tests.run_settings import settings
@@ -91,13 +93,13 @@ def test_a_prompt_is_what_the_tokenizer_makes_of_the_conversation(tokenizer, tem
     conversation = [{"role": "system", "content": system}] * (system is not None) + [{"role": "user", "content": USER}]
     text = policy.tokenizer.apply_chat_template(conversation, add_generation_prompt=True, tokenize=False)
     expected = policy.tokenizer.apply_chat_template(conversation, add_generation_prompt=True, return_dict=False)
+    told = policy.tokenizer.decode(ids)
     if template == LLAMA3:
-        assert policy.tokenizer.decode(ids).startswith("<bos>Today Date: 26 Jul 2024")  # on every day
+        assert told.startswith("<bos>Today Date: 26 Jul 2024")  # on every day
         assert ids.count(policy.tokenizer.bos_token_id) == 1
     else:
-        assert ids == expected
-        assert policy.tokenizer.decode(ids) == text
-    assert policy.tokenizer.decode(ids).endswith("<|im_end|>" + "\n" * (template != LLAMA3) + "<|im_start|>assistant\n")
+        assert (ids, told) == (expected, text)
+    assert told.endswith("<|im_end|>" + "\n" * (template != LLAMA3) + "<|im_start|>assistant\n")
 
 
 def test_a_template_whose_answers_begin_where_the_question_ends_needs_no_generation_prompt(tokenizer):
@@ -114,14 +116,11 @@ def test_a_question_that_would_end_its_own_turn_is_refused_at_the_start(tokenize
 
 
 def test_thinking_is_switched_where_the_template_has_the_switch(tokenizer):
-    qwen = with_template(tokenizer, QWEN3)
-    policy = asking(qwen)
-    texts = {
-        choice: policy.tokenizer.decode(encoder(policy, prompt(enable_thinking=choice))(ONE))
-        for choice in (None, True, False)
-    }
-    assert texts[None] == texts[True]
-    assert texts[False] == texts[True] + "<think>\n\n</think>\n\n"
+    policy = asking(with_template(tokenizer, QWEN3))
+    ids = [encoder(policy, prompt(enable_thinking=choice))(ONE) for choice in (None, True, False)]
+    alone, on, off = map(policy.tokenizer.decode, ids)
+    assert alone == on
+    assert off == on + "<think>\n\n</think>\n\n"
     with pytest.raises(ConfigError, match=r"^prompt\.enable_thinking=false: .*leave it out"):
         Chat(with_template(tokenizer, CHATML), enable_thinking=False).check()
 
@@ -129,17 +128,17 @@ def test_thinking_is_switched_where_the_template_has_the_switch(tokenizer):
 @pytest.mark.parametrize(
     ("template", "system", "says"),
     [
-        (None, None, r"has no chat template"),
+        (None, None, "no chat template"),
         (GEMMA, "Be brief.", r"prompt\.system='Be brief\.': .*set prompt\.system=null"),
-        (GEMMA + "{{ 1 + nothing }}", None, r"choose another model"),
+        (GEMMA + "{{ 1 + nothing }}", None, "choose another model"),
         ("{{ messages[-1]['content'] }}", "Be brief.", r"set prompt\.system=null"),
-        ("Hello", None, r"leaves the user's turn out"),
-        (CHATML.replace("add_generation_prompt", "false"), None, r"ignores add_generation_prompt.*assistant"),
-        (CHATML.replace("['content']", "['content'].replace('  ', ' ')"), None, "alters what a user writes"),
-        (CHATML.replace("['content']", "['content'][:4000]"), None, "alters what a user writes"),
+        ("Hello", None, "user's turn"),
+        (CHATML.replace("add_generation_prompt", "false"), None, "add_generation_prompt.*assistant"),
+        (CHATML.replace("['content']", "['content'].replace('  ', ' ')"), None, "alters"),
+        (CHATML.replace("['content']", "['content'][:4000]"), None, "alters"),
     ],
 )
-def test_what_a_template_cannot_do_is_one_line_before_the_weights_are_loaded(
+def test_what_a_template_cannot_do_is_refused_before_the_weights_are_loaded(
     tokenizer, template, system, says, tmp_path
 ):
     own = with_template(tokenizer, template)
@@ -182,15 +181,11 @@ def test_a_template_that_ends_no_turn_leaves_it_to_the_end_of_text(tokenizer):
 def test_any_file_may_be_the_users_turn_and_a_prompt_of_the_datas_own_is_left_alone(tokenizer):
     policy = asking(with_template(tokenizer, QWEN3))
     bare = encoder(policy, prompt(file="question_only.prompt"))
-    assert (
-        policy.tokenizer.decode(bare(ONE))
-        == "<|im_start|>user\n" + ONE.question + "<|im_end|>\n<|im_start|>assistant\n"
-    )
+    asked = f"<|im_start|>user\n{ONE.question}<|im_end|>\n<|im_start|>assistant\n"
+    assert policy.tokenizer.decode(bare(ONE)) == asked
     own = Problem("own", "1+1?", "2", prompt="Say: ")
     assert policy.tokenizer.decode(bare(own)) == "Say: "
-    (said,) = remarks(prompt(), [ONE, own])
-    assert said.startswith("! 1 of 2 problems")
-    assert not remarks(prompt(), [ONE])
+    assert [len(remarks(prompt(), problems)) for problems in ([ONE, own], [ONE])] == [1, 0]
     assert not remarks(settings().prompt, [own])
 
 
@@ -201,7 +196,6 @@ def test_a_protocol_knows_the_chat_template_and_what_was_chosen(tokenizer):
     assert protocol_of(evaluation_of(run), [ONE], copy.deepcopy(qwen)) == first
     assert first["chat.prompt"] == "<|im_start|>user\n{user}<|im_end|>\n<|im_start|>assistant\n"
     other = protocol_of(evaluation_of(run), [ONE], chatml)
-    assert other["hash"] != first["hash"]
     assert [line.split(":")[0] for line in differences(first, other)] == ["chat.prompt", "chat.template"]
     run.prompt.enable_thinking = False
     thinks_not = protocol_of(evaluation_of(run), [ONE], qwen)
@@ -219,12 +213,12 @@ def test_a_model_made_on_the_spot_has_no_chat_template():
 def test_an_instruct_model_is_asked_in_its_chat_template(tokenizer, tmp_path):
     asking(with_template(tokenizer, QWEN3)).save(tmp_path / "model")
     rows = [{"question": f"{i}+1?", "answer": f"#### {i + 1}"} for i in range(4)]
-    (tmp_path / "test.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (tmp_path / "train.jsonl").write_text(json.dumps(rows[0]) + "\n")
-    words = ["algorithm=evaluate", "model=local", "model.path=model", "data=jsonl", "data.path=.", "prompt=chat",
-             "prompt.enable_thinking=false", "sampling.max_tokens=8", "hydra.run.dir=out", "threads=1"]  # fmt: skip
-    done = rlreason(*words, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    for name in ("train", "test"):
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    words = ["algorithm=evaluate", "model=local", f"model.path={tmp_path / 'model'}", "data=jsonl",
+             f"data.path={tmp_path}", "prompt=chat", "prompt.enable_thinking=false", "sampling.max_tokens=8",
+             "threads=1"]  # fmt: skip
+    start(settings(*words), RunWriter(tmp_path / "out", "seed: 0\n", trains=False), Console())
     row = json.loads((tmp_path / "out/responses.jsonl").read_text().splitlines()[0])
     assert row["prompt"].startswith("<|im_start|>user\n")
     assert row["prompt"].endswith("<|im_start|>assistant\n<think>\n\n</think>\n\n")

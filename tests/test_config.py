@@ -1,17 +1,14 @@
 """Every option composes, every run of every sweep can start, and a wrong word is answered in one line."""
 
-import functools
 import itertools
-import math
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
-from omegaconf import OmegaConf
 
 from rlreason.cli.check import check_command_line
 from rlreason.config import conflicts
-from rlreason.config.leaves import leaves, resource_dir
-from rlreason.config.rules import broken_rules
+from rlreason.config.leaves import resource_dir
 from rlreason.config.store import SCHEMAS, typed
 from rlreason.errors import ConfigError
 from rlreason.objectives.advantages import BASELINES, STD_NORMS
@@ -32,23 +29,35 @@ def mistake(*words: str) -> str:
     return str(caught.value)
 
 
-@pytest.mark.parametrize(("group", "option"), [(g, p.stem) for g in GROUPS for p in sorted((CONF / g).glob("*.yaml"))])
-def test_every_option_composes_and_keeps_the_rules(composed, gsm8k, group, option):
-    overrides = [f"{group}={option}"]
+def options(group: str) -> list[str]:
+    return sorted(p.stem for p in (CONF / group).glob("*.yaml"))
+
+
+def words_with(group: str, option: str, folder: Path) -> list[str]:
+    """Return overrides with an option and with what it needs, such as data in a `folder`."""
+    words = [f"{group}={option}"]
     files = ("gsm8k", "math", "tulu_math", "jsonl", "paper")  # the last asks for longer responses than tiny can hold
     if (group == "model" and option != "tiny") or group == "experiment" or option in (*files, "leaderboard", "chat"):
-        overrides.append(f"data.path={gsm8k}")
+        words.append(f"data.path={folder}")
     if option in (*files, "countdown", "reasoning_gym", "leaderboard", "chat"):
-        overrides += ["model=smollm2_135m", *(["micro_batch_tokens=8192"] if option == "leaderboard" else [])]
+        words += ["model=smollm2_135m", *(["micro_batch_tokens=8192"] if option == "leaderboard" else [])]
     if option == "reasoning_gym":
-        overrides.append("data.task=leg_counting")
+        words.append("data.task=leg_counting")
     if (group, option) == ("baseline", "none"):
-        overrides += ["std_norm=none", "loss=no_baseline"]
+        words += ["std_norm=none", "loss=no_baseline"]
     if option == "local":
-        (gsm8k / "config.json").write_text("{}")
-        overrides.append(f"model.path={gsm8k}")
-    run = typed(composed(*overrides))
-    assert type(run) is SCHEMAS["schema"][option if group == "algorithm" else "grpo"]
+        words.append(f"model.path={folder}")
+    return words
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_every_option_composes_keeps_the_rules_and_is_like_no_other(composed, gsm8k, group):
+    (gsm8k / "config.json").write_text("{}")  # a model of the user's own
+    runs = {option: typed(composed(*words_with(group, option, gsm8k))) for option in options(group)}
+    for option, run in runs.items():
+        assert type(run) is SCHEMAS["schema"][option if group == "algorithm" else "grpo"], option
+    pairs = itertools.combinations([option for option in runs if option != "auto"], 2)  # which is one of the others
+    assert [pair for pair in pairs if runs[pair[0]] == runs[pair[1]]] == []
 
 
 def test_every_rule_between_settings_is_asked():
@@ -62,14 +71,11 @@ def test_every_rule_between_settings_is_asked():
 
 
 def test_the_option_files_are_the_tables_of_the_formulas():
-    def options(group: str) -> set[str]:
-        return {p.stem for p in (CONF / group).glob("*.yaml")}
-
-    assert options("loss") == set(LOSSES) | {"grpo_clip_higher", "gspo_2026"}
-    assert options("length_norm") == set(AGGREGATIONS)
-    assert options("std_norm") == set(STD_NORMS)
-    assert options("baseline") == set(BASELINES)
-    assert options("objective") == set(NAMED) | {"custom"}
+    assert options("loss") == sorted({*LOSSES, "grpo_clip_higher", "gspo_2026"})
+    assert options("length_norm") == sorted(AGGREGATIONS)
+    assert options("std_norm") == sorted(STD_NORMS)
+    assert options("baseline") == sorted(BASELINES)
+    assert options("objective") == sorted({*NAMED, "custom"})
 
 
 def is_named(run, name: str) -> bool:
@@ -107,8 +113,7 @@ def test_an_experiment_or_a_sweep_never_replaces_a_chosen_objective(every, compo
     """An ablation of objectives under a course's settings must move the objective and nothing may move it back."""
     of_grpo = [s for s in SWEEPS if s.startswith("grpo")]
     files = [f"experiment={p.stem}" for p in (CONF / "experiment").glob("*.yaml")] + [f"sweep={s}" for s in of_grpo]
-    once = ((name, files[number % len(files)]) for number, name in enumerate((*NAMED, *NAMED)))
-    for name, file in itertools.product(NAMED, files) if every else once:
+    for name, file in itertools.product(NAMED, files) if every else zip(itertools.cycle(NAMED), files, strict=False):
         data = [f"data.path={gsm8k}"] if file.startswith("experiment") else []
         assert is_named(typed(composed(f"objective={name}", file, *data)), name), (name, file)
 
@@ -156,30 +161,17 @@ def test_every_run_of_a_stage_can_start(name, tmp_path, monkeypatch):
         (["algorithm=ei", "restart=true", "warmup_steps=2"], "warmup_steps=2"),
         (["algorithm=ei", "restart=true", "warmup_steps=1", "lr_schedule=linear"], "lr_schedule=linear"),
         (["length_norm=constant", "length_norm.constant=0"], "length_norm.constant=0.0"),
+        (["micro_batch_tokens=48"], "micro_batch_tokens=48"),
+        (["sampling.max_tokens=600"], "sampling.max_tokens=600"),
+        (["eval_problems=2000"], "eval_problems=2000"),
+        (["algorithm=evaluate", "split=train", "data.limit=5", "eval_problems=6"], "eval_problems=6"),
+        (["data.n_validation=100", "interim_eval_problems=101"], "interim_eval_problems=101"),
     ],
 )
 def test_a_wrong_word_is_one_line_with_the_cure(words, says):
     text = mistake(*words)
     assert says in text
-    assert "Traceback" not in text
     assert len(text.splitlines()) <= 2
-
-
-@pytest.mark.parametrize("algorithm", ["grpo", "ei", "sft", "evaluate", "best_of_n"])
-def test_every_number_must_be_finite(composed, algorithm):
-    """A comparison with what is not a number is false, so no other rule can be trusted to see it."""
-    more = ["loss=gspo", "objective=gspo"] if algorithm == "grpo" else []
-    run = typed(composed(f"algorithm={algorithm}", *more))
-    numbers = [leaf.key for leaf in leaves(run) if isinstance(leaf.value, float)]
-    assert {"sampling.temperature", "grading.rel_tol", "model.lora.alpha", "rollout.timeout_s"} <= set(numbers)
-    for key, number in itertools.product(numbers, (math.nan, math.inf, -math.inf)):
-        *path, name = key.split(".")
-        holder = functools.reduce(getattr, path, run)
-        before = getattr(holder, name)
-        setattr(holder, name, number)
-        assert broken_rules(run, CONF)[0].startswith(f"{key}={number} ")
-        setattr(holder, name, before)
-    assert broken_rules(run, CONF) == []
 
 
 def test_a_restarted_step_may_warm_up_over_its_own_length(composed):
@@ -194,12 +186,5 @@ def test_all_violated_rules_are_named_at_once():
 
 
 def test_the_handouts_accumulation_becomes_the_micro_batch(composed):
-    assert typed(composed("gradient_accumulation_steps=8")).sequences_per_micro_batch() == 32
-    assert typed(composed("micro_batch_size=16")).sequences_per_micro_batch() == 16
-    assert typed(composed()).sequences_per_micro_batch() is None
-
-
-def test_no_two_options_of_a_group_compose_to_the_same_thing(composed):
-    for group in ("loss", "length_norm", "std_norm", "off_policy"):
-        texts = [OmegaConf.to_yaml(composed(f"{group}={p.stem}"), resolve=True) for p in (CONF / group).glob("*.yaml")]
-        assert all(a != b for a, b in itertools.combinations(texts, 2)), group
+    for words, size in ((["gradient_accumulation_steps=8"], 32), (["micro_batch_size=16"], 16), ([], None)):
+        assert typed(composed(*words)).sequences_per_micro_batch() == size

@@ -153,18 +153,10 @@ def test_a_bad_row_stops_with_file_line_and_cure_or_is_counted(tmp_path, line, s
     assert "(line 3)" in note
 
 
+KEYS = ["question", "answer", "solution", "prompt", "response", "messages", "role", "content", "id"]
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters(), max_size=8),
-    lambda inner: (
-        st.lists(inner, max_size=3)
-        | st.dictionaries(
-            st.sampled_from(
-                ["question", "answer", "solution", "prompt", "response", "messages", "role", "content", "id"]
-            ),
-            inner,
-            max_size=4,
-        )
-    ),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(KEYS), inner, max_size=4),
     max_leaves=8,
 )
 
@@ -204,60 +196,69 @@ def test_every_line_is_a_problem_or_counted(tmp_path_factory, rows):
     assert all(f"{left_out} of {there} rows left out" in note for note in notes)
 
 
-def test_a_file_without_a_single_problem_is_refused(tmp_path):
-    lines(tmp_path / "train.jsonl", [[], []]), lines(tmp_path / "test.jsonl", sums(1))
+@pytest.fixture
+def folder(tmp_path):
+    """Write what a folder holds, and read it as data with these settings."""
+
+    def of(files: dict[str, list], **settings):
+        for name, rows in files.items():
+            lines(tmp_path / name, rows)
+        return read(FileDataConfig(name="x", path=str(tmp_path), **settings))
+
+    return of
+
+
+def ids_of(loaded) -> list[str]:
+    return [p.id for p in loaded[0] + loaded[1]]
+
+
+def test_a_file_without_a_single_problem_is_refused(folder):
     with pytest.raises(ConfigError, match=r"train\.jsonl .*line 1, line 2"):
-        read(FileDataConfig(name="x", path=str(tmp_path), bad_rows="skip"))
-    lines(tmp_path / "train.jsonl", [])
+        folder({"train.jsonl": [[], []], "test.jsonl": sums(1)}, bad_rows="skip")
     with pytest.raises(ConfigError, match=r"train\.jsonl .*: give"):
-        read(FileDataConfig(name="x", path=str(tmp_path)))
+        folder({"train.jsonl": []})
 
 
-def test_a_json_file_holds_a_list(tmp_path):
-    (tmp_path / "train.json").write_text(json.dumps(sums(3)))
-    lines(tmp_path / "validation.jsonl", sums(2, start=9))
-    train, validation, _ = read(FileDataConfig(name="x", path=str(tmp_path)))
-    assert [p.answer for p in train] == ["0", "2", "4"]
-    assert [p.id for p in validation] == ["x-validation-0", "x-validation-1"]
-    (tmp_path / "train.json").write_text('{"question": "q"}')
+def test_a_json_file_holds_a_list(folder):
+    loaded = folder({"train.json": [sums(3)], "validation.jsonl": sums(2, start=9)})
+    assert [p.answer for p in loaded[0]] == ["0", "2", "4"]
+    assert ids_of(loaded)[3:] == ["x-validation-0", "x-validation-1"]
     with pytest.raises(ConfigError, match=r"train\.json .* name it \.jsonl"):
-        read(FileDataConfig(name="x", path=str(tmp_path)))
+        folder({"train.json": [{"question": "q"}]})
 
 
-def test_the_rows_own_ids_are_kept_where_each_is_one_of_its_own(tmp_path):
+def test_the_rows_own_ids_are_kept_where_each_is_one_of_its_own(folder):
     rows = [{"unique_id": f"test/{i}.json", **row} for i, row in enumerate(sums(3))]
     others = [{"id": 100 + i, **row} for i, row in enumerate(sums(2, start=9))]
-    lines(tmp_path / "train.jsonl", rows), lines(tmp_path / "test.jsonl", others)
-    data = FileDataConfig(name="x", path=str(tmp_path))
-    train, validation, _ = read(data)
-    assert [p.id for p in train + validation] == ["test/0.json", "test/1.json", "test/2.json", "100", "101"]
-    lines(tmp_path / "test.jsonl", [{**row, "id": "test/0.json"} for row in others[:1]])
-    train, validation, _ = read(data)
-    assert [p.id for p in train + validation] == ["x-train-0", "x-train-1", "x-train-2", "x-test-0"]
+    own = ["test/0.json", "test/1.json", "test/2.json", "100", "101"]
+    assert ids_of(folder({"train.jsonl": rows, "test.jsonl": others})) == own
+    twice = [{**others[0], "id": "test/0.json"}]
+    assert ids_of(folder({"test.jsonl": twice})) == ["x-train-0", "x-train-1", "x-train-2", "x-test-0"]
 
 
 def test_files_of_one_name_get_different_ids(tmp_path):
     (tmp_path / "a").mkdir(), (tmp_path / "b").mkdir()
-    a, b = lines(tmp_path / "a/x.jsonl", sums(2)), lines(tmp_path / "b/x.jsonl", sums(2, start=5))
-    train, validation, _ = read(FileDataConfig(name="jsonl", train=str(a), validation=str(b)))
-    assert [p.id for p in train + validation] == ["jsonl-train-0", "jsonl-train-1"] + [
-        f"jsonl-validation-{i}" for i in (0, 1)
-    ]
+    a, b = (str(lines(tmp_path / f"{name}/x.jsonl", sums(1, start))) for start, name in enumerate("ab"))
+    loaded = read(FileDataConfig(name="jsonl", train=a, validation=b))
+    assert ids_of(loaded) == ["jsonl-train-0", "jsonl-validation-0"]
 
 
 def test_sources_that_are_not_there_are_named_before_anything_is_read(tmp_path):
     file = str(lines(tmp_path / "train.jsonl", sums(2)))
     for data, says in (
-        (FileDataConfig(name="x", path="/nowhere"), "data.path=/nowhere is no folder: give a folder with train.jsonl"),
-        (FileDataConfig(name="x", path=str(tmp_path), validation="test"), f"data.path={tmp_path} holds no test.jsonl"),
-        (FileDataConfig(name="x"), "data.train=train is no file"),
-        (FileDataConfig(name="x", path="a/hub", train="/nowhere/x.jsonl"), "data.train=/nowhere/x.jsonl is no file"),
-        (FileDataConfig(name="x", train=file), "data.validation has no value: give data.validation=FILE"),
-        (FileDataConfig(name="x", train=file, validation=file, n_validation=1), "set one of them to null"),
-        (DataConfig(name="x", pass_rates="/nowhere"), "data.pass_rates=/nowhere is no file"),
+        (FileDataConfig(name="x", path="/nowhere"), "path=/nowhere "),
+        (FileDataConfig(name="x", path=str(tmp_path), validation="test"), f"path={tmp_path} holds no test.jsonl"),
+        (FileDataConfig(name="x"), "train=train "),
+        (FileDataConfig(name="x", path="a/hub", train="/nowhere/x.jsonl"), "train=/nowhere/x.jsonl "),
+        (FileDataConfig(name="x", train=file), "validation has no value"),
+        (
+            FileDataConfig(name="x", train=file, validation=file, n_validation=1),
+            f"validation={file} and data.n_validation=1",
+        ),
+        (DataConfig(name="x", pass_rates="/nowhere"), "pass_rates=/nowhere "),
     ):
         (line,) = [*wrong_values(data, "data."), *data.problems()]
-        assert says in line
+        assert line.startswith(f"data.{says}")
     assert FileDataConfig(name="x", train=file, n_validation=1).problems() == []
     assert FileDataConfig(name="x", path="openai/gsm8k").problems() == []
 
@@ -289,11 +290,10 @@ def test_a_hub_name_without_the_hub_says_what_to_do():
         read(FileDataConfig(name="gsm8k", path="openai/gsm8k", hub_config="main"))
 
 
-def test_a_folder_without_validation_says_how_to_hold_some_out(tmp_path):
-    lines(tmp_path / "train.jsonl", sums(20))
+def test_a_folder_without_validation_says_how_to_hold_some_out(folder):
     with pytest.raises(ConfigError, match=r"data\.n_validation=200"):
-        read(FileDataConfig(name="x", path=str(tmp_path)))
-    train, validation, _ = read(FileDataConfig(name="x", path=str(tmp_path), n_validation=4))
+        folder({"train.jsonl": sums(20)})
+    train, validation, _ = folder({}, n_validation=4)
     assert (len(train), len(validation)) == (16, 4)
     assert sorted(p.question for p in train + validation) == sorted(r["question"] for r in sums(20))
 

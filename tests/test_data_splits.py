@@ -43,6 +43,21 @@ def grader():
         yield grader
 
 
+@pytest.fixture
+def load(tmp_path, grader):
+    """Write two files; return train, validation and what was said, through the real options."""
+
+    def of(train, *overrides: str, validation=()):
+        lines(tmp_path / "train.jsonl", train)
+        lines(tmp_path / "test.jsonl", validation or sums(2, start=90))
+        run = settings("model=smollm2_135m", "data=jsonl", f"data.path={tmp_path}", *overrides)
+        said: list[str] = []
+        train, validation, _ = load_data(run, grader=grader, say=said.append)
+        return train, validation, said
+
+    return of
+
+
 def fill(question: str) -> str:
     return render(R1_ZERO, question)
 
@@ -69,35 +84,41 @@ def test_overlap_is_refused_dropped_or_allowed():
     rest = without_overlap(train, validation, "drop", fill, notes.append)
     assert [p.id for p in rest] == [f"p{i}" for i in range(10) if i != 3]
     assert without_overlap(train, validation, "allow", fill, notes.append) == train
-    assert "dropped" in notes[0]
-    assert "may be memory" in notes[1]
+    assert ["dropped" in note for note in notes] == [True, False]
     assert without_overlap(train, validation[1:], "refuse", fill, notes.append) == train
     assert len(notes) == 2
 
 
+@pytest.mark.parametrize("prompted", ["train", "validation"])
+def test_overlap_is_seen_whichever_side_brings_its_whole_prompt(prompted):
+    fill = "User: {}\nAssistant:".format
+    bare, whole = Problem("b", "1 + 1?", "2"), Problem("w", fill("1 + 1?"), "2", prompt=fill("1 + 1?"))
+    train, validation = ([whole], [bare]) if prompted == "train" else ([bare], [whole])
+    with pytest.raises(ConfigError, match="1 training questions"):
+        without_overlap(train, validation, "refuse", fill, print)
+
+
 @pytest.mark.parametrize(
-    "written",
+    "forms",
     [
-        "what IS 0 times 3,000?",
-        "What is 0 times 3000 ?",
-        "**Question 7:** What is 0 times 3,000?",
-        "\uff37hat is \uff10 times 3,000\uff1f",
-        "\ufeffWhat is 0\u200b times\u00a03,000?",
-        "What is \N{LEFT DOUBLE QUOTATION MARK}0 times 3,000\N{RIGHT DOUBLE QUOTATION MARK}?",
+        [
+            "What is 0 times 3,000?",
+            "what IS 0 times 3,000?",
+            "What is 0 times 3000 ?",
+            "**Question 7:** What is 0 times 3,000?",
+            "\uff37hat is \uff10 times 3,000\uff1f",
+            "\ufeffWhat is 0\u200b times\u00a03,000?",
+            "What is \N{LEFT DOUBLE QUOTATION MARK}0 times 3,000\N{RIGHT DOUBLE QUOTATION MARK}?",
+        ],
+        [
+            "Janet's ducks don't lay.",
+            "Janet\N{RIGHT SINGLE QUOTATION MARK}s ducks don`t lay",
+            "Janets ducks dont lay!",
+        ],
     ],
+    ids=["numbers", "apostrophes"],
 )
-def test_overlap_sees_a_question_that_is_written_otherwise(written):
-    train = [Problem("t", written, "0")]
-    with pytest.raises(ConfigError, match=r"1 training questions"):
-        without_overlap(train, [Problem("v", "What is 0 times 3,000?", "0")], "refuse", fill, print)
-
-
-def test_apostrophes_make_no_other_question():
-    forms = [
-        "Janet's ducks don't lay.",
-        "Janet\N{RIGHT SINGLE QUOTATION MARK}s ducks don`t lay",
-        "Janets ducks dont lay!",
-    ]
+def test_a_question_that_is_written_otherwise_is_the_same(forms):
     assert len({question_key(form) for form in forms}) == 1
 
 
@@ -132,11 +153,10 @@ def test_rows_that_repeat_a_question_and_disagree_are_counted(grader):
     assert "c says 4, d 5" in torn
 
 
-def test_a_run_says_what_its_data_repeats(tmp_path, grader):
-    lines(tmp_path / "train.jsonl", [*sums(6), {"question": sums(1)[0]["question"], "answer": "#### 99"}])
+def test_a_run_says_what_its_data_repeats(load):
+    train = [*sums(6), {"question": sums(1)[0]["question"], "answer": "#### 99"}]
     asked = [{"question": f"{i} times {i}?", "answer": f"#### {i * i}"} for i in range(4)] * 8
-    lines(tmp_path / "validation.jsonl", asked)
-    _, validation, said = loaded(tmp_path, "data.train=train.jsonl", "data.validation=validation.jsonl", grader=grader)
+    _, validation, said = load(train, validation=asked)
     assert len(validation) == 32
     text = "\n".join(said)
     assert "32 validation rows ask 4" in text
@@ -154,8 +174,7 @@ def test_pass_rates_keep_what_can_be_learned_from(tmp_path):
     notes: list[str] = []
     assert [p.id for p in by_pass_rate(problems, rates, 0.1, 0.9, notes.append)] == ["p1", "p2"]
     (said,) = notes
-    assert said.startswith("! kept 2 of 5 problems")
-    assert "1 below, 1 above, 1 without" in said
+    assert re.findall(r"\d \w+", said.partition("dropped")[2]) == ["1 below", "1 above", "1 without"]
     with pytest.raises(ConfigError, match=r"widen data\.min_pass_rate"):
         by_pass_rate(problems, rates, 0.95, 0.96, print)
     with pytest.raises(ConfigError, match=r"4 without a pass rate"):
@@ -182,20 +201,10 @@ def test_a_filled_trace_is_graded_correct_by_its_own_reward():
             assert {g.outcome for g in grader.grade_batch(traces, [p.answer for p in problems])} == {"correct"}, option
 
 
-@pytest.mark.parametrize(
-    ("template", "says"),
-    [
-        ("{solution} {question}", "has {question}, {solution}"),
-        ("done", "has no field"),
-        ("{solution", "double literal braces"),
-        ("{}", "has {}"),
-    ],
-)
-def test_a_broken_trace_template_is_one_line(template, says):
-    with pytest.raises(ConfigError) as caught:
+@pytest.mark.parametrize("template", ["{solution} {question}", "done", "{solution", "{}"])
+def test_a_broken_trace_template_is_one_line(template):
+    with pytest.raises(ConfigError, match=r"^prompt\.trace=.*\Z"):
         check_template(template)
-    assert says in str(caught.value)
-    assert str(caught.value).startswith("prompt.trace=")
 
 
 def test_a_given_response_is_imitated_word_for_word():
@@ -259,60 +268,43 @@ def test_ground_truths_of_several_lines_or_sentences_are_counted_with_an_example
         assert "lines: '10 Note'" in note
 
 
-def loaded(tmp_path, *overrides: str, grader=None):
-    """Train, validation and what was said, through the real options."""
-    run = settings("model=smollm2_135m", "data=jsonl", f"data.path={tmp_path}", *overrides)
-    said: list[str] = []
-    train, validation, _ = load_data(run, grader=grader, say=said.append)
-    return train, validation, said
-
-
-def test_the_limit_is_drawn_after_the_filters_and_is_nested(tmp_path, grader):
+def test_the_limit_is_drawn_after_the_filters_and_is_nested(load):
     """Half of the traces are wrong; 8 and 16 of the other half are drawn."""
     rows = [{"question": r["question"], "response": f" </think> <answer>{2 * i + i % 2}</answer>", "answer": str(2 * i)}
             for i, r in enumerate(sums(40))]  # fmt: skip
-    lines(tmp_path / "train.jsonl", rows), lines(tmp_path / "test.jsonl", sums(2, start=90))
-    few, many = (
-        loaded(tmp_path, "data.filter=correct", f"data.limit={n}", "algorithm=sft", grader=grader) for n in (8, 16)
-    )
+    few, many = (load(rows, "data.filter=correct", f"data.limit={n}", "algorithm=sft") for n in (8, 16))
     assert (len(few[0]), len(many[0])) == (8, 16)
     assert set(few[0]) < set(many[0])
     assert all(int(p.answer) % 4 == 0 for p in many[0])
     assert few[2][0].startswith("kept 20 of 40 traces")
-    other = loaded(tmp_path, "data.filter=correct", "data.limit=8", "seed=1", grader=grader)
+    other = load(rows, "data.filter=correct", "data.limit=8", "seed=1")
     assert set(other[0]) != set(few[0])
     assert other[1] == few[1]
-    assert "all are used" in loaded(tmp_path, "data.limit=99", grader=grader)[2][-1]
+    assert "data.limit=99" in load(rows, "data.limit=99")[2][-1]
 
 
-def test_sft_needs_traces_and_grpo_does_not(tmp_path, grader):
-    lines(tmp_path / "train.jsonl", [{"question": "1+1?", "answer": "2"}])
-    lines(tmp_path / "test.jsonl", sums(2, start=90))
-    assert len(loaded(tmp_path, grader=grader)[0]) == 1
+def test_sft_needs_traces_and_grpo_ground_truths(load):
+    bare = [{"question": "1+1?", "answer": "2"}]
+    assert len(load(bare)[0]) == 1
     with pytest.raises(ConfigError, match="responses or solutions"):
-        loaded(tmp_path, "algorithm=sft", grader=grader)
-
-
-def test_pairs_without_gold_answers_can_be_imitated_but_not_earned(tmp_path, grader):
-    lines(tmp_path / "train.jsonl", [{"prompt": "Q", "response": "R"}])
-    lines(tmp_path / "test.jsonl", sums(2, start=90))
-    train, _, said = loaded(tmp_path, "algorithm=sft", grader=grader)
+        load(bare, "algorithm=sft")
+    pairs = [{"prompt": "Q", "response": "R"}]
+    train, _, said = load(pairs, "algorithm=sft")
     assert (train[0].prompt, train[0].response, said) == ("Q", "R", [])
     with pytest.raises(ConfigError, match="nothing can be earned"):
-        loaded(tmp_path, grader=grader)
+        load(pairs)
 
 
-def test_pass_rates_through_the_options(tmp_path, grader):
-    lines(tmp_path / "train.jsonl", sums(4)), lines(tmp_path / "test.jsonl", sums(2, start=90))
+def test_pass_rates_through_the_options(load, tmp_path):
     rates = [{"question_hash": question_hash(r["question"]), "samples": 4, "correct": i} for i, r in enumerate(sums(4))]
     file = lines(tmp_path / "rates.jsonl", rates)
-    train, _, said = loaded(tmp_path, f"data.pass_rates={file}", "data.min_pass_rate=0.3", grader=grader)
+    train, _, said = load(sums(4), f"data.pass_rates={file}", "data.min_pass_rate=0.3")
     assert [p.question for p in train] == ["2+2?", "3+3?"]
     assert said[0].startswith("kept 2 of 4 problems")
 
 
 @pytest.mark.parametrize("option", ["gsm8k", "math", "tulu_math"])
-def test_the_named_sets_read_their_own_kind_of_rows(tmp_path, option):
+def test_the_named_sets_read_their_own_kind_of_rows(load, option):
     """As the hub and the course have them; the hub itself is out of reach here."""
     chat = lambda i: [{"role": "user", "content": f"{i}+{i}?"}, {"role": "assistant", "content": f"\\boxed{{{2 * i}}}"}]  # noqa: E731
     make = {
@@ -320,10 +312,9 @@ def test_the_named_sets_read_their_own_kind_of_rows(tmp_path, option):
         "math": lambda i: {"problem": f"{i}+{i}?", "solution": f"It is $\\boxed{{{2 * i}}}$.", "level": "Level 1"},
         "tulu_math": lambda i: {"id": f"personahub_{i}", "prompt": f"{i}+{i}?", "messages": chat(i)},
     }[option]
-    lines(tmp_path / "train.jsonl", map(make, range(8)))
-    lines(tmp_path / "test.jsonl", map(make, range(90, 92)))
     held = ["data.n_validation=2"] if option == "tulu_math" else []
-    train, validation, said = loaded(tmp_path, "algorithm=sft", f"data={option}", *held)
+    validation = map(make, range(90, 92))
+    train, validation, said = load(map(make, range(8)), "algorithm=sft", f"data={option}", *held, validation=validation)
     assert said == []
     assert (len(train), len(validation)) == (6 if held else 8, 2)
     for p in train + validation:
@@ -354,12 +345,3 @@ def test_the_real_gsm8k(grader):
     assert subset(train, 128, 0) == subset(train, 256, 0)[:128]
     assert filter_correct(train, lambda p: trace_text(p, TRACE), grader.grade_batch, notes.append) == train
     assert notes[0].startswith("kept 7473 of 7473 ")
-
-
-@pytest.mark.parametrize("prompted", ["train", "validation"])
-def test_overlap_is_seen_whichever_side_brings_its_whole_prompt(prompted):
-    fill = "User: {}\nAssistant:".format
-    bare, whole = Problem("b", "1 + 1?", "2"), Problem("w", fill("1 + 1?"), "2", prompt=fill("1 + 1?"))
-    train, validation = ([whole], [bare]) if prompted == "train" else ([bare], [whole])
-    with pytest.raises(ConfigError, match="1 training questions"):
-        without_overlap(train, validation, "refuse", fill, print)

@@ -73,57 +73,24 @@ def test_any_expression_solves_itself_and_no_other_numbers(tree):
         assert not verifier.solves(f"{gold} * 1", gold)
 
 
-@pytest.mark.parametrize(
-    ("answer", "right"),
-    [
-        ("3 * 5 + 7", 1),
-        ("7--3*5", 1),
-        (r"3 \times 5 + 7", 1),
-        ("3 \u00d7 5\n+ 7", 1),
-        ("22", 0),
-        ("3 * 5 + 7 = 22", 0),  # the expression alone: TinyZero's rule too
-        ("3 * 5", 0),
-        ("3 * 5 + 7 * 1", 0),
-        ("3 * 5 + 7.0", 0),
-        ("3 * 5 7", 0),
-        ("3 ** 5 - 7", 0),
-        ("3(5)+7", 0),
-        ("", 0),
-    ],
-)
-def test_the_rule_of_countdown(answer, right):
-    assert verifier.solves(answer, "3 5 7 -> 22") == bool(right)
+@pytest.mark.parametrize("answer", ["3 * 5 + 7", "7--3*5", r"3 \times 5 + 7", "3 \u00d7 5\n+ 7"])
+def test_an_expression_of_the_numbers_is_right(answer):
+    assert verifier.solves(answer, "3 5 7 -> 22")
 
 
+#: The last is TinyZero's rule too: the expression alone.
+WRONG = ["22", "3 * 5", "3 * 5 + 7 * 1", "3 * 5 + 7.0", "3 * 5 7", "3 ** 5 - 7", "3(5)+7", "", "3 * 5 + 7 = 22"]
 HOSTILE = [
-    "9**9**9**9**9",
-    "9" * 10_000,
-    "(" * 10_000 + "3*5+7" + ")" * 10_000,
-    "(" * 240 + "3*5+7" + ")" * 240,
-    "-" * 490 + "3",
-    "3" + "*9" * 240,
-    "\u0663*\u0665+\u0667",  # Arabic-Indic digits: int() would read them
-    "\uff13*\uff15+\uff17",
-    "__import__('os').system('true')",
-    "target",
-    "exit()",
-    "(lambda: 22)()",
-    "3*5+7 if 1 else 0",
-    "3/(5-5)+7",
-    "3*5+7\x00",
-    "1e9999",
-    "0x16",
-    "2_2",
-    "3*5+7#",
-    "3*5+\\\n7",
-    "\ud800",
-    "((((",
-    ")" * 300,
-]
+    "9**9**9**9**9", "9" * 10_000, "3" + "*9" * 240, "-" * 490 + "3", "((((", ")" * 300,
+    "(" * 10_000 + "3*5+7" + ")" * 10_000, "(" * 240 + "3*5+7" + ")" * 240,
+    "\u0663*\u0665+\u0667", "\uff13*\uff15+\uff17",  # digits of other scripts: int() would read them
+    "__import__('os').system('true')", "target", "exit()", "(lambda: 22)()", "3*5+7 if 1 else 0",
+    "3/(5-5)+7", "3*5+7\x00", "1e9999", "0x16", "2_2", "3*5+7#", "3*5+\\\n7", "\ud800",
+]  # fmt: skip
 
 
-@pytest.mark.parametrize("answer", HOSTILE)
-def test_a_hostile_answer_is_wrong_at_once(answer):
+@pytest.mark.parametrize("answer", WRONG + HOSTILE)
+def test_a_wrong_or_hostile_answer_is_wrong_at_once(answer):
     assert verifier.solves(answer, "3 5 7 -> 22") is False
 
 
@@ -150,9 +117,8 @@ def test_the_grader_runs_the_verifier_in_either_format(form, wrap):
         wrong = grader.grade_batch([wrap.format(numbers_and_target(p)[1]) for p in problems], golds)
         bare = grader.grade_batch(golds, golds)
         hostile = grader.grade_batch([wrap.format(text) for text in HOSTILE], golds[:1] * len(HOSTILE))
-    assert {(g.format, g.answer, g.reward, g.outcome) for g in right} == {(1.0, 1.0, 1.0, "correct")}
-    assert {(g.format, g.answer, g.reward, g.outcome) for g in wrong} == {(1.0, 0.0, 0.0, "wrong")}
-    assert {(g.format, g.answer, g.reward, g.outcome) for g in bare} == {(0.0, 0.0, 0.0, "unformatted")}
+    for grades, *expected in ((right, 1, 1, 1, "correct"), (wrong, 1, 0, 0, "wrong"), (bare, 0, 0, 0, "unformatted")):
+        assert all([g.format, g.answer, g.reward, g.outcome] == expected for g in grades)
     assert {g.outcome for g in hostile} <= {"wrong", "unformatted"}
 
 
@@ -189,25 +155,26 @@ def test_too_small_a_space_is_said():
         make_countdown(100, seed=0, max_value=2, max_count=3)
 
 
-def row_file(folder, n, seed=0):
-    rng = random.Random(seed)
-    rows = [{"nums": rng.choices(range(1, 60), k=3), "target": rng.randint(1, 99)} for _ in range(n)]
-    path = folder / "rows.jsonl"
+@pytest.fixture
+def rows(tmp_path) -> str:
+    """A file of 400 problems of three numbers."""
+    rng = random.Random(0)
+    rows = [{"nums": rng.choices(range(1, 60), k=3), "target": rng.randint(1, 99)} for _ in range(400)]
+    path = tmp_path / "rows.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return str(path)
 
 
-def test_rows_with_nums_and_target_become_problems_that_cannot_meet(tmp_path):
-    path = row_file(tmp_path, 400)
+def test_rows_with_nums_and_target_become_problems_that_cannot_meet(rows):
     notes: list[str] = []
-    train, validation = load_countdown(path, "rows", 200, 30, False, notes.append)
+    train, validation = load_countdown(rows, "rows", 200, 30, False, notes.append)
     assert (len(train), len(validation), notes) == (200, 30, [])
     assert len({p.id for p in train + validation}) == 230
     for problem in train + validation:
         numbers, target = verifier.read_ground_truth(problem.answer)
         assert (numbers, target) == numbers_and_target(problem)
         assert is_validation(numbers, int(target)) == (problem in validation)
-    assert train[:50] == load_countdown(path, "rows", 50, 1, False, notes.append)[0]
+    assert train[:50] == load_countdown(rows, "rows", 50, 1, False, notes.append)[0]
 
 
 @pytest.mark.parametrize(
@@ -220,26 +187,28 @@ def test_rows_with_nums_and_target_become_problems_that_cannot_meet(tmp_path):
         ("nums", "JSON"),
     ],
 )
-def test_a_bad_row_is_named_or_skipped_and_counted(tmp_path, row, says):
-    path = row_file(tmp_path, 400)
-    with open(path, "a") as file:
+def test_a_bad_row_is_named_or_skipped_and_counted(rows, row, says):
+    with open(rows, "a") as file:
         file.write(row)
     with pytest.raises(ConfigError, match=rf"rows\.jsonl, line 401 .*{says}"):
-        load_countdown(path, "rows", 200, 30, False, print)
+        load_countdown(rows, "rows", 200, 30, False, print)
     notes: list[str] = []
-    train, _ = load_countdown(path, "rows", 200, 30, True, notes.append)
+    train, _ = load_countdown(rows, "rows", 200, 30, True, notes.append)
     assert len(train) == 200
     assert "1 of 401 rows left out" in notes[0]
 
 
-def test_too_few_rows_and_no_file_are_said(tmp_path):
-    path = row_file(tmp_path, 100)
-    with pytest.raises(ConfigError, match=r"data\.n_train=500 "):
-        load_countdown(path, "rows", 500, 5, False, print)
-    with pytest.raises(ConfigError, match=r"data\.n_validation=50 "):
-        load_countdown(path, "rows", 50, 50, False, print)
-    with pytest.raises(ConfigError, match=r"data\.path=nowhere\.jsonl is no"):
-        load_countdown("nowhere.jsonl", "rows", 5, 5, False, print)
+@pytest.mark.parametrize(
+    ("path", "n_train", "n_validation", "says"),
+    [
+        (None, 500, 5, "n_train=500"),
+        (None, 50, 250, "n_validation=250"),
+        ("nowhere.jsonl", 5, 5, "path=nowhere.jsonl"),
+    ],
+)
+def test_too_few_rows_and_no_file_are_said(rows, path, n_train, n_validation, says):
+    with pytest.raises(ConfigError, match=rf"data\.{says} "):
+        load_countdown(path or rows, "rows", n_train, n_validation, False, print)
 
 
 # reasoning-gym
@@ -264,17 +233,18 @@ def test_gym_problems_are_made_and_graded_by_their_own_verifiers():
     assert gym_verifier.question_only(f"\\boxed{{{json.loads(golds[1])['answer']}}}", golds[1])["reward"] == 1.0
 
 
-@pytest.mark.parametrize("task", ["graph_color", "rearc"])
-def test_a_task_that_cannot_check_its_own_answers_is_refused(task):
+@pytest.mark.parametrize(
+    ("task", "says"),
+    [
+        ("graph_color", "graph_color: "),  # cannot check its own answers
+        ("rearc", "rearc: "),
+        ("leg_count", "leg_count .*leg_counting"),  # is none: named with its neighbours
+    ],
+)
+def test_a_task_that_cannot_be_used_is_refused(task, says):
     pytest.importorskip("reasoning_gym")
-    with pytest.raises(ConfigError, match=f"data.task={task}: "):
+    with pytest.raises(ConfigError, match=rf"data\.task={says}"):
         make_gym([task], 3, seed=0)
-
-
-def test_a_task_that_is_none_is_named_with_its_neighbours():
-    pytest.importorskip("reasoning_gym")
-    with pytest.raises(ConfigError, match=r"data\.task=leg_count .*leg_counting"):
-        make_gym(["leg_count"], 3, seed=0)
 
 
 def test_without_the_package_the_command_that_installs_it_is_given():

@@ -94,6 +94,8 @@ def test_how_many_problems_are_asked(words, on_the_way, at_the_end):
         (["eval.reward=:f"], "eval.reward="),
         (["eval.prompt=r1_zero", "eval.prompt.stop=['']"], "eval.prompt.stop"),
         (["algorithm=best_of_n", "scorer=:f"], "scorer="),
+        (["algorithm=evaluate", "samples=0"], "samples=0"),
+        (["algorithm=evaluate", "samples=4", "sampling.temperature=0"], "sampling.temperature=1"),
         (["eval.sampling.max_tokens=100000"], "eval.sampling.max_tokens=100000"),
         (["interim_eval_problems=32", "eval.final_problems=16"], "interim_eval_problems=32"),
         (["algorithm=evaluate", "split=train", "eval.data=stories_hard"], "data=stories_hard"),
@@ -117,16 +119,15 @@ def test_a_mistake_is_one_line_with_the_cure(words, says):
 
 
 def test_an_option_is_typed_as_a_setting():
-    assert check_command_line(["eval.prompt=R1-Zero", "eval.data=stories_hard"], note=str).overrides == [
-        "prompt@eval.prompt=r1_zero", "data@eval.data=stories_hard",
-    ]  # fmt: skip
-    assert check_command_line(["-m", "eval.prompt=r1_zero,question_only", "prompt=r1_zero"], note=str).overrides == [
-        "prompt@eval.prompt=r1_zero,question_only", "prompt=r1_zero",
-    ]  # fmt: skip
-    assert (
-        check_command_line(["eval=leaderboard", "eval.prompt=null", SHORT], note=str).overrides[1]
-        == "~prompt@eval.prompt"
-    )
+    for words, meant in (
+        (
+            ["eval.prompt=R1-Zero", "eval.data=stories_hard"],
+            ["prompt@eval.prompt=r1_zero", "data@eval.data=stories_hard"],
+        ),
+        (["-m", "eval.prompt=r1_zero,question_only"], ["prompt@eval.prompt=r1_zero,question_only"]),
+        (["eval=leaderboard", "eval.prompt=null", SHORT], ["eval=leaderboard", "~prompt@eval.prompt", SHORT]),
+    ):
+        assert check_command_line(words, note=str).overrides == meant
 
 
 def test_a_sweep_of_the_users_own_compares_evaluations(tmp_path):
@@ -163,16 +164,14 @@ def test_what_is_wrong_in_an_evaluations_data_is_said_of_its_settings(tmp_path, 
     assert len(load_data(run).validation) == 8  # all of them may be asked, where none is learned from
 
 
-def test_a_truncation_is_said_of_the_setting_that_cuts():
-    def told(*words: str) -> str:
-        said: list[str] = []
-        Monitors(1, said.append, eval_limit=sampling_key(settings(*words), "max_tokens")).check(
-            None, {"eval/truncated": 0.9}
-        )
-        return said[0]
-
-    assert " sampling.max_tokens" in told()
-    assert " eval.sampling.max_tokens" in told("eval.sampling.max_tokens=9")
+@pytest.mark.parametrize(
+    ("words", "key"), [([], " sampling.max_tokens"), (["eval.sampling.max_tokens=9"], " eval.sampling.max_tokens")]
+)
+def test_a_truncation_is_said_of_the_setting_that_cuts(words, key):
+    said: list[str] = []
+    monitors = Monitors(1, said.append, eval_limit=sampling_key(settings(*words), "max_tokens"))
+    monitors.check(None, {"eval/truncated": 0.9})
+    assert key in said[0]
 
 
 def test_the_prompt_of_evaluations_is_told_under_its_own_name():
@@ -272,10 +271,10 @@ def test_a_model_is_evaluated_by_level_on_data_of_its_own(tokenizer, tmp_path, c
     assert rows[0]["facts"] == {"level": "Level 1", "subject": "Geometry"}
     assert rows[0]["prompt"].endswith("What is 0+0?\nAssistant: <think>")
     summary = json.loads((tmp_path / "run/summary.json").read_text())
-    by = summary["accuracy_by"]
-    assert {fact: {name: part["problems"] for name, part in parts.items()} for fact, parts in by.items()} == {
-        "level": {"Level 1": 6, "Level 2": 6}, "subject": {"Algebra": 8, "Geometry": 4},
-    }  # fmt: skip
+    sizes = {
+        fact: {name: part["problems"] for name, part in parts.items()} for fact, parts in summary["accuracy_by"].items()
+    }
+    assert sizes == {"level": {"Level 1": 6, "Level 2": 6}, "subject": {"Algebra": 8, "Geometry": 4}}
     assert summary["solved_once"] == 0
     assert summary["protocol"]["samples per problem"] == 2
     out = capsys.readouterr().out
@@ -291,24 +290,20 @@ def test_trained_in_one_way_and_validated_in_another(tmp_path):
         "    return {'format_reward': 1.0, 'answer_reward': right, 'reward': right}\n"
     )
     own = ["eval.prompt=question_only", "eval.sampling.temperature=0.7", "eval.sampling.max_tokens=20",
-           "eval.reward=mine:longer", "eval.samples=2", "eval.final_problems=12"]  # fmt: skip
+           "eval.reward=mine:longer", "eval.samples=2", "eval.final_problems=12", "eval.problems=8"]  # fmt: skip
     small = [word for word in SMALL if not word.startswith("eval_problems")]
-    done = rlreason(*small, *own, "eval.problems=8", "hydra.run.dir=run", cwd=tmp_path)
+    done = rlreason(*small, *own, "hydra.run.dir=run", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     summary = json.loads((tmp_path / "run/summary.json").read_text())
-    asked = summary["protocol"]
-    assert (asked["reward"], asked["sampling.temperature"], asked["sampling.max_tokens"], asked["stop"]) == (
-        "mine:longer", 0.7, 20, [],
-    )  # fmt: skip
-    assert (asked["problems"], asked["samples per problem"]) == (12, 2)
+    asked = {"reward": "mine:longer", "sampling.temperature": 0.7, "sampling.max_tokens": 20, "stop": []}
+    assert summary["protocol"].items() >= (asked | {"problems": 12, "samples per problem": 2}).items()
     assert summary["rewards"] == {"accuracy": "mine:longer", "accuracy_prompt_reward": "question_only"}
     evals, rollouts = tmp_path / "run/evals/step_00002.jsonl.gz", tmp_path / "run/rollouts/step_00001.jsonl.gz"
     rows = [json.loads(line) for line in gzip.decompress(evals.read_bytes()).splitlines()]
     assert len(rows) == 24
     assert summary["accuracy"] == sum(row["outcome"] == "correct" for row in rows) / 24
-    apart = sum(row["outcome"] != row["prompt_reward"]["outcome"] == "correct" for row in rows)
-    apart += sum(row["prompt_reward"]["outcome"] != row["outcome"] == "correct" for row in rows)
-    assert summary["disagreements"] == apart
+    verdicts = [(row["outcome"] == "correct", row["prompt_reward"]["outcome"] == "correct") for row in rows]
+    assert summary["disagreements"] == sum(one != other for one, other in verdicts)
     assert all(row["prompt"] == row["question"] for row in rows)
     learned = json.loads(gzip.decompress(rollouts.read_bytes()).splitlines()[0])
     assert "prompt_reward" not in learned
