@@ -115,11 +115,14 @@ def test_an_interrupted_run_is_wound_up_and_the_interrupt_raised(tmp_path):
     folder = tmp_path / "run"
     begun = folder / "metrics.jsonl"
     threading.Thread(target=interrupt, daemon=True).start()
-    with pytest.raises(KeyboardInterrupt, match="in step"):
+    with pytest.raises(KeyboardInterrupt, match="after step"):
         tiny(folder, "n_steps=100000")
     run = load_run(folder)
     assert (run.status, run.accuracy, run.summary) == ("interrupted", None, {})
     assert (folder / "curves.png").exists()
+    assert run.model  # Ctrl-C in a script or notebook ends the step, as on the command line
+    assert list((folder / "checkpoints").iterdir())
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     assert repr(run) == f"Run('{folder}': interrupted)"
 
 

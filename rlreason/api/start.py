@@ -23,6 +23,7 @@ from rlreason.errors import ConfigError
 from rlreason.records.console import Console
 from rlreason.runtime.machine import SWEEP_VARIABLE, divide_memory_finely, place_of, process_state_kept
 from rlreason.runtime.plugins import as_settings
+from rlreason.runtime.signals import stoppable_in_script
 from rlreason.runtime.text import redacted
 
 #: The settings of Hydra that do not change the whole process: where a run writes, and where options are found.
@@ -82,6 +83,7 @@ def start(
             os.environ[SWEEP_VARIABLE] = one.sweep
             stack.callback(os.environ.pop, SWEEP_VARIABLE)
         divide_memory_finely()
+        stack.enter_context(stoppable_in_script())
         run_job(run, folder, redacted(OmegaConf.to_yaml(one.config)), words, console)
     return Run(folder)
 

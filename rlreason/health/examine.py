@@ -232,7 +232,7 @@ def findings_of(
 ) -> list[Finding]:
     """Return all findings in the rows of a run (`as_numbers`): the monitors', lost grades, and how it learned."""
     findings = [*course_of(rows, settings, status), *lost_grades(rows, incidents)]
-    rules = {finding.rule for finding in findings}
+    rules = {finding.rule for finding in findings if finding.problem}
     return findings + [note for note in notes_on_learning(rows) if REPLACED_BY.get(note.rule) not in rules]
 
 

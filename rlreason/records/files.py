@@ -316,7 +316,10 @@ def checkpoint_fault(path: Path, records: bool = True) -> str:
                 return f"{name} is not as it was written"
         state = read_state(path)
         if (version := state.get("format")) != FORMAT:
-            return f"it is of format {version}, and this program reads {FORMAT}"
+            return (
+                f"it is of format {version}, and this program reads {FORMAT}: resume it with the version that wrote it "
+                f"(provenance.json), or begin from its weights with model=local model.path={path / MODEL}"
+            )
         for name, lines in state["lines"].items() if records else ():
             if (lines_now := count_lines(path.parents[1] / name)) < lines:
                 return f"{name} of the run had {lines} lines then and has {lines_now} now"

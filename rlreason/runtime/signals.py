@@ -2,6 +2,7 @@
 
     while Python imports      early_signals.py: one line, exit code 130
     in a command              `stoppable`: KeyboardInterrupt in the main thread, or where a `held` block ends
+    in a user's own program   `stoppable_in_script`: the same, for Ctrl-C alone
     a second signal, or       `leave_at_once`: child processes are killed, temporary folders are removed
     a stop that takes long
 
@@ -12,6 +13,7 @@ Imports nothing slow.
 import _thread
 import atexit
 import ctypes
+import math
 import os
 import shutil
 import signal
@@ -71,7 +73,7 @@ def stoppable(limit_s: float = LIMIT_S, patient: tuple[int, ...] = ()) -> Iterat
     """
     global _stop
     _stop = mine = _Stop(limit_s, frozenset(patient), commands=True)
-    before, hook = _install(_on_signal), sys.unraisablehook
+    before, hook = _install(_on_signal, SIGNALS), sys.unraisablehook
 
     def unraisable(what: Any) -> None:
         if isinstance(what.exc_value, KeyboardInterrupt) and mine.first is not None:
@@ -88,11 +90,29 @@ def stoppable(limit_s: float = LIMIT_S, patient: tuple[int, ...] = ()) -> Iterat
             signal.signal(number, handler)
 
 
-def _install(handler: Callable[[int, FrameType | None], object]) -> dict[int, Any]:
-    """Set the handler for every signal that is not ignored; return the earlier handlers."""
+@contextmanager
+def stoppable_in_script() -> Iterator[None]:
+    """Hold Ctrl-C back to the end of a `held` block in a user's own program; a second one raises there and then.
+
+    Other signals, and a handler that the program has set itself, are left alone.
+    """
+    global _stop
+    earlier, _stop = _stop, _Stop(limit_s=math.inf)
+    ours = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    before = _install(_on_signal, (signal.SIGINT,)) if ours else {}
+    try:
+        yield
+    finally:
+        _stop = earlier
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _install(handler: Callable[[int, FrameType | None], object], numbers: tuple[signal.Signals, ...]) -> dict[int, Any]:
+    """Set the handler for each of the signals that is not ignored; return the earlier handlers."""
     if threading.current_thread() is not threading.main_thread():
         return {}
-    heeded = [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+    heeded = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
     return {number: signal.signal(number, handler) for number in heeded}
 
 
@@ -161,6 +181,8 @@ def _on_signal(number: int, frame: FrameType | None) -> None:
         if not _stop.held:
             _raise()
     elif number not in _stop.patient and time.monotonic() - _stop.at > ONCE_S:
+        if not _stop.commands:  # the process is the user's
+            raise KeyboardInterrupt
         leave_at_once("left at once")
 
 

@@ -67,7 +67,8 @@ class Outlet(io.TextIOWrapper):
             if not self._gone:
                 error.filename = error.filename or self.title
                 raise
-        if self._gone and not self._raised and threading.current_thread() is threading.main_thread():
+        stopping = signals.stop_signal() is not None  # what a closed terminal sends: the command ends by that
+        if self._gone and not self._raised and not stopping and threading.current_thread() is threading.main_thread():
             self._raised = True
             raise ReaderGone("nobody read its output any more")
 

@@ -43,6 +43,7 @@ from rlreason.training.learner import Learner
 BYTES_PER_S = 2e8  # a cautious guess before the first one has been written
 SHARE = 0.03  # of a run's time that checkpoints may take if checkpoint.every is not set,
 SHARE_OF_BEST = 0.05  # and if the newest evaluation is the best so far
+SHARE_AT_MOST = 0.1  # and if `checkpoint.minutes` have passed
 
 
 class Stateful(Protocol):
@@ -82,20 +83,20 @@ def checkpoint_due(
     """Return whether a checkpoint is due after this step, `since` seconds after the newest one.
 
     every: steps between them, 0 for none. None: as long as their seconds, with the next one, stay within 3% of the
-    run's `elapsed` seconds, or within 5% if the newest evaluation is the `best`; and after `minutes` in any case.
+    run's `elapsed` seconds, or within 5% if the newest evaluation is the `best`; and after `minutes`, within 10%.
 
     >>> [checkpoint_due(step, CheckpointConfig(every=2), False, 0, 0, CheckpointCost(1.0)) for step in (1, 2)]
     [False, True]
     >>> [checkpoint_due(1, CheckpointConfig(), best, 25.0, 25.0, CheckpointCost(1.0)) for best in (False, True)]
     [False, True]
-    >>> [checkpoint_due(1, CheckpointConfig(minutes=10), False, 700.0, s, CheckpointCost(100.0)) for s in (599, 600)]
+    >>> [checkpoint_due(1, CheckpointConfig(minutes=10), False, 700.0, s, CheckpointCost(60.0)) for s in (599, 600)]
     [False, True]
     """
     if settings.every is not None:
         return settings.every > 0 and step % settings.every == 0
-    if settings.minutes is not None and since >= 60 * settings.minutes:
-        return True
     expected = cost.newest or cost.guess
+    if settings.minutes is not None and since >= max(60 * settings.minutes, expected / SHARE_AT_MOST):
+        return True
     return cost.seconds + expected <= (SHARE_OF_BEST if best else SHARE) * elapsed
 
 

@@ -6,7 +6,7 @@ set -eu
 runtime=$(cd "$(dirname "$0")" && pwd)
 built=$(mktemp -d)
 trap 'rm -rf "$built"' EXIT
-cp "$package.json" "$runtime/entry.js" "$runtime/describe.mjs" "$built"
+cp "$runtime/package.json" "$runtime/entry.js" "$runtime/describe.mjs" "$built"
 cd "$built"
 if [ -f "$runtime/package-lock.json" ]; then
   cp "$runtime/package-lock.json" .
