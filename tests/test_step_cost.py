@@ -15,11 +15,10 @@ from rlreason.engines.hf import decoding
 from rlreason.engines.hf import decoding as kv_cache
 from rlreason.engines.hf.engine import HFEngine
 from rlreason.model import packing
-from rlreason.model.loading import ELEMENTS
 from rlreason.model.policy import Policy
 from rlreason.objectives.objective import LossConfig, Objective
 from rlreason.training import learner as learner_module
-from rlreason.training.learner import Learner
+from rlreason.training.learner import ELEMENTS, Learner
 
 aten = torch.ops.aten
 COPY = {aten.copy_.default, aten._to_copy.default, aten.clone.default}
