@@ -192,7 +192,11 @@ def explained(wrong: Sequence[Update], updates: Sequence[Update]) -> LoopBug:
     for m in MISTAKES:
         if all(_gives(u, m) for u in (first, *others)):
             return _example(first, m)
-    return LoopBug(_described(first), *_yours_and_ours(first))
+    kind = _described(first)
+    if kind is None and (weights := _row_weights(first)) is not None:
+        return _of_rows(first, *weights)
+    where = "between logits and optimizer.step(): the per-token loss, its mask, what is added to it, backward"
+    return LoopBug(kind or Kind("the gradient at the optimizer step differs from ours", where), *_yours_and_ours(first))
 
 
 def _gives(u: Update, m: Mistake) -> bool:
@@ -240,8 +244,8 @@ def _wrong_steps(u: Update) -> Iterator[tuple[Kind, Tensor]]:
     yield Kind("the gradient is clipped after each micro-batch, not once before the step", _CLIP), total
 
 
-def _described(u: Update) -> Kind:
-    """Describe a wrong gradient that no known mistake explains."""
+def _described(u: Update) -> Kind | None:
+    """Describe a wrong gradient that no known mistake explains, by its size; None if that says nothing."""
     factor = u.factor()
     if not bool(u.at_step.isfinite().all()):
         if not bool(_mistaken_gradient(u, _EPS_DROPPED).isfinite().all()):
@@ -255,12 +259,7 @@ def _described(u: Update) -> Kind:
     if factor is not None:
         name = f"the gradient at the optimizer step is {factor:.4g} times what it should be"
         return Kind(name, "what the loss is divided by, and what scales gradients between backward and step")
-    if (weights := _row_weights(u)) is not None:
-        return _of_rows(u, *weights)
-    where = (
-        "everything between logits and optimizer.step(): the per-token loss, its mask, what is added to it, backward"
-    )
-    return Kind("the gradient at the optimizer step differs from ours", where)
+    return None
 
 
 def _other_context(u: Update) -> Kind:
@@ -299,17 +298,21 @@ def _row_weights(u: Update) -> tuple[Tensor, Tensor] | None:
     return weights, -u.right_advantages() / u.size
 
 
-def _of_rows(u: Update, weights: Tensor, right: Tensor) -> Kind:
-    """Describe wrong weights of whole responses."""
-    if all(bool(((right - weight).abs() < 2e-3 * right.abs().max()).any()) for weight in weights):
-        return Kind("responses get one another's advantages", "the indices that pick advantages for a micro-batch")
+def _of_rows(u: Update, weights: Tensor, right: Tensor) -> LoopBug:
+    """Return the bug of wrong weights of whole responses, with the response whose weight is furthest off."""
     groups = torch.tensor([s.prompt for s in u.samples])
     sums = torch.stack([weights[groups == group].sum() for group in groups.unique()])
-    if bool((sums.abs() > 1e-3 * weights.abs().max()).any()):
+    if all(bool(((right - weight).abs() < 2e-3 * right.abs().max()).any()) for weight in weights):
+        kind = Kind("responses get one another's advantages", "the indices that pick advantages for a micro-batch")
+    elif bool((sums.abs() > 1e-3 * weights.abs().max()).any()):
         name = "advantages of a group do not add up to 0, as where groups mix questions"
-        return Kind(name, "how groups are formed and what is subtracted from the rewards")
-    name = "responses have other weights than they should, the same for all tokens of a response"
-    return Kind(name, "advantages, and what each response or micro-batch is divided by")
+        kind = Kind(name, "how groups are formed and what is subtracted from the rewards")
+    else:
+        name = "responses have other weights than they should, the same for all tokens of a response"
+        kind = Kind(name, "advantages, and what each response or micro-batch is divided by")
+    row = int((weights - right).abs().argmax())
+    pulls = (f"its mean log-probability weighs {float(weights[row]):.4g} in the loss", f"{float(right[row]):.4g}")
+    return LoopBug(kind, *pulls, _response(u, u.samples[row]))
 
 
 def _example(u: Update, m: Mistake) -> LoopBug:
@@ -319,13 +322,17 @@ def _example(u: Update, m: Mistake) -> LoopBug:
     if float(gap.max()) < 1e-4:
         return LoopBug(m.kind, *_yours_and_ours(u))
     row = int(gap.argmax())
-    sample = u.samples[row]
-    inputs = {
+    yours = f"its advantage is {float(got[row]):.4g}"
+    return LoopBug(m.kind, yours, f"{float(right[row]):.4g}", _response(u, u.samples[row]))
+
+
+def _response(u: Update, sample: RecordedSample) -> dict[str, str]:
+    """Return one response in words, with its question and the rewards of its group."""
+    return {
         "question": repr(u.tokenizer.decode(sample.prompt_ids)),
         "rewards of its responses": short_text([s.reward for s in u.rollout if s.prompt == sample.prompt]),
         "this response": f"{sample.text!r}, {len(sample.token_ids)} tokens, reward {short_text(sample.reward)}",
     }
-    return LoopBug(m.kind, f"its advantage is {float(got[row]):.4g}", f"{float(right[row]):.4g}", inputs)
 
 
 def _yours_and_ours(u: Update) -> tuple[str, str]:
