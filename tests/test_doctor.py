@@ -33,8 +33,9 @@ from rlreason.cli.doctor import (
 from rlreason.cli.doctor_probe import ProbeResult, probing
 from rlreason.cli.subcommands import exit_code_of, named_subcommand, run_subcommand
 from rlreason.config.store import typed
+from rlreason.errors import ConfigError
+from rlreason.model.fitting import engine_gpus
 from rlreason.model.shapes import Device, Driver
-from rlreason.training.preflight import too_few_gpus
 from tests.starts import ROOT
 from tests.waiting import MINUTES
 
@@ -227,8 +228,9 @@ def test_what_a_run_will_use_is_said_with_the_reason(composed):
     for facts in (gpu, cpu):
         alone = told(facts, "rollout=vllm", "rollout.placement=second_gpu")
         assert alone["engine"].state == FAIL
-        refused = too_few_gpus("second_gpu", len(facts["gpus"]))
-        assert refused == f"{alone['engine'].words}: {alone['engine'].cure}"  # what a start says
+        with pytest.raises(ConfigError) as refused:
+            engine_gpus("second_gpu", 1, 1, len(facts["gpus"]))
+        assert str(refused.value) == f"{alone['engine'].words}: {alone['engine'].cure}"  # what a start says
     assert "rollout.sleep=true" in told(gpu, "rollout=vllm")["weight sync"].words
     refused = cpu | {
         "kernel": "",

@@ -14,13 +14,12 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 from rlreason.config.leaves import resource_dir
-from rlreason.config.store import schemas_of, typed
+from rlreason.config.store import typed
 from rlreason.errors import ConfigError
 from rlreason.model.policy import LogProbScorer
 from rlreason.objectives.card import objective_card
 from rlreason.objectives.published import NAMED, OF_LOSSES, with_axes_of
 from rlreason.records.console import Console
-from rlreason.records.provenance import Origin
 from rlreason.records.reader import RunFolder, write_status
 from rlreason.records.writer import RunWriter
 from rlreason.training.build_algorithm import make_learner
@@ -80,7 +79,7 @@ def folder(policy, tmp_path):
     """A finished run's folder with steps 1 and 3 saved, written by the parts that write it in a run."""
     path = tmp_path / "run"
     run = typed(composed("objective=grpo", *TINY))
-    records = RunWriter(path, OmegaConf.to_yaml(composed("objective=grpo", *TINY)), Origin(schemas=schemas_of(run)))
+    records = RunWriter(path, OmegaConf.to_yaml(composed("objective=grpo", *TINY)))
     problems = [Problem(f"p{i}", "q", "a") for i in range(6)]
     for step, noise in ((1, 0.5), (3, 0.3)):
         records.responses("rollouts", step, with_advantages(rewarded(policy, noise=noise), run), problems)
@@ -307,15 +306,6 @@ def test_a_config_of_another_version_is_a_mistake_too(folder):
     path.write_text(path.read_text() + "forgotten_setting: 1\n")
     with pytest.raises(ConfigError, match="forgotten_setting"):
         read_run(RunFolder(folder))
-
-
-def test_a_schema_that_provenance_names_wrongly_is_said_of_it(folder):
-    path = folder / "provenance.json"
-    told = json.loads(path.read_text())
-    for wrong in ({"algorithm": "sft"}, {"data": "nothing"}, {"data": ["gym"]}):
-        path.write_text(json.dumps(told | {"schemas": told["schemas"] | wrong}))
-        with pytest.raises(ConfigError, match=r"provenance\.json names \("):
-            read_run(RunFolder(folder))
 
 
 def test_a_token_outside_the_vocabulary_is_one_line(folder, capsys):

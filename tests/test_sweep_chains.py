@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rlreason.cli.check import repeated_runs, request_of_stage, stage_of
+from rlreason.cli.check_runs import repeated_runs, request_of_stage, stage_of
 from rlreason.cli.compose import composed_run
 from rlreason.cli.design import design_of, file_of
 from rlreason.cli.flags import composing, read

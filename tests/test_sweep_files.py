@@ -9,7 +9,8 @@ import pytest
 from hydra import compose
 from omegaconf import OmegaConf
 
-from rlreason.cli.check import check_command_line, runs_to_check, stage_of
+from rlreason.cli.check import check_command_line
+from rlreason.cli.check_runs import stage_of
 from rlreason.cli.design import design_of, file_of
 from rlreason.cli.flags import Request, composing, read
 from rlreason.config.leaves import resource_dir
@@ -297,10 +298,3 @@ def test_a_chain_has_its_stages_in_folders_below_its_own(chain):
     assert second.design is not None
     assert "n_steps=2" not in second.design.runs[0].overrides  # nothing is trained there
     assert "model.path='runs/sweeps/mine/pku_grpo/seed=${seed}'" in second.design.runs[1].overrides
-
-
-def test_of_very_many_runs_those_that_show_each_value_are_checked():
-    design = designed("seed=range(40)", "learning_rate=1e-3,1e-4,1e-5", "group_size=2,4,8")
-    words = [word for run in runs_to_check(design) for word in run]
-    assert len(design.runs) == 360
-    assert {"seed=39", "learning_rate=1e-5", "group_size=8"} <= set(words)

@@ -12,7 +12,8 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 
 from rlreason.api.runs import Run
-from rlreason.cli.check import check_command_line, check_start, quoted, reading
+from rlreason.cli.check import check_command_line, quoted, reading
+from rlreason.cli.check_runs import check_start
 from rlreason.cli.command import run_job
 from rlreason.cli.compose import RESUME, RUN_DIR, changed_run, evaluation_settings, free_folder, key_of, plain
 from rlreason.cli.flags import OneRun, composing

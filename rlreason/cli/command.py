@@ -25,7 +25,7 @@ from rlreason.cli.mistakes import in_one_line, mistakes_in
 from rlreason.cli.subcommands import find_modules_here, print_error, refuse_wrong_subcommand, run_cli, subcommands_help
 from rlreason.config.leaves import refuse_own_input
 from rlreason.config.run import AnyRunConfig, works_on_a_model
-from rlreason.config.store import register, schemas_of, typed
+from rlreason.config.store import register, typed
 from rlreason.errors import ConfigError
 from rlreason.records.console import Console
 from rlreason.records.files import CONTENTS, LOG, STACKS, SUMMARY
@@ -113,7 +113,7 @@ def _started(
 
         seed_generators(run.seed)
         sources = own_sources(run)
-    origin = Origin(words, schemas_of(run), sources)
+    origin = Origin(words, sources)
     records = RunWriter(folder, config, origin, trains=run.trains, say=console.say, clock=clock)
     accuracy = start(run, records, console)
     finish_provenance(folder)

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +17,10 @@ from rlreason.cli.mistakes import in_one_line
 from rlreason.cli.options import options_by_group
 from rlreason.config.leaves import flat, resource_dir
 from rlreason.config.rules import complaints, smaller_last_evaluation
-from rlreason.config.store import SCHEMAS, typed
+from rlreason.config.store import SCHEMAS, as_config, typed
 from rlreason.errors import ConfigError
-from rlreason.objectives.objective import own_loss_config
 from rlreason.records.files import CONFIG
-from rlreason.records.reader import RunFolder, runs_in, setting_in
+from rlreason.records.reader import RunFolder, runs_in
 from rlreason.runtime.text import HIDDEN
 from rlreason.sweeps.state import FILE, read_state
 
@@ -115,26 +114,6 @@ def changed_run(settings: Mapping[str, Any], overrides: Sequence[str], folder: P
     if bad := [line for key, line in complaints(run, resource_dir("conf")).items() if key in given]:
         raise ConfigError("\n".join(bad))
     return OneRun(run, config, folder or _place_of(base), OmegaConf.masked_copy(base, "hydra"))
-
-
-def as_config(settings: Mapping[str, Any], anew: Collection[str] = ()) -> DictConfig:
-    """Return plain settings of a run in their classes, which are known by the algorithm and by the keys of each group.
-
-    `anew`: groups that are chosen again, so that what the settings have for them need not exist any more.
-    """
-    kept = {key: value for key, value in settings.items() if key not in anew}
-    config = OmegaConf.structured(SCHEMAS["schema"][str(settings["algorithm"])])
-    for place in ("model", "data", "eval.data"):
-        node, kinds = setting_in(kept, place), SCHEMAS[f"schema/{place.rpartition('.')[2]}"].values()
-        if isinstance(node, Mapping) and OmegaConf.select(config, place, default=0) != 0:
-            kind = next((kind for kind in kinds if node.keys() <= {field.name for field in fields(kind)}), None)
-            if kind is not None:
-                OmegaConf.update(config, place, kind)
-    if ":" in (loss := str(setting_in(kept, "loss.loss_type"))):
-        config.loss = own_loss_config(loss)
-    merged = OmegaConf.merge(config, kept)
-    assert isinstance(merged, DictConfig)
-    return merged
 
 
 def plain(config: Any, resolve: bool = True) -> dict[str, Any]:

@@ -278,7 +278,7 @@ def disk_findings(run: RunConfig, folder: Path) -> list[DoctorFinding]:
     """Check the space for what a run writes to its folder, and for a model that it downloads."""
     from huggingface_hub import constants
 
-    from rlreason.cli.check import check_writable
+    from rlreason.cli.check_runs import check_writable
     from rlreason.training.preflight import RECORDS, room_for, space_needed
 
     def there(place: Path) -> Path:

@@ -125,8 +125,10 @@ class Request:
     one: OneRun | None = None  # the only run, where it asks for no sweep; set by the check
     options: SweepOptions = field(default_factory=SweepOptions)
     design: Design | None = None  # of a sweep whose runs are known beforehand: not drawn by a plug-in, and no chain
+    runs: dict[str, AnyRunConfig] = field(default_factory=dict)  # of the design, by name; set by the check
     gpus: GpuPlan = field(default_factory=GpuPlan)  # of the sweep's runs; set by the check
-    chain: tuple[str, ...] = ()  # the sweeps of a chain, which run one after the other: see `check.stage_of`
+    chain: tuple[str, ...] = ()  # the sweeps of a chain, which run one after the other: see `check_runs.stage_of`
+    stages: tuple["Request", ...] = ()  # of a chain: its sweeps as they are before the first has run
     carried: tuple[dict[str, Any], ...] = ()  # what carry= took from finished sweeps, for sweep.json
 
     @property

@@ -15,7 +15,8 @@ from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rlreason.cli.check import check_start, reading
+from rlreason.cli.check import reading
+from rlreason.cli.check_runs import check_start
 from rlreason.cli.command import start_run
 from rlreason.cli.compose import RUN_DIR, algorithm_of, free_folder, key_of, repeated
 from rlreason.cli.subcommands import STDOUT

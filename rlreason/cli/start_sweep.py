@@ -1,6 +1,6 @@
 """Run a sweep for Hydra's sweeper of ours: check it, print its plan, have a launcher run its jobs, print its table.
 
-overrides  ->  Request with its Design, every run checked (check.py)  ->  plan  ->  what is left of its runs
+overrides  ->  Request with its Design, every run checked (check_runs.py)  ->  plan  ->  what is left of its runs
            ->  jobs of a launcher, whose runs write their folders     ->  sweep.json and the table
 """
 
@@ -8,7 +8,7 @@ import os
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,9 +17,8 @@ from hydra.core.plugins import Plugins
 from hydra.types import RunMode
 from omegaconf import OmegaConf
 
-from rlreason.cli.check import checked_sweep, stage_of
-from rlreason.cli.compose import composed_run
-from rlreason.cli.flags import OneRun, Request, SweepOptions
+from rlreason.cli.check_runs import checked_sweep, stage_of
+from rlreason.cli.flags import Request, SweepOptions
 from rlreason.cli.launchers import GROUP, HERE, PROCESSES, Jobs, chosen_launcher, set_up
 from rlreason.cli.mistakes import in_one_line, mistakes_in
 from rlreason.config.run import works_on_a_model
@@ -58,15 +57,15 @@ def start_sweep(grid: "Grid", overrides: Sequence[str]) -> int:
     Typed again, it resumes.
     """
     request = _request(grid, overrides)
-    dry = request.options.dry
     with mistakes_in(request.overrides), in_one_line(request.overrides, request.config_name):
         request = checked_sweep(request, say)
         if not request.chain:
             return _run_sweep(grid, request)
+        if request.options.dry:
+            for stage in request.stages:
+                _run_sweep(grid, stage)
+            return 0
         for number, name in enumerate(request.chain, 1):
-            if dry:  # every stage was checked before
-                _run_sweep(grid, stage_of(request, name, str, started=False, most=1))
-                continue
             say(f"\n=== stage {number} of {len(request.chain)}: {name}")
             if code := _run_sweep(grid, stage_of(request, name)):
                 say(f"! stage {name} is not whole, and the later ones wait for it: type the command again")
@@ -95,14 +94,6 @@ class _Sweep:
     launcher: str
     words: list[str]  # overrides of Hydra's own settings, except those that the design sets
     jobs: Jobs
-    composed: dict[str, OneRun] = field(default_factory=dict)  # of its runs, by name, as far as they were looked at
-
-    def compose(self, run: RunState) -> OneRun:
-        """Return a run of the sweep with its config, which is composed once."""
-        if run.name not in self.composed:
-            absent: list[str] | None = [] if self.request.options.dry else None  # reported when they were checked
-            self.composed[run.name] = composed_run(run.overrides, self.request.config_name, True, absent)
-        return self.composed[run.name]
 
 
 def _run_sweep(grid: "Grid", request: Request) -> int:
@@ -121,7 +112,7 @@ def _run_sweep(grid: "Grid", request: Request) -> int:
         say("dry: nothing was run; leave it out to start the sweep")
         return 0
     with run_lock(design.folder, say, "hydra.sweep.dir"):
-        refuse_changed(design, lambda run: redacted(OmegaConf.to_yaml(sweep.compose(run).config, resolve=True)))
+        refuse_changed(design, lambda run: redacted(OmegaConf.to_yaml(OmegaConf.structured(request.runs[run.name]))))
         wait_for_earlier(design, say)
         state, left = _begun(sweep)
         try:
@@ -144,7 +135,7 @@ def _plan(sweep: _Sweep) -> str:
     names = [setting_text(setting) for setting in design.settings()]
     if not {"loss", "loss.loss_type", "objective"} & set(design.axes):
         names = names[:1]
-    settings = {name: sweep.compose(by_setting[name]).run for name in names}
+    settings = {name: sweep.request.runs[by_setting[name].name] for name in names}
     lines = {
         "launcher": sweep.jobs.line(sweep.launcher),
         "GPUs": gpus.line(sweep.request.options.jobs, len(design.runs)),
@@ -178,7 +169,7 @@ def _launched(grid: "Grid", sweep: _Sweep, left: Sequence[RunState]) -> dict[str
     gpus = sweep.request.gpus
     words = [*left[0].overrides, *sweep.words, *sweep.jobs.words, f"hydra.sweep.dir='{sweep.design.folder}'"]
     if sweep.launcher == PROCESSES:
-        runs = [sweep.compose(run).run for run in left]
+        runs = [sweep.request.runs[run.name] for run in left]
         needs = [gpus.of_run(gpus_needed(run)) if gpus.handed_out else 0 for run in runs]
         of_vllm = any(works_on_a_model(run) and run.rollout.engine == "vllm" for run in runs)
         words.append(f"hydra.launcher.needs={needs}")

@@ -2,10 +2,11 @@
 
 import hashlib
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf
@@ -16,7 +17,7 @@ from rlreason.config.algorithms import BestOfNConfig, DiscoverConfig, EIConfig, 
 from rlreason.config.groups import engine_here
 from rlreason.config.leaves import flat, resource_dir, typed_word
 from rlreason.config.rules import broken_rules
-from rlreason.config.run import AnyRunConfig, RunConfig, works_on_a_model
+from rlreason.config.run import AnyRunConfig
 from rlreason.errors import Absent, ConfigError
 from rlreason.objectives.objective import own_loss_config
 
@@ -171,8 +172,6 @@ def _wrong(name: str, what: str, cure: str) -> ConfigError:
     return ConfigError(f"sweep/{name}.yaml: {what}: {cure}")
 
 
-Run = TypeVar("Run", bound=RunConfig)
-
 LONGEST_NAME = 190  # most characters of a run's folder name; file systems allow 255 bytes
 LONGEST_PART = 80  # most characters of one key and value in it
 SCHEMAS: dict[str, dict[str, Any]] = {
@@ -289,36 +288,22 @@ def typed(cfg: DictConfig, of_sweep: bool = False, absent: list[str] | None = No
     return run
 
 
-def schemas_of(run: AnyRunConfig) -> dict[str, str]:
-    """Return the entries of `SCHEMAS` that a run's settings belong to: {"algorithm": "grpo", "model": "tiny", ...}.
+def as_config(settings: Mapping[str, Any], anew: Collection[str] = ()) -> DictConfig:
+    """Return plain settings of a run in their classes, which are known by the algorithm and by the keys of each group.
 
-    "eval.data" is among them if evaluations have their own data.
+    `anew`: groups that are chosen again, so that what the settings have for them need not exist any more.
     """
-    parts: dict[str, Any] = {"algorithm": run}
-    if works_on_a_model(run):
-        parts |= {"model": run.model, "data": run.data, "eval.data": run.eval.data}
-    names = {schema: name for group in SCHEMAS.values() for name, schema in group.items()}
-    return {
-        key: next(names[kind] for kind in type(part).__mro__ if kind in names)
-        for key, part in parts.items()
-        if part is not None
-    }
-
-
-def retyped(settings: dict[str, Any], schemas: Mapping[str, str], kind: type[Run]) -> Run:
-    """Convert saved settings of a run of this kind back to their classes (`schemas_of`).
-
-    No rule is checked.
-
-    Raises omegaconf's `OmegaConfBaseException` if they do not fit these classes.
-    """
-    schema = OmegaConf.structured(SCHEMAS["schema"][schemas["algorithm"]])
-    for key, name in schemas.items():
-        if key != "algorithm":
-            OmegaConf.update(schema, key, SCHEMAS[f"schema/{key.rpartition('.')[2]}"][name])
-    loss = str((settings.get("loss") or {}).get("loss_type"))
-    if ":" in loss:
-        schema.loss = own_loss_config(loss)
-    run = OmegaConf.to_object(OmegaConf.merge(schema, settings))
-    assert isinstance(run, kind)
-    return run
+    kept = OmegaConf.create({key: value for key, value in settings.items() if key not in anew})
+    setting_of = partial(OmegaConf.select, kept, throw_on_resolution_failure=False)
+    config = OmegaConf.structured(SCHEMAS["schema"][str(settings["algorithm"])])
+    for place in ("model", "data", "eval.data"):
+        node, kinds = setting_of(place), SCHEMAS[f"schema/{place.rpartition('.')[2]}"].values()
+        if isinstance(node, DictConfig) and OmegaConf.select(config, place, default=0) != 0:
+            kind = next((kind for kind in kinds if node.keys() <= {field.name for field in fields(kind)}), None)
+            if kind is not None:
+                OmegaConf.update(config, place, kind)
+    if ":" in (loss := str(setting_of("loss.loss_type"))):
+        config.loss = own_loss_config(loss)
+    merged = OmegaConf.merge(config, kept)
+    assert isinstance(merged, DictConfig)
+    return merged

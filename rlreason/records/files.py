@@ -22,7 +22,7 @@ from rlreason.runtime.text import few
 
 CONFIG = "config.yaml"  # every setting with its value
 STATUS = "status.json"  # the run's current state or its end
-PROVENANCE = "provenance.json"  # commit, command, versions; the version of the folder and the schemas of its settings
+PROVENANCE = "provenance.json"  # commit, command, versions; the version of the folder
 OBJECTIVE = "objective.md"
 FUNCTIONS = "own_functions.txt"  # sources of the user's own rewards, data and losses
 METRICS = "metrics.jsonl"  # grows by a row at a time

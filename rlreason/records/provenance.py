@@ -80,12 +80,10 @@ MACHINE = ("python", "platform", "cpu_count")
 class Origin:
     """What a run is started from.
 
-    `overrides`: of the command line. `schemas`: the names of the settings' classes (`config.store.schemas_of`).
-    `sources`: setting -> source of each function of the user's own.
+    `overrides`: of the command line. `sources`: setting -> source of each function of the user's own.
     """
 
     overrides: Sequence[str] = ()
-    schemas: Mapping[str, str] = field(default_factory=dict)
     sources: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -99,7 +97,6 @@ def provenance(origin: Origin) -> dict[str, Any]:
         directory = str(Path.cwd())
     return {
         "schema_version": VERSION,
-        "schemas": dict(origin.schemas),
         "command": shlex.join(["python", "-m", "rlreason", *redacted(list(origin.overrides))]),
         "directory": directory,  # for relative paths in it
         **({"sweep": sweep} if (sweep := os.environ.get(SWEEP_VARIABLE)) else {}),

@@ -215,12 +215,6 @@ class RunFolder:
                 f"{files.VERSION}: update rlreason"
             )
 
-    @property
-    def schemas(self) -> dict[str, str]:
-        """The names of the settings' classes, from `config.store.schemas_of`; {} where there are none."""
-        schemas = self.provenance.get("schemas")
-        return schemas if isinstance(schemas, dict) else {}
-
     @cached_property
     def provenance(self) -> dict[str, Any]:
         """`provenance.json`: commit, command and versions; {} where there is none."""

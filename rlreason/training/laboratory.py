@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from torch import Tensor
 
 from rlreason.config.algorithms import GRPOConfig
-from rlreason.config.store import register, retyped
+from rlreason.config.store import as_config, register
 from rlreason.data.prepare import read_splits
 from rlreason.engines.rollouts import token_ids
 from rlreason.errors import ConfigError, DataError
@@ -23,13 +24,13 @@ from rlreason.objectives.aggregation import AGGREGATIONS
 from rlreason.objectives.objective import Objective
 from rlreason.objectives.published import NAMED, OF_LOSSES, check_objective, with_axes_of
 from rlreason.records.console import Console
-from rlreason.records.files import CONFIG, PROVENANCE, finite
+from rlreason.records.files import CONFIG, finite
 from rlreason.records.reader import RunFolder
 from rlreason.records.rows import TO_LEARN, sample_of
 from rlreason.records.training_curves import picture
 from rlreason.runtime.files import write_whole
 from rlreason.runtime.streams import Answer, folded
-from rlreason.runtime.text import spans
+from rlreason.runtime.text import first_line, spans
 from rlreason.training import algorithms as grpo
 from rlreason.training.build import make_policy, make_scorer, set_threads, teach_habits
 from rlreason.training.build_algorithm import make_learner
@@ -279,13 +280,14 @@ def read_run(folder: RunFolder) -> GRPOConfig:
     if algorithm != "grpo":
         raise ConfigError(f"RUN={folder.path} is a run of algorithm={algorithm}: give one of algorithm=grpo")
     try:
-        return retyped(settings, folder.schemas, GRPOConfig)
-    except (OmegaConfBaseException, KeyError, TypeError, AssertionError) as error:  # the last three: from the schemas
-        reason = next(iter(str(error).splitlines()), f"{folder.schemas}")
+        run = OmegaConf.to_object(as_config(settings))
+    except OmegaConfBaseException as error:
         raise ConfigError(
-            f"RUN={folder.path}: its {CONFIG} is not of this version, or not of the schemas that its {PROVENANCE} "
-            f"names ({reason}): repeat the run with this version"
+            f"RUN={folder.path}: its {CONFIG} is not of this version ({first_line(error)}): repeat the run with this "
+            "version"
         ) from error
+    assert isinstance(run, GRPOConfig)
+    return run
 
 
 def read_step(folder: RunFolder, run: GRPOConfig, step: int | None = None) -> tuple[int, list[Sample]]:

@@ -20,7 +20,7 @@ from rlreason.data.prepare import Loaded, load_data
 from rlreason.errors import ConfigError, EngineError, ResourceError
 from rlreason.grading import Grader
 from rlreason.grading.grader import reward_name_of
-from rlreason.model.fitting import SHARE, engine_gpus, plan_of
+from rlreason.model.fitting import SHARE, plan_of
 from rlreason.model.memory import PROMPT, moment_bytes, trained_tensors, weight_bytes, workload_of
 from rlreason.model.savings import LARGEST_ERROR, conclusion, device_per_rank, planned, start_lines
 from rlreason.model.shapes import Device, believed_device, decimal_size, shape_of
@@ -341,19 +341,6 @@ def missing_packages(run: RunConfig) -> list[str]:
     if run.rollout.engine == "vllm" and importlib.util.find_spec("vllm") is None:
         missing.insert(0, WITHOUT_VLLM)
     return missing
-
-
-def too_few_gpus(placement: str, gpus: int, engines: int = 1, ranks: int = 1) -> str:
-    """Say why vLLM's engines cannot get the GPUs they need if this many are visible; "" if they can.
-
-    >>> too_few_gpus("second_gpu", 2), too_few_gpus("auto", 0), too_few_gpus("colocate", 4, engines=4, ranks=4)
-    ('', '', '')
-    """
-    try:
-        engine_gpus(placement, engines, ranks, gpus)
-    except ConfigError as error:
-        return str(error)
-    return ""
 
 
 def room_for(runs: Sequence[RunConfig], folder: Path) -> list[str]:
