@@ -92,7 +92,7 @@ class CheckpointConfig:
     minutes: float | None = number(
         10.0,
         above=0,
-        doc="without `every`, also at the first end of a step after so many minutes, within 10% of the time; null: never",
+        doc="without `every`, also at the end of a step after so many minutes, within 10% of the time; null: never",
         only_if="here.every is None",
     )
     keep: int = number(
