@@ -192,11 +192,12 @@ def explained(wrong: Sequence[Update], updates: Sequence[Update]) -> LoopBug:
     for m in MISTAKES:
         if all(_gives(u, m) for u in (first, *others)):
             return _example(first, m)
-    kind = _described(first)
-    if kind is None and (weights := _row_weights(first)) is not None:
+    described = _described(first)
+    if described is None and (weights := _row_weights(first)) is not None:
         return _of_rows(first, *weights)
     where = "between logits and optimizer.step(): the per-token loss, its mask, what is added to it, backward"
-    return LoopBug(kind or Kind("the gradient at the optimizer step differs from ours", where), *_yours_and_ours(first))
+    differs = Kind("the gradient at the optimizer step differs from ours", where)
+    return LoopBug(described or differs, *_yours_and_ours(first))
 
 
 def _gives(u: Update, m: Mistake) -> bool:
