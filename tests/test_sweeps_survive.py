@@ -101,10 +101,11 @@ def test_a_sweep_that_was_ended_in_the_middle_is_finished_by_its_command(tmp_pat
             assert process.popen.wait(600) == 130, process.said
         else:
             process.ends(120)
-        statuses = [run.status for run in read_state(grid).runs]
-        assert "interrupted" in statuses
-        assert read_state(grid).status == "interrupted"
     assert psutil.wait_procs(family, timeout=600)[1] == []
+    if end in ("Ctrl-C", "SIGTERM"):
+        assert read_state(grid).status == "interrupted"
+        statuses = [run.status for run in read_state(grid).runs]
+        assert "interrupted" in statuses or how == "submitit_local"  # which kills its jobs before a step ends
     done_before = set(figures(grid))
     assert len(done_before) < 6
     said = again(process.cwd, "again", *HOW[how])
