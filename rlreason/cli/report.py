@@ -41,7 +41,7 @@ def main(arguments: argparse.Namespace, console: Console) -> Answer:
     runs: list[Path] = arguments.runs
     if arguments.assignment is None and (answer := report_of_discovery(runs, arguments.out, console)) is not None:
         return answer
-    if missing := [name for name in ("altair", "vl_convert", "jinja2") if find_spec(name) is None]:
+    if missing := [name for name in ("altair", "vl_convert") if find_spec(name) is None]:
         raise ConfigError(f"rlreason report needs {' and '.join(missing)}: pip install 'rlreason[report]'")
     if arguments.assignment is not None:
         from rlreason.report.assignment import write_up
