@@ -323,6 +323,21 @@ def test_a_run_that_is_stopped_in_an_update_ends_its_step_and_keeps_model_rows_a
     assert f"by SIGTERM after step {step}" in process.said.splitlines()[-1]
 
 
+def test_a_run_whose_output_is_closed_ends_behind_its_step_with_a_checkpoint(tmp_path):
+    command = [sys.executable, *RUN, "eval_every=1"]
+    env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(command, cwd=tmp_path, env=env, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+        wait_for(lambda: process.poll() is not None or updates(tmp_path / "run") > 2)
+        assert process.stdout is not None
+        process.stdout.close()
+        assert process.wait(600) == 141
+    status, rows = left(tmp_path / "run")
+    step = rows[-1]["rollout_step"]
+    assert status["reason"].endswith(f"after step {step} of 100000")
+    assert list((tmp_path / "run/checkpoints").glob(f"step_{step:05d}_*"))
+    assert (tmp_path / "run/model/model.safetensors").exists()
+
+
 @pytest.mark.long
 def test_a_second_signal_ends_a_run_in_the_middle_of_a_step(tmp_path):
     process = Process(tmp_path, *RUN, "epochs_per_rollout=100000", "loss=grpo_clip", "eval_every=1000000")

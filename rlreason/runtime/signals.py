@@ -58,6 +58,7 @@ class _Stop:
     commands: bool = False  # the process runs a command of this program
     say: Callable[[str], object] | None = None  # of a block that may take long, until it is called
     waits: bool = False  # for the end of such a block
+    interrupted: KeyboardInterrupt | None = None  # to be raised where the outermost held block ends
 
 
 _stop = _Stop()
@@ -73,7 +74,7 @@ def stoppable(limit_s: float = LIMIT_S, patient: tuple[int, ...] = ()) -> Iterat
     """
     global _stop
     _stop = mine = _Stop(limit_s, frozenset(patient), commands=True)
-    before, hook = _install(_on_signal, SIGNALS), sys.unraisablehook
+    hook = sys.unraisablehook
 
     def unraisable(what: Any) -> None:
         if isinstance(what.exc_value, KeyboardInterrupt) and mine.first is not None:
@@ -83,11 +84,10 @@ def stoppable(limit_s: float = LIMIT_S, patient: tuple[int, ...] = ()) -> Iterat
 
     sys.unraisablehook = unraisable
     try:
-        yield
+        with _handled(SIGNALS):
+            yield
     finally:
         sys.unraisablehook = hook
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 @contextmanager
@@ -99,21 +99,24 @@ def stoppable_in_script() -> Iterator[None]:
     global _stop
     earlier, _stop = _stop, _Stop(limit_s=math.inf)
     ours = signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    before = _install(_on_signal, (signal.SIGINT,)) if ours else {}
+    try:
+        with _handled((signal.SIGINT,) if ours else ()):
+            yield
+    finally:
+        _stop = earlier
+
+
+@contextmanager
+def _handled(numbers: tuple[signal.Signals, ...]) -> Iterator[None]:
+    """Handle those of these signals that are not ignored, in a block of the main thread."""
+    in_main = threading.current_thread() is threading.main_thread()
+    heeded = [number for number in numbers if in_main and signal.getsignal(number) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, _on_signal) for number in heeded}
     try:
         yield
     finally:
-        _stop = earlier
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def _install(handler: Callable[[int, FrameType | None], object], numbers: tuple[signal.Signals, ...]) -> dict[int, Any]:
-    """Set the handler for each of the signals that is not ignored; return the earlier handlers."""
-    if threading.current_thread() is not threading.main_thread():
-        return {}
-    heeded = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
-    return {number: signal.signal(number, handler) for number in heeded}
 
 
 def owns_process() -> bool:
@@ -124,6 +127,20 @@ def owns_process() -> bool:
 def stop_signal() -> str | None:
     """Return the name of the signal that requested the stop; None where there was none."""
     return None if _stop.first is None else signal.Signals(_stop.first).name
+
+
+def stop_requested() -> bool:
+    """Return whether a signal, or `interrupt`, ends the command where the outermost `held` block ends."""
+    return _stop.first is not None or _stop.interrupted is not None
+
+
+def interrupt(error: KeyboardInterrupt) -> None:
+    """Raise this, or where the outermost `held` block ends; a signal before it ends the command in its place."""
+    if _stop.first is not None:
+        return
+    if not _stop.held:
+        raise error
+    _stop.interrupted = error
 
 
 def why_stopped(error: KeyboardInterrupt) -> str:
@@ -158,8 +175,13 @@ class held:  # noqa: N801  # reads as a word, `with held():`
         _stop.held -= self.counts
         if self.counts and self.say is not None:
             _stop.say, _stop.waits, _stop.at = None, False, time.monotonic()
-        if self.counts and not _stop.held and _stop.first is not None and not _stop.raised:
+        if not self.counts or _stop.held:
+            return
+        if _stop.first is not None and not _stop.raised:
             _raise()
+        elif (interrupted := _stop.interrupted) is not None:
+            _stop.interrupted = None
+            raise interrupted
 
 
 def _raise() -> None:

@@ -32,7 +32,8 @@ class Outlet(io.TextIOWrapper):
 
     Of control codes it passes only `LINE_ANEW` and, on standard error, a carriage return, as of a progress bar.
 
-    `ReaderGone` is raised once and in the main thread; later output is discarded, so that a command can clean up.
+    `ReaderGone` is raised once and in the main thread, after a `held` block; later output is discarded, so that a
+    command can clean up.
     Another error, such as a full disk with `> FILE`, gets the stream's name as its file name.
     """
 
@@ -67,10 +68,9 @@ class Outlet(io.TextIOWrapper):
             if not self._gone:
                 error.filename = error.filename or self.title
                 raise
-        stopping = signals.stop_signal() is not None  # what a closed terminal sends: the command ends by that
-        if self._gone and not self._raised and not stopping and threading.current_thread() is threading.main_thread():
+        if self._gone and not self._raised and threading.current_thread() is threading.main_thread():
             self._raised = True
-            raise ReaderGone("nobody read its output any more")
+            signals.interrupt(ReaderGone("nobody read its output any more"))
 
 
 def settle_streams() -> None:

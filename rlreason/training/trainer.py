@@ -100,7 +100,7 @@ class Trainer:
                 ending = self.reason_to_stop()
             if ending is None:
                 self.show(step)
-            stopping = signals.stop_signal() is not None
+            stopping = signals.stop_requested()
             if ending is not None or stopping or self.checkpoints.due(number):
                 with self.waiting("writing a checkpoint", "checkpoint"):
                     self.checkpoints.write(number)
