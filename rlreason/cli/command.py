@@ -48,7 +48,7 @@ from rlreason.runtime.signals import FOLLOWS, killed_with_parent
 from rlreason.runtime.streams import stderr_logged
 from rlreason.runtime.text import first_line, redacted
 from rlreason.sweeps.carry import why_dominated
-from rlreason.sweeps.processes import CONSOLES, PATIENCE_S, end_with_sweep, outcome_text, printing_to
+from rlreason.sweeps.processes import CONSOLES, end_with_sweep, outcome_text, printing_to
 from rlreason.sweeps.state import DOMINATED, FILE
 
 Start = Callable[[Any, RunWriter, Console], float]
@@ -268,7 +268,7 @@ def _sweep_run(cfg: DictConfig, folder: Path, own_process: bool) -> float:
 def cli() -> None:
     """Run the command line and end the process. A user's mistake: exit code 2."""
     signals.follow()
-    run_cli(partial(do, sys.argv[1:]), limit_s=PATIENCE_S + 10)
+    run_cli(partial(do, sys.argv[1:]))
 
 
 def do(words: Sequence[str]) -> int:

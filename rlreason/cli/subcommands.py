@@ -97,17 +97,17 @@ def exit_code_of(command: Callable[[], int | None]) -> int:
         return exit_code(error)
 
 
-def run_cli(command: Callable[[], int | None], limit_s: float = signals.LIMIT_S) -> NoReturn:
+def run_cli(command: Callable[[], int | None]) -> NoReturn:
     """Run a command and end the process with its exit code.
 
-    After a signal the command has `limit_s` seconds to clean up; a second signal ends it immediately.
+    After a signal the command cleans up; a second signal ends it immediately.
     """
 
     def from_here() -> int | None:
         find_modules_here()
         return command()
 
-    with signals.stoppable(limit_s):
+    with signals.stoppable():
         try:
             code = exit_code_of(from_here)
         except KeyboardInterrupt as error:  # it came while the error was being printed

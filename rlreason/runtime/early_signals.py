@@ -21,12 +21,14 @@ def heed_signals() -> None:
             _signal.signal(number, lambda number, frame: end_with(f"stopped by {NAMES[number]}"))
 
 
-def end_with(text: str, code: int = CODE) -> None:
-    """Print a line and end the process with this exit code.
+def write_line(text: str) -> None:
+    """Print a line to the terminal, without Python's streams: writing to one may be what was interrupted."""
+    os.write(terminal, f"{chr(10) * os.isatty(terminal)}rlreason: {text}\n".encode())
 
-    Python's streams are not used, because writing to one may be what was interrupted.
-    """
+
+def end_with(text: str, code: int = CODE) -> None:
+    """Print a line and end the process with this exit code."""
     try:
-        os.write(terminal, f"{chr(10) * os.isatty(terminal)}rlreason: {text}\n".encode())
+        write_line(text)
     finally:
         os._exit(code)

@@ -3,8 +3,7 @@
     while Python imports      early_signals.py: one line, exit code 130
     in a command              `stoppable`: KeyboardInterrupt in the main thread, or where a `held` block ends
     in a user's own program   `stoppable_in_script`: the same, for Ctrl-C alone
-    a second signal, or       `leave_at_once`: child processes are killed, temporary folders are removed
-    a stop that takes long
+    a second signal           `leave_at_once`: child processes are killed, temporary folders are removed
 
 A signal that was ignored when the process began stays ignored: SIGHUP under nohup, SIGINT after a script's `&`.
 Imports nothing slow.
@@ -13,7 +12,6 @@ Imports nothing slow.
 import _thread
 import atexit
 import ctypes
-import math
 import os
 import shutil
 import signal
@@ -26,15 +24,13 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
-from typing import Any, NoReturn, Self
+from typing import NoReturn, Self
 
 from rlreason.errors import ReaderGone
-from rlreason.runtime.early_signals import CODE, end_with
+from rlreason.runtime.early_signals import CODE, end_with, write_line
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-LIMIT_S = 120.0  # for a clean end: the model is saved, curves are drawn
 ONCE_S = 0.5  # signals less than this apart count as one: `timeout` and some launchers send theirs twice
-LOST_S = 30.0  # after this time a library is assumed to have caught the KeyboardInterrupt
 LAST_S = 10.0  # for an immediate end, after which the process exits in any case
 FOLLOWS = "RLREASON_FOLLOWS"  # environment variable: the parent process with which this one ends
 PR_SET_PDEATHSIG = 1
@@ -44,20 +40,15 @@ PR_SET_PDEATHSIG = 1
 class _Stop:
     """The state of a stop: the signal, and its progress."""
 
-    limit_s: float = LIMIT_S
     patient: frozenset[int] = frozenset()  # signals that never count as a second one
     process: int = field(default_factory=os.getpid)
-    main: int = field(default_factory=lambda: threading.main_thread().ident or 0)
     first: int | None = None  # the signal that requested the stop
     at: float = 0.0  # on the monotonic clock
     held: int = 0  # blocks that must not be interrupted, one inside the other
     raised: bool = False  # KeyboardInterrupt was raised
-    lost: bool = False  # it was raised where Python drops exceptions, as in __del__
-    again: bool = False  # this call of the handler repeats the first signal
     arrived: bool = False  # clean-up has begun: nothing is raised any more
     commands: bool = False  # the process runs a command of this program
-    say: Callable[[str], object] | None = None  # of a block that may take long, until it is called
-    waits: bool = False  # for the end of such a block
+    notice: str = ""  # printed at a signal in a `held` block that may take long
     interrupted: KeyboardInterrupt | None = None  # to be raised where the outermost held block ends
 
 
@@ -67,27 +58,15 @@ _callbacks: list[Callable[[], object]] = []  # called before an immediate end
 
 
 @contextmanager
-def stoppable(limit_s: float = LIMIT_S, patient: tuple[int, ...] = ()) -> Iterator[None]:
-    """Raise KeyboardInterrupt at the first signal in this block; end the process `limit_s` seconds later.
+def stoppable(patient: tuple[int, ...] = ()) -> Iterator[None]:
+    """Raise KeyboardInterrupt at the first signal in this block; end the process at the second.
 
     `patient`: signals that do not count as a second one, such as those that a sweep forwards.
     """
     global _stop
-    _stop = mine = _Stop(limit_s, frozenset(patient), commands=True)
-    hook = sys.unraisablehook
-
-    def unraisable(what: Any) -> None:
-        if isinstance(what.exc_value, KeyboardInterrupt) and mine.first is not None:
-            mine.lost = True
-        else:
-            hook(what)
-
-    sys.unraisablehook = unraisable
-    try:
-        with _handled(SIGNALS):
-            yield
-    finally:
-        sys.unraisablehook = hook
+    _stop = _Stop(frozenset(patient), commands=True)
+    with _handled(SIGNALS):
+        yield
 
 
 @contextmanager
@@ -97,7 +76,7 @@ def stoppable_in_script() -> Iterator[None]:
     Other signals, and a handler that the program has set itself, are left alone.
     """
     global _stop
-    earlier, _stop = _stop, _Stop(limit_s=math.inf)
+    earlier, _stop = _stop, _Stop()
     ours = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     try:
         with _handled((signal.SIGINT,) if ours else ()):
@@ -157,25 +136,26 @@ def arrived() -> None:
 class held:  # noqa: N801  # reads as a word, `with held():`
     """A block that a signal does not interrupt: KeyboardInterrupt is raised when the outermost block ends.
 
-    `say`: of a training step, which may take longer than a stop may: the time limit begins when the block ends. It is
-    called at the signal, from another thread.
+    `notice`: a line to print at the signal, of a block that may take long.
     """
 
-    def __init__(self, say: Callable[[str], object] | None = None) -> None:
-        self.say = say
+    def __init__(self, notice: str = "") -> None:
+        self.notice = notice
 
     def __enter__(self) -> Self:
         self.counts = threading.current_thread() is threading.main_thread()  # others are never interrupted
-        _stop.held += self.counts
-        if self.counts and self.say is not None:
-            _stop.say, _stop.waits = self.say, True
+        if self.counts:
+            _stop.held += 1
+            _stop.notice = self.notice or _stop.notice
         return self
 
     def __exit__(self, *error: object) -> None:
-        _stop.held -= self.counts
-        if self.counts and self.say is not None:
-            _stop.say, _stop.waits, _stop.at = None, False, time.monotonic()
-        if not self.counts or _stop.held:
+        if not self.counts:
+            return
+        _stop.held -= 1
+        if self.notice:
+            _stop.notice = ""
+        if _stop.held:
             return
         if _stop.first is not None and not _stop.raised:
             _raise()
@@ -195,36 +175,14 @@ def _on_signal(number: int, frame: FrameType | None) -> None:
         os._exit(CODE)
     if _stop.first is None:
         _stop.first, _stop.at = number, time.monotonic()
-        _thread.start_new_thread(_watch, (_stop,))  # no Python lock is taken, whatever was interrupted
         if not _stop.held:
             _raise()
-    elif _stop.again:
-        _stop.again = False
-        if not _stop.held:
-            _raise()
+        elif _stop.notice:
+            write_line(_stop.notice)
     elif number not in _stop.patient and time.monotonic() - _stop.at > ONCE_S:
         if not _stop.commands:  # the process is the user's
             raise KeyboardInterrupt
         leave_at_once("left at once")
-
-
-def _watch(stop: _Stop) -> None:
-    """End the process where a stop takes too long, and repeat a lost KeyboardInterrupt; runs in a thread."""
-    repeat_at = LOST_S
-    while stop is _stop:
-        time.sleep(0.1)
-        if stop.waits:
-            say, stop.say = stop.say, None
-            if say is not None:
-                with suppress(BaseException):  # the terminal may be gone
-                    say("stopping at the end of this step (a second signal ends the run at once)")
-            continue
-        spent = time.monotonic() - stop.at
-        if spent > stop.limit_s:
-            leave_at_once(f"the stop took more than {stop.limit_s:.0f} s: left at once")
-        if not stop.arrived and (stop.lost or spent > repeat_at) and stop.first is not None:
-            stop.lost, stop.again, repeat_at = False, True, spent + LOST_S
-            signal.pthread_kill(stop.main, stop.first)  # a real signal, which interrupts system calls
 
 
 @contextmanager
@@ -271,7 +229,7 @@ def leave(code: int) -> NoReturn:
 
 def leave_at_once(text: str, code: int = CODE) -> NoReturn:
     """End the process and all its descendants, and remove its temporary folders; from any thread."""
-    _thread.start_new_thread(_last_resort, ())
+    _thread.start_new_thread(_last_resort, ())  # no Python lock is taken, whatever was interrupted
     for callback in list(_callbacks):
         with suppress(BaseException):
             callback()

@@ -164,7 +164,7 @@ PRELOADED = (
 THREADS = "OMP_NUM_THREADS"  # libraries read it as they are loaded
 PARENT = "RLREASON_SWEEP_PROCESS"  # environment: the id of the process of the sweep, with which its jobs end
 CONSOLES = "console"  # in a sweep's folder: a file for what each run printed, where several run at a time
-PATIENCE_S = signals.LIMIT_S + 10  # for runs that were sent SIGTERM to clean up
+PATIENCE_S = 130.0  # for runs that were sent SIGTERM to end their step and clean up
 
 
 def divide_processors(side_by_side: int) -> None:

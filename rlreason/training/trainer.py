@@ -87,7 +87,7 @@ class Trainer:
 
     def run_step(self, number: int) -> tuple[str, str] | None:
         """Run one training step; return (status, reason) if the run ends after it."""
-        with signals.held(self.console.say):
+        with signals.held("stopping at the end of this step (a second signal ends the run at once)"):
             with self.profile.of(number):
                 self.step = step = self.sample(number)
                 self.learn(step)
