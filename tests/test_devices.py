@@ -10,7 +10,7 @@ from rlreason.config.model import PretrainedModelConfig
 from rlreason.errors import ConfigError
 from rlreason.model.attention import KernelSupport, choose_kernel
 from rlreason.model.parameters import Hardware, choose_dtype, choose_types, hardware_here, machine_remarks, pick_device
-from rlreason.runtime.machine import Gpu, NvidiaDriver, divide_memory_finely, query_nvidia, why_unseen
+from rlreason.runtime.machine import Device, Driver, divide_memory_finely, query_driver, why_unseen
 
 A100, T4 = Hardware("A100", (8, 0)), Hardware("Tesla T4", (7, 5), bf16=False)
 HALF, FULL = torch.bfloat16, torch.float32
@@ -25,7 +25,7 @@ def test_without_a_driver_there_is_no_gpu(monkeypatch):
         raise pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
 
     monkeypatch.setattr(pynvml, "nvmlInit", missing)
-    assert query_nvidia() == NvidiaDriver()
+    assert query_driver() == Driver()
 
 
 def test_a_driver_that_fails_says_why(monkeypatch):
@@ -33,7 +33,7 @@ def test_a_driver_that_fails_says_why(monkeypatch):
         raise pynvml.NVMLError(pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH)
 
     monkeypatch.setattr(pynvml, "nvmlInit", broken)
-    driver = query_nvidia()
+    driver = query_driver()
     assert (driver.gpus, driver.version) == ((), "")
     assert "mismatch" in driver.failure
 
@@ -52,8 +52,8 @@ def test_memory_shared_with_the_processor_is_not_known(monkeypatch):
     }  # fmt: skip
     for name, answer in answers.items():
         monkeypatch.setattr(pynvml, name, answer)
-    gpus = (Gpu("H100", 7, 8, (9, 0)), Gpu("GB10", None, None, (9, 0)))
-    assert query_nvidia() == NvidiaDriver(gpus, "550.54")
+    gpus = (Device("cuda", "H100", 7, 8), Device("cuda", "GB10"))
+    assert query_driver() == Driver(gpus, "550.54")
 
 
 @pytest.mark.parametrize(

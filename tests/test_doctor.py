@@ -35,7 +35,7 @@ from rlreason.cli.subcommands import exit_code_of, named_subcommand, run_subcomm
 from rlreason.config.store import typed
 from rlreason.errors import ConfigError
 from rlreason.model.fitting import engine_gpus
-from rlreason.model.shapes import Device, Driver
+from rlreason.runtime.machine import Device, Driver
 from tests.starts import ROOT
 from tests.waiting import MINUTES
 

@@ -32,17 +32,8 @@ from rlreason.model.memory import PROMPT, Sampled, Workload, workload_of
 from rlreason.model.parameters import TAGS, VOCABULARY, checkpoint_layers
 from rlreason.model.policy import Policy
 from rlreason.model.savings import conclusion, figures, planned, savings, table, with_changes
-from rlreason.model.shapes import (
-    PUBLISHED,
-    TINY_VOCABULARY,
-    Device,
-    believed_device,
-    group_limits,
-    processor,
-    shape_from,
-    shape_of,
-    tiny_shape,
-)
+from rlreason.model.shapes import PUBLISHED, TINY_VOCABULARY, shape_from, shape_of, tiny_shape
+from rlreason.runtime.machine import Device, believed_device, group_limits, processor
 from rlreason.training.build import make_policy, set_trained
 from rlreason.training.build_algorithm import make_learner
 from rlreason.training.learner import Learner

@@ -9,7 +9,8 @@ from rlreason.model import memory as f
 from rlreason.model.fitting import BUCKET, all_fit, held_later, plan_of, spread_work
 from rlreason.model.memory import workload_of
 from rlreason.model.savings import device_per_rank, figures, parallel_mode, planned, start_lines, table
-from rlreason.model.shapes import PUBLISHED, Device
+from rlreason.model.shapes import PUBLISHED
+from rlreason.runtime.machine import Device
 from rlreason.training import ranks
 
 GIB = 1 << 30

@@ -9,8 +9,8 @@ import torch
 from rlreason.config.store import typed
 from rlreason.errors import ConfigError, EngineError, ResourceError
 from rlreason.model.savings import planned, savings
-from rlreason.model.shapes import Device
 from rlreason.records.resume import MAY_CHANGE, changed
+from rlreason.runtime.machine import Device
 from rlreason.training.preflight import memory_for, out_of_memory
 from tests.starts import SMALL, rlreason
 

@@ -15,8 +15,10 @@ from rlreason.config.leaves import needs as needs_package
 from rlreason.config.store import typed
 from rlreason.errors import ConfigError, DataError, ResourceError
 from rlreason.grading import Grader
-from rlreason.model.shapes import Device, decimal_size, tiny_shape
+from rlreason.model.shapes import tiny_shape
 from rlreason.records.reader import read_status
+from rlreason.runtime.machine import Device
+from rlreason.runtime.text import decimal_size
 from rlreason.training.preflight import (
     ProblemCache,
     memory_for,

@@ -36,8 +36,8 @@ V1 = "12:pids:/docker/ab\n4:cpu,cpuacct:/docker/ab\n1:name=systemd:/docker/ab\n"
     ],
 )  # fmt: skip
 def test_the_quota_is_the_smallest_of_a_group_and_all_above_it(memberships, files, quota):
-    there = {f"/sys/fs/cgroup/{path}": text for path, text in files.items()}
-    assert cgroup_quota(memberships, there.get) == quota
+    there = {f"/sys/fs/cgroup/{path}": text for path, text in files.items()} | {"/proc/self/cgroup": memberships}
+    assert cgroup_quota(there.get) == quota
 
 
 def test_affinity_bounds_the_default_and_an_explicit_number_wins():

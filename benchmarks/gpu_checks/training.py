@@ -13,8 +13,10 @@ from rlreason.model.log_probs import chunked_log_probs
 from rlreason.model.memory import Head, Workload
 from rlreason.model.parameters import checkpoint_layers
 from rlreason.model.policy import LogProbScorer, Policy, load_policy
-from rlreason.model.shapes import Device, shape_from, size
+from rlreason.model.shapes import shape_from
 from rlreason.objectives.objective import Objective
+from rlreason.runtime.machine import Device
+from rlreason.runtime.text import size
 from rlreason.training.learner import Learner
 from rlreason.types import Sample
 

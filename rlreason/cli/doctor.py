@@ -28,11 +28,11 @@ from rlreason.config.run import AnyRunConfig, RunConfig, works_on_a_model
 from rlreason.errors import ConfigError
 from rlreason.model.fitting import describe_placement, engine_gpus, ranks_here
 from rlreason.model.savings import Planned, cure, figures, planned, table, verdict
-from rlreason.model.shapes import Device, Driver, processor, query_driver, shape_of, size, with_second
+from rlreason.model.shapes import shape_of
 from rlreason.records.console import Console
-from rlreason.runtime.machine import usable_processors, why_unseen
+from rlreason.runtime.machine import Device, Driver, processor, query_driver, usable_processors, why_unseen, with_second
 from rlreason.runtime.streams import Answer, Parser, folded
-from rlreason.runtime.text import first_line
+from rlreason.runtime.text import first_line, size
 
 OK, WARN, FAIL = "ok", "warn", "fail"
 BEHIND = 15  # columns of the names

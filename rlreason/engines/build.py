@@ -19,7 +19,8 @@ from rlreason.model.chat import PromptIds
 from rlreason.model.fitting import describe_placement, engine_gpus, held_later, ranks_here, spread_work
 from rlreason.model.memory import gradient_bytes, moment_bytes, workload_of
 from rlreason.model.policy import Policy
-from rlreason.model.shapes import Device, shape_from
+from rlreason.model.shapes import shape_from
+from rlreason.runtime.machine import Device
 from rlreason.types import Problem
 
 

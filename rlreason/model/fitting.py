@@ -20,8 +20,7 @@ from rlreason.model.memory import (
     vllm_cache,
     weight_bytes,
 )
-from rlreason.model.shapes import Device
-from rlreason.runtime.machine import place_of
+from rlreason.runtime.machine import Device, place_of
 
 
 def ranks_here(run: RunConfig) -> int:

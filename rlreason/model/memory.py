@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 
 from rlreason.config.model import type_of_head
 from rlreason.config.run import RunConfig
-from rlreason.model.shapes import Device, ModelShape
+from rlreason.model.shapes import ModelShape
+from rlreason.runtime.machine import Device
 
 CHUNK = 512  # positions whose logits exist at once: model/log_probs.py
 

@@ -8,7 +8,9 @@ from typing import Any, NamedTuple
 from rlreason.config.run import RunConfig
 from rlreason.model.fitting import SHARE, Plan, all_fit, enough, plan_of, planned_cache
 from rlreason.model.memory import Workload, workload_of
-from rlreason.model.shapes import Device, ModelShape, shape_of, size
+from rlreason.model.shapes import ModelShape, shape_of
+from rlreason.runtime.machine import Device
+from rlreason.runtime.text import size
 
 STEP = 256  # micro_batch_tokens is lowered to multiples of this
 

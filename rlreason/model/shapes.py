@@ -1,16 +1,12 @@
-"""The shape of a model, read without loading it, and the memory of the device that it will use."""
+"""The shape of a model, read without loading it."""
 
 import json
-import os
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
-from pathlib import Path, PurePosixPath
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
-import psutil
-
 from rlreason.config.model import TINY_CONTEXT, ModelConfig, TinyModelConfig
-from rlreason.runtime.machine import query_nvidia, torch_has_gpus
 
 TINY_VOCABULARY = 2048 + 4  # most tokens of the built-in model: its tokenizer's, and the four tags
 #: model_type in config.json -> how queries and keys are normed: not at all, each head's, or all heads' together.
@@ -217,120 +213,3 @@ def _in_cache(name: str) -> Path | None:
     except HFValidationError:  # not a valid name on the hub
         return None
     return Path(file) if isinstance(file, str) else None
-
-
-BF16_SINCE = (8, 0)  # compute capability
-
-Read = Callable[[str], str | None]  # path of a small file -> its text; None if there is none
-
-
-@dataclass(frozen=True, slots=True)
-class Device:
-    """Where a run computes; bytes of its memory, None if unknown."""
-
-    kind: str  # cuda | cpu
-    name: str = ""
-    free: int | None = None
-    total: int | None = None
-    bf16: bool = True  # computes bfloat16 natively
-    second_free: int | None = None  # on the second GPU, used only by rollout.placement=second_gpu
-
-
-@dataclass(frozen=True, slots=True)
-class Driver:
-    """The GPUs listed by the driver, its version, and why it lists none if it fails."""
-
-    gpus: list[Device] = field(default_factory=list)
-    version: str = ""
-    failure: str = ""
-
-
-def size(number: float) -> str:
-    """Format bytes in binary units.
-
-    >>> size(3 << 30), size(5 << 20), size(200), size(20 << 30)
-    ('3.0 GiB', '5.0 MiB', '0.0 MiB', '20 GiB')
-    """
-    amount, unit = (number / 2**30, "GiB") if number >= 2**30 else (number / 2**20, "MiB")
-    return f"{amount:.0f} {unit}" if amount >= 9.95 else f"{amount:.1f} {unit}"
-
-
-def decimal_size(number: float) -> str:
-    """Format bytes of files in decimal units, as disks are sold.
-
-    >>> decimal_size(300_000), decimal_size(2_755_072), decimal_size(6.2e9)
-    ('0.3 MB', '2.8 MB', '6.2 GB')
-    """
-    return f"{number / 1e9:.1f} GB" if number >= 1e9 else f"{number / 1e6:.1f} MB"
-
-
-def read_text(path: str) -> str | None:
-    """Return the text of a small file; None if it cannot be read."""
-    try:
-        return Path(path).read_text(encoding="utf-8")
-    except (OSError, ValueError):
-        return None
-
-
-def processor(read: Read = read_text) -> Device:
-    """Return the processor's memory: the machine's, or less if a control group limits it."""
-    memory = psutil.virtual_memory()
-    free, total = memory.available, memory.total
-    for limit, used in group_limits(read):
-        total = min(total, limit)
-        free = min(free, max(0, limit - used))
-    return Device("cpu", "the processor", free, total)
-
-
-def group_limits(read: Read) -> Iterator[tuple[int, int]]:
-    """Yield (limit, used) in bytes of this process's control groups, of version 1 or 2.
-
-    Memory used as a cache of files counts as free.
-
-    >>> files = {"/proc/self/cgroup": "0::/job", "/sys/fs/cgroup/job/memory.max": "1000"}
-    >>> files |= {"/sys/fs/cgroup/job/memory.current": "300", "/sys/fs/cgroup/job/memory.stat": "inactive_file 100"}
-    >>> list(group_limits(files.get))
-    [(1000, 200)]
-    """
-    for line in (read("/proc/self/cgroup") or "").splitlines():
-        number, _, rest = line.partition(":")
-        controllers, _, path = rest.partition(":")
-        second = number == "0" and not controllers
-        if not second and "memory" not in controllers.split(","):
-            continue
-        mount = "" if second else "/memory"
-        names = ("memory.max", "memory.current") if second else ("memory.limit_in_bytes", "memory.usage_in_bytes")
-        for group in (PurePosixPath("/", path), *PurePosixPath("/", path).parents):
-            folder = f"/sys/fs/cgroup{mount}{group}".rstrip("/")
-            limit, used = (_number(read(f"{folder}/{name}")) for name in names)
-            if limit is not None and limit < 1 << 60:
-                cached = dict(
-                    pair for row in (read(f"{folder}/memory.stat") or "").splitlines() if len(pair := row.split()) == 2
-                )
-                yield limit, max(0, (used or 0) - (_number(cached.get("inactive_file")) or 0))
-
-
-def _number(text: str | None) -> int | None:
-    return int(text) if text and text.strip().isdecimal() else None
-
-
-def believed_device() -> Device:
-    """Guess torch's device without torch: the first visible GPU, else the processor."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if not torch_has_gpus() or visible in ("", "-1"):
-        return processor()
-    gpus = query_driver().gpus
-    numbers = [int(n) for n in (visible or "").split(",") if n.strip().isdecimal() and int(n) < len(gpus)]
-    return with_second([gpus[n] for n in numbers] or gpus) if gpus else processor()
-
-
-def with_second(gpus: list[Device]) -> Device:
-    """Return the first of some GPUs, with the second one's free memory."""
-    return replace(gpus[0], second_free=gpus[1].free) if len(gpus) > 1 else gpus[0]
-
-
-def query_driver() -> Driver:
-    """Return what NVIDIA's driver lists; nothing without a driver."""
-    found = query_nvidia()
-    gpus = [Device("cuda", gpu.name, gpu.free, gpu.total, gpu.capability >= BF16_SINCE) for gpu in found.gpus]
-    return Driver(gpus, found.version, found.failure)

@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 
 from rlreason.records.files import VERSION
-from rlreason.runtime.machine import ALLOCATION, SWEEP_VARIABLE, query_nvidia, usable_processors, value_in
+from rlreason.runtime.machine import ALLOCATION, SWEEP_VARIABLE, query_driver, usable_processors, value_in
 from rlreason.runtime.text import redacted
 from rlreason.runtime.version import __version__
 
@@ -124,7 +124,7 @@ def environment() -> dict[str, Any]:
 
 def hardware() -> dict[str, Any]:
     """Return processor, memory and graphics cards as the system names them, without loading a library."""
-    driver = query_nvidia()
+    driver = query_driver()
     return {
         "cpu": value_in(Path("/proc/cpuinfo"), "model name") or platform.processor() or platform.machine(),
         "processors": os.cpu_count(),  # of the machine

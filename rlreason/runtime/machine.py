@@ -8,7 +8,7 @@ import random
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from multiprocessing import util
 from pathlib import Path, PurePosixPath
@@ -34,26 +34,31 @@ class Unseen(NamedTuple):
     by_setting: bool  # an environment variable hides them, possibly on purpose
 
 
-@dataclass(frozen=True, slots=True)
-class Gpu:
-    """A GPU as the driver lists it; bytes of its memory, None where they are not known."""
-
-    name: str
-    free: int | None
-    total: int | None
-    capability: tuple[int, int]  # compute capability
+BF16_SINCE = (8, 0)  # compute capability
 
 
 @dataclass(frozen=True, slots=True)
-class NvidiaDriver:
+class Device:
+    """Where a run computes; bytes of its memory, None if unknown."""
+
+    kind: str  # cuda | cpu
+    name: str = ""
+    free: int | None = None
+    total: int | None = None
+    bf16: bool = True  # computes bfloat16 natively
+    second_free: int | None = None  # on the second GPU, used only by rollout.placement=second_gpu
+
+
+@dataclass(frozen=True, slots=True)
+class Driver:
     """The GPUs that NVIDIA's driver lists, its version, and why it lists none if it fails."""
 
-    gpus: tuple[Gpu, ...] = ()
+    gpus: tuple[Device, ...] = ()
     version: str = ""
     failure: str = ""
 
 
-def query_nvidia() -> NvidiaDriver:
+def query_driver() -> Driver:
     """Ask NVIDIA's driver for the GPUs of this machine, container or job, whatever CUDA_VISIBLE_DEVICES is.
 
     Nothing where there is no driver, or the package that asks it is missing.
@@ -61,37 +66,52 @@ def query_nvidia() -> NvidiaDriver:
     try:
         import pynvml
     except ImportError:  # as in a Python without any of our packages: its first import says so
-        return NvidiaDriver()
+        return Driver()
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError_LibraryNotFound:
-        return NvidiaDriver()
+        return Driver()
     except pynvml.NVMLError as error:
-        return NvidiaDriver(failure=f"NVIDIA's driver does not answer ({error})")
+        return Driver(failure=f"NVIDIA's driver does not answer ({error})")
     try:
         gpus = tuple(_gpu(pynvml.nvmlDeviceGetHandleByIndex(n)) for n in range(pynvml.nvmlDeviceGetCount()))
-        return NvidiaDriver(gpus, pynvml.nvmlSystemGetDriverVersion())
+        return Driver(gpus, pynvml.nvmlSystemGetDriverVersion())
     except pynvml.NVMLError as error:
-        return NvidiaDriver(failure=f"NVIDIA's driver does not answer ({error})")
+        return Driver(failure=f"NVIDIA's driver does not answer ({error})")
     finally:
         pynvml.nvmlShutdown()
 
 
-def _gpu(handle: Any) -> Gpu:
+def _gpu(handle: Any) -> Device:
     import pynvml
 
     free = total = None
     with suppress(pynvml.NVMLError_NotSupported):  # memory that is shared with the processor
         memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
         free, total = memory.free, memory.total
-    capability = pynvml.nvmlDeviceGetCudaComputeCapability(handle)
-    return Gpu(pynvml.nvmlDeviceGetName(handle), free, total, tuple(capability))
+    bf16 = tuple(pynvml.nvmlDeviceGetCudaComputeCapability(handle)) >= BF16_SINCE
+    return Device("cuda", pynvml.nvmlDeviceGetName(handle), free, total, bf16)
+
+
+def believed_device() -> Device:
+    """Guess torch's device without torch: the first visible GPU, else the processor."""
+    visible = os.environ.get(VISIBLE)
+    if not torch_has_gpus() or visible in ("", "-1"):
+        return processor()
+    gpus = query_driver().gpus
+    numbers = [int(n) for n in (visible or "").split(",") if n.strip().isdecimal() and int(n) < len(gpus)]
+    return with_second([gpus[n] for n in numbers] or gpus) if gpus else processor()
+
+
+def with_second(gpus: Sequence[Device]) -> Device:
+    """Return the first of some GPUs, with the second one's free memory."""
+    return replace(gpus[0], second_free=gpus[1].free) if len(gpus) > 1 else gpus[0]
 
 
 @cache
 def driver_gpus() -> tuple[str, ...]:
     """Return the names of the GPUs that NVIDIA's driver lists, as they were when this was first called."""
-    return tuple(gpu.name for gpu in query_nvidia().gpus)
+    return tuple(gpu.name for gpu in query_driver().gpus)
 
 
 def torch_has_gpus() -> bool:
@@ -155,14 +175,11 @@ def divide_memory_finely(environ: MutableMapping[str, str] = os.environ, gpus: S
 
 Read = Callable[[str], str | None]  # path of a small file -> its text; None where there is none
 
-#: Where the files of version 1's cpu controller may be.
-V1_MOUNTS = ("cpu", "cpu,cpuacct", "cpuacct,cpu")
-
 
 def usable_processors() -> int:
     """Return the processors that this process may use, at least 1: its affinity, or fewer where a cgroup limits it."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    quota = cgroup_quota(_text("/proc/self/cgroup") or "", _text)
+    quota = cgroup_quota(read_text)
     return max(1, math.ceil(min(allowed, quota)))  # a quota of 1.5 keeps two threads busy most of the time
 
 
@@ -187,33 +204,44 @@ def shares(processors: Sequence[int], parts: int) -> list[list[int]]:
     return [list(processors[k * n // parts : (k + 1) * n // parts]) for k in range(parts)]
 
 
-def cgroup_quota(memberships: str, read: Read) -> float:
+def cgroup_folders(controller: str, read: Read) -> Iterator[tuple[int, str]]:
+    """Yield (version, folder) of each of this process's control groups and of the groups above it, which bind it too.
+
+    In a container the path may be the host's: then only the top one has files. Version 1 mounts a folder for each
+    controller, or for two together.
+    """
+    for line in (read("/proc/self/cgroup") or "").splitlines():
+        number, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        second = number == "0" and not controllers
+        if second or controller in controllers.split(","):
+            mounts = [""] if second else [f"/{mount}" for mount in dict.fromkeys((controller, *V1_MOUNTS[controller]))]
+            for mount in mounts:
+                for group in (PurePosixPath("/", path), *PurePosixPath("/", path).parents):
+                    yield 2 if second else 1, f"/sys/fs/cgroup{mount}{group}".rstrip("/")
+
+
+#: Controller -> other folders in which version 1 may mount it.
+V1_MOUNTS = {"cpu": ("cpu,cpuacct", "cpuacct,cpu"), "memory": ()}
+
+
+def cgroup_quota(read: Read) -> float:
     """Return the processors' worth of time that the control groups allow, infinity without a limit.
 
-    `memberships` is the text of /proc/self/cgroup. Version 2 states "quota period" in cpu.max, version 1 in two files;
-    the limits of all groups above one hold for it, too.
+    Version 2 states "quota period" in cpu.max, version 1 in two files.
 
-    >>> cgroup_quota("0::/job", {"/sys/fs/cgroup/job/cpu.max": "150000 100000"}.get)
+    >>> cgroup_quota({"/proc/self/cgroup": "0::/job", "/sys/fs/cgroup/job/cpu.max": "150000 100000"}.get)
     1.5
-    >>> cgroup_quota("0::/", {"/sys/fs/cgroup/cpu.max": "max 100000"}.get)
+    >>> cgroup_quota({"/proc/self/cgroup": "0::/", "/sys/fs/cgroup/cpu.max": "max 100000"}.get)
     inf
     """
     quotas = [math.inf]
-    for line in memberships.splitlines():
-        number, _, rest = line.partition(":")
-        controllers, _, path = rest.partition(":")
-        if number == "0" and not controllers:
-            quotas += [_quota(*(read(f"{folder}/cpu.max") or "").split()[:2]) for folder in _folders("", path)]
-        elif "cpu" in controllers.split(","):
-            for folder in (f for mount in V1_MOUNTS for f in _folders(f"/{mount}", path)):
-                quotas.append(_quota(read(f"{folder}/cpu.cfs_quota_us"), read(f"{folder}/cpu.cfs_period_us")))
+    for version, folder in cgroup_folders("cpu", read):
+        if version == 2:
+            quotas.append(_quota(*(read(f"{folder}/cpu.max") or "").split()[:2]))
+        else:
+            quotas.append(_quota(read(f"{folder}/cpu.cfs_quota_us"), read(f"{folder}/cpu.cfs_period_us")))
     return min(quotas)
-
-
-def _folders(mount: str, path: str) -> Iterator[str]:
-    """Yield the folders of a group and its parents. In a container the path may be the host's: only the top exists."""
-    for group in (PurePosixPath("/", path), *PurePosixPath("/", path).parents):
-        yield f"/sys/fs/cgroup{mount}{group}".rstrip("/")
 
 
 def _quota(time: str | None = None, period: str | None = None) -> float:
@@ -225,11 +253,45 @@ def _quota(time: str | None = None, period: str | None = None) -> float:
     return allowed / every if allowed > 0 and every > 0 else math.inf
 
 
-def _text(path: str) -> str | None:
+def read_text(path: str) -> str | None:
+    """Return the text of a small file; None if it cannot be read."""
     try:
         return Path(path).read_text(encoding="utf-8")
     except (OSError, ValueError):
         return None
+
+
+def processor(read: Read = read_text) -> Device:
+    """Return the processor's memory: the machine's, or less if a control group limits it."""
+    import psutil
+
+    memory = psutil.virtual_memory()
+    free, total = memory.available, memory.total
+    for limit, used in group_limits(read):
+        total = min(total, limit)
+        free = min(free, max(0, limit - used))
+    return Device("cpu", "the processor", free, total)
+
+
+def group_limits(read: Read) -> Iterator[tuple[int, int]]:
+    """Yield (limit, used) in bytes of this process's control groups; memory used as a cache of files counts as free.
+
+    >>> files = {"/proc/self/cgroup": "0::/job", "/sys/fs/cgroup/job/memory.max": "1000"}
+    >>> files |= {"/sys/fs/cgroup/job/memory.current": "300", "/sys/fs/cgroup/job/memory.stat": "inactive_file 100"}
+    >>> list(group_limits(files.get))
+    [(1000, 200)]
+    """
+    names = {2: ("memory.max", "memory.current"), 1: ("memory.limit_in_bytes", "memory.usage_in_bytes")}
+    for version, folder in cgroup_folders("memory", read):
+        limit, used = (_number(read(f"{folder}/{name}")) for name in names[version])
+        if limit is not None and limit < 1 << 60:
+            stat = (read(f"{folder}/memory.stat") or "").splitlines()
+            cached = dict(pair for row in stat if len(pair := row.split()) == 2)
+            yield limit, max(0, (used or 0) - (_number(cached.get("inactive_file")) or 0))
+
+
+def _number(text: str | None) -> int | None:
+    return int(text) if text and text.strip().isdecimal() else None
 
 
 SWEEP_VARIABLE = "RLREASON_JOB_OF_SWEEP"  # the sweep's name, for the processes that a sweep starts

@@ -81,6 +81,25 @@ def duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
 
 
+def size(number: float) -> str:
+    """Format bytes in binary units.
+
+    >>> size(3 << 30), size(5 << 20), size(200), size(20 << 30)
+    ('3.0 GiB', '5.0 MiB', '0.0 MiB', '20 GiB')
+    """
+    amount, unit = (number / 2**30, "GiB") if number >= 2**30 else (number / 2**20, "MiB")
+    return f"{amount:.0f} {unit}" if amount >= 9.95 else f"{amount:.1f} {unit}"
+
+
+def decimal_size(number: float) -> str:
+    """Format bytes of files in decimal units, as disks are sold.
+
+    >>> decimal_size(300_000), decimal_size(2_755_072), decimal_size(6.2e9)
+    ('0.3 MB', '2.8 MB', '6.2 GB')
+    """
+    return f"{number / 1e9:.1f} GB" if number >= 1e9 else f"{number / 1e6:.1f} MB"
+
+
 #: Characters that Unicode's compatibility form does not unify: apostrophes, dashes, the Chinese full stop, times.
 _ALIKE = str.maketrans(
     dict.fromkeys("\xb4`\u2018\u2019\u201b\u02bc\u2032", "'")

@@ -12,7 +12,7 @@ from rlreason.config.algorithms import has_ratio_of_one
 from rlreason.config.run import AnyRunConfig, RunConfig, works_on_a_model
 from rlreason.errors import ConfigError
 from rlreason.model.savings import one_line, planned
-from rlreason.model.shapes import believed_device, decimal_size, shape_of
+from rlreason.model.shapes import shape_of
 from rlreason.records.reader import RunFolder
 from rlreason.runtime.differences import (
     ASSUMED,
@@ -24,7 +24,8 @@ from rlreason.runtime.differences import (
     smallest_difference,
     spread_of,
 )
-from rlreason.runtime.text import duration, few
+from rlreason.runtime.machine import believed_device
+from rlreason.runtime.text import decimal_size, duration, few
 from rlreason.sweeps.carry import setting_text
 from rlreason.sweeps.state import FEWEST_SEEDS, FILE, Design, Key, SweepState, read_state
 

@@ -16,11 +16,18 @@ from typing import TYPE_CHECKING, Any
 
 from rlreason.config.run import AnyRunConfig, works_on_a_model
 from rlreason.errors import ConfigError
-from rlreason.model.shapes import query_driver
 from rlreason.records.reader import read_status, write_status
 from rlreason.runtime import signals
 from rlreason.runtime.early_signals import heed_signals
-from rlreason.runtime.machine import GPUS_VARIABLE, VISIBLE, place_sockets, shares, torch_has_gpus, usable_processors
+from rlreason.runtime.machine import (
+    GPUS_VARIABLE,
+    VISIBLE,
+    place_sockets,
+    query_driver,
+    shares,
+    torch_has_gpus,
+    usable_processors,
+)
 from rlreason.runtime.text import duration, few, first_line
 from rlreason.sweeps.state import RunState, refreshed
 

@@ -49,12 +49,12 @@ from rlreason.model.parameters import (
 )
 from rlreason.model.policy import LogProbScorer, Policy, load_policy
 from rlreason.model.savings import Parallel, parallel_mode
-from rlreason.model.shapes import Device, ModelShape, processor, shape_from, shape_of
+from rlreason.model.shapes import ModelShape, shape_from, shape_of
 from rlreason.records.console import Console
 from rlreason.records.files import INCIDENTS
 from rlreason.records.loggers import Loggers, Resumed
 from rlreason.runtime.clock import Clock, ModelSize, peak_tflops
-from rlreason.runtime.machine import default_threads, place_of, world_of
+from rlreason.runtime.machine import Device, default_threads, place_of, processor, world_of
 from rlreason.training.preflight import own_functions, refusal
 from rlreason.training.warm_start import (
     Lessons,

@@ -23,11 +23,12 @@ from rlreason.grading.grader import reward_name_of
 from rlreason.model.fitting import SHARE, plan_of
 from rlreason.model.memory import PROMPT, moment_bytes, trained_tensors, weight_bytes, workload_of
 from rlreason.model.savings import LARGEST_ERROR, conclusion, device_per_rank, planned, start_lines
-from rlreason.model.shapes import Device, believed_device, decimal_size, shape_of
+from rlreason.model.shapes import shape_of
 from rlreason.objectives.losses import broken_contract
 from rlreason.objectives.objective import ChosenLoss
-from rlreason.runtime.machine import SWEEP_VARIABLE
+from rlreason.runtime.machine import SWEEP_VARIABLE, Device, believed_device
 from rlreason.runtime.plugins import written_source
+from rlreason.runtime.text import decimal_size
 from rlreason.types import Problem
 
 PATIENCE_S = 1.5  # of processor time for all runs of a sweep together; the rest is read later

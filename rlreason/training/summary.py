@@ -30,14 +30,13 @@ from rlreason.health.watch import Monitors
 from rlreason.model.chat import prompt_facts
 from rlreason.model.parameters import model_size
 from rlreason.model.policy import Policy, weights_hash
-from rlreason.model.shapes import decimal_size
 from rlreason.records.console import Console, closing_table
 from rlreason.records.files import COMPLIANCE, CURVES, EVALS, MODEL, step_name
 from rlreason.records.loggers import Loggers
 from rlreason.records.reader import time_line, time_summary
 from rlreason.records.rows import Counters
 from rlreason.runtime.machine import SWEEP_VARIABLE
-from rlreason.runtime.text import redacted, shorten
+from rlreason.runtime.text import decimal_size, redacted, shorten
 from rlreason.training.build import Components
 from rlreason.types import Problem, Sample
 
