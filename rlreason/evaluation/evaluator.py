@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 from transformers import PreTrainedTokenizerBase
 
 from rlreason.config.evaluation import EvalProtocolConfig
@@ -19,7 +20,7 @@ from rlreason.health.watch import Monitors
 from rlreason.model.chat import prompt_facts
 from rlreason.records.console import Console
 from rlreason.records.files import EVALS
-from rlreason.records.rows import Counters, plain_sample, sample_from
+from rlreason.records.rows import Counters
 from rlreason.records.writer import RunWriter
 from rlreason.types import Problem, Sample, ScoredResponse
 
@@ -153,7 +154,7 @@ class Validation:
                 "whole": evaluated.whole,
                 "last": evaluated.last,
                 "step": evaluated.step,
-                "samples": [plain_sample(without_tokens(s)) for s in evaluated.samples if place in shown],
+                "samples": msgspec.to_builtins([without_tokens(s) for s in evaluated.samples if place in shown]),
             }
             for place, evaluated in enumerate(self.history)
         ]
@@ -162,7 +163,7 @@ class Validation:
         """Resume from this state."""
         self.history[:] = [
             Evaluated(
-                samples=[sample_from(sample) for sample in row["samples"]],
+                samples=msgspec.convert(row["samples"], list[Sample]),
                 metrics=row["metrics"],
                 whole=row["whole"],
                 problems=self.final_problems if row["last"] else self.interim_problems,

@@ -2,9 +2,11 @@
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from rlreason.config.leaves import below
 from rlreason.errors import ConfigError
@@ -128,49 +130,27 @@ def sample_of(row: Row) -> Sample:
     return Sample(response, grade_of(row), by_prompt, log_probs=row.get("trainer_log_probs"))
 
 
-def shallow(record: Any) -> dict[str, Any]:
-    """Return a dataclass's fields by name, without converting their values."""
-    return {field.name: getattr(record, field.name) for field in fields(record)}
-
-
-def plain_sample(sample: Sample) -> dict[str, Any]:
-    """Convert a sample to plain values; JSON keeps every float exactly."""
-    second = sample.prompt_grade
-    return shallow(sample) | {
-        "response": shallow(sample.response),
-        "grade": shallow(sample.grade),
-        "prompt_grade": None if second is None else shallow(second),
-    }
-
-
-def sample_from(plain: Mapping[str, Any]) -> Sample:
-    """Invert `plain_sample`."""
-    second = plain["prompt_grade"]
-    parts = {
-        "response": Response(**plain["response"]),
-        "grade": Grade(**plain["grade"]),
-        "prompt_grade": None if second is None else Grade(**second),
-    }
-    return Sample(**(dict(plain) | parts))
-
-
 def plain_collected(collected: Collected) -> dict[str, Any]:
-    """Convert a step's samples and batches to plain values: each sample once, referred to by its place."""
-    pool: dict[int, Sample] = {}
-    for sample in [*collected.samples, *(s for batch in collected.batches for s in batch)]:
-        pool.setdefault(id(sample), sample)
-    places = {key: place for place, key in enumerate(pool)}
-    return shallow(collected) | {
-        "pool": [plain_sample(sample) for sample in pool.values()],
+    """Convert a step's samples and batches to plain values: each sample once, referred to by its place.
+
+    JSON keeps every float exactly.
+    """
+    every = {id(s): s for s in [*collected.samples, *(s for batch in collected.batches for s in batch)]}
+    places = {key: place for place, key in enumerate(every)}
+    return {
+        "pool": msgspec.to_builtins(list(every.values())),
         "samples": [places[id(s)] for s in collected.samples],
         "batches": [[places[id(s)] for s in batch] for batch in collected.batches],
+        "metrics": collected.metrics,
+        "notices": collected.notices,
+        "restart": collected.restart,
     }
 
 
 def collected_from(plain: Mapping[str, Any]) -> Collected:
     """Invert `plain_collected`."""
     rest = dict(plain)
-    pool = [sample_from(row) for row in rest.pop("pool")]
+    pool = msgspec.convert(rest.pop("pool"), list[Sample])
     samples = [pool[place] for place in rest.pop("samples")]
     return Collected(samples, [[pool[place] for place in batch] for batch in rest.pop("batches")], **rest)
 
