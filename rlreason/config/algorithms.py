@@ -44,10 +44,6 @@ class EIConfig(OnlineConfig):
     def questions(self) -> int:
         return self.question_batch_size
 
-    @property
-    def restarts(self) -> bool:
-        return self.restart
-
     def describe_batch(self, n_steps: int) -> str:
         learned = f"the correct ones learned {self.sft_epochs} x in steps of {self.train_batch_size}"
         return f"{self.questions} questions x {self.group_size} responses, {learned}"
@@ -104,12 +100,8 @@ class GRPOConfig(Objective, OnlineConfig):
 
     @property
     def own_loss(self) -> str | None:
+        """The user's loss, `module:function`."""
         return self.loss.loss_type if ":" in self.loss.loss_type else None
-
-    @property
-    def corrects_mismatch(self) -> bool:
-        """Whether the objective corrects for engine and trainer giving sampled tokens different probabilities."""
-        return self.mismatch != "none" or self.old_from_engine
 
     def describe_batch(self, n_steps: int) -> str:
         steps = f"optimizer steps of {self.train_batch_size}: {self.updates_per_rollout}"
@@ -277,6 +269,7 @@ class DiscoverConfig(AnyRunConfig):
 
     @property
     def most_spent(self) -> str:
+        """What a run may spend at most, as overrides."""
         bounds = {name: getattr(self.budget, name) for name in DISCOVERY_BUDGETS}
         return ", ".join(f"budget.{name}={bound:g}" for name, bound in bounds.items() if bound is not None)
 

@@ -179,7 +179,8 @@ def _absent(data: "data.FileDataConfig", key: str, split: str | None) -> Broken:
 def of_run(run: "run.RunConfig") -> Broken:
     """Check the groups of a run against each other: model, data, prompts, lengths and evaluations."""
     yield from of_evaluation(run)
-    if run.monitors.parity == "correct" and not getattr(run, "corrects_mismatch", False):
+    corrects = getattr(run, "mismatch", "none") != "none" or getattr(run, "old_from_engine", False)
+    if run.monitors.parity == "correct" and not corrects:
         cure = "with GRPO set mismatch=truncate mismatch_cap=2, with another algorithm monitors.parity=warn"
         yield f"monitors.parity=correct needs weights that correct: {cure}"
     groups = (("", run.data, run.prompt, run.sampling), ("eval.", run.eval.data, run.eval.prompt, run.eval.sampling))

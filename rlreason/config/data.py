@@ -93,6 +93,7 @@ class StoriesConfig(DataConfig):
 
     @property
     def quickly_read(self) -> bool:
+        """Whether reading it takes little time."""
         return self.n_train + self.n_validation <= MOST_STORIES
 
 
@@ -156,6 +157,7 @@ class FileDataConfig(RowsDataConfig):
 
     @property
     def on_hub(self) -> bool:
+        """Whether some of it is on the hub, and in no local file."""
         if self.path is None or Path(self.path).expanduser().is_dir():
             return False
         splits = [self.train] if self.n_validation is not None else [self.train, self.validation]
@@ -163,6 +165,7 @@ class FileDataConfig(RowsDataConfig):
 
     @property
     def quickly_read(self) -> bool:
+        """Whether reading it takes little time."""
         if self.on_hub or (self.path and not Path(self.path).expanduser().is_dir()):
             return False
         named = (self.train, self.validation, self.ground_truth, *SPLITS)
@@ -202,10 +205,12 @@ class CountdownConfig(CheckedDataConfig):
 
     @property
     def on_hub(self) -> bool:
+        """Whether some of it is on the hub, and in no local file."""
         return self.path is not None and not locate(None, self.path) and may_be_hub_name(self.path)
 
     @property
     def quickly_read(self) -> bool:
+        """Whether reading it takes little time."""
         if self.path is None:
             return self.n_train + self.n_validation <= MOST_COUNTDOWNS
         file = locate(None, self.path)

@@ -211,14 +211,11 @@ def render(template: str, question: str) -> str:
     return template.format(question=question)
 
 
-Render = Callable[[str], str]  # a question -> text
-
-
 def template_of(file: str) -> str:
     """Load the text that a question is filled into: a whole prompt, or the user's turn of a chat."""
     return load_template(file, resource_dir("prompts"))
 
 
-def prompt_renderer(file: str) -> Render:
+def prompt_renderer(file: str) -> Callable[[str], str]:
     """Return the function that fills a question into the template."""
     return partial(render, template_of(file))

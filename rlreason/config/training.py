@@ -88,7 +88,6 @@ class TrainingConfig(OptimizationConfig, RunConfig):
     samples_ahead: ClassVar[bool] = False  # whether it can learn from samples of weights one update older
     longest_without_evaluation: ClassVar[int | None] = None  # most steps between evaluations, with eval_every=null
     learning_temperature: ClassVar[Any] = 1.0  # of the distribution that is learned: given responses are imitated
-    restarts: ClassVar[Any] = False  # whether each step trains the model that the run started from
 
     gpus: str = text("auto", doc="ranks, one on each GPU; auto: one, or those that torchrun has started; N: so many")
     parallel: str = choice(
@@ -113,6 +112,11 @@ class TrainingConfig(OptimizationConfig, RunConfig):
     def checkpoints_at_once(self) -> int:
         """Those that are kept, the best one, and one being written."""
         return 0 if self.checkpoint.every == 0 else self.checkpoint.keep + 2
+
+    @property
+    def restarts(self) -> bool:
+        """Whether each step trains the model that the run started from."""
+        return getattr(self, "restart", False)
 
     @property
     def on_several_ranks(self) -> bool:
@@ -173,6 +177,7 @@ class OnlineConfig(TrainingConfig):
 
     @property
     def responses_per_step(self) -> int:
+        """Number of responses sampled in a training step."""
         return self.questions * self.group_size
 
     def too_few(self, there: int) -> str:
