@@ -1,7 +1,7 @@
 """Define settings as dataclass fields that say everything: default, range or choices, what for, when they are read.
 
     alpha: float = number(32.0, above=0, doc="the output is scaled by alpha / rank", only_if="here.rank > 0")
-    attention: str = choice("auto", "sdpa", "varlen", doc="attention kernel")
+    attention: str = choice("auto | sdpa | varlen", doc="attention kernel")
 
 What `config/rules.py` checks and docs/settings.md shows is read from these fields. `only_if` is a condition on the run:
 an expression of its attributes and of `here`, the group that holds the field. Of parts joined by `and` a complaint
@@ -108,9 +108,10 @@ def processors(default: Any, *, doc: str) -> Any:
     return number(default, low=1, high=MOST_SIDE_BY_SIDE, cure=cure, doc=doc)
 
 
-def choice(*words: str, default: Any = ..., cure: str = "choose one", doc: str = "", only_if: str = "") -> Any:
-    """Define a choice of words, the first one by default."""
-    return _field(words[0] if default is ... else default, choices=words, cure=cure, doc=doc, only_if=only_if)
+def choice(words: str, default: Any = ..., *, cure: str = "choose one", doc: str = "", only_if: str = "") -> Any:
+    """Define a choice of words, given as "off | warn | stop"; the first one is the default."""
+    choices = tuple(words.split(" | "))
+    return _field(choices[0] if default is ... else default, choices=choices, cure=cure, doc=doc, only_if=only_if)
 
 
 def text(default: Any = MISSING, *, doc: str = "", only_if: str = "", takes: str = "") -> Any:

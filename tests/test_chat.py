@@ -8,7 +8,6 @@ from dataclasses import replace
 import pytest
 from tokenizers.processors import TemplateProcessing
 
-from rlreason.config.evaluation import evaluation_of
 from rlreason.errors import ConfigError
 from rlreason.evaluation.evaluator import protocol_of
 from rlreason.evaluation.protocol import differences
@@ -192,17 +191,17 @@ def test_any_file_may_be_the_users_turn_and_a_prompt_of_the_datas_own_is_left_al
 def test_a_protocol_knows_the_chat_template_and_what_was_chosen(tokenizer):
     run = settings("model=smollm2_135m", "prompt=chat")
     qwen, chatml = with_template(tokenizer, QWEN3), with_template(tokenizer, CHATML)
-    first = protocol_of(evaluation_of(run), [ONE], qwen)
-    assert protocol_of(evaluation_of(run), [ONE], copy.deepcopy(qwen)) == first
+    first = protocol_of(run.evaluation, [ONE], qwen)
+    assert protocol_of(run.evaluation, [ONE], copy.deepcopy(qwen)) == first
     assert first["chat.prompt"] == "<|im_start|>user\n{user}<|im_end|>\n<|im_start|>assistant\n"
-    other = protocol_of(evaluation_of(run), [ONE], chatml)
+    other = protocol_of(run.evaluation, [ONE], chatml)
     assert [line.split(":")[0] for line in differences(first, other)] == ["chat.prompt", "chat.template"]
     run.prompt.enable_thinking = False
-    thinks_not = protocol_of(evaluation_of(run), [ONE], qwen)
+    thinks_not = protocol_of(run.evaluation, [ONE], qwen)
     run.prompt.system = "Be brief."
-    assert len({p["hash"] for p in (first, other, thinks_not, protocol_of(evaluation_of(run), [ONE], qwen))}) == 4
+    assert len({p["hash"] for p in (first, other, thinks_not, protocol_of(run.evaluation, [ONE], qwen))}) == 4
     plain = settings("model=smollm2_135m", "prompt=question_boxed")
-    assert not any(key.startswith("chat") for key in protocol_of(evaluation_of(plain), [ONE], qwen))
+    assert not any(key.startswith("chat") for key in protocol_of(plain.evaluation, [ONE], qwen))
 
 
 def test_a_model_made_on_the_spot_has_no_chat_template():

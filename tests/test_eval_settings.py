@@ -10,7 +10,6 @@ from test_end_to_end import SMALL, rlreason
 
 from rlreason.cli.check import check_command_line
 from rlreason.config.conflicts import sampling_key
-from rlreason.config.evaluation import evaluation_of
 from rlreason.data.prepare import load_data
 from rlreason.data.sources import KNOWN, RowRules, field_names, to_problem
 from rlreason.engines.base import Sampling
@@ -40,7 +39,7 @@ SHORT = "eval.sampling.max_tokens=64"  # as the tiny model's context asks for
 
 
 def protocol(*words: str) -> str:
-    return protocol_of(evaluation_of(settings(*words)), [Problem("a", "1+1?", "2")], None)["hash"]  # not a chat's
+    return protocol_of(settings(*words).evaluation, [Problem("a", "1+1?", "2")], None)["hash"]  # not a chat's
 
 
 def test_the_protocol_is_the_evaluations_and_not_trainings():
@@ -58,13 +57,13 @@ def test_the_protocol_is_the_evaluations_and_not_trainings():
 
 def test_the_rule_of_the_leaderboard_is_one_word():
     run = settings("model=olmo2_1b", "prompt=question_boxed", "sampling.temperature=0.7", "eval=leaderboard")
-    asks = evaluation_of(run)
+    asks = run.evaluation
     assert (asks.prompt.name, asks.prompt.stop, asks.reward) == ("r1_zero", ["</answer>"], "r1_zero")
     assert (asks.sampling.temperature, asks.sampling.max_tokens) == (1.0, 1024)
     assert (asks.problems, asks.final_problems) == (1024, None)  # of the scale on the way, all of them at the end
     assert (run.prompt.name, run.sampling.temperature) == ("question_boxed", 0.7)
     words = ["model=smollm2_135m", "data.path=.", "data.n_validation=2"]
-    assert evaluation_of(settings("eval=leaderboard", "eval.sampling.max_tokens=9")).sampling.max_tokens == 9
+    assert settings("eval=leaderboard", "eval.sampling.max_tokens=9").evaluation.sampling.max_tokens == 9
     with pytest.raises(ConfigError):  # not of files that are not there
         settings(*words, "eval=leaderboard")
 
@@ -81,7 +80,7 @@ def test_the_rule_of_the_leaderboard_is_one_word():
     ],
 )
 def test_how_many_problems_are_asked(words, on_the_way, at_the_end):
-    asks = evaluation_of(settings(*words))
+    asks = settings(*words).evaluation
     assert (asks.problems, asks.final_problems) == (on_the_way, at_the_end)
 
 

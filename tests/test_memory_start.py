@@ -47,12 +47,12 @@ def test_a_run_that_surely_does_not_fit_its_gpu_is_refused_unless_asked_otherwis
 
 
 def test_the_runs_of_a_sweep_are_held_against_the_whole_card_and_told_once(composed):
-    runs = [typed(composed(*LARGE, f"seed={seed}"), of_sweep=True) for seed in range(3)]
+    runs = [typed(composed(*LARGE, f"seed={seed}")) for seed in range(3)]
     busy = dataclasses.replace(ROOMY, free=GIB)  # by the runs that are under way
     (said,) = memory_for(runs, busy)
     assert "80 GiB are free" in said
     assert memory_for(runs, busy, shows=False) == []
-    other = typed(composed(*LARGE, "micro_batch_tokens=32768"), of_sweep=True)
+    other = typed(composed(*LARGE, "micro_batch_tokens=32768"))
     with pytest.raises(ConfigError, match="does not fit"):
         memory_for([*runs, other], busy)
 

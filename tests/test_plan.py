@@ -90,7 +90,7 @@ def test_few_seeds_are_said_to_settle_nothing(tmp_path, run):
 
 
 def test_a_monitor_that_can_stop_nothing_with_so_few_seeds_is_said_to(tmp_path, composed):
-    run = typed(composed("monitors.dominated=stop", "data.n_validation=1024"), of_sweep=True)
+    run = typed(composed("monitors.dominated=stop", "data.n_validation=1024"))
     said = "monitors.dominated=stop stops nothing here: it looks once 3 seeds have ended"
     assert said in lines(design(tmp_path, 3), run)["can show"]
     assert said not in lines(design(tmp_path, 4), run)["can show"]

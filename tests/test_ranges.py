@@ -10,14 +10,13 @@ from typing import Any, get_args, get_type_hints
 import pytest
 
 from rlreason.config.groups import GradingConfig
-from rlreason.config.leaves import leaves, metadata_of, resource_dir
+from rlreason.config.leaves import leaves, metadata_of
 from rlreason.config.rules import broken_rules
 from rlreason.config.store import SCHEMAS, typed
 from rlreason.errors import ConfigError
 from rlreason.grading import Grader
 from tests.some import some
 
-CONF = resource_dir("conf")
 CLOUD = "model=smollm2_135m"
 #: Words that compose, and between them have every setting there is.
 RUNS = {
@@ -76,14 +75,14 @@ def test_an_extreme_value_is_accepted_or_one_line(composed, gsm8k, name):
         before = getattr(holder, last)
         for number in (*map(float, EXTREMES), *FRACTIONS) if float in kinds else EXTREMES:
             setattr(holder, last, [number, 0.9] if isinstance(before, list) else number)
-            bad, out = broken_rules(run, CONF), ranges[key].broken_by(number)
+            bad, out = broken_rules(run), ranges[key].broken_by(number)
             assert all(len(line.splitlines()) == 1 and len(line) < 400 for line in bad)
             about = [line for line in bad if line.startswith((f"{key}=", f"{last}="))]
             assert not out or (len(about) == 1 and out in about[0]), (key, number, bad)
             held = math.isfinite(number) if isinstance(number, float) else abs(number) < 2**63
             assert held or out, (key, number)
         setattr(holder, last, before)
-    assert broken_rules(run, CONF) == []
+    assert broken_rules(run) == []
 
 
 def test_what_a_scale_asks_for_is_an_upper_bound(composed):

@@ -174,7 +174,6 @@ def test_a_sweeps_file_may_use_a_handouts_names_and_spellings(tmp_path):
     ("file", "text", "words", "says"),
     [
         ("loss/mine.yaml", "a: [b\n", ["loss=mine"], "loss/mine.yaml, line 2"),
-        ("loss/mine.yaml", "a: [b\n", ["loss=gspo", "loss.dual_clip=3"], "is no YAML"),  # looked at, and not chosen
         ("loss/mine.yaml", "- a\n", ["loss=mine"], "loss/mine.yaml does not compose ("),
         ("loss/mine.yaml", "cliprang: 1\n", ["loss=mine"], "loss/mine.yaml: cliprang"),
         ("loss/mine.yaml", "defaults: [/nowhere]\n", ["loss=mine"], "'nowhere'"),

@@ -20,13 +20,14 @@ from omegaconf import OmegaConf
 from rlreason.cli.flags import Request
 from rlreason.cli.names import NAMES
 from rlreason.config.leaves import conditions_of, flat, metadata_of, resource_dir, typed_word
-from rlreason.config.rules import NAMING, words_of
+from rlreason.config.rules import words_of
 from rlreason.config.store import SCHEMAS, register
 from rlreason.objectives.published import OPTIONS
 from rlreason.settings import Range
 
 #: The algorithms' settings, the default one first.
 ALGORITHMS: Mapping[str, type] = {"grpo": SCHEMAS["schema"]["grpo"], **SCHEMAS["schema"]}
+NAMING = ("name", "kind", "loss_type", "engine")  # settings that name the chosen option of their group
 OF_NO_GROUP = "settings"  # where they stand in ORDER
 ORDER = (
     "algorithm", "scale", "experiment", "sweep", OF_NO_GROUP, "objective", "loss", "length_norm", "baseline",

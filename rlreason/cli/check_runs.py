@@ -17,7 +17,6 @@ from rlreason.cli.names import translated
 from rlreason.cli.options import keys_below, options_by_group
 from rlreason.config.algorithms import DiscoverConfig
 from rlreason.config.groups import OF_SWEEPS
-from rlreason.config.leaves import resource_dir
 from rlreason.config.rules import complaints, unread_keys
 from rlreason.config.run import AnyRunConfig, works_on_a_model
 from rlreason.config.store import SweepFile
@@ -38,7 +37,7 @@ def report_unread(request: Request, runs: Sequence[AnyRunConfig], others: Sequen
     said: dict[str, str] = {}  # setting that some run would not read -> the message about it
     never_read: dict[str, str] = {}  # the same for settings that no run would read
     for number, run in enumerate(runs):
-        said |= {k: v for k, v in complaints(run, resource_dir("conf")).items() if k not in others}
+        said |= {k: v for k, v in complaints(run).items() if k not in others}
         unread = {k: v for k, v in unread_keys(run).items() if k not in others}
         never_read = {key: where for key, where in unread.items() if not number or key in never_read}
     useless = [line for key, line in said.items() if key in never_read]

@@ -18,7 +18,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
 from rlreason.cli.check import check_command_line
-from rlreason.cli.compose import composed_run
+from rlreason.cli.compose import composed_run, key_of
 from rlreason.cli.flags import OneRun, Request, composing, read, searching
 from rlreason.cli.launchers import JOBLIB
 from rlreason.cli.mistakes import in_one_line, mistakes_in
@@ -241,7 +241,7 @@ def _sweep_run(cfg: DictConfig, folder: Path, own_process: bool) -> float:
     words = [*(f"--config-dir={path}" for path in sources), *hydra_config.overrides.task]
     words.append(f"hydra.run.dir={os.path.relpath(folder)}")
     try:
-        run = typed(cfg, of_sweep=True)
+        run = typed(cfg, map(key_of, hydra_config.overrides.task))
         if (folder / SUMMARY).exists() or read_status(folder) == DOMINATED:  # a sweep of ours has checked its settings
             return float((RunFolder(folder).summary or {}).get("accuracy") or "nan")
         watched = works_on_a_model(run) and run.monitors.dominated == "stop" and (folder.parent / FILE).exists()

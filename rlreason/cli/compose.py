@@ -15,8 +15,8 @@ from omegaconf import DictConfig, OmegaConf
 from rlreason.cli.flags import OWN_CONFIGS, OneRun
 from rlreason.cli.mistakes import in_one_line
 from rlreason.cli.options import options_by_group
-from rlreason.config.leaves import flat, resource_dir
-from rlreason.config.rules import complaints, smaller_last_evaluation
+from rlreason.config.leaves import flat
+from rlreason.config.rules import complaints
 from rlreason.config.store import SCHEMAS, as_config, typed
 from rlreason.errors import ConfigError
 from rlreason.records.files import CONFIG
@@ -52,7 +52,10 @@ def parsed(overrides: Sequence[str]) -> list[Override]:
 def composed_run(
     overrides: Sequence[str], name: str, of_sweep: bool = False, absent: list[str] | None = None
 ) -> OneRun:
-    """Return the run of these overrides, checked by its rules; `of_sweep` and `absent` as in `typed`."""
+    """Return the run of these overrides, checked by its rules; `absent` as in `typed`.
+
+    `of_sweep`: one of several runs, each of which may leave typed settings unread that another reads.
+    """
     cfg = composed(overrides, name)
     place, hydra = _place_of(cfg), OmegaConf.masked_copy(cfg, "hydra")
     OmegaConf.set_struct(cfg, False)
@@ -60,9 +63,9 @@ def composed_run(
     OmegaConf.set_struct(cfg, True)
     with in_one_line(overrides, name, composing=True):
         OmegaConf.resolve(cfg)
-    run = typed(cfg, of_sweep, absent)
-    if "interim_eval_problems" in map(key_of, overrides) and (bad := smaller_last_evaluation(run)):
-        raise ConfigError("\n".join(bad))
+    run = typed(cfg, map(key_of, overrides), absent)
+    if not of_sweep and (bad := complaints(run)):
+        raise ConfigError("\n".join(bad.values()))
     return OneRun(run, cfg, place, hydra)
 
 
@@ -105,14 +108,15 @@ def changed_run(settings: Mapping[str, Any], overrides: Sequence[str], folder: P
                 OmegaConf.update(config, one.key_or_group, one.value(), merge=False)
         left = "train_batch_size" in config and not OmegaConf.is_interpolation(config, "train_batch_size")
         OmegaConf.resolve(config)
-    run, given = typed(config, of_sweep=True), set(map(key_of, overrides))
+    given = set(map(key_of, overrides))
+    run = typed(config, given)
     if "rollout_batch_size" in given and "train_batch_size" not in given and left:
         raise ConfigError(
             f"rollout_batch_size={config.rollout_batch_size} leaves train_batch_size={config.train_batch_size} as the "
             "run had it, which may be off-policy: give train_batch_size= too"
         )
-    if bad := [line for key, line in complaints(run, resource_dir("conf")).items() if key in given]:
-        raise ConfigError("\n".join(bad))
+    if bad := complaints(run):
+        raise ConfigError("\n".join(bad.values()))
     return OneRun(run, config, folder or _place_of(base), OmegaConf.masked_copy(base, "hydra"))
 
 

@@ -255,7 +255,7 @@ def _refuse_unsound_cells(file: SweepFile, typed: Mapping[str, Override], axes: 
 def _not_set(carried: Sequence[str], typed: Iterable[str], file: SweepFile, note: Note) -> list[str]:
     """Return the carried overrides that were neither typed nor set by the sweep itself; report the others."""
     own = file.settings | with_meant({*map(key_of, file.axes), *_keys_of(file.cells)})
-    own |= (file.chosen.keys() & {"std_norm"}) | ({"loss"} if "objective" in file.chosen else set())
+    own |= (file.chosen & {"std_norm"}) | ({"loss"} if "objective" in file.chosen else set())
     typed, kept = with_meant(typed), []
     for word in carried:
         if _covered(key_of(word), typed):

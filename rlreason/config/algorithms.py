@@ -26,9 +26,6 @@ class SFTConfig(TrainingConfig):
     def reads_traces(self) -> bool:
         return True
 
-    def describe_batch(self, n_steps: int) -> str:
-        return f"{n_steps} optimizer steps of {self.train_batch_size} traces"
-
 
 @dataclass
 class EIConfig(OnlineConfig):
@@ -37,32 +34,19 @@ class EIConfig(OnlineConfig):
     algorithm: str = "ei"
     question_batch_size: int = number(low=1, high=MADE, doc="different questions per step")
     sft_epochs: int = number(low=1, high=LARGE, doc="passes over the kept responses of a step")
-    max_per_question: int | None = number(
-        None, low=1, high=MADE, doc="kept responses per question at most; null: all that are correct"
-    )
+    max_per_question: int | None = number(None, low=1, high=MADE, doc="kept responses per question at most; null: all")
     deduplicate: bool = text(False, doc="keep a response that says the same as another to its question only once (RFT)")
     restart: bool = text(False, doc="each step trains the model that the run started from (STaR), not the latest")
+
+    questions_by: ClassVar[str] = "question_batch_size"
 
     @property
     def questions(self) -> int:
         return self.question_batch_size
 
-    @property
-    def restarts(self) -> bool:
-        return self.restart
-
     def describe_batch(self, n_steps: int) -> str:
-        times = f"{self.sft_epochs} time{'s' if self.sft_epochs > 1 else ''}"
-        learned = f"the correct ones learned {times} in steps of {self.train_batch_size}"
+        learned = f"the correct ones learned {self.sft_epochs} x in steps of {self.train_batch_size}"
         return f"{self.questions} questions x {self.group_size} responses, {learned}"
-
-    def too_few(self, there: int) -> str:
-        if there >= self.questions:
-            return ""
-        return (
-            f"question_batch_size={self.question_batch_size} asks for more different questions a step than the "
-            f"{there} there are: lower it, or give more data"
-        )
 
 
 @dataclass
@@ -72,6 +56,7 @@ class GRPOConfig(Objective, OnlineConfig):
     rules = conflicts.of_grpo
     samples_ahead: ClassVar[bool] = True
     longest_without_evaluation: ClassVar[int | None] = 10  # a rollout step is long, and rewards can collapse in a few
+    questions_by: ClassVar[str] = "rollout_batch_size"
 
     algorithm: str = "grpo"
     rollout_batch_size: int = number(low=1, high=MADE, doc="responses per step, over all questions")
@@ -92,6 +77,7 @@ class GRPOConfig(Objective, OnlineConfig):
 
     @property
     def ratio_is_one(self) -> bool:
+        """Whether each update learns from samples of the policy that it updates."""
         return self.updates_per_rollout <= 1 and not self.rollout.async_level
 
     @property
@@ -114,35 +100,23 @@ class GRPOConfig(Objective, OnlineConfig):
 
     @property
     def own_loss(self) -> str | None:
+        """The user's loss, `module:function`."""
         return self.loss.loss_type if ":" in self.loss.loss_type else None
 
-    @property
-    def corrects_mismatch(self) -> bool:
-        return self.mismatch != "none" or self.old_from_engine
-
     def describe_batch(self, n_steps: int) -> str:
-        updates = self.updates_per_rollout
-        steps = f"{updates} optimizer step{'s' if updates > 1 else ''} of {self.train_batch_size}"
+        steps = f"optimizer steps of {self.train_batch_size}: {self.updates_per_rollout}"
         return f"{self.questions} questions x {self.group_size} responses, {steps}"
 
     def card(self) -> Card:
         return objective_card(self)
-
-    def too_few(self, there: int) -> str:
-        if there >= self.questions:
-            return ""
-        return (
-            f"rollout_batch_size={self.rollout_batch_size} with group_size={self.group_size} asks {self.questions} "
-            f"different questions a step, and there are {there}: lower rollout_batch_size, or give more data"
-        )
 
     def problems(self) -> list[str]:
         return super().problems() or check_objective(self)  # whose rules need valid numbers
 
     def warnings(self) -> dict[str, str]:
         if self.kl_placement != "reward" or self.std_norm == "none":
-            return super().warnings()
-        return super().warnings() | {
+            return {}
+        return {
             "kl_in_reward": (
                 f"kl_placement=reward with std_norm={self.std_norm}: in groups of equal rewards the KL term is "
                 "divided by its own small spread, whatever kl_coef says; std_norm=none keeps kl_coef's meaning"
@@ -152,7 +126,7 @@ class GRPOConfig(Objective, OnlineConfig):
 
 def has_ratio_of_one(run: AnyRunConfig) -> TypeGuard[GRPOConfig]:
     """Whether a run has a loss whose ratio is 1 in every update."""
-    return run.ratio_is_one
+    return getattr(run, "ratio_is_one", False)
 
 
 @dataclass
@@ -161,23 +135,15 @@ class EvalJobConfig(RunConfig):
 
     rules = conflicts.of_eval_job
 
-    split: str = choice("validation", "train", doc="whose first eval_problems are asked")
+    split: str = choice("validation | train", doc="whose first eval_problems are asked")
 
     @property
     def uses_training_data(self) -> bool:
         return self.split == "train"
 
     @property
-    def samples_training_data(self) -> bool:
-        return self.split == "train"
-
-    @property
     def asking(self) -> Asking:
         return self.evaluation
-
-    @property
-    def problems_at_the_end(self) -> int | None:
-        return self.problem_limit
 
     @property
     def problems_there(self) -> int | None:
@@ -193,18 +159,6 @@ class EvaluateConfig(EvalJobConfig):
     algorithm: str = "evaluate"
     samples: int | None = number(None, low=1, high=MADE, doc="short for eval.samples: responses per problem; null: 1")
 
-    @property
-    def reads_eval_samples(self) -> bool:
-        return self.samples is None
-
-    @property
-    def answers(self) -> int:
-        return super().answers if self.samples is None else self.samples
-
-    @property
-    def counted(self) -> tuple[str, str]:
-        return super().counted if self.samples is None else (f"samples={self.samples}", "samples=1")
-
 
 @dataclass
 class BestOfNConfig(EvalJobConfig):
@@ -212,32 +166,14 @@ class BestOfNConfig(EvalJobConfig):
 
     rules = conflicts.of_best_of_n
 
-    @property
-    def reads_eval_samples(self) -> bool:
-        return False
-
     algorithm: str = "best_of_n"
-    n_list: list[int] = number(
-        [1, 4, 8, 16], low=1, high=MADE, doc="the numbers N of responses to choose from, all out of the same samples"
-    )
-    samples: int | None = number(
-        None, low=1, high=MADE, doc="responses per problem; null: the largest N; more make every smaller N more exact"
-    )
-    scorer: str | None = text(
-        None, doc="module:function of your own, (question, response) -> number: the highest is chosen"
-    )
-
-    @property
-    def own_scorer(self) -> str | None:
-        return self.scorer
+    n_list: list[int] = number([1, 4, 8, 16], low=1, high=MADE, doc="numbers N of responses to choose from")
+    samples: int | None = number(None, low=1, high=MADE, doc="responses per problem; null: the largest N")
+    scorer: str | None = text(None, doc="module:function, (question, response) -> number: the highest is chosen")
 
     @property
     def answers(self) -> int:
         return max(self.n_list, default=1) if self.samples is None else self.samples
-
-    @property
-    def counted(self) -> tuple[str, str]:
-        return f"n_list={list(self.n_list)}", "use algorithm=evaluate"
 
 
 DISCOVERY_BUDGETS = ("calls", "tokens", "cost", "hours")
@@ -254,20 +190,12 @@ class ClientConfig:
     max_tokens: int = number(16384, low=16, doc="of one reply, thinking included")
     thinking: bool | None = text(None, doc="of models with this switch; null leaves it to the endpoint")
     timeout_s: float = number(600.0, low=0.1, high=86400, doc="seconds for one whole call")
-    retries: int = number(
-        4, high=100, doc="more calls for a reply after an error, a time-out, an empty one or one without a program"
-    )
-    pause_s: float = number(
-        2.0,
-        high=600,
-        doc="most seconds before the first of them, doubled for each further one; a server's Retry-After wins",
-    )
+    retries: int = number(4, high=100, doc="more calls after an error, a time-out, or a reply without a program")
+    pause_s: float = number(2.0, high=600, doc="most seconds before the first, then doubled; Retry-After wins")
     system: str | None = text(None, doc="the system message; null: none")
     prompt_price: float | None = number(None, high=LARGE, doc="of a million prompt tokens, in budget.cost's currency")
     completion_price: float | None = number(None, high=LARGE, doc="of a million tokens of replies")
-    extra: Any = text(
-        None, takes="mapping or null", doc="more of the request's body, as {top_p: 0.95}; what is null is left out"
-    )
+    extra: Any = text(None, takes="mapping or null", doc="more of the request's body, as {top_p: 0.95}, less nulls")
 
 
 @dataclass
@@ -275,17 +203,11 @@ class PromptFilesConfig:
     """The model's prompts: files in the problem's folder, in prompts/, or anywhere by their paths."""
 
     first: str | None = source(None, doc="the task, with {starter}, {score}, {hints}; null: the problem's own")
-    error: str = source(
-        "discover_error.prompt",
-        doc="after a program without a valid set: {error}, {raw_points}, {best}",
-        only_if="converses",
-    )
+    error: str = source("discover_error.prompt", doc="no valid set: {error}, {raw_points}, {best}", only_if="converses")
     extend: str = source(
-        "discover_extend.prompt", doc="after a valid set: {score}, {best}, {max_squared_norm}", only_if="converses"
+        "discover_extend.prompt", doc="valid: {score}, {best}, {max_squared_norm}", only_if="converses"
     )
-    no_code: str = source(
-        "discover_no_code.prompt", doc="after a reply that held no whole program", only_if="converses"
-    )
+    no_code: str = source("discover_no_code.prompt", doc="no whole program", only_if="converses")
     hints: bool = text(False, doc="whether the first one contains the problem's hints")
 
 
@@ -305,9 +227,7 @@ class DiscoverBudgetConfig:
     """What a run may spend, all its parts and every retry included; null: no limit. None of them is ever exceeded."""
 
     calls: int | None = number(20, low=1, high=MADE, doc="requests sent", cure="try 20, or null for no limit")
-    tokens: int | None = number(
-        None, low=1, high=MOST * MOST, doc="of prompts and replies; an unanswered call counts as its longest reply"
-    )
+    tokens: int | None = number(None, low=1, high=MOST * MOST, doc="an unanswered call counts in full")
     cost: float | None = number(None, above=0, high=LARGE, doc="by the client's prices")
     hours: float | None = number(None, above=0, high=LARGE, doc="wall clock, of calls and programs")
 
@@ -321,26 +241,16 @@ class DiscoverConfig(AnyRunConfig):
     algorithm: str = "discover"
     problem: str = source("kissing_11", doc="one that comes with the package, or a folder with a problem.yaml")
     strategy: str = choice(
-        "simple",
-        "refine",
-        "best_of_n",
-        "hybrid",
-        default=MISSING,
-        doc="simple: the same question anew, every time; refine: one conversation, each verdict the next "
-        "question; best_of_n: several replies at a time, the verifier chooses; hybrid: the same within a "
-        "conversation",
+        "simple | refine | best_of_n | hybrid",
+        MISSING,
+        doc="simple: the same question anew, every time; refine: one conversation, each verdict the next question; "
+        "best_of_n: several replies at a time, the verifier chooses; hybrid: the same within a conversation",
     )
     replies: int = number(4, low=1, high=256, doc="requested at the same time", only_if="asks_side_by_side")
     start: str | None = source(None, doc="a program to begin with; null: the problem's starter")
-    history: int = number(
-        4, high=MADE, doc="previous turns in the conversation, besides the first and the best", only_if="converses"
-    )
+    history: int = number(4, high=MADE, doc="previous turns kept, besides the first and the best", only_if="converses")
     restart_after: int | None = number(
-        None,
-        low=1,
-        high=MADE,
-        doc="turns without a better program until a conversation starts over; null: never",
-        only_if="converses",
+        None, low=1, high=MADE, doc="turns without progress until it starts over; null: never", only_if="converses"
     )
     client: ClientConfig = group(ClientConfig)
     prompts: PromptFilesConfig = group(PromptFilesConfig)
@@ -359,6 +269,7 @@ class DiscoverConfig(AnyRunConfig):
 
     @property
     def most_spent(self) -> str:
+        """What a run may spend at most, as overrides."""
         bounds = {name: getattr(self.budget, name) for name in DISCOVERY_BUDGETS}
         return ", ".join(f"budget.{name}={bound:g}" for name, bound in bounds.items() if bound is not None)
 

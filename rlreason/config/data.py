@@ -22,8 +22,9 @@ class DataConfig(Settings):
 
     rules = conflicts.of_data
     has_stories: ClassVar[bool] = False  # which the tiny model understands
-    #: Whether its first problems are a random sample.
-    in_random_order: ClassVar[bool] = False
+    on_hub: ClassVar[Any] = False  # whether some of its splits are not local files
+    quickly_read: ClassVar[Any] = False  # whether reading it takes no network, no further library and little time
+    in_random_order: ClassVar[bool] = False  # whether its first problems are a random sample
     bounded: ClassVar[tuple[str, ...]] = ("pass_rate",)  # settings with a `min_` that must not exceed their `max_`
 
     name: str = text(doc="of the option, for records and protocols", only_if="names_data(here)")
@@ -34,51 +35,21 @@ class DataConfig(Settings):
         only_if="verifies(here)",
     )
     limit: int | None = number(
-        None,
-        low=1,
-        doc="train on this many problems, drawn by `seed`: the 128 are among the 256; null: all",
-        only_if="trains_on(here)",
+        None, low=1, doc="train on so many, by `seed`: the 128 are among the 256; null: all", only_if="trains_on(here)"
     )
-    filter: str = choice(
-        "none", "correct", doc="correct: keep problems whose given trace is correct", only_if="trains_on(here)"
-    )
-    pass_rates: str | None = source(
-        None, doc="a pass_rates.jsonl that algorithm=evaluate wrote on the training data", only_if="trains_on(here)"
-    )
+    filter: str = choice("none | correct", doc="correct: keep those with a correct trace", only_if="trains_on(here)")
+    pass_rates: str | None = source(None, doc="a pass_rates.jsonl of algorithm=evaluate", only_if="trains_on(here)")
     min_pass_rate: float = share(
-        0.0,
-        doc="keep problems solved in at least this share of the responses",
-        only_if="trains_on(here) and here.pass_rates is not None",
+        0.0, doc="keep what is solved at least in this share", only_if="trains_on(here) and here.pass_rates is not None"
     )
     max_pass_rate: float = share(
-        1.0,
-        doc="keep problems solved in at most this share of the responses",
-        only_if="trains_on(here) and here.pass_rates is not None",
+        1.0, doc="keep what is solved at most in this share", only_if="trains_on(here) and here.pass_rates is not None"
     )
-    bad_gold: str = choice(
-        "keep",
-        "drop",
-        doc="ground truths that no response can earn: named, or left out",
-        only_if="compares_ground_truths(here)",
-    )
-    bad_rows: str = choice("stop", "skip", doc="rows that are broken, empty or too long; skipped are counted")
+    bad_gold: str = choice("keep | drop", doc="truths that nothing can earn", only_if="compares_ground_truths(here)")
+    bad_rows: str = choice("stop | skip", doc="rows that are broken, empty or too long; skipped are counted")
     overlap: str = choice(
-        "refuse",
-        "drop",
-        "allow",
-        doc="questions in both train and validation; drop: they leave train",
-        only_if="trains_on(here)",
+        "refuse | drop | allow", doc="also in validation; drop: from train", only_if="trains_on(here)"
     )
-
-    @property
-    def on_hub(self) -> bool:
-        """Whether some of its splits are not local files."""
-        return False
-
-    @property
-    def quickly_read(self) -> bool:
-        """Whether reading the data takes no network, no further library and little time."""
-        return False
 
     def evaluation_problems(self) -> list[str]:
         """Return complaints about a run that only evaluates on its validation problems."""
@@ -90,22 +61,14 @@ class HabitsConfig:
     """The responses to the stories that the built-in model's warm start teaches."""
 
     hasty_share: float = share(
-        0.72,
-        doc="share of traces that answer after the first sum, mostly wrong",
-        only_if="model.warm_start.hasty_share is None",
+        0.72, doc="share that answers after the first sum, mostly wrong", only_if="model.warm_start.hasty_share is None"
     )
-    slip_share: float = share(
-        0.05, doc="share of traces whose last sum is wrong", only_if="model.warm_start.slip_share is None"
-    )
+    slip_share: float = share(0.05, doc="share whose last sum is wrong", only_if="model.warm_start.slip_share is None")
     stop_share: float = share(0.0, doc="after this share of the sums before the last, a trace ends with an answer")
-    taught_max_events: int | None = number(
-        None, low=1, high=99, doc="only stories of at most this many events are taught; null: all"
-    )
-    ramble_share: float = share(
-        0.0, doc="share of the wrong traces that go on with idle sums (8+0=8) before they answer"
-    )
+    taught_max_events: int | None = number(None, low=1, high=99, doc="longest stories that are taught; null: all")
+    ramble_share: float = share(0.0, doc="share of the wrong ones with idle sums (8+0=8) before the answer")
     ramble_steps: int = number(4, low=1, high=99, doc="most idle sums of such a trace")
-    guess_share: float = share(0.0, doc="share of traces that repeat the friend's guess instead of any sum")
+    guess_share: float = share(0.0, doc="share that repeats the friend's guess instead of any sum")
 
 
 @dataclass
@@ -119,16 +82,10 @@ class StoriesConfig(DataConfig):
 
     min_events: int = number(2, low=1, high=99, doc="fewest sums in a story")
     max_events: int = number(4, low=1, high=99, doc="most sums in a story")
-    max_value: int = number(20, low=1, high=MADE, doc="of any number in a story, from 2 to 99")
-    guess: str = choice(
-        "none",
-        "right_in_training",
-        doc="A friend's guess at the end of the story: right_in_training: there always, and never in validation",
-    )
+    max_value: int = number(20, low=2, high=99, doc="of any number in a story")
+    guess: str = choice("none | right_in_training", doc="a friend's guess at the end, wrong in validation")
     wrong_share: float = share(
-        0.0,
-        doc="share of training problems whose worked solution ends with a wrong sum, for SFT and data.filter=correct",
-        only_if="here is data and reads_traces",
+        0.0, doc="share of the training solutions with a wrong last sum", only_if="here is data and reads_traces"
     )
     n_train: int = number(8192, low=1, high=MADE, doc="training problems")
     n_validation: int = number(1024, low=1, high=MADE, doc="validation problems")
@@ -136,6 +93,7 @@ class StoriesConfig(DataConfig):
 
     @property
     def quickly_read(self) -> bool:
+        """Whether reading it takes little time."""
         return self.n_train + self.n_validation <= MOST_STORIES
 
 
@@ -157,31 +115,20 @@ class RowsDataConfig(DataConfig):
     """Rows from any source: what is read from them, and how many are held out for validation."""
 
     gold: str = choice(
-        "auto",
-        "hash",
-        "boxed",
-        "final",
-        "tag",
-        "field",
+        "auto | hash | boxed | final | tag | field",
         doc="where the ground truth stands: hash: after ####; boxed: in the last \\boxed{}; final: in the closing "
         "sentence; tag: in <answer>; field: the answer field as it is; auto: the first of these that is there",
     )
     fields: FieldsConfig = group(FieldsConfig)
     response_as: str = choice(
-        "response",
-        "solution",
-        doc="solution: given responses are put into prompt.trace's form",
+        "response | solution",
+        doc="solution: given ones in prompt.trace's form",
         only_if="here is data and reads_traces",
     )
     max_chars: int = number(100_000, low=1, doc="characters of a field; a longer text makes a bad row")
-    n_validation: int | None = number(
-        None, low=1, high=MADE, doc="hold out this many of train instead of a validation split"
-    )
+    n_validation: int | None = number(None, low=1, high=MADE, doc="hold out this many of train for validation")
     split_seed: int = number(
-        0,
-        high=MAX_SEED,
-        doc="which are held out; not by `seed`, so that stages after one another hold out the same",
-        only_if="here.holds_out",
+        0, high=MAX_SEED, doc="which are held out, not by `seed`: the same in all stages", only_if="here.holds_out"
     )
 
     @property
@@ -203,17 +150,14 @@ class FileDataConfig(RowsDataConfig):
         only_if="here is data or here.n_validation is not None",
     )
     validation: str | None = source(
-        None,
-        doc="named like train; null: validation or test where there is one, or n_validation",
-        only_if="here.n_validation is None",
+        None, doc="named like train; null: validation or test where there is one", only_if="here.n_validation is None"
     )
     ground_truth: str | None = source(None, doc="named like train: questions with answers, for rows that bring none")
-    hub_config: str | None = text(
-        None, doc="the configuration of a hub data set that has several", only_if="here.on_hub"
-    )
+    hub_config: str | None = text(None, doc="of a hub data set that has several configurations", only_if="here.on_hub")
 
     @property
     def on_hub(self) -> bool:
+        """Whether some of it is on the hub, and in no local file."""
         if self.path is None or Path(self.path).expanduser().is_dir():
             return False
         splits = [self.train] if self.n_validation is not None else [self.train, self.validation]
@@ -221,6 +165,7 @@ class FileDataConfig(RowsDataConfig):
 
     @property
     def quickly_read(self) -> bool:
+        """Whether reading it takes little time."""
         if self.on_hub or (self.path and not Path(self.path).expanduser().is_dir()):
             return False
         named = (self.train, self.validation, self.ground_truth, *SPLITS)
@@ -260,10 +205,12 @@ class CountdownConfig(CheckedDataConfig):
 
     @property
     def on_hub(self) -> bool:
+        """Whether some of it is on the hub, and in no local file."""
         return self.path is not None and not locate(None, self.path) and may_be_hub_name(self.path)
 
     @property
     def quickly_read(self) -> bool:
+        """Whether reading it takes little time."""
         if self.path is None:
             return self.n_train + self.n_validation <= MOST_COUNTDOWNS
         file = locate(None, self.path)
@@ -290,13 +237,9 @@ class GymConfig(CheckedDataConfig):
 class FunctionDataConfig(RowsDataConfig):
     """Problems that a function of the user's own returns, `data=module:function`: rows, or rows by split."""
 
-    rules = conflicts.of_function
-
     function: str = text(doc="module:function")
     options: dict[str, Any] = text({}, doc="its parameters by name")
-    n_validation: int | None = number(
-        None, low=1, high=MADE, doc="rows held out for validation; null: a tenth, at most 200"
-    )
+    n_validation: int | None = number(None, low=1, high=MADE, doc="rows held out; null: a tenth, at most 200")
 
     @property
     def holds_out(self) -> bool:

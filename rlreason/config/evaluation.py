@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from rlreason.config.conflicts import as_eval
@@ -16,9 +16,7 @@ from rlreason.settings import LARGE, MADE, choice, group, number, text
 class EvalSamplingConfig:
     """Sampling settings that differ in evaluations."""
 
-    temperature: float | None = number(
-        None, high=LARGE, doc="0: the most likely token; null: sampling.temperature", cure="try 1.0"
-    )
+    temperature: float | None = number(None, high=LARGE, doc="0: the likeliest token; null: sampling.temperature")
     min_tokens: int | None = number(None, doc="null: sampling.min_tokens")
     max_tokens: int | None = number(None, low=1, doc="null: sampling.max_tokens")
 
@@ -38,22 +36,12 @@ class EvalConfig:
     data: DataConfig | None = text(
         None, doc="an option of `data`, whose validation problems are asked; its settings are below eval.data"
     )
-    problems: int | None = number(
-        None, low=1, doc="validation problems of every evaluation; null: eval_problems, its short name"
-    )
+    problems: int | None = number(None, low=1, doc="of every evaluation; null: eval_problems, its short name")
     final_problems: int | None = number(
         None, low=1, doc="those of a training's last evaluation; null: eval.problems, or else all", only_if="trains"
     )
-    samples: int | None = number(
-        None, low=1, high=MADE, doc="responses per problem; null: 1", only_if="reads_eval_samples"
-    )
-    card: str | None = choice(
-        "leaderboard",
-        default=None,
-        doc="A training ends with compliance.md, which checks it against these rules, one by one; null: none is "
-        "written",
-        only_if="trains",
-    )
+    samples: int | None = number(None, low=1, high=MADE, doc="per problem; null: 1", only_if="reads_eval_samples")
+    card: str | None = choice("leaderboard", None, doc="rules for a training's compliance.md", only_if="trains")
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,31 +57,6 @@ class EvalProtocolConfig:
     problems: int | None  # of the evaluations on the way; None: all
     final_problems: int | None  # of the last one, or of a job that does not train
     samples: int  # responses per problem
-
-
-def evaluation_of(run: Any) -> EvalProtocolConfig:
-    """Resolve the settings of a run's evaluations. `run` is a `RunConfig`, which has a group `eval`."""
-    own: EvalConfig = run.eval
-    prompt = run.prompt if own.prompt is None else own.prompt
-    reward = prompt.reward if own.reward is None else own.reward
-    bounds = run.problems_on_the_way, run.problems_at_the_end
-    return EvalProtocolConfig(
-        prompt=prompt,
-        reward=reward,
-        prompt_reward=None if reward == prompt.reward else prompt.reward,
-        grading=run.grading,
-        sampling=sampling_of(run),
-        data=run.data if own.data is None else own.data,
-        problems=min((n for n in bounds if n is not None), default=None),  # the last evaluation includes these
-        final_problems=run.problems_at_the_end,
-        samples=run.answers,
-    )
-
-
-def sampling_of(run: Any) -> SamplingConfig:
-    """Return evaluations' sampling: the numbers set in `eval.sampling`, else those of `sampling`."""
-    own = asdict(run.eval.sampling)  # not `replace`, which would check training's numbers that are not used here
-    return SamplingConfig(**{k: getattr(run.sampling, k) if number is None else number for k, number in own.items()})
 
 
 @contextmanager

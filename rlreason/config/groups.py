@@ -4,7 +4,6 @@ import importlib.util
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from functools import cache
 from typing import Any
 
 from rlreason.config import conflicts
@@ -26,17 +25,8 @@ class SamplingConfig(Settings):
         cure="try 1.0",
         only_if="trains or eval.sampling.temperature is None",
     )
-    min_tokens: int = number(
-        doc="a response cannot end before this many", only_if="trains or eval.sampling.min_tokens is None"
-    )
-    max_tokens: int = number(
-        low=1, doc="responses are truncated here", only_if="trains or eval.sampling.max_tokens is None"
-    )
-
-    @property
-    def greedy(self) -> bool:
-        """Whether the most likely token is always chosen."""
-        return self.temperature == 0
+    min_tokens: int = number(doc="no response ends before", only_if="trains or eval.sampling.min_tokens is None")
+    max_tokens: int = number(low=1, doc="responses end here", only_if="trains or eval.sampling.max_tokens is None")
 
     @property
     def distribution(self) -> str:
@@ -55,29 +45,19 @@ class PromptConfig(Settings):
     rules = conflicts.of_prompt
 
     name: str = text(doc="of the option, for records", only_if="reads_prompt(here)")
-    file: str = source(
-        doc="the template: a file in prompts/, or a path", only_if="reads_prompt(here) or model.made_on_the_spot"
-    )
+    file: str = source(doc="a template in prompts/, or a path", only_if="reads_prompt(here) or model.made_on_the_spot")
     reward: str = text(
         doc="r1_zero, question_only, or module:function of your own, (response, gold) -> score",
         only_if="judges_by(here) or model.made_on_the_spot",
     )
     stop: list[str] = text([], doc="texts that end a response; they stay in it", only_if="reads_prompt(here)")
-    trace: str = text(
-        "{solution}", doc="how a response to imitate is written from {solution} and {answer}", only_if="imitates(here)"
-    )
-    chat: bool = text(
-        False, doc="the filled file is the user's turn in the model's own chat template", only_if="reads_prompt(here)"
-    )
+    trace: str = text("{solution}", doc="a response to imitate, of {solution} and {answer}", only_if="imitates(here)")
+    chat: bool = text(False, doc="file is the user's turn in the model's chat template", only_if="reads_prompt(here)")
     system: str | None = text(
-        None,
-        doc="of a chat: the system message; null: none, or the template's own",
-        only_if="here.chat and reads_prompt(here)",
+        None, doc="system message of a chat; null: none, or the template's", only_if="here.chat and reads_prompt(here)"
     )
     enable_thinking: bool | None = text(
-        None,
-        doc="of a chat whose template has this switch; null: the template's default",
-        only_if="here.chat and reads_prompt(here)",
+        None, doc="thinking, where a template has it; null: its default", only_if="here.chat and reads_prompt(here)"
     )
 
 
@@ -86,27 +66,17 @@ class GradingConfig:
     """How answers are compared; part of what makes two accuracies comparable."""
 
     extract: str = choice(
-        "strict",
-        "last_number",
-        "sentence",
+        "strict | last_number | sentence",
         doc="strict: the answer itself; last_number: also its number, where it has one only; sentence: also what "
         'it states after its last "is", "=" or ":"',
         only_if="compares_answers",
     )
     timeout_s: float = number(2.0, low=0.01, high=60, doc="seconds for one comparison, or one call of your own reward")
-    start_timeout_s: float = number(
-        60.0, low=1, high=3600, doc="seconds for a worker to start: it imports the symbolic library or your own reward"
-    )
+    start_timeout_s: float = number(60.0, low=1, high=3600, doc="seconds for a worker to start, with its imports")
     percent: bool = text(True, doc="whether 38% equals 38 as well as 0.38", only_if="compares_answers")
-    rel_tol: float = number(
-        1e-6, below=0.1, doc="relative tolerance of a decimal against an exact value", only_if="compares_answers"
-    )
+    rel_tol: float = number(1e-6, below=0.1, doc="relative, of decimal against exact value", only_if="compares_answers")
     correct_at: float | None = number(
-        None,
-        above=0,
-        high=LARGE,
-        doc="your own reward counts as correct from this score on, less is partial; null: 1",
-        only_if="has_own_reward",
+        None, above=0, high=LARGE, doc="score from which your own reward is right; null: 1", only_if="has_own_reward"
     )
     workers: int = processors(1, doc="processes for what the exact rules cannot decide and for your own rewards")
     memory_mb: int = number(1536, low=256, high=2**20, doc="megabytes of memory for each worker, at most")
@@ -117,11 +87,7 @@ class WaitsConfig:
     """How long a run may be silent. Engine and graders have limits of their own: `rollout.timeout_s`, `grading`."""
 
     run_s: float | None = number(
-        3600.0,
-        low=1,
-        cure="try 3600, or null for no limit",
-        doc="seconds without a sign of life (a token, a response, an update, a phase) until a run writes "
-        "stacks.txt and ends, to be resumed; null: it may hang for ever",
+        3600.0, low=1, doc="seconds without a token, an update or a phase until a run ends (stacks.txt); null: never"
     )
 
 
@@ -135,21 +101,13 @@ class LoggerConfig:
     wandb: bool = text(False, doc="logger=wandb, or one of logger=[wandb,tensorboard]")
     tensorboard: bool = text(False, doc="logger=tensorboard: event files in the run folder")
     trackio: bool = text(False, doc="logger=trackio: a local store, which `trackio show` reads")
-    project: str | None = text(
-        None, doc="null: rlreason; in W&B, WANDB_PROJECT first", only_if="here.wandb or here.trackio"
-    )
-    group: str | None = text(
-        None, doc="null: the sweep it is part of; in W&B, WANDB_RUN_GROUP first", only_if="here.wandb or here.trackio"
-    )
-    name: str | None = text(
-        None, doc="null: the run folder's name; in W&B, WANDB_NAME first", only_if="here.wandb or here.trackio"
-    )
-    mode: str | None = choice(
-        "online", "offline", "disabled", default=None, doc="of W&B; null: WANDB_MODE, else online", only_if="here.wandb"
-    )
-    entity: str | None = text(None, doc="of W&B: user or team", only_if="here.wandb")
-    tags: list[str] | None = text(None, doc="of W&B: labels to find runs by, as in [gsm8k,grpo]", only_if="here.wandb")
-    notes: str | None = text(None, doc="of W&B: a longer text about the run", only_if="here.wandb")
+    project: str | None = text(None, doc="null: WANDB_PROJECT, or rlreason", only_if="here.wandb or here.trackio")
+    group: str | None = text(None, doc="null: WANDB_RUN_GROUP, or the sweep", only_if="here.wandb or here.trackio")
+    name: str | None = text(None, doc="null: WANDB_NAME, or the folder's name", only_if="here.wandb or here.trackio")
+    mode: str | None = choice("online | offline | disabled", None, doc="null: WANDB_MODE", only_if="here.wandb")
+    entity: str | None = text(None, doc="user or team", only_if="here.wandb")
+    tags: list[str] | None = text(None, doc="labels to find runs by, as in [gsm8k,grpo]", only_if="here.wandb")
+    notes: str | None = text(None, doc="a longer text about the run", only_if="here.wandb")
 
     @property
     def chosen(self) -> list[str]:
@@ -163,7 +121,7 @@ WITHOUT_VLLM = f"rollout=vllm: vLLM is not installed: {INSTALL_VLLM}; or choose 
 
 def engine_here(path: str | None) -> str:
     """Resolve `rollout=auto` on this machine, without loading torch. `path`: the setting model.path."""
-    return chosen_engine(path, usable_gpus(), _is_installed())
+    return chosen_engine(path, usable_gpus(), importlib.util.find_spec("vllm") is not None)
 
 
 def chosen_engine(path: str | None, gpus: Sequence[str], has_vllm: bool) -> str:
@@ -181,9 +139,7 @@ def usable_gpus() -> list[str]:
     return [] if hidden or not torch_has_gpus() else list(driver_gpus())
 
 
-@cache
-def _is_installed() -> bool:
-    return importlib.util.find_spec("vllm") is not None
+VLLM, HF = "here.engine == 'vllm'", "here.engine == 'hf'"
 
 
 @dataclass
@@ -192,60 +148,31 @@ class RolloutConfig(Settings):
 
     rules = conflicts.of_rollout
 
-    engine: str = choice(
-        "hf", "vllm", default=MISSING, doc="chosen by rollout=NAME; by rollout=auto, the one for this machine"
-    )
+    engine: str = choice("hf | vllm", MISSING, doc="chosen by rollout=NAME; auto: the one for this machine")
     max_rows: int = number(256, low=1, high=MADE, doc="most sequences decoded at the same time")
     async_level: int = number(
-        0,
-        high=1,
-        doc="1: the next batch is sampled, with weights one update old, while this one is learned",
-        only_if="trains",
+        0, high=1, doc="1: learn from a batch while the next is sampled, by weights one update old", only_if="trains"
     )
-    compile: bool = text(
-        False,
-        doc="decoding steps by torch.compile: worth its minutes on long runs; with it a resumed run may round "
-        "differently",
-        only_if="here.engine == 'hf'",
-    )
-    gpus: int = number(
-        1,
-        low=1,
-        high=16,
-        doc="GPUs that sample, with a vLLM each: prompts are divided among them, and the tokens are those of one",
-        only_if="here.engine == 'vllm'",
-    )
+    compile: bool = text(False, doc="torch.compile, for long runs; when resumed they may round differently", only_if=HF)
+    gpus: int = number(1, low=1, high=16, doc="GPUs that sample, each a part of the prompts", only_if=VLLM)
     placement: str = choice(
-        "auto",
-        "colocate",
-        "second_gpu",
-        "cpu",
+        "auto | colocate | second_gpu | cpu",
         doc="colocate: on the policy's GPUs, and the next ones if it needs more; second_gpu: on the GPUs after them; "
         "auto: colocate if there is a GPU, else cpu",
-        only_if="here.engine == 'vllm'",
+        only_if=VLLM,
     )
-    sleep: bool = text(
-        True,
-        doc="give the engine's memory to training; false is faster if both fit",
-        only_if="here.engine == 'vllm' and here.shares_gpu",
-    )
+    sleep: bool = text(True, doc="gives memory to training, if both do not fit", only_if=f"{VLLM} and here.shares_gpu")
     kv_cache_gb: float | None = number(
         None,
         above=0,
         high=LARGE,
-        doc="gigabytes of the KV cache; null: enough for max_rows, at most 40% of what is free",
-        only_if="here.engine == 'vllm'",
+        doc="gigabytes; null: enough for max_rows, at most 40% of what is free",
+        only_if=VLLM,
     )
     attest: str = choice(
-        "stop",
-        "warn",
-        "off",
-        doc="when engine and trainer disagree after a weight sync: stop, warn, or off to compare nothing",
-        only_if="here.engine == 'vllm'",
+        "stop | warn | off", doc="when engine and trainer disagree after a weight sync; off: not compared", only_if=VLLM
     )
-    timeout_s: float = number(
-        600.0, low=0.1, doc="seconds for the start, a decoding step or a weight sync", only_if="here.engine == 'vllm'"
-    )
+    timeout_s: float = number(600.0, low=0.1, doc="seconds for start, decoding step or weight sync", only_if=VLLM)
 
     @property
     def shares_gpu(self) -> bool:
@@ -257,112 +184,78 @@ IN_A_FILE = "choose one (in a file, off stands in quotes)"
 #: Rules that end a run under another name than their monitor's.
 RULES = {"loss": "nan", "gradient": "nan", "metric": "nan", "optimizer": "nan", "truncated_evaluation": "truncated"}
 WEIGHTS = "weights"  # the rule that cannot be switched off: nothing can be sampled from weights that are not finite
+OF_JOBS = ("truncated", "same_answer", "grader", "parity")  # also checked in runs without steps
+OF_SWEEPS = ("dominated",)
 
 
-def _mode(default: str, *more: str, doc: str, only_if: str = "trains") -> Any:
-    return choice("off", "warn", "stop", *more, default=default, cure=IN_A_FILE, doc=doc, only_if=only_if)
+def _mode(default: str, doc: str, more: str = "", only_if: str = "trains") -> Any:
+    return choice("off | warn | stop" + more, default, cure=IN_A_FILE, doc=doc, only_if=only_if)
 
 
-def _limit(monitor: str, default: float, *, doc: str, **bounds: Any) -> Any:
+def _limit(monitor: str, default: float, doc: str, **bounds: Any) -> Any:
     """Define a threshold of a monitor."""
     trains = "" if monitor in OF_JOBS else "trains and "
     return number(default, **bounds, doc=doc, only_if=f"{trains}here.{monitor} != 'off'")
-
-
-OF_JOBS = ("truncated", "same_answer", "grader", "parity")  # also checked in runs without steps
-OF_SWEEPS = ("dominated",)
 
 
 @dataclass
 class MonitorsConfig:
     """Each monitor is off, warns, or stops the run after the step; its thresholds begin with its name."""
 
-    nan: str = _mode(
-        "stop",
-        doc="loss, gradient, weights, the optimizer's moments or another metric are not finite; such weights end "
-        "any run",
-    )
-    skipped_update: str = _mode("warn", doc="an update was left out, as its gradient was not finite")
-    gradient_norm: str = _mode("warn", doc="the gradient norm of an update explodes, before it is clipped")
-    gradient_norm_factor: float = _limit(
-        "gradient_norm", 20.0, above=1, doc="above this many times the median of the steps before"
-    )
-    gradient_norm_after: int = _limit("gradient_norm", 10, low=1, doc="and after this many steps with a gradient")
-    kl: str = _mode("warn", doc="the KL to the policy that sampled, or to the reference model, explodes")
-    kl_factor: float = _limit("kl", 20.0, above=1, doc="above this many times the median of the steps before")
-    kl_above: float = _limit("kl", 0.1, doc="and above this many nats per token")
-    kl_after: int = _limit("kl", 10, low=1, doc="and after this many steps that measured it")
-    first_ratio: str = _mode(
-        "warn",
-        doc="the ratio to the policy that sampled is not 1 in the first update of a step, before anything was "
-        "learned from it",
-    )
-    first_ratio_bound: float = _limit(
-        "first_ratio", 0.05, above=0, doc="of |mean ratio - 1| and of the approximate KL; float32 stays below 1e-5"
-    )
-    still_weights: str = _mode("warn", doc="updates move hardly any weight that has a gradient")
-    still_weights_below: float = _limit(
-        "still_weights", 0.2, high=1, doc="share of these weights that change, mean over the trained tensors"
-    )
-    still_weights_steps: int = _limit("still_weights", 3, low=1, doc="in this many steps in a row")
-    entropy: str = _mode("warn", doc="the policy's entropy collapses")
-    entropy_below: float = _limit("entropy", 0.005, above=0, doc="nats per token, mean over a step's responses")
-    no_live_group: str = _mode("warn", doc="every group has equal rewards in all its responses; warns of every step")
-    no_live_group_steps: int = _limit("no_live_group", 10, low=1, doc="this many in a row stop the run")
-    zero_reward: str = _mode("warn", doc="all rewards are 0")
-    zero_reward_steps: int = _limit("zero_reward", 10, low=1, doc="in this many steps in a row")
-    identical_samples: str = _mode("warn", doc="all responses of every group are equal, or some against all odds")
-    truncated: str = _mode("warn", doc="responses are cut at their limit, in steps or in evaluations", only_if="")
-    truncated_above: float = _limit("truncated", 0.5, high=1, doc="share of the responses")
-    length: str = _mode("warn", doc="the mean length of the responses explodes")
-    length_factor: float = _limit("length", 4.0, above=1, doc="above this many times the median of the last 30 steps")
-    length_after: int = _limit("length", 3, low=1, doc="and after this many steps")
-    round_trip: str = _mode("warn", doc="texts change when they are turned into tokens and back")
-    round_trip_below: float = _limit(
-        "round_trip", 0.5, high=1, doc="share of prompts, or responses, that stay the same"
-    )
-    same_answer: str = _mode("warn", doc="an evaluation's questions get one and the same answer", only_if="")
+    nan: str = _mode("stop", "loss, gradient, weights, moments or a metric are not finite; such weights end any run")
+    skipped_update: str = _mode("warn", "an update was left out, as its gradient was not finite")
+    gradient_norm: str = _mode("warn", "the gradient norm of an update explodes, before it is clipped")
+    gradient_norm_factor: float = _limit("gradient_norm", 20.0, "above so many times the median of before", above=1)
+    gradient_norm_after: int = _limit("gradient_norm", 10, "and after this many steps with a gradient", low=1)
+    kl: str = _mode("warn", "the KL to the policy that sampled, or to the reference model, explodes")
+    kl_factor: float = _limit("kl", 20.0, "above this many times the median of the steps before", above=1)
+    kl_above: float = _limit("kl", 0.1, "and above this many nats per token")
+    kl_after: int = _limit("kl", 10, "and after this many steps that measured it", low=1)
+    first_ratio: str = _mode("warn", "the ratio to the policy that sampled is not 1 in the first update of a step")
+    first_ratio_bound: float = _limit("first_ratio", 0.05, "|mean ratio - 1| and KL; float32 stays below 1e-5", above=0)
+    still_weights: str = _mode("warn", "updates move hardly any weight that has a gradient")
+    still_weights_below: float = _limit("still_weights", 0.2, "share that changes, mean over the tensors", high=1)
+    still_weights_steps: int = _limit("still_weights", 3, "in this many steps in a row", low=1)
+    entropy: str = _mode("warn", "the policy's entropy collapses")
+    entropy_below: float = _limit("entropy", 0.005, "nats per token, mean over a step's responses", above=0)
+    no_live_group: str = _mode("warn", "every group has equal rewards in all its responses; warns of every step")
+    no_live_group_steps: int = _limit("no_live_group", 10, "this many in a row stop the run", low=1)
+    zero_reward: str = _mode("warn", "all rewards are 0")
+    zero_reward_steps: int = _limit("zero_reward", 10, "in this many steps in a row", low=1)
+    identical_samples: str = _mode("warn", "all responses of every group are equal, or some against all odds")
+    truncated: str = _mode("warn", "responses are cut at their limit, in steps or in evaluations", only_if="")
+    truncated_above: float = _limit("truncated", 0.5, "share of the responses", high=1)
+    length: str = _mode("warn", "the mean length of the responses explodes")
+    length_factor: float = _limit("length", 4.0, "above this many times the median of the last 30 steps", above=1)
+    length_after: int = _limit("length", 3, "and after this many steps", low=1)
+    round_trip: str = _mode("warn", "texts change when they are turned into tokens and back")
+    round_trip_below: float = _limit("round_trip", 0.5, "share of prompts, or responses, that stay the same", high=1)
+    same_answer: str = _mode("warn", "an evaluation's questions get one and the same answer", only_if="")
     same_answer_above: float = _limit(
-        "same_answer",
-        0.5,
-        high=1,
-        doc="share of the questions with the commonest answer, less its share of their ground truths",
+        "same_answer", 0.5, "share of the questions with the commonest answer, less its share of the truths", high=1
     )
     reward_hacking: str = _mode(
         "warn",
-        doc="rewards rise by something other than right answers: one answer to most questions, reward without the "
+        "rewards rise by something other than right answers: one answer to most questions, reward without the "
         "right answer, falling accuracy in evaluations, ever shorter responses that are no better",
     )
-    reward_hacking_after: int = _limit(
-        "reward_hacking", 5, low=1, doc="this many of the last steps are compared with the first"
-    )
-    reward_hacking_gain: float = _limit("reward_hacking", 0.1, above=0, doc="by which the mean reward must have risen")
-    accuracy: str = _mode("stop", doc="two evaluations in a row have certainly lost four fifths of the accuracy before")
-    grader: str = _mode("warn", doc="responses could not be graded", only_if="")
+    reward_hacking_after: int = _limit("reward_hacking", 5, "so many last steps are compared with the first", low=1)
+    reward_hacking_gain: float = _limit("reward_hacking", 0.1, "by which the mean reward must have risen", above=0)
+    accuracy: str = _mode("stop", "two evaluations in a row have certainly lost four fifths of the accuracy before")
+    grader: str = _mode("warn", "responses could not be graded", only_if="")
     parity: str = _mode(
         "warn",
-        "correct",
-        doc="engine and trainer give sampled tokens different probabilities; correct: warn, and let the "
-        "objective's mismatch weights correct for it",
+        "engine and trainer give sampled tokens different probabilities; correct: warn, and let the objective's "
+        "mismatch weights correct for it",
+        " | correct",
         only_if="",
     )
-    parity_bound: float = _limit(
-        "parity", 0.05, above=0, doc="difference in nats per token, mean over a step; float32 stays below 1e-4"
-    )
-    engine_weights: str = _mode(
-        "warn",
-        doc="the engine's log-probabilities drift away from the trainer's, as they do when weights were not synced",
-    )
-    engine_weights_factor: float = _limit(
-        "engine_weights", 10.0, above=1, doc="above this many times their difference in the first step"
-    )
-    engine_weights_above: float = _limit("engine_weights", 2e-5, doc="and above this many nats per token")
-    dominated: str = choice(
-        "off",
-        "stop",
-        doc="of a sweep: a setting that another one certainly beats is stopped, with all seeds",
-        cure=IN_A_FILE,
-        only_if="False",  # a run by itself never reads it
+    parity_bound: float = _limit("parity", 0.05, "nats per token, mean over a step; float32 stays below 1e-4", above=0)
+    engine_weights: str = _mode("warn", "the engine's numbers drift away from the trainer's: weights were not synced")
+    engine_weights_factor: float = _limit("engine_weights", 10.0, "above so many times the first step's", above=1)
+    engine_weights_above: float = _limit("engine_weights", 2e-5, "and above this many nats per token")
+    dominated: str = choice(  # a run by itself never reads it
+        "off | stop", doc="stop settings that others of a sweep certainly beat", cure=IN_A_FILE, only_if="False"
     )
 
 

@@ -1,10 +1,9 @@
 """A run's settings one by one, as on the command line; the files, templates and packages that they name."""
 
-import dataclasses
 import glob
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import fields, is_dataclass
+from dataclasses import MISSING, fields, is_dataclass
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -34,15 +33,13 @@ def leaves(settings: Any, prefix: str = "", around: tuple[Condition, ...] = ()) 
     """
     kind: Any = type(settings)
     for one in fields(settings):
-        value, key = getattr(settings, one.name), f"{prefix}{one.name}"
-        metadata = metadata_of(kind, one.name)
+        value, key, metadata = getattr(settings, one.name), f"{prefix}{one.name}", metadata_of(kind, one.name)
         conditions = around + tuple((part, settings) for part in conditions_of(metadata))
         if is_dataclass(value):
             yield from leaves(value, f"{key}.", conditions)
-        elif one.default_factory is not dataclasses.MISSING:
-            yield Leaf(key, value, one.default_factory(), metadata, conditions)
         else:
-            yield Leaf(key, value, one.default, metadata, conditions)
+            default = one.default if one.default_factory is MISSING else one.default_factory()
+            yield Leaf(key, value, default, metadata, conditions)
 
 
 @cache
@@ -93,9 +90,8 @@ def refuse_own_input(run: Any, folder: Path, left: Collection[str]) -> None:
         if "source" not in leaf.metadata or not isinstance(leaf.value, str):
             continue
         path = Path(leaf.value).expanduser().resolve()
-        if not path.exists() or not path.is_relative_to(home):
-            continue
-        if path == home or path.relative_to(home).parts[0] in left:
+        inside = path.exists() and path.is_relative_to(home)
+        if inside and (path == home or path.relative_to(home).parts[0] in left):
             raise ConfigError(
                 f"{leaf.key}={leaf.value} lies in hydra.run.dir={folder}, whose files would be set aside before it is "
                 "read: choose another hydra.run.dir"
@@ -115,22 +111,17 @@ def typed_word(value: Any) -> str:
     return "null" if value is None else str(value)
 
 
-SUFFIXES = ("", ".jsonl", ".json")  # for splits named without one
-SPLITS = ("train", "validation", "valid", "val", "dev", "test")  # usual files of problems
-#: Suffixes of files that hold problems in another format, or packed.
-UNREAD = (".parquet", ".csv", ".feather", ".arrow", ".xlsx", ".pkl", ".gz", ".zst", ".xz", ".bz2", ".zip", ".tar")
+FORMATS = (".jsonl", ".json")  # files of problems
+SPLITS = ("train", "validation", "valid", "val", "dev", "test")  # their usual names, without a suffix too
 
 
 def locate(path: str | None, split: str) -> Path | None:
     """Return a split's file: `split` in the folder `path`, with or without its suffix, or `split` itself as a path."""
-    folder = Path(path).expanduser() if path else None
-    if folder is not None and folder.is_dir():
-        for suffix in SUFFIXES:
-            file = folder / f"{split}{suffix}"
-            if file.is_file() and file.suffix.lower() not in UNREAD:
-                return file
+    named = [Path(path).expanduser() / f"{split}{suffix}" for suffix in ("", *FORMATS)] if path else []
+    if file := next((file for file in named if file.is_file() and file.suffix in ("", *FORMATS)), None):
+        return file
     direct = Path(split).expanduser()
-    return direct if direct.suffix in SUFFIXES[1:] and direct.is_file() else None
+    return direct if direct.suffix in FORMATS and direct.is_file() else None
 
 
 def unread_format(path: str | None, split: str) -> str:
@@ -138,17 +129,13 @@ def unread_format(path: str | None, split: str) -> str:
 
     `path` may itself be such a file, and so may `split`, or a file of the split's name in the folder `path`.
     """
-    folder = Path(path).expanduser() if path else Path()
+    folder = Path(path or "").expanduser()
     beside = sorted(folder.glob(f"{glob.escape(split)}.*")) if path and Path(split).name == split else []
     files = [file for file in (Path(split).expanduser(), folder / split, folder, *beside) if file.is_file()]
-    return next((describe_format(file) for file in files if file.suffix not in SUFFIXES[1:]), "")
-
-
-def describe_format(file: Path) -> str:
-    """Describe a file's unsupported format, by its name, and how to convert it."""
-    frame = "frame.to_json('rows.jsonl', orient='records', lines=True)"
-    called = f"a {file.suffix.lower()[1:]} file" if file.suffix else "a file without a suffix"
-    return f"{file} is {called}, and .jsonl and .json are read: unpack it, or convert it (in pandas: {frame})"
+    if file := next((file for file in files if file.suffix not in FORMATS), None):
+        frame = "frame.to_json('rows.jsonl', orient='records', lines=True)"
+        return f"{file} is no .jsonl or .json file: unpack it, or convert it (in pandas: {frame})"
+    return ""
 
 
 def may_be_hub_name(path: str) -> bool:
@@ -163,18 +150,15 @@ def resource_dir(name: str) -> Path:
     return inside if inside.is_dir() else package.parent / name
 
 
-#: Import name -> (its display name, the cure if it is missing).
+#: Import name -> the cure where it is missing.
 PACKAGES = {
-    "peft": ("the peft library", "pip install 'rlreason[lora]', or set it to 0"),
-    "bitsandbytes": ("the bitsandbytes library", "pip install 'rlreason[8bit]', or set optimizer=adamw"),
-    "datasets": (
-        "the datasets package",
-        "pip install 'rlreason[hub]', or give a folder with train.jsonl and test.jsonl",
-    ),
-    "reasoning_gym": ("the reasoning-gym package", "pip install 'rlreason[gym]'"),
-    "wandb": ("the wandb package", "pip install wandb, or choose logger=none"),
-    "tensorboard": ("the tensorboard package", "pip install 'rlreason[tensorboard]', or choose logger=none"),
-    "trackio": ("the trackio package", "pip install 'rlreason[trackio]', or choose logger=none"),
+    "peft": "pip install 'rlreason[lora]', or set it to 0",
+    "bitsandbytes": "pip install 'rlreason[8bit]', or set optimizer=adamw",
+    "datasets": "pip install 'rlreason[hub]', or give a folder with train.jsonl and test.jsonl",
+    "reasoning_gym": "pip install 'rlreason[gym]'",
+    "wandb": "pip install wandb, or choose logger=none",
+    "tensorboard": "pip install 'rlreason[tensorboard]', or choose logger=none",
+    "trackio": "pip install 'rlreason[trackio]', or choose logger=none",
 }
 
 
@@ -184,8 +168,8 @@ def needs(setting: str, package: str, reason: object = None) -> str:
     >>> needs("logger=wandb", "wandb")
     'logger=wandb needs the wandb package: pip install wandb, or choose logger=none'
     """
-    called, cure = PACKAGES[package]
-    return f"{setting} needs {called}{f' ({reason})' if reason else ''}: {cure}"
+    broken = f" ({reason})" if reason else ""
+    return f"{setting} needs the {package.replace('_', '-')} package{broken}: {PACKAGES[package]}"
 
 
 @contextmanager
@@ -200,20 +184,21 @@ def required(setting: str, package: str) -> Iterator[None]:
 def load_template(file: str, folder: Path) -> str:
     """Load a template by file name in `folder`, or by path; `ConfigError` unless `{question}` is its only field."""
     path = next((p for p in (folder / file, Path(file).expanduser()) if p.is_file()), None)
+    said = f"prompt.file={file}"
     if path is None:
         offered = ", ".join(sorted(p.name for p in folder.glob("*.prompt")))
-        raise ConfigError(
-            f"prompt.file={file} is neither in {folder} ({offered}) nor a path: give one of these, or a path"
-        )
-    template = path.read_text(encoding="utf-8-sig")  # an editor may begin a file with a byte-order mark
+        raise ConfigError(f"{said} is neither in {folder} ({offered}) nor a path: give one of these, or a path")
+    try:
+        template = path.read_text(encoding="utf-8-sig")  # an editor may begin a file with a byte-order mark
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{said} cannot be read ({error}): give a text file in UTF-8") from error
     try:
         filled = render(template, "\0")
     except (KeyError, IndexError, ValueError) as error:
-        raise ConfigError(
-            f"prompt.file={file}: a brace in it is no field ({error}): double literal braces, as in \\boxed{{{{}}}}"
-        ) from error
+        cure = "double literal braces, as in \\boxed{{}}"
+        raise ConfigError(f"{said}: a brace in it is no field ({error}): {cure}") from error
     if "\0" not in filled:
-        raise ConfigError(f"prompt.file={file} never uses the question: put {{question}} where it belongs")
+        raise ConfigError(f"{said} never uses the question: put {{question}} where it belongs")
     return template
 
 
@@ -226,17 +211,11 @@ def render(template: str, question: str) -> str:
     return template.format(question=question)
 
 
-Render = Callable[[str], str]  # a question -> text
-
-
 def template_of(file: str) -> str:
     """Load the text that a question is filled into: a whole prompt, or the user's turn of a chat."""
-    try:
-        return load_template(file, resource_dir("prompts"))
-    except (OSError, ValueError) as error:  # no permission, no UTF-8
-        raise ConfigError(f"prompt.file={file} cannot be read ({error}): give a text file in UTF-8") from error
+    return load_template(file, resource_dir("prompts"))
 
 
-def prompt_renderer(file: str) -> Render:
+def prompt_renderer(file: str) -> Callable[[str], str]:
     """Return the function that fills a question into the template."""
     return partial(render, template_of(file))

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from rlreason.config import conflicts
 from rlreason.settings import MADE, MAX_SEED, Settings, choice, group, number, share, source, text
@@ -10,16 +10,14 @@ from rlreason.settings import MADE, MAX_SEED, Settings, choice, group, number, s
 #: Prompt options that share one warm start of the built-in model, so that an ablation starts from equal weights.
 SHARED_WARM_START = ("r1_zero", "question_only", "question_boxed", "r1_zero_three_shot")
 
-LET_HARDWARE = "use auto to let the hardware choose"
 TINY_CONTEXT = 512  # positions of the built-in model, for prompt and response together
 
 
 def type_of_head(head: str, engine: str, products: str) -> str:
     """Return the dtype of the output head's operands, given `model.head`, `rollout.engine` and the dtype of products.
 
-    vLLM keeps its head's weights in the type of its products and sums in float32 (0.32, logits_processor.py:
-    `torch.mm(hidden, weight, out_dtype=float32)` on a GPU; on a processor it converts the rounded numbers to float32).
-    The in-process engine samples with the trainer's own head.
+    vLLM keeps its head's weights in the type of its products and sums in float32 (0.32, logits_processor.py; on a
+    processor it converts the rounded numbers). The in-process engine samples with the trainer's own head.
 
     >>> type_of_head("auto", "vllm", "bfloat16"), type_of_head("auto", "hf", "bfloat16")
     ('bfloat16', 'float32')
@@ -35,33 +33,19 @@ class WarmStartConfig:
 
     steps: int = number(700, high=MADE, doc="optimizer steps; 0: the model stays random")
     batch_size: int = number(64, low=1, high=2**16, doc="traces per optimizer step", only_if="here.steps > 0")
-    learning_rate: float = number(
-        3e-3, above=0, high=1e30, doc="the highest of the warm start", only_if="here.steps > 0"
-    )
-    hasty_share: float | None = share(
-        None,
-        doc="share of traces that answer after the first sum, mostly wrong; null: data.habits.hasty_share",
-        only_if="here.steps > 0",
-    )
-    slip_share: float | None = share(
-        None, doc="share of traces whose last sum is wrong; null: data.habits.slip_share", only_if="here.steps > 0"
-    )
+    learning_rate: float = number(3e-3, above=0, high=1e30, doc="its highest rate", only_if="here.steps > 0")
+    hasty_share: float | None = share(None, doc="null: data.habits.hasty_share", only_if="here.steps > 0")
+    slip_share: float | None = share(None, doc="null: data.habits.slip_share", only_if="here.steps > 0")
 
 
 @dataclass
-class LoRAConfig(Settings):
+class LoRAConfig:
     """Low-rank adapters: the model's own weights stay as they are. Needs peft. They have no dropout."""
 
-    rules = conflicts.of_lora
-
     rank: int = number(0, high=2**16, doc="of the adapters; 0: none, every weight is trained", only_if="trains")
-    alpha: float = number(
-        32.0, above=0, doc="the adapters' output is scaled by alpha / rank", only_if="trains and here.rank > 0"
-    )
+    alpha: float = number(32.0, above=0, doc="output is scaled by alpha / rank", only_if="trains and here.rank > 0")
     targets: list[str] | None = text(
-        None,
-        doc="patterns on layer names, as in [q_proj,v_proj]; null: every linear layer but the head",
-        only_if="trains and here.rank > 0",
+        None, doc="patterns on layers, as [q_proj,v_proj]; null: all but the head", only_if="trains and here.rank > 0"
     )
 
 
@@ -70,51 +54,29 @@ class ModelConfig(Settings):
     """What is trained, and how it fits into memory; first the settings of every model."""
 
     rules = conflicts.of_model
-    #: Whether it is the built-in tiny model, which has no files.
-    made_on_the_spot: ClassVar[bool] = False
+    made_on_the_spot: ClassVar[bool] = False  # whether it is the built-in tiny model, which has no files
+    folder: ClassVar[Any] = None  # where the weights are; None for the built-in model
     context: ClassVar[int | None] = None  # positions for prompt and response together, where its class says so
 
     name: str = text(doc="of the option, for records")
-    dtype: str = choice(
-        "auto",
-        "float32",
-        "bfloat16",
-        doc="number type of matrix products; auto: bfloat16 on a GPU, else float32",
-        cure=LET_HARDWARE,
-    )
+    dtype: str = choice("auto | float32 | bfloat16", doc="of products; auto: bfloat16 on a GPU, else float32")
     head: str = choice(
-        "auto",
-        "float32",
-        "bfloat16",
-        doc="number type of the output head's operands, its weights rounded for the product only; sums, logits "
-        "and log-sum-exps are always float32. auto: as in the engine's head, bfloat16 with vLLM in bfloat16, "
-        "else float32",
-        cure="use auto to do as the engine does",
+        "auto | float32 | bfloat16",
+        doc="number type of the output head's operands, rounded for the product only; all that follows is float32. "
+        "auto: as in the engine's head, bfloat16 with vLLM in bfloat16, else float32",
     )
     weights: str = choice(
-        "float32",
-        "bfloat16",
+        "float32 | bfloat16",
         doc="number type of the weights; bfloat16: half the memory, but small updates are rounded away",
     )
     attention: str = choice(
-        "auto",
-        "sdpa",
-        "varlen",
-        "flash_attention_2",
-        doc="kernel of attention over packed sequences; the header of a run says which auto took, and why",
-        cure=LET_HARDWARE,
+        "auto | sdpa | varlen | flash_attention_2",
+        doc="kernel over packed sequences; a run's header says which auto took, and why",
     )
-    gradient_checkpointing: bool = text(
-        False, doc="less memory, a third more work: activations are computed again", only_if="trains"
-    )
+    gradient_checkpointing: bool = text(False, doc="recomputes activations: less memory, more work", only_if="trains")
     check_memory: bool = text(True, doc="refuse a run that certainly needs more memory than its GPU has")
     freeze: list[str] = text([], doc="patterns on names of weights that are not trained", only_if="trains")
     lora: LoRAConfig = group(LoRAConfig)
-
-    @property
-    def folder(self) -> str | None:
-        """Where the weights are; None for the built-in model."""
-        return None
 
 
 @dataclass
@@ -128,13 +90,9 @@ class TinyModelConfig(ModelConfig):
     width: int = number(128, low=1, high=1024, doc="numbers per token, a multiple of 2 x heads")
     layers: int = number(2, low=1, high=32, doc="transformer blocks")
     heads: int = number(4, low=1, high=64, doc="attention heads per block")
-    seed: int = number(
-        0, high=MAX_SEED, doc="of its weights and its warm start; not `seed`, so that compared runs start alike"
-    )
+    seed: int = number(0, high=MAX_SEED, doc="of weights and warm start; not `seed`, so that compared runs start alike")
     cache: str | None = text(
-        "auto",
-        doc="where it is kept: auto: ~/.cache/rlreason; a folder; null: made anew each time",
-        only_if="here.warm_start.steps > 0",
+        "auto", doc="auto: ~/.cache/rlreason; a folder; null: made anew each time", only_if="here.warm_start.steps > 0"
     )
     warm_start: WarmStartConfig = group(WarmStartConfig)
 

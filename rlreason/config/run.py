@@ -1,12 +1,12 @@
 """A whole run: the keys common to all algorithms, what follows from them, and what a run grades with."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import ClassVar, TypeGuard
+from typing import Any, ClassVar, TypeGuard
 
 from rlreason.config import conflicts
 from rlreason.config.data import DataConfig
-from rlreason.config.evaluation import EvalConfig, EvalProtocolConfig, evaluation_of
+from rlreason.config.evaluation import EvalConfig, EvalProtocolConfig
 from rlreason.config.groups import (
     GradingConfig,
     LoggerConfig,
@@ -26,33 +26,12 @@ class AnyRunConfig(Settings):
 
     trains: ClassVar[bool] = False
     works_on_a_model: ClassVar[bool] = False  # whether it loads a model here; else it requests one elsewhere
+    most_spent: ClassVar[Any] = ""  # what a run may spend at most, as overrides; "" if only time
+    given = frozenset[str]()  # the keys that were typed: no field, and so no setting
 
     algorithm: str = text(doc="what the run does")
-    seed: int = number(
-        0,
-        high=MAX_SEED,
-        doc="of sampling, order of problems, data.limit, new adapters; not of made-up data and the tiny model",
-    )
+    seed: int = number(0, high=MAX_SEED, doc="of sampling, problem order, data.limit, adapters; not of made-up data")
     waits: WaitsConfig = group(WaitsConfig)
-
-    @property
-    def most_spent(self) -> str:
-        """What a run may spend at most, as overrides; "" if only time."""
-        return ""
-
-    @property
-    def problems_there(self) -> int | None:
-        """How many problems an evaluation can use at most, if the settings say so before any data is read."""
-        return None
-
-    @property
-    def ratio_is_one(self) -> bool:
-        """Whether each update learns from samples of the policy that it updates."""
-        return False
-
-    def bounds(self) -> dict[str, int | None]:
-        """The settings that limit the number of evaluation problems, with their values."""
-        return {}
 
 
 UNKNOWN_PROBLEMS = 1000  # in data of unknown size
@@ -65,10 +44,11 @@ class RunConfig(AnyRunConfig):
     rules = conflicts.of_run
     works_on_a_model: ClassVar[bool] = True
     samples_to_learn: ClassVar[bool] = False  # whether it learns from responses that it samples and grades
+    responses_per_step: ClassVar[Any] = 0  # sampled in a training step
+    checkpoints_at_once: ClassVar[Any] = 0  # most in the run folder at one time
+    own_loss: ClassVar[Any] = None  # the user's loss, `module:function`
 
-    threads: int | None = processors(
-        None, doc="threads on the processor; null: one for the tiny model, else as many as this process may use"
-    )
+    threads: int | None = processors(None, doc="null: one for the tiny model, else as many as this process may use")
     model: ModelConfig = group(ModelConfig)
     data: DataConfig = group(DataConfig, only_if="reads_data")
     prompt: PromptConfig = group(PromptConfig)
@@ -79,22 +59,11 @@ class RunConfig(AnyRunConfig):
     sampling: SamplingConfig = group(SamplingConfig)
     eval: EvalConfig = group(EvalConfig, doc="how evaluations differ from training")
 
-    micro_batch_tokens: int = number(
-        low=1, doc="the memory knob: tokens in one forward pass, more than the longest response has"
-    )
+    micro_batch_tokens: int = number(low=1, doc="the memory knob: tokens in a forward pass, above the longest response")
     eval_problems: int | None = number(
-        None,
-        low=1,
-        doc="short for eval.problems: how many validation problems every evaluation uses, always the same ones; "
-        "null: all",
-        only_if="eval.problems is None",
+        None, low=1, doc="short for eval.problems (always the same ones); null: all", only_if="eval.problems is None"
     )
     log_generations: int = number(3, high=MADE, doc="responses shown before training, or after an evaluation")
-
-    @property
-    def corrects_mismatch(self) -> bool:
-        """Whether the objective corrects for engine and trainer giving sampled tokens different probabilities."""
-        return False
 
     @property
     def uses_training_data(self) -> bool:
@@ -104,34 +73,24 @@ class RunConfig(AnyRunConfig):
     @property
     def samples_training_data(self) -> bool:
         """Whether responses to training problems are sampled, to learn from them or to measure."""
-        return self.samples_to_learn
+        return self.samples_to_learn if self.trains else self.uses_training_data
 
     @property
     def judges_to_learn(self) -> bool:
         """Whether the prompt's reward decides what is learned from, besides its use in evaluations."""
-        return self.samples_to_learn or self.filters_traces
-
-    @property
-    def filters_traces(self) -> bool:
-        """Whether responses given with the data are graded."""
-        return self.uses_training_data and self.data.filter == "correct"
+        return self.samples_to_learn or (self.uses_training_data and self.data.filter == "correct")
 
     @property
     def reads_traces(self) -> bool:
         """Whether responses given with the data are graded or imitated."""
-        return self.filters_traces
+        return self.uses_training_data and self.data.filter == "correct"
 
     # What the conditions of settings ask (`only_if`); `here` is one of the groups prompt, eval.prompt, data, eval.data.
 
     @property
-    def on_several_ranks(self) -> bool:
-        """Whether it trains on several ranks: by its settings, or started by torchrun."""
-        return False
-
-    @property
     def reads_eval_samples(self) -> bool:
         """Whether `eval.samples` sets the number of responses of an evaluation."""
-        return True
+        return self.algorithm != "best_of_n" and getattr(self, "samples", None) is None
 
     @property
     def warms_up(self) -> bool:
@@ -190,6 +149,8 @@ class RunConfig(AnyRunConfig):
         """Whether a function of the user's or of the data grades responses."""
         return any(is_own(*named) for named in judges(self))
 
+    # What other parts ask
+
     @property
     def asking(self) -> "Asking":
         """The prompt and sampling for training problems."""
@@ -198,47 +159,33 @@ class RunConfig(AnyRunConfig):
     @property
     def evaluation(self) -> EvalProtocolConfig:
         """The resolved settings of evaluations."""
-        return evaluation_of(self)
-
-    @property
-    def responses_per_step(self) -> int:
-        """Number of responses sampled in a training step."""
-        return 0
-
-    @property
-    def saves_model(self) -> bool:
-        """Whether the run saves its weights."""
-        return False
-
-    @property
-    def checkpoints_at_once(self) -> int:
-        """Most checkpoints in the run folder at one time."""
-        return 0
-
-    @property
-    def keeps_moments(self) -> bool:
-        """Whether the checkpoints of a finished run keep the optimizer's moments."""
-        return False
+        own = self.eval
+        prompt = self.prompt if own.prompt is None else own.prompt
+        reward = prompt.reward if own.reward is None else own.reward
+        numbers = {k: getattr(self.sampling, k) if n is None else n for k, n in asdict(own.sampling).items()}
+        bounds = self.problems_on_the_way, self.problems_at_the_end
+        return EvalProtocolConfig(
+            prompt=prompt,
+            reward=reward,
+            prompt_reward=None if reward == prompt.reward else prompt.reward,
+            grading=self.grading,
+            sampling=SamplingConfig(**numbers),
+            data=self.data if own.data is None else own.data,
+            problems=min((n for n in bounds if n is not None), default=None),  # the last evaluation includes these
+            final_problems=self.problems_at_the_end,
+            samples=self.answers,
+        )
 
     @property
     def ranks_requested(self) -> int:
         """Number of training ranks by the settings, outside torchrun."""
-        return 1
+        gpus = getattr(self, "gpus", "")
+        return int(gpus) if gpus.isdecimal() else 1
 
     @property
     def optimizes_by(self) -> str | None:
         """The optimizer; None if nothing is trained."""
-        return None
-
-    @property
-    def own_scorer(self) -> str | None:
-        """The user's function `module:function` that scores responses, besides any reward."""
-        return None
-
-    @property
-    def own_loss(self) -> str | None:
-        """The user's loss `module:function`."""
-        return None
+        return getattr(self, "optimizer", None)
 
     def responses_saved(self) -> int:
         """About how many responses are written: those of the last evaluation."""
@@ -254,12 +201,12 @@ class RunConfig(AnyRunConfig):
     @property
     def problems_on_the_way(self) -> int | None:
         """Number of problems in the evaluations before the last; None: all."""
-        return self.problem_limit
+        return getattr(self, "interim_eval_problems", None) if self.problem_limit is None else self.problem_limit
 
     @property
     def problems_at_the_end(self) -> int | None:
         """Number of problems in the last evaluation; None: all."""
-        return self.problem_limit if self.eval.final_problems is None else self.eval.final_problems
+        return self.eval.final_problems if self.trains and self.eval.final_problems else self.problem_limit
 
     @property
     def problem_limit(self) -> int | None:
@@ -268,28 +215,20 @@ class RunConfig(AnyRunConfig):
 
     def bounds(self) -> dict[str, int | None]:
         """The settings that limit the number of evaluation problems, with their values."""
-        if self.eval.problems is not None:
-            return {"eval.problems": self.eval.problems}
-        return {} if self.eval_problems is None else {"eval_problems": self.eval_problems}
+        short = "interim_eval_problems" if self.eval_problems is None else "eval_problems"
+        key = short if self.eval.problems is None else "eval.problems"
+        return {key: self.problems_on_the_way, "eval.final_problems": self.eval.final_problems if self.trains else None}
 
     @property
     def answers(self) -> int:
         """Responses per problem in an evaluation."""
-        return 1 if self.eval.samples is None else self.eval.samples
-
-    @property
-    def counted(self) -> tuple[str, str]:
-        """The override that sets `answers`; and how to get a single one."""
-        return f"eval.samples={self.eval.samples}", "eval.samples=1"
+        own = getattr(self, "samples", None)
+        return (1 if self.eval.samples is None else self.eval.samples) if own is None else own
 
     @property
     def problems_there(self) -> int | None:
         """How many problems an evaluation can use at most, if the settings say so before any data is read."""
         return getattr(self.data if self.eval.data is None else self.eval.data, "n_validation", None)
-
-    def warnings(self) -> dict[str, str]:
-        """Warnings by short name about settings that seldom help: printed before the run and counted in its summary."""
-        return {}
 
 
 def works_on_a_model(run: AnyRunConfig) -> TypeGuard[RunConfig]:

@@ -2,8 +2,8 @@
 
 import hashlib
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,14 +15,13 @@ from omegaconf.errors import MissingMandatoryValue
 from rlreason.config import data, model
 from rlreason.config.algorithms import BestOfNConfig, DiscoverConfig, EIConfig, EvaluateConfig, GRPOConfig, SFTConfig
 from rlreason.config.groups import engine_here
-from rlreason.config.leaves import flat, resource_dir, typed_word
+from rlreason.config.leaves import flat, leaves, resource_dir, typed_word
 from rlreason.config.rules import broken_rules
 from rlreason.config.run import AnyRunConfig
 from rlreason.errors import Absent, ConfigError
 from rlreason.objectives.objective import own_loss_config
 
 BLOCKS = ("cells", "embedded", "reference", "carries", "best_of", "chain")  # of hydra.sweeper, besides params
-OF_EMBEDDED = ("cells", "reference")  # of the block `embedded`, besides settings
 FIRST = "first"  # as reference: the first setting of the sweep
 FUNCTIONS = ("loss", "data")  # groups whose option may be a function, `module:function`
 #: Where Hydra looks behind conf/, as (provider, path): see hydra_plugins/rlreason_options.py.
@@ -41,7 +40,7 @@ class SweepFile:
     carries: bool = True  # whether a chain passes its winner on
     best_of: str = ""  # an earlier sweep of its chain whose best settings it takes
     chain: list[str] = field(default_factory=list)  # sweeps to run in order
-    chosen: dict[str, str] = field(default_factory=dict)  # options chosen by its defaults, by group
+    chosen: frozenset[str] = frozenset()  # the groups whose options its defaults choose
     settings: frozenset[str] = frozenset()  # the keys set in all its runs, those of `embedded` too
     embedded: "SweepFile | None" = None  # the same sweep at scale=embedded; None: unchanged
 
@@ -55,6 +54,72 @@ def sweep_path(name: str) -> Path:
     return resource_dir("multirun_sweeps") / f"{name}.yaml"
 
 
+def sweep_file(name: str, content_of: Callable[[str], Mapping[str, Any]]) -> SweepFile:
+    """Parse the sweep `name`; `content_of` returns a sweep file's content. `ConfigError` if a block is invalid."""
+    content = content_of(name)
+    blocks = dict((content.get("hydra") or {}).get("sweeper") or {})
+    file, own = _parsed(name, content, blocks), blocks.get("embedded")
+    if own is None:
+        return file
+    params = {key: value for key, value in own.items() if key not in ("cells", "reference")}
+    merged = blocks | own | {"params": (blocks.get("params") or {}) | params}
+    return replace(file, embedded=_parsed(name, content, merged))
+
+
+def _parsed(name: str, content: Mapping[str, Any], blocks: Mapping[str, Any]) -> SweepFile:
+    for key, (example, fits) in SHAPES.items():
+        if (given := blocks.get(key)) is not None and not fits(given):
+            raise ConfigError(f"sweep/{name}.yaml: {key}={typed_word(given)} does not fit: write {key}: {example}")
+    settings = flat({key: value for key, value in content.items() if key not in ("defaults", "hydra")})
+    chain, axes = blocks.get("chain") or [], blocks.get("params") or {}
+    if chain and settings:
+        raise ConfigError(f"sweep/{name}.yaml: {min(settings)} stands beside chain: give it to the sweeps of the chain")
+    if nested := next((key for key, value in axes.items() if isinstance(value, Mapping)), ""):
+        raise ConfigError(f"sweep/{name}.yaml: {nested} is nested: write its full name, as {nested}.x: 1, in one line")
+    reference = blocks.get("reference") or []
+    return SweepFile(
+        name,
+        {str(key): typed_word(value) for key, value in axes.items()},  # a text stays, so that commas separate values
+        blocks.get("cells") or [],
+        [FIRST] if reference == FIRST else reference,
+        blocks.get("carries") is not False,
+        str(blocks.get("best_of") or ""),
+        chain,
+        frozenset(_chosen(content.get("defaults"))),
+        frozenset(settings),
+    )
+
+
+def _are_texts(given: Any) -> bool:
+    return isinstance(given, list) and all(isinstance(one, str) for one in given)
+
+
+def _are_words(given: Any) -> bool:
+    return _are_texts(given) and all("=" in word[1:] for word in given)
+
+
+#: Block of a sweep's file -> an example, and whether a value has its shape.
+SHAPES: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    "cells": ("[[group_size=4], [n_steps=50]]", lambda given: isinstance(given, list) and all(map(_are_words, given))),
+    "reference": ("first, or [group_size=4]", lambda given: given == FIRST or _are_words(given)),
+    "carries": ("true or false", lambda given: isinstance(given, bool)),
+    "chain": ("[SWEEP, SWEEP]", _are_texts),
+    "embedded": ("{data: stories_long}", lambda given: isinstance(given, Mapping)),
+}
+
+
+def _chosen(defaults: Any) -> Iterator[str]:
+    """Yield the groups whose options a defaults list chooses.
+
+    >>> list(_chosen([{"override /loss@loss": "gspo"}, {"override /prompt@_global_.eval.prompt": "r1_zero"}, "_self_"]))
+    ['loss', 'eval.prompt']
+    """
+    for item in defaults or ():
+        for place in item if isinstance(item, Mapping) else ():
+            group, _, package = str(place).removeprefix("override ").removeprefix("/").partition("@")
+            yield package.removeprefix("_global_.") or group
+
+
 def function_settings(group: str, option: str, function: str) -> Any:
     """Return the settings of `module:function` as an option of a group; `ConfigError` if it cannot be used."""
     try:
@@ -63,113 +128,6 @@ def function_settings(group: str, option: str, function: str) -> Any:
         if option == function:
             raise
         raise ConfigError(f"{group}={option}, which an installed package announces, cannot be used: {error}") from None
-
-
-def sweep_file(name: str, content_of: Callable[[str], Mapping[str, Any]]) -> SweepFile:
-    """Parse the sweep `name`; `content_of` returns a sweep file's content. `ConfigError` if a block is invalid."""
-    content = content_of(name)
-    blocks = dict(_sweeper(content))
-    file = _parsed(name, content, blocks)
-    if blocks.get("embedded") is None:
-        return file
-    params = _block(name, content_of, ())
-    instead = {key: params.pop(key) for key in OF_EMBEDDED if key in params}
-    instead["params"] = dict(blocks.get("params") or {}) | params
-    return replace(file, embedded=_parsed(name, content, blocks | instead))
-
-
-def _parsed(name: str, content: Mapping[str, Any], blocks: Mapping[str, Any]) -> SweepFile:
-    settings = {key: value for key, value in content.items() if key not in ("defaults", "hydra")}
-    if blocks.get("chain") and (others := sorted(settings)):
-        raise _wrong(name, f"{others[0]} stands beside chain", "a chain has no settings of its own: give them to its")
-    carries = blocks.get("carries", True)
-    if not isinstance(carries, bool):
-        raise _wrong(name, f"carries={typed_word(carries)} is neither true nor false", "write carries: false")
-    return SweepFile(
-        name,
-        {str(key): _value(name, key, value) for key, value in (blocks.get("params") or {}).items()},
-        _cells(name, blocks.get("cells")),
-        _reference(name, blocks.get("reference")),
-        carries,
-        str(blocks.get("best_of") or ""),
-        _names(name, blocks.get("chain")),
-        _chosen(content.get("defaults")),
-        frozenset(flat(settings)),
-    )
-
-
-def _block(name: str, content_of: Callable[[str], Mapping[str, Any]], seen: tuple[str, ...]) -> dict[str, Any]:
-    """Return a sweep's block `embedded`, merged onto that of the sweep which it is `like`."""
-    block = _sweeper(content_of(name)).get("embedded") or {}
-    if not isinstance(block, Mapping):
-        raise _wrong(
-            name, f"embedded={typed_word(block)} is no block", "write settings below it, as data: stories_long"
-        )
-    own = {str(key): value for key, value in block.items()}
-    other = own.pop("like", None)
-    if other is None:
-        return own
-    if other in (name, *seen):
-        raise _wrong(name, f"like: {other} leads back to {name}", "leave one of them out")
-    return _block(str(other), content_of, (*seen, name)) | own
-
-
-def _sweeper(content: Mapping[str, Any]) -> Mapping[str, Any]:
-    return (content.get("hydra") or {}).get("sweeper") or {}
-
-
-def _chosen(defaults: Any) -> dict[str, str]:
-    """Return the options chosen by a defaults list.
-
-    >>> _chosen([{"override /loss@loss": "gspo"}, {"override /prompt@_global_.eval.prompt": "r1_zero"}, "_self_"])
-    {'loss': 'gspo', 'eval.prompt': 'r1_zero'}
-    """
-    found = {}
-    for item in defaults or ():
-        for place, option in item.items() if isinstance(item, Mapping) else ():
-            group, _, package = str(place).removeprefix("override ").removeprefix("/").partition("@")
-            found[package.removeprefix("_global_.") or group] = str(option)
-    return found
-
-
-def _cells(name: str, given: Any) -> list[list[str]]:
-    if given is None:
-        return []
-    if not isinstance(given, list) or not given or not all(isinstance(cell, list) for cell in given):
-        raise _wrong(
-            name, "cells is no list of lists of words", "write cells: [[group_size=4], [group_size=8, n_steps=50]]"
-        )
-    return [_words(name, "cells", cell) for cell in given]
-
-
-def _words(name: str, block: str, given: Any) -> list[str]:
-    words = [] if given is None else given
-    if not isinstance(words, list) or not all(isinstance(w, str) and w.partition("=")[0] and "=" in w for w in words):
-        raise _wrong(name, f"{block} holds {given}, which is no list of words", f"write {block}: [group_size=4]")
-    return list(words)
-
-
-def _reference(name: str, given: Any) -> list[str]:
-    return [FIRST] if given == FIRST else _words(name, "reference", given)
-
-
-def _names(name: str, given: Any) -> list[str]:
-    if given is None:
-        return []
-    if not isinstance(given, list) or not given or not all(isinstance(one, str) for one in given) or name in given:
-        raise _wrong(name, f"chain={given} is no list of other sweeps", "write chain: [SWEEP, SWEEP]")
-    return given
-
-
-def _value(name: str, key: Any, value: Any) -> str:
-    """Format the value after `key=`: a text unchanged, so that commas separate values; a list as one value."""
-    if isinstance(value, Mapping):
-        raise _wrong(name, f"{key} is nested", f"write its full name in one line, as {key}.{next(iter(value), 'x')}: 1")
-    return typed_word(value)
-
-
-def _wrong(name: str, what: str, cure: str) -> ConfigError:
-    return ConfigError(f"sweep/{name}.yaml: {what}: {cure}")
 
 
 LONGEST_NAME = 190  # most characters of a run's folder name; file systems allow 255 bytes
@@ -204,12 +162,11 @@ def register() -> None:
             store(group=group, name=name, node=node)
     if OWN not in SEARCHED:
         SEARCHED.append(OWN)
-    OmegaConf.register_new_resolver("run_name", run_name, replace=True)
-    OmegaConf.register_new_resolver(
-        "sweep_name", lambda name: "sweep" if name in (None, "None") else name, replace=True
-    )
-    OmegaConf.register_new_resolver("div", _divided, replace=True)
-    OmegaConf.register_new_resolver("engine_here", engine_here, replace=True)
+    resolver = partial(OmegaConf.register_new_resolver, replace=True)
+    resolver("run_name", run_name)
+    resolver("sweep_name", _sweep_name)
+    resolver("div", _divided)
+    resolver("engine_here", engine_here)
 
 
 def run_name(overrides: Iterable[str]) -> str:
@@ -246,29 +203,21 @@ def _hash(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
-def _extras(node: DictConfig, typed_node: Any, prefix: str = "") -> list[str]:
-    """List keys that `+key=value` added past the schema."""
-    names = {f.name for f in fields(typed_node)}
-    extra = [f"{prefix}{key!s}" for key in node if key not in names]
-    for name in names:
-        if is_dataclass(getattr(typed_node, name)):
-            extra += _extras(node[name], getattr(typed_node, name), f"{prefix}{name}.")
-    return extra
+def _sweep_name(name: str | None) -> str:
+    return "sweep" if name in (None, "None") else str(name)
 
 
 def _divided(whole: int, parts: int) -> int:
     if whole % parts:
-        raise ConfigError(
-            f"rollout_batch_size={whole} cannot be divided into {parts} train batches: try {whole - whole % parts}"
-        )
+        near = whole - whole % parts
+        raise ConfigError(f"rollout_batch_size={whole} cannot be divided into {parts} train batches: try {near}")
     return whole // parts
 
 
-def typed(cfg: DictConfig, of_sweep: bool = False, absent: list[str] | None = None) -> AnyRunConfig:
+def typed(cfg: DictConfig, given: Iterable[str] = (), absent: list[str] | None = None) -> AnyRunConfig:
     """Convert the composed config to a checked dataclass; `ConfigError` names every violated rule.
 
-    `of_sweep`: one of several runs, each of which may leave settings unread that another reads. `absent`: receives what
-    is only missing on this machine, if nothing runs here.
+    `given`: the keys that were typed. `absent`: receives what is only missing on this machine, if nothing runs here.
     """
     try:
         run = OmegaConf.to_object(cfg)
@@ -277,9 +226,12 @@ def typed(cfg: DictConfig, of_sweep: bool = False, absent: list[str] | None = No
         raise ConfigError(f"{key} has no value: give one on the command line ({key}=...)") from error
     if not isinstance(run, AnyRunConfig):
         raise ConfigError("algorithm has no value: choose one (algorithm=grpo)")
-    if extra := _extras(cfg, run):
-        raise ConfigError(f"{extra[0]} is no setting of this run: take the + away and fix the name, or leave it out")
-    bad = broken_rules(run, resource_dir("conf"), of_sweep)
+    container: Any = OmegaConf.to_container(cfg)
+    known = tuple(f"{leaf.key}." for leaf in leaves(run))
+    if extra := next((key for key in flat(container) if not f"{key}.".startswith(known)), ""):
+        raise ConfigError(f"{extra} is no setting of this run: take the + away and fix the name, or leave it out")
+    run.given = frozenset(given)
+    bad = broken_rules(run)
     if absent is not None:
         absent += [line for line in bad if isinstance(line, Absent)]
         bad = [line for line in bad if not isinstance(line, Absent)]

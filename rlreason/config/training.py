@@ -3,7 +3,7 @@
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from rlreason.config import conflicts
 from rlreason.config.run import RunConfig
@@ -19,26 +19,15 @@ class OptimizationConfig(Settings):
     rules = conflicts.of_optimization
 
     learning_rate: float = number(above=0, high=1e30, doc="the highest rate of lr_schedule")
-    lr_schedule: str = choice(
-        "constant",
-        "linear",
-        "cosine",
-        doc="the rate after the warm-up: linear and cosine fall towards 0 by the last step",
-    )
+    lr_schedule: str = choice("constant | linear | cosine", doc="after the warm-up; linear and cosine fall towards 0")
     warmup_steps: int = number(0, doc="steps over which the rate rises")
-    optimizer: str = choice(
-        "adamw",
-        "adamw_8bit",
-        doc="adamw_8bit: both moments in 2 bytes a weight, where adamw takes 8; needs bitsandbytes",
-    )
+    optimizer: str = choice("adamw | adamw_8bit", doc="adamw_8bit: moments in 2 bytes a weight, not 8 (bitsandbytes)")
     weight_decay: float = number(0.0, high=1e30, doc="of AdamW, on every weight alike")
     adam_betas: list[float] = number([0.9, 0.95], below=1, doc="of AdamW's two moments")
     max_grad_norm: float = number(1.0, above=0, high=1e30, doc="gradients are scaled down to this norm, once a step")
-    train_batch_size: int = number(
-        low=1, high=MADE, doc="responses per optimizer step; with GRPO it divides rollout_batch_size"
-    )
+    train_batch_size: int = number(low=1, high=MADE, doc="per optimizer step; with GRPO it divides rollout_batch_size")
     micro_batch_size: int | None = number(
-        None, low=1, high=MADE, doc="sequences in one forward pass at most; null: as micro_batch_tokens allows"
+        None, low=1, high=MADE, doc="sequences at most; null: as micro_batch_tokens allows"
     )
     gradient_accumulation_steps: int | None = number(
         None, low=1, high=MADE, doc="says micro_batch_size in the handout's way; it divides train_batch_size"
@@ -57,15 +46,9 @@ BUDGETS = ("hours", "tokens", "steps")
 class BudgetConfig:
     """A run ends before the step that would exceed one of these, its last evaluation inside; null: no bound."""
 
-    hours: float | None = number(
-        None, above=0, high=LARGE, doc="wall clock from set-up to the last evaluation (time/total)"
-    )
-    tokens: int | None = number(
-        None, low=1, high=MOST * MOST, doc="response tokens sampled to learn from (tokens/generated)"
-    )
-    steps: int | None = number(
-        None, low=1, doc="steps as n_steps counts them, which stays what a falling learning rate falls towards"
-    )
+    hours: float | None = number(None, above=0, high=LARGE, doc="wall clock, set-up and evaluations too (time/total)")
+    tokens: int | None = number(None, low=1, high=MOST * MOST, doc="tokens sampled to learn from (tokens/generated)")
+    steps: int | None = number(None, low=1, doc="steps; a falling rate still falls towards n_steps")
 
 
 def raised(before: Mapping[str, float | None], now: Mapping[str, float | None], names: Sequence[str] = BUDGETS) -> bool:
@@ -85,19 +68,11 @@ def raised(before: Mapping[str, float | None], now: Mapping[str, float | None], 
 class CheckpointConfig:
     """Of every run that trains. A run that a signal stops writes one besides, unless `every` is 0."""
 
-    every: int | None = number(
-        None,
-        doc="steps between checkpoints; null: as often as costs less than 5% of the run's time; 0: none, no resuming",
-    )
+    every: int | None = number(None, doc="steps between; null: as often as costs less than 5%; 0: none, no resuming")
     minutes: float | None = number(
-        10.0,
-        above=0,
-        doc="without `every`, also at the end of a step after so many minutes, within 10% of the time; null: never",
-        only_if="here.every is None",
+        10.0, above=0, doc="also after so many, within 10% of the time; null: never", only_if="here.every is None"
     )
-    keep: int = number(
-        2, low=1, doc="this many of the newest stay, and the best; of a finished run the newest and the best"
-    )
+    keep: int = number(2, low=1, doc="so many of the newest stay, and the best; in the end the newest and the best")
     keep_final: bool = text(False, doc="a finished run keeps its optimizer's moments too, for a larger n_steps later")
 
 
@@ -111,61 +86,27 @@ class TrainingConfig(OptimizationConfig, RunConfig):
     rules = conflicts.of_training
     trains: ClassVar[bool] = True
     samples_ahead: ClassVar[bool] = False  # whether it can learn from samples of weights one update older
-    #: With eval_every=null, most steps between evaluations.
-    longest_without_evaluation: ClassVar[int | None] = None
+    longest_without_evaluation: ClassVar[int | None] = None  # most steps between evaluations, with eval_every=null
+    learning_temperature: ClassVar[Any] = 1.0  # of the distribution that is learned: given responses are imitated
 
-    gpus: str = text(
-        "auto",
-        doc="ranks that train, one on each GPU; auto: one, or those that torchrun has started; N: so many are started",
-    )
+    gpus: str = text("auto", doc="ranks, one on each GPU; auto: one, or those that torchrun has started; N: so many")
     parallel: str = choice(
-        "auto",
-        "replicate",
-        "shard",
-        doc="replicate: each rank has the whole model; shard: a part of its weights, gradients and moments; auto: "
-        "what fits",
+        "auto | replicate | shard",
+        doc="replicate: each rank has the whole model; shard: a part of weights and moments; auto: what fits",
         only_if="on_several_ranks",
     )
     length_norm: LengthNormConfig = group(LengthNormConfig)
-    n_steps: int | None = number(
-        low=1, doc="steps of the run: rollout batches of GRPO and expert iteration, updates of SFT (null: by epochs)"
-    )
+    n_steps: int | None = number(low=1, doc="rollout batches of GRPO and EI, updates of SFT; null: by epochs")
 
     interim_eval_problems: int | None = number(
-        low=1,
-        doc="validation problems asked on the way where eval_problems is null; the last evaluation asks all",
-        only_if="problem_limit is None",
+        low=1, doc="validation problems on the way; the last evaluation asks all", only_if="problem_limit is None"
     )
-    eval_every: int | None = number(
-        None, doc="steps between evaluations; null: ten or more, if there are so many steps; 0: only before and after"
-    )
-    save_rollouts_every: int = number(
-        1, doc="steps between those whose responses are kept in rollouts/; 0: none are", only_if="samples_to_learn"
-    )
+    eval_every: int | None = number(None, doc="steps between; null: ten or more, if possible; 0: only before and after")
+    save_rollouts_every: int = number(1, doc="steps between saved responses; 0: none saved", only_if="samples_to_learn")
     save_model: bool = text(True, doc="the trained model is kept in model/")
-    profile: bool = text(
-        False, doc="a torch trace of the run's second step (profile.json.gz) and its largest costs (profile.md)"
-    )
+    profile: bool = text(False, doc="a torch trace of the second step (profile.json.gz), largest costs (profile.md)")
     checkpoint: CheckpointConfig = group(CheckpointConfig)
     budget: BudgetConfig = group(BudgetConfig)
-
-    @property
-    def problems_on_the_way(self) -> int | None:
-        return self.interim_eval_problems if self.problem_limit is None else self.problem_limit
-
-    @property
-    def learning_temperature(self) -> float:
-        """Temperature of the distribution that is learned: 1 if given responses are imitated."""
-        return 1.0
-
-    @property
-    def restarts(self) -> bool:
-        """Whether each step trains the model that the run started from."""
-        return False
-
-    @property
-    def saves_model(self) -> bool:
-        return self.save_model
 
     @property
     def checkpoints_at_once(self) -> int:
@@ -173,20 +114,14 @@ class TrainingConfig(OptimizationConfig, RunConfig):
         return 0 if self.checkpoint.every == 0 else self.checkpoint.keep + 2
 
     @property
-    def keeps_moments(self) -> bool:
-        return self.checkpoint.keep_final
-
-    @property
-    def ranks_requested(self) -> int:
-        return int(self.gpus) if self.gpus.isdecimal() else 1
+    def restarts(self) -> bool:
+        """Whether each step trains the model that the run started from."""
+        return getattr(self, "restart", False)
 
     @property
     def on_several_ranks(self) -> bool:
+        """Whether it trains on several ranks: by its settings, or started by torchrun."""
         return self.gpus != "1" if self.gpus != "auto" else int(os.environ.get("WORLD_SIZE") or 1) > 1
-
-    @property
-    def optimizes_by(self) -> str | None:
-        return self.optimizer
 
     def responses_saved(self) -> int:
         """Approximately: those of the saved steps, of the evaluations on the way, and of the last one."""
@@ -197,13 +132,9 @@ class TrainingConfig(OptimizationConfig, RunConfig):
         on_the_way = evaluation.samples * evaluation.problems if evaluation.problems else last
         return sampled + evaluations * on_the_way + last
 
-    def bounds(self) -> dict[str, int | None]:
-        asked = super().bounds() or {"interim_eval_problems": self.interim_eval_problems}
-        return asked | {"eval.final_problems": self.eval.final_problems}
-
     def describe_batch(self, n_steps: int) -> str:
         """Describe what one step learns from; `n_steps`: steps of the whole run."""
-        raise NotImplementedError
+        return f"{n_steps} optimizer steps of {self.train_batch_size} traces"
 
     def card(self) -> Card:
         """The objective card."""
@@ -219,6 +150,10 @@ class TrainingConfig(OptimizationConfig, RunConfig):
         """Say why this many training problems are too few for one step; "" if they suffice."""
         return ""
 
+    def warnings(self) -> dict[str, str]:
+        """Warnings by short name about settings that seldom help: printed before the run and counted in its summary."""
+        return {}
+
     def schedule_problems(self, n_steps: int) -> list[str]:
         """Return complaints about a learning rate that never reaches its peak, or never falls, in this many steps."""
         return list(conflicts.of_schedule(self, n_steps))
@@ -229,6 +164,7 @@ class OnlineConfig(TrainingConfig):
     """Keys of every algorithm that learns from responses which the policy samples in each step, a group per problem."""
 
     samples_to_learn: ClassVar[bool] = True
+    questions_by: ClassVar[str]  # the setting that says how many different problems a step has
 
     n_steps: int = MISSING
     group_size: int = number(low=1, high=MADE, doc="responses per question; with GRPO it divides rollout_batch_size")
@@ -241,4 +177,12 @@ class OnlineConfig(TrainingConfig):
 
     @property
     def responses_per_step(self) -> int:
+        """Number of responses sampled in a training step."""
         return self.questions * self.group_size
+
+    def too_few(self, there: int) -> str:
+        key = self.questions_by
+        if there >= self.questions:
+            return ""
+        many = f"{self.questions} different questions a step, and there are {there}"
+        return f"{key}={getattr(self, key)} requires {many}: lower {key}, or give more data"

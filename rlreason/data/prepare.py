@@ -20,7 +20,7 @@ from rlreason.config.data import (
     StoriesConfig,
 )
 from rlreason.config.evaluation import naming_eval_settings
-from rlreason.config.leaves import SPLITS, locate, may_be_hub_name, prompt_renderer, resource_dir
+from rlreason.config.leaves import SPLITS, locate, may_be_hub_name, prompt_renderer
 from rlreason.config.rules import too_many_problems
 from rlreason.config.run import RunConfig
 from rlreason.data.ground_truth import check_ground_truths, with_ground_truth
@@ -405,7 +405,7 @@ def select_training(
 
 def check_enough(run: RunConfig, problems: Problems) -> None:
     """`ConfigError` where the settings evaluate on more problems than there are."""
-    if bad := too_many_problems(run, len(problems), resource_dir("conf")):
+    if bad := too_many_problems(run, len(problems)):
         raise ConfigError("\n".join(bad))
 
 

@@ -127,8 +127,10 @@ def space_needed(run: RunConfig) -> Space:
     half = longest // 2  # most responses end before the limit
     model, moments = checkpoint_bytes(run)
     responses = run.responses_saved() * (PER_RESPONSE + PER_TOKEN * half)
-    saved, most = model if run.saves_model else 0, run.checkpoints_at_once
-    kept = min(2, most) * (model + (moments if run.keeps_moments else 0)) - (saved if most else 0)
+    saved, most = model if getattr(run, "save_model", False) else 0, run.checkpoints_at_once
+    checkpoint = getattr(run, "checkpoint", None)
+    left = model + (moments if checkpoint and checkpoint.keep_final else 0)
+    kept = min(2, most) * left - (saved if most else 0)
     return Space(saved, responses, most * (model + moments), max(kept, 0))
 
 
@@ -214,8 +216,8 @@ def own_functions(run: RunConfig) -> list[tuple[str, str]]:
         elif data.verifier is not None:
             key = "data.verifier" if data is run.data else "eval.data.verifier"
             functions.append((f"{key}={data.verifier}", reward_name_of(reward, data)))
-    if run.own_scorer is not None:
-        functions.append((f"scorer={run.own_scorer}", run.own_scorer))
+    if scorer := getattr(run, "scorer", None):
+        functions.append((f"scorer={scorer}", scorer))
     return list(dict.fromkeys(functions))
 
 
