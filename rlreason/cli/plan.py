@@ -55,7 +55,7 @@ def main(arguments: argparse.Namespace, console: Console) -> Answer:
         said = [folded(text, console.width, 0) for text in (verdict(told), helps) if text]
         lines += [*table(told), "", *said] if told.plan else [said[0]]
         figures["memory"] = memory_figures(told)
-        problems = problems or problems_of(run, None)
+        problems = problems or problems_of(run)
     if arguments.seeds is not None:
         shown, of_seeds = _of_seeds(arguments, problems or 1000)
         lines += [""] * bool(lines) + [folded(line, console.width) for line in shown]
