@@ -45,12 +45,9 @@ Note = Callable[[str], object]
 
 def report_unread(request: Request, runs: Sequence[AnyRunConfig], others: Sequence[str], note: Note) -> None:
     """Refuse settings that none of the runs reads, and note those that only some of them read, except `others`."""
-    said: dict[str, str] = {}  # setting that some run would not read -> the message about it
-    never_read: dict[str, str] = {}  # the same for settings that no run would read
-    for number, run in enumerate(runs):
-        said |= {k: v for k, v in complaints(run, resource_dir("conf")).items() if k not in others}
-        unread = {k: v for k, v in unread_keys(run).items() if k not in others}
-        never_read = {key: where for key, where in unread.items() if not number or key in never_read}
+    said = {k: v for run in runs for k, v in complaints(run, resource_dir("conf")).items() if k not in others}
+    unread = [{k: v for k, v in unread_keys(run).items() if k not in others} for run in runs]
+    never_read = {key: where for key, where in unread[0].items() if all(key in keys for keys in unread)} if runs else {}
     useless = [line for key, line in said.items() if key in never_read]
     if useless and SWEEP_VARIABLE not in os.environ:  # in a run of a sweep, another run may read it
         raise ConfigError("\n".join(useless))
@@ -117,16 +114,24 @@ def checked_sweep(request: Request, note: Note) -> Request:
 def stage_of(request: Request, stage: str, note: Note = print, started: bool = True) -> Request:
     """Return one sweep of a chain, with its design and every run checked; it writes to a folder below the chain's.
 
-    `started`: the stages before it have finished, and what they hand on is used, behind overrides and the stage's own
-    settings. `ConfigError` if an earlier stage is incomplete, or a run of this one could not begin.
+    `started`: the stages before it have finished, and those whose reference has run hand on what they found, behind
+    overrides and the stage's own settings. `ConfigError` if an earlier stage is incomplete, or a run could not begin.
     """
     assert request.folder is not None
-    earlier = request.chain[: request.chain.index(stage)] if started else ()
-    hand_on = [str(request.folder / one) for one in earlier if file_of([f"sweep={one}"]).carries]
-    own = request_of_stage(request, stage)
+    earlier = {one: request.folder / one for one in request.chain[: request.chain.index(stage)] if started}
+    hand_on = {one: folder for one, folder in earlier.items() if read_state(folder).reference is not None}
+    before = [str(folder) for one, folder in hand_on.items() if file_of([f"sweep={one}"]).carries]
+    own, arms = request_of_stage(request, stage), list[list[str]]()
     with in_one_line(own.overrides, request.config_name):
-        arms = _arms(own, request.folder, earlier, note)
-        before = [folder for folder in hand_on if _compares(Path(folder), note)]
+        if (broad := file_of(own.overrides).best_of) in hand_on:
+            from rlreason.sweeps.carry import best_arms
+
+            arms = [translated([f"{k}={v}" for k, v in arm.items()], note) for arm in best_arms(hand_on[broad])]
+            if with_meant(map(key_of, own.overrides)) & set(map(key_of, arms[0])):  # typed
+                arms = []
+            note(
+                f"note: {broad} hands on its best settings: {'; '.join(map(' '.join, arms)) or 'none: some are typed'}"
+            )
         return _checked(own, before, note, request.folder / stage, arms, later=None if started else request.folder)
 
 
@@ -150,28 +155,6 @@ def request_of_stage(request: Request, stage: str) -> Request:
 
     overrides = [f"sweep={stage}", *filter(belongs, words), *axes]
     return replace(request, overrides=overrides, options=replace(request.options, sweep_name=None), chain=())
-
-
-def _compares(folder: Path, note: Note) -> bool:
-    """Return whether a finished stage includes its reference setting; otherwise it hands nothing on."""
-    if read_state(folder).reference is not None:
-        return True
-    note(f"note: {folder.name} hands nothing on: the setting that its file compares with was not among what was run")
-    return False
-
-
-def _arms(request: Request, folder: Path, earlier: Sequence[str], note: Note) -> list[list[str]]:
-    """Return the settings that a stage takes from an earlier, broader one, as overrides; [] if those were typed."""
-    broad = file_of(request.overrides).best_of
-    if broad not in earlier or not _compares(folder / broad, note):
-        return []
-    from rlreason.sweeps.carry import best_arms
-
-    arms = [translated([f"{key}={value}" for key, value in arm.items()], note) for arm in best_arms(folder / broad)]
-    if with_meant(map(key_of, request.overrides)) & set(map(key_of, arms[0])):
-        return []
-    note(f"note: {broad} hands on its best settings: {'; '.join(map(' '.join, arms[1:])) or 'only the reference'}")
-    return arms
 
 
 def file_of(overrides: Sequence[str]) -> SweepFile:

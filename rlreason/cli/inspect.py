@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rlreason.cli.subcommands import number_in
 from rlreason.errors import ConfigError, DataError
 from rlreason.evaluation import cases
 from rlreason.grading.grader import RunGrading, grading_warnings
@@ -24,12 +25,6 @@ from rlreason.runtime.text import visible
 from rlreason.types import Grade
 
 EXAMPLES, CASES_SHOWN = 5, 10
-#: Kind of inspection -> the options that it reads; another one would have no effect.
-READ_BY = {
-    "regrade": ("other", "write"),
-    "gradients": ("step",),
-    "": ("category", "problem", "n", "step", "rollouts", "markdown"),
-}
 
 
 def add_arguments(parser: Parser) -> None:
@@ -37,7 +32,8 @@ def add_arguments(parser: Parser) -> None:
     parser.add_run("folder of an evaluation or of a training run")
     parser.add_argument("--category", choices=cases.CATEGORIES, help="only these; disagree: a second grader differs")
     parser.add_argument("--problem", metavar="ID", help="only the responses to this problem")
-    parser.add_argument("-n", type=int, metavar="N", help=f"how many cases, in the order of the file ({CASES_SHOWN})")
+    cases_shown = f"how many cases, in the order of the file ({CASES_SHOWN})"
+    parser.add_argument("-n", type=number_in(1, 10**6, int), default=CASES_SHOWN, metavar="N", help=cases_shown)
     parser.add_argument("--step", type=int, metavar="N", help="of a training run; the newest if not given")
     parser.add_argument("--rollouts", action="store_true", help="training responses instead of evaluations")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="where the text for a write-up goes")
@@ -52,23 +48,20 @@ def add_arguments(parser: Parser) -> None:
 
 def main(arguments: argparse.Namespace, console: Console) -> Answer:
     """Show cases, grade again, or compare objectives."""
-    way = "regrade" if arguments.regrade else "gradients" if arguments.gradients else ""
-    for name in dict.fromkeys(name for names in READ_BY.values() for name in names):
-        if getattr(arguments, name) not in (None, False) and name not in READ_BY[way]:
-            option, cure = f"-{name}" if name == "n" else f"--{name}", f"--{way}" if way else "add --regrade"
-            raise ConfigError(f"{option} has no effect here: leave it out, or {'leave out ' * bool(way)}{cure}")
-    if way == "gradients":
+    if arguments.gradients:
         from rlreason.training.laboratory import compare_gradients
 
         return compare_gradients(RunFolder(arguments.run), arguments.step, console)
-    return regrade(arguments, console) if way else inspect(arguments, console)
+    if arguments.regrade:
+        return regrade(arguments, console)
+    if arguments.write or arguments.other:
+        raise ConfigError("--write and --other are of --regrade: add it, or leave them out")
+    return inspect(arguments, console)
 
 
 def inspect(arguments: argparse.Namespace, console: Console) -> Answer:
     """Show the first responses of a category or a problem in a file of a run, and write them down as Markdown."""
-    n, category = CASES_SHOWN if arguments.n is None else arguments.n, arguments.category
-    if n < 1:
-        raise ConfigError(f"-n {n} shows nothing: give a number above 0")
+    category = arguments.category
     run, target = RunFolder(arguments.run), arguments.markdown or arguments.run / CASES
     refuse_target("--markdown", target)
     file = run.responses(arguments.step, arguments.rollouts)
@@ -85,7 +78,7 @@ def inspect(arguments: argparse.Namespace, console: Console) -> Answer:
         chosen = [row for row, second in judged if second not in (None, row["outcome"] == "correct")]
     else:
         chosen = [row for row in rows if cases.is_in(row, category)]
-    grader, shown = graded.grader(symbolic=False), chosen[:n]
+    grader, shown = graded.grader(symbolic=False), chosen[: arguments.n]
     counted = dict(Counter(cases.reasons(row, grader)[0].kind for row in chosen).most_common())
     seconds = opinions(shown, graded, console) if graded.reward in NAMED_REWARDS else [None] * len(shown)
     found = [cases.reasons(row, grader, second) for row, second in zip(shown, seconds, strict=True)]

@@ -5,12 +5,11 @@ folder given. RUNS are folders of runs, sweeps, or settings of a sweep (SWEEP/KE
 """
 
 import argparse
-import os
 from importlib.util import find_spec
 from pathlib import Path
 
 from rlreason.discovery.report import report_of, runs_below
-from rlreason.errors import ConfigError, UnwritableError
+from rlreason.errors import ConfigError
 from rlreason.records.console import Console
 from rlreason.report.charts import write_figures
 from rlreason.report.compare import entry
@@ -61,9 +60,9 @@ def main(arguments: argparse.Namespace, console: Console) -> Answer:
             write_whole(out / HTML, page_of(report))
             write_markdown(report, out / MARKDOWN)
             if figures is not None:
-                write_figures(report.every_figure, report.legend, writable(figures, "--figures"))
-        except UnwritableError as error:
-            raise ConfigError(f"{error}: give --out FOLDER") from None
+                write_figures(report.every_figure, report.legend, figures)
+        except OSError as error:
+            raise ConfigError(f"{error}: give --out FOLDER, or other --figures") from None
     lines = [report.question, report.summary, ""]
     for verdict in report.verdicts:
         word = "" if verdict.difference is None else f"{verdict.word}: "  # the sentence says that nothing is compared
@@ -85,15 +84,8 @@ def folder_of(out: Path | None, run: Path) -> Path:
             raise ConfigError(
                 f"RUN={run} is no folder: give the folder of a run or of a sweep, as printed at its start"
             )
-    return writable(out)
-
-
-def writable(folder: Path, option: str = "--out") -> Path:
-    """Return the folder to write into, made if missing; `ConfigError` if it cannot be written to."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigError(f"{option} {folder} cannot be made ({error.strerror}): give another folder") from None
-    if not os.access(folder, os.W_OK):
-        raise ConfigError(f"{folder} cannot be written to: give {option} FOLDER")
-    return folder
+        raise ConfigError(f"--out {out} cannot be made ({error.strerror}): give another folder") from None
+    return out

@@ -22,7 +22,7 @@ from rlreason.runtime.text import redacted
 from rlreason.sweeps.closing import closing
 from rlreason.sweeps.launcher import launched
 from rlreason.sweeps.preview import plan_text
-from rlreason.sweeps.state import SweepState, close, new_state, read_state, refuse_changed, write_state
+from rlreason.sweeps.state import SweepState, new_state, read_state, refuse_changed, write_state
 
 if TYPE_CHECKING:
     from hydra_plugins.rlreason_sweeps import Grid
@@ -80,11 +80,11 @@ def _run_sweep(grid: "Grid", request: Request) -> int:
             state.run(run.name).shared_machine = True
         write_state(design.folder, state)
         try:
-            close(state, design.folder, launched(grid, request.overrides, jobs, design, left) if left else {}, say)
+            state.close(design.folder, launched(grid, request.overrides, jobs, design, left) if left else {})
         except BaseException as error:
             stopped = isinstance(error, KeyboardInterrupt) or signals.stop_signal() is not None
             signals.arrived()
-            close(state, design.folder, {}, say, "interrupted" if stopped else "failed")
+            state.close(design.folder, {}, "interrupted" if stopped else "failed")
             print_table(design.folder)
             raise
     return print_table(design.folder).code

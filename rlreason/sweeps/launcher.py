@@ -157,6 +157,8 @@ def jobs_of(
     elif launcher == SLURM:  # whose machines are assumed to be like this one
         width = max(1, min(jobs or len(runs), len(runs)))
         own = _of_slurm(each if per_run or torch_has_gpus() else 0, jobs, given)
+    else:
+        width = jobs or 1
     settings = {f"hydra.launcher.{key}": value for key, value in own.items()}
     overrides = [f"{key}={value}" for key, value in settings.items() if key not in given]
     return Jobs(launcher, batch, width, overrides, names, each if launcher == PROCESSES else 0)

@@ -185,6 +185,19 @@ class SweepState:
         reasons = {run.key: run.reason for run in self.runs if run.status == DOMINATED}
         self.stopped_settings = [{"setting": dict(key), "reason": reason} for key, reason in reasons.items()]
 
+    def close(self, folder: Path, errors: Mapping[str, Exception | None], status: str = "") -> None:
+        """Write the final state: of each run what its folder says, else the error of its job."""
+        self.refresh(folder, print)
+        for run in self.runs:
+            error = errors.get(run.name)
+            if error is None or run.of_its_own or (run.reason != KILLED and run.status != WAITING):
+                continue
+            if run.reason == KILLED:
+                write_status(folder / run.name, "failed", first_line(error))
+            run.status, run.reason = "failed", first_line(error)  # one that waits was refused before it wrote anything
+        self.status = status or {0: "finished", 130: "interrupted"}.get(self.code, "failed")
+        write_state(folder, self)
+
 
 def new_state(design: Design, jobs: int, launcher: str, command: str, carried: Sequence[dict[str, Any]]) -> SweepState:
     """Return the state of a sweep that starts, or resumes: then with what its folder records of earlier runs."""
@@ -202,27 +215,6 @@ def new_state(design: Design, jobs: int, launcher: str, command: str, carried: S
     )  # fmt: skip
     state.refresh(design.folder)
     return state
-
-
-def close(
-    state: SweepState,
-    folder: Path,
-    errors: Mapping[str, Exception | None],
-    say: Callable[[str], None],
-    status: str = "",
-) -> None:
-    """Write the final state of a sweep: of each run what its folder says, else the error of its job."""
-    state.refresh(folder, say)
-    for run in state.runs:
-        error = errors.get(run.name)
-        if error is None or run.of_its_own:
-            continue
-        if run.reason == KILLED:
-            write_status(folder / run.name, "failed", first_line(error))
-        if run.reason == KILLED or run.status == WAITING:  # then it was refused before it wrote anything
-            run.status, run.reason = "failed", first_line(error)
-    state.status = status or {0: "finished", 130: "interrupted"}.get(state.code, "failed")
-    write_state(folder, state)
 
 
 def write_state(folder: Path, state: SweepState) -> None:
@@ -282,14 +274,14 @@ def refreshed(run: RunState, folder: Path, say: Callable[[str], None] | None = N
         now.status, now.reason = _status_without_summary(run, place)
         return now
     now.status, now.reason = known_status(str(summary.get("status", ""))), str(summary.get("reason", ""))
-    now.accuracy, now.accuracy_before = number(summary.get("accuracy")), number(summary.get("accuracy_before"))
+    for name in ("accuracy", "accuracy_before", "score", "length"):
+        setattr(now, name, number(summary.get(name)))
     interval, protocol = summary.get("accuracy_interval"), summary.get("protocol")
     ends = [number(end) for end in interval] if isinstance(interval, list) else []
     now.accuracy_interval = None if len(ends) != 2 or None in ends else (ends[0], ends[1])  # type: ignore[assignment]
     if now.accuracy is None and ending(now.status) is ending("diverged"):
         now.accuracy, now.accuracy_interval = 0.0, None
         now.reason = "; ".join(filter(None, (now.reason, "without a figure of its own, it counts as accuracy 0")))
-    now.score, now.length = number(summary.get("score")), number(summary.get("length"))
     problems = number(summary.get("eval_problems"))
     now.problems = None if problems is None else int(problems)
     now.protocol = str(protocol.get("hash")) if isinstance(protocol, dict) else None
