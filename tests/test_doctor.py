@@ -26,7 +26,6 @@ from rlreason.cli.doctor import (
     lines_of,
     machine_findings,
     run_findings,
-    shared_memory,
     version_findings,
 )
 from rlreason.cli.doctor_probe import ProbeResult, probing
@@ -146,14 +145,11 @@ def test_a_driver_that_does_not_answer_and_memory_that_is_not_known_are_findings
 
 
 def test_little_shared_memory_and_a_full_disk_are_said(tmp_path, composed, monkeypatch):
-    known, unknown = Device("cpu", "", 1 << 30, 2 << 30), Device("cpu", "")
-    found = bad(machine_findings(known, (60 << 20, 64 << 20)))
-    assert set(found) == {"shared memory"}
-    assert "--shm-size" in found["shared memory"].cure
-    assert bad(machine_findings(unknown, (9 << 30, 9 << 30))) == {}
-    assert shared_memory() is None or shared_memory()[0] <= shared_memory()[1]
-    run = typed(composed(*LARGE, "save_model=true"))
+    assert bad(machine_findings(Device("cpu", "", 1 << 30, 2 << 30))).keys() <= {"shared memory"}
     usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=60 << 20))
+    assert "--shm-size" in bad(machine_findings(Device("cpu", "")))["shared memory"].cure
+    run = typed(composed(*LARGE, "save_model=true"))
     for free, states in ((1 << 30, [FAIL, FAIL]), (3 << 30, [WARN, WARN]), (900 << 30, [OK, OK])):
         monkeypatch.setattr(shutil, "disk_usage", lambda _, free=free: usage._replace(free=free))
         disk, cache = disk_findings(run, tmp_path / "a/b")

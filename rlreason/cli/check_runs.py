@@ -6,7 +6,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -132,7 +132,7 @@ def stage_of(request: Request, stage: str, note: Note = print, started: bool = T
             note(
                 f"note: {broad} hands on its best settings: {'; '.join(map(' '.join, arms)) or 'none: some are typed'}"
             )
-        return _checked(own, before, note, request.folder / stage, arms, later=None if started else request.folder)
+        return _checked(own, before, note, Stage(request.folder / stage, arms, waits=not started))
 
 
 def request_of_stage(request: Request, stage: str) -> Request:
@@ -169,43 +169,36 @@ def file_of(overrides: Sequence[str]) -> SweepFile:
     return SweepFile("") if (name := named_sweep(overrides)) is None else sweep_file(name, content)
 
 
-def designed(
-    request: Request,
-    note: Note = print,
-    carried: Sequence[str] = (),
-    folder: Path | None = None,
-    arms: Sequence[Sequence[str]] = (),
-) -> Design:
+class Stage(NamedTuple):
+    """What a sweep has from the chain that it is a stage of."""
+
+    folder: Path  # where it writes
+    arms: list[list[str]]  # settings that replace its own, the reference first
+    waits: bool  # the stages before it have not run: what begins from their models is only composed
+
+
+def designed(request: Request, note: Note = print, carried: Sequence[str] = (), stage: Stage | None = None) -> Design:
     """Return the design of the requested sweep, its runs not yet checked. Hydra must be ready to compose.
 
-    `carried`: overrides from finished sweeps, with lower precedence than typed ones and the sweep's own. `folder`: of
-    the sweep, whatever the overrides say. `arms`: settings that replace its own, the reference first.
-    """  # fmt: skip
+    `carried`: overrides from finished sweeps, with lower precedence than typed ones and the sweep's own.
+    """
     words, name = request.overrides, request.config_name
     base = composed(fixed(words), name)
-    file = file_at(file_of(words), words, base, arms)
+    file = file_at(file_of(words), words, base, stage.arms if stage else ())
     grid = grid_of(words, file, carried, note)
-    place = folder or folder_of(words, grid.swept, base, request.options.sweep_name)
+    place = stage.folder if stage else folder_of(words, grid.swept, base, request.options.sweep_name)
     return design_of(grid, file, place, lambda overrides: composed(overrides, name), note, str(base.seed))
 
 
-def _checked(
-    request: Request,
-    before: Sequence[str],
-    note: Note,
-    folder: Path | None = None,
-    arms: Sequence[Sequence[str]] = (),
-    later: Path | None = None,
-) -> Request:
-    """Return the sweep with its design, its runs and the GPUs that they need; `ConfigError` if a run could not begin.
+def _checked(request: Request, before: Sequence[str], note: Note, stage: Stage | None = None) -> Request:
+    """Return the sweep with its design, its runs and their launcher; `ConfigError` if a run could not begin.
 
-    `before`: finished sweeps that hand on their winners. `folder` and `arms` as in `designed`. `later`: a folder whose
-    runs do not exist yet; those that begin from their models are only composed.
-    """  # fmt: skip
+    `before`: finished sweeps that hand on their winners.
+    """
     carried = _carried(request, before, note)
     words = {key_of(word): word for one in carried for word in translated(one.words, note)}  # a later sweep wins
-    design = designed(request, note, list(words.values()), folder, arms)
-    if carried and folder is None:
+    design = designed(request, note, list(words.values()), stage)
+    if carried and stage is None:
         from rlreason.sweeps.carry import model_of, refuse_other_model
 
         first = composed(design.runs[0].overrides, request.config_name)  # unchecked: its model may be no folder here
@@ -213,7 +206,7 @@ def _checked(
     absent: list[str] | None = [] if request.options.dry else None
     runs, now = dict[str, AnyRunConfig](), list[RunState]()
     for run in design.runs:
-        waits = later is not None and any(str(later) in word for word in run.overrides)
+        waits = stage is not None and stage.waits and str(design.folder.parent) in " ".join(run.overrides)
         runs[run.name] = composed_run(run.overrides, request.config_name, True, [] if waits else absent).run
         now += [] if waits else [run]
     checked = [runs[run.name] for run in now]

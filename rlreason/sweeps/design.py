@@ -78,8 +78,7 @@ def file_at(whole: SweepFile, words: Sequence[str], base: DictConfig, arms: Sequ
     """
     if whole.chain:
         raise ConfigError(f"sweep={whole.name} is a chain of sweeps, and no sweep of a chain: leave it out there")
-    several = [o for o in parsed(words) if o.is_sweep_override() and o.key_or_group in ONE_SCALE]
-    if whole.embedded is not None and several:
+    if whole.embedded and (several := [o for o in parsed(words) if o.is_sweep_override() and _key(o) in ONE_SCALE]):
         raise ConfigError(
             f"{several[0].input_line} with sweep={whole.name}, whose file has a block embedded for one scale: run a "
             f"sweep for each {several[0].key_or_group}"
@@ -90,7 +89,8 @@ def file_at(whole: SweepFile, words: Sequence[str], base: DictConfig, arms: Sequ
     axes |= {key: value for key, value in file.axes.items() if whole.axes.get(key) != value}
     if not arms:
         return replace(file, axes=axes)
-    axes = {key: value for key, value in axes.items() if not set(MEANS.get(key, ())) & set(map(key_of, arms[0]))}
+    own = set(map(key_of, arms[0]))
+    axes = {key: value for key, value in axes.items() if not own & set(MEANS.get(key, ()))}
     return replace(file, axes=axes, cells=list(map(list, arms)), reference=list(arms[0]))
 
 
@@ -125,7 +125,7 @@ def grid_of(overrides: Sequence[str], file: SweepFile, carried: Sequence[str], n
     words = [f"{key}={value}" for key, value in file.axes.items() if key_of(key) not in given_way]
     of_file = [o for o in parsed(words) if o.is_sweep_override() or not _covered(_key(o), typed)]
     axes = {o.get_key_element(): _values(o) for o in (*ours, *of_file) if o.is_sweep_override()}
-    _refuse_unsound_cells(file, typed, axes)
+    _refuse_taken_away(file, typed)
     shared = [str(o.input_line) for o in ours if not o.is_sweep_override()]
     shared += _not_set(carried, typed, file, note)
     shared += [str(o.input_line) for o in of_file if not o.is_sweep_override()]
@@ -182,9 +182,8 @@ def _canonical_word(word: str) -> str:
     return f"{key}{equals}{canonical(value)}"
 
 
-def _refuse_unsound_cells(file: SweepFile, typed: Mapping[str, Override], axes: Iterable[str]) -> None:
-    """Refuse typed overrides of a cell's own settings, and a cell that sets an axis."""
-    swept = set(map(key_of, axes))
+def _refuse_taken_away(file: SweepFile, typed: Mapping[str, Override]) -> None:
+    """Refuse typed overrides of a cell's own settings; only where a run goes on with a model may one be typed."""
     for cell in file.cells:
         goes_on = any(BESIDE in word for word in cell)
         for word in cell:
@@ -194,8 +193,6 @@ def _refuse_unsound_cells(file: SweepFile, typed: Mapping[str, Override], axes: 
                     f"{given.input_line} takes {word} away from the cells of sweep={file.name}, which are there to "
                     f"differ in it: leave {key} out, or type the sweep that you mean without sweep={file.name}"
                 )
-            if key in swept:
-                raise ConfigError(f"sweep/{file.name}.yaml: {key} is set by cells and is an axis: leave it out of one")
 
 
 def _not_set(carried: Sequence[str], typed: Iterable[str], file: SweepFile, note: Note) -> list[str]:

@@ -121,7 +121,7 @@ def jobs_of(
     None: as many as the GPUs suffice for, and as many GPUs as the neediest run asks for. Without GPUs, ours runs one at
     a time, another as many as there are processors. Typed settings of the launcher (`hydra.launcher.n_jobs=2`) take
     precedence. `ConfigError`, or a line in `absent`, for more GPUs than there are.
-    """  # fmt: skip
+    """
     launcher, needed = chosen_launcher(words), max(map(gpus_needed, runs), default=1)
     given = {key: value for key, _, value in (word.lstrip("+").partition("=") for word in words)}
     if per_run and launcher in (JOBLIB, LOCAL):

@@ -15,7 +15,6 @@ from rlreason.sweeps.launcher import Jobs
 from rlreason.sweeps.state import FEWEST_SEEDS, FILE, Design, RunState, read_state
 
 MEASURED = ("finished", "budget")  # statuses of runs whose time is used
-MOST_VALUES = 12  # of an axis in a plan
 ONE_ON_POLICY = ("reinforce_with_baseline", "grpo_clip", "grpo_no_clip")  # losses of one gradient where the ratio is 1
 
 
@@ -65,12 +64,10 @@ def _count(number: int, noun: str) -> str:
 
 def _varied(design: Design) -> str:
     """Return what differs between the runs apart from the seed: the swept settings with their values, in order."""
-    parts = []
-    for axis in design.axes:
-        values = list(dict.fromkeys(run.setting[axis] for run in design.runs if axis in run.setting))
-        more = f" and {len(values) - MOST_VALUES} more" if len(values) > MOST_VALUES else ""
-        parts.append(f"{axis}={','.join(values[:MOST_VALUES])}{more}")
-    return "; ".join(parts) or "the seed alone"
+    values = {
+        axis: dict.fromkeys(run.setting[axis] for run in design.runs if axis in run.setting) for axis in design.axes
+    }
+    return "; ".join(f"{axis}={','.join(of)}" for axis, of in values.items()) or "the seed alone"
 
 
 def one_formula(design: Design, runs: Mapping[str, AnyRunConfig]) -> list[str]:

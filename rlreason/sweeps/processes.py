@@ -8,11 +8,10 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from multiprocessing import connection, forkserver, get_context, resource_tracker
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.singleton import Singleton
@@ -47,8 +46,7 @@ def divide_processors(side_by_side: int) -> None:
         os.environ[THREADS] = str(min(int(given), threads) if given.isdigit() and int(given) else threads)
 
 
-@dataclass(frozen=True, slots=True)
-class _Job:
+class _Job(NamedTuple):
     """What the process of a job is told."""
 
     name: str

@@ -88,12 +88,9 @@ class RunState:
         >>> RunState("seed=0", [], {}, 0, "finished", accuracy=0.5, accuracy_before=0.25).outcome
         'accuracy 0.250 -> 0.500, finished'
         """
-        if self.score is not None:
-            return f"score {self.score:g}, {self.status_text}"
-        if self.accuracy is None:
-            return self.status_text
         before = "" if self.accuracy_before is None else f"{self.accuracy_before:.3f} -> "
-        return f"accuracy {before}{self.accuracy:.3f}, {self.status_text}"
+        figure = "" if self.accuracy is None else f"accuracy {before}{self.accuracy:.3f}, "
+        return f"{figure if self.score is None else f'score {self.score:g}, '}{self.status_text}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,11 +205,9 @@ def new_state(design: Design, jobs: int, launcher: str, command: str, carried: S
     for was in old.values():  # of other seeds or values, typed earlier
         same_axes = list(was.setting) == [key for key in design.axes if key in was.setting]
         runs += [was] if same_axes and (design.folder / was.name / SUMMARY).exists() else []
-    kept = list(carried) or (before.carried if before else [])
-    state = SweepState(
-        design.name, command, list(design.axes), design.reference, "running", jobs, launcher, runs, kept,
-        sweep=design.sweep,
-    )  # fmt: skip
+    kept, axes = list(carried) or (before.carried if before else []), list(design.axes)
+    state = SweepState(design.name, command, axes, design.reference, "running", jobs, launcher, runs, kept)
+    state.sweep = design.sweep
     state.refresh(design.folder)
     return state
 
@@ -232,10 +227,7 @@ def read_state(folder: Path, say: Callable[[str], None] | None = None) -> SweepS
     if state is None:
         state = _rebuilt(folder)
         if (folder / FILE).exists():
-            (say or print_stderr)(
-                f"{folder / FILE} cannot be read: settings and seeds are those of the runs' names, and the sweep's "
-                "reference is not known"
-            )
+            (say or print_stderr)(f"{folder / FILE} cannot be read: the runs' names say all but the reference")
     state.refresh(folder, say)
     if state.status == "running" and holder(folder) is None:
         state.status = "finished" if all(run.of_its_own for run in state.runs) else "failed"
