@@ -39,7 +39,7 @@ class ProcessesConfig:
     _target_: str = "hydra_plugins.rlreason_sweeps.Processes"
     jobs: int = 1  # at a time
     gpus: list[str] = field(default_factory=list)  # handed out in turn, as in CUDA_VISIBLE_DEVICES; none: all see all
-    needs: list[int] = field(default_factory=list)  # of each job: how many of them it gets
+    gpus_per_run: int = 1
     preload: bool = True  # whether jobs are forked from a process that has loaded their libraries
 
 
@@ -71,8 +71,8 @@ class Grid(Sweeper):
 class Processes(Launcher):
     """Run the jobs in processes of this machine; one that dies fails its own job alone."""
 
-    def __init__(self, jobs: int, gpus: Sequence[str], needs: Sequence[int], preload: bool) -> None:
-        self.jobs, self.gpus, self.needs, self.preload = jobs, list(gpus), list(needs), preload
+    def __init__(self, jobs: int, gpus: Sequence[str], gpus_per_run: int, preload: bool) -> None:
+        self.jobs, self.gpus, self.gpus_per_run, self.preload = jobs, list(gpus), gpus_per_run, preload
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         """Take what the jobs need."""

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from rlreason.cli.design import design_of
+from rlreason.cli.check_runs import designed as design_of
 from rlreason.cli.flags import composing, read
 from rlreason.sweeps.state import Design, RunState, Setting, SweepState, write_state
 
@@ -22,7 +22,7 @@ Answers = Callable[[str, int], Sequence[bool] | None]  # of a setting's value an
 
 
 def designed(*words: str, **more: Any) -> Design:
-    """The design of the sweep of these words. `more`: arguments of `design_of`."""
+    """The design of the sweep of these words. `more`: arguments of `check_runs.designed`."""
     request = read(["-m", *words])
     with composing(request):
         return design_of(request, note=str, **more)

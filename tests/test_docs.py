@@ -13,7 +13,6 @@ from omegaconf import DictConfig, OmegaConf
 
 from examples.scripted_server import serving
 from rlreason.cli.compose import composed
-from rlreason.cli.design import fixed
 from rlreason.cli.flags import composing, read, split_sweep_options
 from rlreason.cli.mistakes import refuse_wrong_words
 from rlreason.cli.names import own_names, translated
@@ -21,6 +20,7 @@ from rlreason.cli.subcommands import named_subcommand, parser_of
 from rlreason.data.tasks import make_stories
 from rlreason.discovery.turns import problem_named
 from rlreason.runtime.plugins import GROUPS
+from rlreason.sweeps.design import fixed
 from tests.starts import ROOT, Started
 
 README = (ROOT / "README.md").read_text("utf-8")

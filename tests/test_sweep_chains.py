@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from rlreason.cli.check_runs import repeated_runs, request_of_stage, stage_of
+from rlreason.cli.check_runs import designed as design_of
+from rlreason.cli.check_runs import file_of, refuse_repeated, request_of_stage, stage_of
 from rlreason.cli.compose import composed_run
-from rlreason.cli.design import design_of, file_of
 from rlreason.cli.flags import composing, read
 from rlreason.errors import ConfigError
 from rlreason.sweeps.carry import carry
@@ -108,11 +108,10 @@ def test_the_train_batches_of_the_broad_sweep_are_shares_of_the_rollout_batch():
 
 def test_words_that_make_the_same_run_are_said():
     runs = designed("off_policy=on_policy,e1_quarter", "epochs_per_rollout=1", "train_batch_size=64", "seed=0").runs
-    words = [list(run.overrides) for run in runs]
     with composing(read([])):
-        line, *rest = repeated_runs([composed_run(own, "config", of_sweep=True).run for own in words], words)
-    assert not rest
-    assert line.startswith("off_policy=on_policy and off_policy=e1_quarter")
+        composed = [composed_run(run.overrides, "config", of_sweep=True).run for run in runs]
+    with pytest.raises(ConfigError, match=r"^off_policy=on_policy and off_policy=e1_quarter make the same run"):
+        refuse_repeated(composed, runs)
 
 
 def test_runs_that_the_clock_ended_side_by_side_are_not_compared(tmp_path):

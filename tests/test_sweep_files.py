@@ -10,8 +10,8 @@ from hydra import compose
 from omegaconf import OmegaConf
 
 from rlreason.cli.check import check_command_line
-from rlreason.cli.check_runs import stage_of
-from rlreason.cli.design import design_of, file_of
+from rlreason.cli.check_runs import designed as design_of
+from rlreason.cli.check_runs import file_of, stage_of
 from rlreason.cli.flags import Request, composing, read
 from rlreason.config.leaves import resource_dir
 from rlreason.config.store import register, run_name, sweep_file, typed
@@ -88,8 +88,8 @@ def test_a_sweep_file_says_what_it_is_for_and_names_no_model_and_no_data_of_its_
 def test_designing_a_sweep_loads_no_torch():
     code = (
         "import sys; from rlreason.config.store import register; from rlreason.cli.flags import read, composing; "
-        "from rlreason.cli.design import design_of; register(); asked = read(['-m', 'sweep=grpo_baselines'])\n"
-        "with composing(asked): assert len(design_of(asked).runs) == 2\n"
+        "from rlreason.cli.check_runs import designed; register(); asked = read(['-m', 'sweep=grpo_baselines'])\n"
+        "with composing(asked): assert len(designed(asked).runs) == 2\n"
         "assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=600)

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from conftest import SWEEP_OF_TWO
 
-from rlreason.cli.launchers import set_up
-from rlreason.cli.start_sweep import code_of, print_table
+from rlreason.cli.start_sweep import print_table
+from rlreason.config.store import typed
 from rlreason.errors import ConfigError
 from rlreason.records.reader import write_status
 from rlreason.report.read import read_study
@@ -19,7 +19,8 @@ from rlreason.report.tables import accuracy_of
 from rlreason.report.verdicts import verdicts_of
 from rlreason.runtime.files import holder, run_lock
 from rlreason.runtime.machine import usable_processors
-from rlreason.sweeps.closing import closing, rows_of, settings_table
+from rlreason.sweeps.closing import JudgedSetting, closing, settings_table
+from rlreason.sweeps.launcher import jobs_of
 from rlreason.sweeps.state import (
     FILE,
     Design,
@@ -28,7 +29,6 @@ from rlreason.sweeps.state import (
     new_state,
     read_state,
     refuse_changed,
-    wait_for_earlier,
     write_state,
 )
 from tests.starts import rlreason
@@ -101,11 +101,10 @@ def test_a_diverged_run_without_a_figure_counts_as_zero_and_says_so(tmp_path):
     finished(tmp_path / "learning_rate=1,seed=0", 0.6)
     finished(tmp_path / "learning_rate=1,seed=1", None, status="diverged:weights", reason="no numbers")
     state = new_state(grid, 1, "processes", "", [])
-    (row,) = rows_of(state)
-    assert row.mean == pytest.approx(0.3)
     text = closing(state, tmp_path)
+    assert " 0.300 " in text
     assert "diverged:weights (no numbers; without a figure of its own, it counts as accuracy 0)" in text
-    assert code_of(state) == 0
+    assert state.code == 0
 
 
 def test_the_table_that_ends_a_sweep_has_the_intervals_and_verdicts_of_the_report(tmp_path, capsys):
@@ -153,7 +152,7 @@ def test_the_table_has_a_line_for_each_setting_best_first(tmp_path):
     assert third.split() == ["1", "0", "of", "1", "-", "-", "8.0", "waiting"]
     text = closing(state, Path("nowhere"))
     assert "! lr=1e-3,seed=1: failed (x)" in text
-    assert "1 run waits; type the sweep again, and they go on" in text
+    assert "left: 2 of 5 runs; type the sweep again" in text
     assert "a setting with one seed has no interval over seeds" in text
     assert "wall clock" not in text
     (tmp_path / "lr=1e-3,seed=0").mkdir()
@@ -163,7 +162,7 @@ def test_the_table_has_a_line_for_each_setting_best_first(tmp_path):
     assert closing(state, tmp_path).endswith(said)
     alone = state_of(run("1", 0, 0.5), run("2", 0, 0.6))
     alone.runs[0].shared_machine = True
-    text = closing(alone, Path("nowhere"))
+    text = closing(alone, Path("nowhere"), {run.key: JudgedSetting((0.6, 0.5, 0.7), "better") for run in alone.runs})
     assert "95%, over problems" in text
     assert "0.500 to 0.700" in text
     assert "one seed: the intervals are over problems" in text
@@ -182,8 +181,8 @@ def test_a_run_with_other_settings_is_refused_with_the_difference_and_the_cures(
     assert "\n" not in str(refused.value)
 
 
-def test_a_folder_that_another_process_writes_is_waited_for_and_then_refused(tmp_path):
-    place, said = tmp_path / "learning_rate=1,seed=0", []
+def test_a_run_that_another_process_writes_is_refused(tmp_path):
+    place = tmp_path / "learning_rate=1,seed=0"
     code = (
         "import sys; from pathlib import Path; from rlreason.runtime.files import run_lock\n"
         "with run_lock(Path(sys.argv[1]), print): print('held', flush=True); sys.stdin.read()"
@@ -192,25 +191,25 @@ def test_a_folder_that_another_process_writes_is_waited_for_and_then_refused(tmp
     writer = subprocess.Popen([sys.executable, "-c", code, str(place)], **pipes)  # until its input ends
     try:
         assert writer.stdout.readline() == b"held\n"
-        grid = design(tmp_path, "1", seeds=1)
         with pytest.raises(
             ConfigError, match=r"seed=0 is being written by process \d+ since .*: wait for it or end it"
         ):
-            wait_for_earlier(grid, said.append, 0.2)
+            refuse_changed(design(tmp_path, "1", seeds=1), lambda run: CONFIG)
     finally:
         writer.communicate(timeout=600)
-    assert "waiting for it" in said[0]
     assert holder(place) is None
     with run_lock(tmp_path / "mine", print):
         assert holder(tmp_path / "mine") == "this process"
 
 
-def test_a_launcher_is_set_up_for_the_jobs_that_were_asked_for():
-    jobs = set_up("submitit_local", ["hydra.launcher.timeout_min=5"], 2, 6)
-    assert (jobs.batch, jobs.side_by_side, jobs.words) == (2, 2, [])
-    assert set_up("joblib", ["hydra.launcher.n_jobs=3"], None, 6).side_by_side == 3
-    assert set_up("joblib", [], None, 99).side_by_side == usable_processors()
-    assert set_up("joblib", [], 1, 99).side_by_side == 1  # typed
+def test_a_launcher_is_set_up_for_the_jobs_that_were_asked_for(composed):
+    runs = [typed(composed())] * 6
+    local = jobs_of(["hydra/launcher=submitit_local", "hydra.launcher.timeout_min=5"], runs, 2, None, str)
+    assert (local.batch, local.side_by_side, local.words) == (2, 2, [])
+    joblib = "hydra/launcher=joblib"
+    assert jobs_of([joblib, "hydra.launcher.n_jobs=3"], runs, None, None, str).side_by_side == 3
+    assert jobs_of([joblib], runs * 9, None, None, str).side_by_side == usable_processors()
+    assert jobs_of([joblib], runs * 9, 1, None, str).side_by_side == 1  # typed
 
 
 def test_two_runs_side_by_side_are_said_written_down_and_not_run_again(finished_sweep, tmp_path):

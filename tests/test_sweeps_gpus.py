@@ -12,10 +12,10 @@ import pytest
 
 from rlreason.cli.check import check_command_line
 from rlreason.cli.flags import split_sweep_options
-from rlreason.cli.launchers import set_up
+from rlreason.config.store import typed
 from rlreason.errors import ConfigError
 from rlreason.runtime.machine import usable_processors
-from rlreason.sweeps.processes import GpuPlan, gpu_plan, machine_gpus
+from rlreason.sweeps.launcher import Jobs, jobs_of, machine_gpus
 from rlreason.sweeps.state import read_state
 from tests.starts import SMALL, rlreason
 
@@ -53,17 +53,30 @@ def test_gpus_are_found_by_their_variable_and_by_nothing_on_a_machine_without():
     assert machine_gpus({"CUDA_VISIBLE_DEVICES": ""}) == []
 
 
-def test_runs_side_by_side_follow_from_gpus_and_what_was_typed():
-    four = GpuPlan(("0", "1", "2", "3"))
-    mine = set_up("processes", [], None, 9, four)
+def set_up(runs, *words: str, jobs: int | None = None, per_run: int | None = None, absent=None) -> Jobs:
+    return jobs_of(words, runs, jobs, per_run, str, absent)
+
+
+def test_runs_side_by_side_follow_from_gpus_and_what_was_typed(monkeypatch, composed):
+    nine = [typed(composed())] * 9
+    monkeypatch.setenv("RLREASON_GPUS", "0,1,2,3")
+    mine = set_up(nine)
     assert (mine.side_by_side, mine.words[1]) == (4, "hydra.launcher.gpus=['0', '1', '2', '3']")
-    assert set_up("processes", [], 8, 9, four).side_by_side == 4
-    shared = GpuPlan(("0", "1", "2", "3"), per_run=0)
-    assert [set_up("processes", [], jobs, 9, shared).side_by_side for jobs in (None, 8)] == [1, 8]
-    assert set_up("joblib", [], None, 9, shared).words == ["hydra.launcher.n_jobs=1"]  # they would all use the first
-    assert "hydra.launcher.gpus_per_node=4" in set_up("submitit_local", [], 2, 9, shared).words
-    assert set_up("joblib", [], None, 99, GpuPlan()).side_by_side == usable_processors()
-    assert set_up("processes", [], None, 9, GpuPlan()).side_by_side == 1  # a machine without: as ever
+    assert set_up(nine, jobs=8).side_by_side == 4
+    assert [set_up(nine, jobs=jobs, per_run=0).side_by_side for jobs in (None, 8)] == [1, 8]
+    assert (set_up(nine, per_run=2).side_by_side, set_up(nine[:1]).side_by_side) == (2, 1)
+    joblib, local = "hydra/launcher=joblib", "hydra/launcher=submitit_local"
+    assert set_up(nine, joblib).words == ["hydra.launcher.n_jobs=1"]  # they would all use the first
+    assert "hydra.launcher.gpus_per_node=4" in set_up(nine, local, jobs=2).words
+    monkeypatch.setenv("RLREASON_GPUS", "")
+    assert set_up(nine * 9, joblib).side_by_side == usable_processors()
+    assert (set_up(nine).side_by_side, set_up(nine, jobs=4).side_by_side) == (1, 4)  # a machine without: as ever
+    assert set_up(nine).lines() == {"launcher": "", "GPUs": ""}
+    with pytest.raises(ConfigError, match="this machine has 0 for runs"):
+        set_up(nine, per_run=1)
+    absent: list[str] = []
+    assert set_up(nine, per_run=1, absent=absent).side_by_side == 1  # a plan for elsewhere
+    assert len(absent) == 1
 
 
 @pytest.mark.parametrize(
@@ -71,7 +84,7 @@ def test_runs_side_by_side_follow_from_gpus_and_what_was_typed():
     [
         (
             ["gpus_per_run=3"],
-            r"gpus_per_run=3: this machine has 2 GPUs \(GPU-a, GPU-b\) for runs: set it to 2 or",
+            r"asks for 3 GPUs .* this machine has 2 for runs \(GPU-a, GPU-b\)",
         ),
         pytest.param(
             ["rollout=vllm", "rollout.placement=second_gpu", "gpus_per_run=1"],
@@ -79,7 +92,7 @@ def test_runs_side_by_side_follow_from_gpus_and_what_was_typed():
             marks=pytest.mark.long,
         ),
         (["hydra/launcher=joblib", "gpus_per_run=1"], "hydra/launcher=joblib hands out no GPUs"),
-        (["gpus=3"], r"a run of this sweep asks for 3 GPUs by its settings .*and this machine has 2 GPUs"),
+        (["gpus=3"], r"a run of this sweep asks for 3 GPUs .*and this machine has 2 for runs"),
     ],
 )
 def test_more_gpus_than_there_are_are_refused_before_anything_starts(tmp_path, monkeypatch, words, said):
@@ -110,15 +123,9 @@ def test_real_runs_see_their_gpus_alone_and_a_machine_without_says_no_word_of_th
     names = ["GPU-a", "GPU-b"]
     done = rlreason(*words, cwd=tmp_path, RLREASON_GPUS=",".join(names))
     assert done.returncode == 0, done.stdout + done.stderr
-    assert f"GPUs       {', '.join(names)}: 1 a run, 2 runs side by side (jobs=N" in done.stdout
+    assert f"GPUs       {', '.join(names)}: 1 a run, 2 runs at a time (jobs=N" in done.stdout
     assert check_apart(done.stdout, 1) == 2
     assert sorted(visible(tmp_path / "grid")) == names
     assert [run.gpus for run in read_state(tmp_path / "grid").runs] == [names[:1], names[1:]]
     again = rlreason(*words, "dry=true", cwd=tmp_path)
     assert "GPU" not in again.stdout
-
-
-def test_a_machine_without_gpus_says_nothing_and_has_none_for_runs():
-    assert GpuPlan().line(4, 8) == ""
-    with pytest.raises(ConfigError, match="this machine has no GPU for runs: leave it out"):
-        gpu_plan([], [], 1, here=True)

@@ -5,8 +5,8 @@ import re
 
 import pytest
 
-from rlreason.cli.launchers import set_up
-from rlreason.sweeps.processes import GpuPlan
+from rlreason.config.store import typed
+from rlreason.sweeps.launcher import jobs_of
 from rlreason.sweeps.state import read_state
 from tests.fake_slurm import installed
 from tests.starts import SMALL, rlreason
@@ -16,18 +16,18 @@ WORDS += ["n_steps=1", "eval_every=0", "threads=1"]
 PARTITION = "hydra.launcher.partition=course"
 
 
-def test_what_a_job_asks_for_follows_from_its_gpus_and_from_what_was_typed():
-    def asked(plan: GpuPlan, jobs: int | None = None, *typed: str) -> dict[str, str]:
-        words = set_up("submitit_slurm", typed, jobs, 8, plan).words
-        return dict(word.removeprefix("hydra.launcher.").split("=") for word in words)
+def test_what_a_job_asks_for_follows_from_its_gpus_and_from_what_was_typed(composed):
+    def asked(*typed_words: str, jobs: int | None = None, per_run: int | None = None) -> dict[str, str]:
+        words = ["hydra/launcher=submitit_slurm", *typed_words]
+        found = jobs_of(words, [typed(composed())] * 8, jobs, per_run, str).words
+        return dict(word.removeprefix("hydra.launcher.").split("=") for word in found)
 
     always = {"timeout_min": "1440", "max_num_timeout": "10"}
-    two = always | {"cpus_per_task": "16", "mem_gb": "128", "gpus_per_node": "2"}
-    assert asked(GpuPlan(per_run=2)) == asked(GpuPlan(most=2)) == two
-    assert asked(GpuPlan(per_run=0)) == always | {"cpus_per_task": "4", "mem_gb": "16"}
-    assert asked(GpuPlan(per_run=2), 3)["array_parallelism"] == "3"
-    assert "gpus_per_node" not in asked(GpuPlan(), None, "hydra.launcher.gres=gpu:a100:1")
-    assert "timeout_min" not in asked(GpuPlan(), None, "hydra.launcher.timeout_min=60")
+    assert asked(per_run=2) == always | {"cpus_per_task": "16", "mem_gb": "128", "gpus_per_node": "2"}
+    assert asked(per_run=0) == always | {"cpus_per_task": "4", "mem_gb": "16"}
+    assert asked(jobs=3)["array_parallelism"] == "3"
+    assert "gpus_per_node" not in asked("hydra.launcher.gres=gpu:a100:1", per_run=1)
+    assert "timeout_min" not in asked("hydra.launcher.timeout_min=60")
 
 
 @pytest.mark.long

@@ -2,29 +2,39 @@
 
 import os
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from omegaconf import DictConfig, OmegaConf
 
-from rlreason.cli.compose import composed, composed_run, key_of
-from rlreason.cli.design import design_of, file_of, fixed, folder_of, with_meant
+from rlreason.cli.compose import composed, composed_run
 from rlreason.cli.flags import Request
-from rlreason.cli.launchers import GROUP, HERE, PROCESSES, chosen_launcher
 from rlreason.cli.mistakes import in_one_line
 from rlreason.cli.names import translated
-from rlreason.cli.options import keys_below, options_by_group
+from rlreason.cli.options import config_content, config_exists, group_options, options_by_group
 from rlreason.config.algorithms import DiscoverConfig
 from rlreason.config.groups import OF_SWEEPS
 from rlreason.config.rules import complaints, unread_keys
 from rlreason.config.run import AnyRunConfig, works_on_a_model
-from rlreason.config.store import SweepFile
+from rlreason.config.store import SweepFile, sweep_file
 from rlreason.errors import ConfigError
 from rlreason.records.reader import RESOURCES, exit_code
 from rlreason.runtime.machine import SWEEP_VARIABLE
-from rlreason.sweeps.processes import GpuPlan, gpu_plan, machine_gpus
-from rlreason.sweeps.state import Design, RunState, Setting, read_state
+from rlreason.sweeps.design import (
+    design_of,
+    file_at,
+    fixed,
+    folder_of,
+    grid_of,
+    key_of,
+    named_sweep,
+    with_meant,
+)
+from rlreason.sweeps.launcher import jobs_of
+from rlreason.sweeps.state import Design, RunState, read_state
 
 if TYPE_CHECKING:
     from rlreason.sweeps.carry import Carried
@@ -34,12 +44,9 @@ Note = Callable[[str], object]
 
 def report_unread(request: Request, runs: Sequence[AnyRunConfig], others: Sequence[str], note: Note) -> None:
     """Refuse settings that none of the runs reads, and note those that only some of them read, except `others`."""
-    said: dict[str, str] = {}  # setting that some run would not read -> the message about it
-    never_read: dict[str, str] = {}  # the same for settings that no run would read
-    for number, run in enumerate(runs):
-        said |= {k: v for k, v in complaints(run).items() if k not in others}
-        unread = {k: v for k, v in unread_keys(run).items() if k not in others}
-        never_read = {key: where for key, where in unread.items() if not number or key in never_read}
+    said = {k: v for run in runs for k, v in complaints(run).items() if k not in others}
+    unread = [{k: v for k, v in unread_keys(run).items() if k not in others} for run in runs]
+    never_read = {key: where for key, where in unread[0].items() if all(key in keys for keys in unread)} if runs else {}
     useless = [line for key, line in said.items() if key in never_read]
     if useless and SWEEP_VARIABLE not in os.environ:  # in a run of a sweep, another run may read it
         raise ConfigError("\n".join(useless))
@@ -64,209 +71,182 @@ def check_start(runs: Sequence[AnyRunConfig], folder: Path, note: Note) -> None:
 
 
 def check_writable(folder: Path) -> None:
-    """Refuse a folder that cannot be made or written to."""
+    """Refuse a folder that cannot be made or written to, by trying it: file systems have rules of their own."""
+    missing = [path for path in (folder, *folder.absolute().parents) if not path.exists()]
     try:
-        place = next(p for p in (folder, *folder.absolute().parents) if p.exists())
-        missing = [p for p in (folder, *folder.absolute().parents) if not p.exists()]
-        if not place.is_dir() or not os.access(place, os.W_OK):
-            raise PermissionError(f"{place} is no writable folder")
-        for path in reversed(missing):  # try it: file systems have rules of their own
-            path.mkdir()
-        for path in missing:
-            path.rmdir()
+        folder.mkdir(parents=True, exist_ok=True)
+        if not os.access(folder, os.W_OK):
+            raise PermissionError(f"{folder} is not writable")
     except OSError as error:
         if exit_code(error) == RESOURCES:
             raise
         raise ConfigError(
             f"the run folder {folder} cannot be made: {error.strerror or error}: choose another"
         ) from None
+    finally:
+        for path in missing:
+            with suppress(OSError):
+                path.rmdir()
 
 
-# The runs of a sweep
+# A sweep: its file and words -> its design -> every run composed and checked
 
 
 def checked_sweep(request: Request, note: Note) -> Request:
     """Return the sweep with its folder, and with its design or, for a chain, its stages; `ConfigError` if a run could
     not begin. Hydra must be ready to compose.
     """
+    file, carry = file_of(request.overrides), request.options.carry
+    if not file.chain:
+        return _checked(request, carry, note)
+    if carry:
+        raise ConfigError(f"carry={carry[0]}: the chain sweep={file.name} carries by itself: leave it out")
     base = composed(fixed(request.overrides), request.config_name)
-    file = file_of(request.overrides)
-    if file.chain:
-        return _checked_chain(request, file, base, note)
-    before = _carried(request.options.carry, note, base)
-    design = design_of(request, note, _carried_overrides(before, note))
-    if before:
-        from rlreason.sweeps.carry import model_of, refuse_other_model
-
-        first = composed(design.runs[0].overrides, request.config_name)  # unchecked: its model may be no folder here
-        refuse_other_model(before, model_of(lambda key: OmegaConf.select(first, key)))
-    return _checked(request, design, before, note)
-
-
-def _checked(
-    request: Request, design: Design, before: Sequence["Carried"], note: Note, later: Path | None = None
-) -> Request:
-    """Return the sweep with its design, its runs and the GPUs that they need; `ConfigError` if a run could not begin.
-
-    `later`: a folder whose runs do not exist yet; those that begin from their models are only composed.
-    """
-    absent: list[str] | None = [] if request.options.dry else None
-    runs, now = dict[str, AnyRunConfig](), list[RunState]()
-    for run in design.runs:
-        waits = later is not None and any(str(later) in word for word in run.overrides)
-        runs[run.name] = composed_run(run.overrides, request.config_name, True, [] if waits else absent).run
-        now += [] if waits else [run]
-    checked = [runs[run.name] for run in now]
-    report_unread(request, checked, [f"monitors.{monitor}" for monitor in OF_SWEEPS], note)
-    if same := repeated_runs(checked, [run.overrides for run in now]):
-        raise ConfigError("; ".join([*same[:3], *([f"and {len(same) - 3} more"] if same[3:] else [])]))
-    if absent is None:
-        check_start(checked, design.folder, note)
-    else:
-        _note_absent(absent, checked, design.folder, note)
-    gpus = _gpus(request, list(runs.values()), note)
-    carried = tuple(one.plain() for one in before)
-    return replace(request, folder=design.folder, design=design, runs=runs, carried=carried, gpus=gpus)
-
-
-def _note_absent(absent: Sequence[str], runs: Sequence[AnyRunConfig], folder: Path, note: Note) -> None:
-    """Note what the runs of a plan would miss on this machine."""
-    from rlreason.training.preflight import planned_warnings
-
-    for line in dict.fromkeys([*absent, *planned_warnings([run for run in runs if works_on_a_model(run)], folder)]):
-        note(f"! not here: {line}")
-    note("note: the plan alone: data, lengths of prompts and functions of your own were not looked at")
-
-
-def repeated_runs(runs: Sequence[AnyRunConfig], combinations: Sequence[Sequence[str]]) -> list[str]:
-    """Return a line for each run with the same settings as an earlier one, though its overrides differ."""
-    first: dict[str, set[str]] = {}
-    lines = []
-    for run, words in zip(runs, combinations, strict=True):
-        own = set(words)
-        before = first.setdefault(repr(run), own)
-        if before is not own and before != own:
-            one, other = (" ".join(sorted(these - those)) for these, those in ((before, own), (own, before)))
-            lines.append(f"{one} and {other} make the same run: another setting decides over both: leave that one out")
-    return list(dict.fromkeys(lines))
-
-
-def stage_of(request: Request, stage: str, note: Note = print, started: bool = True) -> Request:
-    """Return one sweep of a chain, with its design and every run checked; it writes to a folder below the chain's.
-
-    `request`: the chain, from `check_command_line`. `started`: the stages before it have finished, and what they hand
-    on is used; overrides and the stage's own settings take precedence. Hydra must be ready to compose
-    (`composing(request)`). `ConfigError` if an earlier stage is incomplete, or a run of this one could not begin.
-    """
-    assert request.folder is not None
-    earlier = request.chain[: request.chain.index(stage)] if started else ()
-    handing = [name for name in earlier if file_of([f"sweep={name}"]).carries]
-    before = _carried([str(folder) for name in handing if _compares(folder := request.folder / name, note)], note)
-    own = request_of_stage(request, stage)
-    with in_one_line(own.overrides, request.config_name):
-        arms = _arms(own, request.folder, earlier, note)
-        design = design_of(own, note, _carried_overrides(before, note), request.folder / stage, arms)
-        return _checked(own, design, before, note, later=None if started else request.folder)
-
-
-def _arms(request: Request, folder: Path, earlier: Sequence[str], note: Note) -> list[Setting]:
-    """Return the settings that a stage takes from an earlier, broader one; [] if those were typed."""
-    broad = file_of(request.overrides).best_of
-    if broad not in earlier or not _compares(folder / broad, note):
-        return []
-    from rlreason.sweeps.carry import best_arms, setting_text
-
-    arms = best_arms(folder / broad)
-    if with_meant(map(key_of, request.overrides)) & arms[0].keys():
-        return []
-    best = "; ".join(map(setting_text, arms[1:])) or "none but the reference"
-    note(f"note: {broad} hands on its best settings: {best}")
-    return arms
-
-
-def _gpus(request: Request, runs: Sequence[AnyRunConfig], note: Note) -> GpuPlan:
-    """Return the GPUs for such runs; `ConfigError` if one of them needs more."""
-    launcher, per_run = chosen_launcher(request.overrides), request.options.gpus_per_run
-    here = launcher in HERE
-    if here and launcher != PROCESSES:  # which lets every run see all GPUs
-        if per_run:
-            raise ConfigError(
-                f"gpus_per_run={per_run}: {GROUP}={launcher} hands out no GPUs: leave it out, or leave {GROUP} out"
-            )
-        per_run = 0
-    names = machine_gpus(os.environ, note) if here else []
-    try:
-        return gpu_plan(runs, names, per_run, here)
-    except ConfigError as error:
-        if not request.options.dry:
-            raise
-        note(f"! not here: {error}")
-        return gpu_plan(runs, names, None, here=False)
-
-
-def _compares(folder: Path, note: Note) -> bool:
-    """Return whether a finished stage includes its reference setting; otherwise it hands nothing on."""
-    if read_state(folder).reference is not None:
-        return True
-    note(f"note: {folder.name} hands nothing on: the setting that its file compares with was not among what was run")
-    return False
-
-
-def _checked_chain(request: Request, file: SweepFile, base: DictConfig, note: Note) -> Request:
-    """Return the chain with its stages, each checked as it is when those before it hand nothing on."""
-    if request.options.carry:
-        raise ConfigError(
-            f"carry={request.options.carry[0]} with sweep={file.name}: a chain carries by itself, from stage to stage: "
-            "leave it out"
-        )
-    request = replace(request, chain=tuple(file.chain), folder=folder_of(request, [], base))
-    said: dict[str, None] = {}
+    place = folder_of(request.overrides, [], base, request.options.sweep_name)
+    request, said = replace(request, chain=tuple(file.chain), folder=place), dict[str, None]()
     stages = [stage_of(request, stage, lambda text: said.setdefault(str(text)), started=False) for stage in file.chain]
     for text in said:
         note(text)
     return replace(request, stages=tuple(stages))
 
 
+def stage_of(request: Request, stage: str, note: Note = print, started: bool = True) -> Request:
+    """Return one sweep of a chain, with its design and every run checked; it writes to a folder below the chain's.
+
+    `started`: the stages before it have finished, and those whose reference has run hand on what they found, behind
+    overrides and the stage's own settings. `ConfigError` if an earlier stage is incomplete, or a run could not begin.
+    """
+    assert request.folder is not None
+    earlier = {one: request.folder / one for one in request.chain[: request.chain.index(stage)] if started}
+    hand_on = {one: folder for one, folder in earlier.items() if read_state(folder).reference is not None}
+    before = [str(folder) for one, folder in hand_on.items() if file_of([f"sweep={one}"]).carries]
+    own, arms = request_of_stage(request, stage), list[list[str]]()
+    with in_one_line(own.overrides, request.config_name):
+        if (broad := file_of(own.overrides).best_of) in hand_on:
+            from rlreason.sweeps.carry import best_arms
+
+            arms = [translated([f"{k}={v}" for k, v in arm.items()], note) for arm in best_arms(hand_on[broad])]
+            if with_meant(map(key_of, own.overrides)) & set(map(key_of, arms[0])):  # typed
+                arms = []
+            note(
+                f"note: {broad} hands on its best settings: {'; '.join(map(' '.join, arms)) or 'none: some are typed'}"
+            )
+        return _checked(own, before, note, Stage(request.folder / stage, arms, waits=not started))
+
+
 def request_of_stage(request: Request, stage: str) -> Request:
     """Return the request for one sweep of a chain, without the settings that only other stages have."""
-    given = {key_of(word) for word in request.overrides}
+    groups, given = options_by_group(), {key_of(word) for word in request.overrides}
     axes = [f"{key}={value}" for key, value in file_of(request.overrides).axes.items() if key not in given]
     words = [word for word in request.overrides if key_of(word) not in ("sweep", "hydra.sweep.dir")]
-    choices = [word for word in words if key_of(word) in options_by_group()]
-    of_stage = {stage: _setting_names(stage, choices, request.config_name)}
-    for word in [word for word in words if word not in choices and not word.startswith("hydra")]:
-        if (key := key_of(word)) in of_stage[stage]:
-            continue
-        for other in request.chain:
-            of_stage.setdefault(other, _setting_names(other, choices, request.config_name))
-        if any(key in names for names in of_stage.values()):
-            words.remove(word)
-    overrides = [f"sweep={stage}", *words, *axes]
+    choices = fixed([word for word in words if key_of(word) in groups])
+
+    @cache
+    def config(of: str) -> DictConfig:
+        return composed([f"sweep={of}", *choices], request.config_name)
+
+    def belongs(word: str) -> bool:
+        key = key_of(word)
+        if key in groups or word.startswith("hydra"):
+            return True
+        has = (OmegaConf.select(config(of), key, default=of) != of for of in (stage, *request.chain))
+        return next(has) or not any(has)  # a setting of no stage is refused with the others
+
+    overrides = [f"sweep={stage}", *filter(belongs, words), *axes]
     return replace(request, overrides=overrides, options=replace(request.options, sweep_name=None), chain=())
 
 
-def _setting_names(stage: str, choices: Sequence[str], name: str) -> set[str]:
-    """Return the dotted keys that a sweep's runs have, including groups of settings."""
-    cfg = composed([f"sweep={stage}", *fixed(list(choices))], name)
-    return {key for key in keys_below(cfg) if not key.startswith("hydra")}
+def file_of(overrides: Sequence[str]) -> SweepFile:
+    """Return the file of the requested sweep, or an empty one. Hydra must be ready to compose."""
+
+    def content(name: str) -> dict[str, Any]:
+        if not config_exists(f"sweep/{name}"):
+            known = ", ".join(group_options("sweep"))
+            raise ConfigError(f"sweep={name} is no option of sweep: choose one of {known}")
+        return config_content(f"sweep/{name}")
+
+    return SweepFile("") if (name := named_sweep(overrides)) is None else sweep_file(name, content)
 
 
-def _carried(sweeps: Sequence[str], note: Note, base: DictConfig | None = None) -> list["Carried"]:
-    """Return what these sweeps hand on to one whose config, except its axes, is `base`; names as in `sweep_folder`."""
+class Stage(NamedTuple):
+    """What a sweep has from the chain that it is a stage of."""
+
+    folder: Path  # where it writes
+    arms: list[list[str]]  # settings that replace its own, the reference first
+    waits: bool  # the stages before it have not run: what begins from their models is only composed
+
+
+def designed(request: Request, note: Note = print, carried: Sequence[str] = (), stage: Stage | None = None) -> Design:
+    """Return the design of the requested sweep, its runs not yet checked. Hydra must be ready to compose.
+
+    `carried`: overrides from finished sweeps, with lower precedence than typed ones and the sweep's own.
+    """
+    words, name = request.overrides, request.config_name
+    base = composed(fixed(words), name)
+    file = file_at(file_of(words), words, base, stage.arms if stage else ())
+    grid = grid_of(words, file, carried, note)
+    place = stage.folder if stage else folder_of(words, grid.swept, base, request.options.sweep_name)
+    return design_of(grid, file, place, lambda overrides: composed(overrides, name), note, str(base.seed))
+
+
+def _checked(request: Request, before: Sequence[str], note: Note, stage: Stage | None = None) -> Request:
+    """Return the sweep with its design, its runs and their launcher; `ConfigError` if a run could not begin.
+
+    `before`: finished sweeps that hand on their winners.
+    """
+    carried = _carried(request, before, note)
+    words = {key_of(word): word for one in carried for word in translated(one.words, note)}  # a later sweep wins
+    design = designed(request, note, list(words.values()), stage)
+    if carried and stage is None:
+        from rlreason.sweeps.carry import model_of, refuse_other_model
+
+        first = composed(design.runs[0].overrides, request.config_name)  # unchecked: its model may be no folder here
+        refuse_other_model(carried, model_of(lambda key: OmegaConf.select(first, key)))
+    absent: list[str] | None = [] if request.options.dry else None
+    runs, now = dict[str, AnyRunConfig](), list[RunState]()
+    for run in design.runs:
+        waits = stage is not None and stage.waits and str(design.folder.parent) in " ".join(run.overrides)
+        runs[run.name] = composed_run(run.overrides, request.config_name, True, [] if waits else absent).run
+        now += [] if waits else [run]
+    checked = [runs[run.name] for run in now]
+    report_unread(request, checked, [f"monitors.{monitor}" for monitor in OF_SWEEPS], note)
+    refuse_repeated(checked, now)
+    options = request.options
+    jobs = jobs_of(request.overrides, list(runs.values()), options.jobs, options.gpus_per_run, note, absent)
+    if absent is None:
+        check_start(checked, design.folder, note)
+    else:
+        from rlreason.training.preflight import planned_warnings
+
+        absent += planned_warnings([run for run in checked if works_on_a_model(run)], design.folder)
+        for line in dict.fromkeys(absent):
+            note(f"! not here: {line}")
+        note("note: the plan alone: data, lengths of prompts and functions of your own were not looked at")
+    plain = tuple(one.plain() for one in carried)
+    return replace(request, folder=design.folder, design=design, runs=runs, carried=plain, jobs=jobs)
+
+
+def _carried(request: Request, sweeps: Sequence[str], note: Note) -> list["Carried"]:
+    """Return what these sweeps, names or folders, hand on to the requested one."""
     if not sweeps:
         return []
     from rlreason.sweeps.carry import carry, model_of, sweep_folder  # slow to import
 
-    def setting(key: str) -> Any:
-        return OmegaConf.select(base, key) if base is not None else None
-
-    found = [carry(sweep_folder(sweep, model_of(setting), str(setting("data.name")))) for sweep in sweeps]
+    base = composed(fixed(request.overrides), request.config_name)
+    model, data = model_of(lambda key: OmegaConf.select(base, key)), str(OmegaConf.select(base, "data.name"))
+    found = [carry(sweep_folder(sweep, model, data)) for sweep in sweeps]
     for one in found:
         note(f"note: {one.sentence}")
     return found
 
 
-def _carried_overrides(before: Sequence["Carried"], note: Note) -> list[str]:
-    """Return the overrides that earlier sweeps hand on; a later sweep takes precedence."""
-    words = {key_of(word): word for one in before for word in translated(one.words, note)}
-    return list(words.values())
+def refuse_repeated(runs: Sequence[AnyRunConfig], planned: Sequence[RunState]) -> None:
+    """Refuse a run with the same settings as an earlier one, though its overrides differ."""
+    first: dict[str, set[str]] = {}
+    for run, of_run in zip(runs, planned, strict=True):
+        own = set(of_run.overrides)
+        if (before := first.setdefault(repr(run), own)) != own:
+            one, other = (" ".join(sorted(these - those)) for these, those in ((before, own), (own, before)))
+            raise ConfigError(
+                f"{one} and {other} make the same run: another setting decides over both: leave that one out"
+            )

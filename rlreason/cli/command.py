@@ -20,7 +20,6 @@ from omegaconf import DictConfig, OmegaConf
 from rlreason.cli.check import check_command_line
 from rlreason.cli.compose import composed_run, key_of
 from rlreason.cli.flags import OneRun, Request, composing, read, searching
-from rlreason.cli.launchers import JOBLIB
 from rlreason.cli.mistakes import in_one_line, mistakes_in
 from rlreason.cli.subcommands import find_modules_here, print_error, refuse_wrong_subcommand, run_cli, subcommands_help
 from rlreason.config.leaves import refuse_own_input
@@ -48,6 +47,7 @@ from rlreason.runtime.signals import FOLLOWS, killed_with_parent
 from rlreason.runtime.streams import stderr_logged
 from rlreason.runtime.text import first_line, redacted
 from rlreason.sweeps.carry import why_dominated
+from rlreason.sweeps.launcher import JOBLIB
 from rlreason.sweeps.processes import CONSOLES, end_with_sweep, outcome_text, printing_to
 from rlreason.sweeps.state import DOMINATED, FILE
 

@@ -7,9 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from hydra import compose
-from hydra.core.global_hydra import GlobalHydra
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf
 
 from rlreason.cli.flags import OWN_CONFIGS, OneRun
@@ -22,31 +19,17 @@ from rlreason.errors import ConfigError
 from rlreason.records.files import CONFIG
 from rlreason.records.reader import RunFolder, runs_in
 from rlreason.runtime.text import HIDDEN
+from rlreason.sweeps.design import key_of, parsed
 from rlreason.sweeps.state import FILE, read_state
 
 RESUME, RUN_DIR = "resume", "hydra.run.dir"
 SHARED = ("dtype", "weights", "attention")  # settings that every model has
 
 
-def key_of(word: str) -> str:
-    """Return the setting that an override sets, or the place of the option that it chooses.
-
-    >>> key_of("prompt@eval.prompt=r1_zero"), key_of("++data=gsm8k")
-    ('eval.prompt', 'data')
-    """
-    return word.lstrip("+~").partition("=")[0].rpartition("@")[2]
-
-
 def composed(overrides: Sequence[str], name: str) -> DictConfig:
     """Return the config of one run, unchecked and with Hydra's own settings. Hydra must be ready to compose."""
     with in_one_line(overrides, name, composing=True):
         return compose(name, list(overrides), return_hydra_config=True)
-
-
-def parsed(overrides: Sequence[str]) -> list[Override]:
-    """Parse overrides, each of which can be read, as Hydra does."""
-    parser = OverridesParser.create(config_loader=GlobalHydra.instance().config_loader())
-    return list(parser.parse_overrides(list(overrides)))
 
 
 def composed_run(

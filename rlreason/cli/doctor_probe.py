@@ -1,11 +1,10 @@
 """Import in a process of its own what may hang or crash, and write down facts: a JSON object a line, as it goes.
 
-    python -m rlreason.cli.doctor_probe FILE SECONDS '{"torch": SETTINGS, "model": FOLDER, "flash-attn": null}'
+    python -m rlreason.cli.doctor_probe FILE SECONDS '{"torch": SETTINGS, "model": FOLDER, "flash-attn": MODULE}'
 
 Each part may take SECONDS. The last line of FILE tells how far the process got, whatever ended it.
 """
 
-import ctypes
 import json
 import os
 import signal
@@ -15,30 +14,30 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 Facts = dict[str, Any]
+SPARE_S = 5.0  # after which a process that no signal ends, stuck in a driver, is left alone
 
 
-def torch_facts(settings: dict[str, Any]) -> Iterator[Facts]:
-    """Yield facts on torch, its GPUs, transformers, and the attention kernel that `settings` get here."""
+def torch_facts(settings: dict[str, Any]) -> Facts:
+    """Return facts on torch, its GPUs, transformers, and the attention kernel that `settings` get here."""
     import torch
-
-    yield {"torch": torch.__version__, "built_for": torch.version.cuda, "driver_cuda": _driver_cuda()}
-    available = torch.cuda.is_available()
-    gpus = [_gpu(n) for n in range(torch.cuda.device_count())] if available else []
-    pairs = [[a, b] for a in range(len(gpus)) for b in range(len(gpus)) if a != b]
-    apart = [pair for pair in pairs if not torch.cuda.can_device_access_peer(*pair)]
-    yield {"cuda": available, "gpus": gpus, "apart": apart, "reached": "GPUs"}
     from transformers import AutoModelForCausalLM  # noqa: F401  # loads what a broken torchvision breaks
 
-    yield {"reached": "transformers"}
     from rlreason.errors import ConfigError
     from rlreason.model.attention import select_kernel
     from rlreason.model.parameters import choose_dtype, hardware_here, pick_device
 
+    gpus = []
+    for number in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
+        about, (free, total) = torch.cuda.get_device_properties(number), torch.cuda.mem_get_info(number)
+        capability = [about.major, about.minor]
+        half = about.major >= 8
+        gpus.append({"name": about.name, "free": free, "total": total, "capability": capability, "bf16": half})
+    facts = {"torch": torch.__version__, "built_for": torch.version.cuda, "gpus": gpus}
     device, here, products, kernel = pick_device(), hardware_here(), "float32", ""
     try:
         weights = choose_dtype(settings["weights"], here, "model.weights")
@@ -47,90 +46,54 @@ def torch_facts(settings: dict[str, Any]) -> Iterator[Facts]:
         kernel, why = select_kernel(settings["attention"], device, dtype)
     except ConfigError as error:
         why = str(error)
-    yield {"device": device.type, "products": products, "kernel": kernel, "why": why}
+    return facts | {"device": device.type, "products": products, "kernel": kernel, "why": why}
 
 
-def _driver_cuda() -> str:
-    """Return the newest CUDA that the driver supports, by cuDriverGetVersion; "" without a driver."""
-    number = ctypes.c_int(0)
-    with suppress(OSError, AttributeError):
-        ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(number))
-    return f"{number.value // 1000}.{number.value % 1000 // 10}" if number.value else ""
-
-
-def _gpu(n: int) -> Facts:
-    import torch
-
-    about, (free, total) = torch.cuda.get_device_properties(n), torch.cuda.mem_get_info(n)
-    half = about.major >= 8
-    return {"name": about.name, "free": free, "total": total, "capability": [about.major, about.minor], "bf16": half}
-
-
-def model_facts(folder: str) -> Iterator[Facts]:
-    """Yield whether the weights in a folder, or in the hub's cache, are those of the model in its config."""
+def model_facts(folder: str) -> Facts:
+    """Return whether the weights in a folder, or in the hub's cache, are those of the model in its config."""
     os.environ["HF_HUB_OFFLINE"] = "1"  # never download here
     from rlreason.errors import ConfigError
     from rlreason.model.loading import look_into
 
     try:
-        yield {"holds": look_into(folder)}
+        return {"holds": look_into(folder)}
     except ConfigError as error:
-        yield {"refused": str(error)}
+        return {"refused": str(error)}
 
 
-def flash_attn_facts(_: None) -> Iterator[Facts]:
-    """Yield whether flash-attn's compiled part loads with this torch."""
-    import torch  # noqa: F401  # first, as in a run
+def import_facts(module: str) -> Facts:
+    """Import a library behind torch, as a run does."""
+    import torch  # noqa: F401
 
-    yield {"reached": "torch"}
-    from flash_attn import __version__, flash_attn_varlen_func  # noqa: F401
-
-    yield {"flash_attn": __version__}
+    import_module(module)
+    return {}
 
 
-def vllm_facts(_: None) -> Iterator[Facts]:
-    """Yield whether vLLM's engine can be imported, as `rollout=vllm` does."""
-    import torch  # noqa: F401  # first, as in a run
-
-    yield {"reached": "torch"}
-    import vllm
-    import vllm.entrypoints.llm
-    from vllm.platforms import current_platform
-
-    yield {"vllm": vllm.__version__, "platform": current_platform.device_name or current_platform.device_type}
-
-
-PARTS: dict[str, Callable[[Any], Iterator[Facts]]] = {
-    "torch": torch_facts, "model": model_facts, "flash-attn": flash_attn_facts, "vllm": vllm_facts,
-}  # fmt: skip
+PARTS: dict[str, Callable[[Any], Facts]] = {"torch": torch_facts, "model": model_facts}  # others: `import_facts`
 
 
 def main(file: str, patience_s: float, wanted: Mapping[str, Any]) -> None:
     """Probe one part after the other; an error in one of them is a fact in its own words."""
     with open(file, "w", encoding="utf-8", buffering=1) as lines:  # the next import may crash
         for part, argument in wanted.items():
-            began, end = time.monotonic(), Facts()
+            began = time.monotonic()
             signal.setitimer(signal.ITIMER_REAL, patience_s)  # SIGALRM ends the process, whatever it is doing
             lines.write(json.dumps({"part": part}) + "\n")
             try:
-                for facts in PARTS[part](argument):
-                    lines.write(json.dumps({"part": part} | facts) + "\n")
+                found = PARTS.get(part, import_facts)(argument)
             except Exception as error:
-                end = {"error": f"{type(error).__name__}: {' '.join(str(error).split())}"[:400]}
-            lines.write(json.dumps({"part": part, "seconds": time.monotonic() - began} | end) + "\n")
+                found = {"error": f"{type(error).__name__}: {' '.join(str(error).split())}"[:400]}
+            lines.write(json.dumps({"part": part, "seconds": time.monotonic() - began} | found) + "\n")
 
 
 if __name__ == "__main__":
     main(sys.argv[1], float(sys.argv[2]), json.loads(sys.argv[3]))
 
-SPARE_S = 5.0  # after which a process that no signal ends, stuck in a driver, is left alone
 
-
-@dataclass(frozen=True, slots=True)
-class ProbeResult:
+class ProbeResult(NamedTuple):
     """The facts that a probe found about one part, and how that ended."""
 
-    facts: Facts = field(default_factory=dict)
+    facts: Facts
     failure: str = ""  # "": it ended normally
     seconds: float = 0.0
 
@@ -153,7 +116,7 @@ def probing(wanted: Mapping[str, Any], patience_s: float) -> Iterator[Callable[[
         def results() -> dict[str, ProbeResult]:
             with suppress(subprocess.TimeoutExpired):
                 process.wait(patience_s * len(wanted) + SPARE_S)
-            found: dict[str, Facts] = {}
+            found = {next(iter(wanted)): Facts()}
             for line in file.read_text().splitlines() if file.exists() else []:
                 with suppress(ValueError):  # the last one may be cut off
                     facts = json.loads(line)
@@ -162,9 +125,9 @@ def probing(wanted: Mapping[str, Any], patience_s: float) -> Iterator[Callable[[
             crash = how_ended(process.returncode, output.read(), patience_s)
             return {
                 part: ProbeResult(
-                    facts, facts.pop("error", "") if "seconds" in facts else crash, facts.pop("seconds", 0.0)
+                    facts, facts.pop("error", "" if "seconds" in facts else crash), facts.pop("seconds", 0.0)
                 )
-                for part, facts in (found or {next(iter(wanted)): Facts()}).items()
+                for part, facts in found.items()
             }
 
         try:
@@ -178,6 +141,6 @@ def how_ended(code: int | None, output: str, patience_s: float) -> str:
     """Return how a process ended that did not come to its end."""
     if code in (None, -signal.SIGALRM):
         return f"has not ended after {patience_s:g} s"
-    lines = output.strip().splitlines()
     name = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+    lines = output.strip().splitlines()
     return f"the process ended by {name}" + (f": {lines[-1][:300]}" if lines else "")

@@ -18,7 +18,7 @@ from rlreason.config.run import AnyRunConfig
 from rlreason.config.store import SEARCHED
 from rlreason.errors import ConfigError
 from rlreason.runtime.version import __version__
-from rlreason.sweeps.processes import GpuPlan
+from rlreason.sweeps.launcher import Jobs
 from rlreason.sweeps.state import Design
 
 YES, NO = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
@@ -126,7 +126,7 @@ class Request:
     options: SweepOptions = field(default_factory=SweepOptions)
     design: Design | None = None  # of a sweep whose runs are known beforehand: not drawn by a plug-in, and no chain
     runs: dict[str, AnyRunConfig] = field(default_factory=dict)  # of the design, by name; set by the check
-    gpus: GpuPlan = field(default_factory=GpuPlan)  # of the sweep's runs; set by the check
+    jobs: Jobs = field(default_factory=Jobs)  # how a launcher runs the sweep's runs; set by the check
     chain: tuple[str, ...] = ()  # the sweeps of a chain, which run one after the other: see `check_runs.stage_of`
     stages: tuple["Request", ...] = ()  # of a chain: its sweeps as they are before the first has run
     carried: tuple[dict[str, Any], ...] = ()  # what carry= took from finished sweeps, for sweep.json

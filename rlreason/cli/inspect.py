@@ -9,12 +9,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rlreason.cli.subcommands import number_in
 from rlreason.errors import ConfigError, DataError
 from rlreason.evaluation import cases
-from rlreason.evaluation.cases import case_line
 from rlreason.grading.grader import RunGrading, grading_warnings
 from rlreason.records.console import Console
-from rlreason.records.files import CASES, ROLLOUTS, ResponseFile
+from rlreason.records.files import CASES, ROLLOUTS
 from rlreason.records.reader import RunFolder
 from rlreason.records.rows import TO_REGRADE, TO_SHOW, Row, grade_columns
 from rlreason.records.writer import rewrite_rows
@@ -24,49 +24,98 @@ from rlreason.runtime.streams import Answer, Parser, folded, print_stderr, refus
 from rlreason.runtime.text import visible
 from rlreason.types import Grade
 
-EXAMPLES = 5
+EXAMPLES, CASES_SHOWN = 5, 10
 
 
-def regrade(folder: Path, other: str | None, write: bool, console: Console) -> Answer:
-    """Grade the rollouts of a run with several graders, including `other`; with `write`, save the current grades.
+def add_arguments(parser: Parser) -> None:
+    """Add the arguments of `rlreason inspect`."""
+    parser.add_run("folder of an evaluation or of a training run")
+    parser.add_argument("--category", choices=cases.CATEGORIES, help="only these; disagree: a second grader differs")
+    parser.add_argument("--problem", metavar="ID", help="only the responses to this problem")
+    cases_shown = f"how many cases, in the order of the file ({CASES_SHOWN})"
+    parser.add_argument("-n", type=number_in(1, 10**6, int), default=CASES_SHOWN, metavar="N", help=cases_shown)
+    parser.add_argument("--step", type=int, metavar="N", help="of a training run; the newest if not given")
+    parser.add_argument("--rollouts", action="store_true", help="training responses instead of evaluations")
+    parser.add_argument("--markdown", type=Path, metavar="FILE", help="where the text for a write-up goes")
+    ways = parser.add_mutually_exclusive_group()
+    ways.add_argument("--regrade", action="store_true", help="grade the rollouts again; show where graders disagree")
+    of_gradients = "compare every objective on one step's rollouts; leaves RUN/lab/"
+    ways.add_argument("--gradients", action="store_true", help=of_gradients)
+    parser.add_argument("--other", metavar="MODULE:FUNCTION", help="with --regrade: a reward function to compare with")
+    to_write = "with --regrade: save the new grades; the old ones go to previous_grade"
+    parser.add_argument("--write", action="store_true", help=to_write)
 
-    Raise `ConfigError` if the run's own reward fails on every response; then nothing is written.
-    """
-    run = RunFolder(folder)
-    graded, files = RunGrading.of(*run.grading()), run.rollouts()
-    if not files:
-        raise ConfigError(f"{folder} has no {ROLLOUTS}/: only a run that saved its rollouts can be audited")
-    found = [run.rows(file, TO_REGRADE) for file in files]
-    rows = [row for of_file in found for row in of_file.values()]
+
+def main(arguments: argparse.Namespace, console: Console) -> Answer:
+    """Show cases, grade again, or compare objectives."""
+    if arguments.gradients:
+        from rlreason.training.laboratory import compare_gradients
+
+        return compare_gradients(RunFolder(arguments.run), arguments.step, console)
+    if arguments.regrade:
+        return regrade(arguments, console)
+    if arguments.write or arguments.other:
+        raise ConfigError("--write and --other are of --regrade: add it, or leave them out")
+    return inspect(arguments, console)
+
+
+def inspect(arguments: argparse.Namespace, console: Console) -> Answer:
+    """Show the first responses of a category or a problem in a file of a run, and write them down as Markdown."""
+    category = arguments.category
+    run, target = RunFolder(arguments.run), arguments.markdown or arguments.run / CASES
+    refuse_target("--markdown", target)
+    file = run.responses(arguments.step, arguments.rollouts)
+    rows = list(run.rows(file, TO_SHOW).values())
     if not rows:
-        raise DataError(f"{files[0].path.parent} holds no responses: choose another run")
-    fresh = grade_rows(rows, graded, console)
-    if all(grade.outcome == "error" for grade in fresh):
-        raise ConfigError(f"{graded.reward} fails on every response of {folder}: start this where it can be imported")
-    marks = {"saved": [row["outcome"] == "correct" for row in rows], "now": are_correct(fresh)}
-    others = {other: other} if other else {}
-    if graded.reward in NAMED_REWARDS:
-        others = {"math-verify": f"rlreason.grading.symbolic:{graded.reward}_math_verify"} | others
-    for name, function in others.items():
-        marks[name] = are_correct(grade_rows(rows, graded._replace(reward=function), console))
-    graders = agreement(marks)
-    settings = graded.settings or "default settings"
-    lines = [f"{len(rows)} responses in {len(files)} files of {folder}; {graded.reward}, {settings}"]
+        raise DataError(f"{file.path} holds no responses: choose another run or step")
+    if arguments.problem is not None:
+        rows = [row for row in rows if row["problem_id"] == arguments.problem]
+        if not rows:
+            raise ConfigError(f"--problem {arguments.problem} is not in {file.path}: give an id that stands there")
+    graded = RunGrading.of(*run.grading(evaluates=file.kind != ROLLOUTS))
+    if category == "disagree":
+        judged = zip(rows, opinions(rows, graded, console), strict=True)
+        chosen = [row for row, second in judged if second not in (None, row["outcome"] == "correct")]
+    else:
+        chosen = [row for row in rows if cases.is_in(row, category)]
+    grader, shown = graded.grader(symbolic=False), chosen[: arguments.n]
+    counted = dict(Counter(cases.reasons(row, grader)[0].kind for row in chosen).most_common())
+    seconds = opinions(shown, graded, console) if graded.reward in NAMED_REWARDS else [None] * len(shown)
+    found = [cases.reasons(row, grader, second) for row, second in zip(shown, seconds, strict=True)]
+    figures: dict[str, Any] = {"run": run.path, "file": file.path, "responses": len(rows), "counts": cases.counts(rows)}
+    figures |= {"category": category, "in_category": len(chosen), "reasons": counted}
+    figures["cases"] = [cases.figures(row, why) for row, why in zip(shown, found, strict=True)]
+    text, every = f"{file.path}\n{cases.counts_line(rows)}", category or "any category"
+    if not chosen:
+        text += f"\nnone of them is in category {category}: choose another, or leave it out"
+        return Answer(folded(text, console.width), figures)
+    heading = f"{cases.counts_line(rows)}. Shown: {len(shown)} of {len(chosen)} in {every}."
+    write_whole(target, visible(cases.markdown(run.path, heading, shown, found, counted)))
+    kinds = "".join(f"\n{count:>7}  {kind}" for kind, count in counted.items())
+    text += f"\n\nwhy (a guess), over all {len(chosen)} of {every}:{kinds}"
+    for number, (row, why) in enumerate(zip(shown, found, strict=True), 1):
+        text += "\n\n" + cases.case_text(number, row, why)
+    return Answer(folded(f"{text}\n\nwritten to {target}", console.width), figures | {"written": target})
+
+
+def opinions(rows: Sequence[Row], graded: RunGrading, console: Console) -> list[bool | None]:
+    """Return plain math-verify's verdict on each formatted answer; None where it has none.
+
+    `ConfigError` for a reward without a second grader.
+    """
+    formatted = [number for number, row in enumerate(rows) if row["format_reward"] > 0]
+    grades = grade_rows([rows[number] for number in formatted], second_grader(graded), console) if formatted else []
+    verdicts: list[bool | None] = [None] * len(rows)
+    for number, grade in zip(formatted, grades, strict=True):
+        verdicts[number] = None if grade.outcome in ("timeout", "error") else grade.outcome == "correct"
+    return verdicts
+
+
+def second_grader(graded: RunGrading) -> RunGrading:
+    """Return math-verify with the run's format."""
     if graded.reward not in NAMED_REWARDS:
-        lines += [f"math-verify is left out: it compares values, and {graded.reward} has rules of its own"]
-    lines += [report(graders, rows)]
-    if write:
-        save(files, found, fresh)
-        place = files[0].path.parent
-        lines += [f"wrote {len(rows)} new grades into {place}; the old ones are in previous_grade"]
-    figures = {"run": folder, "responses": len(rows), "files": len(files), "written": write}
-    figures |= {"reward": graded.reward, "settings": graded.settings, "graders": graders}
-    return Answer(folded("\n".join(lines), console.width), figures)
-
-
-def are_correct(grades: Sequence[Grade]) -> list[bool]:
-    """Return for each response whether its grade counts as correct."""
-    return [grade.outcome == "correct" for grade in grades]
+        raise ConfigError(f"{graded.reward} has no second grader: only {' and '.join(NAMED_REWARDS)} have one")
+    return graded._replace(reward=f"rlreason.grading.symbolic:{graded.reward}_math_verify")
 
 
 def grade_rows(rows: Sequence[Row], graded: RunGrading, console: Console) -> list[Grade]:
@@ -83,6 +132,55 @@ def grade_rows(rows: Sequence[Row], graded: RunGrading, console: Console) -> lis
     return grades
 
 
+def regrade(arguments: argparse.Namespace, console: Console) -> Answer:
+    """Grade the rollouts of a run with several graders, including --other; with --write, save the current grades.
+
+    Raise `ConfigError` if the run's own reward fails on every response; then nothing is written.
+    """
+    folder, run = arguments.run, RunFolder(arguments.run)
+    graded, files = RunGrading.of(*run.grading()), run.rollouts()
+    if not files:
+        raise ConfigError(f"{folder} has no {ROLLOUTS}/: only a run that saved its rollouts can be audited")
+    found = [run.rows(file, TO_REGRADE) for file in files]
+    rows, place = [row for of_file in found for row in of_file.values()], files[0].path.parent
+    if not rows:
+        raise DataError(f"{place} holds no responses: choose another run")
+    fresh = grade_rows(rows, graded, console)
+    if all(grade.outcome == "error" for grade in fresh):
+        raise ConfigError(f"{graded.reward} fails on every response of {folder}: start this where it can be imported")
+    others = {"math-verify": second_grader(graded)} if graded.reward in NAMED_REWARDS else {}
+    others |= {arguments.other: graded._replace(reward=arguments.other)} if arguments.other else {}
+    marks = {"saved": [row["outcome"] == "correct" for row in rows], "now": are_correct(fresh)}
+    marks |= {name: are_correct(grade_rows(rows, other, console)) for name, other in others.items()}
+    graders, width = agreement(marks), max(map(len, marks)) + 2
+    lines = [
+        f"{len(rows)} responses in {len(files)} files of {folder}; {graded.reward}, {graded.settings or 'defaults'}"
+    ]
+    if graded.reward not in NAMED_REWARDS:
+        lines += [f"math-verify is left out: it compares values, and {graded.reward} has rules of its own"]
+    lines += ["", f"{'grader':<{width}}{'right':>8}{'agree':>8}{'only it':>9}{'only now':>10}"]
+    examples = []
+    for name, of in graders.items():
+        more, fewer = of["only_it"], of["only_now"]
+        lines.append(f"{name:<{width}}{of['correct']:>8.1%}{of['agrees']:>8.1%}{len(more):>9}{len(fewer):>10}")
+        for title, places in ((f"right only for {name}", more), (f"wrong only for {name}", fewer)):
+            examples += [f"\n{title}:", *(cases.case_line(rows[n]) for n in places[:EXAMPLES])] if places else []
+    lines += examples
+    if arguments.write:  # each file as a whole, so that an interruption leaves every file either old or new
+        left = iter(fresh)
+        for file, of_file in zip(files, found, strict=True):
+            rewrite_rows(file.path, {number: regraded(row, next(left)) for number, row in of_file.items()})
+        lines += [f"wrote {len(rows)} new grades into {place}; the old ones are in previous_grade"]
+    figures = {"run": folder, "responses": len(rows), "files": len(files), "written": arguments.write}
+    figures |= {"reward": graded.reward, "settings": graded.settings, "graders": graders}
+    return Answer(folded("\n".join(lines), console.width), figures)
+
+
+def are_correct(grades: Sequence[Grade]) -> list[bool]:
+    """Return for each response whether its grade counts as correct."""
+    return [grade.outcome == "correct" for grade in grades]
+
+
 def agreement(marks: Mapping[str, Sequence[bool]]) -> dict[str, dict[str, Any]]:
     """Return for each grader its share of correct responses, its agreement with `now`, and the rows that differ.
 
@@ -96,33 +194,9 @@ def agreement(marks: Mapping[str, Sequence[bool]]) -> dict[str, dict[str, Any]]:
     for name, correct in marks.items():
         only_it = [place for place, right in enumerate(correct) if right and not now[place]]
         only_now = [place for place, right in enumerate(correct) if now[place] and not right]
-        total = max(1, len(now))
-        agrees = 1 - (len(only_it) + len(only_now)) / total
-        graders[name] = {"correct": sum(correct) / total, "agrees": agrees, "only_it": only_it, "only_now": only_now}
+        agrees = 1 - (len(only_it) + len(only_now)) / len(now)
+        graders[name] = {"correct": sum(correct) / len(now), "agrees": agrees, "only_it": only_it, "only_now": only_now}
     return graders
-
-
-def report(graders: Mapping[str, Mapping[str, Any]], rows: Sequence[Row]) -> str:
-    """Return a line per grader, and examples of its disagreements with the current one."""
-    width = max(map(len, graders)) + 2
-    lines = ["", f"{'grader':<{width}}{'right':>8}{'agree':>8}{'only it':>9}{'only now':>10}"]
-    examples = []
-    for name, found in graders.items():
-        more, fewer = found["only_it"], found["only_now"]
-        lines.append(f"{name:<{width}}{found['correct']:>8.1%}{found['agrees']:>8.1%}{len(more):>9}{len(fewer):>10}")
-        for title, places in ((f"right only for {name}", more), (f"wrong only for {name}", fewer)):
-            examples += [f"\n{title}:"] * bool(places) + [case_line(rows[place]) for place in places[:EXAMPLES]]
-    return "\n".join(lines + examples)
-
-
-def save(files: Sequence[ResponseFile], found: Sequence[Mapping[int, Row]], grades: Sequence[Grade]) -> None:
-    """Replace each file as a whole, so that an interruption leaves every file either old or new.
-
-    found: for each file its rows by line number; grades: of all rows, in order. Other lines are unchanged.
-    """
-    left = iter(grades)
-    for file, rows in zip(files, found, strict=True):
-        rewrite_rows(file.path, {number: regraded(row, next(left)) for number, row in rows.items()})
 
 
 def regraded(row: Row, grade: Grade) -> Row:
@@ -130,125 +204,3 @@ def regraded(row: Row, grade: Grade) -> Row:
     new = {name: value for name, value in grade_columns(grade).items() if name != "path"}
     previous = row.get("previous_grade") or {key: row.get(key) for key in new}
     return {**row, **new, "previous_grade": previous}
-
-
-#: Kind of inspection -> the options that it reads; another one would have no effect.
-READ_BY = {
-    "regrade": ("other", "write"),
-    "gradients": ("step",),
-    "": ("category", "problem", "n", "step", "rollouts", "markdown"),
-}
-CASES_SHOWN = 10
-
-
-def add_arguments(parser: Parser) -> None:
-    """Add the arguments of `rlreason inspect`."""
-    parser.add_run("folder of an evaluation or of a training run")
-    parser.add_argument("--category", choices=cases.CATEGORIES, help="only these; disagree: a second grader differs")
-    parser.add_argument("--problem", metavar="ID", help="only the responses to this problem")
-    parser.add_argument("-n", type=int, metavar="N", help=f"how many cases, in the order of the file ({CASES_SHOWN})")
-    parser.add_argument("--step", type=int, metavar="N", help="of a training run; the newest if not given")
-    parser.add_argument("--rollouts", action="store_true", help="training responses instead of evaluations")
-    parser.add_argument("--markdown", type=Path, metavar="FILE", help="where the text for a write-up goes")
-    ways = parser.add_mutually_exclusive_group()
-    ways.add_argument("--regrade", action="store_true", help="grade the rollouts again; show where graders disagree")
-    ways.add_argument(
-        "--gradients", action="store_true", help="compare every objective on one step's rollouts; leaves RUN/lab/"
-    )
-    parser.add_argument("--other", metavar="MODULE:FUNCTION", help="with --regrade: a reward function to compare with")
-    parser.add_argument(
-        "--write", action="store_true", help="with --regrade: save the new grades; the old ones go to previous_grade"
-    )
-
-
-def main(arguments: argparse.Namespace, console: Console) -> Answer:
-    """Show cases, grade again, or compare objectives."""
-    refuse_unread(arguments)
-    if arguments.regrade:
-        return regrade(arguments.run, arguments.other, arguments.write, console)
-    if arguments.gradients:
-        from rlreason.training.laboratory import compare_gradients
-
-        return compare_gradients(RunFolder(arguments.run), arguments.step, console)
-    return inspect(arguments, console)
-
-
-def refuse_unread(arguments: argparse.Namespace) -> None:
-    """Raise `ConfigError` for an option that the chosen kind of inspection would not read."""
-    way = "regrade" if arguments.regrade else "gradients" if arguments.gradients else ""
-    given = [name for names in READ_BY.values() for name in names if getattr(arguments, name) not in (None, False)]
-    for name in given:
-        if name not in READ_BY[way]:
-            option = f"-{name}" if len(name) == 1 else f"--{name}"
-            cure = f"leave it out, or leave out --{way}" if way else "add --regrade"
-            raise ConfigError(f"{option} has no effect {f'with --{way}' if way else 'here'}: {cure}")
-
-
-def inspect(arguments: argparse.Namespace, console: Console) -> Answer:
-    """Show the first responses of a category or a problem in a file of a run, and write them down as Markdown."""
-    n, category = CASES_SHOWN if arguments.n is None else arguments.n, arguments.category
-    if n < 1:
-        raise ConfigError(f"-n {n} shows nothing: give a number above 0")
-    run, target = RunFolder(arguments.run), arguments.markdown or arguments.run / CASES
-    refuse_target("--markdown", target)
-    file = run.responses(arguments.step, arguments.rollouts)
-    rows = list(run.rows(file, TO_SHOW).values())
-    if not rows:
-        raise DataError(f"{file.path} holds no responses: choose another run or step")
-    if arguments.problem is not None:
-        rows = [row for row in rows if row["problem_id"] == arguments.problem]
-        if not rows:
-            raise ConfigError(f"--problem {arguments.problem} is not in {file.path}: give an id that stands there")
-    graded = RunGrading.of(*run.grading(evaluates=file.kind != ROLLOUTS))
-    if category == "disagree":
-        chosen = disagreeing(rows, graded, console)
-    else:
-        chosen = [row for row in rows if cases.is_in(row, category)]
-    grader = graded.grader(symbolic=False)
-    counted = dict(Counter(cases.reasons(row, grader)[0].kind for row in chosen).most_common())
-    shown = chosen[:n]
-    found = [
-        cases.reasons(row, grader, second) for row, second in zip(shown, opinions(shown, graded, console), strict=True)
-    ]
-    figures: dict[str, Any] = {"run": run.path, "file": file.path, "responses": len(rows), "counts": cases.counts(rows)}
-    figures |= {"category": category, "in_category": len(chosen), "reasons": counted}
-    figures["cases"] = [cases.figures(row, why) for row, why in zip(shown, found, strict=True)]
-    text = f"{file.path}\n{cases.counts_line(rows)}"
-    if not chosen:
-        text += f"\nnone of them is in category {category}: choose another, or leave it out"
-        return Answer(folded(text, console.width), figures)
-    heading = f"{cases.counts_line(rows)}. Shown: {len(shown)} of {len(chosen)} in {category or 'any category'}."
-    write_whole(target, visible(cases.markdown(run.path, heading, shown, found, counted)))
-    kinds = "".join(f"\n{count:>7}  {kind}" for kind, count in counted.items())
-    text += f"\n\nwhy (a guess), over all {len(chosen)} of {category or 'any category'}:{kinds}"
-    for number, (row, why) in enumerate(zip(shown, found, strict=True), 1):
-        text += "\n\n" + cases.case_text(number, row, why)
-    text += f"\n\nwritten to {target}"
-    return Answer(folded(text, console.width), figures | {"written": target})
-
-
-def opinions(rows: Sequence[Row], graded: RunGrading, console: Console) -> list[bool | None]:
-    """Return plain math-verify's verdict on each formatted answer; None where it does not apply or has none."""
-    formatted = [row for row in rows if row["format_reward"] > 0] if graded.reward in NAMED_REWARDS else []
-    if not formatted:
-        return [None] * len(rows)
-    plain = graded._replace(reward=f"rlreason.grading.symbolic:{graded.reward}_math_verify")
-    grades = grade_rows(formatted, plain, console)
-    thought = {
-        id(row): None if grade.outcome in ("timeout", "error") else grade.outcome == "correct"
-        for row, grade in zip(formatted, grades, strict=True)
-    }
-    return [thought.get(id(row)) for row in rows]
-
-
-def disagreeing(rows: Sequence[Row], graded: RunGrading, console: Console) -> list[Row]:
-    """Return the rows that a second grader judges differently; `ConfigError` for a reward without a second grader."""
-    if graded.reward not in NAMED_REWARDS:
-        raise ConfigError(
-            f"--category disagree: {graded.reward} has no second grader; only {' and '.join(NAMED_REWARDS)} have one"
-        )
-    return [
-        row
-        for row, second in zip(rows, opinions(rows, graded, console), strict=True)
-        if second is not None and second != (row["outcome"] == "correct")
-    ]

@@ -34,28 +34,26 @@ def add_arguments(parser: Parser) -> None:
     spread = "standard deviation of a setting's accuracy over seeds, such as 0.03; without it 0.02 to 0.05 is assumed"
     parser.add_argument("--spread", type=number_in(1e-6, 1), help=spread)
     runs = "for the time: how many; without it settings x seeds"
-    parser.add_argument("--runs", dest="count", metavar="RUNS", type=whole, help=runs)
+    parser.add_argument("--runs", metavar="RUNS", type=whole, help=runs)
     parser.add_argument("--minutes", type=number, help="for the time: of one run")
 
 
 def main(arguments: argparse.Namespace, console: Console) -> Answer:
     """Return the memory plan of the run, and what the seeds can show; either one if requested."""
-    given = {name: getattr(arguments, name) for name in ("spread", "count", "minutes", "problems", "settings")}
-    idle = [name for name, value in given.items() if value is not None]
-    if arguments.seeds is None and idle:
-        option = f"--{idle[0]} {given[idle[0]]:g}".replace("count", "runs")
-        raise ConfigError(f"{option} is about seeds of several runs: add --seeds 4, or leave it out")
+    for name in ("spread", "runs", "minutes", "problems", "settings"):
+        if arguments.seeds is None and (value := getattr(arguments, name)) is not None:
+            raise ConfigError(f"--{name} {value:g} is about seeds of several runs: add --seeds 4, or leave it out")
     lines, figures, problems = list[str](), dict[str, Any](), arguments.problems
     if arguments.words or arguments.seeds is None:
         from rlreason.training.preflight import assumed_prompt
 
-        run = requested_run(arguments.words, "plan", console.say).run
-        told = planned(run, believed_device(), assumed_prompt(run))  # as far as it is known without torch
-        helps = f"cure: {cure(told)}" if cure(told) else ""
-        said = [folded(text, console.width, 0) for text in (verdict(told), helps) if text]
-        lines += [*table(told), "", *said] if told.plan else [said[0]]
-        figures["memory"] = memory_figures(told)
-        problems = problems or problems_of(run, None)
+        run, _ = requested_run(arguments.words, "plan", console.say)
+        outcome = planned(run, believed_device(), assumed_prompt(run))  # as far as it is known without torch
+        helps = f"cure: {cure(outcome)}" if cure(outcome) else ""
+        lines += [*table(outcome), ""] if outcome.plan else []
+        lines += [folded(text, console.width, 0) for text in (verdict(outcome), helps) if text]
+        figures["memory"] = memory_figures(outcome)
+        problems = problems or problems_of(run)
     if arguments.seeds is not None:
         shown, of_seeds = _of_seeds(arguments, problems or 1000)
         lines += [""] * bool(lines) + [folded(line, console.width) for line in shown]
@@ -65,26 +63,20 @@ def main(arguments: argparse.Namespace, console: Console) -> Answer:
 
 def _of_seeds(arguments: argparse.Namespace, problems: int) -> tuple[list[str], dict[str, Any]]:
     """Return the smallest difference for these numbers, and the time of all runs."""
-    seeds, settings = arguments.seeds, arguments.settings or 2
-    comparisons = max(1, settings - 1)
-    residual = ASSUMED[0].residual
-    given = None if arguments.spread is None else Spread(arguments.spread**2, residual)
-    spread = None if given is None else (given, f"seeds that spread by {arguments.spread:g}, half of it in both")
+    seeds, settings, runs = arguments.seeds, arguments.settings or 2, arguments.runs
+    spreads, spread, comparisons = ASSUMED, None, max(1, settings - 1)
+    if arguments.spread is not None:
+        spreads = (Spread(arguments.spread**2, ASSUMED[0].residual),)
+        spread = spreads[0], f"seeds that spread by {arguments.spread:g}, half of it in both"
     lines = [f"can show   {power_text(seeds, problems, spread, comparisons)}"]
-    spreads = ASSUMED if given is None else (given,)
-    figures: dict[str, Any] = {
-        "seeds": seeds,
-        "problems": problems,
-        "settings": settings,
-        "assumed": given is None,
-        "spread": [one.seeds**0.5 for one in spreads],
-        "smallest_difference": [smallest_difference(seeds, problems, one) for one in spreads],
-        "smallest_difference_holm": [smallest_difference(seeds, problems, one, LEVEL / comparisons) for one in spreads],
-    }
+    figures: dict[str, Any] = {"seeds": seeds, "problems": problems, "settings": settings, "assumed": spread is None}
+    figures["spread"] = [one.seeds**0.5 for one in spreads]
+    for name, level in (("smallest_difference", LEVEL), ("smallest_difference_holm", LEVEL / comparisons)):
+        figures[name] = [smallest_difference(seeds, problems, one, level) for one in spreads]
     if arguments.minutes is not None:
-        runs = arguments.count or seeds * settings
+        runs = runs or seeds * settings
         figures |= {"runs": runs, "seconds": 60 * arguments.minutes * runs}
         lines.append(f"time       {duration(60 * arguments.minutes * runs)}: {runs} runs of {arguments.minutes:g} min")
-    elif arguments.count is not None:
-        raise ConfigError(f"--runs {arguments.count} needs the time of one: add --minutes")
+    elif runs is not None:
+        raise ConfigError(f"--runs {runs} needs the time of one: add --minutes")
     return lines, figures

@@ -5,15 +5,14 @@ folder given. RUNS are folders of runs, sweeps, or settings of a sweep (SWEEP/KE
 """
 
 import argparse
-import os
 from importlib.util import find_spec
 from pathlib import Path
 
-from rlreason.errors import ConfigError, UnwritableError
+from rlreason.discovery.report import report_of, runs_below
+from rlreason.errors import ConfigError
 from rlreason.records.console import Console
 from rlreason.report.charts import write_figures
 from rlreason.report.compare import entry
-from rlreason.report.content import Report
 from rlreason.report.documents import FILES, page_of, write_markdown
 from rlreason.report.read import read_study
 from rlreason.report.sections import build_report
@@ -38,9 +37,12 @@ def add_arguments(parser: Parser) -> None:
 
 def main(arguments: argparse.Namespace, console: Console) -> Answer:
     """Write the report."""
-    runs: list[Path] = arguments.runs
-    if arguments.assignment is None and (answer := report_of_discovery(runs, arguments.out, console)) is not None:
-        return answer
+    runs, out, figures = arguments.runs, arguments.out, arguments.figures
+    if arguments.assignment is None and (of := {folder: runs_below([folder]) for folder in runs}) and any(of.values()):
+        if strange := [folder for folder in runs if not of[folder]]:
+            raise ConfigError(f"RUN={strange[0]} holds no run of discovery, as others do: give each its own command")
+        with console.wait("writing the report"):
+            return report_of([run for found in of.values() for run in found], folder_of(out, runs[0]))
     if missing := [name for name in ("altair", "vl_convert") if find_spec(name) is None]:
         raise ConfigError(f"rlreason report needs {' and '.join(missing)}: pip install 'rlreason[report]'")
     if arguments.assignment is not None:
@@ -48,38 +50,30 @@ def main(arguments: argparse.Namespace, console: Console) -> Answer:
 
         if len(runs) > 1:
             raise ConfigError(f"--assignment gathers what lies below one folder, and {len(runs)} are given")
-        return write_up(arguments.assignment, (runs or [RUNS])[0], arguments.out, console)
+        return write_up(arguments.assignment, (runs or [RUNS])[0], out, console)
     if not runs:
         raise ConfigError("the following arguments are required: RUN: write rlreason report [-h] RUN [RUN ...]")
-    out, figures = folder_of(arguments.out, runs[0]), arguments.figures
+    out = folder_of(out, runs[0])
     with console.wait("writing the report"):
         report = build_report(read_study(runs))
         try:
             write_whole(out / HTML, page_of(report))
             write_markdown(report, out / MARKDOWN)
             if figures is not None:
-                write_figures(report.every_figure, report.legend, writable(figures, "--figures"))
-        except UnwritableError as error:
-            raise ConfigError(f"{error}: give --out FOLDER") from None
-    return answer_of(report, out, console.width, figures)
-
-
-def report_of_discovery(folders: list[Path], out: Path | None, console: Console) -> Answer | None:
-    """Write the report of runs of discovery; None if there is none. `ConfigError` if mixed with other runs."""
-    from rlreason.discovery.report import report_of, runs_below
-
-    found = {folder: runs_below([folder]) for folder in folders}
-    if not any(found.values()):
-        return None
-    if strange := [folder for folder, runs in found.items() if not runs]:
-        raise ConfigError(
-            f"RUN={strange[0]} holds no run of discovery, and {next(f for f, runs in found.items() if runs)} does: "
-            "give each to a command of its own"
-        )
-    place = folder_of(out, folders[0])
-    with console.wait("writing the report"):
-        answer: Answer = report_of([run for runs in found.values() for run in runs], place)
-    return answer
+                write_figures(report.every_figure, report.legend, figures)
+        except OSError as error:
+            raise ConfigError(f"{error}: give --out FOLDER, or other --figures") from None
+    lines = [report.question, report.summary, ""]
+    for verdict in report.verdicts:
+        word = "" if verdict.difference is None else f"{verdict.word}: "  # the sentence says that nothing is compared
+        lines.append(f"{word}{verdict.sentence}")
+    lines += [f"! {line}" for line in (*report.warnings, *report.problems)]
+    lines += ["", f"report: {out / HTML} and {out / MARKDOWN} (with {FILES}/)"]
+    lines += [f"figures: {figures}"] if figures is not None else []
+    told = {"question": report.question, "summary": report.summary, "verdicts": list(map(entry, report.verdicts))}
+    told |= {"warnings": report.warnings, "problems": report.problems}
+    told |= {"html": str(out / HTML), "markdown": str(out / MARKDOWN)}
+    return Answer(folded("\n".join(lines), console.width), told)
 
 
 def folder_of(out: Path | None, run: Path) -> Path:
@@ -90,37 +84,8 @@ def folder_of(out: Path | None, run: Path) -> Path:
             raise ConfigError(
                 f"RUN={run} is no folder: give the folder of a run or of a sweep, as printed at its start"
             )
-    return writable(out)
-
-
-def writable(folder: Path, option: str = "--out") -> Path:
-    """Return the folder to write into, made if missing; `ConfigError` if it cannot be written to."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigError(f"{option} {folder} cannot be made ({error.strerror}): give another folder") from None
-    if not os.access(folder, os.W_OK):
-        raise ConfigError(f"{folder} cannot be written to: give {option} FOLDER")
-    return folder
-
-
-def answer_of(report: Report, out: Path, width: int, drawn: Path | None = None) -> Answer:
-    """Return the report for the terminal, and the same as figures."""
-    lines = [report.question, folded(report.summary, width), ""]
-    for verdict in report.verdicts:
-        word = "" if verdict.difference is None else f"{verdict.word}: "  # the sentence says that nothing is compared
-        lines.append(folded(f"{word}{verdict.sentence}", width))
-    lines += [folded(f"! {line}", width) for line in (*report.warnings, *report.problems)]
-    lines += ["", folded(f"report: {out / HTML} and {out / MARKDOWN} (with {FILES}/)", width)]
-    if drawn is not None:
-        lines.append(f"figures: {drawn}")
-    figures = {
-        "question": report.question,
-        "summary": report.summary,
-        "verdicts": [entry(verdict) for verdict in report.verdicts],
-        "warnings": report.warnings,
-        "problems": report.problems,
-        "html": str(out / HTML),
-        "markdown": str(out / MARKDOWN),
-    }
-    return Answer("\n".join(lines), figures)
+        raise ConfigError(f"--out {out} cannot be made ({error.strerror}): give another folder") from None
+    return out

@@ -10,10 +10,10 @@ import hashlib
 import os
 import re
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, redirect_stdout
+from collections.abc import Mapping
+from contextlib import ExitStack, redirect_stdout
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from rlreason.cli.check import reading
 from rlreason.cli.check_runs import check_start
@@ -34,31 +34,56 @@ EARLY = (*MACHINE, "packages", "hardware", "environment")
 LATE = ("data", "prompts", "tokenizer", "model", "sampling", "eval_sampling", "engine", "device")
 
 
-class Compared(NamedTuple):
-    """The comparison of one kind of record: whether both runs agree (None if one has none), and a sentence."""
-
-    kind: str
-    equal: bool | None
-    said: str
+def add_arguments(parser: Parser) -> None:
+    """Add RUN, and words that replace some of its own."""
+    parser.add_run("the run to start again")
+    parser.add_argument("words", metavar="WORD", nargs="*", default=[], help="settings that replace those of RUN")
 
 
-def compared(one: RunFolder, other: RunFolder) -> list[Compared]:
-    """Compare metrics, responses and weights of two runs, a sentence each."""
-    results = []
+def main(arguments: argparse.Namespace, console: Console) -> Answer:
+    """Run, then compare; the answer has the exit code of the run."""
+    then, words = arguments.run, list(arguments.words)
+    place = then if then.name else then.absolute()
+    now = free_folder(place.with_name(f"{place.name}_rerun"))
+    for word in [word for word in words if key_of(word) == RUN_DIR]:
+        now = Path(word.partition("=")[2].strip("'\""))
+        if now.exists() and (not now.is_dir() or any(now.iterdir())):  # a run there would go on
+            raise ConfigError(f"{word}: rerun starts in a new folder: leave it out, or name one that is not there")
+    register()
+    with reading([word for word in words if key_of(word) != RUN_DIR], console.say, algorithm_of(then)) as request:
+        one = repeated(then, request.overrides, console.say, now, name="RUN")
+        check_start([one.run], now, console.say)
+    told, here = RunFolder(then).provenance, environment()
+    before = [*filter(None, [code_differs(told, here)]), *differences(told, here, EARLY)]
+    for line in before or [f"nothing differs from what {then} says of code, libraries and machine"]:
+        console.say(f"{'then and now: ' * bool(before)}{line}")
+    with ExitStack() as stack:
+        if arguments.json == STDOUT:  # for the figures alone; a copy: during a run, standard error itself is its log
+            sys.stdout.flush()
+            screen = stack.enter_context(open(os.dup(2), "w", encoding="utf-8", errors="backslashreplace"))
+            stack.enter_context(redirect_stdout(screen))
+        code = start_run(one, ["rerun", str(then), *words])
+    after = differences(told, RunFolder(now).provenance, LATE)
+    equal, said = compared(RunFolder(then), RunFolder(now))
+    lines = ["", f"{then} and {now}:", *(f"  then and now: {line}" for line in after), *(f"  {line}" for line in said)]
+    figures = {"run": str(then), "rerun": str(now), "status": RunFolder(now).status}
+    return Answer("\n".join(lines), figures | {"environment": [*before, *after], "equal": equal, "said": said}, code)
+
+
+def compared(one: RunFolder, other: RunFolder) -> tuple[dict[str, bool | None], list[str]]:
+    """Return of metrics, responses and weights whether both runs agree (None if one has none), and a sentence each."""
+    equal, said = dict[str, bool | None](), list[str]()
     for kind, contents in (("metrics", metrics), ("responses", responses), ("weights", weights)):
         then, now = contents(one), contents(other)
-        different = [key for key in (then | now) if key not in then or key not in now or then[key] != now[key]]
+        key = next((key for key in then | now if key not in then or key not in now or then[key] != now[key]), None)
+        equal[kind] = key is None if then and now else None
         if not then or not now:
-            results.append(Compared(kind, None, f"{kind}: one of the two has none"))
-        elif different:
-            key = different[0]
-            said = f"{kind} differ: {key} was {then.get(key)} then, {now.get(key)} now"
-            results.append(Compared(kind, False, said))
+            said.append(f"{kind}: one of the two has none")
+        elif key is None:
+            said.append(f"{kind} are equal ({len(then)} {'numbers' if kind == 'metrics' else 'files'})")
         else:
-            results.append(
-                Compared(kind, True, f"{kind} are equal ({len(then)} {'numbers' if kind == 'metrics' else 'files'})")
-            )
-    return results
+            said.append(f"{kind} differ: {key} was {then.get(key)} then, {now.get(key)} now")
+    return equal, said
 
 
 def without_clock(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -91,56 +116,3 @@ def weights(run: RunFolder) -> dict[str, str]:
 def _digest(path: Path) -> str:
     with opened(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()[:8]  # type: ignore[arg-type]  # of a packed file too
-
-
-def add_arguments(parser: Parser) -> None:
-    """Add RUN, and words that replace some of its own."""
-    parser.add_run("the run to start again")
-    parser.add_argument("words", metavar="WORD", nargs="*", default=[], help="settings that replace those of RUN")
-
-
-def main(arguments: argparse.Namespace, console: Console) -> Answer:
-    """Run, then compare; the answer has the exit code of the run."""
-    then, words = arguments.run, list(arguments.words)
-    place = then if then.name else then.absolute()
-    now = free_folder(place.with_name(f"{place.name}_rerun"))
-    for word in [word for word in words if key_of(word) == RUN_DIR]:
-        now = Path(word.partition("=")[2].strip("'\""))
-        if now.exists() and (not now.is_dir() or any(now.iterdir())):  # a run there would go on
-            raise ConfigError(f"{word}: rerun starts in a new folder: leave it out, or name one that is not there")
-    register()
-    with reading([word for word in words if key_of(word) != RUN_DIR], console.say, algorithm_of(then)) as request:
-        one = repeated(then, request.overrides, console.say, now, name="RUN")
-        check_start([one.run], now, console.say)
-    told, here = RunFolder(then).provenance, environment()
-    code_line = code_differs(told, here)
-    before = ([code_line] if code_line else []) + differences(told, here, EARLY)
-    for line in before or [f"nothing differs from what {then} says of code, libraries and machine"]:
-        console.say(f"{'then and now: ' * bool(before)}{line}")
-    with _printing_aside(arguments.json == STDOUT):
-        code = start_run(one, ["rerun", str(then), *words])
-    after = differences(told, RunFolder(now).provenance, LATE)
-    results = compared(RunFolder(then), RunFolder(now))
-    lines = ["", f"{then} and {now}:", *(f"  then and now: {line}" for line in after)]
-    lines += [f"  {result.said}" for result in results]
-    figures = {
-        "run": str(then),
-        "rerun": str(now),
-        "status": RunFolder(now).status,
-        "environment": [*before, *after],
-        "equal": {result.kind: result.equal for result in results},
-        "said": [result.said for result in results],
-    }
-    return Answer("\n".join(lines), figures, code)
-
-
-@contextmanager
-def _printing_aside(aside: bool) -> Iterator[None]:
-    """Send what a run prints in this block to standard error, if standard output is for the figures."""
-    if not aside:
-        yield
-        return
-    sys.stdout.flush()
-    # A copy of the stream: during a run, standard error itself is its log.
-    with open(os.dup(2), "w", encoding="utf-8", errors="backslashreplace") as screen, redirect_stdout(screen):
-        yield

@@ -24,16 +24,7 @@ from rlreason.sweeps.closing import (
     outcomes_of,
     refuse_unequal,
 )
-from rlreason.sweeps.state import (
-    FEWEST_SEEDS,
-    FILE,
-    SWEEPS,
-    Key,
-    Setting,
-    SweepState,
-    read_state,
-    sweeps_named,
-)
+from rlreason.sweeps.state import FEWEST_SEEDS, FILE, SWEEPS, Key, Setting, SweepState, read_state, sweeps_named
 
 BEST = 3  # settings of a broad sweep that a focused one runs again, besides the reference
 Grouped = dict[Key, list[Outcomes]]
@@ -73,21 +64,21 @@ def sweep_folder(word: str, model: str = "", data: str = "") -> Path:
     """
     if word and Path(word).is_dir():
         return Path(word)
-    named = [SWEEPS / word] if word and (SWEEPS / word).is_dir() else []
+    exact = SWEEPS / word
 
-    def nearness(folder: Path) -> tuple[bool, bool, bool, bool, float]:
+    def nearness(folder: Path) -> tuple[bool, bool, bool, float]:
         try:
             runs = read_state(folder, lambda _: None).runs
-            first = next((folder / run.name for run in runs if (folder / run.name / CONFIG).exists()), None)
-            setting = RunFolder(first).setting if first is not None else lambda _: None
         except ConfigError:  # `carry` reports what is wrong, if there is no other
-            return False, False, False, folder in named, 0.0
-        whole = all(run.of_its_own for run in runs)
-        same = model_of(setting) == model, setting("data.name") == data
-        return *same, whole, folder in named, (folder / FILE).stat().st_mtime if (folder / FILE).exists() else 0.0
+            return False, False, folder == exact, 0.0
+        first = next(
+            (RunFolder(folder / run.name).setting for run in runs if (folder / run.name / CONFIG).exists()), None
+        )
+        same = first is not None and (model_of(first), first("data.name")) == (model, data)
+        return same, all(run.of_its_own for run in runs), folder == exact, (folder / FILE).stat().st_mtime
 
-    if folders := list(dict.fromkeys([*named, *sweeps_named(SWEEPS, word)])):
-        return max(folders, key=nearness)
+    if folders := {*sweeps_named(SWEEPS, word), *([exact] if word and exact.is_dir() else [])}:
+        return max(folders, key=nearness) if len(folders) > 1 else folders.pop()
     names = sorted({path.name for path in SWEEPS.glob("*") if path.is_dir()})
     near = difflib.get_close_matches(word, names, n=1)
     there = f"did you mean carry={near[0]}?" if near else f"{SWEEPS} holds {few(names) or 'none'}"
@@ -107,22 +98,23 @@ def carry(folder: Path) -> Carried:
     best = max(means, key=lambda key: (means[key], key == reference))
     name, default = setting_text(dict(best)), setting_text(dict(reference))
     takes, difference, adjusted_p, apart = False, None, None, None
-    if best == reference:
-        text = f"{folder.name}: keeps the default {default}: no other setting had a larger mean"
-    else:
+    text = f"keeps the default {default}: no other setting had a larger mean"
+    if best != reference:
         differences = {key: compared(choosing[key], choosing[reference]) for key in choosing if key != reference}
         adjusted = dict(zip(differences, holm([one.p for one in differences.values()]), strict=True))
         difference, adjusted_p = differences[best], adjusted[best]
         apart = compared(comparing[best], comparing[reference])
         takes = difference.mean > 0 and adjusted_p <= LEVEL and difference.over != PROBLEMS
         verdict = sentence(difference, adjusted_p, len(differences))
-        text = f"{folder.name}: keeps the default {default}: of {name}, which has the largest mean: {verdict}"
+        text = f"keeps the default {default}: of {name}, which has the largest mean: {verdict}"
         if takes:
-            text = f"{folder.name}: carries {name}: {verdict} than {default}; on the problems that did not choose it: "
-            text += sentence(apart)
+            text = (
+                f"carries {name}: {verdict} than {default}; on the problems that did not choose it: {sentence(apart)}"
+            )
         elif difference.over == PROBLEMS:
             text += f"; {settling(difference, LEVEL / len(differences))}, as seeds are assumed to spread"
     measured = [one.name for of_setting in grouped.values() for one in of_setting]
+    first = RunFolder(folder / measured[0]).setting
     return Carried(
         sweep=str(folder),
         words=[f"{key}={value}" for key, value in best] if takes else [],
@@ -133,9 +125,12 @@ def carry(folder: Path) -> Carried:
         difference=difference,
         adjusted_p=adjusted_p,
         apart=apart,
-        sentence="; ".join([text, *_caveats(state, folder, varied, measured)]),
-        model=model_of(RunFolder(folder / measured[0]).setting),
-    )
+        sentence="; ".join([
+            f"{folder.name}: {text}", *_caveats(state, varied, measured),
+            f"chosen with model={first('model.name')} data={first('data.name')}",
+        ]),
+        model=model_of(first),
+    )  # fmt: skip
 
 
 def best_arms(folder: Path) -> list[Setting]:
@@ -152,21 +147,25 @@ def best_arms(folder: Path) -> list[Setting]:
 
 def _measured(state: SweepState, folder: Path) -> tuple[Key, Grouped, list[str]]:
     """Return a finished sweep's reference, each setting's outcomes, and the parts of the protocol that it varies."""
-    if bad := [run for run in state.runs if not run.of_its_own]:
-        names = few([f"{run.name}: {run.status_text}" for run in bad], 3)
-        again = f" ({state.command})" if state.command else ""
+    if bad := [f"{run.name}: {run.status_text}" for run in state.runs if not run.of_its_own]:
         raise ConfigError(
             f"carry={folder} has not finished: {len(bad)} of its {len(state.runs)} runs did not come to their end "
-            f"({names}): type that sweep again{again}, which goes on with them"
+            f"({few(bad, 3)}): type that sweep again ({state.command or 'its command'}), which goes on with them"
+        )
+    if state.reference is None:
+        raise ConfigError(
+            f"carry={folder} holds no setting that the others are compared with: name it in its file's block "
+            "`reference: [key=value]`, have it among the values, and type the sweep again (what has run stays)"
         )
     grouped, varied = _comparable(state, folder)
-    reference = _reference(state, folder)
-    if reference not in grouped:
+    fitting = [key for key in grouped if dict(key) == state.reference]
+    fitting = fitting or [key for key in grouped if state.reference.items() <= dict(key).items()]
+    if len(fitting) != 1:
         raise ConfigError(
-            f"carry={folder}: no run of its reference {setting_text(dict(reference))} has ended: give carry= a sweep "
-            "that has finished"
+            f"carry={folder}: {len(fitting)} of its settings are its reference {setting_text(state.reference)}: give "
+            "a sweep that holds it once"
         )
-    return reference, grouped, varied
+    return fitting[0], grouped, varied
 
 
 def _comparable(state: SweepState, folder: Path) -> tuple[Grouped, list[str]]:
@@ -177,8 +176,7 @@ def _comparable(state: SweepState, folder: Path) -> tuple[Grouped, list[str]]:
     """
     ended = [(run, one) for run in state.runs if run.of_its_own and (one := outcomes_of(folder, run)) is not None]
     by_clock = [run for run, _ in ended if run.status == "budget" and "budget.hours" in run.reason]
-    late = [run.name for run in by_clock if run.shared_machine]
-    if late:
+    if late := [run.name for run in by_clock if run.shared_machine]:
         raise ConfigError(
             f"{few(late, 3)} shared the machine and were ended by budget.hours, so what they reached says nothing of "
             "their settings: run them one at a time (jobs=1) in another folder, or give a budget of tokens or steps"
@@ -195,41 +193,16 @@ def _right(grouped: Grouped, half: str) -> Right:
     return {key: correctness(of_setting, problems) for key, of_setting in grouped.items()}
 
 
-def _reference(state: SweepState, folder: Path) -> Key:
-    """Return the one setting that matches the reference; settings may have more keys than it names."""
-    if state.reference is None:
-        raise ConfigError(
-            f"carry={folder} holds no setting that the others are compared with: name it in its file's block "
-            "`reference: [key=value]`, have it among the values, and type the sweep again (what has run stays)"
-        )
-    settings = list(dict.fromkeys(run.key for run in state.runs))
-    fitting = [key for key in settings if dict(key) == state.reference]
-    fitting = fitting or [key for key in settings if state.reference.items() <= dict(key).items()]
-    if len(fitting) != 1:
-        many = "several of its settings have" if fitting else "none of its settings is"
-        raise ConfigError(
-            f"carry={folder}: {many} its reference {setting_text(state.reference)}: run a sweep that holds it once"
-        )
-    return fitting[0]
-
-
-def _caveats(state: SweepState, folder: Path, varied: Sequence[str], measured: Collection[str]) -> list[str]:
-    """Return what limits a verdict: early ends, missing seeds, a varied protocol; and the model and data used."""
-    caveats = []
-    for run in state.runs:
-        if run.name not in measured:
-            caveats.append(f"{run.name} has no final evaluation ({run.status})")
-        elif run.status != "finished":
-            caveats.append(f"{run.name} counts as {run.status} left it")
+def _caveats(state: SweepState, varied: Sequence[str], measured: Collection[str]) -> list[str]:
+    """Return what limits a verdict: early ends, missing seeds, a varied protocol."""
+    caveats = [f"{run.name} has no final evaluation ({run.status})" for run in state.runs if run.name not in measured]
+    counted = [run for run in state.runs if run.name in measured and run.status != "finished"]
+    caveats += [f"{run.name} counts as {run.status} left it" for run in counted]
     seeds = {run.seed for run in state.runs}
     for setting in dict.fromkeys(run.key for run in state.runs):
         if missing := sorted(seeds - {run.seed for run in state.runs if run.key == setting}):
             caveats.append(f"{setting_text(dict(setting))} has not run seed {few([str(seed) for seed in missing])}")
-    if varied:
-        caveats.append(f"the sweep varies the protocol's {', '.join(varied)} on purpose")
-    first = RunFolder(folder / next(iter(measured)))
-    names = [f"{key}={name}" for key in ("model", "data") if (name := first.setting(f"{key}.name"))]
-    return [*caveats, f"chosen with {' '.join(names)}"] if names else caveats
+    return [*caveats, f"the sweep varies the protocol's {', '.join(varied)} on purpose"] if varied else caveats
 
 
 def setting_text(setting: Setting) -> str:

@@ -16,7 +16,7 @@ import numpy as np
 
 from rlreason.errors import ConfigError
 from rlreason.evaluation.protocol import Protocol, differences, refuse_mixture
-from rlreason.records.files import COMPLIANCE, RESPONSES, SUMMARY, ResponseFile
+from rlreason.records.files import COMPLIANCE, RESPONSES, ResponseFile
 from rlreason.records.reader import RunFolder, ending
 from rlreason.runtime.intervals import Floats, mean_interval, of_clusters
 from rlreason.runtime.streams import print_stderr
@@ -38,76 +38,44 @@ Judgements = Mapping[Key, JudgedSetting]
 NOT_JUDGED: Judgements = MappingProxyType({})
 
 
-@dataclass(frozen=True, slots=True)
-class SettingRow:
-    """One setting of a sweep. The interval is the report's, else over its seeds; with one seed, over its problems."""
-
-    key: Key
-    runs: list[RunState]
-    values: list[float]  # accuracy, or score, of the seeds that have one
-    mean: float | None
-    interval: tuple[float, float] | None
-    verdict: str
-
-
-def rows_of(state: SweepState, judged: Judgements = NOT_JUDGED) -> list[SettingRow]:
-    """Return a row for each setting, largest mean first, those without a figure last. `judged`: from the report."""
-    grouped: dict[Key, list[RunState]] = {}
-    for run in state.runs:
-        grouped.setdefault(run.key, []).append(run)
-    rows = []
-    for key, runs in grouped.items():
-        values = [run.figure for run in runs if run.figure is not None]
-        mean, interval = (sum(values) / len(values) if values else None), None
-        if values and (by_report := judged.get(key)) is not None:
-            if by_report.accuracy is not None:
-                mean, *ends = by_report.accuracy
-                interval = (ends[0], ends[1])
-        elif len(values) == 1:
-            interval = next(run.accuracy_interval for run in runs if run.figure is not None)
-        elif values:
-            mean, low, high = mean_interval(values)
-            interval = (low, high) if _scores(runs) else (max(low, 0.0), min(high, 1.0))
-        rows.append(SettingRow(key, runs, values, mean, interval, judged[key].verdict if key in judged else ""))
-    return sorted(rows, key=lambda row: -math.inf if row.mean is None else row.mean, reverse=True)
-
-
-def _scores(runs: Iterable[RunState]) -> bool:
-    """Return whether the runs have scores, as of discovery, in place of accuracies."""
-    return any(run.score is not None for run in runs)
-
-
 def settings_table(state: SweepState, judged: Judgements = NOT_JUDGED) -> str:
-    """Return the table of settings, with the swept axes as columns.
+    """Return the table of settings, best mean first, with the swept axes as columns.
 
-    >>> runs = [RunState(f"lr={lr},seed={s}", [], {"lr": lr}, s, "finished", accuracy=a, length=9.0)
-    ...         for lr, s, a in (("1", 0, 0.5), ("1", 1, 0.6), ("2", 0, 0.7))]
+    Intervals and verdicts are the report's, `judged`; scores of discovery, which it does not judge, have an interval
+    over seeds.
+
+    >>> runs = [RunState(f"lr={lr},seed={s}", [], {"lr": lr}, s, "finished", score=a)
+    ...         for lr, s, a in (("1", 0, 5.0), ("1", 1, 6.0), ("2", 0, 7.0))]
     >>> print(settings_table(SweepState("x", "", ["lr"], {"lr": "1"}, "finished", 1, "basic", runs)))
-    lr  seeds  accuracy  95%, over seeds  length  status
-    2       1     0.700                -     9.0  finished
-    1       2     0.550   0.000 to 1.000     9.0  finished (reference)
+    lr  seeds  score  95%, over seeds  length  status
+    2       1    7.0                -       -  finished
+    1       2    5.5     -0.9 to 11.9       -  finished (reference)
     """
-    rows, scores = rows_of(state, judged), _scores(state.runs)
-    several, digits = any(len(row.values) > 1 for row in rows), 1 if scores else 3
+    scores, several = any(run.score is not None for run in state.runs), max(figures_of(state).values(), default=0) > 1
     over = "problems" if not several else "seeds and problems" if judged else "seeds"
-    verdict = ["verdict"] if judged else []
-    figure = "score" if scores else "accuracy"
-    lines = [[*state.axes, "seeds", figure, f"95%, over {over}", *verdict, "length", "status"]]
-    for row in rows:
-        setting, lengths = dict(row.key), [run.length for run in row.runs if run.length is not None]
-        seeds = f"{len(row.values)}" if len(row.values) == len(row.runs) else f"{len(row.values)} of {len(row.runs)}"
-        interval = "-"
-        if row.interval is not None and (len(row.values) > 1 or judged or not several):
-            interval = f"{row.interval[0]:.{digits}f} to {row.interval[1]:.{digits}f}"
-        counts = Counter(run.status for run in row.runs)
+    digits, verdict = 1 if scores else 3, ["verdict"] if judged else []
+    head = [*state.axes, "seeds", "score" if scores else "accuracy", f"95%, over {over}", *verdict, "length", "status"]
+    rows = list[tuple[float, list[str]]]()
+    for key in dict.fromkeys(run.key for run in state.runs):
+        runs, setting, by_report = [run for run in state.runs if run.key == key], dict(key), judged.get(key)
+        values = [run.figure for run in runs if run.figure is not None]
+        lengths = [run.length for run in runs if run.length is not None]
+        mean, *ends = mean_interval(values) if len(values) > 1 else values or [math.nan]
+        if values and by_report is not None and by_report.accuracy is not None:
+            mean, *ends = by_report.accuracy
+        counts = Counter(run.status for run in runs)
         status = ", ".join(name if len(counts) == 1 else f"{n} {name}" for name, n in counts.items())
-        status += f" ({REFERENCE})" if setting == state.reference else ""
-        lines.append([
-            *(setting.get(axis, "-") for axis in state.axes), seeds,
-            "-" if row.mean is None else f"{row.mean:.{digits}f}", interval,
-            *([row.verdict or "-"] if judged else []),
-            f"{sum(lengths) / len(lengths):.1f}" if lengths else "-", status,
-        ])  # fmt: skip
+        row = [
+            *(setting.get(axis, "-") for axis in state.axes),
+            f"{len(values)}" if len(values) == len(runs) else f"{len(values)} of {len(runs)}",
+            f"{mean:.{digits}f}" if values else "-",
+            " to ".join(f"{end:.{digits}f}" for end in ends) or "-",
+            *([by_report.verdict if by_report else "-"] if judged else []),
+            f"{sum(lengths) / len(lengths):.1f}" if lengths else "-",
+            status + (f" ({REFERENCE})" if setting == state.reference else ""),
+        ]
+        rows.append((-mean if values else math.inf, row))
+    lines = [head, *(row for _, row in sorted(rows, key=lambda one: one[0]))]
     columns = []
     for column in zip(*lines, strict=True):
         width, to_left = max(map(len, column)), column[0] in (*state.axes, "verdict", "status")
@@ -115,46 +83,37 @@ def settings_table(state: SweepState, judged: Judgements = NOT_JUDGED) -> str:
     return "\n".join("  ".join(cells).rstrip() for cells in zip(*columns, strict=True))
 
 
+def figures_of(state: SweepState) -> Counter[Key]:
+    """Count the seeds of each setting that have a figure."""
+    return Counter(run.key for run in state.runs if run.figure is not None)
+
+
 def closing(state: SweepState, folder: Path, judged: Judgements = NOT_JUDGED) -> str:
     """Return the table followed by its notes, one a line. `judged`: from the report."""
-    lines = [settings_table(state, judged)]
-    seeds = [len(row.values) for row in rows_of(state, judged) if row.values]
-    if seeds and max(seeds) == 1:
+    lines, seeds = [settings_table(state, judged)], set(figures_of(state).values())
+    if seeds == {1}:
         lines.append("one seed: the intervals are over problems and tell these trained models apart, not the settings")
     elif 1 in seeds:
         lines.append("a setting with one seed has no interval over seeds: nothing is to be said of it")
     lines += [f"! {r.name}: {r.status_text}" for r in state.runs if r.status not in ("finished", WAITING) or r.reason]
     if left := sum(run.status in (WAITING, "interrupted", "failed") for run in state.runs):
-        waiting = sum(run.status == WAITING for run in state.runs)
-        wait = "" if not waiting else "1 run waits; " if waiting == 1 else f"{waiting} runs wait; "
-        lines.append(f"{wait}type the sweep again, and {'it goes' if left == 1 else 'they go'} on")
-    if _scores(state.runs):
+        lines.append(f"left: {left} of {len(state.runs)} runs; type the sweep again, and they go on")
+    if any(run.score is not None for run in state.runs):
         lines.append(f"the distribution over seeds, with a picture: rlreason report {folder}")
     if any(run.shared_machine for run in state.runs):
         lines.append(
             "! runs shared the machine: their times compare with nothing, and no verdict on wall clock is given"
         )
-    lines += _protocols(state, folder)
+    first_of = {run.protocol: run.name for run in reversed(state.runs) if run.protocol}
+    if first_of:
+        lines.append(f"protocol {', '.join(reversed(first_of))}")
+        summaries = {name: RunFolder(folder / name).summary or {} for name in reversed(first_of.values())}
+        lines += [f"! {line}" for line in refuse_mixture({k: v["protocol"] for k, v in summaries.items()}, allow=True)]
     for run in state.runs:
         card = folder / run.name / COMPLIANCE
         if card.exists() and (text := card.read_text(encoding="utf-8").splitlines()):
             lines.append(f"{run.name}: {text[-1]}; see {card}")
     return "\n".join(lines)
-
-
-def _protocols(state: SweepState, folder: Path) -> list[str]:
-    """Return the protocol hashes, and a line for each difference between protocols."""
-    by_hash: dict[str, tuple[str, Protocol]] = {}
-    for run in state.runs:
-        if run.protocol is None or run.protocol in by_hash or not (folder / run.name / SUMMARY).exists():
-            continue
-        summary = RunFolder(folder / run.name).summary or {}
-        if isinstance(protocol := summary.get("protocol"), dict):
-            by_hash[run.protocol] = run.name, protocol
-    if not by_hash:
-        return []
-    mixed = refuse_mixture(dict(by_hash.values()), allow=True)
-    return [f"protocol {', '.join(by_hash)}", *(f"! {line}" for line in mixed)]
 
 
 CHOOSING, COMPARING = "choosing", "comparing"
@@ -202,24 +161,18 @@ def outcomes_of(folder: Path, run: RunState, say: Callable[[str], None] = print_
     `ConfigError` if it did and its final evaluation cannot be read.
     """
     place = folder / run.name
-    if not place.is_dir():
-        return None
-    run_folder = RunFolder(place, say)
-    if (summary := run_folder.summary) is None:
+    run_folder = RunFolder(place, say) if place.is_dir() else None
+    if run_folder is None or (summary := run_folder.summary) is None:
         return None
     given = summary.get("protocol")
     protocol = given if isinstance(given, dict) else None
-    if summary.get("accuracy") is None:
-        if ending(run.status) is not ending("diverged"):
-            raise ConfigError(f"{place} ended as {run.status} without an accuracy: move it away and run it again")
+    if summary.get("accuracy") is None and ending(run.status) is ending("diverged"):
         return Outcomes(run.name, run.seed, protocol, None, {})
     saved = run_folder.evaluations()  # of a step that ended the run twice: the last one is of its last update
-    if not saved and not (place / RESPONSES).is_file():  # that of a job without steps
-        raise ConfigError(f"{place} has lost the responses of its final evaluation: move it away and run it again")
-    final = saved[-1] if saved else ResponseFile(place / RESPONSES, RESPONSES)
-    rows = list(run_folder.rows(final, NEEDED).values())
-    if not rows:
-        raise ConfigError(f"{place} holds no response of its final evaluation: move it away and run it again")
+    saved = saved or [ResponseFile(place / RESPONSES, RESPONSES)] * (place / RESPONSES).is_file()  # of a job
+    rows = list(run_folder.rows(saved[-1], NEEDED).values()) if saved else []
+    if not rows or summary.get("accuracy") is None:
+        raise ConfigError(f"{place} ended as {run.status} without a final evaluation: move it away and run it again")
     hits: dict[str, list[bool]] = {}
     for row in rows:
         hits.setdefault(row["problem_id"], []).append(row["outcome"] == RIGHT)

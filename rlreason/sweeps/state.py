@@ -1,8 +1,7 @@
 """Describe a sweep before it runs (`Design`), check its folder, and keep what came of its runs in `sweep.json`."""
 
 import json
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -11,12 +10,21 @@ import msgspec
 
 from rlreason.errors import ConfigError
 from rlreason.records.files import CONFIG, SUMMARY, checkpoints_in, finite
-from rlreason.records.reader import RunFolder, ending, known_status, read_ending, read_status, runs_in
+from rlreason.records.reader import (
+    RunFolder,
+    ending,
+    known_status,
+    read_ending,
+    read_status,
+    runs_in,
+    sweep_code,
+    write_status,
+)
 from rlreason.records.resume import HARMLESS, MAY_CHANGE, settings_changed
 from rlreason.runtime.files import holder, number, write_whole
 from rlreason.runtime.machine import VISIBLE
 from rlreason.runtime.streams import print_stderr
-from rlreason.runtime.text import redacted
+from rlreason.runtime.text import first_line, redacted
 
 FEWEST_SEEDS = 3  # that must have ended before a sweep stops a setting
 SWEEPS = Path("runs/sweeps")  # sweeps write below it, unless hydra.sweep.dir says otherwise
@@ -80,12 +88,9 @@ class RunState:
         >>> RunState("seed=0", [], {}, 0, "finished", accuracy=0.5, accuracy_before=0.25).outcome
         'accuracy 0.250 -> 0.500, finished'
         """
-        if self.score is not None:
-            return f"score {self.score:g}, {self.status_text}"
-        if self.accuracy is None:
-            return self.status_text
         before = "" if self.accuracy_before is None else f"{self.accuracy_before:.3f} -> "
-        return f"accuracy {before}{self.accuracy:.3f}, {self.status_text}"
+        figure = "" if self.accuracy is None else f"accuracy {before}{self.accuracy:.3f}, "
+        return f"{figure if self.score is None else f'score {self.score:g}, '}{self.status_text}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,18 +114,22 @@ class Design:
         return [dict(key) for key in dict.fromkeys(run.key for run in self.runs)]
 
 
-WAIT_S = 60.0  # for runs of an earlier start of the sweep, which end by themselves when it is killed
 #: Settings in which a finished run may differ: they change none of its figures.
 SAME_FIGURES = (*HARMLESS, "checkpoint", "logger", "waits", "save_rollouts_every", "monitors.dominated")
 
 
 def refuse_changed(design: Design, config_of: Callable[[RunState], str]) -> None:
-    """Raise `ConfigError` if a finished or half-done run in its folder has other settings than it has now.
+    """Raise `ConfigError` if a run's folder is being written, or holds a run with steps of other settings.
 
     `config_of` returns the text that a run would write.
     """
     for run in design.runs:
         folder = design.folder / run.name
+        if who := holder(folder):  # of an earlier start of the sweep, which was killed: its runs end by themselves
+            raise ConfigError(
+                f"hydra.sweep.dir={design.folder}: {run.name} is being written by {who}: wait for it or end it, and "
+                "type the sweep again; or give this one a folder of its own (sweep_name=NAME)"
+            )
         finished = (folder / SUMMARY).exists()
         if not (folder / CONFIG).exists() or not (finished or checkpoints_in(folder)):
             continue
@@ -133,22 +142,6 @@ def refuse_changed(design: Design, config_of: Callable[[RunState], str]) -> None
                 f"hydra.sweep.dir={design.folder} holds a {kind} run {run.name} with other settings ({different}): "
                 "move its folder away, or give the sweep a folder of its own (sweep_name=NAME, or hydra.sweep.dir=DIR)"
             )
-
-
-def wait_for_earlier(design: Design, say: Callable[[str], object], limit_s: float = WAIT_S) -> None:
-    """Wait while runs of an earlier start still write into their folders; `ConfigError` after `limit_s` seconds."""
-    end, announced = time.monotonic() + limit_s, False
-    while busy := [(run.name, who) for run in design.runs if (who := holder(design.folder / run.name)) is not None]:
-        name, who = busy[0]
-        if time.monotonic() > end:
-            raise ConfigError(
-                f"hydra.sweep.dir={design.folder}: {name} is being written by {who}: wait for it or end it, and type "
-                "the sweep again; or give this one a folder of its own (sweep_name=NAME)"
-            )
-        if not announced:
-            say(f"note: {name} is still being written by {who}: waiting for it, at most {limit_s:.0f} s")
-            announced = True
-        time.sleep(0.5)
 
 
 @dataclass(slots=True)
@@ -174,6 +167,11 @@ class SweepState:
         """Return the `sweep=` that it was started with, whatever its folder is called; by the folder if unknown."""
         return self.name.partition(",")[0] if self.sweep is None else self.sweep
 
+    @property
+    def code(self) -> int:
+        """Return the exit code of the sweep, once it has ended: see `records.reader.sweep_code`."""
+        return sweep_code(["failed" if run.status in (WAITING, "running") else run.status for run in self.runs])
+
     def run(self, name: str) -> RunState:
         """Return the run of this name; `KeyError` if there is none."""
         return {run.name: run for run in self.runs}[name]
@@ -184,25 +182,32 @@ class SweepState:
         reasons = {run.key: run.reason for run in self.runs if run.status == DOMINATED}
         self.stopped_settings = [{"setting": dict(key), "reason": reason} for key, reason in reasons.items()]
 
+    def close(self, folder: Path, errors: Mapping[str, Exception | None], status: str = "") -> None:
+        """Write the final state: of each run what its folder says, else the error of its job."""
+        self.refresh(folder, print)
+        for run in self.runs:
+            error = errors.get(run.name)
+            if error is None or run.of_its_own or (run.reason != KILLED and run.status != WAITING):
+                continue
+            if run.reason == KILLED:
+                write_status(folder / run.name, "failed", first_line(error))
+            run.status, run.reason = "failed", first_line(error)  # one that waits was refused before it wrote anything
+        self.status = status or {0: "finished", 130: "interrupted"}.get(self.code, "failed")
+        write_state(folder, self)
+
 
 def new_state(design: Design, jobs: int, launcher: str, command: str, carried: Sequence[dict[str, Any]]) -> SweepState:
     """Return the state of a sweep that starts, or resumes: then with what its folder records of earlier runs."""
     there = (design.folder / FILE).exists() or runs_in(design.folder)
     before = read_state(design.folder) if there else None
     old = {run.name: run for run in before.runs} if before else {}
-    runs = list[RunState]()
-    for run in design.runs:
-        was = old.pop(run.name, run)
-        runs.append(replace(run, shared_machine=was.shared_machine))
+    runs = [replace(run, shared_machine=old.pop(run.name, run).shared_machine) for run in design.runs]
     for was in old.values():  # of other seeds or values, typed earlier
         same_axes = list(was.setting) == [key for key in design.axes if key in was.setting]
-        if same_axes and (design.folder / was.name / SUMMARY).exists():
-            runs.append(was)
-    kept = list(carried) or (before.carried if before else [])
-    state = SweepState(
-        design.name, command, list(design.axes), design.reference, "running", jobs, launcher, runs, kept,
-        sweep=design.sweep,
-    )  # fmt: skip
+        runs += [was] if same_axes and (design.folder / was.name / SUMMARY).exists() else []
+    kept, axes = list(carried) or (before.carried if before else []), list(design.axes)
+    state = SweepState(design.name, command, axes, design.reference, "running", jobs, launcher, runs, kept)
+    state.sweep = design.sweep
     state.refresh(design.folder)
     return state
 
@@ -222,10 +227,7 @@ def read_state(folder: Path, say: Callable[[str], None] | None = None) -> SweepS
     if state is None:
         state = _rebuilt(folder)
         if (folder / FILE).exists():
-            (say or print_stderr)(
-                f"{folder / FILE} cannot be read: settings and seeds are those of the runs' names, and the sweep's "
-                "reference is not known"
-            )
+            (say or print_stderr)(f"{folder / FILE} cannot be read: the runs' names say all but the reference")
     state.refresh(folder, say)
     if state.status == "running" and holder(folder) is None:
         state.status = "finished" if all(run.of_its_own for run in state.runs) else "failed"
@@ -264,14 +266,14 @@ def refreshed(run: RunState, folder: Path, say: Callable[[str], None] | None = N
         now.status, now.reason = _status_without_summary(run, place)
         return now
     now.status, now.reason = known_status(str(summary.get("status", ""))), str(summary.get("reason", ""))
-    now.accuracy, now.accuracy_before = number(summary.get("accuracy")), number(summary.get("accuracy_before"))
+    for name in ("accuracy", "accuracy_before", "score", "length"):
+        setattr(now, name, number(summary.get(name)))
     interval, protocol = summary.get("accuracy_interval"), summary.get("protocol")
     ends = [number(end) for end in interval] if isinstance(interval, list) else []
     now.accuracy_interval = None if len(ends) != 2 or None in ends else (ends[0], ends[1])  # type: ignore[assignment]
     if now.accuracy is None and ending(now.status) is ending("diverged"):
         now.accuracy, now.accuracy_interval = 0.0, None
         now.reason = "; ".join(filter(None, (now.reason, "without a figure of its own, it counts as accuracy 0")))
-    now.score, now.length = number(summary.get("score")), number(summary.get("length"))
     problems = number(summary.get("eval_problems"))
     now.problems = None if problems is None else int(problems)
     now.protocol = str(protocol.get("hash")) if isinstance(protocol, dict) else None
