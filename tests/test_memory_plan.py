@@ -43,8 +43,7 @@ from rlreason.model.shapes import (
     shape_of,
     tiny_shape,
 )
-from rlreason.training.build import make_policy, set_trained
-from rlreason.training.build_algorithm import make_learner
+from rlreason.training.build import make_learner, make_policy, set_trained
 from rlreason.training.learner import Learner
 from rlreason.training.preflight import assumed_prompt
 from rlreason.types import Grade, Response, Sample
