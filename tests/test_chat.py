@@ -16,8 +16,7 @@ from rlreason.model.parameters import build_model
 from rlreason.model.policy import Policy
 from rlreason.records.console import Console
 from rlreason.records.writer import RunWriter
-from rlreason.training.build import make_sampling
-from rlreason.training.build_algorithm import make_traces
+from rlreason.training.build import make_sampling, make_traces
 from rlreason.training.jobs import start
 from rlreason.training.warm_start import shipped
 from rlreason.types import Problem

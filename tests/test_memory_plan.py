@@ -34,8 +34,7 @@ from rlreason.model.policy import Policy
 from rlreason.model.savings import conclusion, figures, planned, savings, table, with_changes
 from rlreason.model.shapes import PUBLISHED, TINY_VOCABULARY, shape_from, shape_of, tiny_shape
 from rlreason.runtime.machine import Device, believed_device, group_limits, processor
-from rlreason.training.build import make_policy, set_trained
-from rlreason.training.build_algorithm import make_learner
+from rlreason.training.build import make_learner, make_policy, set_trained
 from rlreason.training.learner import Learner
 from rlreason.training.preflight import assumed_prompt
 from rlreason.types import Grade, Response, Sample

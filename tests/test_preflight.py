@@ -20,12 +20,13 @@ from rlreason.records.reader import read_status
 from rlreason.runtime.machine import Device
 from rlreason.runtime.text import decimal_size
 from rlreason.training.preflight import (
-    ProblemCache,
     memory_for,
     missing_packages,
     needed_by,
     own_functions,
     preflight,
+    read_early,
+    refusal,
     room_for,
     space_needed,
     unusable,
@@ -101,26 +102,22 @@ def test_a_function_that_can_be_had_is_no_matter(modules):
         ("judge:slow", "needs more than grading.timeout_s=0.5 s for one response: make it faster, or raise it"),
     ],
 )
-def test_a_reward_that_cannot_judge_is_refused_early(composed, modules, name, says):
-    limit = "grading.timeout_s=0.5" if name == "judge:slow" else "grading.timeout_s=60"
-    with pytest.raises(ConfigError) as caught:
-        preflight([typed(composed(f"eval.reward={name}", limit))], modules)
-    assert str(caught.value).startswith(f"eval.reward={name}")
-    assert says.format(here=modules) in str(caught.value)
-    assert len(str(caught.value).splitlines()) == 1
+def test_a_reward_that_cannot_judge_is_refused_before_the_model_is_loaded(modules, name, says):
+    grading = GradingConfig(timeout_s=0.5) if name == "judge:slow" else patient()
+    with Grader(grading, name) as grader:
+        why = grader.wait() or refusal(f"eval.reward={name}", grader, "20", grading.timeout_s)
+    assert says.format(here=modules) in why
+    assert len(why.splitlines()) == 1
 
 
-def test_a_reward_is_tried_on_an_answer_of_its_own_data(composed, modules):
+def test_too_few_problems_are_found_before_the_run_folder_is_made(composed, modules):
     rows = [{"question": f"{n}+1?", "answer": f"#### {n + 1}"} for n in range(4)]
     for half, part in (("train", rows[:2]), ("test", rows[2:])):
         (modules / f"{half}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in part))
-    own = ("model=smollm2_135m", "prompt.reward=judge:number", "eval_problems=2")
-    assert preflight([typed(composed(*own, f"data.path={modules}"))], modules) == []
-    assert (
-        unusable("prompt.reward=judge:raises", "judge:raises", GradingConfig()) == ""
-    )  # which answers suit it is not known
+    own = ("model=smollm2_135m", "prompt.reward=judge:number", f"data.path={modules}")
+    assert preflight([typed(composed(*own, "eval_problems=2"))], modules) == []
     with pytest.raises(ConfigError, match="eval_problems=3 is more than the 2 problems there are"):
-        preflight([typed(composed(*own[:2], f"data.path={modules}", "eval_problems=3"))], modules)
+        preflight([typed(composed(*own, "eval_problems=3"))], modules)
 
 
 def test_a_plug_in_that_fails_later_says_why(modules, tmp_path):
@@ -205,19 +202,15 @@ def test_the_packages_of_the_data_that_is_read_and_no_other(composed, gsm8k):
 
 def test_data_that_takes_long_to_read_is_left_to_the_run(composed, tmp_path, gsm8k):
     near = typed(composed("model=smollm2_135m", f"data.path={gsm8k}", "data.overlap=allow"))
-    assert near.data.quickly_read
-    assert ProblemCache().problems(near) is not None
+    assert read_early([near]) == 1
     assert not typed(composed("model=smollm2_135m", "data.path=openai/gsm8k")).data.quickly_read
     assert not typed(composed("data.n_train=1000000")).data.quickly_read
     (tmp_path / "train.jsonl").write_bytes(b" " * 30_000_000)
-    assert not near.data.quickly_read
-    assert ProblemCache().problems(near) is None
+    assert read_early([near]) == 0
 
 
 def test_a_sweep_reads_once(composed):
-    runs = [typed(composed(f"seed={seed}", "micro_batch_tokens=100")) for seed in range(4)]
-    foreseen = ProblemCache()
-    assert all(foreseen.problems(run) is foreseen.problems(runs[0]) for run in runs)
+    assert read_early([typed(composed(f"seed={seed}", "micro_batch_tokens=100")) for seed in range(4)]) == 1
 
 
 def test_data_that_is_no_use_is_found_before_the_run_folder_is_made(composed, tmp_path):
@@ -334,10 +327,9 @@ def test_a_sweep_is_refused_before_its_first_run_and_leaves_nothing(tmp_path):
 def test_a_plan_that_surely_exceeds_the_memory_is_said_with_its_cure_and_refuses_nothing(composed):
     run = typed(composed("model=qwen3_0_6b", "data.path=a/b"))
     small = Device("cpu", "a machine", 8 << 30, 8 << 30)
-    (line,) = memory_for([run, run], small)
-    assert line.startswith("! memory: does not fit: about ")
-    assert "rollout.max_rows=" in line
-    assert len(line.splitlines()) == 1
+    (plan,) = memory_for([run, run], small)
+    assert plan.startswith("memory: does not fit: about ")
+    assert "rollout.max_rows=" in plan.splitlines()[-1]
     assert memory_for([run], Device("cpu", "a large machine", 140 << 30, 141 << 30)) == []
     assert memory_for([run], Device("cpu", "a machine that tells nothing")) == []
     assert memory_for([typed(composed())], small) == []

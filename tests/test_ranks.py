@@ -12,10 +12,9 @@ from rlreason.errors import ConfigError
 from rlreason.model.parameters import pick_dtype
 from rlreason.model.policy import LogProbScorer, Policy
 from rlreason.runtime.machine import Place, own_gpu, place_of, world_of
-from rlreason.training.build import set_trained
-from rlreason.training.build_algorithm import frozen_copy, learner_settings, make_ranked_learner
+from rlreason.training.build import frozen_copy, learner_settings, set_trained
 from rlreason.training.checkpoint import moments, read_whole
-from rlreason.training.distributed import ShardedPolicy
+from rlreason.training.distributed import ShardedPolicy, make_ranked_learner
 from rlreason.training.learner import Learner
 from rlreason.types import Grade, Response, Sample
 from tests.test_trainer import run_of

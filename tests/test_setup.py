@@ -10,8 +10,7 @@ from rlreason.errors import ConfigError
 from rlreason.grading.grader import reward_name_of as reward_name
 from rlreason.model.chat import encoder
 from rlreason.records.console import Console
-from rlreason.training.build import Part, fitting
-from rlreason.training.build_algorithm import make_traces
+from rlreason.training.build import fitting, make_traces
 from rlreason.types import Problem
 from tests.run_settings import settings
 
@@ -54,19 +53,17 @@ def test_a_trace_too_long_is_refused_or_counted(policy, prompt_ids, problems):
 
 def test_a_prompt_too_long_is_refused_or_counted(policy, prompt_ids, problems):
     long = Problem("long", "word " * 800, "1")
-    out = io.StringIO()
+    out, few = io.StringIO(), [*problems[:2], long]
+    console = Console(out=out)
     with pytest.raises(ConfigError, match=r"1 of 3 train prompts.*data.bad_rows=skip"):
-        fitting(settings(), policy, Part("train", [*problems[:2], long], 48), prompt_ids, Console(out=out))
+        fitting(settings(), policy, "train", few, prompt_ids, console)
     run = settings("data.bad_rows=skip")
-    kept = fitting(run, policy, Part("train", [*problems[:2], long], 48), prompt_ids, Console(out=out))
-    assert kept == problems[:2]
-    assert fitting(run, policy, Part("validation", problems[2:4], 48), prompt_ids, Console(out=out)) == problems[2:4]
+    assert fitting(run, policy, "train", few, prompt_ids, console) == problems[:2]
+    assert fitting(run, policy, "validation", problems[2:4], prompt_ids, console) == problems[2:4]
     assert "left out: 1 of 3 train problems" in out.getvalue()
-    with pytest.raises(ConfigError, match=r"^sampling.max_tokens=510 .*2 of 2 validation prompts"):
-        fitting(settings(), policy, Part("validation", problems[2:4], 510), prompt_ids, Console(out=out))
-    own = settings("eval.sampling.max_tokens=510")
-    with pytest.raises(ConfigError, match=r"^eval.sampling.max_tokens=510 .*lower eval.sampling.max_tokens"):
-        fitting(own, policy, Part("validation", problems[2:4], 510), prompt_ids, Console(out=out))
+    for key in ("sampling.max_tokens", "eval.sampling.max_tokens"):
+        with pytest.raises(ConfigError, match=rf"^{key}=510 .*2 of 2 validation prompts.*lower {key}"):
+            fitting(settings(f"{key}=510"), policy, "validation", problems[2:4], prompt_ids, console)
 
 
 @pytest.mark.parametrize(

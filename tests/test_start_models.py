@@ -27,8 +27,8 @@ from rlreason.training.warm_start import (
     SHIPPED,
     BrokenWeightsError,
     StartWeights,
-    WeightCache,
     cache_folder,
+    cached,
     checksum,
     code_hash,
     find_shipped,
@@ -93,11 +93,10 @@ def spoil(how: str, path: Path) -> None:
 @pytest.mark.parametrize("how", ["truncated", "one byte flipped", "foreign", "empty", "another's"])
 def test_a_broken_file_is_said_and_made_anew(how, tmp_path):
     said: list[str] = []
-    cache = WeightCache(tmp_path, said.append)
-    assert [cache.get("k", lambda: WEIGHTS)[1] for _ in range(2)] == [False, True]
+    assert [cached(tmp_path, "k", lambda: WEIGHTS, said.append)[1] for _ in range(2)] == [False, True]
     spoil(how, tmp_path / "k.safetensors")
-    again, found = cache.get("k", lambda: WEIGHTS)
-    assert (checksum(again), found, cache.get("k", dict)[1]) == (checksum(WEIGHTS), False, True)
+    again, found = cached(tmp_path, "k", lambda: WEIGHTS, said.append)
+    assert (checksum(again), found, cached(tmp_path, "k", dict, print)[1]) == (checksum(WEIGHTS), False, True)
     assert ["k.safetensors is broken" in line for line in said] == [True]
     assert said
 
@@ -111,7 +110,7 @@ def make_slowly(folder: Path, mark: Path) -> None:
         wait_for(mark.with_suffix(".go").exists)
         return WEIGHTS
 
-    assert checksum(WeightCache(folder, print).get("k", make)[0]) == checksum(WEIGHTS)
+    assert checksum(cached(folder, "k", make, print)[0]) == checksum(WEIGHTS)
 
 
 def started(folder: Path, mark: Path) -> multiprocessing.Process:
@@ -140,28 +139,15 @@ def test_a_killed_builder_blocks_nobody(tmp_path):
     os.kill(process.pid, signal.SIGKILL)
     process.join(MINUTES)
     said: list[str] = []
-    assert not WeightCache(tmp_path / "cache", said.append).get("k", lambda: WEIGHTS)[1]
+    assert not cached(tmp_path / "cache", "k", lambda: WEIGHTS, said.append)[1]
     assert said == []
     assert not list((tmp_path / "cache").glob("*.partial"))
-
-
-def test_the_longest_unused_go_first(tmp_path):
-    size = 4 * 1000
-    cache = WeightCache(tmp_path, print, max_bytes=int(3.5 * size))
-    for age, key in enumerate("abc"):
-        cache.get(key, lambda: {"w": torch.zeros(1000)})
-        os.utime(tmp_path / f"{key}.safetensors", (1000 + age, 1000 + age))
-    cache.get("a", dict)  # used just now
-    cache.get("d", lambda: {"w": torch.zeros(1000)})
-    assert {path.stem for path in tmp_path.glob("*.safetensors")} == {"a", "c", "d"}
-    cache.get("huge", lambda: {"w": torch.zeros(9000)})
-    assert {path.stem for path in tmp_path.glob("*.safetensors")} == {"huge"}
 
 
 @pytest.mark.parametrize("place", ["/proc/none/cache", "/dev/null/cache"])
 def test_a_folder_that_cannot_be_written_is_one_line_and_no_more(place):
     said: list[str] = []
-    found, was_there = WeightCache(Path(place), said.append).get("k", lambda: WEIGHTS)
+    found, was_there = cached(Path(place), "k", lambda: WEIGHTS, said.append)
     assert (checksum(found), was_there, len(said)) == (checksum(WEIGHTS), False, 1)
     assert f"{place} cannot be written" in said[0]
 
@@ -368,7 +354,8 @@ def test_a_shipped_model_is_what_the_warm_start_makes(description, tmp_path):
     try:
         accuracies, monitors = [], Monitors(1, print)
         for one in (made, shipped):
-            starts.load_weights(components.policy, one)
+            for name, weight in components.policy.named_weights():
+                weight.copy_(one[name])
             accuracies.append(
                 components.evaluator.evaluate(components.final_problems, 0, monitors).metrics["eval/accuracy"]
             )

@@ -29,9 +29,8 @@ from rlreason.model.policy import Policy
 from rlreason.records.console import Console
 from rlreason.records.writer import RunWriter
 from rlreason.training.algorithms import GRPO, Algorithm, with_advantages
-from rlreason.training.build import build_components
-from rlreason.training.build_algorithm import make_algorithm, make_learner
-from rlreason.training.jobs import print_start, start
+from rlreason.training.build import build_components, make_algorithm, make_learner
+from rlreason.training.jobs import Job, start
 from rlreason.training.learner import Learner
 from rlreason.training.summary import evaluated_otherwise
 from rlreason.training.train import train
@@ -173,7 +172,7 @@ def prepare(run: Any, folder: Path) -> None:
         algorithm = make_algorithm(run, components, console)
         learn(make_learner(run, components.policy), algorithm)
     else:
-        print_start(console, run, components, folder, again=False)
+        Job(run, components, RunWriter(folder / "job", "seed: 0\n"), console).print_start()
 
 
 def finish(run: Any, folder: Path) -> None:

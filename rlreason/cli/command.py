@@ -153,35 +153,11 @@ def serve(place: Place) -> int:
     for number in IGNORED:
         signal.signal(number, signal.SIG_IGN)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    from rlreason.training.ranks import own_gpu_only, store_of, wait_for_limit
-
     find_modules_here()
     divide_memory_finely()
-    own_gpu_only(place)
-    store = store_of(place)
-    limit_s = wait_for_limit(store)
-    return 0 if limit_s is None else _follow(place, store, limit_s)
+    from rlreason.training.distributed import follow
 
-
-def _follow(place: Place, store: object, limit_s: float) -> int:
-    """Do this rank's part of the run; an error is left for rank 0 to report."""
-    from rlreason.model.parameters import pick_device
-    from rlreason.training.build_algorithm import follow
-    from rlreason.training.ranks import Ranks, is_gone
-
-    ranks = Ranks(store, place.rank, place.world, pick_device(), limit_s)
-    try:
-        orders = follow(ranks)
-        while (order := ranks.next_order())[0] != "end":
-            name, arguments = order
-            orders[name](*arguments)
-    except Exception as error:
-        if isinstance(error, RuntimeError) and is_gone(error):  # rank 0 ended, and reports why
-            print(f"rank {place.rank}: rank 0 has gone", file=sys.stderr)
-            return 1
-        ranks.leave_error(f"{type(error).__name__}: {first_line(error)}")
-        raise
-    return 0
+    return follow(place)
 
 
 @contextmanager

@@ -4,8 +4,8 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
 from random import Random
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -288,6 +288,14 @@ def sft_sample(prompt_ids: list[int], response_ids: list[int], text: str, proble
     return Sample(Response(problem_id, prompt_ids, response_ids, [], text, "stop"), GIVEN, advantage=1.0)
 
 
+@lru_cache(maxsize=1)  # passes come one after the other
+def shuffled(count: int, seed: str) -> list[int]:
+    """Return the numbers below `count` in a random order."""
+    order = list(range(count))
+    Random(seed).shuffle(order)
+    return order
+
+
 @dataclass(frozen=True)
 class SFT:
     """Supervised fine-tuning: `collect(step)` returns the next traces, in passes over all, each in its own order."""
@@ -297,7 +305,6 @@ class SFT:
     seed: int
     steps: int | None = None
     epochs: float | None = None  # one of the two is given
-    _orders: dict[int, list[int]] = field(default_factory=dict)
 
     @cached_property
     def total(self) -> int:
@@ -321,24 +328,13 @@ class SFT:
 
     def collect(self, step: int) -> Collected:
         """Return the step's traces as one batch; nothing is sampled."""
-        first = (step - 1) * self.batch_size
+        first, count = (step - 1) * self.batch_size, len(self.traces)
         last = min(first + self.batch_size, self.total)
-        batch = [self._at(position) for position in range(first, last)]
+        places = [divmod(position, count) for position in range(first, last)]
+        batch = [self.traces[shuffled(count, f"{self.seed}/epoch/{epoch}")[place]] for epoch, place in places]
         tokens = sum(len(s.response.token_ids) for s in batch)
-        metrics = {"sft/epoch": last / len(self.traces), "sft/sequences": len(batch), "sft/response_tokens": tokens}
+        metrics = {"sft/epoch": last / count, "sft/sequences": len(batch), "sft/response_tokens": tokens}
         return Collected([], [batch], metrics)
-
-    def _at(self, position: int) -> Sample:
-        epoch, place = divmod(position, len(self.traces))
-        return self.traces[self._order(epoch)[place]]
-
-    def _order(self, epoch: int) -> list[int]:
-        if epoch not in self._orders:
-            order = list(range(len(self.traces)))
-            Random(f"{self.seed}/epoch/{epoch}").shuffle(order)
-            self._orders.clear()  # passes come in order: only the current one is needed again
-            self._orders[epoch] = order
-        return self._orders[epoch]
 
 
 @dataclass(frozen=True, slots=True)

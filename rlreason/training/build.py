@@ -1,4 +1,4 @@
-"""Build the parts of a run from its settings: problems, policy, engine, graders, loggers."""
+"""Build the parts of a run from its settings: problems, policy, engine, graders, loggers, algorithm, learner."""
 
 import os
 import time
@@ -7,19 +7,21 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import torch
 from transformers import AutoConfig
 
+from rlreason.config.algorithms import EIConfig, GRPOConfig, SFTConfig
 from rlreason.config.conflicts import sampling_key
-from rlreason.config.data import HabitsConfig, StoriesConfig
+from rlreason.config.data import StoriesConfig
 from rlreason.config.evaluation import EvalProtocolConfig
 from rlreason.config.leaves import template_of
 from rlreason.config.model import ModelConfig, TinyModelConfig
 from rlreason.config.run import Asking, RunConfig
-from rlreason.config.training import TrainingConfig
+from rlreason.config.training import OnlineConfig, TrainingConfig
 from rlreason.data.prepare import Loaded, load_data, read_splits, subset
+from rlreason.data.prompts import ProblemSampler, trace_text
 from rlreason.data.sources import fingerprint
 from rlreason.data.tasks import taught, texts_in
 from rlreason.engines.base import Engine, Sampling, tags_in
@@ -27,7 +29,6 @@ from rlreason.engines.build import check_engine, demand_of, make_engine
 from rlreason.engines.rollouts import Rollouts
 from rlreason.errors import ConfigError
 from rlreason.evaluation.evaluator import Evaluator
-from rlreason.grading import Grader
 from rlreason.grading.grader import Graders, make_graders
 from rlreason.model.attention import select_kernel
 from rlreason.model.chat import PromptEncoder, check_prompts, encoder, end_of_turn, remarks
@@ -53,8 +54,10 @@ from rlreason.model.shapes import ModelShape, shape_from, shape_of
 from rlreason.records.console import Console
 from rlreason.records.files import INCIDENTS
 from rlreason.records.loggers import Loggers, Resumed
-from rlreason.runtime.clock import Clock, ModelSize, peak_tflops
+from rlreason.runtime.clock import Clock
 from rlreason.runtime.machine import Device, default_threads, place_of, processor, world_of
+from rlreason.training.algorithms import GRPO, SFT, Algorithm, ExpertIteration, sft_sample
+from rlreason.training.learner import Learner
 from rlreason.training.preflight import own_functions, refusal
 from rlreason.training.warm_start import (
     Lessons,
@@ -65,7 +68,7 @@ from rlreason.training.warm_start import (
     formats_of,
     warm_up,
 )
-from rlreason.types import Problem
+from rlreason.types import Problem, Sample
 
 
 def is_spread(run: RunConfig) -> bool:
@@ -99,16 +102,16 @@ def mode_of(run: TrainingConfig, shape: ModelShape | None, device: torch.device,
         total = torch.cuda.mem_get_info()[1]  # not the free memory: vLLM already has its part, which the plan counts
         memory = Device("cuda", torch.cuda.get_device_name(), total, total)
     parallel = parallel_mode(run, shape, memory, world)
-    if parallel.mode == "shard" and run.rollout.engine == "hf" and device.type == "cuda":
-        raise ConfigError(
-            f"rollout=hf with parallel={run.parallel}, which divides the model ({parallel.why}): the in-process engine "
-            "samples from a whole one: choose rollout=vllm, or parallel=replicate"
-        )
-    if parallel.mode == "shard" and run.rollout.compile:
-        raise ConfigError(
-            f"rollout.compile=true with parallel={run.parallel}, which divides the model ({parallel.why}): its steps "
-            "are compiled from a whole one: set it to false, or choose parallel=replicate"
-        )
+    needs_whole = {
+        "rollout=hf": run.rollout.engine == "hf" and device.type == "cuda",
+        "rollout.compile=true": run.rollout.compile,
+    }
+    for setting, wanted in needs_whole.items():
+        if wanted and parallel.mode == "shard":
+            raise ConfigError(
+                f"{setting} with parallel={run.parallel}, which divides the model ({parallel.why}): it samples from a "
+                "whole one: choose rollout=vllm without it, or parallel=replicate"
+            )
     return parallel
 
 
@@ -161,12 +164,10 @@ def teach_habits(run: RunConfig, policy: Policy, train: Sequence[Problem], conso
         console.say("model.warm_start.steps=0: the new tiny model keeps its random weights")
         return StartWeights("random", checksum(copy_weights(policy.named_weights())))
     lessons = lessons_of(run, tiny, train)
-    shared = f", in the formats of {len(set(lessons.formats))} prompts" if len(lessons.formats) > 1 else ""
-    usual = lessons.habits == HabitsConfig()
-    habits = "mostly hasty answers, sometimes step by step" if usual else "those of data.habits"
 
     def make() -> None:
-        console.say(f"teaching a new tiny model its habits: {habits}{shared} ...")
+        formats = len(set(lessons.formats))
+        console.say(f"teaching a new tiny model its habits (data.habits), prompt formats: {formats} ...")
         with console.wait("warm start", logged=True):  # the line above announces it
             warm_up(policy, lessons, progress=console.progress)
 
@@ -209,7 +210,7 @@ class Components:
 
     policy: Policy
     engine: Engine
-    grader: Grader
+    graders: Graders
     rollouts: Rollouts
     sampling: Sampling
     scorer: LogProbScorer  # at training's temperature
@@ -224,18 +225,12 @@ class Components:
     loggers: Loggers  # where metrics are sent besides the run folder
     seconds_to_build: float
 
-    def graders(self) -> list[Grader]:
-        """List each grader once, in a fixed order."""
-        graders = (self.grader, self.evaluator.grader, self.evaluator.second_grader)
-        return list({id(grader): grader for grader in graders if grader is not None}.values())
-
     def close(self) -> None:
         """Close the engine and every grader, even if one of them fails."""
         try:
             self.engine.close()
         finally:
-            for grader in self.graders():
-                grader.close()
+            self.graders.close()
 
 
 def build_components(
@@ -265,9 +260,9 @@ def build_components(
         with console.wait("measuring the prompts"):
             train, validation = loaded.train, loaded.validation
             if run.samples_to_learn or not run.trains:  # SFT: `make_traces` measures prompts with their traces
-                train = fitting(run, policy, Part("train", train, run.asking.sampling.max_tokens), prompt_ids, console)
-            part = Part("validation", validation, run.evaluation.sampling.max_tokens)
-            loaded = Loaded(train, fitting(run, policy, part, eval_prompt_ids, console), loaded.sizes)
+                train = fitting(run, policy, "train", train, prompt_ids, console)
+            validation = fitting(run, policy, "validation", validation, eval_prompt_ids, console)
+            loaded = Loaded(train, validation, loaded.sizes)
         start = teach_habits(run, policy, stories, console)
         set_trained(run.model, policy, run.seed, run.trains)
         demand = partial(demand_of, run, prompt_ids, eval_prompt_ids, loaded.train, loaded.validation)
@@ -277,7 +272,7 @@ def build_components(
     return Components(
         policy=policy,
         engine=engine,
-        grader=graders.training,
+        graders=graders,
         rollouts=Rollouts(engine, graders.training, prompt_ids, run.seed, console.part, clock=clock),
         sampling=make_sampling(run.asking, policy),
         scorer=make_scorer(run, run.asking, policy),
@@ -364,67 +359,142 @@ def make_scorer(run: RunConfig, asking: Asking, policy: Policy) -> LogProbScorer
     return LogProbScorer(policy, run.micro_batch_tokens, asking.sampling.temperature or 1.0)
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
-    """Problems with a common limit on response tokens."""
-
-    name: str  # train or validation
-    problems: list[Problem]
-    max_tokens: int  # of a response
-
-
 def room_of(run: RunConfig, context: int) -> tuple[int, str]:
     """Return (tokens for a prompt and its response together, the setting that limits them)."""
     return min((run.micro_batch_tokens, "micro_batch_tokens"), (context, "the model's context"))
 
 
-def fitting(run: RunConfig, policy: Policy, part: Part, prompt_ids: PromptEncoder, console: Console) -> list[Problem]:
-    """Return the problems that fit; one that does not is refused, or left out with a message (data.bad_rows)."""
-    prompt_ids.check(part.problems)
-    evaluates = part.name == "validation"
-    data_key, data = ("data", run.data)
+def fitting(
+    run: RunConfig, policy: Policy, part: str, problems: list[Problem], prompt_ids: PromptEncoder, console: Console
+) -> list[Problem]:
+    """Return the problems of `train` or `validation` that fit; one that does not is refused, or left out (bad_rows)."""
+    prompt_ids.check(problems)
+    evaluates = part == "validation"
+    asking = run.evaluation if evaluates else run.asking
+    data_key, data = "data", run.data
     if evaluates and run.eval.data is not None:
-        data_key, data = ("eval.data", run.eval.data)
+        data_key, data = "eval.data", run.eval.data
     skip = data.bad_rows == "skip"
     room, limit = room_of(run, policy.max_context)
-    longest = room - part.max_tokens
-    sizes = [len(prompt_ids(problem)) for problem in part.problems]
-    kept = [problem for problem, size in zip(part.problems, sizes, strict=True) if size <= longest]
-    count, total = len(part.problems) - len(kept), len(part.problems)
+    most = asking.sampling.max_tokens
+    sizes = [len(prompt_ids(problem)) for problem in problems]
+    kept = [problem for problem, size in zip(problems, sizes, strict=True) if size + most <= room]
+    count, total = len(problems) - len(kept), len(problems)
     if count == 0:
         return kept
-    if skip and kept:
-        left_out = f"{count} of {total} {part.name} problems"
-        console.say(f"! left out: {left_out}, whose prompts are too long for {limit}={room}")
+    if kept and skip:
+        console.say(f"! left out: {count} of {total} {part} problems, whose prompts are too long for {limit}={room}")
         return kept
     key = sampling_key(run, "max_tokens") if evaluates or not run.trains else "sampling.max_tokens"
-    needed = max(sizes) + part.max_tokens
+    needed = max(sizes) + most
     cures = [f"lower {key}"]
     if limit == "micro_batch_tokens":
         cures.append(f"set {limit}={needed}")
     if kept:
         cures.append(f"leave them out with {data_key}.bad_rows=skip")
     raise ConfigError(
-        f"{key}={part.max_tokens} and the longest prompt need {needed} tokens, more than {limit}={room} "
-        f"({count} of {total} {part.name} prompts): {', or '.join(cures)}"
+        f"{key}={most} and the longest prompt need {needed} tokens, more than {limit}={room} "
+        f"({count} of {total} {part} prompts): {', or '.join(cures)}"
     )
 
 
-def measure_flops(clock: Clock, policy: Policy, ranks: int) -> None:
-    """Make the clock count this model's FLOPs and, on a GPU, its memory; `ranks` processes train it."""
-    config, device = policy.model.config, torch.device(policy.device)
-    on_gpu = device.type == "cuda"
-    peak = peak_tflops(torch.cuda.get_device_name(device)) if on_gpu else None
-    heads = config.num_attention_heads
-    width = getattr(config, "head_dim", None) or config.hidden_size // heads
-    looked_up = 0 if config.tie_word_embeddings else policy.model.get_input_embeddings().weight.numel()
-    parameters = sum(p.numel() for p in policy.model.parameters()) - looked_up
-    clock.model = ModelSize(parameters, config.num_hidden_layers, heads * width, peak, ranks)
-    if on_gpu:
+def make_traces(
+    run: RunConfig, policy: Policy, problems: Sequence[Problem], prompt_ids: Callable[[Problem], list[int]]
+) -> tuple[list[Sample], list[str]]:
+    """Return (samples with advantage 1, notices); traces too long are refused, or left out (data.bad_rows)."""
+    room, key = room_of(run, policy.max_context)
+    end, traces, too_long = end_of_turn(run.prompt, policy.tokenizer), [], []
+    for problem in problems:
+        text = trace_text(problem, run.prompt.trace)
+        sample = sft_sample(prompt_ids(problem), policy.encode_response(text, end), text, problem.id)
+        size = len(sample.response.prompt_ids) + len(sample.response.token_ids)
+        if size > room:
+            too_long.append(f"{problem.id} ({size} tokens)")
+        else:
+            traces.append(sample)
+    if not too_long:
+        return traces, []
+    found = f"{len(too_long)} of {len(problems)} traces are longer than {key}={room} with their prompts, {too_long[0]}"
+    if run.data.bad_rows == "skip" and traces:
+        return traces, [f"left out: {found}"]
+    cure = "set data.bad_rows=skip to leave them out" if traces else "shorten them"
+    raise ConfigError(f"{found}; raise micro_batch_tokens as far as the model allows, or {cure}")
 
-        def gauge() -> float:
-            peak_bytes = float(torch.cuda.max_memory_allocated(device))
-            torch.cuda.reset_peak_memory_stats(device)
-            return peak_bytes
 
-        clock.gauge = gauge
+def make_algorithm(run: TrainingConfig, components: Components, console: Console) -> Algorithm:
+    """Build the run's algorithm; the one place that knows which settings make which algorithm."""
+    if why := run.too_few(len(components.train_problems)):  # every batch would silently be smaller
+        raise ConfigError(why)
+    match run:
+        case SFTConfig():
+            prompt_ids = components.rollouts.prompt_ids
+            traces, notices = make_traces(run, components.policy, components.train_problems, prompt_ids)
+            for notice in notices:
+                console.say(f"! {notice}")
+            sft = SFT(traces, run.train_batch_size, run.seed, run.n_steps, run.epochs)
+            if bad := run.schedule_problems(sft.n_steps):  # the number of traces has decided what `epochs` means
+                raise ConfigError("\n".join(bad))
+            return sft
+        case EIConfig():
+            return ExpertIteration(
+                **online_arguments(run, components),
+                epochs=run.sft_epochs,
+                max_per_question=run.max_per_question,
+                deduplicate=run.deduplicate,
+                restart=run.restart,
+            )
+        case GRPOConfig():
+            return make_grpo(run, components)
+    raise TypeError(f"{type(run).__name__} is the settings of no algorithm that trains")
+
+
+def make_grpo(run: GRPOConfig, components: Components) -> GRPO:
+    """Build GRPO, with a frozen copy of the current policy as reference model if a KL term needs it."""
+    source = "measured" if run.updates_per_rollout > 1 and not run.rollout.async_level else "none"
+    if run.old_from_engine:  # samples drawn ahead come from weights one update older, whose numbers only it has
+        source = "engine"
+    return GRPO(
+        **online_arguments(run, components),
+        epochs=run.epochs_per_rollout,
+        objective=run.objective(),
+        reference=None if run.kl_placement == "none" else make_scorer(run, run, frozen_copy(components.policy)),
+        # Score the sampling policy where needed; not for samples drawn ahead, because the weights are moving by then.
+        behaviour=components.scorer if run.kl_placement == "reward" or source == "measured" else None,
+        old_log_probs=source,
+    )
+
+
+def online_arguments(run: OnlineConfig, components: Components) -> dict[str, Any]:
+    """Return the arguments common to all algorithms that learn from their own samples."""
+    return {
+        "rollouts": components.rollouts,
+        "questions": ProblemSampler(components.train_problems, run.seed, run.skip_solved),
+        "sampling": components.sampling,
+        "n_steps": run.n_steps,
+        "per_step": run.questions,
+        "group_size": run.group_size,
+        "batch_size": run.train_batch_size,
+    }
+
+
+def frozen_copy(policy: Policy) -> Policy:
+    """Copy the policy, never to be trained; what was checked of the original holds for the copy."""
+    frozen = policy.copy()
+    frozen.model.requires_grad_(False)
+    return frozen
+
+
+def learner_settings(run: TrainingConfig) -> dict[str, Any]:
+    """Return the learner's arguments besides its policy."""
+    return {
+        "objective": run.objective(),
+        "optimization": run,
+        "temperature": run.learning_temperature,
+        "micro_batch_tokens": run.micro_batch_tokens,
+        "can_restart": run.restarts,
+    }
+
+
+def make_learner(run: TrainingConfig, policy: Policy) -> Learner:
+    """Build a learner in this process from the run's objective and optimisation settings."""
+    return Learner(policy, **learner_settings(run))

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -44,18 +44,6 @@ BYTES_PER_S = 2e8  # a cautious guess before the first one has been written
 SHARE = 0.03  # of a run's time that checkpoints may take if checkpoint.every is not set,
 SHARE_OF_BEST = 0.05  # and if the newest evaluation is the best so far
 SHARE_AT_MOST = 0.1  # and if `checkpoint.minutes` have passed
-
-
-class Stateful(Protocol):
-    """A part of a run that steps change."""
-
-    def state_dict(self) -> Any:
-        """Return what has changed, in plain values."""
-        ...
-
-    def load_state_dict(self, state: Any) -> None:
-        """Resume from this state."""
-        ...
 
 
 @dataclass
@@ -102,7 +90,7 @@ def checkpoint_due(
 
 @dataclass
 class Checkpoints:
-    """The checkpoints of one run. `parts`: what else has a state, by name."""
+    """The checkpoints of one run. `parts`: what else has a `state_dict`, by name."""
 
     settings: CheckpointConfig
     policy: Policy
@@ -111,7 +99,7 @@ class Checkpoints:
     counters: Counters
     validation: Validation
     graders: Sequence[Grader]
-    parts: Mapping[str, Stateful]
+    parts: Mapping[str, Any]
     records: RunWriter
     began: float = field(default_factory=time.monotonic)
     accuracies: dict[str, float] = field(default_factory=dict)  # of the checkpoints whose weights were evaluated
@@ -190,7 +178,7 @@ class Checkpoints:
                     self.accuracies[other.name] = accuracy
         return self.written[0]
 
-    def _parts(self) -> dict[str, Stateful]:
+    def _parts(self) -> dict[str, Any]:
         return {"counters": self.counters, "validation": self.validation, **self.parts}
 
     def _accuracy(self, step: int) -> float | None:

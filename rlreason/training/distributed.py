@@ -1,34 +1,44 @@
-"""A learner on several ranks that each hold the whole model, and scoring divided among ranks."""
+"""A learner on several ranks that each hold the whole model or a part of it; they score together, too."""
 
+import copy
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.utils._pytree import tree_map_only
+from transformers import PretrainedConfig, PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from rlreason.config.training import OptimizationConfig
+from rlreason.config.training import TrainingConfig
 from rlreason.errors import ConfigError
-from rlreason.model.loading import materialize
+from rlreason.model.attention import NAMES
+from rlreason.model.loading import from_config, materialize, one_layer_of, skeleton_of, with_one_layer
 from rlreason.model.log_probs import use_fast_products
 from rlreason.model.packing import PackedBatch
+from rlreason.model.parameters import free_cached_memory, merged_weights
 from rlreason.model.policy import LogProbScorer, Pairs, Policy, TokenScores, scored_rows
-from rlreason.objectives.objective import Objective
+from rlreason.model.shapes import shape_from
 from rlreason.objectives.terms import StepSums, StepValues
+from rlreason.records.files import RANKS_LOG
+from rlreason.records.reader import write_status
+from rlreason.runtime.machine import Place
+from rlreason.runtime.text import first_line
+from rlreason.training.build import frozen_copy, learner_settings, mode_of, set_threads, set_trained
 from rlreason.training.learner import Learner, not_finite, sampled_elements
-from rlreason.training.ranks import PartedError, Ranks
+from rlreason.training.ranks import ERROR, LeadingRank, PartedError, Ranks, is_gone, join, on_all_ranks
 from rlreason.types import Sample, Update
 
 
@@ -66,28 +76,30 @@ Plain = dict[str, Any]
 
 
 class RankedLearner(Learner):
-    """One rank's learner. All ranks change weights together, when rank 0's learner does."""
+    """One rank's learner: each has the whole model, and gradients are summed over all ranks (`parallel=replicate`).
 
-    def __init__(
-        self, ranks: Ranks, policy: Policy, objective: Objective, optimization: OptimizationConfig, **settings: Any
-    ) -> None:
-        """`settings`: as for `Learner`."""
-        self.ranks, self.world = ranks, ranks.world
-        self.ended: Callable[[], object] = lambda: None  # called once the other ranks have been ordered to end
-        super().__init__(policy, objective, optimization, **settings)
+    The trainer has that of rank 0; what is marked `on_all_ranks` the others do with it, on its orders.
+    """
 
+    in_step = False  # whether all ranks must run the same number of passes
+
+    def __init__(self, run: TrainingConfig, ranks: Ranks, policies: Mapping[str, Policy]) -> None:
+        """`policies`: those of this rank by name, `policy` and maybe `reference`."""
+        self.ranks, self.world, self.policies = ranks, ranks.world, policies
+        super().__init__(policies["policy"], **learner_settings(run))
+
+    @on_all_ranks
     def take_step(self, samples: Sequence[Sample], learning_rate: float | None, mismatch_from: int | None) -> Update:
         """Take one optimizer step on all ranks."""
-        with self.ranks.together("update", samples, learning_rate, mismatch_from):
-            update = super().take_step(samples, learning_rate, mismatch_from)
-            self.weights_moved()
+        update = super().take_step(samples, learning_rate, mismatch_from)
+        self.weights_moved()
         return update
 
+    @on_all_ranks
     def restart(self) -> None:
         """Restore the initial weights on all ranks."""
-        with self.ranks.together("restart"):
-            super().restart()
-            self.weights_moved()
+        super().restart()
+        self.weights_moved()
 
     def new_sums(self) -> RankedSums:
         """Create sums that are read over all ranks."""
@@ -122,84 +134,48 @@ class RankedLearner(Learner):
 
     def restore(self, moments: Sequence[Plain]) -> None:
         """Load rank 0's weights and these moments on all ranks."""
-        with self.ranks.together("restore", without_values(moments)):
+        shapes = tree_map_only(Tensor, lambda value: value.to("meta"), list(moments))
+        with self.ranks.together("receive", shapes):
             self.receive(moments)
 
     def receive(self, moments: Sequence[Plain]) -> None:
-        """Receive rank 0's weights and moments; on other ranks `moments` are what `without_values` returned."""
-        super().restore([{key: empty_like(value) for key, value in state.items()} for state in moments])
+        """Receive rank 0's weights and moments; on other ranks `moments` have shapes and no values."""
+        super().restore(with_memory(moments))
         states = [self.optimizer.state[p] for p in self.parameters if p in self.optimizer.state]
         tensors = [value for state in states for value in state.values() if isinstance(value, Tensor)]
         self.ranks.broadcast_tensors([*self.policy.model.parameters(), *self.policy.model.buffers(), *tensors])
         self.weights_moved()
 
-    def close(self) -> None:
-        """End the other ranks, and torch's default group; if one is lost, kill those that are left."""
-        with suppress(RuntimeError):
-            self.ranks.end()
-        self.ended()
-        if dist.is_initialized():
-            dist.destroy_process_group()
-
-    def orders(self) -> dict[str, Any]:
-        """Return the functions that rank 0 may call on the others, by name."""
-
-        def update(samples: Sequence[Sample], learning_rate: float | None, mismatch_from: int | None) -> None:
-            self.take_step(samples, learning_rate, mismatch_from)
-
-        return {"update": update, "restart": self.restart, "restore": self.receive, "write_moments": self.write_moments}
-
-    def write_moments(self, folder: Path) -> None:
-        """Do nothing: rank 0 has all moments."""
-
-
-def without_values(moments: Sequence[Plain]) -> list[Plain]:
-    """Replace every tensor by its shape and type."""
-    return [
-        {key: (value.shape, value.dtype) if isinstance(value, Tensor) else value for key, value in state.items()}
-        for state in moments
-    ]
-
-
-def empty_like(value: Any) -> Any:
-    """Create an empty tensor from a shape and type of `without_values`; return anything else unchanged."""
-    if isinstance(value, tuple) and len(value) == 2 and isinstance(value[1], torch.dtype):
-        return torch.empty(value[0], dtype=value[1])
-    return value
-
-
-@dataclass(frozen=True, slots=True)
-class RankedScorer:
-    """Computes log-probabilities on all ranks, under the policies that all hold: `policy`, and maybe `reference`."""
-
-    ranks: Ranks
-    policies: Mapping[str, Policy]
-    in_step: bool  # whether all ranks must run the same number of passes
-
-    def of(self, name: str, scorer: LogProbScorer, pairs: Pairs, want_entropy: bool) -> list[TokenScores]:
-        """Score as the scorer alone would."""
+    def deal(self, name: str, scorer: LogProbScorer, pairs: Pairs, want_entropy: bool) -> list[TokenScores]:
+        """Score on all ranks as the scorer alone would, under the policy of this name."""
         return self.score(name, pairs, scorer.token_budget, scorer.temperature, want_entropy) if pairs else []
 
+    @on_all_ranks
     @torch.no_grad()
     def score(
         self, name: str, pairs: Pairs, token_budget: int, temperature: float, want_entropy: bool
     ) -> list[TokenScores]:
-        """Score on all ranks, each its share of the rows; the others call it on rank 0's order."""
-        with self.ranks.together("score", name, pairs, token_budget, temperature, want_entropy):
-            policy, rank, world = self.policies[name], self.ranks.rank, self.ranks.world
-            rows = policy.divide(pairs, token_budget)
-            mine = rows[rank::world]
-            scores = scored_rows(policy, pairs, mine, temperature, want_entropy)
-            if self.in_step and len(mine) < -(-len(rows) // world):
-                scored_rows(policy, pairs, [rows[0][:1]], temperature, False)
-            parts = self.ranks.all_gather(scores)
-        by_place = {place: score for part in parts for place, score in part.items()}
+        """Score on all ranks, each its share of the rows."""
+        policy, rank, world = self.policies[name], self.ranks.rank, self.ranks.world
+        rows = policy.divide(pairs, token_budget)
+        mine = rows[rank::world]
+        scores = scored_rows(policy, pairs, mine, temperature, want_entropy)
+        if self.in_step and len(mine) < -(-len(rows) // world):
+            scored_rows(policy, pairs, [rows[0][:1]], temperature, False)
+        by_place = {place: score for part in self.ranks.all_gather(scores) for place, score in part.items()}
         return [by_place[i] for i in range(len(pairs))]
 
+    def close(self) -> None:
+        """End the other ranks; if one is lost, kill those that are left."""
+        assert isinstance(self.ranks, LeadingRank)
+        self.ranks.close()
 
-def mesh_of(ranks: Ranks) -> DeviceMesh:
-    """Return the ranks as a device mesh; all ranks call it at once."""
-    return init_device_mesh(ranks.device.type, (ranks.world,))
+
+def with_memory(moments: Sequence[Plain]) -> list[Plain]:
+    """Copy the moments, with uninitialised tensors in main memory for those that have a shape only."""
+    empty = tree_map_only(Tensor, lambda t: torch.empty_like(t, device="cpu") if t.is_meta else t, list(moments))
+    states: list[Plain] = empty
+    return states
 
 
 class _Root(nn.Module):
@@ -254,19 +230,20 @@ class ShardedPolicy(Policy):
 
 
 class ShardedLearner(RankedLearner):
-    """One rank's learner, with its part of the model. `whole`: the complete copy on rank 0; None elsewhere."""
+    """One rank's learner, with its part of the model (`parallel=shard`)."""
+
+    in_step = True
 
     def __init__(
-        self,
-        ranks: Ranks,
-        whole: Policy | None,
-        policy: ShardedPolicy,
-        objective: Objective,
-        optimization: OptimizationConfig,
-        **settings: Any,
+        self, run: TrainingConfig, ranks: Ranks, policies: Mapping[str, Policy], whole: Mapping[str, Policy]
     ) -> None:
-        self.whole = whole
-        super().__init__(ranks, policy, objective, optimization, **settings)
+        """`whole`: the complete copies on rank 0, by name; none elsewhere."""
+        mesh = init_device_mesh(ranks.device.type, (ranks.world,))
+        parts = {name: ShardedPolicy.of(policy, mesh) for name, policy in policies.items()}
+        for name, part in parts.items():
+            fill(ranks, part, whole.get(name))
+        self.whole = whole.get("policy")
+        super().__init__(run, ranks, parts)
 
     def rank_share(
         self, samples: Sequence[Sample], with_gradient: bool, batches: list[list[int]]
@@ -289,55 +266,50 @@ class ShardedLearner(RankedLearner):
     @torch.no_grad()
     def weights_moved(self) -> None:
         """Update rank 0's whole copy."""
-        copies = self.whole.model.parameters() if self.whole is not None else self.policy.model.parameters()
-        for part, copy in zip(self.policy.model.parameters(), copies, strict=True):
+        copies = (self.whole or self.policy).model.parameters()
+        for part, copied in zip(self.policy.model.parameters(), copies, strict=True):
             if part.requires_grad:
                 gathered = part.full_tensor() if isinstance(part, DTensor) else part
                 if self.whole is not None:
-                    copy.copy_(gathered)
+                    copied.copy_(gathered)
 
     @torch.no_grad()
     def receive(self, moments: Sequence[Plain]) -> None:
         """Receive this rank's part of rank 0's weights and moments."""
-        states = [{key: empty_like(value) for key, value in state.items()} for state in moments]
         fill(self.ranks, self.policy, self.whole)
+        states = with_memory(moments)
         for parameter, state in zip(self.parameters, states, strict=True):
             for key, value in state.items():
                 if isinstance(value, Tensor) and value.shape == parameter.shape:
-                    state[key] = distributed_like(from_rank_0(self.ranks, parameter, value), parameter)
+                    state[key] = part_of(self.ranks, parameter, value)
                 elif isinstance(value, Tensor):
                     self.ranks.broadcast_tensors([value])
         super(RankedLearner, self).restore(states)
         self.weights_moved()
 
+    @on_all_ranks
     def write_moments(self, folder: Path) -> None:
         """Let every rank write its part of the moments; an error on one, such as a full disk, is raised on all."""
-        with self.ranks.together("write_moments", folder):
-            states = [self.optimizer.state.get(p, {}) for p in self.parameters]
-            named = {f"{i}.{name}": value for i, state in enumerate(states) for name, value in state.items()}
-            try:
-                save({name: v for name, v in named.items() if isinstance(v, DTensor)}, checkpoint_id=folder)
-            except CheckpointException as error:  # not an `Exception`
-                reasons = [failure[0] for failure in error.failures.values()]
-                system = next((reason for reason in reasons if isinstance(reason, OSError)), None)
-                raise system or RuntimeError(f"moments cannot be written: {reasons[0]}") from None
+        states = [self.optimizer.state.get(p, {}) for p in self.parameters]
+        named = {f"{i}.{name}": value for i, state in enumerate(states) for name, value in state.items()}
+        try:
+            save({name: v for name, v in named.items() if isinstance(v, DTensor)}, checkpoint_id=folder)
+        except CheckpointException as error:  # not an `Exception`
+            reasons = [failure[0] for failure in error.failures.values()]
+            system = next((reason for reason in reasons if isinstance(reason, OSError)), None)
+            raise system or RuntimeError(f"moments cannot be written: {reasons[0]}") from None
 
     def weights_are_finite(self) -> bool:
         """Return whether every trained weight is finite, by rank 0's copy."""
         assert self.whole is not None
         return all(bool(torch.isfinite(p).all()) for p in self.whole.model.parameters() if p.requires_grad)
 
+    @on_all_ranks
     def moments_not_finite(self) -> int:
         """Count the trained tensors whose moments are not finite, on any rank."""
-        with self.ranks.together("moments_not_finite"):
-            states = [self.optimizer.state[p] for p in self.parameters if p in self.optimizer.state]
-            parts = [{key: _local(value) for key, value in state.items()} for state in states]
-            broken = self.ranks.all_gather(not_finite(parts))
-        return len(set().union(*broken))
-
-    def orders(self) -> dict[str, Any]:
-        """Return the functions that rank 0 may call: `moments_not_finite` too."""
-        return super().orders() | {"moments_not_finite": self.moments_not_finite}
+        states = [self.optimizer.state[p] for p in self.parameters if p in self.optimizer.state]
+        parts = [{key: _local(value) for key, value in state.items()} for state in states]
+        return len(set().union(*self.ranks.all_gather(not_finite(parts))))
 
 
 @torch.no_grad()
@@ -345,26 +317,150 @@ def fill(ranks: Ranks, policy: Policy, whole: Policy | None) -> None:
     """Give every rank its part of rank 0's weights and buffers; `whole` is None on the others."""
     parts = [*policy.model.parameters(), *policy.model.buffers()]
     copies = [None] * len(parts) if whole is None else [*whole.model.parameters(), *whole.model.buffers()]
-    for part, copy in zip(parts, copies, strict=True):
-        _local(part).copy_(_local(distributed_like(from_rank_0(ranks, part, copy), part)))
+    for part, copied in zip(parts, copies, strict=True):
+        _local(part).copy_(_local(part_of(ranks, part, copied)))
 
 
-def from_rank_0(ranks: Ranks, part: Tensor, whole: Tensor | None) -> Tensor:
-    """Return rank 0's whole tensor, on this rank's device."""
+def part_of(ranks: Ranks, part: Tensor, whole: Tensor | None) -> Tensor:
+    """Return this rank's part of rank 0's whole tensor, sharded like `part`, on this rank's device."""
     if ranks.rank or whole is None:
         full = torch.empty(part.shape, dtype=part.dtype, device=ranks.device)
     else:
         full = whole.detach().clone().to(ranks.device)
     ranks.broadcast_tensors([full])
-    return full
-
-
-def distributed_like(whole: Tensor, part: Tensor) -> Tensor:
-    """Return this rank's part of a tensor that every rank has whole, sharded like another tensor."""
     if not isinstance(part, DTensor):
-        return whole
-    return distribute_tensor(whole, part.device_mesh, part.placements, src_data_rank=None)
+        return full
+    return distribute_tensor(full, part.device_mesh, part.placements, src_data_rank=None)
 
 
 def _local(value: Any) -> Any:
     return value.to_local() if isinstance(value, DTensor) else value
+
+
+def make_ranked_learner(
+    run: TrainingConfig, policy: Policy, reference: LogProbScorer | None, world: int, folder: Path
+) -> RankedLearner:
+    """Build rank 0's learner: start the other ranks, send them the model, and let them wait for its orders.
+
+    In the mode `shard`, `policy` becomes a whole copy in main memory, unless it was loaded there.
+    """
+    mode, why = mode_of(run, shape_from(policy.model.config.get_text_config().to_dict()), policy.device, world)
+    mode = "shard" if policy.in_main_memory else mode  # as decided before loading
+    processes = "GPUs" if policy.device.type == "cuda" else "processes"
+    share = "a part of the model" if mode == "shard" else "the whole model"
+    policy.remarks.append(f"{world} {processes} train, each has {share} (parallel={mode}: {why})")
+    note = partial(write_status, folder, "failed")
+    ranks = LeadingRank(world, policy.device, run.waits.run_s or LIMIT_S, folder / RANKS_LOG, note)
+    try:
+        with ranks.naming_lost_ranks("the start"):
+            return _send_model(run, ranks, mode, policy, reference)
+    except BaseException:
+        ranks.close(at_once=True)
+        raise
+
+
+LIMIT_S = 3600.0  # to wait for a rank in a collective call, if waits.run_s sets none
+
+
+def _send_model(
+    run: TrainingConfig, ranks: Ranks, mode: str, policy: Policy, reference: LogProbScorer | None
+) -> RankedLearner:
+    share_threads(run, ranks)
+    names = ("compute_dtype", "weights", "head_dtype", "attention")
+    resolved = {name: getattr(policy, name) for name in names}  # what `auto` has become here
+    ranks.broadcast((run, mode, policy.model.config, policy.tokenizer, resolved))
+    whole = {"policy": policy} | ({} if reference is None else {"reference": reference.policy})
+    if mode == "shard":
+        for copied in whole.values():
+            copied.in_main_memory = True
+            copied.model.to("cpu")  # type: ignore[arg-type]  # the wrapper hides torch's signature
+            free_cached_memory(copied.device)
+    share_weights(ranks, policy.model if mode == "replicate" else with_one_layer(policy.model))
+    agree_on_sharing(ranks, whole)
+    if mode == "replicate":
+        learner = RankedLearner(run, ranks, whole)
+    else:
+        policies = trained_policies(run, without_weights(policy, policy.model.config))
+        learner = ShardedLearner(run, ranks, policies, whole)
+    for name, scored in whole.items():
+        scored.deal = partial(learner.deal, name)
+    learner.restore([{} for _ in learner.parameters])
+    return learner
+
+
+def follow(place: Place) -> int:
+    """Do this rank's part of a run, on the orders of rank 0; return the exit code. An error is left for rank 0."""
+    if (ranks := join(place)) is None:
+        return 0
+    try:
+        run, learner = _receive_model(ranks)
+        engine_sleeps = run.rollout.engine == "vllm" and run.rollout.sleep and run.rollout.shares_gpu
+        for name, arguments in ranks.orders():
+            getattr(learner, name)(*arguments)
+            if engine_sleeps:  # it wakes up on this GPU
+                free_cached_memory(ranks.device)
+    except Exception as error:
+        if isinstance(error, RuntimeError) and is_gone(error):  # rank 0 ended, and reports why
+            print(f"rank {place.rank}: rank 0 has gone", file=sys.stderr)
+            return 1
+        ranks.store.set(f"{ERROR}{ranks.rank}", f"{type(error).__name__}: {first_line(error)}")
+        raise
+    return 0
+
+
+def _receive_model(ranks: Ranks) -> tuple[TrainingConfig, RankedLearner]:
+    run, mode, config, tokenizer, resolved = ranks.broadcast()
+    model = from_config(config if mode == "replicate" else one_layer_of(config))
+    share_weights(ranks, model)
+    policy = Policy(model, tokenizer, device=ranks.device, **resolved)  # checks that this device computes alike
+    if mode == "shard":
+        policy = without_weights(policy, config)
+        del model  # else its single layer stays on the GPU
+        free_cached_memory(policy.device)
+    set_threads(run, policy)
+    share_threads(run, ranks)
+    policies = trained_policies(run, policy)
+    agree_on_sharing(ranks, policies)
+    if mode == "replicate":
+        return run, RankedLearner(run, ranks, policies)
+    return run, ShardedLearner(run, ranks, policies, {})
+
+
+def trained_policies(run: TrainingConfig, policy: Policy) -> dict[str, Policy]:
+    """Return the policy ready for training, and a frozen copy as the reference model if a KL term needs it."""
+    set_trained(run.model, policy, run.seed)
+    if getattr(run, "kl_placement", "none") == "none":
+        return {"policy": policy}
+    return {"policy": policy, "reference": frozen_copy(policy)}
+
+
+def without_weights(policy: Policy, config: PretrainedConfig) -> Policy:
+    """Copy the policy with a model that has no memory yet, whose weights a rank gets by `fill`."""
+    empty = copy.copy(policy)
+    empty.model, empty.in_main_memory, empty.remarks = skeleton_of(config), False, []
+    empty.model.set_attn_implementation(NAMES[empty.attention])
+    return empty
+
+
+def share_threads(run: TrainingConfig, ranks: Ranks) -> None:
+    """Divide the processor's threads among the ranks, unless the settings fix them."""
+    if run.threads is None and ranks.device.type == "cpu":
+        torch.set_num_threads(max(1, torch.get_num_threads() // ranks.world))
+
+
+def agree_on_sharing(ranks: Ranks, policies: Mapping[str, Policy]) -> None:
+    """Make all ranks lay out prompts alike, since the micro-batches they share depend on it."""
+    for policy in policies.values():
+        if not all(ranks.all_gather(policy.shares_prompts)) and policy.shares_prompts:
+            policy.stop_sharing("another rank cannot share them")
+
+
+@torch.no_grad()
+def share_weights(ranks: Ranks, model: PreTrainedModel) -> None:
+    """Overwrite every rank's model with the weights of rank 0, whose adapters are merged."""
+    own: dict[str, Tensor] = model.state_dict(keep_vars=True) if ranks.rank else dict(merged_weights(model))
+    for name in ranks.broadcast(list(own)):
+        sent = own[name].detach().float().to(ranks.device)
+        ranks.broadcast_tensors([sent])
+        if ranks.rank:
+            own[name].copy_(sent)

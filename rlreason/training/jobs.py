@@ -1,10 +1,9 @@
 """Run the jobs that do not train: `algorithm=evaluate` and `algorithm=best_of_n`.
 
 Finished problems are on disk at once; an interrupted job resumes with the others. Each problem has its own random
-numbers, and entropies and log-probabilities are measured at the end in the order of the problems: the file does
-not depend on where the job was interrupted, as far as the engine rounds alike in batches of other rows. It does with
-the tiny model; with a real one some responses take another turn, in bfloat16 many, all drawn with the same
-probabilities.
+numbers, and entropies and log-probabilities are measured in the order of the problems: the file does not depend on
+where the job was interrupted, as far as the engine rounds alike in batches of other rows. It does with the tiny model;
+with a real one some responses take another turn, in bfloat16 many, all drawn with the same probabilities.
 """
 
 import math
@@ -13,7 +12,6 @@ from array import array
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -55,8 +53,7 @@ from rlreason.evaluation.cases import (
     ungraded,
 )
 from rlreason.evaluation.evaluator import protocol_of
-from rlreason.evaluation.protocol import Protocol, format_accuracy
-from rlreason.grading import Grader
+from rlreason.evaluation.protocol import format_accuracy
 from rlreason.health.watch import Monitors
 from rlreason.model.policy import weights_hash
 from rlreason.records.console import Console
@@ -72,143 +69,186 @@ from rlreason.training.summary import describe_job, print_loggers, run_facts, sh
 from rlreason.types import Problem, Sample, ScoredResponse
 
 SHOWN_CHARS = 400  # of a response in the terminal
-
-
 BLOCK, BLOCK_TOKENS = 4096, 2**22  # responses and tokens sampled before they are scored and written: 0.7 GB
 
 
-@dataclass(frozen=True, slots=True)
-class Responses:
-    """All responses of a job, problem by problem, with grades and log-probabilities."""
+@dataclass
+class Job:
+    """A job: its parts, and what it has found about the responses, which are on disk."""
 
-    problems: list[Problem]
-    samples: list[SampleFigures]
-    examples: list[Sample]  # the first response to each of the first problems, to be printed
-    metrics: dict[str, float]  # eval/...
-    protocol: Protocol
-    weights: str
-    finished_before: int  # problems, by an interrupted job
-    seconds: float  # of sampling, in this process
-    tokens_per_second: float
-    notices: dict[str, int]  # warnings of the monitors, and how often
-    verdict: tuple[str, str]  # (status, reason)
-
-
-@dataclass(slots=True)
-class ResponseTotals:
-    """Running totals of the responses so far; everything else about them is on disk."""
-
-    samples: list[SampleFigures] = field(default_factory=list)
+    run: EvalJobConfig
+    components: Components
+    records: RunWriter
+    console: Console
+    samples: list[SampleFigures] = field(default_factory=list)  # problem by problem
     mismatches: "array[float]" = field(default_factory=lambda: array("d"))  # of every token
-    examples: list[Sample] = field(default_factory=list)
+    examples: list[Sample] = field(default_factory=list)  # the first response to each of the first problems, to print
     tokens: int = 0  # sampled by this process
-    seconds: float = 0.0  # of sampling
+    seconds: float = 0.0  # of sampling, in this process
 
+    def __post_init__(self) -> None:
+        self.evaluator = self.components.evaluator
+        self.asks, self.n = self.evaluator.settings, self.evaluator.settings.samples
+        train, most = self.components.train_problems, self.asks.final_problems
+        self.problems = train[:most] if self.run.split == "train" else self.components.final_problems
 
-def respond(run: EvalJobConfig, components: Components, records: RunWriter, console: Console) -> Responses:
-    """Sample and record the responses to the run's problems; call `conclude` after it."""
-    evaluator, n = components.evaluator, components.evaluator.settings.samples
-    problems = job_problems(run, components)
-    key = "data" if run.eval.data is None else "eval.data"
-    check_askable(problems, f"split={run.split} of {key}={evaluator.settings.data.name}", key)
-    protocol = protocol_of(evaluator.settings, problems, components.policy.tokenizer)
-    weights = weights_hash(components.policy.named_weights())
-    log = records.open_log(f"protocol {protocol['hash']}, weights {weights}", problems, n)
-    finished = len(log.samples)
-    if finished:
-        console.say(f"{finished} of {len(problems)} problems were finished before the interruption and are kept")
-    records.clock.begin()
-    totals = sample_all(run, components, problems, log, records, console)
-    monitors = Monitors(1, console.say, run.monitors, sampling_key(run, "max_tokens"), steps=False)
-    metrics = evaluator.figures(totals.samples, totals.mismatches, problems, None, monitors)
-    pass_rates: list[Row] = [  # for curricula (data.pass_rates)
-        {
-            "problem_id": p.id,
-            "question_hash": question_hash(p.question),
-            "samples": n,
-            "correct": sum(map(is_correct, totals.samples[i * n : (i + 1) * n])),
+    def respond(self) -> None:
+        """Sample and record the responses to all problems, and compute their metrics; call `conclude` after it."""
+        run, records, problems = self.run, self.records, self.problems
+        key = "data" if run.eval.data is None else "eval.data"
+        check_askable(problems, f"split={run.split} of {key}={self.asks.data.name}", key)
+        self.protocol = protocol_of(self.asks, problems, self.components.policy.tokenizer)
+        self.weights = weights_hash(self.components.policy.named_weights())
+        log = records.open_log(f"protocol {self.protocol['hash']}, weights {self.weights}", problems, self.n)
+        self.finished_before = len(log.samples)
+        if self.finished_before:
+            self.console.say(f"{self.finished_before} of {len(problems)} problems were finished before and are kept")
+        records.clock.begin()
+        self._sample_all(log)
+        self.monitors = Monitors(1, self.console.say, run.monitors, sampling_key(run, "max_tokens"), steps=False)
+        self.metrics = self.evaluator.figures(self.samples, self.mismatches, problems, None, self.monitors)
+        self.metrics["eval/tokens_per_second"] = self.tokens / max(self.seconds, 1e-9)
+        pass_rates: list[Row] = [  # for curricula (data.pass_rates)
+            {
+                "problem_id": p.id,
+                "question_hash": question_hash(p.question),
+                "samples": self.n,
+                "correct": sum(map(is_correct, self.samples[i * self.n : (i + 1) * self.n])),
+            }
+            for i, p in enumerate(problems)
+        ]
+        records.rows(PASS_RATES, pass_rates)
+
+    def _sample_all(self, log: ResponseLog) -> None:
+        """Sample, score and record the responses to all problems, block by block.
+
+        A block is as large as its tokens may be at once in memory; most evaluations are a single block.
+        """
+        rows, most = self.run.rollout.max_rows, self.evaluator.sampling.max_tokens
+        progress = SamplingProgress(self.console, len(self.problems) * self.n, log, rows, most)
+        size = max(1, max(min(BLOCK_TOKENS // most, BLOCK), 4 * rows) // self.n)
+        with self.records.growing(RESPONSES) as write:
+            for first in range(0, len(self.problems), size):
+                block = self.problems[first : first + size]
+                with self.records.clock.phase("eval"):
+                    samples = self._sample_block(block, log, progress)
+                    with self.console.wait(f"measuring entropies of {len(samples)} responses"):
+                        scored = score_samples(samples, self.evaluator.scorer)
+                write(self._rows(scored, block))
+                self.samples += map(figures_of, scored)
+                self.mismatches += mismatches_of(scored, self.evaluator.sampling)
+                self.examples += scored[:: self.n][: self.run.log_generations - len(self.examples)]
+
+    def _sample_block(self, problems: Sequence[Problem], log: ResponseLog, progress: SamplingProgress) -> list[Sample]:
+        """Return the samples, problem by problem; those not yet in the log are sampled, and counted."""
+        left = [p for p in problems if p.id not in log.samples]
+
+        def finished(number: int, sample: Sample) -> None:
+            log.add(number, sample)
+            progress.add(sample)
+
+        began, rollouts = time.monotonic(), self.evaluator.rollouts
+        try:
+            with self.console.wait("sampling", more=rollouts.progress_text):
+                fresh = rollouts.sample(left, self.evaluator.sampling, self.n, PURPOSE, finished) if left else []
+        except KeyboardInterrupt as stopped:
+            state = f"with {progress.answered} of {progress.wanted} responses kept"
+            raise type(stopped)(f"{stopped} {state}".strip()) from None
+        self.seconds += time.monotonic() - began
+        self.tokens += sum(s.length for s in fresh)
+        by_problem = {p.id: fresh[i * self.n : (i + 1) * self.n] for i, p in enumerate(left)}
+        return [s for p in problems for s in by_problem.get(p.id) or log.samples.pop(p.id)]
+
+    def _rows(self, samples: Sequence[Sample], problems: Sequence[Problem]) -> Iterator[Row]:
+        """Yield rows of `responses.jsonl`; log-probabilities are the model's own, at the sampling temperature."""
+        prompts = self.evaluator.prompts(samples[:: self.n])
+        for place, sample in enumerate(samples):
+            number = place // self.n
+            measured = [round(log_prob, 4) for log_prob in sample.log_probs or []]
+            row = numbered_row(sample, problems[number], place % self.n)
+            yield row | {"prompt": prompts[number], "log_probs": measured}
+
+    def conclude(self, more: dict[str, Any]) -> None:
+        """Write the metrics row and then the summary, which marks the job as complete."""
+        m, components, records = self.metrics, self.components, self.records
+        records.metrics(Counters(eval_step=1, clock=records.clock).row() | m)
+        status, reason = self.monitors.reason_to_stop() or ("finished", "")
+        summary = {
+            "status": status,
+            "reason": reason,
+            "accuracy": m["eval/accuracy"],
+            "accuracy_interval": [m["eval/accuracy_low"], m["eval/accuracy_high"]],
+            **more_accuracies(m, *self.evaluator.rewards),
+            **by_facts(self.samples, self.problems),
+            "length": m["eval/length"],
+            "truncated": m["eval/truncated"],
+            "tokens_per_second": round(m["eval/tokens_per_second"], 1),
+            **more,
+            "eval_problems": len(self.problems),
+            "data_sizes": components.sizes,
+            "problems_kept_from_before": self.finished_before,
+            "notices": dict(self.monitors.counts),
+            "weights": self.weights,
+            **({"start": asdict(components.start)} if components.start else {}),
+            "protocol": self.protocol,
+            **time_summary(records.clock),
+            "seconds": round(self.seconds, 1),  # of sampling
+            "threads": torch.get_num_threads(),
         }
-        for i, p in enumerate(problems)
-    ]
-    records.rows(PASS_RATES, pass_rates)
-    return Responses(
-        problems=problems,
-        samples=totals.samples,
-        examples=totals.examples,
-        metrics=metrics,
-        protocol=protocol,
-        weights=weights,
-        finished_before=finished,
-        seconds=totals.seconds,
-        tokens_per_second=totals.tokens / max(totals.seconds, 1e-9),
-        notices=dict(monitors.counts),
-        verdict=monitors.reason_to_stop() or ("finished", ""),
-    )
+        records.summary(summary)
+
+    def print_start(self) -> None:
+        """Print which problems go to which model, and how to resume after an interruption."""
+        run, components, asks, say = self.run, self.components, self.asks, self.console.say
+        ready = f"ready after {components.seconds_to_build:.0f} s"
+        say(f"model      {run.model.name}: {components.policy.describe()}; {ready}")
+        each = "one response each" if self.n == 1 else f"{self.n} responses each"
+        asked = f"{len(self.problems)} {run.split} problems of {asks.data.name}, {each}"
+        say(f"asks       {asked}; {describe_job(run)}; {asks.sampling.describe()}")
+        counts, second = self.evaluator.rewards
+        if second is not None:
+            say(f"counts     by {counts}, and for comparison by {second}")
+        cure = "" if self.records.resumed else "; interrupted? the same command with hydra.run.dir=THAT_FOLDER goes on"
+        say(f"records    {short_path(self.records.folder)}{cure}")
+
+    def print_cases(self) -> None:
+        """Print the first few responses, so that a wrong format or prompt shows early."""
+        by_id = {p.id: p for p in self.problems}
+        for number, sample in enumerate(self.examples, 1):
+            row = numbered_row(sample, by_id[sample.group], 0)
+            self.console.say("\n" + case_text(number, row, reasons(row, self.evaluator.grader), SHOWN_CHARS))
+
+    def print_closing(self) -> None:
+        """Print the accuracies as they should be quoted, and where the responses are."""
+        m, folder, say = self.metrics, self.records.folder, self.console.say
+        for line in describe_accuracies(m["eval/accuracy"], more_accuracies(m, *self.evaluator.rewards)):
+            say(line)
+        figures = (m["eval/accuracy"], m["eval/accuracy_low"], m["eval/accuracy_high"])
+        quoted = format_accuracy(*figures, self.protocol, m.get("eval/questions"))
+        say(f"{quoted}; {m['eval/tokens_per_second']:.0f} tokens/s, {self.seconds:.0f} s of sampling")
+        to_read = f"python -m rlreason inspect {short_path(folder)}"
+        say(f"\nall responses: {short_path(folder / RESPONSES)}; to read some: {to_read}")
+        print_loggers(self.console, self.components.loggers)
 
 
-def sample_all(
-    run: EvalJobConfig,
-    components: Components,
-    problems: Sequence[Problem],
-    log: ResponseLog,
-    records: RunWriter,
-    console: Console,
-) -> ResponseTotals:
-    """Sample, score and record the responses to all problems, block by block.
-
-    A block is as large as its tokens may be at once in memory; most evaluations are a single block.
-    """
-    evaluator, n, totals = components.evaluator, components.evaluator.settings.samples, ResponseTotals()
-    rows, most = run.rollout.max_rows, evaluator.sampling.max_tokens
-    progress = SamplingProgress(console, len(problems) * n, log, rows, most)
-    size = max(1, max(min(BLOCK_TOKENS // most, BLOCK), 4 * rows) // n)
-    with records.growing(RESPONSES) as write:
-        for first in range(0, len(problems), size):
-            block = problems[first : first + size]
-            with records.clock.phase("eval"):
-                samples = sample_block(components, block, log, progress, console, totals)
-                with console.wait(f"measuring entropies of {len(samples)} responses"):
-                    scored = score_samples(samples, evaluator.scorer)
-            write(rows_of(scored, block, n, components))
-            totals.samples += map(figures_of, scored)
-            totals.mismatches += mismatches_of(scored, evaluator.sampling)
-            totals.examples += scored[::n][: run.log_generations - len(totals.examples)]
-    return totals
-
-
-def job_problems(run: EvalJobConfig, components: Components) -> list[Problem]:
-    """Return the problems of the chosen split, as many as the settings allow."""
-    most = components.evaluator.settings.final_problems
-    return components.train_problems[:most] if run.split == "train" else components.final_problems
-
-
-def sample_block(
-    components: Components,
-    problems: Sequence[Problem],
-    log: ResponseLog,
-    progress: SamplingProgress,
-    console: Console,
-    totals: ResponseTotals,
-) -> list[Sample]:
-    """Return the samples, problem by problem; count tokens and seconds of those not yet in the log in `totals`."""
-    evaluator, left = components.evaluator, [p for p in problems if p.id not in log.samples]
-    n = evaluator.settings.samples
-
-    def finished(number: int, sample: Sample) -> None:
-        log.add(number, sample)
-        progress.add(sample)
-
-    began = time.monotonic()
+@contextmanager
+def job_of(run: EvalJobConfig, records: RunWriter, console: Console) -> Iterator[Job]:
+    """Yield a job with all its responses, some of which may have been in its folder before."""
+    components = build_components(run, records.folder, console, clock=records.clock)
+    records.loggers = components.loggers
     try:
-        with console.wait("sampling", more=evaluator.rollouts.progress_text):
-            fresh = evaluator.rollouts.sample(left, evaluator.sampling, n, PURPOSE, finished) if left else []
-    except KeyboardInterrupt as stopped:
-        state = f"with {progress.answered} of {progress.wanted} responses kept"
-        raise type(stopped)(f"{stopped} {state}".strip()) from None
-    totals.seconds += time.monotonic() - began
-    totals.tokens += sum(s.length for s in fresh)
-    by_problem = {p.id: fresh[i * n : (i + 1) * n] for i, p in enumerate(left)}
-    return [s for p in problems for s in by_problem.get(p.id) or log.samples.pop(p.id)]
+        records.add_provenance(run_facts(run, components))
+        job = Job(run, components, records, console)
+        job.print_start()
+        job.respond()
+        yield job
+    except KeyboardInterrupt:
+        components.loggers.interrupted()
+        print_loggers(console, components.loggers)
+        raise
+    finally:
+        components.close()
+        components.loggers.abandon()  # still open only if the job failed
 
 
 def check_askable(problems: Sequence[Problem], where: str, key: str = "data") -> None:
@@ -226,118 +266,18 @@ def check_askable(problems: Sequence[Problem], where: str, key: str = "data") ->
         )
 
 
-def rows_of(samples: Sequence[Sample], problems: Sequence[Problem], n: int, components: Components) -> Iterator[Row]:
-    """Yield the rows of `responses.jsonl`; their log-probabilities are the model's own, at the sampling temperature."""
-    prompts = components.evaluator.prompts(samples[::n])
-    for place, sample in enumerate(samples):
-        measured = [round(log_prob, 4) for log_prob in sample.log_probs or []]
-        row = numbered_row(sample, problems[place // n], place % n)
-        yield row | {"prompt": prompts[place // n], "log_probs": measured}
-
-
-def conclude(records: RunWriter, components: Components, responses: Responses, more: dict[str, Any]) -> None:
-    """Write the metrics row and then the summary, which marks the job as complete."""
-    r = responses
-    metrics = r.metrics | {"eval/tokens_per_second": r.tokens_per_second}
-    records.metrics(Counters(eval_step=1, clock=records.clock).row() | metrics)
-    status, reason = r.verdict
-    summary = {
-        "status": status,
-        "reason": reason,
-        "accuracy": metrics["eval/accuracy"],
-        "accuracy_interval": [metrics["eval/accuracy_low"], metrics["eval/accuracy_high"]],
-        **more_accuracies(metrics, *components.evaluator.rewards),
-        **by_facts(r.samples, r.problems),
-        "length": metrics["eval/length"],
-        "truncated": metrics["eval/truncated"],
-        "tokens_per_second": round(r.tokens_per_second, 1),
-        **more,
-        "eval_problems": len(r.problems),
-        "data_sizes": components.sizes,
-        "problems_kept_from_before": r.finished_before,
-        "notices": r.notices,
-        "weights": r.weights,
-        **({"start": asdict(components.start)} if components.start else {}),
-        "protocol": r.protocol,
-        **time_summary(records.clock),
-        "seconds": round(r.seconds, 1),  # of sampling
-        "threads": torch.get_num_threads(),
-    }
-    records.summary(summary)
-
-
 def evaluate_model(run: EvaluateConfig, records: RunWriter, console: Console) -> float:
     """Sample, grade and count; return the accuracy."""
-    with job_responses(run, records, console) as (components, responses):
-        rows, failed = categories(responses.samples, responses.problems), ungraded(responses.samples)
-        conclude(records, components, responses, {"categories": rows, "ungraded": failed})
-        print_cases(console, run, components, responses)
+    with job_of(run, records, console) as job:
+        rows, failed = categories(job.samples, job.problems), ungraded(job.samples)
+        job.conclude({"categories": rows, "ungraded": failed})
+        job.print_cases()
         console.table("\n" + category_table(rows))
-        console.say(figure_lines(responses.metrics, components.evaluator.sampling.max_tokens, failed))
-        for table in fact_tables(by_facts(responses.samples, responses.problems)):
+        console.say(figure_lines(job.metrics, job.evaluator.sampling.max_tokens, failed))
+        for table in fact_tables(by_facts(job.samples, job.problems)):
             console.table("\n" + table)
-        print_closing(console, components, responses, records.folder)
-    return responses.metrics["eval/accuracy"]
-
-
-@contextmanager
-def job_responses(run: EvalJobConfig, records: RunWriter, console: Console) -> Iterator[tuple[Components, Responses]]:
-    """Yield (components, responses) of a job, which resumes from the responses already in the folder."""
-    components = build_components(run, records.folder, console, clock=records.clock)
-    records.loggers = components.loggers
-    try:
-        records.add_provenance(run_facts(run, components))
-        print_start(console, run, components, records.folder, records.resumed)
-        yield components, respond(run, components, records, console)
-    except KeyboardInterrupt:
-        components.loggers.interrupted()
-        print_loggers(console, components.loggers)
-        raise
-    finally:
-        components.close()
-        components.loggers.abandon()  # still open only if the job failed
-
-
-def print_start(console: Console, run: EvalJobConfig, components: Components, folder: Path, again: bool) -> None:
-    """Print which problems go to which model, and how to resume after an interruption."""
-    asks, count = components.evaluator.settings, len(job_problems(run, components))
-    each = "one response each" if asks.samples == 1 else f"{asks.samples} responses each"
-    console.say(
-        f"model      {run.model.name}: {components.policy.describe()}; ready after {components.seconds_to_build:.0f} s"
-    )
-    prompt = describe_job(run)
-    console.say(
-        f"asks       {count} {run.split} problems of {asks.data.name}, {each}; {prompt}; {asks.sampling.describe()}"
-    )
-    counts, second = components.evaluator.rewards
-    if second is not None:
-        console.say(f"counts     by {counts}, and for comparison by {second}")
-    cure = "" if again else "; interrupted? the same command with hydra.run.dir=THAT_FOLDER goes on"
-    console.say(f"records    {short_path(folder)}{cure}")
-
-
-def print_cases(console: Console, run: EvalJobConfig, components: Components, responses: Responses) -> None:
-    """Print the first few responses, so that a wrong format or prompt shows early."""
-    grader = components.evaluator.grader
-    by_id = {p.id: p for p in responses.problems}
-    for number, sample in enumerate(responses.examples, 1):
-        row = numbered_row(sample, by_id[sample.group], 0)
-        console.say("\n" + case_text(number, row, reasons(row, grader), SHOWN_CHARS))
-
-
-def print_closing(console: Console, components: Components, responses: Responses, folder: Path) -> None:
-    """Print the accuracies as they should be quoted, and where the responses are."""
-    m = responses.metrics
-    for line in describe_accuracies(m["eval/accuracy"], more_accuracies(m, *components.evaluator.rewards)):
-        console.say(line)
-    figures = (m["eval/accuracy"], m["eval/accuracy_low"], m["eval/accuracy_high"])
-    quoted = format_accuracy(*figures, responses.protocol, m.get("eval/questions"))
-    console.say(f"{quoted}; {responses.tokens_per_second:.0f} tokens/s, {responses.seconds:.0f} s of sampling")
-    console.say(
-        f"\nall responses: {short_path(folder / RESPONSES)}; "
-        f"to read some: python -m rlreason inspect {short_path(folder)}"
-    )
-    print_loggers(console, components.loggers)
+        job.print_closing()
+    return job.metrics["eval/accuracy"]
 
 
 Scorer = Callable[[str, str], float]  # (question, response) -> a number, the higher the better
@@ -347,35 +287,34 @@ Curves = dict[str, list[tuple[float, float, float]]]  # way to choose -> (value,
 def best_of_n(run: BestOfNConfig, records: RunWriter, console: Console) -> float:
     """Sample all responses once and select among them in every way; return the accuracy of a single response."""
     scorer, folder = load_scorer(run.scorer), records.folder
-    with job_responses(run, records, console) as (components, responses):
-        asks, grader = components.evaluator.settings, components.evaluator.grader
+    with job_of(run, records, console) as job:
+        distribution = job.asks.sampling.distribution
         with console.wait("choosing among the responses"):
-            values = estimates(run, responses, grader, scorer)
-            curves = with_intervals(values, run.seed, list(questions_of(responses.problems).values()))
+            values = estimates(run, job, scorer)
+            curves = with_intervals(values, run.seed, list(questions_of(job.problems).values()))
         records.document(BEST_OF_N_NUMBERS, as_csv(run.n_list, curves))
-        title = f"{run.model.name}, {asks.data.name}, {len(responses.problems)} problems x {asks.samples} samples"
-        sampled = f"{describe_job(run)}, {asks.sampling.distribution}"
-        subtitle = f"{sampled}, protocol {responses.protocol['hash']}; bands: 95%, over problems"
+        title = f"{run.model.name}, {job.asks.data.name}, {len(job.problems)} problems x {job.n} samples"
+        subtitle = f"{describe_job(run)}, {distribution}, protocol {job.protocol['hash']}; bands: 95%, over problems"
         with console.wait("drawing the curves"):
             draw_best_of_n(folder / BEST_OF_N_PICTURE, {"": (run.n_list, curves)}, title, subtitle)
-        first = first_alone(responses.samples, asks.samples, responses.problems)
-        conclude(
-            records, components, responses, {"n_list": list(run.n_list), "best_of_n": curves, "first_samples": first}
-        )
-        print_cases(console, run, components, responses)
+        first = first_alone(job.samples, job.n, job.problems)
+        job.conclude({"n_list": list(run.n_list), "best_of_n": curves, "first_samples": first})
+        job.print_cases()
         console.table("\n" + curves_table(run.n_list, curves, console.width))
         low, high = first["interval"]
         console.say(
             f"first samples alone: accuracy {first['accuracy']:.3f} ({low:.3f}-{high:.3f}); they are the ones that "
             "algorithm=evaluate draws"
         )
-        for line in explanations(run, asks.sampling.distribution, grader):
-            console.say(line)
-        print_closing(console, components, responses, folder)
+        if plugin := job.evaluator.grader.plugin:
+            console.say(f"no maj@N: {plugin} does not say where a response's answer stands")
+        elif not all(is_exact(run.answers, k) for k in run.n_list):
+            console.say(f"maj@N: over random subsets (seed {run.seed}) where there are too many to take all")
+        job.print_closing()
         console.say(
             f"curves: {short_path(folder / BEST_OF_N_PICTURE)}, numbers: {short_path(folder / BEST_OF_N_NUMBERS)}"
         )
-    return responses.metrics["eval/accuracy"]
+    return job.metrics["eval/accuracy"]
 
 
 def first_alone(samples: Sequence[ScoredResponse], n: int, problems: Sequence[Problem] = ()) -> dict[str, Any]:
@@ -405,12 +344,12 @@ def load_scorer(name: str | None) -> Scorer | None:
     return scorer
 
 
-def estimates(run: BestOfNConfig, responses: Responses, grader: Grader, scorer: Scorer | None) -> dict[str, Floats]:
+def estimates(run: BestOfNConfig, job: Job, scorer: Scorer | None) -> dict[str, Floats]:
     """Return each selection's expected success for every problem and N: (problems, len(n_list))."""
-    n, at = run.answers, run.n_list
-    groups = [responses.samples[i : i + n] for i in range(0, len(responses.samples), n)]
+    n, at, grader = run.answers, run.n_list, job.evaluator.grader
+    groups = [job.samples[i : i + n] for i in range(0, len(job.samples), n)]
     right = [[is_correct(s) for s in group] for group in groups]
-    questions = [p.question for p in responses.problems]
+    questions = [p.question for p in job.problems]
     out = {"pass@N": np.array([[pass_at(n, sum(r), k) for k in at] for r in right])}
     scores: dict[str, list[list[float]]] = {
         "best mean log-prob": [[s.mean_log_prob for s in group] for group in groups],
@@ -474,19 +413,6 @@ def as_csv(n_list: Sequence[int], curves: Curves) -> str:
         for n, (v, low, high) in zip(n_list, points, strict=True)
     ]
     return "\n".join(["N,method,value,low,high", *rows]) + "\n"
-
-
-def explanations(run: BestOfNConfig, distribution: str, grader: Grader) -> list[str]:
-    """Return what a reader must know about the columns besides their names."""
-    lines = [
-        f"log-probabilities are those of the sampled tokens under the model at {distribution}; every number is an "
-        f"expectation over N random ones of the {run.answers} samples"
-    ]
-    if grader.plugin:
-        lines.append(f"no maj@N: {grader.plugin} does not say where a response's answer stands")
-    elif not all(is_exact(run.answers, k) for k in run.n_list):
-        lines.append(f"maj@N: over random subsets (seed {run.seed}) where there are too many to take all")
-    return lines
 
 
 def start(run: RunConfig, records: RunWriter, console: Console) -> float:

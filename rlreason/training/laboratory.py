@@ -1,11 +1,10 @@
-"""Score objectives on one saved batch: loss, gradient, clipping, and the weight of each token."""
+"""Compare objectives on one saved batch: loss, gradient, clipping, and the weight of a token by length."""
 
 import json
 import math
 import textwrap
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -27,13 +26,11 @@ from rlreason.records.console import Console
 from rlreason.records.files import CONFIG, finite
 from rlreason.records.reader import RunFolder
 from rlreason.records.rows import TO_LEARN, sample_of
-from rlreason.records.training_curves import picture
 from rlreason.runtime.files import write_whole
-from rlreason.runtime.streams import Answer, folded
+from rlreason.runtime.streams import Answer
 from rlreason.runtime.text import first_line, spans
 from rlreason.training import algorithms as grpo
-from rlreason.training.build import make_policy, make_scorer, set_threads, teach_habits
-from rlreason.training.build_algorithm import make_learner
+from rlreason.training.build import make_learner, make_policy, make_scorer, set_threads, teach_habits
 from rlreason.training.warm_start import StartWeights
 from rlreason.types import Sample
 
@@ -101,16 +98,8 @@ class ObjectiveScore:
     clipped: float  # share of all response tokens
     zero_advantage: float  # share of samples
     without_loss: float  # share of samples that carry no loss (skipped groups, masked responses)
-    position_weight: list[float | None]  # of one token at a position, per unit of advantage
-    position_share: list[float]  # of all gradient weight
-    by_length: list[LengthBin]
-
-    @property
-    def short_to_long(self) -> float | None:
-        """Ratio of a token's weight in a short response to that in a long one."""
-        if not self.by_length or not self.by_length[-1].weight:
-            return None
-        return self.by_length[0].weight / self.by_length[-1].weight
+    by_length: list[LengthBin]  # shortest first
+    short_to_long: float | None  # a token's weight in the shortest of these over that in the longest
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +109,6 @@ class Laboratory:
     step: int
     samples: int
     tokens: int
-    still_going: list[float]  # share of responses that have a token at each position
     objectives: list[ObjectiveScore]
     policy: str = "final"  # that scored the responses; "start" if the run saved no model
 
@@ -137,14 +125,6 @@ def laboratory(folder: RunFolder, run: GRPOConfig, step: int, samples: list[Samp
         )
         policy, start = start_policy(run, console)
         check_start(folder, start, console)
-    size = policy.padded_from or policy.head.shape[0]
-    ids = {i for s in samples for i in (*s.response.prompt_ids, *s.response.token_ids)}
-    if wrong := sorted(i for i in ids if not 0 <= i < size):
-        path = next(file.path for file in folder.rollouts() if file.step == step)
-        raise DataError(
-            f"{path} holds the token {wrong[-1]}, and the model's vocabulary has "
-            f"{size}: give the run's own rollouts, or choose another --step"
-        )
     set_threads(run, policy)
     if run.kl_placement != "none":
         samples, start = with_reference(run, samples, console)
@@ -190,9 +170,7 @@ def compare(run: GRPOConfig, policy: Policy, step: int, samples: list[Sample], c
         scores.append(score)
         own = own or gradient
         del gradient  # as large as the model: free it before the next one
-    lengths = torch.tensor([len(s.response.token_ids) for s in samples])
-    going = [(lengths > t).double().mean().item() for t in range(int(lengths.max()))]
-    return Laboratory(step, len(samples), int(lengths.sum()), going, scores)
+    return Laboratory(step, len(samples), sum(len(s.response.token_ids) for s in samples), scores)
 
 
 def score_objective(
@@ -203,19 +181,19 @@ def score_objective(
     gradient = make_learner(run, policy).gradient(compared)
     n, n_tokens = len(compared), sum(len(s.response.token_ids) for s in compared)
     advantages = torch.tensor([s.advantage for s in compared], dtype=torch.float64)
-    norm = math.sqrt(dot(gradient.parameters, gradient.parameters))
-    by_position = position_weights(gradient.tokens, advantages)
+    by_length = length_weights(gradient.tokens, advantages)
+    divides = by_length and by_length[-1].weight
     score = ObjectiveScore(
-        name,
-        describe(run),
-        gradient.loss,
-        norm,
-        cosine(gradient.parameters, own or gradient.parameters),
-        gradient.clipped / max(n_tokens, 1),
-        (advantages == 0).double().mean().item(),
-        sum(not s.has_loss for s in compared) / n,
-        *by_position,
-        length_weights(gradient.tokens, advantages),
+        name=name,
+        axes=describe(run),
+        loss=gradient.loss,
+        grad_norm=math.sqrt(dot(gradient.parameters, gradient.parameters)),
+        cosine=cosine(gradient.parameters, own or gradient.parameters),
+        clipped=gradient.clipped / max(n_tokens, 1),
+        zero_advantage=(advantages == 0).double().mean().item(),
+        without_loss=sum(not s.has_loss for s in compared) / n,
+        by_length=by_length,
+        short_to_long=by_length[0].weight / by_length[-1].weight if divides else None,
     )
     return score, gradient.parameters
 
@@ -233,30 +211,6 @@ def cosine(a: Sequence[Tensor], b: Sequence[Tensor]) -> float | None:
     """
     lengths = math.sqrt(dot(a, a) * dot(b, b))
     return dot(a, b) / lengths if lengths else None
-
-
-def position_weights(tokens: Sequence[Tensor], advantages: Tensor) -> tuple[list[float | None], list[float]]:
-    """Return (weight per unit of advantage, share of all weight) at each token position.
-
-        weight_t = sum_i |g_it| / sum_i |A_i|   over the responses i with A_i != 0 that have a token t
-        share_t  = sum_i |g_it| / sum of all |g|
-
-    tokens: g_it = d loss / d log pi of each response, (length_i,); advantages A (n,). Dividing by |A| leaves
-    what the loss and its length norm do with a token, whatever the rewards were.
-
-    >>> position_weights([torch.tensor([0.5, -0.5]), torch.tensor([1.0])], torch.tensor([-1.0, 1.0]))
-    ([0.75, 0.5], [0.75, 0.25])
-    """
-    longest = max((len(g) for g in tokens), default=0)
-    weight, compared_weight, size = torch.zeros(3, longest, dtype=torch.float64)
-    for g, advantage in zip(tokens, advantages.abs(), strict=True):
-        weight[: len(g)] += g.abs()
-        if advantage > 0:
-            compared_weight[: len(g)] += g.abs()
-            size[: len(g)] += advantage
-    total = weight.sum().item()
-    pairs = zip(compared_weight.tolist(), size.tolist(), strict=True)
-    return [w / a if a else None for w, a in pairs], [w / total if total else 0.0 for w in weight.tolist()]
 
 
 def length_weights(tokens: Sequence[Tensor], advantages: Tensor, bins: int = LENGTH_BINS) -> list[LengthBin]:
@@ -325,30 +279,20 @@ COLUMNS = (
 )
 ROW = "{:<25} {:>9} {:>10} {:>7} {:>8} {:>9} {:>10}  {}"
 LOOK_FOR = (
-    "What to look for: cosine says whether an objective pushes the policy in the direction of this run's own (1: the "
-    "same direction, where a larger |gradient| is no more than a larger step), and short:long says how many times more "
-    "one token of the shortest quarter of responses weighs than one of the longest quarter: 1 where the length norm "
-    "treats every token alike (constant, token) and nothing is clipped, above 1 where it divides by each response's "
-    "own length (masked_mean)."
+    "What to look for: cosine 1 means that an objective pushes the policy in the direction of this run's own. "
+    "short:long says how many times more one token of the shortest quarter of responses weighs than one of the "
+    "longest: 1 where every token weighs alike (constant, token) and nothing is clipped, above 1 where the loss "
+    "divides by each response's own length (masked_mean)."
 )
-NO_GRADIENT = (
-    "! this run's own gradient is 0 at this step, because no sample has an advantage: cosines are not defined here; "
-    "choose another step (--step)"
-)
+NO_GRADIENT = "! this run's own gradient is 0 at this step, because no sample has an advantage: choose another --step"
 
 
 def table(result: Laboratory) -> str:
     """Format one line per objective for a terminal, and what to look for."""
-    head = (
-        f"step {result.step}: {result.samples} responses, {result.tokens} tokens, scored by the {result.policy} policy"
-    )
-    head += " (so ratios are not 1, and clips act)"
-    lines = ["\n" + head, "", ROW.format(*COLUMNS)]
-    lines += [_line(m) for m in result.objectives]
-    lines += ["", textwrap.fill(LOOK_FOR, 118)]
-    if result.objectives[0].cosine is None:
-        lines += [textwrap.fill(NO_GRADIENT, 118)]
-    return "\n".join(lines)
+    counts = f"{result.samples} responses, {result.tokens} tokens"
+    lines = [f"\nstep {result.step}: {counts}, scored by the {result.policy} policy", "", ROW.format(*COLUMNS)]
+    lines += [*map(_line, result.objectives), "", textwrap.fill(LOOK_FOR, 118)]
+    return "\n".join([*lines, NO_GRADIENT] if result.objectives[0].cosine is None else lines)
 
 
 def _line(m: ObjectiveScore) -> str:
@@ -364,67 +308,6 @@ def _number(value: float | None, form: str) -> str:
     return "-" if value is None else format(value, form)
 
 
-def lab_file(folder: Path, step: int, suffix: str) -> Path:
-    """Return RUN/lab/step_NNNNN.SUFFIX, creating its folder."""
-    path = folder / "lab" / f"step_{step:05d}.{suffix}"
-    path.parent.mkdir(exist_ok=True)
-    return path
-
-
-def figures(result: Laboratory) -> dict[str, Any]:
-    """Return all numbers of the table and the picture, and more; non-finite ones become null."""
-    content = asdict(result)
-    for score, row in zip(result.objectives, content["objectives"], strict=True):
-        row["short_to_long"] = score.short_to_long
-    numbers: dict[str, Any] = finite(content)
-    return numbers
-
-
-def draw(folder: Path, result: Laboratory) -> Path:
-    """Plot, left, a token's weight by position for each length norm; right, the direction of each gradient."""
-    path = lab_file(folder, result.step, "png")
-    title = f"{folder.name}, step {result.step}; this run: {result.objectives[0].axes}"
-    with picture(path, title, (12, 5), columns=2) as (left, right):
-        _draw_positions(left, result)
-        _draw_cosines(right, result)
-    return path
-
-
-def _draw_positions(ax: Any, result: Laboratory) -> None:
-    """Plot a token's weight at each position, relative to the objective's average position."""
-    norms = [m for m in result.objectives if m.name == OWN or m.name.startswith("length_norm=")]
-    for m, style in zip(norms, ("-", "--", ":"), strict=False):
-        points = [(t, w) for t, w in enumerate(m.position_weight) if w is not None]
-        mean = sum(w for _, w in points) / len(points) if points else 0.0
-        if mean:
-            kind = m.axes.split(", ")[1]
-            label = f"{kind} ({OWN})" if m.name == OWN else kind
-            ax.plot([t for t, _ in points], [w / mean for _, w in points], style, linewidth=2, label=label)
-    positions = range(len(result.still_going))
-    ax.fill_between(positions, result.still_going, color="grey", alpha=0.15, label="share of responses this long")
-    dips = "; it falls where tokens are clipped" if result.objectives[0].clipped else ""
-    ax.set_title(f"weight of one token, by its position (1: the average{dips})", fontsize=10, loc="left")
-    ax.set_xlabel("token position in the response", fontsize=9)
-    ax.set_ylim(0, ax.get_ylim()[1] * 1.25)  # room for the legend above the curves
-    ax.grid(alpha=0.25)
-    ax.legend(fontsize=8, frameon=False, ncols=2, loc="upper right")
-
-
-def _draw_cosines(ax: Any, result: Laboratory) -> None:
-    named = [m for m in result.objectives[1:] if not m.name.startswith("length_norm=")]
-    values = [m.cosine or 0.0 for m in named]
-    ax.barh([m.name for m in named], values, color="tab:blue", alpha=0.75)
-    for row, m in enumerate(named):
-        text = f" {_number(m.cosine, '.2f')}" + (f", {m.clipped:.0%} clipped" if m.clipped >= 0.005 else "")
-        ax.text(max(m.cosine or 0.0, 0.0), row, text, va="center", fontsize=8)
-    ax.invert_yaxis()
-    ax.axvline(0, color="black", linewidth=0.8)
-    ax.set_xlim(min(0.0, *values) * 1.1 - 0.02, 1.3)
-    ax.set_xticks([tick for tick in (-1, -0.75, -0.5, -0.25, 0, 0.25, 0.5, 0.75, 1) if tick >= min(0.0, *values)])
-    ax.set_title("cosine of each objective's gradient with this run's own", fontsize=10, loc="left")
-    ax.grid(alpha=0.25, axis="x")
-
-
 def compare_gradients(folder: RunFolder, step: int | None, console: Console) -> Answer:
     """Compare the objectives on one step's rollouts, by default those of the last saved step."""
     register()
@@ -432,10 +315,8 @@ def compare_gradients(folder: RunFolder, step: int | None, console: Console) -> 
     step, samples = read_step(folder, run, step)
     with console.wait("comparing the objectives"):
         result = laboratory(folder, run, step, samples, console)
-    numbers = figures(result)
-    file = lab_file(folder.path, result.step, "json")
+    numbers: dict[str, Any] = finite(asdict(result))  # non-finite ones become null
+    file = folder.path / "lab" / f"step_{result.step:05d}.json"
+    file.parent.mkdir(exist_ok=True)
     write_whole(file, json.dumps(numbers, indent=1) + "\n")
-    with console.wait("drawing"):
-        picture = draw(folder.path, result)
-    files = folded(f"picture: {picture}, numbers: {file}", console.width)
-    return Answer(f"{table(result)}\n\n{files}", {"run": folder.path, **numbers, "picture": picture, "numbers": file})
+    return Answer(f"{table(result)}\n\nnumbers: {file}", {"run": folder.path, **numbers, "numbers": file})

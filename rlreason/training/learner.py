@@ -41,26 +41,15 @@ def make_optimizer(settings: OptimizationConfig, parameters: Iterable[Tensor]) -
     """
     # Fused into one pass over memory: on a processor, where it is a tenth of a step, five times faster.
     kind: Callable[..., Any] = partial(torch.optim.AdamW, fused=True)
-    if settings.optimizer == "adamw_8bit":
-        kind = _adamw_8bit()
+    if settings.optimizer == "adamw_8bit":  # bitsandbytes runs on processors from version 0.50 on
+        logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # it warns of a kernel that optimizers do not use
+        with required("optimizer=adamw_8bit", "bitsandbytes"):
+            from bitsandbytes.optim import AdamW8bit  # type: ignore[attr-defined]
+        kind = AdamW8bit
     optimizer: Optimizer = kind(
         parameters, lr=settings.learning_rate, betas=tuple(settings.adam_betas), weight_decay=settings.weight_decay
     )
     return optimizer
-
-
-def _adamw_8bit() -> Callable[..., Any]:
-    """bitsandbytes' AdamW. It runs on processors from version 0.50 on; torchao's needs a compiler there."""
-    logger = logging.getLogger("bitsandbytes")
-    level = logger.level
-    logger.setLevel(logging.ERROR)  # silence a warning about a kernel that optimizers do not use
-    try:
-        with required("optimizer=adamw_8bit", "bitsandbytes"):
-            from bitsandbytes.optim import AdamW8bit  # type: ignore[attr-defined]
-    finally:
-        logger.setLevel(level)
-    kind: Callable[..., Any] = AdamW8bit
-    return kind
 
 
 def learning_rate_at(done: float, width: float, total: float, peak: float, kind: str, warmup: float) -> float:

@@ -4,7 +4,6 @@ import importlib.util
 import math
 import os
 import shutil
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -16,42 +15,34 @@ from rlreason.config.data import GymConfig
 from rlreason.config.groups import WITHOUT_VLLM, GradingConfig
 from rlreason.config.leaves import needs, template_of
 from rlreason.config.run import RunConfig, judges
-from rlreason.data.prepare import Loaded, load_data
+from rlreason.data.prepare import load_data
 from rlreason.errors import ConfigError, EngineError, ResourceError
 from rlreason.grading import Grader
 from rlreason.grading.grader import reward_name_of
-from rlreason.model.fitting import SHARE, plan_of
 from rlreason.model.memory import PROMPT, moment_bytes, trained_tensors, weight_bytes, workload_of
-from rlreason.model.savings import LARGEST_ERROR, conclusion, device_per_rank, planned, start_lines
+from rlreason.model.savings import conclusion, planned, start_lines
 from rlreason.model.shapes import shape_of
 from rlreason.objectives.losses import broken_contract
 from rlreason.objectives.objective import ChosenLoss
 from rlreason.runtime.machine import SWEEP_VARIABLE, Device, believed_device
 from rlreason.runtime.plugins import written_source
 from rlreason.runtime.text import decimal_size
-from rlreason.types import Problem
 
-PATIENCE_S = 1.5  # of processor time for all runs of a sweep together; the rest is read later
 CHARACTERS = 3  # at least, in a token of prose
 
 
-class ProblemCache:
-    """Reads the problems of a sweep's runs, once for runs with the same data settings."""
-
-    def __init__(self) -> None:
-        self._deadline = time.process_time() + PATIENCE_S
-        self._loaded: dict[str, Loaded | None] = {}
-
-    def problems(self, run: RunConfig) -> Loaded | None:
-        """Return a run's problems before the grader's checks, or None if they cannot be read quickly."""
+def read_early(runs: Sequence[RunConfig]) -> int:
+    """Read the data that can be read quickly, for its errors, each once for all runs; return how often that was."""
+    keys = set[str]()
+    for run in runs:
         counts = (run.problem_limit, run.problems_on_the_way, run.problems_at_the_end)
         seed = None if run.data.limit is None else run.seed  # draws the problems
         key = repr((type(run), getattr(run, "split", None), run.data, run.eval, run.prompt, counts, seed))
-        if key not in self._loaded and time.process_time() < self._deadline:
-            quick = run.data.filter == "none" and all(data.quickly_read for data in run.data_read().values())
-            # Messages are printed when the run itself reads the data.
-            self._loaded[key] = load_data(run, say=lambda line: None) if quick else None
-        return self._loaded.get(key)
+        quick = run.data.filter == "none" and all(data.quickly_read for data in run.data_read().values())
+        if quick and key not in keys:
+            keys.add(key)
+            load_data(run, say=lambda line: None)  # messages are printed when the run itself reads it
+    return len(keys)
 
 
 def assumed_prompt(run: RunConfig) -> int | None:
@@ -163,14 +154,16 @@ def memory_for(runs: Sequence[RunConfig], device: Device, shows: bool = True) ->
     A run that certainly needs more than its GPU has is refused, unless model.check_memory=false; of a sweep, whose runs
     may get another GPU than the first, more than that has in total. `shows`: return the plan of one that fits, too.
     """
-    if device.kind != "cuda":
-        return [line for run in distinct(runs, device) for line in _on_processor(run, device, shows)]
-    if len(runs) > 1:
+    on_gpu = device.kind == "cuda"
+    if on_gpu and len(runs) > 1:
         device = replace(device, free=device.total, second_free=None)
     plans = [(run, planned(run, device, assumed_prompt(run))) for run in distinct(runs, device)]
-    if bad := [plan for run, plan in plans if run.model.check_memory and plan.verdict == "too large"]:
+    bad = [plan for run, plan in plans if on_gpu and run.model.check_memory and plan.verdict == "too large"]
+    if bad:
         raise ConfigError("\n".join(dict.fromkeys(f"memory: {conclusion(plan)}; {GO_ON}" for plan in bad)))
-    worth = [plan for run, plan in plans if plan.verdict != "fits" or (shows and not run.model.made_on_the_spot)]
+    quiet = ("fits",) if on_gpu else ("fits", "unknown")
+    shows = shows and on_gpu
+    worth = [p for run, p in plans if p.verdict not in quiet or (shows and not run.model.made_on_the_spot)]
     if not worth:
         return []
     tightest = max(worth, key=lambda plan: plan.needed[0] / max(1, plan.needed[1]))
@@ -186,22 +179,6 @@ def distinct(runs: Sequence[RunConfig], device: Device) -> Iterator[RunConfig]:
         if key not in seen:
             seen.add(key)
             yield run
-
-
-def _on_processor(run: RunConfig, device: Device, shows: bool) -> list[str]:
-    """Return a warning if a plan certainly exceeds the machine's memory, or the plan if it is tight."""
-    shape = shape_of(run.model).shape
-    if shape is None or device.total is None:
-        return []
-    prompt = assumed_prompt(run)
-    work = workload_of(run, shape, device, prompt)
-    peak = plan_of(work, device_per_rank(device, work.ranks)).peak
-    if peak * (1 - LARGEST_ERROR) * work.ranks > device.total:
-        return [f"! memory: {conclusion(planned(run, device, prompt))} (rlreason doctor shows the plan)"]
-    tight = device.free is not None and peak * work.ranks > SHARE * device.free
-    if tight and shows and not run.model.made_on_the_spot:
-        return ["\n".join(start_lines(planned(run, device, prompt)))]
-    return []
 
 
 def own_functions(run: RunConfig) -> list[tuple[str, str]]:
@@ -229,23 +206,11 @@ def own_sources(run: RunConfig) -> dict[str, str]:
     return {setting: written_source(name) for setting, name in names if not name.startswith("rlreason.")}
 
 
-def problems_judged_by(run: RunConfig, reward: str, loaded: Loaded) -> Sequence[Problem]:
-    """Return problems that this reward judges: those to learn from if it judges no evaluation."""
-    names = [reward_name_of(*judge) for judge in judges(run)]
-    only_learns = run.judges_to_learn and reward == names[-1] != names[0]
-    return loaded.train if only_learns and loaded.train else loaded.validation
-
-
-def unusable(setting: str, name: str, grading: GradingConfig, reference: str | None = None) -> str:
-    """Say why a function cannot be loaded or called, tried in a grading process; "" if it can.
-
-    With a `reference` answer of its data it must also judge a response. Without one it is not called, because the
-    form of answer that it reads is unknown.
-    """
+def unusable(setting: str, name: str, grading: GradingConfig) -> str:
+    """Say why a function cannot be loaded, tried in a grading process; "" if it can."""
     with Grader(replace(grading, workers=1), name) as grader:
-        if why := grader.wait():
-            return f"{setting}: {why}"
-        return "" if reference is None else refusal(setting, grader, reference, grading.timeout_s)
+        why = grader.wait()
+        return f"{setting}: {why}" if why else ""
 
 
 def refusal(setting: str, grader: Grader, reference: str, timeout_s: float) -> str:
@@ -287,13 +252,10 @@ def preflight(runs: Sequence[RunConfig], folder: Path) -> list[str]:
     """
     bad = [line for run in runs for line in (*template_problems(run), *missing_packages(run))]
     bad += [line for run in runs if (line := broken_loss(run))]
-    cache = None if bad else ProblemCache()
-    bad += broken_functions(runs, cache)
+    bad += broken_functions(runs)
     if bad:
         raise ConfigError("\n".join(dict.fromkeys(bad)))
-    if cache:
-        for run in runs:
-            cache.problems(run)  # raises an error for wrong data
+    read_early(runs)
     return room_for(runs, folder) + memory_for(runs, believed_device(), SWEEP_VARIABLE not in os.environ)
 
 
@@ -308,17 +270,10 @@ def planned_warnings(runs: Sequence[RunConfig], folder: Path) -> list[str]:
     return warnings
 
 
-def broken_functions(runs: Sequence[RunConfig], cache: ProblemCache | None) -> list[str]:
-    """Say which of the user's own functions cannot be loaded or cannot judge, each tried once for all runs."""
-    errors: dict[tuple[str, str], str] = {}
-    for run in runs:
-        for setting, name in own_functions(run):
-            if (setting, name) in errors:
-                continue
-            loaded = cache.problems(run) if cache and not setting.startswith("scorer=") else None
-            problems = [] if loaded is None else problems_judged_by(run, name, loaded)
-            errors[setting, name] = unusable(setting, name, run.grading, problems[0].answer if problems else None)
-    return [line for line in errors.values() if line]
+def broken_functions(runs: Sequence[RunConfig]) -> list[str]:
+    """Say which of the user's own functions cannot be loaded, each tried once for all runs."""
+    named = {pair: run.grading for run in runs for pair in own_functions(run)}
+    return [line for (setting, name), grading in named.items() if (line := unusable(setting, name, grading))]
 
 
 def broken_loss(run: RunConfig) -> str:

