@@ -78,7 +78,7 @@ def rows_of(course: str) -> list[str]:
     found = [row for row in re.findall(r"`python -m rlreason (.*?)`", page) if "algorithm=discover" not in row]
     if course == "pku_hw3":
         taken = [question for question in course_of(course).questions if question.id.startswith("grpo")]
-        found += [c.removeprefix("python -m rlreason ") for question in taken for c in question.all_commands]
+        found += [c.removeprefix("python -m rlreason ") for question in taken for c in question.commands()]
     return found
 
 

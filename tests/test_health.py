@@ -17,10 +17,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlreason.health.examine import course_of, describe_health, examine, notes_on_learning, sparkline
-from rlreason.health.finding import Finding, MetricCourse
-from rlreason.health.monitors import MONITORS
-from rlreason.health.watch import events_of, replay_monitors
+from rlreason.health.examine import describe_health, examine, monitored, notes_on_learning
+from rlreason.health.finding import Finding
+from rlreason.health.watch import REMEMBERED, events_of, replay_monitors
 from rlreason.report.sections import health_of, health_table
 from rlreason.report.study import Series, Setting, Study, StudyRun
 from tests.small_runs import words_of
@@ -46,7 +45,7 @@ def test_no_monitor_fires_on_the_rehearsal_but_where_it_breaks_a_run_on_purpose(
     for archive in ARCHIVES:
         for name, rows in rehearsed(archive):
             runs += 1
-            for one in course_of(rows, {}):
+            for one in monitored(rows, {}):
                 fired[name.startswith(BROKEN), one.rule] += 1
     assert runs == 228
     assert not [rule for (broken, rule) in fired if not broken]
@@ -67,17 +66,17 @@ def test_rows_of_updates_make_steps_and_a_step_ends_with_its_last_row():
         (0, True, 1), (0, True, 1), (1, False, 2), (2, False, 1),
     ]  # fmt: skip
     assert events[2].metrics["reward/mean"] == 0.25
-    assert [first.rule for first, *_ in replay_monitors(rows)] == ["loss"]
+    assert [first.rule for first, *_ in replay_monitors(rows, {})] == ["loss"]
 
 
 def test_the_thresholds_of_a_run_are_its_own_and_what_it_switched_off_is_looked_at():
     rows = [{"rollout_step": step, "rollout/truncated": 0.6, "train/loss": 0.1} for step in (1, 2)]
-    assert [one.rule for one in course_of(rows, {"monitors": {"truncated": "off"}})] == ["truncated"]
-    assert course_of(rows, {"monitors": {"truncated_above": 0.7}}) == []
-    assert "in 2 steps: 1-2" in course_of(rows, {"monitors": "nonsense"})[0].evidence[0]
+    assert [one.rule for one in monitored(rows, {"monitors": {"truncated": "off"}})] == ["truncated"]
+    assert monitored(rows, {"monitors": {"truncated_above": 0.7}}) == []
+    assert "in 2 steps: 1-2" in monitored(rows, {"monitors": "nonsense"})[0].evidence[0]
 
 
-def test_notes_are_no_problems_and_a_course_is_drawn():
+def test_notes_are_no_problems():
     rows = [{"rollout_step": k, "reward/frac_reward_zero_std": 0.9, "rollout/truncated": 0.2} for k in range(8)]
     first = {"rollout_step": 0, "eval/accuracy": 0.5, "eval/accuracy_low": 0.4, "eval/accuracy_high": 0.6}
     last = first | {"rollout_step": 8, "eval/accuracy": 0.55, "eval/accuracy_low": 0.45, "eval/accuracy_high": 0.65}
@@ -86,7 +85,6 @@ def test_notes_are_no_problems_and_a_course_is_drawn():
     assert not any(f.problem for f in found)
     fell = last | {"eval/accuracy": 0.1, "eval/accuracy_low": 0.0, "eval/accuracy_high": 0.2}
     assert [f.problem for f in notes_on_learning([first, fell])] == [True]
-    assert sparkline(MetricCourse("x", [(1, 2.0), (5, 2.0)])) == "x ▁▁  2 at step 1, 2 at step 5"
 
 
 @pytest.mark.long
@@ -168,21 +166,21 @@ SOUND = {
 
 @pytest.mark.parametrize("rows", HACKED.values(), ids=HACKED)
 def test_signs_of_a_reward_that_is_hacked(rows):
-    assert "reward_hacking" in {one.rule for one in course_of(rows, {})}
+    assert "reward_hacking" in {one.rule for one in monitored(rows, {})}
 
 
 @pytest.mark.parametrize("rows", SOUND.values(), ids=SOUND)
 def test_rewards_that_rise_for_good_reasons(rows):
-    assert not [one.rule for one in course_of(rows, {}) if one.problem]
+    assert not [one.rule for one in monitored(rows, {}) if one.problem]
 
 
 def test_what_a_sound_run_shows_now_and_then_is_a_note():
     dead, live = {"reward/frac_reward_zero_std": 1.0, "reward/mean": 1.0}, {"reward/frac_reward_zero_std": 0.5}
     rows = [{"rollout_step": k, "train/loss": 0.1} | (dead if k in (3, 9) else live) for k in range(1, 20)]
-    (found,) = course_of(rows, {})
+    (found,) = monitored(rows, {})
     assert (found.rule, found.problem) == ("no_live_group", False)
     rows = [{"rollout_step": k, "train/loss": 0.1} | (live if k < 8 else dead) for k in range(1, 20)]
-    assert [f.problem for f in course_of(rows, {})] == [True]
+    assert [f.problem for f in monitored(rows, {})] == [True]
 
 
 def test_a_report_counts_problems_and_no_notes():
@@ -202,18 +200,19 @@ def test_a_report_counts_problems_and_no_notes():
 
 def test_long_reasoning_that_grows_slowly_is_no_explosion():
     slow = course(400, rollout__length=lambda x: 100 + 1900 * x)
-    assert course_of(slow, {}) == []
+    assert monitored(slow, {}) == []
     fast = course(12, rollout__length=lambda x: 50 if x < 0.5 else 2000)
-    assert [one.rule for one in course_of(fast, {})] == ["length"]
+    assert [one.rule for one in monitored(fast, {})] == ["length"]
 
 
 METRICS = st.sampled_from(
-    sorted({name for monitor in MONITORS.values() for name in monitor.courses} | {
-        "rollout_step", "train_step", "eval/problems", "eval/accuracy_low", "eval/accuracy_high", "eval/samples",
-        "eval/grading_failures", "grading/responses", "grading/timeouts", "train/learning_rate", "train/empty_updates",
-        "rollout/improbable_copies", "rollout/same_answer", "rollout/staleness", "train/skipped_updates",
-        "final/same_answer", "final/accuracy", "eval/truncated", "train/moments_not_finite",
-    })
+    [
+        *REMEMBERED, "train/loss", "train/ratio", "train/empty_updates", "train/skipped_updates", "train_step",
+        "train/moments_not_finite", "rollout_step", "rollout/entropy", "rollout/distinct", "rollout/truncated",
+        "rollout/round_trip", "rollout/improbable_copies", "rollout/same_answer", "rollout/staleness", "eval/problems",
+        "eval/samples", "eval/truncated", "eval/grading_failures", "grading/responses", "grading/timeouts",
+        "final/same_answer", "final/accuracy",
+    ]
 )  # fmt: skip
 VALUES = st.none() | st.sampled_from([0, 1, -1, 0.5, 1e-9, 3, 10**400, 1e300]) | st.floats(allow_nan=False)
 

@@ -15,8 +15,7 @@ from typing import Any
 from rlreason.errors import ConfigError
 from rlreason.records.files import METRICS, each_line
 from rlreason.report.assignment import FILES, MARKDOWN, draw, markdown_of, write_up_of
-from rlreason.report.assignment.courses import Candidate, course_of, found_below
-from rlreason.report.assignment.parts import Gathered
+from rlreason.report.assignment.courses import Found, Runs, course_of, found_below
 from rlreason.runtime.files import whole, write_whole
 
 ARCHIVES = "metrics"
@@ -25,19 +24,18 @@ DIGITS = 4
 
 def keep(course: str, runs: Path, out: Path) -> list[str]:
     """Write all of it into `out`; return what was broken in the folders, a line each."""
-    gathered = Gathered(course_of(course), found_below(runs))
-    document = write_up_of(gathered)
+    document = write_up_of(Runs(course_of(course), found_below(runs)))
     draw(document, out / FILES, dark=False)
     write_whole(out / MARKDOWN, markdown_of(document, dark=False))
     (out / ARCHIVES).mkdir(exist_ok=True)
-    for read in gathered.all_read:
+    for read in document.used:
         folders = [run.folder for run in read.study.runs]
-        with whole(out / ARCHIVES / f"{read.source.name}.tar.gz") as partial:
-            partial.write_bytes(archive(read.source, folders, document.problems))
+        with whole(out / ARCHIVES / f"{read.name}.tar.gz") as partial:
+            partial.write_bytes(archive(read, folders, document.problems))
     return document.problems
 
 
-def archive(found: Candidate, runs: list[Path], problems: list[str]) -> bytes:
+def archive(found: Found, runs: list[Path], problems: list[str]) -> bytes:
     """Write RUN/metrics.jsonl of every run as .tar.gz, with the same bytes for the same runs."""
     packed_file = io.BytesIO()
     with (

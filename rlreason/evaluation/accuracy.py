@@ -4,7 +4,7 @@ import math
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import combinations, islice
 from pathlib import Path
 from types import MappingProxyType
@@ -100,15 +100,13 @@ def more_accuracies(metrics: Mapping[str, float], counted: str, second: str | No
         more["eval_questions"] = int(metrics["eval/questions"])
     if "eval/solved_once" in metrics:
         more["solved_once"] = metrics["eval/solved_once"]
-    if second is not None and "eval/accuracy_prompt_reward" in metrics:
-        name = "accuracy_prompt_reward"
-        more |= {
-            "rewards": {"accuracy": counted, name: second},
-            name: metrics[f"eval/{name}"],
-            f"{name}_interval": [metrics[f"eval/{name}_low"], metrics[f"eval/{name}_high"]],
-            "disagreements": int(metrics["eval/disagreements"]),
-            "responses": int(metrics["eval/samples"]),
-        }
+    name = "accuracy_prompt_reward"
+    if second is not None and f"eval/{name}" in metrics:
+        more["rewards"] = {"accuracy": counted, name: second}
+        more[name] = metrics[f"eval/{name}"]
+        more[f"{name}_interval"] = [metrics[f"eval/{name}_low"], metrics[f"eval/{name}_high"]]
+        more["disagreements"] = int(metrics["eval/disagreements"])
+        more["responses"] = int(metrics["eval/samples"])
     return more
 
 
@@ -123,11 +121,10 @@ def describe_accuracies(accuracy: float, more: Mapping[str, Any]) -> list[str]:
         lines.append(f"solved at least once: {more['solved_once']:.3f} of the problems")
     if "rewards" in more:
         names, other = more["rewards"], more["accuracy_prompt_reward"]
-        apart, responses = more["disagreements"], more["responses"]
         lines.append(
             f"by {names['accuracy']} {accuracy:.3f}, which counts; by {names['accuracy_prompt_reward']} {other:.3f}"
         )
-        lines.append(f"they disagree on {apart} of {responses} responses" if apart else "they agree on every response")
+        lines.append(f"they disagree on {more['disagreements']} of {more['responses']} responses")
     return lines
 
 
@@ -178,19 +175,8 @@ class SampleFigures:
 
 def figures_of(s: Sample) -> SampleFigures:
     """Return the figures of a sample, so that its tokens can be freed."""
-    return SampleFigures(
-        group=s.group,
-        grade=s.grade,
-        prompt_grade=s.prompt_grade,
-        text=s.text,
-        length=s.length,
-        truncated=s.truncated,
-        tokens_key=s.tokens_key,
-        entropy=s.entropy,
-        nll=s.nll,
-        n_log_probs=s.n_log_probs,
-        log_prob=math.fsum(s.log_probs or []),
-    )
+    names = [field.name for field in fields(SampleFigures) if field.name != "log_prob"]
+    return SampleFigures(**{name: getattr(s, name) for name in names}, log_prob=math.fsum(s.log_probs or []))
 
 
 MOST_SUBSETS = 20_000  # up to this number all are used; beyond, RANDOM_SUBSETS random ones

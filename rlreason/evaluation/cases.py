@@ -1,7 +1,6 @@
 """Show saved responses as cases, with a guess at the reason for each grade; tables and signs of an evaluation."""
 
 import re
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -108,9 +107,13 @@ LINE = 70  # the same, in one line
 
 def category_of(row: Row) -> str:
     """Return the handout's category of a graded response."""
-    if row["outcome"] == "correct":
+    return _category(row["outcome"], row["format_reward"])
+
+
+def _category(outcome: str, format_reward: float) -> str:
+    if outcome == "correct":
         return "correct"
-    return "format1_wrong" if row["format_reward"] > 0 else "format0"
+    return "format1_wrong" if format_reward > 0 else "format0"
 
 
 def is_in(row: Row, category: str | None) -> bool:
@@ -131,9 +134,7 @@ def reasons(row: Row, grader: Grader, second: bool | None = None) -> list[Reason
 
 def counts(rows: Sequence[Row]) -> dict[str, int]:
     """Count the responses of each category, and those cut at the token limit."""
-    by_category = Counter(map(category_of, rows))
-    numbers = {name: by_category[name] for name in ("correct", "format1_wrong", "format0")}
-    return numbers | {"truncated": sum(row["finish_reason"] == "length" for row in rows)}
+    return {name: sum(is_in(row, name) for row in rows) for name in (*CATEGORY_TEXTS, "truncated")}
 
 
 def counts_line(rows: Sequence[Row]) -> str:
@@ -268,19 +269,16 @@ MOST_PARTS = 40  # of one table; a fact with more values identifies problems, no
 FAILED = ("timeout", "refused", "error")  # outcomes without a verdict, failures of the grader
 
 
-def category(sample: ScoredResponse) -> str:
-    """Return the category of a graded sample, a key of `CATEGORY_TEXTS`."""
-    if is_correct(sample):
-        return "correct"
-    return "format1_wrong" if sample.grade.format > 0 else "format0"
-
-
 def categories(samples: Sequence[ScoredResponse], problems: Sequence[Problem] = ()) -> dict[str, dict[str, Any]]:
     """Return count, share and 95% interval of each category; the shares sum to 1."""
     rows, questions = {}, questions_of(problems)
     for name in CATEGORY_TEXTS:
-        value, low, high = proportion_with_ci(samples, lambda s, name=name: category(s) == name, questions)  # type: ignore[misc]
-        rows[name] = {"count": sum(category(s) == name for s in samples), "share": value, "interval": [low, high]}
+
+        def is_of(sample: ScoredResponse, name: str = name) -> bool:
+            return _category(sample.grade.outcome, sample.grade.format) == name
+
+        value, low, high = proportion_with_ci(samples, is_of, questions)
+        rows[name] = {"count": sum(map(is_of, samples)), "share": value, "interval": [low, high]}
     return rows
 
 

@@ -149,14 +149,9 @@ class Validation:
         """Return the evaluations so far, with the texts of the first and the newest, which are shown in the end."""
         shown = (0, len(self.history) - 1)
         return [
-            {
-                "metrics": evaluated.metrics,
-                "whole": evaluated.whole,
-                "last": evaluated.last,
-                "step": evaluated.step,
-                "samples": msgspec.to_builtins([without_tokens(s) for s in evaluated.samples if place in shown]),
-            }
-            for place, evaluated in enumerate(self.history)
+            {name: getattr(one, name) for name in KEPT}
+            | {"samples": msgspec.to_builtins([without_tokens(s) for s in one.samples if place in shown])}
+            for place, one in enumerate(self.history)
         ]
 
     def load_state_dict(self, state: Sequence[Mapping[str, Any]]) -> None:
@@ -164,14 +159,14 @@ class Validation:
         self.history[:] = [
             Evaluated(
                 samples=msgspec.convert(row["samples"], list[Sample]),
-                metrics=row["metrics"],
-                whole=row["whole"],
                 problems=self.final_problems if row["last"] else self.interim_problems,
-                last=row["last"],
-                step=row["step"],
+                **{name: row[name] for name in KEPT},
             )
             for row in state
         ]
+
+
+KEPT = ("metrics", "whole", "last", "step")  # fields of an `Evaluated` that a checkpoint keeps as they are
 
 
 def without_tokens(sample: Sample) -> Sample:
@@ -180,8 +175,8 @@ def without_tokens(sample: Sample) -> Sample:
     return replace(sample, response=response, log_probs=None, old_log_probs=None, reference_log_probs=None)
 
 
-#: Settings of `sampling` and `grading` that are not part of a protocol, with the reason. Every other field is, so that
-#: accuracies under different values of a new setting are not compared.
+#: Settings of `grading` that are not part of a protocol, with the reason. All others and those of `sampling` are, so
+#: that accuracies under different values of a new setting are not compared.
 LEFT_OUT = {
     "grading.workers": "how many processes share the work changes its speed, not a verdict",
     "grading.start_timeout_s": "ends a run whose processes do not start; it decides no verdict",
@@ -203,19 +198,17 @@ def protocol_of(
     if grading.get("correct_at", 1.0) is None:  # the same as 1
         grading["correct_at"] = 1.0
     prompt = prompt_facts(evaluation.prompt, tokenizer) if templated else {"prompt": "(given with the data)"}
-    groups = {"grading": grading, "sampling": asdict(evaluation.sampling)}
-    parts = {
-        **prompt,
-        "reward": reward,
-        "grader": grader_version(),
-        **{
-            group: {key: value for key, value in settings.items() if f"{group}.{key}" not in LEFT_OUT}
-            for group, settings in groups.items()
-        },
-        "stop": list(evaluation.prompt.stop),
-        "seeds": SEED_RULE,
-        "data": fingerprint(problems, asked_only=True),
-        "problems": len(problems),
-        "samples per problem": evaluation.samples,
-    }
-    return make_protocol(parts)
+    return make_protocol(
+        {
+            **prompt,
+            "reward": reward,
+            "grader": grader_version(),
+            "grading": {key: value for key, value in grading.items() if f"grading.{key}" not in LEFT_OUT},
+            "sampling": asdict(evaluation.sampling),
+            "stop": list(evaluation.prompt.stop),
+            "seeds": SEED_RULE,
+            "data": fingerprint(problems, asked_only=True),
+            "problems": len(problems),
+            "samples per problem": evaluation.samples,
+        }
+    )

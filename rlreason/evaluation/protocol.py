@@ -111,6 +111,7 @@ PARAMETERS = 1_543_714_304  # of Qwen2.5-Math-1.5B, its embeddings counted once
 COURSE_REWARD = "cs336_alignment.drgrpo_grader:r1_zero_reward_fn"  # of the handout's repository
 #: SHA-256 of the handout's prompt file, "{question}" in the question's place.
 R1_ZERO = "56213732da87e12ace60a2b88a16df0af18280fb0563a957cbecc938a6a2ac0e"
+Facts = Mapping[str, Any]
 
 
 class RuleCheck(NamedTuple):
@@ -122,30 +123,89 @@ class RuleCheck(NamedTuple):
     verdict: str
 
 
-def leaderboard(settings: Mapping[str, Any], summary: Mapping[str, Any], origin: Mapping[str, Any]) -> list[RuleCheck]:
+def leaderboard(settings: Facts, summary: Facts, origin: Facts) -> list[RuleCheck]:
     """Check CS336's rules of 2025 on a run's `config.yaml`, `summary.json` and `provenance.json`."""
-    protocol = summary.get("protocol") or {}
-    return [
-        _model(origin),
-        _data(settings, summary),
-        _problems(protocol, summary),
-        _prompt(protocol),
-        _reward(protocol),
-        *(
-            _passes(rule, f"{limit:g}", str(protocol.get(key)), protocol.get(key) == limit)
-            for rule, key, limit in LIMITS
-        ),
-        _traces(settings),
-        _hours(summary, origin),
-        _gpus(origin),
-    ]
+    protocol, sizes, rows = summary.get("protocol") or {}, summary.get("data_sizes") or {}, list[RuleCheck]()
+
+    def check(rule: str, wanted: str, found: str, verdict: str | bool) -> None:
+        if isinstance(verdict, bool):
+            verdict = PASS if verdict else FAIL
+        rows.append(RuleCheck(rule, wanted, found, verdict))
+
+    check("model", "Qwen2.5-Math-1.5B", *_model(origin.get("model") or {}))
+    data, found = settings.get("data") or {}, f"{sizes.get('train')} train, {sizes.get('validation')} validation"
+    found = f"{data.get('path')}: {found}, hash {summary.get('data')}"
+    found += "; evaluated on eval.data" if (settings.get("eval") or {}).get("data") else ""
+    if "path" in data:
+        check("data", "MATH and no other data", f"{found}: compare the hash with that of the handout's files", OPEN)
+    else:
+        check("data", "MATH and no other data", f"{data.get('name')}, which is made up", FAIL)
+    available, asked = sizes.get("validation"), protocol.get("problems")
+    check("problems at the end", f"all {PROBLEMS}", f"{asked} of {available}", asked == available == PROBLEMS)
+    digest = hashlib.sha256(str(protocol.get("prompt", "")).encode()).hexdigest()
+    chat, stop = any(key.startswith("chat.") for key in protocol), protocol.get("stop")
+    found = f"SHA-256 {digest[:12]}, stop {stop}" + (", in a chat template" if chat else "")
+    right = digest == R1_ZERO and stop == ["</answer>"] and not chat
+    check("prompt", f"r1_zero (SHA-256 {R1_ZERO[:12]}), stop ['</answer>']", found, right)
+    check("reward", COURSE_REWARD, *_reward(protocol))
+    for rule, key, limit in LIMITS:
+        check(rule, f"{limit:g}", str(protocol.get(key)), protocol.get(key) == limit)
+    algorithm = settings.get("algorithm")
+    own = algorithm in ("grpo", "ei")
+    found = f"algorithm={algorithm}" + (" learns from its own samples" if own else ": say where its traces come from")
+    check("imitated traces", "none of a stronger model", found, PASS if own else OPEN)
+    check("hours", f"at most {HOURS:g}", *_hours(summary.get("time/total"), origin))
+    check("GPUs", f"at most {GPUS} {GPU}", *_gpus(origin))
+    return rows
 
 
-def _passes(rule: str, wanted: str, found: str, passes: bool) -> RuleCheck:
-    return RuleCheck(rule, wanted, found, PASS if passes else FAIL)
+def _model(model: Facts) -> tuple[str, str]:
+    """Check the size only: the weights' hash, the sole proof, is for a person to compare, since none is known here."""
+    size = model.get("parameters")
+    if size is None:
+        return "no facts of a model in provenance.json", OPEN
+    found = f"{size:,} parameters, start weights {model.get('start_weights')}"
+    if size != PARAMETERS:
+        return f"{found}; it has {PARAMETERS:,}", FAIL
+    return f"{found}: compare these with those of a fresh download", OPEN
 
 
-def write_card(kind: str | None, folder: Path, summary: Mapping[str, Any]) -> None:
+def _reward(protocol: Protocol) -> tuple[str, str]:
+    """Check the reward. Only the course's own function passes: our grader decides some pairs differently."""
+    reward, found = str(protocol.get("reward")), f"{protocol.get('reward')}, grader {protocol.get('grader', '')}"
+    if reward == COURSE_REWARD:
+        return found, PASS
+    if ":" in reward:
+        return f"{found}: its code is no part of the protocol", OPEN
+    if reward != "r1_zero" or protocol.get("grading.extract") != "strict":
+        return f"{found}, extract {protocol.get('grading.extract')}", FAIL
+    cure = f"evaluate with eval.reward={COURSE_REWARD}, your checkout on PYTHONPATH"
+    return f"{found}, which decides some answers otherwise: {cure}", OPEN
+
+
+def _hours(seconds: float | None, origin: Facts) -> tuple[str, str]:
+    """Check the time. A killed run's clock lacks the time after its checkpoint and the set-up of later parts."""
+    if seconds is None:
+        return "no time/total in summary.json", OPEN
+    lost = ", without what was lost where it was interrupted" if origin.get("earlier_parts") else ""
+    return f"{seconds / 3600:.2f}{lost}", FAIL if seconds / 3600 > HOURS else OPEN if lost else PASS
+
+
+def _gpus(origin: Facts) -> tuple[str, str]:
+    """Check the GPUs of every part of a resumed run. The records do not say which of the visible ones were used."""
+    devices = [part.get("device") or {} for part in (*origin.get("earlier_parts", []), origin)]
+    if any("type" not in device for device in devices):
+        return "not recorded of every part of the run", OPEN
+    cards = [device for device in devices if device["type"] != "cpu"]
+    found = "; ".join(dict.fromkeys(f"{card.get('count')} x {card.get('name')}" for card in cards)) or "none"
+    if any(GPU not in str(card.get("name")) for card in cards):
+        return f"{found}: a measure on other cards", OPEN
+    if all((card.get("count") or GPUS + 1) <= GPUS for card in cards):
+        return found, PASS
+    return f"{found} visible: set CUDA_VISIBLE_DEVICES to those that are used", OPEN
+
+
+def write_card(kind: str | None, folder: Path, summary: Facts) -> None:
     """Write the card of this kind (`eval.card`) into a run's folder; None: write nothing."""
     if kind is not None:
         run = RunFolder(folder)
@@ -153,108 +213,18 @@ def write_card(kind: str | None, folder: Path, summary: Mapping[str, Any]) -> No
         write_whole(folder / COMPLIANCE, card_text(rows, summary))
 
 
-def card_text(rows: Sequence[RuleCheck], summary: Mapping[str, Any]) -> str:
-    """Format the card as a Markdown table; its last line is the verdict."""
-    lines = [f"| {row.rule} | {row.wanted} | {row.found} | {row.verdict} |" for row in rows]
-    head = "| rule | wanted | found | verdict |\n| --- | --- | --- | --- |"
-    return "\n".join(["# Compliance with the leaderboard's rules\n", head, *lines, "", verdict(rows, summary)]) + "\n"
-
-
-def verdict(rows: Sequence[RuleCheck], summary: Mapping[str, Any]) -> str:
-    """Return the whole card as one line.
+def card_text(rows: Sequence[RuleCheck], summary: Facts) -> str:
+    """Format the card as a Markdown table; its last line is the verdict.
 
     >>> rows = [RuleCheck("hours", "at most 4", "5", FAIL), RuleCheck("GPUs", "at most 2 H100", "?", OPEN)]
-    >>> verdict(rows, {"accuracy": 0.5})
-    'leaderboard: FAIL (hours); 1 not verified (GPUs); accuracy 0.500'
+    >>> print(card_text(rows, {"accuracy": 0.5}).splitlines()[-1])
+    leaderboard: FAIL (hours); 1 not verified (GPUs); accuracy 0.500
     """
-    failed, left = ([row.rule for row in rows if row.verdict == of] for of in (FAIL, OPEN))
+    failed, unsure = ([row.rule for row in rows if row.verdict == of] for of in (FAIL, OPEN))
     result = f"FAIL ({', '.join(failed)})" if failed else f"{sum(row.verdict == PASS for row in rows)} rules pass"
-    unsure = [f"{len(left)} not verified ({', '.join(left)})"] if left else []
+    result += f"; {len(unsure)} not verified ({', '.join(unsure)})" if unsure else ""
     accuracy = summary.get("accuracy")
-    measured = "accuracy unknown" if accuracy is None else f"accuracy {accuracy:.3f}"
-    return "; ".join([f"leaderboard: {result}", *unsure, measured])
-
-
-def _model(origin: Mapping[str, Any]) -> RuleCheck:
-    """Check the size only: the weights' hash, the sole proof, is for a person to compare, since none is known here."""
-    model = origin.get("model") or {}
-    wanted, size = "Qwen2.5-Math-1.5B", model.get("parameters")
-    if size is None:
-        return RuleCheck("model", wanted, "no facts of a model in provenance.json", OPEN)
-    found = f"{size:,} parameters, start weights {model.get('start_weights')}"
-    if size != PARAMETERS:
-        return RuleCheck("model", wanted, f"{found}; it has {PARAMETERS:,}", FAIL)
-    return RuleCheck("model", wanted, f"{found}: compare these with those of a fresh download", OPEN)
-
-
-def _data(settings: Mapping[str, Any], summary: Mapping[str, Any]) -> RuleCheck:
-    data, sizes = settings.get("data") or {}, summary.get("data_sizes") or {}
-    wanted = "MATH and no other data"
-    if "path" not in data:
-        return RuleCheck("data", wanted, f"{data.get('name')}, which is made up", FAIL)
-    counted = ", ".join(f"{sizes.get(part)} {part}" for part in ("train", "validation"))
-    found = f"{data.get('path')}: {counted}, hash {summary.get('data')}"
-    other = "; evaluated on eval.data" if (settings.get("eval") or {}).get("data") else ""
-    return RuleCheck("data", wanted, f"{found}{other}: compare the hash with that of the handout's files", OPEN)
-
-
-def _problems(protocol: Protocol, summary: Mapping[str, Any]) -> RuleCheck:
-    there, asked = (summary.get("data_sizes") or {}).get("validation"), protocol.get("problems")
-    return _passes("problems at the end", f"all {PROBLEMS}", f"{asked} of {there}", asked == there == PROBLEMS)
-
-
-def _prompt(protocol: Protocol) -> RuleCheck:
-    digest = hashlib.sha256(str(protocol.get("prompt", "")).encode()).hexdigest()
-    chat, stop = any(key.startswith("chat.") for key in protocol), protocol.get("stop")
-    found = f"SHA-256 {digest[:12]}, stop {stop}" + (", in a chat template" if chat else "")
-    wanted = f"r1_zero (SHA-256 {R1_ZERO[:12]}), stop ['</answer>']"
-    return _passes("prompt", wanted, found, digest == R1_ZERO and stop == ["</answer>"] and not chat)
-
-
-def _traces(settings: Mapping[str, Any]) -> RuleCheck:
-    rule, wanted, algorithm = "imitated traces", "none of a stronger model", settings.get("algorithm")
-    if algorithm in ("grpo", "ei"):
-        return RuleCheck(rule, wanted, f"algorithm={algorithm} learns from its own samples", PASS)
-    return RuleCheck(rule, wanted, f"algorithm={algorithm}: say where its traces come from", OPEN)
-
-
-def _reward(protocol: Protocol) -> RuleCheck:
-    """Check the reward. Only the course's own function passes: our grader decides some pairs differently."""
-    reward, found = str(protocol.get("reward")), f"{protocol.get('reward')}, grader {protocol.get('grader', '')}"
-    if reward == COURSE_REWARD:
-        return RuleCheck("reward", COURSE_REWARD, found, PASS)
-    if ":" in reward:
-        return RuleCheck("reward", COURSE_REWARD, f"{found}: its code is no part of the protocol", OPEN)
-    if reward != "r1_zero" or protocol.get("grading.extract") != "strict":
-        return RuleCheck("reward", COURSE_REWARD, f"{found}, extract {protocol.get('grading.extract')}", FAIL)
-    cure = f"evaluate with eval.reward={COURSE_REWARD}, your checkout on PYTHONPATH"
-    return RuleCheck("reward", COURSE_REWARD, f"{found}, which decides some answers otherwise: {cure}", OPEN)
-
-
-def _hours(summary: Mapping[str, Any], origin: Mapping[str, Any]) -> RuleCheck:
-    """Check the time. A killed run's clock lacks the time after its checkpoint and the set-up of later parts."""
-    seconds = summary.get("time/total")
-    if seconds is None:
-        return RuleCheck("hours", f"at most {HOURS:g}", "no time/total in summary.json", OPEN)
-    hours = seconds / 3600
-    lost = ", without what was lost where it was interrupted" if origin.get("earlier_parts") else ""
-    return RuleCheck(
-        "hours", f"at most {HOURS:g}", f"{hours:.2f}{lost}", FAIL if hours > HOURS else OPEN if lost else PASS
-    )
-
-
-def _gpus(origin: Mapping[str, Any]) -> RuleCheck:
-    """Check the GPUs of every part of a resumed run. The records do not say which of the visible ones were used."""
-    wanted = f"at most {GPUS} {GPU}"
-    devices = [part.get("device") or {} for part in (*origin.get("earlier_parts", []), origin)]
-    if any("type" not in device for device in devices):
-        return RuleCheck("GPUs", wanted, "not recorded of every part of the run", OPEN)
-    cards = [device for device in devices if device["type"] != "cpu"]
-    if not cards:
-        return RuleCheck("GPUs", wanted, "none", PASS)
-    found = "; ".join(dict.fromkeys(f"{card.get('count')} x {card.get('name')}" for card in cards))
-    if any(GPU not in str(card.get("name")) for card in cards):
-        return RuleCheck("GPUs", wanted, f"{found}: a measure on other cards", OPEN)
-    if all((card.get("count") or GPUS + 1) <= GPUS for card in cards):
-        return RuleCheck("GPUs", wanted, found, PASS)
-    return RuleCheck("GPUs", wanted, f"{found} visible: set CUDA_VISIBLE_DEVICES to those that are used", OPEN)
+    measured = "unknown" if accuracy is None else f"{accuracy:.3f}"
+    head = "# Compliance with the leaderboard's rules\n\n| rule | wanted | found | verdict |\n| --- | --- | --- | --- |"
+    lines = [f"| {' | '.join(row)} |" for row in rows]
+    return "\n".join([head, *lines, "", f"leaderboard: {result}; accuracy {measured}"]) + "\n"

@@ -1,10 +1,11 @@
 """Examine a run's folder, whether the run has ended, still runs or was killed: its end, and what it learned."""
 
 import argparse
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
-from itertools import groupby, pairwise
+from itertools import groupby
 from pathlib import Path
 from statistics import mean
 from typing import Any, NamedTuple
@@ -12,9 +13,9 @@ from typing import Any, NamedTuple
 from rlreason.config.groups import WEIGHTS, monitor_of, settings_of
 from rlreason.errors import ConfigError
 from rlreason.grading.grader import COUNTED, WARN_SHARE
-from rlreason.health.finding import Finding, MetricCourse
+from rlreason.health.finding import Finding
 from rlreason.health.monitors import MONITORS
-from rlreason.health.watch import Row, as_numbers, replay_monitors, steps_done
+from rlreason.health.watch import Row, as_numbers, replay_monitors
 from rlreason.records.console import Console
 from rlreason.records.files import CONFIG, ENGINE_LOG, LOG, METRICS, STACKS, STATUS
 from rlreason.records.reader import RunFolder, read_ending, runs_in, setting_in
@@ -29,7 +30,7 @@ MEMORY = (
     "the run needs more memory than this machine has free",
     "ask rlreason plan with the run's words for its memory and the settings that fit",
 )
-#: A part of a reason -> (the commonest cause, what to try).
+#: A part of a reason, in lower case -> (the commonest cause, what to try).
 FAILURES = {
     "does not hold the trainer's weights": (
         "a weight sync reached only some tensors, or vLLM computes in another precision",
@@ -37,69 +38,60 @@ FAILURES = {
     ),
     "out of memory": MEMORY,
     "can't allocate memory": MEMORY,
-    "No space left": ("the disk is full", "free some space, or choose another hydra.run.dir; then resume=RUN"),
-    "CUDA error": ("an earlier kernel failed, or the driver does not fit torch", "ask rlreason doctor"),
-    "vLLM": ("the engine failed", "read its log in the folder, and ask rlreason doctor rollout=vllm"),
+    "no space left": ("the disk is full", "free some space, or choose another hydra.run.dir; then resume=RUN"),
+    "cuda error": ("an earlier kernel failed, or the driver does not fit torch", "ask rlreason doctor"),
+    "vllm": ("the engine failed", "read its log in the folder, and ask rlreason doctor rollout=vllm"),
+    "": ("", "read the traceback on the terminal or in the log"),
 }
+KILLED = "A process that the system ended for memory, a machine that went down, kill -9, or a job's time limit."
+HUNG = Finding(
+    "hung",
+    "the run was ended once because it gave no sign of life within waits.run_s",
+    f"read in {STACKS} what its threads were doing; resume=RUN waits.run_s=N waits longer",
+    causes="A grader, an engine or a file system that did not answer; a run that was stopped as long (Ctrl-Z).",
+)
 
 
 def describe_state(folder: RunFolder, done: int, settings: dict[str, Any]) -> tuple[str, list[Finding]]:
     """Return (the run's state in a sentence, the problems of that state). `done`: the steps in its metrics."""
     status, planned = folder.status, settings.get("n_steps") or settings.get("n_ei_steps")
-    reached = f", {done} steps done" if done else ""
-    if isinstance(planned, int):
-        reached = f", {done} of {planned} steps done"
-    hung = [_hung(stacks[0])] if (stacks := folder.tail(STACKS, 1)) else []
-    if status in (None, "running") and (by := holder(folder.path)):
-        return f"under way in {by}{reached}", hung
-    if status is None and not (folder.path / CONFIG).exists():
-        return f"a copy of its metrics, which does not say how it ended{reached}", []
+    of = f" of {planned}" if isinstance(planned, int) else ""
+    reached = f", {done}{of} steps done" if of or done else ""
+    hung = [replace(HUNG, evidence=[f"{STACKS}: {line}"]) for line in folder.tail(STACKS, 1)]
     if status in (None, "running"):
-        return f"broken off without a word{reached}", [_killed(folder, status), *hung]
+        if by := holder(folder.path):
+            return f"under way in {by}{reached}", hung
+        if status is None and not (folder.path / CONFIG).exists():
+            return f"a copy of its metrics, which does not say how it ended{reached}", []
+        left = "its status still says running, and no process writes there" if status else "it left no status"
+        cure = f"{RESUME}; rlreason doctor has a memory plan" if folder.metrics else "start it again"
+        killed = Finding("killed", f"the run was killed: {left}", cure, evidence=_quoted(folder, LOG), causes=KILLED)
+        return f"broken off without a word{reached}", [killed, *hung]
     word, _, rule = status.partition(":")
     reason = read_ending(folder.path).get("reason", "")
-    if word not in ("finished", "budget", "stopped", "diverged"):
-        return f"{word}{reached}", [_failed(folder, word, reason), *hung]
+    if word == "interrupted":
+        what, cure = f"the run was interrupted {reason}".rstrip(), RESUME if folder.metrics else "start it again"
+        causes = "A signal: Ctrl-C, or a job's time limit."
+        return f"{word}{reached}", [Finding("interrupted", what, cure, problem=False, causes=causes), *hung]
+    if word == "failed":
+        causes, cure = next(pair for part, pair in FAILURES.items() if part in reason.lower())
+        what, evidence = f"the run failed: {reason or 'it does not say why'}", _quoted(folder, LOG, ENGINE_LOG)
+        return f"{word}{reached}", [Finding("failed", what, cure, evidence=evidence, causes=causes), *hung]
     state = f"{word}{f' by the rule {rule}' if rule else ''}{reached}"
     if word in ("stopped", "diverged") and rule != "dominated":
-        monitor, keys = MONITORS.get(monitor_of(rule)), settings_of(rule)
-        causes = monitor.causes if monitor else MONITORS["nan"].causes if rule == WEIGHTS else ""
+        monitor, keys = MONITORS.get("nan" if rule == WEIGHTS else monitor_of(rule)), settings_of(rule)
         cure = f"mend what it says; {f'resume=RUN {keys[0]}=warn goes on without it' if keys else 'start anew'}"
+        causes = monitor.causes if monitor else ""
         return state, [Finding(f"{ENDED}{rule}", f"a monitor ended the run: {reason or rule}", cure, causes=causes)]
     taken = (folder.summary or {}).get("rollout_step")
     if isinstance(taken, int) and done < taken:
         what = f"its metrics end at step {done}, and it took {taken}: {METRICS} was cut, removed or replaced"
-        return state, [Finding("lost_metrics", what, "look for a copy; what is left was examined"), *hung]
+        hung.insert(0, Finding("lost_metrics", what, "look for a copy; what is left was examined"))
     return state, hung
 
 
-def _hung(stack: str) -> Finding:
-    what = "the run was ended once because it gave no sign of life within waits.run_s"
-    cure = f"read in {STACKS} what its threads were doing; resume=RUN waits.run_s=N waits longer"
-    causes = "A grader, an engine or a file system that did not answer; a run that was stopped as long (Ctrl-Z)."
-    return Finding("hung", what, cure, evidence=[f"{STACKS}: {stack}"], causes=causes)
-
-
-def _killed(folder: RunFolder, status: str | None) -> Finding:
-    left = "its status still says running, and no process writes there" if status else "it left no status"
-    cure = f"{RESUME}; rlreason doctor has a memory plan" if folder.metrics else "start it again"
-    quoted = [f"{LOG}: {line}" for line in folder.tail(LOG, LINES)]
-    causes = "A process that the system ended for memory, a machine that went down, kill -9, or a job's time limit."
-    return Finding("killed", f"the run was killed: {left}", cure, evidence=quoted, causes=causes)
-
-
-def _failed(folder: RunFolder, word: str, reason: str) -> Finding:
-    if word == "interrupted":
-        what, cure = f"the run was interrupted {reason}".rstrip(), RESUME if folder.metrics else "start it again"
-        causes = "A signal: Ctrl-C, or a job's time limit."
-        return Finding("interrupted", what, cure, problem=False, causes=causes)
-    causes, cure = "", "read the traceback on the terminal or in the log"
-    for part, pair in FAILURES.items():
-        if part.lower() in reason.lower():
-            causes, cure = pair
-            break
-    quoted = [f"{name}: {line}" for name in (LOG, ENGINE_LOG) for line in folder.tail(name, LINES)]
-    return Finding("failed", f"the run failed: {reason or 'it does not say why'}", cure, evidence=quoted, causes=causes)
+def _quoted(folder: RunFolder, *names: str) -> list[str]:
+    return [f"{name}: {line}" for name in names for line in folder.tail(name, LINES)]
 
 
 CAUSES = {
@@ -132,8 +124,7 @@ def lost_grades(rows: Sequence[Row], incidents: Sequence[Mapping[str, Any]]) -> 
         reasons = Counter(str(row.get("error") or row.get("status")) for row in incidents).most_common(2)
         evidence = [f"first at step {steps[0]}, in {len(steps)} steps or evaluations"]
         evidence += [f"grading_incidents.jsonl, {count} times: {shorten(reason, 160)}" for reason, count in reasons]
-        courses = [MetricCourse(lost, [(step, n) for step, n, _ in counts])] if len(counts) > 1 else []
-        yield Finding(f"grader_{kind}", what, CURE, {"lost": in_all}, True, evidence, CAUSES[kind], steps[0], courses)
+        yield Finding(f"grader_{kind}", what, CURE, {"lost": in_all}, True, evidence, CAUSES[kind], steps[0])
 
 
 FEW_LIVE = 0.3  # share of groups with better and worse responses
@@ -147,8 +138,19 @@ REPLACED_BY = {"accuracy_fell": "accuracy", "few_live_groups": "no_live_group", 
 def notes_on_learning(rows: Sequence[Row]) -> Iterator[Finding]:
     """Yield notes on the end of the run: accuracy that fell or did not move, few live groups, many cut responses."""
     evaluated = [row for row in rows if row.get("eval/accuracy") is not None]
-    if len(evaluated) > 1:
-        yield from _accuracy(evaluated[0], evaluated[-1])
+    names = ("eval/accuracy", "eval/accuracy_low", "eval/accuracy_high")
+    ends = [row.get(name) for row in (evaluated[0], evaluated[-1]) for name in names] if len(evaluated) > 1 else []
+    begin, begin_low, begin_high, end, end_low, end_high = (math.nan if v is None else v for v in ends or [None] * 6)
+    if not math.isnan(begin_low + begin_high + end_low + end_high):
+        step = int(evaluated[-1].get("rollout_step") or 0)
+        change = f"accuracy was {begin:.3f} at first and {end:.3f} at step {step}"
+        if end_high < begin_low:
+            cure = "lower learning_rate, or stop at the best checkpoint (checkpoints/, rlreason curves RUN)"
+            yield Finding("accuracy_fell", f"{change}: surely lower", cure, step=step)
+        elif end_low <= begin_high:
+            cure = "ask more problems (eval.problems), run longer, or run more seeds"
+            what = f"{change}: by these problems nobody can tell whether it learned"
+            yield Finding("accuracy_did_not_move", what, cure, problem=False, step=step)
     dead, cut = mean_at_end(rows, "reward/frac_reward_zero_std"), mean_at_end(rows, "rollout/truncated")
     if dead is not None and 1 - dead < FEW_LIVE:
         what = f"only {1 - dead:.0%} of the groups held better and worse responses in the end: little signal a step"
@@ -158,24 +160,6 @@ def notes_on_learning(rows: Sequence[Row]) -> Iterator[Finding]:
     if cut is not None and cut > MANY_CUT:
         what = f"{cut:.0%} of the responses were cut at their limit in the end"
         yield Finding("many_cut", what, "raise sampling.max_tokens: a cut response earns nothing", problem=False)
-
-
-def _accuracy(first: Row, last: Row) -> Iterator[Finding]:
-    """Compare first and last accuracy: overlapping intervals mean that the run may have learned nothing."""
-    begin, end = (row["eval/accuracy"] or 0.0 for row in (first, last))
-    low, high = last.get("eval/accuracy_low"), last.get("eval/accuracy_high")
-    at_first = first.get("eval/accuracy_low"), first.get("eval/accuracy_high")
-    if low is None or high is None or at_first[0] is None or at_first[1] is None:
-        return
-    step = int(last.get("rollout_step") or 0)
-    change = f"accuracy was {begin:.3f} at first and {end:.3f} at step {step}"
-    if high < at_first[0]:
-        cure = "lower learning_rate, or stop at the best checkpoint (checkpoints/, rlreason curves RUN)"
-        yield Finding("accuracy_fell", f"{change}: surely lower", cure, step=step)
-    elif low <= at_first[1]:
-        cure = "ask more problems (eval.problems), run longer, or run more seeds"
-        what = f"{change}: by these problems nobody can tell whether it learned"
-        yield Finding("accuracy_did_not_move", what, cure, problem=False, step=step)
 
 
 def mean_at_end(rows: Sequence[Row], metric: str) -> float | None:
@@ -207,7 +191,8 @@ def examine(path: Path) -> Health:
     folder = RunFolder(path, broken.append)
     settings = _settings(folder, broken)
     rows = as_numbers(folder.metrics)
-    stands, ended = describe_state(folder, steps_done(rows), settings)
+    done = max((int(row.get("rollout_step") or 0) for row in rows), default=0)
+    stands, ended = describe_state(folder, done, settings)
     replayed = findings_of(rows, settings, folder.incidents, read_ending(path).get("status", ""))
     seen = {f"{ENDED}{finding.rule}" for finding in replayed}
     findings = [*(finding for finding in ended if finding.rule not in seen), *replayed]
@@ -231,12 +216,12 @@ def findings_of(
     rows: Sequence[Row], settings: dict[str, Any], incidents: Sequence[Mapping[str, Any]] = (), status: str = ""
 ) -> list[Finding]:
     """Return all findings in the rows of a run (`as_numbers`): the monitors', lost grades, and how it learned."""
-    findings = [*course_of(rows, settings, status), *lost_grades(rows, incidents)]
+    findings = [*monitored(rows, settings, status), *lost_grades(rows, incidents)]
     rules = {finding.rule for finding in findings if finding.problem}
     return findings + [note for note in notes_on_learning(rows) if REPLACED_BY.get(note.rule) not in rules]
 
 
-def course_of(rows: Sequence[Row], settings: dict[str, Any], status: str = "") -> list[Finding]:
+def monitored(rows: Sequence[Row], settings: dict[str, Any], status: str = "") -> list[Finding]:
     """Return the monitors' findings in the rows (`as_numbers`), each rule once, the one that ended the run first."""
     own, group = settings.get("monitors"), settings.get("group_size")
     trained = any("eval/accuracy" not in row for row in rows)
@@ -246,40 +231,21 @@ def course_of(rows: Sequence[Row], settings: dict[str, Any], status: str = "") -
     word, _, ended_by = status.partition(":")
     n_steps = len({int(row.get("rollout_step") or 0) for row in rows})
     findings = []
-    for first, *others in replay_monitors(rows, own if isinstance(own, dict) else {}, size, limit):
-        rule, last = first.rule, (others or [first])[-1]
-        steps = list(dict.fromkeys(finding.step or 0 for finding in (first, *others)))
+    for found in replay_monitors(rows, own if isinstance(own, dict) else {}, size, limit):
+        first, last = found[0], found[-1]
+        steps = list(dict.fromkeys(finding.step or 0 for finding in found))
         evidence = [f"at step {steps[0]}"]
         if len(steps) > 1:
             evidence = [f"first at step {steps[0]}, in {len(steps)} steps: {few(spans(steps), 6)}"]
             if last.what != first.what:
                 evidence.append(f"at step {steps[-1]}: {last.what}")
-        if word == "diverged" and rule != ended_by:
+        if word == "diverged" and first.rule != ended_by:
             evidence.append(f"the run diverged ({ended_by}): this may follow from it")
-        monitor = MONITORS[monitor_of(rule)]
-        courses = [course for name in monitor.courses if len((course := course_in(rows, name)).points) > 1]
-        passing = rule in PASSING and longest_row(steps) < IN_A_ROW and len(steps) < n_steps / 2
-        findings.append(
-            replace(
-                first, problem=not passing, evidence=evidence, causes=monitor.causes, step=steps[0], courses=courses
-            )
-        )
+        in_a_row = max(len(list(group)) for _, group in groupby(enumerate(steps), lambda pair: pair[1] - pair[0]))
+        passing = first.rule in PASSING and in_a_row < IN_A_ROW and len(steps) < n_steps / 2
+        causes = MONITORS[monitor_of(first.rule)].causes
+        findings.append(replace(first, problem=not passing, evidence=evidence, causes=causes, step=steps[0]))
     return sorted(findings, key=lambda finding: finding.rule != ended_by)
-
-
-def longest_row(steps: Sequence[int]) -> int:
-    """Return the largest number of steps in a row.
-
-    >>> longest_row([1, 2, 3, 7, 8])
-    3
-    """
-    return max(len(list(group)) for _, group in groupby(enumerate(steps), lambda pair: pair[1] - pair[0]))
-
-
-def course_in(rows: Sequence[Row], metric: str) -> MetricCourse:
-    """Return the course of a metric in the rows."""
-    values = [(int(row.get("rollout_step") or 0), row.get(metric)) for row in rows]
-    return MetricCourse(metric, [(step, float(value)) for step, value in values if value is not None])
 
 
 def _settings(folder: RunFolder, broken: list[str]) -> dict[str, Any]:
@@ -293,11 +259,6 @@ def _settings(folder: RunFolder, broken: list[str]) -> dict[str, Any]:
         return {}
 
 
-BARS = "\N{LOWER ONE EIGHTH BLOCK}▂▃▄▅▆▇█"
-COLUMNS = 32  # of a sparkline
-INDENT = "  "
-
-
 def describe_health(name: str, health: Health, width: int) -> str:
     """Format the examination of one run."""
     problems = [finding for finding in health.findings if finding.problem]
@@ -308,46 +269,12 @@ def describe_health(name: str, health: Health, width: int) -> str:
         verdict += f"; what began first is {first.rule}, at step {first.step}"
     lines = [f"{name}: {health.state}. {verdict}."]
     for finding in health.findings:
-        lines += ["", *_finding_lines(finding, width)]
-    return "\n".join(folded(line, width, len(INDENT) if line[:2] in ("! ", "- ") else None) for line in lines)
-
-
-def _finding_lines(finding: Finding, width: int) -> Iterator[str]:
-    yield f"{'!' if finding.problem else '-'} {finding.rule}: {finding.what}"
-    rows = [("evidence", line) for line in finding.evidence]
-    rows += [("course", sparkline(course)) for course in finding.courses]
-    rows += [("causes", finding.causes), ("try", finding.cure)]
-    before = ""
-    for title, line in rows:
-        if line:
-            yield f"{INDENT}{title if title != before else '':<10}{line}"
-            before = title
-
-
-def sparkline(course: MetricCourse) -> str:
-    """Draw a course as a line of bars with its first and its last value.
-
-    >>> sparkline(MetricCourse("train/loss", [(1, 0.0), (2, 0.5), (3, 1.0)]))
-    'train/loss ▁▅█  0 at step 1, 1 at step 3'
-    """
-    values = bucketed([value for _, value in course.points], COLUMNS)
-    low, high = min(values), max(values)
-    bars = "".join(
-        BARS[round((len(BARS) - 1) * (value - low) / (high - low))] if high > low else BARS[0] for value in values
-    )
-    (first, begin), (last, end) = course.points[0], course.points[-1]
-    return f"{course.metric} {bars}  {begin:.3g} at step {first}, {end:.3g} at step {last}"
-
-
-def bucketed(values: Sequence[float], most: int) -> list[float]:
-    """Average neighbouring values, so that at most `most` are left.
-
-    >>> bucketed([1.0, 3.0, 5.0, 7.0], 2), bucketed([1.0], 2)
-    ([2.0, 6.0], [1.0])
-    """
-    n = min(len(values), most)
-    cuts = [round(k * len(values) / n) for k in range(n + 1)]
-    return [sum(values[a:b]) / (b - a) for a, b in pairwise(cuts)]
+        lines += ["", f"{'!' if finding.problem else '-'} {finding.rule}: {finding.what}"]
+        rows = [*(("evidence", line) for line in finding.evidence), ("causes", finding.causes), ("try", finding.cure)]
+        for place, (title, line) in enumerate(rows):
+            if line:
+                lines.append(f"  {title if place == 0 or title != 'evidence' else '':<10}{line}")
+    return "\n".join(folded(line, width, 2 if line[:2] in ("! ", "- ") else None) for line in lines)
 
 
 def add_arguments(parser: Parser) -> None:
@@ -369,8 +296,7 @@ def main(arguments: argparse.Namespace, console: Console) -> Answer:
             continue
         texts.append(describe_health(str(folder), health, console.width))
         findings = [asdict(finding) for finding in health.findings]
-        entry = {"run": str(folder), "stands": health.state, "healthy": health.healthy, "findings": findings}
-        figures.append(entry)
+        figures.append({"run": str(folder), "stands": health.state, "healthy": health.healthy, "findings": findings})
     texts += [f"! not read: {line}" for line in unread]
     ill = sum(not one["healthy"] for one in figures)
     if len(folders) > 1:
@@ -384,5 +310,4 @@ def _runs_of(folder: Path) -> list[Path]:
     """Return the folder of a run itself; of a sweep, those of its runs, also of runs without settings."""
     if not (runs := runs_in(folder)):
         return [folder]
-    unbegun = [path.parent for path in folder.glob(f"*/{STATUS}") if path.parent not in runs]
-    return sorted([*runs, *unbegun])
+    return sorted({*runs, *(path.parent for path in folder.glob(f"*/{STATUS}"))})

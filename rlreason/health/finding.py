@@ -8,14 +8,6 @@ from typing import Any, NamedTuple
 
 
 @dataclass(frozen=True, slots=True)
-class MetricCourse:
-    """The course of a metric: (step, value) in the order of the rows, finite values only."""
-
-    metric: str
-    points: Sequence[tuple[int, float]]
-
-
-@dataclass(frozen=True, slots=True)
 class Finding:
     """A problem or a note about a run: what a live run warns of, `health` lists and a report tabulates.
 
@@ -30,7 +22,6 @@ class Finding:
     evidence: Sequence[str] = ()  # steps, files, lines
     causes: str = ""  # the commonest causes, in a sentence
     step: int | None = None  # where it began
-    courses: Sequence[MetricCourse] = ()
 
     @property
     def sentence(self) -> str:
@@ -68,11 +59,11 @@ class Observation:
 
     def finite(self) -> "Observation":
         """Return the same without metrics that are not finite."""
-
-        def finite(metrics: Metrics) -> Metrics:
-            return {name: value for name, value in metrics.items() if math.isfinite(value)}
-
-        return replace(self, metrics=finite(self.metrics), updates=[finite(update) for update in self.updates])
+        metrics, *updates = (
+            {name: value for name, value in one.items() if math.isfinite(value)}
+            for one in (self.metrics, *self.updates)
+        )
+        return replace(self, metrics=metrics, updates=updates)
 
     def worst(self, name: str) -> float | None:
         """Return the largest value of a metric among the step's updates; None where none measured it."""
@@ -84,24 +75,11 @@ class Observation:
 
 
 class Monitor(NamedTuple):
-    """A rule on metrics. `causes`: the commonest ones, in a sentence. `diverges`: a run that it stops has diverged.
-
-    `courses`: the metrics whose course is drawn with the finding.
-    """
+    """A rule on metrics. `causes`: the commonest ones, in a sentence. `diverges`: a run that it stops has diverged."""
 
     look: Callable[[Observation], Finding | None]
     causes: str
-    courses: tuple[str, ...] = ()
     diverges: bool = False
-
-
-def exploded(now: float, usual: float, factor: float) -> bool:
-    """Return whether a value exceeds `factor` times its usual size: x > f * median(x before). False for nan.
-
-    >>> exploded(2.1, 0.1, 20), exploded(1.9, 0.1, 20)
-    (True, False)
-    """
-    return now > factor * usual
 
 
 def in_a_row(values: Sequence[float], holds: Callable[[float], bool]) -> int:

@@ -71,9 +71,7 @@ class Monitors:
             if on and (finding := monitor.look(seen if name == "nan" else numbers)):
                 self._record(step, name, finding, monitor.diverges)
         for name in REMEMBERED:
-            value = numbers.worst(name)
-            if value is None:  # measured once for the whole step
-                value = numbers.metrics.get(name)
+            value = numbers.worst(name) if numbers.worst(name) is not None else numbers.metrics.get(name)
             if value is not None:
                 first, *more = [*self.history[name], value]
                 self.history[name] = [first, *more[-WINDOW:]]
@@ -153,22 +151,19 @@ class Event(NamedTuple):
 def events_of(rows: Sequence[Row]) -> Iterator[Event]:
     """Yield the steps and evaluations in the order in which they ended; a step ends with the last row of its number."""
     plain = [{name: math.nan if v is None else v for name, v in row.items()} for row in rows]
-    last = {_step(row): n for n, row in enumerate(plain) if "eval/accuracy" not in row}
+    steps = [int(step) if math.isfinite(step := row.get("rollout_step", 0.0)) else 0 for row in plain]
+    last = {step: n for n, (step, row) in enumerate(zip(steps, plain, strict=True)) if "eval/accuracy" not in row}
     updates: list[dict[str, float]] = []
-    for n, row in enumerate(plain):
-        step = _step(row)
+    for n, (step, row) in enumerate(zip(steps, plain, strict=True)):
         if "eval/accuracy" in row:
             yield Event(step, row, [row], True)
             continue
         updates.append(row)
         if last[step] == n:
-            yield Event(step, _whole(updates), updates, False)
+            names = dict.fromkeys(name for update in updates for name in update)
+            whole = {name: [update[name] for update in updates if name in update] for name in names}
+            yield Event(step, {name: sum(v) / len(v) for name, v in whole.items()}, updates, False)
             updates = []
-
-
-def _step(row: Mapping[str, float]) -> int:
-    step = row.get("rollout_step", 0.0)
-    return int(step) if math.isfinite(step) else 0
 
 
 def as_numbers(rows: Sequence[Row]) -> list[dict[str, float | None]]:
@@ -180,36 +175,25 @@ def as_numbers(rows: Sequence[Row]) -> list[dict[str, float | None]]:
     return [{name: None if v is None or not abs(v) <= LARGEST else float(v) for name, v in row.items()} for row in rows]
 
 
-def steps_done(rows: Sequence[Row]) -> int:
-    """Return the largest step of the rows (`as_numbers`); 0 without any."""
-    return max((int(row.get("rollout_step") or 0) for row in rows), default=0)
-
-
-def _whole(updates: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Return the metrics of a step: means over its updates; those of the samples are in one row only.
-
-    >>> _whole([{"train/loss": 1.0, "reward/mean": 0.5}, {"train/loss": 2.0}])
-    {'train/loss': 1.5, 'reward/mean': 0.5}
-    """
-    named: dict[str, list[float]] = {}
-    for row in updates:
-        for name, value in row.items():
-            named.setdefault(name, []).append(value)
-    return {name: sum(values) / len(values) for name, values in named.items()}
-
-
 def replay_monitors(
-    rows: Sequence[Row], settings: Mapping[str, Any] | None = None, group_size: int = 8, eval_limit: str = ""
+    rows: Sequence[Row], settings: Mapping[str, Any], group_size: int = 8, eval_limit: str = ""
 ) -> list[list[Finding]]:
     """Return the monitors' findings in these rows: those of a rule together, by its first step.
 
-    `settings`: the run's own thresholds, where known; `eval_limit` as in `Monitors`. A rule that stopped the run does
-    not stop the replay.
+    Every monitor warns, with the run's own thresholds of `settings` where they are numbers; a rule that stopped the run
+    does not stop the replay. `eval_limit` as in `Monitors`.
     """
     events = list(events_of(rows))
     trained = any(not event.evaluates for event in events)
+    own: dict[str, Any] = {
+        f.name: value
+        for f in fields(MonitorsConfig)
+        if isinstance(value := settings.get(f.name), int | float) and type(value) is not bool and math.isfinite(value)
+    }
+    own |= {name: "warn" for name in MODES if name not in OF_SWEEPS}
+    own |= {"parity": "correct"} if settings.get("parity") == "correct" else {}
     by_rule: dict[str, list[Finding]] = {}
-    monitors = Monitors(group_size, lambda line: None, _all_on(settings or {}), eval_limit, steps=trained)
+    monitors = Monitors(group_size, lambda line: None, MonitorsConfig(**own), eval_limit, steps=trained)
     monitors.on_finding = lambda finding: by_rule.setdefault(finding.rule, []).append(finding)
     evaluations: list[dict[str, float]] = []
     for event in events:
@@ -220,17 +204,3 @@ def replay_monitors(
             evaluations.append(event.metrics)
             monitors.check(step, {}, evaluations=evaluations)
     return list(by_rule.values())
-
-
-def _all_on(settings: Mapping[str, Any]) -> MonitorsConfig:
-    """Return the run's thresholds, where readable, with every monitor set to warn."""
-    plain = MonitorsConfig()
-    usable = {
-        f.name: value
-        for f in fields(MonitorsConfig)
-        if isinstance(value := settings.get(f.name), int | float) and type(value) is not bool and math.isfinite(value)
-    }
-    modes = {name: "warn" for name in MODES if name not in OF_SWEEPS}
-    if settings.get("parity") == "correct":
-        modes["parity"] = "correct"
-    return MonitorsConfig(**{f.name: getattr(plain, f.name) for f in fields(plain)} | usable | modes)
