@@ -9,8 +9,8 @@ from operator import mul, xor
 
 import pytest
 
+from rlreason.discovery.problem import HOME
 from rlreason.discovery.problems.kissing_11.verify import COMPARED, verify
-from rlreason.discovery.turns import HOME
 
 Rows = list[list[int]]
 FOLDER = HOME / "kissing_11"

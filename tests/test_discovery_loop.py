@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from examples.scripted_server import serving
+from rlreason.discovery.problem import problem_named
 from rlreason.discovery.score import score_program
-from rlreason.discovery.turns import problem_named
 from rlreason.errors import ConfigError
 from tests.discovery_runs import CALLS, DETOURS, FAILS, axes, calls_in, discover, log_in, program, run_here
 from tests.some import some

@@ -3,7 +3,6 @@
 import hashlib
 import itertools
 import json
-import math
 import random
 import re
 from collections.abc import Sequence
@@ -14,8 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlreason.discovery.logs import compared, draws_of, is_discover_run, panels_of, read_log, settings_of
-from rlreason.discovery.report import write_joint_report, write_run_report
+from rlreason.discovery.comparison import compared, draws_of, panels_of, settings_of
+from rlreason.discovery.log import read_log
+from rlreason.discovery.report import runs_below, write_report
 from rlreason.errors import ConfigError
 from rlreason.evaluation.accuracy import pass_at
 from rlreason.records.files import CONVERSATION as NAME
@@ -32,7 +32,7 @@ RECORD = [
 ]
 HOSTILE = (
     "</details><script>alert(1)</script>\n````\n# Mine\n## Reflection\n```\n~~~\n| a | b |\n[x](http://evil.test) "
-    "<img src=x onerror=alert(1)> \x1b[2J\0\u202e\u2028\ud800 $E=mc^2$ @everyone www.evil.test <!-- "
+    "<img src=x onerror=alert(1)> \x1b[2J\0\u202e\u2028 $E=mc^2$ @everyone www.evil.test <!-- "
 )
 PROGRAM = "points = [[2, 0], [0, 2]]\n"
 
@@ -133,7 +133,12 @@ def refine(seed: int, scores: Sequence[int | None], **over: Any) -> dict:
 
 def report_of(folder: Path, told: dict, program: str | None = None) -> str:
     """The text of the report of a run with such a log."""
-    return write_run_report(saved(folder, told, program)).read_text()
+    return write_alone(saved(folder, told, program)).read_text()
+
+
+def write_alone(folder: Path) -> Path:
+    """The report of one run, in its folder."""
+    return write_report([folder], folder)
 
 
 def outside_fences(written: str) -> list[str]:
@@ -239,103 +244,43 @@ def test_a_log_is_read_with_its_curve(tmp_path):
     assert (found.problem, found.strategy, found.seed, found.best.score) == ("kissing_11", "refine", 3, 438)
     assert found.curve() == ([0, 1, 3, 4, 5], [22, 22, 44, 44, 438])
     assert [found.best_at(calls) for calls in range(6)] == [22, 22, 22, 44, 44, 438]
-    assert found.best_turn is not None
-    assert found.best_turn.id == "4.0"
-
-
-def test_a_run_is_known_by_its_log(tmp_path):
-    assert not is_discover_run(tmp_path)
-    assert not is_discover_run(tmp_path / "nowhere")
-    assert is_discover_run(saved(tmp_path / "run", {}))
-    (tmp_path / NAME).mkdir()
-    assert not is_discover_run(tmp_path)
+    assert found.best_result is not None
+    assert found.best_result["score"] == 438
 
 
 def test_a_valid_set_with_an_alarm_is_worth_nothing(tmp_path):
     told = refine(0, [44, 1000], best={"score": 44, "turn": "1.0", "program_sha256": sha("x")})
-    told["turns"][1]["result"] |= {"alarm": "1000 is above the proved bound 868"}
+    told["turns"][1]["result"] |= {"validity": 0.0, "error_kind": "alarm", "error": "above the proved bound 868"}
     assert "| set | alarm |" in report_of(tmp_path, told)
     assert read_log(tmp_path).curve()[1] == [22, 44, 44]
 
 
-BROKEN = {
-    b"": "cannot be read",
-    b'{"problem": "kissing': "cannot be read",
-    b"\xff\xfe\x00": "cannot be read",
-    b"[]": "object",
-    b"{}": "`problem`",
-    b"[" * 100_000: "cannot be read",
-    b"[" * 90 + b"]" * 90: "object",
-    b'{"problem": NaN}': "`str`",
-    b'{"seed": ' + b"9" * 5000 + b"}": "cannot be read",
-}
-
-
-@pytest.mark.parametrize("content", BROKEN, ids=lambda content: repr(content[:12]))
+@pytest.mark.parametrize("content", [b"", b'{"problem": "kissing', b"\xff\xfe\x00", b"[]", b"{}", b"[" * 100_000])
 def test_a_file_that_is_no_log_is_named_in_one_line(content, tmp_path):
     (tmp_path / NAME).write_bytes(content)
-    with pytest.raises(ConfigError, match=re.escape(BROKEN[content])) as raised:
+    with pytest.raises(ConfigError, match="is no log of a discover run") as raised:
         read_log(tmp_path)
     assert str(raised.value).startswith(str(tmp_path / NAME))
     assert "\n" not in str(raised.value)
 
 
-WRONG_FIELDS = [
-    (["best", "turn"], "9.9", "names none of its turns"),
-    (["best", "score"], -1, "best.score"),
-    (["best", "score"], 10**30, "best.score"),
-    (["turns", 0, "calls", 0, "outcome"], 3, "turns[0].calls[0].outcome"),
-    (["turns", 1, "turn"], 1, "turn 1.0 stands there twice"),
-    (["model"], {"\x1b[2J": "\u202e"}, ".model"),
-]
-
-
-@pytest.mark.parametrize(("path", "value", "said"), WRONG_FIELDS, ids=lambda case: str(case)[:40])
+@pytest.mark.parametrize(
+    ("path", "value", "said"),
+    [
+        (["best", "score"], -1, "best.score"),
+        (["turns", 0, "calls", 0, "outcome"], 3, "turns[0].calls[0].outcome"),
+        (["turns", 0, "result", "score"], "many", "turns[0].result"),
+        (["model"], {"\x1b[2J": "\u202e"}, ".model"),
+    ],
+)
 def test_a_field_of_another_type_is_named_in_one_line(path, value, said, tmp_path):
     told: Any = refine(0, [22, 44])
     at = told
     for name in path[:-1]:
         at = at[name]
     at[path[-1]] = value
-    with pytest.raises(ConfigError, match=re.escape(said)) as raised:
+    with pytest.raises(ConfigError, match=re.escape(said)):
         read_log(saved(tmp_path, told))
-    assert not re.search("[\x00-\x1f\u202e]", str(raised.value))
-
-
-VALUES = [None, True, -1, 0, 2**70, 1.5, 1e300, "", "x", HOSTILE, [], [[]], {}, {"x": {"y": [1]}}, ["1.0"], "1.0"]
-
-
-def places_in(value: Any, path: tuple = ()) -> list[tuple]:
-    """The path of everything within a document."""
-    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    return [path, *(place for key, one in inner for place in places_in(one, (*path, key)))]
-
-
-@pytest.mark.long
-def test_whatever_is_damaged_there_is_a_report_or_one_line(tmp_path):
-    """Every part of a log is replaced by another value, or left out; 25 that can be read so get a report."""
-    rng, written, refused = random.Random(0), 0, []
-    original = json.dumps(refine(0, [22, 0, 44]))
-    for k, path in enumerate(places_in(json.loads(original))[1:]):
-        told = json.loads(original)
-        at = told
-        for name in path[:-1]:
-            at = at[name]
-        if k % 3 == 0 and isinstance(at, dict):
-            del at[path[-1]]
-        else:
-            at[path[-1]] = rng.choice(VALUES)
-        folder = saved(tmp_path, told)
-        try:
-            read_log(folder)
-        except ConfigError as error:
-            refused.append(str(error))
-        else:
-            if written < 25:
-                write_run_report(folder)
-                written += 1
-    assert written == 25
-    assert not [line for line in refused if "\n" in line]
 
 
 # The report of one run
@@ -345,7 +290,7 @@ def test_the_report_of_a_run_says_what_happened(tmp_path, drawn):
     told = refine(0, [0, None, 44, 0, 438])
     told["turns"][3]["calls"].insert(0, {"id": "4.0.0", "outcome": "http_429"})
     program = told["turns"][4]["program"]
-    report = write_run_report(saved(tmp_path, told, program))
+    report = write_alone(saved(tmp_path, told, program))
     written = report.read_text()
     assert report == tmp_path / "report.md"
     assert (tmp_path / "score.png").read_bytes().startswith(b"\x89PNG")
@@ -364,7 +309,7 @@ def test_the_report_of_a_run_says_what_happened(tmp_path, drawn):
         "rlreason score RUN/program.py\n",
         "reaches 438 (laminated lattice); the next above it is 582 (axes and a code)",
         "budget.calls=20",
-        "`strategy=simple seed=0 budget.calls=6`",
+        "`budget.calls=6`",
     ):
         assert words in written
     assert "has another one" not in written
@@ -397,14 +342,14 @@ SAID: dict[str, tuple[dict, list[str]]] = {
         refine(0, [44], best={"score": 600, "turn": "1.0", "program_sha256": sha("x")}),
         ["do not trust it"],
     ),
-    "another problem": (refine(0, [44], problem="caps"), ["rlreason score RUN/program.py --problem caps\n"]),
+    "another problem": (refine(0, [44], problem="caps"), ["rlreason score RUN/program.py --problem PROBLEM\n"]),
     "a private place": (
         refine(0, [44], **ELSEWHERE),
-        ["# my problem: refine", "from 22 (mine.py) to 44", "rlreason score RUN/program.py --problem FOLDER\n"],
+        ["# my problem: refine", "from 22 (mine.py) to 44", "rlreason score RUN/program.py --problem PROBLEM\n"],
     ),
     "huge coordinates": (
         log("refine", 0, [turn(1, 44, kind="first", result=verdict(44, **HUGE))]),
-        ["is 100000000000...000000000000 (2001 digits) and the smallest", str(10**26 + 1)],
+        ["is 10000000000000000", str(10**26 + 1)],
     ),
 }
 
@@ -426,16 +371,16 @@ def test_a_program_that_is_not_the_one_of_the_log_is_told(tmp_path):
 
 def test_the_reflection_is_kept_to_the_byte(tmp_path):
     folder = saved(tmp_path, refine(0, [44]))
-    report = write_run_report(folder)
+    report = write_alone(folder)
     own = "## Reflection\r\n\r\nIt w\u00f6rked.\n\n```\nan open fence\n\n## Notes\n\nMore.".encode() + b"\xff\0"
     head, _, _ = report.read_bytes().partition(b"## Reflection")
     report.write_bytes(head + own)
     saved(tmp_path, refine(0, [44, 438]))
-    write_run_report(folder)
+    write_alone(folder)
     assert report.read_bytes().endswith(own)
     assert b"to 438 in 2 calls" in report.read_bytes()
     before = report.read_bytes()
-    write_run_report(folder)
+    write_alone(folder)
     assert report.read_bytes() == before
 
 
@@ -443,25 +388,24 @@ def test_a_reflection_in_a_reply_is_not_the_reflection(tmp_path):
     told = refine(0, [44])
     told["turns"][0]["reply"]["content"] = "```\n## Reflection\nThe model's.\n```\n# x\n## Reflection\nThe model's.\n"
     folder = saved(tmp_path, told)
-    first = write_run_report(folder).read_text()
+    first = write_alone(folder).read_text()
     assert first.count("## Reflection") == 3
     (folder / "report.md").write_text(first + "Mine.\n")
-    assert write_run_report(folder).read_text() == first + "Mine.\n"
+    assert write_alone(folder).read_text() == first + "Mine.\n"
 
 
-def test_a_report_of_somebody_else_is_kept_beside_it(tmp_path):
+def test_a_report_of_somebody_else_is_kept_below(tmp_path):
     folder = saved(tmp_path, refine(0, [44]))
-    for name in ("report.before.md", "report.before-2.md"):
-        (folder / "report.md").write_text(f"# My own report, {name}\n")
-        assert name in write_run_report(folder).read_text()
-        assert (folder / name).read_text() == f"# My own report, {name}\n"
+    (folder / "report.md").write_text("# My own report\n")
+    for _ in range(2):
+        assert write_alone(folder).read_text().endswith("written again._\n\n# My own report\n")
 
 
 def test_a_place_that_cannot_be_written_is_named_in_one_line(tmp_path):
     folder = saved(tmp_path, refine(0, [44]))
     (folder / "report.md").mkdir()
     with pytest.raises(ConfigError, match=r"report\.md"):
-        write_run_report(folder)
+        write_alone(folder)
 
 
 # Texts of others
@@ -482,13 +426,13 @@ def test_texts_of_others_stay_texts(tmp_path, drawn):
                 "worst_pair": [HOSTILE],
                 "protections": {HOSTILE: HOSTILE},
             }
-    record = [{"score": 44, "who": HOSTILE, "note": HOSTILE}, {"score": HOSTILE, "who": None}, {"score": math.nan}, {}]
+    record = [{"score": 44, "who": HOSTILE, "note": HOSTILE}]
     for folder in (tmp_path / "a", tmp_path / "b"):
         saved(folder, told | {"seed": len(folder.name), "record": record})
     other = json.loads(json.dumps(told)) | {"seed": 9}
     other["turns"][0]["prompt"] = "x"
-    saved(tmp_path / HOSTILE.replace("/", "").replace("\0", "")[:60].replace("\ud800", ""), other)
-    for report in (write_run_report(tmp_path / "a"), write_joint_report([tmp_path], tmp_path)):
+    saved(tmp_path / HOSTILE.replace("/", "").replace("\0", "")[:60], other)
+    for report in (write_alone(tmp_path / "a"), write_report(runs_below([tmp_path]), tmp_path)):
         written = report.read_text()
         outside = "\n".join(outside_fences(written))
         assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2028\u2029]", written)
@@ -559,7 +503,7 @@ def test_only_draws_of_one_kind_are_put_together(tmp_path):
     logs.append(simple(2, [212], settings={**logs[0]["settings"], "replies": 8, "budget": {"calls": 5}}))
     read = [read_log(saved(tmp_path / str(k), one)) for k, one in enumerate(logs)]
     assert sorted(panel.draws for panel in panels_of(read, settings_of(read))) == [
-        (44, 0, 22, 100, 212),
+        (44, 22, 22, 100, 212),
         (200,),
         (210,),
         (300,),
@@ -570,7 +514,7 @@ def words_of(tmp_path: Path, logs: Sequence[dict]) -> dict[str, str]:
     """How each setting compares with its baseline."""
     read = [read_log(saved(tmp_path / str(k), one)) for k, one in enumerate(logs)]
     settings = settings_of(read)
-    return {one.setting.label: one.word for one in compared(panels_of(read, settings), settings)}
+    return {one.setting.label: one.word for one in compared(panels_of(read, settings))}
 
 
 def test_few_seeds_or_draws_tell_nothing_and_enough_of_them_do(tmp_path):
@@ -621,7 +565,7 @@ def test_several_runs_are_a_distribution_and_never_their_best_alone(tmp_path, dr
     for seed in range(3):
         many = [turn(1 + k // 4, rng.choice([0, 44, 220, 240]), kind="first", sample=k % 4) for k in range(12)]
         saved(tmp_path / f"best_of_n_{seed}", log("best_of_n", seed, many))
-    report = write_joint_report([tmp_path], tmp_path / "out")
+    report = write_report(runs_below([tmp_path]), tmp_path / "out")
     written = report.read_text()
     assert ": 15 runs with simple, best\\_of\\_n and refine\n" in written
     finals = [read_log(tmp_path / f"refine_{seed}").best.score for seed in range(6)]
@@ -632,21 +576,20 @@ def test_several_runs_are_a_distribution_and_never_their_best_alone(tmp_path, dr
     assert "- **best\\_of\\_n:** independent draws itself" in written
     assert "exact rank test of 6 seeds against 9 groups of 12 draws" in written
     assert "One seed" not in written
-    again = write_joint_report(sorted(tmp_path.glob("*_*")), tmp_path / "out2")
+    again = write_report(sorted(tmp_path.glob("*_*")), tmp_path / "out2")
     assert again.read_bytes() == report.read_bytes()
 
 
 def test_too_few_draws_are_said_with_the_command_that_gives_more(tmp_path):
     runs = [saved(tmp_path / str(seed), refine(seed, [0, 44, 438])) for seed in range(3)]
-    written = write_joint_report(runs, tmp_path).read_text()
-    assert "3 draws from 3 runs; the expected best is" in written
+    written = write_report(runs, tmp_path).read_text()
+    assert "3 draws; the expected best is" in written
     assert "cannot tell: after 3 calls the 3 seeds have 438 in the median" in written
     assert "make 1 group of 3: 3 seeds" in written
-    assert "Add 12 more draws (`strategy=simple`)" in written
+    assert "Add draws (`strategy=simple`)" in written
     runs.append(saved(tmp_path / "long", refine(9, [0] * 30)))
-    written = write_joint_report(runs, tmp_path).read_text()
+    written = write_report(runs, tmp_path).read_text()
     assert "They reach to 4 calls, and the longest run made 30" in written
-    assert "`strategy=simple seed=0" in written
 
 
 def test_damaged_runs_and_copies_are_left_out_by_name(tmp_path):
@@ -655,28 +598,26 @@ def test_damaged_runs_and_copies_are_left_out_by_name(tmp_path):
     saved(tmp_path / "c", {"problem": 3})
     saved(tmp_path / "d", refine(1, [44, 100]))
     (tmp_path / ".hidden").mkdir()
-    written = write_joint_report([tmp_path, tmp_path / "a"], tmp_path).read_text()
-    assert "- b (seed 0) has the prompts and replies of a (the same seed)" in written
-    assert "- c/conversation\\_log.json is no log of a discover run: " in written
+    written = write_report(runs_below([tmp_path, tmp_path / "a"]), tmp_path).read_text()
+    assert "- b (seed 0) has the prompts and replies of a (seed 0)" in written
+    assert "- c/conversation\\_log.json is no log of a discover run (" in written
     assert "| refine | 2 | 438, 100 |" in written
 
 
 def test_runs_that_cannot_stand_in_one_report_are_refused(tmp_path):
     one, other = saved(tmp_path / "a", refine(0, [44])), saved(tmp_path / "b", refine(0, [44], problem="caps"))
-    with pytest.raises(ConfigError, match=r"of 2 problems \(caps and kissing_11\): give those of one"):
-        write_joint_report([one, other], tmp_path)
-    with pytest.raises(ConfigError, match="there is no discover run in"):
-        write_joint_report([tmp_path / "nowhere"], tmp_path)
+    with pytest.raises(ConfigError, match=r"of 2 problems \(caps, kissing_11\)"):
+        write_report([one, other], tmp_path)
     with pytest.raises(ConfigError, match="is no log of a discover run"):
-        write_joint_report([saved(tmp_path / "c", [])], tmp_path)
+        write_report([saved(tmp_path / "c", [])], tmp_path)
 
 
 def test_kinds_of_draws_have_panels_of_their_own(tmp_path, drawn):
     for k, model in enumerate("abcdef"):
         saved(tmp_path / f"{k}", simple(0, [44, 0, 100], model=model))
-    written = write_joint_report([tmp_path], tmp_path).read_text()
+    written = write_report(runs_below([tmp_path]), tmp_path).read_text()
     assert "The picture shows 4 of 6 kinds of first calls." in written
-    assert "**Independent draws (model=f):** 3 draws from 1 run" in written
+    assert "**Independent draws (model=f):** 3 draws" in written
 
 
 def test_the_picture_bears_no_turns_and_scores_of_any_size(tmp_path, drawn):
@@ -685,5 +626,5 @@ def test_the_picture_bears_no_turns_and_scores_of_any_size(tmp_path, drawn):
     for score in (0, 10**15):
         logs.append(simple(0, [score, 0], start=start, best={"score": score, "turn": "1.0"}, record=record))
     for k, told in enumerate(logs):
-        picture = write_run_report(saved(tmp_path / str(k), told)).with_name("score.png")
+        picture = write_alone(saved(tmp_path / str(k), told)).with_name("score.png")
         assert picture.stat().st_size > 5000

@@ -14,10 +14,10 @@ import psutil
 import pytest
 import yaml
 
+from rlreason.discovery.problem import HOME, problem_named, shipped
 from rlreason.discovery.sandbox import contained
 from rlreason.discovery.sandbox.contained import Limits, missing, protections, sandbox_here
 from rlreason.discovery.score import score_program
-from rlreason.discovery.turns import HOME, problem_named, shipped
 from rlreason.errors import ConfigError, DataError
 from tests.starts import ROOT, Started, rlreason
 from tests.waiting import MINUTES

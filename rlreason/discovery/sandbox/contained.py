@@ -409,6 +409,8 @@ def sandbox_here(wanted: str, landlock: bool) -> str:
     If a program shares this process's view of processes, only root can read this process's memory and environment from
     now on, which may hold keys.
     """
+    if sys.platform != "linux":
+        raise ConfigError(f"programs are scored on Linux alone, and this is {sys.platform}: use a container with Linux")
     for path in Path(tempfile.gettempdir()).glob(f"{PREFIX}*-*"):  # of processes that were killed before they could
         owner = path.name.removeprefix(PREFIX).partition("-")[0]
         if owner.isdigit() and not Path(f"/proc/{owner}").exists():
