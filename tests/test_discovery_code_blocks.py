@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlreason.discovery.client import PARSED_CHARS, program_in
+from rlreason.discovery.client import program_in
 
 RUN = "def run_code():\n    return [[2]]\n"
 OLD = "def run_code():\n    return [[1]]\n"
@@ -152,12 +152,6 @@ def test_hostile_replies_take_time_in_proportion_to_their_length(hostile):
     began = time.process_time()
     assert program_in(f"{hostile}\n\n```````\n\n~~~~~~~\n") is not False
     assert time.process_time() - began < 3
-
-
-def test_a_program_of_any_size_is_found():
-    large = f"points = [{'[1, 2, 3], ' * (PARSED_CHARS // 10)}]\n"
-    assert len(large) > PARSED_CHARS
-    assert program_in(fenced(HELPER) + fenced(large)) == large
 
 
 def test_reading_a_program_changes_no_filters_of_warnings(recwarn):

@@ -413,7 +413,7 @@ def test_a_place_that_cannot_be_written_is_named_in_one_line(tmp_path):
 
 def test_texts_of_others_stay_texts(tmp_path, drawn):
     told = refine(0, [0, 44, None, 438], model=HOSTILE, title=HOSTILE, unit=HOSTILE, ended=HOSTILE, system=HOSTILE)
-    told["start"]["program"] = told["first_prompt"] = told["strategy"] = HOSTILE
+    told["start"]["program"] = told["first_prompt"] = HOSTILE
     told["settings"] |= {HOSTILE: HOSTILE, "budget": {HOSTILE: HOSTILE}}
     for one in told["turns"]:
         one["prompt"] = one["prompt_kind"] = HOSTILE

@@ -29,13 +29,11 @@ class Asker:
 
     def __init__(
         self, run: DiscoverConfig, client: Client, journal: Journal, spending: Spending,
-        score: Callable[[str], dict[str, Any]], on_score: Callable[[Turn], object],
+        score: Callable[[str], dict[str, Any]],
     ) -> None:  # fmt: skip
-        """`score`: scores a program's source, called in other threads, `score.workers` at a time. `on_score`: called
-        with every turn that was scored.
-        """
+        """`score`: scores a program's source, called in other threads, `score.workers` at a time."""
         self.run, self.client, self.journal, self.spending = run, client, journal, spending
-        self._score, self.on_score = score, on_score
+        self._score = score
         self.ended = ""  # which budget allows no more
         self._messages: Messages = []
         self._last: dict[str, Answer] = {}  # by the id of a turn
@@ -44,8 +42,8 @@ class Asker:
         self._earlier = set(journal.asks)  # requests of earlier parts
         self._workers = ThreadPoolExecutor(run.score.workers, "score")
 
-    def ask(self, messages: Messages, turns: list[Turn]) -> None:
-        """Get a reply for each of the turns, and its score; at a budget's end some or all of them stay empty.
+    def ask(self, messages: Messages, turns: list[Turn]) -> list[Turn]:
+        """Get a reply for each of the turns, and its score; return those that a call was made for.
 
         `ConfigError` if the server refuses the messages, or answered none of them: the run can be resumed.
         """
@@ -76,6 +74,7 @@ class Asker:
         made = [turn for turn in turns if turn.calls]
         if made and not (self.ended or is_answered) and all(_not_received(turn.calls[-1].outcome) for turn in made):
             raise ConfigError(self._refusal(made[0]))
+        return made
 
     def _refusal(self, turn: Turn) -> str:
         return self.client.refusal(self._last.get(turn.id) or Answer("connection"))
@@ -181,7 +180,6 @@ class Asker:
             self.journal.write(Scored(of=turn.id, result=result))
         turn.program_sha256 = result["program_sha256"]
         turn.result = without_measurements(result)
-        self.on_score(turn)
 
 
 def _next_id(turn: Turn) -> str:

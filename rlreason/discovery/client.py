@@ -326,7 +326,6 @@ _DEFINED = re.compile(
     r"^(?:[ \t]*(?:async )?def (?:run_code|get_centers)\b|(?:run_code|get_centers|points)[ \t]*(?::[^=\n]*)?=(?!=))",
     re.MULTILINE,
 )
-PARSED_BLOCKS, PARSED_CHARS = 100, 300_000  # whose syntax is looked at: that takes 1,000 times the memory
 
 
 def program_in(content: str) -> str | None:
@@ -342,7 +341,7 @@ def program_in(content: str) -> str | None:
     True
     """
     python = None
-    for block in list(_blocks(content))[: -PARSED_BLOCKS - 1 : -1]:
+    for block in reversed(list(_blocks(content))):
         names = _module_names(block)
         if names is None:
             if _DEFINED.search(block):
@@ -376,8 +375,6 @@ def _blocks(content: str) -> Iterator[str]:
 
 def _module_names(program: str) -> tuple[set[str], set[str]] | None:
     """Return the names that a program defines at its top, and those that it uses anywhere; None if it is no Python."""
-    if len(program) > PARSED_CHARS:
-        return None
     with warnings.catch_warnings(), suppress(SyntaxError, ValueError, RecursionError, MemoryError):
         warnings.simplefilter("ignore")  # about texts of others: invalid escapes and the like
         tables = [symtable.symtable(program, "program.py", "exec")]

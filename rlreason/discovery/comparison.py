@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from rlreason.config.leaves import flat, typed_word
-from rlreason.discovery.log import Call, Log, Turn
+from rlreason.discovery.log import Log, Turn
 from rlreason.runtime.differences import LEVEL, holm
 from rlreason.runtime.intervals import best_of_curve, best_of_interval, mean_interval, rank_sum_p, smallest_p
 from rlreason.runtime.text import shorten
@@ -29,16 +29,6 @@ class SeedGroup:
     logs: tuple[Log, ...]  # by seed
 
     @property
-    def strategy(self) -> str:
-        """Return the strategy of all of them."""
-        return self.logs[0].strategy
-
-    @property
-    def finals(self) -> list[int]:
-        """Return the best score of each."""
-        return [log.best.score for log in self.logs]
-
-    @property
     def ended(self) -> list[Log]:
         """Return those that have ended; all of them if none has."""
         return [log for log in self.logs if log.ended is not None] or list(self.logs)
@@ -49,11 +39,6 @@ class SeedGroup:
         return [turn for log in self.logs for turn in log.turns]
 
     @property
-    def calls(self) -> list[Call]:
-        """Return the requests of all of them."""
-        return [call for turn in self.turns for call in turn.calls]
-
-    @property
     def overrides(self) -> list[str]:
         """Return their settings as they are typed, without unset budgets."""
         settings = flat(self.logs[0].settings).items()
@@ -62,9 +47,8 @@ class SeedGroup:
     @property
     def mean(self) -> tuple[float, float, float] | None:
         """Return mean, low and high of the final scores over seeds; None if the seeds are too few or all alike."""
-        if len(self.logs) < FEWEST_FOR_MEAN or len(set(self.finals)) == 1:
-            return None
-        return mean_interval(self.finals)
+        finals = [log.best.score for log in self.logs]
+        return mean_interval(finals) if len(finals) >= FEWEST_FOR_MEAN and len(set(finals)) > 1 else None
 
 
 def facts_of(log: Log) -> Facts:
@@ -89,8 +73,7 @@ def settings_of(logs: Sequence[Log]) -> list[SeedGroup]:
         labels.append(", ".join([log.strategy, *differing(facts_of(log), alike)]))
     labels = [label if labels.count(label) == 1 else f"{label} ({k + 1})" for k, label in enumerate(labels)]
     settings = [SeedGroup(label, tuple(group)) for label, group in zip(labels, groups.values(), strict=True)]
-    places = {strategy: place for place, strategy in enumerate(ORDER)}
-    return sorted(settings, key=lambda one: (places.get(one.strategy, len(ORDER)), one.label))
+    return sorted(settings, key=lambda one: (ORDER.index(one.logs[0].strategy), one.label))
 
 
 def differing(own: Facts, others: Sequence[Facts]) -> list[str]:
@@ -137,19 +120,9 @@ class Panel:
     draws: tuple[int, ...]  # the score of each, in the order of runs and turns; the start's, if that is larger
 
     @property
-    def start(self) -> int:
-        """Return the score of the program that the runs began with."""
-        return self.settings[0].logs[0].start.score
-
-    @property
-    def logs(self) -> list[Log]:
-        """Return the runs of all its settings."""
-        return [log for setting in self.settings for log in setting.logs]
-
-    @property
     def longest(self) -> int:
         """Return how many calls the longest run made."""
-        return max(log.calls for log in self.logs)
+        return max(log.calls for setting in self.settings for log in setting.logs)
 
     @property
     def ks(self) -> list[int]:

@@ -9,7 +9,6 @@ A resumed run walks through the same turns again: what the journal knows is neit
 
 import threading
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -125,10 +124,9 @@ class Discovery:
         self.begin = journal.begin
         self.log = self._first_log()
         self.source = self.begin.start.source  # of the best program
-        self.score_on_disk = max([self.log.best.score, *(result["score"] for result in journal.scores.values())])
         self.earlier_turns = journal.last_turn  # the last of these may not be complete
         self.spending = Spending(run)
-        self.asker = Asker(run, client, journal, self.spending, self.score, self.save_if_better)
+        self.asker = Asker(run, client, journal, self.spending, self.score)
 
     def score(self, source: str) -> dict[str, Any]:
         """Score a program, until the run stops or its hours are spent."""
@@ -194,11 +192,10 @@ class Discovery:
     def announce(self) -> None:
         """Print where requests go, and how programs are contained."""
         run, say, limits, folder = self.run, self.console.say, self.limits, self.records.folder
-        several = f", {run.side_by_side} replies at a time" if run.side_by_side > 1 else ""
-        active = protections_text(protections(limits), briefly=True)
         say(f"problem    {self.problem.title}: begins with {self.log.best.score} {self.problem.unit}")
-        say(f"asks       {self.begin.model}, {run.strategy}{several}; at most {run.most_spent}")
-        say(f"programs   {duration(limits.timeout_s)} and {limits.memory_mb} MB each; held back by {active}")
+        say(f"asks       {self.begin.model}, {run.strategy}; at most {run.most_spent}")
+        say(f"programs   {duration(limits.timeout_s)} and {limits.memory_mb} MB each")
+        say(f"held back  by {protections_text(protections(limits))}")
         if self.earlier_turns:
             calls = len(self.journal.asks)
             say(f"goes on    in turn {self.earlier_turns}, after {calls} calls, none of which is repeated")
@@ -211,9 +208,11 @@ class Discovery:
         while not self.asker.ended:
             number += 1
             messages, turns = conversation.ask(number, run.side_by_side, run.history if run.converses else 0)
-            turns = self.ask(messages, turns)
+            with self.records.clock.phase("discover"), self.console.wait(f"turn {number}: asking and scoring"):
+                turns = self.asker.ask(messages, turns)
             if not turns:
                 break
+            self.take_in(turns)
             if run.converses and (chosen := chosen_of(turns)) is not None:
                 chosen.chosen = True
                 result = self.journal.scores[chosen.id] if chosen.result else None
@@ -224,37 +223,15 @@ class Discovery:
             if run.restart_after is not None and conversation.without_progress >= run.restart_after:
                 conversation = Conversation(conversation.number + 1, run.client.system, self.begin.first)
 
-    def ask(self, messages: Messages, turns: list[Turn]) -> list[Turn]:
-        """Have the turns filled, and take those into the log that a call was made for; return these."""
-        waiting = f"turn {turns[0].turn}: asking and scoring"
-        with self.records.clock.phase("discover"), self.console.wait(waiting):
-            try:
-                self.asker.ask(messages, turns)
-            except BaseException:
-                if turns[0].turn >= self.earlier_turns:  # every call that was made stands in the log
-                    self.take_in(turns)
-                    with suppress(OSError):
-                        self.write_documents()
-                raise
-        return self.take_in(turns)
-
-    def take_in(self, turns: list[Turn]) -> list[Turn]:
-        """Add turns that a call was made for to the log, and update the best program; return these."""
-        made = [turn for turn in turns if turn.calls]
-        for turn in made:
+    def take_in(self, turns: list[Turn]) -> None:
+        """Add turns to the log, and update the best program."""
+        for turn in turns:
             if turn.credit > self.log.best.score and turn.program is not None:
                 self.log.best = Best(turn.credit, turn.id, turn.program_sha256)
                 self.source = turn.program
                 turn.improved = True
             turn.best_so_far = self.log.best.score
-        self.log.turns += made
-        return made
-
-    def save_if_better(self, turn: Turn) -> None:
-        """Write the program of a turn to the folder if it is better than the one there."""
-        if turn.credit > self.score_on_disk and turn.program is not None:
-            self.records.document(files.PROGRAM, turn.program)
-            self.score_on_disk = turn.credit
+        self.log.turns += turns
 
     def write_turn(self, number: int, turns: list[Turn]) -> None:
         """Write the log and the best program, each as a whole, a row of metrics, and a line on the console."""

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path, PurePosixPath
-from typing import Any, NamedTuple
+from typing import Any
 
 import jinja2
 from markupsafe import Markup
@@ -104,7 +104,7 @@ def _context(logs: Sequence[Log], settings: Sequence[SeedGroup]) -> dict[str, An
     log, turns = logs[0], [turn for one in settings for turn in one.turns]
     logs = [log for setting in settings for log in setting.logs]
     results = [result for result in (*(turn.result for turn in turns), *(log.start.result for log in logs)) if result]
-    strategies = dict.fromkeys(setting.strategy for setting in settings)
+    strategies = dict.fromkeys(log.strategy for log in logs)
     subject = f"{counted(len(logs), 'run')} with {listed([*strategies])}"
     if len(logs) == 1:
         subject = f"{log.strategy} with {log.model}, seed {log.seed}"
@@ -145,8 +145,8 @@ def outcomes_of(settings: Sequence[SeedGroup]) -> list[tuple[str, str, list[int]
     columns = []
     for setting in settings:
         column: Counter[tuple[str, str]] = Counter()
-        column.update(("call", call.outcome) for call in setting.calls if call.outcome != "ok")
         for turn in setting.turns:
+            column.update(("call", call.outcome) for call in turn.calls if call.outcome != "ok")
             if turn.is_valid:
                 column["valid set", "better than before" if turn.improved else "no better"] += 1
             elif turn.result is not None:
@@ -166,23 +166,15 @@ def first_errors(results: Iterable[Result]) -> list[tuple[str, str]]:
     return [(kind, errors[kind][0]) for kind in sorted(errors, key=lambda kind: -len(errors[kind]))[:3]]
 
 
-class ScoreStep(NamedTuple):
-    """A turn that raised the best score of its run, and the score before it."""
-
-    log: Log
-    turn: Turn
-    before: int
-
-
-def steps_of(logs: Sequence[Log]) -> list[ScoreStep]:
-    """Return the turns that raised the score most, in the order of runs and turns."""
+def steps_of(logs: Sequence[Log]) -> list[tuple[Log, Turn, int]]:
+    """Return the turns that raised the score of their run most, in order: (run, turn, best score before it)."""
     steps = []
     for log in logs:
-        _, best = log.curve()
-        steps += [
-            ScoreStep(log, turn, before) for turn, before in zip(log.turns, best, strict=False) if turn.credit > before
-        ]
-    largest = sorted(range(len(steps)), key=lambda k: steps[k].before - steps[k].turn.credit)[:MOST_QUOTED]
+        for turn, before in zip(log.turns, log.curve()[1], strict=False):
+            if turn.credit > before:
+                steps.append((log, turn, before))
+    rises = [turn.credit - before for _, turn, before in steps]
+    largest = sorted(range(len(steps)), key=lambda k: -rises[k])[:MOST_QUOTED]
     return [steps[k] for k in sorted(largest)]
 
 

@@ -61,7 +61,7 @@ def _draw_baseline(ax: Any, panel: Panel) -> None:
     if reach < 2:
         return
     ks = [1 + int(k) for k in evenly(reach, POINTS)]
-    start, xs = panel.start, [0, *ks]
+    start, xs = panel.settings[0].logs[0].start.score, [0, *ks]
     name = f"independent draws: expected best of {count}, without a band: they are few"
     if bounds := panel.interval(ks):
         low, high = bounds

@@ -213,11 +213,9 @@ def score_text(score: Score, unit: str) -> str:
         lines = [f"not valid ({score.error_kind}){given}: {score.error}"]
     if (pair := score.facts.get("worst_pair")) and not score.valid:
         lines.append(f"worst pair: {pair['first']} and {pair['second']}, {pair['vectors'][0]} and {pair['vectors'][1]}")
-    if score.facts.get("max_squared_norm") is not None:
-        sizes = [f"largest squared norm {score.facts['max_squared_norm']}"]
-        if score.facts.get("min_squared_distance") is not None:
-            sizes.append(f"smallest squared distance {score.facts['min_squared_distance']}")
-        lines.append(", ".join(sizes))
+    for name in ("max_squared_norm", "min_squared_distance"):
+        if score.facts.get(name) is not None:
+            lines.append(f"{name.replace('_', ' ')}: {score.facts[name]}")
     times = f"{score.seconds:.2f} s"
     if score.raw_points:
         times += f", checked in {score.check_seconds:.2f} s"
