@@ -37,6 +37,7 @@ class Asker:
         self.ended = ""  # which budget allows no more
         self._messages: Messages = []
         self._last: dict[str, Answer] = {}  # by the id of a turn
+        self._not_before = 0.0  # on the monotonic clock: the next request
         self._requests: dict[Future[Answer], Turn] = {}  # under way
         self._programs: dict[Future[dict[str, Any]], Turn] = {}  # being scored
         self._earlier = set(journal.asks)  # requests of earlier parts
@@ -57,7 +58,7 @@ class Asker:
             for turn in turns:
                 self._begin_scoring(turn)
             while not is_answered and (waiting := [turn for turn in turns if self._needs_request(turn)]):
-                self._pause(waiting)
+                self._pause()
                 self._send(waiting)
                 if not self._requests:
                     break
@@ -68,7 +69,8 @@ class Asker:
         except KeyboardInterrupt:
             for request in wait(self._requests, PATIENCE_S).done:  # paid for, and need not be requested again
                 self._answered(self._requests.pop(request), request.result())
-            for future in (*self._requests, *self._programs):
+            unfinished: list[Future[Any]] = [*self._requests, *self._programs]
+            for future in unfinished:
                 future.cancel()
             raise
         made = [turn for turn in turns if turn.calls]
@@ -96,23 +98,18 @@ class Asker:
         """
         if self.ended or turn.program is not None:
             return False
-        failed = [call.outcome for call in turn.calls if self._counts(call.id, call.outcome)]
+        failed = [
+            call.outcome
+            for call in turn.calls
+            if call.outcome != "interrupted" and (call.id not in self._earlier or not _not_received(call.outcome))
+        ]
         if failed and not worth_retrying(failed[-1]):
             raise ConfigError(self._refusal(turn))
         return len(failed) <= self.run.client.retries
 
-    def _counts(self, id: str, outcome: str) -> bool:
-        """Return whether a call counts as a try for its reply: one of this part, or one that the model has answered."""
-        return outcome != "interrupted" and (id not in self._earlier or not _not_received(outcome))
-
-    def _pause(self, waiting: list[Turn]) -> None:
-        """Wait before requests are repeated, as long as the longest wait among them."""
-        longest = 0.0
-        for turn in waiting:
-            last = self._last.get(turn.id)
-            if last is not None and self._counts(turn.calls[-1].id, turn.calls[-1].outcome):
-                longest = max(longest, pause_s(len(turn.calls), last.retry_after_s, self.run.client.pause_s))
-        until = time.monotonic() + min(longest, self._seconds_left)
+    def _pause(self) -> None:
+        """Wait as long as the failed requests so far demand."""
+        until = min(self._not_before, time.monotonic() + self._seconds_left)
         while (left := until - time.monotonic()) > 0:
             alive()
             time.sleep(min(left, 1.0))
@@ -160,6 +157,9 @@ class Asker:
             answer.outcome = "truncated" if answer.finish_reason == "length" else "no_code"
         self.journal.write(answer)
         self._add_call(turn, answer.id, answer)
+        if answer.outcome != "ok":
+            pause = pause_s(len(turn.calls), answer.retry_after_s, self.run.client.pause_s)
+            self._not_before = max(self._not_before, time.monotonic() + pause)
 
     def _begin_scoring(self, turn: Turn) -> None:
         """Have a reply's program scored, unless it was scored before: in an earlier part, or in another reply."""

@@ -216,24 +216,27 @@ def read_answer(response: httpx.Response) -> Answer:
         is_stream = "text/event-stream" in response.headers.get("content-type", "")
         body = _joined(text) if is_stream else msgspec.convert(json.loads(text), _Body)
     except (ValueError, RecursionError) as error:
-        problem = str(error) if isinstance(error, msgspec.ValidationError) else "no JSON"
-        answer.detail = f"{problem}: {text}" if text else "no text"
+        why = str(error) if isinstance(error, msgspec.ValidationError) else "no JSON"
+        answer.detail = f"{why}: {text}" if text else "no text"
     for name in ("prompt_tokens", "completion_tokens"):
         count = body.usage.get(name) if isinstance(body.usage, dict) else None
         if type(count) is int and count >= 0:
             setattr(answer, name, count)
-    error = body.error or body.detail or body.message or ""
-    if isinstance(error, dict):
-        error = error.get("message") or error
-    error = error if isinstance(error, str) else json.dumps(error)
+    problem = body.error or body.detail or body.message or ""
+    if isinstance(problem, dict):
+        problem = problem.get("message") or problem
+    problem = problem if isinstance(problem, str) else json.dumps(problem)
     choice = body.choices[0] if body.choices else _Choice()
     if not response.is_success:
-        answer.outcome, answer.detail = f"http_{response.status_code}", f"HTTP {response.status_code}: {error or text}"
+        answer.outcome, answer.detail = (
+            f"http_{response.status_code}",
+            f"HTTP {response.status_code}: {problem or text}",
+        )
         with suppress(ValueError):
             seconds = float(response.headers.get("retry-after", ""))
             answer.retry_after_s = seconds if 0 <= seconds < 1e9 else None
     elif choice.message is None:
-        answer.detail = answer.detail or error or f"no choices[0].message in {text}"
+        answer.detail = answer.detail or problem or f"no choices[0].message in {text}"
     else:
         answer.content, answer.reasoning = choice.message.texts()
         answer.finish_reason = choice.finish_reason and _encodable(choice.finish_reason)[:100]

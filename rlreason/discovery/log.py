@@ -5,7 +5,7 @@ Scores are whole numbers in the unit of the problem ("points"); 0 is what an inv
 
 import json
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypedDict, cast
+from typing import Annotated, Any, TypedDict, cast
 
 import msgspec
 
@@ -149,7 +149,7 @@ class Log(msgspec.Struct, kw_only=True):
     problem: str
     title: str = ""
     unit: str = "points"
-    strategy: Literal["simple", "best_of_n", "refine", "hybrid"]
+    strategy: Annotated[str, msgspec.Meta(pattern="^(simple|best_of_n|refine|hybrid)$")]
     model: str
     seed: int
     settings: dict[str, Any]
