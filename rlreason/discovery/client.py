@@ -197,7 +197,7 @@ class _Choice(msgspec.Struct):
 
 
 class _Body(msgspec.Struct):
-    choices: list[_Choice] = []
+    choices: list[_Choice] | None = None
     usage: Any = None
     error: Any = None
     detail: Any = None  # of an error, as FastAPI names it
@@ -228,10 +228,8 @@ def read_answer(response: httpx.Response) -> Answer:
     problem = problem if isinstance(problem, str) else json.dumps(problem)
     choice = body.choices[0] if body.choices else _Choice()
     if not response.is_success:
-        answer.outcome, answer.detail = (
-            f"http_{response.status_code}",
-            f"HTTP {response.status_code}: {problem or text}",
-        )
+        answer.outcome = f"http_{response.status_code}"
+        answer.detail = f"HTTP {response.status_code}: {problem or text}"
         with suppress(ValueError):
             seconds = float(response.headers.get("retry-after", ""))
             answer.retry_after_s = seconds if 0 <= seconds < 1e9 else None
@@ -258,7 +256,7 @@ def _joined(text: str) -> _Body:
         if event.error:
             return event
         body.usage = event.usage or body.usage
-        for choice in event.choices:
+        for choice in event.choices or ():
             whole.finish_reason = choice.finish_reason or whole.finish_reason
             if choice.delta is not None:
                 content += choice.delta.content or ""
@@ -380,7 +378,7 @@ def _module_names(program: str) -> tuple[set[str], set[str]] | None:
     """Return the names that a program defines at its top, and those that it uses anywhere; None if it is no Python."""
     with warnings.catch_warnings(), suppress(SyntaxError, ValueError, RecursionError, MemoryError):
         warnings.simplefilter("ignore")  # about texts of others: invalid escapes and the like
-        tables = [symtable.symtable(program, "program.py", "exec")]
+        tables = [symtable.symtable(program, "program", "exec")]
         defined = {symbol.get_name() for symbol in tables[0].get_symbols() if symbol.is_assigned()}
         used = set[str]()
         for table in tables:
