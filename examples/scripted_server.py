@@ -255,8 +255,6 @@ class _Handler(BaseHTTPRequestHandler):
             case "raw":
                 body = answer["body"] if isinstance(answer["body"], str) else json.dumps(answer["body"])
                 self._send(200, body.encode(), more=answer.get("headers"))
-            case "large":
-                self._send(200, b" " * (answer["megabytes"] * 2**20))
             case "hang_up":
                 pass
             case kind:

@@ -492,7 +492,7 @@ def test_several_runs_are_a_distribution_and_never_their_best_alone(tmp_path, dr
         many = [turn(1 + k // 4, rng.choice([0, 44, 220, 240]), sample=k % 4) for k in range(12)]
         saved(tmp_path / f"best_of_n_{seed}", log("best_of_n", seed, many))
     written = write_report(runs_below([tmp_path]), tmp_path / "out").read_text()
-    assert ": 15 runs with simple, best\\_of\\_n and refine\n" in written
+    assert ": 15 runs with simple, best\\_of\\_n, refine\n" in written
     finals = [read_log(tmp_path / f"refine_{seed}").best.score for seed in range(6)]
     row = next(line for line in written.splitlines() if line.startswith("| refine | 6 |"))
     assert f"| {', '.join(map(str, finals))} |" in row

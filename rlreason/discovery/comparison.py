@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from rlreason.config.leaves import flat, typed_word
@@ -161,16 +161,16 @@ def panels_of(logs: Sequence[Log], settings: Sequence[SeedGroup]) -> list[Panel]
     return panels
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class DrawsComparison:
     """A setting against independent draws at equal calls. `word`: better, worse, cannot tell, itself or no draws."""
 
     setting: SeedGroup
     panel: Panel
     word: str
-    calls: int = 0  # the fewest that any seed made, and at most as many as there are draws
-    bests: tuple[int, ...] = ()  # of the seeds at so many calls
-    groups: tuple[int, ...] = ()  # the best of each group of so many draws
+    calls: int  # the fewest that any seed made, and at most as many as there are draws
+    bests: list[int]  # of the seeds at so many calls
+    groups: list[int]  # the best of each group of so many draws
     p: float = 1.0  # of the rank test, adjusted by Holm
     family: int = 0  # how many comparisons Holm adjusts together
 
@@ -186,25 +186,22 @@ def compared(panels: Sequence[Panel]) -> list[DrawsComparison]:
     A setting's seeds at the fewest calls that any of them made are compared with consecutive groups of as many draws,
     as from runs of independent sampling. Both sides are samples, and no shape is assumed.
     """
-    raw = [_unadjusted(setting, panel) for panel in panels for setting in panel.settings]
-    adjusted = iter(holm([one.p for one in raw if len(one.bests) > 1]))
-    family = sum(len(one.bests) > 1 for one in raw)
     comparisons = []
-    for one in raw:
-        p, word = next(adjusted) if len(one.bests) > 1 else 1.0, one.word
+    for panel in panels:
+        for setting in panel.settings:
+            calls = min(len(panel.draws), *(log.calls for log in setting.ended))
+            word, bests, groups = "cannot tell", list[int](), list[int]()
+            if all(turn.is_independent for turn in setting.turns):
+                word = "itself"
+            elif not calls:
+                word = "no draws"
+            else:
+                bests, groups = [log.best_at(calls) for log in setting.ended], panel.groups(calls)
+            comparisons.append(DrawsComparison(setting, panel, word, calls, bests, groups))
+    tested = [one for one in comparisons if len(one.bests) > 1]
+    for one, p in zip(tested, holm([rank_sum_p(one.bests, one.groups) for one in tested]), strict=True):
+        one.p, one.family = p, len(tested)
         if p <= LEVEL:
             above = sum((a > b) - (a < b) for a in one.bests for b in one.groups)
-            word = "better" if above > 0 else "worse"
-        comparisons.append(replace(one, word=word, p=p, family=family))
+            one.word = "better" if above > 0 else "worse"
     return comparisons
-
-
-def _unadjusted(setting: SeedGroup, panel: Panel) -> DrawsComparison:
-    if all(turn.is_independent for turn in setting.turns):
-        return DrawsComparison(setting, panel, "itself")
-    calls = min(len(panel.draws), *(log.calls for log in setting.ended))
-    if calls == 0:
-        return DrawsComparison(setting, panel, "no draws")
-    bests, groups = [log.best_at(calls) for log in setting.ended], panel.groups(calls)
-    p = rank_sum_p(bests, groups)
-    return DrawsComparison(setting, panel, "cannot tell", calls, tuple(bests), tuple(groups), p)

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from functools import cache
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 import jinja2
@@ -105,21 +105,21 @@ def _context(logs: Sequence[Log], settings: Sequence[SeedGroup]) -> dict[str, An
     logs = [log for setting in settings for log in setting.logs]
     results = [result for result in (*(turn.result for turn in turns), *(log.start.result for log in logs)) if result]
     strategies = dict.fromkeys(log.strategy for log in logs)
-    subject = f"{counted(len(logs), 'run')} with {listed([*strategies])}"
+    subject = f"{counted(len(logs), 'run')} with {', '.join(strategies)}"
     if len(logs) == 1:
         subject = f"{log.strategy} with {log.model}, seed {log.seed}"
     program = None
     with suppress(OSError):
         program = hashlib.sha256((log.folder / PROGRAM).read_bytes()).hexdigest()
     return {
-        "title": log.title or name_in(log.problem),
+        "title": log.title or Path(log.problem).name,
         "subject": subject,
-        "problem": name_in(log.problem),
+        "problem": Path(log.problem).name,
         "log": log,
         "logs": logs,
         "best": max(logs, key=lambda log: log.best.score),
         "common": [one for one in settings[0].overrides if all(one in other.overrides for other in settings)],
-        "starts": sorted({(name_in(log.start.program), log.start.score) for log in logs}),
+        "starts": sorted({(Path(log.start.program).name, log.start.score) for log in logs}),
         "prompt_kinds": Counter(turn.prompt_kind for turn in turns).most_common(),
         "dimensions": sorted({one["dimension"] for one in results if one["validity"] and one.get("dimension")}),
         "protections": protections_of(results),
@@ -178,24 +178,6 @@ def steps_of(logs: Sequence[Log]) -> list[tuple[Log, Turn, int]]:
     return [steps[k] for k in sorted(largest)]
 
 
-def name_in(path: str) -> str:
-    """Return the last part of a path; the folders above it are private.
-
-    >>> name_in("/home/me/mine.py"), name_in("kissing_11")
-    ('mine.py', 'kissing_11')
-    """
-    return PurePosixPath(path).name or path
-
-
-def listed(parts: Sequence[str]) -> str:
-    """Join parts of a sentence.
-
-    >>> listed(["a"]), listed(["a", "b", "c"])
-    ('a', 'a, b and c')
-    """
-    return " and ".join([", ".join(parts[:-1]), parts[-1]]) if len(parts) > 1 else "".join(parts)
-
-
 _LINKED = re.compile(r"(?<=[:])//|(?<=\bwww)\.|[@$]", re.IGNORECASE)
 
 
@@ -240,7 +222,7 @@ def _environment() -> jinja2.Environment:
         "cut": as_markdown,
         "counted": counted,
         "json": json.dumps,
-        "listed": lambda parts: Markup(listed([as_markdown(part) for part in parts])),
+        "listed": lambda parts: Markup(", ".join(map(as_markdown, parts))),
         "median": statistics.median,
         "quote": quote,
     }

@@ -175,7 +175,12 @@ def add_arguments(parser: Parser) -> None:
 def main(arguments: argparse.Namespace, console: Console) -> Answer:
     """Score the program."""
     problem, limits = problem_named(arguments.problem, "--problem"), limits_of(arguments)
-    source = source_of(arguments.program)
+    try:
+        with Path(arguments.program).open("rb") as file:
+            source = file.read(MOST_SOURCE + 1)
+    except OSError as error:
+        why = f"PROGRAM={arguments.program} cannot be read ({error.strerror})"
+        raise ConfigError(f"{why}: give a file of Python") from error
     with console.wait(f"running {arguments.program}, for {duration(limits.timeout_s)} at most"):
         score = score_program(source, problem, limits)
     return Answer(score_text(score, problem.unit), score.as_dict(), 0 if score.valid else 1)
@@ -191,15 +196,6 @@ def limits_of(arguments: argparse.Namespace) -> Limits:
     if not match or not SMALLEST_MB <= memory_mb <= 2**20:
         raise ConfigError(f"--memory {arguments.memory} must be from {SMALLEST_MB}M to 1T: give it as 512M or 2G")
     return Limits(timeout_s=arguments.timeout, memory_mb=memory_mb, check_timeout_s=arguments.check_timeout)
-
-
-def source_of(word: str) -> bytes:
-    """Return the program's source; `ConfigError` if there is no such file."""
-    try:
-        with Path(word).open("rb") as file:
-            return file.read(MOST_SOURCE + 1)
-    except OSError as error:
-        raise ConfigError(f"PROGRAM={word} cannot be read ({error.strerror}): give a file of Python") from error
 
 
 def score_text(score: Score, unit: str) -> str:
