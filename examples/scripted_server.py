@@ -20,7 +20,7 @@ from socketserver import ThreadingTCPServer
 from typing import Any
 
 HOST, PORT, MODEL = "127.0.0.1", 8765, "scripted"
-PROBLEM = Path(__file__).parents[1] / "rlreason" / "discovery" / "problems" / "kissing_11"
+EXAMPLES = Path(__file__).with_name("kissing_11")
 _NUMBERS = re.compile(r"-(\d+)\.(\d+)\.(\d+)$")
 
 Answer = Mapping[str, Any]  # "kind", and what that takes: see `_Handler.answer` and `REPLIES`
@@ -52,8 +52,8 @@ def program(source: str, say: str = "A program:", after: str = "") -> Answer:
 
 
 def shipped(name: str) -> str:
-    """A program that comes with the problem."""
-    return (PROBLEM / f"{name}.py").read_text(encoding="utf-8")
+    """An example program."""
+    return (EXAMPLES / f"{name}.py").read_text(encoding="utf-8")
 
 
 _BUG = '''
@@ -116,12 +116,12 @@ DEFAULT: list[Answer | list[Answer]] = [
     program(_BUG, "The vectors of norm 4 on the axes have squared distances of at least 8, so they form a valid set:"),
     [
         {"kind": "no_code"},
-        program(shipped("starter"), "The name in the return statement was wrong. Corrected:"),
+        program(_BUG.replace("point,", "points,"), "The name in the return statement was wrong. Corrected:"),
     ],
     [
         {"kind": "status", "code": 429, "retry_after": 0, "message": "Rate limit reached, try again"},
         program(
-            shipped("examples/roots_220"),
+            shipped("roots_220"),
             "The roots of the lattice D11, two entries of size 1, have norm 2 and squared distances of at least 2. "
             "There are 4 * 55 = 220 of them:",
         ),
@@ -135,7 +135,7 @@ DEFAULT: list[Answer | list[Answer]] = [
     [
         {"kind": "thinking_only"},
         program(
-            shipped("examples/lexicographic_438"),
+            shipped("lexicographic_438"),
             "All vectors of norm 4 in a fixed order, each kept where it is far enough from those before it:",
         ),
     ],
@@ -144,7 +144,7 @@ DEFAULT: list[Answer | list[Answer]] = [
         {"kind": "truncated"},
         {"kind": "status", "code": 500, "message": "The server had an error"},
         program(
-            shipped("examples/constant_weight_582"),
+            shipped("constant_weight_582"),
             "35 subsets of four of the 11 coordinates that meet in two at most, found by swapping, give 560 signed "
             "vectors of norm 4; the 22 vectors on the axes fit beside them:",
             "This gives 582 points.",
@@ -255,8 +255,6 @@ class _Handler(BaseHTTPRequestHandler):
             case "raw":
                 body = answer["body"] if isinstance(answer["body"], str) else json.dumps(answer["body"])
                 self._send(200, body.encode(), more=answer.get("headers"))
-            case "large":
-                self._send(200, b" " * (answer["megabytes"] * 2**20))
             case "hang_up":
                 pass
             case kind:

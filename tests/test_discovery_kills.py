@@ -139,17 +139,6 @@ def test_what_an_endpoint_refused_is_asked_again_once_it_is_mended(tmp_path, cod
 
 
 @pytest.mark.long
-def test_the_best_program_is_on_the_disk_from_the_beginning(tmp_path):
-    slow = {"kind": "slow", "seconds": 1.5, "then": axes(4)}
-    with serving([axes(20), slow], 2) as server:
-        words = ("strategy=best_of_n", "replies=2", "budget.calls=2")
-        killed = discover(server, tmp_path / "run", *words, **{AT: f"{LOOP}:Discovery.take_in:call:1"})
-        assert killed.returncode == -9
-    assert "[:20]" in (tmp_path / "run" / "program.py").read_text()  # before the turn has ended
-    assert log_in(tmp_path / "run")["turns"] == []
-
-
-@pytest.mark.long
 def test_a_program_ends_with_the_hours_that_a_run_may_take(tmp_path):
     sleeps = program("import time\ntime.sleep(60)\n" + AXES.format(count=4))
     with serving([sleeps]) as server:

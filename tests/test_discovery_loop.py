@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from examples.scripted_server import serving
+from rlreason.discovery.problem import problem_named
 from rlreason.discovery.score import score_program
-from rlreason.discovery.turns import problem_named
 from rlreason.errors import ConfigError
 from tests.discovery_runs import CALLS, DETOURS, FAILS, axes, calls_in, discover, log_in, program, run_here
 from tests.some import some
@@ -153,7 +153,7 @@ def test_a_server_that_is_down_ends_the_run_in_one_line_and_it_goes_on_later(tmp
     assert done.returncode == 2
     assert done.stderr.startswith("rlreason: client.base_url=")
     assert len(done.stderr.splitlines()) == 1
-    assert [call["outcome"] for call in calls_in(tmp_path / "run")] == ["ok", *["http_503"] * 3]  # all in the log
+    assert (tmp_path / "run" / "calls.jsonl").read_text().count('"outcome": "http_503"') == 3
     with serving([axes(4), [NO_RETRY, NO_RETRY, NO_RETRY, axes(6)], axes(8)]) as server:
         done = discover(server, tmp_path / "run", "strategy=refine", "client.retries=2", "budget.calls=9")
         assert server.requests[0].id == "s0-2.0.4"  # with new tries

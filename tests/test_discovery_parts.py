@@ -9,13 +9,14 @@ from hypothesis import strategies as st
 
 from examples.scripted_server import serving
 from rlreason.config.algorithms import ClientConfig, DiscoverBudgetConfig, DiscoverConfig
-from rlreason.discovery.journal import AT_MOST, AnswerEvent, Ask, Attempt, Spending, Use, prompt_bound, use_of
+from rlreason.discovery.journal import Answer, Ask, Spending, prompt_bound
+from rlreason.discovery.log import Reply, Result, Turn
+from rlreason.discovery.loop import Conversation, chosen_of
+from rlreason.discovery.problem import FRAME, error_text, feedback, filled
 from rlreason.discovery.sandbox.inside import Refused, read_channel
-from rlreason.discovery.turns import FRAME, Conversation, Reply, chosen_of, error_text, feedback, filled
 from tests.discovery_runs import axes, calls_in, program, run_here
 
 NO_CODE = {"kind": "no_code"}
-ASKED = Ask(id="1.0.1", prompt_bound=100, max_tokens=50)
 
 
 @pytest.fixture(autouse=True)
@@ -59,28 +60,39 @@ def test_nearly_rows_are_none(data):
     st.integers(200, 2000),
 )
 def test_no_order_of_calls_exceeds_a_budget(calls, most, tokens):
-    spending = Spending(DiscoverBudgetConfig(calls=most, tokens=tokens, cost=0.001), 1.0, 2.0)
+    budget = DiscoverBudgetConfig(calls=most, tokens=tokens, cost=0.001)
+    spending = Spending(DiscoverConfig(budget=budget, client=ClientConfig(prompt_price=1.0, completion_price=2.0)))
     for number, (bound, wanted, waits) in enumerate(calls):
         allowed, ended = spending.room(bound, wanted + 1, 0.0)
         if ended:
             continue
         assert 0 < allowed <= wanted + 1
-        spending.begin(str(number), bound, allowed)
+        spending.begin(Ask(id=str(number), prompt_bound=bound, max_tokens=allowed))
         if not waits:
-            spending.end(str(number), Use(bound, allowed))
-        total = spending.tokens + sum(use.prompt_tokens + use.completion_tokens for use in spending._reserved.values())
+            spending.end(str(number), None)
+        total = spending.tokens + sum(ask.prompt_bound + ask.max_tokens for ask in spending._reserved.values())
         assert spending.calls <= most
         assert total <= tokens
         assert spending.cost <= 0.001
 
 
-def test_a_call_that_nobody_heard_of_counts_as_the_longest_that_it_can_have_been():
-    def used(outcome, **counts):
-        return use_of(ASKED, AnswerEvent(id="1.0.1", outcome=outcome, content="", **counts))
-
-    assert use_of(ASKED, None) == used("timeout") == Use(100, 50, AT_MOST)
-    assert used("http_429").prompt_tokens == 0
-    assert used("ok", prompt_tokens=7, completion_tokens=8) == Use(7, 8)
+@pytest.mark.parametrize(
+    ("answer", "prompt", "completion", "counted"),
+    [
+        (None, 100, 50, "at most"),
+        (Answer("timeout"), 100, 50, "at most"),
+        (Answer("http_503"), 100, 50, "at most"),
+        (Answer("http_429"), 0, 0, "estimated"),
+        (Answer("connection"), 0, 0, "estimated"),
+        (Answer("ok", prompt_tokens=7, completion_tokens=8), 7, 8, "by the server"),
+    ],
+)
+def test_a_call_that_nobody_heard_of_counts_as_the_longest_that_it_can_have_been(answer, prompt, completion, counted):
+    spending = Spending(DiscoverConfig())
+    spending.begin(Ask(id="1.0.1", prompt_bound=100, max_tokens=50))
+    call = spending.end("1.0.1", answer)
+    assert (call.prompt_tokens, call.completion_tokens, call.tokens_counted) == (prompt, completion, counted)
+    assert spending.tokens == prompt + completion
 
 
 def test_a_prompt_is_never_longer_than_its_bound():
@@ -115,31 +127,33 @@ def test_retries_count(tmp_path):
     assert (log["best"]["score"], log["ended"]) == (4, "budget.calls=4 are spent")
 
 
-def reply(question, score: int, sample: int = 0) -> Reply:
-    result = {"score": score, "validity": float(score > 0), "raw_points": score, "program_sha256": ""}
-    return Reply(question, sample, attempt=Attempt("ok", f"reply worth {score}"), program="x", result=result)
+def replied(turn: Turn, score: int) -> Turn:
+    turn.reply, turn.program = Reply(f"reply worth {score}"), "x"
+    turn.result = Result(score=score, validity=float(score > 0), raw_points=score)
+    return turn
 
 
 def test_what_a_conversation_shows_is_bounded_and_holds_the_best_and_the_newest():
     for history, scores in itertools.product((0, 1, 3), ([0, 0], [5, 1, 2, 3], [1, 2, 9, 4, 4, 4])):
         talk = Conversation(1, "system", "first")
-        for turn, score in enumerate(scores, 1):
-            talk.add(reply(talk.ask(turn, history), score), "extend", f"after {turn}")
-        question = talk.ask(len(scores) + 1, history)
-        roles = [message["role"] for message in question.messages]
-        assert roles == ["system", "user", *["assistant", "user"] * len(question.sees)]
-        assert len(question.sees) <= history + 1
+        for number, score in enumerate(scores, 1):
+            _, (turn,) = talk.ask(number, 1, history)
+            talk.add(replied(turn, score), "extend", f"after {number}")
+        messages, (turn,) = talk.ask(len(scores) + 1, 1, history)
+        assert [message["role"] for message in messages] == ["system", "user", *["assistant", "user"] * len(turn.sees)]
+        assert len(turn.sees) <= history + 1
         if max(scores):
-            assert f"{scores.index(max(scores)) + 1}.0" in question.sees
+            assert f"{scores.index(max(scores)) + 1}.0" in turn.sees
         if history:
-            assert question.prompt == f"after {len(scores)}"
+            assert turn.prompt == messages[-1]["content"] == f"after {len(scores)}"
 
 
 def test_the_verifier_chooses_the_best_and_the_first_of_equals():
-    question = Conversation(1, None, "first").ask(1, 4)
-    replies = [reply(question, score, place) for place, score in enumerate((0, 3, 5, 5))]
-    assert chosen_of(replies) is replies[2]
-    assert chosen_of([Reply(question, 0)]) is None
+    _, turns = Conversation(1, None, "first").ask(1, 4, 4)
+    assert chosen_of(turns) is None
+    for turn, score in zip(turns, (0, 3, 5, 5), strict=True):
+        replied(turn, score)
+    assert chosen_of(turns) is turns[2]
 
 
 def test_a_programs_words_cannot_end_the_frame_that_marks_them():

@@ -3,7 +3,6 @@
 import hashlib
 import itertools
 import json
-import math
 import random
 import re
 from collections.abc import Sequence
@@ -14,126 +13,117 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlreason.discovery.logs import compared, draws_of, is_discover_run, panels_of, read_log, settings_of
-from rlreason.discovery.report import write_joint_report, write_run_report
+from rlreason.discovery.comparison import compared, draws_of, panels_of, settings_of
+from rlreason.discovery.log import Best, Call, Log, Record, Reply, Result, Spent, Start, Turn, read_log
+from rlreason.discovery.report import runs_below, write_report
 from rlreason.errors import ConfigError
 from rlreason.evaluation.accuracy import pass_at
 from rlreason.records.files import CONVERSATION as NAME
 from rlreason.runtime.intervals import best_of, best_of_curve, best_of_interval, rank_sum_p, smallest_p
 
 RECORD = [
-    {"score": 438, "who": "laminated lattice", "note": "also the greedy set"},
-    {"score": 582, "who": "axes and a code"},
-    {"score": 592, "who": "Ganzhinov"},
-    {"score": 593, "who": "AlphaEvolve", "note": "integers"},
-    {"score": 600, "who": "Station 2026", "note": "integers"},
-    {"score": 604, "who": "p + q sqrt 2", "note": "outside this rule"},
-    {"score": 868, "who": "upper bound"},
+    Record(438, "laminated lattice", "also the greedy set"),
+    Record(582, "axes and a code"),
+    Record(600, "Station 2026", "integers"),
+    Record(868, "upper bound"),
 ]
 HOSTILE = (
     "</details><script>alert(1)</script>\n````\n# Mine\n## Reflection\n```\n~~~\n| a | b |\n[x](http://evil.test) "
-    "<img src=x onerror=alert(1)> \x1b[2J\0\u202e\u2028\ud800 $E=mc^2$ @everyone www.evil.test <!-- "
+    "<img src=x onerror=alert(1)> \x1b[2J\0\u202e\u2028 $E=mc^2$ @everyone www.evil.test <!-- "
 )
 PROGRAM = "points = [[2, 0], [0, 2]]\n"
+SETTINGS = {"replies": 1, "temperature": 0.7, "hints": False, "history": 0, "budget": {"calls": 20, "tokens": None}}
+NO_SCORE = {"error": "Minimum squared distance 36 < maximum squared norm 40", "error_kind": "too_close"}
 
 
 def sha(text: str) -> str:
-    """The hash of a text as the logs have it."""
-    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
-def turn(
-    number: int, score: int | None, *, kind: str, sample: int = 0, failed: Sequence[str] = (), **over: Any
-) -> dict:
+def verdict(score: int, **over: Any) -> Result:
+    """A verifier's result: a valid set, or one whose points are too close."""
+    result = Result(score=score, validity=float(score > 0), raw_points=max(score, 5), dimension=11, error=None)
+    result |= {"min_squared_distance": 4, "max_squared_norm": 4, "protections": {"bwrap": "no network"}}
+    if not score:
+        result |= {**NO_SCORE, "worst_pair": {"first": 0, "second": 1, "vectors": [[6, 2], [2, 6]]}}
+    return result | over
+
+
+def turn(number: int, score: int | None, kind: str = "first", sample: int = 0, failed: Sequence[str] = ()) -> Turn:
     """A turn of a log: `score` 0 is an invalid set, None a reply without a program; `failed`: calls before its last."""
     program = None if score is None else f"# {number}.{sample}\n{PROGRAM}"
     outcomes = [*failed, "no_code" if score is None else "ok"]
-    result = None if score is None else verdict(score)
-    calls = [
-        {"id": f"{number}.{sample}.{k + 1}", "outcome": outcome, "prompt_tokens": 10, "completion_tokens": 20,
-         "tokens_counted": "by the server", "cost": 0.0}
-        for k, outcome in enumerate(outcomes)
-    ]  # fmt: skip
-    told = {
-        "turn": number, "sample": sample, "conversation": 1, "sees": [] if kind == "first" else [f"{number - 1}.0"],
-        "prompt": "Find many vectors." if kind == "first" else f"Turn {number}: try again.", "prompt_kind": kind,
-        "calls": calls, "reply": {"content": f"Here:\n```python\n{program}```", "finish_reason": "stop"},
-        "program": program, "program_sha256": program and sha(program), "result": result, "chosen": True,
-        "improved": False, "best_so_far": 0,
-    }  # fmt: skip
-    return told | over
+    calls = [Call(f"{number}.{sample}.{k}", outcome, 10, 20, "by the server") for k, outcome in enumerate(outcomes, 1)]
+    return Turn(
+        turn=number,
+        sample=sample,
+        sees=[] if kind == "first" else [f"{number - 1}.0"],
+        prompt="Find many vectors." if kind == "first" else f"Turn {number}: try again.",
+        prompt_kind=kind,
+        calls=calls,
+        reply=Reply(f"Here:\n```python\n{program}```", None, "stop"),
+        program=program,
+        program_sha256=program and sha(program),
+        result=None if score is None else verdict(score),
+    )
 
 
-def verdict(score: int, **over: Any) -> dict:
-    """A verifier's result: a valid set, or one whose points are too close."""
-    bad = {"error": "Minimum squared distance 36 < maximum squared norm 40", "error_kind": "too_close"}
-    bad["worst_pair"] = {"first": 0, "second": 1, "vectors": [[6, 2], [2, 6]]}
-    good = {"error": None, "error_kind": None, "worst_pair": None}
-    told = {
-        "score": score, "num_points": score, "raw_points": max(score, 5), "dimension": 11, "alarm": None,
-        "validity": float(score > 0), "duplicates": 0, "min_squared_distance": 4 if score else 36,
-        "max_squared_norm": 4 if score else 40,
-        "protections": {"namespaces": "processes, network", "files": "read-only"},
-    }  # fmt: skip
-    return told | (good if score else bad) | over
-
-
-def log(strategy: str, seed: int, turns: list[dict], **over: Any) -> dict:
+def log(strategy: Any, seed: int, turns: list[Turn], **over: Any) -> Log:
     """A whole log, whose totals follow from its turns; replies say the seed, as no two seeds' are alike."""
-    best, best_turn, best_sha = 22, "start", sha("starter")
+    best = Best(22, program_sha256=sha("starter"))
     for one in turns:
-        one["reply"] = one["reply"] and {**one["reply"], "content": f"{one['reply']['content']}\nseed {seed}"}
-        score = one["result"]["score"] if one["result"] and one["result"]["validity"] else 0
-        if score > best:
-            best, best_turn, best_sha = score, f"{one['turn']}.{one['sample']}", one["program_sha256"]
-    calls = sum(len(one["calls"]) for one in turns)
-    told = {
-        "problem": "kissing_11", "title": "Kissing number in dimension 11", "unit": "points", "strategy": strategy,
-        "model": "Qwen3-32B", "seed": seed,
-        "settings": {
-            "replies": 1, "temperature": 0.7, "thinking": None, "max_tokens": 8192, "extra": {}, "retries": 4,
-            "hints": False, "history": 4 if strategy in ("refine", "hybrid") else 0, "restart_after": None,
-            "score": {"timeout_s": 600.0, "memory_mb": 2048, "check_timeout_s": 120.0},
-            "budget": {"calls": 20, "tokens": None, "cost": None, "hours": None},
-        },
-        "system": None, "first_prompt": "Find many vectors.",
-        "start": {"program": "starter", "program_sha256": sha("starter"), "score": 22, "result": verdict(22)},
-        "turns": turns,
-        "spent": {"calls": calls, "prompt_tokens": 10 * calls, "completion_tokens": 20 * calls, "cost": 0.0},
-        "best": {"score": best, "turn": best_turn, "program_sha256": best_sha}, "ended": "budget.calls=20 are spent",
-        "record": RECORD,
-    }  # fmt: skip
-    return told | over
+        one.reply = Reply(f"{one.content}\nseed {seed}")
+        if one.credit > best.score:
+            best, one.improved = Best(one.credit, one.id, one.program_sha256), True
+    calls = sum(len(one.calls) for one in turns)
+    told = Log(
+        problem="kissing_11",
+        title="Kissing number in dimension 11",
+        strategy=strategy,
+        model="Qwen3-32B",
+        seed=seed,
+        settings=SETTINGS,
+        first_prompt="Find many vectors.",
+        start=Start("starter", sha("starter"), 22, verdict(22)),
+        turns=turns,
+        spent=Spent(calls, 10 * calls, 20 * calls),
+        best=best,
+        record=RECORD,
+        ended="budget.calls=20 are spent",
+    )
+    for name, value in over.items():
+        setattr(told, name, value)
+    return told
 
 
-def saved(folder: Path, told: Any, program: str | None = None) -> Path:
+def simple(seed: int, scores: Sequence[int | None], **over: Any) -> Log:
+    """A run of `simple`: every turn asks the first prompt."""
+    return log("simple", seed, [turn(k + 1, score) for k, score in enumerate(scores)], **over)
+
+
+def refine(seed: int, scores: Sequence[int | None], **over: Any) -> Log:
+    """A run of `refine`: only its first turn asks the first prompt."""
+    kinds = ["first", *("extend" if score else "no_code" if score is None else "error" for score in scores)]
+    return log("refine", seed, [turn(k + 1, *one) for k, one in enumerate(zip(scores, kinds, strict=False))], **over)
+
+
+def saved(folder: Path, told: Log, program: str | None = None) -> Path:
     """A run's folder with such a log, and its program."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / NAME).write_text(json.dumps(told))
+    (folder / NAME).write_text(told.text())
     if program is not None:
         (folder / "program.py").write_text(program)
     return folder
 
 
-def simple(seed: int, scores: Sequence[int | None], **over: Any) -> dict:
-    """A run of `simple`: every turn asks the first prompt."""
-    return log("simple", seed, [turn(k + 1, score, kind="first") for k, score in enumerate(scores)], **over)
+def read(tmp_path: Path, logs: Sequence[Log]) -> list[Log]:
+    """The logs as they are read from their folders."""
+    return [read_log(saved(tmp_path / str(k), one)) for k, one in enumerate(logs)]
 
 
-def refine(seed: int, scores: Sequence[int | None], **over: Any) -> dict:
-    """A run of `refine`: only its first turn asks the first prompt."""
-    kinds = ["first", *("extend" if score else "no_code" if score is None else "error" for score in scores)]
-    return log(
-        "refine",
-        seed,
-        [turn(k + 1, s, kind=kind) for k, (s, kind) in enumerate(zip(scores, kinds, strict=False))],
-        **over,
-    )
-
-
-def report_of(folder: Path, told: dict, program: str | None = None) -> str:
-    """The text of the report of a run with such a log."""
-    return write_run_report(saved(folder, told, program)).read_text()
+def report_of(folder: Path, told: Log, program: str | None = None) -> str:
+    """The text of the report of a run with such a log, written into its folder."""
+    return write_report([saved(folder, told, program)], folder).read_text()
 
 
 def outside_fences(written: str) -> list[str]:
@@ -232,110 +222,48 @@ def test_the_rank_test_is_that_of_scipy_where_nothing_is_equal():
 # Reading
 
 
-def test_a_log_is_read_with_its_curve(tmp_path):
+def test_a_log_is_read_as_it_was_written_with_its_curve(tmp_path):
     told = refine(3, [0, 44, None, 438])
-    told["turns"][1]["calls"].insert(0, {"id": "2.0.0", "outcome": "http_429"})
+    told.turns[1].calls.insert(0, Call("2.0.0", "http_429"))
     found = read_log(saved(tmp_path, told))
-    assert (found.problem, found.strategy, found.seed, found.best.score) == ("kissing_11", "refine", 3, 438)
+    told.folder = tmp_path
+    assert found == told
     assert found.curve() == ([0, 1, 3, 4, 5], [22, 22, 44, 44, 438])
     assert [found.best_at(calls) for calls in range(6)] == [22, 22, 22, 44, 44, 438]
-    assert found.best_turn is not None
-    assert found.best_turn.id == "4.0"
-
-
-def test_a_run_is_known_by_its_log(tmp_path):
-    assert not is_discover_run(tmp_path)
-    assert not is_discover_run(tmp_path / "nowhere")
-    assert is_discover_run(saved(tmp_path / "run", {}))
-    (tmp_path / NAME).mkdir()
-    assert not is_discover_run(tmp_path)
+    assert found.best_result == told.turns[3].result
 
 
 def test_a_valid_set_with_an_alarm_is_worth_nothing(tmp_path):
-    told = refine(0, [44, 1000], best={"score": 44, "turn": "1.0", "program_sha256": sha("x")})
-    told["turns"][1]["result"] |= {"alarm": "1000 is above the proved bound 868"}
+    told = refine(0, [44, 1000])
+    told.best = Best(44, "1.0")
+    told.turns[1].result = verdict(1000, validity=0.0, error_kind="alarm", error="above the bound", alarm="above")
     assert "| set | alarm |" in report_of(tmp_path, told)
     assert read_log(tmp_path).curve()[1] == [22, 44, 44]
 
 
-BROKEN = {
-    b"": "cannot be read",
-    b'{"problem": "kissing': "cannot be read",
-    b"\xff\xfe\x00": "cannot be read",
-    b"[]": "object",
-    b"{}": "`problem`",
-    b"[" * 100_000: "cannot be read",
-    b"[" * 90 + b"]" * 90: "object",
-    b'{"problem": NaN}': "`str`",
-    b'{"seed": ' + b"9" * 5000 + b"}": "cannot be read",
-}
-
-
-@pytest.mark.parametrize("content", BROKEN, ids=lambda content: repr(content[:12]))
+@pytest.mark.parametrize("content", [b"", b'{"problem": "kissing', b"\xff\xfe\x00", b"[]", b"{}", b"[" * 100_000])
 def test_a_file_that_is_no_log_is_named_in_one_line(content, tmp_path):
     (tmp_path / NAME).write_bytes(content)
-    with pytest.raises(ConfigError, match=re.escape(BROKEN[content])) as raised:
+    with pytest.raises(ConfigError, match="is no log of a discover run") as raised:
         read_log(tmp_path)
     assert str(raised.value).startswith(str(tmp_path / NAME))
     assert "\n" not in str(raised.value)
 
 
-WRONG_FIELDS = [
-    (["best", "turn"], "9.9", "names none of its turns"),
-    (["best", "score"], -1, "best.score"),
-    (["best", "score"], 10**30, "best.score"),
-    (["turns", 0, "calls", 0, "outcome"], 3, "turns[0].calls[0].outcome"),
-    (["turns", 1, "turn"], 1, "turn 1.0 stands there twice"),
-    (["model"], {"\x1b[2J": "\u202e"}, ".model"),
-]
-
-
-@pytest.mark.parametrize(("path", "value", "said"), WRONG_FIELDS, ids=lambda case: str(case)[:40])
-def test_a_field_of_another_type_is_named_in_one_line(path, value, said, tmp_path):
-    told: Any = refine(0, [22, 44])
-    at = told
-    for name in path[:-1]:
-        at = at[name]
-    at[path[-1]] = value
-    with pytest.raises(ConfigError, match=re.escape(said)) as raised:
-        read_log(saved(tmp_path, told))
-    assert not re.search("[\x00-\x1f\u202e]", str(raised.value))
-
-
-VALUES = [None, True, -1, 0, 2**70, 1.5, 1e300, "", "x", HOSTILE, [], [[]], {}, {"x": {"y": [1]}}, ["1.0"], "1.0"]
-
-
-def places_in(value: Any, path: tuple = ()) -> list[tuple]:
-    """The path of everything within a document."""
-    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    return [path, *(place for key, one in inner for place in places_in(one, (*path, key)))]
-
-
-@pytest.mark.long
-def test_whatever_is_damaged_there_is_a_report_or_one_line(tmp_path):
-    """Every part of a log is replaced by another value, or left out; 25 that can be read so get a report."""
-    rng, written, refused = random.Random(0), 0, []
-    original = json.dumps(refine(0, [22, 0, 44]))
-    for k, path in enumerate(places_in(json.loads(original))[1:]):
-        told = json.loads(original)
-        at = told
-        for name in path[:-1]:
-            at = at[name]
-        if k % 3 == 0 and isinstance(at, dict):
-            del at[path[-1]]
-        else:
-            at[path[-1]] = rng.choice(VALUES)
-        folder = saved(tmp_path, told)
-        try:
-            read_log(folder)
-        except ConfigError as error:
-            refused.append(str(error))
-        else:
-            if written < 25:
-                write_run_report(folder)
-                written += 1
-    assert written == 25
-    assert not [line for line in refused if "\n" in line]
+@pytest.mark.parametrize(
+    ("part", "value", "said"),
+    [
+        ("best", {"score": -1, "turn": "1.0"}, "best.score"),
+        ("turns", [{"turn": 1}], "turns[0]"),
+        ("model", {"\x1b[2J": "\u202e"}, ".model"),
+        ("strategy", "greedy", ".strategy"),
+    ],
+)
+def test_a_field_of_another_type_is_named(part, value, said, tmp_path):
+    fields = json.loads(refine(0, [22, 44]).text())
+    (tmp_path / NAME).write_text(json.dumps(fields | {part: value}))
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        read_log(tmp_path)
 
 
 # The report of one run
@@ -343,11 +271,9 @@ def test_whatever_is_damaged_there_is_a_report_or_one_line(tmp_path):
 
 def test_the_report_of_a_run_says_what_happened(tmp_path, drawn):
     told = refine(0, [0, None, 44, 0, 438])
-    told["turns"][3]["calls"].insert(0, {"id": "4.0.0", "outcome": "http_429"})
-    program = told["turns"][4]["program"]
-    report = write_run_report(saved(tmp_path, told, program))
-    written = report.read_text()
-    assert report == tmp_path / "report.md"
+    told.turns[3].calls.insert(0, Call("4.0.0", "http_429"))
+    program = told.turns[4].program
+    written = report_of(tmp_path, told, program)
     assert (tmp_path / "score.png").read_bytes().startswith(b"\x89PNG")
     assert re.findall("^## (.*)$", written, re.MULTILINE) == [
         "Methodology", "Process", "Final result", "Where the record stands", "Seeds", "Reflection",
@@ -357,55 +283,35 @@ def test_the_report_of_a_run_says_what_happened(tmp_path, drawn):
         "came with call 6",
         "| call | http\\_429 | the endpoint refused it with status 429 | 1 |",
         "| set | too\\_close | two of its points are too close, or equal | 2 |",
+        "| valid set | better than before |  | 2 |",
         "- too\\_close: Minimum squared distance 36 &lt; maximum squared norm 40",
         "**turn 5.0: 44 to 438**",
-        f"SHA-256 `{sha(program)}`",
-        "the largest squared norm is 4 and the smallest squared distance is 4",
+        f"SHA-256 `{sha(program or '')}`. In its set the largest squared norm is 4 and the smallest",
         "rlreason score RUN/program.py\n",
         "reaches 438 (laminated lattice); the next above it is 582 (axes and a code)",
         "budget.calls=20",
-        "`strategy=simple seed=0 budget.calls=6`",
     ):
         assert words in written
     assert "has another one" not in written
-    assert not list(tmp_path.glob("*.partial"))
+    assert report_of(tmp_path / "b" / "c", told, program) == written
+    assert str(tmp_path) not in written
 
 
-def test_the_same_log_gives_the_same_report_anywhere_and_again(tmp_path):
-    told = refine(0, [0, None, 44, 0, 438])
-    first = report_of(tmp_path / "a", told)
-    assert report_of(tmp_path / "a", told) == first
-    assert report_of(tmp_path / "b" / "c", told) == first
-    assert str(tmp_path) not in first
-
-
-NOTHING = {"score": 0, "turn": "start", "program_sha256": sha("x")}
-INVALID = {"program": "mine.py", "program_sha256": sha("x"), "score": 0, "result": verdict(0)}
-ELSEWHERE = {"problem": "/home/me/my problem", "title": "", "start": {"program": "/home/me/mine.py", "score": 22}}
-HUGE = {"max_squared_norm": 10**2000, "min_squared_distance": 10**26 + 1}
+ELSEWHERE = {"problem": "/home/me/my problem", "title": "", "start": Start("/home/me/mine.py", None, 22)}
 #: name -> (log, what its report says)
-SAID: dict[str, tuple[dict, list[str]]] = {
+SAID: dict[str, tuple[Log, list[str]]] = {
     "under way": (
         refine(0, [], ended=None, record=[]),
         ["has not ended", "No call", "No reply", "the program that the run began with", "names no records", "22\\*"],
     ),
     "an invalid start": (
-        refine(0, [0, 0], start=INVALID, best=NOTHING),
+        refine(0, [0, 0], start=Start("mine.py", sha("x"), 0, verdict(0)), best=Best(0)),
         ["36 &lt; maximum squared norm 40", '"vectors": \\[\\[6, 2\\], \\[2, 6\\]\\]', "next above it is 438"],
     ),
-    "a score that no verdict gives": (
-        refine(0, [44], best={"score": 600, "turn": "1.0", "program_sha256": sha("x")}),
-        ["do not trust it"],
-    ),
-    "another problem": (refine(0, [44], problem="caps"), ["rlreason score RUN/program.py --problem caps\n"]),
-    "a private place": (
-        refine(0, [44], **ELSEWHERE),
-        ["# my problem: refine", "from 22 (mine.py) to 44", "rlreason score RUN/program.py --problem FOLDER\n"],
-    ),
-    "huge coordinates": (
-        log("refine", 0, [turn(1, 44, kind="first", result=verdict(44, **HUGE))]),
-        ["is 100000000000...000000000000 (2001 digits) and the smallest", str(10**26 + 1)],
-    ),
+    "a score that no verdict gives": (refine(0, [44], best=Best(600, "1.0")), ["do not trust it"]),
+    "another problem": (refine(0, [44], problem="caps"), ["rlreason score RUN/program.py --problem PROBLEM\n"]),
+    "a private place": (refine(0, [44], **ELSEWHERE), ["# my problem: refine", "from 22 (mine.py) to 44"]),
+    "no program": (refine(0, [44]), ["no readable program.py"]),
 }
 
 
@@ -417,7 +323,6 @@ def test_a_report_says_what_is_odd_about_a_run(told, said, tmp_path):
 
 
 def test_a_program_that_is_not_the_one_of_the_log_is_told(tmp_path):
-    assert "no readable program.py" in report_of(tmp_path, refine(0, [44]))
     assert f"has another one**, `{sha('points = []')}`" in report_of(tmp_path, refine(0, [44]), "points = []")
 
 
@@ -425,71 +330,57 @@ def test_a_program_that_is_not_the_one_of_the_log_is_told(tmp_path):
 
 
 def test_the_reflection_is_kept_to_the_byte(tmp_path):
-    folder = saved(tmp_path, refine(0, [44]))
-    report = write_run_report(folder)
+    report_of(tmp_path, refine(0, [44]))
+    report = tmp_path / "report.md"
     own = "## Reflection\r\n\r\nIt w\u00f6rked.\n\n```\nan open fence\n\n## Notes\n\nMore.".encode() + b"\xff\0"
-    head, _, _ = report.read_bytes().partition(b"## Reflection")
-    report.write_bytes(head + own)
-    saved(tmp_path, refine(0, [44, 438]))
-    write_run_report(folder)
-    assert report.read_bytes().endswith(own)
-    assert b"to 438 in 2 calls" in report.read_bytes()
-    before = report.read_bytes()
-    write_run_report(folder)
-    assert report.read_bytes() == before
+    report.write_bytes(report.read_bytes().partition(b"## Reflection")[0] + own)
+    for _ in range(2):
+        write_report([saved(tmp_path, refine(0, [44, 438]))], tmp_path)
+        assert report.read_bytes().endswith(own)
+        assert b"to 438 in 2 calls" in report.read_bytes()
+        assert report.read_bytes().count(b"## Reflection") == 1
 
 
 def test_a_reflection_in_a_reply_is_not_the_reflection(tmp_path):
     told = refine(0, [44])
-    told["turns"][0]["reply"]["content"] = "```\n## Reflection\nThe model's.\n```\n# x\n## Reflection\nThe model's.\n"
-    folder = saved(tmp_path, told)
-    first = write_run_report(folder).read_text()
+    told.turns[0].reply = Reply("```\n## Reflection\nThe model's.\n```\n# x\n## Reflection\nThe model's.\n")
+    first = report_of(tmp_path, told)
     assert first.count("## Reflection") == 3
-    (folder / "report.md").write_text(first + "Mine.\n")
-    assert write_run_report(folder).read_text() == first + "Mine.\n"
+    (tmp_path / "report.md").write_text(first + "Mine.\n")
+    assert report_of(tmp_path, told) == first + "Mine.\n"
 
 
-def test_a_report_of_somebody_else_is_kept_beside_it(tmp_path):
-    folder = saved(tmp_path, refine(0, [44]))
-    for name in ("report.before.md", "report.before-2.md"):
-        (folder / "report.md").write_text(f"# My own report, {name}\n")
-        assert name in write_run_report(folder).read_text()
-        assert (folder / name).read_text() == f"# My own report, {name}\n"
+def test_a_report_of_somebody_else_is_kept_below(tmp_path):
+    (tmp_path / "report.md").write_text("# My own report\n")
+    for _ in range(2):
+        assert report_of(tmp_path, refine(0, [44])).endswith("written again._\n\n# My own report\n")
 
 
 def test_a_place_that_cannot_be_written_is_named_in_one_line(tmp_path):
-    folder = saved(tmp_path, refine(0, [44]))
-    (folder / "report.md").mkdir()
+    (tmp_path / "report.md").mkdir()
     with pytest.raises(ConfigError, match=r"report\.md"):
-        write_run_report(folder)
+        report_of(tmp_path, refine(0, [44]))
 
 
 # Texts of others
 
 
 def test_texts_of_others_stay_texts(tmp_path, drawn):
-    told = refine(0, [0, 44, None, 438], model=HOSTILE, title=HOSTILE, unit=HOSTILE, ended=HOSTILE, system=HOSTILE)
-    told["start"]["program"] = told["first_prompt"] = told["strategy"] = HOSTILE
-    told["settings"] |= {HOSTILE: HOSTILE, "budget": {HOSTILE: HOSTILE}}
-    for one in told["turns"]:
-        one["prompt"] = one["prompt_kind"] = HOSTILE
-        one["reply"]["content"] = HOSTILE * 3
-        one["calls"][0]["outcome"] = HOSTILE
-        if one["result"]:
-            one["result"] |= {
-                "error_kind": HOSTILE,
-                "error": HOSTILE,
-                "worst_pair": [HOSTILE],
-                "protections": {HOSTILE: HOSTILE},
-            }
-    record = [{"score": 44, "who": HOSTILE, "note": HOSTILE}, {"score": HOSTILE, "who": None}, {"score": math.nan}, {}]
-    for folder in (tmp_path / "a", tmp_path / "b"):
-        saved(folder, told | {"seed": len(folder.name), "record": record})
-    other = json.loads(json.dumps(told)) | {"seed": 9}
-    other["turns"][0]["prompt"] = "x"
-    saved(tmp_path / HOSTILE.replace("/", "").replace("\0", "")[:60].replace("\ud800", ""), other)
-    for report in (write_run_report(tmp_path / "a"), write_joint_report([tmp_path], tmp_path)):
-        written = report.read_text()
+    over = {"model": HOSTILE, "title": HOSTILE, "unit": HOSTILE, "ended": HOSTILE, "system": HOSTILE}
+    over |= {"first_prompt": HOSTILE, "settings": SETTINGS | {HOSTILE: HOSTILE}, "start": Start(HOSTILE, score=22)}
+    record = [Record(44, HOSTILE, HOSTILE)]
+    for name in ("a", "b"):
+        told = refine(ord(name), [0, 44, None, 438], record=record, **over)
+        for one in told.turns:
+            one.prompt = one.prompt_kind = HOSTILE
+            one.reply = Reply(HOSTILE * (3 if name == "a" else 2))
+            one.calls[0].outcome = HOSTILE
+            if one.result:
+                one.result |= {"error_kind": HOSTILE, "error": HOSTILE, "protections": {HOSTILE: HOSTILE}}
+        saved(tmp_path / name, told)
+    saved(tmp_path / HOSTILE.replace("/", "").replace("\0", "")[:60], refine(0, [44], **over))
+    for folders, out in (([tmp_path / "a"], tmp_path / "a"), (runs_below([tmp_path]), tmp_path)):
+        written = write_report(folders, out).read_text()
         outside = "\n".join(outside_fences(written))
         assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2028\u2029]", written)
         assert not re.search(r"<\w|<!--|</", outside)
@@ -499,28 +390,18 @@ def test_texts_of_others_stay_texts(tmp_path, drawn):
             "Methodology", "Process", "What came of it", "The prompts and replies that moved the score most",
             "Final result", "Where the record stands", "Seeds", "Reflection",
         ]  # fmt: skip
-        rows = [line for line in outside.splitlines() if line.startswith("|")]
-        assert all(len(re.findall(r"(?<!\\)\|", a)) == len(re.findall(r"(?<!\\)\|", b)) for a, b in tables(rows))
-        assert (report.parent / "score.png").stat().st_size > 5000
-
-
-def tables(rows: list[str]) -> list[tuple[str, str]]:
-    """Each row of tables with the row of marks above it."""
-    found, mark = [], ""
-    for k, row in enumerate(rows):
-        if re.fullmatch(r"\|( -{2,3}:? \|)+", row):
-            mark = row
-            found.append((rows[k - 1], mark))
-        elif mark and k + 1 < len(rows) and not rows[k + 1].startswith(("| --- |", "| --: |")):
-            found.append((row, mark))
-    return found
+        for table in re.findall(r"(?:^\|.*\n)+", outside, re.MULTILINE):
+            assert len({len(re.findall(r"(?<!\\)\|", row)) for row in table.splitlines()}) == 1
+        assert (out / "score.png").stat().st_size > 5000
 
 
 def test_a_long_reply_is_cut_to_a_page(tmp_path):
     told = refine(0, [44, 100, 220, 438])
-    for one in told["turns"]:
-        one["reply"]["content"] = one["prompt"] = "x\n" * 50_000 + "y" * 50_000
-        one["result"]["error"] = "z" * 5000
+    for one in told.turns:
+        one.prompt = "x\n" * 50_000 + "y" * 50_000
+        one.reply = Reply(one.prompt)
+        assert one.result is not None
+        one.result["error"] = "z" * 5000
     written = report_of(tmp_path, told)
     assert len(written) < 12_000
     assert len(written.splitlines()) < 250
@@ -530,19 +411,17 @@ def test_a_long_reply_is_cut_to_a_page(tmp_path):
 # The baseline, and seeds
 
 
-def test_a_draw_is_one_call_of_the_bare_first_prompt(tmp_path):
-    told = refine(0, [44, 438])
-    told["turns"][0]["calls"] = [{"id": str(k), "outcome": what} for k, what in enumerate(["http_429", "empty", "ok"])]
-    assert draws_of(read_log(saved(tmp_path / "a", told))) == [0, 0, 44]
+def test_a_draw_is_one_call_of_the_bare_first_prompt():
+    assert draws_of(log("refine", 0, [turn(1, 44, failed=["http_429", "empty"]), turn(2, 438, "extend")])) == [0, 0, 44]
     many = simple(0, [0, None, 44, 300])
-    many["turns"][2]["sees"] = ["1.0"]
-    many["turns"][3]["calls"].append({"id": "x", "outcome": "interrupted"})
-    assert draws_of(read_log(saved(tmp_path / "b", many))) == [0, 0, 0, 300]
+    many.turns[2].sees = ["1.0"]
+    many.turns[3].calls.append(Call("x", "interrupted"))
+    assert draws_of(many) == [0, 0, 0, 300]
 
 
-def test_the_baseline_is_the_best_of_the_start_and_k_draws(tmp_path):
+def test_the_baseline_is_the_best_of_the_start_and_k_draws():
     scores = [0, None, 44, 438, 0, 10]
-    log_ = read_log(saved(tmp_path, simple(0, scores)))
+    log_ = simple(0, scores)
     (panel,) = panels_of([log_], settings_of([log_]))
     values = [max(22, score or 0) for score in scores]
     for k in range(1, 7):
@@ -555,56 +434,47 @@ def test_the_baseline_is_the_best_of_the_start_and_k_draws(tmp_path):
 def test_only_draws_of_one_kind_are_put_together(tmp_path):
     logs = [simple(0, [44, 0]), simple(1, [22]), refine(0, [100, 438]), simple(0, [300], model="other")]
     logs.append(simple(2, [200], first_prompt="Another."))
-    logs.append(simple(2, [210], settings={**logs[0]["settings"], "temperature": 1.0}))
-    logs.append(simple(2, [212], settings={**logs[0]["settings"], "replies": 8, "budget": {"calls": 5}}))
-    read = [read_log(saved(tmp_path / str(k), one)) for k, one in enumerate(logs)]
-    assert sorted(panel.draws for panel in panels_of(read, settings_of(read))) == [
-        (44, 0, 22, 100, 212),
-        (200,),
-        (210,),
-        (300,),
-    ]
+    logs.append(simple(2, [210], settings={**SETTINGS, "temperature": 1.0}))
+    logs.append(simple(2, [212], settings={**SETTINGS, "replies": 8, "budget": {"calls": 5}}))
+    found = read(tmp_path, logs)
+    draws = [panel.draws for panel in panels_of(found, settings_of(found))]
+    assert sorted(draws) == [(44, 22, 22, 100, 212), (200,), (210,), (300,)]
 
 
-def words_of(tmp_path: Path, logs: Sequence[dict]) -> dict[str, str]:
+def words_of(logs: Sequence[Log]) -> dict[str, str]:
     """How each setting compares with its baseline."""
-    read = [read_log(saved(tmp_path / str(k), one)) for k, one in enumerate(logs)]
-    settings = settings_of(read)
-    return {one.setting.label: one.word for one in compared(panels_of(read, settings), settings)}
+    return {one.setting.label: one.word for one in compared(panels_of(logs, settings_of(logs)))}
 
 
-def test_few_seeds_or_draws_tell_nothing_and_enough_of_them_do(tmp_path):
+def test_few_seeds_or_draws_tell_nothing_and_enough_of_them_do():
     plenty = [simple(seed, [0, 44, 22, 100, 0, 44 + seed]) for seed in range(5)]
     high = [refine(seed, [0, 44, 220, 300, 438, 500 + seed]) for seed in range(5)]
     low = [refine(seed, [0, 0, 0, 0, 0, 23 + seed]) for seed in range(5)]
-    assert words_of(tmp_path / "a", plenty + high) == {"simple": "itself", "refine": "better"}
-    assert words_of(tmp_path / "b", plenty + low) == {"simple": "itself", "refine": "worse"}
-    assert words_of(tmp_path / "c", plenty + high[:1]) == {"simple": "itself", "refine": "cannot tell"}
-    assert words_of(tmp_path / "d", plenty[:1] + high[:2]) == {"simple": "itself", "refine": "cannot tell"}
-    assert words_of(tmp_path / "e", high) == {"refine": "cannot tell"}
-    assert words_of(tmp_path / "f", [log("refine", 0, [])]) == {"refine": "itself"}
-    no_draws = [turn(1, 44, kind="extend")]
-    assert words_of(tmp_path / "g", [log("refine", 0, no_draws)]) == {"refine": "no draws"}
+    assert words_of(plenty + high) == {"simple": "itself", "refine": "better"}
+    assert words_of(plenty + low) == {"simple": "itself", "refine": "worse"}
+    assert words_of(plenty + high[:1]) == {"simple": "itself", "refine": "cannot tell"}
+    assert words_of(plenty[:1] + high[:2]) == {"simple": "itself", "refine": "cannot tell"}
+    assert words_of(high) == {"refine": "cannot tell"}
+    assert words_of([log("refine", 0, [])]) == {"refine": "itself"}
+    assert words_of([log("refine", 0, [turn(1, 44, "extend")])]) == {"refine": "no draws"}
 
 
-def test_refinement_that_does_nothing_is_rarely_called_better(tmp_path):
+def test_refinement_that_does_nothing_is_rarely_called_better():
     """Runs whose later turns are draws of the same distribution as the first ones: any verdict on them is wrong."""
     rng, wrong = random.Random(0), 0
-    for trial in range(60):
+    for _ in range(60):
         logs = []
         for seed in range(4):
             logs.append(simple(seed, [rng.choice([0, 0, 44, 100, 300]) for _ in range(6)]))
             logs.append(refine(seed, [rng.choice([0, 0, 44, 100, 300]) for _ in range(6)]))
-        wrong += words_of(tmp_path / str(trial), logs)["refine"] != "cannot tell"
+        wrong += words_of(logs)["refine"] != "cannot tell"
     assert wrong <= 6
 
 
-def test_settings_are_told_apart_by_what_differs(tmp_path):
-    base = refine(0, [44])["settings"]
+def test_settings_are_told_apart_by_what_differs():
     logs = [refine(0, [44]), refine(1, [44]), simple(0, [22]), refine(0, [44], model="other")]
-    logs += [refine(0, [44], settings={**base, "temperature": 1.0}), refine(0, [44], first_prompt="Another.")]
-    read = [read_log(saved(tmp_path / str(k), one)) for k, one in enumerate(logs)]
-    labels = {setting.label: len(setting.logs) for setting in settings_of(read)}
+    logs += [refine(0, [44], settings={**SETTINGS, "temperature": 1.0}), refine(0, [44], first_prompt="Another.")]
+    labels = {setting.label: len(setting.logs) for setting in settings_of(logs)}
     assert labels.pop("simple") == 1
     assert labels.pop("refine, model=other, temperature=0.7") == 1
     assert labels.pop("refine, model=Qwen3-32B, temperature=1.0") == 1
@@ -619,11 +489,10 @@ def test_several_runs_are_a_distribution_and_never_their_best_alone(tmp_path, dr
         draws = [rng.choice([0, 0, None, 22, 44, 100, 220]) for _ in range(12)]
         saved(tmp_path / f"simple_{seed}", simple(seed, draws))
     for seed in range(3):
-        many = [turn(1 + k // 4, rng.choice([0, 44, 220, 240]), kind="first", sample=k % 4) for k in range(12)]
+        many = [turn(1 + k // 4, rng.choice([0, 44, 220, 240]), sample=k % 4) for k in range(12)]
         saved(tmp_path / f"best_of_n_{seed}", log("best_of_n", seed, many))
-    report = write_joint_report([tmp_path], tmp_path / "out")
-    written = report.read_text()
-    assert ": 15 runs with simple, best\\_of\\_n and refine\n" in written
+    written = write_report(runs_below([tmp_path]), tmp_path / "out").read_text()
+    assert ": 15 runs with simple, best\\_of\\_n, refine\n" in written
     finals = [read_log(tmp_path / f"refine_{seed}").best.score for seed in range(6)]
     row = next(line for line in written.splitlines() if line.startswith("| refine | 6 |"))
     assert f"| {', '.join(map(str, finals))} |" in row
@@ -631,59 +500,53 @@ def test_several_runs_are_a_distribution_and_never_their_best_alone(tmp_path, dr
     assert "- **refine:** better than independent draws: after 12 calls the 6 seeds have" in written
     assert "- **best\\_of\\_n:** independent draws itself" in written
     assert "exact rank test of 6 seeds against 9 groups of 12 draws" in written
-    assert "One seed" not in written
-    again = write_joint_report(sorted(tmp_path.glob("*_*")), tmp_path / "out2")
-    assert again.read_bytes() == report.read_bytes()
+    assert write_report(sorted(tmp_path.glob("*_*")), tmp_path / "out2").read_text() == written
 
 
 def test_too_few_draws_are_said_with_the_command_that_gives_more(tmp_path):
     runs = [saved(tmp_path / str(seed), refine(seed, [0, 44, 438])) for seed in range(3)]
-    written = write_joint_report(runs, tmp_path).read_text()
-    assert "3 draws from 3 runs; the expected best is" in written
+    written = write_report(runs, tmp_path).read_text()
+    assert "3 draws; the expected best is" in written
     assert "cannot tell: after 3 calls the 3 seeds have 438 in the median" in written
     assert "make 1 group of 3: 3 seeds" in written
-    assert "Add 12 more draws (`strategy=simple`)" in written
     runs.append(saved(tmp_path / "long", refine(9, [0] * 30)))
-    written = write_joint_report(runs, tmp_path).read_text()
-    assert "They reach to 4 calls, and the longest run made 30" in written
-    assert "`strategy=simple seed=0" in written
+    assert "They reach to 4 calls, and the longest run made 30" in write_report(runs, tmp_path).read_text()
 
 
 def test_damaged_runs_and_copies_are_left_out_by_name(tmp_path):
-    saved(tmp_path / "a", refine(0, [44, 438]))
-    saved(tmp_path / "b", refine(0, [44, 438]))
-    saved(tmp_path / "c", {"problem": 3})
-    saved(tmp_path / "d", refine(1, [44, 100]))
+    for name, told in (("a", refine(0, [44, 438])), ("b", refine(0, [44, 438])), ("d", refine(1, [44, 100]))):
+        saved(tmp_path / name, told)
+    (tmp_path / "c").mkdir()
+    (tmp_path / "c" / NAME).write_text("{}")
     (tmp_path / ".hidden").mkdir()
-    written = write_joint_report([tmp_path, tmp_path / "a"], tmp_path).read_text()
-    assert "- b (seed 0) has the prompts and replies of a (the same seed)" in written
-    assert "- c/conversation\\_log.json is no log of a discover run: " in written
+    written = write_report(runs_below([tmp_path, tmp_path / "a"]), tmp_path).read_text()
+    assert "- b (seed 0) has the prompts and replies of a (seed 0)" in written
+    assert "- c/conversation\\_log.json is no log of a discover run (" in written
     assert "| refine | 2 | 438, 100 |" in written
 
 
 def test_runs_that_cannot_stand_in_one_report_are_refused(tmp_path):
     one, other = saved(tmp_path / "a", refine(0, [44])), saved(tmp_path / "b", refine(0, [44], problem="caps"))
-    with pytest.raises(ConfigError, match=r"of 2 problems \(caps and kissing_11\): give those of one"):
-        write_joint_report([one, other], tmp_path)
-    with pytest.raises(ConfigError, match="there is no discover run in"):
-        write_joint_report([tmp_path / "nowhere"], tmp_path)
+    with pytest.raises(ConfigError, match=r"of 2 problems \(caps, kissing_11\)"):
+        write_report([one, other], tmp_path)
+    (other / NAME).write_text("[]")
     with pytest.raises(ConfigError, match="is no log of a discover run"):
-        write_joint_report([saved(tmp_path / "c", [])], tmp_path)
+        write_report([other], tmp_path)
 
 
 def test_kinds_of_draws_have_panels_of_their_own(tmp_path, drawn):
     for k, model in enumerate("abcdef"):
         saved(tmp_path / f"{k}", simple(0, [44, 0, 100], model=model))
-    written = write_joint_report([tmp_path], tmp_path).read_text()
+    written = write_report(runs_below([tmp_path]), tmp_path).read_text()
     assert "The picture shows 4 of 6 kinds of first calls." in written
-    assert "**Independent draws (model=f):** 3 draws from 1 run" in written
+    assert "**Independent draws (model=f):** 3 draws" in written
 
 
 def test_the_picture_bears_no_turns_and_scores_of_any_size(tmp_path, drawn):
-    start, record = {"program": "s", "score": 0}, [*RECORD, {"score": 10**14, "who": "x" * 200}]
     logs = [refine(0, [], ended=None, record=[])]
     for score in (0, 10**15):
-        logs.append(simple(0, [score, 0], start=start, best={"score": score, "turn": "1.0"}, record=record))
+        logs.append(simple(0, [score, 0], start=Start("s"), best=Best(score, "1.0")))
+        logs[-1].record = [*RECORD, Record(10**14, "x" * 200)]
     for k, told in enumerate(logs):
-        picture = write_run_report(saved(tmp_path / str(k), told)).with_name("score.png")
-        assert picture.stat().st_size > 5000
+        report_of(tmp_path / str(k), told)
+        assert (tmp_path / str(k) / "score.png").stat().st_size > 5000

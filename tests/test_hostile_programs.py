@@ -409,8 +409,8 @@ BEFORE = shared_memory()
 
 def serve() -> None:
     """The evaluator's process: a line of JSON asks, a line of JSON answers."""
+    from rlreason.discovery.problem import problem_named
     from rlreason.discovery.score import Limits, score_program
-    from rlreason.discovery.turns import problem_named
 
     ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # orphans come to this process and not to the system's first
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)

@@ -1,4 +1,4 @@
-"""Ask an OpenAI-compatible server, read its replies, and name what goes wrong with its cure.
+"""Ask an OpenAI-compatible server, read its replies and the programs in them, and name what goes wrong with its cure.
 
 httpx sends, within one deadline that asyncio holds over the whole request. When to ask again is decided in `asking`,
 which writes each request into the journal first.
@@ -6,182 +6,159 @@ which writes each request into the journal first.
 
 import asyncio
 import json
-import math
+import os
 import random
 import re
+import symtable
 import threading
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 
 import httpx
 import msgspec
 
-from rlreason.discovery.journal import Attempt
+from rlreason.config.algorithms import ClientConfig
+from rlreason.discovery.journal import Answer
 from rlreason.errors import ConfigError
 from rlreason.runtime.text import HIDDEN, few, redacted, shorten, visible
 
 LINE_CHARS = 300  # of a text about an answer
 CONNECT_S = 20.0  # a server that takes no connection within this time is not there
 LONGEST_HEEDED_S = 120.0  # of what a server asks for
-REQUEST_ID = "X-Client-Request-Id"
 PATH = "/chat/completions"
 LOOPBACK = r"localhost|::1|127(\.\d{1,3}){3}"  # hosts on this computer, which no proxy reaches
-LARGEST_BODY = 32 * 2**20  # bytes of an answer
 LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=0)
 UNSENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.ProxyError, httpx.LocalProtocolError)
 
 
-def one_line(text: str, key: str | None) -> str:
-    """Return at most `LINE_CHARS` characters of a text on one line, without secrets and control characters.
+class Client:
+    """Sends requests to one model of a server. May be used from several threads."""
 
-    A key of at most five characters, such as those made up for a server of one's own, is hidden as a whole word only.
+    def __init__(self, config: ClientConfig, model: str = "") -> None:
+        """Take the server from the settings, else the environment; `ConfigError` if it has no usable address.
 
-    >>> one_line("Incorrect API key\\n  provided: swordfish\\x1b[2J", "swordfish"), one_line("maximum: x", "x")
-    ('Incorrect API key provided: <redacted>\\\\x1b[2J', 'maximum: <redacted>')
-    """
-    if key := (key or "").strip():
-        text = text.replace(key, HIDDEN) if len(key) > 5 else re.sub(rf"(?<!\w){re.escape(key)}(?!\w)", HIDDEN, text)
-    return shorten(visible(redacted(" ".join(text[:20_000].split()))), LINE_CHARS - len(" ..."))
-
-
-@dataclass(frozen=True)
-class Endpoint:
-    """An OpenAI-compatible server, one of its models, and how the model is asked.
-
-    `base_url` ends before /chat/completions. `temperature`, `thinking`: None sends nothing, so that the server's own
-    default holds. `max_tokens`: of one reply, its thinking included. `timeout_s`: of one request, from connecting to
-    the last byte. `extra`: fields of the body that are put in last: a mapping goes into the one that is there, and
-    None takes a field out. `env_variable`: the environment variable that held `key`, for messages.
-    """
-
-    base_url: str
-    model: str
-    key: str | None = field(default=None, repr=False)
-    temperature: float | None = None
-    max_tokens: int = 8192
-    thinking: bool | None = None
-    timeout_s: float = 600.0
-    extra: Mapping[str, Any] = field(default_factory=dict)
-    env_variable: str = ""
-
-    @property
-    def setting(self) -> str:
-        """Return the setting with its address, for messages."""
-        return f"client.base_url={one_line(self.base_url, self.key)}"
-
-    def url(self, path: str = PATH) -> httpx.URL:
-        """Return the address of a path below the base; `ConfigError` if `base_url` is no web address.
-
-        >>> str(Endpoint("https://host/v1/?version=1", "m").url())
-        'https://host/v1/chat/completions?version=1'
+        `model`: in place of `config.model`, if that is null.
         """
-        try:
-            url = httpx.URL(self.base_url)
-        except httpx.InvalidURL:
-            url = httpx.URL()
-        if url.scheme not in ("http", "https") or not url.host or re.search(r"\s", self.base_url):
-            raise ConfigError(f"{self.setting} is no address of a server: give one such as http://127.0.0.1:8000/v1")
-        if url.path.rstrip("/").endswith(PATH):
-            raise ConfigError(f"{self.setting} names {PATH} itself: leave that away, it mostly ends in /v1")
-        return url.copy_with(path=url.path.rstrip("/") + path)
-
-    def headers(self) -> dict[str, str]:
-        """Return the header with the key, if there is one; `ConfigError` if no request can have it."""
-        key = (self.key or "").strip()
-        if not (key.isascii() and key.isprintable()):
+        base_url = config.base_url or os.environ.get("OPENAI_BASE_URL")
+        if not base_url:
             raise ConfigError(
-                f"the key in {self.env_variable or 'the variable that client.env_variable names'} holds a character "
-                "that no request can send: set it to the key alone"
+                "client.base_url=null and OPENAI_BASE_URL is not set: give the address of an OpenAI-compatible server, "
+                "as in client.base_url=http://127.0.0.1:8000/v1"
             )
-        return {"Authorization": f"Bearer {key}"} if key else {}
+        self.config, self.model = config, config.model or model
+        self.key = (os.environ.get(config.env_variable) or "").strip()
+        self.setting = f"client.base_url={self.one_line(base_url)}"
+        if not re.fullmatch(r"https?://[^\s/?#]+\S*", base_url):
+            raise ConfigError(f"{self.setting} is no address of a server: give one such as http://127.0.0.1:8000/v1")
+        try:
+            self._url = httpx.URL(base_url)
+            self._http = httpx.AsyncClient(
+                headers={"Authorization": f"Bearer {self.key}"} if self.key else {},
+                trust_env=not re.fullmatch(LOOPBACK, self._url.host),
+                timeout=httpx.Timeout(None, connect=CONNECT_S),
+                limits=LIMITS,
+            )
+        except Exception as error:  # of the many that an address, a proxy, a certificate or a key can raise
+            raise ConfigError(
+                f"{self.setting} cannot be used ({self.one_line(str(error))}): correct it, the proxy in ALL_PROXY, "
+                f"HTTPS_PROXY or HTTP_PROXY, SSL_CERT_FILE, or the key in {config.env_variable}"
+            ) from error
 
-    def body(self, messages: Sequence[Mapping[str, Any]], seed: int | None, max_tokens: int) -> dict[str, Any]:
-        """Return what is sent to ask for a reply."""
+    def one_line(self, text: str) -> str:
+        """Return at most `LINE_CHARS` characters of a text on one line, without the key and control characters."""
+        if len(self.key) > 5:  # shorter ones, made up for a server of one's own, are no secrets
+            text = text.replace(self.key, HIDDEN)
+        return shorten(visible(redacted(" ".join(text[:20_000].split()))), LINE_CHARS - len(" ..."))
+
+    def only_model(self) -> str:
+        """Return the only model that the server lists; `ConfigError` if it does not answer, lists none, or several."""
+        request = self._http.get(self._address("/models"), timeout=CONNECT_S)
+        names: list[str] = []
+        try:
+            listed = asyncio.run_coroutine_threadsafe(request, _event_loop()).result().json()
+            names = [str(row["id"]) for row in listed["data"]]
+        except httpx.HTTPError as error:
+            detail = self.one_line(f"{type(error).__name__}: {error}")
+            raise ConfigError(self.refusal(Answer("connection", detail=detail))) from error
+        except (ValueError, KeyError, TypeError):
+            pass  # it lists none
+        if len(names) != 1:
+            raise ConfigError(
+                f"client.model=null, and {self.setting} lists {len(names)} models ({few(names) or 'none'}): give "
+                "client.model=NAME"
+            )
+        return names[0]
+
+    def _address(self, path: str) -> httpx.URL:
+        return self._url.copy_with(path=self._url.path.rstrip("/") + path)
+
+    def body(self, messages: Sequence[Mapping[str, str]], seed: int | None, max_tokens: int) -> dict[str, Any]:
+        """Return what is sent to ask for a reply.
+
+        Fields of `client.extra` are put in last: a mapping goes into the one that is there, and None takes a field out.
+        """
+        config = self.config
         body: dict[str, Any] = {"model": self.model, "messages": list(messages), "max_tokens": max_tokens}
-        body |= {"temperature": self.temperature, "seed": seed}
-        if self.thinking is not None:
-            body["chat_template_kwargs"] = {"enable_thinking": self.thinking}  # as vLLM and SGLang take it
-        for name, value in self.extra.items():
+        body |= {"temperature": config.temperature, "seed": seed}
+        if config.thinking is not None:
+            body["chat_template_kwargs"] = {"enable_thinking": config.thinking}  # as vLLM and SGLang take it
+        for name, value in (config.extra or {}).items():
             is_merged = isinstance(value, Mapping) and isinstance(body.get(name), dict)
-            body[name] = {**body[name], **value} if is_merged else value
+            body[name] = body[name] | value if is_merged else value
         if body.get("max_completion_tokens") is not None:  # another name for the bound, which is ours to set
             body["max_completion_tokens"] = max_tokens
         return {name: value for name, value in body.items() if value is not None}
 
-
-class Client:
-    """Sends requests to one endpoint. `ConfigError` for an address, a key or a proxy that no request can use.
-
-    Each request has a connection of its own: a model thinks for longer than servers keep one open.
-    """
-
-    def __init__(self, endpoint: Endpoint) -> None:
-        self._endpoint, self._url, headers = endpoint, endpoint.url(), endpoint.headers()
-        is_here = re.fullmatch(LOOPBACK, self._url.host) is not None
-        timeout = httpx.Timeout(None, connect=CONNECT_S)
-        try:
-            self._http = httpx.AsyncClient(headers=headers, trust_env=not is_here, timeout=timeout, limits=LIMITS)
-        except Exception as error:
-            cause = one_line(f"{type(error).__name__}: {error}", endpoint.key)
-            raise ConfigError(
-                f"{endpoint.setting} cannot be reached as the environment says ({cause}): correct or unset ALL_PROXY, "
-                "HTTPS_PROXY, HTTP_PROXY and SSL_CERT_FILE"
-            ) from error
-
-    def models(self) -> list[str]:
-        """Return the names of the models that the server lists; `ConfigError` if it does not answer."""
-        request = self._http.get(self._endpoint.url("/models"), timeout=CONNECT_S)
-        try:
-            listed = asyncio.run_coroutine_threadsafe(request, _event_loop()).result().json()
-            return [str(row["id"]) for row in listed["data"]]
-        except httpx.HTTPError as error:
-            cause = one_line(f"{type(error).__name__}: {error}", self._endpoint.key)
-            raise ConfigError(refusal(Attempt("connection", detail=cause), self._endpoint)) from error
-        except (ValueError, KeyError, TypeError):
-            return []
-
     def ask(
         self,
-        messages: Sequence[Mapping[str, Any]],
-        *,
+        messages: Sequence[Mapping[str, str]],
         request_id: str,
         seed: int | None,
-        max_tokens: int | None = None,
-        timeout_s: float | None = None,
-    ) -> Future[Attempt]:
-        """Send one request; its attempt comes within `timeout_s` seconds, whatever the server does.
+        max_tokens: int,
+        timeout_s: float,
+    ) -> Future[Answer]:
+        """Send one request; its answer comes within `timeout_s` seconds, whatever the server does.
 
-        `request_id`: goes along as `X-Client-Request-Id`. `max_tokens`, `timeout_s`: in place of the endpoint's.
-        Cancelling the future closes the connection.
+        `request_id`: goes along as `X-Client-Request-Id`. Cancelling the future closes the connection.
         """
-        endpoint = self._endpoint
-        body = endpoint.body(messages, seed, endpoint.max_tokens if max_tokens is None else max_tokens)
-        limit = endpoint.timeout_s if timeout_s is None else timeout_s
-        return asyncio.run_coroutine_threadsafe(self._post(body, {REQUEST_ID: request_id}, limit), _event_loop())
+        body = self.body(messages, seed, max_tokens)
+        return asyncio.run_coroutine_threadsafe(self._post(body, request_id, timeout_s), _event_loop())
 
-    async def _post(self, body: dict[str, Any], headers: dict[str, str], limit: float) -> Attempt:
+    async def _post(self, body: dict[str, Any], request_id: str, timeout_s: float) -> Answer:
+        headers = {"X-Client-Request-Id": request_id}
         try:
-            text = bytearray()
-            async with (
-                asyncio.timeout(limit),
-                self._http.stream("POST", self._url, json=body, headers=headers) as response,
-            ):
-                async for piece in response.aiter_bytes():
-                    text += piece
-                    if len(text) > LARGEST_BODY:
-                        return Attempt("broken", detail=f"the answer is larger than {LARGEST_BODY // 2**20} MB")
-            response.headers.pop("content-encoding", None)  # the text is decoded
-            whole = httpx.Response(response.status_code, headers=response.headers, content=bytes(text))
-            return read_answer(whole, self._endpoint.key)
+            async with asyncio.timeout(timeout_s):
+                response = await self._http.post(self._address(PATH), json=body, headers=headers)
+            answer = read_answer(response)
         except TimeoutError:
-            return Attempt("timeout", detail=f"no whole answer within {limit:g} s")
+            return Answer("timeout", detail=f"no whole answer within {timeout_s:g} s")
         except Exception as error:  # of the connection, or of what a server sends instead of HTTP
             outcome = "connection" if isinstance(error, UNSENT) else "broken"  # the model may have been asked
-            return Attempt(outcome, detail=one_line(f"{type(error).__name__}: {error}", self._endpoint.key))
+            answer = Answer(outcome, detail=f"{type(error).__name__}: {error}")
+        answer.detail = self.one_line(answer.detail)
+        return answer
+
+    def refusal(self, answer: Answer) -> str:
+        """Return one line on a request that is not worth retrying: the setting, its value, the error, the cure."""
+        config = self.config
+        cure = next(
+            cure
+            for outcome, detail, cure in CURES
+            if re.match(outcome, answer.outcome) and re.search(detail, answer.detail, re.IGNORECASE)
+        )
+        line = cure.format(
+            max_tokens=config.max_tokens,
+            temperature=config.temperature,
+            timeout_s=config.timeout_s,
+            thinking=json.dumps(config.thinking),
+            model=f"client.model={self.one_line(self.model)}",
+            variable=f"environment variable {config.env_variable} (client.env_variable)",
+        )
+        return f"{self.setting} {line}" + (f" ({answer.detail})" if answer.detail else "")
 
 
 @cache
@@ -192,55 +169,25 @@ def _event_loop() -> asyncio.AbstractEventLoop:
     return loop
 
 
-def only_model(endpoint: Endpoint) -> Endpoint:
-    """Return the endpoint with the only model that it lists; `ConfigError` if it lists none, or several."""
-    names = Client(endpoint).models()
-    if len(names) != 1:
-        raise ConfigError(
-            f"client.model=null, and {endpoint.setting} lists {len(names)} models ({few(names) or 'none'}): give "
-            "client.model=NAME"
-        )
-    return replace(endpoint, model=names[0])
-
-
-class _Part(msgspec.Struct):
-    """A part of a content that is a list. `thinking`: as Mistral's servers send it, or as a text."""
-
-    type: str = ""
-    text: str | None = None
-    thinking: "str | list[_Part] | None" = None
-
-
 class _Message(msgspec.Struct):
-    content: str | list[str | _Part] | None = None
+    content: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
     refusal: str | None = None
 
     def texts(self) -> tuple[str, str | None]:
-        """Return content and thinking, which servers send apart, in parts, or as one text.
+        """Return content and thinking, which servers send apart, or as one text.
 
         Some servers put the first mark of thinking into the prompt, so that the reply has only the last one. Unfinished
         thinking leaves no content.
         """
-        content, thinking = "", ""
-        for part in self.content if isinstance(self.content, list) else [self.content or ""]:
-            if isinstance(part, str):
-                content += part
-            elif isinstance(part.thinking, list):
-                thinking += "".join(inner.text or "" for inner in part.thinking)
-            elif part.thinking or part.type in ("thinking", "reasoning"):
-                thinking += part.thinking or part.text or ""
-            else:
-                content += part.text or ""
-        for text in (self.reasoning, self.reasoning_content):
-            if text and text.strip():
-                thinking = text
+        content, thinking = self.content or "", self.reasoning_content or self.reasoning or ""
+        thinking = thinking if thinking.strip() else ""
         opens = content.lstrip().startswith("<think>")
         if opens or (not thinking and "</think>" in content and "<think>" not in content):
             before, _, content = content.partition("</think>")
             content, thinking = content.lstrip(), thinking or before.lstrip().removeprefix("<think>").strip()
-        return content, thinking or None
+        return _encodable(content), _encodable(thinking) or None
 
 
 class _Choice(msgspec.Struct):
@@ -249,89 +196,75 @@ class _Choice(msgspec.Struct):
     finish_reason: str | None = None
 
 
-class _Answer(msgspec.Struct):
+class _Body(msgspec.Struct):
     choices: list[_Choice] | None = None
     usage: Any = None
     error: Any = None
     detail: Any = None  # of an error, as FastAPI names it
     message: Any = None
 
-    def error_text(self) -> str:
-        """Return the message of an error, in the shapes that servers use; "" if there is none."""
-        error = self.error or self.detail or self.message or ""
-        if isinstance(error, dict):
-            error = error.get("message") or error
-        return error if isinstance(error, str) else json.dumps(error)
 
-
-def read_answer(response: httpx.Response, key: str | None) -> Attempt:
-    """Return the attempt of a server's answer. `key`: hidden in its `detail`.
-
-    A status other than 2xx is http_NNN, and so is a reply of status 200 that holds an error with a code of its own.
+def read_answer(response: httpx.Response) -> Answer:
+    """Return the answer in a server's response. A status other than 2xx is http_NNN.
 
     >>> reply = httpx.Response(200, text='{"choices": [{"message": {"content": "<think>2?</think>3"}}]}')
-    >>> read_answer(reply, None).content, read_answer(httpx.Response(503, text="busy"), None).detail
+    >>> read_answer(reply).content, read_answer(httpx.Response(503, text="busy")).detail
     ('3', 'HTTP 503: busy')
     """
-    text, answer, trouble = response.text, _Answer(), ""
+    text, body, answer = response.text, _Body(), Answer("broken")
     try:
         is_stream = "text/event-stream" in response.headers.get("content-type", "")
-        answer = _joined(text) if is_stream else msgspec.convert(json.loads(response.content), _Answer)
-    except (ValueError, RecursionError) as wrong:
-        trouble = str(wrong) if isinstance(wrong, msgspec.ValidationError) else "no JSON"
-        trouble = f"{trouble}: {text[:1000]}" if text else "no text"
-    usage = answer.usage if isinstance(answer.usage, dict) else {}
-    attempt = Attempt("broken")
+        body = _joined(text) if is_stream else msgspec.convert(json.loads(text), _Body)
+    except (ValueError, RecursionError) as error:
+        why = str(error) if isinstance(error, msgspec.ValidationError) else "no JSON"
+        answer.detail = f"{why}: {text}" if text else "no text"
     for name in ("prompt_tokens", "completion_tokens"):
-        if type(count := usage.get(name)) is int and count >= 0:
-            setattr(attempt, name, count)
-    with suppress(ValueError):
-        seconds = float(response.headers.get("retry-after", ""))
-        attempt.retry_after_s = seconds if 0 <= seconds < math.inf else None
-    choice = answer.choices[0] if answer.choices else _Choice()
+        count = body.usage.get(name) if isinstance(body.usage, dict) else None
+        if type(count) is int and count >= 0:
+            setattr(answer, name, count)
+    problem = body.error or body.detail or body.message or ""
+    if isinstance(problem, dict):
+        problem = problem.get("message") or problem
+    problem = problem if isinstance(problem, str) else json.dumps(problem)
+    choice = body.choices[0] if body.choices else _Choice()
     if not response.is_success:
-        attempt.outcome, elsewhere = f"http_{response.status_code}", response.headers.get("location")
-        detail = f"it redirects to {elsewhere}" if elsewhere else answer.error_text() or text
-        detail = f"HTTP {response.status_code}: {detail}"
-    elif trouble or choice.message is None:
-        code = answer.error.get("code") if isinstance(answer.error, dict) else None  # as gateways send it
-        attempt.outcome = f"http_{code}" if type(code) is int and 400 <= code < 600 else "broken"
-        detail = trouble or answer.error_text() or f"no choices[0].message in {text[:1000]}"
+        answer.outcome = f"http_{response.status_code}"
+        answer.detail = f"HTTP {response.status_code}: {problem or text}"
+        with suppress(ValueError):
+            seconds = float(response.headers.get("retry-after", ""))
+            answer.retry_after_s = seconds if 0 <= seconds < 1e9 else None
+    elif choice.message is None:
+        answer.detail = answer.detail or problem or f"no choices[0].message in {text}"
     else:
-        content, reasoning = choice.message.texts()
-        attempt.reasoning = reasoning and _encodable(reasoning)
-        attempt.finish_reason = choice.finish_reason and _encodable(choice.finish_reason)[:100]
-        if content.strip():
-            attempt.outcome, attempt.content = "ok", _encodable(content)
-            return attempt
-        attempt.outcome = "empty"
-        detail = "thinking without an answer" if reasoning else "a reply without content"
-        detail += f", finish_reason={attempt.finish_reason}" if attempt.finish_reason else ""
-        if choice.message.refusal:
-            detail = f"the model declined: {choice.message.refusal}"
-    attempt.detail = one_line(detail, key)
-    return attempt
+        answer.content, answer.reasoning = choice.message.texts()
+        answer.finish_reason = choice.finish_reason and _encodable(choice.finish_reason)[:100]
+        answer.outcome = "ok" if answer.content.strip() else "empty"
+        if answer.outcome == "empty":
+            answer.content = ""
+            detail = "thinking without an answer" if answer.reasoning else "a reply without content"
+            answer.detail = choice.message.refusal or f"{detail}, finish_reason={answer.finish_reason}"
+    return answer
 
 
-def _joined(text: str) -> _Answer:
+def _joined(text: str) -> _Body:
     """Join the events of a streamed reply; `ValueError` if the stream has no end."""
-    whole, content, thinking = _Choice(), "", ""
-    answer = _Answer([whole])
-    events, *end = re.split(r"^data: *\[DONE\]", text, maxsplit=1, flags=re.MULTILINE)
-    for value in re.findall(r"^data:(.*)", events, re.MULTILINE):
-        event = msgspec.convert(json.loads(value), _Answer)
+    content = thinking = ""
+    whole = _Choice()
+    body = _Body([whole])
+    for value in re.findall(r"^data: *(\{.*)", text, re.MULTILINE):
+        event = msgspec.convert(json.loads(value), _Body)
         if event.error:
             return event
-        answer.usage = event.usage or answer.usage
-        for choice in event.choices or []:
+        body.usage = event.usage or body.usage
+        for choice in event.choices or ():
             whole.finish_reason = choice.finish_reason or whole.finish_reason
             if choice.delta is not None:
-                content += choice.delta.content if isinstance(choice.delta.content, str) else ""
+                content += choice.delta.content or ""
                 thinking += choice.delta.reasoning_content or choice.delta.reasoning or ""
-    if not end and whole.finish_reason is None:
+    if whole.finish_reason is None and not re.search(r"^data: *\[DONE\]", text, re.MULTILINE):
         raise ValueError("the stream has no end")
     whole.message = _Message(content, thinking)
-    return answer
+    return body
 
 
 def _encodable(text: str) -> str:
@@ -354,73 +287,102 @@ def pause_s(attempt_number: int, retry_after_s: float | None, first_s: float) ->
 
 
 def worth_retrying(outcome: str) -> bool:
-    """Return whether the same question may be answered if it is asked again. `outcome`: of an `Attempt`.
+    """Return whether the same question may be answered if it is asked again. `outcome`: of an `Answer`.
 
     >>> [worth_retrying(outcome) for outcome in ("http_429", "http_503", "empty", "http_401", "http_302", "ok")]
     [True, True, True, False, False, False]
     """
-    passing = {"http_408", "http_409", "http_429", "timeout", "connection", "empty", "broken", "no_code", "truncated"}
-    return outcome in passing or outcome.startswith("http_5")
+    return not re.fullmatch("ok|http_(?!408|409|429|5..).*", outcome)
 
 
+LONG = r"context.{0,20}(length|window|size)|maximum.{0,20}(context|tokens)|max_(model_len|tokens|new_tokens)|too long"
+STREAM = "{{stream: true, stream_options: {{include_usage: true}}, enable_thinking: true}}"
 #: Outcome, pattern in its detail -> what it means, and the cure. The first that matches.
-_CURES = (
+CURES = (
     ("http_401", "", "got no key, or does not accept it: put one into the {variable}"),
     ("http_40[23]", "", "does not let this key use {model}: add credit, name another model, or change the {variable}"),
-    (
-        "http_404",
-        "",
-        "does not know {model}, or has no /chat/completions below it: give a model that /models lists there, or the "
-        "address before /chat/completions, which mostly ends in /v1",
-    ),
-    ("http_413", "", "takes no prompt of this length: lower history"),
+    ("http_404", "", f"does not know {{model}}, or has no {PATH} below it: give a model that /models lists there, or "
+     f"the address before {PATH}, which mostly ends in /v1"),
     ("http_429", "", "takes no more requests for now: go on later, or ask for fewer at a time"),
-    ("http_3", "", "sends requests elsewhere, which are not followed: give the address that it names"),
     ("connection", "", "does not answer: start the server, or correct the address"),
     ("timeout", "", "did not answer within client.timeout_s={timeout_s:g}: raise it, or ask for less"),
-    (
-        "http_4",
-        "max_completion_tokens",
-        "asks for another name of the bound: client.extra={{max_tokens: null, max_completion_tokens: {max_tokens}}}",
-    ),
-    (
-        "http_4",
-        r"context.{0,20}(length|window|size)|maximum.{0,20}(context|tokens)|max_(model_len|tokens|new_tokens)"
-        r"|too (long|many tokens)",
-        "has no room for the prompt and the reply together: lower client.max_tokens={max_tokens}",
-    ),
-    (
-        "http_4",
-        r"non-?stream|stream ?= ?.?false|only support.{0,20}stream",
-        "thinks in streams alone: client.extra={{stream: true, stream_options: {{include_usage: true}}, "
-        "enable_thinking: true}} and client.thinking=null, or client.extra={{enable_thinking: false}}",
-    ),
-    (
-        "http_4",
-        "chat_template_kwargs|thinking",
-        "does not take client.thinking={thinking}: client.thinking=null sends nothing, and client.extra can send what "
-        "this server takes",
-    ),
+    ("http_4", "max_completion_tokens", "asks for another name of the bound: "
+     "client.extra={{max_tokens: null, max_completion_tokens: {max_tokens}}}"),
+    ("http_4", LONG, "has no room for the prompt and the reply together: lower client.max_tokens={max_tokens}"),
+    ("http_4", r"non-?stream|stream ?= ?.?false|only support.{0,20}stream", "thinks in streams alone: "
+     f"client.extra={STREAM} and client.thinking=null, or client.extra={{{{enable_thinking: false}}}}"),
+    ("http_4", "chat_template_kwargs|thinking", "does not take client.thinking={thinking}: client.thinking=null sends "
+     "nothing, and client.extra can send what this server takes"),
     ("http_4", "temperature", "does not allow client.temperature={temperature}: client.temperature=null leaves it out"),
     ("http_4", "", "refuses the request: check client.model, client.max_tokens and client.extra against what it takes"),
     ("", "", "gave no reply that can be used: look at its log, or try another {model}"),
+)  # fmt: skip
+
+NAMES = ("run_code", "get_centers", "points")  # what a program gives its set by
+_FENCE = re.compile(r"([ \t]*)(`{3,}|~{3,})(.*)")
+_PYTHON = re.compile(r"[\s{.]*(?:python3?|py)(?![\w+#-]).*", re.IGNORECASE)
+_MARKDOWN = re.compile(r"\s*(?:markdown|md)\b.*", re.IGNORECASE)
+#: For blocks that are no Python: an error in a program is for the model to hear of, not for this module.
+_DEFINED = re.compile(
+    r"^(?:[ \t]*(?:async )?def (?:run_code|get_centers)\b|(?:run_code|get_centers|points)[ \t]*(?::[^=\n]*)?=(?!=))",
+    re.MULTILINE,
 )
 
 
-def refusal(attempt: Attempt, endpoint: Endpoint) -> str:
-    """Return one line on a request that is not worth retrying: the setting, its value, the error, the cure."""
-    detail_with_key = attempt.detail.replace(HIDDEN, (endpoint.key or "").strip())  # a short key can be a usual word
-    cure = next(
-        cure
-        for outcome, detail, cure in _CURES
-        if re.match(outcome, attempt.outcome) and re.search(detail, detail_with_key, re.IGNORECASE)
-    )
-    line = cure.format(
-        max_tokens=endpoint.max_tokens,
-        temperature=endpoint.temperature,
-        timeout_s=endpoint.timeout_s,
-        thinking=json.dumps(endpoint.thinking),
-        model=f"client.model={one_line(endpoint.model, endpoint.key)}",
-        variable=f"environment variable {endpoint.env_variable} (client.env_variable)",
-    )
-    return f"{endpoint.setting} {line}" + (f" ({attempt.detail})" if attempt.detail else "")
+def program_in(content: str) -> str | None:
+    """Return the program in a reply, as it stands there; None where there is none.
+
+    It is the last fenced block, marked as Python or not at all, that defines run_code, get_centers or points, else the
+    last one that is Python. A block that uses run_code without defining it shows how the program is called, and is no
+    program. A block without an end is none either: the reply was cut off.
+
+    >>> program_in("First:\\n```python\\npoints = [[2]]\\n```\\nIt is called so:\\n```\\npoints = run_code()\\n```\\n")
+    'points = [[2]]\\n'
+    >>> program_in("```python\\npoints = [[2],") is None
+    True
+    """
+    python = None
+    for block in reversed(list(_blocks(content))):
+        names = _module_names(block)
+        if names is None:
+            if _DEFINED.search(block):
+                return block
+            continue
+        defined, used = names
+        if defined & {*NAMES} and not (used & {"run_code", "get_centers"}) - defined:
+            return block
+        if python is None and re.search(r"^\s*[^#\s]", block, re.MULTILINE):
+            python = block
+    return python
+
+
+def _blocks(content: str) -> Iterator[str]:
+    """Yield the closed blocks of Python and of no stated language, without the indentation of their fences."""
+    opening, lines = None, list[str]()
+    for line in content.replace("\r\n", "\n").split("\n"):
+        fence = _FENCE.fullmatch(line)
+        if fence and (opening is None or _PYTHON.fullmatch(fence[3])):  # within a block: its end was forgotten
+            is_inline = fence[2][0] in fence[3]
+            if not is_inline and not _MARKDOWN.fullmatch(fence[3]):  # a reply that is fenced as a whole has blocks
+                opening, lines = fence, []
+        elif opening and fence and fence[2].startswith(opening[2]) and not fence[3].strip():
+            if not opening[3].strip() or _PYTHON.fullmatch(opening[3]):
+                indent = re.compile(rf"^[ \t]{{0,{len(opening[1].expandtabs(4))}}}")
+                yield "".join(f"{indent.sub('', line)}\n" for line in lines)
+            opening = None
+        else:
+            lines.append(line)
+
+
+def _module_names(program: str) -> tuple[set[str], set[str]] | None:
+    """Return the names that a program defines at its top, and those that it uses anywhere; None if it is no Python."""
+    with warnings.catch_warnings(), suppress(SyntaxError, ValueError, RecursionError, MemoryError):
+        warnings.simplefilter("ignore")  # about texts of others: invalid escapes and the like
+        tables = [symtable.symtable(program, "program", "exec")]
+        defined = {symbol.get_name() for symbol in tables[0].get_symbols() if symbol.is_assigned()}
+        used = set[str]()
+        for table in tables:
+            tables += table.get_children()
+            used |= {one.get_name() for one in table.get_symbols() if one.is_referenced()}
+        return defined, used
+    return None

@@ -3,13 +3,13 @@
 import json
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from rlreason.config.algorithms import DiscoverBudgetConfig
+from rlreason.config.algorithms import DiscoverConfig
+from rlreason.discovery.log import Call
 from rlreason.errors import ConfigError
 from rlreason.records.files import finite
 from rlreason.runtime.files import append_line
@@ -20,7 +20,7 @@ FEWEST = 256  # tokens of a reply that are worth asking for
 COUNTED, AT_MOST, ESTIMATED = "by the server", "at most", "estimated"
 
 
-class JournalEvent(msgspec.Struct, tag_field="event", kw_only=True):
+class Event(msgspec.Struct, tag_field="event", kw_only=True):
     """A line of the journal."""
 
     at: float = 0.0  # seconds of the run so far
@@ -34,7 +34,7 @@ class Start(msgspec.Struct):
     result: dict[str, Any]
 
 
-class Begin(JournalEvent, tag="begin"):
+class Begin(Event, tag="begin"):
     """The setup of the run."""
 
     model: str
@@ -45,7 +45,7 @@ class Begin(JournalEvent, tag="begin"):
     start: Start
 
 
-class Ask(JournalEvent, tag="ask"):
+class Ask(Event, tag="ask"):
     """A request that is about to be sent, with an upper bound on its tokens."""
 
     id: str
@@ -53,7 +53,7 @@ class Ask(JournalEvent, tag="ask"):
     max_tokens: int
 
 
-class Attempt(msgspec.Struct):
+class Answer(msgspec.Struct, tag_field="event", tag="answer"):
     """The outcome of one request.
 
     `outcome`: ok | http_NNN (the server's status) | timeout | connection | empty (a reply without content) | broken
@@ -70,27 +70,22 @@ class Attempt(msgspec.Struct):
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
     retry_after_s: float | None = None
-
-
-class AnswerEvent(Attempt, tag_field="event", tag="answer", kw_only=True):
-    """The answer to a request."""
-
-    id: str
+    id: str = ""
     at: float = 0.0
 
 
-class ScoreEvent(JournalEvent, tag="score"):
+class Scored(Event, tag="score"):
     """The score of a reply's program. `of`: the reply, as "TURN.SAMPLE"."""
 
     of: str
     result: dict[str, Any]
 
 
-class PartEvent(JournalEvent, tag="part"):
+class Part(Event, tag="part"):
     """The run starts, or is resumed."""
 
 
-class Alive(JournalEvent, tag="alive"):
+class Alive(Event, tag="alive"):
     """The run is still going: it counts the time of a run that is killed."""
 
 
@@ -102,7 +97,7 @@ class Journal:
         self.path = path
         self.begin: Begin | None = None
         self.asks: dict[str, Ask] = {}  # by the id of the request
-        self.answers: dict[str, AnswerEvent] = {}
+        self.answers: dict[str, Answer] = {}
         self.scores: dict[str, dict[str, Any]] = {}  # "TURN.SAMPLE" -> result
         self.by_program: dict[str, dict[str, Any]] = {}  # hash -> result
         self.seconds_before = 0.0  # until it was resumed
@@ -121,19 +116,19 @@ class Journal:
         """Return the newest turn with a request; 0 before the first."""
         return max((int(id.partition(".")[0]) for id in self.asks), default=0)
 
-    def _add(self, event: JournalEvent | AnswerEvent) -> None:
+    def _add(self, event: Event | Answer) -> None:
         match event:
             case Begin():
                 self.begin = event
             case Ask():
                 self.asks[event.id] = event
-            case AnswerEvent():
+            case Answer():
                 self.answers[event.id] = event
-            case ScoreEvent():
+            case Scored():
                 self.scores[event.of] = event.result
                 self.by_program[event.result["program_sha256"]] = event.result
 
-    def write(self, event: JournalEvent | AnswerEvent) -> None:
+    def write(self, event: Event | Answer) -> None:
         """Append an event to the file. `UnwritableError` if the system refuses."""
         event.at = round(self.seconds, 3)
         append_line(self.path, json.dumps(finite(msgspec.to_builtins(event)), allow_nan=False))
@@ -146,11 +141,9 @@ class Journal:
             self.write(Alive())
 
 
-def _read(path: Path, warn: Callable[[str], object]) -> Iterator[JournalEvent | AnswerEvent]:
+def _read(path: Path, warn: Callable[[str], object]) -> Iterator[Event | Answer]:
     """Yield the events of a file; `ConfigError` if a line other than the last is damaged."""
-    if not path.exists():
-        return
-    data = path.read_bytes()
+    data = path.read_bytes() if path.exists() else b""
     complete = data[: data.rfind(b"\n") + 1]
     if len(complete) < len(data):
         warn(f"the last line of {path.name} is unfinished and was cut off: its process was killed")
@@ -158,20 +151,11 @@ def _read(path: Path, warn: Callable[[str], object]) -> Iterator[JournalEvent | 
             file.truncate(len(complete))
     for number, line in enumerate(complete.splitlines(), 1):
         try:
-            yield msgspec.convert(json.loads(line), Begin | Ask | AnswerEvent | ScoreEvent | PartEvent | Alive)
-        except (msgspec.ValidationError, ValueError) as error:
+            yield msgspec.convert(json.loads(line), Begin | Ask | Answer | Scored | Part | Alive)
+        except ValueError as error:
             raise ConfigError(
                 f"{path} is damaged at line {number} ({error}): put it back from a copy, or choose another folder"
             ) from None
-
-
-@dataclass(frozen=True, slots=True)
-class Use:
-    """Tokens of one request, and how they were counted."""
-
-    prompt_tokens: int
-    completion_tokens: int
-    counted: str = COUNTED
 
 
 def prompt_bound(messages: list[dict[str, str]]) -> int:
@@ -183,32 +167,15 @@ def prompt_bound(messages: list[dict[str, str]]) -> int:
     return sum(len(message["content"].encode()) + PER_MESSAGE for message in messages)
 
 
-def use_of(ask: Ask, answer: AnswerEvent | None) -> Use:
-    """Return the tokens of a request: as the server counts them, else an upper bound.
-
-    `answer`: None if it was lost. Refused requests, which the model never saw, cost nothing.
-    """
-    at_most = Use(ask.prompt_bound, ask.max_tokens, AT_MOST)
-    if answer is None:
-        return at_most
-    if answer.prompt_tokens is not None and answer.completion_tokens is not None:
-        return Use(answer.prompt_tokens, answer.completion_tokens)
-    outcome = answer.outcome
-    if outcome == "connection" or (outcome.startswith("http_") and not outcome.startswith("http_5")):
-        return Use(0, 0, ESTIMATED)
-    return at_most
-
-
 class Spending:
     """Sums the tokens of all requests, and reserves the most that those in progress may use."""
 
-    def __init__(
-        self, budget: DiscoverBudgetConfig, prompt_price: float | None = None, completion_price: float | None = None
-    ) -> None:
-        """Prices: of a million tokens; None: unknown, and counted as 0."""
-        self.budget, self.prompt_price, self.completion_price = budget, prompt_price or 0.0, completion_price or 0.0
+    def __init__(self, run: DiscoverConfig) -> None:
+        """Take the budget, and the prices of a million tokens; an unknown one counts as 0."""
+        self.budget = run.budget
+        self.prompt_price, self.completion_price = run.client.prompt_price or 0.0, run.client.completion_price or 0.0
         self.calls = self.prompt_tokens = self.completion_tokens = 0
-        self._reserved: dict[str, Use] = {}
+        self._reserved: dict[str, Ask] = {}
 
     @property
     def tokens(self) -> int:
@@ -218,26 +185,32 @@ class Spending:
     @property
     def cost(self) -> float:
         """Return the cost by the prices."""
-        return self.price(Use(self.prompt_tokens, self.completion_tokens))
+        return self.price(self.prompt_tokens, self.completion_tokens)
 
-    def price(self, use: Use) -> float:
-        """Return the cost of so many tokens.
+    def price(self, prompt_tokens: int, completion_tokens: int) -> float:
+        """Return the cost of so many tokens."""
+        return (prompt_tokens * self.prompt_price + completion_tokens * self.completion_price) / 1e6
 
-        >>> Spending(DiscoverBudgetConfig(), 1.0, 2.0).price(Use(500_000, 250_000))
-        1.0
-        """
-        return (use.prompt_tokens * self.prompt_price + use.completion_tokens * self.completion_price) / 1e6
-
-    def begin(self, id: str, bound: int, max_tokens: int) -> None:
+    def begin(self, ask: Ask) -> None:
         """Count a request and reserve the most that it may use, before it is sent."""
         self.calls += 1
-        self._reserved[id] = Use(bound, max_tokens)
+        self._reserved[ask.id] = ask
 
-    def end(self, id: str, use: Use) -> None:
-        """Replace the reservation of a request by its use."""
-        del self._reserved[id]
-        self.prompt_tokens += use.prompt_tokens
-        self.completion_tokens += use.completion_tokens
+    def end(self, id: str, answer: Answer | None) -> Call:
+        """Replace the reservation of a request by its use: as the server counts it, else the most that it can be.
+
+        `answer`: None if it was lost. Refused requests, which the model never saw, cost nothing.
+        """
+        ask = self._reserved.pop(id)
+        prompt, completion, counted = ask.prompt_bound, ask.max_tokens, AT_MOST
+        outcome = answer.outcome if answer else "interrupted"
+        if answer and answer.prompt_tokens is not None and answer.completion_tokens is not None:
+            prompt, completion, counted = answer.prompt_tokens, answer.completion_tokens, COUNTED
+        elif outcome == "connection" or (outcome.startswith("http_") and not outcome.startswith("http_5")):
+            prompt, completion, counted = 0, 0, ESTIMATED
+        self.prompt_tokens += prompt
+        self.completion_tokens += completion
+        return Call(id, outcome, prompt, completion, counted, round(self.price(prompt, completion), 9))
 
     def room(self, bound: int, max_tokens: int, seconds: float) -> tuple[int, str]:
         """Return (the most tokens that the next reply may have, ""), or (0, the budget that is spent).
@@ -250,19 +223,17 @@ class Spending:
             return 0, f"budget.calls={budget.calls} are spent"
         if budget.hours is not None and seconds >= budget.hours * 3600:
             return 0, f"budget.hours={budget.hours:g} are spent"
-        prompts = sum(use.prompt_tokens for use in self._reserved.values())
-        replies = sum(use.completion_tokens for use in self._reserved.values())
+        prompts = bound + sum(ask.prompt_bound for ask in self._reserved.values())
+        replies = sum(ask.max_tokens for ask in self._reserved.values())
         allowed, fewest = float(max_tokens), min(FEWEST, max_tokens)
         if budget.tokens is not None:
-            allowed = min(allowed, budget.tokens - self.tokens - prompts - replies - bound)
+            allowed = min(allowed, budget.tokens - self.tokens - prompts - replies)
             if allowed < fewest:
                 return 0, f"budget.tokens={budget.tokens}: {self.tokens} are spent, and one more call could exceed it"
         if budget.cost is not None:
-            left = budget.cost - self.cost - self.price(Use(prompts + bound, replies))
-            if left < 0:
-                allowed = 0.0
-            elif self.completion_price:
+            left = budget.cost - self.cost - self.price(prompts, replies)
+            if self.completion_price:
                 allowed = min(allowed, left / (self.completion_price / 1e6))
-            if allowed < fewest:
-                return 0, (f"budget.cost={budget.cost:g}: {self.cost:.6g} are spent, and one more call could exceed it")
+            if left < 0 or allowed < fewest:
+                return 0, f"budget.cost={budget.cost:g}: {self.cost:.6g} are spent, and one more call could exceed it"
         return int(allowed), ""

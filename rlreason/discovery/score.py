@@ -4,16 +4,15 @@ import argparse
 import hashlib
 import json
 import re
-import sys
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rlreason.discovery.sandbox.contained import Command, Limits, Outcome, protections, protections_text, run_contained
+from rlreason.discovery.problem import DiscoveryProblem, problem_named, shipped
+from rlreason.discovery.sandbox.contained import Command, Limits, protections, protections_text, run_contained
 from rlreason.discovery.sandbox.inside import Refused, read_channel
-from rlreason.discovery.turns import DiscoveryProblem, problem_named, shipped
 from rlreason.errors import ConfigError, DataError
 from rlreason.records.console import Console
 from rlreason.runtime.streams import Answer, Parser
@@ -81,29 +80,11 @@ def run(
     """Return the rows that a program gives, with what it took in its score; `Refused` if it gives none."""
     if len(source) > MOST_SOURCE:
         raise Refused("program", f"the program has {len(source)} bytes: at most {MOST_SOURCE} are run")
-    refuse_other_systems()
     arguments = ["program", "{source}", str(problem.most_rows), str(problem.most_digits)]
     outcome = run_contained(Command(arguments, limits.timeout_s, source), limits, stop)
     score.seconds, score.peak_memory_mb = round(outcome.seconds, 3), round(outcome.peak_mb, 1)
     score.protections, score.left_behind = protections(limits), outcome.left_behind
     score.output_tail = visible_text(outcome.tail.decode("utf-8", "backslashreplace"))
-    refuse_ended(outcome, limits)
-    rows = read_channel(outcome.channel, problem.most_rows, problem.most_digits)
-    score.raw_points = len(rows)
-    return rows
-
-
-def refuse_other_systems() -> None:
-    """Raise `ConfigError` without namespaces and /proc."""
-    if sys.platform != "linux":
-        raise ConfigError(
-            f"programs are scored on Linux alone, and this is {sys.platform}: nothing here would hold a program back. "
-            "Use a virtual machine or a container with Linux"
-        )
-
-
-def refuse_ended(outcome: Outcome, limits: Limits) -> None:
-    """Raise `Refused` if a program ended, or was ended, before it gave a set."""
     over = {
         "timeout": f"the program took longer than {limits.timeout_s:g} s",
         "memory": f"the program took more than {limits.memory_mb} MB of memory",
@@ -113,14 +94,16 @@ def refuse_ended(outcome: Outcome, limits: Limits) -> None:
         STOPPED: "the run was stopped",
     }
     if outcome.stopped == "broken":
-        why = visible_text(outcome.tail.decode("utf-8", "replace"))[-300:]
-        raise DataError(f"the program could not be started in the sandbox: {why}")
+        raise DataError(f"the program could not be started in the sandbox: {score.output_tail[-300:]}")
     if outcome.stopped is not None:
         raise Refused(outcome.stopped, over[outcome.stopped])
     if outcome.exit != 0 or not outcome.channel:
         code = outcome.exit or 0
-        how = f"signal {-code}" if code < 0 else f"exit code {outcome.exit}"
+        how = f"signal {-code}" if code < 0 else f"exit code {code}"
         raise Refused("exit", f"the program ended ({how}) before it gave points")
+    rows = read_channel(outcome.channel, problem.most_rows, problem.most_digits)
+    score.raw_points = len(rows)
+    return rows
 
 
 def check(
@@ -133,32 +116,30 @@ def check(
         ["check", str(verifier), "{source}"],
         limits.check_timeout_s,
         json.dumps(request).encode(),
-        readable=[str(problem.folder)],
+        [str(problem.folder)],
     )
     outcome = run_contained(command, limits, stop)
     score.check_seconds = round(outcome.seconds, 3)
-    if outcome.stopped is None and outcome.tail.rstrip().endswith(b"MemoryError"):
-        outcome.stopped = "memory"
-    if outcome.stopped in ("timeout", "memory"):
-        taken = f"{limits.check_timeout_s:g} s" if outcome.stopped == "timeout" else f"{limits.memory_mb} MB"
-        raise Refused(outcome.stopped, f"checking {len(rows)} points takes more than {taken}")
+    tail = visible_text(outcome.tail.decode("utf-8", "replace"))
     if outcome.stopped == STOPPED:
         raise Refused(STOPPED, "the run was stopped")
-    verdict: dict[str, Any] = {}
+    if outcome.stopped == "timeout":
+        raise Refused("timeout", f"checking {len(rows)} points takes more than {limits.check_timeout_s:g} s")
+    if outcome.stopped == "memory" or tail.endswith("MemoryError"):
+        raise Refused("memory", f"checking {len(rows)} points takes more than {limits.memory_mb} MB")
+    verdict: Any = None
     with suppress(ValueError):
         verdict = json.loads(outcome.channel)
     if outcome.stopped or outcome.exit != 0 or not isinstance(verdict, dict) or type(verdict.get("score")) is not int:
-        why = visible_text(outcome.tail.decode("utf-8", "replace"))[-300:]
-        why = why or f"it gave no score (exit code {outcome.exit}, {outcome.stopped or 'not stopped'})"
+        why = tail[-300:] or f"it gave no score (exit code {outcome.exit}, {outcome.stopped or 'not stopped'})"
         raise DataError(f"the verifier {verifier} failed: {why}: correct it")
     valid = verdict.pop("valid", False) is True
-    names = Score.__dataclass_fields__.keys() - {"facts"}
-    score.facts = {name: value for name, value in verdict.items() if name not in names}
+    verdict["score"] = verdict["score"] if valid else 0
+    verdict.setdefault("num_points", verdict["score"])
     for name in ("score", "num_points", "dimension", "error", "error_kind", "alarm"):
-        setattr(score, name, verdict.get(name, getattr(score, name)))
+        setattr(score, name, verdict.get(name))
     score.validity = 1.0 if valid else 0.0
-    score.score = score.score if valid else 0
-    score.num_points = score.score if valid and "num_points" not in verdict else score.num_points
+    score.facts = {name: value for name, value in verdict.items() if name not in Score.__dataclass_fields__}
 
 
 #: What a reader does not see and a model does: soft hyphens, joiners, variation selectors, tags, halves of characters.
@@ -194,10 +175,13 @@ def add_arguments(parser: Parser) -> None:
 def main(arguments: argparse.Namespace, console: Console) -> Answer:
     """Score the program."""
     problem, limits = problem_named(arguments.problem, "--problem"), limits_of(arguments)
-    source = source_of(arguments.program)
-    refuse_other_systems()
+    try:
+        with Path(arguments.program).open("rb") as file:
+            source = file.read(MOST_SOURCE + 1)
+    except OSError as error:
+        why = f"PROGRAM={arguments.program} cannot be read ({error.strerror})"
+        raise ConfigError(f"{why}: give a file of Python") from error
     with console.wait(f"running {arguments.program}, for {duration(limits.timeout_s)} at most"):
-        protections(limits)
         score = score_program(source, problem, limits)
     return Answer(score_text(score, problem.unit), score.as_dict(), 0 if score.valid else 1)
 
@@ -214,18 +198,6 @@ def limits_of(arguments: argparse.Namespace) -> Limits:
     return Limits(timeout_s=arguments.timeout, memory_mb=memory_mb, check_timeout_s=arguments.check_timeout)
 
 
-def source_of(word: str) -> bytes:
-    """Return the program's source; `ConfigError` if there is no such file."""
-    path = Path(word)
-    try:
-        if not path.is_file():
-            raise ConfigError(f"PROGRAM={word} is no file: give a file of Python")
-        with path.open("rb") as file:
-            return file.read(MOST_SOURCE + 1)
-    except OSError as error:
-        raise ConfigError(f"PROGRAM={word} cannot be read ({error.strerror}): give a file of Python") from error
-
-
 def score_text(score: Score, unit: str) -> str:
     """Return the score as text."""
     if score.valid:
@@ -237,11 +209,9 @@ def score_text(score: Score, unit: str) -> str:
         lines = [f"not valid ({score.error_kind}){given}: {score.error}"]
     if (pair := score.facts.get("worst_pair")) and not score.valid:
         lines.append(f"worst pair: {pair['first']} and {pair['second']}, {pair['vectors'][0]} and {pair['vectors'][1]}")
-    if score.facts.get("max_squared_norm") is not None:
-        sizes = [f"largest squared norm {score.facts['max_squared_norm']}"]
-        if score.facts.get("min_squared_distance") is not None:
-            sizes.append(f"smallest squared distance {score.facts['min_squared_distance']}")
-        lines.append(", ".join(sizes))
+    for name in ("max_squared_norm", "min_squared_distance"):
+        if score.facts.get(name) is not None:
+            lines.append(f"{name.replace('_', ' ')}: {score.facts[name]}")
     times = f"{score.seconds:.2f} s"
     if score.raw_points:
         times += f", checked in {score.check_seconds:.2f} s"

@@ -1,5 +1,1 @@
-"""Run untrusted programs: by bwrap or unshare where they work, within limits, ending all their processes.
-
-`contained.py` is this side. The other side are two scripts that import nothing of this package: `warden.py`, which ends
-all processes, and `inside.py`, which sets limits in the sandbox and runs the program.
-"""
+"""Run untrusted programs within limits: `contained` is this side; `warden` and `inside` are scripts of the other."""

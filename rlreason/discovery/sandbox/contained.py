@@ -25,7 +25,7 @@ from functools import cache
 from pathlib import Path
 
 from rlreason.discovery.sandbox.inside import DEVICES, REFUSED_CALLS, STARTED, landlock_version
-from rlreason.discovery.sandbox.warden import TOO_MANY, descendants, signal_all
+from rlreason.discovery.sandbox.warden import descendants, signal_all
 from rlreason.errors import ConfigError
 from rlreason.runtime.signals import temporary_folder
 
@@ -33,7 +33,6 @@ FOLDER = Path(__file__).parent
 WARDEN, INSIDE = str(FOLDER / "warden.py"), str(FOLDER / "inside.py")
 #: The best first; the second where a container hides parts of /proc, and so allows no new one.
 SANDBOXES = ("bwrap", "bwrap without /proc", "unshare", "limits")
-PACKAGE = str(Path(__file__).resolve().parents[2])  # of which a program sees nothing: it holds the problems' examples
 SYSTEM = (
     "/usr", "/bin", "/sbin", "/lib", "/lib64", "/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld.so.conf.d",
     "/etc/localtime", "/etc/passwd", "/etc/group", "/etc/nsswitch.conf", "/etc/alternatives", "/sys/devices/system/cpu",
@@ -118,7 +117,7 @@ def run_contained(
         source = f"{folder if sandbox == 'limits' else '/tmp'}/program.py"
         inner = [sys.executable, "-I", "-B", INSIDE, json.dumps(options)]
         inner += [source if argument == "{source}" else argument for argument in command.arguments]
-        outer = [sys.executable, "-I", "-B", "-S", WARDEN, str(os.getpid()), str(limits.processes + MORE_PROCESSES)]
+        outer = [sys.executable, "-I", "-B", "-S", WARDEN, str(os.getpid())]
         try:
             warden = subprocess.Popen(
                 [*outer, *command_line(sandbox, folder, limits.disk_mb, readable, inner)],
@@ -162,13 +161,10 @@ def command_line(sandbox: str, folder: str, disk_mb: int, readable: Sequence[str
     command += ["--proc" if sandbox == "bwrap" else "--tmpfs", "/proc", "--remount-ro", "/proc"]
     for path in view():
         command += ["--symlink", os.readlink(path), path] if is_system_link(path) else ["--ro-bind", path, path]
-    for path in hidden():
-        command += ["--tmpfs", path]
     for path in readable:
         command += ["--ro-bind", path, path]
-    for path in (*hidden(), "/"):
-        command += ["--remount-ro", path]
-    return [*command, "--ro-bind", f"{folder}/program.py", "/tmp/program.py", "--chdir", "/tmp", "--", *inner]
+    command += ["--remount-ro", "/", "--ro-bind", f"{folder}/program.py", "/tmp/program.py", "--chdir", "/tmp"]
+    return [*command, "--", *inner]
 
 
 def _mounts(folder: str, disk_mb: int, readable: Sequence[str], inner: Sequence[str]) -> list[str]:
@@ -183,11 +179,8 @@ def _mounts(folder: str, disk_mb: int, readable: Sequence[str], inner: Sequence[
     lines += [f": > .{device}; mount --bind {device} .{device}" for device in DEVICES]
     for path in filter(is_system_link, view()):
         lines.append(f"ln -s {shlex.quote(os.readlink(path))} .{path}")
-    lines += _shown((path, path) for path in view() if not is_system_link(path))
-    lines += [f"mount -t tmpfs -o size=1m sandbox {shlex.quote(f'.{path}')}" for path in hidden()]
-    lines += _shown((path, path) for path in readable)
+    lines += _shown((path, path) for path in (*view(), *readable) if not is_system_link(path))
     lines += _shown([(f"{folder}/program.py", "/tmp/program.py")])
-    lines += [f"mount -o remount,bind,ro {shlex.quote(f'.{path}')}" for path in hidden()]
     lines += ["pivot_root . .", "PATH=/usr/bin:/bin:/usr/sbin:/sbin", "umount -l .", "mount -o remount,bind,ro /"]
     lines += ["cd /tmp", f"code=0; {shlex.join(inner)} || code=$?", "exit $code"]
     return lines
@@ -230,30 +223,13 @@ def view() -> list[str]:
     return visible
 
 
-@cache
-def hidden() -> list[str]:
-    """Return the paths of the view at which this package is."""
-    real = {path: os.path.realpath(path) for path in view() if not is_system_link(path)}
-    return [path + PACKAGE.removeprefix(real[path]) for path in real if PACKAGE.startswith(f"{real[path]}/")]
-
-
 def landlock_paths(sandbox: str, folder: str, readable: Sequence[str]) -> dict[str, list[str]]:
-    """Return what Landlock allows: paths to read and to write with all below them, and folders to list.
-
-    Its rules hold for all below a path, so this package is left out by naming everything next to it.
-    """
-    allowed, listable, unread = [*readable], list[str](), view().copy()
-    while unread:
-        path = os.path.realpath(unread.pop())
-        if PACKAGE.startswith(f"{path}/") and path not in listable:
-            listable.append(path)
-            unread += [os.path.join(path, name) for name in os.listdir(path)]
-        elif path != PACKAGE and path not in listable:
-            allowed.append(path)
+    """Return what Landlock allows: paths to read and to write, with all below them."""
     if sandbox == "limits":  # in the system's own /proc and /dev/shm are processes, sockets and files of others
-        allowed += ["/proc/cpuinfo", "/proc/meminfo", "/proc/stat"]
-        return {"readable": allowed, "listable": listable, "writable": [folder]}
-    return {"readable": [*allowed, "/proc"], "listable": listable, "writable": ["/tmp", "/dev/shm"]}
+        proc, writable = ["/proc/cpuinfo", "/proc/meminfo", "/proc/stat"], [folder]
+    else:
+        proc, writable = ["/proc"], ["/tmp", "/dev/shm"]
+    return {"readable": [*view(), *readable, *proc], "writable": writable}
 
 
 def resource_limits(limits: Limits, timeout_s: float) -> dict[str, int]:
@@ -312,19 +288,19 @@ class _Running:
             outcome.exit = 128 - code if code > 128 else code
         if not started and outcome.stopped in (None, "timeout"):
             outcome.stopped = "broken"
-        elif outcome.stopped is None and code == -TOO_MANY:
-            outcome.stopped = "processes"
 
     def _exceeded(self, sent: int, timeout_s: float) -> str | None:
         """Return the limit that is currently exceeded, or None."""
         outcome, limits = self.outcome, self.limits
-        pids = descendants(self.warden.pid, limits.processes)
+        most = limits.processes + MORE_PROCESSES
+        pids = descendants(self.warden.pid, most)
         outcome.seen.update({pid: start_time(pid) for pid in pids if pid not in outcome.seen})
         used = used_mb(pids, limits.memory_mb) + unmapped_mb(pids)
         # The smaller of two looks: a process that is read while it starts or ends may seem to hold anything.
         self.used_mb, used = used, min(used, self.used_mb)
         outcome.peak_mb = max(outcome.peak_mb, used)
         over = {
+            "processes": len(pids) > most,
             "timeout": outcome.seconds > timeout_s,
             "memory": used > limits.memory_mb,
             "output": os.fstat(self.printed).st_size > limits.output_mb * MB,
@@ -409,6 +385,8 @@ def sandbox_here(wanted: str, landlock: bool) -> str:
     If a program shares this process's view of processes, only root can read this process's memory and environment from
     now on, which may hold keys.
     """
+    if sys.platform != "linux":
+        raise ConfigError(f"programs are scored on Linux alone, and this is {sys.platform}: use a container with Linux")
     for path in Path(tempfile.gettempdir()).glob(f"{PREFIX}*-*"):  # of processes that were killed before they could
         owner = path.name.removeprefix(PREFIX).partition("-")[0]
         if owner.isdigit() and not Path(f"/proc/{owner}").exists():
@@ -446,7 +424,7 @@ def missing(active: Mapping[str, str]) -> str:
     return f"{files}{network}see other processes, and fill the disk with many files"
 
 
-def protections_text(active: Mapping[str, str], briefly: bool = False) -> str:
-    """Return in words what is active, only by name if `briefly`, and what is not prevented."""
-    text = "; ".join(name if briefly else f"{name} ({what})" for name, what in active.items())
+def protections_text(active: Mapping[str, str]) -> str:
+    """Return in words what is active, and what is not prevented."""
+    text = "; ".join(f"{name} ({what})" for name, what in active.items())
     return f"{text}. Not held back on this system: it could {missing(active)}" if missing(active) else text

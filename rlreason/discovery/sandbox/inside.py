@@ -96,8 +96,8 @@ def landlock_version() -> int:
     return max(version, 0)
 
 
-def landlock(readable: list[str], listable: list[str], writable: list[str]) -> None:
-    """Refuse this process and its children all files but these; below the `listable` folders, only names are shown.
+def landlock(readable: list[str], writable: list[str]) -> None:
+    """Refuse this process and its children all files but these, and all below them.
 
     They cannot trace a process outside either; from version 4 on use no TCP, from 6 on signal none. Missing paths are
     skipped.
@@ -107,8 +107,8 @@ def landlock(readable: list[str], listable: list[str], writable: list[str]) -> N
     scopes = [handled, *[3] * (version >= 4), *[3] * (version >= 6)]  # files; TCP; abstract sockets and signals
     attributes = struct.pack(f"{len(scopes)}Q", *scopes)
     rules = checked(libc.syscall(LANDLOCK_CREATE, attributes, ctypes.c_size_t(len(attributes)), ctypes.c_uint(0)))
-    rights = dict.fromkeys(listable, READ_DIR) | dict.fromkeys(DEVICES, READ_FILE | WRITE_FILE)
-    rights |= dict.fromkeys(readable, EXECUTE | READ_FILE | READ_DIR) | dict.fromkeys(writable, handled)
+    rights = dict.fromkeys(DEVICES, READ_FILE | WRITE_FILE) | dict.fromkeys(readable, EXECUTE | READ_FILE | READ_DIR)
+    rights |= dict.fromkeys(writable, handled)
     for path, allowed in rights.items():
         if not os.path.exists(path):
             continue

@@ -1,0 +1,212 @@
+"""The log of a run, conversation_log.json: its records, which the loop fills and a report reads.
+
+Scores are whole numbers in the unit of the problem ("points"); 0 is what an invalid set is worth.
+"""
+
+import json
+from pathlib import Path
+from typing import Annotated, Any, TypedDict, cast
+
+import msgspec
+
+from rlreason.errors import ConfigError
+from rlreason.records.files import CONVERSATION
+from rlreason.runtime.text import shorten, visible
+
+FIRST = "first"  # the kind of the bare first prompt
+REPLIED = ("ok", "no_code", "truncated")  # outcomes of calls that brought a text of the model's
+LARGEST = 10**15  # of whatever is counted
+Count = Annotated[int, msgspec.Meta(ge=0, le=LARGEST)]
+Amount = Annotated[float, msgspec.Meta(ge=0, le=LARGEST)]
+
+
+class _Verdict(TypedDict):
+    score: Count
+    validity: Amount  # 1.0 or 0.0
+
+
+class Result(_Verdict, total=False):
+    """The verifier's result on a program; a verifier may add more. Distances and norms are squared, and exact."""
+
+    raw_points: Count  # how many the program gave, valid or not
+    dimension: Count | None
+    error: str | None
+    error_kind: str | None
+    alarm: str | None  # a set that cannot be, and does not count
+    worst_pair: Any  # the two vectors that break the rule, with their places
+    min_squared_distance: int | None
+    max_squared_norm: int | None
+    protections: dict[str, str]
+    program_sha256: str
+
+
+def without_measurements(result: dict[str, Any]) -> Result:
+    """Return a result without what differs from run to run, so that the same replies make the same log."""
+    measured = ("seconds", "check_seconds", "peak_memory_mb", "output_tail", "left_behind")
+    return cast("Result", {name: value for name, value in result.items() if name not in measured})
+
+
+class Call(msgspec.Struct):
+    """One request to the model's endpoint: each counts as one, whatever its outcome."""
+
+    id: str
+    outcome: str  # "ok", or what went wrong: "http_429", "timeout", "no_code" ...
+    prompt_tokens: Count | None = None
+    completion_tokens: Count | None = None
+    tokens_counted: str | None = None  # "by the server", "at most" or "estimated"
+    cost: Amount | None = None
+
+
+class Reply(msgspec.Struct):
+    """The model's text, and its thinking."""
+
+    content: str | None
+    reasoning: str | None = None
+    finish_reason: str | None = None
+
+
+class Turn(msgspec.Struct, kw_only=True):
+    """One prompt with its calls, reply, program and verdict; a turn with several replies has one for each sample."""
+
+    turn: Count
+    sample: Count
+    conversation: int = 1
+    sees: list[str] = []  # ids of the turns that the model sees again
+    prompt: str
+    prompt_kind: str  # "first", "error", "extend", "no_code"
+    calls: list[Call] = []
+    reply: Reply | None = None
+    program: str | None = None
+    program_sha256: str | None = None
+    result: Result | None = None
+    chosen: bool = False  # the conversation continues with it
+    improved: bool = False
+    best_so_far: int = 0
+
+    @property
+    def id(self) -> str:
+        """Return "TURN.SAMPLE"."""
+        return f"{self.turn}.{self.sample}"
+
+    @property
+    def content(self) -> str:
+        """Return the model's text; "" if there is none."""
+        return (self.reply.content if self.reply else None) or ""
+
+    @property
+    def is_valid(self) -> bool:
+        """Return whether its program gave a set that counts."""
+        return self.result is not None and self.result["validity"] == 1 and not self.result.get("alarm")
+
+    @property
+    def credit(self) -> int:
+        """Return the score of its program if its set counts, else 0."""
+        return self.result["score"] if self.result is not None and self.is_valid else 0
+
+    @property
+    def is_independent(self) -> bool:
+        """Return whether the model saw only the bare first prompt."""
+        return self.prompt_kind == FIRST and not self.sees
+
+
+class Start(msgspec.Struct):
+    """The program that the run began with."""
+
+    program: str  # its name
+    program_sha256: str | None = None
+    score: Count = 0
+    result: Result | None = None
+
+
+class Spent(msgspec.Struct):
+    """What the run has used so far; tokens and cost as far as they are known."""
+
+    calls: Count = 0
+    prompt_tokens: Count = 0
+    completion_tokens: Count = 0
+    cost: Amount = 0.0
+
+
+class Best(msgspec.Struct):
+    """The best program so far: of a turn by its id, or "start"."""
+
+    score: Count
+    turn: str = "start"
+    program_sha256: str | None = None
+
+
+class Record(msgspec.Struct, omit_defaults=True):
+    """A score that others reached."""
+
+    score: int | float
+    who: str = ""
+    note: str = ""
+
+
+class Log(msgspec.Struct, kw_only=True):
+    """One run. `ended` is None while it is in progress, and if it was killed."""
+
+    problem: str
+    title: str = ""
+    unit: str = "points"
+    strategy: Annotated[str, msgspec.Meta(pattern="^(simple|best_of_n|refine|hybrid)$")]
+    model: str
+    seed: int
+    settings: dict[str, Any]
+    system: str | None = None
+    first_prompt: str
+    start: Start
+    turns: list[Turn]
+    spent: Spent
+    best: Best
+    record: list[Record] = []
+    ended: str | None = None
+    folder: Path = Path()  # not in the file
+
+    @property
+    def calls(self) -> int:
+        """Return how many requests its turns made, including retries."""
+        return sum(len(turn.calls) for turn in self.turns)
+
+    @property
+    def answered(self) -> int:
+        """Return how many of its calls brought a reply, with a program or without."""
+        return sum(call.outcome in REPLIED for turn in self.turns for call in turn.calls)
+
+    @property
+    def best_result(self) -> Result | None:
+        """Return the verifier's result on the best program."""
+        return next((turn.result for turn in self.turns if turn.id == self.best.turn), self.start.result)
+
+    def curve(self) -> tuple[list[int], list[int]]:
+        """Return (calls, best score so far): from 0 calls and the starting score, a point after each turn, in order.
+
+        A turn's score counts once its last call is made. It is computed from the verdicts.
+        """
+        calls, best = [0], [self.start.score]
+        for turn in self.turns:
+            calls.append(calls[-1] + len(turn.calls))
+            best.append(max(best[-1], turn.credit))
+        return calls, best
+
+    def best_at(self, calls: int) -> int:
+        """Return the best score after so many calls; a turn with later calls does not count yet."""
+        return max(best for made, best in zip(*self.curve(), strict=True) if made <= calls)
+
+    def text(self) -> str:
+        """Return the file's text."""
+        fields = msgspec.to_builtins(self, enc_hook=str)
+        del fields["folder"]
+        return json.dumps(fields, indent=1, ensure_ascii=False) + "\n"
+
+
+def read_log(folder: Path) -> Log:
+    """Read the log of a run that has ended, was killed or is in progress; `ConfigError` if it is not a whole log."""
+    path = folder / CONVERSATION
+    try:
+        log = msgspec.convert(json.loads(path.read_bytes()), Log)
+    except (OSError, ValueError, RecursionError) as error:  # msgspec's error is a ValueError
+        problem = visible(shorten(str(error), 200))
+        raise ConfigError(f"{path} is no log of a discover run ({problem}): give the folder of another run") from None
+    log.folder = folder
+    return log

@@ -1,1 +1,0 @@
-"""Programs that solve it without any model, each named by its method and the points that it gives."""
