@@ -88,7 +88,7 @@ def report_of(study: Study | None = None, text: str = "some text") -> Report:
     labels = [setting.label for setting in study.settings]
     table = Table("Settings", ["setting", "accuracy", text], [[label, "0.5\n0.4 to 0.6", text] for label in labels])
     shown = [
-        ShownResponse(label, 5, outcome, text, "file:1")
+        ShownResponse(label, outcome, text, "file:1")
         for label, outcome in zip(labels, ("correct", "wrong", "no format"), strict=False)
     ]
     return Report(

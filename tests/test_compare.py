@@ -202,7 +202,7 @@ def test_samples_of_a_problem_are_its_mean_and_shares_are_allowed(tmp_path, caps
         ("", "has no column setting"),
         ("setting,seed,correct\na,0,1\n", "no column problem"),
         (CSV, "no row"),
-        (CSV + "a,0,p\n", "3 cells"),
+        (CSV + "a,0,p\n", "correct=:"),
         (CSV + "a,0,,1\n", "line 2"),
         (CSV + "a,0,p,1\na,x,p,1\n", "seed=x"),
         (CSV + "a,0,p,1\nb,0,p,2\n", "correct=2"),

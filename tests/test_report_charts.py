@@ -12,9 +12,9 @@ from report_objects import HOSTILE, run_of, series_of, study_of, verdicts_of_han
 
 from rlreason.report import content as palette
 from rlreason.report.charts import compiled, rows_of, specification, standalone, write_figures
-from rlreason.report.content import Entry, Figure, plain_colours, points_each, thinned
+from rlreason.report.content import Entry, Figure, plain_colours, thinned
 from rlreason.report.documents import RUNTIME, axes_of, data_of
-from rlreason.report.figures import band_of, figures_of, floored, forest_of, legend_of
+from rlreason.report.figures import band_of, figures_of, forest_of, legend_of
 from rlreason.report.study import Study
 from rlreason.runtime.intervals import mean_interval
 
@@ -41,7 +41,7 @@ def test_a_band_is_students_t_over_seeds() -> None:
 def test_one_seed_has_a_mean_and_no_band() -> None:
     band = band_of([X], [X / 10])
     assert band is not None
-    assert band.low is None
+    assert np.isnan(band.low).all()
     assert np.array_equal(band.mean, X / 10)
 
 
@@ -78,7 +78,6 @@ def test_shares_are_clipped_and_a_logarithmic_band_keeps_above_zero() -> None:
     assert log is not None
     assert log.low is not None
     assert (log.low > 0).all()
-    assert floored(np.array([-3.0]), np.array([0.9]))[0] == pytest.approx(0.3)
 
 
 # ---- thinning ----
@@ -94,21 +93,13 @@ def test_thinning_keeps_ends_and_extremes() -> None:
     assert (np.diff(kept) > 0).all()
 
 
-@pytest.mark.parametrize("lines", [1, 12, 200])
-def test_all_lines_of_a_picture_together_have_so_many_points(lines: int) -> None:
-    assert lines * points_each(lines, 8000) <= 8000
-    assert points_each(lines, 8000) >= 12
-
-
 # ---- figures of a study ----
 
 
 def test_every_measure_that_was_made_has_a_figure_and_no_other() -> None:
     names = [figure.name for figure in figures_of(study_of())]
     assert names[0] == "eval/accuracy"
-    assert {"live_groups", "wrong_with_format", "no_format", "entropy", "mismatch", "time", "length_wrong"} <= set(
-        names
-    )
+    assert {"live_groups", "wrong_with_format", "no_format", "entropy", "mismatch", "length_wrong"} <= set(names)
     bare = study_of()
     for run in bare.runs:
         run.series = {"eval/accuracy": run.series["eval/accuracy"]}
@@ -158,7 +149,7 @@ def test_alternative_texts_say_what_is_there_and_end_with_the_last_values() -> N
     study = study_of()
     figures = figures_of(study)
     for figure in figures:
-        assert figure.title.split()[0] in figure.alt or figure.name == "time"
+        assert figure.title.split()[0] in figure.alt
         assert figure.alt.endswith(".")
     last = np.mean([run.series["eval/accuracy"].y[-1] for run in study.settings[1].runs])
     assert f"3e-5 {last:.1%}" in figures[0].alt
@@ -274,7 +265,7 @@ def test_labels_that_would_be_markup_stay_text_in_pictures() -> None:
 
 def test_figures_for_a_paper_come_in_three_formats_with_all_their_values(drawn, tmp_path) -> None:
     study, all_figures, legend = drawn
-    figures = [figure_named(all_figures, name) for name in ("reward/mean", "time", "forest")]
+    figures = [figure_named(all_figures, name) for name in ("reward/mean", "forest")]
     write_figures(figures, legend, tmp_path)
     for figure in figures:
         stem = re.sub(r"\W+", "_", figure.name)
@@ -297,7 +288,7 @@ def test_figures_for_a_paper_come_in_three_formats_with_all_their_values(drawn, 
 def test_page_data_hold_every_run_once_thinned_and_with_few_digits() -> None:
     study = study_of(seeds=4, steps=3000)
     figures = figures_of(study)
-    data = data_of(figures, [{} for _ in figures], legend_of(study, []))
+    data = data_of(figures, {figure.name: {} for figure in figures}, legend_of(study, []))
     columns = {axis: sets["seeds"] for axis, sets in data["figures"]["reward/mean"]["along"].items()}
     assert len({of["y"] for of in columns.values()}) == 1  # axes share their values
     runs, x, y = (np.array(data["columns"][columns["step"][name]]) for name in ("run", "x", "y"))
@@ -309,7 +300,7 @@ def test_page_data_hold_every_run_once_thinned_and_with_few_digits() -> None:
         assert x[runs == number][-1] == 3000
     assert all(len(f"{value:g}".replace(".", "").lstrip("0").split("e")[0]) <= 4 for value in y)
     whole = figures_of(study_of(seeds=4, steps=100))
-    assert len(data_of(whole, [{} for _ in whole], legend_of(study, []))["columns"]) < 16 * len(whole)
+    assert len(data_of(whole, {figure.name: {} for figure in whole}, legend_of(study, []))["columns"]) < 16 * len(whole)
 
 
 def test_axes_that_do_not_move_are_not_offered_and_times_have_a_unit_that_fits() -> None:

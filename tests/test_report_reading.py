@@ -80,11 +80,9 @@ def test_a_run_given_twice_counts_once_and_is_named(two_rates: Path) -> None:
 
 def test_a_sweep_that_lost_its_state_is_read_from_its_runs(two_rates: Path) -> None:
     (two_rates / "sweep.json").write_text('{"half": ')
-    said: list[str] = []
-    study = read_study([two_rates], said.append)
+    study = read_study([two_rates])
     assert seen(study) == {"1": [0, 1, 2, 3], "2": [0, 1, 2, 3]}
     assert "sweep.json" in " ".join(study.problems)
-    assert said == study.problems
 
 
 @pytest.mark.parametrize(

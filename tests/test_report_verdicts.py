@@ -9,7 +9,7 @@ import pytest
 
 from rlreason.report.content import Verdict
 from rlreason.report.remarks import budget_of, warnings_of
-from rlreason.report.sections import introduction_of
+from rlreason.report.sections import lead_of
 from rlreason.report.study import Answers, GradedProblem, Series, Setting, Study, StudyRun, labels_of
 from rlreason.report.verdicts import size, summary_of, verdicts_of
 
@@ -189,7 +189,7 @@ def test_runs_under_way_are_running_and_have_not_ended_early() -> None:
     assert summary_of(verdicts_of(study), study) == "A is still running."
     assert "still running" in verdict_of(study).sentence
     assert "4 runs still running" in budget_of(study)
-    assert "early" not in budget_of(study) + introduction_of(study)
+    assert "early" not in budget_of(study) + lead_of(study)
 
 
 def test_equal_settings_of_few_problems_are_not_called_a_small_difference() -> None:
@@ -243,7 +243,7 @@ def test_collapse_and_copied_seeds_are_warned_of() -> None:
     study = study_of(R=seeds(0.5, (0, 0, 0, 0)), A=seeds(0.1))
     for run in study.settings[1].runs:
         run.series = {"eval/accuracy": Series({"step": np.array([0.0, 20.0, 40.0])}, np.array([0.2, 0.4, 0.1]))}
-    collapsed, copies = warnings_of(study)[:2]
+    copies, collapsed = warnings_of(study)[:2]
     assert re.findall(r"[\d.]+%?", collapsed)[:4] == ["4", "4", "40.0%", "9.3%"]
     assert copies.startswith("All 4 seeds of R ")
 
@@ -253,7 +253,7 @@ def test_a_run_that_failed_is_not_said_to_have_stopped() -> None:
     run = study.settings[1].runs[0]
     run.status, run.totals = "failed", {"step": 5.0}
     assert "Seed 0 of A failed at step 5 of 40" in verdict_of(study).sentence
-    assert "ended early" in introduction_of(study)
+    assert "ended early" in lead_of(study)
 
 
 def test_runs_that_are_equal_in_every_seed_are_said_to_be_and_need_no_more_seeds() -> None:
