@@ -18,9 +18,6 @@ def thinned(y: Floats, points: int) -> Places:
     """Return the ascending indices of values to draw: first, last, and minimum and maximum of each bucket.
 
     All indices for at most `points` values. No peak is lost.
-
-    >>> thinned(np.array([0.0, 1, 9, 1, 1, -5, 1, 1, 1, 2]), 6)
-    array([0, 1, 2, 5, 6, 9])
     """
     if len(y) <= points:
         return np.arange(len(y))
@@ -241,11 +238,7 @@ MARKERS = {
 
 
 def colour_of(place: int | None) -> str:
-    """Return an `Entry`'s colour as a CSS variable, grey for None.
-
-    >>> colour_of(2), colour_of(None)
-    ('var(--s2)', 'var(--rest)')
-    """
+    """Return an `Entry`'s colour as a CSS variable, grey for None."""
     return "var(--rest)" if place is None else f"var(--s{place})"
 
 
@@ -287,20 +280,5 @@ def all_written_out(value: Any) -> Any:
 
 
 def counted(count: int, noun: str) -> str:
-    """Return a number with its noun.
-
-    >>> counted(1, "run"), counted(1228, "run")
-    ('1 run', '1,228 runs')
-    """
+    """Return a number with its noun: `counted(1228, "run")` is '1,228 runs'."""
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
-
-
-def value_text(value: float, pattern: str) -> str:
-    """Return a value as text in a sentence.
-
-    >>> value_text(0.7625, ".0%"), value_text(123.4, "~s"), value_text(0.00123, "~g"), value_text(0.5, ".2f")
-    ('76.2%', '123', '0.0012', '0.50')
-    """
-    if pattern.endswith("%"):
-        return f"{value:.1%}"
-    return f"{value:.0f}" if abs(value) >= 100 else f"{value:.2f}" if abs(value) >= 0.1 else f"{value:.2g}"

@@ -28,7 +28,6 @@ from rlreason.report.content import (
     written_out,
 )
 from rlreason.report.figures import STEP_TITLE
-from rlreason.report.study import AXES
 from rlreason.runtime.files import write_whole
 from rlreason.runtime.intervals import Floats
 from rlreason.runtime.version import __version__
@@ -42,9 +41,13 @@ FIRST_WIDTH, OTHER_WIDTH = 640, 520  # of the pictures until the script draws th
 DIGITS = 4  # of a value; an x has one more
 FILES = "report_files"  # next to the Markdown
 PICTURES = ("eval/accuracy", "forest", "length", "entropy", "train/grad_norm")  # of the Markdown
-TITLES = {"step": STEP_TITLE, "tokens": "generated tokens", "updates": "optimizer updates"}
-#: Longest time in seconds -> the unit of its axis, and the seconds of that unit.
-UNITS = {120.0: ("seconds", 1), 7200.0: ("minutes", 60), float("inf"): ("hours", 3600)}
+#: Axis -> its title, and what its counter is divided by.
+AXES = {
+    "step": (STEP_TITLE, 1),
+    "time": ("active time (minutes)", 60),
+    "tokens": ("generated tokens", 1),
+    "updates": ("optimizer updates", 1),
+}
 
 
 # ---- templates ----
@@ -52,8 +55,7 @@ UNITS = {120.0: ("seconds", 1), 7200.0: ("minutes", 60), float("inf"): ("hours",
 
 def filled(name: str, **values: Any) -> str:
     """Return a document from its template: texts are escaped for NAME.html.j2 or NAME.md.j2, not for NAME.txt.j2."""
-    shared = {"signs": SIGNS, "version": __version__}
-    return _environment(name.split(".")[1]).get_template(name).render(**shared, **values)
+    return _environment(name.split(".")[1]).get_template(name).render(values)
 
 
 @cache
@@ -74,7 +76,9 @@ def _environment(kind: str) -> "Environment":
         lstrip_blocks=True,
         finalize=escaped,
     )
+    environment.globals |= {"signs": SIGNS, "version": __version__, "dashes": DASHES, "markers": list(MARKERS.values())}
     environment.filters |= {
+        "colour": colour_of,
         "attribute": lambda value: Markup(html.escape(" ".join(written_out(value).split()))),
         "breakable": lambda value: Markup(re.sub("([=_])", r"\1<wbr>", str(escape(written_out(value))))),
         "fenced": lambda value: Markup("\n".join(fenced(value))),
@@ -94,11 +98,7 @@ def text(plain: str) -> str:
 
 
 def fenced(content: str) -> list[str]:
-    """Return text in a fence longer than any run of backticks in it.
-
-    >>> fenced("a```b")
-    ['````text', 'a```b', '````']
-    """
+    """Return text in a fence longer than any run of backticks in it."""
     visible_text = written_out(content)
     longest = max((len(run) for run in re.findall("`+", visible_text)), default=0)
     fence = "`" * max(3, 1 + longest)
@@ -143,21 +143,12 @@ def page_of(report: Report) -> str:
         drawn = svg_of(specifications[figure.name], rows_of(figure, legend), width)
         pictures[figure.name] = Markup(with_own_ids(drawn, f"p{place}"))
     scripts = [RUNTIME.read_text("utf-8"), (FOLDER / "page.js").read_text("utf-8")]
-    places = {entry.label: entry.colour for entry in legend}
     return filled(
         "page.html.j2",
-        dashes=DASHES,
-        markers=list(MARKERS.values()),
-        colour_of=colour_of,
         report=report,
         first=first,
-        others=[figure for figure in report.figures if figure is not first],
-        verdicts=[v for v in report.verdicts if places.get(v.setting) is not None],
-        more_verdicts=[v for v in report.verdicts if places.get(v.setting) is None],
         pictures=pictures,
-        places=places,
         axes=axes_of(figures),
-        any_curve=any(figure.curves is not None for figure in figures),
         policy=policy_of(scripts),
         style=Markup(style()),
         scripts=[Markup(script) for script in scripts],
@@ -211,14 +202,14 @@ def data_of(figures: Sequence[Figure], specifications: Mapping[str, Any], legend
         for axis in axes if figure.curves is not None else ():
             data_sets = columns_of(figure.curves, legend, axis)
             for one in data_sets.values():
-                one["x"] = one["x"] / axes[axis]["divide"]
+                one["x"] = one["x"] / AXES[axis][1]
             along[axis] = {
                 name: {key: place(values, DIGITS + (key == "x")) for key, values in one.items()}
                 for name, one in data_sets.items()
             }
         out[figure.name] = {"spec": specifications[figure.name], "format": figure.format, "rows": rows, "along": along}
     settings = [{"label": written_out(entry.label), "colour": entry.colour} for entry in legend]
-    titles = {axis: one["title"] for axis, one in axes.items()}
+    titles = {axis: AXES[axis][0] for axis in axes}
     return {"settings": settings, "axes": titles, "columns": columns, "figures": out}
 
 
@@ -232,26 +223,14 @@ def short(values: Floats, digits: int = DIGITS) -> list[float | None]:
     return [int(value) if value is not None and value.is_integer() else value for value in rounded]
 
 
-def axes_of(figures: Sequence[Figure]) -> dict[str, dict[str, Any]]:
-    """Return title and unit of each axis that a page can switch to: those along which its runs moved."""
-    lines = [line for figure in figures if figure.curves is not None for line in figure.curves.lines]
-    axes: dict[str, dict[str, Any]] = {}
-    for axis in AXES:
-        longest = max((float(np.ptp(line.x[axis])) for line in lines if axis in line.x), default=0.0)
-        if axis == "time" and longest > 0:
-            unit, seconds = next(unit for most, unit in UNITS.items() if longest <= most)
-            axes[axis] = {"title": f"active time ({unit})", "divide": seconds}
-        elif longest > 0 or axis == "step":
-            axes[axis] = {"title": TITLES[axis], "divide": 1}
-    return axes
+def axes_of(figures: Sequence[Figure]) -> list[str]:
+    """Return the axes that a page can switch to: those along which its runs moved."""
+    xs = [line.x for figure in figures if figure.curves is not None for line in figure.curves.lines]
+    return [axis for axis in AXES if axis == "step" or any(np.ptp(x[axis]) > 0 for x in xs if axis in x)]
 
 
 def as_json(data: Any) -> str:
-    r"""Return JSON that is safe inside a <script> element, whatever its texts.
-
-    >>> print(as_json({"a": "</script>"}))
-    {"a":"\u003c/script\u003e"}
-    """
+    """Return JSON that is safe inside a <script> element, whatever its texts."""
     content = json.dumps(data, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
     for character in "<>&\u2028\u2029":
         content = content.replace(character, f"\\u{ord(character):04x}")

@@ -18,7 +18,6 @@ from rlreason.report.content import (
     Line,
     Verdict,
     counted,
-    value_text,
 )
 from rlreason.report.study import AXES, LONGEST_NAME, RUNNING, Series, Setting, Study, StudyRun
 from rlreason.report.verdicts import EQUAL_WITHIN, signed
@@ -121,29 +120,20 @@ def band_of(
         return None
     every = np.unique(np.concatenate(xs))
     grid = np.linspace(start, end, points) if points and end > start else every[(every >= start) & (every <= end)]
-    values = np.array([np.interp(grid, *last_of_each(x, y)) for x, y in zip(xs, ys, strict=True)])  # (seeds, points)
-    mean, seeds = values.mean(axis=0), len(values)
+    values = []
+    for x, y in zip(xs, ys, strict=True):
+        ascending, last = np.unique(x[::-1], return_index=True)  # the last of several values at one x
+        values.append(np.interp(grid, ascending, y[::-1][last]))
+    mean, seeds = np.mean(values, axis=0), len(values)
     if seeds < 2:
         return Band(grid, mean, np.full_like(mean, np.nan), np.full_like(mean, np.nan))
     from scipy.special import stdtrit  # here: a tenth of a second to import
 
-    half = float(stdtrit(seeds - 1, 1 - LEVEL / 2)) * values.std(axis=0, ddof=1) / math.sqrt(seeds)
+    half = float(stdtrit(seeds - 1, 1 - LEVEL / 2)) * np.std(values, axis=0, ddof=1) / math.sqrt(seeds)
     low, high = mean - half, mean + half
     if share:
         low, high = np.clip(low, 0.0, 1.0), np.clip(high, 0.0, 1.0)
     return Band(grid, mean, np.maximum(low, mean / 3) if log else low, high)
-
-
-def last_of_each(x: Floats, y: Floats) -> tuple[Floats, Floats]:
-    """Return x in ascending order, and y with the last of several values at one x.
-
-    >>> last_of_each(np.array([0.0, 1.0, 1.0]), np.array([5.0, 6.0, 7.0]))
-    (array([0., 1.]), array([5., 7.]))
-    """
-    order = np.argsort(x, kind="stable")
-    x, y = x[order], y[order]
-    last = np.append(np.diff(x) > 0, True)
-    return x[last], y[last]
 
 
 def legend_of(study: Study, verdicts: Sequence[Verdict]) -> list[Entry]:
@@ -187,7 +177,8 @@ def _over_training(study: Study, measure: Measure) -> Figure | None:
     for label, of_setting in by_setting.items():
         if of_setting:
             band, ends = bands["step"].get(label), [line.y[-1] for line in of_setting]
-            last.append(f"{label} {value_text(float(band.mean[-1] if band else np.mean(ends)), measure.format)}")
+            end, form = float(band.mean[-1] if band else np.mean(ends)), ".1%" if "%" in measure.format else ".3g"
+            last.append(f"{label} {end:{form}}")
     with_band = " with a 95% band" if any(np.isfinite(band.low).any() for band in bands["step"].values()) else ""
     start = f"{measure.title} ({measure.unit}) by {STEP_TITLE} for {counted(len(last), 'setting')}, {seeds}{with_band}"
     values = np.concatenate([line.y for line in lines])

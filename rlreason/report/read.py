@@ -335,10 +335,6 @@ def _keys_of(runs: Sequence[StudyRun]) -> list[Key]:
 
 
 def differing_keys(configs: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the settings in which configs differ, except the seed and what changes no figure.
-
-    >>> differing_keys([{"seed": 0, "lr": 1, "n": 2, "threads": 1}, {"seed": 1, "lr": 1, "n": 3, "threads": 2}])
-    ['n']
-    """
+    """Return the settings in which configs differ, except the seed and what changes no figure."""
     names = dict.fromkeys(name for config in configs for name in config if not is_below(name, NO_SETTING))
     return [name for name in names if len({setting_text(config.get(name)) for config in configs}) > 1]

@@ -1,15 +1,14 @@
 """Say what a reader of the runs must know: facts of the comparison, and warnings, a plain sentence each."""
 
 import re
-from collections import defaultdict
 from collections.abc import Iterator
 
 import numpy as np
 
 from rlreason.health.examine import LATE
-from rlreason.report.content import counted
+from rlreason.report.documents import filled
 from rlreason.report.study import RUNNING, Setting, Study, StudyRun, side_of
-from rlreason.report.tables import NONE, millions
+from rlreason.report.tables import millions
 from rlreason.runtime.text import duration, few
 from rlreason.sweeps.state import WAITING
 
@@ -17,20 +16,11 @@ UNEQUAL = 1.25  # a ratio of two budgets above it makes them different
 COLLAPSE = 0.1  # accuracy: the smallest fall that counts
 FEW_PROBLEMS = 16  # on fewer, seeds may agree by chance
 CONTROL = "python -m rlreason -m sweep=controls seed=0,1,2,3"
-ENDED = {
-    "diverged": "diverged and count as they are",
-    "stopped": "were stopped by a rule and count with what they had reached",
-    "budget": "ended when their budget was spent",
-    "interrupted": "were interrupted",
-    "failed": "failed",
-    "running": "are still running and are not compared yet",
-    "waiting": "have not begun",
-}
 
 
 def warnings_of(study: Study) -> list[str]:
     """Return the warnings, a sentence each."""
-    return [*_ends(study), *(line for one in study.settings for line in _of_setting(one)), *_conditions(study)]
+    return [*(line for one in study.settings for line in _of_setting(one)), *_conditions(study)]
 
 
 def late(run: StudyRun, metric: str) -> float | None:
@@ -39,15 +29,6 @@ def late(run: StudyRun, metric: str) -> float | None:
     if series is None or not len(series.y):
         return None
     return float(series.y[int((1 - LATE) * len(series.y)) :].mean())
-
-
-def _ends(study: Study) -> Iterator[str]:
-    by_state: dict[str, list[str]] = defaultdict(list)
-    for one, run in study.each:
-        by_state[run.state].append(f"{one.label} seed {run.seed}")
-    for state, names in by_state.items():
-        if state != "finished":
-            yield f"{len(names)} of {len(study.runs)} runs {ENDED[state]}: {few(names, 3)}."
 
 
 def _of_setting(one: Setting) -> Iterator[str]:
@@ -109,44 +90,34 @@ def _mean_total(one: Setting, axis: str) -> float:
 
 
 def facts_of(study: Study) -> list[tuple[str, str]]:
-    """Return the facts below the first screen."""
+    """Return the facts below the first screen: term and description."""
     protocols = [run.protocol for run in study.runs if run.protocol is not None]
-    hashes = list(dict.fromkeys(str(protocol.get("hash")) for protocol in protocols))
-    protocol = f"{few(hashes, 3)}: they differ" if hashes else "none on record yet"
-    overlaps = {str(run.settings.get("data.overlap")) for run in study.runs if run.settings.get("data.overlap")}
-    overlap = {"refuse": "none: it is refused", "drop": "dropped from training"}
-    return [
-        ("Compared", "each run's final evaluation"),
-        ("Differs between settings", what_differs(study)),
-        ("Budget", budget_of(study)),
-        ("Protocol", f"{hashes[0]}, one for all {len(protocols)} runs" if len(hashes) == 1 else protocol),
-        ("Training and validation overlap", few([overlap.get(how, how) for how in sorted(overlaps)]) or "not known"),
-        ("Health", health_of(study)),
-        ("Cost", cost_of(study)),
-    ]
+    tokens = sorted(total for one in study.settings if (total := _mean_total(one, "tokens")))
+    timed = [run.seconds for run in study.runs if run.seconds is not None]
+    early = [run for run in study.runs if run.status not in (WAITING, RUNNING) and (not run.ended or run.diverged)]
+    facts = filled(
+        "facts.txt.j2",
+        differs=what_differs(study),
+        steps=sorted({run.planned_steps for run in study.runs if run.planned_steps}),
+        tokens=[millions(of) for of in tokens],
+        unequal=bool(tokens) and tokens[-1] > UNEQUAL * tokens[0],
+        early=len(early),
+        running=sum(run.status == RUNNING for run in study.runs),
+        hashes=list(dict.fromkeys(str(protocol.get("hash")) for protocol in protocols)),
+        measured=len(protocols),
+        overlaps=sorted({str(how) for run in study.runs if (how := run.settings.get("data.overlap"))}),
+        health=health_of(study),
+        timed=len(timed),
+        seconds=duration(sum(timed)),
+        sampled=millions(sum(run.totals.get("tokens", 0.0) for run in study.runs)),
+        shared=any(run.shared_machine for run in study.runs),
+    )
+    return [(term, text) for term, _, text in (line.partition(": ") for line in facts.splitlines()) if text]
 
 
 def what_differs(study: Study) -> str:
     """Return the swept keys that vary, in words."""
     return few(study.varied or study.axes, 3) or "see below" if len(study.settings) > 1 else "the seed alone"
-
-
-def budget_of(study: Study) -> str:
-    """Return steps and tokens of the runs in words, and whether they are equal."""
-    steps = sorted({run.planned_steps for run in study.runs if run.planned_steps})
-    tokens = sorted(total for one in study.settings if (total := _mean_total(one, "tokens")))
-    parts = []
-    if steps:
-        parts.append(f"{steps[0]} to {steps[-1]} steps" if len(steps) > 1 else f"{steps[0]} steps")
-    if tokens:
-        equal = tokens[-1] <= UNEQUAL * tokens[0]
-        about = f"about {millions(tokens[0])}" if equal else f"{millions(tokens[0])} to {millions(tokens[-1])}"
-        parts.append(f"{about} tokens a run")
-    running = sum(run.status == RUNNING for run in study.runs)
-    early = sum(run.status not in (WAITING, RUNNING) and (not run.ended or run.diverged) for run in study.runs)
-    parts += [f"{counted(early, 'run')} ended early"] if early else []
-    parts += [f"{counted(running, 'run')} still running"] if running else []
-    return "; ".join(parts) or NONE
 
 
 def health_of(study: Study) -> str:
@@ -156,14 +127,3 @@ def health_of(study: Study) -> str:
     return (
         f"something is wrong in {ill} of {len(examined)} runs" if ill else f"nothing is wrong in {len(examined)} runs"
     )
-
-
-def cost_of(study: Study) -> str:
-    """Return time and tokens of all runs, in words."""
-    seconds = duration(sum(run.seconds or 0.0 for run in study.runs))
-    tokens = millions(sum(run.totals.get("tokens", 0.0) for run in study.runs))
-    timed = sum(run.seconds is not None for run in study.runs)
-    text = f"{counted(timed, 'run')} took {seconds} in all and sampled {tokens} tokens to learn from"
-    if any(run.status == RUNNING for run in study.runs):
-        text = f"{tokens} tokens sampled so far; {timed} ended, after {seconds}"
-    return f"{text}; some ran side by side" if any(run.shared_machine for run in study.runs) else text

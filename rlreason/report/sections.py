@@ -10,23 +10,13 @@ from rlreason.errors import ConfigError
 from rlreason.evaluation.cases import category_of
 from rlreason.records.files import EVALS, ResponseFile, each_line, response_files
 from rlreason.records.rows import lacks
+from rlreason.report import tables
 from rlreason.report.content import Case, Detail, Report, ShownResponse
 from rlreason.report.documents import filled
 from rlreason.report.figures import figures_of, forest_of, legend_of
 from rlreason.report.read import without_ids
 from rlreason.report.remarks import facts_of, warnings_of, what_differs
 from rlreason.report.study import Study, StudyRun
-from rlreason.report.tables import (
-    axes_table,
-    best_of_n_table,
-    details_of,
-    health_table,
-    log_of,
-    passes_table,
-    settings_table,
-    slices_table,
-    times_table,
-)
 from rlreason.report.verdicts import EQUAL_WITHIN, summary_of, verdicts_of
 from rlreason.runtime.text import few
 
@@ -37,11 +27,10 @@ def build_report(study: Study, equal_within: float = EQUAL_WITHIN) -> Report:
     """Build the whole report of a study."""
     verdicts = verdicts_of(study, equal_within)
     carried = [f"Carried from an earlier sweep: {one['sentence']}" for one in study.carried if one.get("sentence")]
-    settings, passes = settings_table(study, verdicts), passes_table(study)
+    settings, passes = tables.settings_table(study, verdicts), tables.passes_table(study)
     if passes is None and any(run.final is not None for run in study.runs):
         settings = replace(settings, note=f"{settings.note} {ONE_SAMPLE}")
-    tables = [settings, axes_table(study, verdicts), slices_table(study), passes]
-    tables += [best_of_n_table(study), health_table(study), times_table(study)]
+    others = (tables.axes_table(study, verdicts), tables.slices_table(study), passes, tables.best_of_n_table(study))
     return Report(
         name=study.name,
         question=study.question,
@@ -52,11 +41,11 @@ def build_report(study: Study, equal_within: float = EQUAL_WITHIN) -> Report:
         facts=facts_of(study),
         warnings=[*warnings_of(study), *study.notes, *carried],
         figures=figures_of(study),
-        tables=[table for table in tables if table is not None],
-        log=log_of(study),
+        tables=[settings, *(table for table in (*others, tables.health_table(study)) if table is not None)],
+        log=tables.log_of(study),
         problems=study.problems,
         cases=cases_of(study),
-        details=[*details_of(study), Detail("Method", text=filled("method.txt.j2"))],
+        details=[*tables.details_of(study), Detail("Method", text=filled("method.txt.j2"))],
         forest=forest_of(verdicts),
     )
 

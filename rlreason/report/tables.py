@@ -69,12 +69,6 @@ def settings_table(study: Study, verdicts: Sequence[Verdict]) -> Table:
         notes.append("With one seed the interval is over problems only.")
     if any("*" in row[5] for row in rows):
         notes.append("* The best of several evaluations is biased upwards, and is never compared.")
-        for run in (run for run in study.runs if run.final is not None):
-            interim = run.settings.get("interim_eval_problems") or run.settings.get("eval_problems")
-            if isinstance(interim, int) and interim < len(run.final.problems if run.final else ()):
-                fewer = "Evaluations during training ask fewer problems than the final one"
-                notes.append(f"{fewer}: the best may lie below it.")
-                break
     return Table("Settings", head, rows, frozenset({1, 2, 4, 5, 6, 7}), " ".join(notes), frozenset({0}))
 
 
@@ -134,11 +128,6 @@ def _numbers_first(value: str) -> tuple[int, float, str]:
 
 MOST_PARTS = 40  # a fact with more values distinguishes single problems, not kinds
 FEWEST_PROBLEMS = 8  # in a slice
-SLICES_NOTE = (
-    "Accuracy of the reference, and differences to it in points with 95% intervals. With \N{BLACK UP-POINTING TRIANGLE}"
-    " or \N{BLACK DOWN-POINTING TRIANGLE}: different by Holm over all {n} comparisons of this table; everything else "
-    "cannot be told."
-)
 
 
 def slices_of(study: Study) -> dict[tuple[str, str], set[str]]:
@@ -180,7 +169,8 @@ def slices_table(study: Study) -> Table | None:
         cells = [NONE if pairing is None else _cell(pairing, next(p_of)) for pairing in row]
         rows.append([f"{kind}\n{part}", f"{len(slices[kind, part]):,}", accuracy, *cells])
     head = ["problems that are", "number", *(one.label for one in study.settings)]
-    note = SLICES_NOTE.format(n=len(adjusted))
+    note = f"Differences to the reference in points. {SIGNS['better']} or {SIGNS['worse']}: different by Holm over all "
+    note += f"{len(adjusted)} comparisons of this table; everything else cannot be told."
     return Table("Accuracy by slice", head, rows, frozenset(range(1, len(head))), note)
 
 
@@ -274,35 +264,6 @@ def health_table(study: Study) -> Table | None:
     head = ["setting", "what is wrong", "runs", "first at step", "commonest causes", "try"]
     note = "What the monitors find in the recorded metrics, all of them on. With evidence: rlreason health RUN."
     return Table("Health of the runs", head, rows, frozenset({3}), note, frozenset({0})) if rows else None
-
-
-LARGEST_PHASES = 6  # with a column; the others are summed
-
-
-def times_table(study: Study) -> Table | None:
-    """Return the share of the recorded time that each setting's runs spent in each phase, or None."""
-    seconds: dict[str, dict[str, float]] = {one.label: defaultdict(float) for one in study.settings}
-    for one in study.settings:
-        for name, series in (item for run in one.runs for item in run.series.items()):
-            if name.startswith("time/") and name not in ("time/active", "time/total"):
-                seconds[one.label][name.removeprefix("time/")] += float(series.y.sum())
-    shares = {
-        label: {phase: of / sum(phases.values()) for phase, of in phases.items()}
-        for label, phases in seconds.items()
-        if sum(phases.values()) > 0
-    }
-    total = {phase: sum(of.get(phase, 0.0) for of in shares.values()) for of in shares.values() for phase in of}
-    largest = sorted(total.keys() - {"other"}, key=lambda phase: (-total[phase], phase))[:LARGEST_PHASES]
-    rows = []
-    for label, of in shares.items():
-        named = [of.get(phase, 0.0) for phase in largest]
-        rows.append([label, *(f"{share:.0%}" for share in (*named, 1 - sum(named)))])
-    head = ["setting", *(phase.replace("_", " ") for phase in largest), "other"]
-    return (
-        Table("Where the time went", head, rows, frozenset(range(1, len(head))), labels=frozenset({0}))
-        if rows
-        else None
-    )
 
 
 #: First word of a status -> its text.

@@ -16,6 +16,7 @@ from rlreason.runtime.text import few, shorten
 
 COLUMNS = ("setting", "seed", "problem", "correct")
 TRUTH_VALUES = {"true": 1.0, "false": 0.0, "yes": 1.0, "no": 0.0}
+NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?")
 INSPECT_VALUES = {"C": 1.0, "P": 0.5, "I": 0.0, "N": 0.0}  # correct, partly, incorrect, no answer
 #: Fields of lm-eval's samples that are no metric, for files that do not name their metrics.
 NO_METRIC = ("doc_id", "doc", "target", "arguments", "resps", "filtered_resps", "filter", "metrics")
@@ -193,7 +194,8 @@ def _shares_of_csv(path: Path) -> dict[str, dict[int, Shares]]:
                 raise DataError(f"{path} has no column {missing[0]}: {rule}")
             for row in reader:
                 name, seed, problem, correct = (row[column] or "" for column in COLUMNS)
-                share = _number(TRUTH_VALUES.get(correct.strip().lower(), correct))
+                word = correct.strip().lower()
+                share = TRUTH_VALUES[word] if word in TRUTH_VALUES else float(word) if NUMBER.fullmatch(word) else -1.0
                 if not name.strip() or not problem or not re.fullmatch(r"\s*[-+]?\d+\s*", seed) or not 0 <= share <= 1:
                     line = ", ".join(f"{column}={shorten(row[column] or '', 20)}" for column in COLUMNS)
                     rule = "name setting and problem, give a whole number as seed, and correct as 0, 1 or in between"
@@ -204,10 +206,3 @@ def _shares_of_csv(path: Path) -> dict[str, dict[int, Shares]]:
     if not shares:
         raise DataError(f"{path} holds no row: give a file with a row for each setting, seed and problem")
     return shares
-
-
-def _number(text: str | float) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        return -1.0
