@@ -11,19 +11,10 @@ from rlreason.report.study import Series, Setting, Study, StudyRun
 from rlreason.runtime.differences import paired_difference
 
 METRICS = (
-    "reward/mean",
-    "reward/format",
-    "reward/answer",
-    "rollout/entropy",
-    "rollout/length",
-    "rollout/length_correct",
-    "rollout/length_wrong",
-    "train/grad_norm",
-    "train/clip_fraction",
-    "rollout/mismatch_mean",
-    "reward/frac_reward_zero_std",
-    "rollout/truncated",
-)
+    "reward/mean", "reward/format", "reward/answer", "rollout/entropy", "rollout/length", "rollout/length_correct",
+    "rollout/length_wrong", "train/grad_norm", "train/clip_fraction", "rollout/mismatch_mean",
+    "reward/frac_reward_zero_std", "rollout/truncated",
+)  # fmt: skip
 HOSTILE = "</script><script>alert(1)</script>\u202e\x1b[2J <b onclick=x> & \u2028 \ud800"
 
 
@@ -40,10 +31,6 @@ def run_of(label: str, seed: int, level: float, steps: int = 200, planned: int =
     series = {
         "eval/accuracy": series_of(evaluations, accuracy),
         "eval/format": series_of(evaluations, np.clip(accuracy + 0.1, 0, 1)),
-        "time/total": series_of(at, 3 * at),
-        "time/rollout": series_of(at, rng.uniform(1, 2, steps)),
-        "time/train": series_of(at, rng.uniform(0.5, 1, steps)),
-        "time/eval": series_of(at, rng.uniform(0.1, 0.2, steps)),
     }
     series |= {name: series_of(at, rng.uniform(0.01, 1, steps)) for name in METRICS}
     status = "finished" if steps == planned else "stopped:test"
@@ -55,14 +42,10 @@ def run_of(label: str, seed: int, level: float, steps: int = 200, planned: int =
 def study_of(labels: Sequence[str] = ("1e-5", "3e-5", "1e-4"), seeds: int = 4, steps: int = 200) -> Study:
     """Settings of increasing accuracy, the first being the reference."""
     levels = np.linspace(0.4, 0.8, len(labels))
-    settings = [
-        Setting(
-            (("learning_rate", label),),
-            label,
-            [run_of(label, seed, float(level), steps, steps) for seed in range(seeds)],
-        )
-        for label, level in zip(labels, levels, strict=True)
-    ]
+    settings = []
+    for label, level in zip(labels, levels, strict=True):
+        runs = [run_of(label, seed, float(level), steps, steps) for seed in range(seeds)]
+        settings.append(Setting((("learning_rate", label),), label, runs))
     return Study("learning_rate", "Which learning rate?", ["learning_rate"], settings)
 
 
@@ -88,7 +71,7 @@ def report_of(study: Study | None = None, text: str = "some text") -> Report:
     labels = [setting.label for setting in study.settings]
     table = Table("Settings", ["setting", "accuracy", text], [[label, "0.5\n0.4 to 0.6", text] for label in labels])
     shown = [
-        ShownResponse(label, 5, outcome, text, "file:1")
+        ShownResponse(label, outcome, text, "file:1")
         for label, outcome in zip(labels, ("correct", "wrong", "no format"), strict=False)
     ]
     return Report(

@@ -50,23 +50,15 @@ def test_a_sweep_alone_compares_all_its_settings_with_its_reference(rates, capsy
 
 def test_two_settings_of_a_sweep_are_compared_and_expectations_are_exit_codes(rates, capsys):
     a, b = rates / "learning_rate=1e-4", rates / "learning_rate=1e-3"
-    assert [one["verdict"] for one in told(capsys, a, b)] == ["better"]
-    assert [one["verdict"] for one in told(capsys, b, a)] == ["worse"]
+    (one,) = told(capsys, a, b)
+    assert one["verdict"] == "better"
+    assert "learning_rate=1e-3 was the best of 3" in one["notes"][0]
+    (one,) = told(capsys, a, rates / "learning_rate=1e-2")
+    assert (one["verdict"], one["notes"]) == ("worse", [])
     assert subcommand("compare", a, b, "--expect", "better") == 0
     assert subcommand("compare", a, b, "--expect", "same") == 1
     assert "expected same" in capsys.readouterr().out
     assert subcommand("compare", rates, "--expect", "better") == 1  # not every one of them
-
-
-def test_a_setting_that_may_have_been_picked_as_the_best_is_said_to_be(rates, capsys):
-    a, b = rates / "learning_rate=1e-4", rates / "learning_rate=1e-3"
-    assert subcommand("compare", a, b) == 0
-    said = " ".join(capsys.readouterr().out.split())
-    assert "learning_rate=1e-3 was the best of 3" in said
-    assert said.count("its lead is flattered") == 1
-    assert "reference" not in said
-    assert subcommand("compare", a, rates / "learning_rate=1e-2") == 0
-    assert "flattered" not in capsys.readouterr().out
 
 
 def test_single_runs_are_models_and_never_settle_what_settings_do(rates, capsys):
@@ -82,21 +74,20 @@ def test_of_two_sweeps_the_best_settings_are_compared_on_problems_that_did_not_c
     sweep(other, "loss", ["a", "b"], lambda value, seed: answers(seed, 0.5), reference={"loss": "a"})
     (one,) = told(capsys, other, rates)
     assert one["setting"] == "rates: 1e-3"
-    assert (one["verdict"], one["problems"] < 200) == ("better", True)
-    assert subcommand("compare", other, rates) == 0
-    said = " ".join(capsys.readouterr().out.split())
-    assert "best of 3 settings on one half" in said
-    assert "tuned over 3 settings" in said
+    assert (one["verdict"], 50 < one["problems"] < 150) == ("better", True)  # of 200
+    assert "best of 3 settings on one half" in " ".join(one["notes"])
 
 
 def test_settings_measured_otherwise_are_refused_with_what_differs(tmp_path, capsys):
-    other = {"b": {"prompt": "{question}!", "reward": "r1_zero", "sampling.temperature": 0.5, "data": "d", "hash": "b"}}
+    other = {"b": PROTOCOL | {"sampling.temperature": 0.0, "hash": "b"}}
     sweep(tmp_path / "s", "x", ["a", "b"], lambda v, s: answers(s, 0.5), reference={"x": "a"}, protocols=other)
     assert subcommand("compare", tmp_path / "s") == 2
-    assert "prompt is {question}! in b" in capsys.readouterr().err
-    sweep(tmp_path / "p", "prompt", ["a", "b"], lambda v, s: answers(s, 0.5), reference={"prompt": "a"}, protocols={
-        "b": {"prompt": "{question}!", "reward": "r1_zero", "sampling.temperature": 1.0, "data": "d", "hash": "b"},
-    })  # fmt: skip
+    assert "sampling.temperature is 0.0 in b and 1.0 in a" in capsys.readouterr().err
+    assert subcommand("compare", tmp_path / "s", "--json") == 2
+    (one,) = json.loads(capsys.readouterr().out)
+    assert (one["verdict"], one["difference"]) == ("not compared", None)
+    other = {"b": PROTOCOL | {"prompt": "{question}!", "hash": "b"}}
+    sweep(tmp_path / "p", "prompt", ["a", "b"], lambda v, s: answers(s, 0.5), protocols=other)
     (one,) = told(capsys, tmp_path / "p")
     assert "Prompt differs" in one["sentence"]
 
@@ -119,16 +110,8 @@ def test_a_file_of_anybodys_results_gives_the_same_verdict(tmp_path, capsys):
     assert told(capsys, file)[0] == one  # columns in another order, and one too many
 
 
-def test_of_two_files_the_best_settings_are_compared_on_problems_that_did_not_choose(tmp_path, capsys):
+def test_a_half_of_no_problem_is_refused(tmp_path, capsys):
     old, new = tmp_path / "old.csv", tmp_path / "new.csv"
-    old.write_text(CSV + rows("a", 3, 0.3) + rows("b", 3, 0.4))
-    new.write_text(CSV + rows("c", 3, 0.7) + rows("d", 3, 0.5) + rows("e", 3, 0.2))
-    (one,) = told(capsys, old, new)
-    assert (one["setting"], one["reference"], one["verdict"]) == ("new.csv: c", "old.csv: b", "better")
-    assert 20 < one["problems"] < 60  # of 80
-    assert subcommand("compare", old, new) == 0
-    said = " ".join(capsys.readouterr().out.split())
-    assert "c was tuned over 3 settings" in said
     for file, name in ((old, "a"), (new, "c")):
         file.write_text(CSV + f"{name},0,p4,1\n{name}x,0,p4,0\n")
     assert subcommand("compare", old, new) == 2
@@ -151,15 +134,6 @@ def test_a_file_is_compared_with_runs_whose_problems_it_names_and_how_it_was_mea
     assert "nothere.csv is not there" in capsys.readouterr().err
 
 
-def test_a_refused_pair_stands_in_json_with_exit_code_2(tmp_path, capsys):
-    other = PROTOCOL | {"sampling.temperature": 0.0, "hash": "bb"}
-    sweep(tmp_path / "s", "x", ["a", "b"], lambda v, s: answers(s, 0.6), protocols={"b": other})
-    assert subcommand("compare", tmp_path / "s", "--json") == 2
-    (one,) = json.loads(capsys.readouterr().out)
-    assert (one["verdict"], one["difference"]) == ("not compared", None)
-    assert "sampling.temperature is 0.0 in b and 1.0 in a" in one["sentence"]
-
-
 def test_the_setting_behind_other_problems_is_named_in_place_of_their_hash(tmp_path, capsys):
     for name, asked, digest in (("all", 200, "d1"), ("few", 64, "d2")):
         protocol = PROTOCOL | {"data": digest, "problems": asked, "hash": digest}
@@ -169,13 +143,6 @@ def test_the_setting_behind_other_problems_is_named_in_place_of_their_hash(tmp_p
     error = capsys.readouterr().err
     assert "data.n_validation is 64 in few and 200 in all" in error
     assert "d1" not in error
-
-
-def test_names_of_settings_are_one_line_without_blanks_around_them(tmp_path, capsys):
-    file = tmp_path / "blanks.csv"
-    file.write_text(CSV + rows("a", 3, 0.3) + rows(" a", 3, 0.3).replace("p", "q") + rows('"b \n c "', 3, 0.9))
-    (one,) = told(capsys, file)
-    assert (one["setting"], one["reference"]) == ("setting=b c", "setting=a")
 
 
 def test_runs_that_answered_too_little_are_named(tmp_path, capsys):
@@ -202,7 +169,7 @@ def test_samples_of_a_problem_are_its_mean_and_shares_are_allowed(tmp_path, caps
         ("", "has no column setting"),
         ("setting,seed,correct\na,0,1\n", "no column problem"),
         (CSV, "no row"),
-        (CSV + "a,0,p\n", "3 cells"),
+        (CSV + "a,0,p\n", "correct=:"),
         (CSV + "a,0,,1\n", "line 2"),
         (CSV + "a,0,p,1\na,x,p,1\n", "seed=x"),
         (CSV + "a,0,p,1\nb,0,p,2\n", "correct=2"),
@@ -237,27 +204,6 @@ def completions(folder: Path, right: float) -> None:
         parquet.write_table(pyarrow.table(columns), folder / f"completions/completions_{step:05d}.parquet")
 
 
-def test_completions_of_trl_are_read(tmp_path, capsys):
-    for name, right in (("one", 0.5), ("two", 0.9)):
-        completions(tmp_path / name, right)
-    (found,) = told(capsys, tmp_path / "one", tmp_path / "two")
-    assert (found["problems"], found["verdict"]) == (80, "cannot tell")  # one seed each
-    assert found["difference"] == pytest.approx(0.4)
-    file = "completions/completions_00002.parquet"
-    assert told(capsys, tmp_path / "one" / file, tmp_path / "two" / file)[0]["difference"] == pytest.approx(0.4)
-
-
-def test_runs_of_trl_in_one_folder_are_seeds(tmp_path, capsys):
-    for name, right in (("one", 0.5), ("two", 0.8)):
-        for seed in (0, 1, 2):
-            completions(tmp_path / name / f"seed_{seed}", right + 0.02 * seed)
-    (found,) = told(capsys, tmp_path / "one", tmp_path / "two")
-    assert (found["verdict"], found["seeds"], found["problems"]) == ("better", 3, 80)
-    completions(tmp_path / "one" / "again", 0.5)
-    assert subcommand("compare", tmp_path / "one", tmp_path / "two") == 2
-    assert "the number of its seed" in capsys.readouterr().err
-
-
 def lm_eval_samples(folder: Path, right: float) -> None:
     """A folder of lm-eval with --log_samples: the newest file counts, under the first of its filters."""
     (folder / "model__name").mkdir(parents=True)
@@ -282,16 +228,19 @@ def inspect_log(folder: Path, right: float) -> None:
             log.writestr(f"samples/{k // 2}_epoch_{1 + k % 2}.json", json.dumps(sample))
 
 
-@pytest.mark.parametrize(("write", "problems"), [(lm_eval_samples, 80), (inspect_log, 40)])
-def test_logs_of_other_evaluations_are_read(write, problems, tmp_path, capsys):
+@pytest.mark.parametrize(("write", "problems"), [(completions, 80), (lm_eval_samples, 80), (inspect_log, 40)])
+def test_logs_of_other_programs_are_read(write, problems, tmp_path, capsys):
     for name, right in (("one", 0.5), ("two", 0.8)):
         for seed in (0, 1, 2):
             write(tmp_path / name / f"seed_{seed}", right + 0.025 * seed)
     (found,) = told(capsys, tmp_path / "one", tmp_path / "two")
     assert (found["verdict"], found["seeds"], found["problems"]) == ("better", 3, problems)
     assert found["difference"] == pytest.approx(0.3)
-    file = next(path for path in (tmp_path / "two/seed_0").rglob("*2026*"))
+    file = max((path for path in (tmp_path / "two/seed_0").rglob("*") if path.is_file()), key=str)
     assert told(capsys, tmp_path / "one/seed_0", file)[0]["difference"] == pytest.approx(0.3)
+    write(tmp_path / "one/again", 0.5)
+    assert subcommand("compare", tmp_path / "one", tmp_path / "two") == 2
+    assert "the number of its seed" in capsys.readouterr().err
     file.write_bytes(b"{}")
     assert subcommand("compare", tmp_path / "one/seed_0", file) in (2, 3)
     error = capsys.readouterr().err
@@ -303,7 +252,6 @@ def test_what_is_no_side_is_one_line(rates, tmp_path, capsys):
     for words, says in (
         ([tmp_path / "nowhere"], "is not there"),
         ([rates, rates], "is given twice"),
-        ([rates / "learning_rate=1e-3", rates], "are the same runs (1e-3): give two different sides"),
         ([rates / "learning_rate=7"], "no run of"),
         ([rates, "--equal-within", "0"], "--equal-within"),
     ):

@@ -33,13 +33,8 @@ def page_file(tmp_path_factory) -> Path:
     """The report of a sweep of three rates, four seeds each, with curves and hostile responses."""
     folder = tmp_path_factory.mktemp("browser") / "rates"
     chance = {"1e-4": 0.5, "1e-3": 0.8, "1e-2": 0.2}
-    sweep(
-        folder,
-        "learning_rate",
-        list(chance),
-        lambda v, s: answers(s, chance[v], 60),
-        reference={"learning_rate": "1e-4"},
-    )
+    reference = {"learning_rate": "1e-4"}
+    sweep(folder, "learning_rate", list(chance), lambda v, s: answers(s, chance[v], 60), reference=reference)
     for place in folder.glob("learning_rate=*"):
         rng = np.random.default_rng(len(place.name))
         final = (place / "evals/step_00040.jsonl").read_text().splitlines()
@@ -189,26 +184,17 @@ def test_without_scripts_the_pictures_stand(browser, page_file):
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_nothing_scrolls_sideways_and_everybody_can_reach_it(scheme, browser, page_file):
-    for width in (390, 1280):
-        with opened(browser, page_file, width, scheme) as page:
-            all_drawn(page)
-            assert sideways(page) <= 0, width
-            assert axe_violations(page) == [], width
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", WIDTHS)
-def test_no_width_scrolls_sideways(width, scheme, browser, page_file):
+def test_nothing_scrolls_sideways_and_everybody_can_reach_it(width, scheme, browser, page_file):
     with opened(browser, page_file, width, scheme) as page:
         all_drawn(page)
+        if width in (390, 1280):
+            assert axe_violations(page) == []
         page.evaluate("document.querySelectorAll('details').forEach(d => d.open = true)")
         assert sideways(page) <= 0
         assert page.odd == []
 
 
-@pytest.mark.long
 def test_it_prints(browser, page_file, tmp_path):
     with opened(browser, page_file) as page:
         page.emulate_media(media="print")

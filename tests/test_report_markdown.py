@@ -28,7 +28,7 @@ def test_the_document_has_verdict_tables_and_pictures_that_exist(report, tmp_pat
     write_markdown(report, tmp_path / "report.md")
     written = (tmp_path / "report.md").read_text()
     assert "- **\N{BLACK UP-POINTING TRIANGLE} better:** 2 is better than 1 by" in written
-    for title in ("## Settings", "## Experiment log", "## Details", "## Accuracy by slice"):
+    for title in ("## Settings", "## Experiment log", "## Details"):
         assert title in written
     pictures = re.findall(rf'(?:src|srcset)="({FILES}/[\w.]+)"', written)
     assert pictures
@@ -39,7 +39,7 @@ def test_the_document_has_verdict_tables_and_pictures_that_exist(report, tmp_pat
 
 
 def test_texts_of_others_are_text(report, tmp_path):
-    report.cases = [Case(HOSTILE, HOSTILE, {0: [ShownResponse("1", 0, "wrong", HOSTILE, "evals/a:1")]})]
+    report.cases = [Case(HOSTILE, HOSTILE, {0: [ShownResponse("1", "wrong", HOSTILE, "evals/a:1")]})]
     report.details = [Detail(HOSTILE, text=HOSTILE), Detail("t", table=Table("t", ["a", "b"], [[HOSTILE, "x"]]))]
     report.warnings = [HOSTILE]
     write_markdown(report, tmp_path / "report.md")

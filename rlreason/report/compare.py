@@ -14,9 +14,9 @@ from typing import Any
 
 from rlreason.errors import ConfigError
 from rlreason.records.console import Console
-from rlreason.report.content import Verdict, counted
-from rlreason.report.read import read_given, study_of
-from rlreason.report.remarks import warnings_of
+from rlreason.report.content import Verdict
+from rlreason.report.read import read_study
+from rlreason.report.remarks import health_of, warnings_of
 from rlreason.report.study import Setting, Study
 from rlreason.report.tabular import study_of_results
 from rlreason.report.verdicts import EQUAL_WITHIN, best_of, comparing_half, how_chosen, verdicts_of
@@ -55,6 +55,8 @@ def main(arguments: argparse.Namespace, console: Console) -> Answer:
         lines.append(folded(verdict.line, console.width))
         lines += [folded(f"  {verdict.small}", console.width)] if verdict.small else []
     notes = [*study.notes, *study.problems, *warnings_of(study)]
+    if any(finding.problem for run in study.runs for finding in run.findings):
+        notes.append(f"Health: {health_of(study)}; rlreason health RUN lists it.")
     lines += [folded(f"! {text}", console.width) for text in notes]
     exit_code = 0 if comparable else ConfigError.exit_code
     if arguments.expect and (other := [v for v in verdicts if v.outcome != arguments.expect]):
@@ -85,7 +87,7 @@ def entry(verdict: Verdict, notes: Sequence[str] = ()) -> dict[str, Any]:
 def compared_study(paths: Sequence[Path]) -> Study:
     """Return the study of the arguments: `paths[0]` is the reference, or contains it if it is alone."""
     files = [study_of_results(path) for path in paths]
-    studies = [file or study_of([read_given(path)]) for path, file in zip(paths, files, strict=True)]
+    studies = [file or read_study([path]) for path, file in zip(paths, files, strict=True)]
     if len(paths) == 1:
         if len(studies[0].settings) < 2:
             one = studies[0].reference.label
@@ -94,12 +96,6 @@ def compared_study(paths: Sequence[Path]) -> Study:
     unknown = match_problems([file for file in files if file], [study for study in studies if study not in files])
     sides = [best_of(study) for study in studies]
     labels = _labels(paths, studies, sides)
-    path_of: dict[tuple[tuple[Path, str], ...], Path] = {}
-    for path, side in zip(paths, sides, strict=True):
-        runs = tuple((run.folder.resolve(), run.name) for run in side.runs)
-        if runs in path_of:
-            raise ConfigError(f"{path_of[runs]} and {path} are the same runs ({side.label}): give two different sides")
-        path_of[runs] = path
     same_sweep = len({path.parent.resolve() for path in paths}) == 1 and all("=" in path.name for path in paths)
     joined = Study(
         studies[0].name,
@@ -119,11 +115,6 @@ def compared_study(paths: Sequence[Path]) -> Study:
                 f"{paths[0]}: too few problems to keep half of them from choosing: give one setting a side"
             )
         joined.notes += [how_chosen(label, n) for label, n in zip(labels, tried, strict=True) if n > 1]
-        joined.notes += [
-            f"{label} was tuned over {counted(n, 'setting')}, {labels[0]} over {tried[0]}."
-            for label, n in zip(labels, tried, strict=True)
-            if n != tried[0]
-        ]
     return joined
 
 

@@ -12,33 +12,19 @@ from rlreason.runtime.differences import Difference
 from rlreason.runtime.intervals import Floats
 
 Places = NDArray[np.intp]
-LEAST_POINTS = 12  # of a thin line
 
 
 def thinned(y: Floats, points: int) -> Places:
     """Return the ascending indices of values to draw: first, last, and minimum and maximum of each bucket.
 
     All indices for at most `points` values. No peak is lost.
-
-    >>> thinned(np.array([0.0, 1, 9, 1, 1, -5, 1, 1, 1, 2]), 6)
-    array([0, 1, 2, 5, 6, 9])
     """
     if len(y) <= points:
         return np.arange(len(y))
     indices = {0, len(y) - 1}
     for bucket in np.array_split(np.arange(1, len(y) - 1), max(1, (points - 2) // 2)):
-        if len(bucket):
-            indices |= {int(bucket[y[bucket].argmin()]), int(bucket[y[bucket].argmax()])}
+        indices |= {int(bucket[y[bucket].argmin()]), int(bucket[y[bucket].argmax()])}
     return np.array(sorted(indices), dtype=np.intp)
-
-
-def points_each(lines: int, together: int) -> int:
-    """Return how many points each of `lines` lines may have in a picture of `together` points.
-
-    >>> points_each(12, 8000), points_each(2000, 8000)
-    (666, 12)
-    """
-    return max(LEAST_POINTS, together // max(lines, 1))
 
 
 def evenly(count: int, most: int) -> Places:
@@ -95,17 +81,16 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Band:
-    """The mean over a setting's seeds where all have data, and its 95% interval; `low` is None for one seed."""
+    """The mean over a setting's seeds where all have data, and its 95% interval. All are (points,)."""
 
-    x: Floats  # (points,)
-    mean: Floats  # (points,)
-    low: Floats | None = None  # (points,)
-    high: Floats | None = None
+    x: Floats
+    mean: Floats
+    low: Floats  # NaN for one seed
+    high: Floats
 
     def at(self, at: Places) -> "Band":
         """Return the band at some of its points."""
-        ends = (None, None) if self.low is None or self.high is None else (self.low[at], self.high[at])
-        return Band(self.x[at], self.mean[at], *ends)
+        return Band(self.x[at], self.mean[at], self.low[at], self.high[at])
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +132,7 @@ class Figure:
     title: str
     subtitle: str  # measure and unit
     alt: str  # alternative text, with the last values
-    kind: str  # curves, forest or shares
+    kind: str  # curves or forest
     x: Axis
     format: str  # of its values, in d3's notation: ".0%"
     note: str = ""  # values that are left out
@@ -175,7 +160,6 @@ class ShownResponse:
     """One response of a setting to a problem at a step. `text` is cut and free of control characters."""
 
     setting: str
-    step: int
     outcome: str  # "correct", "wrong", "no format"
     text: str
     where: str  # file and line
@@ -227,32 +211,16 @@ class Report:
 
 #: Name of a colour -> its value on light and on dark pages: s0 to s7 are settings, `rest` all further ones.
 COLOURS = {
-    "s0": ("#363B43", "#CDD1D8"),
-    "s1": ("#1895D8", "#70A1C3"),
-    "s2": ("#C6753D", "#F3832D"),
-    "s3": ("#086809", "#8DF987"),
-    "s4": ("#975695", "#AA53A8"),
-    "s5": ("#BA3556", "#D73F65"),
-    "s6": ("#6433A1", "#A168F1"),
-    "s7": ("#4661D7", "#9EB6FF"),
-    "rest": ("#8c959f", "#77808a"),
-    "page": ("#ffffff", "#16191d"),
-    "card": ("#ffffff", "#1b1f24"),
-    "soft": ("#f5f6f8", "#20252b"),
-    "fg": ("#1b1f24", "#e8eaed"),
-    "muted": ("#57606a", "#a4adb8"),
-    "grid": ("#e6e8eb", "#2a3037"),
-    "axis": ("#8c959f", "#77808a"),
-    "line": ("#d8dce1", "#343b44"),
-    "strip": ("#eef1f4", "#232930"),
-    "link": ("#0a58b0", "#7db5f5"),
-    "good": ("#0b5c2b", "#a6e3b8"),
-    "good-soft": ("#e2f3e8", "#16351f"),
-    "bad": ("#8a2c0a", "#ffc1a3"),
-    "bad-soft": ("#fbe9e0", "#40200f"),
-    "open": ("#444b54", "#c8ced6"),
+    "s0": ("#363B43", "#CDD1D8"), "s1": ("#1895D8", "#70A1C3"), "s2": ("#C6753D", "#F3832D"),
+    "s3": ("#086809", "#8DF987"), "s4": ("#975695", "#AA53A8"), "s5": ("#BA3556", "#D73F65"),
+    "s6": ("#6433A1", "#A168F1"), "s7": ("#4661D7", "#9EB6FF"), "rest": ("#8c959f", "#77808a"),
+    "page": ("#ffffff", "#16191d"), "card": ("#ffffff", "#1b1f24"), "soft": ("#f5f6f8", "#20252b"),
+    "fg": ("#1b1f24", "#e8eaed"), "muted": ("#57606a", "#a4adb8"), "grid": ("#e6e8eb", "#2a3037"),
+    "axis": ("#8c959f", "#77808a"), "line": ("#d8dce1", "#343b44"), "strip": ("#eef1f4", "#232930"),
+    "link": ("#0a58b0", "#7db5f5"), "good": ("#0b5c2b", "#a6e3b8"), "good-soft": ("#e2f3e8", "#16351f"),
+    "bad": ("#8a2c0a", "#ffc1a3"), "bad-soft": ("#fbe9e0", "#40200f"), "open": ("#444b54", "#c8ced6"),
     "open-soft": ("#eceff2", "#2b3138"),
-}
+}  # fmt: skip
 LIGHT, DARK = ({name: pair[k] for name, pair in COLOURS.items()} for k in (0, 1))
 #: Dashes of s0 to s7: lengths of line and gap.
 DASHES = ((1, 0), (6, 3), (2, 2), (9, 3, 2, 3), (12, 4), (4, 2, 1, 2, 1, 2), (3, 3), (14, 3, 3, 3))
@@ -267,26 +235,11 @@ MARKERS = {
     "triangle-right": "M5,0l-9,5v-10z",
     "triangle-left": "M-5,0l9,5v-10z",
 }
-_VARIABLE = re.compile(r"var\(--([\w-]+)\)")
-
-
-def variable(name: str) -> str:
-    """Return a colour as a CSS variable: `variable("s0")` is 'var(--s0)'."""
-    return f"var(--{name})"
 
 
 def colour_of(place: int | None) -> str:
-    """Return the name of an `Entry`'s colour: 's2', or 'rest' for None."""
-    return "rest" if place is None else f"s{place}"
-
-
-def css_variables(dark: bool = False) -> str:
-    """Return the declarations of all colours, for one block of a style sheet.
-
-    >>> css_variables().partition(";")[0]
-    '--s0:#363B43'
-    """
-    return "".join(f"--{name}:{colour};" for name, colour in (DARK if dark else LIGHT).items())
+    """Return an `Entry`'s colour as a CSS variable, grey for None."""
+    return "var(--rest)" if place is None else f"var(--s{place})"
 
 
 def plain_colours(svg: str, dark: bool = False) -> str:
@@ -296,7 +249,7 @@ def plain_colours(svg: str, dark: bool = False) -> str:
     '<path stroke="#1895D8"/>'
     """
     colours = DARK if dark else LIGHT
-    return _VARIABLE.sub(lambda match: colours[match[1]], svg)
+    return re.sub(r"var\(--([\w-]+)\)", lambda match: colours[match[1]], svg)
 
 
 #: Control characters but tab and new line, bidirectional controls, invisible separators, surrogates.
@@ -316,11 +269,7 @@ def written_out(text: str) -> str:
 
 
 def all_written_out(value: Any) -> Any:
-    r"""Apply `written_out` to every text in lists and dicts.
-
-    >>> all_written_out({"a": ["\u202e", 1]})
-    {'a': ['⟨U+202E⟩', 1]}
-    """
+    """Apply `written_out` to every text in lists and dicts."""
     if isinstance(value, str):
         return written_out(value)
     if isinstance(value, dict):
@@ -331,20 +280,5 @@ def all_written_out(value: Any) -> Any:
 
 
 def counted(count: int, noun: str) -> str:
-    """Return a number with its noun.
-
-    >>> counted(1, "run"), counted(1228, "run")
-    ('1 run', '1,228 runs')
-    """
+    """Return a number with its noun: `counted(1228, "run")` is '1,228 runs'."""
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
-
-
-def value_text(value: float, pattern: str) -> str:
-    """Return a value as text in a sentence.
-
-    >>> value_text(0.7625, ".0%"), value_text(123.4, "~s"), value_text(0.00123, "~g"), value_text(0.5, ".2f")
-    ('76.2%', '123', '0.0012', '0.50')
-    """
-    if pattern.endswith("%"):
-        return f"{value:.1%}"
-    return f"{value:.0f}" if abs(value) >= 100 else f"{value:.2f}" if abs(value) >= 0.1 else f"{value:.2g}"

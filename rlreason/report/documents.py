@@ -5,7 +5,7 @@ import hashlib
 import html
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +14,9 @@ import numpy as np
 
 from rlreason.report.charts import MEANS, columns_of, compiled, rows_of, standalone, svg_of, with_own_ids
 from rlreason.report.content import (
+    DARK,
     DASHES,
+    LIGHT,
     MARKERS,
     SIGNS,
     Entry,
@@ -22,30 +24,30 @@ from rlreason.report.content import (
     Report,
     all_written_out,
     colour_of,
-    css_variables,
     plain_colours,
     written_out,
 )
 from rlreason.report.figures import STEP_TITLE
-from rlreason.report.study import AXES
 from rlreason.runtime.files import write_whole
 from rlreason.runtime.intervals import Floats
 from rlreason.runtime.version import __version__
 
 if TYPE_CHECKING:
     from jinja2 import Environment
-    from markupsafe import Markup
 
 FOLDER = Path(__file__).parent / "templates"
 RUNTIME = Path(__file__).parent / "vega" / "vega.js"
 FIRST_WIDTH, OTHER_WIDTH = 640, 520  # of the pictures until the script draws them
 DIGITS = 4  # of a value; an x has one more
 FILES = "report_files"  # next to the Markdown
-PICTURES = ("eval/accuracy", "length", "entropy", "train/grad_norm")  # the forest comes with them
-TITLES = {"step": STEP_TITLE, "tokens": "generated tokens", "updates": "optimizer updates"}
-#: Longest time in seconds -> the unit of its axis, and the seconds of that unit.
-UNITS = {120.0: ("seconds", 1), 7200.0: ("minutes", 60), float("inf"): ("hours", 3600)}
-_SPECIAL = re.compile(r"([\\`*_\[\]|~])")
+PICTURES = ("eval/accuracy", "forest", "length", "entropy", "train/grad_norm")  # of the Markdown
+#: Axis -> its title, and what its counter is divided by.
+AXES = {
+    "step": (STEP_TITLE, 1),
+    "time": ("active time (minutes)", 60),
+    "tokens": ("generated tokens", 1),
+    "updates": ("optimizer updates", 1),
+}
 
 
 # ---- templates ----
@@ -53,14 +55,13 @@ _SPECIAL = re.compile(r"([\\`*_\[\]|~])")
 
 def filled(name: str, **values: Any) -> str:
     """Return a document from its template: texts are escaped for NAME.html.j2 or NAME.md.j2, not for NAME.txt.j2."""
-    shared = {"signs": SIGNS, "version": __version__}
-    return _environment(name.split(".")[1]).get_template(name).render(**shared, **values)
+    return _environment(name.split(".")[1]).get_template(name).render(values)
 
 
 @cache
 def _environment(kind: str) -> "Environment":
     import jinja2
-    from markupsafe import Markup
+    from markupsafe import Markup, escape
 
     def escaped(value: Any) -> Any:
         if type(value) is not str or kind == "txt":  # a number, or Markup: our own files, pictures and macros
@@ -75,9 +76,11 @@ def _environment(kind: str) -> "Environment":
         lstrip_blocks=True,
         finalize=escaped,
     )
+    environment.globals |= {"signs": SIGNS, "version": __version__, "dashes": DASHES, "markers": list(MARKERS.values())}
     environment.filters |= {
+        "colour": colour_of,
         "attribute": lambda value: Markup(html.escape(" ".join(written_out(value).split()))),
-        "breakable": _breakable,
+        "breakable": lambda value: Markup(re.sub("([=_])", r"\1<wbr>", str(escape(written_out(value))))),
         "fenced": lambda value: Markup("\n".join(fenced(value))),
     }
     return environment
@@ -90,27 +93,16 @@ def text(plain: str) -> str:
     '&lt;b&gt; a\\|b \\*c\\*⟨U+202E⟩'
     """
     line = " ".join(written_out(plain).split())
-    escaped = _SPECIAL.sub(r"\\\1", html.escape(line, quote=False))
+    escaped = re.sub(r"([\\`*_\[\]|~])", r"\\\1", html.escape(line, quote=False))
     return re.sub(r"^(\d+)([.)])(\s)", r"\1\\\2\3", re.sub(r"^([#+>-])", r"\\\1", escaped))
 
 
 def fenced(content: str) -> list[str]:
-    """Return text in a fence longer than any run of backticks in it.
-
-    >>> fenced("a```b")
-    ['````text', 'a```b', '````']
-    """
+    """Return text in a fence longer than any run of backticks in it."""
     visible_text = written_out(content)
     longest = max((len(run) for run in re.findall("`+", visible_text)), default=0)
     fence = "`" * max(3, 1 + longest)
     return [f"{fence}text", *visible_text.splitlines(), fence]
-
-
-def _breakable(label: str) -> "Markup":
-    """Return a heading that may be broken after = and _, since names of settings have no spaces."""
-    from markupsafe import Markup, escape
-
-    return Markup(re.sub("([=_])", r"\1<wbr>", str(escape(written_out(label)))))
 
 
 # ---- Markdown ----
@@ -118,13 +110,12 @@ def _breakable(label: str) -> "Markup":
 
 def write_markdown(report: Report, target: Path) -> None:
     """Write `target` and, in the folder FILES next to it, its pictures. `UnwritableError` if the system refuses."""
-    figures = [figure for figure in report.figures if figure.name in PICTURES]
-    if report.forest is not None:
-        figures.insert(1, report.forest)
-    stems = [re.sub(r"\W+", "_", figure.name) for figure in figures]
-    for stem, figure in zip(stems, figures, strict=True):
+    by_name = {figure.name: figure for figure in report.every_figure}
+    pictures = []
+    for figure in (by_name[name] for name in PICTURES if name in by_name):
+        stem = re.sub(r"\W+", "_", figure.name)
         write_picture(standalone(figure, report.legend), target.parent / FILES, stem)
-    pictures = [(figure.alt, f"{FILES}/{stem}") for stem, figure in zip(stems, figures, strict=True)]
+        pictures.append((figure.alt, f"{FILES}/{stem}"))
     write_whole(target, filled("report.md.j2", report=report, pictures=pictures, dark=True))
 
 
@@ -143,33 +134,25 @@ def page_of(report: Report) -> str:
     """Return the whole page."""
     from markupsafe import Markup  # for what needs no escaping: our files, pictures, JSON of `as_json`
 
-    figures = report.every_figure
-    specifications = [compiled(figure, report.legend) for figure in figures]
-    pictures = {}
-    for place, (figure, spec) in enumerate(zip(figures, specifications, strict=True)):
-        width = FIRST_WIDTH if place == 0 and report.figures else OTHER_WIDTH
-        pictures[figure.name] = Markup(with_own_ids(svg_of(spec, rows_of(figure, report.legend), width), f"p{place}"))
-    scripts = [RUNTIME.read_text("utf-8"), (FOLDER / "page.js").read_text("utf-8")]
-    places = {entry.label: entry.colour for entry in report.legend}
+    figures, legend = report.every_figure, report.legend
+    specifications = {figure.name: compiled(figure, legend) for figure in figures}
     first = next((figure for figure in report.figures[:1] if MEANS in figure.rows or figure.curves is not None), None)
+    pictures = {}
+    for place, figure in enumerate(figures):
+        width = FIRST_WIDTH if figure is first else OTHER_WIDTH
+        drawn = svg_of(specifications[figure.name], rows_of(figure, legend), width)
+        pictures[figure.name] = Markup(with_own_ids(drawn, f"p{place}"))
+    scripts = [RUNTIME.read_text("utf-8"), (FOLDER / "page.js").read_text("utf-8")]
     return filled(
         "page.html.j2",
-        dashes=DASHES,
-        markers=list(MARKERS.values()),
-        colour_of=colour_of,
         report=report,
         first=first,
-        others=[figure for figure in report.figures if figure is not first],
-        verdicts=[v for v in report.verdicts if places.get(v.setting) is not None],
-        more_verdicts=[v for v in report.verdicts if places.get(v.setting) is None],
         pictures=pictures,
-        places=places,
         axes=axes_of(figures),
-        any_curve=any(figure.curves is not None for figure in figures),
         policy=policy_of(scripts),
         style=Markup(style()),
         scripts=[Markup(script) for script in scripts],
-        data=Markup(as_json(data_of(figures, specifications, report.legend))),
+        data=Markup(as_json(data_of(figures, specifications, legend))),
     )
 
 
@@ -183,20 +166,21 @@ def policy_of(scripts: Sequence[str] = ()) -> str:
 
 def style() -> str:
     """Return the style sheet: colours for light, dark and paper, then the rules of page.css."""
-    light, dark = f"{css_variables()}color-scheme:light;", f"{css_variables(dark=True)}color-scheme:dark;"
-    return "\n".join(
-        [
-            f":root{{{light}}}",
-            f"@media (prefers-color-scheme:dark){{:root:not([data-theme=light]){{{dark}}}}}",
-            f":root[data-theme=dark]{{{dark}}}",
-            f"@media print{{:root,:root[data-theme=dark],:root:not([data-theme=light]){{{light}}}}}",
-            (FOLDER / "page.css").read_text("utf-8"),
-        ]
+    light, dark = (
+        "".join(f"--{name}:{colour};" for name, colour in colours.items()) + f"color-scheme:{scheme};"
+        for scheme, colours in (("light", LIGHT), ("dark", DARK))
     )
+    blocks = (
+        f":root{{{light}}}",
+        f"@media (prefers-color-scheme:dark){{:root:not([data-theme=light]){{{dark}}}}}",
+        f":root[data-theme=dark]{{{dark}}}",
+        f"@media print{{:root,:root[data-theme=dark],:root:not([data-theme=light]){{{light}}}}}",
+    )
+    return "\n".join([*blocks, (FOLDER / "page.css").read_text("utf-8")])
 
 
-def data_of(figures: Sequence[Figure], specifications: Sequence[Any], legend: Sequence[Entry]) -> dict[str, Any]:
-    """Return all data that a page draws. `specifications`: of the figures, compiled.
+def data_of(figures: Sequence[Figure], specifications: Mapping[str, Any], legend: Sequence[Entry]) -> dict[str, Any]:
+    """Return all data that a page draws. `specifications`: of the figures, compiled, by name.
 
     `columns` holds every column once, since runs of one length share their steps and pictures their settings.
     """
@@ -211,22 +195,21 @@ def data_of(figures: Sequence[Figure], specifications: Sequence[Any], legend: Se
             columns.append(short(values, digits))
         return places[key]
 
-    out = {}
-    for figure, spec in zip(figures, specifications, strict=True):
+    out: dict[str, Any] = {}
+    for figure in figures:
         rows = rows_of(figure, legend) if figure.curves is None else all_written_out(figure.rows)
-        out[figure.name] = {"spec": spec, "format": figure.format, "rows": rows, "along": {}}
-        if figure.curves is None:
-            continue
-        for axis in axes:
+        along: dict[str, Any] = {}
+        for axis in axes if figure.curves is not None else ():
             data_sets = columns_of(figure.curves, legend, axis)
             for one in data_sets.values():
-                one["x"] = one["x"] / axes[axis]["divide"]
-            out[figure.name]["along"][axis] = {
+                one["x"] = one["x"] / AXES[axis][1]
+            along[axis] = {
                 name: {key: place(values, DIGITS + (key == "x")) for key, values in one.items()}
                 for name, one in data_sets.items()
             }
+        out[figure.name] = {"spec": specifications[figure.name], "format": figure.format, "rows": rows, "along": along}
     settings = [{"label": written_out(entry.label), "colour": entry.colour} for entry in legend]
-    titles = {axis: one["title"] for axis, one in axes.items()}
+    titles = {axis: AXES[axis][0] for axis in axes}
     return {"settings": settings, "axes": titles, "columns": columns, "figures": out}
 
 
@@ -240,29 +223,14 @@ def short(values: Floats, digits: int = DIGITS) -> list[float | None]:
     return [int(value) if value is not None and value.is_integer() else value for value in rounded]
 
 
-def axes_of(figures: Sequence[Figure]) -> dict[str, dict[str, Any]]:
-    """Return title and unit of each axis that a page can switch to: those along which its runs moved."""
-    ends = dict.fromkeys(AXES, 0.0)
-    for curves in (figure.curves for figure in figures if figure.curves is not None):
-        for line in curves.lines:
-            for axis, x in line.x.items():
-                ends[axis] = max(ends[axis], float(np.ptp(x))) if len(x) else ends[axis]
-    axes: dict[str, dict[str, Any]] = {}
-    for axis in (axis for axis, end in ends.items() if end > 0 or axis == "step"):
-        if axis == "time":
-            unit, seconds = next(unit for longest, unit in UNITS.items() if ends[axis] <= longest)
-            axes[axis] = {"title": f"active time ({unit})", "divide": seconds}
-        else:
-            axes[axis] = {"title": TITLES[axis], "divide": 1}
-    return axes
+def axes_of(figures: Sequence[Figure]) -> list[str]:
+    """Return the axes that a page can switch to: those along which its runs moved."""
+    xs = [line.x for figure in figures if figure.curves is not None for line in figure.curves.lines]
+    return [axis for axis in AXES if axis == "step" or any(np.ptp(x[axis]) > 0 for x in xs if axis in x)]
 
 
 def as_json(data: Any) -> str:
-    r"""Return JSON that is safe inside a <script> element, whatever its texts.
-
-    >>> print(as_json({"a": "</script>"}))
-    {"a":"\u003c/script\u003e"}
-    """
+    """Return JSON that is safe inside a <script> element, whatever its texts."""
     content = json.dumps(data, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
     for character in "<>&\u2028\u2029":
         content = content.replace(character, f"\\u{ord(character):04x}")

@@ -1,4 +1,4 @@
-"""Define what a report compares: settings, runs and answers; and pair the answers of two sides."""
+"""Define what a report compares: settings, runs and answers; and pair the answers of two settings."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,7 +14,7 @@ from rlreason.runtime.differences import Difference, compared
 from rlreason.runtime.intervals import Floats, of_clusters
 from rlreason.runtime.text import question_keys
 from rlreason.sweeps.closing import split_differences
-from rlreason.sweeps.state import Key
+from rlreason.sweeps.state import WAITING, Key
 
 #: x axis of a curve -> its counter in `metrics.jsonl`.
 AXES = {"step": "rollout_step", "time": "time/active", "tokens": "tokens/generated", "updates": "train_step"}
@@ -53,6 +53,12 @@ class Answers:
     step: int | None = None  # None: of a job without steps
     categories: Mapping[str, int] = field(default_factory=dict)  # format1_wrong ... -> number of responses
 
+    @property
+    def accuracy(self) -> float | None:
+        """Return the share of all responses that are correct; None without any."""
+        samples = sum(problem.samples for problem in self.problems.values())
+        return sum(problem.correct for problem in self.problems.values()) / samples if samples else None
+
 
 @dataclass(slots=True)
 class StudyRun:
@@ -79,14 +85,19 @@ class StudyRun:
     provenance: Mapping[str, Any] = field(default_factory=dict)  # provenance.json, or {}
 
     @property
+    def state(self) -> str:
+        """Return its status without the rule that caused it."""
+        return self.status.partition(":")[0]
+
+    @property
     def ended(self) -> bool:
         """Return whether it ended by itself, so that its last evaluation is the planned one."""
-        return self.status.partition(":")[0] != "waiting" and ending(self.status).of_its_own
+        return self.state != WAITING and ending(self.status).of_its_own
 
     @property
     def diverged(self) -> bool:
         """Return whether a monitor called it diverged."""
-        return self.status.partition(":")[0] == "diverged"
+        return self.state == "diverged"
 
     @property
     def evaluations(self) -> list[tuple[int, float]]:
@@ -116,16 +127,20 @@ class Setting:
         """Return the setting as it is typed: the name in `compare --json`."""
         return " ".join(f"{key}={value}" for key, value in self.key) or self.label
 
+    @property
+    def accuracies(self) -> list[float]:
+        """Return the accuracies of its runs that have one."""
+        return [run.accuracy for run in self.runs if run.accuracy is not None]
+
 
 @dataclass(slots=True)
 class Study:
-    """All that one report compares. `settings[0]` is the reference."""
+    """All that one report compares, always by final evaluations. `settings[0]` is the reference."""
 
     name: str  # of the sweep, or of the first folder
     question: str  # from its sweep file, else made from the differences
     axes: list[str]  # the swept keys
     settings: list[Setting]
-    figure: str = "the final evaluation"  # what is compared, fixed before looking
     on_purpose: list[str] = field(default_factory=list)  # parts of the protocol that the sweep varies
     problems: list[str] = field(default_factory=list)  # broken or missing parts of the folders, a line each
     notes: list[str] = field(default_factory=list)  # notes on how to read the figures
@@ -145,9 +160,19 @@ class Study:
         return [run for setting in self.settings for run in setting.runs]
 
     @property
+    def each(self) -> list[tuple[Setting, StudyRun]]:
+        """Return all runs with their settings."""
+        return [(setting, run) for setting in self.settings for run in setting.runs]
+
+    @property
     def seeds(self) -> list[int]:
         """Return the seeds of all runs, sorted."""
         return sorted({run.seed for run in self.runs})
+
+    @property
+    def varied(self) -> list[str]:
+        """Return the swept keys that have several values."""
+        return [axis for axis in self.axes if len({dict(one.key).get(axis) for one in self.settings}) > 1]
 
 
 def labels_of(keys: Sequence[Key]) -> list[str]:
@@ -158,8 +183,6 @@ def labels_of(keys: Sequence[Key]) -> list[str]:
 
     >>> labels_of([(("learning_rate", "1e-5"),), (("learning_rate", "3e-5"),)])
     ['1e-5', '3e-5']
-    >>> labels_of([(("a.limit", "8"), ("epochs", "1")), (("a.limit", "9"), ("epochs", "1"))])
-    ['8', '9']
     >>> labels_of([(("g", "4"), ("q", "8")), (("g", "2"), ("q", "8")), (("g", "4"), ("q", "9"))])
     ['g=4 q=8', 'g=2', 'q=9']
     >>> labels_of([()])
@@ -169,9 +192,8 @@ def labels_of(keys: Sequence[Key]) -> list[str]:
     differing = [name for name in names if len({dict(key).get(name) for key in keys}) > 1] or names
     if len(differing) == 1 and all(differing[0] in dict(key) for key in keys):
         return [dict(key)[differing[0]] for key in keys]
-    reference = dict(keys[0])
-    own = [[(n, v) for n, v in key if n in differing and reference.get(n) != v] for key in keys[1:]]
     parts = [[pair for pair in key if pair[0] in differing] for key in keys]
+    own = [[pair for pair in pairs if pair not in parts[0]] for pairs in parts[1:]]
     if all(len(pairs) == 1 for pairs in own):
         parts[1:] = own
     labels = [" ".join(f"{n.rpartition('.')[2]}={v}" for n, v in pairs) for pairs in parts]
@@ -180,9 +202,6 @@ def labels_of(keys: Sequence[Key]) -> list[str]:
     return [label or "the default" for label in labels]
 
 
-#: Settings and groups that decide how accuracy is measured, for runs without a protocol.
-MEASURED_BY = ("prompt", "eval.prompt", "eval.sampling", "eval.data", "eval.samples", "eval.reward", "sampling")
-DATA = ("name", "path", "validation")  # of the group data
 NO_TRAINING = ("evaluate", "best_of_n")  # algorithms
 
 
@@ -190,15 +209,14 @@ NO_TRAINING = ("evaluate", "best_of_n")  # algorithms
 class Side:
     """The answers of one side of a comparison."""
 
-    right: Mapping[int, Mapping[str, float] | None]  # seed -> problem -> share correct; None: diverged, all wrong
+    right: dict[int, dict[str, float] | None]  # seed -> problem -> share correct; None: diverged, all wrong
     fixed: bool = False  # its models were not trained here
-    questions: Mapping[str, str] = field(default_factory=dict)  # problem -> its question; equal ones are one problem
+    questions: dict[str, str] = field(default_factory=dict)  # problem -> its question; equal ones are one problem
 
     @property
-    def problems(self) -> set[str] | None:
-        """Return the problems that all its runs answered; None if none answered any."""
-        answered = [set(shares) for shares in self.right.values() if shares is not None]
-        return set.intersection(*answered) if answered else None
+    def answered(self) -> list[set[str]]:
+        """Return the problems that each run answered, without runs that diverged before they could."""
+        return [set(shares) for shares in self.right.values() if shares is not None]
 
     def correctness(self, problems: Sequence[str], questions: Mapping[str, str]) -> dict[int, Floats]:
         """Return seed -> correctness on each question that these problems ask (`of_clusters`)."""
@@ -219,19 +237,20 @@ class Pairing:
     most_answered: int  # the largest number of problems that a run answered
     by_seed: Mapping[int, float] = field(default_factory=dict)  # seed that both sides have -> mean difference
     means: tuple[float, float] = (0.0, 0.0)  # accuracy of the side, of the reference
+    fixed: bool = False  # neither side's models were trained here
 
 
 def side_of(setting: Setting) -> Side:
     """Return the final answers of a setting's runs; runs in progress have none."""
-    right: dict[int, Mapping[str, float] | None] = {}
+    right: dict[int, dict[str, float] | None] = {}
+    questions: dict[str, str] = {}
     for run in setting.runs:
         if run.final is not None:
             right[run.seed] = {name: problem.share for name, problem in run.final.problems.items()}
+            questions |= {name: problem.question for name, problem in run.final.problems.items()}
         elif run.diverged and run.accuracy is not None:
             right[run.seed] = None
     fixed = all(run.settings.get("algorithm") in NO_TRAINING for run in setting.runs)
-    finals = [run.final for run in setting.runs if run.final is not None]
-    questions = {name: problem.question for final in finals for name, problem in final.problems.items()}
     return Side(right, fixed, question_keys(questions.items()))
 
 
@@ -244,21 +263,24 @@ def pair(side: Side, reference: Side, among: set[str] | None = None) -> Pairing 
     """
     if not side.right or not reference.right:
         return None
-    both = [answered for one in (side, reference) if (answered := one.problems) is not None]
-    common = set.intersection(*both) if both else {"all"}
+    answered = [*side.answered, *reference.answered]
+    common = set.intersection(*answered) if answered else {"all"}
     problems = sorted(common if among is None else common & among)
     if not problems:
         return None
-    questions = {**side.questions, **reference.questions}
+    questions = side.questions | reference.questions
     a, b = side.correctness(problems, questions), reference.correctness(problems, questions)
-    most = max(
-        (len(right) for one in (side, reference) for right in one.right.values() if right is not None), default=0
-    )
     mean_a, mean_b = (float(np.mean([values.mean() for values in by_seed.values()])) for by_seed in (a, b))
     by_seed = {seed: float((a[seed] - b[seed]).mean()) for seed in sorted(a.keys() & b.keys())}
-    return Pairing(compared(a, b), problems, most, by_seed, (mean_a, mean_b))
+    most, fixed = max(map(len, answered), default=0), side.fixed and reference.fixed
+    return Pairing(compared(a, b), problems, most, by_seed, (mean_a, mean_b), fixed)
 
 
+#: Settings and groups that decide how accuracy is measured, for runs without a protocol.
+MEASURED_BY = (
+    "prompt", "eval.prompt", "eval.sampling", "eval.data", "eval.samples", "eval.reward", "sampling", "data.name",
+    "data.path", "data.validation",
+)  # fmt: skip
 #: Parts of a protocol that name no setting -> settings and groups that decide them, without those of training alone.
 DECIDED_BY = {"data": ("data", "eval.data", "split"), "problems": ("data", "eval", "eval_problems", "split")}
 OF_TRAINING = ("data.train", "data.limit", "data.n_train", "data.filter", "data.pass_rate", "data.min_pass_rate")
@@ -266,50 +288,43 @@ OF_TRAINING = ("data.train", "data.limit", "data.n_train", "data.filter", "data.
 
 def unequal(setting: Setting, reference: Setting, on_purpose: Sequence[str]) -> tuple[list[str], list[str]]:
     """Return (how two settings were measured differently, a line each; the parts that differ on purpose)."""
-    runs = [
-        run
-        for run in (*reference.runs, *setting.runs)
-        if run.final is not None and run.status != RUNNING and (run.protocol is not None or run.settings)
-    ]  # a file of results does not say how it was measured
+    measured = [run for run in (*reference.runs, *setting.runs) if run.final is not None and run.state != RUNNING]
+    runs = [run for run in measured if run.protocol is not None or run.settings]  # a file of results does not say
     others, intended = list[str](), list[str]()
     for run in runs[1:]:
-        if runs[0].protocol is not None and run.protocol is not None:
-            differing, meant = split_differences(runs[0].protocol, run.protocol, on_purpose)
-            others += _by_settings(differing, runs[0], run)
+        first = runs[0]
+        if first.protocol is not None and run.protocol is not None:
+            differing, meant = split_differences(first.protocol, run.protocol, on_purpose)
+            differing = _by_settings(differing, first, run)
         else:
-            differing, meant = split_differences(_measuring(runs[0]), _measuring(run), on_purpose)
-            others += differing
+            one, two = ({n: v for n, v in r.settings.items() if is_below(n, MEASURED_BY)} for r in (first, run))
+            differing, meant = split_differences(one, two, on_purpose)
+        others += differing
         intended += meant
-    first, second = (next((r.final.problems for r in s.runs if r.final is not None), {}) for s in (reference, setting))
-    for name in sorted(first.keys() & second.keys()):
-        if first[name].question != second[name].question:
-            others.append(f"what problem {name} asks: one thing and another")
-            break
+    mine, its = (next((r.final.problems for r in s.runs if r.final is not None), {}) for s in (setting, reference))
+    renamed = [name for name in sorted(mine.keys() & its.keys()) if mine[name].question != its[name].question]
+    others += [f"what problem {name} asks: one thing and another" for name in renamed[:1]]
     return list(dict.fromkeys(others)), list(dict.fromkeys(intended))
+
+
+def _by_settings(differing: Sequence[str], one: StudyRun, other: StudyRun) -> list[str]:
+    """Return differences of protocols with the settings behind a hash or a count, the settings first."""
+    opaque = [line for line in differing if line.partition(":")[0] in DECIDED_BY]
+    roots = [root for line in opaque for root in DECIDED_BY[line.partition(":")[0]]]
+    lines = [
+        f"{name}: {setting_text(one.settings.get(name))} and {setting_text(other.settings.get(name))}"
+        for name in dict.fromkeys([*one.settings, *other.settings])
+        if is_below(name, roots) and not name.startswith(OF_TRAINING)
+        if one.settings.get(name) != other.settings.get(name)
+    ]
+    return lines + [line for line in differing if line not in opaque or not lines]
+
+
+def is_below(name: str, groups: Sequence[str]) -> bool:
+    """Return whether a setting is one of these, or in one of these groups."""
+    return any(name == group or name.startswith(f"{group}.") for group in groups)
 
 
 def setting_text(value: Any) -> str:
     """Return a setting's value as typed."""
     return "null" if value is None else str(value)
-
-
-def _by_settings(differing: Sequence[str], one: StudyRun, other: StudyRun) -> list[str]:
-    """Return differences of protocols with the settings behind a hash or a count, the settings first."""
-    opaque = {line for line in differing if line.partition(":")[0] in DECIDED_BY}
-    roots = {root for line in opaque for root in DECIDED_BY[line.partition(":")[0]]}
-    names = [name for name in dict.fromkeys([*one.settings, *other.settings]) if not name.startswith(OF_TRAINING)]
-    lines = [
-        f"{name}: {setting_text(one.settings.get(name))} and {setting_text(other.settings.get(name))}"
-        for name in names
-        if any(name == root or name.startswith(f"{root}.") for root in roots)
-        and one.settings.get(name) != other.settings.get(name)
-    ]
-    return lines + [line for line in differing if line not in opaque or not lines]
-
-
-def _measuring(run: StudyRun) -> dict[str, Any]:
-    """Return the settings that determine how a run's accuracy is measured."""
-    groups = tuple(f"{name}." for name in MEASURED_BY)
-    settings = {key: value for key, value in run.settings.items() if key.startswith(groups)}
-    settings |= {key: run.settings[key] for key in MEASURED_BY if key in run.settings}
-    return settings | {f"data.{key}": run.settings.get(f"data.{key}") for key in DATA}

@@ -1,23 +1,27 @@
-"""Build the tables of a report: settings, costs, pass@k, the experiment log, and differences of configs."""
+"""Build the tables of a report: settings, slices, pass@k, health, the experiment log, and what differs."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from rlreason.evaluation.accuracy import pass_at
+from rlreason.health.finding import Finding
 from rlreason.records.files import OBJECTIVE
-from rlreason.report.content import SIGNS, Detail, Table, Verdict, counted
+from rlreason.records.reader import setting_in
+from rlreason.report.content import SIGNS, Detail, Table, Verdict
 from rlreason.report.read import differing_keys
-from rlreason.report.study import RUNNING, Answers, Setting, Study, StudyRun, setting_text, side_of
+from rlreason.report.study import Answers, Pairing, Setting, Study, StudyRun, pair, setting_text, side_of
 from rlreason.report.verdicts import p_text, signed, verdicts_of
-from rlreason.runtime.differences import paired_difference
+from rlreason.runtime.differences import LEVEL, PROBLEMS, Difference, holm, paired_difference
 from rlreason.runtime.text import duration, few, shorten
 from rlreason.sweeps.closing import REFERENCE, JudgedSetting
 from rlreason.sweeps.state import Key
 
 NONE = "\N{EN DASH}"
+LONGEST = 80  # characters of a value in a table
 
 
 def percent(share: float) -> str:
@@ -26,61 +30,46 @@ def percent(share: float) -> str:
 
 
 def millions(tokens: float) -> str:
-    """Return a number of tokens as text.
+    """Return a number of tokens as text: `millions(278_696)` is '0.28 M'."""
+    return f"{tokens / 1e6:.{2 if tokens < 1e7 else 1}f} M" if tokens else "0"
 
-    >>> millions(278_696), millions(12_345_678), millions(0)
-    ('0.28 M', '12.3 M', '0')
-    """
-    if not tokens:
-        return "0"
-    return f"{tokens / 1e6:.2f} M" if tokens < 1e7 else f"{tokens / 1e6:.1f} M"
+
+def _over(d: Difference) -> str:
+    return f"{signed(d.mean)}\n{signed(d.low)} to {signed(d.high)}"
+
+
+def _mean_of(values: Sequence[float | None], as_text: Callable[[float], str]) -> str:
+    numbers = [value for value in values if value is not None]
+    return as_text(sum(numbers) / len(numbers)) if numbers else NONE
 
 
 def settings_table(study: Study, verdicts: Sequence[Verdict]) -> Table:
     """Return for each setting its mean, difference to the reference, seeds, best checkpoint, and cost."""
     verdict_of = {verdict.setting: verdict for verdict in verdicts}
     head = ["setting", "accuracy", "difference", "verdict", "seeds", "best checkpoint", "time a run", "tokens a run"]
-    rows = [_row(one, verdict_of.get(one.label), one is study.reference) for one in study.settings]
-    notes = [f"Accuracy and difference: {study.figure}, with 95% intervals over seeds and problems."]
+    rows = []
+    for one in study.settings:
+        verdict, best, accuracy, difference = verdict_of.get(one.label), NONE, NONE, NONE
+        curves = [run.evaluations for run in one.runs if run.accuracy is not None and len(run.evaluations) > 1]
+        if curves:
+            mean = float(np.mean([max(at_step for _, at_step in curve) for curve in curves]))
+            best = f"{percent(mean)}*\nbest of {max(map(len, curves))}"
+        if one.accuracies and side_of(one).right:
+            interval = accuracy_of(one)
+            accuracy = percent(0.0) if interval is None else "{}\n{} to {}".format(*map(percent, interval))
+        word = "reference" if one is study.reference else f"{SIGNS[verdict.word]} {verdict.word}" if verdict else NONE
+        if verdict is not None and verdict.difference is not None and verdict.adjusted_p is not None:
+            difference, word = _over(verdict.difference), f"{word}\n{p_text(verdict.adjusted_p)}"
+        seeds = f"{sum(run.ended for run in one.runs)} of {len(one.runs)}"
+        seconds = _mean_of([run.seconds for run in one.runs], duration)
+        tokens = _mean_of([run.totals.get("tokens") for run in one.runs], millions)
+        rows.append([one.label, accuracy, difference, word, seeds, best, seconds, tokens])
+    notes = ["Accuracy and difference: the final evaluation, with 95% intervals over seeds and problems."]
     if any(len(one.runs) == 1 for one in study.settings):
         notes.append("With one seed the interval is over problems only.")
     if any("*" in row[5] for row in rows):
         notes.append("* The best of several evaluations is biased upwards, and is never compared.")
-        for run in study.runs:
-            interim = run.settings.get("interim_eval_problems") or run.settings.get("eval_problems")
-            if isinstance(interim, int) and run.final is not None and interim < len(run.final.problems):
-                fewer = "Evaluations during training ask fewer problems than the final one"
-                notes.append(f"{fewer}: the best may lie below it.")
-                break
-    if any(run.shared_machine for run in study.runs):
-        notes.append("Runs shared the machine, so their times compare with nothing.")
     return Table("Settings", head, rows, frozenset({1, 2, 4, 5, 6, 7}), " ".join(notes), frozenset({0}))
-
-
-def _row(one: Setting, verdict: Verdict | None, is_reference: bool) -> list[str]:
-    measured = [run for run in one.runs if run.accuracy is not None]
-    accuracy, difference, judgement, best = NONE, NONE, "reference" if is_reference else NONE, NONE
-    if curves := [run.evaluations for run in measured if len(run.evaluations) > 1]:
-        mean = float(np.mean([max(at_step for _, at_step in curve) for curve in curves]))
-        best = f"{percent(mean)}*\nbest of {max(map(len, curves))}"
-    if measured and side_of(one).right:
-        interval = accuracy_of(one)
-        accuracy = percent(0.0) if interval is None else "{}\n{} to {}".format(*map(percent, interval))
-    if verdict is not None:
-        judgement = f"{SIGNS[verdict.word]} {verdict.word}"
-        if (d := verdict.difference) is not None and verdict.adjusted_p is not None:
-            difference = f"{signed(d.mean)}\n{signed(d.low)} to {signed(d.high)}"
-            judgement += f"\n{p_text(verdict.adjusted_p)}"
-    return [
-        one.label,
-        accuracy,
-        difference,
-        judgement,
-        f"{sum(run.ended for run in one.runs)} of {len(one.runs)}",
-        best,
-        _mean_of([run.seconds for run in one.runs], duration),
-        _mean_of([run.totals.get("tokens") for run in one.runs], millions),
-    ]
 
 
 def accuracy_of(one: Setting, among: set[str] | None = None) -> tuple[float, float, float] | None:
@@ -90,10 +79,11 @@ def accuracy_of(one: Setting, among: set[str] | None = None) -> tuple[float, flo
     seed it is over problems only.
     """
     side = side_of(one)
-    problems = side.problems if among is None or side.problems is None else side.problems & among
+    common = set.intersection(*side.answered) if side.answered else set()
+    problems = sorted(common if among is None else common & among)
     if not problems:
         return None
-    right = np.stack(list(side.correctness(sorted(problems), side.questions).values()))  # (seeds, problems)
+    right = np.stack(list(side.correctness(problems, side.questions).values()))  # (seeds, problems)
     difference = paired_difference(right)
     return difference.mean, max(difference.low, 0.0), min(difference.high, 1.0)
 
@@ -105,38 +95,25 @@ def judged_settings(study: Study) -> dict[Key, JudgedSetting]:
     return {one.runs[0].setting: JudgedSetting(accuracy_of(one), word_of[one.label]) for one in study.settings}
 
 
-def _mean_of(values: Sequence[float | None], as_text: Callable[[float], str]) -> str:
-    numbers = [value for value in values if value is not None]
-    return as_text(sum(numbers) / len(numbers)) if numbers else NONE
-
-
 def axes_table(study: Study, verdicts: Sequence[Verdict]) -> Table | None:
     """Return one swept key against another, with the mean accuracy and the difference to the reference."""
-    varied = [axis for axis in study.axes if len({dict(one.key).get(axis) for one in study.settings}) > 1]
-    if len(varied) != 2:
+    if len(study.varied) != 2:
         return None
+    down, across = study.varied
+    cells: dict[tuple[str, str], str] = defaultdict(str)
     verdict_of = {verdict.setting: verdict for verdict in verdicts}
-    down, across = varied
-    setting_at = {(dict(one.key).get(down, NONE), dict(one.key).get(across, NONE)): one for one in study.settings}
-
-    def cell(row: str, column: str) -> str:
-        if (one := setting_at.get((row, column))) is None:
-            return ""
-        accuracies = [run.accuracy for run in one.runs if run.accuracy is not None]
-        mean, verdict = percent(float(np.mean(accuracies))) if accuracies else NONE, verdict_of.get(one.label)
+    for one in study.settings:
+        cell, verdict = _mean_of(one.accuracies, percent), verdict_of.get(one.label)
         if one is study.reference:
-            return f"{mean}\nreference"
-        if verdict is None or verdict.difference is None:
-            return mean
-        return f"{mean}\n{SIGNS[verdict.word]} {signed(verdict.difference.mean)}"
-
-    columns = sorted({column for _, column in setting_at}, key=_numbers_first)
-    lines = sorted({row for row, _ in setting_at}, key=_numbers_first)
-    rows = [[f"{down}={row}", *(cell(row, column) for column in columns)] for row in lines]
+            cell += "\nreference"
+        elif verdict is not None and verdict.difference is not None:
+            cell += f"\n{SIGNS[verdict.word]} {signed(verdict.difference.mean)}"
+        cells[dict(one.key).get(down, NONE), dict(one.key).get(across, NONE)] = cell
+    lines, columns = (sorted({place[k] for place in cells}, key=_numbers_first) for k in (0, 1))
     return Table(
         f"{down} against {across}",
         ["", *(f"{across}={value}" for value in columns)],
-        rows,
+        [[f"{down}={line}", *(cells[line, column] for column in columns)] for line in lines],
         frozenset(range(1, len(columns) + 1)),
         "Mean accuracy, and below it the difference to the reference in points with the verdict's sign.",
     )
@@ -149,7 +126,58 @@ def _numbers_first(value: str) -> tuple[int, float, str]:
         return 1, 0.0, value
 
 
-ONE_SAMPLE = "Every problem was asked once, so there is no pass@k: eval.samples=8 asks each eight times."
+MOST_PARTS = 40  # a fact with more values distinguishes single problems, not kinds
+FEWEST_PROBLEMS = 8  # in a slice
+
+
+def slices_of(study: Study) -> dict[tuple[str, str], set[str]]:
+    """Split the problems that all runs answered by their facts, and by how many starting runs solved them.
+
+    Return (kind, part) -> problems, without parts of fewer than FEWEST_PROBLEMS and kinds with one part.
+    """
+    finals = [run.final.problems for run in study.runs if run.final is not None]
+    common = sorted(set(finals[0]).intersection(*finals[1:])) if finals else []
+    facts = {name: {str(k): str(v) for k, v in finals[0][name].facts.items()} for name in common}
+    starts = [run.start.problems for run in study.runs if run.start is not None]
+    for name in set(common).intersection(*starts) if starts else ():
+        share = np.mean([start[name].share for start in starts])
+        part = "solved by no starting run" if share == 0 else "by all" if share == 1 else "by some"
+        facts[name]["difficulty for the starting model"] = part
+    slices: dict[tuple[str, str], set[str]] = {}
+    for kind in dict.fromkeys(kind for name in common for kind in facts[name]):
+        parts: dict[tuple[str, str], set[str]] = defaultdict(set)
+        for name in common:
+            if (value := facts[name].get(kind)) is not None:
+                parts[kind, value].add(name)
+        large = {part: parts[part] for part in sorted(parts) if len(parts[part]) >= FEWEST_PROBLEMS}
+        if len(large) > 1 and len(parts) <= MOST_PARTS:
+            slices |= large
+    return slices
+
+
+def slices_table(study: Study) -> Table | None:
+    """Return for each slice the reference's accuracy and the others' differences; a sign where Holm allows one."""
+    slices, reference = slices_of(study), side_of(study.reference)
+    others = [side_of(one) for one in study.settings[1:]]
+    if not slices or not reference.right or not any(side.right for side in others):
+        return None
+    pairings = [[pair(side, reference, problems) for side in others] for problems in slices.values()]
+    adjusted = holm([pairing.difference.p for row in pairings for pairing in row if pairing is not None])
+    p_of, rows = iter(adjusted), []
+    for (kind, part), row in zip(slices, pairings, strict=True):
+        accuracy = next((percent(pairing.means[1]) for pairing in row if pairing is not None), NONE)
+        cells = [NONE if pairing is None else _cell(pairing, next(p_of)) for pairing in row]
+        rows.append([f"{kind}\n{part}", f"{len(slices[kind, part]):,}", accuracy, *cells])
+    head = ["problems that are", "number", *(one.label for one in study.settings)]
+    note = f"Differences to the reference in points. {SIGNS['better']} or {SIGNS['worse']}: different by Holm over all "
+    note += f"{len(adjusted)} comparisons of this table; everything else cannot be told."
+    return Table("Accuracy by slice", head, rows, frozenset(range(1, len(head))), note)
+
+
+def _cell(pairing: Pairing, adjusted_p: float) -> str:
+    told_apart = adjusted_p <= LEVEL and pairing.difference.over != PROBLEMS
+    sign = f"{SIGNS['better' if pairing.difference.mean > 0 else 'worse']} " if told_apart else ""
+    return sign + _over(pairing.difference)
 
 
 def pass_curve(answers: Answers) -> dict[int, float]:
@@ -159,32 +187,32 @@ def pass_curve(answers: Answers) -> dict[int, float]:
     >>> pass_curve(Answers({"a": GradedProblem(1, 4), "b": GradedProblem(4, 4)}))
     {1: 0.625, 2: 0.75, 4: 1.0}
     """
-    fewest = min((p.samples for p in answers.problems.values()), default=0)
-    ks = [2**power for power in range(fewest.bit_length()) if 2**power <= fewest]
     problems = answers.problems.values()
+    fewest = min((p.samples for p in problems), default=0)
+    ks = [2**power for power in range(fewest.bit_length())]
     return {k: float(np.mean([pass_at(p.samples, round(p.correct), k) for p in problems])) for k in ks}
 
 
 def passes_table(study: Study) -> Table | None:
     """Return pass@k of each setting before and after training, the mean over seeds; None with one sample a problem."""
-    rows, longest, problems = [], list[int](), list[int]()
+    rows, asked = [], list[int]()
     for one in study.settings:
         pairs = [before_and_after(run) for run in one.runs]
-        before, after = _mean([start for start, _ in pairs]), _mean([final for _, final in pairs])
-        problems += [len(final.problems) for start, final in pairs if start is not None and final is not None]
-        longest = longest if len(longest) >= len(after) else list(after)
-        if len(after) > 1:
-            for when, curve in (("before", before), ("after", after)):
-                if curve:
-                    rows.append([one.label, when, *map(percent, curve.values())])
+        asked += [len(final.problems) for start, final in pairs if start is not None and final is not None]
+        for k, when in enumerate(("before", "after")):
+            curves = [curve for both in pairs if (answers := both[k]) and (curve := pass_curve(answers))]
+            means = [np.mean(of_k) for of_k in zip(*(curve.values() for curve in curves), strict=False)]
+            rows.append([one.label, when, *map(percent, means)])
+    rows = [row for row in rows if len(row) > 3]
     if not rows:
         return None
-    rows = [[*row, *[NONE] * (len(longest) + 2 - len(row))] for row in rows]
+    longest = max(map(len, rows))
+    rows = [[*row, *[NONE] * (longest - len(row))] for row in rows]
     note = "The probability that at least one of k responses is right, the mean over problems and seeds."
-    if problems:
-        note += f" Both rows are of the same problems, those asked before and after training: {min(problems):,} a run."
-    head = ["setting", "training", *(f"k = {k}" for k in longest)]
-    return Table("pass@k", head, rows, frozenset(range(2, len(head))), note, frozenset({0}))
+    if asked:
+        note += f" Both rows are of the same problems, those asked before and after training: {min(asked):,} a run."
+    head = ["setting", "training", *(f"k = {2**power}" for power in range(longest - 2))]
+    return Table("pass@k", head, rows, frozenset(range(2, longest)), note, frozenset({0}))
 
 
 def before_and_after(run: StudyRun) -> tuple[Answers | None, Answers | None]:
@@ -196,46 +224,46 @@ def before_and_after(run: StudyRun) -> tuple[Answers | None, Answers | None]:
     if start is None or final is None:
         return start, final
     both = start.problems.keys() & final.problems.keys()
-    if not both:
-        return None, final
     a, b = ({name: p for name, p in answers.problems.items() if name in both} for answers in (start, final))
-    return replace(start, problems=a), replace(final, problems=b)
-
-
-def _mean(answers: Sequence[Answers | None]) -> dict[int, float]:
-    curves = [pass_curve(one) for one in answers if one is not None]
-    curves = [curve for curve in curves if curve]
-    if not curves:
-        return {}
-    return {k: float(np.mean([curve[k] for curve in curves])) for k in curves[0] if all(k in curve for curve in curves)}
+    return (replace(start, problems=a), replace(final, problems=b)) if both else (None, final)
 
 
 def best_of_n_table(study: Study) -> Table | None:
     """Return the accuracy of each way to choose among N responses, of runs of algorithm=best_of_n, or None."""
-    rows: list[list[str]] = []
-    numbers: list[int] = []
-    for one in study.settings:
-        for run in one.runs:
-            ways, n_list = run.summary.get("best_of_n"), run.summary.get("n_list")
-            if not isinstance(ways, dict) or not isinstance(n_list, list):
-                continue
-            numbers = numbers if len(numbers) >= len(n_list) else n_list
+    rows, numbers = list[list[str]](), list[int]()
+    for one, run in study.each:
+        ways, n_list = run.summary.get("best_of_n"), run.summary.get("n_list")
+        if isinstance(ways, dict) and isinstance(n_list, list):
+            numbers = max(numbers, n_list, key=len)
             name = one.label if len(one.runs) == 1 else f"{one.label}, seed {run.seed}"
-            rows += [[name, str(way), *map(_point, values)] for way, values in ways.items()]
+            rows += [
+                [name, str(way), *("{}\n{} to {}".format(*map(percent, point)) for point in points)]
+                for way, points in ways.items()
+            ]
     if not rows:
         return None
     rows = [[*row, *[NONE] * (len(numbers) + 2 - len(row))] for row in rows]
-    note = "All from one set of samples; 95% intervals over problems."
     head = ["setting", "chosen by", *(f"N = {n}" for n in numbers)]
+    note = "All from one set of samples; 95% intervals over problems."
     return Table("Best of N", head, rows, frozenset(range(2, len(head))), note)
 
 
-def _point(value: Sequence[float]) -> str:
-    try:
-        middle, low, high = map(float, value)
-    except (TypeError, ValueError):
-        return NONE
-    return f"{percent(middle)}\n{percent(low)} to {percent(high)}"
+def health_table(study: Study) -> Table | None:
+    """Return each problem of a setting's runs: how many have it, where first, why, and what to try."""
+    rows = []
+    for one in study.settings:
+        by_rule: dict[str, list[tuple[int, Finding]]] = defaultdict(list)
+        for run in one.runs:
+            for finding in run.findings:
+                if finding.problem:
+                    by_rule[finding.rule].append((run.seed, finding))
+        for rule, found in by_rule.items():
+            first = min((finding for _, finding in found), key=lambda finding: finding.step or 0)
+            seeds = f"{len(found)} of {len(one.runs)}\nseed {', '.join(str(seed) for seed, _ in found)}"
+            rows.append([one.label, f"{rule}\n{first.what}", seeds, str(first.step), first.causes, first.cure])
+    head = ["setting", "what is wrong", "runs", "first at step", "commonest causes", "try"]
+    note = "What the monitors find in the recorded metrics, all of them on. With evidence: rlreason health RUN."
+    return Table("Health of the runs", head, rows, frozenset({3}), note, frozenset({0})) if rows else None
 
 
 #: First word of a status -> its text.
@@ -254,123 +282,60 @@ STATUS_TEXTS = {
 def log_of(study: Study) -> Table:
     """Return a row for each run, by setting and seed."""
     head, rows = ["setting", "seed", "state", "why", "steps", "last accuracy", "time"], []
-    for label, run in ((setting.label, run) for setting in study.settings for run in setting.runs):
-        word, _, rule = run.status.partition(":")
-        why = run.reason or (f"by the rule {rule}" if rule else NONE)
+    for one, run in study.each:
+        rule, reached = run.status.partition(":")[2], run.totals.get("step")
         last = run.accuracy if run.accuracy is not None or not run.evaluations else run.evaluations[-1][1]
-        reached = run.totals.get("step")
         steps = NONE if reached is None else f"{reached:.0f}"
         if reached is not None and run.planned_steps and run.planned_steps != reached:
             steps += f" of {run.planned_steps}"
-        accuracy = NONE if last is None else percent(last)
-        time = NONE if run.seconds is None else duration(run.seconds)
-        rows.append([label, str(run.seed), STATUS_TEXTS[word], why, steps, accuracy, time])
+        why, time = run.reason or (f"by the rule {rule}" if rule else NONE), _mean_of([run.seconds], duration)
+        rows.append([one.label, str(run.seed), STATUS_TEXTS[run.state], why, steps, _mean_of([last], percent), time])
     return Table("Experiment log", head, rows, frozenset({1, 4, 5, 6}), labels=frozenset({0}))
-
-
-METHOD = """\
-Compared is the accuracy of each run's final evaluation on the same problems, a figure that was fixed before the runs.
-The difference of two settings is the mean over seeds and problems of one's correctness minus the other's.
-Its 95% interval takes seeds and problems for samples both: Student's t over the seeds' mean differences, and in \
-quadrature what all seeds share because they answer the same problems.
-Among several settings a verdict counts by Holm's correction; the interval shown is that of the comparison by itself.
-A direction is named only where the interval, and the correction, exclude zero; one seed tells of trained models alone.
-"""
-LONGEST = 80  # characters of a value in a table
 
 
 def configs_table(study: Study) -> Table | None:
     """Return the settings in which the runs' configs differ, except the seed, or None."""
-    firsts = [one.runs[0].settings for one in study.settings if one.runs and one.runs[0].settings]
-    names = differing_keys(firsts)
-    if not names:
-        return None
+    firsts = [one.runs[0].settings for one in study.settings]
     swept = {axis.partition(".")[0] for axis in study.axes}
     rows = [
         [
-            name + ("" if name.partition(".")[0] in swept or name in study.axes else "\nnot swept by name"),
-            *(
-                shorten(setting_text(one.runs[0].settings.get(name)) if one.runs else NONE, LONGEST)
-                for one in study.settings
-            ),
+            name + ("" if name.partition(".")[0] in swept else "\nnot swept by name"),
+            *(shorten(setting_text(settings.get(name)), LONGEST) for settings in firsts),
         ]
-        for name in names
+        for name in differing_keys([settings for settings in firsts if settings])
     ]
-    return Table("What differs between the settings", ["setting", *(one.label for one in study.settings)], rows)
+    head = ["setting", *(one.label for one in study.settings)]
+    return Table("What differs between the settings", head, rows) if rows else None
 
 
 def details_of(study: Study) -> list[Detail]:
-    """Return all collapsible sections: configs, protocol, objectives, code and machine, cost, method."""
-    tables = [Detail(table.title, table=table) for table in (configs_table(study), _protocol(study)) if table]
-    machine, command = _machine(study), [Detail("Command", text=study.command)] if study.command else []
-    last = [Detail("Cost", text=cost_of(study)), Detail("Method", text=METHOD)]
-    return [*tables, *_cards(study), Detail(machine.title, table=machine), *command, *last]
-
-
-def _protocol(study: Study) -> Table | None:
-    protocols = [(one.label, run.protocol) for one in study.settings for run in one.runs[:1] if run.protocol]
-    if not protocols:
-        return None
-    rows = []
-    for name in dict.fromkeys(name for _, protocol in protocols for name in protocol):
-        values = {str(protocol.get(name)) for _, protocol in protocols}
-        text = "; ".join(f"{label}: {protocol.get(name)}" for label, protocol in protocols)
-        rows.append([name, shorten(values.pop() if len(values) == 1 else text, 4 * LONGEST)])
-    return Table("How accuracy was measured", ["part", "value"], rows)
-
-
-def _cards(study: Study) -> list[Detail]:
-    """Return the objective cards, each once, with the settings that have it."""
-    cards: dict[str, list[str]] = {}
+    """Return the collapsible sections: configs, protocol, objectives, code and machine, command."""
+    names = dict.fromkeys(name for run in study.runs for name in run.protocol or ())
+    rows = [[name, _values(study, lambda run, name=name: (run.protocol or {}).get(name))] for name in names]
+    protocol = Table("How accuracy was measured", ["part", "value"], rows)
+    keys = ["rlreason", "commit", "python", "platform", "hardware.cpu", "hardware.gpus"]
+    keys += [f"packages.{name}" for name in ("torch", "transformers", "vllm", "math-verify")]
+    rows = [[key, _values(study, lambda run, key=key: setting_in(run.provenance, key))] for key in keys]
+    machine = Table("Code and machine", ["", "value"], [row for row in rows if row[1]])
+    cards: dict[str, list[str]] = defaultdict(list)
     for one in study.settings:
-        for run in one.runs[:1]:
-            path = run.folder / OBJECTIVE
-            if path.is_file():
-                cards.setdefault(path.read_text(encoding="utf-8", errors="replace"), []).append(one.label)
-    several = len(cards) > 1
+        path = one.runs[0].folder / OBJECTIVE
+        if path.is_file():
+            cards[path.read_text(encoding="utf-8", errors="replace")].append(one.label)
     return [
-        Detail(f"Objective: {few(labels)}" if several else "Objective", text=text) for text, labels in cards.items()
+        *(Detail(table.title, table=table) for table in (configs_table(study), protocol) if table and table.rows),
+        *(Detail(f"Objective: {few(of)}" if len(cards) > 1 else "Objective", text=text) for text, of in cards.items()),
+        Detail(machine.title, table=machine),
+        *([Detail("Command", text=study.command)] if study.command else []),
     ]
 
 
-def _machine(study: Study) -> Table:
-    """Return the machine and versions; a value that differs between runs has its number of runs."""
-    rows = [[name, _values(study.runs, name)] for name in ("rlreason", "commit", "python", "platform")]
-    rows += [[name, _values(study.runs, "packages", name)] for name in ("torch", "transformers", "vllm", "math-verify")]
-    rows += [["processor", _values(study.runs, "hardware", "cpu")], ["GPU", _values(study.runs, "hardware", "gpus")]]
-    return Table("Code and machine", ["", "value"], [row for row in rows if row[1]])
-
-
-def _values(runs: Sequence[StudyRun], *names: str) -> str:
-    counts: dict[str, int] = {}
-    for run in runs:
-        value: Any = run.provenance
-        for name in names:
-            value = value.get(name) if isinstance(value, Mapping) else None
-        if value not in (None, "", [], {}):
-            text = shorten(str(value), LONGEST)
-            counts[text] = counts.get(text, 0) + 1
-    if len(counts) < 2:
-        return next(iter(counts), "")
-    return "; ".join(f"{text} ({n} runs)" for text, n in counts.items())
-
-
-def cost_of(study: Study) -> str:
-    """Return time and tokens of all runs, in words."""
-    seconds = sum(run.seconds or 0.0 for run in study.runs)
-    tokens = sum(run.totals.get("tokens", 0.0) for run in study.runs)
-    timed = sum(run.seconds is not None for run in study.runs)
-    text = (
-        f"{counted(timed, 'run')} took {duration(seconds)} in all and sampled {millions(tokens)} tokens to learn from"
-    )
-    if any(run.status == RUNNING for run in study.runs):
-        text = f"{millions(tokens)} tokens sampled so far; {timed} ended, after {duration(seconds)}"
-    return f"{text}; some ran side by side." if any(run.shared_machine for run in study.runs) else f"{text}."
-
-
-def what_differs(study: Study) -> str:
-    """Return the swept keys that vary, in words."""
-    if len(study.settings) < 2:
-        return "the seed alone"
-    varied = [axis for axis in study.axes if len({dict(one.key).get(axis) for one in study.settings}) > 1]
-    return few(varied or study.axes, 3) or "see below"
+def _values(study: Study, value_of: Callable[[StudyRun], Any]) -> str:
+    """Return what all runs have on record, or each value with the settings that have it."""
+    labels: dict[str, dict[str, None]] = defaultdict(dict)
+    for one, run in study.each:
+        if (value := value_of(run)) not in (None, "", [], {}):
+            labels[shorten(str(value), 4 * LONGEST)][one.label] = None
+    if len(labels) < 2:
+        return next(iter(labels), "")
+    return "; ".join(f"{few(list(of))}: {text}" for text, of in labels.items())

@@ -2,10 +2,10 @@
 
 import csv
 import json
-import math
 import re
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,11 +16,12 @@ from rlreason.runtime.text import few, shorten
 
 COLUMNS = ("setting", "seed", "problem", "correct")
 TRUTH_VALUES = {"true": 1.0, "false": 0.0, "yes": 1.0, "no": 0.0}
+NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?")
 INSPECT_VALUES = {"C": 1.0, "P": 0.5, "I": 0.0, "N": 0.0}  # correct, partly, incorrect, no answer
 #: Fields of lm-eval's samples that are no metric, for files that do not name their metrics.
 NO_METRIC = ("doc_id", "doc", "target", "arguments", "resps", "filtered_resps", "filter", "metrics")
-Cells = dict[str, dict[int, dict[str, list[float]]]]  # setting -> seed -> problem -> [sum of correct, samples]
 Sample = tuple[str, str, Any]  # problem, name of its measure, share correct
+Shares = dict[str, list[float]]  # problem -> share correct of each sample
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,39 +40,31 @@ def study_of_results(path: Path) -> Study | None:
 
     None for anything else. `DataError` names the file, the line, the rule and the cure.
     """
-    notes = []
+    notes, shares = list[str](), dict[str, dict[int, Shares]]()
     if (found := _files_of(path)) is not None:
         form, files = found
         folder = (path.parent if path.is_file() else path).resolve()  # a run of TRL's has the name of its output_dir
-        name = (folder.parent if folder.name == "completions" else folder).name or path.stem
+        name = (folder.parent if folder.name == "completions" else folder).name
         name = name if form.program == "TRL" or path.is_dir() else path.stem
-        cells: Cells = {name: {seed: _cells_of(form, file) for seed, file in files.items()}}
+        shares[name] = {seed: _shares_of(form, file) for seed, file in files.items()}
         notes = [f"{path.name}: {form.note}"] if form.note else []
     elif path.is_file():
-        cells = {}
-        for name, seed, problem, correct in _rows_of_csv(path):
-            cell = cells.setdefault(name, {}).setdefault(seed, {}).setdefault(problem, [0.0, 0])
-            cell[0] += correct
-            cell[1] += 1
-        if not cells:
-            raise DataError(f"{path} holds no row: give a file with a row for each setting, seed and problem")
+        shares = _shares_of_csv(path)
     else:
         return None
-    settings = [_setting(name, seeds, path) for name, seeds in cells.items()]
+    settings = []
+    for name, of_seeds in shares.items():
+        key = (("setting", name),)
+        runs = []
+        for seed, of_problems in sorted(of_seeds.items()):
+            problems = {problem: GradedProblem(sum(of), len(of), problem) for problem, of in of_problems.items()}
+            answers = Answers(problems)
+            run_name = f"{name},seed={seed}"
+            runs.append(StudyRun(path, run_name, key, seed, "finished", final=answers, accuracy=answers.accuracy))
+        settings.append(Setting(key, name, runs))
     for setting, label in zip(settings, labels_of([setting.key for setting in settings]), strict=True):
         setting.label = label
     return Study(path.stem, "How do these settings compare?", ["setting"], settings, notes=notes, folders=[path])
-
-
-def _setting(name: str, seeds: dict[int, dict[str, list[float]]], path: Path) -> Setting:
-    key = (("setting", name),)
-    runs = []
-    for seed, cells in sorted(seeds.items()):
-        problems = {one: GradedProblem(right, int(samples), one) for one, (right, samples) in cells.items()}
-        run = StudyRun(path, f"{name},seed={seed}", key, seed, "finished", final=Answers(problems))
-        run.accuracy = sum(p.correct for p in problems.values()) / sum(p.samples for p in problems.values())
-        runs.append(run)
-    return Setting(key, name, runs)
 
 
 # ---- files of programs ----
@@ -87,22 +80,19 @@ def _files_of(path: Path) -> tuple[ResultFormat, dict[int, Path]] | None:
             return form, {0: path}
         if (own := _last_file(path, form)) is not None:
             return form, {0: own}
-        inner = [(place, file) for place in sorted(path.glob("*")) if (file := _last_file(place, form)) is not None]
-        numbers = [re.search(r"(\d+)$", place.name) for place, _ in inner]
-        seeds = [int(number[1]) for number in numbers if number is not None]
-        if len(set(seeds)) < len(inner):
-            names = few([place.name for place, _ in inner], 4)
-            raise ConfigError(
-                f"{path} holds the runs {names}: end each name with the number of its seed, seed_0, seed_1"
-            )
-        if inner:
-            return form, dict(zip(seeds, (file for _, file in inner), strict=True))
+        inner = [(place.name, file) for place in sorted(path.glob("*")) if (file := _last_file(place, form))]
+        seeds = {int(match[1]): file for name, file in inner if (match := re.search(r"(\d+)$", name))}
+        if len(seeds) < len(inner):
+            names = few([name for name, _ in inner], 4)
+            raise ConfigError(f"{path} holds the runs {names}: end each name with the number of its seed, as in seed_0")
+        if seeds:
+            return form, seeds
     return None
 
 
 def _last_file(folder: Path, form: ResultFormat) -> Path | None:
     """Return the newest of a program's files, by the numbers in their names; None if there is none in one folder."""
-    files = [file for pattern in form.patterns for file in folder.glob(pattern)] if folder.is_dir() else []
+    files = [file for pattern in form.patterns for file in folder.glob(pattern)]
     if len({file.parent for file in files}) != 1:
         return None
     tasks = {file.stem.rpartition("_")[0] for file in files}  # samples_TASK_TIME.jsonl
@@ -111,23 +101,20 @@ def _last_file(folder: Path, form: ResultFormat) -> Path | None:
     return max(files, key=lambda file: ([int(number) for number in re.findall(r"\d+", file.stem)], file.stem))
 
 
-def _cells_of(form: ResultFormat, path: Path) -> dict[str, list[float]]:
-    """Return problem -> [sum of correct, samples] of one file."""
-    cells: dict[str, list[float]] = {}
+def _shares_of(form: ResultFormat, path: Path) -> Shares:
+    shares: Shares = defaultdict(list)
     try:
         for number, (problem, measure, value) in enumerate(form.read(path), 1):
             share = INSPECT_VALUES.get(value) if isinstance(value, str) else value
             if not isinstance(share, int | float) or not 0 <= share <= 1:
                 raise DataError(f"{path}, row {number} has {measure}={value}: only values of 0 to 1 can be compared")
-            cell = cells.setdefault(problem, [0.0, 0])
-            cell[0] += share
-            cell[1] += 1
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, NotImplementedError, zipfile.BadZipFile) as error:
-        what = f"{type(error).__name__}: {shorten(str(error), 80)}"
+            shares[problem].append(share)
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, NotImplementedError, zipfile.BadZipFile) as e:
+        what = f"{type(e).__name__}: {shorten(str(e), 80)}"
         raise DataError(f"{path} cannot be read as a file of {form.program} ({what}): give another file") from None
-    if not cells:
+    if not shares:
         raise DataError(f"{path} holds no graded response of {form.program}: give another file")
-    return cells
+    return shares
 
 
 def _trl(path: Path) -> Iterator[Sample]:
@@ -154,18 +141,16 @@ def _trl(path: Path) -> Iterator[Sample]:
 
 def _lm_eval(path: Path) -> Iterator[Sample]:
     """Yield a task's samples under the first filter and metric: a problem is its question, else its document's hash."""
-    first: Mapping[str, Any] | None = None
     with path.open(encoding="utf-8") as file:
-        for row in map(json.loads, filter(str.strip, file)):
-            first = row if first is None else first
-            if row.get("filter") != first.get("filter"):
-                continue
-            names = first.get("metrics") or [
-                n for n, v in first.items() if n not in NO_METRIC and not isinstance(v, str)
+        rows = [json.loads(line) for line in file if line.strip()]
+    for row in rows:
+        if row.get("filter") == rows[0].get("filter"):
+            metrics = rows[0].get("metrics") or [
+                n for n, v in rows[0].items() if n not in NO_METRIC and not isinstance(v, str)
             ]
-            doc = row["doc"]
-            question = next((doc[key] for key in ("question", "problem") if isinstance(doc.get(key), str)), None)
-            yield question or str(row.get("doc_hash", row["doc_id"])), names[0], row[names[0]]
+            questions = [row["doc"].get(key) for key in ("question", "problem")]
+            question = next((one for one in questions if isinstance(one, str)), None)
+            yield question or str(row.get("doc_hash", row["doc_id"])), metrics[0], row[metrics[0]]
 
 
 def _inspect(path: Path) -> Iterator[Sample]:
@@ -178,8 +163,7 @@ def _inspect(path: Path) -> Iterator[Sample]:
         samples = json.loads(path.read_text("utf-8"))["samples"]
     for sample in samples:
         scorer, score = next(iter(sample["scores"].items()))
-        asked = sample["input"] if isinstance(sample["input"], str) else str(sample["id"])
-        yield asked, scorer, score["value"]
+        yield sample["input"] if isinstance(sample["input"], str) else str(sample["id"]), scorer, score["value"]
 
 
 FORMATS = (
@@ -198,41 +182,27 @@ FORMATS = (
 # ---- CSV ----
 
 
-def _rows_of_csv(path: Path) -> Iterator[tuple[str, int, str, float]]:
-    """Yield (setting, seed, problem, correct) of each row."""
+def _shares_of_csv(path: Path) -> dict[str, dict[int, Shares]]:
+    """Return the shares of each setting and seed of a CSV file."""
+    shares: dict[str, dict[int, Shares]] = defaultdict(lambda: defaultdict(lambda: defaultdict(list)))
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
-            reader = csv.reader(file)
-            head = [name.strip().lower() for name in next(reader, [])]
-            if missing := [name for name in COLUMNS if name not in head]:
+            reader = csv.DictReader(file)
+            reader.fieldnames = [name.strip().lower() for name in reader.fieldnames or []]
+            if missing := [name for name in COLUMNS if name not in reader.fieldnames]:
                 rule = f"its first line must name {', '.join(COLUMNS)} (in any order)"
                 raise DataError(f"{path} has no column {missing[0]}: {rule}")
-            at = [head.index(name) for name in COLUMNS]
-            for row in filter(None, reader):
-                if what := _fault(row, at):
-                    raise DataError(f"{path}, line {reader.line_num} {what}: mend the line, or leave it out")
-                name, seed, problem, correct = (row[k] for k in at)
-                yield " ".join(name.split()), int(seed), problem, _share(correct)
+            for row in reader:
+                name, seed, problem, correct = (row[column] or "" for column in COLUMNS)
+                word = correct.strip().lower()
+                share = TRUTH_VALUES[word] if word in TRUTH_VALUES else float(word) if NUMBER.fullmatch(word) else -1.0
+                if not name.strip() or not problem or not re.fullmatch(r"\s*[-+]?\d+\s*", seed) or not 0 <= share <= 1:
+                    line = ", ".join(f"{column}={shorten(row[column] or '', 20)}" for column in COLUMNS)
+                    rule = "name setting and problem, give a whole number as seed, and correct as 0, 1 or in between"
+                    raise DataError(f"{path}, line {reader.line_num} has {line}: {rule}")
+                shares[" ".join(name.split())][int(seed)][problem].append(share)
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"{path} cannot be read as CSV ({error}): give a UTF-8 file with commas") from None
-
-
-def _fault(row: list[str], at: list[int]) -> str:
-    """Return what is wrong with a row, or ""."""
-    if len(row) <= max(at):
-        return f"has {len(row)} cells, fewer than its head"
-    name, seed, problem, correct = (row[k] for k in at)
-    if not re.fullmatch(r"\s*[-+]?\d+\s*", seed):
-        return f"has seed={shorten(seed, 20)}, which is no whole number"
-    if not 0 <= _share(correct) <= 1:
-        return f"has correct={shorten(correct, 20)}, which is neither 0, 1 nor a share in between"
-    return "" if name.strip() and problem else "names no setting or no problem"
-
-
-def _share(text: str) -> float:
-    """Return the share that a cell states; NaN where it states none."""
-    word = text.strip().lower()
-    try:
-        return TRUTH_VALUES[word] if word in TRUTH_VALUES else float(text)
-    except ValueError:
-        return math.nan
+    if not shares:
+        raise DataError(f"{path} holds no row: give a file with a row for each setting, seed and problem")
+    return shares

@@ -103,14 +103,10 @@ def settling(difference: Difference, comparisons: int = 1) -> str:
     return "Not even a thousand seeds would settle a difference of this size."
 
 
-def small_line(difference: Difference, adjusted_p: float, comparisons: int, by_seed: int) -> str:
-    """Return in brief what a verdict is based on; `by_seed` is the number of seeds that both sides have."""
-    if difference.over == PROBLEMS:
-        seeds = "one seed on a side"
-    elif by_seed and difference.over != UNPAIRED:
-        seeds = f"{difference.seeds} paired seeds"
-    else:
-        seeds = f"{difference.seeds} or more seeds, unpaired"
+def small_line(difference: Difference, adjusted_p: float, comparisons: int) -> str:
+    """Return in brief what a verdict is based on."""
+    unpaired = {PROBLEMS: "one seed on a side", UNPAIRED: f"{difference.seeds} or more seeds, unpaired"}
+    seeds = unpaired.get(difference.over, f"{difference.seeds} paired seeds")
     family = f" (Holm, {comparisons} comparisons)" if comparisons > 1 else ""
     problems = counted(difference.problems, "problem")
     return f"{seeds} \N{MIDDLE DOT} {problems} \N{MIDDLE DOT} {p_text(adjusted_p)}{family}"
@@ -119,17 +115,14 @@ def small_line(difference: Difference, adjusted_p: float, comparisons: int, by_s
 def summary_of(verdicts: Sequence[Verdict], study: Study) -> str:
     """Return all verdicts of a study in one sentence."""
     if not verdicts:
-        accuracies = [run.accuracy for run in study.runs if run.accuracy is not None]
+        accuracies = study.reference.accuracies
         if not accuracies:
             return "Nothing has been measured yet."
         mean, runs = sum(accuracies) / len(accuracies), counted(len(accuracies), "run")
         return f"One setting, {runs}: it ends at {100 * mean:.1f}%. There is nothing to compare it with."
-    by_headline: dict[str, list[str]] = {}
-    for verdict in verdicts:
-        by_headline.setdefault(verdict.headline or verdict.word, []).append(verdict.setting)
     parts: list[str] = []
     for headline, (of_one, of_several) in HEADLINES.items():
-        if names := by_headline.get(headline):
+        if names := [verdict.setting for verdict in verdicts if (verdict.headline or verdict.word) == headline]:
             who = names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
             if len(names) > MOST_NAMED:
                 who = f"{len(names)} of {len(verdicts)} settings"
@@ -147,54 +140,63 @@ EQUAL_WITHIN = 0.02  # accuracy: "no difference larger than 2 points"
 
 def verdicts_of(study: Study, equal_within: float = EQUAL_WITHIN) -> list[Verdict]:
     """Return a verdict for each setting but the reference, in order, by Holm over all comparisons."""
-    reference = study.reference
-    others = study.settings[1:]
-    differences = {id(one): unequal(one, reference, study.on_purpose) for one in others}
-    sides = {id(one): side_of(one) for one in study.settings}
-    pairings = {
-        id(one): None if differences[id(one)][0] else pair(sides[id(one)], sides[id(reference)], study.among)
-        for one in others
-    }
-    tested = {key: pairing for key, pairing in pairings.items() if pairing is not None}
-    adjusted = holm([pairing.difference.p for pairing in tested.values()])
-    p_of = dict(zip(tested, adjusted, strict=True))
+    reference, others = study.reference, study.settings[1:]
+    side = side_of(reference)
+    differences = [unequal(one, reference, study.on_purpose) for one in others]
+    pairings = [
+        None if differing else pair(side_of(one), side, study.among)
+        for one, (differing, _) in zip(others, differences, strict=True)
+    ]
+    adjusted = holm([pairing.difference.p for pairing in pairings if pairing is not None])
+    n_compared, p_of = len(adjusted), iter(adjusted)
     verdicts = []
-    for one in others:
-        pairing, (differing, on_purpose) = pairings[id(one)], differences[id(one)]
+    for one, pairing, (differing, on_purpose) in zip(others, pairings, differences, strict=True):
         if pairing is None:
             verdicts.append(_not_compared(one, reference, differing))
             continue
-        fixed = sides[id(one)].fixed and sides[id(reference)].fixed
-        comparison = Comparison(one.label, reference.name, pairing.difference, len(tested), equal_within)
-        verdict = _verdict(one, reference, pairing, comparison, p_of[id(one)], fixed)
-        marks = marks_of(one, reference, pairing, on_purpose, whole=study.among is None)
-        verdicts.append(replace(verdict, sentence=" ".join([verdict.sentence, *marks])))
+        comparison = Comparison(one.label, reference.name, pairing.difference, n_compared, equal_within)
+        verdict = _verdict(one, reference, pairing, comparison, next(p_of))
+        caveats = caveats_of(one, reference, pairing, on_purpose, whole=study.among is None)
+        verdicts.append(replace(verdict, sentence=" ".join([verdict.sentence, *caveats])))
     return verdicts
 
 
-def _verdict(one: Setting, reference: Setting, pairing: Pairing, c: Comparison, p: float, fixed: bool) -> Verdict:
-    """Return the verdict without caveats; `fixed`: both sides are models that were not trained here."""
-    difference = c.difference
-    small = small_line(difference, p, c.comparisons, len(pairing.by_seed))
-    typed = (one.typed, reference.typed)
-    mine, its = ({run.seed: run for run in setting.runs} for setting in (one, reference))
-    if not fixed and mine.keys() == its.keys() and all(_same_curves_and_answers(mine[s], its[s]) for s in mine):
-        text = f"{c.a} and {c.b} are equal bit for bit in all seeds: more seeds would show no difference."
-        return Verdict(c.a, reference.label, "same", text, small, difference, p, pairing.by_seed, typed, "same")
+def _verdict(one: Setting, reference: Setting, pairing: Pairing, c: Comparison, p: float) -> Verdict:
+    """Return the verdict without its caveats."""
+    difference, fixed = c.difference, pairing.fixed
     models = "same" if -c.equal_within < difference.low and difference.high < c.equal_within else "cannot tell"
     if p <= LEVEL:
         models = "better" if difference.mean > 0 else "worse"
-    one_seed = difference.over == PROBLEMS  # which compares trained models but not settings
-    outcome = "cannot tell" if one_seed and not fixed else models
-    diverged, measured = sum(run.diverged for run in one.runs), sum(run.accuracy is not None for run in one.runs)
-    if diverged and not one_seed:
-        text = f"{c.a} diverged in {diverged} of {counted(measured, 'seed')}."
+    one_seed = difference.over == PROBLEMS and not fixed  # which compares trained models but not settings
+    outcome = "cannot tell" if one_seed else models
+    diverged, measured = sum(run.diverged for run in one.runs), len(one.accuracies)
+    word, headline = "diverged" if diverged else outcome, ""
+    if 0 < diverged < measured:
+        headline = "diverged in some seeds"
+    elif word == "cannot tell" and one_seed:
+        headline = "one seed"
+    by_seed = pairing.by_seed if difference.over != UNPAIRED else {}
+    if not fixed and _equal_bit_for_bit(one, reference):
+        text = f"{c.a} and {c.b} are equal bit for bit in all seeds: more seeds would show no difference."
+        outcome, word, headline = "same", "same", ""
+    else:
+        text = _sentences(one, reference, pairing, c, outcome, models)
+    small, typed = small_line(difference, p, c.comparisons), (one.typed, reference.typed)
+    return Verdict(c.a, reference.label, word, text, small, difference, p, by_seed, typed, outcome, headline)
+
+
+def _sentences(one: Setting, reference: Setting, pairing: Pairing, c: Comparison, outcome: str, models: str) -> str:
+    """Return a verdict in words. `models`: the outcome for the trained models, which one seed does compare."""
+    difference, fixed, of_problems = c.difference, pairing.fixed, c.difference.over == PROBLEMS
+    diverged = sum(run.diverged for run in one.runs)
+    if diverged and not of_problems:
+        text = f"{c.a} diverged in {diverged} of {counted(len(one.accuracies), 'seed')}."
         if outcome in ("better", "worse"):
             ends = f"{size(difference.mean)} accuracy points {'above' if outcome == 'better' else 'below'} {c.b}"
             text += f" Counted as it is, it ends {ends} ({interval(difference)})."
         else:
             text += f" {sentence(c, 'cannot tell')}"
-    elif one_seed and not fixed:
+    elif of_problems and not fixed:
         of_models = replace(c, a=f"Model {_model(one, pairing)}", b=_model(reference, pairing))
         text = sentence(of_models, models, settles=False)
         text = text.replace("(95% interval", "(over problems only, 95% interval")
@@ -209,41 +211,41 @@ def _verdict(one: Setting, reference: Setting, pairing: Pairing, c: Comparison, 
     if outcome == "cannot tell" and difference.seeds == 2 and not fixed:
         width = size(difference.high - difference.low)
         text += f" Two seeds never settle anything: the interval is {width} points wide."
-    word, by_seed = "diverged" if diverged else outcome, pairing.by_seed if difference.over != UNPAIRED else {}
-    headline = "one seed" if word == "cannot tell" and one_seed and not fixed else ""
-    headline = "diverged in some seeds" if 0 < diverged < measured else headline
-    return Verdict(c.a, reference.label, word, text, small, difference, p, by_seed, typed, outcome, headline)
+    return text
 
 
-def _same_curves_and_answers(one: StudyRun, other: StudyRun) -> bool:
+def _equal_bit_for_bit(one: Setting, other: Setting) -> bool:
+    """Return whether all seeds of two settings have equal curves and answers."""
+    mine, its = ({run.seed: run for run in setting.runs} for setting in (one, other))
+    return mine.keys() == its.keys() and all(_equal_runs(mine[seed], its[seed]) for seed in mine)
+
+
+def _equal_runs(one: StudyRun, other: StudyRun) -> bool:
     if one.final is None or other.final is None or GRADIENT not in one.series.keys() & other.series.keys():
         return False
-    shares, other_shares = (
-        {name: problem.share for name, problem in answers.problems.items()} for answers in (one.final, other.final)
-    )
+    shares = [{name: of.share for name, of in run.final.problems.items()} for run in (one, other) if run.final]
     curves = [name for name in one.series if name.startswith(CURVES)]
-    return shares == other_shares and all(
+    return shares[0] == shares[1] and all(
         name in other.series and np.array_equal(one.series[name].y, other.series[name].y) for name in curves
     )
 
 
 def _model(setting: Setting, pairing: Pairing) -> str:
     """Return the name of the trained model in a comparison of one seed."""
-    several = sum(run.accuracy is not None for run in setting.runs) > 1
-    return setting.label + (f", seed {min(pairing.by_seed)}" if several and pairing.by_seed else "")
+    return setting.label + (f", seed {min(pairing.by_seed)}" if len(setting.accuracies) > 1 and pairing.by_seed else "")
 
 
 def _not_compared(one: Setting, reference: Setting, differing: Sequence[str]) -> Verdict:
-    headline = ""
+    headline, why = "", "their runs answered no problem in common"
+    empty = next((s for s in (one, reference) if not side_of(s).right), None)
     if differing:
         name, _, values = differing[0].partition(": ")
-        more = f" (and {len(differing) - 1} more)" if len(differing) > 1 else ""
         first, _, second = values.partition(" and ")
+        more = f" (and {len(differing) - 1} more)" if len(differing) > 1 else ""
         why = f"{name} is {second} in {one.label} and {first} in {reference.label}{more}"
-    else:
-        empty = next((s for s in (one, reference) if not side_of(s).right), None)
-        why = f"no run of {empty.label} has a final evaluation" if empty else "their runs answered no problem in common"
-        if empty is not None and any(run.status == RUNNING for run in empty.runs):
+    elif empty is not None:
+        why = f"no run of {empty.label} has a final evaluation"
+        if any(run.status == RUNNING for run in empty.runs):
             why += " yet: it is still running"
             headline = "running" if empty is one else ""
     text = f"Not compared: {' '.join(why.split())}."
@@ -251,87 +253,72 @@ def _not_compared(one: Setting, reference: Setting, differing: Sequence[str]) ->
     return Verdict(one.label, reference.label, "not compared", text, typed=typed, headline=headline)
 
 
-def marks_of(
-    one: Setting, reference: Setting, pairing: Pairing, on_purpose: Sequence[str], whole: bool = True
-) -> list[str]:
+def caveats_of(one: Setting, reference: Setting, pairing: Pairing, on_purpose: Sequence[str], whole: bool) -> list[str]:
     """Return the caveats of a verdict, a sentence each. `whole`: the comparison is on all problems."""
-    marks = [
+    caveats = [
         f"{setting.label} was chosen on these same problems, as the best of {setting.best_of} settings."
         for setting in (one, reference)
         if setting.best_of
     ]
-    marks += [mark for setting in (one, reference) for mark in _marks_of_runs(setting)]
-    diverged = sum(run.diverged for run in reference.runs)
-    if diverged:
-        marks.append(f"{reference.name} itself diverged in {diverged} of {len(reference.runs)} seeds.")
-    marks += _marks_of_seeds(one, reference, pairing)
-    if whole and len(pairing.problems) < pairing.most_answered:
-        answered = [
-            (len(run.final.problems), f"seed {run.seed} of {setting.label}")
-            for setting in (one, reference)
-            for run in setting.runs
-            if run.final is not None
-        ]
-        short = sorted((n, who) for n, who in answered if n < pairing.most_answered)
-        lack = few([f"{who} answered {n:,}" for n, who in short], 2)
-        common = f"{len(pairing.problems):,} of {pairing.most_answered:,} problems that all runs answered"
-        marks.append(f"Compared on the {common}{f': {lack}' if lack else ''}.")
-    if on_purpose:
-        one_part = len(on_purpose) == 1
-        parts = few([part[:1].upper() + part[1:] if k == 0 else part for k, part in enumerate(on_purpose)])
-        marks.append(
-            f"{parts} {'differs' if one_part else 'differ'}, as this sweep varies {'it' if one_part else 'them'} on "
-            "purpose; each setting is measured under its own."
-        )
-    return marks
-
-
-def _marks_of_runs(setting: Setting) -> list[str]:
-    marks = []
-    for run in setting.runs:
-        who = f"Seed {run.seed} of {setting.label}"
-        if run.final is not None and not run.ended:
-            planned = f" of {run.planned_steps}" if run.planned_steps else ""
-            how = "failed" if run.status.partition(":")[0] == "failed" else "stopped"
-            marks.append(f"{who} {how} at step {_step(run)}{planned} and enters with what it had reached.")
-        elif run.status.partition(":")[0] == "stopped" and run.final is not None:
-            marks.append(f"{who} was ended at step {_step(run)} ({run.status}) and enters with what it had reached.")
-        elif run.status == WAITING:
-            marks.append(f"{who} does not enter: it has not begun, or its folder is gone.")
-        elif run.accuracy is None:
-            why = "it is still running" if run.status == RUNNING else run.status
-            marks.append(f"{who} does not enter: {'its final evaluation is lost' if run.ended else why}.")
-    return marks
-
-
-def _step(run: StudyRun) -> int:
-    if run.totals.get("step") is not None:
-        return int(run.totals["step"])
-    return run.final.step or 0 if run.final else 0
-
-
-def _marks_of_seeds(one: Setting, reference: Setting, pairing: Pairing) -> list[str]:
+    caveats += [text for setting in (one, reference) for run in setting.runs if (text := _caveat_of(run, setting))]
+    if diverged := sum(run.diverged for run in reference.runs):
+        caveats.append(f"{reference.name} itself diverged in {diverged} of {len(reference.runs)} seeds.")
     mine, its = ({run.seed for run in s.runs if run.accuracy is not None} for s in (one, reference))
-    marks = []
     if pairing.difference.over == UNPAIRED:
-        marks.append("The seeds differ, so the runs are not paired; the interval is wider for it.")
+        caveats.append("The seeds differ, so the runs are not paired; the interval is wider for it.")
     elif mine != its and mine & its:
         for setting, lacking in ((one, its - mine), (reference, mine - its)):
             if lacking:
                 noun = "seed" if len(lacking) == 1 else "seeds"
-                marks.append(f"{setting.label} lacks {noun} {few([str(seed) for seed in sorted(lacking)])}.")
-        marks.append(f"Compared on the {len(mine & its)} that they share.")
-    return marks
+                caveats.append(f"{setting.label} lacks {noun} {few([str(seed) for seed in sorted(lacking)])}.")
+        caveats.append(f"Compared on the {len(mine & its)} that they share.")
+    if whole and len(pairing.problems) < pairing.most_answered:
+        short = sorted(
+            (len(run.final.problems), f"seed {run.seed} of {setting.label}")
+            for setting in (one, reference)
+            for run in setting.runs
+            if run.final is not None and len(run.final.problems) < pairing.most_answered
+        )
+        lack = few([f"{who} answered {n:,}" for n, who in short], 2)
+        common = f"{len(pairing.problems):,} of {pairing.most_answered:,} problems that all runs answered"
+        caveats.append(f"Compared on the {common}{f': {lack}' if lack else ''}.")
+    if on_purpose:
+        parts = few(on_purpose)
+        differ, them = ("differs", "it") if len(on_purpose) == 1 else ("differ", "them")
+        caveats.append(
+            f"{parts[0].upper()}{parts[1:]} {differ}, as this sweep varies {them} on purpose; each setting is measured "
+            "under its own."
+        )
+    return caveats
+
+
+def _caveat_of(run: StudyRun, setting: Setting) -> str:
+    """Return how a run that did not finish enters the comparison; "" for one that did."""
+    who, step = f"Seed {run.seed} of {setting.label}", run.totals.get("step")
+    if step is None:
+        step = (run.final.step or 0) if run.final else 0
+    if run.final is not None and not run.ended:
+        planned = f" of {run.planned_steps}" if run.planned_steps else ""
+        how = "failed" if run.state == "failed" else "stopped"
+        return f"{who} {how} at step {step:.0f}{planned} and enters with what it had reached."
+    if run.final is not None and run.state == "stopped":
+        return f"{who} was ended at step {step:.0f} ({run.status}) and enters with what it had reached."
+    if run.status == WAITING:
+        return f"{who} does not enter: it has not begun, or its folder is gone."
+    if run.accuracy is None:
+        why = "it is still running" if run.status == RUNNING else run.status
+        return f"{who} does not enter: {'its final evaluation is lost' if run.ended else why}."
+    return ""
 
 
 def best_of(study: Study) -> Setting:
     """Return the setting with the best mean over its seeds on the half that chooses; the reference on a tie."""
-    return max(study.settings, key=lambda one: (_mean(one), one is study.reference))
+    return max(study.settings, key=lambda one: (_mean_of_choosing_half(one), one is study.reference))
 
 
-def _mean(setting: Setting) -> float:
+def _mean_of_choosing_half(one: Setting) -> float:
     accuracies = []
-    for run in (run for run in setting.runs if run.accuracy is not None):
+    for run in (run for run in one.runs if run.accuracy is not None):
         problems = run.final.problems.values() if run.final else ()
         shares = [problem.share for problem in problems if half_of(problem.question) == CHOOSING]
         accuracies.append(float(np.mean(shares)) if shares else 0.0)  # 0: diverged without an evaluation
