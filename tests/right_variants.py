@@ -24,7 +24,7 @@ _LOGITS = "logits = policy(ids).logits[:, :-1] / temperature"
 RIGHT = [
     (F25, _UNKNOWN, "raise NotImplementedError(loss_type)", "compute_policy_gradient_loss", ""),
     (F25, _UNKNOWN, "raise NotImplementedError(loss_type)", "grpo_microbatch_train_step", ""),
-    (F25, 'masked_mean(extra["clip_fraction"], response_mask)', 'extra["clip_fraction"].mean()', "grpo_microbatch_train_step", "clip_fraction"),
+    (F25, 'masked_mean(extra["clip_fraction"], response_mask)', 'extra["clip_fraction"].mean()', "grpo_microbatch_train_step", ""),
     (F26, "    n = len(repeated_prompts)\n", "    n = len(repeated_prompts)\n    assert n % gradient_accumulation_steps == 0\n", "grpo_train_step", "not tried"),
     (LOOP, "    metrics = []\n", "    metrics = []\n    assert train_batch_size % gradient_accumulation_steps == 0\n", "train_grpo", "not tried"),
     (LOOP, "        truths = [", f"        {_EVALUATED}        truths = [", "train_grpo", ""),

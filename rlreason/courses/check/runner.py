@@ -1,227 +1,230 @@
 """Check a module in a process of its own, so that a crash or a hang there is a result."""
 
 import argparse
-import json
+import importlib
+import inspect
 import multiprocessing
 import os
-import signal
-import tempfile
+import sys
 import textwrap
 import time
-from collections.abc import Callable, Iterator
-from contextlib import suppress
-from dataclasses import asdict, dataclass, field
-from multiprocessing.connection import Connection
-from multiprocessing.process import BaseProcess
+from collections.abc import Callable, Mapping
+from functools import cache
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
-from rlreason.courses.check.subject import (
-    CHECKED_NAMES,
-    COURSES,
-    LOOP,
-    SECONDS_TO_IMPORT,
-    Bug,
-    NotWrittenError,
-    TimeUpError,
-    course_of,
-    fits,
-    functions_of,
-    time_limit,
-    year_of,
-)
+from pebble import ProcessExpired, ProcessPool
+
+from rlreason.courses.check.records import Bug, Kind, NotWrittenError, TimeUpError, their_error, time_limit
 from rlreason.errors import ConfigError
 from rlreason.records.console import Console
 from rlreason.runtime.streams import Answer, Parser
 
-GRACE = 2.0  # beyond the child's own limit, for code that cannot be interrupted from within
+LOOP, STEP = "train_grpo", "grpo_train_step"
+SECONDS_TO_IMPORT = 30.0  # of the processor, for a module, which may bring torch and vllm with it
+GRACE = 2.0  # beyond the worker's own limit, for code that cannot be interrupted from within
+WIDTH = 100
+_2025 = (
+    "tokenize_prompt_and_output",
+    "compute_entropy",
+    "get_response_log_probs",
+    "masked_normalize",
+    "sft_microbatch_train_step",
+    "compute_group_normalized_rewards",
+    "compute_naive_policy_gradient_loss",
+    "compute_grpo_clip_loss",
+    "compute_policy_gradient_loss",
+    "masked_mean",
+    "grpo_microbatch_train_step",
+)
+_2026 = (
+    *_2025[:3],
+    "compute_rollout_rewards",
+    "compute_group_normalized_rewards",
+    "compute_policy_gradient_loss",
+    "aggregate_loss_across_microbatch",
+    "grpo_train_step",
+)
+COURSES = {"cs336_2025": _2025, "cs336_2026": _2026, "pku_hw3": _2025}
+CHECKED_NAMES = (*_2025, *(name for name in _2026 if name not in _2025), LOOP)
+#: A parameter that only 2026's function of this name has.
+_OF_2026 = {
+    "compute_group_normalized_rewards": "raw_rewards",
+    "compute_policy_gradient_loss": "importance_reweighting_method",
+}
 
 
-@dataclass
-class Check:
-    """A module to check, and its results so far."""
-
-    module: str
-    course: str  # "" until the functions tell it
-    seconds: float  # for each function at most
-    report: Callable[[str], None]  # takes what is being done
-    results: dict[str, dict[str, Any]] = field(default_factory=dict)  # function -> state, findings and notes
-    duration: float = 0.0
+def functions_of(module: ModuleType) -> dict[str, Callable[..., Any]]:
+    """Return the functions of a module that have a handout's name; `run_NAME` counts as NAME."""
+    pairs = [(name, getattr(module, name, None) or getattr(module, f"run_{name}", None)) for name in CHECKED_NAMES]
+    return {name: value for name, value in pairs if callable(value)}
 
 
-def check_module(module: str, course: str, seconds: float, report: Callable[[str], None]) -> Check:
-    """Check a module's functions, each for so many seconds at most; `ConfigError` for a user's mistake.
-
-    After a function that ended its process, a new process checks the rest.
-    """
-    check, began = Check(module, course, seconds, report), time.monotonic()
-    while death := _check_rest(check):
-        function, kind = death
-        where = "exit, os._exit and what is done to memory"
-        if kind.startswith("it does not end:"):
-            where = "loops whose end is never reached"
-        check.results[function] = {"state": "bug", "findings": [asdict(Bug(function, kind, where))], "notes": []}
-    check.duration = time.monotonic() - began
-    return check
+def course_of(functions: Mapping[str, Callable[..., Any]]) -> str:
+    """Return the year of these functions, by names that only one year has and by parameters; 2025 by default."""
+    of_2026 = any((name in _2026 and name not in _2025) or is_of_2026(name, f) for name, f in functions.items())
+    return "cs336_2026" if of_2026 else "cs336_2025"
 
 
-def _check_rest(check: Check) -> tuple[str, str] | None:
-    """Check the functions that have no result yet in one process; return the function it died in and how, or None."""
-    context = multiprocessing.get_context("spawn")
-    receive, send = context.Pipe(duplex=False)
-    with tempfile.NamedTemporaryFile() as errors:
-        arguments = (send, errors.name, check.module, check.course, check.seconds, set(check.results))
-        process = context.Process(target=_run_child, args=arguments)
-        process.start()
-        send.close()
-        try:
-            return _follow(process, receive, check, Path(errors.name))
-        finally:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid or 0, signal.SIGKILL)  # what it has started, too
-            process.kill()
-            process.join()
-            receive.close()
+def is_of_2026(name: str, function: Callable[..., Any]) -> bool:
+    """Return whether a function has a parameter that only 2026's of its name has."""
+    return name in _OF_2026 and _OF_2026[name] in inspect.signature(function).parameters
 
 
-def _follow(process: BaseProcess, receive: Connection, check: Check, errors: Path) -> tuple[str, str] | None:
-    """Take in the events of the process until its end; return the function it died in and how, or None."""
-    current, limit = "", SECONDS_TO_IMPORT
-    while receive.poll(2 * limit + GRACE):
-        try:
-            event = json.loads(receive.recv_bytes())
-        except EOFError:
-            return _ended(process, check.module, current, errors)
-        match event["event"]:
-            case "end":
-                return None
-            case "mistake":
-                raise ConfigError(event["text"])
-            case "loading":
-                check.report("importing it")
-            case "module":
-                check.course = event["course"]
-            case "begin":
-                current, limit = str(event["name"]), check.seconds
-                check.report(f"checking {current}")
-            case "done":
-                check.results[current] = {key: event[key] for key in ("state", "findings", "notes")}
-                current = ""
-    if not current:
-        late = f"importing it takes longer than {SECONDS_TO_IMPORT:g} s: do less there"
-        raise ConfigError(f"MODULE={check.module}: {late}")
-    return current, f"it does not end: stopped after {check.seconds:g} s"
-
-
-def _ended(process: BaseProcess, module: str, current: str, errors: Path) -> tuple[str, str]:
-    """Return the function that ended the process, and how; `ConfigError` if importing the module did."""
-    process.join()
-    code = process.exitcode or 0
-    how = f"signal {-code}" if code < 0 else f"exit code {code}"
-    if current:
-        return current, f"it ends the whole process ({how})"
-    last = errors.read_text("utf-8", "replace").strip().splitlines()
-    tail = f": {last[-1]}" if last else ""
-    raise ConfigError(f"MODULE={module}: importing it ends the whole process ({how}){tail}: do not exit there")
-
-
-Event = dict[str, Any]  # has "event": loading, mistake, module, begin, done or end
-
-
-def _run_child(send: Connection, errors: str, module: str, course: str, seconds: float, skipped: set[str]) -> None:
-    """Check a module in this process, send each event, and exit without waiting.
-
-    What the user's code prints, raises, hangs in or ends with stays in this process.
-    """
-    os.setsid()
-    for number, (path, mode) in enumerate(
-        ((os.devnull, os.O_RDONLY), (os.devnull, os.O_WRONLY), (errors, os.O_WRONLY))
-    ):
-        os.dup2(os.open(path, mode), number)
-    os.environ |= {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
-    for event in events(module, course, seconds, skipped):
-        send.send_bytes(json.dumps(event).encode())
-    os._exit(0)
-
-
-def events(module: str, course: str, seconds: float, skipped: set[str]) -> Iterator[Event]:
-    """Check every function of a module but those in `skipped`; yield what happens."""
-    yield {"event": "loading"}
-    try:
-        functions, year = _load(module, course)
-    except ConfigError as error:
-        yield {"event": "mistake", "text": str(error)}
-        return
-    yield {"event": "module", "course": year}
-    import torch
-
-    import rlreason.courses.check.train_step  # it takes seconds, which must not count for the first function
-
-    if {LOOP, "grpo_train_step", "get_response_log_probs"} & functions.keys():
-        import rlreason.model.parameters  # noqa: F401
-
-    torch.set_num_threads(1)
-    for name, function in functions.items():
-        if name not in skipped:
-            yield {"event": "begin", "name": name}
-            yield _check_function(name, function, year, seconds)
-    yield {"event": "end"}
-
-
-def _load(module: str, course: str) -> tuple[dict[str, Callable[..., Any]], str]:
-    """Return the functions of a module that are checked, and the course; `ConfigError` for a user's mistake."""
-    from rlreason.courses.check.calling import load_module
-
-    try:
-        with time_limit(SECONDS_TO_IMPORT):
-            functions = functions_of(load_module(module))
-    except TimeUpError:
-        late = f"importing it takes longer than {SECONDS_TO_IMPORT:g} s: do less there"
-        raise ConfigError(f"MODULE={module}: {late}") from None
-    if not functions:
-        names = ", ".join(CHECKED_NAMES)
-        raise ConfigError(f"MODULE={module} has none of the functions that are checked: {names}")
-    if misfit := next((name for name in functions if course and not fits(name, functions[name], course)), ""):
-        reason = f"{misfit} has the parameters of {year_of(misfit, functions[misfit])}: leave --course out"
-        raise ConfigError(f"--course {course}: {reason}")
-    return functions, course or course_of(functions)
-
-
-def _check_function(name: str, function: Callable[..., Any], course: str, seconds: float) -> Event:
-    notes: list[str] = []
-    try:
-        with time_limit(seconds):
-            findings = findings_of(name, function, course, notes)
-    except NotWrittenError:
-        return {"event": "done", "state": "not written", "findings": [], "notes": []}
-    except TimeUpError:
-        kind = f"it does not end: stopped after {seconds:g} s"
-        findings = [Bug(name, kind, "loops whose end is never reached")]
-    state = "bug" if findings else "ok"
-    return {"event": "done", "state": state, "findings": [asdict(finding) for finding in findings], "notes": notes}
-
-
-def findings_of(name: str, function: Callable[..., Any], course: str, notes: list[str] | None = None) -> list[Any]:
+def findings_of(name: str, function: Callable[..., Any], course: str, notes: list[str] | None = None) -> list[Bug]:
     """Return the bugs of one function or loop; add cases that were not tried to `notes`.
 
     It runs the user's code in this process.
     """
-    from rlreason.courses.check.calling import Yours
-    from rlreason.courses.check.loop_judge import problems
+    from rlreason.courses import cs336_2025, cs336_2026
+    from rlreason.courses.check.functions import SUBJECTS
     from rlreason.courses.check.observing import examine
-    from rlreason.courses.check.train_step import subject_of
 
-    if name == LOOP:
-        return problems(function, notes if notes is not None else [])
-    subject = subject_of(name, function, course)
-    yours = Yours(function, subject.parameters)
-    findings = examine(subject, yours)
-    if notes is not None:
-        notes += yours.notes
-    return findings
+    if name in (LOOP, STEP):
+        from rlreason.courses.check.loop import check_loop, check_step
+
+        return (check_loop if name == LOOP else check_step)(function, [] if notes is None else notes)
+    year = cs336_2026 if course == "cs336_2026" or is_of_2026(name, function) else cs336_2025
+    same_name = [subject for subject in SUBJECTS if subject.name == name]
+    subject = next((s for s in same_name if s.ours is getattr(year, name, None)), same_name[0])
+    return examine(subject, function)
 
 
-WIDTH = 100
+def check_module(module: str, course: str, seconds: float, report: Callable[[str], None]) -> dict[str, Any]:
+    """Return all results of a module, as --json prints them, with so many seconds for each function.
+
+    `ConfigError` for a user's mistake. `report` takes what is being done. After a function that ended its process, a
+    new process checks the rest.
+    """
+    began = time.monotonic()
+    results: dict[str, dict[str, Any]] = {}  # function -> state, findings, notes
+    with ProcessPool(1, 0, _start_worker, context=multiprocessing.get_context("spawn")) as pool:
+        report("importing it")
+        names, course = _load(pool, module, course)
+        for name in names:
+            report(f"checking {name}")
+            _load(pool, module, course)  # in a new process after one that ended; else it is loaded already
+            future = pool.schedule(check_function, (module, name, course, seconds), timeout=2 * seconds + GRACE)
+            try:
+                results[name] = future.result()
+            except ProcessExpired as death:
+                where = "exit, os._exit and what is done to memory"
+                results[name] = _ended(name, f"it ends the whole process ({_code(death)})", where)
+            except TimeoutError:
+                results[name] = _late(name, seconds)
+    findings = [finding for result in results.values() for finding in result["findings"]]
+    return {
+        "module": module,
+        "course": course,
+        "functions": {name: result["state"] for name, result in results.items()},
+        "missing": [name for name in (*COURSES[course], LOOP) if name not in results],
+        "bugs": len(findings),
+        "findings": findings,
+        "notes": [f"{name}: {note}" for name, result in results.items() for note in result["notes"]],
+        "seconds": round(time.monotonic() - began, 2),
+    }
+
+
+def _load(pool: ProcessPool, module: str, course: str) -> tuple[list[str], str]:
+    """Import the module in the worker; return the functions that are checked, and the course."""
+    given, late = f"MODULE={module}: importing it", f"takes longer than {SECONDS_TO_IMPORT:g} s: do less there"
+    try:
+        return pool.schedule(load, (module, course), timeout=4 * SECONDS_TO_IMPORT).result()
+    except ProcessExpired as death:
+        raise ConfigError(f"{given} ends the whole process ({_code(death)}): do not exit there") from None
+    except TimeoutError:
+        raise ConfigError(f"{given} {late}") from None
+
+
+def _code(death: ProcessExpired) -> str:
+    return f"signal {-death.exitcode}" if death.exitcode < 0 else f"exit code {death.exitcode}"
+
+
+def _ended(name: str, kind: str, where: str) -> dict[str, Any]:
+    return {"state": "bug", "findings": [Bug(Kind(kind, where)).row(name)], "notes": []}
+
+
+def _late(name: str, seconds: float) -> dict[str, Any]:
+    return _ended(name, f"it does not end: stopped after {seconds:g} s", "loops whose end is never reached")
+
+
+def _start_worker() -> None:
+    """Keep what the user's code prints out of the answer, and import what takes seconds before any function's limit."""
+    for number, mode in enumerate((os.O_RDONLY, os.O_WRONLY, os.O_WRONLY)):
+        os.dup2(os.open(os.devnull, mode), number)
+    os.environ |= {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+
+
+def load(module: str, course: str) -> tuple[list[str], str]:
+    """Import a module; return the functions that are checked, and the course; `ConfigError` for a user's mistake."""
+    functions = _functions(module)
+    if misfit := next(
+        (name for name, f in functions.items() if course in ("cs336_2025", "pku_hw3") and is_of_2026(name, f)), ""
+    ):
+        raise ConfigError(f"--course {course}: {misfit} has the parameters of cs336_2026: leave --course out")
+    import torch
+
+    import rlreason.courses.check.functions
+    import rlreason.courses.check.loop
+    import rlreason.model.parameters  # noqa: F401  # it takes seconds, which must not count for the first function
+
+    torch.set_num_threads(1)
+    return list(functions), course or course_of(functions)
+
+
+@cache
+def _functions(module: str) -> dict[str, Callable[..., Any]]:
+    try:
+        with time_limit(SECONDS_TO_IMPORT):
+            functions = functions_of(_import(module))
+    except TimeUpError:
+        raise TimeoutError from None
+    if not functions:
+        names = ", ".join(CHECKED_NAMES)
+        raise ConfigError(f"MODULE={module} has none of the functions that are checked: {names}")
+    return functions
+
+
+def _import(path_or_name: str) -> ModuleType:
+    """Import `package.module`, or the module of a file `path/to/module.py`; `ConfigError` if that fails."""
+    path, given = Path(path_or_name), f"MODULE={path_or_name}:"
+    if path.is_dir():
+        raise ConfigError(f"{given} is a folder: give a file of it")
+    sys.path.insert(0, str(Path.cwd()))
+    name = path_or_name
+    if name.endswith(".py"):
+        if not path.is_file():
+            raise ConfigError(f"{given} is no file: give the path of a .py file, or the dotted name of a module")
+        path = path.resolve()
+        root = path.parent
+        while (root / "__init__.py").is_file():  # a file of a package may import its neighbours with a dot
+            root = root.parent
+        sys.path[:0] = [str(root), str(path.parent), str(path.parent.parent)]
+        name = ".".join(path.relative_to(root).with_suffix("").parts)
+        sys.modules.pop(name, None)  # of Python's own, or of another file
+    try:
+        return importlib.import_module(name)
+    except TimeUpError:
+        raise
+    except BaseException as error:  # also what ends a process, such as SystemExit
+        if isinstance(error, ModuleNotFoundError) and error.name and f"{name}.".startswith(f"{error.name}."):
+            where = f"{given} there is no module {error.name} in {Path.cwd()} or among the installed packages"
+            raise ConfigError(f"{where}: fix the name, or give the path of a .py file") from None
+        raise ConfigError(f"{given} importing it fails: {their_error(error)}: fix that") from None
+
+
+def check_function(module: str, name: str, course: str, seconds: float) -> dict[str, Any]:
+    """Return the state, findings and notes of one function."""
+    notes: list[str] = []
+    try:
+        with time_limit(seconds):
+            bugs = findings_of(name, _functions(module)[name], course, notes)
+    except NotWrittenError:
+        return {"state": "not written", "findings": [], "notes": []}
+    except TimeUpError:
+        return _late(name, seconds)
+    return {"state": "bug" if bugs else "ok", "findings": [bug.row(name) for bug in bugs], "notes": notes}
 
 
 def add_arguments(parser: Parser) -> None:
@@ -245,66 +248,38 @@ def main(arguments: argparse.Namespace, console: Console) -> Answer:
     if not 0 < arguments.timeout <= 86400:
         raise ConfigError(f"--timeout {arguments.timeout:g} must be above 0 and at most 86400 seconds: give another")
     with console.wait(f"checking {arguments.module}") as wait:
-        check = check_module(arguments.module, course, arguments.timeout, wait.part)
-    figures = figures_of(check)
+        figures = check_module(arguments.module, course, arguments.timeout, wait.part)
     return Answer(report_text(figures), figures, 1 if figures["bugs"] else 0)
-
-
-def figures_of(check: Check) -> dict[str, Any]:
-    """Return all results for --json."""
-    findings = [finding for result in check.results.values() for finding in result["findings"]]
-    states = {name: result["state"] for name, result in check.results.items()}
-    return {
-        "module": check.module,
-        "course": check.course,
-        "functions": states,
-        "missing": [name for name in (*COURSES[check.course], LOOP) if name not in states],
-        "bugs": len(findings),
-        "findings": findings,
-        "notes": [f"{name}: {note}" for name, result in check.results.items() for note in result["notes"]],
-        "seconds": round(check.duration, 2),
-    }
 
 
 def report_text(figures: dict[str, Any]) -> str:
     """Return the results as text."""
     states = figures["functions"]
     width = max(map(len, states)) + 2
-    lines = [f"{name:<{width}}{_STATE[state]}" for name, state in states.items()]
+    words = {"ok": "ok", "bug": "BUG", "not written": "not written yet"}
+    lines = [f"{name:<{width}}{words[state]}" for name, state in states.items()]
     if figures["missing"]:
-        lines += _wrap(f"not in the module: {', '.join(figures['missing'])}")
+        lines += textwrap.wrap(f"not in the module: {', '.join(figures['missing'])}", WIDTH, subsequent_indent="  ")
     for finding in figures["findings"]:
-        lines += ["", *_finding_lines(finding)]
-    if figures["notes"]:
-        lines.append("")
+        lines += ["", f"BUG in {finding['function']}: {finding['kind']}", *_rows(finding)]
     for note in figures["notes"]:
-        lines += _wrap(note)
-    unwritten = sum(state == "not written" for state in states.values())
-    checked = f"{len(states) - unwritten} checked as {figures['course']}"
-    if unwritten:
-        checked += f", {unwritten} not written yet"
-    bugs = {0: "no bug", 1: "1 bug"}.get(figures["bugs"], f"{figures['bugs']} bugs")
-    lines += ["", f"{checked}: {bugs} found ({figures['seconds']:.1f} s)"]
+        lines += ["", *textwrap.wrap(note, WIDTH, subsequent_indent="  ")]
+    checked = sum(state != "not written" for state in states.values())
+    bugs, seconds = figures["bugs"] or "no", figures["seconds"]
+    lines += ["", f"{checked} checked as {figures['course']}, bugs found: {bugs} ({seconds:.1f} s)"]
     return "\n".join(lines)
 
 
-def _wrap(text: str) -> list[str]:
-    return textwrap.wrap(text, WIDTH, subsequent_indent="  ", break_on_hyphens=False)
-
-
-_STATE = {"ok": "ok", "bug": "BUG", "not written": "not written yet"}
-
-
-def _finding_lines(finding: dict[str, Any]) -> list[str]:
-    """Return one bug: kind, where to look, and the smallest example."""
-    rows = [("where to look", finding["where"]), *finding["inputs"].items()]
-    rows += [(label, finding[label]) for label in ("yours", "ours") if finding[label]]
-    if finding["note"]:
-        rows.append(("when", finding["note"]))
-    width = max(len(name) for name, _ in rows) + 4
-    lines = [f"BUG in {finding['function']}: {finding['kind']}"]
-    for name, value in rows:
-        wrapped = textwrap.wrap(value, max(40, WIDTH - width), break_long_words=False, break_on_hyphens=False) or [""]
-        lines.append(f"  {name:<{width - 2}}{wrapped[0]}")
-        lines += [" " * width + line for line in wrapped[1:]]
+def _rows(finding: dict[str, Any]) -> list[str]:
+    """Return where to look for one bug, and the example that shows it."""
+    rows = {"where to look": finding["where"], **finding["inputs"]}
+    rows |= {"yours": finding["yours"], "ours": finding["ours"], "when": finding["note"]}
+    width = max(map(len, rows)) + 4
+    lines = []
+    for name, value in rows.items():
+        if value:
+            indent = f"  {name:<{width - 2}}", " " * width
+            lines += textwrap.wrap(
+                value, WIDTH, initial_indent=indent[0], subsequent_indent=indent[1], break_long_words=False
+            )
     return lines

@@ -37,6 +37,34 @@ class LoopOptions:
     old_outside: float | None = None  # the old log-probability that was given outside the responses
 
 
+@dataclass(eq=False)
+class RecordedSample:
+    """A response that was sampled or given, with everything that its right weight depends on."""
+
+    number: int
+    prompt: int  # the number of its group: samples of one prompt are a group
+    round: int  # the number of optimizer steps before it was sampled
+    prompt_ids: list[int]
+    token_ids: list[int]
+    text: str
+    truth: str
+    truncated: bool
+    parts: dict[str, float]  # all that reward_fn returns
+    place: int = 0  # the index of its question among the prompts
+    old: Tensor = field(default_factory=lambda: torch.zeros(0))  # (tokens,) under the weights that sampled
+    old_untempered: Tensor = field(default_factory=lambda: torch.zeros(0))  # the same at temperature 1
+
+    @property
+    def reward(self) -> float:
+        """Return the total reward."""
+        return self.parts["reward"]
+
+    @property
+    def ids(self) -> list[int]:
+        """Return prompt and response."""
+        return self.prompt_ids + self.token_ids
+
+
 class Member(NamedTuple):
     """A sample in a row of ids, and where it begins there."""
 
@@ -51,8 +79,8 @@ class Forward:
 
     ids: Tensor  # (rows, width)
     arguments: dict[str, Tensor] = field(default_factory=dict)  # attention_mask and position_ids, where given
-    backward: int = 0  # the number of backward calls that reached it
-    learned: bool = False  # any of them brought a gradient other than 0
+    reached: bool = False  # a backward call reached it
+    learned: bool = False  # with a gradient other than 0
     head: bool = False  # the output head was called
     half: bool = False  # computed in bfloat16 or float16
     foreign: bool = False  # it is of a copy of the policy
@@ -72,109 +100,6 @@ class Forward:
             if start + len(s.ids) == self.ids.shape[1] + 1:
                 labels[i, -1] = s.token_ids[-1]
         return (labels, mask) if is_cut else (labels[:, :-1], mask[:, :-1])
-
-
-@dataclass(eq=False)
-class RecordedSample:
-    """A response that was sampled or given, with everything that its right weight depends on."""
-
-    number: int
-    prompt: int  # the number of its group: samples of one prompt are a group
-    round: int  # the number of optimizer steps before it was sampled
-    prompt_ids: list[int]
-    token_ids: list[int]
-    text: str
-    truth: str
-    truncated: bool
-    parts: dict[str, float]  # all that reward_fn returns
-    place: int = 0  # the index of its question among the prompts
-    reward: float = 0.0
-    old: Tensor = field(default_factory=lambda: torch.zeros(0))  # (tokens,) under the weights that sampled
-    old_untempered: Tensor = field(default_factory=lambda: torch.zeros(0))  # the same at temperature 1
-
-    def __post_init__(self) -> None:
-        self.reward = self.parts["reward"]
-
-    @property
-    def ids(self) -> list[int]:
-        """Return prompt and response."""
-        return self.prompt_ids + self.token_ids
-
-
-class Recording:
-    """A model, its optimizer and a reward function, which record their use."""
-
-    def __init__(self, tokenizer: Any, options: LoopOptions, learning_rate: float) -> None:
-        self.tokenizer, self.options = tokenizer, options
-        self.model = small_model(vocab=len(tokenizer))
-        self.twin = copy.deepcopy(self.model)  # for the computations of the check itself
-        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=learning_rate)
-        self.optimizer.register_step_pre_hook(lambda *_: self._on_step())
-        self.samples: list[RecordedSample] = []
-        self.reward_calls: list[tuple[str, str]] = []
-        self.forwards: list[Forward] = []  # since the last optimizer step
-        self.updates: list[Update] = []
-        self._arguments: dict[str, Tensor] = {}
-        self.model.base_model.register_forward_pre_hook(self._on_call, with_kwargs=True)
-        self.model.get_input_embeddings().register_forward_hook(self._on_embeddings)
-        self.model.get_output_embeddings().register_forward_hook(self._on_logits)
-
-    def __deepcopy__(self, memo: Any) -> Recording:
-        return self  # the hooks of a copied policy, such as a reference model, record here too
-
-    def reward(self, text: str, truth: str) -> dict[str, float]:
-        """Return the reward with its parts."""
-        raise NotImplementedError
-
-    def update(self) -> Update:
-        """Return the update of the step that is about to be taken."""
-        raise NotImplementedError
-
-    def reward_fn(self, response: str, ground_truth: str) -> dict[str, float]:
-        """Return the reward of a response with its parts."""
-        self.reward_calls.append((str(response), str(ground_truth)))
-        return self.reward(str(response), str(ground_truth))
-
-    def _on_call(self, module: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
-        read = ("attention_mask", "position_ids")
-        self._arguments = {name: named[name].clone() for name in read if isinstance(named.get(name), Tensor)}
-
-    def _on_embeddings(self, module: Any, arguments: tuple[Any, ...], output: Tensor) -> None:
-        if not output.requires_grad:
-            return
-        forward = Forward(arguments[0].detach().clone(), self._arguments)
-        forward.foreign = module is not self.model.get_input_embeddings()
-        self.forwards.append(forward)
-
-        def count(gradient: Tensor) -> None:
-            forward.backward += 1
-            forward.learned = forward.learned or bool(gradient.any())
-
-        output.register_hook(count)
-
-    def _on_logits(self, module: Any, arguments: tuple[Any, ...], output: Tensor) -> None:
-        if output.requires_grad and self.forwards:
-            self.forwards[-1].head = True
-            self.forwards[-1].half = output.dtype in (torch.bfloat16, torch.float16)
-
-    def _on_step(self) -> None:
-        with torch.enable_grad():
-            self.updates.append(self.update())
-        self.forwards = []
-
-    def weights(self) -> Any:
-        """Return a copy of the model with its weights of now."""
-        twin = copy.deepcopy(self.twin)
-        twin.load_state_dict(self.model.state_dict())
-        return twin
-
-    def gradient(self) -> Tensor:
-        """Return the model's gradient as one vector, 0 where there is none."""
-        return _flat([torch.zeros_like(p) if p.grad is None else p.grad for p in self.model.parameters()])
-
-
-def _flat(gradients: Sequence[Tensor]) -> Tensor:
-    return torch.cat([g.detach().flatten() for g in gradients])
 
 
 def one_row_each(samples: Sequence[RecordedSample]) -> Forward:
@@ -212,6 +137,88 @@ def find(ids: Sequence[int], samples: Sequence[RecordedSample]) -> list[tuple[Re
     return matches
 
 
+def made_up_reward(text: str, truth: str) -> dict[str, float]:
+    """Return a reward between 0 and 2 that any change of text or truth changes, with parts that differ from it."""
+
+    def number(text: str, truth: str) -> float:
+        letters = f"{text.strip()}\n{truth.strip()}"
+        return sum((place + 3) * ord(letter) for place, letter in enumerate(letters)) % 97 / 48
+
+    return {
+        "reward": number(text, truth),
+        "format_reward": number(text, "format"),
+        "answer_reward": number(truth, text),
+    }
+
+
+class Recording:
+    """A model, its optimizer and a reward function, which record their use."""
+
+    def __init__(self, tokenizer: Any, options: LoopOptions, learning_rate: float) -> None:
+        self.tokenizer, self.options = tokenizer, options
+        self.model = small_model(vocab=len(tokenizer))
+        self.twin = copy.deepcopy(self.model)  # for the computations of the check itself
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=learning_rate)
+        self.optimizer.register_step_pre_hook(lambda *_: self._on_step())
+        self.samples: list[RecordedSample] = []
+        self.reward_calls: list[tuple[str, str]] = []
+        self.forwards: list[Forward] = []  # since the last optimizer step
+        self.updates: list[Update] = []
+        self._arguments: dict[str, Tensor] = {}
+        self.model.base_model.register_forward_pre_hook(self._on_call, with_kwargs=True)
+        self.model.get_input_embeddings().register_forward_hook(self._on_embeddings)
+        self.model.get_output_embeddings().register_forward_hook(self._on_logits)
+
+    def __deepcopy__(self, memo: Any) -> Recording:
+        return self  # the hooks of a copied policy, such as a reference model, record here too
+
+    def reward(self, text: str, truth: str) -> dict[str, float]:
+        """Return the reward of a response with its parts."""
+        return made_up_reward(text, truth)
+
+    def update(self) -> Update:
+        """Return the update of the step that is about to be taken."""
+        raise NotImplementedError
+
+    def reward_fn(self, response: str, ground_truth: str) -> dict[str, float]:
+        """Return the reward of a response with its parts, and record the call."""
+        self.reward_calls.append((str(response), str(ground_truth)))
+        return self.reward(str(response), str(ground_truth))
+
+    def _on_call(self, module: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
+        read = ("attention_mask", "position_ids")
+        self._arguments = {name: named[name].clone() for name in read if isinstance(named.get(name), Tensor)}
+
+    def _on_embeddings(self, module: Any, arguments: tuple[Any, ...], output: Tensor) -> None:
+        if not output.requires_grad:
+            return
+        forward = Forward(arguments[0].detach().clone(), self._arguments)
+        forward.foreign = module is not self.model.get_input_embeddings()
+        self.forwards.append(forward)
+
+        def on_backward(gradient: Tensor) -> None:
+            forward.reached = True
+            forward.learned = forward.learned or bool(gradient.any())
+
+        output.register_hook(on_backward)
+
+    def _on_logits(self, module: Any, arguments: tuple[Any, ...], output: Tensor) -> None:
+        if output.requires_grad and self.forwards:
+            self.forwards[-1].head = True
+            self.forwards[-1].half = output.dtype in (torch.bfloat16, torch.float16)
+
+    def _on_step(self) -> None:
+        with torch.enable_grad():
+            self.updates.append(self.update())
+        self.forwards = []
+
+    def gradient(self) -> Tensor:
+        """Return the model's gradient as one vector, 0 where there is none."""
+        return torch.cat(
+            [(torch.zeros_like(p) if p.grad is None else p.grad).flatten() for p in self.model.parameters()]
+        )
+
+
 @dataclass
 class Update:
     """One optimizer step: what the model was called with, and everything that its right gradient depends on."""
@@ -226,11 +233,11 @@ class Update:
 
     def __post_init__(self) -> None:
         self.options, self.tokenizer = self.recording.options, self.recording.tokenizer
-        self.model = self.recording.weights()  # before the step
+        self.model = copy.deepcopy(self.recording.twin)  # before the step
+        self.model.load_state_dict(self.recording.model.state_dict())
         self.at_step = self.recording.gradient()
-        self.forwards = [f for f in self.recording.forwards if f.backward]
+        self.forwards = [f for f in self.recording.forwards if f.reached]
         self.strangers: list[list[int]] = []  # ids of rows that were not sampled
-        self.unseen: list[RecordedSample] = []  # given for this step, but in none of its passes
         for forward in self.forwards:
             for row, ids in enumerate(forward.ids.tolist()):
                 matches = find(ids, self.rollout)
@@ -244,11 +251,6 @@ class Update:
     def learn_from(self, samples: Sequence[RecordedSample]) -> None:
         """Take these samples for those of the step, in one micro-batch of a row for each."""
         self.samples, self.strangers, self.passes = list(samples), [], [one_row_each(samples)]
-
-    @cached_property
-    def parameters(self) -> list[Tensor]:
-        """Return the model's parameters."""
-        return list(self.model.parameters())
 
     @cached_property
     def own(self) -> Forward:
@@ -294,40 +296,30 @@ class Update:
     def advantages(self, rewards: Tensor, groups: Sequence[int]) -> Tensor:
         """Return the advantages (n,) of the samples, from rewards and groups of the rollout."""
         o = self.options
+        norm = NORM_OF[o.normalizer]
         advantages = compute_group_advantages(
-            rewards,
-            torch.tensor(groups),
-            baseline=o.baseline,
-            std_norm=NORM_OF[o.normalizer],
-            advantage_eps=o.advantage_eps,
+            rewards, torch.tensor(groups), baseline=o.baseline, std_norm=norm, advantage_eps=o.advantage_eps
         )
         place = {s.number: i for i, s in enumerate(self.rollout)}
         return advantages[torch.tensor([place[s.number] for s in self.samples])]
 
     def right_advantages(self) -> Tensor:
         """Return the right advantages (n,)."""
-        rewards = torch.tensor([s.reward for s in self.rollout])
-        return self.advantages(rewards, [s.prompt for s in self.rollout])
+        return self.advantages(torch.tensor([s.reward for s in self.rollout]), [s.prompt for s in self.rollout])
 
     def right_loss(self) -> Tensor:
         """Return the loss of the samples by `rlreason.objectives`, with gradient."""
         o, mask = self.options, self.mask
         clip = {"cliprange_low": o.cliprange, "cliprange_high": o.cliprange} if o.method in ("grpo", "gspo") else {}
         loss = LOSSES[LOSS_OF[o.method]](self.right_advantages()[:, None], self.log_probs, self.old(), mask, **clip)[0]
-        by_row = o.length_norm == "sequence"
-        return aggregate_loss(
-            loss,
-            mask,
-            "masked_mean" if by_row else "constant",
-            n_sequences=self.size if by_row else 1,
-            n_tokens=0,
-            constant=o.constant,
-        )
+        how, n = ("masked_mean", self.size) if o.length_norm == "sequence" else ("constant", 1)
+        return aggregate_loss(loss, mask, how, n_sequences=n, n_tokens=0, constant=o.constant)
 
     def gradient_of(self, loss: Tensor) -> Tensor:
         """Return a loss's gradient by the model's parameters, as one vector."""
-        grads = torch.autograd.grad(loss, self.parameters, retain_graph=True, allow_unused=True)
-        return _flat([torch.zeros_like(p) if g is None else g for p, g in zip(self.parameters, grads, strict=True)])
+        parameters = list(self.model.parameters())
+        grads = torch.autograd.grad(loss, parameters, retain_graph=True, materialize_grads=True)
+        return torch.cat([g.flatten() for g in grads])
 
     def clipped(self, gradient: Tensor) -> Tensor:
         """Return a gradient scaled to a norm of at most `max_grad_norm`, as torch clips."""

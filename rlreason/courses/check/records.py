@@ -1,0 +1,139 @@
+"""Define the records of a check: cases, faults and bugs, with values and errors as text."""
+
+from __future__ import annotations
+
+import signal
+import sysconfig
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Function = Callable[..., Any]
+Inputs = dict[str, Any]
+Observed = dict[str, "Tensor"]  # results and gradients of one call, by name
+
+
+class Kind(NamedTuple):
+    """A kind of bug: what is wrong, and where to look. Neither gives the solution away."""
+
+    name: str
+    where: str
+
+
+RAISES = Kind("it raises an error", "the line that is named")
+
+
+@dataclass(frozen=True)
+class Bug:
+    """One bug with the inputs that show it, as it is reported."""
+
+    kind: Kind
+    yours: str = ""
+    ours: str = ""
+    inputs: dict[str, str] = field(default_factory=dict)
+    note: str = ""  # where and when it shows
+
+    def with_inputs(self, inputs: dict[str, str]) -> Bug:
+        """Return it with these inputs before its own."""
+        return replace(self, inputs=inputs | self.inputs)
+
+    def row(self, function: str) -> dict[str, Any]:
+        """Return it as a bug of this function, for --json."""
+        name, where = self.kind
+        shown = {"inputs": self.inputs, "yours": self.yours, "ours": self.ours, "note": self.note}
+        return {"function": function, "kind": name, "where": where, **shown}
+
+
+class Fault(Exception):  # noqa: N818  # it is a result, not an error of ours
+    """The user's function raised, returned another type, or changed its inputs."""
+
+    def __init__(self, kind: Kind, yours: str = "", ours: str = "") -> None:
+        super().__init__(kind.name)
+        self.bug = Bug(kind, yours, ours)
+
+
+class NotWrittenError(Exception):
+    """The user's function raised NotImplementedError or returned None: it is not written yet."""
+
+
+class TimeUpError(BaseException):
+    """The time limit of a function has passed. Not an `Exception`, so that user code does not catch it."""
+
+
+@contextmanager
+def time_limit(seconds: float) -> Iterator[None]:
+    """Raise `TimeUpError` in the block after so many seconds of the processor, or twice as many by the clock.
+
+    So a busy machine does not make a right function look like one that hangs.
+    """
+
+    def up(number: int, frame: object) -> NoReturn:
+        raise TimeUpError
+
+    before = [signal.signal(number, up) for number in (signal.SIGALRM, signal.SIGPROF)]
+    try:
+        signal.setitimer(signal.ITIMER_PROF, seconds, 0.2)  # again and again, for code that catches everything
+        signal.setitimer(signal.ITIMER_REAL, 2 * seconds, 0.2)
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        for number, handler in zip((signal.SIGALRM, signal.SIGPROF), before, strict=True):
+            signal.signal(number, handler)
+
+
+@dataclass(frozen=True)
+class Case:
+    """The arguments of one call, by the handout's names."""
+
+    inputs: Inputs
+    branch: str = ""  # cases of one branch share a diagnosis, which says so
+    meaning: Kind | None = None  # the bug, if no case without a meaning shows one
+    as_well: Inputs | None = None  # inputs whose right answer is right here, too
+
+
+LONGEST = 400
+
+
+def short_text(value: Any) -> str:
+    """Return a value as short text: a tensor as nested lists of four digits.
+
+    >>> short_text([1.0, "a", 0.33333333])
+    "[1, 'a', 0.3333]"
+    """
+    if hasattr(value, "description"):
+        return str(value.description)
+    value = value.detach().tolist() if hasattr(value, "detach") else value
+    text = value if isinstance(value, str) else _numbers(value)
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]} ..."
+
+
+def _numbers(value: Any) -> str:
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_numbers, value))}]"
+    return f"{value:.4g}" if isinstance(value, float) else repr(value)
+
+
+def their_error(error: BaseException) -> str:
+    """Return an error of the user's code as text: its type, its first line, and the line of that code that raised it.
+
+    >>> their_error(ValueError("no sum"))
+    'ValueError: no sum'
+    """
+    if isinstance(error, SyntaxError):
+        return f"{type(error).__name__}: {error.msg} ({error.filename}, line {error.lineno})"
+    text = f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}".removesuffix(": ")
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not _is_library(f.filename)]
+    return text + (f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else "")
+
+
+def _is_library(file: str) -> bool:
+    """Return whether a file is of this package, of an installed one, or of Python itself."""
+    roots = (Path(__file__).parent, *(Path(sysconfig.get_path(n)) for n in ("stdlib", "purelib")))
+    return file.startswith("<") or "site-packages" in file or any(root in Path(file).parents for root in roots)
