@@ -127,8 +127,6 @@ def of_gym(data: "data.GymConfig") -> Broken:
     names = data.tasks
     if not isinstance(names, list) or not names or not all(isinstance(name, str) and name for name in names):
         yield f"data.task={data.task} must be a task's name or a list of names (data.task=[leg_counting,gcd])"
-    elif len(set(names)) < len(names):
-        yield f"data.task={names} names a task twice: name it once"
 
 
 def of_files(data: "data.FileDataConfig", evaluated: bool = False) -> Broken:
