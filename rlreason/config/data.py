@@ -237,6 +237,8 @@ class GymConfig(CheckedDataConfig):
 class FunctionDataConfig(RowsDataConfig):
     """Problems that a function of the user's own returns, `data=module:function`: rows, or rows by split."""
 
+    rules = conflicts.of_function
+
     function: str = text(doc="module:function")
     options: dict[str, Any] = text({}, doc="its parameters by name")
     n_validation: int | None = number(None, low=1, high=MADE, doc="rows held out; null: a tenth, at most 200")

@@ -23,10 +23,7 @@ class EvalSamplingConfig:
 
 @dataclass
 class EvalConfig:
-    """How a model is prompted and graded, apart from how it is trained; null: as in training.
-
-    Typed as `eval=leaderboard`, `eval.prompt=r1_zero`, `eval.data=gsm8k`, `eval.sampling.temperature=0` ...
-    """
+    """How a model is prompted and graded, apart from how it is trained; null: as in training."""
 
     prompt: PromptConfig | None = text(None, doc="an option of `prompt`, whose settings are then below eval.prompt")
     reward: str | None = text(

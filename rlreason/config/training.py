@@ -97,7 +97,6 @@ class TrainingConfig(OptimizationConfig, RunConfig):
     )
     length_norm: LengthNormConfig = group(LengthNormConfig)
     n_steps: int | None = number(low=1, doc="rollout batches of GRPO and EI, updates of SFT; null: by epochs")
-
     interim_eval_problems: int | None = number(
         low=1, doc="validation problems on the way; the last evaluation asks all", only_if="problem_limit is None"
     )
