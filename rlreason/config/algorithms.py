@@ -45,7 +45,8 @@ class EIConfig(OnlineConfig):
         return self.question_batch_size
 
     def describe_batch(self, n_steps: int) -> str:
-        learned = f"the correct ones learned {self.sft_epochs} x in steps of {self.train_batch_size}"
+        times = f"{self.sft_epochs} time{'s' if self.sft_epochs > 1 else ''}"
+        learned = f"the correct ones learned {times} in steps of {self.train_batch_size}"
         return f"{self.questions} questions x {self.group_size} responses, {learned}"
 
 
@@ -104,7 +105,8 @@ class GRPOConfig(Objective, OnlineConfig):
         return self.loss.loss_type if ":" in self.loss.loss_type else None
 
     def describe_batch(self, n_steps: int) -> str:
-        steps = f"optimizer steps of {self.train_batch_size}: {self.updates_per_rollout}"
+        updates = self.updates_per_rollout
+        steps = f"{updates} optimizer step{'s' if updates > 1 else ''} of {self.train_batch_size}"
         return f"{self.questions} questions x {self.group_size} responses, {steps}"
 
     def card(self) -> Card:
