@@ -45,7 +45,8 @@ class EIConfig(OnlineConfig):
         return self.question_batch_size
 
     def describe_batch(self, n_steps: int) -> str:
-        learned = f"the correct ones learned {self.sft_epochs} x in steps of {self.train_batch_size}"
+        times = f"{self.sft_epochs} time{'s' if self.sft_epochs > 1 else ''}"
+        learned = f"the correct ones learned {times} in steps of {self.train_batch_size}"
         return f"{self.questions} questions x {self.group_size} responses, {learned}"
 
 
@@ -104,7 +105,8 @@ class GRPOConfig(Objective, OnlineConfig):
         return self.loss.loss_type if ":" in self.loss.loss_type else None
 
     def describe_batch(self, n_steps: int) -> str:
-        steps = f"optimizer steps of {self.train_batch_size}: {self.updates_per_rollout}"
+        updates = self.updates_per_rollout
+        steps = f"{updates} optimizer step{'s' if updates > 1 else ''} of {self.train_batch_size}"
         return f"{self.questions} questions x {self.group_size} responses, {steps}"
 
     def card(self) -> Card:
@@ -195,7 +197,7 @@ class ClientConfig:
     system: str | None = text(None, doc="the system message; null: none")
     prompt_price: float | None = number(None, high=LARGE, doc="of a million prompt tokens, in budget.cost's currency")
     completion_price: float | None = number(None, high=LARGE, doc="of a million tokens of replies")
-    extra: Any = text(None, takes="mapping or null", doc="more of the request's body, as {top_p: 0.95}, less nulls")
+    extra: Any = text(None, takes="mapping or null", doc="more of the body, as {top_p: 0.95}; nulls are left out")
 
 
 @dataclass
@@ -203,11 +205,13 @@ class PromptFilesConfig:
     """The model's prompts: files in the problem's folder, in prompts/, or anywhere by their paths."""
 
     first: str | None = source(None, doc="the task, with {starter}, {score}, {hints}; null: the problem's own")
-    error: str = source("discover_error.prompt", doc="no valid set: {error}, {raw_points}, {best}", only_if="converses")
-    extend: str = source(
-        "discover_extend.prompt", doc="valid: {score}, {best}, {max_squared_norm}", only_if="converses"
+    error: str = source(
+        "discover_error.prompt", doc="after an invalid set: {error}, {raw_points}, {best}", only_if="converses"
     )
-    no_code: str = source("discover_no_code.prompt", doc="no whole program", only_if="converses")
+    extend: str = source(
+        "discover_extend.prompt", doc="after a valid set: {score}, {best}, {max_squared_norm}", only_if="converses"
+    )
+    no_code: str = source("discover_no_code.prompt", doc="after a reply without a whole program", only_if="converses")
     hints: bool = text(False, doc="whether the first one contains the problem's hints")
 
 
@@ -227,7 +231,7 @@ class DiscoverBudgetConfig:
     """What a run may spend, all its parts and every retry included; null: no limit. None of them is ever exceeded."""
 
     calls: int | None = number(20, low=1, high=MADE, doc="requests sent", cure="try 20, or null for no limit")
-    tokens: int | None = number(None, low=1, high=MOST * MOST, doc="an unanswered call counts in full")
+    tokens: int | None = number(None, low=1, high=MOST * MOST, doc="of prompts, replies; an unanswered call: in full")
     cost: float | None = number(None, above=0, high=LARGE, doc="by the client's prices")
     hours: float | None = number(None, above=0, high=LARGE, doc="wall clock, of calls and programs")
 

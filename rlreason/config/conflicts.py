@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlreason.config.leaves import FORMATS, locate, may_be_hub_name, unread_format
 from rlreason.errors import Absent
-from rlreason.runtime.plugins import names_function, no_reward
+from rlreason.runtime.plugins import NotImportableError, load, names_function, no_reward
 from rlreason.settings import MADE
 
 if TYPE_CHECKING:
@@ -127,8 +127,14 @@ def of_gym(data: "data.GymConfig") -> Broken:
     names = data.tasks
     if not isinstance(names, list) or not names or not all(isinstance(name, str) and name for name in names):
         yield f"data.task={data.task} must be a task's name or a list of names (data.task=[leg_counting,gcd])"
-    elif len(set(names)) < len(names):
-        yield f"data.task={names} names a task twice: name it once"
+
+
+def of_function(data: "data.FunctionDataConfig") -> Broken:
+    """Check that the function can be imported."""
+    try:
+        load(data.function)
+    except NotImportableError as error:
+        yield f"data.function={data.function}: {error}"
 
 
 def of_files(data: "data.FileDataConfig", evaluated: bool = False) -> Broken:

@@ -45,10 +45,10 @@ class DataConfig(Settings):
     max_pass_rate: float = share(
         1.0, doc="keep what is solved at most in this share", only_if="trains_on(here) and here.pass_rates is not None"
     )
-    bad_gold: str = choice("keep | drop", doc="truths that nothing can earn", only_if="compares_ground_truths(here)")
+    bad_gold: str = choice("keep | drop", doc="truths that no answer can earn", only_if="compares_ground_truths(here)")
     bad_rows: str = choice("stop | skip", doc="rows that are broken, empty or too long; skipped are counted")
     overlap: str = choice(
-        "refuse | drop | allow", doc="also in validation; drop: from train", only_if="trains_on(here)"
+        "refuse | drop | allow", doc="questions in both; drop: out of train", only_if="trains_on(here)"
     )
 
     def evaluation_problems(self) -> list[str]:
@@ -65,7 +65,7 @@ class HabitsConfig:
     )
     slip_share: float = share(0.05, doc="share whose last sum is wrong", only_if="model.warm_start.slip_share is None")
     stop_share: float = share(0.0, doc="after this share of the sums before the last, a trace ends with an answer")
-    taught_max_events: int | None = number(None, low=1, high=99, doc="longest stories that are taught; null: all")
+    taught_max_events: int | None = number(None, low=1, high=99, doc="most events of a taught story; null: all")
     ramble_share: float = share(0.0, doc="share of the wrong ones with idle sums (8+0=8) before the answer")
     ramble_steps: int = number(4, low=1, high=99, doc="most idle sums of such a trace")
     guess_share: float = share(0.0, doc="share that repeats the friend's guess instead of any sum")
@@ -236,6 +236,8 @@ class GymConfig(CheckedDataConfig):
 @dataclass
 class FunctionDataConfig(RowsDataConfig):
     """Problems that a function of the user's own returns, `data=module:function`: rows, or rows by split."""
+
+    rules = conflicts.of_function
 
     function: str = text(doc="module:function")
     options: dict[str, Any] = text({}, doc="its parameters by name")

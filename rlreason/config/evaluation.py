@@ -23,10 +23,7 @@ class EvalSamplingConfig:
 
 @dataclass
 class EvalConfig:
-    """How a model is prompted and graded, apart from how it is trained; null: as in training.
-
-    Typed as `eval=leaderboard`, `eval.prompt=r1_zero`, `eval.data=gsm8k`, `eval.sampling.temperature=0` ...
-    """
+    """How a model is prompted and graded, apart from how it is trained; null: as in training."""
 
     prompt: PromptConfig | None = text(None, doc="an option of `prompt`, whose settings are then below eval.prompt")
     reward: str | None = text(
@@ -36,12 +33,12 @@ class EvalConfig:
     data: DataConfig | None = text(
         None, doc="an option of `data`, whose validation problems are asked; its settings are below eval.data"
     )
-    problems: int | None = number(None, low=1, doc="of every evaluation; null: eval_problems, its short name")
+    problems: int | None = number(None, low=1, doc="validation problems asked; null: eval_problems")
     final_problems: int | None = number(
         None, low=1, doc="those of a training's last evaluation; null: eval.problems, or else all", only_if="trains"
     )
     samples: int | None = number(None, low=1, high=MADE, doc="per problem; null: 1", only_if="reads_eval_samples")
-    card: str | None = choice("leaderboard", None, doc="rules for a training's compliance.md", only_if="trains")
+    card: str | None = choice("leaderboard", None, doc="compliance.md checks a training by its rules", only_if="trains")
 
 
 @dataclass(frozen=True, slots=True)

@@ -153,7 +153,7 @@ class RolloutConfig(Settings):
     async_level: int = number(
         0, high=1, doc="1: learn from a batch while the next is sampled, by weights one update old", only_if="trains"
     )
-    compile: bool = text(False, doc="torch.compile, for long runs; when resumed they may round differently", only_if=HF)
+    compile: bool = text(False, doc="torch.compile, for long runs; a resumed one may round differently", only_if=HF)
     gpus: int = number(1, low=1, high=16, doc="GPUs that sample, each a part of the prompts", only_if=VLLM)
     placement: str = choice(
         "auto | colocate | second_gpu | cpu",
@@ -161,7 +161,7 @@ class RolloutConfig(Settings):
         "auto: colocate if there is a GPU, else cpu",
         only_if=VLLM,
     )
-    sleep: bool = text(True, doc="gives memory to training, if both do not fit", only_if=f"{VLLM} and here.shares_gpu")
+    sleep: bool = text(True, doc="free its memory for training; false is faster", only_if=f"{VLLM} and here.shares_gpu")
     kv_cache_gb: float | None = number(
         None,
         above=0,

@@ -59,7 +59,7 @@ class ModelConfig(Settings):
     context: ClassVar[int | None] = None  # positions for prompt and response together, where its class says so
 
     name: str = text(doc="of the option, for records")
-    dtype: str = choice("auto | float32 | bfloat16", doc="of products; auto: bfloat16 on a GPU, else float32")
+    dtype: str = choice("auto | float32 | bfloat16", doc="of matrix products; auto: bfloat16 on a GPU, else float32")
     head: str = choice(
         "auto | float32 | bfloat16",
         doc="number type of the output head's operands, rounded for the product only; all that follows is float32. "

@@ -126,6 +126,7 @@ def _compiled(condition: str) -> Any:
 
 
 _ASKED = "by algorithms that train, and where eval.prompt is null, only"
+_UNDER_EVAL = "set it under eval.prompt"
 _NO_DATA = "by algorithms that train, and where eval.data is null, only"
 #: Conditions that are not their own best words: where a setting is read, and a better cure than leaving it out.
 WORDS: dict[str, tuple[str, str]] = {
@@ -144,12 +145,9 @@ WORDS: dict[str, tuple[str, str]] = {
     "here is data or here.n_validation is not None": ("to learn from, and with eval.data.n_validation, only", ""),
     "here.holds_out": ("with {group}.n_validation only", "set {group}.n_validation=200 {group}.validation=null"),
     "here.on_hub": ("for a data set of the hub only, not for files", "set it to null"),
-    "reads_prompt(here)": (_ASKED, "set it under eval.prompt"),
-    "reads_prompt(here) or model.made_on_the_spot": (_ASKED, "set it under eval.prompt"),
-    "judges_by(here) or model.made_on_the_spot": (
-        "where responses are sampled to learn from, and where eval.prompt is null, only",
-        "set it under eval.prompt",
-    ),
+    "reads_prompt(here)": (_ASKED, _UNDER_EVAL),
+    "reads_prompt(here) or model.made_on_the_spot": (_ASKED, _UNDER_EVAL),
+    "judges_by(here) or model.made_on_the_spot": ("to learn from samples, and without eval.prompt, only", _UNDER_EVAL),
     "compares_answers": ("by the built-in comparison only, not where prompt.reward or data.verifier judges", ""),
     "has_own_reward": ("by a reward of your own only", "leave it out, or set prompt.reward=module:function"),
     "reads_eval_samples": ("where neither samples nor n_list says how many only", "set samples, or leave it out"),
@@ -162,11 +160,7 @@ WORDS: dict[str, tuple[str, str]] = {
     "here.wandb or here.trackio": ("by logger=wandb and logger=trackio only", "choose one too, or leave this out"),
     "here.rank > 0": ("with adapters only, and rank 0 trains every weight", "set model.lora.rank=8, or leave it out"),
     "kl_placement != 'none'": ("with a KL term only", "leave it out, or set kl_placement=loss kl_coef=0.01"),
-    "not old_from_engine": (
-        "where the trainer scores samples only; with rollout.async_level=1 a loss's ratio starts from the engine's "
-        "log-probabilities, so every weight would be exactly 1",
-        "",
-    ),
+    "not old_from_engine": ("without rollout.async_level only, with which every weight would be exactly 1", ""),
     "here.side_is_open": ("for a side that is null only", "set the two sides, or set both to null"),
     **{
         f"here.reads('{key}')": (f"by {' and '.join(losses)} only", f"choose {' or '.join(losses)}")

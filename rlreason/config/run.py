@@ -149,8 +149,6 @@ class RunConfig(AnyRunConfig):
         """Whether a function of the user's or of the data grades responses."""
         return any(is_own(*named) for named in judges(self))
 
-    # What other parts ask
-
     @property
     def asking(self) -> "Asking":
         """The prompt and sampling for training problems."""

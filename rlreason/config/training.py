@@ -25,10 +25,8 @@ class OptimizationConfig(Settings):
     weight_decay: float = number(0.0, high=1e30, doc="of AdamW, on every weight alike")
     adam_betas: list[float] = number([0.9, 0.95], below=1, doc="of AdamW's two moments")
     max_grad_norm: float = number(1.0, above=0, high=1e30, doc="gradients are scaled down to this norm, once a step")
-    train_batch_size: int = number(low=1, high=MADE, doc="per optimizer step; with GRPO it divides rollout_batch_size")
-    micro_batch_size: int | None = number(
-        None, low=1, high=MADE, doc="sequences at most; null: as micro_batch_tokens allows"
-    )
+    train_batch_size: int = number(low=1, high=MADE, doc="responses per step; with GRPO it divides rollout_batch_size")
+    micro_batch_size: int | None = number(None, low=1, high=MADE, doc="sequences per pass; null: by micro_batch_tokens")
     gradient_accumulation_steps: int | None = number(
         None, low=1, high=MADE, doc="says micro_batch_size in the handout's way; it divides train_batch_size"
     )
@@ -68,7 +66,9 @@ def raised(before: Mapping[str, float | None], now: Mapping[str, float | None], 
 class CheckpointConfig:
     """Of every run that trains. A run that a signal stops writes one besides, unless `every` is 0."""
 
-    every: int | None = number(None, doc="steps between; null: as often as costs less than 5%; 0: none, no resuming")
+    every: int | None = number(
+        None, doc="steps between checkpoints; null: for less than 5% of the time; 0: no resuming"
+    )
     minutes: float | None = number(
         10.0, above=0, doc="also after so many, within 10% of the time; null: never", only_if="here.every is None"
     )
@@ -97,11 +97,10 @@ class TrainingConfig(OptimizationConfig, RunConfig):
     )
     length_norm: LengthNormConfig = group(LengthNormConfig)
     n_steps: int | None = number(low=1, doc="rollout batches of GRPO and EI, updates of SFT; null: by epochs")
-
     interim_eval_problems: int | None = number(
         low=1, doc="validation problems on the way; the last evaluation asks all", only_if="problem_limit is None"
     )
-    eval_every: int | None = number(None, doc="steps between; null: ten or more, if possible; 0: only before and after")
+    eval_every: int | None = number(None, doc="steps between evaluations; null: ten or more; 0: only before and after")
     save_rollouts_every: int = number(1, doc="steps between saved responses; 0: none saved", only_if="samples_to_learn")
     save_model: bool = text(True, doc="the trained model is kept in model/")
     profile: bool = text(False, doc="a torch trace of the second step (profile.json.gz), largest costs (profile.md)")
