@@ -65,7 +65,8 @@ def main(arguments: argparse.Namespace, console: Console) -> Answer:
 def _of_seeds(arguments: argparse.Namespace, problems: int) -> tuple[list[str], dict[str, Any]]:
     """Return the smallest difference for these numbers, and the time of all runs."""
     seeds, settings, runs = arguments.seeds, arguments.settings or 2, arguments.count
-    spreads, spread, comparisons = ASSUMED, None, max(1, settings - 1)
+    spreads: tuple[Spread, ...] = ASSUMED
+    spread, comparisons = None, max(1, settings - 1)
     if arguments.spread is not None:
         spreads = (Spread(arguments.spread**2, ASSUMED[0].residual),)
         spread = spreads[0], f"seeds that spread by {arguments.spread:g}, half of it in both"
