@@ -39,7 +39,7 @@ class ProcessesConfig:
     _target_: str = "hydra_plugins.rlreason_sweeps.Processes"
     jobs: int = 1  # at a time
     gpus: list[str] = field(default_factory=list)  # handed out in turn, as in CUDA_VISIBLE_DEVICES; none: all see all
-    gpus_per_run: int = 1
+    gpus_per_run: int = 1  # how many of them each job gets; 0: all see all
     preload: bool = True  # whether jobs are forked from a process that has loaded their libraries
 
 

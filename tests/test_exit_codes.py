@@ -107,6 +107,6 @@ def test_a_sweep_that_is_stopped_stops_its_run_and_shows_what_there_is(tmp_path)
                 os.killpg(process.pid, signal.SIGKILL)
     said = (tmp_path / "out").read_text()
     assert re.search(r"^! .*seed=0.*: interrupted", said, re.MULTILINE)
-    assert "1 run waits" in said
+    assert "left: 2 of 2 runs; type the sweep again" in said
     assert "Traceback" not in said
     assert len(list((tmp_path / "grid").glob("*/metrics.jsonl"))) == 1  # the second run was not begun

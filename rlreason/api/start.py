@@ -15,7 +15,7 @@ from rlreason.api.runs import Run
 from rlreason.cli.check import check_command_line, quoted, reading
 from rlreason.cli.check_runs import check_start
 from rlreason.cli.command import run_job
-from rlreason.cli.compose import RESUME, RUN_DIR, changed_run, evaluation_settings, free_folder, key_of, plain
+from rlreason.cli.compose import RESUME, RUN_DIR, changed_run, evaluation_settings, free_folder, plain
 from rlreason.cli.flags import OneRun, composing
 from rlreason.cli.mistakes import in_one_line, mere_name, mistakes_in
 from rlreason.cli.options import own_hydra, schemas_of
@@ -26,6 +26,7 @@ from rlreason.runtime.machine import SWEEP_VARIABLE, divide_memory_finely, place
 from rlreason.runtime.plugins import as_settings
 from rlreason.runtime.signals import stoppable_in_script
 from rlreason.runtime.text import redacted
+from rlreason.sweeps.design import key_of
 
 #: The settings of Hydra that do not change the whole process: where a run writes, and where options are found.
 HYDRA_SETTINGS = ("hydra.run.dir", "hydra.job.name", "hydra.searchpath")

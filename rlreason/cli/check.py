@@ -9,14 +9,14 @@ from pathlib import Path
 from omegaconf import OmegaConf
 
 from rlreason.cli.check_runs import Note, check_start, checked_sweep, report_unread
-from rlreason.cli.compose import RESUME, algorithm_of, composed, composed_run, key_of, repeated, resumed_folder
+from rlreason.cli.compose import RESUME, algorithm_of, composed, composed_run, repeated, resumed_folder
 from rlreason.cli.flags import OneRun, Request, composing, read, split_sweep_options
 from rlreason.cli.mistakes import in_one_line, mistakes_in, refuse_wrong_words
 from rlreason.cli.names import own_names, translated
 from rlreason.config.groups import OF_SWEEPS
 from rlreason.errors import ConfigError
 from rlreason.runtime.machine import SWEEP_VARIABLE
-from rlreason.sweeps.design import fixed
+from rlreason.sweeps.design import fixed, key_of
 
 
 def quoted(overrides: Sequence[str], multirun: bool) -> list[str]:

@@ -34,15 +34,16 @@ def add_arguments(parser: Parser) -> None:
     spread = "standard deviation of a setting's accuracy over seeds, such as 0.03; without it 0.02 to 0.05 is assumed"
     parser.add_argument("--spread", type=number_in(1e-6, 1), help=spread)
     runs = "for the time: how many; without it settings x seeds"
-    parser.add_argument("--runs", metavar="RUNS", type=whole, help=runs)
+    parser.add_argument("--runs", dest="count", metavar="RUNS", type=whole, help=runs)
     parser.add_argument("--minutes", type=number, help="for the time: of one run")
 
 
 def main(arguments: argparse.Namespace, console: Console) -> Answer:
     """Return the memory plan of the run, and what the seeds can show; either one if requested."""
-    for name in ("spread", "runs", "minutes", "problems", "settings"):
+    for name in ("spread", "count", "minutes", "problems", "settings"):
         if arguments.seeds is None and (value := getattr(arguments, name)) is not None:
-            raise ConfigError(f"--{name} {value:g} is about seeds of several runs: add --seeds 4, or leave it out")
+            option = name.replace("count", "runs")
+            raise ConfigError(f"--{option} {value:g} is about seeds of several runs: add --seeds 4, or leave it out")
     lines, figures, problems = list[str](), dict[str, Any](), arguments.problems
     if arguments.words or arguments.seeds is None:
         from rlreason.training.preflight import assumed_prompt
@@ -63,8 +64,9 @@ def main(arguments: argparse.Namespace, console: Console) -> Answer:
 
 def _of_seeds(arguments: argparse.Namespace, problems: int) -> tuple[list[str], dict[str, Any]]:
     """Return the smallest difference for these numbers, and the time of all runs."""
-    seeds, settings, runs = arguments.seeds, arguments.settings or 2, arguments.runs
-    spreads, spread, comparisons = ASSUMED, None, max(1, settings - 1)
+    seeds, settings, runs = arguments.seeds, arguments.settings or 2, arguments.count
+    spreads: tuple[Spread, ...] = ASSUMED
+    spread, comparisons = None, max(1, settings - 1)
     if arguments.spread is not None:
         spreads = (Spread(arguments.spread**2, ASSUMED[0].residual),)
         spread = spreads[0], f"seeds that spread by {arguments.spread:g}, half of it in both"

@@ -18,7 +18,7 @@ from typing import Any
 from rlreason.cli.check import reading
 from rlreason.cli.check_runs import check_start
 from rlreason.cli.command import start_run
-from rlreason.cli.compose import RUN_DIR, algorithm_of, free_folder, key_of, repeated
+from rlreason.cli.compose import RUN_DIR, algorithm_of, free_folder, repeated
 from rlreason.cli.subcommands import STDOUT
 from rlreason.config.store import register
 from rlreason.errors import ConfigError
@@ -27,6 +27,7 @@ from rlreason.records.files import EVALS, PACKED, RESPONSES, ROLLOUTS, opened, r
 from rlreason.records.provenance import MACHINE, code_differs, differences, environment
 from rlreason.records.reader import RunFolder
 from rlreason.runtime.streams import Answer, Parser
+from rlreason.sweeps.design import key_of
 
 #: Metrics that depend on time. Nothing else may differ between two runs of the same settings on the same machine.
 CLOCK = re.compile(r"time/|busy/|perf/|memory/|grading/ms_|eval/tokens_per_second")

@@ -104,11 +104,13 @@ def closing(state: SweepState, folder: Path, judged: Judgements = NOT_JUDGED) ->
         lines.append(
             "! runs shared the machine: their times compare with nothing, and no verdict on wall clock is given"
         )
-    first_of = {run.protocol: run.name for run in reversed(state.runs) if run.protocol}
-    if first_of:
-        lines.append(f"protocol {', '.join(reversed(first_of))}")
-        summaries = {name: RunFolder(folder / name).summary or {} for name in reversed(first_of.values())}
-        lines += [f"! {line}" for line in refuse_mixture({k: v["protocol"] for k, v in summaries.items()}, allow=True)]
+    first_of = dict[str, str]()
+    for run in state.runs:
+        first_of.setdefault(run.protocol or "", run.name)
+    if protocols := {name: RunFolder(folder / name).summary for hash_, name in first_of.items() if hash_}:
+        lines.append(f"protocol {', '.join(filter(None, first_of))}")
+        mixed = refuse_mixture({name: (of or {})["protocol"] for name, of in protocols.items()}, allow=True)
+        lines += [f"! {line}" for line in mixed]
     for run in state.runs:
         card = folder / run.name / COMPLIANCE
         if card.exists() and (text := card.read_text(encoding="utf-8").splitlines()):

@@ -143,7 +143,8 @@ def jobs_of(
         names = []
     fit = jobs or (1 if launcher == PROCESSES or names else usable_processors())
     fit = len(names) // each if launcher == PROCESSES and names and each else fit
-    width, batch, own = max(1, min(jobs or fit, fit, len(runs))), None, dict[str, object]()
+    width, own = max(1, min(jobs or fit, fit, len(runs))), dict[str, object]()
+    batch: int | None = None
     if launcher == PROCESSES:
         of_vllm = any(works_on_a_model(run) and run.rollout.engine == "vllm" for run in runs)
         own = {"jobs": width, "gpus": names if each else [], "gpus_per_run": each}
@@ -152,7 +153,8 @@ def jobs_of(
         n_jobs = int(given.get("hydra.launcher.n_jobs", width))
         own["n_jobs"] = width = n_jobs if n_jobs > 0 else usable_processors()
     elif launcher == LOCAL:  # it starts all its jobs together, and hides the GPUs from them unless told how many
-        batch, own = width, {"timeout_min": WEEK} | ({"gpus_per_node": len(names)} if names else {})
+        batch, own["timeout_min"] = width, WEEK
+        own |= {"gpus_per_node": len(names)} if names else {}
     elif launcher == SLURM:  # whose machines are assumed to be like this one
         width = max(1, min(jobs or len(runs), len(runs)))
         own = _of_slurm(each if per_run or torch_has_gpus() else 0, jobs, given)

@@ -42,6 +42,8 @@ def plan_text(design: Design, runs: Mapping[str, AnyRunConfig], jobs: Jobs) -> s
         if peak.plan and (n := jobs.sharing) > 1:
             memory += f"; {n} runs side by side take {n} times that"
         unknown = "; without the model's weights, whose size is not known here" * (shape_of(run.model).shape is None)
+    disk = f"at most about {decimal_size(space * left)} when all have ended: {decimal_size(space)} a run, by its "
+    disk += f"settings{unknown}"
     asked = [one.problems for one in ended if one.problems]
     lines = {
         "sweep": f"{design.name} in {design.folder}",
@@ -50,8 +52,7 @@ def plan_text(design: Design, runs: Mapping[str, AnyRunConfig], jobs: Jobs) -> s
         "compared": comparison,
         "alike": "; ".join(one_formula(design, runs)),
         "time": _time(ended, left, jobs.side_by_side),
-        "disk": f"at most about {decimal_size(space * left)} when all have ended: {decimal_size(space)} a run, by its "
-        f"settings{unknown}",
+        "disk": disk if left else "",
         "memory": memory,
         **jobs.lines(),
         "can show": _can_show(design, run, min(asked, default=None)),

@@ -88,7 +88,7 @@ def launch(launcher: "Processes", job_overrides: Sequence[Sequence[str]], first:
                 beside = f", beside {len(running) - 1} more" if len(running) > 1 else ""
                 print(f"{'' if several else chr(10)}== {name}: started{on}{beside}", flush=True)
             for sentinel in connection.wait(list(running)):
-                job, process, receiver = running.pop(sentinel)  # type: ignore[index]
+                job, process, receiver = running.pop(sentinel)  # type: ignore[arg-type]
                 free.append((job.gpus, job.processors))
                 results[job.number] = _result(job, process, receiver, folder / job.name)
                 done, left = len(results), len(job_overrides) - len(results)
