@@ -186,12 +186,12 @@ def test_every_line_is_a_problem_or_counted(tmp_path_factory, rows):
     text = b"\n".join([b'{"question":"q","answer":"1"}', *rows])
     file.write_bytes(text)
     there = sum(1 for line in text.split(b"\n") if line.strip())
-    names = field_names({})
-    rules = RowRules(names, max_chars=99)
-    read_row = lambda row, id: to_problem(row, id, rules)  # noqa: E731
+    rules = RowRules(field_names({}), max_chars=99)
     notes: list[str] = []
-    table = read_table(file_rows(file), "x", "x", read_row, lambda row: own_id(row, names), True, notes.append)
-    left_out = there - len(table.problems)
+    table = read_table(
+        file_rows(file), "x", "x", lambda row, id: (to_problem(row, id, rules), None), True, notes.append
+    )
+    left_out = there - len(table)
     assert bool(notes) == bool(left_out)
     assert all(f"{left_out} of {there} rows left out" in note for note in notes)
 

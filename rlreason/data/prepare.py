@@ -1,13 +1,12 @@
 """Prepare the problems of a run from its `data` settings: read, split, filter, check and count them."""
 
 import contextlib
-import json
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from rlreason.config.conflicts import as_eval, nothing_to_evaluate
 from rlreason.config.data import (
@@ -27,9 +26,9 @@ from rlreason.data.ground_truth import check_ground_truths, with_ground_truth
 from rlreason.data.prompts import check_template, filter_correct, trace_text, with_traces
 from rlreason.data.sources import (
     Names,
-    ProblemTable,
     RawRow,
     RowRules,
+    Table,
     field_names,
     file_rows,
     hub_splits,
@@ -53,12 +52,11 @@ Problems = list[Problem]
 GROUND_TRUTH = "ground_truth"  # label of a table that is read for its answers only
 
 
-def with_ids(tables: Sequence[ProblemTable]) -> list[Problems]:
+def with_ids(tables: Sequence[Table]) -> list[Problems]:
     """Return each table's problems under the data's own ids if every row has a different one; else numbered."""
-    own = [id for table in tables for id in table.own_ids]
-    if None in own or len(set(own)) < len(own):
-        return [table.problems for table in tables]
-    return [[replace(p, id=id) for p, id in zip(t.problems, t.own_ids, strict=True) if id is not None] for t in tables]
+    own = [id for table in tables for _, id in table]
+    numbered = None in own or len(set(own)) < len(own)
+    return [[p if numbered or id is None else replace(p, id=id) for p, id in table] for table in tables]
 
 
 def hold_out(problems: list[Problem], n: int, seed: int) -> tuple[list[Problem], list[Problem]]:
@@ -137,45 +135,34 @@ def note_repetitions(problems: Sequence[Problem], what: str, grader: Grader | No
 
 def read_pass_rates(path: Path) -> dict[str, float]:
     """Return question hash -> correct / samples, over all lines of a question; `DataError` for a malformed line."""
-    samples: dict[str, int] = {}
-    correct: dict[str, int] = {}
-    for number, line in enumerate(path.read_bytes().splitlines(), 1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-            key, n, c = row["question_hash"], row["samples"], row["correct"]
-            sound = isinstance(key, str) and isinstance(n, int) and isinstance(c, int) and 0 <= c <= n > 0
-        except (ValueError, KeyError, TypeError):
-            sound = False
-        if not sound:
+    counts: dict[str, tuple[int, int]] = {}  # question hash -> (correct, samples)
+    for where, row in file_rows(path):
+        row = row if isinstance(row, dict) else {}
+        key, n, c = (row.get(name) for name in ("question_hash", "samples", "correct"))
+        if not (isinstance(key, str) and isinstance(n, int) and isinstance(c, int) and 0 <= c <= n > 0):
             raise DataError(
-                f"{path}, line {number} is no pass rate: it must hold question_hash, samples (1 or more) and correct "
+                f"{path}, {where} is no pass rate: it must hold question_hash, samples (1 or more) and correct "
                 "(0 to samples); algorithm=evaluate writes such a file"
             )
-        samples[key], correct[key] = samples.get(key, 0) + n, correct.get(key, 0) + c
-    return {key: correct[key] / n for key, n in samples.items()}
+        correct, samples = counts.get(key, (0, 0))
+        counts[key] = correct + c, samples + n
+    return {key: correct / samples for key, (correct, samples) in counts.items()}
 
 
 def by_pass_rate(problems: Problems, rates: Mapping[str, float], low: float, high: float, say: Say) -> Problems:
     """Return the problems with a pass rate in [low, high], and count the others; `DataError` where there are none."""
-    rated = [(p, rates.get(question_hash(p.question))) for p in problems]
-    kept = [p for p, rate in rated if rate is not None and low <= rate <= high]
-    hard = sum(rate is not None and rate < low for _, rate in rated)
-    easy = sum(rate is not None and rate > high for _, rate in rated)
-    without = sum(rate is None for _, rate in rated)
+    rated = [rates.get(question_hash(p.question)) for p in problems]
+    kept = [p for p, rate in zip(problems, rated, strict=True) if rate is not None and low <= rate <= high]
+    hard = sum(rate is not None and rate < low for rate in rated)
+    easy = sum(rate is not None and rate > high for rate in rated)
     counts = (
         f"kept {len(kept)} of {len(problems)} problems with a pass rate in [{low:g}, {high:g}]; dropped: "
-        f"{hard} below, {easy} above, {without} without a pass rate"
+        f"{hard} below, {easy} above, {rated.count(None)} without a pass rate"
     )
     if not kept:
-        cure = (
-            "make the file with algorithm=evaluate on this data"
-            if without == len(problems)
-            else "widen data.min_pass_rate and data.max_pass_rate"
-        )
+        cure = "widen data.min_pass_rate and data.max_pass_rate, or make the file with algorithm=evaluate on this data"
         raise DataError(f"data.pass_rates: {counts}: {cure}")
-    say(("! " if without else "") + counts)
+    say(("! " if None in rated else "") + counts)
     return kept
 
 
@@ -281,7 +268,7 @@ def with_ground_truths(
 def _ground_truth(data: FileDataConfig) -> dict[str, Problems]:
     """Return source -> problems with answers: data.ground_truth, or the usual splits next to the training rows."""
     if data.ground_truth is not None:
-        return {data.ground_truth: read_split(data, data.ground_truth, GROUND_TRUTH, traces=False).problems}
+        return {data.ground_truth: _problems(data, data.ground_truth)}
     train = locate(data.path, data.train)
     read = {train} if data.n_validation else {train, locate(data.path, data.validation or validation_split(data))}
     folders = [data.path, str(train.parent)] if train else [data.path]
@@ -293,13 +280,17 @@ def _ground_truth(data: FileDataConfig) -> dict[str, Problems]:
     found: dict[str, Problems] = {}
     for split in splits:
         with contextlib.suppress(DataError):  # no row can be used
-            found[split] = read_split(data, split, GROUND_TRUTH, traces=False).problems
+            found[split] = _problems(data, split)
     return found
+
+
+def _problems(data: FileDataConfig, split: str) -> Problems:
+    return [problem for problem, _ in read_split(data, split, GROUND_TRUTH, traces=False)]
 
 
 def read_split(
     data: FileDataConfig, split: str, label: str, say: Say = lambda text: None, traces: bool = True
-) -> ProblemTable:
+) -> Table:
     """Read the problems of one file or hub split; `label` is part of the ids of rows without one."""
     if file := locate(data.path, split):
         return as_table(data, str(file), file_rows(file), label, say, traces)
@@ -309,18 +300,19 @@ def read_split(
     return as_table(data, f"{data.path}/{split}", numbered(splits[split], 0), label, say, traces)
 
 
-def as_table(
-    data: RowsDataConfig, source: str, rows: Iterable[RawRow], label: str, say: Say, traces: bool
-) -> ProblemTable:
+def as_table(data: RowsDataConfig, source: str, rows: Iterable[RawRow], label: str, say: Say, traces: bool) -> Table:
     """Parse rows into problems; `source` is their name."""
     names: Names = field_names(asdict(data.fields))
     # A trace that is graded against a ground truth of its own would always be right.
     truth_elsewhere = label == GROUND_TRUTH or getattr(data, "ground_truth", None) is not None
     truth_in_response = not truth_elsewhere and not (traces and data.filter == "correct")
     wrap = traces and data.response_as == "solution"
-    parse = partial(to_problem, rules=RowRules(names, data.gold, data.max_chars, wrap, truth_in_response))
-    prefix, skip = f"{data.name}-{label}", data.bad_rows == "skip"
-    return read_table(rows, source, prefix, parse, partial(own_id, names=names), skip, say)
+    rules = RowRules(names, data.gold, data.max_chars, wrap, truth_in_response)
+
+    def parse(row: Any, id: str) -> tuple[Problem, str | None]:
+        return to_problem(row, id, rules), own_id(row, names)
+
+    return read_table(rows, source, f"{data.name}-{label}", parse, data.bad_rows == "skip", say)
 
 
 def validation_split(data: FileDataConfig) -> str:

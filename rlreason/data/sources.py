@@ -76,52 +76,41 @@ def hub_splits(path: str, hub_config: str | None) -> Mapping[str, Iterable[Any]]
         ) from error
 
 
-@dataclass(frozen=True, slots=True)
-class ProblemTable:
-    """The problems of one file or split, and the data's own ids of them."""
-
-    problems: list[Problem]
-    own_ids: list[str | None]
+Table = list[tuple[Problem, str | None]]  # of one file or split, with the data's own ids
 
 
 def read_table(
     rows: Iterable[RawRow],
     source: str,
     prefix: str,
-    parse: Callable[[Any, str], Problem],
-    own_id: Callable[[Any], str | None],
+    parse: Callable[[Any, str], tuple[Problem, str | None]],
     skip: bool,
     say: Callable[[str], None],
-) -> ProblemTable:
+) -> Table:
     """Parse rows into problems with the ids `prefix-number`, counted from 0.
 
-    `parse` makes a problem from a row and an id, `own_id` reads the id in the row. A row that cannot be used is a
+    `parse` makes a problem from a row and an id, and reads the id in the row. A row that cannot be used is a
     `DataError`, or with `skip` left out and counted in a note. A source without usable rows is a `DataError`.
     """
-    problems: list[Problem] = []
-    own_ids: list[str | None] = []
+    table: Table = []
     bad: dict[str, list[str]] = {}
     for number, (where, row) in enumerate(rows):
         try:
             if isinstance(row, BadRowError):
                 raise row
-            problems.append(parse(row, f"{prefix}-{number}"))
-            own_ids.append(own_id(row))
+            table.append(parse(row, f"{prefix}-{number}"))
         except BadRowError as reason:
             if not skip:
                 cure = "fix or remove it, or set data.bad_rows=skip to leave such rows out"
                 raise DataError(f"{source}, {where} {reason}: {cure}") from None
             bad.setdefault(str(reason), []).append(where)
-    if not problems:
-        raise DataError(f"{source} holds no row that can be used" + _reasons(bad) + ": give one with problems")
+    reasons = "".join(f"; {len(places)} because the row {reason} ({few(places, 3)})" for reason, places in bad.items())
+    if not table:
+        raise DataError(f"{source} holds no row that can be used{reasons}: give one with problems")
     if bad:
         dropped = sum(map(len, bad.values()))
-        say(f"! {source}: {dropped} of {len(problems) + dropped} rows left out{_reasons(bad)}")
-    return ProblemTable(problems, own_ids)
-
-
-def _reasons(bad: Mapping[str, Sequence[str]]) -> str:
-    return "".join(f"; {len(rows)} because the row {reason} ({few(rows, 3)})" for reason, rows in bad.items())
+        say(f"! {source}: {dropped} of {len(table) + dropped} rows left out{reasons}")
+    return table
 
 
 def question_hash(question: str) -> str:
@@ -145,9 +134,6 @@ def fingerprint(problems: Iterable[Problem], asked_only: bool = False) -> str:
     return digest.hexdigest()[:12]
 
 
-SPLITS = {"train"}, {"train", "validation"}
-
-
 def rows_of(data: FunctionDataConfig) -> dict[str, list[RawRow]]:
     """Return the rows of "train" and, where the function returns them separately, of "validation".
 
@@ -158,7 +144,7 @@ def rows_of(data: FunctionDataConfig) -> dict[str, list[RawRow]]:
     try:
         returned = load(data.function)(**data.options)
         splits = dict(returned) if isinstance(returned, Mapping) else {"train": returned}
-        if set(splits) not in SPLITS:
+        if set(splits) not in ({"train"}, {"train", "validation"}):
             raise DataError(
                 f"{setting} returned {', '.join(map(repr, splits)) or 'nothing'}: return rows, or a dictionary "
                 "of rows with the keys train and validation"
@@ -192,18 +178,12 @@ def _row(row: Any) -> Any:
     >>> _row({"question": "1+1?", "answer": numpy.int64(2), "level": float("nan")})
     {'question': '1+1?', 'answer': 2, 'level': None}
     """
-    if isinstance(row, dict):
-        return {key: _value(value) for key, value in row.items()}
-    if not isinstance(row, Problem):
+    if isinstance(row, Problem):
+        return {**row.facts, **{name: value for name, value in asdict(row).items() if name != "facts"}}
+    if not isinstance(row, dict):
         return row
-    fields = asdict(row)
-    return fields.pop("facts") | fields
-
-
-def _value(value: Any) -> Any:
-    if hasattr(value, "item") and getattr(value, "ndim", 1) == 0:
-        value = value.item()
-    return None if isinstance(value, float) and math.isnan(value) else value  # an empty cell of a table
+    plain = {key: v.item() if hasattr(v, "item") and getattr(v, "ndim", 1) == 0 else v for key, v in row.items()}
+    return {key: None if isinstance(v, float) and math.isnan(v) else v for key, v in plain.items()}  # an empty cell
 
 
 OVERSAMPLING = 2  # problems generated per problem requested, to find enough different ones
@@ -218,10 +198,21 @@ def make_gym(tasks: Sequence[str], n: int, seed: int) -> list[Problem]:
 
 def gym_problems(task: str, n: int, seed: int) -> list[Problem]:
     """Make n problems of a task whose own answers its verifier accepts; others are skipped."""
-    entry_at, score = gym_task(task, OVERSAMPLING * n, seed)
+    with required(f"data.task={task}", "reasoning_gym"):
+        from reasoning_gym.factory import DATASETS, create_dataset, get_score_answer_fn
+    size = OVERSAMPLING * n
+    if task not in DATASETS:
+        near = get_close_matches(task, DATASETS) or sorted(DATASETS)[:5]
+        raise ConfigError(f"data.task={task} is no task of reasoning-gym: give one of its names, as {', '.join(near)}")
+    try:
+        entries, score = create_dataset(task, seed=seed, size=size), get_score_answer_fn(task)
+    except Exception as error:  # every task has rules of its own for what it can make
+        raise ConfigError(
+            f"data.task={task} cannot make {size} problems ({error}): lower data.n_train, or choose another task"
+        ) from error
     problems: dict[str, Problem] = {}
-    for index in range(OVERSAMPLING * n):
-        entry = {"task": task, **entry_at(index)}
+    for index in range(size):
+        entry = {"task": task, **entries[index]}
         question = entry["question"].strip()
         if question not in problems and _is_sound(entry, score):
             id, answer = f"{task}-{len(problems)}", json.dumps(entry)
@@ -229,26 +220,9 @@ def gym_problems(task: str, n: int, seed: int) -> list[Problem]:
         if len(problems) == n:
             return list(problems.values())
     raise ConfigError(
-        f"data.task={task}: of {OVERSAMPLING * n} problems only {len(problems)} are different and accepted by the "
-        f"task's own verifier, and {n} were asked for: " + ("lower data.n_train" if problems else "choose another task")
+        f"data.task={task}: of {size} problems only {len(problems)} are different and accepted by the task's own "
+        f"verifier, and {n} were asked for: " + ("lower data.n_train" if problems else "choose another task")
     )
-
-
-def gym_task(
-    task: str, size: int, seed: int
-) -> tuple[Callable[[int], dict[str, Any]], Callable[[str, dict[str, Any]], float]]:
-    """Return (index -> entry, the task's verifier) from the package."""
-    with required(f"data.task={task}", "reasoning_gym"):
-        from reasoning_gym.factory import DATASETS, create_dataset, get_score_answer_fn
-    if task not in DATASETS:
-        near = get_close_matches(task, DATASETS) or sorted(DATASETS)[:5]
-        raise ConfigError(f"data.task={task} is no task of reasoning-gym: give one of its names, as {', '.join(near)}")
-    try:
-        return create_dataset(task, seed=seed, size=size).__getitem__, get_score_answer_fn(task)
-    except Exception as error:  # every task has rules of its own for what it can make
-        raise ConfigError(
-            f"data.task={task} cannot make {size} problems ({error}): lower data.n_train, or choose another task"
-        ) from error
 
 
 def _is_sound(entry: dict[str, Any], score: Callable[[str, dict[str, Any]], float]) -> bool:
@@ -340,13 +314,10 @@ def facts_of(row: Mapping[str, Any], names: Names) -> dict[str, str]:
     """
     taken = {name for given in names.values() for name in given}
     found: dict[str, str] = {}
-    for fact, fields in FACTS.items():
-        values = (row.get(name) for name in fields if name not in taken)
-        for value in values:
-            text = str(value).strip() if isinstance(value, str | int | float) and not isinstance(value, bool) else ""
-            if 0 < len(text) <= MAX_FACT_CHARS and text.isprintable():
-                found[fact] = text
-                break
+    for fact, value in ((fact, row.get(name)) for fact, given in FACTS.items() for name in given if name not in taken):
+        text = str(value).strip() if isinstance(value, str | int | float) and not isinstance(value, bool) else ""
+        if 0 < len(text) <= MAX_FACT_CHARS and text.isprintable():
+            found.setdefault(fact, text)
     return found
 
 
@@ -439,10 +410,10 @@ def _chat(chat: Any, max_chars: int, response: str | None) -> tuple[str | None, 
 
 def _text(row: Mapping[str, Any], names: Sequence[str], max_chars: int) -> str | None:
     """Return the text of the first of these fields that the row has; a number as text."""
-    value = _first_value(row, names)
-    if value is None:
+    name = next((name for name in names if row.get(name) is not None), None)
+    if name is None:
         return None
-    name = next(name for name in names if row.get(name) is not None)
+    value = row[name]
     if isinstance(value, int | float) and not isinstance(value, bool):
         if not math.isfinite(value):
             raise BadRowError(f"has {value}, which is no number, under {name!r}")

@@ -303,15 +303,15 @@ def load_countdown(
         rows = numbered(splits["train"], 0)
     else:
         raise ConfigError(f"data.path={path} is no .jsonl or .json file: give one, or a hub name, or null to make some")
-    table = read_table(rows, path, name, to_problem, lambda row: None, skip, say)
+    table = read_table(rows, path, name, lambda row, id: (to_problem(row, id), None), skip, say)
     halves: dict[str, list[Problem]] = {half: [] for half in HALVES}
-    for problem in table.problems:
+    for problem, _ in table:
         halves[HALVES[is_validation(*_key(problem))]].append(problem)
     for half, wanted in zip(HALVES, (n_train, n_validation), strict=True):
         if len(halves[half]) < wanted:
             raise ConfigError(
                 f"data.n_{half}={wanted} is more than the {len(halves[half])} {half} problems among "
-                f"{len(table.problems)} rows of data.path={path} (1 in {VALIDATION_SHARE} is for validation): lower it"
+                f"{len(table)} rows of data.path={path} (1 in {VALIDATION_SHARE} is for validation): lower it"
             )
     return halves["train"][:n_train], halves["validation"][:n_validation]
 

@@ -2,7 +2,7 @@
 
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -240,10 +240,11 @@ class Runs:
         for one in like:
             if one.sweep in named or (answers and not lacking):
                 continue
-            why = unfit(question, self.course, one.settings, one.provenance)
+            starts = self._starts(one.settings.get("model.name"))
+            why = unfit(question, self.course, starts, one.settings, one.provenance)
             if not why and self._readable(one):
-                reasons = [unfit(question, self.course, r.settings, r.provenance, r.summary) for r in one.study.runs]
-                why = next(filter(None, reasons), "")
+                for run in one.study.runs:
+                    why = why or unfit(question, self.course, starts, run.settings, run.provenance, run.summary)
                 if not why and (not answers or lacking & one.values(question.each)):
                     answers.append(one)
                     lacking -= one.values(question.each)
@@ -260,6 +261,13 @@ class Runs:
             return self.course.is_of(one.settings, one.provenance), work
 
         return sorted(self.found, key=nearness, reverse=True)
+
+    def _starts(self, model: Any) -> set[str]:
+        """Return hashes of the weights that training runs of a model began with, without models trained before."""
+        begun = [one for one in self.found if one.settings.get("algorithm") in TRAINING]
+        like = [one for one in begun if one.settings.get("model.name") == model]
+        untrained = [one for one in like if not trained_by(one.settings, one.provenance)]
+        return {str(setting_in(one.provenance, "model.start_weights")) for one in untrained} - {"None"}
 
     def _readable(self, one: Found) -> bool:
         """Return whether a folder has a study; add a message to `problems` if not."""
@@ -284,11 +292,17 @@ def plain(value: Any) -> str:
 def unfit(
     question: Question,
     course: Course,
+    starts: Collection[str],
     settings: Mapping[str, Any],
     provenance: Mapping[str, Any],
     summary: Mapping[str, Any] | None = None,
 ) -> str:
-    """Return why a run does not answer a question; "" if it does."""
+    """Return why a run does not answer a question; "" if it does.
+
+    `starts`: hashes of the weights that training runs of this model began with.
+    """
+    if settings and settings.get("algorithm") != question.algorithm:
+        return f"its algorithm is {settings.get('algorithm')}, and asked for is {question.algorithm}"
     for key in question.settings:
         wanted = [plain(settings.get(one[1:])) if one.startswith("$") else one for one in question.values(key)]
         if key in settings and plain(settings[key]) not in wanted:
@@ -300,6 +314,9 @@ def unfit(
         return f"its model is {name}, and asked for is {course.model_name}"
     if by := trained_by(settings, provenance):
         return f"its model was trained before it began, by {by}"
+    weights = setting_in(provenance, "model.start_weights")
+    if settings.get("model.path") and weights and starts and weights not in starts:
+        return "its model is not the one that the training runs began with"
     asked, available = (number(setting_in(summary or {}, key)) for key in ("eval_problems", "data_sizes.validation"))
     if question.whole and asked is not None and available is not None and asked < available:
         return f"it asked {asked:.0f} of {available:.0f} problems, and asked for are all"

@@ -77,21 +77,24 @@ def metrics_table(study: Study) -> Table | None:
     Pairs of the same seed, Student's t over their differences; Holm's correction over all metrics of all settings
     decides what differs.
     """
-    values = {(one.label, metric): last_values(one, metric) for one in study.settings for metric in OTHERS}
-    p_values, words = dict[tuple[str, str], float](), dict[tuple[str, str], str]()
-    for label, metric in values:
+    metrics = [metric for metric in OTHERS if any(last_values(one, metric) for one in study.settings)]
+    if not metrics:
+        return None
+    values = {(one.label, metric): last_values(one, metric) for one in study.settings for metric in metrics}
+    means, p_values = dict[tuple[str, str], float](), list[float]()
+    for label, metric in [(one.label, metric) for one in study.settings[1:] for metric in metrics]:
         mine, its = values[label, metric], values[study.reference.label, metric]
         differences = [mine[seed] - its[seed] for seed in sorted(mine.keys() & its.keys())]
-        if len(differences) > 1 and label != study.reference.label:
-            mean, se = mean_interval(differences)[0], float(np.std(differences, ddof=1)) / math.sqrt(len(differences))
-            p_values[label, metric] = p_value(mean, se, 0.0, len(differences) - 1)
-            words[label, metric] = "\nhigher" if mean > 0 else "\nlower"
-    differing = {key for key, p in zip(p_values, holm([*p_values.values()]), strict=True) if p <= LEVEL}
-    metrics = [metric for metric in OTHERS if any(values[one.label, metric] for one in study.settings)]
-    rows = []
-    for one in study.settings:
-        keys = [(one.label, metric) for metric in metrics]
-        rows.append([one.label, *(cell([*values[k].values()]) + (words[k] if k in differing else "") for k in keys)])
+        if len(differences) > 1:
+            means[label, metric] = mean = mean_interval(differences)[0]
+            se = float(np.std(differences, ddof=1)) / math.sqrt(len(differences))
+            p_values.append(p_value(mean, se, 0.0, len(differences) - 1))
+    words = dict.fromkeys(values, "")
+    for (key, mean), p in zip(means.items(), holm(p_values), strict=True):
+        if p <= LEVEL:
+            words[key] = "\nhigher" if mean > 0 else "\nlower"
+    cells = {key: cell([*by_seed.values()]) + words[key] for key, by_seed in values.items()}
+    rows = [[one.label, *(cells[one.label, metric] for metric in metrics)] for one in study.settings]
     head = ["setting", *(OTHERS[metric] for metric in metrics)]
     note = (
         "Mean over seeds of the last quarter of the steps; below it the 95% interval over seeds, and higher or lower "
@@ -99,7 +102,7 @@ def metrics_table(study: Study) -> Table | None:
         f"{len(p_values)} comparisons)."
     )
     title = f"Other metrics at the end of training: {study.name}"
-    return Table(title, head, rows, frozenset(range(1, len(head))), note, frozenset({0})) if metrics else None
+    return Table(title, head, rows, frozenset(range(1, len(head))), note, frozenset({0}))
 
 
 def cell(values: Sequence[float]) -> str:
@@ -210,8 +213,8 @@ def with_bands(figure: Figure, course: Course, question: str, study: Study) -> F
     return replace(figure, rows={**figure.rows, "published": rows}, note=note)
 
 
-def by_time(figure: Figure) -> Figure:
-    """Return a figure of curves against time."""
+def by_time(figure: Figure) -> Figure | None:
+    """Return a figure of curves against time; None if no run has counted it."""
     lines, bands = (figure.curves.lines, figure.curves.bands) if figure.curves is not None else ((), {})
     timed = Curves(
         [replace(one, x={"step": one.x["time"]}) for one in lines if "time" in one.x], {"step": bands.get("time", {})}
@@ -220,8 +223,8 @@ def by_time(figure: Figure) -> Figure:
     return _over(figure, timed, "time", f"{figure.title} against seconds", replace(figure.x, title=title))
 
 
-def by_hours(figure: Figure, study: Study) -> Figure:
-    """Return accuracy against hours since the start, evaluations included, on an axis that ends at HOURS."""
+def by_hours(figure: Figure, study: Study) -> Figure | None:
+    """Return accuracy against hours since the start, evaluations included, to HOURS; None if they were not counted."""
     lines, bands = list[Line](), {}
     for one in study.settings:
         own = []
@@ -241,10 +244,10 @@ def by_hours(figure: Figure, study: Study) -> Figure:
     )
 
 
-def _over(figure: Figure, curves: Curves, name: str, title: str, x: Axis) -> Figure:
-    """Return a figure with other curves on another axis."""
+def _over(figure: Figure, curves: Curves, name: str, title: str, x: Axis) -> Figure | None:
+    """Return a figure with other curves on another axis; None without any."""
     alt = figure.alt.replace(f"by {STEP_TITLE}", f"by {x.title}")
-    return replace(figure, curves=curves, name=name, title=title, alt=alt, x=x)
+    return replace(figure, curves=curves, name=name, title=title, alt=alt, x=x) if curves.lines else None
 
 
 def of_budget(figure: Figure, budget: str) -> Figure:

@@ -129,7 +129,8 @@ def _add_study(section: Section, read: Found, runs: Runs) -> None:
         legend = legend_of(part, []) if budget else report.legend
         if "eval/accuracy" in figures:
             figures["eval/accuracy"] = with_bands(figures["eval/accuracy"], runs.course, question.id, study)
-            figures["time"] = by_time(figures["eval/accuracy"])
+            if (timed := by_time(figures["eval/accuracy"])) is not None:
+                figures["time"] = timed
         for figure in [figures[name] for name in question.figures if name in figures]:
             drawn = of_budget(figure, budget) if budget else figure
             own = [] if read.name in (question.id, question.instead) else [read.name]
@@ -313,8 +314,8 @@ def leaderboard(section: Section, read: Found, runs: Runs) -> None:
         cards={name: card.read_text("utf-8", errors="replace").split("\n") for name, card in cards.items()},
     )
     for figure in read.report.figures:
-        if figure.name == "eval/accuracy":
-            drawn = with_bands(by_hours(figure, study), runs.course, section.question.id, study)
+        if figure.name == "eval/accuracy" and (over := by_hours(figure, study)) is not None:
+            drawn = with_bands(over, runs.course, section.question.id, study)
             section.pictures.append(Picture("leaderboard_hours", drawn, read.report.legend))
 
 
