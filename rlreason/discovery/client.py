@@ -52,6 +52,8 @@ class Client:
         self.config, self.model = config, config.model or model
         self.key = (os.environ.get(config.env_variable) or "").strip()
         self.setting = f"client.base_url={self.one_line(base_url)}"
+        if not (self.key.isascii() and self.key.isprintable()):  # an error about it would show it
+            raise ConfigError(f"the key in {config.env_variable} has characters that no request can send: correct it")
         if not re.fullmatch(r"https?://[^\s/?#]+\S*", base_url):
             raise ConfigError(f"{self.setting} is no address of a server: give one such as http://127.0.0.1:8000/v1")
         try:
@@ -62,10 +64,10 @@ class Client:
                 timeout=httpx.Timeout(None, connect=CONNECT_S),
                 limits=LIMITS,
             )
-        except Exception as error:  # of the many that an address, a proxy, a certificate or a key can raise
+        except Exception as error:  # of the many that an address, a proxy or a certificate can raise
             raise ConfigError(
                 f"{self.setting} cannot be used ({self.one_line(str(error))}): correct it, the proxy in ALL_PROXY, "
-                f"HTTPS_PROXY or HTTP_PROXY, SSL_CERT_FILE, or the key in {config.env_variable}"
+                "HTTPS_PROXY or HTTP_PROXY, or SSL_CERT_FILE"
             ) from error
 
     def one_line(self, text: str) -> str:

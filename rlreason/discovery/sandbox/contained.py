@@ -25,7 +25,7 @@ from functools import cache
 from pathlib import Path
 
 from rlreason.discovery.sandbox.inside import DEVICES, REFUSED_CALLS, STARTED, landlock_version
-from rlreason.discovery.sandbox.warden import descendants, signal_all
+from rlreason.discovery.sandbox.warden import TOO_MANY, descendants, signal_all
 from rlreason.errors import ConfigError
 from rlreason.runtime.signals import temporary_folder
 
@@ -117,7 +117,7 @@ def run_contained(
         source = f"{folder if sandbox == 'limits' else '/tmp'}/program.py"
         inner = [sys.executable, "-I", "-B", INSIDE, json.dumps(options)]
         inner += [source if argument == "{source}" else argument for argument in command.arguments]
-        outer = [sys.executable, "-I", "-B", "-S", WARDEN, str(os.getpid())]
+        outer = [sys.executable, "-I", "-B", "-S", WARDEN, str(os.getpid()), str(limits.processes + MORE_PROCESSES)]
         try:
             warden = subprocess.Popen(
                 [*outer, *command_line(sandbox, folder, limits.disk_mb, readable, inner)],
@@ -288,19 +288,19 @@ class _Running:
             outcome.exit = 128 - code if code > 128 else code
         if not started and outcome.stopped in (None, "timeout"):
             outcome.stopped = "broken"
+        elif outcome.stopped is None and code == -TOO_MANY:
+            outcome.stopped = "processes"
 
     def _exceeded(self, sent: int, timeout_s: float) -> str | None:
         """Return the limit that is currently exceeded, or None."""
         outcome, limits = self.outcome, self.limits
-        most = limits.processes + MORE_PROCESSES
-        pids = descendants(self.warden.pid, most)
+        pids = descendants(self.warden.pid, limits.processes)
         outcome.seen.update({pid: start_time(pid) for pid in pids if pid not in outcome.seen})
         used = used_mb(pids, limits.memory_mb) + unmapped_mb(pids)
         # The smaller of two looks: a process that is read while it starts or ends may seem to hold anything.
         self.used_mb, used = used, min(used, self.used_mb)
         outcome.peak_mb = max(outcome.peak_mb, used)
         over = {
-            "processes": len(pids) > most,
             "timeout": outcome.seconds > timeout_s,
             "memory": used > limits.memory_mb,
             "output": os.fstat(self.printed).st_size > limits.output_mb * MB,

@@ -1,7 +1,7 @@
-"""Run a command, and end all that it started once it ends, or the process above does.
+"""Run a command, and end all that it started: once it ends, or is too many processes, or the process above does.
 
-Started as `python -I -S warden.py PARENT COMMAND...`, with the id of the process that waits. Its exit code is the
-command's, or 128 and the number of the signal that ended it.
+Started as `python -I -S warden.py PARENT MOST COMMAND...`: the id of the process that waits, and how many processes the
+command may be. Its exit code is the command's, or 128 and the number of the signal that ended it.
 """
 
 import ctypes
@@ -14,6 +14,8 @@ from contextlib import suppress
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 ENDING_S = 5.0
+LOOK_EVERY_S = 0.02
+TOO_MANY = signal.SIGUSR1  # ends this process after a command that was too many processes
 
 
 def main() -> None:
@@ -25,13 +27,21 @@ def main() -> None:
     prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
     if os.getppid() != int(sys.argv[1]):  # it ended before this process was to learn of it
         os._exit(1)
-    command, reset = sys.argv[2:], signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}
+    most, command = int(sys.argv[2]), sys.argv[3:]
+    reset = signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}
     child = os.posix_spawnp(command[0], command, os.environ, setsid=True, setsigmask=[], setsigdef=reset)
-    code = None
-    while code is None and signal.sigwait(awaited) == signal.SIGCHLD:
+    code, too_many = None, False
+    while code is None and not too_many:
+        arrived = signal.sigtimedwait(awaited, LOOK_EVERY_S)
+        if arrived and arrived.si_signo == signal.SIGTERM:
+            break
         while code is None and (ended := os.waitpid(-1, os.WNOHANG))[0]:
             code = os.waitstatus_to_exitcode(ended[1]) if ended[0] == child else None
+        # Looked at here: what waits above looks at more, and a fork bomb leaves it no time.
+        too_many = len(descendants(os.getpid(), most)) > most
     end_all()
+    if too_many:
+        os.kill(os.getpid(), TOO_MANY)
     os._exit(1 if code is None else code if code >= 0 else 128 - code)
 
 
