@@ -52,7 +52,8 @@ def main(arguments: argparse.Namespace, console: Console) -> Answer:
         raise ConfigError(" ".join(verdict.sentence for verdict in verdicts[:3]) or "there is nothing to compare")
     lines = []
     for verdict in verdicts:
-        lines.append(folded(verdict.line, console.width))
+        word = f"{verdict.outcome or verdict.word}: " if verdict.difference is not None else ""  # the sentence says it
+        lines.append(folded(word + verdict.sentence, console.width))
         lines += [folded(f"  {verdict.small}", console.width)] if verdict.small else []
     notes = [*study.notes, *study.problems, *warnings_of(study)]
     if any(finding.problem for run in study.runs for finding in run.findings):

@@ -12,21 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from rlreason.report import content
 from rlreason.report.charts import MEANS, columns_of, compiled, rows_of, standalone, svg_of, with_own_ids
-from rlreason.report.content import (
-    DARK,
-    DASHES,
-    LIGHT,
-    MARKERS,
-    SIGNS,
-    Entry,
-    Figure,
-    Report,
-    all_written_out,
-    colour_of,
-    plain_colours,
-    written_out,
-)
+from rlreason.report.content import Entry, Figure, Report, written_out
 from rlreason.report.figures import STEP_TITLE
 from rlreason.runtime.files import write_whole
 from rlreason.runtime.intervals import Floats
@@ -76,9 +64,14 @@ def _environment(kind: str) -> "Environment":
         lstrip_blocks=True,
         finalize=escaped,
     )
-    environment.globals |= {"signs": SIGNS, "version": __version__, "dashes": DASHES, "markers": list(MARKERS.values())}
+    environment.globals |= {
+        "signs": content.SIGNS,
+        "version": __version__,
+        "dashes": content.DASHES,
+        "markers": list(content.MARKERS.values()),
+    }
     environment.filters |= {
-        "colour": colour_of,
+        "colour": content.colour_of,
         "attribute": lambda value: Markup(html.escape(" ".join(written_out(value).split()))),
         "breakable": lambda value: Markup(re.sub("([=_])", r"\1<wbr>", str(escape(written_out(value))))),
         "fenced": lambda value: Markup("\n".join(fenced(value))),
@@ -97,9 +90,9 @@ def text(plain: str) -> str:
     return re.sub(r"^(\d+)([.)])(\s)", r"\1\\\2\3", re.sub(r"^([#+>-])", r"\\\1", escaped))
 
 
-def fenced(content: str) -> list[str]:
+def fenced(plain: str) -> list[str]:
     """Return text in a fence longer than any run of backticks in it."""
-    visible_text = written_out(content)
+    visible_text = written_out(plain)
     longest = max((len(run) for run in re.findall("`+", visible_text)), default=0)
     fence = "`" * max(3, 1 + longest)
     return [f"{fence}text", *visible_text.splitlines(), fence]
@@ -122,9 +115,9 @@ def write_markdown(report: Report, target: Path) -> None:
 def write_picture(svg: str, folder: Path, stem: str, dark: bool = True) -> None:
     """Write a picture for light pages, and for dark ones."""
     folder.mkdir(parents=True, exist_ok=True)
-    write_whole(folder / f"{stem}.svg", plain_colours(svg))
+    write_whole(folder / f"{stem}.svg", content.plain_colours(svg))
     if dark:
-        write_whole(folder / f"{stem}_dark.svg", plain_colours(svg, dark=True))
+        write_whole(folder / f"{stem}_dark.svg", content.plain_colours(svg, dark=True))
 
 
 # ---- page ----
@@ -168,7 +161,7 @@ def style() -> str:
     """Return the style sheet: colours for light, dark and paper, then the rules of page.css."""
     light, dark = (
         "".join(f"--{name}:{colour};" for name, colour in colours.items()) + f"color-scheme:{scheme};"
-        for scheme, colours in (("light", LIGHT), ("dark", DARK))
+        for scheme, colours in (("light", content.LIGHT), ("dark", content.DARK))
     )
     blocks = (
         f":root{{{light}}}",
@@ -197,7 +190,7 @@ def data_of(figures: Sequence[Figure], specifications: Mapping[str, Any], legend
 
     out: dict[str, Any] = {}
     for figure in figures:
-        rows = rows_of(figure, legend) if figure.curves is None else all_written_out(figure.rows)
+        rows = rows_of(figure, legend) if figure.curves is None else content.all_written_out(figure.rows)
         along: dict[str, Any] = {}
         for axis in axes if figure.curves is not None else ():
             data_sets = columns_of(figure.curves, legend, axis)
@@ -231,7 +224,7 @@ def axes_of(figures: Sequence[Figure]) -> list[str]:
 
 def as_json(data: Any) -> str:
     """Return JSON that is safe inside a <script> element, whatever its texts."""
-    content = json.dumps(data, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    encoded = json.dumps(data, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
     for character in "<>&\u2028\u2029":
-        content = content.replace(character, f"\\u{ord(character):04x}")
-    return content
+        encoded = encoded.replace(character, f"\\u{ord(character):04x}")
+    return encoded

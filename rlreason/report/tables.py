@@ -13,7 +13,7 @@ from rlreason.records.files import OBJECTIVE
 from rlreason.records.reader import setting_in
 from rlreason.report.content import SIGNS, Detail, Table, Verdict
 from rlreason.report.read import differing_keys
-from rlreason.report.study import Answers, Pairing, Setting, Study, StudyRun, pair, setting_text, side_of
+from rlreason.report.study import Answers, Setting, Study, StudyRun, pair, setting_text, side_of
 from rlreason.report.verdicts import p_text, signed, verdicts_of
 from rlreason.runtime.differences import LEVEL, PROBLEMS, Difference, holm, paired_difference
 from rlreason.runtime.text import duration, few, shorten
@@ -166,18 +166,16 @@ def slices_table(study: Study) -> Table | None:
     p_of, rows = iter(adjusted), []
     for (kind, part), row in zip(slices, pairings, strict=True):
         accuracy = next((percent(pairing.means[1]) for pairing in row if pairing is not None), NONE)
-        cells = [NONE if pairing is None else _cell(pairing, next(p_of)) for pairing in row]
-        rows.append([f"{kind}\n{part}", f"{len(slices[kind, part]):,}", accuracy, *cells])
+        cells = [f"{kind}\n{part}", f"{len(slices[kind, part]):,}", accuracy]
+        for pairing in row:
+            told_apart = pairing is not None and next(p_of) <= LEVEL and pairing.difference.over != PROBLEMS
+            sign = f"{SIGNS['better' if pairing.difference.mean > 0 else 'worse']} " if told_apart and pairing else ""
+            cells.append(NONE if pairing is None else sign + _over(pairing.difference))
+        rows.append(cells)
     head = ["problems that are", "number", *(one.label for one in study.settings)]
     note = f"Differences to the reference in points. {SIGNS['better']} or {SIGNS['worse']}: different by Holm over all "
     note += f"{len(adjusted)} comparisons of this table; everything else cannot be told."
     return Table("Accuracy by slice", head, rows, frozenset(range(1, len(head))), note)
-
-
-def _cell(pairing: Pairing, adjusted_p: float) -> str:
-    told_apart = adjusted_p <= LEVEL and pairing.difference.over != PROBLEMS
-    sign = f"{SIGNS['better' if pairing.difference.mean > 0 else 'worse']} " if told_apart else ""
-    return sign + _over(pairing.difference)
 
 
 def pass_curve(answers: Answers) -> dict[int, float]:
@@ -266,16 +264,11 @@ def health_table(study: Study) -> Table | None:
     return Table("Health of the runs", head, rows, frozenset({3}), note, frozenset({0})) if rows else None
 
 
-#: First word of a status -> its text.
-STATUS_TEXTS = {
-    "finished": "\N{CHECK MARK} finished",
-    "budget": "\N{CHECK MARK} budget spent",
-    "stopped": "\N{BLACK SQUARE} stopped",
-    "diverged": "\N{MULTIPLICATION X} diverged",
-    "interrupted": "\N{BLACK SQUARE} interrupted",
-    "failed": "\N{MULTIPLICATION X} failed",
-    "running": "\N{HORIZONTAL ELLIPSIS} running",
-    "waiting": "\N{HORIZONTAL ELLIPSIS} not begun",
+#: Signs of how a run ended: of its own, by a rule or a signal, badly; the others are under way.
+STATE_SIGNS = {
+    "\N{CHECK MARK}": ("finished", "budget"),
+    "\N{BLACK SQUARE}": ("stopped", "interrupted"),
+    "\N{MULTIPLICATION X}": ("diverged", "failed"),
 }
 
 
@@ -288,8 +281,9 @@ def log_of(study: Study) -> Table:
         steps = NONE if reached is None else f"{reached:.0f}"
         if reached is not None and run.planned_steps and run.planned_steps != reached:
             steps += f" of {run.planned_steps}"
+        sign = next((sign for sign, states in STATE_SIGNS.items() if run.state in states), "\N{HORIZONTAL ELLIPSIS}")
         why, time = run.reason or (f"by the rule {rule}" if rule else NONE), _mean_of([run.seconds], duration)
-        rows.append([one.label, str(run.seed), STATUS_TEXTS[run.state], why, steps, _mean_of([last], percent), time])
+        rows.append([one.label, str(run.seed), f"{sign} {run.state}", why, steps, _mean_of([last], percent), time])
     return Table("Experiment log", head, rows, frozenset({1, 4, 5, 6}), labels=frozenset({0}))
 
 
