@@ -70,12 +70,13 @@ def _environment(kind: str) -> "Environment":
         "dashes": content.DASHES,
         "markers": list(content.MARKERS.values()),
     }
-    environment.filters |= {
+    filters: dict[str, Any] = {
         "colour": content.colour_of,
         "attribute": lambda value: Markup(html.escape(" ".join(written_out(value).split()))),
         "breakable": lambda value: Markup(re.sub("([=_])", r"\1<wbr>", str(escape(written_out(value))))),
         "fenced": lambda value: Markup("\n".join(fenced(value))),
     }
+    environment.filters |= filters
     return environment
 
 
@@ -190,17 +191,19 @@ def data_of(figures: Sequence[Figure], specifications: Mapping[str, Any], legend
 
     out: dict[str, Any] = {}
     for figure in figures:
-        rows = rows_of(figure, legend) if figure.curves is None else content.all_written_out(figure.rows)
-        along: dict[str, Any] = {}
-        for axis in axes if figure.curves is not None else ():
+        out[figure.name] = {"spec": specifications[figure.name], "format": figure.format, "along": {}}
+        if figure.curves is None:
+            out[figure.name]["rows"] = rows_of(figure, legend)
+            continue
+        out[figure.name]["rows"] = content.all_written_out(figure.rows)
+        for axis in axes:
             data_sets = columns_of(figure.curves, legend, axis)
             for one in data_sets.values():
                 one["x"] = one["x"] / AXES[axis][1]
-            along[axis] = {
+            out[figure.name]["along"][axis] = {
                 name: {key: place(values, DIGITS + (key == "x")) for key, values in one.items()}
                 for name, one in data_sets.items()
             }
-        out[figure.name] = {"spec": specifications[figure.name], "format": figure.format, "rows": rows, "along": along}
     settings = [{"label": written_out(entry.label), "colour": entry.colour} for entry in legend]
     titles = {axis: AXES[axis][0] for axis in axes}
     return {"settings": settings, "axes": titles, "columns": columns, "figures": out}

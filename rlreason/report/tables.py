@@ -305,11 +305,11 @@ def configs_table(study: Study) -> Table | None:
 def details_of(study: Study) -> list[Detail]:
     """Return the collapsible sections: configs, protocol, objectives, code and machine, command."""
     names = dict.fromkeys(name for run in study.runs for name in run.protocol or ())
-    rows = [[name, _values(study, lambda run, name=name: (run.protocol or {}).get(name))] for name in names]
+    rows = [[name, _values(study, [(run.protocol or {}).get(name) for run in study.runs])] for name in names]
     protocol = Table("How accuracy was measured", ["part", "value"], rows)
     keys = ["rlreason", "commit", "python", "platform", "hardware.cpu", "hardware.gpus"]
     keys += [f"packages.{name}" for name in ("torch", "transformers", "vllm", "math-verify")]
-    rows = [[key, _values(study, lambda run, key=key: setting_in(run.provenance, key))] for key in keys]
+    rows = [[key, _values(study, [setting_in(run.provenance, key) for run in study.runs])] for key in keys]
     machine = Table("Code and machine", ["", "value"], [row for row in rows if row[1]])
     cards: dict[str, list[str]] = defaultdict(list)
     for one in study.settings:
@@ -324,11 +324,11 @@ def details_of(study: Study) -> list[Detail]:
     ]
 
 
-def _values(study: Study, value_of: Callable[[StudyRun], Any]) -> str:
+def _values(study: Study, values: Sequence[Any]) -> str:
     """Return what all runs have on record, or each value with the settings that have it."""
     labels: dict[str, dict[str, None]] = defaultdict(dict)
-    for one, run in study.each:
-        if (value := value_of(run)) not in (None, "", [], {}):
+    for (one, _), value in zip(study.each, values, strict=True):
+        if value not in (None, "", [], {}):
             labels[shorten(str(value), 4 * LONGEST)][one.label] = None
     if len(labels) < 2:
         return next(iter(labels), "")
