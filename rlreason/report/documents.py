@@ -28,7 +28,7 @@ RUNTIME = Path(__file__).parent / "vega" / "vega.js"
 FIRST_WIDTH, OTHER_WIDTH = 640, 520  # of the pictures until the script draws them
 DIGITS = 4  # of a value; an x has one more
 FILES = "report_files"  # next to the Markdown
-PICTURES = ("eval/accuracy", "forest", "length", "entropy", "train/grad_norm")  # of the Markdown
+PICTURES = ("eval/accuracy", "forest", "entropy", "length", "train/grad_norm")  # of the Markdown
 #: Axis -> its title, and what its counter is divided by.
 AXES = {
     "step": (STEP_TITLE, 1),

@@ -173,7 +173,9 @@ def slices_table(study: Study) -> Table | None:
             cells.append(NONE if pairing is None else sign + _over(pairing.difference))
         rows.append(cells)
     head = ["problems that are", "number", *(one.label for one in study.settings)]
-    note = f"Differences to the reference in points. {SIGNS['better']} or {SIGNS['worse']}: different by Holm over all "
+    note = (
+        f"Differences in points, with 95% intervals. {SIGNS['better']} or {SIGNS['worse']}: different by Holm over all "
+    )
     note += f"{len(adjusted)} comparisons of this table; everything else cannot be told."
     return Table("Accuracy by slice", head, rows, frozenset(range(1, len(head))), note)
 
