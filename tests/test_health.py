@@ -21,9 +21,8 @@ from rlreason.health.examine import course_of, describe_health, examine, notes_o
 from rlreason.health.finding import Finding, MetricCourse
 from rlreason.health.monitors import MONITORS
 from rlreason.health.watch import events_of, replay_monitors
-from rlreason.report.remarks import health_of
+from rlreason.report.sections import health_of, health_table
 from rlreason.report.study import Series, Setting, Study, StudyRun
-from rlreason.report.tables import health_table
 from tests.small_runs import words_of
 from tests.starts import rlreason
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from rlreason.report.content import Verdict
-from rlreason.report.remarks import facts_of, warnings_of
-from rlreason.report.sections import lead_of
+from rlreason.report.remarks import warnings_of
+from rlreason.report.sections import facts_of, lead_of
 from rlreason.report.study import Answers, GradedProblem, Series, Setting, Study, StudyRun, labels_of
 from rlreason.report.verdicts import summary_of, verdicts_of
 

@@ -16,7 +16,8 @@ from rlreason.errors import ConfigError
 from rlreason.records.console import Console
 from rlreason.report.content import Verdict
 from rlreason.report.read import read_study
-from rlreason.report.remarks import health_of, warnings_of
+from rlreason.report.remarks import warnings_of
+from rlreason.report.sections import health_of
 from rlreason.report.study import Setting, Study
 from rlreason.report.tabular import study_of_results
 from rlreason.report.verdicts import EQUAL_WITHIN, best_of, comparing_half, how_chosen, verdicts_of
