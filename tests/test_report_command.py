@@ -49,31 +49,24 @@ def whole(tmp_path_factory) -> Path:
     return rates(tmp_path_factory.mktemp("whole") / "rates")
 
 
-@pytest.mark.long
 def test_a_sweep_becomes_a_page_and_markdown_in_its_folder(report, whole, tmp_path):
     folder = Path(shutil.copytree(whole, tmp_path / "rates"))
     done = report(folder)
     assert (done.returncode, done.stderr) == (0, "")
     assert "Which lr?\n2 beats 1.\n" in done.stdout
-    assert "2 is better than 1 by" in done.stdout
-    page, text = (folder / "report.html").read_text(), (folder / "report.md").read_text()
-    for part in ("2 is better than 1 by", "Experiment log", "Validation accuracy"):
-        assert part in page
-        assert part in text or part == "Validation accuracy"
+    for name in ("report.html", "report.md"):
+        assert "2 is better than 1 by" in (folder / name).read_text()
     assert list((folder / "report_files").glob("*.svg"))
-    assert (folder / "report.html").stat().st_size < 3e6
     figures = json.loads(report(folder, "--json").stdout)  # its own report beside the runs is no run
     assert [one["verdict"] for one in figures["verdicts"]] == ["better"]
     assert figures["problems"] == []
 
 
-def test_a_run_settings_and_two_sweeps_are_understood(report, whole, tmp_path):
-    other = rates(tmp_path / "other")
+def test_a_run_and_settings_are_understood(report, whole, tmp_path):
     for words, says in (
         ([whole / "lr=1,seed=0"], "One setting, 1 run"),
         ([whole / "lr=1", whole / "lr=2"], "2 beats 1."),
         ([whole / "lr=1,seed=0", whole / "lr=2,seed=0"], "One seed on a side"),
-        ([whole, other], "Which"),
     ):
         done = report(*words, "--out", tmp_path / "out")
         assert (done.returncode, done.stderr) == (0, ""), words
@@ -172,26 +165,6 @@ def test_a_run_that_still_writes_is_not_compared(report, whole, tmp_path):
             other.kill()
     assert done.returncode == 0, done.stderr
     assert "Seed 3 of 2 does not enter" in " ".join(done.stdout.split())
-
-
-def test_hostile_texts_are_text_in_both_documents(report, whole, tmp_path):
-    folder = Path(shutil.copytree(whole, tmp_path / "rates"))
-    hostile = "</script></pre></details><script>alert(1)</script>\u202e" + "x" * (1 << 20)
-    for run in folder.glob("lr=*"):
-        lines = (run / "evals/step_00040.jsonl").read_text().splitlines()
-        rows = [
-            json.loads(line) | {"response": hostile, "gold": hostile, "question": hostile[:99]} for line in lines[:3]
-        ]
-        for name in ("step_00000", "step_00040"):
-            (run / f"evals/{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    done = report(folder)
-    assert done.returncode == 0, done.stderr
-    page, text = (folder / "report.html").read_text(), (folder / "report.md").read_text()
-    assert "<script>alert" not in page
-    assert "\u202e" not in page + text
-    assert len(page) < 3e6
-    assert "more characters" in page
-    assert "more characters" in text
 
 
 @pytest.mark.long

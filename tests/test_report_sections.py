@@ -7,8 +7,8 @@ import pytest
 
 from rlreason.health.examine import findings_of
 from rlreason.report.read import read_study
-from rlreason.report.remarks import facts_of, warnings_of
-from rlreason.report.sections import LONGEST, cases_of
+from rlreason.report.remarks import warnings_of
+from rlreason.report.sections import LONGEST, cases_of, facts_of
 from rlreason.report.study import Answers, GradedProblem, Series, Setting, Study, StudyRun
 from rlreason.report.tables import (
     axes_table,

@@ -16,20 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rlreason.report.content import (
-    DASHES,
-    MARKERS,
-    Band,
-    Curves,
-    Entry,
-    Figure,
-    all_written_out,
-    colour_of,
-    evenly,
-    plain_colours,
-    thinned,
-    written_out,
-)
+from rlreason.report import content
+from rlreason.report.content import Band, Curves, Entry, Figure, written_out
 from rlreason.report.figures import STEP_TITLE
 from rlreason.runtime.files import whole, write_whole
 from rlreason.runtime.intervals import Floats
@@ -98,14 +86,14 @@ def _by_setting(legend: Sequence[Entry], side: str) -> dict[str, Any]:
         fitting = WIDEST_LEGEND // (max(map(len, named), default=0) + 4)
         columns = {"columns": max(1, min(5, fitting))} if side == "bottom" else {}
         shown = alt.Legend(orient=side, title=None, values=named, **columns)
-    domain, markers = [entry.label for entry in legend], list(MARKERS)
+    domain, markers = [entry.label for entry in legend], list(content.MARKERS)
 
     def channel(kind: Any, values: list[Any]) -> Any:
         return kind(f"{SETTING}:N", scale=alt.Scale(domain=domain, range=values), legend=shown)
 
     return {
-        "color": channel(alt.Color, [colour_of(entry.colour) for entry in legend]),
-        "strokeDash": channel(alt.StrokeDash, [list(DASHES[entry.colour or 0]) for entry in legend]),
+        "color": channel(alt.Color, [content.colour_of(entry.colour) for entry in legend]),
+        "strokeDash": channel(alt.StrokeDash, [list(content.DASHES[entry.colour or 0]) for entry in legend]),
         "shape": channel(alt.Shape, [markers[entry.colour or 0] for entry in legend]),
     }
 
@@ -198,7 +186,7 @@ def columns_of(curves: Curves, legend: Sequence[Entry], axis: str) -> Columns:
     places = {entry.label: k for k, entry in enumerate(legend)}
     parts: dict[str, list[tuple[int, int, Band]]] = {name: [] for name in CURVES[1:]}  # (setting, line, its points)
     for label, every in curves.bands.get(axis, {}).items():
-        band, place = every.at(evenly(len(every.x), MOST_OF_A_MEAN)), places[label]
+        band, place = every.at(content.evenly(len(every.x), MOST_OF_A_MEAN)), places[label]
         if legend[place].colour is None:
             parts["seeds"].append((place, -1 - place, band))
         else:
@@ -210,7 +198,7 @@ def columns_of(curves: Curves, legend: Sequence[Entry], axis: str) -> Columns:
         place = places[line.setting]
         if legend[place].colour is not None and axis in line.x:
             points = Band(line.x[axis], line.y, line.y, line.y)
-            parts["seeds"].append((place, number, points.at(thinned(line.y, most))))
+            parts["seeds"].append((place, number, points.at(content.thinned(line.y, most))))
             if line.stopped:
                 parts["stops"].append((place, number, points.at(np.array([len(line.y) - 1]))))
     return {name: _concatenated(some, with_ends=name == MEANS) for name, some in parts.items()}
@@ -235,7 +223,7 @@ def rows_of(figure: Figure, legend: Sequence[Entry]) -> Rows:
             for values in zip(*(column.tolist() for column in columns.values()), strict=True):
                 row = {key: None if math.isnan(value) else value for key, value in zip(columns, values, strict=True)}
                 rows[name].append(row | {SETTING: legend[int(values[0])].label})
-    escaped: Rows = all_written_out(rows)
+    escaped: Rows = content.all_written_out(rows)
     return escaped
 
 
@@ -254,7 +242,7 @@ def compiled(figure: Figure, legend: Sequence[Entry], **options: Any) -> Spec:
     shape = replace(figure, name="", title="", subtitle="", alt="", note="", curves=None)
     key = repr((replace(shape, rows={}) if figure.kind == "curves" else shape, legend, options))
     if key not in _compiled:
-        vega: Spec = vl_convert.vegalite_to_vega(all_written_out(specification(figure, legend, **options)))
+        vega: Spec = vl_convert.vegalite_to_vega(content.all_written_out(specification(figure, legend, **options)))
         for axis in vega.get("axes", []):
             if axis.get("title") == STEP_TITLE:
                 axis["title"] = {"signal": "xtitle"}
@@ -321,7 +309,7 @@ def write_figures(figures: Sequence[Figure], legend: Sequence[Entry], folder: Pa
 
     for figure in figures:
         stem = re.sub(r"\W+", "_", figure.name)
-        svg = plain_colours(standalone(figure, legend, paper=True))
+        svg = content.plain_colours(standalone(figure, legend, paper=True))
         svg = re.sub(r'\b(width|height)="([\d.]+)"', narrowed, svg, count=2)
         write_whole(folder / f"{stem}.svg", svg)
         with whole(folder / f"{stem}.png") as partial:

@@ -16,7 +16,8 @@ from rlreason.errors import ConfigError
 from rlreason.records.console import Console
 from rlreason.report.content import Verdict
 from rlreason.report.read import read_study
-from rlreason.report.remarks import health_of, warnings_of
+from rlreason.report.remarks import warnings_of
+from rlreason.report.sections import health_of
 from rlreason.report.study import Setting, Study
 from rlreason.report.tabular import study_of_results
 from rlreason.report.verdicts import EQUAL_WITHIN, best_of, comparing_half, how_chosen, verdicts_of
@@ -52,7 +53,8 @@ def main(arguments: argparse.Namespace, console: Console) -> Answer:
         raise ConfigError(" ".join(verdict.sentence for verdict in verdicts[:3]) or "there is nothing to compare")
     lines = []
     for verdict in verdicts:
-        lines.append(folded(verdict.line, console.width))
+        word = f"{verdict.outcome or verdict.word}: " if verdict.difference is not None else ""  # the sentence says it
+        lines.append(folded(word + verdict.sentence, console.width))
         lines += [folded(f"  {verdict.small}", console.width)] if verdict.small else []
     notes = [*study.notes, *study.problems, *warnings_of(study)]
     if any(finding.problem for run in study.runs for finding in run.findings):

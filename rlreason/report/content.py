@@ -64,11 +64,6 @@ class Verdict:
     outcome: str = ""  # better, worse, cannot tell or same, by the interval alone; "" if not compared
     headline: str = ""  # of HEADLINES, where the word alone would say too much or too little
 
-    @property
-    def line(self) -> str:
-        """Return the verdict in a line of a terminal: its outcome, and the sentence."""
-        return self.sentence if self.difference is None else f"{self.outcome or self.word}: {self.sentence}"
-
 
 @dataclass(frozen=True, slots=True)
 class Entry:

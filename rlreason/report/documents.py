@@ -12,21 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from rlreason.report import content
 from rlreason.report.charts import MEANS, columns_of, compiled, rows_of, standalone, svg_of, with_own_ids
-from rlreason.report.content import (
-    DARK,
-    DASHES,
-    LIGHT,
-    MARKERS,
-    SIGNS,
-    Entry,
-    Figure,
-    Report,
-    all_written_out,
-    colour_of,
-    plain_colours,
-    written_out,
-)
+from rlreason.report.content import Entry, Figure, Report, written_out
 from rlreason.report.figures import STEP_TITLE
 from rlreason.runtime.files import write_whole
 from rlreason.runtime.intervals import Floats
@@ -40,7 +28,7 @@ RUNTIME = Path(__file__).parent / "vega" / "vega.js"
 FIRST_WIDTH, OTHER_WIDTH = 640, 520  # of the pictures until the script draws them
 DIGITS = 4  # of a value; an x has one more
 FILES = "report_files"  # next to the Markdown
-PICTURES = ("eval/accuracy", "forest", "length", "entropy", "train/grad_norm")  # of the Markdown
+PICTURES = ("eval/accuracy", "forest", "entropy", "length", "train/grad_norm")  # of the Markdown
 #: Axis -> its title, and what its counter is divided by.
 AXES = {
     "step": (STEP_TITLE, 1),
@@ -76,13 +64,19 @@ def _environment(kind: str) -> "Environment":
         lstrip_blocks=True,
         finalize=escaped,
     )
-    environment.globals |= {"signs": SIGNS, "version": __version__, "dashes": DASHES, "markers": list(MARKERS.values())}
-    environment.filters |= {
-        "colour": colour_of,
+    environment.globals |= {
+        "signs": content.SIGNS,
+        "version": __version__,
+        "dashes": content.DASHES,
+        "markers": list(content.MARKERS.values()),
+    }
+    filters: dict[str, Any] = {
+        "colour": content.colour_of,
         "attribute": lambda value: Markup(html.escape(" ".join(written_out(value).split()))),
         "breakable": lambda value: Markup(re.sub("([=_])", r"\1<wbr>", str(escape(written_out(value))))),
         "fenced": lambda value: Markup("\n".join(fenced(value))),
     }
+    environment.filters |= filters
     return environment
 
 
@@ -97,9 +91,9 @@ def text(plain: str) -> str:
     return re.sub(r"^(\d+)([.)])(\s)", r"\1\\\2\3", re.sub(r"^([#+>-])", r"\\\1", escaped))
 
 
-def fenced(content: str) -> list[str]:
+def fenced(plain: str) -> list[str]:
     """Return text in a fence longer than any run of backticks in it."""
-    visible_text = written_out(content)
+    visible_text = written_out(plain)
     longest = max((len(run) for run in re.findall("`+", visible_text)), default=0)
     fence = "`" * max(3, 1 + longest)
     return [f"{fence}text", *visible_text.splitlines(), fence]
@@ -122,9 +116,9 @@ def write_markdown(report: Report, target: Path) -> None:
 def write_picture(svg: str, folder: Path, stem: str, dark: bool = True) -> None:
     """Write a picture for light pages, and for dark ones."""
     folder.mkdir(parents=True, exist_ok=True)
-    write_whole(folder / f"{stem}.svg", plain_colours(svg))
+    write_whole(folder / f"{stem}.svg", content.plain_colours(svg))
     if dark:
-        write_whole(folder / f"{stem}_dark.svg", plain_colours(svg, dark=True))
+        write_whole(folder / f"{stem}_dark.svg", content.plain_colours(svg, dark=True))
 
 
 # ---- page ----
@@ -168,7 +162,7 @@ def style() -> str:
     """Return the style sheet: colours for light, dark and paper, then the rules of page.css."""
     light, dark = (
         "".join(f"--{name}:{colour};" for name, colour in colours.items()) + f"color-scheme:{scheme};"
-        for scheme, colours in (("light", LIGHT), ("dark", DARK))
+        for scheme, colours in (("light", content.LIGHT), ("dark", content.DARK))
     )
     blocks = (
         f":root{{{light}}}",
@@ -197,17 +191,19 @@ def data_of(figures: Sequence[Figure], specifications: Mapping[str, Any], legend
 
     out: dict[str, Any] = {}
     for figure in figures:
-        rows = rows_of(figure, legend) if figure.curves is None else all_written_out(figure.rows)
-        along: dict[str, Any] = {}
-        for axis in axes if figure.curves is not None else ():
+        out[figure.name] = {"spec": specifications[figure.name], "format": figure.format, "along": {}}
+        if figure.curves is None:
+            out[figure.name]["rows"] = rows_of(figure, legend)
+            continue
+        out[figure.name]["rows"] = content.all_written_out(figure.rows)
+        for axis in axes:
             data_sets = columns_of(figure.curves, legend, axis)
             for one in data_sets.values():
                 one["x"] = one["x"] / AXES[axis][1]
-            along[axis] = {
+            out[figure.name]["along"][axis] = {
                 name: {key: place(values, DIGITS + (key == "x")) for key, values in one.items()}
                 for name, one in data_sets.items()
             }
-        out[figure.name] = {"spec": specifications[figure.name], "format": figure.format, "rows": rows, "along": along}
     settings = [{"label": written_out(entry.label), "colour": entry.colour} for entry in legend]
     titles = {axis: AXES[axis][0] for axis in axes}
     return {"settings": settings, "axes": titles, "columns": columns, "figures": out}
@@ -231,7 +227,7 @@ def axes_of(figures: Sequence[Figure]) -> list[str]:
 
 def as_json(data: Any) -> str:
     """Return JSON that is safe inside a <script> element, whatever its texts."""
-    content = json.dumps(data, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    encoded = json.dumps(data, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
     for character in "<>&\u2028\u2029":
-        content = content.replace(character, f"\\u{ord(character):04x}")
-    return content
+        encoded = encoded.replace(character, f"\\u{ord(character):04x}")
+    return encoded

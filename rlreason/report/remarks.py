@@ -1,4 +1,4 @@
-"""Say what a reader of the runs must know: facts of the comparison, and warnings, a plain sentence each."""
+"""Warn of what a reader of the runs must know, a plain sentence each."""
 
 import re
 from collections.abc import Iterator
@@ -6,11 +6,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from rlreason.health.examine import LATE
-from rlreason.report.documents import filled
-from rlreason.report.study import RUNNING, Setting, Study, StudyRun, side_of
-from rlreason.report.tables import millions
-from rlreason.runtime.text import duration, few
-from rlreason.sweeps.state import WAITING
+from rlreason.report.study import Setting, Study, StudyRun, side_of
+from rlreason.runtime.text import few
 
 UNEQUAL = 1.25  # a ratio of two budgets above it makes them different
 COLLAPSE = 0.1  # accuracy: the smallest fall that counts
@@ -57,7 +54,7 @@ def _of_setting(one: Setting) -> Iterator[str]:
 def _conditions(study: Study) -> Iterator[str]:
     """Warn of budgets, data, rewards, grading, times and code that make the runs less comparable than they look."""
     for axis, what in (("tokens", "generated tokens"), ("updates", "optimizer updates")):
-        base, totals = _mean_total(study.reference, axis), [_mean_total(one, axis) for one in study.settings[1:]]
+        base, totals = mean_total(study.reference, axis), [mean_total(one, axis) for one in study.settings[1:]]
         ratios = [total / base if base and total else 1.0 for total in totals]
         odd = [f"{one.label}: {q:.1f} times" for one, q in zip(study.settings[1:], ratios, strict=True)
                if q > UNEQUAL or q < 1 / UNEQUAL]  # fmt: skip
@@ -83,47 +80,7 @@ def _conditions(study: Study) -> Iterator[str]:
             yield f"Not all runs had the same {name}: {len(values)} different ones are on record."
 
 
-def _mean_total(one: Setting, axis: str) -> float:
+def mean_total(one: Setting, axis: str) -> float:
     """Return the mean of a counter of AXES at the end of the setting's runs; 0 without any."""
     totals = [run.totals[axis] for run in one.runs if run.ended and not run.diverged and axis in run.totals]
     return float(np.mean(totals)) if totals else 0.0
-
-
-def facts_of(study: Study) -> list[tuple[str, str]]:
-    """Return the facts below the first screen: term and description."""
-    protocols = [run.protocol for run in study.runs if run.protocol is not None]
-    tokens = sorted(total for one in study.settings if (total := _mean_total(one, "tokens")))
-    timed = [run.seconds for run in study.runs if run.seconds is not None]
-    early = [run for run in study.runs if run.status not in (WAITING, RUNNING) and (not run.ended or run.diverged)]
-    facts = filled(
-        "facts.txt.j2",
-        differs=what_differs(study),
-        steps=sorted({run.planned_steps for run in study.runs if run.planned_steps}),
-        tokens=[millions(of) for of in tokens],
-        unequal=bool(tokens) and tokens[-1] > UNEQUAL * tokens[0],
-        early=len(early),
-        running=sum(run.status == RUNNING for run in study.runs),
-        hashes=list(dict.fromkeys(str(protocol.get("hash")) for protocol in protocols)),
-        measured=len(protocols),
-        overlaps=sorted({str(how) for run in study.runs if (how := run.settings.get("data.overlap"))}),
-        health=health_of(study),
-        timed=len(timed),
-        seconds=duration(sum(timed)),
-        sampled=millions(sum(run.totals.get("tokens", 0.0) for run in study.runs)),
-        shared=any(run.shared_machine for run in study.runs),
-    )
-    return [(term, text) for term, _, text in (line.partition(": ") for line in facts.splitlines()) if text]
-
-
-def what_differs(study: Study) -> str:
-    """Return the swept keys that vary, in words."""
-    return few(study.varied or study.axes, 3) or "see below" if len(study.settings) > 1 else "the seed alone"
-
-
-def health_of(study: Study) -> str:
-    """Return in words how many of the runs have something wrong."""
-    examined = [run for run in study.runs if run.series]
-    ill = sum(any(finding.problem for finding in run.findings) for run in examined)
-    return (
-        f"something is wrong in {ill} of {len(examined)} runs" if ill else f"nothing is wrong in {len(examined)} runs"
-    )

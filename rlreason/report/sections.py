@@ -15,10 +15,12 @@ from rlreason.report.content import Case, Detail, Report, ShownResponse
 from rlreason.report.documents import filled
 from rlreason.report.figures import figures_of, forest_of, legend_of
 from rlreason.report.read import without_ids
-from rlreason.report.remarks import facts_of, warnings_of, what_differs
-from rlreason.report.study import Study, StudyRun
+from rlreason.report.remarks import UNEQUAL, mean_total, warnings_of
+from rlreason.report.study import RUNNING, Study, StudyRun
+from rlreason.report.tables import health_table
 from rlreason.report.verdicts import EQUAL_WITHIN, summary_of, verdicts_of
-from rlreason.runtime.text import few
+from rlreason.runtime.text import duration, few
+from rlreason.sweeps.state import WAITING
 
 ONE_SAMPLE = "Every problem was asked once, so there is no pass@k: eval.samples=8 asks each eight times."
 
@@ -41,7 +43,7 @@ def build_report(study: Study, equal_within: float = EQUAL_WITHIN) -> Report:
         facts=facts_of(study),
         warnings=[*warnings_of(study), *study.notes, *carried],
         figures=figures_of(study),
-        tables=[settings, *(table for table in (*others, tables.health_table(study)) if table is not None)],
+        tables=[settings, *(table for table in (*others, health_table(study)) if table is not None)],
         log=tables.log_of(study),
         problems=study.problems,
         cases=cases_of(study),
@@ -62,6 +64,46 @@ def lead_of(study: Study) -> str:
         answered=max((len(run.final.problems) for run in finals if run.final is not None), default=0),
         early=any(not run.ended for run in finals),
         chosen=few([one.label for one in study.settings if one.best_of]),
+    )
+
+
+def facts_of(study: Study) -> list[tuple[str, str]]:
+    """Return the facts below the first screen: term and description."""
+    protocols = [run.protocol for run in study.runs if run.protocol is not None]
+    tokens = sorted(total for one in study.settings if (total := mean_total(one, "tokens")))
+    timed = [run.seconds for run in study.runs if run.seconds is not None]
+    early = [run for run in study.runs if run.status not in (WAITING, RUNNING) and (not run.ended or run.diverged)]
+    facts = filled(
+        "facts.txt.j2",
+        differs=what_differs(study),
+        steps=sorted({run.planned_steps for run in study.runs if run.planned_steps}),
+        tokens=[tables.millions(of) for of in tokens],
+        unequal=bool(tokens) and tokens[-1] > UNEQUAL * tokens[0],
+        early=len(early),
+        running=sum(run.status == RUNNING for run in study.runs),
+        hashes=list(dict.fromkeys(str(protocol.get("hash")) for protocol in protocols)),
+        measured=len(protocols),
+        overlaps=sorted({str(how) for run in study.runs if (how := run.settings.get("data.overlap"))}),
+        health=health_of(study),
+        timed=len(timed),
+        seconds=duration(sum(timed)),
+        sampled=tables.millions(sum(run.totals.get("tokens", 0.0) for run in study.runs)),
+        shared=any(run.shared_machine for run in study.runs),
+    )
+    return [(term, text) for term, _, text in (line.partition(": ") for line in facts.splitlines()) if text]
+
+
+def what_differs(study: Study) -> str:
+    """Return the swept keys that vary, in words."""
+    return few(study.varied or study.axes, 3) or "see below" if len(study.settings) > 1 else "the seed alone"
+
+
+def health_of(study: Study) -> str:
+    """Return in words how many of the runs have something wrong."""
+    examined = [run for run in study.runs if run.series]
+    ill = sum(any(finding.problem for finding in run.findings) for run in examined)
+    return (
+        f"something is wrong in {ill} of {len(examined)} runs" if ill else f"nothing is wrong in {len(examined)} runs"
     )
 
 

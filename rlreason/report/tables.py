@@ -13,7 +13,7 @@ from rlreason.records.files import OBJECTIVE
 from rlreason.records.reader import setting_in
 from rlreason.report.content import SIGNS, Detail, Table, Verdict
 from rlreason.report.read import differing_keys
-from rlreason.report.study import Answers, Pairing, Setting, Study, StudyRun, pair, setting_text, side_of
+from rlreason.report.study import Answers, Setting, Study, StudyRun, pair, setting_text, side_of
 from rlreason.report.verdicts import p_text, signed, verdicts_of
 from rlreason.runtime.differences import LEVEL, PROBLEMS, Difference, holm, paired_difference
 from rlreason.runtime.text import duration, few, shorten
@@ -166,18 +166,18 @@ def slices_table(study: Study) -> Table | None:
     p_of, rows = iter(adjusted), []
     for (kind, part), row in zip(slices, pairings, strict=True):
         accuracy = next((percent(pairing.means[1]) for pairing in row if pairing is not None), NONE)
-        cells = [NONE if pairing is None else _cell(pairing, next(p_of)) for pairing in row]
-        rows.append([f"{kind}\n{part}", f"{len(slices[kind, part]):,}", accuracy, *cells])
+        cells = [f"{kind}\n{part}", f"{len(slices[kind, part]):,}", accuracy]
+        for pairing in row:
+            told_apart = pairing is not None and next(p_of) <= LEVEL and pairing.difference.over != PROBLEMS
+            sign = f"{SIGNS['better' if pairing.difference.mean > 0 else 'worse']} " if told_apart and pairing else ""
+            cells.append(NONE if pairing is None else sign + _over(pairing.difference))
+        rows.append(cells)
     head = ["problems that are", "number", *(one.label for one in study.settings)]
-    note = f"Differences to the reference in points. {SIGNS['better']} or {SIGNS['worse']}: different by Holm over all "
+    note = (
+        f"Differences in points, with 95% intervals. {SIGNS['better']} or {SIGNS['worse']}: different by Holm over all "
+    )
     note += f"{len(adjusted)} comparisons of this table; everything else cannot be told."
     return Table("Accuracy by slice", head, rows, frozenset(range(1, len(head))), note)
-
-
-def _cell(pairing: Pairing, adjusted_p: float) -> str:
-    told_apart = adjusted_p <= LEVEL and pairing.difference.over != PROBLEMS
-    sign = f"{SIGNS['better' if pairing.difference.mean > 0 else 'worse']} " if told_apart else ""
-    return sign + _over(pairing.difference)
 
 
 def pass_curve(answers: Answers) -> dict[int, float]:
@@ -266,16 +266,11 @@ def health_table(study: Study) -> Table | None:
     return Table("Health of the runs", head, rows, frozenset({3}), note, frozenset({0})) if rows else None
 
 
-#: First word of a status -> its text.
-STATUS_TEXTS = {
-    "finished": "\N{CHECK MARK} finished",
-    "budget": "\N{CHECK MARK} budget spent",
-    "stopped": "\N{BLACK SQUARE} stopped",
-    "diverged": "\N{MULTIPLICATION X} diverged",
-    "interrupted": "\N{BLACK SQUARE} interrupted",
-    "failed": "\N{MULTIPLICATION X} failed",
-    "running": "\N{HORIZONTAL ELLIPSIS} running",
-    "waiting": "\N{HORIZONTAL ELLIPSIS} not begun",
+#: Signs of how a run ended: of its own, by a rule or a signal, badly; the others are under way.
+STATE_SIGNS = {
+    "\N{CHECK MARK}": ("finished", "budget"),
+    "\N{BLACK SQUARE}": ("stopped", "interrupted"),
+    "\N{MULTIPLICATION X}": ("diverged", "failed"),
 }
 
 
@@ -288,8 +283,9 @@ def log_of(study: Study) -> Table:
         steps = NONE if reached is None else f"{reached:.0f}"
         if reached is not None and run.planned_steps and run.planned_steps != reached:
             steps += f" of {run.planned_steps}"
+        sign = next((sign for sign, states in STATE_SIGNS.items() if run.state in states), "\N{HORIZONTAL ELLIPSIS}")
         why, time = run.reason or (f"by the rule {rule}" if rule else NONE), _mean_of([run.seconds], duration)
-        rows.append([one.label, str(run.seed), STATUS_TEXTS[run.state], why, steps, _mean_of([last], percent), time])
+        rows.append([one.label, str(run.seed), f"{sign} {run.state}", why, steps, _mean_of([last], percent), time])
     return Table("Experiment log", head, rows, frozenset({1, 4, 5, 6}), labels=frozenset({0}))
 
 
@@ -311,11 +307,11 @@ def configs_table(study: Study) -> Table | None:
 def details_of(study: Study) -> list[Detail]:
     """Return the collapsible sections: configs, protocol, objectives, code and machine, command."""
     names = dict.fromkeys(name for run in study.runs for name in run.protocol or ())
-    rows = [[name, _values(study, lambda run, name=name: (run.protocol or {}).get(name))] for name in names]
+    rows = [[name, _values(study, [(run.protocol or {}).get(name) for run in study.runs])] for name in names]
     protocol = Table("How accuracy was measured", ["part", "value"], rows)
     keys = ["rlreason", "commit", "python", "platform", "hardware.cpu", "hardware.gpus"]
     keys += [f"packages.{name}" for name in ("torch", "transformers", "vllm", "math-verify")]
-    rows = [[key, _values(study, lambda run, key=key: setting_in(run.provenance, key))] for key in keys]
+    rows = [[key, _values(study, [setting_in(run.provenance, key) for run in study.runs])] for key in keys]
     machine = Table("Code and machine", ["", "value"], [row for row in rows if row[1]])
     cards: dict[str, list[str]] = defaultdict(list)
     for one in study.settings:
@@ -330,11 +326,11 @@ def details_of(study: Study) -> list[Detail]:
     ]
 
 
-def _values(study: Study, value_of: Callable[[StudyRun], Any]) -> str:
+def _values(study: Study, values: Sequence[Any]) -> str:
     """Return what all runs have on record, or each value with the settings that have it."""
     labels: dict[str, dict[str, None]] = defaultdict(dict)
-    for one, run in study.each:
-        if (value := value_of(run)) not in (None, "", [], {}):
+    for (one, _), value in zip(study.each, values, strict=True):
+        if value not in (None, "", [], {}):
             labels[shorten(str(value), 4 * LONGEST)][one.label] = None
     if len(labels) < 2:
         return next(iter(labels), "")

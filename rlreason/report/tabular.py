@@ -6,7 +6,6 @@ import re
 import zipfile
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,17 +23,6 @@ Sample = tuple[str, str, Any]  # problem, name of its measure, share correct
 Shares = dict[str, list[float]]  # problem -> share correct of each sample
 
 
-@dataclass(frozen=True, slots=True)
-class ResultFormat:
-    """The files in which a program leaves graded responses: patterns in its folder, endings, and how to read one."""
-
-    program: str
-    patterns: tuple[str, ...]
-    endings: tuple[str, ...]
-    read: Callable[[Path], Iterator[Sample]]
-    note: str = ""
-
-
 def study_of_results(path: Path) -> Study | None:
     """Return the settings of a CSV file, the first being the reference, or the one setting of a program's results.
 
@@ -42,12 +30,14 @@ def study_of_results(path: Path) -> Study | None:
     """
     notes, shares = list[str](), dict[str, dict[int, Shares]]()
     if (found := _files_of(path)) is not None:
-        form, files = found
+        program, files = found
         folder = (path.parent if path.is_file() else path).resolve()  # a run of TRL's has the name of its output_dir
         name = (folder.parent if folder.name == "completions" else folder).name
-        name = name if form.program == "TRL" or path.is_dir() else path.stem
-        shares[name] = {seed: _shares_of(form, file) for seed, file in files.items()}
-        notes = [f"{path.name}: {form.note}"] if form.note else []
+        if program == "TRL":
+            notes.append(f"{path.name}: TRL's completions are of the last step's training prompts.")
+        elif path.is_file():
+            name = path.stem
+        shares[name] = {seed: _shares_of(program, file) for seed, file in files.items()}
     elif path.is_file():
         shares = _shares_of_csv(path)
     else:
@@ -70,50 +60,50 @@ def study_of_results(path: Path) -> Study | None:
 # ---- files of programs ----
 
 
-def _files_of(path: Path) -> tuple[ResultFormat, dict[int, Path]] | None:
-    """Return a program's format and its last file, by seed: a file, its folder, or a folder with one for each seed.
+def _files_of(path: Path) -> tuple[str, dict[int, Path]] | None:
+    """Return a program and its last file, by seed: a file, its folder, or a folder with one for each seed.
 
     The number at the end of such a folder's name is the seed.
     """
-    for form in FORMATS:
-        if path.is_file() and path.suffix in form.endings:
-            return form, {0: path}
-        if (own := _last_file(path, form)) is not None:
-            return form, {0: own}
-        inner = [(place.name, file) for place in sorted(path.glob("*")) if (file := _last_file(place, form))]
+    for program, (_, endings, _) in FORMATS.items():
+        if path.is_file() and path.suffix in endings:
+            return program, {0: path}
+        if (own := _last_file(path, program)) is not None:
+            return program, {0: own}
+        inner = [(place.name, file) for place in sorted(path.glob("*")) if (file := _last_file(place, program))]
         seeds = {int(match[1]): file for name, file in inner if (match := re.search(r"(\d+)$", name))}
         if len(seeds) < len(inner):
             names = few([name for name, _ in inner], 4)
             raise ConfigError(f"{path} holds the runs {names}: end each name with the number of its seed, as in seed_0")
         if seeds:
-            return form, seeds
+            return program, seeds
     return None
 
 
-def _last_file(folder: Path, form: ResultFormat) -> Path | None:
+def _last_file(folder: Path, program: str) -> Path | None:
     """Return the newest of a program's files, by the numbers in their names; None if there is none in one folder."""
-    files = [file for pattern in form.patterns for file in folder.glob(pattern)]
+    files = [file for pattern in FORMATS[program][0] for file in folder.glob(pattern)]
     if len({file.parent for file in files}) != 1:
         return None
     tasks = {file.stem.rpartition("_")[0] for file in files}  # samples_TASK_TIME.jsonl
-    if form.program == "lm-eval" and len(tasks) > 1:
+    if program == "lm-eval" and len(tasks) > 1:
         raise ConfigError(f"{folder} holds samples of {len(tasks)} tasks: give the file of one, {files[0].name}")
     return max(files, key=lambda file: ([int(number) for number in re.findall(r"\d+", file.stem)], file.stem))
 
 
-def _shares_of(form: ResultFormat, path: Path) -> Shares:
+def _shares_of(program: str, path: Path) -> Shares:
     shares: Shares = defaultdict(list)
     try:
-        for number, (problem, measure, value) in enumerate(form.read(path), 1):
+        for number, (problem, measure, value) in enumerate(FORMATS[program][2](path), 1):
             share = INSPECT_VALUES.get(value) if isinstance(value, str) else value
             if not isinstance(share, int | float) or not 0 <= share <= 1:
                 raise DataError(f"{path}, row {number} has {measure}={value}: only values of 0 to 1 can be compared")
             shares[problem].append(share)
     except (OSError, ValueError, LookupError, TypeError, AttributeError, NotImplementedError, zipfile.BadZipFile) as e:
         what = f"{type(e).__name__}: {shorten(str(e), 80)}"
-        raise DataError(f"{path} cannot be read as a file of {form.program} ({what}): give another file") from None
+        raise DataError(f"{path} cannot be read as a file of {program} ({what}): give another file") from None
     if not shares:
-        raise DataError(f"{path} holds no graded response of {form.program}: give another file")
+        raise DataError(f"{path} holds no graded response of {program}: give another file")
     return shares
 
 
@@ -166,17 +156,12 @@ def _inspect(path: Path) -> Iterator[Sample]:
         yield sample["input"] if isinstance(sample["input"], str) else str(sample["id"]), scorer, score["value"]
 
 
-FORMATS = (
-    ResultFormat(
-        "TRL",
-        ("completions_*.parquet", "completions/completions_*.parquet"),
-        (".parquet",),
-        _trl,
-        "TRL's completions are of the last step's training prompts.",
-    ),
-    ResultFormat("lm-eval", ("samples_*.jsonl", "*/samples_*.jsonl"), (".jsonl",), _lm_eval),
-    ResultFormat("Inspect", ("*.eval",), (".eval", ".json"), _inspect),
-)
+#: Program -> patterns of its files in a folder, endings of a file that is given, and how to read one.
+FORMATS: dict[str, tuple[tuple[str, ...], tuple[str, ...], Callable[[Path], Iterator[Sample]]]] = {
+    "TRL": (("completions_*.parquet", "completions/completions_*.parquet"), (".parquet",), _trl),
+    "lm-eval": (("samples_*.jsonl", "*/samples_*.jsonl"), (".jsonl",), _lm_eval),
+    "Inspect": (("*.eval",), (".eval", ".json"), _inspect),
+}
 
 
 # ---- CSV ----
