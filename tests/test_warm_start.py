@@ -137,5 +137,5 @@ def test_a_form_that_the_reward_never_reads_is_one_line_with_the_cure(asked, wor
 def test_the_tiny_model_trains_on_the_bare_question(tmp_path):
     done = rlreason("prompt=question_only", *SMALL, "n_steps=1", "model.cache=null", "hydra.run.dir=x", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert "in the formats of 4 prompts" in done.stdout
+    assert "prompt formats: 4 " in done.stdout
     assert rows_of(tmp_path / "x", "reward/mean")[0]["rollout/tokens"] > 0

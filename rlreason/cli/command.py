@@ -36,9 +36,11 @@ from rlreason.runtime.clock import Clock
 from rlreason.runtime.files import ended_when_it_hangs, run_lock
 from rlreason.runtime.machine import (
     SWEEP_VARIABLE,
+    VISIBLE,
     Place,
     divide_memory_finely,
     loading,
+    own_gpu,
     place_of,
     process_state_kept,
     seed_generators,
@@ -155,6 +157,7 @@ def serve(place: Place) -> int:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     find_modules_here()
     divide_memory_finely()
+    os.environ[VISIBLE] = own_gpu(os.environ.get(VISIBLE), place.local)  # before anything loads CUDA
     from rlreason.training.distributed import follow
 
     return follow(place)

@@ -23,7 +23,7 @@ from rlreason.errors import ConfigError, EngineError
 from rlreason.model.parameters import pick_device
 from rlreason.runtime import signals
 from rlreason.runtime.files import alive
-from rlreason.runtime.machine import ADDRESS, NAMES, VISIBLE, Place, own_gpu, place_of
+from rlreason.runtime.machine import ADDRESS, NAMES, Place, place_of
 from rlreason.runtime.text import first_line
 
 FOREVER = timedelta(days=365)  # rank 0 may load, sample and evaluate for any length of time
@@ -187,18 +187,13 @@ class LeadingRank(Ranks):
     def _start_others(self, world: int, port: int) -> None:
         if sys.platform == "linux":  # all ranks are on this machine: no one else may reach them
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        command, nothing = [sys.executable, "-m", "rlreason"], subprocess.DEVNULL
         with self.log.open("ab") as out:
             for rank in range(1, world):
                 values = (rank, world, rank, world, ADDRESS, port)
                 of_rank = {name: str(value) for name, value in zip(NAMES, values, strict=True)}
-                environment = os.environ | of_rank | {OURS: str(port)}
-                self.children[rank] = subprocess.Popen(
-                    [sys.executable, "-m", "rlreason"],
-                    env=environment,
-                    stdin=subprocess.DEVNULL,
-                    stdout=out,
-                    stderr=out,
-                )
+                env = os.environ | of_rank | {OURS: str(port)}
+                self.children[rank] = subprocess.Popen(command, env=env, stdin=nothing, stdout=out, stderr=out)
 
     @contextmanager
     def together(self, name: str, *arguments: Any) -> Iterator[None]:
@@ -292,8 +287,7 @@ def store_of(place: Place) -> Any:
 
 
 def join(place: Place) -> Ranks | None:
-    """Meet rank 0; None if it begins no run. This process has a single GPU then: CUDA must not be in use before."""
-    os.environ[VISIBLE] = own_gpu(os.environ.get(VISIBLE), place.local)
+    """Meet rank 0; None if it begins no run."""
     store = store_of(place)
     store.wait([BEGIN], FOREVER)
     limit = store.get(BEGIN)

@@ -49,7 +49,7 @@ def print_header(console: Console, run: TrainingConfig, components: Components, 
     if run.rollout.engine == "vllm":  # which rollout=auto may have chosen
         console.say("engine     vLLM (rollout=hf samples in this process)")
     validate, last = len(components.eval_problems), len(components.final_problems)
-    sizes = f"{len(components.train_problems)} to train on, {validate} to validate, {last} at the end"
+    sizes = f"{len(components.train_problems)} to train on, {validate} to validate on the way, {last} at the end"
     console.say(f"data       {run.data.name}: {sizes}; {describe_prompt(run.prompt, run.reads_traces)}")
     for line in evaluated_otherwise(run, components):
         console.say(line)
@@ -103,7 +103,8 @@ def print_generations(console: Console, samples: Sequence[Sample], problems: Seq
     for s in samples[:count]:
         problem = by_id[s.group]
         console.say(f"  {shorten(problem.question, SHOWN_CHARS)}   (answer: {problem.answer})")
-        graded = f"[{s.grade.outcome}, {len(s.response.token_ids)} tokens]"
+        entropy = "" if s.entropy is None else f", entropy {s.entropy:.2f}"
+        graded = f"[{s.grade.outcome}, {len(s.response.token_ids)} tokens{entropy}]"
         console.say(f"    {shorten(s.response.text, SHOWN_CHARS)}   {graded}")
 
 

@@ -267,21 +267,20 @@ def find_or_make(
         make()
         return copy_weights(policy.named_weights())
 
-    def start_from(source: Literal["shipped", "cache", "made"], weights: Weights, key: str) -> StartWeights:
-        with torch.no_grad():
-            for name, live in policy.named_weights():
-                live.copy_(weights[name])
-        return StartWeights(source, checksum(weights), key, round(time.monotonic() - began, 1))
-
-    if tiny.cache is None:
-        return start_from("made", make_weights(), key)
-    if (shipped := find_shipped(recipe, say)) is not None:
-        return start_from("shipped", shipped, hashed(recipe))
-    if (folder := cache_folder(tiny.cache)) is None:
-        say("! model.cache=auto: there is no home folder to keep the model in: give model.cache=DIR")
-        return start_from("made", make_weights(), key)
-    weights, in_cache = cached(folder, key, make_weights, say)
-    return start_from("cache" if in_cache else "made", weights, key)
+    weights = None if tiny.cache is None else find_shipped(recipe, say)
+    folder = None if tiny.cache is None else cache_folder(tiny.cache)
+    source: Literal["shipped", "cache", "made"] = "made"
+    if weights is not None:
+        source, key = "shipped", hashed(recipe)
+    elif folder is None:
+        weights = make_weights()
+    else:
+        weights, in_cache = cached(folder, key, make_weights, say)
+        source = "cache" if in_cache else "made"
+    with torch.no_grad():
+        for name, live in policy.named_weights():
+            live.copy_(weights[name])
+    return StartWeights(source, checksum(weights), key, round(time.monotonic() - began, 1))
 
 
 def find_shipped(recipe: Recipe, say: Callable[[str], None], folder: Path = SHIPPED) -> Weights | None:
@@ -297,7 +296,7 @@ def find_shipped(recipe: Recipe, say: Callable[[str], None], folder: Path = SHIP
 
 
 def cache_folder(setting: str) -> Path | None:
-    """Return `model.cache` as a folder; None if it should be in the home folder and there is none."""
+    """Return `model.cache` as a folder; None, where nothing is kept, if there is no home folder for it."""
     base = os.environ.get("XDG_CACHE_HOME", "")
     auto = Path(base if Path(base).is_absolute() else "~/.cache") / "rlreason"
     try:
