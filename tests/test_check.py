@@ -141,7 +141,7 @@ def test_there_are_planted_bugs_for_every_function_and_the_loop():
 
 def test_the_steps_without_a_mistake_are_right_and_every_mistake_shows_somewhere():
     shown = set()
-    for subject in SUBJECTS:
+    for subject in [subject for subject in SUBJECTS if subject.mistakes]:
         for case in subject.cases():
             right = subject.right(case.inputs)
             assert first_difference(subject.mistaken(case.inputs, NO_MISTAKE), right) is None
