@@ -180,7 +180,7 @@ def _wrong_token_loss(i: Inputs, m: Mistake) -> Tensor:
         names = ("raw_rewards", "advantages") if i["loss_type"] == "no_baseline" else ("advantages", "raw_rewards")
         a = m("input", *(i[name] for name in names))
     else:
-        a = i.get("advantages", i.get("raw_rewards_or_advantages")).reshape(-1, 1)
+        a = i["advantages" if "advantages" in i else "raw_rewards_or_advantages"].reshape(-1, 1)
     old, mask = i.get("old_log_probs", policy.detach()), i.get("response_mask", torch.ones_like(policy))
     return known.wrong_token_loss(_options(i), a, policy, old, mask, m)
 

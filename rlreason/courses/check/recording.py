@@ -169,9 +169,9 @@ class Recording:
         return self.reward(str(response), str(ground_truth))
 
     def _on_call(self, module: Any, arguments: tuple[Any, ...], named: dict[str, Any], output: Any) -> None:
-        if not output[0].requires_grad:
+        ids = named.get("input_ids", arguments[0] if arguments else None)
+        if ids is None or not output[0].requires_grad:
             return
-        ids = named["input_ids"] if "input_ids" in named else arguments[0]
         read = ("attention_mask", "position_ids")
         tensors = {name: named[name].clone() for name in read if isinstance(named.get(name), Tensor)}
         forward = Forward(ids.detach().clone(), tensors, foreign=module is not self.model.base_model)
