@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import chain
 from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -20,8 +21,18 @@ from torch import Tensor
 
 from rlreason.courses.check.calling import answer_parts, call, small_model, story_tokenizer, tensor, word_tokenizer
 from rlreason.courses.check.loop_judge import bug_of_updates, in_calls, in_counts, in_metrics, of_rewards
-from rlreason.courses.check.recording import LoopOptions, RecordedSample, Recording, Update, scored
-from rlreason.courses.check.records import RAISES, Bug, Fault, Function, Kind, NotWrittenError, TimeUpError, their_error
+from rlreason.courses.check.recording import RecordedSample, Recording, Update, one_row_each, scored
+from rlreason.courses.check.records import (
+    RAISES,
+    Bug,
+    Fault,
+    Function,
+    Kind,
+    NotWrittenError,
+    Options,
+    TimeUpError,
+    their_error,
+)
 from rlreason.data.tasks import make_stories
 
 
@@ -92,27 +103,15 @@ AGAIN = 100  # added to the number of a question for each time that it is asked 
 PIECES = ("7", "+", "3", "=", "10", " ", "b", "u", "ys", "so", "9", "-", "1", "h", "as", "4", "?", " lo", "ses", "2")
 
 
-@dataclass(frozen=True)
-class LoopResponse:
-    """One response, as `generate` returns it."""
-
-    prompt: str
-    prompt_ids: list[int]
-    token_ids: list[int]  # exactly what was sampled, the end token included where one was sampled
-    text: str  # for the reward: without the end token
-    log_probs: list[float]  # of each token under the policy at this temperature
-    truncated: bool  # cut at max_tokens, without an end token
-
-
 class Session(Recording):
     """One run of a loop, and its arguments, which record their use."""
 
     def __init__(self, scenario: Scenario) -> None:
         self.scenario, self.settings = scenario, scenario.settings
         s = self.settings
-        options = LoopOptions(
-            method=METHOD_OF[s.loss_type],
-            normalizer="std" if s.use_std_normalization else "none",
+        options = Options(
+            importance_reweighting_method=METHOD_OF[s.loss_type],
+            advantage_normalizer="std" if s.use_std_normalization else "none",
             advantage_eps=s.advantage_eps,
             cliprange=s.cliprange,
             temperature=s.sampling_temperature,
@@ -154,7 +153,7 @@ class Session(Recording):
         temperature: float = 1.0,
         max_tokens: int = 16,
         seed: int | None = None,
-    ) -> list[LoopResponse]:
+    ) -> list[SimpleNamespace]:
         """Return n responses to each prompt, prompt by prompt; a seed alone decides the responses to a prompt."""
         prompts = [prompts] if isinstance(prompts, str) else list(prompts)
         new: list[RecordedSample] = []
@@ -169,10 +168,16 @@ class Session(Recording):
         olds, untempered = (scored(self.model, new, t) for t in (temperature, 1.0))
         for s, old, at_one in zip(new, olds, untempered, strict=True):
             s.old, s.old_untempered = old, at_one
-        texts = [prompt for prompt in prompts for _ in range(n)]
         return [
-            LoopResponse(prompt, list(s.prompt_ids), list(s.token_ids), s.text, s.old.tolist(), s.truncated)
-            for s, prompt in zip(new, texts, strict=True)
+            SimpleNamespace(
+                prompt=prompts[i // n],
+                prompt_ids=list(s.prompt_ids),
+                token_ids=list(s.token_ids),
+                text=s.text,
+                log_probs=s.old.tolist(),
+                truncated=s.truncated,
+            )
+            for i, s in enumerate(new)
         ]
 
     def _sample(self, prompt: str, seed: str, max_tokens: int) -> RecordedSample:
@@ -227,8 +232,9 @@ class Session(Recording):
         update = Update(self, rollout, size, self.settings.gradient_accumulation_steps, before)
         update.epoch_began = earlier[-batch].model if batch else update.model
         if update.samples and not all(f.head for f in update.forwards):  # as in packed rows: take the next train batch
-            next_ones = rollout[batch * size : (batch + 1) * size]
-            update.learn_from(update.samples if len(update.samples) == size else next_ones)
+            if len(update.samples) != size:
+                update.samples = rollout[batch * size : (batch + 1) * size]
+            update.strangers, update.passes = [], [one_row_each(update.samples)]
         if len(update.samples) < size and len(rollout) % size:
             update.size = len(update.samples)
         update.unclear = any(s.prompt >= AGAIN for s in rollout) and bool(update.samples) and not update.is_right
@@ -308,17 +314,8 @@ class Stage(Recording):
 
     def __init__(self, settings: dict[str, Any]) -> None:
         self.settings = settings
-        options = LoopOptions(
-            method=settings.get("importance_reweighting_method", "none"),
-            baseline=settings.get("baseline", "mean"),
-            normalizer=settings.get("advantage_normalizer", "std"),
-            advantage_eps=settings.get("advantage_eps", 1e-6),
-            cliprange=settings.get("cliprange", 0.2),
-            length_norm=settings.get("loss_normalization", "sequence"),
-            constant=float(settings.get("normalization_constant", 1)),
-            max_grad_norm=settings.get("max_grad_norm", 1e4),
-            old_outside=OUTSIDE,
-        )
+        numbers = {name: value for name, value in settings.items() if name != "gradient_accumulation_steps"}
+        options = Options(old_outside=OUTSIDE, **numbers)
         super().__init__(word_tokenizer(), options, learning_rate=0.5)
         for i, text in enumerate(RESPONSES):
             prompt_ids, ids = self.tokenizer.encode(PROMPTS[i // 4]), self.tokenizer.encode(text)
@@ -336,14 +333,14 @@ class Stage(Recording):
             "tokenizer": self.tokenizer,
             "optimizer": self.optimizer,
             "gradient_accumulation_steps": 1,
-            "max_grad_norm": 1e4,
+            "max_grad_norm": 1e6,
             "reward_fn": self.reward_fn,
             "repeated_prompts": [prompt for prompt in PROMPTS for _ in range(4)],
             "rollout_responses": list(RESPONSES),
             "repeated_ground_truths": [s.truth for s in self.samples],
             "group_size": 4,
         }
-        if self.options.method != "none":
+        if self.options.importance_reweighting_method != "none":
             width = max(len(s.ids) for s in self.samples) - 1
             out["old_log_probs"] = torch.full((len(self.samples), width), OUTSIDE)
             for row, s in zip(out["old_log_probs"], self.samples, strict=True):

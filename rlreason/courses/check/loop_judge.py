@@ -201,10 +201,10 @@ def _entropies(update: Update) -> Iterator[Tensor]:
 def _clipped(update: Update) -> Iterator[Tensor]:
     """Yield (n, places) where the clipped term is the smaller one, and where the ratio is outside the range."""
     o, mask = update.options, update.mask
-    if o.method not in ("grpo", "gspo"):
+    if o.importance_reweighting_method not in ("grpo", "gspo"):
         return
     gap = (update.log_probs.detach() - update.old()).masked_fill(~mask, 0.0)
-    if o.method == "gspo":
+    if o.importance_reweighting_method == "gspo":
         gap = (gap.sum(-1) / mask.sum(-1).clamp(min=1))[:, None].expand_as(gap)
     above, below = gap.exp() > 1 + o.cliprange, gap.exp() < 1 - o.cliprange
     a = update.right_advantages()[:, None]

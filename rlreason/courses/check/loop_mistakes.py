@@ -92,10 +92,10 @@ def _mistaken_gradient(u: Update, m: Mistake, passes: Sequence[Forward] = ()) ->
     for p in passes or u.passes:
         log_probs, mask, old = _laid_out(u, p, m)
         a = torch.stack([of_sample[member.sample.number] for member in p.members])[:, None]
-        loss = known.wrong_token_loss(known.LossInputs(o.method, a, log_probs, old, o.cliprange, mask), m)
+        loss = known.wrong_token_loss(o, a, log_probs, old, mask, m)
         loss = loss * m("max tokens", mask.sum(-1, keepdim=True))
-        share = m("share", len(mask), u) if o.length_norm == "sequence" else m("constant share", u)
-        total = total + share * known.wrong_average(loss, mask, o.length_norm, o.constant, m)
+        share = m("share", len(mask), u) if o.loss_normalization == "sequence" else m("constant share", u)
+        total = total + share * known.wrong_average(loss, mask, o, m)
     return u.gradient_of(total)
 
 
@@ -118,13 +118,11 @@ def _rewards(samples: Sequence[RecordedSample], m: Mistake) -> Tensor:
 
 def _advantages(u: Update, m: Mistake) -> Tensor:
     """Return the advantages (n,) of the update's samples, with one mistake."""
-    o = u.options
     if m.step == "truth":
-        return u.advantages(_rewards(u.rollout, m), [m("truth", s) for s in u.rollout])
+        return u.advantages([s.reward for s in u.rollout], [m("truth", s) for s in u.rollout])
     ranked = m("order", u) if m.step != "batch" else u.rollout
     size = max(Counter(s.prompt for s in u.rollout).values())
-    options = known.AdvantageOptions(size, o.baseline, o.advantage_eps, o.normalizer)
-    advantages = known.wrong_advantages(_rewards(ranked, m), options, m)
+    advantages = known.wrong_advantages(_rewards(ranked, m), size, u.options, m)
     place = {s.number: i for i, s in enumerate(ranked)}
     return advantages[torch.tensor([place[s.number] for s in u.samples])]
 
@@ -214,7 +212,7 @@ def _other_context(u: Update) -> Kind:
 
 def _bug_of_rows(u: Update) -> Bug | None:
     """Return the bug of wrong weights of whole responses; None if the gradient is no sum of their mean log-probs."""
-    if u.options.method != "none" or u.options.length_norm != "sequence":
+    if u.options.importance_reweighting_method != "none" or u.options.loss_normalization != "sequence":
         return None
     means = (u.log_probs * u.mask).sum(1) / u.mask.sum(1)
     each = torch.stack([u.gradient_of(mean) for mean in means]).double()

@@ -5,16 +5,14 @@ computations give what `rlreason.courses` gives, which a test checks. They never
 """
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from rlreason.courses.check.records import Inputs, Kind
+from rlreason.courses.check.records import Function, Inputs, Kind, Options
 
-Function = Callable[..., Any]
 RIGHT: dict[str, Function] = {}  # step -> the right function
 MISTAKES: dict[str, list["Mistake"]] = {}  # step -> the wrong ones
 
@@ -99,28 +97,18 @@ step("divide", "where advantage_eps enters the division", lambda x, divisor, eps
 ADVANTAGES = ("batch", "center", "std", "normalizer", "divide", "mean")
 
 
-@dataclass(frozen=True, slots=True)
-class AdvantageOptions:
-    """How advantages are computed, by the words of 2026."""
-
-    group_size: int
-    baseline: str = "mean"  # or none
-    eps: float = 1e-6
-    normalizer: str = "std"  # or mean or none
-
-
-def wrong_advantages(rewards: Tensor, o: AdvantageOptions, m: Mistake) -> Tensor:
+def wrong_advantages(rewards: Tensor, group_size: int, o: Options, m: Mistake) -> Tensor:
     """Return the advantages (n,) of rewards (n,) in consecutive groups, with one mistake."""
 
     def of_groups(flat: Tensor, size: int) -> Tensor:
         rows = flat.reshape(-1, size)
         advantages: Tensor = m("center", rows, o.baseline)
-        normalizer = m("normalizer", o.normalizer)
+        normalizer = m("normalizer", o.advantage_normalizer)
         if normalizer != "none":
-            advantages = m("divide", advantages, m(normalizer, rows), o.eps)
+            advantages = m("divide", advantages, m(normalizer, rows), o.advantage_eps)
         return advantages.reshape(-1)
 
-    advantages: Tensor = m("batch", of_groups, rewards.reshape(-1), o.group_size)
+    advantages: Tensor = m("batch", of_groups, rewards.reshape(-1), group_size)
     return advantages
 
 
@@ -198,19 +186,16 @@ step("sign", "the minus sign in front of the loss", lambda loss: loss,
 AVERAGES = ("mask", "constant", "rows", "batch average", "sign")
 
 
-def wrong_average(loss: Tensor, mask: Tensor, how: str, constant: float, m: Mistake) -> Tensor:
-    """Average per-token losses (batch, seq) to a scalar, with one mistake.
-
-    `how` is sequence (mean of the rows' means), constant (masked sum / constant) or constant_mean (mean over rows of
-    masked sum / constant).
-    """
+def wrong_average(loss: Tensor, mask: Tensor, o: Options, m: Mistake) -> Tensor:
+    """Average per-token losses (batch, seq) to a scalar, with one mistake."""
     weights = m("mask", mask.bool()).to(loss.dtype)
     sums, counts = (loss * weights).sum(-1), weights.sum(-1)
-    if how == "sequence" or m.step == "rows":
+    if o.loss_normalization == "sequence" or m.step == "rows":
         rows = m("rows", sums, counts, loss.shape[-1])
     else:
-        rows = m("constant", sums, counts, constant)
-    signed: Tensor = m("sign", m("batch average", rows, torch.sum if how == "constant" else torch.mean))
+        rows = m("constant", sums, counts, o.normalization_constant)
+    join = torch.sum if o.loss_normalization == "constant" else torch.mean
+    signed: Tensor = m("sign", m("batch average", rows, join))
     return signed
 
 
@@ -301,148 +286,43 @@ step("time", "means inside the loss", lambda loss: loss,
 LOSSES = ("pick", "clip", "ratio", "sequence mean", "input", "advantage", "log-probability", "time", "method")
 
 
-@dataclass(frozen=True, slots=True)
-class LossInputs:
-    """Everything that a per-token loss is computed from: advantages (batch, 1), the other tensors (batch, seq)."""
+def wrong_token_loss(o: Options, a: Tensor, new: Tensor, old: Tensor, mask: Tensor, m: Mistake) -> Tensor:
+    """Return the loss of each token (batch, seq) by advantages a (batch, 1), with one mistake."""
+    method, a = m("method", o.importance_reweighting_method), m("advantage", a)
 
-    method: str  # none, noclip, grpo or gspo
-    advantages: Tensor
-    policy: Tensor
-    old: Tensor | None = None
-    cliprange: float = 0.0
-    mask: Tensor | None = None  # only gspo reads it
+    def mean(gap: Tensor) -> Tensor:
+        of_row: Tensor = m("sequence mean", gap, mask.to(gap.dtype))
+        return of_row if method == "gspo" else gap
 
-
-def wrong_token_loss(i: LossInputs, m: Mistake) -> Tensor:
-    """Return the loss of each token (batch, seq), with one mistake."""
-    loss: Tensor = m("time", -_surrogate(i, m("advantage", i.advantages), m))
+    if method == "none":
+        gain = a * m("log-probability", new)
+    else:
+        ratio = m("ratio", new, old, mean).expand_as(new)
+        gain = ratio * a
+        if method != "noclip":
+            gain = m("pick", gain, m("clip", ratio, o.cliprange) * a)
+    loss: Tensor = m("time", -gain)
     return loss
 
 
-def _surrogate(i: LossInputs, a: Tensor, m: Mistake) -> Tensor:
-    method, new = m("method", i.method), i.policy
-    if method == "none" or i.old is None:
-        weighted: Tensor = a * m("log-probability", new)
-        return weighted
-
-    def mean(gap: Tensor) -> Tensor:
-        if method != "gspo" or i.mask is None:
-            return gap
-        of_row: Tensor = m("sequence mean", gap, i.mask.to(gap.dtype))
-        return of_row
-
-    ratio = m("ratio", new, i.old, mean).expand_as(new)
-    if method == "noclip":
-        unclipped: Tensor = ratio * a
-        return unclipped
-    picked: Tensor = m("pick", ratio * a, m("clip", ratio, i.cliprange) * a)
-    return picked
+# `tokenize_prompt_and_output`: `tokens` takes its right result, (labels, response mask, input ids, pad id).
+def _with_mask(change: Function) -> Function:
+    return lambda labels, mask, ids, pad: (labels, change(mask))
 
 
-# `masked_normalize` and `masked_mean`. The steps `divisor` take (count, size, mask, constant).
-step("dim", "the dim of the sums, and how it is tested: 0 is false in Python", lambda dim: dim,
-    ("dim is ignored: everything is summed", lambda dim: None),
-    ("dim=0 is taken for no dim at all", lambda dim: dim or None),
+BY_VALUE = "the mask comes from the value of the token: an end token equal to the pad is lost"
+step("tokens", "the slices that make labels and response_mask, and where the mask begins and ends",
+    lambda labels, mask, ids, pad: (labels, mask),
+    ("labels are not shifted: each is the token that stands at its own position",
+     lambda labels, mask, ids, pad: (ids, mask)),
+    ("mask shifted by one: it is aligned with input_ids, not with labels", _with_mask(later)),
+    ("mask covers the last prompt token besides the response", _with_mask(lambda mask: mask | sooner(mask))),
+    ("prompt tokens are in the mask", _with_mask(lambda mask: nth_from_end(mask) > 0)),
+    ("padding is in the mask", _with_mask(lambda mask: _nth(mask) > 0)),
+    ("the last response token is not in the mask", _with_mask(lambda mask: mask & sooner(mask))),
+    ("the first response token is not in the mask", _with_mask(lambda mask: mask & later(mask))),
+    (BY_VALUE, lambda labels, mask, ids, pad: (labels, mask & (labels != pad))),
 )  # fmt: skip
-_COUNTED = (
-    ("sums are divided by all elements, also those that are masked out", lambda count, size, mask, c: size),
-    ("slices are divided by the number of elements in the whole mask", lambda count, size, mask, c: mask.sum()),
-)
-step("divisor", "what the sum is divided by", lambda count, size, mask, c: c,
-    ("the constant is ignored", lambda count, size, mask, c: 1),
-    ("the constant multiplies", lambda count, size, mask, c: 1 / c),
-    ("sums are divided by the number of masked-in elements", lambda count, size, mask, c: count),
-    ("sums are divided by the number of elements besides", lambda count, size, mask, c: count * c),
-    *_COUNTED,
-)  # fmt: skip
-step("count", "what the sum is divided by", lambda count, size, mask, c: count,
-    ("the sum is given back, not a mean", lambda count, size, mask, c: 1),
-    ("a slice without any element gives 0 where the course asks for NaN",
-     lambda count, size, mask, c: count.clamp(min=1)),
-    *_COUNTED,
-)  # fmt: skip
-
-
-def wrong_slices(value: Tensor, mask: Tensor, constant: float | None, dim: int | None, m: Mistake) -> Tensor:
-    """Return `masked_normalize` by a constant, or `masked_mean` if that is None, with one mistake."""
-    along = m("dim", dim)
-    weights = m("mask", mask.bool()).to(value.dtype)
-
-    def summed(x: Tensor) -> Tensor:
-        return x.sum() if along is None else x.sum(along)
-
-    divisor = "count" if constant is None else "divisor"
-    average: Tensor = summed(value * weights) / m(
-        divisor, summed(weights), summed(torch.ones_like(weights)), weights, constant
-    )
-    return average
-
-
-# `tokenize_prompt_and_output`. Masks and tokens are (rows, width); `real` is true where no padding is.
-def _encode(prompt: str, output: str, tokenizer: Any) -> tuple[list[int], list[int]]:
-    return tuple(tokenizer.encode(text, add_special_tokens=False) for text in (prompt, output))  # type: ignore[return-value]
-
-
-def _encode_output_jointly(prompt: str, output: str, tokenizer: Any) -> tuple[list[int], list[int]]:
-    first = _encode(prompt, output, tokenizer)[0]
-    return first, _encode(prompt + output, "", tokenizer)[0][len(first) :]
-
-
-_JOINTLY = "prompt and output are tokenized as one text: tokens merge across the border"
-_SPECIAL = "special tokens are added to the output: a begin token lies before it"
-_STRIPPED = "white space at the ends of the texts is stripped"
-_BY_VALUE = "the mask comes from the value of the token: an end token equal to the pad is lost"
-step("encode", "the calls of the tokenizer", _encode,
-    (_JOINTLY, _encode_output_jointly),
-    (_SPECIAL, lambda p, o, t: (t.encode(p), t.encode(o))),
-    (_SPECIAL, lambda p, o, t: (_encode(p, o, t)[0], t.encode(o))),
-    (_STRIPPED, lambda p, o, t: _encode(p.strip(), o.strip(), t)),
-    ("a space is put between prompt and output", lambda p, o, t: _encode(p, f" {o}", t)),
-    ("an end token is added to every output",
-     lambda p, o, t: (_encode(p, o, t)[0], [*_encode(p, o, t)[1], t.eos_token_id])),
-)  # fmt: skip
-step("start", "where rows are padded", lambda free: 0,
-    ("rows are padded on the left, not on the right", lambda free: free),
-)  # fmt: skip
-step("pad", "where rows are padded", lambda tokenizer: tokenizer.pad_token_id,
-    ("rows are padded with the end token, not with the tokenizer's pad token", lambda t: t.eos_token_id),
-    ("rows are padded with token 0, not with the tokenizer's pad token", lambda t: 0),
-)  # fmt: skip
-step("labels", "the slices that make input_ids and labels", lambda tokens, real: tokens[:, 1:],
-    ("labels are not shifted: each is the token that stands at its own position", lambda tokens, real: tokens[:, :-1]),
-    ("labels are padded with -100", lambda tokens, real: tokens[:, 1:].where(real[:, 1:], -100)),
-)  # fmt: skip
-step("response", "how response_mask is made", lambda mask, real, is_pad: mask,
-    ("mask shifted by one: it is aligned with input_ids, not with labels", lambda mask, real, is_pad: later(mask)),
-    ("mask covers the last prompt token besides the response", lambda mask, real, is_pad: mask | sooner(mask)),
-    ("prompt tokens are in the mask", lambda mask, real, is_pad: real),
-    ("padding is in the mask", lambda mask, real, is_pad: mask | ~real),
-    (_BY_VALUE, lambda mask, real, is_pad: mask & ~is_pad),
-    ("the last response token is not in the mask", lambda mask, real, is_pad: mask & sooner(mask)),
-    ("the first response token is not in the mask", lambda mask, real, is_pad: mask & later(mask)),
-)  # fmt: skip
-
-
-def wrong_tokens(i: Inputs, m: Mistake) -> dict[str, Tensor]:
-    """Return the result of `tokenize_prompt_and_output`, with one mistake."""
-    tokenizer = i["tokenizer"]
-    texts = zip(i["prompt_strs"], i["output_strs"], strict=True)
-    rows = [m("encode", prompt, output, tokenizer) for prompt, output in texts]
-    width = max(len(prompt) + len(output) for prompt, output in rows)
-    tokens = torch.full((len(rows), width), m("pad", tokenizer))
-    mask, real = (torch.zeros(len(rows), width, dtype=torch.bool) for _ in range(2))
-    for row, (prompt, output) in enumerate(rows):
-        n = len(prompt) + len(output)
-        start = m("start", width - n)
-        tokens[row, start : start + n] = torch.tensor([*prompt, *output])
-        real[row, start : start + n] = True
-        mask[row, start + len(prompt) : start + n] = True
-    is_pad = tokens == tokenizer.pad_token_id
-    return {
-        "input_ids": tokens[:, :-1],
-        "labels": m("labels", tokens, real),
-        "response_mask": m("response", mask, real, is_pad)[:, 1:],
-    }
 
 
 # `compute_entropy` and `get_response_log_probs`.

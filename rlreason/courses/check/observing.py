@@ -35,8 +35,8 @@ class Subject:
     ours: Function
     cases: Callable[[], Sequence[Case]]
     returns: str | tuple[str, ...] | list[str]  # one result, the items of a tuple, or the keys of a dictionary
-    wrong: Callable[[Inputs, Mistake], Any]  # its answer with this mistake
-    mistakes: Sequence[Mistake]
+    wrong: Callable[[Inputs, Mistake], Any] = lambda inputs, mistake: None  # its answer with this mistake
+    mistakes: Sequence[Mistake] = ()
     scalar: bool = False  # it returns one number
     calls_backward: bool = False
     hint: Callable[[Function], Kind | None] = lambda function: None  # where no known mistake fits
@@ -195,34 +195,32 @@ def examine(subject: Subject, function: Function) -> list[Bug]:
 
     `NotWrittenError` if no case is written yet.
     """
-    cases = sorted(subject.cases(), key=_size)
+    cases = sorted(subject.cases(), key=lambda case: (case.meaning is not None, _size(case.inputs)))
     cases = [case for case in cases if fits(function, case.inputs)] or cases[:1]
     trials = [_Trial(subject, function, case) for case in cases]
     if all(trial.is_unwritten for trial in trials):
         raise NotWrittenError
-    bugs: list[Bug] = []
+    bugs: dict[Kind, Bug] = {}
     for branch in dict.fromkeys(trial.case.branch for trial in trials):
         of_branch = [trial for trial in trials if trial.case.branch == branch]
         if bugs and of_branch[0].case.meaning:
             continue  # it would show the same bugs again
         for bug in _bugs_of_branch(subject, function, of_branch):
-            if bug.kind not in {earlier.kind for earlier in bugs}:
-                bugs.append(bug)
-    return bugs
+            bugs.setdefault(bug.kind, bug)
+    return list(bugs.values())
 
 
-def _size(case: Case) -> int:
-    sizes = [
-        v.numel() if isinstance(v, Tensor) else len(v) for v in case.inputs.values() if isinstance(v, Tensor | list)
-    ]
-    return sum(sizes)
+def _size(inputs: Inputs) -> int:
+    """Return the number of elements of all tensors and lists."""
+    values = inputs.values()
+    return sum(v.numel() if isinstance(v, Tensor) else len(v) for v in values if isinstance(v, Tensor | list))
 
 
 def _bugs_of_branch(subject: Subject, function: Function, trials: Sequence[_Trial]) -> Iterator[Bug]:
     """Yield at most two bugs: of the cases that fail, and of those that differ."""
-    faulty = next((trial for trial in trials if trial.fault), None)
-    if faulty and faulty.fault:
-        yield faulty.fault.with_inputs(_as_text(faulty.case.inputs))
+    faulty = [(trial.fault, trial.case) for trial in trials if trial.fault]
+    for fault, case in faulty[:1]:
+        yield fault.with_inputs(_as_text(case.inputs))
     comparable = [trial for trial in trials if trial.fault is None]
     differing = [trial for trial in comparable if trial.differs]
     if not differing:
@@ -231,10 +229,8 @@ def _bugs_of_branch(subject: Subject, function: Function, trials: Sequence[_Tria
     trial = next((t for t in differing if first_difference(t.yours, t.ours, CLEARLY)), differing[0])
     name = first_difference(trial.yours, trial.ours) or next(iter(trial.ours))
     got = f"{name} {short_text(trial.yours[name])}" if name in trial.yours else f"no {name}"
-    ours = f"{name} {short_text(trial.ours[name])}"
-    yield Bug(
-        kind, got, ours, _as_text(trial.case.inputs), f"it shows with {branch}" if (branch := trial.case.branch) else ""
-    )
+    note = f"it shows with {trial.case.branch}" if trial.case.branch and not trial.case.meaning else ""
+    yield Bug(kind, got, f"{name} {short_text(trial.ours[name])}", _as_text(trial.case.inputs), note)
 
 
 def _as_text(inputs: Inputs) -> dict[str, str]:

@@ -13,28 +13,13 @@ from torch import Tensor
 
 from rlreason.courses.check.calling import small_model
 from rlreason.courses.check.observing import multiple
+from rlreason.courses.check.records import Options
 from rlreason.objectives.advantages import compute_group_advantages
 from rlreason.objectives.aggregation import aggregate_loss
 from rlreason.objectives.losses import LOSSES
 
 LOSS_OF = {"none": "reinforce_with_baseline", "noclip": "grpo_no_clip", "grpo": "grpo_clip", "gspo": "gspo"}
 NORM_OF = {"std": "group_std", "none": "none", "mean": "group_mean"}
-
-
-@dataclass(frozen=True)
-class LoopOptions:
-    """The objective of an update."""
-
-    method: str = "none"  # none, noclip, grpo or gspo
-    baseline: str = "mean"
-    normalizer: str = "std"
-    advantage_eps: float = 1e-6
-    cliprange: float = 0.2
-    length_norm: str = "sequence"  # or constant: masked sum / constant
-    constant: float = 1.0
-    temperature: float = 1.0
-    max_grad_norm: float = 1e6
-    old_outside: float | None = None  # the old log-probability that was given outside the responses
 
 
 @dataclass(eq=False)
@@ -154,7 +139,7 @@ def made_up_reward(text: str, truth: str) -> dict[str, float]:
 class Recording:
     """A model, its optimizer and a reward function, which record their use."""
 
-    def __init__(self, tokenizer: Any, options: LoopOptions, learning_rate: float) -> None:
+    def __init__(self, tokenizer: Any, options: Options, learning_rate: float) -> None:
         self.tokenizer, self.options = tokenizer, options
         self.model = small_model(vocab=len(tokenizer))
         self.twin = copy.deepcopy(self.model)  # for the computations of the check itself
@@ -164,9 +149,7 @@ class Recording:
         self.reward_calls: list[tuple[str, str]] = []
         self.forwards: list[Forward] = []  # since the last optimizer step
         self.updates: list[Update] = []
-        self._arguments: dict[str, Tensor] = {}
-        self.model.base_model.register_forward_pre_hook(self._on_call, with_kwargs=True)
-        self.model.get_input_embeddings().register_forward_hook(self._on_embeddings)
+        self.model.base_model.register_forward_hook(self._on_call, with_kwargs=True)
         self.model.get_output_embeddings().register_forward_hook(self._on_logits)
 
     def __deepcopy__(self, memo: Any) -> Recording:
@@ -185,22 +168,20 @@ class Recording:
         self.reward_calls.append((str(response), str(ground_truth)))
         return self.reward(str(response), str(ground_truth))
 
-    def _on_call(self, module: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
-        read = ("attention_mask", "position_ids")
-        self._arguments = {name: named[name].clone() for name in read if isinstance(named.get(name), Tensor)}
-
-    def _on_embeddings(self, module: Any, arguments: tuple[Any, ...], output: Tensor) -> None:
-        if not output.requires_grad:
+    def _on_call(self, module: Any, arguments: tuple[Any, ...], named: dict[str, Any], output: Any) -> None:
+        ids = named.get("input_ids", arguments[0] if arguments else None)
+        if ids is None or not output[0].requires_grad:
             return
-        forward = Forward(arguments[0].detach().clone(), self._arguments)
-        forward.foreign = module is not self.model.get_input_embeddings()
+        read = ("attention_mask", "position_ids")
+        tensors = {name: named[name].clone() for name in read if isinstance(named.get(name), Tensor)}
+        forward = Forward(ids.detach().clone(), tensors, foreign=module is not self.model.base_model)
         self.forwards.append(forward)
 
         def on_backward(gradient: Tensor) -> None:
             forward.reached = True
             forward.learned = forward.learned or bool(gradient.any())
 
-        output.register_hook(on_backward)
+        output[0].register_hook(on_backward)
 
     def _on_logits(self, module: Any, arguments: tuple[Any, ...], output: Tensor) -> None:
         if output.requires_grad and self.forwards:
@@ -248,10 +229,6 @@ class Update:
         self.samples = list({m.sample.number: m.sample for p in self.passes for m in p.members}.values())
         self._logits: dict[Forward, Tensor] = {}
 
-    def learn_from(self, samples: Sequence[RecordedSample]) -> None:
-        """Take these samples for those of the step, in one micro-batch of a row for each."""
-        self.samples, self.strangers, self.passes = list(samples), [], [one_row_each(samples)]
-
     @cached_property
     def own(self) -> Forward:
         """Return the samples in a row for each, with which we compute what is right."""
@@ -293,27 +270,35 @@ class Update:
                     return True
         return False
 
-    def advantages(self, rewards: Tensor, groups: Sequence[int]) -> Tensor:
+    def advantages(self, rewards: Sequence[float], groups: Sequence[int]) -> Tensor:
         """Return the advantages (n,) of the samples, from rewards and groups of the rollout."""
-        o = self.options
-        norm = NORM_OF[o.normalizer]
+        o, place = self.options, {s.number: i for i, s in enumerate(self.rollout)}
         advantages = compute_group_advantages(
-            rewards, torch.tensor(groups), baseline=o.baseline, std_norm=norm, advantage_eps=o.advantage_eps
+            torch.tensor(rewards),
+            torch.tensor(groups),
+            baseline=o.baseline,
+            std_norm=NORM_OF[o.advantage_normalizer],
+            advantage_eps=o.advantage_eps,
         )
-        place = {s.number: i for i, s in enumerate(self.rollout)}
-        return advantages[torch.tensor([place[s.number] for s in self.samples])]
+        return advantages[[place[s.number] for s in self.samples]]
 
     def right_advantages(self) -> Tensor:
         """Return the right advantages (n,)."""
-        return self.advantages(torch.tensor([s.reward for s in self.rollout]), [s.prompt for s in self.rollout])
+        return self.advantages([s.reward for s in self.rollout], [s.prompt for s in self.rollout])
 
     def right_loss(self) -> Tensor:
         """Return the loss of the samples by `rlreason.objectives`, with gradient."""
         o, mask = self.options, self.mask
-        clip = {"cliprange_low": o.cliprange, "cliprange_high": o.cliprange} if o.method in ("grpo", "gspo") else {}
-        loss = LOSSES[LOSS_OF[o.method]](self.right_advantages()[:, None], self.log_probs, self.old(), mask, **clip)[0]
-        how, n = ("masked_mean", self.size) if o.length_norm == "sequence" else ("constant", 1)
-        return aggregate_loss(loss, mask, how, n_sequences=n, n_tokens=0, constant=o.constant)
+        clip = (
+            {"cliprange_low": o.cliprange, "cliprange_high": o.cliprange}
+            if o.importance_reweighting_method in ("grpo", "gspo")
+            else {}
+        )
+        loss = LOSSES[LOSS_OF[o.importance_reweighting_method]](
+            self.right_advantages()[:, None], self.log_probs, self.old(), mask, **clip
+        )[0]
+        how, n = ("masked_mean", self.size) if o.loss_normalization == "sequence" else ("constant", 1)
+        return aggregate_loss(loss, mask, how, n_sequences=n, n_tokens=0, constant=o.normalization_constant)
 
     def gradient_of(self, loss: Tensor) -> Tensor:
         """Return a loss's gradient by the model's parameters, as one vector."""

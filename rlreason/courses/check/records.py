@@ -98,6 +98,22 @@ class Case:
     as_well: Inputs | None = None  # inputs whose right answer is right here, too
 
 
+@dataclass(frozen=True)
+class Options:
+    """What decides an objective, by the names of 2026's train step."""
+
+    importance_reweighting_method: str = "none"  # or noclip, grpo or gspo
+    baseline: str = "mean"  # or none
+    advantage_normalizer: str = "std"  # or mean or none
+    advantage_eps: float = 1e-6
+    cliprange: float = 0.2
+    loss_normalization: str = "sequence"  # mean of rows' means; constant: masked sum / constant; or constant_mean
+    normalization_constant: float = 1.0
+    max_grad_norm: float = 1e6
+    temperature: float = 1.0
+    old_outside: float | None = None  # the old log-probability that was given outside the responses
+
+
 LONGEST = 400
 
 

@@ -150,7 +150,7 @@ def _late(name: str, seconds: float) -> dict[str, Any]:
 
 
 def _start_worker() -> None:
-    """Keep what the user's code prints out of the answer, and import what takes seconds before any function's limit."""
+    """Keep what the user's code prints out of the answer, and its threads few."""
     for number, mode in enumerate((os.O_RDONLY, os.O_WRONLY, os.O_WRONLY)):
         os.dup2(os.open(os.devnull, mode), number)
     os.environ |= {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
