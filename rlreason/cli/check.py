@@ -1,9 +1,11 @@
 """Check a command line before Hydra acts on it: every run and every sweep that it requests."""
 
 import os
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from omegaconf import OmegaConf
@@ -13,59 +15,37 @@ from rlreason.cli.compose import RESUME, algorithm_of, composed, composed_run, k
 from rlreason.cli.design import fixed
 from rlreason.cli.flags import OneRun, Request, composing, read, split_sweep_options
 from rlreason.cli.mistakes import in_one_line, mistakes_in, refuse_wrong_words
-from rlreason.cli.names import own_names, translated
+from rlreason.cli.names import translated
 from rlreason.config.groups import OF_SWEEPS
 from rlreason.errors import ConfigError
 from rlreason.runtime.machine import SWEEP_VARIABLE
 
 
-def quoted(overrides: Sequence[str], multirun: bool) -> list[str]:
-    """Quote values that Hydra cannot read bare: with an equals sign, such as folders of sweeps, or letters such as ü.
-
-    In a sweep a comma separates values, so a value that contains one is left alone.
-
-    >>> quoted(["model.path=runs/sweeps/x/seed=0", "seed=0,1", "a='b=c'"], multirun=True)
-    ["model.path='runs/sweeps/x/seed=0'", 'seed=0,1', "a='b=c'"]
-    """
-
-    def one(word: str) -> str:
-        key, _, value = word.partition("=")
-        odd = "=" in value or not value.isascii()
-        plain = not any(c in value for c in "'\"[]{}()\\" + "," * multirun)
-        return f"{key}='{value}'" if odd and plain else word
-
-    return [one(word) for word in overrides]
-
-
-def check_command_line(words: Sequence[str], note: Note = print, design: bool = True) -> Request:
+def check_command_line(words: Sequence[str], note: Note | None = None, design: bool = True) -> Request:
     """Check a command line before anything runs and return it under our names; `ConfigError` in one line for a mistake.
 
     A question must compose; runs must obey the rules and have a folder to write to. `design`: check the runs of a
-    sweep too, which our sweeper does otherwise.
+    sweep too, which our sweeper does otherwise. Notes are printed, beside an answer on standard error.
     """
     with mistakes_in(words):
         request = read(words)
         if not request.composes:
             return request
+        note = note or partial(print, file=sys.stdout if request.starts else sys.stderr)
         with composing(request), in_one_line(request.overrides, request.config_name):
             if folder := resumed_folder(request.overrides, request.multirun):
                 return _resumed(request, folder, note)
             request = prepared(request, note)
-            if request.starts and request.multirun and not design:
-                composed([*fixed(request.overrides), *request.options.overrides()], request.config_name)
-            elif request.starts and request.multirun:
-                request = checked_sweep(request, note)
-            elif request.starts:
-                request = replace(request, one=one_run(request, note))
-            else:
-                if request.multirun:  # the part that all runs of the sweep share
-                    request = replace(request, overrides=fixed(request.overrides))
-                part = request.flags.get("package", "_global_")
-                if request.overrides or part != "_global_":
-                    cfg = composed(request.overrides, request.config_name)
-                    if part != "_global_" and OmegaConf.select(cfg, part) is None:
-                        raise ConfigError(f"--package={part} is no part of the config: --cfg job shows it whole")
-    return request
+            if request.starts and not request.multirun:
+                return replace(request, one=one_run(request, note))
+            if request.starts and design:
+                return checked_sweep(request, note)
+            shared = fixed(request.overrides) if request.multirun else request.overrides
+            cfg = composed([*shared, *request.options.overrides()], request.config_name)
+            part = request.flags.get("package", "_global_")
+            if part != "_global_" and OmegaConf.select(cfg, part) is None:
+                raise ConfigError(f"--package={part} is no part of the config: --cfg job shows it whole")
+            return request
 
 
 @contextmanager
@@ -85,11 +65,27 @@ def prepared(request: Request, note: Note, algorithm: str = "") -> Request:
 
     `algorithm`: of the run whose settings are changed.
     """
-    rest, sweep_options = split_sweep_options(request.overrides, request.multirun)
-    words = quoted(own_names(rest, note, algorithm), request.multirun)
-    request = replace(request, overrides=translated(words, note), options=sweep_options)
-    refuse_wrong_words(request.overrides)
-    return request
+    words, sweep_options = split_sweep_options(request.overrides, request.multirun)
+    words = quoted(translated(words, note, algorithm), request.multirun)
+    refuse_wrong_words(words)
+    return replace(request, overrides=words, options=sweep_options)
+
+
+def quoted(overrides: Sequence[str], multirun: bool) -> list[str]:
+    """Quote values that Hydra cannot read bare: with an equals sign, such as folders of sweeps, or letters such as ü.
+
+    In a sweep a comma separates values, so a value that contains one is left alone.
+
+    >>> quoted(["model.path=runs/sweeps/x/seed=0", "seed=0,1", "a='b=c'"], multirun=True)
+    ["model.path='runs/sweeps/x/seed=0'", 'seed=0,1', "a='b=c'"]
+    """
+    words = []
+    for word in overrides:
+        key, _, value = word.partition("=")
+        odd = "=" in value or not value.isascii()
+        bare = not any(c in value for c in "'\"[]{}()\\" + "," * multirun)
+        words.append(f"{key}='{value}'" if odd and bare else word)
+    return words
 
 
 def one_run(request: Request, note: Note) -> OneRun:
