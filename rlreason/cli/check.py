@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 from omegaconf import OmegaConf
 
@@ -32,43 +31,42 @@ def check_command_line(words: Sequence[str], note: Note | None = None, design: b
         if not request.composes:
             return request
         note = note or partial(print, file=sys.stdout if request.starts else sys.stderr)
-        with composing(request), in_one_line(request.overrides, request.config_name):
-            if folder := resumed_folder(request.overrides, request.multirun):
-                return _resumed(request, folder, note)
-            request = prepared(request, note)
-            if request.starts and not request.multirun:
-                return replace(request, one=one_run(request, note))
-            if request.starts and design:
-                return checked_sweep(request, note)
-            shared = fixed(request.overrides) if request.multirun else request.overrides
-            cfg = composed([*shared, *request.options.overrides()], request.config_name)
-            part = request.flags.get("package", "_global_")
-            if part != "_global_" and OmegaConf.select(cfg, part) is None:
-                raise ConfigError(f"--package={part} is no part of the config: --cfg job shows it whole")
-            return request
+        folder = resumed_folder(request.overrides, request.multirun)
+        if folder is not None:
+            words = [word for word in words if key_of(word) != RESUME]
+    with reading(words, note, algorithm_of(folder) if folder else "") as request:
+        if folder is not None:
+            if "cfg" not in request.flags and not request.starts:
+                raise ConfigError(f"{RESUME}={folder} has its settings from there: --cfg job shows them")
+            one = repeated(folder, request.overrides, note)
+            if request.starts:
+                check_start([one.run], folder, note)
+            return replace(request, one=one)
+        if request.starts and not request.multirun:
+            return replace(request, one=one_run(request, note))
+        if request.starts and design:
+            return checked_sweep(request, note)
+        shared = fixed(request.overrides) if request.multirun else request.overrides
+        cfg = composed([*shared, *request.options.overrides()], request.config_name)
+        part = request.flags.get("package", "_global_")
+        if part != "_global_" and OmegaConf.select(cfg, part) is None:
+            raise ConfigError(f"--package={part} is no part of the config: --cfg job shows it whole")
+        return request
 
 
 @contextmanager
 def reading(words: Sequence[str], note: Note, algorithm: str = "") -> Iterator[Request]:
-    """Yield the request of these words, prepared, with Hydra ready to compose it; a mistake is one line.
+    """Yield the request of these words under our names, with the options of a sweep apart and every option there.
 
-    `algorithm`: of the run whose settings are changed.
+    Hydra is ready to compose it, and a mistake is one line. `algorithm`: of the run whose settings are changed.
     """
     with mistakes_in(words):
         request = read(words)
         with composing(request), in_one_line(request.overrides, request.config_name):
-            yield prepared(request, note, algorithm)
-
-
-def prepared(request: Request, note: Note, algorithm: str = "") -> Request:
-    """Return the request under our names, with the options of a sweep apart; every chosen option exists.
-
-    `algorithm`: of the run whose settings are changed.
-    """
-    words, sweep_options = split_sweep_options(request.overrides, request.multirun)
-    words = quoted(translated(words, note, algorithm), request.multirun)
-    refuse_wrong_words(words)
-    return replace(request, overrides=words, options=sweep_options)
+            rest, options = split_sweep_options(request.overrides, request.multirun)
+            overrides = quoted(translated(rest, note, algorithm), request.multirun)
+            refuse_wrong_words(overrides)
+            yield replace(request, overrides=overrides, options=options)
 
 
 def quoted(overrides: Sequence[str], multirun: bool) -> list[str]:
@@ -89,7 +87,7 @@ def quoted(overrides: Sequence[str], multirun: bool) -> list[str]:
 
 
 def one_run(request: Request, note: Note) -> OneRun:
-    """Return the only run of a request, whose words are prepared; `ConfigError` if it could not begin."""
+    """Return the only run of a request; `ConfigError` if it could not begin."""
     in_sweep = SWEEP_VARIABLE in os.environ
     one = composed_run(request.overrides, request.config_name, of_sweep=in_sweep)
     if (sweep := one.of_hydra.hydra.runtime.choices.get("sweep")) and not in_sweep:
@@ -97,15 +95,3 @@ def one_run(request: Request, note: Note) -> OneRun:
     report_unread(request, [one.run], [f"monitors.{monitor}" for monitor in OF_SWEEPS] if in_sweep else [], note)
     check_start([one.run], one.folder, note)
     return one
-
-
-def _resumed(request: Request, folder: Path, note: Note) -> Request:
-    """Return the request for a run that resumes in its folder, with the other words merged into its settings."""
-    if "cfg" not in request.flags and not request.starts:
-        raise ConfigError(f"{RESUME}={folder} has its settings from there: --cfg job shows them; leave other flags out")
-    rest = [word for word in request.overrides if key_of(word) != RESUME]
-    request = prepared(replace(request, overrides=rest), note, algorithm_of(folder))
-    one = repeated(folder, request.overrides, note)
-    if request.starts:
-        check_start([one.run], folder, note)
-    return replace(request, one=one)

@@ -7,8 +7,8 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from rlreason.cli.check import check_command_line
 from rlreason.cli.compose import composed_run
-from rlreason.cli.flags import CONF, OneRun, Request, composing, searching
+from rlreason.cli.flags import CONF, OneRun, Request, composing
 from rlreason.cli.launchers import JOBLIB
 from rlreason.cli.mistakes import in_one_line, mistakes_in
 from rlreason.cli.subcommands import find_modules_here, print_error, refuse_wrong_subcommand, run_cli, subcommands_help
@@ -36,8 +36,6 @@ from rlreason.runtime.clock import Clock
 from rlreason.runtime.files import ended_when_it_hangs, run_lock
 from rlreason.runtime.machine import (
     SWEEP_VARIABLE,
-    Place,
-    divide_memory_finely,
     loading,
     place_of,
     process_state_kept,
@@ -88,23 +86,23 @@ def _work(
     run: AnyRunConfig, folder: Path, config: str, words: Sequence[str], console: Console, own_process: bool
 ) -> float:
     """Load what the run needs, and run it."""
-    clock, sources, start = Clock(), dict[str, str](), None
-    on_a_model = works_on_a_model(run)
-    libraries = "torch and transformers" if on_a_model else "the client and the sandbox"
+    clock, sources = Clock(), dict[str, str]()
+    start: Callable[..., float]
+    libraries = "torch and transformers" if works_on_a_model(run) else "the client and the sandbox"
     with console.wait(f"loading {libraries}"), loading(for_good=own_process):
-        if not on_a_model:
+        if not works_on_a_model(run):
             from rlreason.discovery.loop import discover as start
         elif run.trains:
             from rlreason.training.train import train as start
         else:
             from rlreason.training.jobs import start
-    if on_a_model:
+    if works_on_a_model(run):
         from rlreason.training.preflight import own_sources
 
         seed_generators(run.seed)
         sources = own_sources(run)
     records = RunWriter(folder, config, Origin(words, sources), trains=run.trains, say=console.say, clock=clock)
-    accuracy: float = start(run, records, console)
+    accuracy = start(run, records, console)
     finish_provenance(folder)
     return accuracy
 
@@ -121,58 +119,6 @@ def mark_ended(folder: Path, error: BaseException) -> None:
         text = str(error).partition("\n")[0]
         named = f"{type(error).__name__}: {text}".rstrip(": ")
         write_status(folder, "failed", text if isinstance(error, ConfigError) else named)
-
-
-def serve(place: Place) -> int:
-    """Follow rank 0 to the end of its run; return the exit code."""
-    signals.killed_with_parent()  # it has nothing to clean up
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    from rlreason.training.ranks import own_gpu_only, store_of, wait_for_limit
-
-    find_modules_here()
-    divide_memory_finely()
-    own_gpu_only(place)
-    store = store_of(place)
-    limit_s = wait_for_limit(store)
-    return 0 if limit_s is None else _follow(place, store, limit_s)
-
-
-def _follow(place: Place, store: object, limit_s: float) -> int:
-    """Do this rank's part of the run; an error is left for rank 0 to report."""
-    from rlreason.model.parameters import pick_device
-    from rlreason.training.build_algorithm import follow
-    from rlreason.training.ranks import Ranks, is_gone
-
-    ranks = Ranks(store, place.rank, place.world, pick_device(), limit_s)
-    try:
-        orders = follow(ranks)
-        while (order := ranks.next_order())[0] != "end":
-            name, arguments = order
-            orders[name](*arguments)
-    except Exception as error:
-        if isinstance(error, RuntimeError) and is_gone(error):  # rank 0 ended, and reports why
-            print(f"rank {place.rank}: rank 0 has gone", file=sys.stderr)
-            return 1
-        ranks.leave_error(f"{type(error).__name__}: {first_line(error)}")
-        raise
-    return 0
-
-
-@contextmanager
-def leading() -> Iterator[None]:
-    """Wrap what rank 0 does: if it starts no training run, tell the other ranks, which then end.
-
-    It ends in order, as by SIGTERM, when torchrun does.
-    """
-    os.environ[signals.FOLLOWS] = str(os.getppid())
-    try:
-        yield
-    finally:
-        from rlreason.training.ranks import release_torchrun_ranks
-
-        release_torchrun_ranks()
 
 
 def start_run(one: OneRun, words: Sequence[str]) -> int:
@@ -267,9 +213,8 @@ def by_hydra(request: Request) -> int:
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # errors are raised instead of being printed
     before, asked = sys.argv, request.for_hydra()
     try:
-        with searching(request):
-            sys.argv = [before[0], *asked]
-            hydra.main(config_path=CONF, config_name=request.config_name, version_base="1.3")(sweep_job)()
+        sys.argv = [before[0], *asked]
+        hydra.main(config_path=CONF, config_name=request.config_name, version_base="1.3")(sweep_job)()
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else 0
     except Exception as raised:

@@ -13,7 +13,7 @@ from omegaconf import DictConfig
 
 from rlreason.config.leaves import resource_dir
 from rlreason.config.run import AnyRunConfig
-from rlreason.config.store import SEARCHED
+from rlreason.config.store import OWN, SEARCHED
 from rlreason.errors import ConfigError
 from rlreason.runtime.streams import Parser
 from rlreason.runtime.version import __version__
@@ -140,7 +140,7 @@ class Request:
         return self.flags.get("config_name") or OWN_CONFIGS.get(",".join(chosen).lower()) or "config"
 
     def for_hydra(self) -> list[str]:
-        """Return the command line for Hydra, which is told of the places of options in other ways (`searching`).
+        """Return the command line for Hydra, which knows the places of options already (`composing`).
 
         >>> read(["-m", "-cd", "/", "seed=0,1"]).for_hydra()
         ['--multirun', 'seed=0,1']
@@ -188,19 +188,9 @@ def read(words: Sequence[str]) -> Request:
 
 
 @contextmanager
-def searching(request: Request) -> Iterator[None]:
-    """Let Hydra find the options of --config-dir in this block."""
-    places = [("command-line", f"file://{folder}")] if (folder := request.flags.get("config_dir")) else []
-    SEARCHED[:0] = places
-    try:
-        yield
-    finally:
-        for place in places:
-            SEARCHED.remove(place)
-
-
-@contextmanager
 def composing(request: Request) -> Iterator[None]:
-    """Make Hydra ready for the block to compose the request, with the options that the flags add."""
-    with searching(request), initialize_config_dir(CONF, job_name="rlreason", version_base="1.3"):
+    """Make Hydra ready for the block to compose the request, which finds those of --config-dir."""
+    folder = request.flags.get("config_dir")
+    SEARCHED[:] = [("command-line", f"file://{folder}"), OWN] if folder else [OWN]
+    with initialize_config_dir(CONF, job_name="rlreason", version_base="1.3"):
         yield
