@@ -8,6 +8,7 @@ from typing import Any, get_args, get_type_hints
 
 from hydra import compose
 from hydra.core.global_hydra import GlobalHydra
+from hydra.core.object_type import ObjectType
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
@@ -17,14 +18,18 @@ from rlreason.config.store import SCHEMAS
 INTERNAL_GROUPS = ("hydra", "schema")
 
 
-def group_options(group: str) -> list[str]:
-    """Return the options of a group, from all places that Hydra searches; it must be ready to compose."""
-    return GlobalHydra.instance().config_loader().get_group_options(group)
+def group_options(group: str, kind: ObjectType = ObjectType.CONFIG) -> list[str]:
+    """Return the options of a group, or with `GROUP` its groups, from all places that Hydra searches; it must be ready.
+
+    The loader's own `get_group_options` parses all overrides anew at each call.
+    """
+    sources = [source for source in GlobalHydra.instance().config_loader().get_sources() if source.is_group(group)]
+    return sorted({option for source in sources for option in source.list(group, kind)})
 
 
 def options_by_group() -> dict[str, list[str]]:
     """Return every group that a user chooses from, with its options, including those of the user's own folders."""
-    groups = GlobalHydra.instance().config_loader().list_groups("")
+    groups = group_options("", ObjectType.GROUP)
     return {group: group_options(group) for group in groups if group not in INTERNAL_GROUPS}
 
 
