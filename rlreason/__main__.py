@@ -1,26 +1,34 @@
 """`rlreason ...` and `python -m rlreason ...`: subcommands read runs, overrides start them.
 
 Nothing slow is imported before the signal handlers are in place, and a subcommand imports neither Hydra's command line
-nor torch (except `rerun`, which starts a run).
+nor torch (except `rerun`, which starts a run). Of several processes that train together, the others follow rank 0.
 """
 
+import os
 import sys
 from importlib.util import find_spec
 
 from rlreason.runtime.early_signals import heed_signals
-from rlreason.runtime.machine import divide_memory_finely, loading, place_of
+from rlreason.runtime.machine import VISIBLE, Place, divide_memory_finely, loading, own_gpu, place_of
 
 
 def main() -> None:
     """Run the command line and end the process with its exit code."""
-    if (place := place_of()) is None:
-        return run()
-    from rlreason.cli.command import leading, serve  # one of several processes that train together
-
-    if place.rank:
-        sys.exit(serve(place))
-    with leading():
+    place = place_of()
+    if place is None:
         run()
+    elif place.rank:
+        sys.exit(serve(place))
+    else:
+        from rlreason.runtime.signals import FOLLOWS
+
+        os.environ[FOLLOWS] = str(os.getppid())  # it ends in order, as by SIGTERM, when torchrun does
+        try:
+            run()
+        finally:
+            from rlreason.training.ranks import release_torchrun_ranks
+
+            release_torchrun_ranks()  # which end if no training run was started
 
 
 def run() -> None:
@@ -43,6 +51,26 @@ def run() -> None:
         from rlreason.cli.command import cli
 
     cli()
+
+
+def serve(place: Place) -> int:
+    """Follow rank 0 to the end of its run; return the exit code."""
+    import signal
+
+    from rlreason.runtime.signals import killed_with_parent
+
+    killed_with_parent()  # it has nothing to clean up
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    from rlreason.cli.subcommands import find_modules_here
+
+    find_modules_here()
+    divide_memory_finely()
+    os.environ[VISIBLE] = own_gpu(os.environ.get(VISIBLE), place.local)  # before anything loads CUDA
+    from rlreason.training.distributed import follow
+
+    return follow(place)
 
 
 if __name__ == "__main__":

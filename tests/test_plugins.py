@@ -16,8 +16,9 @@ from hydra import compose
 from omegaconf import OmegaConf
 
 from rlreason import evaluate, train
+from rlreason.api.start import evaluation_settings, plain
 from rlreason.cli.check import check_command_line
-from rlreason.cli.compose import changed_run, evaluation_settings, plain
+from rlreason.cli.compose import changed_run
 from rlreason.cli.flags import composing, read
 from rlreason.cli.options import group_options
 from rlreason.config.data import of_function

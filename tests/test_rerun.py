@@ -82,8 +82,8 @@ def test_settings_read_back_are_those_that_were_written(words, left):
         (["resume="], "resume= names no run: give the folder of one"),
         (["resume=nowhere"], "resume=nowhere is no folder"),
         (["resume=runs"], "resume=runs is a sweep with 2 runs: type its command again"),
-        (["resume=runs/a", "resume=runs/b"], "ask for 2 runs to go on"),
-        (["resume=runs/a", "hydra.run.dir=x"], "hydra.run.dir=x names one too: leave hydra.run.dir=x out"),
+        (["resume=runs/a", "resume=runs/b"], "leave resume=runs/b out"),
+        (["resume=runs/a", "hydra.run.dir=x"], "leave hydra.run.dir=x out"),
         (["-m", "resume=runs/a"], "leave -m out"),
         (["resume=runs/a", "hydra.mode=MULTIRUN"], "leave -m out"),
         (["resume=empty"], "has no config.yaml"),
@@ -179,7 +179,7 @@ def test_a_rerun_comes_out_equal_and_says_so(first):
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["one", "seed"], "write key=value, as in seed=0"),
+        (["one", "seed"], "write key=value, seed=VALUE"),
         (["one", "resume=one"], "resume is no setting of this run"),
         (["one", "hydra.run.dir=one"], "hydra.run.dir=one: rerun starts in a new folder"),
         (["one", "sed=1"], "sed is no setting of this run: did you mean seed?"),

@@ -176,7 +176,7 @@ def test_the_table_stands_behind_help_and_what_is_said_of_a_wrong_subcommand():
     for word, says in {
         "inspct": "did you mean rlreason inspect?",
         "Compare": "did you mean rlreason compare?",
-        "train": "did you mean rlreason?",
+        "train": "a run starts without one",
     }.items():
         with pytest.raises(ConfigError, match=rf"^{word} is no subcommand: ") as caught:
             refuse_wrong_subcommand([word, "runs/x"])

@@ -2,24 +2,32 @@
 
 import os
 import threading
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Any
 
 from hydra import compose as hydra_compose
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.errors import HydraException
+from hydra.core.config_store import ConfigStore
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.plugins import Plugins
+from hydra.core.singleton import Singleton
+from hydra.core.utils import JobRuntime
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.basecontainer import BaseContainer
 
 from rlreason.api.runs import Run
 from rlreason.cli.check import check_command_line, quoted, reading
 from rlreason.cli.check_runs import check_start
 from rlreason.cli.command import run_job
-from rlreason.cli.compose import RESUME, RUN_DIR, changed_run, evaluation_settings, free_folder, plain
+from rlreason.cli.compose import RESUME, RUN_DIR, changed_run, composed, free_folder
 from rlreason.cli.flags import OneRun, composing
 from rlreason.cli.mistakes import in_one_line, mere_name, mistakes_in
-from rlreason.cli.options import own_hydra, schemas_of
+from rlreason.cli.names import NONE
+from rlreason.cli.options import config_content, is_sweep
 from rlreason.config.run import RunConfig, works_on_a_model
+from rlreason.config.store import SEARCHED, register
 from rlreason.errors import ConfigError
 from rlreason.records.console import Console
 from rlreason.runtime.machine import SWEEP_VARIABLE, divide_memory_finely, place_of, process_state_kept
@@ -30,7 +38,28 @@ from rlreason.sweeps.design import key_of
 
 #: The settings of Hydra that do not change the whole process: where a run writes, and where options are found.
 HYDRA_SETTINGS = ("hydra.run.dir", "hydra.job.name", "hydra.searchpath")
+SHARED = ("dtype", "weights", "attention")  # settings that every model has
+#: Hydra's objects that a run has for itself.
+_RENEWED = (ConfigStore, GlobalHydra, HydraConfig, JobRuntime)
+_OF_HYDRA = ("hydra", "_dummy_empty_config_.yaml")  # Hydra's own entries in its store of configs
 _running = threading.Lock()  # held by the one run of this process
+
+
+@contextmanager
+def own_hydra() -> Iterator[None]:
+    """Give Hydra our schemas and resolvers for the block, and no one else's configs."""
+    Plugins.instance()  # before the copy: keep what the modules of plug-ins store on import
+    stored = ConfigStore.instance().repo
+    theirs, resolvers, searched = Singleton._instances, BaseContainer._resolvers, list(SEARCHED)
+    Singleton._instances = {kind: one for kind, one in theirs.items() if kind not in _RENEWED}
+    BaseContainer._resolvers = dict(resolvers)
+    try:
+        ConfigStore.instance().repo |= {name: stored[name] for name in _OF_HYDRA}
+        register()
+        yield
+    finally:
+        Singleton._instances, BaseContainer._resolvers = theirs, resolvers
+        SEARCHED[:] = searched
 
 
 def settings(overrides: Sequence[object]) -> DictConfig:
@@ -100,11 +129,15 @@ def _one_run(base: Run | DictConfig | RunConfig | None, overrides: list[str], no
         return request.one
     with reading(overrides, note) as request:
         given = set(map(key_of, request.overrides))
-        settings = _settings_to_evaluate(base, given) if isinstance(base, Run) else _plain(base)
+        settings = _settings_to_evaluate(base, given) if isinstance(base, Run) else plain(base, resolve=False)
         one = changed_run(settings, request.overrides)
         data = one.run.data if works_on_a_model(one.run) else None
-        if data is not None and (kinds := schemas_of("data", data.name)) and type(data) not in kinds:
-            raise mere_name("data", data.name, data.name)
+        if (
+            data is not None
+            and (file := config_content(f"data/{data.name}"))
+            and not file.keys() - {"defaults"} <= vars(data).keys()
+        ):
+            raise mere_name("data", data.name)
         check_start([one.run], one.folder, note)
         return one
 
@@ -119,11 +152,37 @@ def _settings_to_evaluate(run: Run, given: set[str]) -> dict[str, Any]:
     return evaluation_settings(config, run.model.absolute(), given)
 
 
-def _plain(config: object) -> dict[str, Any]:
+def evaluation_settings(settings: Mapping[str, Any], model: Path, anew: Collection[str]) -> dict[str, Any]:
+    """Return the settings of `algorithm=evaluate` on a model folder, as the run with these settings was evaluated.
+
+    `anew`: what overrides will choose again. Other data are asked in full, whichever part the run used. Hydra must be
+    ready to compose.
+    """
+    base = composed(["algorithm=evaluate", "model=local"], "config")
+    usual = plain(OmegaConf.masked_copy(base, [str(key) for key in base if key != "hydra"]))
+    found = usual | {key: settings[key] for key in usual.keys() & settings.keys() - {"algorithm", "model", *anew}}
+    trained = settings.get("model") or {}
+    found["model"] |= {"path": str(model)} | {key: trained[key] for key in SHARED if key in trained}
+    evaluated = dict(found["eval"])
+    if "data" in anew:
+        evaluated["data"] = None
+    if {"data", "eval.data"} & set(anew):
+        found["eval_problems"], evaluated["problems"] = usual["eval_problems"], None
+    if {"prompt.reward", "eval.prompt.reward"} & set(anew):
+        evaluated["reward"] = None
+    return found | {"eval": evaluated}
+
+
+def plain(config: object, resolve: bool = True) -> dict[str, Any]:
+    """Return settings as nested dicts, without Hydra's own; `resolve=False` leaves what follows from others a text."""
     if not isinstance(config, DictConfig | RunConfig):
         kind = type(config).__name__
         raise ConfigError(f"config= is of type {kind}: give what rlreason.compose(...) returned, and words as texts")
-    return plain(config, resolve=False)
+    node = config if isinstance(config, DictConfig) else OmegaConf.structured(config)
+    found = OmegaConf.to_container(node, resolve=resolve)
+    if not isinstance(found, dict) or "algorithm" not in found:
+        raise ConfigError("config= holds no settings of a run: give what rlreason.compose(...) returned")
+    return {str(key): value for key, value in found.items() if key != "hydra"}
 
 
 def _refuse_twice(own: Sequence[str], overrides: Sequence[str]) -> None:
@@ -140,7 +199,7 @@ def _refuse_twice(own: Sequence[str], overrides: Sequence[str]) -> None:
 
 def _checked_overrides(overrides: Sequence[object]) -> list[str]:
     """Return the overrides as they are; `ConfigError` unless they request one run in this process."""
-    parser, texts = OverridesParser.create(), list[str]()
+    texts = list[str]()
     for word in overrides:
         if not isinstance(word, str):
             raise ConfigError(f"{word!r} is no override: write it as a text, 'key=value'")
@@ -153,11 +212,8 @@ def _checked_overrides(overrides: Sequence[object]) -> list[str]:
         key = word.lstrip("+~").partition("=")[0]
         if key.startswith("hydra") and key not in HYDRA_SETTINGS:
             raise ConfigError(f"{word} would change the whole process: leave it out, or start it by python -m rlreason")
-        try:
-            [override] = parser.parse_overrides(quoted([word], multirun=False))
-        except HydraException:  # reported when it is checked
-            continue
-        if override.is_sweep_override() or (key == "sweep" and override.value() is not None):
+        [typed] = quoted([word], multirun=False)
+        if is_sweep(typed) or (key == "sweep" and word.partition("=")[2].lower() not in NONE):
             raise ConfigError(
                 f"{word} asks for several runs, and this starts one: write a loop of Python's, or start the sweep by "
                 "python -m rlreason -m"

@@ -1,10 +1,11 @@
 """Check a command line before Hydra acts on it: every run and every sweep that it requests."""
 
 import os
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
+from functools import partial
 
 from omegaconf import OmegaConf
 
@@ -12,11 +13,60 @@ from rlreason.cli.check_runs import Note, check_start, checked_sweep, report_unr
 from rlreason.cli.compose import RESUME, algorithm_of, composed, composed_run, repeated, resumed_folder
 from rlreason.cli.flags import OneRun, Request, composing, read, split_sweep_options
 from rlreason.cli.mistakes import in_one_line, mistakes_in, refuse_wrong_words
-from rlreason.cli.names import own_names, translated
+from rlreason.cli.names import translated
 from rlreason.config.groups import OF_SWEEPS
 from rlreason.errors import ConfigError
 from rlreason.runtime.machine import SWEEP_VARIABLE
 from rlreason.sweeps.design import fixed, key_of
+
+
+def check_command_line(words: Sequence[str], note: Note | None = None, design: bool = True) -> Request:
+    """Check a command line before anything runs and return it under our names; `ConfigError` in one line for a mistake.
+
+    A question must compose; runs must obey the rules and have a folder to write to. `design`: check the runs of a
+    sweep too, which our sweeper does otherwise. Notes are printed, beside an answer on standard error.
+    """
+    with mistakes_in(words):
+        request = read(words)
+        if not request.composes:
+            return request
+        note = note or partial(print, file=sys.stdout if request.starts else sys.stderr)
+        folder = resumed_folder(request.overrides, request.multirun)
+        if folder is not None:
+            words = [word for word in words if key_of(word) != RESUME]
+    with reading(words, note, algorithm_of(folder) if folder else "") as request:
+        if folder is not None:
+            if "cfg" not in request.flags and not request.starts:
+                raise ConfigError(f"{RESUME}={folder} has its settings from there: --cfg job shows them")
+            one = repeated(folder, request.overrides, note)
+            if request.starts:
+                check_start([one.run], folder, note)
+            return replace(request, one=one)
+        if request.starts and not request.multirun:
+            return replace(request, one=one_run(request, note))
+        if request.starts and design:
+            return checked_sweep(request, note)
+        shared = fixed(request.overrides) if request.multirun else request.overrides
+        cfg = composed([*shared, *request.options.overrides()], request.config_name)
+        part = request.flags.get("package", "_global_")
+        if part != "_global_" and OmegaConf.select(cfg, part) is None:
+            raise ConfigError(f"--package={part} is no part of the config: --cfg job shows it whole")
+        return request
+
+
+@contextmanager
+def reading(words: Sequence[str], note: Note, algorithm: str = "") -> Iterator[Request]:
+    """Yield the request of these words under our names, with the options of a sweep apart and every option there.
+
+    Hydra is ready to compose it, and a mistake is one line. `algorithm`: of the run whose settings are changed.
+    """
+    with mistakes_in(words):
+        request = read(words)
+        with composing(request), in_one_line(request.overrides, request.config_name):
+            rest, options = split_sweep_options(request.overrides, request.multirun)
+            overrides = quoted(translated(rest, note, algorithm), request.multirun)
+            refuse_wrong_words(overrides)
+            yield replace(request, overrides=overrides, options=options)
 
 
 def quoted(overrides: Sequence[str], multirun: bool) -> list[str]:
@@ -27,73 +77,17 @@ def quoted(overrides: Sequence[str], multirun: bool) -> list[str]:
     >>> quoted(["model.path=runs/sweeps/x/seed=0", "seed=0,1", "a='b=c'"], multirun=True)
     ["model.path='runs/sweeps/x/seed=0'", 'seed=0,1', "a='b=c'"]
     """
-
-    def one(word: str) -> str:
+    words = []
+    for word in overrides:
         key, _, value = word.partition("=")
         odd = "=" in value or not value.isascii()
-        plain = not any(c in value for c in "'\"[]{}()\\" + "," * multirun)
-        return f"{key}='{value}'" if odd and plain else word
-
-    return [one(word) for word in overrides]
-
-
-def check_command_line(words: Sequence[str], note: Note = print, design: bool = True) -> Request:
-    """Check a command line before anything runs and return it under our names; `ConfigError` in one line for a mistake.
-
-    A question must compose; runs must obey the rules and have a folder to write to. `design`: check the runs of a
-    sweep too, which our sweeper does otherwise.
-    """
-    with mistakes_in(words):
-        request = read(words)
-        if not request.composes:
-            return request
-        with composing(request), in_one_line(request.overrides, request.config_name):
-            if folder := resumed_folder(request.overrides, request.multirun):
-                return _resumed(request, folder, note)
-            request = prepared(request, note)
-            if request.starts and request.multirun and not design:
-                composed([*fixed(request.overrides), *request.options.overrides()], request.config_name)
-            elif request.starts and request.multirun:
-                request = checked_sweep(request, note)
-            elif request.starts:
-                request = replace(request, one=one_run(request, note))
-            else:
-                if request.multirun:  # the part that all runs of the sweep share
-                    request = replace(request, overrides=fixed(request.overrides))
-                part = request.flags.get("package", "_global_")
-                if request.overrides or part != "_global_":
-                    cfg = composed(request.overrides, request.config_name)
-                    if part != "_global_" and OmegaConf.select(cfg, part) is None:
-                        raise ConfigError(f"--package={part} is no part of the config: --cfg job shows it whole")
-    return request
-
-
-@contextmanager
-def reading(words: Sequence[str], note: Note, algorithm: str = "") -> Iterator[Request]:
-    """Yield the request of these words, prepared, with Hydra ready to compose it; a mistake is one line.
-
-    `algorithm`: of the run whose settings are changed.
-    """
-    with mistakes_in(words):
-        request = read(words)
-        with composing(request), in_one_line(request.overrides, request.config_name):
-            yield prepared(request, note, algorithm)
-
-
-def prepared(request: Request, note: Note, algorithm: str = "") -> Request:
-    """Return the request under our names, with the options of a sweep apart; every chosen option exists.
-
-    `algorithm`: of the run whose settings are changed.
-    """
-    rest, sweep_options = split_sweep_options(request.overrides, request.multirun)
-    words = quoted(own_names(rest, note, algorithm), request.multirun)
-    request = replace(request, overrides=translated(words, note), options=sweep_options)
-    refuse_wrong_words(request.overrides)
-    return request
+        bare = not any(c in value for c in "'\"[]{}()\\" + "," * multirun)
+        words.append(f"{key}='{value}'" if odd and bare else word)
+    return words
 
 
 def one_run(request: Request, note: Note) -> OneRun:
-    """Return the only run of a request, whose words are prepared; `ConfigError` if it could not begin."""
+    """Return the only run of a request; `ConfigError` if it could not begin."""
     in_sweep = SWEEP_VARIABLE in os.environ
     one = composed_run(request.overrides, request.config_name, of_sweep=in_sweep)
     if (sweep := one.of_hydra.hydra.runtime.choices.get("sweep")) and not in_sweep:
@@ -101,15 +95,3 @@ def one_run(request: Request, note: Note) -> OneRun:
     report_unread(request, [one.run], [f"monitors.{monitor}" for monitor in OF_SWEEPS] if in_sweep else [], note)
     check_start([one.run], one.folder, note)
     return one
-
-
-def _resumed(request: Request, folder: Path, note: Note) -> Request:
-    """Return the request for a run that resumes in its folder, with the other words merged into its settings."""
-    if "cfg" not in request.flags and not request.starts:
-        raise ConfigError(f"{RESUME}={folder} has its settings from there: --cfg job shows them; leave other flags out")
-    rest = [word for word in request.overrides if key_of(word) != RESUME]
-    request = prepared(replace(request, overrides=rest), note, algorithm_of(folder))
-    one = repeated(folder, request.overrides, note)
-    if request.starts:
-        check_start([one.run], folder, note)
-    return replace(request, one=one)

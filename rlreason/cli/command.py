@@ -7,11 +7,10 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
@@ -19,7 +18,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from rlreason.cli.check import check_command_line
 from rlreason.cli.compose import composed_run, key_of
-from rlreason.cli.flags import OneRun, Request, composing, read, searching
+from rlreason.cli.flags import CONF, OneRun, Request, composing
 from rlreason.cli.mistakes import in_one_line, mistakes_in
 from rlreason.cli.subcommands import find_modules_here, print_error, refuse_wrong_subcommand, run_cli, subcommands_help
 from rlreason.config.leaves import refuse_own_input
@@ -36,24 +35,17 @@ from rlreason.runtime.clock import Clock
 from rlreason.runtime.files import ended_when_it_hangs, run_lock
 from rlreason.runtime.machine import (
     SWEEP_VARIABLE,
-    VISIBLE,
-    Place,
-    divide_memory_finely,
     loading,
-    own_gpu,
     place_of,
     process_state_kept,
     seed_generators,
 )
-from rlreason.runtime.signals import FOLLOWS, killed_with_parent
 from rlreason.runtime.streams import stderr_logged
 from rlreason.runtime.text import first_line, redacted
 from rlreason.sweeps.carry import why_dominated
 from rlreason.sweeps.launcher import JOBLIB
 from rlreason.sweeps.processes import CONSOLES, end_with_sweep, outcome_text, printing_to
 from rlreason.sweeps.state import DOMINATED, FILE
-
-Start = Callable[[Any, RunWriter, Console], float]
 
 
 def run_job(
@@ -71,19 +63,18 @@ def run_job(
             limit_s = run.waits.run_s if own_process else None
             leaving = signals.before_leaving(lambda: mark_ended(folder, KeyboardInterrupt()))
             with ended_when_it_hangs(folder / STACKS, limit_s), leaving:
-                clock = Clock()
-                libraries = "torch and transformers" if works_on_a_model(run) else "the client and the sandbox"
-                with console.wait(f"loading {libraries}"), loading(for_good=own_process):
-                    start = _start_of(run)
-                return _started(start, run, folder, config, words, console, clock)
+                return _work(run, folder, config, words, console, own_process)
         except BaseException as error:
             if signals.stop_signal() and not isinstance(error, KeyboardInterrupt):
                 error = KeyboardInterrupt()
-            elif (shortage := _shortage_of(run, error)) is not None:
-                with suppress(OSError), (folder / LOG).open("a", encoding="utf-8") as log:
-                    log.write(redacted("".join(traceback.format_exception(error))))
-                shortage.__cause__ = error
-                error = shortage
+            elif works_on_a_model(run) and isinstance(error, Exception):
+                from rlreason.training.preflight import out_of_memory
+
+                if (shortage := out_of_memory(run, error)) is not None:
+                    with suppress(OSError), (folder / LOG).open("a", encoding="utf-8") as log:
+                        log.write(redacted("".join(traceback.format_exception(error))))
+                    shortage.__cause__ = error
+                    error = shortage
             if written_at(folder) != before:  # the folder became this run's own
                 with suppress(OSError):  # a full disk must not hide the error
                     mark_ended(folder, error)
@@ -91,44 +82,29 @@ def run_job(
             raise error
 
 
-def _start_of(run: AnyRunConfig) -> Start:
-    """Return the function that does the work, importing the libraries it needs."""
-    if not works_on_a_model(run):
-        from rlreason.discovery.loop import discover
-
-        return discover
-    if run.trains:
-        from rlreason.training.train import train
-
-        return train
-    from rlreason.training.jobs import start
-
-    return start
-
-
-def _started(
-    start: Start, run: AnyRunConfig, folder: Path, config: str, words: Sequence[str], console: Console, clock: Clock
+def _work(
+    run: AnyRunConfig, folder: Path, config: str, words: Sequence[str], console: Console, own_process: bool
 ) -> float:
-    sources: dict[str, str] = {}
+    """Load what the run needs, and run it."""
+    clock, sources = Clock(), dict[str, str]()
+    start: Callable[..., float]
+    libraries = "torch and transformers" if works_on_a_model(run) else "the client and the sandbox"
+    with console.wait(f"loading {libraries}"), loading(for_good=own_process):
+        if not works_on_a_model(run):
+            from rlreason.discovery.loop import discover as start
+        elif run.trains:
+            from rlreason.training.train import train as start
+        else:
+            from rlreason.training.jobs import start
     if works_on_a_model(run):
         from rlreason.training.preflight import own_sources
 
         seed_generators(run.seed)
         sources = own_sources(run)
-    origin = Origin(words, sources)
-    records = RunWriter(folder, config, origin, trains=run.trains, say=console.say, clock=clock)
+    records = RunWriter(folder, config, Origin(words, sources), trains=run.trains, say=console.say, clock=clock)
     accuracy = start(run, records, console)
     finish_provenance(folder)
     return accuracy
-
-
-def _shortage_of(run: AnyRunConfig, error: BaseException) -> ConfigError | None:
-    """Return in one line what ended a run whose GPU had too little memory; None for any other error."""
-    if not works_on_a_model(run) or not isinstance(error, Exception):
-        return None
-    from rlreason.training.preflight import out_of_memory
-
-    return out_of_memory(run, error)
 
 
 def mark_ended(folder: Path, error: BaseException) -> None:
@@ -137,45 +113,12 @@ def mark_ended(folder: Path, error: BaseException) -> None:
         return
     if (summary := RunFolder(folder).summary) is not None:  # a finished run that was given more steps
         write_status(folder, known_status(str(summary.get("status"))), str(summary.get("reason", "")))
-        return
-    if isinstance(error, KeyboardInterrupt):
+    elif isinstance(error, KeyboardInterrupt):
         write_status(folder, "interrupted", signals.why_stopped(error))
     else:
-        text = next(iter(str(error).splitlines()), "")
+        text = str(error).partition("\n")[0]
         named = f"{type(error).__name__}: {text}".rstrip(": ")
         write_status(folder, "failed", text if isinstance(error, ConfigError) else named)
-
-
-IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
-
-def serve(place: Place) -> int:
-    """Follow rank 0 to the end of its run; return the exit code."""
-    killed_with_parent()  # it has nothing to clean up
-    for number in IGNORED:
-        signal.signal(number, signal.SIG_IGN)
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    find_modules_here()
-    divide_memory_finely()
-    os.environ[VISIBLE] = own_gpu(os.environ.get(VISIBLE), place.local)  # before anything loads CUDA
-    from rlreason.training.distributed import follow
-
-    return follow(place)
-
-
-@contextmanager
-def leading() -> Iterator[None]:
-    """Wrap what rank 0 does: if it starts no training run, tell the other ranks, which then end.
-
-    It ends in order, as by SIGTERM, when torchrun does.
-    """
-    os.environ[FOLLOWS] = str(os.getppid())
-    try:
-        yield
-    finally:
-        from rlreason.training.ranks import release_torchrun_ranks
-
-        release_torchrun_ranks()
 
 
 def start_run(one: OneRun, words: Sequence[str]) -> int:
@@ -202,16 +145,14 @@ def sweep_job(cfg: DictConfig) -> float:
     hydra_config = HydraConfig.get()
     folder = Path(hydra_config.runtime.output_dir)
     os.environ[SWEEP_VARIABLE] = folder.parent.name
-    by_joblib = hydra_config.runtime.choices["hydra/launcher"] == JOBLIB  # whose processes run several jobs
-    console = folder.parent / CONSOLES / f"{folder.name}.log" if by_joblib else None
-    if by_joblib:
-        print(f"== {folder.name}: started", flush=True)
+    if hydra_config.runtime.choices["hydra/launcher"] != JOBLIB:
+        return _sweep_run(cfg, folder, own_process=True)
+    print(f"== {folder.name}: started", flush=True)  # joblib's processes run several jobs
     try:
-        with printing_to(console), process_state_kept() if by_joblib else nullcontext():
-            return _sweep_run(cfg, folder, own_process=not by_joblib)
+        with printing_to(folder.parent / CONSOLES / f"{folder.name}.log"), process_state_kept():
+            return _sweep_run(cfg, folder, own_process=False)
     finally:
-        if by_joblib:
-            print(f"== {folder.name}: {outcome_text(folder.parent, folder.name)}", flush=True)
+        print(f"== {folder.name}: {outcome_text(folder.parent, folder.name)}", flush=True)
 
 
 def _sweep_run(cfg: DictConfig, folder: Path, own_process: bool) -> float:
@@ -252,40 +193,35 @@ def cli() -> None:
 
 def do(words: Sequence[str]) -> int:
     """Check the words, then answer them or start what they request; return the exit code."""
+    refuse_wrong_subcommand(words)
+    register()
+    OmegaConf.register_new_resolver("subcommands", subcommands_help, replace=True)  # for --help: conf/config.yaml
+    request = check_command_line(words, design=False)
+    if request.one is not None and request.starts:
+        return start_run(request.one, words)
+    if request.one is not None:  # of a run that resumes: Hydra does not compose it
+        print(OmegaConf.to_yaml(request.one.config), end="")
+        return 0
+    if request.starts and place_of():
+        raise ConfigError("-m with torchrun: each run of a sweep starts its own ranks: leave torchrun out, add gpus=2")
     with mistakes_in(words):
-        refuse_wrong_subcommand(words)
-        register()
-        OmegaConf.register_new_resolver("subcommands", subcommands_help, replace=True)  # for --help: conf/config.yaml
-        note = partial(print, file=sys.stdout if read(words).starts else sys.stderr)
-        request = check_command_line(words, note, design=False)
-        if request.one is not None:
-            if request.starts:
-                return start_run(request.one, words)
-            print(OmegaConf.to_yaml(request.one.config), end="")  # of a run that resumes: Hydra does not compose it
-            return 0
-        if request.starts and place_of():
-            raise ConfigError(
-                "-m with torchrun: each run of a sweep starts its own ranks: leave torchrun out, add gpus=2"
-            )
         return by_hydra(request)
 
 
 def by_hydra(request: Request) -> int:
     """Have Hydra answer checked words, or run their sweep; return the exit code."""
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # errors are raised instead of being printed
-    before = sys.argv
+    before, asked = sys.argv, request.for_hydra()
     try:
-        with searching(request) as conf:
-            sys.argv = [before[0], *request.for_hydra()]
-            hydra.main(config_path=conf, config_name=request.config_name, version_base="1.3")(sweep_job)()
+        sys.argv = [before[0], *asked]
+        hydra.main(config_path=CONF, config_name=request.config_name, version_base="1.3")(sweep_job)()
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else 0
     except Exception as raised:
-        if request.composes:
-            with composing(request), in_one_line(request.overrides, request.config_name, not request.starts):
-                raise
-        asked = " ".join(request.for_hydra())
-        raise ConfigError(f"{asked} has no answer ({first_line(raised)}): --hydra-help explains the flags") from raised
+        if not request.composes:
+            raise ConfigError(f"{' '.join(asked)} has no answer ({first_line(raised)}): see --hydra-help") from raised
+        with composing(request), in_one_line(request.overrides, request.config_name, not request.starts):
+            raise
     finally:
         sys.argv = before
     if request.flags.keys() & {"cfg", "info"}:

@@ -1,13 +1,13 @@
 """Compose one run: from overrides, or from the settings that an earlier run has written down and overrides on top."""
 
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from hydra import compose
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, open_dict
 
 from rlreason.cli.flags import OWN_CONFIGS, OneRun
 from rlreason.cli.mistakes import in_one_line
@@ -23,7 +23,6 @@ from rlreason.sweeps.design import key_of, parsed
 from rlreason.sweeps.state import FILE, read_state
 
 RESUME, RUN_DIR = "resume", "hydra.run.dir"
-SHARED = ("dtype", "weights", "attention")  # settings that every model has
 
 
 def composed(overrides: Sequence[str], name: str) -> DictConfig:
@@ -41,9 +40,8 @@ def composed_run(
     """
     cfg = composed(overrides, name)
     place, hydra = _place_of(cfg), OmegaConf.masked_copy(cfg, "hydra")
-    OmegaConf.set_struct(cfg, False)
-    del cfg["hydra"]
-    OmegaConf.set_struct(cfg, True)
+    with open_dict(cfg):
+        del cfg["hydra"]
     with in_one_line(overrides, name, composing=True):
         OmegaConf.resolve(cfg)
     run = typed(cfg, map(key_of, overrides), absent)
@@ -65,29 +63,29 @@ def changed_run(settings: Mapping[str, Any], overrides: Sequence[str], folder: P
     An override that chooses an option replaces the whole group. Only settings that the overrides name are held to be
     read by the run: the others were checked when the earlier run began. Hydra must be ready to compose.
     """
-    algorithm = str(settings.get("algorithm"))
+    algorithm, groups = str(settings.get("algorithm")), options_by_group()
     if algorithm not in SCHEMAS["schema"]:
-        raise ConfigError("config= holds no settings of a run: give what rlreason.compose(...) returned")
-    name, groups = OWN_CONFIGS.get(algorithm, "config"), options_by_group()
-    words = [one for one in parsed(overrides) if (one.key_or_group, str(one.value())) != ("algorithm", algorithm)]
-    if several := next((one for one in words if one.is_sweep_override()), None):
-        raise ConfigError(f"{several.input_line} names several values, and this is one run: give one of them")
-    options = [one for one in words if one.key_or_group in groups]
-    of_hydra = [str(one.input_line) for one in words if one.is_hydra_override()]
-    base = composed([f"algorithm={algorithm}", *(str(one.input_line) for one in options), *of_hydra], name)
+        raise ConfigError(f"algorithm={algorithm} is none of ours: these are no settings of a run")
+    name = OWN_CONFIGS.get(algorithm, "config")
+    words = [(str(one.input_line), one) for one in parsed(overrides)]
+    words = [(word, one) for word, one in words if (one.key_or_group, str(one.value())) != ("algorithm", algorithm)]
+    options = [word for word, one in words if one.key_or_group in groups]
+    of_hydra = [word for word, one in words if one.is_hydra_override()]
+    base = composed([f"algorithm={algorithm}", *options, *of_hydra], name)
     with in_one_line([f"algorithm={algorithm}", *overrides], name, composing=True):
-        config = as_config(settings, {key_of(str(one.input_line)) for one in options})
-        for one in options:
-            place = key_of(str(one.input_line))
-            node = None if one.is_delete() else OmegaConf.select(base, place)
-            if place == "algorithm" or (node is None and not one.is_delete()):
-                raise ConfigError(
-                    f"{one.input_line} chooses more than one setting of a run that has all of its own: give them one "
-                    f"by one (python -m rlreason --cfg job {one.input_line} shows them)"
-                )
-            OmegaConf.update(config, place, node, merge=False)
-        for one in words:
-            if one not in options and not one.is_hydra_override():
+        config = as_config(settings, set(map(key_of, options)))
+        for word, one in words:
+            if one.is_sweep_override():
+                raise ConfigError(f"{word} names several values, and this is one run: give one of them")
+            if word in options:
+                node = OmegaConf.select(base, key_of(word))
+                if one.key_or_group == "algorithm" or (node is None and not one.is_delete()):
+                    raise ConfigError(
+                        f"{word} chooses more than one setting of a run that has all of its own: give them one by one "
+                        f"(python -m rlreason --cfg job {word} shows them)"
+                    )
+                OmegaConf.update(config, key_of(word), node, merge=False)
+            elif word not in of_hydra:
                 OmegaConf.update(config, one.key_or_group, one.value(), merge=False)
         left = "train_batch_size" in config and not OmegaConf.is_interpolation(config, "train_batch_size")
         OmegaConf.resolve(config)
@@ -101,15 +99,6 @@ def changed_run(settings: Mapping[str, Any], overrides: Sequence[str], folder: P
     if bad := complaints(run):
         raise ConfigError("\n".join(bad.values()))
     return OneRun(run, config, folder or _place_of(base), OmegaConf.masked_copy(base, "hydra"))
-
-
-def plain(config: Any, resolve: bool = True) -> dict[str, Any]:
-    """Return settings as nested dicts, without Hydra's own; `resolve=False` leaves what follows from others a text."""
-    node = config if isinstance(config, DictConfig) else OmegaConf.structured(config)
-    found = OmegaConf.to_container(node, resolve=resolve)
-    if not isinstance(found, dict) or "algorithm" not in found:
-        raise ConfigError("config= holds no settings of a run: give what rlreason.compose(...) returned")
-    return {str(key): value for key, value in found.items() if key != "hydra"}
 
 
 # Runs again
@@ -157,42 +146,16 @@ def repeated(
 
 def resumed_folder(words: Sequence[str], multirun: bool) -> Path | None:
     """Return RUN of `resume=RUN`; None where there is no such word. `ConfigError` where others contradict it."""
-    resumes = [word for word in words if word.lstrip("+").startswith(f"{RESUME}=")]
+    resumes = [word for word in words if key_of(word) == RESUME]
     if not resumes:
         return None
-    if len(resumes) > 1:
-        both = " and ".join(resumes)
-        raise ConfigError(f"{both} ask for {len(resumes)} runs to go on: give one, and start the other")
-    if multirun:
+    others = ["-m"] * multirun + [word for word in words if key_of(word) in (RUN_DIR, "hydra.sweep.dir")]
+    if others := [*others, *resumes[1:]]:
         raise ConfigError(
-            f"{resumes[0]} goes on with one run, and -m starts many: leave -m out; a sweep goes on when its own "
-            "command is typed again"
+            f"{resumes[0]} resumes one run in its own folder: leave {others[0]} out (a sweep resumes when its own "
+            "command is typed again)"
         )
-    if place := next((word for word in words if key_of(word) in (RUN_DIR, "hydra.sweep.dir")), None):
-        raise ConfigError(f"{resumes[0]} goes on in that folder, and {place} names one too: leave {place} out")
     folder = resumes[0].partition("=")[2].strip().strip("'\"")
     if not folder:
         raise ConfigError(f"{RESUME}= names no run: give the folder of one, as {RESUME}=runs/grpo/2026-01-31_12-00-00")
     return Path(os.path.expanduser(folder))
-
-
-def evaluation_settings(settings: Mapping[str, Any], model: Path, anew: Collection[str]) -> dict[str, Any]:
-    """Return the settings of `algorithm=evaluate` on a model folder, as the run with these settings was evaluated.
-
-    `anew`: what overrides will choose again. Other data are asked in full, whichever part the run used. Hydra must be
-    ready to compose.
-    """
-    base = composed(["algorithm=evaluate", "model=local"], "config")
-    base.model.path = str(model)
-    usual = plain(OmegaConf.masked_copy(base, [str(key) for key in base if key != "hydra"]))
-    found = usual | {key: settings[key] for key in usual.keys() & settings.keys() - {"algorithm", "model", *anew}}
-    trained = settings.get("model") or {}
-    found["model"] |= {key: trained[key] for key in SHARED if key in trained}
-    evaluated = dict(found["eval"])
-    if "data" in anew:
-        evaluated["data"] = None
-    if {"data", "eval.data"} & set(anew):
-        found["eval_problems"], evaluated["problems"] = usual["eval_problems"], None
-    if {"prompt.reward", "eval.prompt.reward"} & set(anew):
-        evaluated["reward"] = None
-    return found | {"eval": evaluated}

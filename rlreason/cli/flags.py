@@ -1,22 +1,21 @@
 """Parse a command line into flags, overrides and options of sweeps, and make Hydra ready to compose."""
 
 import argparse
-import difflib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
-from hydra import initialize_config_dir, initialize_config_module
+from hydra import initialize_config_dir
 from omegaconf import DictConfig
 
-from rlreason.cli.options import config_exists, group_options
 from rlreason.config.leaves import resource_dir
 from rlreason.config.run import AnyRunConfig
-from rlreason.config.store import SEARCHED
+from rlreason.config.store import OWN, SEARCHED
 from rlreason.errors import ConfigError
+from rlreason.runtime.streams import Parser
 from rlreason.runtime.version import __version__
 from rlreason.sweeps.launcher import Jobs
 from rlreason.sweeps.state import Design
@@ -44,20 +43,21 @@ class SweepOptions:
         return [f"hydra.sweeper.{key}={list(v) if key == 'carry' else v!r}" for key, v in given.items()]
 
 
-#: Option of a sweep -> the form of its value, and the rule with its cure.
-SWEEP_OPTIONS = {
-    "jobs": (r"[1-9]\d{0,5}", "a whole number, 1 or more: try jobs=2, for two runs side by side"),
+#: Option of a sweep -> the form of its value, how that is read, and the rule with its cure.
+SWEEP_OPTIONS: dict[str, tuple[str, Callable[[str], Any], str]] = {
+    "jobs": (r"[1-9]\d{0,5}", int, "a whole number, 1 or more: try jobs=2, for two runs side by side"),
     "gpus_per_run": (
-        r"(?i:auto|null)|\d{1,4}",
+        r"auto|null|\d{1,4}",
+        lambda value: int(value) if value.isdigit() else None,
         "a whole number or auto: 1 gives every run a GPU of its own, 0 lets every run see all of them",
     ),
-    "dry": (rf"(?i:{'|'.join(YES + NO)})", "true or false: dry=true stops after the plan"),
-    "carry": (r"\[?[^\[\]]+\]?", "a sweep of runs/sweeps or a list of them, as in carry=grpo_learning_rate"),
-    "sweep_name": (
-        r"\w[\w.,=+-]{0,99}",
-        "a plain name of at most 100 letters, digits and -_.,=+: it becomes the folder runs/sweeps/NAME; "
-        "hydra.sweep.dir=DIR puts it elsewhere",
+    "dry": ("|".join(YES + NO), YES.__contains__, "true or false: dry=true stops after the plan"),
+    "carry": (
+        r"\[?[^\[\]]+\]?",
+        lambda value: tuple(re.split(r", *(?![^,]*=)", value.strip("[]"))),
+        "a sweep of runs/sweeps or a list of them, as in carry=grpo_learning_rate",
     ),
+    "sweep_name": (r"\w[\w.,=+-]{0,99}", str, "a plain name of at most 100 letters, digits and -_.,=+: try mine"),
 }
 
 
@@ -70,8 +70,7 @@ def split_sweep_options(overrides: Sequence[str], multirun: bool) -> tuple[list[
     >>> split_sweep_options(["carry=grpo_baselines,model=tiny"], multirun=True)[1].carry
     ('grpo_baselines,model=tiny',)
     """
-    given: dict[str, str] = {}
-    rest = []
+    given, rest = dict[str, Any](), list[str]()
     for word in overrides:
         key, equals, value = word.lstrip("+").partition("=")
         if key not in SWEEP_OPTIONS or not equals:
@@ -79,28 +78,16 @@ def split_sweep_options(overrides: Sequence[str], multirun: bool) -> tuple[list[
             continue
         if not multirun:
             raise ConfigError(f"{word} is for a sweep: add -m, or leave it out")
-        if key in given:
-            raise ConfigError(f"{key}={given[key]} and {word} both set {key}: leave one of them out")
-        pattern, rule = SWEEP_OPTIONS[key]
-        given[key] = _unquoted(value)
-        if not re.fullmatch(pattern, given[key]):
-            raise ConfigError(f"{key}={given[key]} must be {rule}")
-    gpus, carried = given.get("gpus_per_run", ""), re.split(r",(?![^,]*=)", given.get("carry", "").strip("[]"))
-    options = SweepOptions(
-        jobs=int(given["jobs"]) if "jobs" in given else None,
-        gpus_per_run=int(gpus) if gpus.isdigit() else None,
-        dry=given.get("dry", "").lower() in YES,
-        carry=tuple(_unquoted(name.strip()) for name in carried if name),
-        sweep_name=given.get("sweep_name"),
-    )
-    return rest, options
+        pattern, read_value, rule = SWEEP_OPTIONS[key]
+        value = re.sub(r"['\"]", "", value) if key in ("carry", "sweep_name") else value.lower()
+        if not re.fullmatch(pattern, value):
+            raise ConfigError(f"{word} must be {rule}")
+        given[key] = read_value(value)
+    return rest, SweepOptions(**given)
 
 
-def _unquoted(value: str) -> str:
-    return value[1:-1] if len(value) > 1 and value[0] == value[-1] and value[0] in "'\"" else value
-
-
-SOURCES = ("config_dir", "config_path", "config_name")  # flags that say where options come from
+CONF = str(resource_dir("conf"))
+USAGE = "settings as key=value, without dashes; python -m rlreason --hydra-help lists the flags"
 OWN_CONFIGS = {"discover": "discover"}  # algorithms that share no settings with the others: their files in conf/
 
 
@@ -138,85 +125,49 @@ class Request:
 
     @property
     def composes(self) -> bool:
-        """Return whether its overrides are composed; completion and a rerun from a pickle read theirs differently."""
-        return not self.flags.keys() & {"shell_completion", "hydra_help", "experimental_rerun"}
+        """Return whether its overrides are composed; those of completion and of Hydra's own help are not."""
+        return not self.flags.keys() & {"shell_completion", "hydra_help"}
 
     @property
     def starts(self) -> bool:
         """Return whether runs are to start, rather than a question to be answered."""
-        return not self.flags.keys() - {"run", "multirun", *SOURCES}
+        return not self.flags.keys() - {"run", "multirun", "config_dir", "config_name"}
 
     @property
     def config_name(self) -> str:
-        """Return the config that is overridden: `config`, unless --config-name or the algorithm selects another."""
+        """Return the config that is overridden: `config`, unless a sweep's job or the algorithm has another."""
         chosen = {word.partition("=")[2] for word in self.overrides if word.startswith("algorithm=")}
         return self.flags.get("config_name") or OWN_CONFIGS.get(",".join(chosen).lower()) or "config"
 
     def for_hydra(self) -> list[str]:
-        """Return the command line for Hydra, which is told of the places of options in other ways (`searching`).
+        """Return the command line for Hydra, which knows the places of options already (`composing`).
 
         >>> read(["-m", "-cd", "/", "seed=0,1"]).for_hydra()
         ['--multirun', 'seed=0,1']
         """
-        flags = {f"--{name.replace('_', '-')}": value for name, value in self.flags.items() if name not in SOURCES}
-        words = list(self.overrides)
-        if "hydra_help" in self.flags:
-            words = [word for word in words if word.lstrip("+~").startswith("hydra")]  # a run's settings are not shown
+        flags = {f"--{name.replace('_', '-')}": value for name, value in self.flags.items() if name != "config_dir"}
+        hidden = "hydra_help" in self.flags  # which shows no run's settings
+        words = [word for word in self.overrides if not hidden or word.lstrip("+~").startswith("hydra")]
         spelt = [flag if value is True else f"{flag}={value}" for flag, value in flags.items()]
         return [*spelt, *words, *self.options.overrides()]
 
 
-class _Parser(argparse.ArgumentParser):
-    """A parser whose errors are one line, with exit code 2."""
-
-    def error(self, message: str) -> NoReturn:
-        cure = "python -m rlreason --hydra-help lists the flags"
-        if unknown := re.fullmatch(r"unrecognized arguments: (\S+).*", message, re.DOTALL):
-            cure = self._instead_of(unknown[1])
-        raise ConfigError(f"{message}: {cure}")
-
-    def _instead_of(self, word: str) -> str:
-        name, equals, value = word.partition("=")
-        flags = [flag for flag in self._option_string_actions if flag.startswith("--")]
-        if nearest := difflib.get_close_matches(name, flags, n=1, cutoff=0.75):
-            return f"did you mean {nearest[0]}{equals}{value}?"
-        setting = f"{name.lstrip('-')}={value or 'VALUE'}"
-        return f"a setting has no dashes ({setting}), and python -m rlreason --hydra-help lists the flags"
-
-
 def flags_parser() -> argparse.ArgumentParser:
     """Return the parser of Hydra's flags, as its documentation lists them, with this program's version."""
-    parser = _Parser(add_help=False)
+    parser = Parser(prog="rlreason", add_help=False, usage=USAGE)
     parser.add_argument("overrides", nargs="*")
     parser.add_argument("--version", action="version", version=f"rlreason {__version__}")
     parser.add_argument("--help", "-h", action="store_true")
     parser.add_argument("--resolve", action="store_true")
     parser.add_argument("--package", "-p")
-    parser.add_argument("--config-name", "-cn")
-    parser.add_argument("--config-path", "-cp", type=_package_or_folder)
-    parser.add_argument("--config-dir", "-cd", type=_folder)
+    parser.add_argument("--config-dir", "-cd")
     one = parser.add_mutually_exclusive_group()
     for names in (("--hydra-help",), ("--run", "-r"), ("--multirun", "-m"), ("--shell-completion", "-sc")):
         one.add_argument(*names, action="store_true")
     one.add_argument("--cfg", "-c", choices=("job", "hydra", "all"))
     parts = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
     one.add_argument("--info", "-i", const="all", nargs="?", choices=parts)
-    one.add_argument("--experimental-rerun")
     return parser
-
-
-def _folder(word: str) -> str:
-    if not word or not Path(word).is_dir():
-        raise ConfigError(f"--config-dir={word} is no folder: give one that holds options, as DIR/loss/mine.yaml")
-    return str(Path(word).absolute())  # a run may work in a folder of its own
-
-
-def _package_or_folder(word: str) -> str:
-    if word.startswith("pkg://") or (Path(word).is_absolute() and Path(word).is_dir()):
-        return word
-    raise ConfigError(
-        f"--config-path={word} is no absolute path of a folder: give one, or add options by --config-dir DIR"
-    )
 
 
 def read(words: Sequence[str]) -> Request:
@@ -229,34 +180,17 @@ def read(words: Sequence[str]) -> Request:
     flags = {name: value for name, value in found.items() if value not in (None, False)}
     if flags.keys() & {"package", "resolve"} and not flags.keys() & {"cfg", "help"}:  # Hydra would start a run
         raise ConfigError("--package and --resolve belong to --cfg: write --cfg job --resolve")
+    if (folder := flags.get("config_dir")) is not None:
+        if not Path(folder).is_dir():
+            raise ConfigError(f"--config-dir={folder} is no folder: give one that holds options, as DIR/loss/mine.yaml")
+        flags["config_dir"] = str(Path(folder).absolute())  # a run may work in a folder of its own
     return Request(flags, overrides)
 
 
 @contextmanager
-def searching(request: Request) -> Iterator[str]:
-    """Let Hydra find the options of --config-dir in this block; yield the folder of the config that is overridden."""
-    places = [("command-line", f"file://{folder}")] if (folder := request.flags.get("config_dir")) else []
-    SEARCHED[:0] = places
-    try:
-        yield request.flags.get("config_path") or str(resource_dir("conf"))
-    finally:
-        for place in places:
-            SEARCHED.remove(place)
-
-
-@contextmanager
 def composing(request: Request) -> Iterator[None]:
-    """Make Hydra ready for the block to compose the request, with the options that the flags add."""
-    with searching(request) as conf:
-        if conf.startswith("pkg://"):
-            with initialize_config_module(conf.removeprefix("pkg://"), version_base="1.3"):
-                yield
-            return
-        with initialize_config_dir(conf, job_name="rlreason", version_base="1.3"):
-            if not config_exists(name := request.config_name):
-                there = ", ".join(found for found in group_options("") if not found.startswith("_"))
-                raise ConfigError(
-                    f"there is no {name}.yaml in {conf} ({there}): leave --config-name={name} and --config-path out, "
-                    "or add options by --config-dir DIR"
-                )
-            yield
+    """Make Hydra ready for the block to compose the request, which finds those of --config-dir."""
+    folder = request.flags.get("config_dir")
+    SEARCHED[:] = [("command-line", f"file://{folder}"), OWN] if folder else [OWN]
+    with initialize_config_dir(CONF, job_name="rlreason", version_base="1.3"):
+        yield

@@ -66,17 +66,19 @@ OF_DISCOVERY = {
     "thinking": "client.thinking",
     "timeout": "score.timeout_s",
 }
-#: Other programs' names -> settings: suggested, not translated, since theirs may differ in a unit or a default.
+#: Other programs' names, and those of other algorithms, -> settings: suggested, not translated, since theirs may differ
+#: in a unit or a default.
 _HABITS = {
     "lr": "learning_rate",
     "seeds": "seed",
     "batch_size bs": "train_batch_size micro_batch_tokens",
     "steps num_steps max_steps total_steps train_steps": "n_steps",
-    "epochs num_epochs num_train_epochs": "epochs_per_rollout sft_epochs epochs",
+    "epochs num_epochs num_train_epochs epochs_per_rollout sft_epochs": "epochs_per_rollout sft_epochs epochs",
+    "rollout_batch_size question_batch_size": "question_batch_size rollout_batch_size train_batch_size",
     "max_length max_new_tokens max_completion_length max_response_length": "sampling.max_tokens",
     "temp t": "sampling.temperature",
     "beta kl kl_weight": "kl_coef",
-    "num_generations num_samples n_samples": "group_size samples",
+    "num_generations num_samples n_samples group_size samples": "group_size samples n_list",
     "clip clip_eps clip_range epsilon": "loss.cliprange",
     "wd": "weight_decay",
     "warmup num_warmup_steps": "warmup_steps",
@@ -85,95 +87,54 @@ _HABITS = {
     "betas beta1 beta2": "adam_betas",
     "per_device_train_batch_size mini_batch_size": "micro_batch_size",
     "lora_rank lora_r r": "model.lora.rank",
-    "model_name model_path model_name_or_path": "model.path model",
+    "model_name model_path model_name_or_path path": "model.path model",
     "dataset dataset_name train_file": "data data.path",
     "output output_dir out_dir save_dir": "hydra.run.dir",
-    "wandb report_to use_wandb": "logger",
+    "wandb use_wandb": "logger=wandb",
+    "report_to": "logger",
     "engine backend use_vllm": "rollout",
     "reward reward_fn reward_func reward_funcs": "prompt.reward",
 }
 HABITS = {theirs: ours.split() for names, ours in _HABITS.items() for theirs in names.split()}
 
-#: Algorithm -> setting of another algorithm -> its equivalent.
-EQUIVALENTS: dict[str, dict[str, str]] = {
-    "grpo": {
-        "question_batch_size": "rollout_batch_size, which counts responses: questions times group_size",
-        **dict.fromkeys(("sft_epochs", "epochs"), "epochs_per_rollout"),
-        "samples": "group_size",
-    },
-    "ei": {
-        "rollout_batch_size": "question_batch_size, the questions of a step, each with group_size responses",
-        **dict.fromkeys(("epochs_per_rollout", "epochs"), "sft_epochs"),
-        "samples": "group_size",
-    },
-    "sft": {
-        **dict.fromkeys(("epochs_per_rollout", "sft_epochs"), "epochs"),
-        **dict.fromkeys(("rollout_batch_size", "question_batch_size"), "train_batch_size"),
-    },
-    "evaluate": {"group_size": "samples", "n_list": "samples"},
-    "best_of_n": {"group_size": "n_list"},
-}
-
+WORD = re.compile(r"([~+]*)([^=]*)(=?)(.*)", re.DOTALL)
 TOKEN = re.compile(r"""(['"]?)([^\s,()\[\]{}'"=]++)\1(?!\()""")  # one value, with its quotes; no function's name
 Note = Callable[[str], object]
 
 
-def translated(words: Sequence[str], note: Note = print) -> list[str]:
+def translated(words: Sequence[str], note: Note = print, algorithm: str = "") -> list[str]:
     """Return the overrides under our names and options; `note` is called once per name with our name.
 
-    Hydra must be ready to compose.
+    `algorithm`: of the run whose settings are changed. Hydra must be ready to compose.
     """
-    _refuse_two_names(words)
-    options, notes, found = options_by_group(), dict[str, str](), list[str]()
+    discovers = OWN_CONFIGS.keys() & {algorithm, *(word.lower().partition("algorithm=")[2] for word in words)}
+    names = NAMES | OF_DISCOVERY if discovers else NAMES
+    groups, typed, notes, found = options_by_group(), dict[str, str](), dict[str, str](), list[str]()
     for word in words:
-        sign, key, equals, value = re.fullmatch(r"([~+]*)([^=]*)(=?)(.*)", word, re.DOTALL).groups()  # type: ignore[union-attr]
+        sign, key, equals, value = WORD.fullmatch(word).groups()  # type: ignore[union-attr]
         if key == GPU_SHARE:
             notes[key] = _gpu_share(word, value)
             continue
-        if key in MAY_BE_ABSENT and equals and value.lower() in NONE:
-            continue  # the same as without it: Hydra has no word for that
-        if key in PLACED:
-            found.append(_placed(sign, key, equals, value, options[PLACED[key]]))
+        ours, now = names.get(key, key), value
+        same = SHORT.get(ours, ours)
+        if typed.setdefault(same, key) != key:  # only the later value would count
+            raise ConfigError(f"{typed[same]} and {key} both set {same}: leave one of them out")
+        group = PLACED.get(ours, ours.partition("@")[0])
+        if equals and value.lower() in NONE and (ours in PLACED or ours in MAY_BE_ABSENT):  # Hydra has no word for that
+            found += [f"~{group}@{ours}"] if ours in PLACED else []
             continue
-        now = _valued(key, value) if key in VALUES and equals else value
-        ours = NAMES.get(key, key)
-        if equals and (group := ours.partition("@")[0]) in options:
-            now = _options(group, now, options[group])
+        if equals and key in VALUES:
+            now = _valued(key, ours, value)
+        elif equals and group in groups:
+            now = _options(group, value, groups[group])
         elif equals and key.endswith("reward") and (rewards := announced(key)):
-            now = TOKEN.sub(lambda token: rewards.get(token[2], token[0]), now)
-        if key in NAMES:
-            notes[key] = f"{word} is {ours}={now} here" if key in VALUES and equals else f"{key} is {ours} here"
-        elif key.endswith("reward") and now != value:
-            notes[key] = f"{word} is {key}={now} here"
-        found.append(f"{sign}{ours}{equals}{now}")
+            now = TOKEN.sub(lambda token: rewards.get(token[2], token[0]), value)
+        if ours != key:
+            notes[key] = f"{word} is {ours}={now} here" if key in VALUES else f"{key} is {ours} here"
+        place = f"{group}@{ours}" if ours in PLACED else ours
+        found.append(f"{sign}{place}{equals}{now}")
     for text in notes.values():
         note(f"note: {text}")
-    return found
-
-
-def own_names(words: Sequence[str], note: Note = print, algorithm: str = "") -> list[str]:
-    """Return the words with discovery's names of settings if it is chosen; `ConfigError` with others next to it.
-
-    >>> own_names(["algorithm=discover", "model=Qwen/Qwen3-32B"], note=lambda line: None)
-    ['algorithm=discover', 'client.model=Qwen/Qwen3-32B']
-    >>> own_names(["algorithm=grpo", "model=tiny"])
-    ['algorithm=grpo', 'model=tiny']
-    """
-    chosen = [word.partition("=")[2].lower().split(",") for word in words if word.startswith("algorithm=")]
-    names = {name.strip() for values in chosen for name in values} or {algorithm}
-    if not names & OWN_CONFIGS.keys():
-        return list(words)
-    if len(names) > 1:
-        raise ConfigError(
-            f"algorithm={','.join(sorted(names))}: discover shares no settings with the others: give it a command of "
-            "its own"
-        )
-    found = []
-    for word in words:
-        key, equals, value = word.partition("=")
-        if ours := OF_DISCOVERY.get(key):
-            note(f"note: {key} is {ours} here")
-        found.append(f"{ours or key}{equals}{value}")
     return found
 
 
@@ -191,58 +152,23 @@ def _options(group: str, value: str, options: Sequence[str]) -> str:
     folded = {fold(option): option for option in options} | OPTIONS.get(group, {})
     if "none" in options:
         folded |= dict.fromkeys(NONE, "none")
-
-    def option(token: re.Match[str]) -> str:
-        return token[0] if token[2] in options else folded.get(fold(token[2]), token[0])
-
-    return TOKEN.sub(option, value)
+    return TOKEN.sub(lambda token: token[0] if token[2] in options else folded.get(fold(token[2]), token[0]), value)
 
 
-def _placed(sign: str, key: str, equals: str, value: str, options: Sequence[str]) -> str:
-    """Return an option in another place than its group's, in Hydra's spelling."""
-    group = PLACED[key]
-    if equals and value.lower() in NONE:
-        return f"~{group}@{key}"  # no option
-    if any(token.lower() in NONE for token in value.split(",")):
-        raise ConfigError("null in a sweep over options: name training's option, or make that run by itself")
-    return f"{sign}{group}@{key}{equals}{_options(group, value, options)}"
-
-
-def _valued(name: str, value: str) -> str:
+def _valued(name: str, ours: str, value: str) -> str:
     """Replace each value of a handout's name; `ConfigError` for one that it does not have."""
-    accepted = VALUES[name]
-
-    def ours(token: re.Match[str]) -> str:
-        if token[2].lower() in accepted and not value.startswith("["):
-            return accepted[token[2].lower()]
-        first: dict[str, str] = {}  # spelling of each
-        for theirs, option in accepted.items():
-            first.setdefault(option, theirs)
-        choices = ", ".join(f"{theirs} ({NAMES[name]}={option} here)" for option, theirs in first.items())
+    accepted = dict(VALUES[name])
+    wrong = [token[2] for token in TOKEN.finditer(value) if token[2].lower() not in accepted]
+    if wrong or value.startswith("["):
+        first = {option: theirs for theirs, option in reversed(accepted.items())}  # spelling of each
+        choices = ", ".join(f"{theirs} ({ours}={option} here)" for option, theirs in first.items())
         raise ConfigError(f"{name}={value} is none of {choices}: choose one")
-
-    return TOKEN.sub(ours, value)
-
-
-def _refuse_two_names(words: Sequence[str]) -> None:
-    """Refuse one setting under two names, since only the later value would count."""
-    seen: dict[str, tuple[str, str]] = {}
-    for word in words:
-        typed = word.partition("=")[0].lstrip("+~")
-        key = NAMES.get(typed) or SHORT.get(typed, typed)
-        other, before = seen.setdefault(key, (typed, word))
-        if other != typed:
-            raise ConfigError(f"{before} and {word} both set {key}: leave one of them out")
+    return TOKEN.sub(lambda token: accepted[token[2].lower()], value)
 
 
 def _gpu_share(word: str, value: str) -> str:
     """Return a note that a share of the GPU is not needed here; refuse a wrong value or a sweep of it."""
-    cure = "leave it out, or give vLLM's cache a size by rollout.kv_cache_gb=GB"
-    if "," in value:
-        raise ConfigError(f"{word} would repeat one run: the share of the GPU is not read here: {cure}")
+    cure = "rollout.kv_cache_gb=GB sets the size of vLLM's cache"
     if not re.fullmatch(r"1(\.0*)?|0?\.0*[1-9]\d*", value):
-        raise ConfigError(f"{word} must be a share of the GPU, above 0 and at most 1: {cure}")
-    return (
-        f"{GPU_SHARE} is not needed here: vLLM's cache gets what rollout.max_rows need and training leaves free; "
-        "rollout.kv_cache_gb=GB sets its size"
-    )
+        raise ConfigError(f"{word} must be a share of the GPU, above 0 and at most 1, and is not read here: {cure}")
+    return f"{GPU_SHARE} is not needed here: the cache gets what rollout.max_rows need and training leaves free; {cure}"

@@ -14,7 +14,6 @@ import difflib
 import errno
 import json
 import os
-import re
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -66,7 +65,7 @@ def shortage(error: BaseException) -> str:
     >>> shortage(MemoryError())
     'out of memory: lower micro_batch_tokens or rollout.max_rows, or take a smaller model (rlreason plan adds it up)'
     """
-    cause = next(iter(str(error).splitlines()), "")
+    cause = str(error).partition("\n")[0]
     if isinstance(error, OSError) and error.errno in FULL and error.filename:
         return str(unwritable(error.filename, error.errno))
     if isinstance(error, OSError) or "No space" in cause:
@@ -166,6 +165,7 @@ WAYS = (
     ("inspect RUN --regrade", "grade its rollouts again: now, with math-verify, or with a function of yours"),
     ("inspect RUN --gradients", "its rollouts under every objective: loss, gradient, clipping"),
 )
+STARTING = ("train", "run", "start")  # what other programs call the subcommand that starts a run
 
 
 def named_subcommand(words: Sequence[str]) -> Subcommand | None:
@@ -180,12 +180,11 @@ def refuse_wrong_subcommand(words: Sequence[str]) -> None:
     Traceback (most recent call last):
     rlreason.errors.ConfigError: inspct is no subcommand: did you mean rlreason inspect? (rlreason --help lists them)
     """
-    if not words or not re.fullmatch(r"[A-Za-z][\w-]*", words[0]):
-        return
-    near = difflib.get_close_matches(words[0].lower(), [one.name for one in SUBCOMMANDS], n=1, cutoff=0.75)
-    if near or words[0].lower() == "train":
-        meant = " ".join(["rlreason", *near])  # which trains, without a subcommand
-        raise ConfigError(f"{words[0]} is no subcommand: did you mean {meant}? (rlreason --help lists them)")
+    word = words[0].lower() if words else ""
+    if word in STARTING:
+        raise ConfigError(f"{word} is no subcommand: a run starts without one, as in rlreason loss=gspo n_steps=100")
+    if near := difflib.get_close_matches(word, [one.name for one in SUBCOMMANDS], n=1, cutoff=0.75):
+        raise ConfigError(f"{words[0]} is no subcommand: did you mean rlreason {near[0]}? (rlreason --help lists them)")
 
 
 def subcommands_help() -> str:
@@ -206,15 +205,17 @@ def parser_of(subcommand: Subcommand) -> Parser:
 
 def run_subcommand(subcommand: Subcommand, words: Sequence[str]) -> int:
     """Run a subcommand, print its answer and return the exit code; `ConfigError` for a user's mistake."""
-    module = import_module(subcommand.module)
-    arguments = parser_of(subcommand).parse_args(_json_alone(words))
+    if "--json" in words[:-1] and not any(map(os.path.isdir, words[: words.index("--json")])):
+        place = words.index("--json") + 1
+        words = [*words[:place], STDOUT, *words[place:]] if os.path.isdir(words[place]) else words  # RUN, and no FILE
+    arguments = parser_of(subcommand).parse_args(words)
     refuse_no_run(arguments, subcommand.name)
     target = arguments.json
     if target not in (None, STDOUT):
         refuse_target("--json", target)
     console = Console(out=sys.stderr if target == STDOUT else None)
     try:
-        answer: Answer = module.main(arguments, console)
+        answer: Answer = import_module(subcommand.module).main(arguments, console)
     except UnwritableError as error:
         error.args = (str(error).replace(ELSEWHERE, ""),)  # subcommands do not have that setting
         raise
@@ -233,28 +234,11 @@ def run_subcommand(subcommand: Subcommand, words: Sequence[str]) -> int:
 
 def refuse_no_run(arguments: argparse.Namespace, subcommand: str) -> None:
     """Raise `ConfigError` for a run that never began, and for a sweep's folder where one run is read."""
-    for folder in [arguments.run] if "run" in arguments else getattr(arguments, "runs", []):
+    one = [arguments.run] if "run" in arguments else []
+    for folder in one or getattr(arguments, "runs", []):
         if subcommand != "health":  # `health` says why such a run never began
             refuse_unbegun(folder)
         if (Path(folder) / CONVERSATION).exists() and subcommand not in ("report", "rerun"):
-            raise ConfigError(
-                f"RUN={folder} is a run of discovery, which rlreason {subcommand} cannot read: read its report.md, or "
-                f"its {CONVERSATION}; several of them: rlreason report RUN RUN"
-            )
-    if inner := runs_in(arguments.run) if "run" in arguments else []:
-        raise ConfigError(
-            f"RUN={arguments.run} is no run and holds {len(inner)} of them: give one, such as {inner[-1]}"
-        )
-
-
-def _json_alone(words: Sequence[str]) -> list[str]:
-    """Insert `-` after a `--json` that is followed by a folder: the folder is RUN, not FILE, unless RUN came before.
-
-    >>> _json_alone(["--json", "/"]), _json_alone(["/", "--json"]), _json_alone(["/", "--json", "a.json"])
-    (['--json', '-', '/'], ['/', '--json'], ['/', '--json', 'a.json'])
-    """
-    out: list[str] = []
-    for word in words:
-        is_run = os.path.isdir(word) and not any(map(os.path.isdir, out))
-        out += [STDOUT, word] if out[-1:] == ["--json"] and is_run else [word]
-    return out
+            raise ConfigError(f"RUN={folder} is a run of discovery: read its report.md, or use rlreason report")
+    if one and (inner := runs_in(one[0])):
+        raise ConfigError(f"RUN={one[0]} is no run and holds {len(inner)} of them: give one, such as {inner[-1]}")
