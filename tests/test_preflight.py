@@ -118,7 +118,7 @@ def test_a_reward_is_tried_on_an_answer_of_its_own_data(composed, modules):
         unusable("prompt.reward=judge:raises", "judge:raises", GradingConfig()) == ""
     )  # which answers suit it is not known
     with pytest.raises(ConfigError, match="eval_problems=3 is more than the 2 problems there are"):
-        preflight([typed(composed(*own[:2], f"data.path={modules}", "eval_problems=3"))], modules)
+        preflight([typed(composed(*own[:2], f"data.path={modules}", "eval_problems=3"), ["eval_problems"])], modules)
 
 
 def test_a_plug_in_that_fails_later_says_why(modules, tmp_path):
