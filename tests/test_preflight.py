@@ -117,7 +117,7 @@ def test_too_few_problems_are_found_before_the_run_folder_is_made(composed, modu
     own = ("model=smollm2_135m", "prompt.reward=judge:number", f"data.path={modules}")
     assert preflight([typed(composed(*own, "eval_problems=2"))], modules) == []
     with pytest.raises(ConfigError, match="eval_problems=3 is more than the 2 problems there are"):
-        preflight([typed(composed(*own, "eval_problems=3"))], modules)
+        preflight([typed(composed(*own, "eval_problems=3"), ["eval_problems"])], modules)
 
 
 def test_a_plug_in_that_fails_later_says_why(modules, tmp_path):

@@ -17,7 +17,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
 from rlreason.cli.check import check_command_line
-from rlreason.cli.compose import composed_run, key_of
+from rlreason.cli.compose import composed_run
 from rlreason.cli.flags import CONF, OneRun, Request, composing
 from rlreason.cli.mistakes import in_one_line, mistakes_in
 from rlreason.cli.subcommands import find_modules_here, print_error, refuse_wrong_subcommand, run_cli, subcommands_help
@@ -43,6 +43,7 @@ from rlreason.runtime.machine import (
 from rlreason.runtime.streams import stderr_logged
 from rlreason.runtime.text import first_line, redacted
 from rlreason.sweeps.carry import why_dominated
+from rlreason.sweeps.design import key_of
 from rlreason.sweeps.launcher import JOBLIB
 from rlreason.sweeps.processes import CONSOLES, end_with_sweep, outcome_text, printing_to
 from rlreason.sweeps.state import DOMINATED, FILE
