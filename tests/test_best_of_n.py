@@ -134,9 +134,9 @@ def test_the_first_samples_alone_are_an_evaluation_of_one_response_each():
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["n_list=[1,32]", "samples=16"], "samples=32"),
+        (["n_list=[1,32]", "samples=16"], "samples=16"),
         (["n_list=[]"], "n_list=[]"),
-        (["n_list=[4,1]"], "n_list=[1,4]"),
+        (["n_list=[4,1]"], "rising order"),
         (["sampling.temperature=0"], "sampling.temperature=1"),
         (["scorer=length"], "scorer=length"),
         (["data=countdown", "model=smollm2_135m", "data.seed=-1"], "data.seed=-1"),

@@ -281,7 +281,7 @@ def test_a_file_of_a_format_that_is_not_read_is_called_that(tmp_path, name, monk
     ):
         (line,) = data.problems()
         assert line.startswith(f"data.{key}=")
-        assert ".jsonl and .json are read" in line
+        assert ".jsonl or .json file" in line
         assert "no file" not in line
 
 

@@ -214,7 +214,7 @@ def test_a_template_keeps_braces_that_are_no_names():
     [
         ({"budget": DiscoverBudgetConfig(calls=None)}, "a run needs an end"),
         ({"budget": DiscoverBudgetConfig(cost=1.0)}, "client.prompt_price and client.completion_price"),
-        ({"budget": DiscoverBudgetConfig(tokens=100)}, "must be above client.max_tokens"),
+        ({"budget": DiscoverBudgetConfig(tokens=100)}, "is not above client.max_tokens"),
         ({"client": ClientConfig(extra={"max_tokens": 9})}, "max_tokens"),
     ],
 )

@@ -65,7 +65,7 @@ def test_a_line_of_the_settings_page(key, cells):
 
 def test_a_condition_stands_with_the_settings_that_have_it():
     said = {row[0].strip("`"): row[4] for row in rows(SETTINGS, 5)}
-    assert "overlong=penalty only" in said["overlong_cache"]
+    assert "only where overlong=penalty" in said["overlong_cache"]
     assert "with eval.data.n_validation, only" in said["data.train"]
 
 

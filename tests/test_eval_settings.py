@@ -88,8 +88,8 @@ def test_how_many_problems_are_asked(words, on_the_way, at_the_end):
     ("words", "says"),
     [
         (["eval.prompt=r1_hero"], "r1_zero?"),
-        (["eval.prompt.stop=[x]"], "eval.prompt.stop=[x]"),
-        (["eval.prompt.file=x"], "eval.prompt=r1_zero"),
+        (["eval.prompt.stop=[x]"], "choose eval.prompt=OPTION"),
+        (["eval.prompt.file=x"], "choose eval.prompt=OPTION"),
         (["eval.reward=:f"], "eval.reward="),
         (["eval.prompt=r1_zero", "eval.prompt.stop=['']"], "eval.prompt.stop"),
         (["algorithm=best_of_n", "scorer=:f"], "scorer="),
@@ -107,7 +107,7 @@ def test_how_many_problems_are_asked(words, on_the_way, at_the_end):
         (["eval.problems=9", "eval.final_problems=8"], "eval.final_problems=8"),
         (["eval.data=gsm8k"], "model=tiny"),
         (["eval.data=stories", "eval.data.limit=5"], "eval.data.limit=5"),
-        (["-m", "eval.prompt=null,r1_zero"], "null in a sweep"),
+        (["-m", "eval.prompt=null,r1_zero"], "eval.prompt=null is no option"),
     ],
 )
 def test_a_mistake_is_one_line_with_the_cure(words, says):

@@ -141,7 +141,6 @@ def test_the_words_of_a_sweep_reach_no_run(tmp_path, monkeypatch):
     for word in ("jobs=0", "dry=maybe", "sweep_name=a/b", "carry=nowhere", "carry=[]"):
         assert mistake("-m", "seed=0,1", word).startswith(f"{word} ")
     assert mistake("seed=0", "jobs=2").startswith("jobs=2 ")
-    assert "both set jobs" in mistake("-m", "jobs=1", "jobs=2")
     assert "the sweep's folder" in mistake("-m", "seed=0,1", "sweep_name=a", "hydra.sweep.dir=b")
 
 
