@@ -12,7 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from rlreason.cli.compose import composed, composed_run
 from rlreason.cli.flags import Request
-from rlreason.cli.mistakes import in_one_line
+from rlreason.cli.mistakes import in_one_line, refuse_wrong_words
 from rlreason.cli.names import translated
 from rlreason.cli.options import config_content, config_exists, group_options, options_by_group
 from rlreason.config.algorithms import DiscoverConfig
@@ -184,6 +184,9 @@ def designed(request: Request, note: Note = print, carried: Sequence[str] = (), 
     words, name = request.overrides, request.config_name
     base = composed(fixed(words), name)
     file = file_at(file_of(words), words, base, stage.arms if stage else ())
+    axes = translated([f"{key}={value}" for key, value in file.axes.items()], note=str)  # a handout's names in a file
+    refuse_wrong_words(axes)
+    file = replace(file, axes=dict(word.split("=", 1) for word in axes))
     grid = grid_of(words, file, carried, note)
     place = stage.folder if stage else folder_of(words, grid.swept, base, request.options.sweep_name)
     return design_of(grid, file, place, lambda overrides: composed(overrides, name), note, str(base.seed))

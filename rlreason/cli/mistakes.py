@@ -31,7 +31,7 @@ from rlreason.cli.options import (
     type_of,
 )
 from rlreason.cli.subcommands import SUBCOMMANDS
-from rlreason.config.store import FUNCTIONS, SCHEMAS
+from rlreason.config.store import FUNCTIONS, SCHEMAS, SHAPES
 from rlreason.errors import ConfigError
 from rlreason.records.reader import RESOURCES, exit_code
 from rlreason.runtime.text import first_line
@@ -89,6 +89,8 @@ def explained(error: Exception, overrides: Sequence[str], name: str) -> str:
         file, unknown = in_file[1], re.search(r"Key '([^']+)' (?:is )?not in", str(error))
         if unknown and unknown[1] == file.partition("/")[0]:
             return f"{file}.yaml sets {unknown[1]}, which is no setting: begin it with the line # @package _global_"
+        if unknown and unknown[1] in SHAPES:
+            return f"{file}.yaml: write {unknown[1]} below hydra.sweeper"
         cause = " ".join(str(error).split())
         return f"{file}.yaml: {unknown_key(unknown[1], cfg) if unknown else f'it does not compose ({cause}): fix it'}"
     if line := next(filter(None, (wrong(word, overrides, cfg, name) for word in overrides)), ""):
