@@ -23,7 +23,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from against_trl import BETAS, CLIPPED, ROOT, TRL_RUN, Pair, Turns, compare_all, gsm8k, load, options, side_main
+from against_trl import BETAS, CLIPPED, TRL_RUN, Pair, Turns, compare_all, gsm8k, load, options, side_main
 
 PROMPTS, SAMPLES, NEW_TOKENS, LENGTHS = 4, 8, 64, (45, 350)
 RATE, EPS, CLIP = 1e-6, 1e-4, 0.2
@@ -54,9 +54,9 @@ def responses_from(own: Sequence[int], others: Sequence[Sequence[int]], lengths:
 
 def prompts_of(given: Namespace) -> list[str]:
     """The four prompts as text."""
-    from rlreason.config.leaves import load_template, render
+    from rlreason.config.leaves import render, template_of
 
-    template = load_template("r1_zero.prompt", ROOT / "prompts")
+    template = template_of("r1_zero.prompt")
     return [render(template, problem.question) for problem in gsm8k(given.data, PROMPTS)]
 
 

@@ -29,7 +29,7 @@ sys.path.insert(0, str(ROOT))
 import torch  # noqa: E402
 
 from rlreason.config.groups import RolloutConfig  # noqa: E402
-from rlreason.config.leaves import load_template, render  # noqa: E402
+from rlreason.config.leaves import render, template_of  # noqa: E402
 from rlreason.data.tasks import make_stories  # noqa: E402
 from rlreason.engines.base import Demand, Prompt, Sampling, seed_for  # noqa: E402
 from rlreason.engines.hf.engine import HFEngine  # noqa: E402
@@ -77,7 +77,7 @@ def load(args: argparse.Namespace) -> Policy:
 
 def prompts_for(policy: Policy, count: int) -> list[Prompt]:
     """The prompts of `count` stories, with their seeds."""
-    template = load_template("r1_zero.prompt", ROOT / "prompts")
+    template = template_of("r1_zero.prompt")
     stories = make_stories(count, seed=0)
     return [
         Prompt(p.id, policy.encode_prompt(render(template, p.question)), seed_for("rollout", p.id)) for p in stories

@@ -15,7 +15,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from against_trl import BETAS, CLIPPED, ROOT, TRL_RUN, Pair, Turns, compare_all, gsm8k, load, options, side_main
+from against_trl import BETAS, CLIPPED, TRL_RUN, Pair, Turns, compare_all, gsm8k, load, options, side_main
 
 PAIRS = 16  # of a step
 TRACE = " {solution} </think> <answer>{answer}</answer>"
@@ -24,9 +24,9 @@ RATE = 2e-5
 
 def texts_of(given: Namespace, count: int) -> list[tuple[str, str]]:
     """The first (prompt, response) pairs, as text."""
-    from rlreason.config.leaves import load_template, render
+    from rlreason.config.leaves import render, template_of
 
-    template = load_template("r1_zero.prompt", ROOT / "prompts")
+    template = template_of("r1_zero.prompt")
     problems = gsm8k(given.data, count)
     return [(render(template, p.question), TRACE.format(solution=p.solution, answer=p.answer)) for p in problems]
 

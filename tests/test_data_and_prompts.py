@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from rlreason.config.leaves import load_template, render, resource_dir
+from rlreason.config.leaves import render, template_of
 from rlreason.data.prepare import subset
 from rlreason.data.sources import fingerprint
 from rlreason.data.tasks import Story, habit_trace, make_stories
@@ -84,11 +84,10 @@ def test_subsets_are_nested():
 
 
 def test_prompts_render_with_format_semantics():
-    folder = resource_dir("prompts")
-    assert render(load_template("question_only.prompt", folder), "What is {x}?") == "What is {x}?"
-    boxed = render(load_template("question_boxed.prompt", folder), "What is {x}?")
+    assert render(template_of("question_only.prompt"), "What is {x}?") == "What is {x}?"
+    boxed = render(template_of("question_boxed.prompt"), "What is {x}?")
     assert boxed == "What is {x}?\nPlease reason step by step, and put your final answer within \\boxed{}."
-    r1 = render(load_template("r1_zero.prompt", folder), "1+1?")
+    r1 = render(template_of("r1_zero.prompt"), "1+1?")
     assert r1.endswith("User: 1+1?\nAssistant: <think>")
 
 
@@ -98,6 +97,6 @@ def test_prompts_render_with_format_semantics():
 def test_a_broken_template_is_one_line(tmp_path, text, says):
     (tmp_path / "x.prompt").write_text(text)
     with pytest.raises(ConfigError, match=says):
-        load_template("x.prompt", tmp_path)
+        template_of(str(tmp_path / "x.prompt"))
     with pytest.raises(ConfigError, match=r"prompt\.file=nowhere\.prompt"):
-        load_template("nowhere.prompt", tmp_path)
+        template_of("nowhere.prompt")

@@ -11,7 +11,7 @@ from hydra import compose, initialize_config_dir
 from test_data_files import BOX, lines, parse, read, sums
 
 from rlreason.config.data import DataConfig, FileDataConfig
-from rlreason.config.leaves import load_template, render, resource_dir
+from rlreason.config.leaves import render, resource_dir, template_of
 from rlreason.data.ground_truth import check_ground_truths
 from rlreason.data.prepare import (
     by_pass_rate,
@@ -33,7 +33,7 @@ from tests.waiting import patient
 
 GSM8K = Path(os.environ.get("RLREASON_GSM8K", Path(__file__).parents[2] / "shared/data/gsm8k"))
 CONF = resource_dir("conf")
-R1_ZERO = load_template("r1_zero.prompt", resource_dir("prompts"))
+R1_ZERO = template_of("r1_zero.prompt")
 TRACE = " {solution} </think> <answer>{answer}</answer>"
 
 

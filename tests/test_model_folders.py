@@ -14,7 +14,7 @@ from transformers import Phi3Config, Phi3ForCausalLM
 from rlreason.api import train
 from rlreason.cli.doctor import weight_findings
 from rlreason.cli.doctor_probe import ProbeResult
-from rlreason.config.leaves import load_template
+from rlreason.config.leaves import template_of
 from rlreason.config.store import typed
 from rlreason.engines.base import Prompt, Sampling, Stops
 from rlreason.engines.hf.engine import HFEngine
@@ -278,7 +278,7 @@ def test_longrope_has_no_more_context_than_one_set_of_frequencies_serves(tokeniz
 
 def test_a_prompt_file_may_begin_with_a_byte_order_mark(tmp_path):
     (tmp_path / "own.prompt").write_bytes(b"\xef\xbb\xbfQ: {question}\r\nA:")
-    assert load_template(str(tmp_path / "own.prompt"), tmp_path) == "Q: {question}\nA:"
+    assert template_of(str(tmp_path / "own.prompt")) == "Q: {question}\nA:"
 
 
 @pytest.mark.parametrize("words", ["hydra.run.dir={}", "model=local model.path={}", "-m seed=0,1 hydra.sweep.dir={}"])

@@ -6,11 +6,9 @@ from pathlib import Path
 
 import pytest
 import yaml
-from hypothesis import given
-from hypothesis import strategies as st
 
 from rlreason import compose as train_config
-from rlreason.config.groups import chosen_engine, engine_here, usable_gpus
+from rlreason.config.groups import engine_here, finds_gpus
 from rlreason.config.leaves import resource_dir
 from rlreason.config.rules import complaints
 from rlreason.config.store import typed
@@ -22,15 +20,19 @@ OTHER = {"hf": "vllm", "vllm": "hf"}
 PRETRAINED = ("model=qwen3_0_6b", "data.path=a/b")
 
 
-@given(st.none() | st.text(), st.lists(st.text(), max_size=3), st.booleans())
-def test_vllm_takes_a_model_in_files_a_gpu_and_vllm(path, gpus, has_vllm):
-    assert (chosen_engine(path, gpus, has_vllm) == "vllm") == (bool(path) and bool(gpus) and has_vllm)
+@pytest.mark.parametrize("path", [None, "a/b"])
+@pytest.mark.parametrize("has_gpu", [False, True])
+@pytest.mark.parametrize("has_vllm", [False, True])
+def test_vllm_takes_a_model_in_files_a_gpu_and_vllm(path, has_gpu, has_vllm, monkeypatch):
+    monkeypatch.setattr("rlreason.config.groups.finds_gpus", lambda: has_gpu)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: object() if has_vllm else None)
+    assert (engine_here(path) == "vllm") == (path is not None and has_gpu and has_vllm)
 
 
 def test_hidden_gpus_count_as_none(monkeypatch):
     for hidden in ("", "-1", " "):
         monkeypatch.setenv(VISIBLE, hidden)
-        assert usable_gpus() == []
+        assert not finds_gpus()
 
 
 def test_the_settings_of_a_run_hold_the_engine_that_was_chosen(composed):

@@ -4,6 +4,7 @@ import io
 
 import pytest
 
+from rlreason.config.conflicts import of_schedule
 from rlreason.data.tasks import make_stories
 from rlreason.engines.build import demand_of
 from rlreason.errors import ConfigError
@@ -134,8 +135,8 @@ def test_a_constant_is_the_one_that_was_given_and_null_the_longest_response():
 
 def test_where_passes_decide_how_many_steps_there_are_the_learning_rate_is_checked_then():
     words = ("algorithm=sft", "n_steps=null", "epochs=1")
-    assert not settings(*words, "warmup_steps=5").schedule_problems(5)
-    (line,) = settings(*words, "warmup_steps=6").schedule_problems(5)
+    assert not list(of_schedule(settings(*words, "warmup_steps=5"), 5))
+    (line,) = of_schedule(settings(*words, "warmup_steps=6"), 5)
     assert line.startswith("warmup_steps=6 ")
-    (line,) = settings(*words, "warmup_steps=5", "lr_schedule=linear").schedule_problems(5)
+    (line,) = of_schedule(settings(*words, "warmup_steps=5", "lr_schedule=linear"), 5)
     assert line.startswith("lr_schedule=linear with warmup_steps=5")

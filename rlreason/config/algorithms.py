@@ -77,11 +77,6 @@ class GRPOConfig(Objective, OnlineConfig):
         return self.epochs_per_rollout * (self.rollout_batch_size // self.train_batch_size)
 
     @property
-    def ratio_is_one(self) -> bool:
-        """Whether each update learns from samples of the policy that it updates."""
-        return self.updates_per_rollout <= 1 and not self.rollout.async_level
-
-    @property
     def old_from_engine(self) -> bool:
         """Sampled ahead for a loss with a ratio: the engine's log-probabilities are the old ones."""
         return self.rollout.async_level > 0 and self.has_ratio
@@ -127,8 +122,8 @@ class GRPOConfig(Objective, OnlineConfig):
 
 
 def has_ratio_of_one(run: AnyRunConfig) -> TypeGuard[GRPOConfig]:
-    """Whether a run has a loss whose ratio is 1 in every update."""
-    return getattr(run, "ratio_is_one", False)
+    """Whether each update of a run learns from samples of the policy that it updates, by a loss with a ratio or not."""
+    return isinstance(run, GRPOConfig) and run.updates_per_rollout <= 1 and not run.rollout.async_level
 
 
 @dataclass

@@ -2,7 +2,6 @@
 
 import importlib.util
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -38,6 +37,9 @@ class SamplingConfig(Settings):
         return f"{self.distribution}, up to {self.max_tokens} tokens"
 
 
+CHATS = "here.chat and reads_prompt(here)"
+
+
 @dataclass
 class PromptConfig(Settings):
     """How a question becomes a prompt, where its response ends, and by which reward it is graded."""
@@ -53,12 +55,8 @@ class PromptConfig(Settings):
     stop: list[str] = text([], doc="texts that end a response; they stay in it", only_if="reads_prompt(here)")
     trace: str = text("{solution}", doc="a response to imitate, of {solution} and {answer}", only_if="imitates(here)")
     chat: bool = text(False, doc="file is the user's turn in the model's chat template", only_if="reads_prompt(here)")
-    system: str | None = text(
-        None, doc="system message of a chat; null: none, or the template's", only_if="here.chat and reads_prompt(here)"
-    )
-    enable_thinking: bool | None = text(
-        None, doc="thinking, where a template has it; null: its default", only_if="here.chat and reads_prompt(here)"
-    )
+    system: str | None = text(None, doc="system message; null: none, or the template's", only_if=CHATS)
+    enable_thinking: bool | None = text(None, doc="where a template has it; null: its default", only_if=CHATS)
 
 
 @dataclass
@@ -120,23 +118,15 @@ WITHOUT_VLLM = f"rollout=vllm: vLLM is not installed: {INSTALL_VLLM}; or choose 
 
 
 def engine_here(path: str | None) -> str:
-    """Resolve `rollout=auto` on this machine, without loading torch. `path`: the setting model.path."""
-    return chosen_engine(path, usable_gpus(), importlib.util.find_spec("vllm") is not None)
+    """Resolve `rollout=auto` without loading torch: vllm for a model from files if a GPU and vLLM are here, else hf."""
+    has_vllm = importlib.util.find_spec("vllm") is not None
+    return "vllm" if path and has_vllm and finds_gpus() else "hf"
 
 
-def chosen_engine(path: str | None, gpus: Sequence[str], has_vllm: bool) -> str:
-    """Return vllm for a model from files, if torch will find a GPU and vLLM is installed, else hf.
-
-    >>> chosen_engine("Qwen/Qwen3-0.6B", ["H100"], True), chosen_engine(None, ["H100"], True)
-    ('vllm', 'hf')
-    """
-    return "vllm" if path and gpus and has_vllm else "hf"
-
-
-def usable_gpus() -> list[str]:
-    """List the GPUs here, unless the environment hides them or the installed torch supports none."""
+def finds_gpus() -> bool:
+    """Whether torch will find a GPU: one is here, not hidden by the environment, and torch has CUDA."""
     hidden = os.environ.get(VISIBLE, "0").strip() in ("", "-1")
-    return [] if hidden or not torch_has_gpus() else list(driver_gpus())
+    return not hidden and torch_has_gpus() and bool(driver_gpus())
 
 
 VLLM, HF = "here.engine == 'vllm'", "here.engine == 'hf'"
@@ -163,14 +153,10 @@ class RolloutConfig(Settings):
     )
     sleep: bool = text(True, doc="free its memory for training; false is faster", only_if=f"{VLLM} and here.shares_gpu")
     kv_cache_gb: float | None = number(
-        None,
-        above=0,
-        high=LARGE,
-        doc="gigabytes; null: enough for max_rows, at most 40% of what is free",
-        only_if=VLLM,
+        None, above=0, high=LARGE, doc="null: enough for max_rows, at most 40% of what is free", only_if=VLLM
     )
     attest: str = choice(
-        "stop | warn | off", doc="when engine and trainer disagree after a weight sync; off: not compared", only_if=VLLM
+        "stop | warn | off", doc="if the two disagree after a weight sync; off: not compared", only_if=VLLM
     )
     timeout_s: float = number(600.0, low=0.1, doc="seconds for start, decoding step or weight sync", only_if=VLLM)
 

@@ -10,9 +10,6 @@ from typing import Any, NamedTuple
 
 from rlreason.errors import ConfigError
 
-#: A condition, and the group that it calls `here`.
-Condition = tuple[str, Any]
-
 
 class Leaf(NamedTuple):
     """One setting of a run."""
@@ -21,10 +18,10 @@ class Leaf(NamedTuple):
     value: Any
     default: Any  # of its dataclass; `dataclasses.MISSING`: none
     metadata: Mapping[str, Any]  # what its field says
-    conditions: tuple[Condition, ...]  # under which it is read, those of the groups around it first
+    conditions: tuple[tuple[str, Any], ...]  # under which it is read, each with the group that it calls `here`
 
 
-def leaves(settings: Any, prefix: str = "", around: tuple[Condition, ...] = ()) -> Iterator[Leaf]:
+def leaves(settings: Any, prefix: str = "", around: tuple[tuple[str, Any], ...] = ()) -> Iterator[Leaf]:
     """Yield every setting of a dataclass, those of nested groups too.
 
     >>> from rlreason.config.groups import SamplingConfig
@@ -87,11 +84,9 @@ def refuse_own_input(run: Any, folder: Path, left: Collection[str]) -> None:
     """Refuse a run whose input is a file that an earlier run `left` in its folder, which will be set aside."""
     home = folder.resolve()
     for leaf in leaves(run):
-        if "source" not in leaf.metadata or not isinstance(leaf.value, str):
-            continue
-        path = Path(leaf.value).expanduser().resolve()
-        inside = path.exists() and path.is_relative_to(home)
-        if inside and (path == home or path.relative_to(home).parts[0] in left):
+        path = Path(str(leaf.value)).expanduser().resolve()
+        inside = path == home or any(path.is_relative_to(home / name) for name in left)
+        if "source" in leaf.metadata and leaf.value is not None and inside and path.exists():
             raise ConfigError(
                 f"{leaf.key}={leaf.value} lies in hydra.run.dir={folder}, whose files would be set aside before it is "
                 "read: choose another hydra.run.dir"
@@ -181,8 +176,9 @@ def required(setting: str, package: str) -> Iterator[None]:
         raise ConfigError(needs(setting, package, error)) from error
 
 
-def load_template(file: str, folder: Path) -> str:
-    """Load a template by file name in `folder`, or by path; `ConfigError` unless `{question}` is its only field."""
+def template_of(file: str) -> str:
+    """Load the text that a question is filled into, from prompts/ or by path: a whole prompt, or a chat's user turn."""
+    folder = resource_dir("prompts")
     path = next((p for p in (folder / file, Path(file).expanduser()) if p.is_file()), None)
     said = f"prompt.file={file}"
     if path is None:
@@ -209,11 +205,6 @@ def render(template: str, question: str) -> str:
     'Q: 1+1? {} Use \\boxed{}.'
     """
     return template.format(question=question)
-
-
-def template_of(file: str) -> str:
-    """Load the text that a question is filled into: a whole prompt, or the user's turn of a chat."""
-    return load_template(file, resource_dir("prompts"))
 
 
 def prompt_renderer(file: str) -> Callable[[str], str]:

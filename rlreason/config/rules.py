@@ -92,7 +92,9 @@ def complaints(run: AnyRunConfig) -> dict[str, str]:
 def unread(leaf: Leaf, run: Any) -> tuple[str, str] | None:
     """Return where a setting would be read, and the cure, if nothing in this run reads it."""
     for condition, here in leaf.conditions:
-        if not eval(_compiled(condition), {"__builtins__": {}, "__name__": __name__}, _Names(run, here)):
+        code = _compiled(condition)
+        names = {name: getattr(run, name) for name in code.co_names if hasattr(run, name)}
+        if not eval(code, {"__builtins__": {}, "__name__": __name__}, names | {"here": here}):
             return words_of(condition, leaf.key.rpartition(".")[0])
     return None
 
@@ -107,17 +109,6 @@ def words_of(condition: str, group: str) -> tuple[str, str]:
     plain = plain.replace(" == ", "=").replace(" is None", "=null").replace("None", "null")
     where, cure = WORDS.get(condition, (f"only where {plain}", ""))
     return where.format(group=group), cure.format(group=group) or "leave it out"
-
-
-class _Names(dict[str, Any]):
-    """What a condition may name: `here`, and the attributes of the run."""
-
-    def __init__(self, run: Any, here: Any) -> None:
-        super().__init__(here=here)
-        self.run = run
-
-    def __missing__(self, name: str) -> Any:
-        return getattr(self.run, name)
 
 
 @cache

@@ -21,7 +21,6 @@ from rlreason.config.run import AnyRunConfig
 from rlreason.errors import Absent, ConfigError
 from rlreason.objectives.objective import own_loss_config
 
-BLOCKS = ("cells", "embedded", "reference", "carries", "best_of", "chain")  # of hydra.sweeper, besides params
 FIRST = "first"  # as reference: the first setting of the sweep
 FUNCTIONS = ("loss", "data")  # groups whose option may be a function, `module:function`
 #: Where Hydra looks behind conf/, as (provider, path): see hydra_plugins/rlreason_options.py.
@@ -90,14 +89,11 @@ def _parsed(name: str, content: Mapping[str, Any], blocks: Mapping[str, Any]) ->
     )
 
 
-def _are_texts(given: Any) -> bool:
-    return isinstance(given, list) and all(isinstance(one, str) for one in given)
+def _are_texts(given: Any, sign: str = "") -> bool:
+    return isinstance(given, list) and all(isinstance(one, str) and sign in one[1:] for one in given)
 
 
-def _are_words(given: Any) -> bool:
-    return _are_texts(given) and all("=" in word[1:] for word in given)
-
-
+_are_words = partial(_are_texts, sign="=")
 #: Block of a sweep's file -> an example, and whether a value has its shape.
 SHAPES: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "cells": ("[[group_size=4], [n_steps=50]]", lambda given: isinstance(given, list) and all(map(_are_words, given))),
@@ -164,7 +160,7 @@ def register() -> None:
         SEARCHED.append(OWN)
     resolver = partial(OmegaConf.register_new_resolver, replace=True)
     resolver("run_name", run_name)
-    resolver("sweep_name", _sweep_name)
+    resolver("sweep_name", lambda name: "sweep" if name in (None, "None") else str(name))
     resolver("div", _divided)
     resolver("engine_here", engine_here)
 
@@ -201,10 +197,6 @@ def _safe(text: str) -> str:
 
 def _hash(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:8]
-
-
-def _sweep_name(name: str | None) -> str:
-    return "sweep" if name in (None, "None") else str(name)
 
 
 def _divided(whole: int, parts: int) -> int:

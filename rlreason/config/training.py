@@ -153,10 +153,6 @@ class TrainingConfig(OptimizationConfig, RunConfig):
         """Warnings by short name about settings that seldom help: printed before the run and counted in its summary."""
         return {}
 
-    def schedule_problems(self, n_steps: int) -> list[str]:
-        """Return complaints about a learning rate that never reaches its peak, or never falls, in this many steps."""
-        return list(conflicts.of_schedule(self, n_steps))
-
 
 @dataclass
 class OnlineConfig(TrainingConfig):

@@ -13,7 +13,7 @@ import torch
 from transformers import AutoConfig
 
 from rlreason.config.algorithms import EIConfig, GRPOConfig, SFTConfig
-from rlreason.config.conflicts import sampling_key
+from rlreason.config.conflicts import of_schedule, sampling_key
 from rlreason.config.data import StoriesConfig
 from rlreason.config.evaluation import EvalProtocolConfig
 from rlreason.config.leaves import template_of
@@ -432,7 +432,7 @@ def make_algorithm(run: TrainingConfig, components: Components, console: Console
             for notice in notices:
                 console.say(f"! {notice}")
             sft = SFT(traces, run.train_batch_size, run.seed, run.n_steps, run.epochs)
-            if bad := run.schedule_problems(sft.n_steps):  # the number of traces has decided what `epochs` means
+            if bad := list(of_schedule(run, sft.n_steps)):  # the number of traces has decided what `epochs` means
                 raise ConfigError("\n".join(bad))
             return sft
         case EIConfig():
