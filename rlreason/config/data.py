@@ -45,10 +45,12 @@ class DataConfig(Settings):
     max_pass_rate: float = share(
         1.0, doc="keep what is solved at most in this share", only_if="trains_on(here) and here.pass_rates is not None"
     )
-    bad_gold: str = choice("keep | drop", doc="truths that no answer can earn", only_if="compares_ground_truths(here)")
+    bad_gold: str = choice(
+        "keep | drop", doc="ground truths that none can earn", only_if="compares_ground_truths(here)"
+    )
     bad_rows: str = choice("stop | skip", doc="rows that are broken, empty or too long; skipped are counted")
     overlap: str = choice(
-        "refuse | drop | allow", doc="questions in both; drop: out of train", only_if="trains_on(here)"
+        "refuse | drop | allow", doc="questions in train and validation; drop: out of train", only_if="trains_on(here)"
     )
 
     def evaluation_problems(self) -> list[str]:

@@ -24,8 +24,10 @@ class SamplingConfig(Settings):
         cure="try 1.0",
         only_if="trains or eval.sampling.temperature is None",
     )
-    min_tokens: int = number(doc="no response ends before", only_if="trains or eval.sampling.min_tokens is None")
-    max_tokens: int = number(low=1, doc="responses end here", only_if="trains or eval.sampling.max_tokens is None")
+    min_tokens: int = number(doc="fewest tokens of a response", only_if="trains or eval.sampling.min_tokens is None")
+    max_tokens: int = number(
+        low=1, doc="most tokens of a response", only_if="trains or eval.sampling.max_tokens is None"
+    )
 
     @property
     def distribution(self) -> str:

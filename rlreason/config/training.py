@@ -70,7 +70,7 @@ class CheckpointConfig:
         None, doc="steps between checkpoints; null: for less than 5% of the time; 0: no resuming"
     )
     minutes: float | None = number(
-        10.0, above=0, doc="also after so many, within 10% of the time; null: never", only_if="here.every is None"
+        10.0, above=0, doc="most between them, within 10% of the time; null: no limit", only_if="here.every is None"
     )
     keep: int = number(2, low=1, doc="so many of the newest stay, and the best; in the end the newest and the best")
     keep_final: bool = text(False, doc="a finished run keeps its optimizer's moments too, for a larger n_steps later")
