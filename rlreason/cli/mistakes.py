@@ -16,7 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from rlreason.cli.names import HABITS, MAY_BE_ABSENT, NAMES, PLACED, TOKEN
+from rlreason.cli.names import HABITS, MAY_BE_ABSENT, NAMES, PLACED, TOKEN, fold
 from rlreason.cli.options import (
     choices_among,
     choices_named,
@@ -137,8 +137,9 @@ def refuse_wrong_words(overrides: Sequence[str]) -> None:
             _refuse_wrong_option(word, key, place, values or [word.partition("=")[2]], offered)
         elif place.endswith(".name") and place[:-5] in NAMED:
             value = word.partition("=")[2].strip("'\"")
-            if value in groups[PLACED.get(place[:-5], place[:-5])]:
-                raise mere_name(place[:-5], value)
+            known = {fold(one): one for one in groups[PLACED.get(place[:-5], place[:-5])]}
+            if fold(value) in known:
+                raise mere_name(place[:-5], known[fold(value)])
 
 
 def _refuse_wrong_option(word: str, group: str, place: str, texts: Sequence[str], offered: Sequence[str]) -> None:

@@ -149,7 +149,7 @@ WORDS: dict[str, tuple[str, str]] = {
     "here.shares_gpu": ("where vLLM shares the policy's GPU only (rollout.placement=colocate)", ""),
     "here.wandb": ("by logger=wandb only", "choose it too, or leave this out"),
     "here.wandb or here.trackio": ("by logger=wandb and logger=trackio only", "choose one too, or leave this out"),
-    "here.rank > 0": ("with adapters only, and rank 0 trains every weight", "set model.lora.rank=8, or leave it out"),
+    "here.rank > 0": ("with model.lora.rank above 0 only", "set model.lora.rank=8, or leave it out"),
     "kl_placement != 'none'": ("with a KL term only", "leave it out, or set kl_placement=loss kl_coef=0.01"),
     "not old_from_engine": ("without rollout.async_level only, with which every weight would be exactly 1", ""),
     "here.side_is_open": ("for a side that is null only", "set the two sides, or set both to null"),

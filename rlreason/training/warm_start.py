@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from filelock import FileLock
+from filelock import FileLock, Timeout
 from omegaconf import OmegaConf
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
@@ -161,20 +161,36 @@ def cached(folder: Path, key: str, make: Callable[[], Weights], say: Callable[[s
 
     If two runs need the same ones at once, one makes them. A folder that cannot be written is a warning, not an error.
     """
-    path, weights = folder / f"{key}{SUFFIX}", None
+    path = folder / f"{key}{SUFFIX}"
+    lock = FileLock(path.with_suffix(".lock"))
+
+    def note(error: Exception) -> None:
+        reason = getattr(error, "strerror", None) or first_line(error)
+        say(f"! model.cache: {folder} cannot be written ({reason}): this model is not kept")
+
     try:
         if path.exists() and (found := _read_if_whole(path, key, say)) is not None:
             return found, True
         folder.mkdir(parents=True, exist_ok=True)
-        with FileLock(path.with_suffix(".lock")):
-            if path.exists() and (found := _read_if_whole(path, key, say)) is not None:
-                return found, True
-            weights = make()
+        try:
+            lock.acquire(timeout=1)
+        except Timeout:
+            say("another run is making the same model: waiting for it")
+            lock.acquire()
+    except OSError as error:
+        note(error)
+        return make(), False
+    try:
+        if path.exists() and (found := _read_if_whole(path, key, say)) is not None:
+            return found, True
+        weights = make()
+        try:
             write_weights(path, weights, key)
-    except (OSError, SafetensorError) as error:
-        reason = getattr(error, "strerror", None) or first_line(error)
-        say(f"! model.cache: {folder} cannot be written ({reason}): this model is not kept")
-    return make() if weights is None else weights, False
+        except (OSError, SafetensorError) as error:
+            note(error)
+        return weights, False
+    finally:
+        lock.release()
 
 
 def _read_if_whole(path: Path, key: str, say: Callable[[str], None]) -> Weights | None:

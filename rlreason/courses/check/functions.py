@@ -194,9 +194,9 @@ def _wrong_microbatch(i: Inputs, m: Mistake) -> Any:
 def _slice_cases(extra: Inputs) -> list[Case]:
     cases = []
     for number, dim in enumerate((1, 0, None, -1)):
-        value = (torch.randn(3, 5, generator=random(number)) * 2).round(decimals=1)
-        mask = torch.tensor([[0, 1, 0, 0, 0], [0, 1, 1, 1, 0], [0, 0, 1, 1, 0]]).bool()
-        value[2, 2] = 0.0  # a 0 counts like any other value
+        value = (torch.randn(2, 3, generator=random(number)) * 2).round(decimals=1)
+        mask = torch.tensor([[0, 1, 0], [1, 1, 0]]).bool()
+        value[1, 1] = 0.0  # a 0 counts like any other value
         cases.append(Case({"tensor": value, "mask": mask, **extra, "dim": dim}, "dim=None" if dim is None else "a dim"))
     return cases
 
@@ -255,6 +255,7 @@ def _log_prob_cases() -> list[Case]:
 
 _LOSS, _ADVANTAGES = ("loss", "metadata"), mistakes_in(*known.ADVANTAGES)
 _TOKEN_LOSS = mistakes_in("sign", *known.LOSSES)
+_SLICES = mistakes_in("mask", "slices", "dim")
 _MICROBATCH = mistakes_in(*known.AVERAGES, "backward", "earlier gradient", *known.LOSSES)
 
 
@@ -295,8 +296,11 @@ SUBJECTS: tuple[Subject, ...] = (
     _loss_subject(
         cs336_2026.compute_policy_gradient_loss, "importance_reweighting_method", ("none", "noclip", "grpo", "gspo")
     ),
-    Subject(cs336_2025.masked_normalize, lambda: _slice_cases({"normalize_constant": 10.0}), "result"),
-    Subject(cs336_2025.masked_mean, lambda: _slice_cases({}), "result"),
+    Subject(
+        cs336_2025.masked_normalize, lambda: _slice_cases({"normalize_constant": 10.0}), "result",
+        known.wrong_slices, _SLICES,
+    ),
+    Subject(cs336_2025.masked_mean, lambda: _slice_cases({}), "result", known.wrong_slices, _SLICES),
     Subject(
         cs336_2026.aggregate_loss_across_microbatch,
         lambda: _loss_cases(

@@ -199,6 +199,32 @@ def wrong_average(loss: Tensor, mask: Tensor, o: Options, m: Mistake) -> Tensor:
     return signed
 
 
+# `masked_mean` and `masked_normalize`: the divisor is made of what counts in each slice, of its size, and the constant.
+step("slices", "what the sum is divided by", lambda count, size, c: count if c is None else c,
+    ("the constant is ignored", lambda count, size, c: count * 0 + 1),
+    ("slices are divided by the count of the whole mask", lambda count, size, c: count.sum()),
+    ("sums are divided by the number of masked-in elements", lambda count, size, c: count),
+    ("sums are divided by all elements, also those that are masked out", lambda count, size, c: size),
+)  # fmt: skip
+step("dim", "the dim of the sums", lambda dim: dim,
+    ("dim is ignored: everything is summed", lambda dim: None),
+    ("dim is ignored: the last one is always taken", lambda dim: -1),
+    ("dim=0 is taken for no dim at all", lambda dim: dim or None),
+)  # fmt: skip
+
+
+def wrong_slices(i: Inputs, m: Mistake) -> Tensor:
+    """Return `masked_normalize` by its constant, or `masked_mean` where it has none, with one mistake."""
+    dim, weights = m("dim", i["dim"]), m("mask", i["mask"].bool()).to(i["tensor"].dtype)
+
+    def summed(x: Tensor) -> Tensor:
+        return x.sum() if dim is None else x.sum(dim)
+
+    divisor = m("slices", summed(weights), summed(torch.ones_like(weights)), i.get("normalize_constant"))
+    average: Tensor = summed(i["tensor"].masked_fill(weights == 0, 0.0)) / divisor
+    return average
+
+
 # `backward` returns what goes backward (None: nothing does) and what is returned.
 step("backward", "where gradient_accumulation_steps divides, and the call of backward", lambda loss, n: (loss / n,) * 2,
     ("gradient_accumulation_steps does not divide the loss", lambda loss, n: (loss, loss)),
