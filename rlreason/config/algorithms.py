@@ -1,7 +1,7 @@
 """The settings of SFT, expert iteration, GRPO, and of the jobs that do not train."""
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypeGuard
+from typing import Any, ClassVar
 
 from rlreason.config import conflicts
 from rlreason.config.run import AnyRunConfig, Asking, RunConfig
@@ -10,6 +10,8 @@ from rlreason.objectives.card import Card, objective_card
 from rlreason.objectives.objective import Objective
 from rlreason.objectives.published import check_objective
 from rlreason.settings import LARGE, MADE, MISSING, MOST, choice, group, number, processors, source, text
+
+DISCOVERY_BUDGETS = ("calls", "tokens", "cost", "hours")
 
 
 @dataclass
@@ -31,14 +33,13 @@ class SFTConfig(TrainingConfig):
 class EIConfig(OnlineConfig):
     """Expert iteration: sample, keep what is correct, SFT on it, repeat. RFT and STaR are settings of it."""
 
+    questions_by: ClassVar[str] = "question_batch_size"
     algorithm: str = "ei"
     question_batch_size: int = number(low=1, high=MADE, doc="different questions per step")
     sft_epochs: int = number(low=1, high=LARGE, doc="passes over the kept responses of a step")
     max_per_question: int | None = number(None, low=1, high=MADE, doc="kept responses per question at most; null: all")
     deduplicate: bool = text(False, doc="keep a response that says the same as another to its question only once (RFT)")
     restart: bool = text(False, doc="each step trains the model that the run started from (STaR), not the latest")
-
-    questions_by: ClassVar[str] = "question_batch_size"
 
     @property
     def questions(self) -> int:
@@ -121,11 +122,6 @@ class GRPOConfig(Objective, OnlineConfig):
         }
 
 
-def has_ratio_of_one(run: AnyRunConfig) -> TypeGuard[GRPOConfig]:
-    """Whether each update of a run learns from samples of the policy that it updates, by a loss with a ratio or not."""
-    return isinstance(run, GRPOConfig) and run.updates_per_rollout <= 1 and not run.rollout.async_level
-
-
 @dataclass
 class EvalJobConfig(RunConfig):
     """Keys of every job that asks a fixed set of problems, `eval_problems` many."""
@@ -171,9 +167,6 @@ class BestOfNConfig(EvalJobConfig):
     @property
     def answers(self) -> int:
         return max(self.n_list, default=1) if self.samples is None else self.samples
-
-
-DISCOVERY_BUDGETS = ("calls", "tokens", "cost", "hours")
 
 
 @dataclass
