@@ -1,7 +1,7 @@
 """The settings of SFT, expert iteration, GRPO, and of the jobs that do not train."""
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeGuard
 
 from rlreason.config import conflicts
 from rlreason.config.run import AnyRunConfig, Asking, RunConfig
@@ -78,6 +78,11 @@ class GRPOConfig(Objective, OnlineConfig):
         return self.epochs_per_rollout * (self.rollout_batch_size // self.train_batch_size)
 
     @property
+    def ratio_is_one(self) -> bool:
+        """Whether each update learns from samples of the policy that it updates."""
+        return self.updates_per_rollout <= 1 and not self.rollout.async_level
+
+    @property
     def old_from_engine(self) -> bool:
         """Sampled ahead for a loss with a ratio: the engine's log-probabilities are the old ones."""
         return self.rollout.async_level > 0 and self.has_ratio
@@ -120,6 +125,11 @@ class GRPOConfig(Objective, OnlineConfig):
                 "divided by its own small spread, whatever kl_coef says; std_norm=none keeps kl_coef's meaning"
             )
         }
+
+
+def has_ratio_of_one(run: AnyRunConfig) -> TypeGuard[GRPOConfig]:
+    """Whether a run has a loss whose ratio is 1 in every update."""
+    return getattr(run, "ratio_is_one", False)
 
 
 @dataclass

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from rlreason.config.algorithms import GRPOConfig
+from rlreason.config.algorithms import has_ratio_of_one
 from rlreason.config.run import AnyRunConfig, RunConfig, works_on_a_model
 from rlreason.model.savings import one_line, planned
 from rlreason.model.shapes import shape_of
@@ -79,9 +79,7 @@ def one_formula(design: Design, runs: Mapping[str, AnyRunConfig]) -> list[str]:
     """
     called: dict[str, dict[str, None]] = {}
     for name, run in ((setting_text(one.setting), runs[one.name]) for one in design.runs):
-        if not isinstance(run, GRPOConfig) or run.updates_per_rollout > 1 or run.rollout.async_level:
-            continue  # the ratio is not 1 in each update
-        if run.loss.loss_type in ONE_ON_POLICY:
+        if works_on_a_model(run) and has_ratio_of_one(run) and run.loss.loss_type in ONE_ON_POLICY:
             run = replace(run, seed=0, loss=type(run.loss)(ONE_ON_POLICY[0]))
             called.setdefault(repr(run), {})[name] = None
     return [
