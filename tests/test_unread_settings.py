@@ -262,7 +262,7 @@ ASYNC = ["rollout=vllm", "rollout.async_level=1", "rollout.sleep=false"]
     ("words", "key", "cure"),
     [
         (["model.lora.alpha=16"], "model.lora.alpha=16.0", "set model.lora.rank=8"),
-        (["model.lora.targets=[q_proj]"], "model.lora.targets=[q_proj]", "rank 0 trains every weight"),
+        (["model.lora.targets=[q_proj]"], "model.lora.targets=[q_proj]", "model.lora.rank above 0"),
         (["algorithm=evaluate", "model.lora.rank=8"], "model.lora.rank=8", "leave it out"),
         (["kl_estimator=k1"], "kl_estimator=k1", "kl_placement=loss"),
         ([*ASYNC, "loss=grpo_clip", "mismatch=truncate", "mismatch_cap=2"], "mismatch=truncate", "exactly 1"),

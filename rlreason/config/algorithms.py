@@ -11,6 +11,8 @@ from rlreason.objectives.objective import Objective
 from rlreason.objectives.published import check_objective
 from rlreason.settings import LARGE, MADE, MISSING, MOST, choice, group, number, processors, source, text
 
+DISCOVERY_BUDGETS = ("calls", "tokens", "cost", "hours")
+
 
 @dataclass
 class SFTConfig(TrainingConfig):
@@ -31,14 +33,13 @@ class SFTConfig(TrainingConfig):
 class EIConfig(OnlineConfig):
     """Expert iteration: sample, keep what is correct, SFT on it, repeat. RFT and STaR are settings of it."""
 
+    questions_by: ClassVar[str] = "question_batch_size"
     algorithm: str = "ei"
     question_batch_size: int = number(low=1, high=MADE, doc="different questions per step")
     sft_epochs: int = number(low=1, high=LARGE, doc="passes over the kept responses of a step")
     max_per_question: int | None = number(None, low=1, high=MADE, doc="kept responses per question at most; null: all")
     deduplicate: bool = text(False, doc="keep a response that says the same as another to its question only once (RFT)")
     restart: bool = text(False, doc="each step trains the model that the run started from (STaR), not the latest")
-
-    questions_by: ClassVar[str] = "question_batch_size"
 
     @property
     def questions(self) -> int:
@@ -75,6 +76,11 @@ class GRPOConfig(Objective, OnlineConfig):
     @property
     def updates_per_rollout(self) -> int:
         return self.epochs_per_rollout * (self.rollout_batch_size // self.train_batch_size)
+
+    @property
+    def ratio_is_one(self) -> bool:
+        """Whether each update learns from samples of the policy that it updates."""
+        return self.updates_per_rollout <= 1 and not self.rollout.async_level
 
     @property
     def old_from_engine(self) -> bool:
@@ -122,8 +128,8 @@ class GRPOConfig(Objective, OnlineConfig):
 
 
 def has_ratio_of_one(run: AnyRunConfig) -> TypeGuard[GRPOConfig]:
-    """Whether each update of a run learns from samples of the policy that it updates, by a loss with a ratio or not."""
-    return isinstance(run, GRPOConfig) and run.updates_per_rollout <= 1 and not run.rollout.async_level
+    """Whether a run has a loss whose ratio is 1 in every update."""
+    return getattr(run, "ratio_is_one", False)
 
 
 @dataclass
@@ -171,9 +177,6 @@ class BestOfNConfig(EvalJobConfig):
     @property
     def answers(self) -> int:
         return max(self.n_list, default=1) if self.samples is None else self.samples
-
-
-DISCOVERY_BUDGETS = ("calls", "tokens", "cost", "hours")
 
 
 @dataclass

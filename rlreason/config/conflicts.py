@@ -78,8 +78,7 @@ def of_model(model: "model.ModelConfig") -> Broken:
     if model.head == "bfloat16" and model.dtype == "float32":
         yield "model.head=bfloat16 with model.dtype=float32: the engine's head would be float32: set model.head=auto"
     if model.freeze and model.lora.rank:
-        frozen = f"model.freeze={list(model.freeze)} with model.lora.rank={model.lora.rank}, which freezes all weights"
-        yield f"{frozen}: set model.freeze=[], and say where adapters go by model.lora.targets"
+        yield f"model.freeze={list(model.freeze)} with model.lora, which freezes all weights: set model.freeze=[]"
 
 
 def of_tiny_model(model: "model.TinyModelConfig") -> Broken:
@@ -99,7 +98,7 @@ def of_pretrained_model(model: "model.PretrainedModelConfig") -> Broken:
 
 def of_data(data: "data.DataConfig") -> Broken:
     """Check lower against upper bounds, and that the file of pass rates is there."""
-    for name in data.bounded:
+    for name in (f.name.removeprefix("min_") for f in fields(data) if f.name.startswith("min_")):
         low, high = getattr(data, f"min_{name}"), getattr(data, f"max_{name}")
         if low > high:
             yield f"data.min_{name}={low} is above data.max_{name}={high}: lower it"
@@ -163,8 +162,9 @@ def nothing_to_evaluate(data: "data.FileDataConfig") -> str:
     """Return the complaint about a folder of files with nothing to evaluate on."""
     if other := unread_format(data.path, "validation") or unread_format(data.path, "test"):
         return f"data.path={data.path}: {other}"
-    cure = "name one with data.validation, or hold out some of train with data.n_validation=200"
-    return f"data.path={data.path} holds neither validation nor test: {cure}"
+    return (
+        f"data.path={data.path} holds neither validation nor test: name data.validation, or set data.n_validation=200"
+    )
 
 
 def _absent(data: "data.FileDataConfig", key: str, split: str | None) -> Broken:
@@ -238,8 +238,7 @@ def of_optimization(settings: "training.OptimizationConfig") -> Broken:
     if steps is not None and (steps < 1 or batch % steps):
         yield f"gradient_accumulation_steps={steps} must divide train_batch_size={batch}: try a power of two, or null"
     elif steps is not None and size is not None and size * steps != batch:
-        both = f"gradient_accumulation_steps={steps} x micro_batch_size={size}"
-        yield f"{both} is not train_batch_size={batch}: set one of the two and leave the other null"
+        yield f"gradient_accumulation_steps={steps} x micro_batch_size={size} is not train_batch_size={batch}: set one"
 
 
 def of_training(run: "training.TrainingConfig") -> Broken:
@@ -256,7 +255,7 @@ def of_training(run: "training.TrainingConfig") -> Broken:
         yield f"rollout.async_level=1 with algorithm={run.algorithm}: only GRPO can correct for it: set it to 0"
     if run.budget.tokens is not None and not run.samples_to_learn:
         limit = f"budget.tokens={run.budget.tokens} with algorithm={run.algorithm}"
-        yield f"{limit}: it counts sampled tokens, and none are sampled to learn from: set budget.steps or budget.hours"
+        yield f"{limit}, which samples none to learn from: set budget.steps or budget.hours"
     if run.samples_to_learn and run.sampling.temperature == 0:
         yield "sampling.temperature=0.0: learning from samples needs different ones, so it must be above 0: try 1.0"
 
@@ -270,9 +269,8 @@ def of_schedule(run: "training.TrainingConfig", n_steps: int) -> Broken:
     elif warmup > whole:
         yield f"warmup_steps={warmup} is more than the run's {n_steps} steps: lower it"
     elif warmup == whole > 0 and falls:
-        span = "each step" if run.restarts else f"the {n_steps} steps"
-        rises = f"lr_schedule={run.lr_schedule} with warmup_steps={warmup}: the rate rises over the whole of {span}"
-        yield f"{rises} and never falls: lower warmup_steps, or set lr_schedule=constant"
+        rises = f"lr_schedule={run.lr_schedule} with warmup_steps={warmup}"
+        yield f"{rises}, all steps there are: the rate never falls: lower warmup_steps, or set lr_schedule=constant"
 
 
 def of_sft(run: "algorithms.SFTConfig") -> Broken:
@@ -286,26 +284,24 @@ def of_grpo(run: "algorithms.GRPOConfig") -> Broken:
     yield from not_multiple(run, "rollout_batch_size", "group_size")
     yield from not_multiple(run, "rollout_batch_size", "train_batch_size")
     if run.group_size < 2 and run.baseline != "none":
-        alone = f"group_size={run.group_size} with baseline={run.baseline}: a group of one always has advantage 0"
-        yield f"{alone}: use group_size=8, or loss=no_baseline"
+        yield f"group_size=1 with baseline={run.baseline} has advantage 0: use group_size=8, or loss=no_baseline"
     if run.max_resampling_rounds and run.baseline == "none":
-        rounds = f"max_resampling_rounds={run.max_resampling_rounds}"
-        yield f"{rounds} with baseline=none: groups of equal rewards have advantages there: set it to 0"
+        rounds = run.max_resampling_rounds
+        yield f"max_resampling_rounds={rounds} with baseline=none, where groups of equal rewards count: set it to 0"
     if run.rollout.async_level and run.mismatch == "none" and not run.has_ratio:
         stale = f"rollout.async_level=1 with loss={run.loss.loss_type}, which takes its samples for fresh"
         yield f"{stale}: set mismatch=truncate mismatch_cap=2, or choose loss=grpo_clip"
     if run.rollout.async_level and run.kl_placement == "reward":
         yield "rollout.async_level=1 with kl_placement=reward: the sampler's weights have moved: set kl_placement=loss"
-    cache = run.overlong_cache
-    if cache is not None and cache > run.sampling.max_tokens:
-        yield f"overlong_cache={cache} is more than sampling.max_tokens={run.sampling.max_tokens}: try null"
+    cache, longest = run.overlong_cache, run.sampling.max_tokens
+    if cache is not None and cache > longest:
+        yield f"overlong_cache={cache} is more than sampling.max_tokens={longest}: try null"
 
 
 def of_eval_job(run: "algorithms.EvalJobConfig") -> Broken:
     """Check that the asked split is that of one data set."""
     if run.split == "train" and run.eval.data is not None:
-        name = run.eval.data.name
-        yield f"split=train with eval.data={name}, whose validation problems are asked: choose data={name} instead"
+        yield f"split=train with eval.data, whose validation problems are asked: choose data={run.eval.data.name}"
 
 
 def of_best_of_n(run: "algorithms.BestOfNConfig") -> Broken:

@@ -14,6 +14,7 @@ from rlreason.settings import MADE, MAX_SEED, MISSING, Settings, choice, group, 
 #: Limits on what is read before the run starts, to check that its prompts fit: half a second of work at most.
 MOST_BYTES = 20_000_000  # of files
 MOST_STORIES, MOST_COUNTDOWNS = 20_000, 4_000  # of generated problems
+RATED = "trains_on(here) and here.pass_rates is not None"
 
 
 @dataclass
@@ -25,13 +26,13 @@ class DataConfig(Settings):
     on_hub: ClassVar[Any] = False  # whether some of its splits are not local files
     quickly_read: ClassVar[Any] = False  # whether reading it takes no network, no further library and little time
     in_random_order: ClassVar[bool] = False  # whether its first problems are a random sample
-    bounded: ClassVar[tuple[str, ...]] = ("pass_rate",)  # settings with a `min_` that must not exceed their `max_`
 
-    name: str = text(doc="of the option, for records and protocols", only_if="names_data(here)")
+    name: str = text(
+        doc="of the option, for records and protocols", only_if="here is not data or trains or eval.data is None"
+    )
     verifier: str | None = text(
         None,
-        doc="a module with a function (response, gold) -> score per form of answer, as countdown and "
-        "reasoning_gym bring; null: answers are compared with the ground truth",
+        doc="a module with a function (response, gold) -> score per form of answer; null: the built-in comparison",
         only_if="verifies(here)",
     )
     limit: int | None = number(
@@ -39,18 +40,12 @@ class DataConfig(Settings):
     )
     filter: str = choice("none | correct", doc="correct: keep those with a correct trace", only_if="trains_on(here)")
     pass_rates: str | None = source(None, doc="a pass_rates.jsonl of algorithm=evaluate", only_if="trains_on(here)")
-    min_pass_rate: float = share(
-        0.0, doc="keep what is solved at least in this share", only_if="trains_on(here) and here.pass_rates is not None"
-    )
-    max_pass_rate: float = share(
-        1.0, doc="keep what is solved at most in this share", only_if="trains_on(here) and here.pass_rates is not None"
-    )
-    bad_gold: str = choice(
-        "keep | drop", doc="ground truths that none can earn", only_if="compares_ground_truths(here)"
-    )
+    min_pass_rate: float = share(0.0, doc="keep what is solved at least in this share", only_if=RATED)
+    max_pass_rate: float = share(1.0, doc="keep what is solved at most in this share", only_if=RATED)
+    bad_gold: str = choice("keep | drop", doc="ground truths none can earn", only_if="compares_ground_truths(here)")
     bad_rows: str = choice("stop | skip", doc="rows that are broken, empty or too long; skipped are counted")
     overlap: str = choice(
-        "refuse | drop | allow", doc="questions in train and validation; drop: out of train", only_if="trains_on(here)"
+        "refuse | drop | allow", doc="questions in both splits; drop: from train", only_if="trains_on(here)"
     )
 
     def evaluation_problems(self) -> list[str]:
@@ -80,7 +75,6 @@ class StoriesConfig(DataConfig):
     rules = conflicts.of_stories
     has_stories: ClassVar[bool] = True
     in_random_order: ClassVar[bool] = True
-    bounded: ClassVar[tuple[str, ...]] = ("pass_rate", "events")
 
     min_events: int = number(2, low=1, high=99, doc="fewest sums in a story")
     max_events: int = number(4, low=1, high=99, doc="most sums in a story")
@@ -123,9 +117,7 @@ class RowsDataConfig(DataConfig):
     )
     fields: FieldsConfig = group(FieldsConfig)
     response_as: str = choice(
-        "response | solution",
-        doc="solution: given ones in prompt.trace's form",
-        only_if="here is data and reads_traces",
+        "response | solution", doc="solution: in prompt.trace's form", only_if="here is data and reads_traces"
     )
     max_chars: int = number(100_000, low=1, doc="characters of a field; a longer text makes a bad row")
     n_validation: int | None = number(None, low=1, high=MADE, doc="hold out this many of train for validation")
@@ -168,7 +160,7 @@ class FileDataConfig(RowsDataConfig):
     @property
     def quickly_read(self) -> bool:
         """Whether reading it takes little time."""
-        if self.on_hub or (self.path and not Path(self.path).expanduser().is_dir()):
+        if self.path and not Path(self.path).expanduser().is_dir():
             return False
         named = (self.train, self.validation, self.ground_truth, *SPLITS)
         files = {file for name in named if name and (file := locate(self.path, name))}
@@ -195,7 +187,6 @@ class CountdownConfig(CheckedDataConfig):
     """Reach a target by arithmetic on the given numbers, each used once."""
 
     rules = conflicts.of_countdown
-    bounded: ClassVar[tuple[str, ...]] = ("pass_rate", "count")
 
     verifier: str | None = "rlreason.grading.verifiers.countdown"
     path: str | None = source(None, doc="a JSON-lines file or a hub name with nums and target; null: made up")
@@ -213,10 +204,7 @@ class CountdownConfig(CheckedDataConfig):
     @property
     def quickly_read(self) -> bool:
         """Whether reading it takes little time."""
-        if self.path is None:
-            return self.n_train + self.n_validation <= MOST_COUNTDOWNS
-        file = locate(None, self.path)
-        return file is not None and file.stat().st_size <= MOST_BYTES
+        return self.path is None and self.n_train + self.n_validation <= MOST_COUNTDOWNS
 
 
 @dataclass

@@ -10,6 +10,12 @@ from rlreason.runtime.machine import VISIBLE, driver_gpus, torch_has_gpus
 from rlreason.settings import LARGE, MADE, MISSING, Settings, choice, number, processors, source, text
 
 LOGGERS = ("wandb", "tensorboard", "trackio")
+# Conditions of settings.
+ASKED = "here is not prompt or trains or eval.prompt is None"  # whether questions are put in this prompt
+CHATS = f"here.chat and {ASKED}"
+JUDGED = "here is not prompt or judges_to_learn or eval.prompt is None"  # whether its reward judges responses
+OF_TINY = " or model.made_on_the_spot"
+VLLM, HF = "here.engine == 'vllm'", "here.engine == 'hf'"
 
 
 @dataclass
@@ -39,24 +45,20 @@ class SamplingConfig(Settings):
         return f"{self.distribution}, up to {self.max_tokens} tokens"
 
 
-CHATS = "here.chat and reads_prompt(here)"
-
-
 @dataclass
 class PromptConfig(Settings):
     """How a question becomes a prompt, where its response ends, and by which reward it is graded."""
 
     rules = conflicts.of_prompt
 
-    name: str = text(doc="of the option, for records", only_if="reads_prompt(here)")
-    file: str = source(doc="a template in prompts/, or a path", only_if="reads_prompt(here) or model.made_on_the_spot")
+    name: str = text(doc="of the option, for records", only_if=ASKED)
+    file: str = source(doc="a template in prompts/, or a path", only_if=ASKED + OF_TINY)
     reward: str = text(
-        doc="r1_zero, question_only, or module:function of your own, (response, gold) -> score",
-        only_if="judges_by(here) or model.made_on_the_spot",
+        doc="r1_zero, question_only, or module:function, (response, gold) -> score", only_if=JUDGED + OF_TINY
     )
-    stop: list[str] = text([], doc="texts that end a response; they stay in it", only_if="reads_prompt(here)")
+    stop: list[str] = text([], doc="texts that end a response; they stay in it", only_if=ASKED)
     trace: str = text("{solution}", doc="a response to imitate, of {solution} and {answer}", only_if="imitates(here)")
-    chat: bool = text(False, doc="file is the user's turn in the model's chat template", only_if="reads_prompt(here)")
+    chat: bool = text(False, doc="file is the user's turn in the model's chat template", only_if=ASKED)
     system: str | None = text(None, doc="system message; null: none, or the template's", only_if=CHATS)
     enable_thinking: bool | None = text(None, doc="where a template has it; null: its default", only_if=CHATS)
 
@@ -131,9 +133,6 @@ def finds_gpus() -> bool:
     return not hidden and torch_has_gpus() and bool(driver_gpus())
 
 
-VLLM, HF = "here.engine == 'vllm'", "here.engine == 'hf'"
-
-
 @dataclass
 class RolloutConfig(Settings):
     """Which engine samples, and where."""
@@ -158,7 +157,7 @@ class RolloutConfig(Settings):
         None, above=0, high=LARGE, doc="null: enough for max_rows, at most 40% of what is free", only_if=VLLM
     )
     attest: str = choice(
-        "stop | warn | off", doc="if the two disagree after a weight sync; off: not compared", only_if=VLLM
+        "stop | warn | off", doc="when engine and trainer disagree after a weight sync; off: not compared", only_if=VLLM
     )
     timeout_s: float = number(600.0, low=0.1, doc="seconds for start, decoding step or weight sync", only_if=VLLM)
 
@@ -251,15 +250,6 @@ NAMES = tuple(f.name for f in fields(MonitorsConfig))
 MODES = tuple(name for name in NAMES if not any(name.startswith(f"{other}_") for other in NAMES))  # no thresholds
 
 
-def monitor_of(rule: str) -> str:
-    """Return the monitor that a rule belongs to, as named in a status.
-
-    >>> monitor_of("loss"), monitor_of("entropy")
-    ('nan', 'entropy')
-    """
-    return RULES.get(rule, rule)
-
-
 def limits_of(monitor: str) -> tuple[str, ...]:
     """Return the names of a monitor's thresholds.
 
@@ -275,5 +265,5 @@ def settings_of(rule: str) -> tuple[str, ...]:
     >>> settings_of("entropy"), settings_of("weights")
     (('monitors.entropy', 'monitors.entropy_below'), ())
     """
-    monitor = monitor_of(rule)
+    monitor = RULES.get(rule, rule)
     return tuple(f"monitors.{name}" for name in (monitor, *limits_of(monitor)) if name in NAMES)

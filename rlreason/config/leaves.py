@@ -10,6 +10,19 @@ from typing import Any, NamedTuple
 
 from rlreason.errors import ConfigError
 
+FORMATS = (".jsonl", ".json")  # files of problems
+SPLITS = ("train", "validation", "valid", "val", "dev", "test")  # their usual names, without a suffix too
+#: Import name -> the cure where it is missing.
+PACKAGES = {
+    "peft": "pip install 'rlreason[lora]', or set it to 0",
+    "bitsandbytes": "pip install 'rlreason[8bit]', or set optimizer=adamw",
+    "datasets": "pip install 'rlreason[hub]', or give a folder with train.jsonl and test.jsonl",
+    "reasoning_gym": "pip install 'rlreason[gym]'",
+    "wandb": "pip install wandb, or choose logger=none",
+    "tensorboard": "pip install 'rlreason[tensorboard]', or choose logger=none",
+    "trackio": "pip install 'rlreason[trackio]', or choose logger=none",
+}
+
 
 class Leaf(NamedTuple):
     """One setting of a run."""
@@ -106,10 +119,6 @@ def typed_word(value: Any) -> str:
     return "null" if value is None else str(value)
 
 
-FORMATS = (".jsonl", ".json")  # files of problems
-SPLITS = ("train", "validation", "valid", "val", "dev", "test")  # their usual names, without a suffix too
-
-
 def locate(path: str | None, split: str) -> Path | None:
     """Return a split's file: `split` in the folder `path`, with or without its suffix, or `split` itself as a path."""
     named = [Path(path).expanduser() / f"{split}{suffix}" for suffix in ("", *FORMATS)] if path else []
@@ -145,18 +154,6 @@ def resource_dir(name: str) -> Path:
     return inside if inside.is_dir() else package.parent / name
 
 
-#: Import name -> the cure where it is missing.
-PACKAGES = {
-    "peft": "pip install 'rlreason[lora]', or set it to 0",
-    "bitsandbytes": "pip install 'rlreason[8bit]', or set optimizer=adamw",
-    "datasets": "pip install 'rlreason[hub]', or give a folder with train.jsonl and test.jsonl",
-    "reasoning_gym": "pip install 'rlreason[gym]'",
-    "wandb": "pip install wandb, or choose logger=none",
-    "tensorboard": "pip install 'rlreason[tensorboard]', or choose logger=none",
-    "trackio": "pip install 'rlreason[trackio]', or choose logger=none",
-}
-
-
 def needs(setting: str, package: str, reason: object = None) -> str:
     """Return the complaint if `setting` needs a package that is missing or, for a `reason`, broken.
 
@@ -186,13 +183,10 @@ def template_of(file: str) -> str:
         raise ConfigError(f"{said} is neither in {folder} ({offered}) nor a path: give one of these, or a path")
     try:
         template = path.read_text(encoding="utf-8-sig")  # an editor may begin a file with a byte-order mark
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{said} cannot be read ({error}): give a text file in UTF-8") from error
-    try:
         filled = render(template, "\0")
-    except (KeyError, IndexError, ValueError) as error:
-        cure = "double literal braces, as in \\boxed{{}}"
-        raise ConfigError(f"{said}: a brace in it is no field ({error}): {cure}") from error
+    except (OSError, KeyError, IndexError, ValueError) as error:
+        cure = "give a text in UTF-8, and double literal braces, as in \\boxed{{}}"
+        raise ConfigError(f"{said} cannot be used ({error!r}): {cure}") from error
     if "\0" not in filled:
         raise ConfigError(f"{said} never uses the question: put {{question}} where it belongs")
     return template

@@ -9,7 +9,6 @@ from rlreason.settings import MADE, MAX_SEED, Settings, choice, group, number, s
 
 #: Prompt options that share one warm start of the built-in model, so that an ablation starts from equal weights.
 SHARED_WARM_START = ("r1_zero", "question_only", "question_boxed", "r1_zero_three_shot")
-
 TINY_CONTEXT = 512  # positions of the built-in model, for prompt and response together
 
 
@@ -66,8 +65,7 @@ class ModelConfig(Settings):
         "auto: as in the engine's head, bfloat16 with vLLM in bfloat16, else float32",
     )
     weights: str = choice(
-        "float32 | bfloat16",
-        doc="number type of the weights; bfloat16: half the memory, but small updates are rounded away",
+        "float32 | bfloat16", doc="their number type; bfloat16: half the memory, but small updates are rounded away"
     )
     attention: str = choice(
         "auto | sdpa | varlen | flash_attention_2",

@@ -3,6 +3,7 @@
 from functools import cache
 from typing import Any
 
+from rlreason.config.groups import ASKED, JUDGED, OF_TINY
 from rlreason.config.leaves import Leaf, leaves, typed_word
 from rlreason.config.run import AnyRunConfig, works_on_a_model
 from rlreason.objectives.objective import LOSS_NUMBERS, readers
@@ -89,10 +90,13 @@ def complaints(run: AnyRunConfig) -> dict[str, str]:
     }
 
 
+_compiled: Any = cache(compile)
+
+
 def unread(leaf: Leaf, run: Any) -> tuple[str, str] | None:
     """Return where a setting would be read, and the cure, if nothing in this run reads it."""
     for condition, here in leaf.conditions:
-        code = _compiled(condition)
+        code = _compiled(condition, "only_if", "eval")
         names = {name: getattr(run, name) for name in code.co_names if hasattr(run, name)}
         if not eval(code, {"__builtins__": {}, "__name__": __name__}, names | {"here": here}):
             return words_of(condition, leaf.key.rpartition(".")[0])
@@ -111,13 +115,7 @@ def words_of(condition: str, group: str) -> tuple[str, str]:
     return where.format(group=group), cure.format(group=group) or "leave it out"
 
 
-@cache
-def _compiled(condition: str) -> Any:
-    return compile(condition, "only_if", "eval")
-
-
-_ASKED = "by algorithms that train, and where eval.prompt is null, only"
-_UNDER_EVAL = "set it under eval.prompt"
+_OF_PROMPT = ("by algorithms that train, and where eval.prompt is null, only", "set it under eval.prompt")
 _NO_DATA = "by algorithms that train, and where eval.data is null, only"
 #: Conditions that are not their own best words: where a setting is read, and a better cure than leaving it out.
 WORDS: dict[str, tuple[str, str]] = {
@@ -125,7 +123,7 @@ WORDS: dict[str, tuple[str, str]] = {
     "samples_to_learn": ("where responses are sampled to learn from only, and algorithm=sft samples none", ""),
     "here is data": ("for training data only", "set it under data, or leave it out"),
     "reads_data": (_NO_DATA, "set it under eval.data"),
-    "names_data(here)": (_NO_DATA, ""),
+    "here is not data or trains or eval.data is None": (_NO_DATA, ""),
     "trains_on(here)": ("for training data only", "leave it out (eval_problems says how many), or set split=train"),
     "here.pass_rates is not None": ("together with data.pass_rates only", "give data.pass_rates=FILE, or leave it out"),
     "reads_traces": ("by algorithm=sft and by data.filter=correct on training data only", ""),
@@ -136,9 +134,9 @@ WORDS: dict[str, tuple[str, str]] = {
     "here is data or here.n_validation is not None": ("to learn from, and with eval.data.n_validation, only", ""),
     "here.holds_out": ("with {group}.n_validation only", "set {group}.n_validation=200 {group}.validation=null"),
     "here.on_hub": ("for a data set of the hub only, not for files", "set it to null"),
-    "reads_prompt(here)": (_ASKED, _UNDER_EVAL),
-    "reads_prompt(here) or model.made_on_the_spot": (_ASKED, _UNDER_EVAL),
-    "judges_by(here) or model.made_on_the_spot": ("to learn from samples, and without eval.prompt, only", _UNDER_EVAL),
+    ASKED: _OF_PROMPT,
+    ASKED + OF_TINY: _OF_PROMPT,
+    JUDGED + OF_TINY: ("to learn from samples, and without eval.prompt, only", _OF_PROMPT[1]),
     "compares_answers": ("by the built-in comparison only, not where prompt.reward or data.verifier judges", ""),
     "has_own_reward": ("by a reward of your own only", "leave it out, or set prompt.reward=module:function"),
     "reads_eval_samples": ("where neither samples nor n_list says how many only", "set samples, or leave it out"),

@@ -19,6 +19,8 @@ from rlreason.config.groups import (
 from rlreason.config.model import SHARED_WARM_START, ModelConfig, TinyModelConfig
 from rlreason.settings import MADE, MAX_SEED, Settings, group, number, processors, text
 
+UNKNOWN_PROBLEMS = 1000  # in data of unknown size
+
 
 @dataclass
 class AnyRunConfig(Settings):
@@ -32,9 +34,6 @@ class AnyRunConfig(Settings):
     algorithm: str = text(doc="what the run does")
     seed: int = number(0, high=MAX_SEED, doc="of sampling, problem order, data.limit, adapters; not of made-up data")
     waits: WaitsConfig = group(WaitsConfig)
-
-
-UNKNOWN_PROBLEMS = 1000  # in data of unknown size
 
 
 @dataclass
@@ -97,14 +96,6 @@ class RunConfig(AnyRunConfig):
         """Whether a model made on the spot is taught its habits."""
         return isinstance(self.model, TinyModelConfig) and self.model.warm_start.steps > 0
 
-    def reads_prompt(self, here: PromptConfig) -> bool:
-        """Whether questions are put in this prompt."""
-        return here is not self.prompt or self.trains or self.eval.prompt is None
-
-    def judges_by(self, here: PromptConfig) -> bool:
-        """Whether this prompt's reward judges responses."""
-        return here is not self.prompt or self.judges_to_learn or self.eval.prompt is None
-
     def imitates(self, here: PromptConfig) -> bool:
         """Whether responses are written in this prompt's form: given ones, or those of a warm start for it alone."""
         alone = self.model.made_on_the_spot and Path(here.file).stem not in SHARED_WARM_START
@@ -116,10 +107,6 @@ class RunConfig(AnyRunConfig):
     def reads_data(self) -> bool:
         """Whether problems of `data` are learned from, asked, or teach the tiny model."""
         return self.uses_training_data or self.eval.data is None or self.model.made_on_the_spot
-
-    def names_data(self, here: DataConfig) -> bool:
-        """Whether the records name this data."""
-        return here is not self.data or self.trains or self.eval.data is None
 
     def trains_on(self, here: DataConfig) -> bool:
         """Whether training problems of this data are learned from or sampled."""

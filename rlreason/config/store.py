@@ -26,6 +26,26 @@ FUNCTIONS = ("loss", "data")  # groups whose option may be a function, `module:f
 #: Where Hydra looks behind conf/, as (provider, path): see hydra_plugins/rlreason_options.py.
 SEARCHED: list[tuple[str, str]] = []
 OWN = ("rlreason", "rlreason://")
+LONGEST_NAME = 190  # most characters of a run's folder name; file systems allow 255 bytes
+LONGEST_PART = 80  # most characters of one key and value in it
+SCHEMAS: dict[str, dict[str, Any]] = {
+    "schema": {
+        "sft": SFTConfig,
+        "ei": EIConfig,
+        "grpo": GRPOConfig,
+        "evaluate": EvaluateConfig,
+        "best_of_n": BestOfNConfig,
+        "discover": DiscoverConfig,
+    },
+    "schema/model": {"tiny": model.TinyModelConfig, "pretrained": model.PretrainedModelConfig},
+    "schema/data": {
+        "stories": data.StoriesConfig,
+        "files": data.FileDataConfig,
+        "countdown": data.CountdownConfig,
+        "gym": data.GymConfig,
+        "function": data.FunctionDataConfig,
+    },
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,28 +144,6 @@ def function_settings(group: str, option: str, function: str) -> Any:
         if option == function:
             raise
         raise ConfigError(f"{group}={option}, which an installed package announces, cannot be used: {error}") from None
-
-
-LONGEST_NAME = 190  # most characters of a run's folder name; file systems allow 255 bytes
-LONGEST_PART = 80  # most characters of one key and value in it
-SCHEMAS: dict[str, dict[str, Any]] = {
-    "schema": {
-        "sft": SFTConfig,
-        "ei": EIConfig,
-        "grpo": GRPOConfig,
-        "evaluate": EvaluateConfig,
-        "best_of_n": BestOfNConfig,
-        "discover": DiscoverConfig,
-    },
-    "schema/model": {"tiny": model.TinyModelConfig, "pretrained": model.PretrainedModelConfig},
-    "schema/data": {
-        "stories": data.StoriesConfig,
-        "files": data.FileDataConfig,
-        "countdown": data.CountdownConfig,
-        "gym": data.GymConfig,
-        "function": data.FunctionDataConfig,
-    },
-}
 
 
 def register() -> None:

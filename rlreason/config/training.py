@@ -11,6 +11,9 @@ from rlreason.objectives.card import Card, imitation_card
 from rlreason.objectives.objective import LengthNormConfig, Objective
 from rlreason.settings import LARGE, MADE, MISSING, MOST, Settings, choice, group, number, text
 
+BUDGETS = ("hours", "tokens", "steps")
+UNKNOWN_EVALUATIONS = 12  # approximately, if eval_every=null
+
 
 @dataclass
 class OptimizationConfig(Settings):
@@ -35,9 +38,6 @@ class OptimizationConfig(Settings):
         """Limit on sequences; the handout's accumulation steps are converted to the largest micro-batch they allow."""
         steps, size = self.gradient_accumulation_steps, self.micro_batch_size
         return size if steps is None else self.train_batch_size // steps
-
-
-BUDGETS = ("hours", "tokens", "steps")
 
 
 @dataclass
@@ -66,17 +66,12 @@ def raised(before: Mapping[str, float | None], now: Mapping[str, float | None], 
 class CheckpointConfig:
     """Of every run that trains. A run that a signal stops writes one besides, unless `every` is 0."""
 
-    every: int | None = number(
-        None, doc="steps between checkpoints; null: for less than 5% of the time; 0: no resuming"
-    )
+    every: int | None = number(None, doc="steps between checkpoints; null: for under 5% of the time; 0: no resuming")
     minutes: float | None = number(
         10.0, above=0, doc="most between them, within 10% of the time; null: no limit", only_if="here.every is None"
     )
     keep: int = number(2, low=1, doc="so many of the newest stay, and the best; in the end the newest and the best")
     keep_final: bool = text(False, doc="a finished run keeps its optimizer's moments too, for a larger n_steps later")
-
-
-UNKNOWN_EVALUATIONS = 12  # approximately, if eval_every=null
 
 
 @dataclass

@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any, NamedTuple
 
-from rlreason.config.groups import WEIGHTS, monitor_of, settings_of
+from rlreason.config.groups import RULES, WEIGHTS, settings_of
 from rlreason.errors import ConfigError
 from rlreason.grading.grader import COUNTED, WARN_SHARE
 from rlreason.health.finding import Finding
@@ -79,7 +79,7 @@ def describe_state(folder: RunFolder, done: int, settings: dict[str, Any]) -> tu
         return f"{word}{reached}", [Finding("failed", what, cure, evidence=evidence, causes=causes), *hung]
     state = f"{word}{f' by the rule {rule}' if rule else ''}{reached}"
     if word in ("stopped", "diverged") and rule != "dominated":
-        monitor, keys = MONITORS.get("nan" if rule == WEIGHTS else monitor_of(rule)), settings_of(rule)
+        monitor, keys = MONITORS.get("nan" if rule == WEIGHTS else RULES.get(rule, rule)), settings_of(rule)
         cure = f"mend what it says; {f'resume=RUN {keys[0]}=warn goes on without it' if keys else 'start anew'}"
         causes = monitor.causes if monitor else ""
         return state, [Finding(f"{ENDED}{rule}", f"a monitor ended the run: {reason or rule}", cure, causes=causes)]
@@ -243,7 +243,7 @@ def monitored(rows: Sequence[Row], settings: dict[str, Any], status: str = "") -
             evidence.append(f"the run diverged ({ended_by}): this may follow from it")
         in_a_row = max(len(list(group)) for _, group in groupby(enumerate(steps), lambda pair: pair[1] - pair[0]))
         passing = first.rule in PASSING and in_a_row < IN_A_ROW and len(steps) < n_steps / 2
-        causes = MONITORS[monitor_of(first.rule)].causes
+        causes = MONITORS[RULES.get(first.rule, first.rule)].causes
         findings.append(replace(first, problem=not passing, evidence=evidence, causes=causes, step=steps[0]))
     return sorted(findings, key=lambda finding: finding.rule != ended_by)
 

@@ -13,7 +13,7 @@ import torch
 import yaml
 from transformers import PreTrainedTokenizerBase
 
-from rlreason.config.groups import WEIGHTS, PromptConfig, monitor_of
+from rlreason.config.groups import RULES, WEIGHTS, PromptConfig
 from rlreason.config.leaves import leaves, resource_dir
 from rlreason.config.run import RunConfig
 from rlreason.config.training import TrainingConfig
@@ -168,7 +168,8 @@ def print_reason(console: Console, folder: Path, status: str, reason: str) -> No
         key = reason.partition("=")[0]
         console.say(f"to go on   resume={short_path(folder)} {key}=MORE")
     elif status != LOST:
-        console.say(f"to go on   resume={short_path(folder)} monitors.{monitor_of(status.partition(':')[2])}=warn")
+        rule = status.partition(":")[2]
+        console.say(f"to go on   resume={short_path(folder)} monitors.{RULES.get(rule, rule)}=warn")
 
 
 def print_example(
