@@ -104,7 +104,7 @@ class Trainer:
             if ending is not None or stopping or self.checkpoints.due(number):
                 with self.waiting("writing a checkpoint", "checkpoint"):
                     self.checkpoints.write(number)
-            if stopping:
+            if stopping:  # the end of this block raises KeyboardInterrupt
                 self.save_model()
         return ending
 
@@ -112,15 +112,15 @@ class Trainer:
         """Sample, grade, compute advantages; score under the sampling weights what the first update will not score."""
         parts = self.components
         with self.waiting(f"step {number}", "rollout", parts.rollouts.progress_text):
-            collected = self.batches.collect(number)
+            collected = self.batches.collect(number)  # responses, grades, advantages, and the batches of updates
             signs = failure_metrics(collected.samples, parts.truths, parts.graders.training, self.policy.tokenizer)
             collected = replace(collected, metrics=collected.metrics | signs)
         weight_version = self.engine.weight_version
-        by_learning = self.learner.scores_by_learning(collected, parts.sampling)
+        by_learning = self.learner.scores_by_learning(collected, parts.sampling)  # computed by the first update anyway
         with self.waiting(f"step {number}: measuring log-probabilities", "score"):
             scored = with_missing_scores(collected, parts.scorer, by_learning)
         self.counters.sampled(collected.samples)
-        self.batches.start_next(number)
+        self.batches.start_next(number)  # with rollout.async_level=1, with these weights, while `learn` is at work
         return Step(number, scored, weight_version)
 
     def learn(self, step: Step) -> None:
@@ -128,6 +128,7 @@ class Trainer:
         spent = self.clock.spent("train")
         updates = self.learner.learn(step.collected, step.number, self.schedule, self.components.sampling)
         with self.clock.phase("train"):
+            # each is taken as the loop comes to it: forward, loss, backward, clip, optimizer
             for update in self.console.each(f"step {step.number}: update", updates, step.count):
                 before, spent = spent, self.clock.spent("train")
                 batch = step.collected.batches[len(step.updates)]
