@@ -307,7 +307,7 @@ def test_what_pure_half_precision_costs_is_said(tokenizer):
     [
         (ModelConfig("m", weights="float16"), "model.weights=float16 is none of float32, bfloat16"),
         (ModelConfig("m", weights="bfloat16", dtype="float32"), "model.dtype=float32 with model.weights=bfloat16"),
-        (ModelConfig("m", freeze=["a"], lora=LoRAConfig(rank=4)), "model.freeze=['a'] with model.lora.rank=4"),
+        (ModelConfig("m", freeze=["a"], lora=LoRAConfig(rank=4)), "model.freeze=['a'] with model.lora"),
         (ModelConfig("m", lora=LoRAConfig(rank=4, targets=[])), "model.lora.targets=[] adapts nothing"),
     ],
 )

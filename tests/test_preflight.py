@@ -153,7 +153,7 @@ def test_runs_that_could_not_begin_are_refused_together(composed, modules):
     [
         (b"what?", "never uses the question"),
         (b"{question} {", "double literal braces"),
-        (b"\xff", "text file in UTF-8"),
+        (b"\xff", "text in UTF-8"),
     ],
 )
 def test_a_template_that_cannot_be_filled_is_found_early(composed, tmp_path, content, says):
