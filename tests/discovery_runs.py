@@ -10,9 +10,9 @@ from hydra import compose
 from omegaconf import OmegaConf
 
 from examples.scripted_server import ScriptedServer, program
-from rlreason.cli.command import run_job
 from rlreason.cli.flags import composing, read
 from rlreason.config.store import typed
+from rlreason.main import run_job
 from rlreason.records.console import Console
 from tests.starts import rlreason
 

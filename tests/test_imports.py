@@ -39,9 +39,9 @@ RULES = {
     "report": Rule(),
     "discovery": Rule(),
     "courses": Rule("torch transformers"),
+    "main": Rule(),
     "cli": Rule("hydra"),
     "api": Rule("hydra"),
-    "main": Rule("hydra"),
     "__main__": Rule(),
     "__init__": Rule(),  # it imports grading and api when they are asked for
 }

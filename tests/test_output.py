@@ -16,13 +16,13 @@ from pathlib import Path
 
 import pytest
 
-from rlreason.cli.command import mark_ended
 from rlreason.cli.subcommands import exit_code_of
 from rlreason.config.store import typed
 from rlreason.engines.base import Prompt, Sampling
 from rlreason.errors import ConfigError, ReaderGone, UnwritableError
 from rlreason.evaluation.cases import curves_table
 from rlreason.health.watch import Monitors
+from rlreason.main import mark_ended
 from rlreason.objectives.card import imitation_card
 from rlreason.objectives.objective import LengthNormConfig
 from rlreason.records.console import Console, closing_table

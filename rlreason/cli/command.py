@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -21,24 +21,20 @@ from rlreason.cli.compose import composed_run
 from rlreason.cli.flags import CONF, OneRun, Request, composing
 from rlreason.cli.mistakes import in_one_line, mistakes_in
 from rlreason.cli.subcommands import find_modules_here, print_error, refuse_wrong_subcommand, run_cli, subcommands_help
-from rlreason.config.leaves import refuse_own_input
-from rlreason.config.run import AnyRunConfig, works_on_a_model
+from rlreason.config.run import works_on_a_model
 from rlreason.config.store import register, typed
 from rlreason.errors import ConfigError
+from rlreason.main import run_job
 from rlreason.records.console import Console
-from rlreason.records.files import CONTENTS, LOG, STACKS, SUMMARY
-from rlreason.records.provenance import Origin
-from rlreason.records.reader import RunFolder, ending, exit_code, known_status, read_status, write_status, written_at
-from rlreason.records.writer import RunWriter, finish_provenance, refuse_taken
+from rlreason.records.files import SUMMARY
+from rlreason.records.reader import RunFolder, ending, exit_code, read_status, write_status
+from rlreason.records.writer import refuse_taken
 from rlreason.runtime import signals
-from rlreason.runtime.clock import Clock
-from rlreason.runtime.files import ended_when_it_hangs, run_lock
+from rlreason.runtime.files import run_lock
 from rlreason.runtime.machine import (
     SWEEP_VARIABLE,
-    loading,
     place_of,
     process_state_kept,
-    seed_generators,
 )
 from rlreason.runtime.streams import stderr_logged
 from rlreason.runtime.text import first_line, redacted
@@ -47,79 +43,6 @@ from rlreason.sweeps.design import key_of
 from rlreason.sweeps.launcher import JOBLIB
 from rlreason.sweeps.processes import CONSOLES, end_with_sweep, outcome_text, printing_to
 from rlreason.sweeps.state import DOMINATED, FILE
-
-
-def run_job(
-    run: AnyRunConfig, folder: Path, config: str, words: Sequence[str], console: Console, own_process: bool = False
-) -> float:
-    """Run what the settings say, leave everything in `folder`, return the accuracy.
-
-    `config`: the settings as text for the folder; `words`: the command line that starts this run. An early end is
-    written to its status and raised. `own_process`: this process exists only for the run, and ends if that hangs.
-    """
-    refuse_own_input(run, folder, CONTENTS)
-    with run_lock(folder, console.say):  # errors are handled inside: nothing may be written to another run's folder
-        before = written_at(folder)
-        try:
-            limit_s = run.waits.run_s if own_process else None
-            leaving = signals.before_leaving(lambda: mark_ended(folder, KeyboardInterrupt()))
-            with ended_when_it_hangs(folder / STACKS, limit_s), leaving:
-                return _work(run, folder, config, words, console, own_process)
-        except BaseException as error:
-            if signals.stop_signal() and not isinstance(error, KeyboardInterrupt):
-                error = KeyboardInterrupt()
-            elif works_on_a_model(run) and isinstance(error, Exception):
-                from rlreason.training.preflight import out_of_memory
-
-                if (shortage := out_of_memory(run, error)) is not None:
-                    with suppress(OSError), (folder / LOG).open("a", encoding="utf-8") as log:
-                        log.write(redacted("".join(traceback.format_exception(error))))
-                    shortage.__cause__ = error
-                    error = shortage
-            if written_at(folder) != before:  # the folder became this run's own
-                with suppress(OSError):  # a full disk must not hide the error
-                    mark_ended(folder, error)
-                    finish_provenance(folder)
-            raise error
-
-
-def _work(
-    run: AnyRunConfig, folder: Path, config: str, words: Sequence[str], console: Console, own_process: bool
-) -> float:
-    """Load what the run needs, and run it."""
-    clock, sources = Clock(), dict[str, str]()
-    start: Callable[..., float]
-    libraries = "torch and transformers" if works_on_a_model(run) else "the client and the sandbox"
-    with console.wait(f"loading {libraries}"), loading(for_good=own_process):
-        if not works_on_a_model(run):
-            from rlreason.discovery.loop import discover as start
-        elif run.trains:
-            from rlreason.training.train import train as start
-        else:
-            from rlreason.training.jobs import start
-    if works_on_a_model(run):
-        from rlreason.training.preflight import own_sources
-
-        seed_generators(run.seed)
-        sources = own_sources(run)
-    records = RunWriter(folder, config, Origin(words, sources), trains=run.trains, say=console.say, clock=clock)
-    accuracy = start(run, records, console)
-    finish_provenance(folder)
-    return accuracy
-
-
-def mark_ended(folder: Path, error: BaseException) -> None:
-    """Record in the folder of a run that was in progress what ended it."""
-    if read_status(folder) != "running":
-        return
-    if (summary := RunFolder(folder).summary) is not None:  # a finished run that was given more steps
-        write_status(folder, known_status(str(summary.get("status"))), str(summary.get("reason", "")))
-    elif isinstance(error, KeyboardInterrupt):
-        write_status(folder, "interrupted", signals.why_stopped(error))
-    else:
-        text = str(error).partition("\n")[0]
-        named = f"{type(error).__name__}: {text}".rstrip(": ")
-        write_status(folder, "failed", text if isinstance(error, ConfigError) else named)
 
 
 def start_run(one: OneRun, words: Sequence[str]) -> int:

@@ -22,7 +22,6 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
 from rlreason.cli.doctor_probe import ProbeResult, probing
-from rlreason.cli.subcommands import number_in
 from rlreason.config.groups import INSTALL_VLLM
 from rlreason.config.run import RunConfig, works_on_a_model
 from rlreason.errors import ConfigError
@@ -31,7 +30,7 @@ from rlreason.model.savings import Planned, cure, figures, planned, table, verdi
 from rlreason.model.shapes import shape_of
 from rlreason.records.console import Console
 from rlreason.runtime.machine import Device, Driver, processor, query_driver, usable_processors, why_unseen, with_second
-from rlreason.runtime.streams import Answer, Parser, folded
+from rlreason.runtime.streams import Answer, Parser, folded, number_in
 from rlreason.runtime.text import first_line, size
 
 OK, WARN, FAIL = "ok", "warn", "fail"

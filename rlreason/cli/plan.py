@@ -9,14 +9,13 @@ import argparse
 from typing import Any
 
 from rlreason.cli.doctor import requested_run
-from rlreason.cli.subcommands import number_in
 from rlreason.errors import ConfigError
 from rlreason.model.savings import cure, planned, table, verdict
 from rlreason.model.savings import figures as memory_figures
 from rlreason.records.console import Console
 from rlreason.runtime.differences import ASSUMED, LEVEL, Spread, smallest_difference
 from rlreason.runtime.machine import believed_device
-from rlreason.runtime.streams import Answer, Parser, folded
+from rlreason.runtime.streams import Answer, Parser, folded, number_in
 from rlreason.runtime.text import duration
 from rlreason.sweeps.preview import power_text, problems_of
 

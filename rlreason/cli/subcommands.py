@@ -121,19 +121,6 @@ def run_cli(command: Callable[[], int | None]) -> NoReturn:
 STDOUT = "-"  # as the FILE of --json
 
 
-def number_in(low: float, high: float, kind: type[int] | type[float] = float) -> Callable[[str], float]:
-    """Return the type of an argument that is a number from `low` to `high`, whole if `kind` is int."""
-
-    def read(word: str) -> float:
-        with suppress(ValueError):
-            if low <= kind(word) <= high:
-                return kind(word)
-        whole = "whole " * (kind is int)
-        raise argparse.ArgumentTypeError(f"{word} must be a {whole}number from {low} to {high}")
-
-    return read
-
-
 class Subcommand(NamedTuple):
     """A subcommand: its name, module, arguments as --help names them, and purpose in one line."""
 

@@ -310,6 +310,19 @@ class Parser(argparse.ArgumentParser):
             self.add_argument("run", metavar="RUN", type=run_folder, help=help)
 
 
+def number_in(low: float, high: float, kind: type[int] | type[float] = float) -> Callable[[str], float]:
+    """Return the type of an argument that is a number from `low` to `high`, whole if `kind` is int."""
+
+    def read(word: str) -> float:
+        with suppress(ValueError):
+            if low <= kind(word) <= high:
+                return kind(word)
+        whole = "whole " * (kind is int)
+        raise argparse.ArgumentTypeError(f"{word} must be a {whole}number from {low} to {high}")
+
+    return read
+
+
 def refuse_target(option: str, target: Path | str) -> None:
     """`ConfigError` where an option's FILE cannot be written; called before the work begins."""
     path = Path(target).absolute()
