@@ -43,7 +43,8 @@ def run() -> None:
         )
         sys.exit(2)
     with loading():
-        from rlreason.cli.subcommands import named_subcommand, run_cli, run_subcommand
+        from rlreason.cli.subcommands import named_subcommand, run_subcommand
+        from rlreason.records.ending import run_cli
 
     if subcommand := named_subcommand(sys.argv[1:]):
         run_cli(lambda: run_subcommand(subcommand, sys.argv[2:]))
@@ -63,7 +64,7 @@ def serve(place: Place) -> int:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    from rlreason.cli.subcommands import find_modules_here
+    from rlreason.runtime.plugins import find_modules_here
 
     find_modules_here()
     divide_memory_finely()

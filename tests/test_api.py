@@ -23,9 +23,9 @@ from omegaconf.basecontainer import BaseContainer
 
 from rlreason import Grader, Run, compose, evaluate, load_run, train
 from rlreason.api.start import own_hydra
-from rlreason.cli.rerun import without_clock
 from rlreason.config.store import typed
 from rlreason.errors import ConfigError
+from rlreason.records.reproduced import without_clock
 
 TINY = (
     "model.width=32", "model.warm_start.steps=1", "data.n_train=64", "data.n_validation=8", "eval_problems=8",

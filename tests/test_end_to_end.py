@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from rlreason.cli.rerun import without_clock
 from rlreason.records.loggers import AXES, COUNTERS
+from rlreason.records.reproduced import without_clock
 from tests.run_records import lines_of
 from tests.starts import ENV, SMALL, rlreason
 

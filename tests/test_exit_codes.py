@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from rlreason.cli.subcommands import exit_code_of
 from rlreason.errors import ConfigError, DataError, EngineError, ResourceError
 from rlreason.main import mark_ended
+from rlreason.records.ending import exit_code_of
 from rlreason.records.reader import read_status, write_status
 from tests.test_end_to_end import SMALL, rlreason
 from tests.waiting import wait_for

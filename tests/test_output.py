@@ -16,7 +16,6 @@ from pathlib import Path
 
 import pytest
 
-from rlreason.cli.subcommands import exit_code_of
 from rlreason.config.store import typed
 from rlreason.engines.base import Prompt, Sampling
 from rlreason.errors import ConfigError, ReaderGone, UnwritableError
@@ -26,6 +25,7 @@ from rlreason.main import mark_ended
 from rlreason.objectives.card import imitation_card
 from rlreason.objectives.objective import LengthNormConfig
 from rlreason.records.console import Console, closing_table
+from rlreason.records.ending import exit_code_of
 from rlreason.records.files import CONTENTS
 from rlreason.records.reader import RunFolder, write_status
 from rlreason.records.training_curves import draw_curves
@@ -39,7 +39,7 @@ from tests.waiting import MINUTES, wait_for
 
 ENV = {key: value for key, value in os.environ.items() if key not in ("WANDB_SILENT", "COLUMNS")}
 ENV |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[1])}
-DO = "import sys; from rlreason.cli.subcommands import exit_code_of; sys.exit(exit_code_of(lambda: {}))"
+DO = "import sys; from rlreason.records.ending import exit_code_of; sys.exit(exit_code_of(lambda: {}))"
 
 
 def python(*words: str, cwd: Path | None = None, **env: str) -> subprocess.CompletedProcess[str]:

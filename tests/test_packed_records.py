@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from rlreason.cli.rerun import compared
 from rlreason.errors import ConfigError
 from rlreason.records import files
 from rlreason.records.files import opened, step_name
 from rlreason.records.reader import RunFolder
+from rlreason.records.reproduced import compared
 from rlreason.records.resume import drop_later
 from rlreason.records.rows import TO_LEARN, sample_of, write_rows
 from rlreason.records.writer import RunWriter, rewrite_rows

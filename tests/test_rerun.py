@@ -12,9 +12,9 @@ from omegaconf import OmegaConf
 from rlreason import Run, compose, evaluate, load_run, train
 from rlreason.cli.check import check_command_line
 from rlreason.cli.flags import OneRun
-from rlreason.cli.rerun import compared
 from rlreason.errors import ConfigError
 from rlreason.records.reader import RunFolder
+from rlreason.records.reproduced import compared
 from rlreason.runtime.text import HIDDEN
 from tests.starts import rlreason
 from tests.test_api import TINY

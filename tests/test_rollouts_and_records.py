@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 
-from rlreason.cli.rerun import without_clock
 from rlreason.config.training import OptimizationConfig
 from rlreason.engines.base import Sampling
 from rlreason.engines.rollouts import Rollouts, rollout_metrics
@@ -15,6 +14,7 @@ from rlreason.health.watch import Monitors
 from rlreason.objectives.objective import Objective
 from rlreason.records.console import Console, clock
 from rlreason.records.reader import RunFolder
+from rlreason.records.reproduced import without_clock
 from rlreason.records.training_curves import draw_curves, series
 from rlreason.records.writer import RunWriter, refuse_occupied, set_aside
 from rlreason.runtime.files import write_whole

@@ -246,7 +246,7 @@ def test_closing_a_feed_does_not_wait_for_what_hangs(monkeypatch):
 HELPLESS = """
 import subprocess, time
 from rlreason.runtime import signals
-from rlreason.cli.subcommands import run_cli
+from rlreason.records.ending import run_cli
 
 def command():
     with signals.temporary_folder("mine-"):

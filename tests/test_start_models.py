@@ -13,12 +13,12 @@ import pytest
 import torch
 from test_warm_start import equal, weights
 
-from rlreason.cli.rerun import without_clock
 from rlreason.config.run import RunConfig
 from rlreason.data.prepare import read_splits
 from rlreason.health.watch import Monitors
 from rlreason.model.policy import Policy
 from rlreason.records.console import Console
+from rlreason.records.reproduced import without_clock
 from rlreason.records.writer import RunWriter
 from rlreason.training import warm_start as starts
 from rlreason.training.build import build_components, lessons_of, make_policy, teach_habits

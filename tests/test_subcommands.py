@@ -12,13 +12,13 @@ from rlreason.cli.flags import composing, read
 from rlreason.cli.options import config_of, keys_below, options_by_group
 from rlreason.cli.subcommands import (
     SUBCOMMANDS,
-    exit_code_of,
     named_subcommand,
     refuse_wrong_subcommand,
     run_subcommand,
     subcommands_help,
 )
 from rlreason.errors import ConfigError
+from rlreason.records.ending import exit_code_of
 from rlreason.records.writer import RunWriter
 from rlreason.types import Grade, Problem, Response, Sample
 from tests.test_output import left_after

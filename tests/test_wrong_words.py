@@ -210,7 +210,7 @@ def test_modules_of_the_current_folder_are_found_by_the_installed_script_as_by_p
     (tmp_path / "bin").mkdir()
     script = tmp_path / "bin/rlreason"
     script.write_text(
-        "import importlib.util\nfrom rlreason.cli.subcommands import find_modules_here\n"
+        "import importlib.util\nfrom rlreason.runtime.plugins import find_modules_here\n"
         "find_modules_here()\nprint(importlib.util.find_spec('my_module') is not None)\n"
     )
     (tmp_path / "my_module.py").touch()

@@ -20,7 +20,7 @@ from omegaconf.basecontainer import BaseContainer
 from rlreason.api.runs import Run
 from rlreason.cli.check import check_command_line, quoted, reading
 from rlreason.cli.check_runs import check_start
-from rlreason.cli.compose import RESUME, RUN_DIR, changed_run, composed, free_folder
+from rlreason.cli.compose import RESUME, RUN_DIR, changed_run, composed
 from rlreason.cli.flags import OneRun, composing
 from rlreason.cli.mistakes import in_one_line, mere_name, mistakes_in
 from rlreason.cli.names import NONE
@@ -30,6 +30,7 @@ from rlreason.config.store import SEARCHED, register
 from rlreason.errors import ConfigError
 from rlreason.main import run_job
 from rlreason.records.console import Console
+from rlreason.runtime.files import free_folder
 from rlreason.runtime.machine import SWEEP_VARIABLE, divide_memory_finely, place_of, process_state_kept
 from rlreason.runtime.plugins import as_settings
 from rlreason.runtime.signals import stoppable_in_script

@@ -10,12 +10,13 @@ from functools import partial
 from omegaconf import OmegaConf
 
 from rlreason.cli.check_runs import Note, check_start, checked_sweep, report_unread
-from rlreason.cli.compose import RESUME, algorithm_of, composed, composed_run, repeated, resumed_folder
+from rlreason.cli.compose import RESUME, composed, composed_run, repeated, resumed_folder
 from rlreason.cli.flags import OneRun, Request, composing, read, split_sweep_options
 from rlreason.cli.mistakes import in_one_line, mistakes_in, refuse_wrong_words
 from rlreason.cli.names import translated
 from rlreason.config.groups import OF_SWEEPS
 from rlreason.errors import ConfigError
+from rlreason.records.reader import algorithm_of
 from rlreason.runtime.machine import SWEEP_VARIABLE
 from rlreason.sweeps.design import fixed, key_of
 

@@ -20,12 +20,13 @@ from rlreason.cli.check import check_command_line
 from rlreason.cli.compose import composed_run
 from rlreason.cli.flags import CONF, OneRun, Request, composing
 from rlreason.cli.mistakes import in_one_line, mistakes_in
-from rlreason.cli.subcommands import find_modules_here, print_error, refuse_wrong_subcommand, run_cli, subcommands_help
+from rlreason.cli.subcommands import refuse_wrong_subcommand, subcommands_help
 from rlreason.config.run import works_on_a_model
 from rlreason.config.store import register, typed
 from rlreason.errors import ConfigError
 from rlreason.main import run_job
 from rlreason.records.console import Console
+from rlreason.records.ending import print_error, run_cli
 from rlreason.records.files import SUMMARY
 from rlreason.records.reader import RunFolder, ending, exit_code, read_status, write_status
 from rlreason.records.writer import refuse_taken
@@ -36,6 +37,7 @@ from rlreason.runtime.machine import (
     place_of,
     process_state_kept,
 )
+from rlreason.runtime.plugins import find_modules_here
 from rlreason.runtime.streams import stderr_logged
 from rlreason.runtime.text import first_line, redacted
 from rlreason.sweeps.carry import why_dominated

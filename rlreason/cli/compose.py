@@ -16,7 +16,6 @@ from rlreason.config.leaves import flat
 from rlreason.config.rules import complaints
 from rlreason.config.store import SCHEMAS, as_config, typed
 from rlreason.errors import ConfigError
-from rlreason.records.files import CONFIG
 from rlreason.records.reader import RunFolder, runs_in
 from rlreason.runtime.text import HIDDEN
 from rlreason.sweeps.design import key_of, parsed
@@ -99,23 +98,6 @@ def changed_run(settings: Mapping[str, Any], overrides: Sequence[str], folder: P
     if bad := complaints(run):
         raise ConfigError("\n".join(bad.values()))
     return OneRun(run, config, folder or _place_of(base), OmegaConf.masked_copy(base, "hydra"))
-
-
-# Runs again
-
-
-def algorithm_of(folder: Path) -> str:
-    """Return the algorithm of the run in a folder; "" where there is none."""
-    return str(RunFolder(folder).settings.get("algorithm")) if (folder / CONFIG).is_file() else ""
-
-
-def free_folder(folder: Path) -> Path:
-    """Return the folder, with a number behind its name if something of that name is there."""
-    free, number = folder, 1
-    while free.exists():
-        number += 1
-        free = folder.with_name(f"{folder.name}_{number}")
-    return free
 
 
 def repeated(

@@ -6,31 +6,26 @@ for times; a difference is said and is no failure: the exit code is that of the 
 """
 
 import argparse
-import hashlib
 import os
-import re
 import sys
-from collections.abc import Mapping
 from contextlib import ExitStack, redirect_stdout
 from pathlib import Path
-from typing import Any
 
 from rlreason.cli.check import reading
 from rlreason.cli.check_runs import check_start
 from rlreason.cli.command import start_run
-from rlreason.cli.compose import RUN_DIR, algorithm_of, free_folder, repeated
+from rlreason.cli.compose import RUN_DIR, repeated
 from rlreason.cli.subcommands import STDOUT
 from rlreason.config.store import register
 from rlreason.errors import ConfigError
 from rlreason.records.console import Console
-from rlreason.records.files import EVALS, PACKED, RESPONSES, ROLLOUTS, opened, response_files
 from rlreason.records.provenance import MACHINE, code_differs, differences, environment
-from rlreason.records.reader import RunFolder
+from rlreason.records.reader import RunFolder, algorithm_of
+from rlreason.records.reproduced import compared
+from rlreason.runtime.files import free_folder
 from rlreason.runtime.streams import Answer, Parser
 from rlreason.sweeps.design import key_of
 
-#: Metrics that depend on time. Nothing else may differ between two runs of the same settings on the same machine.
-CLOCK = re.compile(r"time/|busy/|perf/|memory/|grading/ms_|eval/tokens_per_second")
 EARLY = (*MACHINE, "packages", "hardware", "environment")
 LATE = ("data", "prompts", "tokenizer", "model", "sampling", "eval_sampling", "engine", "device")
 
@@ -69,51 +64,3 @@ def main(arguments: argparse.Namespace, console: Console) -> Answer:
     lines = ["", f"{then} and {now}:", *(f"  then and now: {line}" for line in after), *(f"  {line}" for line in said)]
     figures = {"run": str(then), "rerun": str(now), "status": RunFolder(now).status}
     return Answer("\n".join(lines), figures | {"environment": [*before, *after], "equal": equal, "said": said}, code)
-
-
-def compared(one: RunFolder, other: RunFolder) -> tuple[dict[str, bool | None], list[str]]:
-    """Return of metrics, responses and weights whether both runs agree (None if one has none), and a sentence each."""
-    equal, said = dict[str, bool | None](), list[str]()
-    for kind, contents in (("metrics", metrics), ("responses", responses), ("weights", weights)):
-        then, now = contents(one), contents(other)
-        key = next((key for key in then | now if key not in then or key not in now or then[key] != now[key]), None)
-        equal[kind] = key is None if then and now else None
-        if not then or not now:
-            said.append(f"{kind}: one of the two has none")
-        elif key is None:
-            said.append(f"{kind} are equal ({len(then)} {'numbers' if kind == 'metrics' else 'files'})")
-        else:
-            said.append(f"{kind} differ: {key} was {then.get(key)} then, {now.get(key)} now")
-    return equal, said
-
-
-def without_clock(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a row of metrics without those that depend on time.
-
-    >>> without_clock({"train/loss": 0.5, "time/total": 3.0, "grading/ms_p99": 1.0})
-    {'train/loss': 0.5}
-    """
-    return {name: value for name, value in row.items() if not CLOCK.match(name)}
-
-
-def metrics(run: RunFolder) -> dict[str, Any]:
-    """Return the run's metrics by row and name, in order."""
-    rows = enumerate(map(without_clock, run.metrics), 1)
-    return {f"row {number}'s {name}": value for number, row in rows for name, value in row.items()}
-
-
-def responses(run: RunFolder) -> dict[str, str]:
-    """Return a digest of each file of responses, by its name in the run folder, packed or not."""
-    found = [file.path for kind in (ROLLOUTS, EVALS) for file in response_files(run.path, kind)]
-    found += [run.path / RESPONSES] if (run.path / RESPONSES).is_file() else []
-    return {str(path.relative_to(run.path)).removesuffix(PACKED): _digest(path) for path in found}
-
-
-def weights(run: RunFolder) -> dict[str, str]:
-    """Return a digest of each file of the saved model's weights, by its name."""
-    return {path.name: _digest(path) for path in sorted(run.model.glob("*.safetensors"))} if run.model else {}
-
-
-def _digest(path: Path) -> str:
-    with opened(path) as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()[:8]  # type: ignore[arg-type]  # of a packed file too

@@ -370,3 +370,8 @@ class RunFolder:
         if text not in self._messages:
             self._messages.add(text)
             self._say(text)
+
+
+def algorithm_of(folder: Path) -> str:
+    """Return the algorithm of the run in a folder; "" where there is none."""
+    return str(RunFolder(folder).settings.get("algorithm")) if (folder / files.CONFIG).is_file() else ""

@@ -93,6 +93,15 @@ def unwritable(path: Path | str, number: int) -> UnwritableError:
     return error
 
 
+def free_folder(folder: Path) -> Path:
+    """Return the folder, with a number behind its name if something of that name is there."""
+    free, number = folder, 1
+    while free.exists():
+        number += 1
+        free = folder.with_name(f"{folder.name}_{number}")
+    return free
+
+
 def removed(path: Path) -> None:
     """Remove a file, a link or a whole folder, if it exists."""
     if path.is_dir() and not path.is_symlink():

@@ -227,6 +227,20 @@ def judging(function: Callable[..., Any], name: str) -> Callable[..., Any]:
     return function
 
 
+def find_modules_here() -> None:
+    """Add the current folder to sys.path, as `python -m` does, so that a user's `module:function` is found.
+
+    A script installed by pip has its own folder there instead. Python's own rule against it (`-P`, `-I`,
+    PYTHONSAFEPATH) is respected. Processes that grade get the whole path; those of a sweep are started by `python -m`.
+    """
+    try:
+        here = str(Path.cwd())
+    except FileNotFoundError:
+        raise ConfigError("the current folder is gone: go to another, or make it again and enter it anew") from None
+    if not sys.flags.safe_path and "" not in sys.path and here not in sys.path:
+        sys.path.insert(0, here)
+
+
 def import_user_module(name: str) -> ModuleType:
     """Import a module; `NotImportableError` where that fails, with the place of the mistake or the cure."""
     try:
