@@ -44,7 +44,7 @@ class Trainer:
     profile: Profile
     console: Console
     finished: int = 0  # steps
-    step: Step | None = None  # the newest one of this process
+    step: Step | None = None  # the newest of this process
 
     def __post_init__(self) -> None:
         self.n_steps, self.clock = self.batches.n_steps, self.counters.clock
@@ -61,7 +61,7 @@ class Trainer:
             ending = self.run_step(self.finished + 1)
         self.save_model()
         if ending[0] != LOST:  # weights that are not finite answer nothing
-            self.evaluate(last=True)
+            self.evaluate(last=True)  # which may trip a monitor
         if self.step is not None:
             self.show(self.step, keep=True)
         return (self.monitors.reason_to_stop() or ending) if ending[0] == "finished" else ending
@@ -82,7 +82,7 @@ class Trainer:
         self.clock.begin()
         if self.reason_to_stop() is None:
             self.console.start(self.n_steps, self.finished)
-            if self.evaluation_due():  # the run had ended here, and has more steps now
+            if self.evaluation_due():  # this was the last step, which has no interim evaluation, and n_steps was raised
                 self.evaluate()
 
     def run_step(self, number: int) -> tuple[str, str] | None:
@@ -115,7 +115,7 @@ class Trainer:
             collected = self.batches.collect(number)  # responses, grades, advantages, and the batches of updates
             signs = failure_metrics(collected.samples, parts.truths, parts.graders.training, self.policy.tokenizer)
             collected = replace(collected, metrics=collected.metrics | signs)
-        weight_version = self.engine.weight_version
+        weight_version = self.engine.weight_version  # now; each response has that of the weights it was sampled with
         by_learning = self.learner.scores_by_learning(collected, parts.sampling)  # computed by the first update anyway
         with self.waiting(f"step {number}: measuring log-probabilities", "score"):
             scored = with_missing_scores(collected, parts.scorer, by_learning)
