@@ -280,6 +280,6 @@ def test_every_shipped_problem_has_a_starter_that_counts():
     assert shipped() == ["kissing_11"]
     for name in shipped():
         problem = problem_named(name)
-        score = score_program(problem.starter_source, problem)
+        score = score_program((problem.folder / problem.starter).read_bytes(), problem)
         assert score.valid
         assert 0 < score.score < problem.options["upper_bound"]

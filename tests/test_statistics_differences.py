@@ -17,6 +17,7 @@ from rlreason.runtime.differences import (
     PROBLEMS,
     SEEDS,
     UNPAIRED,
+    Spread,
     assumed_range,
     compared,
     difference,
@@ -29,7 +30,6 @@ from rlreason.runtime.differences import (
     sentence,
     shared_variance,
     smallest_difference,
-    spread_of,
     unpaired_difference,
 )
 from rlreason.runtime.intervals import mean_interval
@@ -153,9 +153,10 @@ def test_the_spread_of_runs_that_are_there_foretells_their_own_half_width():
         paired_difference(rng.normal(0, 0.03, (4, 1)) + rng.normal(0, 0.2, 100) + rng.normal(0, 0.6, (4, 100)))
         for _ in range(300)
     ]
-    foreseen = smallest_difference(4, 100, spread_of(found))
+    of_seeds = 4 * np.mean([one.se_seeds**2 for one in found])
+    shared = 100 * np.mean([one.se_extra**2 for one in found])
+    foreseen = smallest_difference(4, 100, Spread(of_seeds, 0.0, shared))
     assert foreseen == pytest.approx(np.mean([one.half for one in found]), rel=0.05)
-    assert spread_of([]) is None
 
 
 def answers(rng: np.random.Generator, seeds: int, problems: int, spreads: list[float], apart: float) -> np.ndarray:

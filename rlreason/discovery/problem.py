@@ -43,11 +43,6 @@ class DiscoveryProblem:
     hints: str = ""  # for the prompt, where they are asked for
 
     @property
-    def starter_source(self) -> bytes:
-        """Return the starter program."""
-        return (self.folder / self.starter).read_bytes()
-
-    @property
     def hash(self) -> str:
         """Return a hash of what scores depend on: the verifier, its options, and the limits on a program's set."""
         more = repr((sorted(self.options.items()), self.most_rows, self.most_digits)).encode()

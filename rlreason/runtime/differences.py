@@ -5,7 +5,7 @@ corrected together (Holm).
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
@@ -238,18 +238,6 @@ def assumed_range(seeds: int, problems: int, level: float = LEVEL) -> tuple[floa
     """Return the range of the smallest detectable difference without data: for a small and a large spread of seeds."""
     low, high = (smallest_difference(seeds, problems, spread, level) for spread in ASSUMED)
     return low, high
-
-
-def spread_of(differences: Iterable[Difference]) -> Spread | None:
-    """Return the mean spread of the differences over several seeds; None without such.
-
-    The residual of problems is part of the spread over seeds here: it holds for so many problems as they had.
-    """
-    found = [d for d in differences if d.seeds > 1]
-    if not found:
-        return None
-    seeds = sum(d.se_seeds**2 * d.seeds for d in found) / len(found)
-    return Spread(seeds, 0.0, sum(d.se_extra**2 * d.problems for d in found) / len(found))
 
 
 def seeds_needed(found: Difference, level: float = LEVEL) -> int | None:
