@@ -25,7 +25,14 @@ from rlreason.model.policy import Policy
 from rlreason.objectives.aggregation import aggregate_loss, step_divisors
 from rlreason.objectives.losses import loss_named
 from rlreason.objectives.objective import Objective
-from rlreason.objectives.terms import StepSums, entropy_bonus, kl_per_token, measured_per_token, mismatch_weights
+from rlreason.objectives.terms import (
+    StepSums,
+    StepValues,
+    entropy_bonus,
+    kl_per_token,
+    measured_per_token,
+    mismatch_weights,
+)
 from rlreason.runtime.intervals import mismatch_metrics
 from rlreason.types import Collected, Sample, Update
 
@@ -198,7 +205,7 @@ class Learner:
         lengths = torch.tensor([len(s.response.token_ids) for s in samples])
         has_loss = torch.tensor([s.has_loss for s in samples])
         n_sequences, n_tokens = step_divisors(lengths, has_loss, self.objective.length_norm.kind)
-        done = self.new_sums()
+        done = StepSums()
         for with_gradient, places in self.step_micro_batches(samples):
             chosen = [samples[i] for i in places]
             batch = self.policy.pack(_pairs(chosen))
@@ -217,8 +224,9 @@ class Learner:
                 done.compare(chosen, engine, flat.detach(), mismatch_from)
         return n_tokens, done
 
-    def new_sums(self) -> StepSums:
-        return StepSums()
+    def read(self, done: StepSums, samples: Sequence[Sample], *more: Tensor) -> StepValues:
+        """Return the measured sums, and the tensors `more`, as numbers."""
+        return done.read(samples, *more)
 
     def step_micro_batches(self, samples: Sequence[Sample]) -> Iterator[tuple[bool, list[int]]]:
         """Yield the step's micro-batches: whether each needs a gradient, and the indices of its samples."""
@@ -286,7 +294,7 @@ class Learner:
         for p in self.parameters:
             if p.grad is None:  # a gradient of zero is still a step: Adam's momentum moves the weights
                 p.grad = torch.zeros_like(p)
-        measured = done.read(samples, self.clip())
+        measured = self.read(done, samples, self.clip())
         (norm,), loss, n_micro = measured.more, measured.sums.pop("loss", 0.0), done.n_micro
         finite = math.isfinite(norm) and math.isfinite(loss)
         before = sampled_elements(self.parameters)
@@ -323,7 +331,7 @@ class Learner:
         """Count the trained tensors whose optimizer moments are not finite."""
         return len(not_finite(self.optimizer.state[p] for p in self.parameters if p in self.optimizer.state))
 
-    def restore(self, moments: Sequence[dict[str, Any]]) -> None:
+    def restore(self, moments: Iterable[dict[str, Any]]) -> None:
         """Load these optimizer moments, one dict per parameter; call after the weights have been replaced.
 
         Not by the optimizer's own load_state_dict, which would convert 8-bit moments to the parameters' type.
