@@ -22,7 +22,7 @@ PLACES = {
     "rlreason.grading.grader:Grader.grade_batch:return": 60,
     "rlreason.engines.hf.decoding:Batch.step:call": 120,
     "rlreason.engines.hf.engine:HFEngine.load_weights:return": 4,
-    "rlreason.training.algorithms:Batches.start_next:call": 3,
+    "rlreason.training.algorithms:Batches.sample_ahead:call": 3,
     "rlreason.training.learner:Learner._backward:return": 6,
     "rlreason.training.learner:Learner._step:call": 6,
     "rlreason.training.learner:Learner._step:return": 6,

@@ -113,7 +113,7 @@ class Gradient:
 
 
 class Learner:
-    """Owns the optimizer. `learn` takes all updates of a training step, `update` takes one, `gradient` none."""
+    """Owns the optimizer. `updates` takes all updates of a training step, `update` takes one, `gradient` none."""
 
     world = 1  # processes that learn together
 
@@ -138,10 +138,10 @@ class Learner:
         self.weighs_mismatch, self.length_constant = objective.has_mismatch_weights, objective.length_constant
         self._start = [p.detach().clone() for p in self.parameters] if can_restart else None
 
-    def learn(
+    def updates(
         self, collected: Collected, step: int, schedule: LearningRateSchedule, sampling: "Sampling"
     ) -> Iterator[Update]:
-        """Take the updates of a training step, and yield each.
+        """Take the updates of a training step, one whenever the next is asked for, and yield each.
 
         The train-inference mismatch is measured in the first, where the weights are still those that sampled.
         """
@@ -154,8 +154,8 @@ class Learner:
             mismatch_from = sampling.min_tokens if comparable else None
             yield self.take_step(collected.batches[place], rate, mismatch_from)
 
-    def scores_by_learning(self, collected: Collected, sampling: "Sampling") -> bool:
-        """Return whether `learn` measures all entropies itself: in one update, under the weights that sampled."""
+    def will_score(self, collected: Collected, sampling: "Sampling") -> bool:
+        """Return whether `updates` will measure all entropies itself: in one update, under the weights that sampled."""
         return len(collected.batches) == 1 and self._as_sampled(collected, sampling)
 
     def _as_sampled(self, collected: Collected, sampling: "Sampling") -> bool:

@@ -21,15 +21,15 @@ from rlreason.types import Collected, Sample, Update
 FEWEST_EVALUATIONS = 10  # in a run without eval_every, the first and the last included
 
 
-def evaluation_due(step: int, total: int, every: int | None, longest: int | None) -> bool:
+def interim_due(step: int, total: int, every: int | None, longest: int | None) -> bool:
     """Return whether an evaluation is due after this step of `total`.
 
     every: steps between evaluations, 0 for none on the way. None: at least ten in the run with the first, before it,
     as far as there are so many steps, and no more than `longest` steps apart.
 
-    >>> [step for step in range(1, 201) if evaluation_due(step, 200, None, 10)][:3]
+    >>> [step for step in range(1, 201) if interim_due(step, 200, None, 10)][:3]
     [10, 20, 30]
-    >>> sum(evaluation_due(step, 31, None, None) for step in range(1, 32))
+    >>> sum(interim_due(step, 31, None, None) for step in range(1, 32))
     9
     """
     if every == 0:
@@ -154,7 +154,7 @@ class Step:
     collected: Collected
     weight_version: int  # of the engine once everything was sampled
     updates: list[Update] = field(default_factory=list)
-    synced: dict[str, float] = field(default_factory=dict)  # metrics of the weight sync
+    sync_metrics: dict[str, float] = field(default_factory=dict)  # of handing the weights to the engine
     finite: bool = True  # whether the weights are, after the updates
 
     @property
@@ -186,10 +186,10 @@ class Step:
         if len(self.updates) < 2:
             row |= self.sampled
         if len(self.updates) == self.count:
-            row |= self.synced
+            row |= self.sync_metrics
         return row
 
     @cached_property
     def metrics(self) -> dict[str, float]:
         """Metrics of the whole step; read after the step."""
-        return averaged([u.metrics for u in self.updates]) | self.sampled | self.synced
+        return averaged([u.metrics for u in self.updates]) | self.sampled | self.sync_metrics

@@ -2,6 +2,8 @@
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -9,13 +11,15 @@ import torch
 from rlreason.config.conflicts import sampling_key
 from rlreason.config.run import RunConfig
 from rlreason.config.training import TrainingConfig
+from rlreason.engines.rollouts import with_missing_scores
+from rlreason.evaluation.cases import failure_metrics
 from rlreason.evaluation.evaluator import Validation
 from rlreason.evaluation.protocol import write_card
 from rlreason.health.watch import Monitors
 from rlreason.model.policy import Policy
 from rlreason.objectives.card import TEXT_WIDTH
 from rlreason.records.console import Console
-from rlreason.records.files import OBJECTIVE
+from rlreason.records.files import OBJECTIVE, checkpoints_in, moments_in, remove_moments
 from rlreason.records.reader import RunFolder
 from rlreason.records.rows import Counters
 from rlreason.records.training_curves import draw_curves
@@ -38,6 +42,7 @@ from rlreason.training.summary import (
     run_summary,
 )
 from rlreason.training.trainer import Trainer
+from rlreason.types import Collected
 
 
 def train(run: RunConfig, records: RunWriter, console: Console) -> float:
@@ -53,9 +58,8 @@ def train(run: RunConfig, records: RunWriter, console: Console) -> float:
             print_loggers(console, records.loggers)
             if trainer.validation.history:
                 draw_curves(RunFolder(records.folder))
-            done = (
-                f"after step {trainer.finished} of {trainer.n_steps}" if trainer.finished else "before the first step"
-            )
+            done = f"after step {trainer.steps_done} of {trainer.n_steps}"
+            done = done if trainer.steps_done else "before the first step"
             raise type(stop)(f"{stop} {done}".strip()) from None
 
 
@@ -69,7 +73,8 @@ def trainer_of(run: TrainingConfig, components: Components, records: RunWriter, 
         algorithm = make_algorithm(run, components, console)
         learner = learner_of(run, policy, algorithm, records.folder)
         closing.callback(learner.close)
-        batches = Batches(algorithm, ahead=run.rollout.async_level > 0, clock=records.clock)
+        score = partial(with_scores, components, learner)
+        batches = Batches(algorithm, run.rollout.async_level > 0, records.clock, score)
         closing.callback(batches.close)
         closing.callback(components.close)  # before the batches: it ends the sampling ahead
         start_records(run, components, records, console)
@@ -92,6 +97,14 @@ def trainer_of(run: TrainingConfig, components: Components, records: RunWriter, 
             run, components, batches, learner, schedule, records, counters, monitors, budget, validation, checkpoints,
             profile, console,
         )  # fmt: skip
+
+
+def with_scores(components: Components, learner: Learner, collected: Collected) -> Collected:
+    """Add signs of silent failures, and the log-probabilities and entropies that the first update will not measure."""
+    parts, by_learner = components, learner.will_score(collected, components.sampling)
+    signs = failure_metrics(collected.samples, parts.truths, parts.graders.training, parts.policy.tokenizer)
+    scored = with_missing_scores(collected, parts.scorer, by_learner)
+    return replace(scored, metrics=scored.metrics | signs)
 
 
 def learner_of(run: TrainingConfig, policy: Policy, algorithm: Algorithm, folder: Path) -> Learner:
@@ -153,15 +166,16 @@ def close_records(trainer: Trainer, status: str, reason: str) -> float:
     with trainer.waiting("drawing the curves", "record", logged=False):
         draw_curves(RunFolder(records.folder))
     checkpoints.prune(keep=1)  # one is enough to train for more steps
-    removed = checkpoints.moments_to_remove(status)
+    done = checkpoints_in(records.folder) if status == "finished" and not run.checkpoint.keep_final else []
+    removed = sum(sum(moments_in(path).values()) for path in done)
     summary = run_summary(components, status, reason, history[0], history[-1]) | {
         **course_summary(trainer.monitors, trainer.counters),
-        "checkpoints": checkpoints.cost.summary() | {"moments_removed": removed},
+        "checkpoints": checkpoints.cost | {"moments_removed": removed},
     }
     with console.wait("closing the records"):
         write_card(run.eval.card, records.folder, summary)
         records.summary(summary)
-        if removed:  # after the summary: the finished run cannot be resumed without them
-            checkpoints.remove_moments()
+        for path in done:  # after the summary: the finished run cannot be resumed exactly without them
+            remove_moments(path)
     print_closing(console, run, components, records.folder, history, summary)
     return float(summary["accuracy"])
