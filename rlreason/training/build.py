@@ -54,6 +54,7 @@ from rlreason.model.shapes import ModelShape, shape_from, shape_of
 from rlreason.records.console import Console
 from rlreason.records.files import INCIDENTS
 from rlreason.records.loggers import Loggers, Resumed
+from rlreason.records.writer import RunWriter
 from rlreason.runtime.clock import Clock
 from rlreason.runtime.machine import Device, default_threads, place_of, processor, world_of
 from rlreason.training.algorithms import GRPO, SFT, Algorithm, ExpertIteration, sft_sample
@@ -215,7 +216,6 @@ class Components:
     start: StartWeights | None  # where the built-in model's weights came from
     data_hash: str
     sizes: dict[str, int]  # problems read, filtered and left
-    loggers: Loggers  # where metrics are sent besides the run folder
     seconds_to_build: float
 
     def close(self) -> None:
@@ -226,12 +226,9 @@ class Components:
             self.graders.close()
 
 
-def build_components(
-    run: RunConfig, folder: Path, console: Console, logs: bool = True, clock: Clock | None = None
-) -> Components:
+def build_components(run: RunConfig, folder: Path, console: Console, clock: Clock | None = None) -> Components:
     """Build all parts, cheapest checks first, so that mistakes in the settings show before the model is trained.
 
-    `logs`: start the loggers; a resumed run starts them once its records are cut back (`start_loggers`).
     `clock`: the run's, which times sampling and grading.
     """
     began, clock = time.monotonic(), clock or Clock()
@@ -240,11 +237,8 @@ def build_components(
     set_threads(run)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # else the grading processes warn about it
     check_prompts(run)
-    loggers = Loggers(console.say)
     graders = make_graders(run, folder / INCIDENTS)  # their workers start before a GPU is touched
-    with closing_on_error(graders, loggers):
-        if logs:
-            start_loggers(run, loggers, folder, console)
+    with closing_on_error(graders):
         loaded, stories = read_all(run, graders, console)
         with console.wait("loading the model"):
             policy = make_policy(run, stories)
@@ -286,28 +280,24 @@ def build_components(
         start=start,
         data_hash=fingerprint([*loaded.train, *loaded.validation]),
         sizes=loaded.sizes | {"train": len(loaded.train), "validation": len(loaded.validation)},
-        loggers=loggers,
         seconds_to_build=time.monotonic() - began,
     )
 
 
-def start_loggers(
-    run: RunConfig, loggers: Loggers, folder: Path, console: Console, resumed: Resumed | None = None
-) -> None:
-    """Start the chosen loggers; `resumed`: the id of the run in each service that it continues."""
-    if run.logger.chosen:
-        with console.wait("starting the loggers"):
-            loggers.start(run.logger, folder, asdict(run), resumed)
+def start_loggers(run: RunConfig, records: RunWriter, console: Console, resumed: Resumed | None = None) -> None:
+    """Start the chosen loggers; `resumed`: what the run that this one resumes has sent to each."""
+    records.loggers = Loggers(console.say)
+    with console.wait("starting the loggers"):
+        records.loggers.start(run.logger, records.folder, asdict(run), resumed)
 
 
 @contextmanager
-def closing_on_error(graders: Graders, loggers: Loggers) -> Iterator[None]:
-    """Close graders and loggers if an error prevents the rest from being built."""
+def closing_on_error(graders: Graders) -> Iterator[None]:
+    """Close the graders if an error prevents the rest from being built."""
     try:
         yield
     except BaseException as error:
         graders.close()
-        loggers.abandon()
         if isinstance(error, KeyboardInterrupt):
             raise type(error)(f"{error} before the first step".strip()) from None
         raise

@@ -64,7 +64,7 @@ from rlreason.records.writer import RunWriter
 from rlreason.runtime.intervals import Floats, bootstrap_intervals, of_clusters, wilson_interval
 from rlreason.runtime.plugins import describe_error, load
 from rlreason.runtime.text import few
-from rlreason.training.build import Components, build_components
+from rlreason.training.build import Components, build_components, start_loggers
 from rlreason.training.summary import describe_job, print_loggers, run_facts, short_path
 from rlreason.types import Problem, Sample, ScoredResponse
 
@@ -226,27 +226,27 @@ class Job:
         quoted = format_accuracy(*figures, self.protocol, m.get("eval/questions"))
         say(f"{quoted}; {m['eval/tokens_per_second']:.0f} tokens/s, {self.seconds:.0f} s of sampling")
         say(f"\nall responses: {folder}/{RESPONSES}; to read some: python -m rlreason inspect {folder}")
-        print_loggers(self.console, self.components.loggers)
+        print_loggers(self.console, self.records.loggers)
 
 
 @contextmanager
 def job_of(run: EvalJobConfig, records: RunWriter, console: Console) -> Iterator[Job]:
     """Yield a job with all its responses, some of which may have been in its folder before."""
     components = build_components(run, records.folder, console, clock=records.clock)
-    records.loggers = components.loggers
     try:
+        start_loggers(run, records, console)
         records.add_provenance(run_facts(run, components))
         job = Job(run, components, records, console)
         job.print_start()
         job.respond()
         yield job
     except KeyboardInterrupt:
-        components.loggers.interrupted()
-        print_loggers(console, components.loggers)
+        records.loggers.interrupted()
+        print_loggers(console, records.loggers)
         raise
     finally:
         components.close()
-        components.loggers.abandon()  # still open only if the job failed
+        records.loggers.abandon()  # still open only if the job failed
 
 
 def check_askable(problems: Sequence[Problem], where: str, key: str = "data") -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,6 +19,8 @@ from torch.optim import Optimizer
 
 from rlreason.config.leaves import required
 from rlreason.config.training import OptimizationConfig
+from rlreason.engines.base import Sampling
+from rlreason.engines.rollouts import token_ids
 from rlreason.model.packing import PackedBatch
 from rlreason.model.parameters import lists_on_device
 from rlreason.model.policy import Policy
@@ -35,9 +37,6 @@ from rlreason.objectives.terms import (
 )
 from rlreason.runtime.intervals import mismatch_metrics
 from rlreason.types import Collected, Sample, Update
-
-if TYPE_CHECKING:
-    from rlreason.engines.base import Sampling
 
 
 def make_optimizer(settings: OptimizationConfig, parameters: Iterable[Tensor]) -> Optimizer:
@@ -139,7 +138,7 @@ class Learner:
         self._start = [p.detach().clone() for p in self.parameters] if can_restart else None
 
     def updates(
-        self, collected: Collected, step: int, schedule: LearningRateSchedule, sampling: "Sampling"
+        self, collected: Collected, step: int, schedule: LearningRateSchedule, sampling: Sampling
     ) -> Iterator[Update]:
         """Take the updates of a training step, one whenever the next is asked for, and yield each.
 
@@ -154,11 +153,11 @@ class Learner:
             mismatch_from = sampling.min_tokens if comparable else None
             yield self.take_step(collected.batches[place], rate, mismatch_from)
 
-    def will_score(self, collected: Collected, sampling: "Sampling") -> bool:
+    def will_score(self, collected: Collected, sampling: Sampling) -> bool:
         """Return whether `updates` will measure all entropies itself: in one update, under the weights that sampled."""
         return len(collected.batches) == 1 and self._as_sampled(collected, sampling)
 
-    def _as_sampled(self, collected: Collected, sampling: "Sampling") -> bool:
+    def _as_sampled(self, collected: Collected, sampling: Sampling) -> bool:
         """Return whether the first update scores the sampling distribution: same weights, same temperature."""
         return self.temperature == sampling.temperature and not collected.restart
 
@@ -208,7 +207,7 @@ class Learner:
         done = StepSums()
         for with_gradient, places in self.step_micro_batches(samples):
             chosen = [samples[i] for i in places]
-            batch = self.policy.pack(_pairs(chosen))
+            batch = self.policy.pack(token_ids(chosen))
             with torch.set_grad_enabled(with_gradient):
                 flat, flat_entropy = self.policy.log_probs(batch, self.temperature)
                 loss, per_token = self._loss(chosen, batch, flat, flat_entropy, n_sequences, n_tokens)
@@ -229,27 +228,20 @@ class Learner:
         return done.read(samples, *more)
 
     def step_micro_batches(self, samples: Sequence[Sample]) -> Iterator[tuple[bool, list[int]]]:
-        """Yield the step's micro-batches: whether each needs a gradient, and the indices of its samples."""
-        for with_gradient, members in zip((True, False), self._by_need(samples), strict=True):
+        """Yield the step's micro-batches: whether each needs a gradient, and the indices of its samples.
+
+        With advantage 0 the policy term is exactly 0, so without a KL or entropy term the backward pass, two thirds
+        of the work, would add zeros: such samples are only measured. The divisors count them all the same.
+        """
+        for with_gradient in (True, False):
+            needs = (bool(self.all_learn or s.advantage) for s in samples)
+            members = [i for i, need in enumerate(needs) if samples[i].has_loss and need == with_gradient]
             for rows in self.micro_batches([samples[i] for i in members]):
                 yield with_gradient, [members[i] for i in rows]
 
-    def _by_need(self, samples: Sequence[Sample]) -> tuple[list[int], list[int]]:
-        """Split the samples with loss into those that need a gradient and those that are only measured (indices).
-
-        With advantage 0 the policy term is exactly 0, so without a KL or entropy term the backward pass, two thirds
-        of the work, would add zeros. The divisors count such samples all the same.
-        """
-        needed: list[int] = []
-        measured: list[int] = []
-        for i, s in enumerate(samples):
-            if s.has_loss:
-                (needed if self.all_learn or s.advantage else measured).append(i)
-        return needed, measured
-
     def micro_batches(self, samples: Sequence[Sample]) -> list[list[int]]:
         """Group sample indices so that each forward pass stays within the limits on tokens and sequences."""
-        return self.policy.divide(_pairs(samples), self.micro_batch_tokens, self.micro_batch_size)
+        return self.policy.divide(token_ids(samples), self.micro_batch_tokens, self.micro_batch_size)
 
     def _loss(
         self,
@@ -349,10 +341,6 @@ class Learner:
 
     def close(self) -> None:
         """Release the other ranks, if any."""
-
-
-def _pairs(samples: Sequence[Sample]) -> list[tuple[list[int], list[int]]]:
-    return [(s.response.prompt_ids, s.response.token_ids) for s in samples]
 
 
 ELEMENTS = 64  # of each tensor

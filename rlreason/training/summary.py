@@ -3,7 +3,6 @@
 import hashlib
 import json
 import math
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -32,7 +31,7 @@ from rlreason.records.files import COMPLIANCE, CURVES, EVALS, MODEL, step_name
 from rlreason.records.loggers import Loggers
 from rlreason.records.reader import time_line, time_summary
 from rlreason.records.rows import Counters
-from rlreason.runtime.machine import SWEEP_VARIABLE
+from rlreason.records.writer import RunWriter
 from rlreason.runtime.text import decimal_size, redacted, shorten
 from rlreason.training.build import Components
 from rlreason.types import Problem, Sample
@@ -189,12 +188,12 @@ def print_closing(
     console: Console,
     run: TrainingConfig,
     components: Components,
-    folder: Path,
+    records: RunWriter,
     history: Sequence[Evaluated],
     summary: Mapping[str, Any],
 ) -> None:
     """Print what training changed, how exact that is, and where everything is."""
-    before, after = history[0], history[-1]
+    before, after, folder = history[0], history[-1], records.folder
     print_example(console, components.eval_problems, before.samples, after.samples)
     console.table("\n" + closing_table(before.metrics, after.metrics))
     if summary["eval_problems"] > summary["interim_eval_problems"]:
@@ -220,16 +219,7 @@ def print_closing(
         )
     if run.eval.card is not None:
         console.say((folder / COMPLIANCE).read_text(encoding="utf-8").splitlines()[-1])
-    print_loggers(console, components.loggers)
-    if run.model.made_on_the_spot and SWEEP_VARIABLE not in os.environ:
-        console.say(
-            "\nTry next:\n"
-            "  python -m rlreason loss=grpo_clip off_policy=e4_quarter   # 16 optimizer steps per rollout batch\n"
-            "  python -m rlreason loss=no_baseline                       # does the baseline matter here?\n"
-            "  python -m rlreason algorithm=ei                           # expert iteration instead\n"
-            "  python -m rlreason -m sweep=grpo_learning_rate            # five learning rates, one of them diverges\n"
-            "  python -m rlreason model=local model.path=DIR data.path=GSM8K_DIR   # a real model on GSM8K"
-        )
+    print_loggers(console, records.loggers)
 
 
 DIGITS = 16  # hex digits of a digest

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -11,8 +10,6 @@ import torch
 from rlreason.config.conflicts import sampling_key
 from rlreason.config.run import RunConfig
 from rlreason.config.training import TrainingConfig
-from rlreason.engines.rollouts import with_missing_scores
-from rlreason.evaluation.cases import failure_metrics
 from rlreason.evaluation.evaluator import Validation
 from rlreason.evaluation.protocol import write_card
 from rlreason.health.watch import Monitors
@@ -31,7 +28,7 @@ from rlreason.training.algorithms import Algorithm, Batches
 from rlreason.training.build import Components, build_components, make_algorithm, make_learner, start_loggers
 from rlreason.training.checkpoint import Checkpoints
 from rlreason.training.learner import Learner, LearningRateSchedule
-from rlreason.training.progress import Budget, Profile
+from rlreason.training.progress import Profile, with_scores
 from rlreason.training.summary import (
     course_summary,
     print_closing,
@@ -42,13 +39,12 @@ from rlreason.training.summary import (
     run_summary,
 )
 from rlreason.training.trainer import Trainer
-from rlreason.types import Collected
 
 
 def train(run: RunConfig, records: RunWriter, console: Console) -> float:
     """Train `run`, record everything in the folder of `records`, and return the final validation accuracy."""
     assert isinstance(run, TrainingConfig)
-    components = build_components(run, records.folder, console, records.checkpoint is None, records.clock)
+    components = build_components(run, records.folder, console, records.clock)
     with trainer_of(run, components, records, console) as trainer:
         try:
             return close_records(trainer, *trainer.train())
@@ -68,7 +64,7 @@ def trainer_of(run: TrainingConfig, components: Components, records: RunWriter, 
     """Yield the trainer of a run that has these components; at the end of the block, close them and all it started."""
     counters, policy = Counters(clock=records.clock), components.policy
     with ExitStack() as closing:  # the last one first
-        closing.callback(components.loggers.abandon)  # still open only if the run failed
+        closing.callback(lambda: records.loggers.abandon())  # still open only if the run failed
         closing.callback(components.close)
         algorithm = make_algorithm(run, components, console)
         learner = learner_of(run, policy, algorithm, records.folder)
@@ -91,20 +87,11 @@ def trainer_of(run: TrainingConfig, components: Components, records: RunWriter, 
             {"batches": batches, "monitors": monitors}, records,
         )  # fmt: skip
         schedule = LearningRateSchedule(run.learning_rate, run.lr_schedule, run.warmup_steps, algorithm.n_steps)
-        budget = Budget(run.budget, counters, len(components.final_problems))
         profile = Profile(run.profile, records, console, algorithm.n_steps)
         yield Trainer(
-            run, components, batches, learner, schedule, records, counters, monitors, budget, validation, checkpoints,
-            profile, console,
+            run, components, batches, learner, schedule, records, counters, monitors, validation, checkpoints, profile,
+            console,
         )  # fmt: skip
-
-
-def with_scores(components: Components, learner: Learner, collected: Collected) -> Collected:
-    """Add signs of silent failures, and the log-probabilities and entropies that the first update will not measure."""
-    parts, by_learner = components, learner.will_score(collected, components.sampling)
-    signs = failure_metrics(collected.samples, parts.truths, parts.graders.training, parts.policy.tokenizer)
-    scored = with_missing_scores(collected, parts.scorer, by_learner)
-    return replace(scored, metrics=scored.metrics | signs)
 
 
 def learner_of(run: TrainingConfig, policy: Policy, algorithm: Algorithm, folder: Path) -> Learner:
@@ -118,13 +105,12 @@ def learner_of(run: TrainingConfig, policy: Policy, algorithm: Algorithm, folder
 
 
 def start_records(run: TrainingConfig, components: Components, records: RunWriter, console: Console) -> None:
-    """Record what the run is made of; start the loggers of a resumed run, once its later records are dropped."""
-    records.loggers = components.loggers
+    """Drop the later records of a resumed run, start the loggers, record what the run is made of."""
     facts = run_facts(run, components)
     if run.save_model or run.checkpoint.every != 0:
         components.policy.try_saving()  # after the facts: saving completes the model's config
-    if records.checkpoint is not None:
-        start_loggers(run, components.loggers, records.folder, console, records.resume(facts, console.say))
+    resumed = None if records.checkpoint is None else records.resume(facts, console.say)
+    start_loggers(run, records, console, resumed)
     records.add_provenance(facts)
 
 
@@ -177,5 +163,5 @@ def close_records(trainer: Trainer, status: str, reason: str) -> float:
         records.summary(summary)
         for path in done:  # after the summary: the finished run cannot be resumed exactly without them
             remove_moments(path)
-    print_closing(console, run, components, records.folder, history, summary)
+    print_closing(console, run, components, records, history, summary)
     return float(summary["accuracy"])

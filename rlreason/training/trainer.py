@@ -21,7 +21,7 @@ from rlreason.training.algorithms import Batches
 from rlreason.training.build import Components
 from rlreason.training.checkpoint import Checkpoints
 from rlreason.training.learner import Learner, LearningRateSchedule
-from rlreason.training.progress import Budget, Profile, Step, interim_due
+from rlreason.training.progress import Profile, Step, budget_spent, interim_due
 from rlreason.training.summary import LOST, print_generations
 
 
@@ -37,7 +37,6 @@ class Trainer:
     records: RunWriter
     counters: Counters
     monitors: Monitors
-    budget: Budget
     validation: Validation
     checkpoints: Checkpoints
     profile: Profile
@@ -162,7 +161,9 @@ class Trainer:
             return stopped
         if self.steps_done >= self.n_steps:
             return "finished", ""
-        spent = self.budget.spent(self.steps_done, len(self.components.eval_problems) if self.evaluation_due() else 0)
+        parts, counters = self.components, self.counters
+        problems = len(parts.final_problems) + (len(parts.eval_problems) if self.evaluation_due() else 0)
+        spent = budget_spent(self.run.budget, self.steps_done, counters.row(), counters.pace, problems)
         return ("budget", spent) if spent else None
 
     def evaluation_due(self) -> bool:
