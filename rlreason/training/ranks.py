@@ -51,23 +51,19 @@ class Ranks:
 
     def __init__(self, store: Any, rank: int, world: int, device: torch.device, limit_s: float) -> None:
         self.store, self.rank, self.world, self.device = store, rank, world, device
-        self.limit = timedelta(seconds=limit_s)
-        self._meet()
+        keys = [f"device{number}" for number in range(world)]
+        store.set(keys[rank], device.type)
+        store.wait(keys, FOREVER)  # until every rank has loaded its libraries
+        kinds = [store.get(key).decode() for key in keys]
+        if len(set(kinds)) > 1:
+            without = ", ".join(str(number) for number, kind in enumerate(kinds) if kind != "cuda")
+            raise ConfigError(f"gpus={world}: no GPU is left for rank {without}: start as many ranks as GPUs")
+        limit = timedelta(seconds=limit_s)
         backend, later = ("gloo", timedelta()) if device.type == "cpu" else ("cpu:gloo,cuda:nccl", NCCL_LATER)
         own = PrefixStore("default", store)
-        dist.init_process_group(backend, store=own, rank=rank, world_size=world, timeout=self.limit + later)
+        dist.init_process_group(backend, store=own, rank=rank, world_size=world, timeout=limit + later)
         self._orders = dist.new_group(backend="gloo", timeout=FOREVER)
-        self._objects = dist.new_group(backend="gloo", timeout=self.limit)
-
-    def _meet(self) -> None:
-        """Wait until every rank has loaded its libraries; `ConfigError` where some have a GPU and others none."""
-        keys = [f"device{rank}" for rank in range(self.world)]
-        self.store.set(keys[self.rank], self.device.type)
-        self.store.wait(keys, FOREVER)
-        kinds = [self.store.get(key).decode() for key in keys]
-        if len(set(kinds)) > 1:
-            without = ", ".join(str(rank) for rank, kind in enumerate(kinds) if kind != "cuda")
-            raise ConfigError(f"gpus={self.world}: no GPU is left for rank {without}: start as many ranks as GPUs")
+        self._objects = dist.new_group(backend="gloo", timeout=limit)
 
     @contextmanager
     def together(self, name: str, *arguments: Any) -> Iterator[None]:
@@ -99,36 +95,23 @@ class Ranks:
                 tensor.detach().copy_(whole)
 
     def all_reduce(self, tensors: Sequence[Tensor]) -> None:
-        """Replace each tensor by its sum over all ranks, in float32, about 64 million numbers per call."""
-        for bucket in buckets([t.numel() for t in tensors], BUCKET):
-            parts = [tensors[i] for i in bucket]
-            flat = torch.cat([part.reshape(-1).float() for part in parts])
+        """Replace each tensor by its sum over all ranks, in float32, as many as have 64 million numbers per call."""
+        waiting: list[Tensor] = []
+        for place, tensor in enumerate(tensors, 1):
+            waiting.append(tensor)
+            if sum(t.numel() for t in waiting) < BUCKET and place < len(tensors):
+                continue
+            flat = torch.cat([part.reshape(-1).float() for part in waiting])
             dist.all_reduce(flat)
-            for part, total in zip(parts, flat.split([part.numel() for part in parts]), strict=True):
+            for part, total in zip(waiting, flat.split([part.numel() for part in waiting]), strict=True):
                 part.copy_(total.view_as(part))
+            waiting = []
 
 
 def _broadcast(value: Any, group: Any) -> Any:
     box = [value]
     dist.broadcast_object_list(box, src=0, group=group, device=torch.device("cpu"))
     return box[0]
-
-
-def buckets(sizes: Sequence[int], most: int) -> list[list[int]]:
-    """Group consecutive tensors of these sizes, by number: at most `most` elements per group, or a single tensor.
-
-    >>> buckets([3, 4, 9, 1], 7)
-    [[0, 1], [2], [3]]
-    """
-    groups: list[list[int]] = []
-    room = 0
-    for i, size in enumerate(sizes):
-        if size > room or not groups:
-            groups.append([])
-            room = most
-        groups[-1].append(i)
-        room -= size
-    return groups
 
 
 Method = TypeVar("Method", bound=Callable[..., Any])
