@@ -87,8 +87,8 @@ def folder(policy, tmp_path):
 
 def test_the_own_objective_is_the_learners_own(policy):
     run, samples = typed(composed("loss=grpo_clip", "entropy_coef=0.01")), rewarded(policy)
-    result = compare(run, policy, 1, samples, QUIET)
-    own = result.objectives[0]
+    result = compare(run, policy, samples, QUIET)
+    own = result[0]
     assert own.name == OWN
     assert own.cosine == pytest.approx(1.0, abs=1e-9)
     step = make_learner(run, policy).update(with_advantages(samples, run))
@@ -108,9 +108,9 @@ def test_every_named_objective_is_there_and_is_what_the_command_line_makes_of_it
         assert objective_card(made) == objective_card(asked), name
         assert made.loss.numbers() == asked.loss.numbers(), name
     samples = rewarded(policy, 12)
-    result = compare(run, policy, 1, samples, QUIET)
+    result = compare(run, policy, samples, QUIET)
     own = make_learner(run, policy).gradient(with_advantages(samples, run)).parameters
-    for m, other in zip(result.objectives, variants(run).values(), strict=True):
+    for m, other in zip(result, variants(run).values(), strict=True):
         gradient = make_learner(other, policy).gradient(with_advantages(samples, other)).parameters
         a, b = (torch.cat([p.flatten() for p in parts]) for parts in (own, gradient))
         assert m.cosine == pytest.approx(torch.cosine_similarity(a, b, dim=0).item(), abs=1e-4), m.name

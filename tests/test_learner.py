@@ -196,6 +196,9 @@ def test_a_step_without_any_credit_still_follows_adams_momentum(policy):
     before = torch.cat([p.detach().flatten().clone() for p in learner.parameters])
     metrics = learner.update(samples)
     after = torch.cat([p.detach().flatten() for p in learner.parameters])
+    assert learner.weights_are_finite()
     assert metrics["train/grad_norm"] == 0
     assert metrics["train/entropy"] > 0
     assert not torch.equal(before, after)
+    learner.parameters[1].data.view(-1)[0] = torch.inf
+    assert not learner.weights_are_finite()

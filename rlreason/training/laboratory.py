@@ -98,28 +98,17 @@ class ObjectiveScore:
     short_to_long: float | None  # a token's weight in the shortest of these over that in the longest
 
 
-@dataclass(frozen=True, slots=True)
-class Laboratory:
-    """All objectives on one step of one run, the run's own first."""
-
-    step: int
-    samples: int
-    tokens: int
-    objectives: list[ObjectiveScore]
-    policy: str = "final"  # that scored the responses
-
-
-def laboratory(folder: RunFolder, run: GRPOConfig, step: int, samples: list[Sample], console: Console) -> Laboratory:
-    """Compare the objectives on the samples, scored under the run's final policy."""
-    if folder.model is None:
-        raise ConfigError(f"RUN={folder.path} saved no model ({folder.status}): repeat it with save_model=true")
-    policy = load_policy(
-        str(folder.model), run.model.dtype, head_dtype=choose_types(run.model, run.rollout.engine, hardware_here())[1]
-    )
-    set_threads(run, policy)
-    if run.kl_placement != "none":
-        samples = with_reference(folder, run, samples, console)
-    return compare(run, policy, step, samples, console)
+def compare(run: GRPOConfig, policy: Policy, samples: Sequence[Sample], console: Console) -> list[ObjectiveScore]:
+    """Score each objective on the samples under the policy, the run's own first."""
+    own: list[Tensor] = []
+    scores = []
+    for name, other in variants(run).items():
+        console.progress(f"{name} ...")
+        score, gradient = score_objective(name, other, policy, samples, own)
+        scores.append(score)
+        own = own or gradient
+        del gradient  # as large as the model: free it before the next one
+    return scores
 
 
 def with_reference(folder: RunFolder, run: GRPOConfig, samples: Sequence[Sample], console: Console) -> list[Sample]:
@@ -133,19 +122,6 @@ def with_reference(folder: RunFolder, run: GRPOConfig, samples: Sequence[Sample]
         console.say("! another processor, torch or version made another start model than the run's: KL is against this")
     scores = make_scorer(run, run, reference).log_probs(token_ids(samples))
     return [replace(s, reference_log_probs=score) for s, score in zip(samples, scores, strict=True)]
-
-
-def compare(run: GRPOConfig, policy: Policy, step: int, samples: list[Sample], console: Console) -> Laboratory:
-    """Score each objective on the samples under the policy, the run's own first."""
-    own: list[Tensor] = []
-    scores = []
-    for name, other in variants(run).items():
-        console.progress(f"{name} ...")
-        score, gradient = score_objective(name, other, policy, samples, own)
-        scores.append(score)
-        own = own or gradient
-        del gradient  # as large as the model: free it before the next one
-    return Laboratory(step, len(samples), sum(s.length for s in samples), scores)
 
 
 def score_objective(
@@ -235,16 +211,6 @@ def read_step(folder: RunFolder, run: GRPOConfig, step: int | None = None) -> tu
     return chosen, [replace(s, log_probs=lp, old_log_probs=lp) for s, lp in zip(samples, scores, strict=True)]
 
 
-COLUMNS = (
-    "objective",
-    "loss",
-    "|gradient|",
-    "cosine",
-    "clipped",
-    "zero adv.",
-    "short:long",
-    "loss, length norm, advantage",
-)
 ROW = "{:<25} {:>9} {:>10} {:>7} {:>8} {:>9} {:>10}  {}"
 LOOK_FOR = """
 What to look for: cosine 1 means that an objective pushes the policy in the direction of this run's own. short:long says
@@ -254,18 +220,18 @@ weighs alike (constant, token) and nothing is clipped, above 1 where the loss di
 NO_GRADIENT = "! this run's own gradient is 0 at this step, because no sample has an advantage: choose another --step"
 
 
-def table(result: Laboratory) -> str:
+def table(scores: Sequence[ObjectiveScore]) -> str:
     """Format one line per objective for a terminal, and what to look for."""
-    counts = f"{result.samples} responses, {result.tokens} tokens"
-    lines = [f"\nstep {result.step}: {counts}, scored by the {result.policy} policy", "", ROW.format(*COLUMNS)]
-    for m in result.objectives:
+    heading = "objective", "loss", "|gradient|", "cosine", "clipped", "zero adv.", "short:long"
+    lines = [ROW.format(*heading, "loss, length norm, advantage")]
+    for m in scores:
         name = m.name.replace("length_norm=", f"{OWN}, but ")
         cosine = "-" if m.cosine is None else f"{m.cosine:.3f}"
         ratio = "-" if m.short_to_long is None else f"{m.short_to_long:.2f}"
         figures = f"{m.loss:.3g}", f"{m.grad_norm:.3g}", cosine, f"{m.clipped:.1%}", f"{m.zero_advantage:.0%}", ratio
         lines.append(ROW.format(name, *figures, m.axes).rstrip())
     lines.append(LOOK_FOR)
-    return "\n".join([*lines, NO_GRADIENT] if result.objectives[0].cosine is None else lines)
+    return "\n".join([*lines, NO_GRADIENT] if scores[0].cosine is None else lines)
 
 
 def compare_gradients(folder: RunFolder, step: int | None, console: Console) -> Answer:
@@ -273,10 +239,20 @@ def compare_gradients(folder: RunFolder, step: int | None, console: Console) -> 
     register()
     run = read_run(folder)
     step, samples = read_step(folder, run, step)
+    if folder.model is None:
+        raise ConfigError(f"RUN={folder.path} saved no model ({folder.status}): repeat it with save_model=true")
+    head = choose_types(run.model, run.rollout.engine, hardware_here())[1]
     with console.wait("comparing the objectives"):
-        result = laboratory(folder, run, step, samples, console)
-    numbers: dict[str, Any] = finite(asdict(result))  # non-finite ones become null
-    file = folder.path / "lab" / f"step_{result.step:05d}.json"
+        policy = load_policy(str(folder.model), run.model.dtype, head_dtype=head)
+        set_threads(run, policy)
+        if run.kl_placement != "none":
+            samples = with_reference(folder, run, samples, console)
+        scores = compare(run, policy, samples, console)
+    counts = {"step": step, "samples": len(samples), "tokens": sum(s.length for s in samples)}
+    numbers: dict[str, Any] = finite(counts | {"objectives": [asdict(score) for score in scores], "policy": "final"})
+    file = folder.path / "lab" / f"step_{step:05d}.json"
     file.parent.mkdir(exist_ok=True)
     write_whole(file, json.dumps(numbers, indent=1) + "\n")
-    return Answer(f"{table(result)}\n\nnumbers: {file}", {"run": folder.path, **numbers, "numbers": file})
+    heading = f"step {step}: {len(samples)} responses, {counts['tokens']} tokens, scored by the final policy"
+    text = f"\n{heading}\n\n{table(scores)}\n\nnumbers: {file}"
+    return Answer(text, {"run": folder.path, **numbers, "numbers": file})

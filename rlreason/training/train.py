@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -30,7 +31,7 @@ from rlreason.training.checkpoint import Checkpoints
 from rlreason.training.learner import Learner, LearningRateSchedule
 from rlreason.training.progress import Profile, with_scores
 from rlreason.training.summary import (
-    course_summary,
+    LOST,
     print_closing,
     print_header,
     print_loggers,
@@ -154,10 +155,9 @@ def close_records(trainer: Trainer, status: str, reason: str) -> float:
     checkpoints.prune(keep=1)  # one is enough to train for more steps
     done = checkpoints_in(records.folder) if status == "finished" and not run.checkpoint.keep_final else []
     removed = sum(sum(moments_in(path).values()) for path in done)
-    summary = run_summary(components, status, reason, history[0], history[-1]) | {
-        **course_summary(trainer.monitors, trainer.counters),
-        "checkpoints": checkpoints.cost | {"moments_removed": removed},
-    }
+    results = run_summary(components, history, trainer.monitors, trainer.counters, lost=status == LOST)
+    kept = {"checkpoints": checkpoints.cost | {"moments_removed": removed}}
+    summary: dict[str, Any] = {"status": status, "reason": reason} | results | kept
     with console.wait("closing the records"):
         write_card(run.eval.card, records.folder, summary)
         records.summary(summary)

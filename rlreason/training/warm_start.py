@@ -6,7 +6,6 @@ import os
 import random
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cache
 from importlib.metadata import version
@@ -17,8 +16,8 @@ from typing import Any, Literal
 import torch
 from filelock import FileLock
 from omegaconf import OmegaConf
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 from torch import Tensor, uint8
 
 from rlreason.config.data import HabitsConfig
@@ -113,10 +112,6 @@ Weights = dict[str, Tensor]
 SUFFIX = ".safetensors"
 
 
-class BrokenWeightsError(Exception):
-    """A weights file whose content is not what was written."""
-
-
 def checksum(weights: Weights) -> str:
     """Return 16 hex digits of names, types, shapes and every bit of the values."""
     digest = hashlib.sha256()
@@ -132,28 +127,12 @@ def copy_weights(named: Iterable[tuple[str, Tensor]]) -> Weights:
     return {name: tensor.detach().cpu().clone().contiguous() for name, tensor in named}
 
 
-def write_weights(path: Path, weights: Weights, key: str) -> None:
-    """Write the weights with their key and checksum; `OSError` or `SafetensorError` if that fails.
-
-    They are written under another name and renamed, so that no reader sees half a file.
-    """
+def write_weights(path: Path, weights: Weights) -> None:
+    """Write the weights under another name and rename them, so that no reader sees half a file."""
     partial = path.with_name(path.name + ".partial")
-    save_file(weights, partial, metadata={"key": key, "checksum": checksum(weights)})
+    save_file(weights, partial)
     partial.chmod(0o644)  # safetensors makes them private, but a package or a shared folder is read by others
     os.replace(partial, path)
-
-
-def read_weights(path: Path, key: str) -> Weights:
-    """Read the weights written under this key; `BrokenWeightsError` if the file holds anything else."""
-    try:
-        with safe_open(path, framework="pt") as file:
-            metadata = file.metadata() or {}
-            weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # no dict
-    except SafetensorError as error:
-        raise BrokenWeightsError(str(error)) from error
-    if metadata.get("key") != key or metadata.get("checksum") != checksum(weights):
-        raise BrokenWeightsError("its checksum or its key is another")
-    return weights
 
 
 def cached(folder: Path, key: str, make: Callable[[], Weights], say: Callable[[str], None]) -> tuple[Weights, bool]:
@@ -161,26 +140,16 @@ def cached(folder: Path, key: str, make: Callable[[], Weights], say: Callable[[s
 
     If two runs need the same ones at once, one makes them. A folder that cannot be written is a warning, not an error.
     """
-    path = folder / f"{key}{SUFFIX}"
-
-    def found() -> Weights | None:
-        try:
-            return read_weights(path, key) if path.exists() else None
-        except BrokenWeightsError as error:
-            say(f"! {path} is broken ({error}): it is made anew")
-            with suppress(OSError):
-                path.unlink()
-            return None
-
-    if (weights := found()) is not None:
-        return weights, True
+    path, weights = folder / f"{key}{SUFFIX}", None
+    if path.exists():
+        return load_file(path), True
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with FileLock(path.with_suffix(".lock")):
-            if (weights := found()) is not None:  # by now
-                return weights, True
+            if path.exists():  # by now
+                return load_file(path), True
             weights = make()
-            write_weights(path, weights, key)
+            write_weights(path, weights)
     except (OSError, SafetensorError) as error:
         reason = getattr(error, "strerror", None) or first_line(error)
         say(f"! model.cache: {folder} cannot be written ({reason}): this model is not kept")
@@ -262,7 +231,7 @@ def find_or_make(
 
     if tiny.cache is None:
         weights = make_weights()
-    elif (ready := find_shipped(recipe, say)) is not None:
+    elif (ready := find_shipped(recipe)) is not None:
         weights, source, key = ready, "shipped", hashed(recipe)
     else:
         weights, in_cache = cached(cache_folder(tiny.cache), key, make_weights, say)
@@ -273,15 +242,11 @@ def find_or_make(
     return StartWeights(source, checksum(weights), key, round(time.monotonic() - began, 1))
 
 
-def find_shipped(recipe: Recipe, say: Callable[[str], None], folder: Path = SHIPPED) -> Weights | None:
+def find_shipped(recipe: Recipe, folder: Path = SHIPPED) -> Weights | None:
     """Return the weights shipped with the package for this recipe, on any machine."""
     for description in sorted(folder.glob("*.json")):
         if json.loads(description.read_text(encoding="utf-8"))["recipe"] == json.loads(json.dumps(recipe)):
-            file = description.with_suffix(SUFFIX)
-            try:
-                return read_weights(file, hashed(recipe))
-            except (OSError, BrokenWeightsError) as error:
-                say(f"! {file} is broken ({error}): install rlreason again; the model is made here instead")
+            return load_file(description.with_suffix(SUFFIX))
     return None
 
 
