@@ -174,16 +174,12 @@ def print_example(
 
 
 def print_closing(
-    console: Console,
-    run: TrainingConfig,
-    components: Components,
-    records: RunWriter,
-    history: Sequence[Evaluated],
-    summary: Mapping[str, Any],
-) -> None:
-    """Print what training changed, how exact that is, and where everything is."""
+    console: Console, run: TrainingConfig, problems: Sequence[Problem], records: RunWriter,
+    history: Sequence[Evaluated], summary: Mapping[str, Any],
+) -> None:  # fmt: skip
+    """Print what training changed, how exact that is, and where everything is. `problems`: of the evaluations."""
     before, after, folder = history[0], history[-1], records.folder
-    print_example(console, components.eval_problems, before.samples, after.samples)
+    print_example(console, problems, before.samples, after.samples)
     console.table("\n" + closing_table(before.metrics, after.metrics))
     if summary["eval_problems"] > summary["interim_eval_problems"]:
         low, high = summary["accuracy_interval"]

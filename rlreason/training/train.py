@@ -163,5 +163,5 @@ def close_records(trainer: Trainer, status: str, reason: str) -> float:
         records.summary(summary)
         for path in done:  # after the summary: the finished run cannot be resumed exactly without them
             remove_moments(path)
-    print_closing(console, run, components, records, history, summary)
+    print_closing(console, run, components.eval_problems, records, history, summary)
     return float(summary["accuracy"])
