@@ -71,9 +71,9 @@ def budget_spent(
         return f"budget.tokens={budget.tokens}: {left:.0f} are left, and the newest step sampled {pace['tokens']:.0f}"
     ahead = MARGIN * (pace.get("step", 0.0) + pace.get("problem", 0.0) * problems)
     if budget.hours is not None and seconds + ahead > budget.hours * 3600:
-        left = f"{max(budget.hours * 3600 - seconds, 0.0):.0f} s are left"
+        there = f"{max(budget.hours * 3600 - seconds, 0.0):.0f} s are left"
         needed = f"the next step and the last evaluation would take about {ahead:.0f} s"
-        return f"budget.hours={budget.hours:g}: {left}, and {needed}"
+        return f"budget.hours={budget.hours:g}: {there}, and {needed}"
     return ""
 
 
