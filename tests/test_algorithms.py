@@ -1,5 +1,6 @@
 """Which questions are asked, what is kept of the answers, and how it is cut into optimizer steps."""
 
+import json
 import random
 import threading
 from collections import Counter
@@ -77,7 +78,7 @@ def test_a_continued_run_asks_what_an_uninterrupted_one_asks():
         taken = whole.next_batch(4)
         whole.update([answer(p.id, correct=int(p.id) % 3 == step % 3) for p in taken for _ in range(2)])
     continued = ProblemSampler(numbered(9), seed=3, skip_solved=1)
-    continued.state = whole.state
+    continued.state = json.loads(json.dumps(whole.state))
     assert [continued.next_batch(2) for _ in range(5)] == [whole.next_batch(2) for _ in range(5)]
 
 
