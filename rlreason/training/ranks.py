@@ -136,6 +136,7 @@ ENDING_S = 10.0  # for a rank to end
 LOOK_S = 0.2
 GRACE_S = 4.0  # for rank 0 to notice by itself that another rank has ended
 OURS = "RLREASON_STORE"  # environment: the port where rank 0 waits for the processes it has started
+GONE = ("connection closed", "connection reset", "timed out")  # of a rank that is not a child of this process
 RESUME = "resume=RUN goes on from the last checkpoint"
 
 
@@ -204,11 +205,13 @@ class LeadingRank(Ranks):
             yield
         except BaseException as error:
             self.broken = True
+            if not isinstance(error, RuntimeError):
+                raise
             time.sleep(LOOK_S)  # a connection closes before its process ends
             lost = self._lost()
-            if not lost and "timed out" in str(error).lower():
-                lost = f"a rank has not answered within waits.run_s={self.limit_s:g} s ({first_line(error)})"
-            if not lost or not isinstance(error, RuntimeError):
+            if not lost and any(sign in str(error).lower() for sign in GONE):
+                lost = f"one has gone, or not answered within waits.run_s={self.limit_s:g} s ({first_line(error)})"
+            if not lost:
                 raise
             self._over.set()
             raise RankError(f"training on {self.world} ranks ended in {name}: {lost}; {RESUME}") from error
