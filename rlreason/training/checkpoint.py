@@ -88,6 +88,7 @@ class Checkpoints:
         size = sum(p.numel() * p.element_size() for p in self.policy.model.parameters())
         size += 2 * sum(p.numel() * 4 for p in self.learner.parameters)
         self.next_one = size / BYTES_PER_S  # seconds
+        self.parts = {"counters": self.counters, "validation": self.validation, **self.parts}
         self.began = self.newest = time.monotonic()
 
     def due(self, step: int) -> bool:
@@ -117,7 +118,7 @@ class Checkpoints:
             "generators": generators,
             "optimizer": optimizer,
             "graders": [grader.remembered() for grader in self.graders],
-            "parts": {key: part.state_dict() for key, part in self._parts().items()},
+            "parts": {key: part.state_dict() for key, part in self.parts.items()},
         }
         tensors = optimizer_tensors | generator_tensors | adapters(self.policy)
 
@@ -150,7 +151,7 @@ class Checkpoints:
         if len(state["optimizer"]) != len(self.learner.parameters):
             raise ConfigError(f"{path} is of another model or other adapters: choose another folder")
         set_moments(self.learner, state["optimizer"], tensors)
-        for key, part in self._parts().items():
+        for key, part in self.parts.items():
             part.load_state_dict(state["parts"][key])
         for grader, remembered in zip(self.graders, state["graders"], strict=True):
             grader.load_remembered(remembered)
@@ -163,9 +164,6 @@ class Checkpoints:
                 if (accuracy := read_state(other)["accuracy"]) is not None:
                     self.accuracies[other.name] = accuracy
         return self.written[0]
-
-    def _parts(self) -> dict[str, Any]:
-        return {"counters": self.counters, "validation": self.validation, **self.parts}
 
     def _accuracy(self, step: int) -> float | None:
         """Return the accuracy after this step; None if it was not evaluated."""

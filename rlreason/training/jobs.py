@@ -256,11 +256,10 @@ def check_askable(problems: Sequence[Problem], where: str, key: str = "data") ->
     """
     if not problems:
         raise DataError(f"{where} holds no problems: give data, or choose the other split")
-    without = [p.id for p in problems if not p.answer.strip()]
-    if without:
+    if without := [p.id for p in problems if not p.answer.strip()]:
         raise DataError(
-            f"{len(without)} of {len(problems)} problems in {where} have an empty ground truth ({few(without)}), so "
-            f"nothing can be graded there: complete or remove these rows, or say where it stands ({key}.gold)"
+            f"{len(without)} of {len(problems)} problems in {where} have an empty ground truth ({few(without)}): "
+            f"complete or remove these rows, or say where it stands ({key}.gold)"
         )
 
 
@@ -403,9 +402,7 @@ def as_csv(n_list: Sequence[int], curves: Curves) -> str:
 
 def start(run: RunConfig, records: RunWriter, console: Console) -> float:
     """Run the job, record everything in the folder of `records`, and return the accuracy."""
-    match run:
-        case BestOfNConfig():
-            return best_of_n(run, records, console)
-        case EvaluateConfig():
-            return evaluate_model(run, records, console)
-    raise TypeError(f"{type(run).__name__} is the settings of no job")
+    if isinstance(run, BestOfNConfig):
+        return best_of_n(run, records, console)
+    assert isinstance(run, EvaluateConfig)
+    return evaluate_model(run, records, console)
