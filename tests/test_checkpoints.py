@@ -134,7 +134,6 @@ def test_checkpoints_are_in_the_order_in_which_they_were_written_however_many_st
 def test_the_newest_and_the_best_stay():
     names = list("abcdef")
     assert pruned(names, {}, 2) == list("abcd")
-    assert pruned(names, {"b": 0.5, "d": 0.4}, 2) == list("acd")
     assert pruned(names, {"b": 0.5, "d": 0.5}, 1) == list("abce")  # of equal ones the newest
     assert pruned(names, {"f": 0.1}, 1) == list("abcde")
     assert pruned(["a"], {"a": 0.0}, 1) == []

@@ -158,37 +158,3 @@ def test_the_same_command_gives_the_same_numbers(card, tmp_path):
     assert (done.returncode, done.stderr) == (0, "")
     first, again = ([without_clock(row) for row in rows_of(place)] for place in (folder, tmp_path / "again"))
     assert first == again
-
-
-@pytest.mark.long
-def test_a_sweep_runs_its_jobs_apart_and_skips_finished_ones(tmp_path):
-    words = ["-m", "seed=0,1", "hydra.sweep.dir=grid", *SMALL, "n_steps=1", "save_model=false"]
-    first = rlreason(*words, cwd=tmp_path)
-    assert first.returncode == 0, first.stderr
-    folders = sorted((tmp_path / "grid").glob("*/summary.json"))
-    assert len(folders) == 2
-    assert len(re.findall(r"seed=[01].* -> .*finished", first.stdout)) == 2
-    stamps = [f.stat().st_mtime_ns for f in folders]
-    second = rlreason(*words, cwd=tmp_path)
-    assert second.stdout.count("not run again") == 2
-    assert [f.stat().st_mtime_ns for f in folders] == stamps
-    # a finished run keeps its folder: the same folder with another config is refused
-    again = rlreason(*SMALL, "loss=grpo_clip", f"hydra.run.dir='{folders[0].parent}'", cwd=tmp_path)
-    assert again.returncode == 2
-    assert "other settings (loss" in again.stderr
-
-
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
-        (["los=grpo_clip"], "loss?"),
-        (["sweep=grpo_learning_rate"], "add -m"),
-        (["prompt.file=nowhere.prompt"], "prompt.file=nowhere.prompt"),
-    ],
-)
-def test_a_mistake_is_one_line_and_exit_code_2(words, says, tmp_path):
-    done = rlreason(*words, cwd=tmp_path)
-    assert done.returncode == 2
-    assert says in done.stderr
-    assert len(done.stderr.strip().splitlines()) == 1
-    assert "Traceback" not in done.stdout + done.stderr
