@@ -67,7 +67,6 @@ from rlreason.training.warm_start import (
     copy_weights,
     find_or_make,
     formats_of,
-    warm_up,
 )
 from rlreason.types import Problem, Sample
 
@@ -157,15 +156,7 @@ def teach_habits(run: RunConfig, policy: Policy, train: Sequence[Problem], conso
     if tiny.warm_start.steps == 0:
         console.say("model.warm_start.steps=0: the new tiny model keeps its random weights")
         return StartWeights("random", checksum(copy_weights(policy.named_weights())))
-    lessons = lessons_of(run, tiny, train)
-
-    def make() -> None:
-        formats = len(set(lessons.formats))
-        console.say(f"teaching a new tiny model its habits (data.habits), prompt formats: {formats} ...")
-        with console.wait("warm start", logged=True):  # the line above announces it
-            warm_up(policy, lessons, progress=console.progress)
-
-    start = find_or_make(tiny, policy, lessons, make, console.say)
+    start = find_or_make(tiny, policy, lessons_of(run, tiny, train), console)
     origins = {"shipped": "shipped with rlreason", "cache": f"found in the cache (model.cache={tiny.cache})"}
     console.say(f"start      the tiny model, {origins.get(start.source, f'made in {start.seconds:.0f} s')}")
     return start

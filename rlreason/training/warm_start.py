@@ -32,6 +32,7 @@ from rlreason.errors import ConfigError
 from rlreason.grading import Grader
 from rlreason.model.policy import Policy
 from rlreason.objectives.objective import LengthNormConfig, Objective
+from rlreason.records.console import Console
 from rlreason.runtime.plugins import NAMED_REWARDS
 from rlreason.runtime.text import first_line
 from rlreason.training.algorithms import sft_sample
@@ -216,17 +217,18 @@ def code_hash() -> str:
     return hashed([(str(path.relative_to(root)), path.read_text("utf-8")) for path in sorted(root.rglob("*.py"))])
 
 
-def find_or_make(
-    tiny: TinyModelConfig, policy: Policy, lessons: Lessons, make: Callable[[], None], say: Callable[[str], None]
-) -> StartWeights:
-    """Load the policy's start weights, or let `make` teach it if there are none."""
+def find_or_make(tiny: TinyModelConfig, policy: Policy, lessons: Lessons, console: Console) -> StartWeights:
+    """Load the policy's start weights, or teach them if there are none."""
     began = time.monotonic()
     recipe = recipe_of(tiny, policy, lessons)
     key = hashed(recipe, maker_of(tiny, policy))
     source: Literal["shipped", "cache", "made"] = "made"
 
     def make_weights() -> Weights:
-        make()
+        formats = len(set(lessons.formats))
+        console.say(f"teaching a new tiny model its habits (data.habits), prompt formats: {formats} ...")
+        with console.wait("warm start", logged=True):  # the line above announces it
+            warm_up(policy, lessons, progress=console.progress)
         return copy_weights(policy.named_weights())
 
     if tiny.cache is None:
@@ -234,7 +236,7 @@ def find_or_make(
     elif (ready := find_shipped(recipe)) is not None:
         weights, source, key = ready, "shipped", hashed(recipe)
     else:
-        weights, in_cache = cached(cache_folder(tiny.cache), key, make_weights, say)
+        weights, in_cache = cached(cache_folder(tiny.cache), key, make_weights, console.say)
         source = "cache" if in_cache else "made"
     with torch.no_grad():
         for name, live in policy.named_weights():
