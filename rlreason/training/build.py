@@ -278,8 +278,9 @@ def build_components(run: RunConfig, folder: Path, console: Console, clock: Cloc
 def start_loggers(run: RunConfig, records: RunWriter, console: Console, resumed: Resumed | None = None) -> None:
     """Start the chosen loggers; `resumed`: what the run that this one resumes has sent to each."""
     records.loggers = Loggers(console.say)
-    with console.wait("starting the loggers"):
-        records.loggers.start(run.logger, records.folder, asdict(run), resumed)
+    if run.logger.chosen:
+        with console.wait("starting the loggers"):
+            records.loggers.start(run.logger, records.folder, asdict(run), resumed)
 
 
 @contextmanager
