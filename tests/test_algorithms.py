@@ -1,5 +1,6 @@
 """Which questions are asked, what is kept of the answers, and how it is cut into optimizer steps."""
 
+import json
 import random
 import threading
 from collections import Counter
@@ -77,7 +78,7 @@ def test_a_continued_run_asks_what_an_uninterrupted_one_asks():
         taken = whole.next_batch(4)
         whole.update([answer(p.id, correct=int(p.id) % 3 == step % 3) for p in taken for _ in range(2)])
     continued = ProblemSampler(numbered(9), seed=3, skip_solved=1)
-    continued.state = whole.state
+    continued.state = json.loads(json.dumps(whole.state))
     assert [continued.next_batch(2) for _ in range(5)] == [whole.next_batch(2) for _ in range(5)]
 
 
@@ -257,8 +258,8 @@ def test_the_feed_hands_over_every_step_once_and_in_order(ahead):
     feed = Batches(algorithm, ahead)
     for step in range(1, 5):
         assert feed.collect(step).metrics["step"] == step
-        feed.start_next(step)
-        feed.wait()
+        feed.sample_ahead(step)
+        feed.finish_ahead()
         assert [s for s, _ in algorithm.log] == list(range(1, min(step + 1 + ahead, 5)))  # exactly one ahead
     feed.close()
     assert ahead == any(name.startswith("sampling ahead") for _, name in algorithm.log)
@@ -273,9 +274,9 @@ def test_an_error_of_sampling_ahead_reaches_the_loop():
 
     feed = Batches(Failing(), ahead=True)
     feed.collect(1)
-    feed.start_next(1)
+    feed.sample_ahead(1)
     with pytest.raises(RuntimeError, match="engine died"):
-        feed.wait()
+        feed.finish_ahead()
     feed.close()
 
 
@@ -296,14 +297,14 @@ def test_learning_measures_entropies_of_the_weights_that_each_update_met(policy)
     collected = Collected([], [[*given, alike, silent], given], {})
     expected = score_samples(given, LogProbScorer(policy, 512))
     schedule = LearningRateSchedule(1e-3, "constant", 0, 1)
-    first, second = learner.learn(collected, 1, schedule, Sampling(temperature=0.7))
+    first, second = learner.updates(collected, 1, schedule, Sampling(temperature=0.7))
     assert first.entropies[:3] == pytest.approx([s.entropy for s in expected], abs=1e-5)
     assert first.entropies[3:] == [first.entropies[0], None]
     assert first.entropies[:3] != second.entropies
     assert "rollout/mismatch_mean" not in first.metrics  # another temperature than the one that sampled
-    assert not learner.scores_by_learning(replace(collected, batches=[given]), Sampling(temperature=0.7))
-    assert learner.scores_by_learning(replace(collected, batches=[given]), Sampling())
-    assert not learner.scores_by_learning(collected, Sampling())
+    assert not learner.will_score(replace(collected, batches=[given]), Sampling(temperature=0.7))
+    assert learner.will_score(replace(collected, batches=[given]), Sampling())
+    assert not learner.will_score(collected, Sampling())
 
 
 def test_each_step_of_a_schedule_that_restarts_is_one_step_long():

@@ -1,7 +1,7 @@
 """Best of N: every closed form against enumeration of all subsets; ties; one picture of one protocol only."""
 
 import random
-from itertools import combinations
+from itertools import combinations, product
 from statistics import fmean
 
 import numpy as np
@@ -49,29 +49,25 @@ def cases(count=12):
 
 def test_pass_at_is_the_share_of_subsets_with_a_right_response():
     for n in range(1, 8):
-        for c in range(n + 1):
-            for k in range(1, n + 1):
-                assert pass_at(n, c, k) == pytest.approx(enumerated(n, k, lambda s, c=c: min(s) < c), abs=1e-12)
+        for c, k in product(range(n + 1), range(1, n + 1)):
+            assert pass_at(n, c, k) == pytest.approx(enumerated(n, k, lambda s, c=c: min(s) < c), abs=1e-12)
     assert 0 < pass_at(10_000, 1, 3) < 1e-3  # large counts stay exact
     assert pass_at(10_000, 9_999, 2) == 1.0
 
 
-def test_best_at_is_the_expectation_over_subsets_with_ties_broken_at_random():
-    def win(subset, scores, right):
-        top = max(scores[i] for i in subset)
-        return fmean(right[i] for i in subset if scores[i] == top)
+def best_wins(subset, scores, right):
+    """The share of right responses among those of the highest score: ties are broken at random."""
+    top = max(scores[i] for i in subset)
+    return fmean(right[i] for i in subset if scores[i] == top)
 
-    for n, right, scores, _ in cases():
+
+def test_best_at_and_majority_at_are_expectations_over_subsets():
+    for n, right, scores, answers in cases():
         for k in range(1, n + 1):
-            expected = enumerated(n, k, lambda s, scores=scores, right=right: win(s, scores, right))
-            assert best_at(scores, right, k) == pytest.approx(expected, abs=1e-12)
-
-
-def test_majority_at_is_the_expectation_over_subsets():
-    for n, right, _, answers in cases():
-        for k in range(1, n + 1):
-            expected = enumerated(n, k, lambda s, a=answers, r=right: majority_wins(s, a, r))
-            assert majority_at(answers, right, subsets_of(n, k)) == pytest.approx(expected, abs=1e-12)
+            best = enumerated(n, k, lambda s, scores=scores, right=right: best_wins(s, scores, right))
+            votes = enumerated(n, k, lambda s, a=answers, r=right: majority_wins(s, a, r))
+            assert best_at(scores, right, k) == pytest.approx(best, abs=1e-12)
+            assert majority_at(answers, right, subsets_of(n, k)) == pytest.approx(votes, abs=1e-12)
 
 
 def test_a_tie_between_answers_is_no_win_whatever_their_order():

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from rlreason.config.training import BudgetConfig, raised
-from rlreason.training.progress import budget_spent, seconds_ahead
+from rlreason.training.progress import budget_spent
 from tests.killed import AT
 from tests.small_runs import words_of
 from tests.starts import rlreason
@@ -16,18 +16,24 @@ def summary_of(run: Path) -> dict:
     return json.loads((run / "summary.json").read_text())
 
 
-def test_what_a_budget_still_allows():
-    pace = {"step": 10.0, "problem": 0.1, "tokens": 40.0}
-    ahead = seconds_ahead(pace, due_problems=0, last_problems=100)
-    assert ahead == pytest.approx(1.2 * 20)
-    assert seconds_ahead(pace, 50, 100) == pytest.approx(1.2 * 25)
-    assert budget_spent(BudgetConfig(), 9, 1e9, 1e9, pace, ahead) == ""
-    assert budget_spent(BudgetConfig(hours=0.1), 1, 0, 360 - 25, pace, ahead) == ""
-    assert budget_spent(BudgetConfig(hours=0.1), 1, 0, 360 - 23, pace, ahead).startswith("budget.hours=0.1: 23 s")
-    assert budget_spent(BudgetConfig(tokens=100), 1, 60, 0.0, pace, ahead) == ""
-    assert "40" in budget_spent(BudgetConfig(tokens=99), 1, 60, 0.0, pace, ahead)
-    assert budget_spent(BudgetConfig(steps=2), 1, 0, 0.0, pace, ahead) == ""
-    assert budget_spent(BudgetConfig(steps=2), 2, 0, 0.0, pace, ahead)
+@pytest.mark.parametrize(
+    ("budget", "seconds", "problems", "says"),
+    [
+        ({}, 1e9, 100, ""),
+        ({"hours": 0.1}, 360 - 25, 100, ""),  # 1.2 (10 + 0.1 x 100) = 24 s are needed
+        ({"hours": 0.1}, 360 - 23, 100, "budget.hours=0.1: 23 s"),
+        ({"hours": 0.1}, 360 - 25, 150, "budget.hours=0.1: 25 s"),
+        ({"tokens": 100}, 0.0, 0, ""),
+        ({"tokens": 99}, 0.0, 0, "budget.tokens=99: 39 "),
+        ({"steps": 2}, 0.0, 0, ""),
+        ({"steps": 1}, 0.0, 0, "budget.steps=1 "),
+    ],
+)
+def test_what_a_budget_still_allows(budget, seconds, problems, says):
+    used, pace = {"tokens/generated": 60, "time/total": seconds}, {"step": 10.0, "problem": 0.1, "tokens": 40.0}
+    found = budget_spent(BudgetConfig(**budget), 1, used, pace, problems)
+    assert found.startswith(says)
+    assert bool(found) == bool(says)
 
 
 def test_a_budget_that_is_lowered_is_not_raised():

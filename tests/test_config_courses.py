@@ -6,7 +6,7 @@ from hydra import compose, initialize_config_dir
 from rlreason.cli.check import check_command_line
 from rlreason.config.leaves import resource_dir
 from rlreason.config.store import typed
-from rlreason.training.progress import evaluation_due
+from rlreason.training.progress import interim_due
 
 CONF = resource_dir("conf")
 
@@ -32,7 +32,7 @@ def test_an_experiment_is_its_handout(composed, gsm8k, experiment, model, data, 
     )  # fmt: skip
     assert (run.problems_on_the_way, run.eval_problems) == (1024, None)  # on the way, and the whole split at the end
     every, longest = run.eval_every, run.longest_without_evaluation
-    due = [s for s in range(1, 201) if evaluation_due(s, 200, every, longest)]
+    due = [s for s in range(1, 201) if interim_due(s, 200, every, longest)]
     assert due == list(range(10, 201, 10))
     assert (run.kl_coef, run.lr_schedule) == (0.0, "constant")
     elsewhere = typed(composed(f"experiment={experiment}", path, "model=smollm2_135m"))

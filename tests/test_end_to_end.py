@@ -37,24 +37,17 @@ def card(finished_run):
     return finished_run.printed, finished_run.folder
 
 
-def test_a_run_leaves_a_whole_folder(card):
-    _, folder = card
+def test_a_run_leaves_a_whole_folder_and_shows_what_happened(card):
+    out, folder = card
     names = {p.name for p in folder.iterdir()}
-    assert {
-        "config.yaml",
-        "provenance.json",
-        "metrics.jsonl",
-        "rollouts",
-        "evals",
-        "model",
-        "summary.json",
-        "curves.png",
-    } <= names
+    assert {"config.yaml", "provenance.json", "metrics.jsonl", "evals", "model", "summary.json", "curves.png"} <= names
     assert sorted(p.name for p in (folder / "rollouts").iterdir()) == ["step_00001.jsonl.gz", "step_00002.jsonl.gz"]
     assert len(lines_of(folder / "rollouts/step_00001.jsonl.gz")) == 16
     assert "epochs_per_rollout: 2" in (folder / "config.yaml").read_text()
     assert "${" not in (folder / "config.yaml").read_text()
     assert not list(folder.rglob("*.partial"))
+    assert all(word in out for word in ("grpo_clip; cliprange_low=0.2", "accuracy", "before", "after", "curves.png"))
+    assert re.search(r"2/2 +0\.\d{3}", out)
 
 
 def test_metrics_have_their_names_and_are_finite(card):
@@ -69,18 +62,15 @@ def test_metrics_have_their_names_and_are_finite(card):
     ):  # fmt: skip
         assert all(math.isfinite(r[name]) for r in train), name
     assert all({"eval/accuracy", "eval/format", "eval/length"} <= r.keys() for r in evals)
-    assert all(r["rollout/mismatch_max"] < 1e-4 for r in train)
-    assert all(r["rollout/distinct"] > 0.25 for r in train)
+    assert all(r["rollout/mismatch_max"] < 1e-4 < 0.25 < r["rollout/distinct"] for r in train)
     assert no_metric_lacks_an_axis(folder)
 
 
 def test_there_is_a_row_for_every_update_and_every_row_carries_every_counter(card):
     _, folder = card
     rows, updates = rows_of(folder), rows_of(folder, "train/loss")
-    counters = (
-        "rollout_step", "train_step", "eval_step", "tokens/generated", "tokens/trained", "time/active", "time/total",
-    )  # fmt: skip
-    for name in counters:
+    counters = ("rollout_step", "train_step", "eval_step", "tokens/generated", "tokens/trained")
+    for name in (*counters, "time/active", "time/total"):
         values = [row[name] for row in rows]
         assert values == sorted(values), name
     assert [(r["rollout_step"], r["train_step"]) for r in updates] == [(1, 1), (1, 2), (2, 3), (2, 4)]
@@ -92,15 +82,8 @@ def test_there_is_a_row_for_every_update_and_every_row_carries_every_counter(car
     assert all({"train/ratio", "train/approx_kl", "train/entropy", "train/grad_norm"} <= r.keys() for r in updates)
     assert [("reward/mean" in r, "grading/responses" in r) for r in updates] == [(True, True), (False, False)] * 2
     summary = json.loads((folder / "summary.json").read_text())
-    assert [summary[name] for name in counters[:5]] == [rows[-1][name] for name in counters[:5]]
+    assert [summary[name] for name in counters] == [rows[-1][name] for name in counters]
     assert json.loads((folder / "status.json").read_text())["status"] == summary["status"] == "finished"
-
-
-def test_a_person_is_shown_what_happened(card):
-    out, _ = card
-    for words in ("grpo_clip; cliprange_low=0.2", "accuracy", "before", "after", "curves.png", "Try next"):
-        assert words in out
-    assert re.search(r"2/2 +0\.\d{3}", out)
 
 
 def test_the_final_model_loads_with_transformers(card):
@@ -175,37 +158,3 @@ def test_the_same_command_gives_the_same_numbers(card, tmp_path):
     assert (done.returncode, done.stderr) == (0, "")
     first, again = ([without_clock(row) for row in rows_of(place)] for place in (folder, tmp_path / "again"))
     assert first == again
-
-
-@pytest.mark.long
-def test_a_sweep_runs_its_jobs_apart_and_skips_finished_ones(tmp_path):
-    words = ["-m", "seed=0,1", "hydra.sweep.dir=grid", *SMALL, "n_steps=1", "save_model=false"]
-    first = rlreason(*words, cwd=tmp_path)
-    assert first.returncode == 0, first.stderr
-    folders = sorted((tmp_path / "grid").glob("*/summary.json"))
-    assert len(folders) == 2
-    assert len(re.findall(r"seed=[01].* -> .*finished", first.stdout)) == 2
-    stamps = [f.stat().st_mtime_ns for f in folders]
-    second = rlreason(*words, cwd=tmp_path)
-    assert second.stdout.count("not run again") == 2
-    assert [f.stat().st_mtime_ns for f in folders] == stamps
-    # a finished run keeps its folder: the same folder with another config is refused
-    again = rlreason(*SMALL, "loss=grpo_clip", f"hydra.run.dir='{folders[0].parent}'", cwd=tmp_path)
-    assert again.returncode == 2
-    assert "other settings (loss" in again.stderr
-
-
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
-        (["los=grpo_clip"], "loss?"),
-        (["sweep=grpo_learning_rate"], "add -m"),
-        (["prompt.file=nowhere.prompt"], "prompt.file=nowhere.prompt"),
-    ],
-)
-def test_a_mistake_is_one_line_and_exit_code_2(words, says, tmp_path):
-    done = rlreason(*words, cwd=tmp_path)
-    assert done.returncode == 2
-    assert says in done.stderr
-    assert len(done.stderr.strip().splitlines()) == 1
-    assert "Traceback" not in done.stdout + done.stderr

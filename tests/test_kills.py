@@ -1,46 +1,56 @@
-"""A run that is killed at any place and started again equals the run that nobody has interrupted, bit for bit."""
+"""A run that is killed or stopped anywhere and started again equals the one that nobody interrupted, bit for bit."""
 
 import json
+import random
+import time
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file
 
-from tests.broken_runs import KINDS, Runs, norms_of, parts_of
-from tests.run_records import differences
-from tests.starts import rlreason
+from tests.broken_runs import KINDS, Runs, checkpoints_of, norms_of, parts_of
+from tests.run_records import differences, responses_of, rows_of, weights_of
+from tests.starts import Started, rlreason
 
+EVALUATE = "rlreason.evaluation.evaluator:Evaluator.evaluate:{}:{}"
+STEP = "rlreason.training.learner:Learner._step:{}:{}"
+SAVE = "rlreason.training.checkpoint:Checkpoints.save_model:call:1"
+TENSORS = "rlreason.training.checkpoint:write_tensors:{}:{}"
 #: Phase -> the place in the code; and how many parts the run has then (1: it had no checkpoint and began anew). All
 #: places between two checkpoints leave the same, but for files that are being written.
 PHASES = {
-    "first evaluation": ("rlreason.evaluation.evaluator:Evaluator.evaluate:return:1", 1),
+    "first evaluation": (EVALUATE.format("return", 1), 1),
     "sampling the first step": ("rlreason.engines.hf.decoding:Batch.step:call:30", 1),
-    "behind the update": ("rlreason.training.learner:Learner._step:return:2", 2),
+    "behind the update": (STEP.format("return", 2), 2),
     "row": ("rlreason.records.writer:RunWriter.metrics:return:4", 2),
     "responses": ("rlreason.records.writer:RunWriter.responses:call:4", 2),
-    "evaluation": ("rlreason.evaluation.evaluator:Evaluator.evaluate:call:3", 2),
+    "evaluation": (EVALUATE.format("call", 3), 2),
     "model of the checkpoint": ("rlreason.model.policy:Policy.save:return:2", 2),
     "before the manifest": ("rlreason.records.files:digest:call:10", 2),
     "pruning": ("rlreason.records.files:remove:call:1", 2),
-    "saving": ("rlreason.training.checkpoint:Checkpoints.save_model:call:1", 2),
-    "last evaluation": ("rlreason.evaluation.evaluator:Evaluator.evaluate:call:4", 2),
+    "saving": (SAVE, 2),
+    "last evaluation": (EVALUATE.format("call", 4), 2),
     "summary": ("rlreason.records.writer:RunWriter._write_summary:call:1", 2),
 }
-QUICK = ("behind the update",)
-STEP = "rlreason.training.learner:Learner._step:{}:{}"
-PLACES = {
-    "off_policy": [STEP.format("return", 6), "rlreason.evaluation.evaluator:Evaluator.evaluate:call:3"],
-    "ei": [STEP.format("return", 5)],
-    "star": [STEP.format("call", 5)],
-    "sft": [STEP.format("return", 2)],
-    "lora": ["rlreason.training.checkpoint:write_tensors:return:2"],
-    "adamw_8bit": [STEP.format("call", 3)],
-    "skip_solved": ["rlreason.training.algorithms:GRPO.collect:return:2"],
-    "reference": [STEP.format("return", 3)],
-    "refilled": ["rlreason.training.algorithms:GRPO._refill:return:2"],
-    "final_problems": ["rlreason.evaluation.evaluator:Evaluator.evaluate:return:4"],
-    "cosine": ["rlreason.records.writer:RunWriter.responses:return:3"],
-}
+OF_KINDS = [
+    ("off_policy", STEP.format("return", 6)), ("off_policy", EVALUATE.format("call", 3)),
+    ("ei", STEP.format("return", 5)), ("star", STEP.format("call", 5)), ("sft", STEP.format("return", 2)),
+    ("lora", TENSORS.format("return", 2)), ("adamw_8bit", STEP.format("call", 3)),
+    ("skip_solved", "rlreason.training.algorithms:GRPO.collect:return:2"), ("reference", STEP.format("return", 3)),
+    ("refilled", "rlreason.training.algorithms:GRPO._refill:return:2"),
+    ("final_problems", EVALUATE.format("return", 4)),
+    ("cosine", "rlreason.records.writer:RunWriter.responses:return:3"),
+]  # fmt: skip
+KILLED = [
+    pytest.param("grpo", at, parts, id=phase, marks=[pytest.mark.long] * (phase != "behind the update"))
+    for phase, (at, parts) in PHASES.items()
+] + [pytest.param(kind, at, 2, marks=pytest.mark.long) for kind, at in OF_KINDS]
+STOPPED = [
+    ("grpo", "rlreason.training.algorithms:GRPO.collect:call:2", "SIGINT"), ("grpo", STEP.format("call", 2), "SIGTERM"),
+    ("grpo", EVALUATE.format("call", 3), "SIGHUP"), ("grpo", SAVE, "SIGINT"),
+    ("grpo", TENSORS.format("call", 1), "SIGTERM"), ("off_policy", STEP.format("return", 2), "SIGINT"),
+]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +59,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
     return Runs(tmp_path_factory)
 
 
-def killed_and_started_again(runs: Runs, kind: str, at: str, parts: int = 2) -> None:
+@pytest.mark.parametrize(("kind", "at", "parts"), KILLED)
+def test_a_killed_run_goes_on_bit_for_bit(runs, kind, at, parts):
     folder = runs.new()
     runs.killed(kind, folder, at)
     assert not (folder / "summary.json").exists()
@@ -58,76 +69,209 @@ def killed_and_started_again(runs: Runs, kind: str, at: str, parts: int = 2) -> 
     assert runs.equal(kind, folder)
 
 
-@pytest.mark.parametrize("phase", QUICK)
-def test_a_killed_run_goes_on_bit_for_bit(runs, phase):
-    killed_and_started_again(runs, "grpo", *PHASES[phase])
-
-
 @pytest.mark.long
-@pytest.mark.parametrize("phase", [phase for phase in PHASES if phase not in QUICK])
-def test_a_run_killed_in_any_other_phase_goes_on_bit_for_bit(runs, phase):
-    killed_and_started_again(runs, "grpo", *PHASES[phase])
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(("kind", "at"), [(kind, at) for kind, places in PLACES.items() for at in places])
-def test_a_killed_run_of_every_other_kind_goes_on_bit_for_bit(runs, kind, at):
-    killed_and_started_again(runs, kind, at)
-
-
-@pytest.mark.parametrize("kind", ["grpo", pytest.param("off_policy", marks=pytest.mark.long)])
-def test_a_repetition_of_an_unbroken_run_is_equal_and_each_of_its_updates_moves_the_weights(runs, kind):
-    """What the comparisons above rest on: another process repeats the run, and equal is not equally still."""
+@pytest.mark.parametrize(("kind", "at", "by"), STOPPED)
+def test_a_run_that_a_signal_stops_leaves_a_checkpoint_of_that_step_and_goes_on_bit_for_bit(runs, kind, at, by):
     folder = runs.new()
-    runs.goes_on(kind, folder)
-    assert min(norms_of(folder)) > 0
+    runs.interrupted(kind, folder, at, by, "checkpoint.every=1000")
+    assert json.loads((folder / "status.json").read_text())["reason"].startswith(f"by {by} after step ")
+    assert checkpoints_of(folder)  # whatever checkpoint.every says
+    assert not [name for name in checkpoints_of(folder) if name.endswith(".partial")]
+    assert "goes on    from" in runs.goes_on(kind, folder).stdout
     assert runs.equal(kind, folder)
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("kind", KINDS)
-def test_every_kind_of_run_really_learns(runs, kind):
-    folder = runs.unbroken(kind)
-    norms = norms_of(folder)
-    assert len(norms) >= 2
+@pytest.mark.parametrize("kind", [pytest.param(kind, marks=[pytest.mark.long] * (kind != "grpo")) for kind in KINDS])
+def test_an_unbroken_run_is_repeated_and_each_of_its_updates_moves_the_weights(runs, kind):
+    """What the comparisons rest on: another process repeats the run, and equal is not equally still."""
+    folder = runs.new()
+    runs.goes_on(kind, folder)
+    assert len(norms := norms_of(folder)) >= 2
     assert min(norms) > 0
     saved = sorted(folder.glob("checkpoints/*/model/model.safetensors"))
     for one, other in pairwise([load_file(path) for path in saved]):
         assert any(not one[name].equal(other[name]) for name in one)
+    assert runs.equal(kind, folder)
+
+
+@pytest.mark.long
+def test_a_run_that_is_stopped_twice_and_killed_again_and_again_while_it_is_put_back(runs):
+    folder = runs.new()
+    runs.interrupted("grpo", folder, STEP.format("call", 1), "SIGINT")
+    runs.interrupted("grpo", folder, EVALUATE.format("call", 2), "SIGTERM")
+    for at in (
+        "records.resume:drop_later:call:1", "records.resume:drop_later:return:1",
+        "records.writer:RunWriter.__init__:return:1", "training.checkpoint:Checkpoints.restore:call:1",
+        "training.checkpoint:Checkpoints.restore:return:1", "training.train:close_records:call:1",
+    ):  # fmt: skip
+        runs.killed("grpo", folder, f"rlreason.{at}")
+    runs.goes_on("grpo", folder)
+    assert runs.equal("grpo", folder)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("every", "parts"), [("2", 2), ("null", 2), ("0", 1)])
+def test_however_often_checkpoints_are_written_the_run_comes_out_equal(runs, every, parts):
+    """With null this run is too short for one but at its end; with 0 it begins anew, even after a signal."""
+    folder, at, word = runs.new(), EVALUATE.format("call", 4), f"checkpoint.every={every}"
+    if every == "2":
+        runs.killed("grpo", folder, at, word)
+    else:
+        runs.interrupted("grpo", folder, at, "SIGTERM", word)
+    assert bool(checkpoints_of(folder)) == (every != "0")
+    runs.goes_on("grpo", folder, word)
+    assert parts_of(folder) == parts
+    assert (folder / "broken_off_1").exists() == (every == "0")
+    assert runs.equal("grpo", folder)
 
 
 @pytest.mark.long
 def test_a_run_killed_while_its_model_is_taught_begins_anew(runs):
-    words = ("model=tiny", "model.width=32", "model.warm_start.steps=4", "model.cache=null")
     keep = [word for word in runs.words("grpo") if not word.startswith(("model", "prompt", "scale"))]
-    folders = runs.new(), runs.new()
-    at = {"KILL_AT": "rlreason.training.warm_start:warm_up:call:1"}
-    done = [
-        rlreason(*keep, *words, f"hydra.run.dir={folder.name}", cwd=runs.place, **env)
-        for folder, env in ((folders[0], {}), (folders[1], at), (folders[1], {}))
-    ]
-    assert [d.returncode for d in done] == [0, -9, 0]
+    keep += ["model=tiny", "model.width=32", "model.warm_start.steps=4", "model.cache=null"]
+    folders, at = (runs.new(), runs.new()), {"KILL_AT": "rlreason.training.warm_start:warm_up:call:1"}
+    for folder, env, code in ((folders[0], {}, 0), (folders[1], at, -9), (folders[1], {}, 0)):
+        assert rlreason(*keep, f"hydra.run.dir={folder.name}", cwd=runs.place, **env).returncode == code
     assert differences(*folders) == []
 
 
 @pytest.mark.long
-def test_a_run_killed_when_its_summary_is_there_is_finished(runs):
+def test_the_best_checkpoint_is_kept_besides_the_newest(runs):
+    folder, words = runs.new(), ("n_steps=6", "checkpoint.keep=1", "eval_problems=16")
+    runs.killed("grpo", folder, EVALUATE.format("call", 7), *words)
+    measured = {row["rollout_step"]: row["eval/accuracy"] for row in rows_of(folder) if "eval/accuracy" in row}
+    at_ends = {step: accuracy for step, accuracy in measured.items() if 0 < step < 6}
+    best = max(at_ends, key=lambda step: (at_ends[step], step))
+    assert [name[:10] for name in checkpoints_of(folder)] == sorted({"step_00006", f"step_{best:05d}"})
+    runs.goes_on("grpo", folder, *words)
+
+
+# A finished run, and what may differ when a run goes on
+
+
+@pytest.mark.long
+def test_a_finished_run_is_given_more_steps_and_equals_one_that_had_them_from_the_start(runs):
+    """Also where the commands that give it more are stopped, and killed, before one has taken a step."""
     folder = runs.new()
-    runs.killed("grpo", folder, "rlreason.records.writer:RunWriter.summary:return:1")
+    runs.killed("grpo", folder, "rlreason.records.writer:RunWriter.summary:return:1")  # which makes it a finished one
+    build = "rlreason.training.build:build_components:call:1"
+    assert runs.start("grpo", folder, "n_steps=5", at=build, by="SIGTERM").returncode == 130
     again = runs.start("grpo", folder)
     assert again.returncode == 2
     assert "holds a finished run" in again.stderr
     assert json.loads((folder / "status.json").read_text())["status"] == "finished"
-    assert runs.equal("grpo", folder)
+    assert differences(runs.unbroken("grpo"), folder) == []
+    runs.killed("grpo", folder, "rlreason.records.resume:drop_later:call:1", "n_steps=5")
+    runs.goes_on("grpo", folder, "n_steps=5")
+    assert (folder / "summary_of_3_steps.json").exists()
+    assert runs.equal("grpo", folder, "n_steps=5")
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """Every file that a run writes itself, but for empty ones, which a killed run leaves."""
+    found = [path for path in folder.rglob("*") if path.is_file() and path.stat().st_size]
+    return {str(path): path.read_bytes() for path in found if not path.name.startswith(".lock")}
 
 
 @pytest.mark.long
-def test_a_run_killed_again_while_it_is_put_back(runs):
+def test_other_settings_are_refused_by_name_and_nothing_is_touched(runs):
     folder = runs.new()
+    runs.killed("grpo", folder, PHASES["last evaluation"][0])
+    before = contents(folder)
+    for words, said in (
+        (("seed=1", "learning_rate=1e-4"), ["seed=0 there, 1 here", "learning_rate="]),
+        (("n_steps=2",), ["n_steps=2", "has come to step 3"]),
+        (("loss=grpo_clip",), ["loss.loss_type="]),
+    ):
+        done = runs.start("grpo", folder, *words)
+        assert done.returncode == 2
+        assert all(word in done.stderr for word in said), done.stderr
+        assert done.stderr.count("\n") == 1
+    assert contents(folder) == before
+    runs.goes_on("grpo", folder, "checkpoint.keep=5", "checkpoint.every=2", "log_generations=1", "logger=tensorboard")
+    assert differences(runs.unbroken("grpo"), folder) == []
+
+
+@pytest.mark.long
+def test_evaluations_may_come_at_other_steps_and_training_stays_the_same(runs):
+    folder, whole = runs.new(), runs.unbroken("grpo")
     runs.killed("grpo", folder, PHASES["row"][0])
-    for at in ("resume:drop_later:call:1", "resume:drop_later:return:1", "writer:RunWriter.__init__:return:1"):
-        runs.killed("grpo", folder, f"rlreason.records.{at}")
-    for at in ("Checkpoints.restore:call:1", "Checkpoints.restore:return:1"):
-        runs.killed("grpo", folder, f"rlreason.training.checkpoint:{at}")
-    runs.goes_on("grpo", folder)
+    runs.goes_on("grpo", folder, "eval_every=0")
+    assert weights_of(folder) == weights_of(whole)
+    texts, others = responses_of(folder), responses_of(whole)
+    assert len(rollouts := [name for name in others if name.startswith("rollouts")]) == 3
+    assert all(texts[name] == others[name] for name in rollouts)
+    assert len(texts) < len(others)
+
+
+@pytest.mark.long
+def test_what_lies_behind_the_checkpoint_is_gone_when_the_run_goes_on_and_never_there_twice(runs):
+    """It goes on by another way than before, so nothing of the first way may be left."""
+    folder, words = runs.new(), ("eval_every=1", "checkpoint.every=2")
+    runs.killed("grpo", folder, "rlreason.records.writer:RunWriter.responses:return:6", *words)  # of the third step
+    (name,) = checkpoints_of(folder)
+    state = json.loads((folder / f"checkpoints/{name}/state.json").read_text())
+    there, lines = (folder / "metrics.jsonl").read_bytes().splitlines(), state["lines"]["metrics.jsonl"]
+    assert len(list((folder / "rollouts").glob("*"))) == 3 > state["step"]
+    assert len(there) > lines
+    runs.killed("grpo", folder, "rlreason.training.checkpoint:Checkpoints.restore:return:1", *words)
+    assert (folder / "metrics.jsonl").read_bytes().splitlines() == there[:lines]
+    assert len(list((folder / "rollouts").glob("*"))) == state["step"]
+    assert len(list((folder / "evals").glob("*"))) == len(state["parts"]["validation"])
+    runs.goes_on("grpo", folder, *words)
+    steps = [(row["rollout_step"], row["train_step"], row["eval_step"]) for row in rows_of(folder)]
+    assert len(set(steps)) == len(steps)
     assert runs.equal("grpo", folder)
+
+
+# A hundred and more kills at random moments, by the clock and by calls, several in one run
+
+KILLS = 5  # of each case
+CASES = [(kind, seed) for kind in ("grpo", "off_policy", "ei", "star", "sft", "lora") for seed in range(4)]
+#: Places in the code, and how often a run comes there at most.
+PLACES = {
+    "evaluation.evaluator:Evaluator.evaluate:call": 6, "evaluation.evaluator:Validation.evaluate:return": 6,
+    "grading.grader:Grader.grade_batch:return": 60, "engines.hf.decoding:Batch.step:call": 120,
+    "engines.hf.engine:HFEngine.load_weights:return": 4, "training.algorithms:Batches.sample_ahead:call": 3,
+    "training.learner:Learner._backward:return": 6, "training.learner:Learner._step:call": 6,
+    "training.learner:Learner._step:return": 6, "records.rows:write_rows:return": 8,
+    "runtime.files:append_line:call": 10, "runtime.files:append_line:return": 10,
+    "runtime.files:write_whole:call": 20, "runtime.files:write_whole:return": 20,
+    "training.checkpoint:Checkpoints.restore:return": 1, "training.checkpoint:write_tensors:return": 3,
+    "records.files:digest:return": 60, "records.files:write_checkpoint:return": 3, "records.files:remove:call": 3,
+    "records.resume:drop_later:return": 1, "training.train:close_records:call": 1,
+}  # fmt: skip
+
+
+def ended_at_random(runs: Runs, kind: str, folder: str, rng: random.Random) -> tuple[int | None, str, str]:
+    """Start the run and kill it somewhere, if it gets there: (exit code, where, what it said)."""
+    words = (*runs.words(kind), f"hydra.run.dir={folder}")
+    if rng.random() < 0.5:
+        place, most = rng.choice(list(PLACES.items()))
+        where = f"rlreason.{place}:{rng.randint(1, most)}"
+        done = Started(*words, cwd=runs.place, KILL_AT=where).finished()
+    else:
+        took = 0.5 + float(json.loads((runs.unbroken(kind) / "summary.json").read_text())["seconds"])
+        after = rng.uniform(0.1, 1.0) * took
+        where, started = f"{after:.2f} s", Started(*words, cwd=runs.place)
+        time.sleep(after)
+        started.process.kill()
+        done = started.finished()
+    return done.returncode, where, done.stdout + done.stderr
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("kind", "seed"), CASES)
+def test_a_run_that_is_killed_again_and_again_ends_as_the_unbroken_one(runs, kind, seed):
+    rng, kills, history = random.Random(f"{kind}/{seed}"), 0, []
+    runs.unbroken(kind)
+    while kills < KILLS:
+        folder, over = runs.new(), False
+        while not over and kills < KILLS:
+            code, where, said = ended_at_random(runs, kind, folder.name, rng)
+            history.append(where)
+            assert code in (0, -9), f"{history}: {said}"
+            over, kills = (folder / "summary.json").exists(), kills + (code == -9)
+        if not over:
+            runs.goes_on(kind, folder)
+        assert runs.equal(kind, folder), history

@@ -1,7 +1,6 @@
 """Faults that are planted into real runs: each is named by its monitor while the run goes on, and by `health` after."""
 
 import copy
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -96,6 +95,11 @@ def rules(health: Health) -> set[str]:
     return {finding.rule for finding in health.findings if finding.problem}
 
 
+def figures_of(health: Health, rule: str) -> dict[str, float]:
+    (found,) = [f for f in health.findings if f.rule == rule]
+    return found.figures | {"found in step": found.step}
+
+
 @pytest.fixture(scope="module")
 def sound(tmp_path_factory) -> tuple[list[str], Health]:
     return trained(tmp_path_factory.mktemp("sound") / "run")
@@ -111,61 +115,36 @@ def test_a_run_without_a_fault_has_nothing_said_of_it(sound):
 def test_an_engine_that_keeps_old_weights(tmp_path, rate):
     said, health = trained(tmp_path / "run", f"learning_rate={rate}", "n_steps=3", "eval_every=0", engine=Stale)
     assert any("other weights" in line for line in said)
-    (found,) = [f for f in health.findings if f.rule == "engine_weights"]
-    assert found.step == 2  # the first samples behind an update
-    assert found.figures["mismatch"] > 20 * found.figures["first"]
-    assert "weight sync" in found.causes
+    found = figures_of(health, "engine_weights")
+    assert found["found in step"] == 2  # the first samples behind an update
+    assert found["mismatch"] > 20 * found["first"]
 
 
 def test_samples_of_a_group_that_share_seeds(tmp_path):
-    said, health = trained(tmp_path / "run", engine=OneSeed)
+    said, health = trained(tmp_path / "run", "n_steps=2", engine=OneSeed)
     assert any("samples share a seed" in line for line in said)
-    (found,) = [f for f in health.findings if f.rule == "identical_samples"]
-    assert found.step == 1
-    assert found.figures["copies"] > 0.2
+    found = figures_of(health, "identical_samples")
+    assert (found["found in step"], found["copies"] > 0.2) == (1, True)
 
 
-def test_old_log_probabilities_of_another_temperature(tmp_path):
+def scored_at_another_temperature(trainer: Trainer) -> None:
     """The ratio of the first update is not 1: what is learned at 0.5 was sampled, and scored, at 1."""
-
-    def plant(trainer: Trainer) -> None:
-        trainer.learner.temperature = 0.5
-
-    _, health = trained(tmp_path / "run", "off_policy=e4_quarter", "loss=grpo_clip", plant=plant)
-    (found,) = [f for f in health.findings if f.rule == "first_ratio"]
-    assert abs(found.figures["ratio"] - 1) > 0.05 or found.figures["approx_kl"] > 0.05
+    trainer.learner.temperature = 0.5
 
 
-def test_weights_that_no_update_reaches(tmp_path):
-    """An optimizer that holds other tensors than the model's, as after a model was moved or wrapped."""
-
-    def plant(trainer: Trainer) -> None:
-        (group,) = trainer.learner.optimizer.param_groups
-        group["params"] = [torch.nn.Parameter(p.detach().clone()) for p in group["params"]]
-
-    said, health = trained(tmp_path / "run", plant=plant)
-    assert any("only 0.0% of the weights" in line for line in said)
-    assert "still_weights" in rules(health)
+def weights_that_no_update_reaches(trainer: Trainer) -> None:
+    """The optimizer holds other tensors than the model's, as after a model was moved or wrapped."""
+    (group,) = trainer.learner.optimizer.param_groups
+    group["params"] = [torch.nn.Parameter(p.detach().clone()) for p in group["params"]]
 
 
-def test_updates_that_half_precision_rounds_away(tmp_path):
-    _, health = trained(tmp_path / "run", "model.weights=bfloat16", "learning_rate=1e-6")
-    (found,) = [f for f in health.findings if f.rule == "still_weights"]
-    assert 0 < found.figures["changed"] < 0.2
-
-
-def test_moments_that_are_no_numbers(tmp_path):
-    def plant(trainer: Trainer) -> None:
-        state = trainer.learner.optimizer.state
-        first = trainer.learner.parameters[-1]
-        state[first] = {
-            "step": torch.tensor(1.0),
-            "exp_avg": torch.zeros_like(first),
-            "exp_avg_sq": torch.full_like(first, float("inf")),  # the update is x / inf = 0: nothing else shows it
-        }
-
-    _, health = trained(tmp_path / "run", "n_steps=1", plant=plant)
-    assert "optimizer" in rules(health) or "ended:optimizer" in rules(health)
+def moments_that_are_no_numbers(trainer: Trainer) -> None:
+    """The update is x / inf = 0: nothing else shows it."""
+    first = trainer.learner.parameters[-1]
+    infinite = torch.full_like(first, float("inf"))
+    trainer.learner.optimizer.state[first] = {
+        "step": torch.tensor(1.0), "exp_avg": torch.zeros_like(first), "exp_avg_sq": infinite,
+    }  # fmt: skip
 
 
 class Forgetful:
@@ -181,38 +160,39 @@ class Forgetful:
         return getattr(self.inner, name)
 
 
-def test_a_tokenizer_that_loses_text(tmp_path):
-    def plant(trainer: Trainer) -> None:
-        trainer.policy.tokenizer = Forgetful(trainer.policy.tokenizer)
-
-    _, health = trained(tmp_path / "run", "n_steps=1", plant=plant)
-    (found,) = [f for f in health.findings if f.rule == "round_trip"]
-    assert found.figures["share"] < 0.5
+def a_tokenizer_that_loses_text(trainer: Trainer) -> None:
+    trainer.policy.tokenizer = Forgetful(trainer.policy.tokenizer)
 
 
-def test_rewards_that_are_all_zero(tmp_path):
-    words = ("prompt.reward=r1_zero", "monitors.zero_reward_steps=3")
-    said, health = trained(tmp_path / "run", *words)
-    assert any("all rewards were 0 in 3 steps" in line for line in said)
-    assert "zero_reward" in rules(health)
+SLOW = (
+    "prompt.reward=own_reward:slow_at_times", "grading.timeout_s=2", "n_steps=1", "rollout_batch_size=8",
+    "group_size=2", "eval_problems=2", "eval_every=0", "train_batch_size=8",
+)  # fmt: skip
 
 
-def test_a_grader_that_times_out(tmp_path):
-    words = ("prompt.reward=own_reward:slow_at_times", "grading.timeout_s=2", "n_steps=1", "rollout_batch_size=8")
-    _, health = trained(
-        tmp_path / "run", *words, "group_size=2", "eval_problems=2", "eval_every=0", "train_batch_size=8"
-    )
-    (found,) = [f for f in health.findings if f.rule == "grader_timeouts"]
-    assert "ran out of time" in found.what
-    assert any(line.startswith("grading_incidents.jsonl") for line in found.evidence)
+@pytest.mark.parametrize(
+    ("plant", "words", "rule", "holds"),
+    [
+        (scored_at_another_temperature, ("off_policy=e4_quarter", "loss=grpo_clip", "n_steps=2"), "first_ratio",
+         lambda f: abs(f["ratio"] - 1) > 0.05 or f["approx_kl"] > 0.05),
+        (weights_that_no_update_reaches, (), "still_weights", lambda f: f["changed"] == 0),
+        (None, ("model.weights=bfloat16", "learning_rate=1e-6"), "still_weights", lambda f: 0 < f["changed"] < 0.2),
+        (moments_that_are_no_numbers, ("n_steps=1",), "optimizer", lambda f: True),
+        (a_tokenizer_that_loses_text, ("n_steps=1",), "round_trip", lambda f: f["share"] < 0.5),
+        (None, ("prompt.reward=r1_zero", "monitors.zero_reward_steps=3"), "zero_reward", lambda f: True),
+        (None, SLOW, "grader_timeouts", lambda f: True),
+    ],
+    ids=["temperature", "other tensors", "half precision", "moments", "tokenizer", "rewards 0", "timeouts"],
+)  # fmt: skip
+def test_a_fault_is_named_by_its_monitor(tmp_path, plant, words, rule, holds):
+    _, health = trained(tmp_path / "run", *words, plant=plant)
+    assert rules(health) & {rule, f"ended:{rule}"}
+    if rule in rules(health):
+        assert holds(figures_of(health, rule))
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    "judged",
-    [(), ("eval.reward=r1_zero",)],
-    ids=["by the same reward", "by another"],
-)
+@pytest.mark.parametrize("judged", [(), ("eval.reward=r1_zero",)], ids=["by the same reward", "by another"])
 def test_a_reward_that_can_be_hacked_on_the_built_in_task(tmp_path, judged):
     """It pays for the format and a short way: the model answers worse and worse, and earns more and more.
 
@@ -226,30 +206,28 @@ def test_a_reward_that_can_be_hacked_on_the_built_in_task(tmp_path, judged):
     done = rlreason(*words, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "signs of reward hacking" in done.stdout
-    again = rlreason("health", "run", "--json", cwd=tmp_path)
-    assert again.returncode == 1
-    (told,) = json.loads(again.stdout)["runs"]
-    assert "reward_hacking" in {f["rule"] for f in told["findings"]}
+    assert "reward_hacking" in rules(examine(tmp_path / "run"))
 
 
-def test_folders_of_all_kinds(tmp_path, sound):
-    with pytest.raises(ConfigError, match="is no folder"):
-        examine(tmp_path / "nothing")
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(ConfigError, match=r"has no config\.yaml"):
-        examine(tmp_path / "empty")
-    killed = tmp_path / "killed"
-    killed.mkdir()
-    (killed / "config.yaml").write_text("n_steps: 10\n")
-    (killed / "status.json").write_text('{"status": "running", "reason": "", "time": ""}')
-    (killed / "metrics.jsonl").write_text('{"rollout_step": 1, "train/loss": 0.5}\n{"rollout_step": 2, "trai')
-    health = examine(killed)
-    assert health.state.startswith("broken off")
-    assert rules(health) == {"killed", "broken_files"}
-    failed = tmp_path / "failed"
-    failed.mkdir()
-    (failed / "config.yaml").write_text("n_steps: 10\n")
-    (failed / "status.json").write_text('{"status": "failed", "reason": "CUDA out of memory. Tried to", "time": ""}')
-    (found,) = [f for f in examine(failed).findings if f.problem]
-    assert "memory" in found.causes
-    assert "rlreason plan" in found.cure
+@pytest.mark.parametrize(
+    ("status", "rows", "found"),
+    [
+        ('{"status": "running", "reason": "", "time": ""}', '{"rollout_step": 1}\n{"rollout_step": 2, "trai',
+         {"killed", "broken_files"}),
+        ('{"status": "failed", "reason": "CUDA out of memory. Tried to", "time": ""}', "", {"failed"}),
+    ],
+)  # fmt: skip
+def test_folders_of_runs_that_came_to_no_end(tmp_path, status, rows, found):
+    (tmp_path / "config.yaml").write_text("n_steps: 10\n")
+    (tmp_path / "status.json").write_text(status)
+    (tmp_path / "metrics.jsonl").write_text(rows)
+    health = examine(tmp_path)
+    assert rules(health) == found
+    if "failed" in found:
+        assert "rlreason plan" in health.findings[0].cure
+
+
+def test_folders_of_no_run(tmp_path):
+    for folder, says in ((tmp_path / "nothing", "is no folder"), (tmp_path, r"has no config\.yaml")):
+        with pytest.raises(ConfigError, match=says):
+            examine(folder)

@@ -61,45 +61,37 @@ def modules(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("name", "says"),
     [
-        ("nowhere:f", "there is no module nowhere in {here} or among the installed packages: fix the name"),
+        ("nowhere:f", "there is no module nowhere in {here}"),
         ("good.deeper:f", "there is no module good.deeper in {here}"),
-        ("good:g", "module good ({here}/good.py) has no function g: write it there, or name another"),
-        ("good:numbre", "has no function numbre: did you mean good:number?"),
-        ("good:number", "number in module good is of type int: name a function"),
+        ("good:g", "module good ({here}/good.py) has no function g"),
+        ("good:numbre", "did you mean good:number?"),
+        ("good:number", "of type int: name a function"),
         ("inner:f", "importing inner fails: ModuleNotFoundError: No module named 'not_installed_anywhere' ({here}/inn"),
         ("broken:f", "importing broken fails: SyntaxError: invalid syntax ({here}/broken.py, line 1)"),
         ("raises:f", "importing raises fails: KeyError: 'x' ({here}/raises.py, line 2)"),
         ("exits:f", "importing exits fails: SystemExit: 3 ({here}/exits.py, line 3)"),
+        ("good:f", ""),
     ],
 )
 def test_a_function_that_cannot_be_had_is_one_line_with_the_imports_own_reason(modules, name, says):
     why = unusable(f"prompt.reward={name}", name, GradingConfig())
-    assert why.startswith(f"prompt.reward={name}: ")
     assert says.format(here=modules) in why
-    assert len(why.splitlines()) == 1
+    assert len(why.splitlines()) == bool(says)
 
 
 def test_a_module_in_the_current_folder_where_python_does_not_look(modules, monkeypatch):
     monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry not in ("", str(modules))])
-    why = unusable("scorer=good:f", "good:f", GradingConfig())
-    assert f"module good lies in {modules}, where Python does not look: set PYTHONPATH={modules}" in why
-
-
-def test_a_function_that_can_be_had_is_no_matter(modules):
-    assert unusable("prompt.reward=good:f", "good:f", GradingConfig()) == ""
+    assert f"set PYTHONPATH={modules}" in unusable("scorer=good:f", "good:f", GradingConfig())
 
 
 @pytest.mark.parametrize(
     ("name", "says"),
     [
-        ("judge:one", "one(response) cannot be called with two texts (too many positional arguments): a reward takes"),
+        ("judge:one", "cannot be called with two texts (too many positional arguments)"),
         ("json:dumps", "dumps(...) cannot be called with two texts"),
-        (
-            "judge:raises",
-            "fails on the response 'probe' and the reference answer '20': KeyError: '20' ({here}/judge.py",
-        ),
+        ("judge:raises", "'probe' and the reference answer '20': KeyError: '20' ({here}/judge.py"),
         ("judge:none", "returned None, and must return a number"),
-        ("judge:slow", "needs more than grading.timeout_s=0.5 s for one response: make it faster, or raise it"),
+        ("judge:slow", "grading.timeout_s=0.5 s"),
     ],
 )
 def test_a_reward_that_cannot_judge_is_refused_before_the_model_is_loaded(modules, name, says):
@@ -123,10 +115,9 @@ def test_too_few_problems_are_found_before_the_run_folder_is_made(composed, modu
 def test_a_plug_in_that_fails_later_says_why(modules, tmp_path):
     log = tmp_path / "grading_incidents.jsonl"
     with Grader(patient(), "later:f", log_path=log) as grader:
-        grades = grader.grade_batch(["a", "b", "c"], ["1", "1", "1"])
-        (warning,) = grader.warnings(grades)
+        (warning,) = grader.warnings(grader.grade_batch(["a", "b", "c"], ["1", "1", "1"]))
     assert "1 of 3 responses" in warning
-    assert f"(the last: ValueError: no more than two ({modules}/later.py, line 7))" in warning
+    assert f"ValueError: no more than two ({modules}/later.py, line 7)" in warning
     assert "no more than two" in json.loads(log.read_text())["error"]
 
 
@@ -162,54 +153,43 @@ def test_a_template_that_cannot_be_filled_is_found_early(composed, tmp_path, con
         preflight([typed(composed(f"prompt.file={tmp_path}/mine.prompt"))], tmp_path)
 
 
-def test_the_packages_that_a_run_needs(composed, gsm8k, monkeypatch):
-    cloud = ("model=smollm2_135m", f"data.path={gsm8k}")
-    asked = {
-        "vllm": typed(composed("rollout=vllm")),
-        "peft": typed(composed("model.lora.rank=2")),
-        "bitsandbytes": typed(composed("optimizer=adamw_8bit")),
-        "datasets": typed(composed(cloud[0], "data.path=openai/gsm8k")),
-        "reasoning_gym": typed(composed(cloud[0], "data=reasoning_gym", "data.task=gcd")),
-        **{name: typed(composed(f"logger={name}")) for name in LOGGERS},
-    }
-    plain = typed(composed(*cloud))
-    for name, run in asked.items():
-        needed = list(needed_by(run))
-        assert [package for package, _ in needed] == [name] * (name != "vllm")
+def test_the_packages_that_a_run_needs_and_no_other(composed, gsm8k):
+    model, files = "model=smollm2_135m", f"data.path={gsm8k}"
+    gym = ("data=reasoning_gym", "data.task=gcd")
+    eval_files = (model, "data@eval.data=gsm8k", f"eval.data.path={gsm8k}")
+    for name, words in {
+        "": (model, files),
+        "vllm": ("rollout=vllm",),
+        "peft": ("model.lora.rank=2",),
+        "bitsandbytes": ("optimizer=adamw_8bit",),
+        "datasets": (model, "data.path=openai/gsm8k"),
+        "reasoning_gym": (model, *gym),
+        **{name: (f"logger={name}",) for name in LOGGERS},
+    }.items():
+        needed = list(needed_by(typed(composed(*words))))
+        assert [package for package, _ in needed] == [name] * (name not in ("", "vllm"))
         assert all("install" in needs_package(because, package) for package, because in needed)
-    assert not list(needed_by(plain))
-    assert missing_packages(plain) == []
-
-
-def test_the_packages_of_the_data_that_is_read_and_no_other(composed, gsm8k):
-    hub = ("data@eval.data=gsm8k", "eval.data.path=openai/gsm8k")
-    gym = ("data@eval.data=reasoning_gym", "eval.data.task=gcd")
-    for words in ((f"data.path={gsm8k}",), ("algorithm=evaluate",)):
-        for package, own in {"datasets": hub, "reasoning_gym": gym}.items():
-            run = typed(composed("model=smollm2_135m", *words, *own))
-            ((needed, because),) = needed_by(run)
-            assert needed == package
-            assert because.startswith(own[1] if package == "datasets" else "eval.data=reasoning_gym")
-    files = ("model=smollm2_135m", "data@eval.data=gsm8k", f"eval.data.path={gsm8k}")
-    assert "datasets" in dict(needed_by(typed(composed(*files, "data.path=openai/gsm8k"))))
-    asks = typed(composed(*files, "algorithm=evaluate"))
-    asks.data.path = "openai/gsm8k"
+    assert missing_packages(typed(composed(model, files))) == []
+    assert "datasets" in dict(needed_by(typed(composed(*eval_files, "data.path=openai/gsm8k"))))
+    for more in ((files,), ("algorithm=evaluate",)):
+        hub = typed(composed(model, *more, "data@eval.data=gsm8k", "eval.data.path=openai/gsm8k"))
+        ((needed, because),) = needed_by(hub)
+        assert (needed, because.partition(" ")[0]) == ("datasets", "eval.data.path=openai/gsm8k")
+    asks = typed(composed(*eval_files, "algorithm=evaluate"))
+    asks.data.path = "openai/gsm8k"  # which an evaluation of other data does not read
     assert "datasets" not in dict(needed_by(asks))
 
 
 # What does not fit
 
 
-def test_data_that_takes_long_to_read_is_left_to_the_run(composed, tmp_path, gsm8k):
+def test_data_is_read_early_where_that_is_quick_and_once_for_a_sweep(composed, tmp_path, gsm8k):
     near = typed(composed("model=smollm2_135m", f"data.path={gsm8k}", "data.overlap=allow"))
     assert read_early([near]) == 1
     assert not typed(composed("model=smollm2_135m", "data.path=openai/gsm8k")).data.quickly_read
     assert not typed(composed("data.n_train=1000000")).data.quickly_read
     (tmp_path / "train.jsonl").write_bytes(b" " * 30_000_000)
     assert read_early([near]) == 0
-
-
-def test_a_sweep_reads_once(composed):
     assert read_early([typed(composed(f"seed={seed}", "micro_batch_tokens=100")) for seed in range(4)]) == 1
 
 
@@ -304,19 +284,6 @@ def test_a_start_that_fails_later_says_so_in_its_folder(tmp_path):
     assert "killed" not in health.stdout
 
 
-@pytest.mark.long
-def test_a_run_whose_data_is_no_use_leaves_nothing_and_has_its_exit_code(tmp_path):
-    (tmp_path / "rows.jsonl").write_text('{"question": "1+1?", "answer": "2"}\nnonsense\n')
-    (tmp_path / "model").mkdir()
-    (tmp_path / "model/config.json").write_text("{}")
-    words = ["model=local", "model.path=model", "data=jsonl", "data.train=rows.jsonl", "data.validation=rows.jsonl"]
-    done = rlreason(*words, cwd=tmp_path)
-    assert done.returncode == DataError.exit_code
-    assert "line 2 is not JSON" in done.stderr
-    assert len(done.stderr.splitlines()) == 1
-    assert not (tmp_path / "runs").exists()
-
-
 def test_a_sweep_is_refused_before_its_first_run_and_leaves_nothing(tmp_path):
     done = rlreason("-m", "prompt.reward=r1_zero,nowhere:f", *SMALL, cwd=tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
@@ -324,12 +291,10 @@ def test_a_sweep_is_refused_before_its_first_run_and_leaves_nothing(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_plan_that_surely_exceeds_the_memory_is_said_with_its_cure_and_refuses_nothing(composed):
+def test_a_plan_that_surely_exceeds_the_memory_of_a_processor_is_said_with_its_cure(composed):
     run = typed(composed("model=qwen3_0_6b", "data.path=a/b"))
-    small = Device("cpu", "a machine", 8 << 30, 8 << 30)
-    (plan,) = memory_for([run, run], small)
+    (plan,) = memory_for([run, run], Device("cpu", "a machine", 8 << 30, 8 << 30))
     assert plan.startswith("memory: does not fit: about ")
     assert "rollout.max_rows=" in plan.splitlines()[-1]
-    assert memory_for([run], Device("cpu", "a large machine", 140 << 30, 141 << 30)) == []
     assert memory_for([run], Device("cpu", "a machine that tells nothing")) == []
-    assert memory_for([typed(composed())], small) == []
+    assert memory_for([typed(composed())], Device("cpu", "a machine", 8 << 30, 8 << 30)) == []

@@ -11,11 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rlreason.config.training import CheckpointConfig, OptimizationConfig
-from rlreason.data.prompts import ProblemSampler
-from rlreason.engines.base import Prompt, Sampling
 from rlreason.engines.hf.engine import HFEngine
 from rlreason.model.parameters import add_lora, build_model
 from rlreason.model.policy import Policy
@@ -28,7 +25,6 @@ from rlreason.runtime.machine import random_states, set_random_states
 from rlreason.training.algorithms import Batches
 from rlreason.training.build import build_components
 from rlreason.training.checkpoint import (
-    CheckpointCost,
     adapters,
     checkpoint_due,
     moments,
@@ -103,16 +99,6 @@ def test_every_generator_of_the_process_goes_on_where_it_was():
     assert drawn() == expected
 
 
-def test_a_model_folder_of_a_checkpoint_loads_elsewhere_and_answers_alike(tmp_path, policy, engine):
-    write_tensors(tmp_path, policy, {})
-    ids = policy.tokenizer("User: Max has 18 apples")["input_ids"]
-    (here,) = engine.generate([Prompt("p", ids, 0)], Sampling(temperature=0, max_tokens=12), 1)
-    model = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
-    assert AutoTokenizer.from_pretrained(tmp_path / "model")("User: Max has 18 apples")["input_ids"] == ids
-    there = model.generate(torch.tensor([ids]), do_sample=False, max_new_tokens=len(here.token_ids))
-    assert there[0, len(ids) :].tolist() == here.token_ids
-
-
 def some_samples() -> list[Sample]:
     grade = Grade(1.0, 0.0, 0.1 + 0.2, "wrong", path="math", milliseconds=1.5)
     texts = ("plain", "\x1b[31m\n\u2028 \U0001f600", "half a pair \ud800")
@@ -125,36 +111,15 @@ def some_samples() -> list[Sample]:
 
 
 def test_samples_come_back_to_the_last_digit_and_as_often_as_there_were():
-    samples = some_samples()
-    batches = [[samples[2], samples[0]], [samples[0]]]
+    samples, other = some_samples(), some_samples()[0]  # equal to the first and not the same: it stays apart
+    batches = [[samples[2], samples[0]], [samples[0], other]]
     collected = Collected(samples, batches, {"a": 0.1 + 0.2, "b": math.nan}, {"few": "only 2"}, restart=True)
     plain = there_and_back(plain_collected(collected))
-    assert len(plain["pool"]) == 3
+    assert len(plain["pool"]) == 4
     found = collected_from(plain)
     assert repr(found) == repr(collected)  # unlike ==, of NaN as well
-    for batch, before in zip(found.batches, batches, strict=True):
-        for sample, old in zip(batch, before, strict=True):
-            assert sample is found.samples[samples.index(old)]
-
-
-def test_what_is_equal_and_not_the_same_stays_two():
-    one, other = some_samples()[0], some_samples()[0]
-    found = collected_from(there_and_back(plain_collected(Collected([one], [[other]], {}))))
-    assert found.samples == found.batches[0]
-    assert found.samples[0] is not found.batches[0][0]
-
-
-def test_problems_go_on_where_they_were(problems):
-    sampler = ProblemSampler(problems[:10], seed=3, skip_solved=1)
-    right = Grade(1.0, 1.0, 1.0, "correct")
-    asked = sampler.next_batch(4)
-    sampler.update([Sample(Response(asked[0].id, [], [], [], "", "stop"), right)])
-    state = there_and_back(sampler.state)
-    other = ProblemSampler(problems[:10], seed=3, skip_solved=1)
-    other.state = state
-    expected = [p.id for _ in range(5) for p in sampler.next_batch(4)]
-    assert [p.id for _ in range(5) for p in other.next_batch(4)] == expected
-    assert asked[0].id not in expected
+    assert found.batches[0][1] is found.batches[1][0] is found.samples[0]
+    assert found.batches[1][1] is not found.samples[0]
 
 
 class Counting:
@@ -183,9 +148,9 @@ def test_what_was_sampled_ahead_is_kept_and_not_sampled_twice():
     batches = Batches(first, ahead=True)
     batches.collect(1)
     assert batches.state_dict()["next"] is None
-    batches.start_next(1)
+    batches.sample_ahead(1)
     first.may.set()
-    batches.wait()
+    batches.finish_ahead()
     state = there_and_back(batches.state_dict())
     batches.close()
 
@@ -194,28 +159,25 @@ def test_what_was_sampled_ahead_is_kept_and_not_sampled_twice():
     other = Batches(second, ahead=True)
     other.load_state_dict(state)
     assert other.collect(2).metrics == {"step": 2}
-    other.start_next(2)
+    other.sample_ahead(2)
     assert other.collect(3).metrics == {"step": 3}
-    other.start_next(3)
-    other.wait()
+    other.sample_ahead(3)
+    other.finish_ahead()
     assert second.collected == [3]
     other.close()
 
 
 def test_how_often_checkpoints_are_written_follows_from_what_they_cost():
     every_3, never, by_share = CheckpointConfig(every=3), CheckpointConfig(every=0), CheckpointConfig(minutes=None)
-    free = CheckpointCost(0.0)
-    assert [step for step in range(1, 8) if checkpoint_due(step, every_3, True, 1e9, 1e9, free)] == [3, 6]
-    assert not any(checkpoint_due(step, never, True, 1e9, 1e9, free) for step in range(1, 9))
-    cost, elapsed, written = CheckpointCost(guess=2.0), 0.0, 0
-    for step in range(1, 1001):
+    assert [step for step in range(1, 8) if checkpoint_due(step, every_3, True, 1e9, 1e9, 0.0, 0.0)] == [3, 6]
+    assert not any(checkpoint_due(step, never, True, 1e9, 1e9, 0.0, 0.0) for step in range(1, 9))
+    elapsed, spent = 0.0, 0.0
+    for step in range(1, 400):
         elapsed += 1.0
-        if checkpoint_due(step, by_share, step % 2 == 0, elapsed, 1e9, cost):
-            cost.add(2.0, 10)
-            elapsed, written = elapsed + 2.0, written + 1
-        assert cost.seconds <= 0.05 * elapsed
-    assert written > 10
-    assert cost.summary() == {"count": written, "seconds": 2.0 * written, "bytes": 10}
+        if checkpoint_due(step, by_share, step % 2 == 0, elapsed, 1e9, spent, 2.0):
+            spent, elapsed = spent + 2.0, elapsed + 2.0
+        assert spent <= 0.05 * elapsed
+    assert spent > 4.0
 
 
 WORDS = (
@@ -257,10 +219,9 @@ def test_a_run_that_is_put_back_would_write_the_same_checkpoint_again(tmp_path, 
     assert all(torch.equal(found[name], tensors[name]) for name in tensors)
 
 
-@pytest.mark.parametrize("more", [(), ("optimizer=adamw_8bit", "train_batch_size=8")])
-def test_a_finished_run_keeps_models_without_moments_and_says_what_more_steps_mean(tmp_path, more):
+def test_a_finished_run_keeps_models_without_moments_and_says_what_more_steps_mean(tmp_path):
     """Moments are two thirds of what a finished run leaves; the model, and what is no moment, stay whole."""
-    words = (*WORDS, *more, "checkpoint.keep_final=false", "save_model=true")
+    words = (*WORDS, "checkpoint.keep_final=false", "save_model=true", "optimizer=adamw_8bit", "train_batch_size=8")
     _, summary = trained(tmp_path, *words, "n_steps=2")
     assert summary["checkpoints"]["moments_removed"] > 0
     for path in checkpoints_in(tmp_path):
@@ -343,7 +304,5 @@ def test_nothing_in_a_run_folder_is_a_pickle(tmp_path):
     trained(tmp_path, *WORDS, "n_steps=1", "save_model=true")
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert len(files) > 10
-    kinds = {".json", ".jsonl", ".safetensors", ".yaml", ".md", ".png", ".txt", ".jinja", ".patch", ".lock", ".gz"}
-    assert {path.suffix for path in files} <= kinds
     for path in files:  # pickles begin with their protocol, torch's with the signature of a zip file
         assert path.read_bytes()[:2] not in (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05", b"PK"), path

@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from rlreason.runtime.signals import below
 from rlreason.training.train import train
 from tests.starts import ENV, ROOT
 from tests.test_trainer import SMALL, run_of, trained
+from tests.waiting import wait_for
 
 ANY = (
     "n_steps=5", "eval_every=2", "eval_problems=8", "micro_batch_tokens=100", "prompt.reward=own_reward:halves",
@@ -109,9 +109,10 @@ def test_every_algorithm_has_the_numbers_of_one_process(tmp_path, more, parallel
 @pytest.mark.parametrize("more", [("optimizer=adamw_8bit",), ("model.weights=bfloat16",), ("model.dtype=bfloat16",)])
 def test_what_ranks_with_whole_models_can_all_do(tmp_path, more):
     """Half precision rounds each micro-batch's gradient, so the numbers are about those of one process."""
-    expected, _ = trained(tmp_path / "one", *WORDS, "n_steps=2", *more)
-    rows, _ = trained(tmp_path / "two", *WORDS, "n_steps=2", *more, "gpus=2")
-    norms = [[row["train/grad_norm"] for row in found if "train/grad_norm" in row] for found in (rows, expected)]
+    norms = []
+    for gpus in (1, 2):
+        rows, _ = trained(tmp_path / str(gpus), *WORDS, "n_steps=2", *more, f"gpus={gpus}")
+        norms.append([row["train/grad_norm"] for row in rows if "train/grad_norm" in row])
     assert norms[0] == pytest.approx(norms[1], rel=0.05)
 
 
@@ -120,24 +121,20 @@ def whole_steps(rows: list[dict]) -> list[dict]:
     return [{k: v for k, v in row.items() if k.startswith("train/")} for row in rows if "train/loss" in row]
 
 
+ENVIRONMENT = os.environ | ENV | {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
+
+
 class Killed:
     """A command on two ranks, from its first updates on."""
 
     def __init__(self, folder: Path, start: list[str], *more: str) -> None:
         words = [*SMALL, *WORDS, "n_steps=500", "eval_every=0", "waits.run_s=3000", f"hydra.run.dir={folder}", *more]
         self.process = subprocess.Popen(
-            [*start, *words], env=os.environ | ENV | {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}, cwd=folder.parent,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            [*start, *words], env=ENVIRONMENT, cwd=folder.parent, text=True, stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
         )  # fmt: skip
-        self.folder = folder
-        until = time.monotonic() + 120
-        while time.monotonic() < until and len(self.rows()) < 3:
-            time.sleep(0.1)
-        assert len(self.rows()) >= 3
-
-    def rows(self) -> list[str]:
-        path = self.folder / "metrics.jsonl"
-        return path.read_text().splitlines() if path.exists() else []
+        rows = folder / "metrics.jsonl"
+        wait_for(lambda: rows.exists() and rows.read_text().count("\n") >= 3)
 
     def ranks(self) -> dict[str, int]:
         """Rank -> process, of those below the command."""
@@ -150,13 +147,10 @@ class Killed:
         return found
 
     def end(self, seconds: float) -> tuple[int, str]:
-        """(exit code, what was printed); nothing may be left of it."""
+        """(exit code, what was printed); nothing may be left of it after ten seconds."""
         everything = [self.process.pid, *below(self.process.pid)]
         out, _ = self.process.communicate(timeout=seconds)
-        until = time.monotonic() + 10
-        while left := [p for p in everything if is_alive(p)]:
-            assert time.monotonic() < until, left
-            time.sleep(0.1)
+        wait_for(lambda: not any(map(is_alive, everything)), seconds=10)
         return self.process.returncode, out
 
 
@@ -203,7 +197,7 @@ def test_an_error_of_one_rank_alone_ends_the_run_soon(tmp_path, fails_on, more):
     (tmp_path / "fails.py").write_text(LOSS)
     words = [*SMALL, *WORDS, "loss=fails:loss", "gpus=2", *more, f"hydra.run.dir={tmp_path / 'run'}"]
     words += ["waits.run_s=3000"]  # which would end it too, and later
-    env = os.environ | ENV | {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}", "FAILS_ON": fails_on}
+    env = ENVIRONMENT | {"FAILS_ON": fails_on}
     done = subprocess.run([*COMMAND, *words], env=env, capture_output=True, text=True, timeout=600, cwd=tmp_path)
     assert done.returncode == 1, done.stdout
     assert "no such loss here" in done.stderr
@@ -241,14 +235,14 @@ def test_a_signal_ends_ranks_in_order_and_the_run_goes_on(tmp_path):
     assert "stopping at the end of this step" in out
     done = subprocess.run(
         [*COMMAND, f"resume={tmp_path / 'run'}", "n_steps=8", "gpus=1", "parallel=auto"], check=False,
-        env=os.environ | ENV | {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}, capture_output=True, text=True, cwd=tmp_path,
+        env=ENVIRONMENT, capture_output=True, text=True, cwd=tmp_path,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.long
 def test_torchrun_trains_on_the_processor_and_a_command_that_trains_nothing_ends(tmp_path, alone):
-    env = os.environ | ENV | {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
+    env = ENVIRONMENT
     words = [*SMALL, *WORDS, f"hydra.run.dir={tmp_path / 'run'}"]
     done = subprocess.run([*TORCHRUN, *words], env=env, capture_output=True, text=True, timeout=600, cwd=tmp_path)
     assert done.returncode == 0, done.stderr

@@ -22,29 +22,20 @@ def prompt_ids(policy):
 
 
 def test_a_trace_is_the_solution_in_the_prompts_form_with_its_end(policy, prompt_ids, problems):
-    run = settings("algorithm=sft")
-    samples, notices = make_traces(run, policy, problems[:5], prompt_ids)
+    given = Problem("g", "1+1?", "2", prompt="Say: ", response="two of them")  # taken word for word
+    samples, notices = make_traces(settings("algorithm=sft"), policy, [*problems[:5], given], prompt_ids)
     assert not notices
-    for sample, problem in zip(samples, problems, strict=False):
+    for sample, problem in zip(samples, [*problems[:5], given], strict=True):
         *body, end = sample.response.token_ids
         assert end == policy.tokenizer.eos_token_id
-        text = policy.tokenizer.decode(body)
-        assert text == f" {problem.solution} </think> <answer>{problem.answer}</answer>"
-        assert sample.advantage == 1.0
-        assert sample.group == problem.id
-
-
-def test_a_given_prompt_and_response_are_taken_word_for_word(policy, prompt_ids):
-    run = settings("algorithm=sft")
-    given = Problem("g", "1+1?", "2", prompt="Say: ", response="two of them")
-    ((sample,), _) = make_traces(run, policy, [given], prompt_ids)
-    assert policy.tokenizer.decode(sample.response.prompt_ids) == "Say: "
-    assert policy.tokenizer.decode(sample.response.token_ids[:-1]) == "two of them"
+        solved = f" {problem.solution} </think> <answer>{problem.answer}</answer>"
+        assert policy.tokenizer.decode(body) == (problem.response or solved)
+        assert (sample.advantage, sample.group) == (1.0, problem.id)
+    assert policy.tokenizer.decode(samples[-1].response.prompt_ids) == "Say: "
 
 
 def test_a_trace_too_long_is_refused_or_counted(policy, prompt_ids, problems):
-    long = Problem("long-7", "q", "1", solution="1+1=2 " * 400)
-    few = [*problems[:3], long]
+    few = [*problems[:3], Problem("long-7", "q", "1", solution="1+1=2 " * 400)]
     with pytest.raises(ConfigError, match=r"1 of 4 traces .* long-7 .*bad_rows=skip"):
         make_traces(settings("algorithm=sft"), policy, few, prompt_ids)
     samples, (notice,) = make_traces(settings("algorithm=sft", "data.bad_rows=skip"), policy, few, prompt_ids)
@@ -53,8 +44,7 @@ def test_a_trace_too_long_is_refused_or_counted(policy, prompt_ids, problems):
 
 
 def test_a_prompt_too_long_is_refused_or_counted(policy, prompt_ids, problems):
-    long = Problem("long", "word " * 800, "1")
-    out, few = io.StringIO(), [*problems[:2], long]
+    out, few = io.StringIO(), [*problems[:2], Problem("long", "word " * 800, "1")]
     console = Console(out=out)
     with pytest.raises(ConfigError, match=r"1 of 3 train prompts.*data.bad_rows=skip"):
         fitting(settings(), policy, "train", few, prompt_ids, console)
@@ -90,26 +80,27 @@ def test_an_engines_room_is_planned_from_what_the_run_asks_for(policy, prompt_id
     assert demand.rows == rows
 
 
-def test_data_with_a_verifier_brings_its_reward_unless_the_user_has_one():
-    countdown = ("data=countdown", "model=smollm2_135m")
-
-    def named(*words: str) -> str:
-        run = settings(*words)
-        return reward_name(run.prompt.reward, run.data)
-
-    assert named(*countdown) == "rlreason.grading.verifiers.countdown:r1_zero"
-    assert named(*countdown, "prompt.reward=mine:reward") == "mine:reward"
-    assert named() == "r1_zero"
+@pytest.mark.parametrize(
+    ("words", "reward"),
+    [
+        (("data=countdown", "model=smollm2_135m"), "rlreason.grading.verifiers.countdown:r1_zero"),
+        (("data=countdown", "model=smollm2_135m", "prompt.reward=mine:reward"), "mine:reward"),
+        ((), "r1_zero"),
+    ],
+)
+def test_data_with_a_verifier_brings_its_reward_unless_the_user_has_one(words, reward):
+    run = settings(*words)
+    assert reward_name(run.prompt.reward, run.data) == reward
 
 
 def test_a_runs_folder_stands_for_the_model_it_left(tmp_path):
     (tmp_path / "run/model").mkdir(parents=True)
     (tmp_path / "run/model/config.json").write_text("{}")
-    words = ("model=local", "data=stories", f"model.path={tmp_path}/run")
-    assert settings(*words).model.folder == str(tmp_path / "run/model")
-    assert settings(*words[:2], f"model.path={tmp_path}/run/model").model.folder == str(tmp_path / "run/model")
+    words = ("model=local", "data=stories")
+    for place in ("run", "run/model"):
+        assert settings(*words, f"model.path={tmp_path}/{place}").model.folder == str(tmp_path / "run/model")
     with pytest.raises(ConfigError, match=r"config.json"):
-        settings(*words[:2], f"model.path={tmp_path}")
+        settings(*words, f"model.path={tmp_path}")
 
 
 def test_sft_learns_the_plain_distribution_whatever_is_sampled():
@@ -136,7 +127,6 @@ def test_a_constant_is_the_one_that_was_given_and_null_the_longest_response():
 def test_where_passes_decide_how_many_steps_there_are_the_learning_rate_is_checked_then():
     words = ("algorithm=sft", "n_steps=null", "epochs=1")
     assert not list(of_schedule(settings(*words, "warmup_steps=5"), 5))
-    (line,) = of_schedule(settings(*words, "warmup_steps=6"), 5)
-    assert line.startswith("warmup_steps=6 ")
-    (line,) = of_schedule(settings(*words, "warmup_steps=5", "lr_schedule=linear"), 5)
-    assert line.startswith("lr_schedule=linear with warmup_steps=5")
+    for more in (("warmup_steps=6",), ("warmup_steps=5", "lr_schedule=linear")):
+        (line,) = of_schedule(settings(*words, *more), 5)
+        assert more[0] in line

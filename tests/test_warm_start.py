@@ -54,13 +54,17 @@ def equal(one: Policy, other: Policy) -> bool:
 def test_the_prompts_of_an_ablation_start_from_bit_equal_weights(asked):
     assert set(FOUR) == {"r1_zero", "r1_zero_three_shot", "question_only", "question_boxed"}
     small = ["model.warm_start.steps=2", "model.warm_start.batch_size=32"]
-    first, *others = (taught(asked(f"prompt={name}", *small)) for name in FOUR)
-    assert all(equal(first, other) for other in others)
+    first = taught(asked("prompt=r1_zero", *small))
     before = make_policy(asked("prompt=r1_zero"), read_splits(asked().data, print)[0])
     assert not any(torch.equal(a, b) for a, b in zip(weights(first), weights(before), strict=True))
-    other_reward = taught(asked("prompt=r1_zero", "prompt.reward=operator:eq", "prompt.stop=[]", *small))
-    assert equal(first, other_reward)  # so does an ablation of anything but the template
-    assert equal(first, taught(asked("prompt=r1_zero", "seed=1", "micro_batch_tokens=999", *small)))
+    for words in (
+        ("prompt=question_only",),
+        # so does an ablation of anything but the template
+        ("prompt=r1_zero", "prompt.reward=operator:eq", "prompt.stop=[]", "seed=1", "micro_batch_tokens=999"),
+    ):
+        assert equal(first, taught(asked(*words, *small)))
+    taught_alike = {tuple((f.prompt("?"), f.trace) for f in formats_of(asked(f"prompt={name}"))) for name in FOUR}
+    assert len(taught_alike) == 1
     assert not equal(first, taught(asked("prompt=r1_zero", "model.seed=1", *small)))
 
 

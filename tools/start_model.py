@@ -31,7 +31,6 @@ from rlreason.training.warm_start import (
     checksum,
     copy_weights,
     formats_of,
-    hashed,
     maker_of,
     recipe_of,
     write_weights,
@@ -66,7 +65,7 @@ def ship(words: list[str], folder: Path = SHIPPED) -> Path:
     name = run.prompt.name if len(formats_of(run)) == 1 else "shared_by_four_prompts"
     folder.mkdir(exist_ok=True)
     path = folder / f"{name}{SUFFIX}"
-    write_weights(path, weights, hashed(recipe))
+    write_weights(path, weights)
     description = {
         "made by": shlex.join(["python", "tools/start_model.py", *words]),
         "weights": checksum(weights),

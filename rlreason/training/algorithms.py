@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
@@ -98,22 +98,31 @@ CLOSING_S = 10.0  # for the last decoding step and the last score
 class Batches:
     """The batches of an algorithm, step by step; with `ahead`, a thread samples the next one while this one learns.
 
-    What is sampled ahead comes from weights that are one update older: call `wait` before the engine gets new ones.
-    After that the next batch is complete, and part of `state_dict`.
+    What is sampled ahead comes from weights that are one update older: call `finish_ahead` before the engine gets new
+    ones. After that the next batch is complete but for `score`, and part of `state_dict`.
     """
 
-    def __init__(self, algorithm: Algorithm, ahead: bool = False, clock: Clock | None = None) -> None:
-        self.algorithm, self.ahead, self.clock = algorithm, ahead, clock or Clock()
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        ahead: bool = False,
+        clock: Clock | None = None,
+        score: Callable[[Collected], Collected] = lambda collected: collected,
+    ) -> None:
+        """`score`: adds what the current weights say of the samples."""
+        self.algorithm, self.ahead, self.clock, self.score = algorithm, ahead, clock or Clock(), score
         self.n_steps = algorithm.n_steps
         self._next: Future[Collected] | None = None
         threads = torch.get_num_threads()  # which torch sets for each thread by itself
         self._executor = ThreadPoolExecutor(1, "sampling ahead", torch.set_num_threads, (threads,))
 
     def collect(self, step: int) -> Collected:
-        """Return what this step has collected, waiting for it if it is being sampled ahead."""
-        return self.algorithm.collect(step) if self._next is None else self._next.result()
+        """Return the scored samples of this step and its batches, waiting for them if they are being sampled ahead."""
+        collected = self.algorithm.collect(step) if self._next is None else self._next.result()
+        with self.clock.phase("score"):
+            return self.score(collected)
 
-    def start_next(self, step: int) -> None:
+    def sample_ahead(self, step: int) -> None:
         """With `ahead`, begin to sample the step after this one."""
         self._next = None
         if self.ahead and step < self.n_steps:
@@ -123,7 +132,7 @@ class Batches:
         with self.clock.phase("rollout"):  # work in this thread, waiting in the loop's
             return self.algorithm.collect(step)
 
-    def wait(self) -> None:
+    def finish_ahead(self) -> None:
         """Wait until nothing is being sampled; an error of sampling ahead is raised here."""
         if self._next is not None:
             self._next.result()

@@ -54,6 +54,7 @@ from rlreason.model.shapes import ModelShape, shape_from, shape_of
 from rlreason.records.console import Console
 from rlreason.records.files import INCIDENTS
 from rlreason.records.loggers import Loggers, Resumed
+from rlreason.records.writer import RunWriter
 from rlreason.runtime.clock import Clock
 from rlreason.runtime.machine import Device, default_threads, place_of, processor, world_of
 from rlreason.training.algorithms import GRPO, SFT, Algorithm, ExpertIteration, sft_sample
@@ -66,7 +67,6 @@ from rlreason.training.warm_start import (
     copy_weights,
     find_or_make,
     formats_of,
-    warm_up,
 )
 from rlreason.types import Problem, Sample
 
@@ -80,16 +80,12 @@ def is_spread(run: RunConfig) -> bool:
         return False
     training = cast(TrainingConfig, run)
     world = world_of(training.gpus, place_of(), torch.cuda.device_count())
-    return world > 1 and mode_of(training, _shape(run.model), pick_device(), world).mode == "shard"
-
-
-def _shape(model: ModelConfig) -> ModelShape | None:
-    """Return the model's shape; of one not yet downloaded, by its config.json."""
-    if (shape := shape_of(model).shape) is not None:
-        return shape
-    with suppress(OSError, ValueError):  # loading the model gives the better message
-        return shape_from(AutoConfig.from_pretrained(str(model.folder), trust_remote_code=False).to_dict())
-    return None
+    shape = shape_of(run.model).shape
+    if world > 1 and shape is None:
+        with suppress(OSError, ValueError):  # not yet downloaded; loading the model gives the better message
+            config = AutoConfig.from_pretrained(str(run.model.folder), trust_remote_code=False)
+            shape = shape_from(config.to_dict())
+    return world > 1 and mode_of(training, shape, pick_device(), world).mode == "shard"
 
 
 def mode_of(run: TrainingConfig, shape: ModelShape | None, device: torch.device, world: int) -> Parallel:
@@ -102,16 +98,13 @@ def mode_of(run: TrainingConfig, shape: ModelShape | None, device: torch.device,
         total = torch.cuda.mem_get_info()[1]  # not the free memory: vLLM already has its part, which the plan counts
         memory = Device("cuda", torch.cuda.get_device_name(), total, total)
     parallel = parallel_mode(run, shape, memory, world)
-    needs_whole = {
-        "rollout=hf": run.rollout.engine == "hf" and device.type == "cuda",
-        "rollout.compile=true": run.rollout.compile,
-    }
-    for setting, wanted in needs_whole.items():
-        if wanted and parallel.mode == "shard":
-            raise ConfigError(
-                f"{setting} with parallel={run.parallel}, which divides the model ({parallel.why}): it samples from a "
-                "whole one: choose rollout=vllm without it, or parallel=replicate"
-            )
+    whole = "rollout.compile=true" if run.rollout.compile else ""
+    whole = "rollout=hf" if run.rollout.engine == "hf" and device.type == "cuda" else whole
+    if whole and parallel.mode == "shard":
+        raise ConfigError(
+            f"{whole} with parallel={run.parallel}, which divides the model ({parallel.why}): it samples from a whole "
+            "one: choose rollout=vllm without it, or parallel=replicate"
+        )
     return parallel
 
 
@@ -163,15 +156,7 @@ def teach_habits(run: RunConfig, policy: Policy, train: Sequence[Problem], conso
     if tiny.warm_start.steps == 0:
         console.say("model.warm_start.steps=0: the new tiny model keeps its random weights")
         return StartWeights("random", checksum(copy_weights(policy.named_weights())))
-    lessons = lessons_of(run, tiny, train)
-
-    def make() -> None:
-        formats = len(set(lessons.formats))
-        console.say(f"teaching a new tiny model its habits (data.habits), prompt formats: {formats} ...")
-        with console.wait("warm start", logged=True):  # the line above announces it
-            warm_up(policy, lessons, progress=console.progress)
-
-    start = find_or_make(tiny, policy, lessons, make, console.say)
+    start = find_or_make(tiny, policy, lessons_of(run, tiny, train), console)
     origins = {"shipped": "shipped with rlreason", "cache": f"found in the cache (model.cache={tiny.cache})"}
     console.say(f"start      the tiny model, {origins.get(start.source, f'made in {start.seconds:.0f} s')}")
     return start
@@ -222,7 +207,6 @@ class Components:
     start: StartWeights | None  # where the built-in model's weights came from
     data_hash: str
     sizes: dict[str, int]  # problems read, filtered and left
-    loggers: Loggers  # where metrics are sent besides the run folder
     seconds_to_build: float
 
     def close(self) -> None:
@@ -233,12 +217,9 @@ class Components:
             self.graders.close()
 
 
-def build_components(
-    run: RunConfig, folder: Path, console: Console, logs: bool = True, clock: Clock | None = None
-) -> Components:
+def build_components(run: RunConfig, folder: Path, console: Console, clock: Clock | None = None) -> Components:
     """Build all parts, cheapest checks first, so that mistakes in the settings show before the model is trained.
 
-    `logs`: start the loggers; a resumed run starts them once its records are cut back (`start_loggers`).
     `clock`: the run's, which times sampling and grading.
     """
     began, clock = time.monotonic(), clock or Clock()
@@ -247,11 +228,8 @@ def build_components(
     set_threads(run)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # else the grading processes warn about it
     check_prompts(run)
-    loggers = Loggers(console.say)
     graders = make_graders(run, folder / INCIDENTS)  # their workers start before a GPU is touched
-    with closing_on_error(graders, loggers):
-        if logs:
-            start_loggers(run, loggers, folder, console)
+    with closing_on_error(graders):
         loaded, stories = read_all(run, graders, console)
         with console.wait("loading the model"):
             policy = make_policy(run, stories)
@@ -293,28 +271,25 @@ def build_components(
         start=start,
         data_hash=fingerprint([*loaded.train, *loaded.validation]),
         sizes=loaded.sizes | {"train": len(loaded.train), "validation": len(loaded.validation)},
-        loggers=loggers,
         seconds_to_build=time.monotonic() - began,
     )
 
 
-def start_loggers(
-    run: RunConfig, loggers: Loggers, folder: Path, console: Console, resumed: Resumed | None = None
-) -> None:
-    """Start the chosen loggers; `resumed`: the id of the run in each service that it continues."""
+def start_loggers(run: RunConfig, records: RunWriter, console: Console, resumed: Resumed | None = None) -> None:
+    """Start the chosen loggers; `resumed`: what the run that this one resumes has sent to each."""
+    records.loggers = Loggers(console.say)
     if run.logger.chosen:
         with console.wait("starting the loggers"):
-            loggers.start(run.logger, folder, asdict(run), resumed)
+            records.loggers.start(run.logger, records.folder, asdict(run), resumed)
 
 
 @contextmanager
-def closing_on_error(graders: Graders, loggers: Loggers) -> Iterator[None]:
-    """Close graders and loggers if an error prevents the rest from being built."""
+def closing_on_error(graders: Graders) -> Iterator[None]:
+    """Close the graders if an error prevents the rest from being built."""
     try:
         yield
     except BaseException as error:
         graders.close()
-        loggers.abandon()
         if isinstance(error, KeyboardInterrupt):
             raise type(error)(f"{error} before the first step".strip()) from None
         raise
@@ -370,31 +345,21 @@ def fitting(
     """Return the problems of `train` or `validation` that fit; one that does not is refused, or left out (bad_rows)."""
     prompt_ids.check(problems)
     evaluates = part == "validation"
-    asking = run.evaluation if evaluates else run.asking
-    data_key, data = "data", run.data
-    if evaluates and run.eval.data is not None:
-        data_key, data = "eval.data", run.eval.data
-    skip = data.bad_rows == "skip"
+    key, data = ("eval.data", run.eval.data) if evaluates and run.eval.data is not None else ("data", run.data)
+    most = (run.evaluation if evaluates else run.asking).sampling.max_tokens
     room, limit = room_of(run, policy.max_context)
-    most = asking.sampling.max_tokens
     sizes = [len(prompt_ids(problem)) for problem in problems]
     kept = [problem for problem, size in zip(problems, sizes, strict=True) if size + most <= room]
-    count, total = len(problems) - len(kept), len(problems)
-    if count == 0:
+    count = f"{len(problems) - len(kept)} of {len(problems)} {part}"
+    if kept == problems:
         return kept
-    if kept and skip:
-        console.say(f"! left out: {count} of {total} {part} problems, whose prompts are too long for {limit}={room}")
+    if kept and data.bad_rows == "skip":
+        console.say(f"! left out: {count} problems, whose prompts are too long for {limit}={room}")
         return kept
-    key = sampling_key(run, "max_tokens") if evaluates or not run.trains else "sampling.max_tokens"
-    needed = max(sizes) + most
-    cures = [f"lower {key}"]
-    if limit == "micro_batch_tokens":
-        cures.append(f"set {limit}={needed}")
-    if kept:
-        cures.append(f"leave them out with {data_key}.bad_rows=skip")
+    length = sampling_key(run, "max_tokens") if evaluates or not run.trains else "sampling.max_tokens"
     raise ConfigError(
-        f"{key}={most} and the longest prompt need {needed} tokens, more than {limit}={room} "
-        f"({count} of {total} {part} prompts): {', or '.join(cures)}"
+        f"{length}={most} and the longest prompt need {max(sizes) + most} tokens, more than {limit}={room} ({count} "
+        f"prompts): lower {length}, raise micro_batch_tokens if it is the limit, or set {key}.bad_rows=skip"
     )
 
 
@@ -407,7 +372,7 @@ def make_traces(
     for problem in problems:
         text = trace_text(problem, run.prompt.trace)
         sample = sft_sample(prompt_ids(problem), policy.encode_response(text, end), text, problem.id)
-        size = len(sample.response.prompt_ids) + len(sample.response.token_ids)
+        size = len(sample.response.prompt_ids) + sample.length
         if size > room:
             too_long.append(f"{problem.id} ({size} tokens)")
         else:
@@ -417,56 +382,24 @@ def make_traces(
     found = f"{len(too_long)} of {len(problems)} traces are longer than {key}={room} with their prompts, {too_long[0]}"
     if run.data.bad_rows == "skip" and traces:
         return traces, [f"left out: {found}"]
-    cure = "set data.bad_rows=skip to leave them out" if traces else "shorten them"
-    raise ConfigError(f"{found}; raise micro_batch_tokens as far as the model allows, or {cure}")
+    raise ConfigError(f"{found}: raise micro_batch_tokens if it is the limit, or set data.bad_rows=skip")
 
 
 def make_algorithm(run: TrainingConfig, components: Components, console: Console) -> Algorithm:
     """Build the run's algorithm; the one place that knows which settings make which algorithm."""
     if why := run.too_few(len(components.train_problems)):  # every batch would silently be smaller
         raise ConfigError(why)
-    match run:
-        case SFTConfig():
-            prompt_ids = components.rollouts.prompt_ids
-            traces, notices = make_traces(run, components.policy, components.train_problems, prompt_ids)
-            for notice in notices:
-                console.say(f"! {notice}")
-            sft = SFT(traces, run.train_batch_size, run.seed, run.n_steps, run.epochs)
-            if bad := list(of_schedule(run, sft.n_steps)):  # the number of traces has decided what `epochs` means
-                raise ConfigError("\n".join(bad))
-            return sft
-        case EIConfig():
-            return ExpertIteration(
-                **online_arguments(run, components),
-                epochs=run.sft_epochs,
-                max_per_question=run.max_per_question,
-                deduplicate=run.deduplicate,
-                restart=run.restart,
-            )
-        case GRPOConfig():
-            return make_grpo(run, components)
-    raise TypeError(f"{type(run).__name__} is the settings of no algorithm that trains")
-
-
-def make_grpo(run: GRPOConfig, components: Components) -> GRPO:
-    """Build GRPO, with a frozen copy of the current policy as reference model if a KL term needs it."""
-    source = "measured" if run.updates_per_rollout > 1 and not run.rollout.async_level else "none"
-    if run.old_from_engine:  # samples drawn ahead come from weights one update older, whose numbers only it has
-        source = "engine"
-    return GRPO(
-        **online_arguments(run, components),
-        epochs=run.epochs_per_rollout,
-        objective=run.objective(),
-        reference=None if run.kl_placement == "none" else make_scorer(run, run, frozen_copy(components.policy)),
-        # Score the sampling policy where needed; not for samples drawn ahead, because the weights are moving by then.
-        behaviour=components.scorer if run.kl_placement == "reward" or source == "measured" else None,
-        old_log_probs=source,
-    )
-
-
-def online_arguments(run: OnlineConfig, components: Components) -> dict[str, Any]:
-    """Return the arguments common to all algorithms that learn from their own samples."""
-    return {
+    if isinstance(run, SFTConfig):
+        prompt_ids = components.rollouts.prompt_ids
+        traces, notices = make_traces(run, components.policy, components.train_problems, prompt_ids)
+        for notice in notices:
+            console.say(f"! {notice}")
+        sft = SFT(traces, run.train_batch_size, run.seed, run.n_steps, run.epochs)
+        if bad := list(of_schedule(run, sft.n_steps)):  # the number of traces has decided what `epochs` means
+            raise ConfigError("\n".join(bad))
+        return sft
+    assert isinstance(run, OnlineConfig)
+    online: dict[str, Any] = {
         "rollouts": components.rollouts,
         "questions": ProblemSampler(components.train_problems, run.seed, run.skip_solved),
         "sampling": components.sampling,
@@ -475,6 +408,22 @@ def online_arguments(run: OnlineConfig, components: Components) -> dict[str, Any
         "group_size": run.group_size,
         "batch_size": run.train_batch_size,
     }
+    if isinstance(run, EIConfig):
+        online |= {"epochs": run.sft_epochs, "max_per_question": run.max_per_question}
+        return ExpertIteration(**online, deduplicate=run.deduplicate, restart=run.restart)
+    assert isinstance(run, GRPOConfig)
+    source = "measured" if run.updates_per_rollout > 1 and not run.rollout.async_level else "none"
+    if run.old_from_engine:  # samples drawn ahead come from weights one update older, whose numbers only it has
+        source = "engine"
+    return GRPO(
+        **online,
+        epochs=run.epochs_per_rollout,
+        objective=run.objective(),
+        reference=None if run.kl_placement == "none" else make_scorer(run, run, frozen_copy(components.policy)),
+        # Score the sampling policy where needed; not for samples drawn ahead, because the weights are moving by then.
+        behaviour=components.scorer if run.kl_placement == "reward" or source == "measured" else None,
+        old_log_probs=source,
+    )
 
 
 def frozen_copy(policy: Policy) -> Policy:

@@ -26,12 +26,10 @@ from rlreason.records.files import (
     TENSORS,
     checkpoints_in,
     linked,
-    moments_in,
     name_of,
     pruned,
     read_state,
     remove,
-    remove_moments,
     write_checkpoint,
 )
 from rlreason.records.rows import Counters
@@ -46,46 +44,27 @@ SHARE_OF_BEST = 0.05  # and if the newest evaluation is the best so far
 SHARE_AT_MOST = 0.1  # and if `checkpoint.minutes` have passed
 
 
-@dataclass
-class CheckpointCost:
-    """What this process's checkpoints have cost; `guess`: expected seconds of the first one."""
-
-    guess: float
-    count: int = 0
-    seconds: float = 0.0  # of all of them
-    newest: float = 0.0  # seconds of the newest
-    bytes: int = 0  # of the newest
-
-    def summary(self) -> dict[str, float]:
-        """Return their number, their seconds, and the bytes of the newest."""
-        return {"count": self.count, "seconds": round(self.seconds, 2), "bytes": self.bytes}
-
-    def add(self, seconds: float, size: int) -> None:
-        """Count a checkpoint that was written."""
-        self.count, self.seconds, self.newest, self.bytes = self.count + 1, self.seconds + seconds, seconds, size
-
-
 def checkpoint_due(
-    step: int, settings: CheckpointConfig, best: bool, elapsed: float, since: float, cost: CheckpointCost
+    step: int, settings: CheckpointConfig, best: bool, elapsed: float, since: float, spent: float, next_one: float
 ) -> bool:
     """Return whether a checkpoint is due after this step, `since` seconds after the newest one.
 
-    every: steps between them, 0 for none. None: as long as their seconds, with the next one, stay within 3% of the
-    run's `elapsed` seconds, or within 5% if the newest evaluation is the `best`; and after `minutes`, within 10%.
+    every: steps between them, 0 for none. None: as long as the seconds `spent` on them and expected for the next one
+    stay within 3% of the run's `elapsed` seconds, or within 5% if the newest evaluation is the `best`; and after
+    `minutes`, within 10%.
 
-    >>> [checkpoint_due(step, CheckpointConfig(every=2), False, 0, 0, CheckpointCost(1.0)) for step in (1, 2)]
+    >>> [checkpoint_due(step, CheckpointConfig(every=2), False, 0, 0, 0, 1.0) for step in (1, 2)]
     [False, True]
-    >>> [checkpoint_due(1, CheckpointConfig(), best, 25.0, 25.0, CheckpointCost(1.0)) for best in (False, True)]
+    >>> [checkpoint_due(1, CheckpointConfig(), best, 25.0, 25.0, 0, 1.0) for best in (False, True)]
     [False, True]
-    >>> [checkpoint_due(1, CheckpointConfig(minutes=10), False, 700.0, s, CheckpointCost(60.0)) for s in (599, 600)]
+    >>> [checkpoint_due(1, CheckpointConfig(minutes=10), False, 700.0, s, 0, 60.0) for s in (599, 600)]
     [False, True]
     """
     if settings.every is not None:
         return settings.every > 0 and step % settings.every == 0
-    expected = cost.newest or cost.guess
-    if settings.minutes is not None and since >= max(60 * settings.minutes, expected / SHARE_AT_MOST):
+    if settings.minutes is not None and since >= max(60 * settings.minutes, next_one / SHARE_AT_MOST):
         return True
-    return cost.seconds + expected <= (SHARE_OF_BEST if best else SHARE) * elapsed
+    return spent + next_one <= (SHARE_OF_BEST if best else SHARE) * elapsed
 
 
 @dataclass
@@ -101,20 +80,23 @@ class Checkpoints:
     graders: Sequence[Grader]
     parts: Mapping[str, Any]
     records: RunWriter
-    began: float = field(default_factory=time.monotonic)
     accuracies: dict[str, float] = field(default_factory=dict)  # of the checkpoints whose weights were evaluated
     written: tuple[int, Path] | None = None  # the newest one: its step, and where it is
+    cost: dict[str, float] = field(default_factory=lambda: {"count": 0, "seconds": 0.0, "bytes": 0})  # of this process
 
     def __post_init__(self) -> None:
         size = sum(p.numel() * p.element_size() for p in self.policy.model.parameters())
         size += 2 * sum(p.numel() * 4 for p in self.learner.parameters)
-        self.cost, self.newest = CheckpointCost(size / BYTES_PER_S), self.began
+        self.next_one = size / BYTES_PER_S  # seconds
+        self.parts = {"counters": self.counters, "validation": self.validation, **self.parts}
+        self.began = self.newest = time.monotonic()
 
     def due(self, step: int) -> bool:
         """Return whether the settings ask for a checkpoint after this step."""
         accuracy, now = self._accuracy(step), time.monotonic()
         best = accuracy is not None and accuracy > max(self.accuracies.values(), default=-1.0)
-        return checkpoint_due(step, self.settings, best, now - self.began, now - self.newest, self.cost)
+        since, spent = now - self.newest, self.cost["seconds"]
+        return checkpoint_due(step, self.settings, best, now - self.began, since, spent, self.next_one)
 
     def write(self, step: int) -> None:
         """Write the state after this step, unless every=0, and remove the checkpoints that the settings do not keep.
@@ -136,7 +118,7 @@ class Checkpoints:
             "generators": generators,
             "optimizer": optimizer,
             "graders": [grader.remembered() for grader in self.graders],
-            "parts": {key: part.state_dict() for key, part in self._parts().items()},
+            "parts": {key: part.state_dict() for key, part in self.parts.items()},
         }
         tensors = optimizer_tensors | generator_tensors | adapters(self.policy)
 
@@ -149,8 +131,13 @@ class Checkpoints:
             self.accuracies[name] = accuracy
         self.prune(self.settings.keep)
         self.written, self.newest = (step, path), time.monotonic()
+        self.next_one = self.newest - began
         size = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
-        self.cost.add(self.newest - began, size)
+        self.cost = {
+            "count": self.cost["count"] + 1,
+            "seconds": round(self.cost["seconds"] + self.next_one, 2),
+            "bytes": size,
+        }
 
     def restore(self) -> int:
         """Load the checkpoint from which the run resumes into every part; return the number of finished steps.
@@ -164,7 +151,7 @@ class Checkpoints:
         if len(state["optimizer"]) != len(self.learner.parameters):
             raise ConfigError(f"{path} is of another model or other adapters: choose another folder")
         set_moments(self.learner, state["optimizer"], tensors)
-        for key, part in self._parts().items():
+        for key, part in self.parts.items():
             part.load_state_dict(state["parts"][key])
         for grader, remembered in zip(self.graders, state["graders"], strict=True):
             grader.load_remembered(remembered)
@@ -177,9 +164,6 @@ class Checkpoints:
                 if (accuracy := read_state(other)["accuracy"]) is not None:
                     self.accuracies[other.name] = accuracy
         return self.written[0]
-
-    def _parts(self) -> dict[str, Any]:
-        return {"counters": self.counters, "validation": self.validation, **self.parts}
 
     def _accuracy(self, step: int) -> float | None:
         """Return the accuracy after this step; None if it was not evaluated."""
@@ -198,17 +182,6 @@ class Checkpoints:
             linked(self.written[1] / MODEL, self.records.model)
         else:
             self.policy.save(self.records.model)
-
-    def moments_to_remove(self, status: str) -> int:
-        """Return the bytes of moments that a run which ends with `status` does not keep."""
-        if status != "finished" or self.settings.keep_final:
-            return 0
-        return sum(sum(moments_in(path).values()) for path in checkpoints_in(self.records.folder))
-
-    def remove_moments(self) -> None:
-        """Remove the moments from all checkpoints. A finished run can then no longer be resumed exactly."""
-        for path in checkpoints_in(self.records.folder):
-            remove_moments(path)
 
 
 OF_OPTIMIZER, OF_WEIGHT = "optimizer.", "weight."

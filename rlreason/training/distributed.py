@@ -2,9 +2,8 @@
 
 import copy
 import hashlib
-import sys
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from itertools import groupby
 from operator import itemgetter
@@ -18,7 +17,6 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
-from torch.utils._pytree import tree_map_only
 from transformers import PretrainedConfig, PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
@@ -32,47 +30,14 @@ from rlreason.model.parameters import free_cached_memory, merged_weights
 from rlreason.model.policy import LogProbScorer, Pairs, Policy, TokenScores, scored_rows
 from rlreason.model.shapes import shape_from
 from rlreason.objectives.terms import StepSums, StepValues
-from rlreason.records.files import RANKS_LOG
-from rlreason.records.reader import write_status
 from rlreason.runtime.machine import Place
 from rlreason.runtime.text import first_line
 from rlreason.training.build import frozen_copy, learner_settings, mode_of, set_threads, set_trained
 from rlreason.training.learner import Learner, not_finite, sampled_elements
-from rlreason.training.ranks import ERROR, LeadingRank, PartedError, Ranks, is_gone, join, on_all_ranks
+from rlreason.training.ranks import ERROR, LeadingRank, PartedError, Ranks, join, on_all_ranks
 from rlreason.types import Sample, Update
 
-
-@dataclass(slots=True)
-class RankedSums(StepSums):
-    """Sums of this rank's micro-batches; `read` adds those of all ranks, on each of them."""
-
-    ranks: Ranks = field(kw_only=True)
-
-    def read(self, samples: Sequence[Sample], *more: Tensor) -> StepValues:
-        """Return all values over all ranks, except `more`, which is the same on all of them."""
-        mine = StepSums.read(self, samples, *more)
-        counts, values = zip(*self.ranks.all_gather((self.n_micro, mine)), strict=True)
-        self.n_micro = sum(counts)
-        return sum_values(values)
-
-
-def sum_values(parts: Sequence[StepValues]) -> StepValues:
-    """Add the values of one step measured by several ranks, each on its own samples.
-
-    >>> one = StepValues({"loss": 1.0}, [2.0], [0.5, None], [0.1])
-    >>> sum_values([one, StepValues({"loss": 0.5}, [2.0], [None, 0.25], [])])
-    StepValues(sums={'loss': 1.5}, more=[2.0], entropies=[0.5, 0.25], mismatches=[0.1])
-    """
-    names = dict.fromkeys(name for part in parts for name in part.sums)
-    return StepValues(
-        {name: sum(part.sums.get(name, 0.0) for part in parts) for name in names},
-        parts[0].more,
-        [next((e for e in same if e is not None), None) for same in zip(*(p.entropies for p in parts), strict=True)],
-        [value for part in parts for value in part.mismatches],
-    )
-
-
-Plain = dict[str, Any]
+State = dict[str, Any]  # of an optimizer, for one parameter
 
 
 class RankedLearner(Learner):
@@ -81,7 +46,7 @@ class RankedLearner(Learner):
     The trainer has that of rank 0; what is marked `on_all_ranks` the others do with it, on its orders.
     """
 
-    in_step = False  # whether all ranks must run the same number of passes
+    in_step = False  # whether all ranks must run the same number of passes, since each gathers the others' weights
 
     def __init__(self, run: TrainingConfig, ranks: Ranks, policies: Mapping[str, Policy]) -> None:
         """`policies`: those of this rank by name, `policy` and maybe `reference`."""
@@ -101,21 +66,32 @@ class RankedLearner(Learner):
         super().restart()
         self.weights_moved()
 
-    def new_sums(self) -> RankedSums:
-        """Create sums that are read over all ranks."""
-        return RankedSums(ranks=self.ranks)
+    def read(self, done: StepSums, samples: Sequence[Sample], *more: Tensor) -> StepValues:
+        """Add the sums of all ranks, each over its own samples; `more` is the same on all of them."""
+        counts, parts = zip(*self.ranks.all_gather((done.n_micro, done.read(samples, *more))), strict=True)
+        done.n_micro = sum(counts)
+        names = dict.fromkeys(name for part in parts for name in part.sums)
+        each = zip(*(part.entropies for part in parts), strict=True)
+        return StepValues(
+            {name: sum(part.sums.get(name, 0.0) for part in parts) for name in names},
+            parts[0].more,
+            [next((entropy for entropy in same if entropy is not None), None) for same in each],
+            [value for part in parts for value in part.mismatches],
+        )
 
     def step_micro_batches(self, samples: Sequence[Sample]) -> Iterator[tuple[bool, list[int]]]:
         """Yield rank r's micro-batches of the step: r, r + world, ..."""
-        for with_gradient, batches in groupby(super().step_micro_batches(samples), key=itemgetter(0)):
-            yield from self.rank_share(samples, with_gradient, [places for _, places in batches])
-
-    def rank_share(
-        self, samples: Sequence[Sample], with_gradient: bool, batches: list[list[int]]
-    ) -> Iterator[tuple[bool, list[int]]]:
-        """Yield this rank's share of these micro-batches."""
-        for places in batches[self.ranks.rank :: self.ranks.world]:
-            yield with_gradient, places
+        rank, world = self.ranks.rank, self.ranks.world
+        for with_gradient, group in groupby(super().step_micro_batches(samples), key=itemgetter(0)):
+            batches = list(group)
+            mine = batches[rank::world]
+            yield from mine
+            if self.in_step and len(mine) < -(-len(batches) // world):  # a pass that counts nothing
+                s = samples[batches[0][1][0]].response
+                with torch.set_grad_enabled(with_gradient):
+                    flat, _ = self.policy.log_probs(self.policy.pack([(s.prompt_ids, s.token_ids)]), self.temperature)
+                    if with_gradient:
+                        (0 * flat.sum()).backward()
 
     def clip(self) -> Tensor:
         """Sum the gradients of all ranks, then clip."""
@@ -132,19 +108,22 @@ class RankedLearner(Learner):
                 "the last checkpoint, on GPUs of one kind"
             )
 
-    def restore(self, moments: Sequence[Plain]) -> None:
+    def restore(self, moments: Iterable[State]) -> None:
         """Load rank 0's weights and these moments on all ranks."""
-        shapes = tree_map_only(Tensor, lambda value: value.to("meta"), list(moments))
-        with self.ranks.together("receive", shapes):
+        with self.ranks.together("receive"):
             self.receive(moments)
 
-    def receive(self, moments: Sequence[Plain]) -> None:
-        """Receive rank 0's weights and moments; on other ranks `moments` have shapes and no values."""
-        super().restore(with_memory(moments))
-        states = [self.optimizer.state[p] for p in self.parameters if p in self.optimizer.state]
-        tensors = [value for state in states for value in state.values() if isinstance(value, Tensor)]
-        self.ranks.broadcast_tensors([*self.policy.model.parameters(), *self.policy.model.buffers(), *tensors])
+    def receive(self, moments: Iterable[State] = ()) -> None:
+        """Receive rank 0's weights, and its moments parameter by parameter; other ranks have none to give."""
+        self.ranks.broadcast_tensors([*self.policy.model.parameters(), *self.policy.model.buffers()])
+        super().restore(self.received(moments))
         self.weights_moved()
+
+    def received(self, moments: Iterable[State]) -> Iterator[State]:
+        """Yield rank 0's moments, each in main memory until the next one comes."""
+        own = iter(moments)
+        for _ in self.parameters:
+            yield self.ranks.broadcast(next(own, None))
 
     def deal(self, name: str, scorer: LogProbScorer, pairs: Pairs, want_entropy: bool) -> list[TokenScores]:
         """Score on all ranks as the scorer alone would, under the policy of this name."""
@@ -169,13 +148,6 @@ class RankedLearner(Learner):
         """End the other ranks; if one is lost, kill those that are left."""
         assert isinstance(self.ranks, LeadingRank)
         self.ranks.close()
-
-
-def with_memory(moments: Sequence[Plain]) -> list[Plain]:
-    """Copy the moments, with uninitialised tensors in main memory for those that have a shape only."""
-    empty = tree_map_only(Tensor, lambda t: torch.empty_like(t, device="cpu") if t.is_meta else t, list(moments))
-    states: list[Plain] = empty
-    return states
 
 
 class _Root(nn.Module):
@@ -245,19 +217,6 @@ class ShardedLearner(RankedLearner):
         self.whole = whole.get("policy")
         super().__init__(run, ranks, parts)
 
-    def rank_share(
-        self, samples: Sequence[Sample], with_gradient: bool, batches: list[list[int]]
-    ) -> Iterator[tuple[bool, list[int]]]:
-        """Yield this rank's share; if it is short of one, add a pass that counts nothing: all ranks gather together."""
-        mine = list(super().rank_share(samples, with_gradient, batches))
-        yield from mine
-        if len(mine) < -(-len(batches) // self.ranks.world):
-            s = samples[batches[0][0]].response
-            with torch.set_grad_enabled(with_gradient):
-                flat, _ = self.policy.log_probs(self.policy.pack([(s.prompt_ids, s.token_ids)]), self.temperature)
-                if with_gradient:
-                    (0 * flat.sum()).backward()
-
     def clip(self) -> Tensor:
         """Clip only: gradients are already summed over all ranks; the norm is one over all parts."""
         norm = super(RankedLearner, self).clip()
@@ -274,17 +233,14 @@ class ShardedLearner(RankedLearner):
                     copied.copy_(gathered)
 
     @torch.no_grad()
-    def receive(self, moments: Sequence[Plain]) -> None:
+    def receive(self, moments: Iterable[State] = ()) -> None:
         """Receive this rank's part of rank 0's weights and moments."""
         fill(self.ranks, self.policy, self.whole)
-        states = with_memory(moments)
-        for parameter, state in zip(self.parameters, states, strict=True):
-            for key, value in state.items():
-                if isinstance(value, Tensor) and value.shape == parameter.shape:
-                    state[key] = part_of(self.ranks, parameter, value)
-                elif isinstance(value, Tensor):
-                    self.ranks.broadcast_tensors([value])
-        super(RankedLearner, self).restore(states)
+        super(RankedLearner, self).restore(
+            {key: sharded_like(parameter, value.to(self.ranks.device)) if value.shape == parameter.shape else value
+             for key, value in state.items()}
+            for parameter, state in zip(self.parameters, self.received(moments), strict=True)
+        )  # fmt: skip
         self.weights_moved()
 
     @on_all_ranks
@@ -315,19 +271,17 @@ class ShardedLearner(RankedLearner):
 @torch.no_grad()
 def fill(ranks: Ranks, policy: Policy, whole: Policy | None) -> None:
     """Give every rank its part of rank 0's weights and buffers; `whole` is None on the others."""
-    parts = [*policy.model.parameters(), *policy.model.buffers()]
-    copies = [None] * len(parts) if whole is None else [*whole.model.parameters(), *whole.model.buffers()]
-    for part, copied in zip(parts, copies, strict=True):
-        _local(part).copy_(_local(part_of(ranks, part, copied)))
-
-
-def part_of(ranks: Ranks, part: Tensor, whole: Tensor | None) -> Tensor:
-    """Return this rank's part of rank 0's whole tensor, sharded like `part`, on this rank's device."""
-    if ranks.rank or whole is None:
+    own = [] if whole is None else [*whole.model.parameters(), *whole.model.buffers()]
+    for place, part in enumerate([*policy.model.parameters(), *policy.model.buffers()]):
         full = torch.empty(part.shape, dtype=part.dtype, device=ranks.device)
-    else:
-        full = whole.detach().clone().to(ranks.device)
-    ranks.broadcast_tensors([full])
+        if own:
+            full.copy_(_local(own[place]))
+        ranks.broadcast_tensors([full])
+        _local(part).copy_(_local(sharded_like(part, full)))
+
+
+def sharded_like(part: Tensor, full: Tensor) -> Tensor:
+    """Return this rank's part of a whole tensor, or all of it if `part` is not sharded."""
     if not isinstance(part, DTensor):
         return full
     return distribute_tensor(full, part.device_mesh, part.placements, src_data_rank=None)
@@ -335,6 +289,9 @@ def part_of(ranks: Ranks, part: Tensor, whole: Tensor | None) -> Tensor:
 
 def _local(value: Any) -> Any:
     return value.to_local() if isinstance(value, DTensor) else value
+
+
+LIMIT_S = 3600.0  # to wait for a rank in a collective call, if waits.run_s sets none
 
 
 def make_ranked_learner(
@@ -349,43 +306,30 @@ def make_ranked_learner(
     processes = "GPUs" if policy.device.type == "cuda" else "processes"
     share = "a part of the model" if mode == "shard" else "the whole model"
     policy.remarks.append(f"{world} {processes} train, each has {share} (parallel={mode}: {why})")
-    note = partial(write_status, folder, "failed")
-    ranks = LeadingRank(world, policy.device, run.waits.run_s or LIMIT_S, folder / RANKS_LOG, note)
+    whole = {"policy": policy} | ({} if reference is None else {"reference": reference.policy})
+    resolved = {name: getattr(policy, name) for name in ("compute_dtype", "weights", "head_dtype", "attention")}
+    ranks = LeadingRank(world, policy.device, run.waits.run_s or LIMIT_S, folder)
     try:
         with ranks.naming_lost_ranks("the start"):
-            return _send_model(run, ranks, mode, policy, reference)
+            ranks.broadcast((run, mode, policy.model.config, policy.tokenizer, resolved))  # what `auto` has become here
+            if mode == "shard":
+                for copied in whole.values():
+                    copied.in_main_memory = True
+                    copied.model.to("cpu")  # type: ignore[arg-type]  # the wrapper hides torch's signature
+                    free_cached_memory(copied.device)
+            share_weights(ranks, policy.model if mode == "replicate" else with_one_layer(policy.model))
+            if mode == "shard":
+                parts = trained_policies(run, without_weights(policy, policy.model.config))
+                learner = ranked_learner(run, ranks, parts, whole)
+            else:
+                learner = ranked_learner(run, ranks, whole)
+            for name, scored in whole.items():
+                scored.deal = partial(learner.deal, name)
+            learner.restore([{} for _ in learner.parameters])
+            return learner
     except BaseException:
         ranks.close(at_once=True)
         raise
-
-
-LIMIT_S = 3600.0  # to wait for a rank in a collective call, if waits.run_s sets none
-
-
-def _send_model(
-    run: TrainingConfig, ranks: Ranks, mode: str, policy: Policy, reference: LogProbScorer | None
-) -> RankedLearner:
-    share_threads(run, ranks)
-    names = ("compute_dtype", "weights", "head_dtype", "attention")
-    resolved = {name: getattr(policy, name) for name in names}  # what `auto` has become here
-    ranks.broadcast((run, mode, policy.model.config, policy.tokenizer, resolved))
-    whole = {"policy": policy} | ({} if reference is None else {"reference": reference.policy})
-    if mode == "shard":
-        for copied in whole.values():
-            copied.in_main_memory = True
-            copied.model.to("cpu")  # type: ignore[arg-type]  # the wrapper hides torch's signature
-            free_cached_memory(copied.device)
-    share_weights(ranks, policy.model if mode == "replicate" else with_one_layer(policy.model))
-    agree_on_sharing(ranks, whole)
-    if mode == "replicate":
-        learner = RankedLearner(run, ranks, whole)
-    else:
-        policies = trained_policies(run, without_weights(policy, policy.model.config))
-        learner = ShardedLearner(run, ranks, policies, whole)
-    for name, scored in whole.items():
-        scored.deal = partial(learner.deal, name)
-    learner.restore([{} for _ in learner.parameters])
-    return learner
 
 
 def follow(place: Place) -> int:
@@ -393,37 +337,39 @@ def follow(place: Place) -> int:
     if (ranks := join(place)) is None:
         return 0
     try:
-        run, learner = _receive_model(ranks)
+        run, mode, config, tokenizer, resolved = ranks.broadcast()
+        model = from_config(config if mode == "replicate" else one_layer_of(config))
+        share_weights(ranks, model)
+        policy = Policy(model, tokenizer, device=ranks.device, **resolved)  # checks that this device computes alike
+        if mode == "shard":
+            policy = without_weights(policy, config)
+            del model  # else its single layer stays on the GPU
+            free_cached_memory(policy.device)
+        set_threads(run, policy)
+        policies = trained_policies(run, policy)
+        learner = ranked_learner(run, ranks, policies, {} if mode == "shard" else None)
         engine_sleeps = run.rollout.engine == "vllm" and run.rollout.sleep and run.rollout.shares_gpu
         for name, arguments in ranks.orders():
             getattr(learner, name)(*arguments)
             if engine_sleeps:  # it wakes up on this GPU
                 free_cached_memory(ranks.device)
     except Exception as error:
-        if isinstance(error, RuntimeError) and is_gone(error):  # rank 0 ended, and reports why
-            print(f"rank {place.rank}: rank 0 has gone", file=sys.stderr)
-            return 1
-        ranks.store.set(f"{ERROR}{ranks.rank}", f"{type(error).__name__}: {first_line(error)}")
+        with suppress(RuntimeError):  # rank 0 has gone, and the store with it
+            ranks.store.set(f"{ERROR}{ranks.rank}", f"{type(error).__name__}: {first_line(error)}")
         raise
     return 0
 
 
-def _receive_model(ranks: Ranks) -> tuple[TrainingConfig, RankedLearner]:
-    run, mode, config, tokenizer, resolved = ranks.broadcast()
-    model = from_config(config if mode == "replicate" else one_layer_of(config))
-    share_weights(ranks, model)
-    policy = Policy(model, tokenizer, device=ranks.device, **resolved)  # checks that this device computes alike
-    if mode == "shard":
-        policy = without_weights(policy, config)
-        del model  # else its single layer stays on the GPU
-        free_cached_memory(policy.device)
-    set_threads(run, policy)
-    share_threads(run, ranks)
-    policies = trained_policies(run, policy)
-    agree_on_sharing(ranks, policies)
-    if mode == "replicate":
-        return run, RankedLearner(run, ranks, policies)
-    return run, ShardedLearner(run, ranks, policies, {})
+def ranked_learner(
+    run: TrainingConfig, ranks: Ranks, policies: Mapping[str, Policy], whole: Mapping[str, Policy] | None = None
+) -> RankedLearner:
+    """Build this rank's learner. `whole`: the complete copies if the policies are to be sharded; rank 0 has some."""
+    if run.threads is None and ranks.device.type == "cpu":  # they divide the processor
+        torch.set_num_threads(max(1, torch.get_num_threads() // ranks.world))
+    for policy in policies.values():  # micro-batches, which the ranks divide, depend on it
+        if not all(ranks.all_gather(policy.shares_prompts)) and policy.shares_prompts:
+            policy.stop_sharing("another rank cannot share them")
+    return RankedLearner(run, ranks, policies) if whole is None else ShardedLearner(run, ranks, policies, whole)
 
 
 def trained_policies(run: TrainingConfig, policy: Policy) -> dict[str, Policy]:
@@ -440,19 +386,6 @@ def without_weights(policy: Policy, config: PretrainedConfig) -> Policy:
     empty.model, empty.in_main_memory, empty.remarks = skeleton_of(config), False, []
     empty.model.set_attn_implementation(NAMES[empty.attention])
     return empty
-
-
-def share_threads(run: TrainingConfig, ranks: Ranks) -> None:
-    """Divide the processor's threads among the ranks, unless the settings fix them."""
-    if run.threads is None and ranks.device.type == "cpu":
-        torch.set_num_threads(max(1, torch.get_num_threads() // ranks.world))
-
-
-def agree_on_sharing(ranks: Ranks, policies: Mapping[str, Policy]) -> None:
-    """Make all ranks lay out prompts alike, since the micro-batches they share depend on it."""
-    for policy in policies.values():
-        if not all(ranks.all_gather(policy.shares_prompts)) and policy.shares_prompts:
-            policy.stop_sharing("another rank cannot share them")
 
 
 @torch.no_grad()

@@ -62,9 +62,9 @@ from rlreason.records.reader import time_summary
 from rlreason.records.rows import Counters, ResponseLog, Row, numbered_row
 from rlreason.records.writer import RunWriter
 from rlreason.runtime.intervals import Floats, bootstrap_intervals, of_clusters, wilson_interval
-from rlreason.runtime.plugins import NotImportableError, describe_error, load
+from rlreason.runtime.plugins import describe_error, load
 from rlreason.runtime.text import few
-from rlreason.training.build import Components, build_components
+from rlreason.training.build import Components, build_components, start_loggers
 from rlreason.training.summary import describe_job, print_loggers, run_facts, short_path
 from rlreason.types import Problem, Sample, ScoredResponse
 
@@ -124,13 +124,13 @@ class Job:
 
         A block is as large as its tokens may be at once in memory; most evaluations are a single block.
         """
-        rows, most = self.run.rollout.max_rows, self.evaluator.sampling.max_tokens
+        rows, most, clock = self.run.rollout.max_rows, self.evaluator.sampling.max_tokens, self.records.clock
         progress = SamplingProgress(self.console, len(self.problems) * self.n, log, rows, most)
         size = max(1, max(min(BLOCK_TOKENS // most, BLOCK), 4 * rows) // self.n)
         with self.records.growing(RESPONSES) as write:
             for first in range(0, len(self.problems), size):
                 block = self.problems[first : first + size]
-                with self.records.clock.phase("eval"):
+                with clock.phase("eval"):
                     samples = self._sample_block(block, log, progress)
                     with self.console.wait(f"measuring entropies of {len(samples)} responses"):
                         scored = score_samples(samples, self.evaluator.scorer)
@@ -163,9 +163,9 @@ class Job:
         """Yield rows of `responses.jsonl`; log-probabilities are the model's own, at the sampling temperature."""
         prompts = self.evaluator.prompts(samples[:: self.n])
         for place, sample in enumerate(samples):
-            number = place // self.n
+            number, nth = divmod(place, self.n)
             measured = [round(log_prob, 4) for log_prob in sample.log_probs or []]
-            row = numbered_row(sample, problems[number], place % self.n)
+            row = numbered_row(sample, problems[number], nth)
             yield row | {"prompt": prompts[number], "log_probs": measured}
 
     def conclude(self, more: dict[str, Any]) -> None:
@@ -208,8 +208,7 @@ class Job:
         counts, second = self.evaluator.rewards
         if second is not None:
             say(f"counts     by {counts}, and for comparison by {second}")
-        cure = "" if self.records.resumed else "; interrupted? the same command with hydra.run.dir=THAT_FOLDER goes on"
-        say(f"records    {short_path(self.records.folder)}{cure}")
+        say(f"records    {short_path(self.records.folder)}")
 
     def print_cases(self) -> None:
         """Print the first few responses, so that a wrong format or prompt shows early."""
@@ -220,35 +219,34 @@ class Job:
 
     def print_closing(self) -> None:
         """Print the accuracies as they should be quoted, and where the responses are."""
-        m, folder, say = self.metrics, self.records.folder, self.console.say
+        m, folder, say = self.metrics, short_path(self.records.folder), self.console.say
         for line in describe_accuracies(m["eval/accuracy"], more_accuracies(m, *self.evaluator.rewards)):
             say(line)
         figures = (m["eval/accuracy"], m["eval/accuracy_low"], m["eval/accuracy_high"])
         quoted = format_accuracy(*figures, self.protocol, m.get("eval/questions"))
         say(f"{quoted}; {m['eval/tokens_per_second']:.0f} tokens/s, {self.seconds:.0f} s of sampling")
-        to_read = f"python -m rlreason inspect {short_path(folder)}"
-        say(f"\nall responses: {short_path(folder / RESPONSES)}; to read some: {to_read}")
-        print_loggers(self.console, self.components.loggers)
+        say(f"\nall responses: {folder}/{RESPONSES}; to read some: python -m rlreason inspect {folder}")
+        print_loggers(self.console, self.records.loggers)
 
 
 @contextmanager
 def job_of(run: EvalJobConfig, records: RunWriter, console: Console) -> Iterator[Job]:
     """Yield a job with all its responses, some of which may have been in its folder before."""
     components = build_components(run, records.folder, console, clock=records.clock)
-    records.loggers = components.loggers
     try:
+        start_loggers(run, records, console)
         records.add_provenance(run_facts(run, components))
         job = Job(run, components, records, console)
         job.print_start()
         job.respond()
         yield job
     except KeyboardInterrupt:
-        components.loggers.interrupted()
-        print_loggers(console, components.loggers)
+        records.loggers.interrupted()
+        print_loggers(console, records.loggers)
         raise
     finally:
         components.close()
-        components.loggers.abandon()  # still open only if the job failed
+        records.loggers.abandon()  # still open only if the job failed
 
 
 def check_askable(problems: Sequence[Problem], where: str, key: str = "data") -> None:
@@ -258,11 +256,10 @@ def check_askable(problems: Sequence[Problem], where: str, key: str = "data") ->
     """
     if not problems:
         raise DataError(f"{where} holds no problems: give data, or choose the other split")
-    without = [p.id for p in problems if not p.answer.strip()]
-    if without:
+    if without := [p.id for p in problems if not p.answer.strip()]:
         raise DataError(
-            f"{len(without)} of {len(problems)} problems in {where} have an empty ground truth ({few(without)}), so "
-            f"nothing can be graded there: complete or remove these rows, or say where it stands ({key}.gold)"
+            f"{len(without)} of {len(problems)} problems in {where} have an empty ground truth ({few(without)}): "
+            f"complete or remove these rows, or say where it stands ({key}.gold)"
         )
 
 
@@ -288,32 +285,27 @@ def best_of_n(run: BestOfNConfig, records: RunWriter, console: Console) -> float
     """Sample all responses once and select among them in every way; return the accuracy of a single response."""
     scorer, folder = load_scorer(run.scorer), records.folder
     with job_of(run, records, console) as job:
-        distribution = job.asks.sampling.distribution
         with console.wait("choosing among the responses"):
             values = estimates(run, job, scorer)
             curves = with_intervals(values, run.seed, list(questions_of(job.problems).values()))
         records.document(BEST_OF_N_NUMBERS, as_csv(run.n_list, curves))
         title = f"{run.model.name}, {job.asks.data.name}, {len(job.problems)} problems x {job.n} samples"
-        subtitle = f"{describe_job(run)}, {distribution}, protocol {job.protocol['hash']}; bands: 95%, over problems"
+        sampled = f"{describe_job(run)}, {job.asks.sampling.distribution}, protocol {job.protocol['hash']}"
         with console.wait("drawing the curves"):
-            draw_best_of_n(folder / BEST_OF_N_PICTURE, {"": (run.n_list, curves)}, title, subtitle)
+            picture = folder / BEST_OF_N_PICTURE
+            draw_best_of_n(picture, {"": (run.n_list, curves)}, title, f"{sampled}; bands: 95%, over problems")
         first = first_alone(job.samples, job.n, job.problems)
         job.conclude({"n_list": list(run.n_list), "best_of_n": curves, "first_samples": first})
         job.print_cases()
         console.table("\n" + curves_table(run.n_list, curves, console.width))
-        low, high = first["interval"]
-        console.say(
-            f"first samples alone: accuracy {first['accuracy']:.3f} ({low:.3f}-{high:.3f}); they are the ones that "
-            "algorithm=evaluate draws"
-        )
+        accuracy, (low, high) = first["accuracy"], first["interval"]
+        console.say(f"first samples alone, those of algorithm=evaluate: accuracy {accuracy:.3f} ({low:.3f}-{high:.3f})")
         if plugin := job.evaluator.grader.plugin:
             console.say(f"no maj@N: {plugin} does not say where a response's answer stands")
         elif not all(is_exact(run.answers, k) for k in run.n_list):
             console.say(f"maj@N: over random subsets (seed {run.seed}) where there are too many to take all")
         job.print_closing()
-        console.say(
-            f"curves: {short_path(folder / BEST_OF_N_PICTURE)}, numbers: {short_path(folder / BEST_OF_N_NUMBERS)}"
-        )
+        console.say(f"curves: {short_path(picture)}, numbers: {short_path(folder / BEST_OF_N_NUMBERS)}")
     return job.metrics["eval/accuracy"]
 
 
@@ -334,14 +326,24 @@ def load_scorer(name: str | None) -> Scorer | None:
     try:
         scorer: Scorer = load(name)
         float(scorer("How many?", "probe"))
-    except NotImportableError as error:
-        raise ConfigError(f"scorer={name}: {error}") from error
     except Exception as error:  # whatever the user's function raises
-        raise ConfigError(
-            f"scorer={name} fails on ('How many?', 'probe'): {describe_error(error)}: it must return a number for any "
-            "question and response"
-        ) from error
+        why = describe_error(error)
+        raise ConfigError(f"scorer={name}: {why}: it must return a number for any question and response") from error
     return scorer
+
+
+def score_by(scorer: Scorer, name: str | None, question: str, sample: ScoredResponse) -> float:
+    """Return the user's scorer's number for a response; if there is none, the responses stay on disk."""
+    try:
+        if math.isfinite(score := float(scorer(question, sample.text))):
+            return score
+        why = f"{score} is not finite"
+    except Exception as error:  # whatever the user's function raises
+        why = describe_error(error)
+    raise ConfigError(
+        f"scorer={name} fails on a response to {sample.group} ({why}): fix it and type the command again with this "
+        "hydra.run.dir; nothing is sampled again"
+    )
 
 
 def estimates(run: BestOfNConfig, job: Job, scorer: Scorer | None) -> dict[str, Floats]:
@@ -349,39 +351,22 @@ def estimates(run: BestOfNConfig, job: Job, scorer: Scorer | None) -> dict[str, 
     n, at, grader = run.answers, run.n_list, job.evaluator.grader
     groups = [job.samples[i : i + n] for i in range(0, len(job.samples), n)]
     right = [[is_correct(s) for s in group] for group in groups]
-    questions = [p.question for p in job.problems]
-    out = {"pass@N": np.array([[pass_at(n, sum(r), k) for k in at] for r in right])}
     scores: dict[str, list[list[float]]] = {
         "best mean log-prob": [[s.mean_log_prob for s in group] for group in groups],
         "best summed log-prob": [[s.log_prob for s in group] for group in groups],
     }
     if scorer:
-        scores["best by scorer"] = [
-            [user_score(scorer, run.scorer, q, s) for s in group] for q, group in zip(questions, groups, strict=True)
-        ]
+        asked = zip(job.problems, groups, strict=True)
+        scores["best by scorer"] = [[score_by(scorer, run.scorer, p.question, s) for s in group] for p, group in asked]
+    out = {"pass@N": np.array([[pass_at(n, sum(r), k) for k in at] for r in right])}
     for name, of_groups in scores.items():
         out[name] = np.array([[best_at(s, r, k) for k in at] for s, r in zip(of_groups, right, strict=True)])
     if not grader.plugin:
         subsets = [subsets_of(n, k, run.seed) for k in at]
         classes = [answer_classes([s.text for s in group], grader) for group in groups]
-        out["maj@N"] = np.array(
-            [[majority_at(c, r, chosen) for chosen in subsets] for c, r in zip(classes, right, strict=True)]
-        )
+        voted = zip(classes, right, strict=True)
+        out["maj@N"] = np.array([[majority_at(c, r, chosen) for chosen in subsets] for c, r in voted])
     return out
-
-
-def user_score(scorer: Scorer, name: str | None, question: str, sample: ScoredResponse) -> float:
-    """Return the user scorer's number for a response, or raise `ConfigError`. The responses stay on disk."""
-    try:
-        score = float(scorer(question, sample.text))
-    except Exception as error:  # whatever the user's function raises
-        raise ConfigError(
-            f"scorer={name} fails on a response to {sample.group} ({type(error).__name__}: {error}): fix it and type "
-            "the command again with this hydra.run.dir; nothing is sampled again"
-        ) from error
-    if not math.isfinite(score):
-        raise ConfigError(f"scorer={name} gives {score} for a response to {sample.group}: it must be a finite number")
-    return score
 
 
 def with_intervals(values: dict[str, Floats], seed: int, questions: Sequence[str] = ()) -> Curves:
@@ -417,9 +402,7 @@ def as_csv(n_list: Sequence[int], curves: Curves) -> str:
 
 def start(run: RunConfig, records: RunWriter, console: Console) -> float:
     """Run the job, record everything in the folder of `records`, and return the accuracy."""
-    match run:
-        case BestOfNConfig():
-            return best_of_n(run, records, console)
-        case EvaluateConfig():
-            return evaluate_model(run, records, console)
-    raise TypeError(f"{type(run).__name__} is the settings of no job")
+    if isinstance(run, BestOfNConfig):
+        return best_of_n(run, records, console)
+    assert isinstance(run, EvaluateConfig)
+    return evaluate_model(run, records, console)

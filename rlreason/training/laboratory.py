@@ -2,7 +2,6 @@
 
 import json
 import math
-import textwrap
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -31,7 +30,6 @@ from rlreason.runtime.streams import Answer
 from rlreason.runtime.text import first_line, spans
 from rlreason.training import algorithms as grpo
 from rlreason.training.build import make_learner, make_policy, make_scorer, set_threads, teach_habits
-from rlreason.training.warm_start import StartWeights
 from rlreason.types import Sample
 
 OWN = "this run"
@@ -51,16 +49,14 @@ def variants(run: GRPOConfig) -> dict[str, GRPOConfig]:
 
 def describe(o: Objective) -> str:
     """Describe the objective's axes in one line, extra terms only if there are some."""
-    parts = [o.loss.loss_type, o.length_norm.kind, f"{o.baseline}/{o.std_norm}"]
-    if o.kl_placement != "none":
-        parts.append(f"kl in {o.kl_placement}")
-    if o.entropy_coef:
-        parts.append("entropy")
-    if o.overlong != "none":
-        parts.append(f"overlong={o.overlong}")
-    if o.zero_variance == "skip":
-        parts.append("skip")
-    return ", ".join(parts)
+    terms = {
+        f"kl in {o.kl_placement}": o.kl_placement != "none",
+        "entropy": o.entropy_coef,
+        f"overlong={o.overlong}": o.overlong != "none",
+        "skip": o.zero_variance == "skip",
+    }
+    axes = [o.loss.loss_type, o.length_norm.kind, f"{o.baseline}/{o.std_norm}"]
+    return ", ".join([*axes, *(term for term, there in terms.items() if there)])
 
 
 def with_advantages(samples: Sequence[Sample], objective: Objective) -> list[Sample]:
@@ -102,65 +98,7 @@ class ObjectiveScore:
     short_to_long: float | None  # a token's weight in the shortest of these over that in the longest
 
 
-@dataclass(frozen=True, slots=True)
-class Laboratory:
-    """All objectives on one step of one run, the run's own first."""
-
-    step: int
-    samples: int
-    tokens: int
-    objectives: list[ObjectiveScore]
-    policy: str = "final"  # that scored the responses; "start" if the run saved no model
-
-
-def laboratory(folder: RunFolder, run: GRPOConfig, step: int, samples: list[Sample], console: Console) -> Laboratory:
-    """Score the samples under the run's final policy, or its start model, and compare the objectives."""
-    if folder.model is not None:
-        head = choose_types(run.model, run.rollout.engine, hardware_here())[1]
-        policy = load_policy(str(folder.model), run.model.dtype, head_dtype=head)
-    else:
-        console.say(
-            f"! {folder.path} saved no model (save_model={str(run.save_model).lower()}, {folder.status}): measured "
-            "under the model that it started from, made again"
-        )
-        policy, start = start_policy(run, console)
-        check_start(folder, start, console)
-    set_threads(run, policy)
-    if run.kl_placement != "none":
-        samples, start = with_reference(run, samples, console)
-        check_start(folder, start, console)
-    result = compare(run, policy, step, samples, console)
-    return replace(result, policy="final" if folder.model else "start")
-
-
-def start_policy(run: GRPOConfig, console: Console) -> tuple[Policy, StartWeights | None]:
-    """Return the run's start model: loaded, or found or made as the run did, with where it came from."""
-    train = read_splits(run.data, console.say)[0] if run.model.made_on_the_spot else []
-    policy = make_policy(run, train)
-    return policy, teach_habits(run, policy, train, console)
-
-
-def with_reference(
-    run: GRPOConfig, samples: Sequence[Sample], console: Console
-) -> tuple[list[Sample], StartWeights | None]:
-    """Add log-probabilities under the run's start model, loaded or made again."""
-    console.say("making the reference model of the KL term again ...")
-    reference, start = start_policy(run, console)
-    scores = make_scorer(run, run, reference).log_probs(token_ids(samples))
-    return [replace(s, reference_log_probs=score) for s, score in zip(samples, scores, strict=True)], start
-
-
-def check_start(folder: RunFolder, start: StartWeights | None, console: Console) -> None:
-    """Warn if the built-in model's start, made again, is not the one in the run's summary."""
-    recorded = (folder.summary or {}).get("start")
-    if start and isinstance(recorded, dict) and recorded.get("weights") != start.weights:
-        console.say(
-            "! the start model made here is not the one of the run (made with another processor, torch or version "
-            "of this code): this one is measured, and a KL term against it"
-        )
-
-
-def compare(run: GRPOConfig, policy: Policy, step: int, samples: list[Sample], console: Console) -> Laboratory:
+def compare(run: GRPOConfig, policy: Policy, samples: Sequence[Sample], console: Console) -> list[ObjectiveScore]:
     """Score each objective on the samples under the policy, the run's own first."""
     own: list[Tensor] = []
     scores = []
@@ -170,7 +108,20 @@ def compare(run: GRPOConfig, policy: Policy, step: int, samples: list[Sample], c
         scores.append(score)
         own = own or gradient
         del gradient  # as large as the model: free it before the next one
-    return Laboratory(step, len(samples), sum(len(s.response.token_ids) for s in samples), scores)
+    return scores
+
+
+def with_reference(folder: RunFolder, run: GRPOConfig, samples: Sequence[Sample], console: Console) -> list[Sample]:
+    """Add log-probabilities under the run's start model: loaded, or made again, with a warning if that one differs."""
+    console.say("making the reference model of the KL term again ...")
+    train = read_splits(run.data, console.say)[0] if run.model.made_on_the_spot else []
+    reference = make_policy(run, train)
+    start = teach_habits(run, reference, train, console)
+    recorded = (folder.summary or {}).get("start")
+    if start and isinstance(recorded, dict) and recorded.get("weights") != start.weights:
+        console.say("! another processor, torch or version made another start model than the run's: KL is against this")
+    scores = make_scorer(run, run, reference).log_probs(token_ids(samples))
+    return [replace(s, reference_log_probs=score) for s, score in zip(samples, scores, strict=True)]
 
 
 def score_objective(
@@ -179,7 +130,6 @@ def score_objective(
     """Return an objective's score and its gradient by parameter, compared with `own` (itself if empty)."""
     compared = with_advantages(samples, run)
     gradient = make_learner(run, policy).gradient(compared)
-    n, n_tokens = len(compared), sum(len(s.response.token_ids) for s in compared)
     advantages = torch.tensor([s.advantage for s in compared], dtype=torch.float64)
     by_length = length_weights(gradient.tokens, advantages)
     divides = by_length and by_length[-1].weight
@@ -189,9 +139,9 @@ def score_objective(
         loss=gradient.loss,
         grad_norm=math.sqrt(dot(gradient.parameters, gradient.parameters)),
         cosine=cosine(gradient.parameters, own or gradient.parameters),
-        clipped=gradient.clipped / max(n_tokens, 1),
+        clipped=gradient.clipped / max(sum(s.length for s in compared), 1),
         zero_advantage=(advantages == 0).double().mean().item(),
-        without_loss=sum(not s.has_loss for s in compared) / n,
+        without_loss=sum(not s.has_loss for s in compared) / len(compared),
         by_length=by_length,
         short_to_long=by_length[0].weight / by_length[-1].weight if divides else None,
     )
@@ -230,16 +180,13 @@ def length_weights(tokens: Sequence[Tensor], advantages: Tensor, bins: int = LEN
 def read_run(folder: RunFolder) -> GRPOConfig:
     """Read the settings of a GRPO run. `ConfigError` for another algorithm or settings of another version."""
     settings = folder.settings
-    algorithm = settings.get("algorithm")
-    if algorithm != "grpo":
+    if (algorithm := settings.get("algorithm")) != "grpo":
         raise ConfigError(f"RUN={folder.path} is a run of algorithm={algorithm}: give one of algorithm=grpo")
     try:
         run = OmegaConf.to_object(as_config(settings))
     except OmegaConfBaseException as error:
-        raise ConfigError(
-            f"RUN={folder.path}: its {CONFIG} is not of this version ({first_line(error)}): repeat the run with this "
-            "version"
-        ) from error
+        why = first_line(error)
+        raise ConfigError(f"RUN={folder.path}: its {CONFIG} is not of this version ({why}): repeat the run") from error
     assert isinstance(run, GRPOConfig)
     return run
 
@@ -252,14 +199,11 @@ def read_step(folder: RunFolder, run: GRPOConfig, step: int | None = None) -> tu
     """
     saved = {file.step: file for file in folder.rollouts() if file.step is not None}
     if not saved:
-        raise ConfigError(
-            f"RUN={folder.path} saved no rollouts (save_rollouts_every={run.save_rollouts_every}, n_steps={run.n_steps}"
-            f", {folder.status}): repeat it with save_rollouts_every=1"
-        )
-    steps = sorted(saved)
-    chosen = steps[-1] if step is None else step
+        kept = f"save_rollouts_every={run.save_rollouts_every}, {folder.status}"
+        raise ConfigError(f"RUN={folder.path} saved no rollouts ({kept}): repeat it with save_rollouts_every=1")
+    chosen = max(saved) if step is None else step
     if chosen not in saved:
-        raise ConfigError(f"--step {chosen} was not saved: choose one of {', '.join(spans(steps))}")
+        raise ConfigError(f"--step {chosen} was not saved: choose one of {', '.join(spans(sorted(saved)))}")
     samples = [sample_of(row) for row in folder.rows(saved[chosen], TO_LEARN).values()]
     if not samples:
         raise DataError(f"{saved[chosen].path} holds no responses: choose another --step")
@@ -267,45 +211,27 @@ def read_step(folder: RunFolder, run: GRPOConfig, step: int | None = None) -> tu
     return chosen, [replace(s, log_probs=lp, old_log_probs=lp) for s, lp in zip(samples, scores, strict=True)]
 
 
-COLUMNS = (
-    "objective",
-    "loss",
-    "|gradient|",
-    "cosine",
-    "clipped",
-    "zero adv.",
-    "short:long",
-    "loss, length norm, advantage",
-)
 ROW = "{:<25} {:>9} {:>10} {:>7} {:>8} {:>9} {:>10}  {}"
-LOOK_FOR = (
-    "What to look for: cosine 1 means that an objective pushes the policy in the direction of this run's own. "
-    "short:long says how many times more one token of the shortest quarter of responses weighs than one of the "
-    "longest: 1 where every token weighs alike (constant, token) and nothing is clipped, above 1 where the loss "
-    "divides by each response's own length (masked_mean)."
-)
+LOOK_FOR = """
+What to look for: cosine 1 means that an objective pushes the policy in the direction of this run's own. short:long says
+how many times more one token of the shortest quarter of responses weighs than one of the longest: 1 where every token
+weighs alike (constant, token) and nothing is clipped, above 1 where the loss divides by each response's own length
+(masked_mean)."""
 NO_GRADIENT = "! this run's own gradient is 0 at this step, because no sample has an advantage: choose another --step"
 
 
-def table(result: Laboratory) -> str:
+def table(scores: Sequence[ObjectiveScore]) -> str:
     """Format one line per objective for a terminal, and what to look for."""
-    counts = f"{result.samples} responses, {result.tokens} tokens"
-    lines = [f"\nstep {result.step}: {counts}, scored by the {result.policy} policy", "", ROW.format(*COLUMNS)]
-    lines += [*map(_line, result.objectives), "", textwrap.fill(LOOK_FOR, 118)]
-    return "\n".join([*lines, NO_GRADIENT] if result.objectives[0].cosine is None else lines)
-
-
-def _line(m: ObjectiveScore) -> str:
-    label = f"{OWN}, {m.name}" if m.name.startswith("length_norm=") else m.name
-    label = label.replace("length_norm=", "but ")
-    cosine = _number(m.cosine, ".3f")
-    ratio = _number(m.short_to_long, ".2f")
-    shares = f"{m.clipped:.1%}", f"{m.zero_advantage:.0%}"
-    return ROW.format(label, f"{m.loss:.3g}", f"{m.grad_norm:.3g}", cosine, *shares, ratio, m.axes).rstrip()
-
-
-def _number(value: float | None, form: str) -> str:
-    return "-" if value is None else format(value, form)
+    heading = "objective", "loss", "|gradient|", "cosine", "clipped", "zero adv.", "short:long"
+    lines = [ROW.format(*heading, "loss, length norm, advantage")]
+    for m in scores:
+        name = m.name.replace("length_norm=", f"{OWN}, but ")
+        cosine = "-" if m.cosine is None else f"{m.cosine:.3f}"
+        ratio = "-" if m.short_to_long is None else f"{m.short_to_long:.2f}"
+        figures = f"{m.loss:.3g}", f"{m.grad_norm:.3g}", cosine, f"{m.clipped:.1%}", f"{m.zero_advantage:.0%}", ratio
+        lines.append(ROW.format(name, *figures, m.axes).rstrip())
+    lines.append(LOOK_FOR)
+    return "\n".join([*lines, NO_GRADIENT] if scores[0].cosine is None else lines)
 
 
 def compare_gradients(folder: RunFolder, step: int | None, console: Console) -> Answer:
@@ -313,10 +239,20 @@ def compare_gradients(folder: RunFolder, step: int | None, console: Console) -> 
     register()
     run = read_run(folder)
     step, samples = read_step(folder, run, step)
+    if folder.model is None:
+        raise ConfigError(f"RUN={folder.path} saved no model ({folder.status}): repeat it with save_model=true")
+    head = choose_types(run.model, run.rollout.engine, hardware_here())[1]
     with console.wait("comparing the objectives"):
-        result = laboratory(folder, run, step, samples, console)
-    numbers: dict[str, Any] = finite(asdict(result))  # non-finite ones become null
-    file = folder.path / "lab" / f"step_{result.step:05d}.json"
+        policy = load_policy(str(folder.model), run.model.dtype, head_dtype=head)
+        set_threads(run, policy)
+        if run.kl_placement != "none":
+            samples = with_reference(folder, run, samples, console)
+        scores = compare(run, policy, samples, console)
+    counts = {"step": step, "samples": len(samples), "tokens": sum(s.length for s in samples)}
+    numbers: dict[str, Any] = finite(counts | {"objectives": [asdict(score) for score in scores], "policy": "final"})
+    file = folder.path / "lab" / f"step_{step:05d}.json"
     file.parent.mkdir(exist_ok=True)
     write_whole(file, json.dumps(numbers, indent=1) + "\n")
-    return Answer(f"{table(result)}\n\nnumbers: {file}", {"run": folder.path, **numbers, "numbers": file})
+    heading = f"step {step}: {len(samples)} responses, {counts['tokens']} tokens, scored by the final policy"
+    text = f"\n{heading}\n\n{table(scores)}\n\nnumbers: {file}"
+    return Answer(text, {"run": folder.path, **numbers, "numbers": file})

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,18 +19,24 @@ from torch.optim import Optimizer
 
 from rlreason.config.leaves import required
 from rlreason.config.training import OptimizationConfig
+from rlreason.engines.base import Sampling
+from rlreason.engines.rollouts import token_ids
 from rlreason.model.packing import PackedBatch
 from rlreason.model.parameters import lists_on_device
 from rlreason.model.policy import Policy
 from rlreason.objectives.aggregation import aggregate_loss, step_divisors
 from rlreason.objectives.losses import loss_named
 from rlreason.objectives.objective import Objective
-from rlreason.objectives.terms import StepSums, entropy_bonus, kl_per_token, measured_per_token, mismatch_weights
+from rlreason.objectives.terms import (
+    StepSums,
+    StepValues,
+    entropy_bonus,
+    kl_per_token,
+    measured_per_token,
+    mismatch_weights,
+)
 from rlreason.runtime.intervals import mismatch_metrics
 from rlreason.types import Collected, Sample, Update
-
-if TYPE_CHECKING:
-    from rlreason.engines.base import Sampling
 
 
 def make_optimizer(settings: OptimizationConfig, parameters: Iterable[Tensor]) -> Optimizer:
@@ -106,7 +112,7 @@ class Gradient:
 
 
 class Learner:
-    """Owns the optimizer. `learn` takes all updates of a training step, `update` takes one, `gradient` none."""
+    """Owns the optimizer. `updates` takes all updates of a training step, `update` takes one, `gradient` none."""
 
     world = 1  # processes that learn together
 
@@ -131,10 +137,10 @@ class Learner:
         self.weighs_mismatch, self.length_constant = objective.has_mismatch_weights, objective.length_constant
         self._start = [p.detach().clone() for p in self.parameters] if can_restart else None
 
-    def learn(
-        self, collected: Collected, step: int, schedule: LearningRateSchedule, sampling: "Sampling"
+    def updates(
+        self, collected: Collected, step: int, schedule: LearningRateSchedule, sampling: Sampling
     ) -> Iterator[Update]:
-        """Take the updates of a training step, and yield each.
+        """Take the updates of a training step, one whenever the next is asked for, and yield each.
 
         The train-inference mismatch is measured in the first, where the weights are still those that sampled.
         """
@@ -147,11 +153,11 @@ class Learner:
             mismatch_from = sampling.min_tokens if comparable else None
             yield self.take_step(collected.batches[place], rate, mismatch_from)
 
-    def scores_by_learning(self, collected: Collected, sampling: "Sampling") -> bool:
-        """Return whether `learn` measures all entropies itself: in one update, under the weights that sampled."""
+    def will_score(self, collected: Collected, sampling: Sampling) -> bool:
+        """Return whether `updates` will measure all entropies itself: in one update, under the weights that sampled."""
         return len(collected.batches) == 1 and self._as_sampled(collected, sampling)
 
-    def _as_sampled(self, collected: Collected, sampling: "Sampling") -> bool:
+    def _as_sampled(self, collected: Collected, sampling: Sampling) -> bool:
         """Return whether the first update scores the sampling distribution: same weights, same temperature."""
         return self.temperature == sampling.temperature and not collected.restart
 
@@ -198,10 +204,10 @@ class Learner:
         lengths = torch.tensor([len(s.response.token_ids) for s in samples])
         has_loss = torch.tensor([s.has_loss for s in samples])
         n_sequences, n_tokens = step_divisors(lengths, has_loss, self.objective.length_norm.kind)
-        done = self.new_sums()
+        done = StepSums()
         for with_gradient, places in self.step_micro_batches(samples):
             chosen = [samples[i] for i in places]
-            batch = self.policy.pack(_pairs(chosen))
+            batch = self.policy.pack(token_ids(chosen))
             with torch.set_grad_enabled(with_gradient):
                 flat, flat_entropy = self.policy.log_probs(batch, self.temperature)
                 loss, per_token = self._loss(chosen, batch, flat, flat_entropy, n_sequences, n_tokens)
@@ -217,31 +223,25 @@ class Learner:
                 done.compare(chosen, engine, flat.detach(), mismatch_from)
         return n_tokens, done
 
-    def new_sums(self) -> StepSums:
-        return StepSums()
+    def read(self, done: StepSums, samples: Sequence[Sample], *more: Tensor) -> StepValues:
+        """Return the measured sums, and the tensors `more`, as numbers."""
+        return done.read(samples, *more)
 
     def step_micro_batches(self, samples: Sequence[Sample]) -> Iterator[tuple[bool, list[int]]]:
-        """Yield the step's micro-batches: whether each needs a gradient, and the indices of its samples."""
-        for with_gradient, members in zip((True, False), self._by_need(samples), strict=True):
+        """Yield the step's micro-batches: whether each needs a gradient, and the indices of its samples.
+
+        With advantage 0 the policy term is exactly 0, so without a KL or entropy term the backward pass, two thirds
+        of the work, would add zeros: such samples are only measured. The divisors count them all the same.
+        """
+        for with_gradient in (True, False):
+            needs = (bool(self.all_learn or s.advantage) for s in samples)
+            members = [i for i, need in enumerate(needs) if samples[i].has_loss and need == with_gradient]
             for rows in self.micro_batches([samples[i] for i in members]):
                 yield with_gradient, [members[i] for i in rows]
 
-    def _by_need(self, samples: Sequence[Sample]) -> tuple[list[int], list[int]]:
-        """Split the samples with loss into those that need a gradient and those that are only measured (indices).
-
-        With advantage 0 the policy term is exactly 0, so without a KL or entropy term the backward pass, two thirds
-        of the work, would add zeros. The divisors count such samples all the same.
-        """
-        needed: list[int] = []
-        measured: list[int] = []
-        for i, s in enumerate(samples):
-            if s.has_loss:
-                (needed if self.all_learn or s.advantage else measured).append(i)
-        return needed, measured
-
     def micro_batches(self, samples: Sequence[Sample]) -> list[list[int]]:
         """Group sample indices so that each forward pass stays within the limits on tokens and sequences."""
-        return self.policy.divide(_pairs(samples), self.micro_batch_tokens, self.micro_batch_size)
+        return self.policy.divide(token_ids(samples), self.micro_batch_tokens, self.micro_batch_size)
 
     def _loss(
         self,
@@ -286,7 +286,7 @@ class Learner:
         for p in self.parameters:
             if p.grad is None:  # a gradient of zero is still a step: Adam's momentum moves the weights
                 p.grad = torch.zeros_like(p)
-        measured = done.read(samples, self.clip())
+        measured = self.read(done, samples, self.clip())
         (norm,), loss, n_micro = measured.more, measured.sums.pop("loss", 0.0), done.n_micro
         finite = math.isfinite(norm) and math.isfinite(loss)
         before = sampled_elements(self.parameters)
@@ -323,7 +323,7 @@ class Learner:
         """Count the trained tensors whose optimizer moments are not finite."""
         return len(not_finite(self.optimizer.state[p] for p in self.parameters if p in self.optimizer.state))
 
-    def restore(self, moments: Sequence[dict[str, Any]]) -> None:
+    def restore(self, moments: Iterable[dict[str, Any]]) -> None:
         """Load these optimizer moments, one dict per parameter; call after the weights have been replaced.
 
         Not by the optimizer's own load_state_dict, which would convert 8-bit moments to the parameters' type.
@@ -341,10 +341,6 @@ class Learner:
 
     def close(self) -> None:
         """Release the other ranks, if any."""
-
-
-def _pairs(samples: Sequence[Sample]) -> list[tuple[list[int], list[int]]]:
-    return [(s.response.prompt_ids, s.response.token_ids) for s in samples]
 
 
 ELEMENTS = 64  # of each tensor

@@ -33,16 +33,16 @@ CHARACTERS = 3  # at least, in a token of prose
 
 def read_early(runs: Sequence[RunConfig]) -> int:
     """Read the data that can be read quickly, for its errors, each once for all runs; return how often that was."""
-    keys = set[str]()
+    different: dict[str, RunConfig] = {}
     for run in runs:
         counts = (run.problem_limit, run.problems_on_the_way, run.problems_at_the_end)
         seed = None if run.data.limit is None else run.seed  # draws the problems
         key = repr((type(run), getattr(run, "split", None), run.data, run.eval, run.prompt, counts, seed))
-        quick = run.data.filter == "none" and all(data.quickly_read for data in run.data_read().values())
-        if quick and key not in keys:
-            keys.add(key)
-            load_data(run, say=lambda line: None)  # messages are printed when the run itself reads it
-    return len(keys)
+        if run.data.filter == "none" and all(data.quickly_read for data in run.data_read().values()):
+            different.setdefault(key, run)
+    for run in different.values():
+        load_data(run, say=lambda line: None)  # messages are printed when the run itself reads it
+    return len(different)
 
 
 def assumed_prompt(run: RunConfig) -> int | None:
@@ -68,14 +68,10 @@ def out_of_memory(run: RunConfig, error: BaseException) -> ResourceError | None:
     while cause is not None and cause not in causes:  # the errors behind it
         causes.append(cause)
         cause = cause.__cause__ or cause.__context__
-    # A processor's MemoryError has its own message. The first is torch's class, without importing torch.
-    if not any(
-        type(cause).__name__ == "OutOfMemoryError"
-        or (isinstance(cause, EngineError | RuntimeError) and any(sign in str(cause) for sign in SIGNS))
-        for cause in causes
-    ):
+    # Also torch's OutOfMemoryError, without importing torch; a processor's MemoryError has its own message.
+    if not any(isinstance(c, EngineError | RuntimeError) and any(sign in str(c) for sign in SIGNS) for c in causes):
         return None
-    notes = [note for cause in causes for note in getattr(cause, "__notes__", []) if note.startswith(NOTE)]
+    notes = [note for c in causes for note in getattr(c, "__notes__", []) if note.startswith(NOTE)]
     place = f" in {notes[0].removeprefix(NOTE)}" if notes else ""
     return ResourceError(
         f"out of memory{place}: lower micro_batch_tokens={run.micro_batch_tokens} or "
@@ -113,36 +109,22 @@ class Space(NamedTuple):
 
 
 def space_needed(run: RunConfig) -> Space:
-    """Estimate what a run writes besides small files. A model of unknown size counts as 0."""
+    """Estimate what a run writes besides small files. A model of unknown shape counts as 0."""
+    shape, checkpoint = shape_of(run.model).shape, getattr(run, "checkpoint", None)
+    model = moments = 0
+    if shape is not None:
+        per_weight = 2 if run.model.weights == "bfloat16" else 4
+        lora, optimizer = run.model.lora, run.optimizes_by
+        model = weight_bytes(shape, per_weight)
+        if optimizer is not None:
+            trained = trained_tensors(shape, per_weight, run.model.freeze, lora.rank, lora.targets)
+            moments = moment_bytes(trained, optimizer)
     longest = max(run.sampling.max_tokens, run.evaluation.sampling.max_tokens)
-    half = longest // 2  # most responses end before the limit
-    model, moments = checkpoint_bytes(run)
-    responses = run.responses_saved() * (PER_RESPONSE + PER_TOKEN * half)
+    responses = run.responses_saved() * (PER_RESPONSE + PER_TOKEN * (longest // 2))  # most end before the limit
     saved, most = model if getattr(run, "save_model", False) else 0, run.checkpoints_at_once
-    checkpoint = getattr(run, "checkpoint", None)
     left = model + (moments if checkpoint and checkpoint.keep_final else 0)
     kept = min(2, most) * left - (saved if most else 0)
     return Space(saved, responses, most * (model + moments), max(kept, 0))
-
-
-def checkpoint_bytes(run: RunConfig) -> tuple[int, int]:
-    """Return the bytes of (the saved weights, the optimizer's moments) in one checkpoint.
-
-    By the model's shape, or by its folder's files if that is unknown.
-    """
-    model, optimizer, shape = run.model, run.optimizes_by, shape_of(run.model).shape
-    per_weight = 2 if model.weights == "bfloat16" else 4
-    if shape is not None:
-        weights = weight_bytes(shape, per_weight)
-        if optimizer is None:
-            return weights, 0
-        trained = trained_tensors(shape, per_weight, model.freeze, model.lora.rank, model.lora.targets)
-        return weights, moment_bytes(trained, optimizer)
-    files = Path(model.folder).glob("*.safetensors") if model.folder else ()
-    weights = sum(file.stat().st_size for file in files)
-    if optimizer is None or model.lora.rank:
-        return weights, 0
-    return weights, weights // 2 if optimizer == "adamw_8bit" else 2 * weights
 
 
 GO_ON = "model.check_memory=false starts it all the same (rlreason plan shows the parts)"
@@ -157,7 +139,12 @@ def memory_for(runs: Sequence[RunConfig], device: Device, shows: bool = True) ->
     on_gpu = device.kind == "cuda"
     if on_gpu and len(runs) > 1:
         device = replace(device, free=device.total, second_free=None)
-    plans = [(run, planned(run, device, assumed_prompt(run))) for run in distinct(runs, device)]
+    different = dict[object, RunConfig]()  # most runs of a sweep need the same
+    for run in runs:
+        shape, source = shape_of(run.model)
+        key = source if shape is None else workload_of(run, shape, device)
+        different.setdefault((key, run.model.check_memory), run)
+    plans = [(run, planned(run, device, assumed_prompt(run))) for run in different.values()]
     bad = [plan for run, plan in plans if on_gpu and run.model.check_memory and plan.verdict == "too large"]
     if bad:
         raise ConfigError("\n".join(dict.fromkeys(f"memory: {conclusion(plan)}; {GO_ON}" for plan in bad)))
@@ -168,17 +155,6 @@ def memory_for(runs: Sequence[RunConfig], device: Device, shows: bool = True) ->
         return []
     tightest = max(worth, key=lambda plan: plan.needed[0] / max(1, plan.needed[1]))
     return ["\n".join(start_lines(tightest))]
-
-
-def distinct(runs: Sequence[RunConfig], device: Device) -> Iterator[RunConfig]:
-    """Yield the first of all runs with equal memory needs: most of a sweep's are."""
-    seen = set[object]()
-    for run in runs:
-        shape, source = shape_of(run.model)
-        key = (source if shape is None else workload_of(run, shape, device), run.model.check_memory)
-        if key not in seen:
-            seen.add(key)
-            yield run
 
 
 def own_functions(run: RunConfig) -> list[tuple[str, str]]:
@@ -229,18 +205,15 @@ def refusal(setting: str, grader: Grader, reference: str, timeout_s: float) -> s
 
 def needed_by(run: RunConfig) -> Iterator[tuple[str, str]]:
     """Yield (package, the setting that needs it) of packages that only some runs need."""
-    hub = [(key, getattr(data, "path", "")) for key, data in run.data_read().items() if data.on_hub]
-    gyms = [(key, data.name) for key, data in run.data_read().items() if isinstance(data, GymConfig)]
     if run.trains and run.model.lora.rank > 0:
         yield "peft", f"model.lora.rank={run.model.lora.rank}"
     if run.optimizes_by == "adamw_8bit":
         yield "bitsandbytes", "optimizer=adamw_8bit"
-    if hub:
-        key, path = hub[0]
-        yield "datasets", f"{key}.path={path} is no folder here, and reading it from the hub"
-    if gyms:
-        key, name = gyms[0]
-        yield "reasoning_gym", f"{key}={name}"
+    for key, data in run.data_read().items():
+        if data.on_hub:
+            yield "datasets", f"{key}.path={getattr(data, 'path', '')} is no folder here, and reading it from the hub"
+        if isinstance(data, GymConfig):
+            yield "reasoning_gym", f"{key}={data.name}"
     for name in run.logger.chosen:
         yield name, f"logger={name}"
 
@@ -252,7 +225,8 @@ def preflight(runs: Sequence[RunConfig], folder: Path) -> list[str]:
     """
     bad = [line for run in runs for line in (*template_problems(run), *missing_packages(run))]
     bad += [line for run in runs if (line := broken_loss(run))]
-    bad += broken_functions(runs)
+    named = {pair: run.grading for run in runs for pair in own_functions(run)}  # each is tried once for all runs
+    bad += [line for (setting, name), grading in named.items() if (line := unusable(setting, name, grading))]
     if bad:
         raise ConfigError("\n".join(dict.fromkeys(bad)))
     read_early(runs)
@@ -268,12 +242,6 @@ def planned_warnings(runs: Sequence[RunConfig], folder: Path) -> list[str]:
         except (ConfigError, OSError) as error:
             warnings.append(str(error))
     return warnings
-
-
-def broken_functions(runs: Sequence[RunConfig]) -> list[str]:
-    """Say which of the user's own functions cannot be loaded, each tried once for all runs."""
-    named = {pair: run.grading for run in runs for pair in own_functions(run)}
-    return [line for (setting, name), grading in named.items() if (line := unusable(setting, name, grading))]
 
 
 def broken_loss(run: RunConfig) -> str:

@@ -10,26 +10,28 @@ import torch
 from torch.profiler import profile, record_function
 
 from rlreason.config.training import BudgetConfig
-from rlreason.engines.rollouts import rollout_metrics
+from rlreason.engines.rollouts import rollout_metrics, with_missing_scores
+from rlreason.evaluation.cases import failure_metrics
 from rlreason.grading.grader import grading_metrics
 from rlreason.records.console import Console
 from rlreason.records.files import PROFILE_TABLE, PROFILE_TRACE
-from rlreason.records.rows import Counters
 from rlreason.records.writer import RunWriter
+from rlreason.training.build import Components
+from rlreason.training.learner import Learner
 from rlreason.types import Collected, Sample, Update
 
 FEWEST_EVALUATIONS = 10  # in a run without eval_every, the first and the last included
 
 
-def evaluation_due(step: int, total: int, every: int | None, longest: int | None) -> bool:
+def interim_due(step: int, total: int, every: int | None, longest: int | None) -> bool:
     """Return whether an evaluation is due after this step of `total`.
 
     every: steps between evaluations, 0 for none on the way. None: at least ten in the run with the first, before it,
     as far as there are so many steps, and no more than `longest` steps apart.
 
-    >>> [step for step in range(1, 201) if evaluation_due(step, 200, None, 10)][:3]
+    >>> [step for step in range(1, 201) if interim_due(step, 200, None, 10)][:3]
     [10, 20, 30]
-    >>> sum(evaluation_due(step, 31, None, None) for step in range(1, 32))
+    >>> sum(interim_due(step, 31, None, None) for step in range(1, 32))
     9
     """
     if every == 0:
@@ -42,62 +44,37 @@ def evaluation_due(step: int, total: int, every: int | None, longest: int | None
 MARGIN = 1.2  # on predicted times: the next step or evaluation may take longer
 
 
-def seconds_ahead(pace: Mapping[str, float], due_problems: int, last_problems: int) -> float:
-    """Predict the seconds of the next step and of the evaluations due before the run can end.
-
-        1.2 (t_step + t_problem (n_due + n_last))
-
-    pace: seconds of the newest "step" and of the newest evaluation per "problem"; unknown ones count as 0.
-    due_problems: of an evaluation before the next step; last_problems: of the last evaluation.
-
-    >>> seconds_ahead({"step": 5.0, "problem": 0.01}, due_problems=0, last_problems=1000)
-    18.0
-    """
-    return MARGIN * (pace.get("step", 0.0) + pace.get("problem", 0.0) * (due_problems + last_problems))
-
-
 def budget_spent(
-    budget: BudgetConfig, steps: int, tokens: float, seconds: float, pace: Mapping[str, float], ahead: float
+    budget: BudgetConfig, steps: int, used: Mapping[str, float], pace: Mapping[str, float], problems: int
 ) -> str:
     """Say why the budget does not allow another step; "" if it does.
 
-    steps, tokens, seconds: used by the whole run so far. ahead: seconds that the next step and the evaluations need.
-    The next step is expected to sample as many tokens as the newest.
+        seconds ahead: 1.2 (t_step + t_problem problems)
 
-    >>> budget_spent(BudgetConfig(steps=3), 3, 0, 0.0, {}, 0.0)
+    steps, used ("tokens/generated", "time/total"): by the whole run so far. pace: seconds and tokens of the newest
+    "step", and seconds of an evaluation per "problem"; unknown ones count as 0. problems: of the evaluations due before
+    the run can end.
+
+    >>> used, pace = {"tokens/generated": 60.0, "time/total": 3590.0}, {"step": 5.0, "problem": 0.01, "tokens": 60.0}
+    >>> budget_spent(BudgetConfig(steps=3), 3, used, pace, 0)
     'budget.steps=3 are done'
-    >>> budget_spent(BudgetConfig(hours=1.0), 3, 0, 3500.0, {}, 200.0)
-    'budget.hours=1: 100 s are left, and the next step and the last evaluation would take about 200 s'
-    >>> budget_spent(BudgetConfig(tokens=100), 1, 60.0, 0.0, {"tokens": 60.0}, 0.0)
+    >>> budget_spent(BudgetConfig(hours=1.0), 3, used, pace, 1000)
+    'budget.hours=1: 10 s are left, and the next step and the last evaluation would take about 18 s'
+    >>> budget_spent(BudgetConfig(tokens=100), 1, used, pace, 0)
     'budget.tokens=100: 40 are left, and the newest step sampled 60'
     """
     if budget.steps is not None and steps >= budget.steps:
         return f"budget.steps={budget.steps} are done"
+    tokens, seconds = used["tokens/generated"], used["time/total"]
     if budget.tokens is not None and tokens + pace.get("tokens", 0.0) > budget.tokens:
         left = max(budget.tokens - tokens, 0)
         return f"budget.tokens={budget.tokens}: {left:.0f} are left, and the newest step sampled {pace['tokens']:.0f}"
+    ahead = MARGIN * (pace.get("step", 0.0) + pace.get("problem", 0.0) * problems)
     if budget.hours is not None and seconds + ahead > budget.hours * 3600:
-        left = max(budget.hours * 3600 - seconds, 0.0)
-        return (
-            f"budget.hours={budget.hours:g}: {left:.0f} s are left, and the next step and the last evaluation would "
-            f"take about {ahead:.0f} s"
-        )
+        there = f"{max(budget.hours * 3600 - seconds, 0.0):.0f} s are left"
+        needed = f"the next step and the last evaluation would take about {ahead:.0f} s"
+        return f"budget.hours={budget.hours:g}: {there}, and {needed}"
     return ""
-
-
-@dataclass(frozen=True, slots=True)
-class Budget:
-    """The budget of a run, compared with its counters. `final_problems`: of the last evaluation."""
-
-    settings: BudgetConfig
-    counters: Counters
-    final_problems: int
-
-    def spent(self, step: int, due_problems: int) -> str:
-        """Say why the budget ends the run after this step; "" if it does not. `due_problems`: to evaluate before."""
-        row, pace = self.counters.row(), self.counters.pace
-        ahead = seconds_ahead(pace, due_problems, self.final_problems)
-        return budget_spent(self.settings, step, row["tokens/generated"], row["time/total"], pace, ahead)
 
 
 LARGEST = 10
@@ -146,6 +123,13 @@ def averaged(updates: Sequence[dict[str, float]]) -> dict[str, float]:
     return out
 
 
+def with_scores(parts: Components, learner: Learner, collected: Collected) -> Collected:
+    """Add signs of silent failures, and the log-probabilities and entropies that the first update will not measure."""
+    signs = failure_metrics(collected.samples, parts.truths, parts.graders.training, parts.policy.tokenizer)
+    scored = with_missing_scores(collected, parts.scorer, learner.will_score(collected, parts.sampling))
+    return replace(scored, metrics=scored.metrics | signs)
+
+
 @dataclass
 class Step:
     """One training step: what it has collected and learned so far, and the metrics recorded for it."""
@@ -154,7 +138,7 @@ class Step:
     collected: Collected
     weight_version: int  # of the engine once everything was sampled
     updates: list[Update] = field(default_factory=list)
-    synced: dict[str, float] = field(default_factory=dict)  # metrics of the weight sync
+    sync_metrics: dict[str, float] = field(default_factory=dict)  # of handing the weights to the engine
     finite: bool = True  # whether the weights are, after the updates
 
     @property
@@ -186,10 +170,10 @@ class Step:
         if len(self.updates) < 2:
             row |= self.sampled
         if len(self.updates) == self.count:
-            row |= self.synced
+            row |= self.sync_metrics
         return row
 
     @cached_property
     def metrics(self) -> dict[str, float]:
         """Metrics of the whole step; read after the step."""
-        return averaged([u.metrics for u in self.updates]) | self.sampled | self.synced
+        return averaged([u.metrics for u in self.updates]) | self.sampled | self.sync_metrics

@@ -21,6 +21,8 @@ from torch.distributed.rendezvous import rendezvous
 
 from rlreason.errors import ConfigError, EngineError
 from rlreason.model.parameters import pick_device
+from rlreason.records.files import RANKS_LOG
+from rlreason.records.reader import write_status
 from rlreason.runtime import signals
 from rlreason.runtime.files import alive
 from rlreason.runtime.machine import ADDRESS, NAMES, Place, place_of
@@ -29,7 +31,6 @@ from rlreason.runtime.text import first_line
 FOREVER = timedelta(days=365)  # rank 0 may load, sample and evaluate for any length of time
 NCCL_LATER = timedelta(minutes=5)  # its own limit would end the process before our better message
 BUCKET = 1 << 26  # numbers that are summed in one call: 256 MiB of float32
-GONE = ("Connection closed", "Connection reset", "Timed out", "timed out", "NCCL", "Broken pipe", "gloo")
 
 
 class RankError(EngineError):
@@ -50,23 +51,19 @@ class Ranks:
 
     def __init__(self, store: Any, rank: int, world: int, device: torch.device, limit_s: float) -> None:
         self.store, self.rank, self.world, self.device = store, rank, world, device
-        self.limit = timedelta(seconds=limit_s)
-        self._meet()
+        keys = [f"device{number}" for number in range(world)]
+        store.set(keys[rank], device.type)
+        store.wait(keys, FOREVER)  # until every rank has loaded its libraries
+        kinds = [store.get(key).decode() for key in keys]
+        if len(set(kinds)) > 1:
+            without = ", ".join(str(number) for number, kind in enumerate(kinds) if kind != "cuda")
+            raise ConfigError(f"gpus={world}: no GPU is left for rank {without}: start as many ranks as GPUs")
+        limit = timedelta(seconds=limit_s)
         backend, later = ("gloo", timedelta()) if device.type == "cpu" else ("cpu:gloo,cuda:nccl", NCCL_LATER)
         own = PrefixStore("default", store)
-        dist.init_process_group(backend, store=own, rank=rank, world_size=world, timeout=self.limit + later)
+        dist.init_process_group(backend, store=own, rank=rank, world_size=world, timeout=limit + later)
         self._orders = dist.new_group(backend="gloo", timeout=FOREVER)
-        self._objects = dist.new_group(backend="gloo", timeout=self.limit)
-
-    def _meet(self) -> None:
-        """Wait until every rank has loaded its libraries; `ConfigError` where some have a GPU and others none."""
-        keys = [f"device{rank}" for rank in range(self.world)]
-        self.store.set(keys[self.rank], self.device.type)
-        self.store.wait(keys, FOREVER)
-        kinds = [self.store.get(key).decode() for key in keys]
-        if len(set(kinds)) > 1:
-            without = ", ".join(str(rank) for rank, kind in enumerate(kinds) if kind != "cuda")
-            raise ConfigError(f"gpus={self.world}: no GPU is left for rank {without}: start as many ranks as GPUs")
+        self._objects = dist.new_group(backend="gloo", timeout=limit)
 
     @contextmanager
     def together(self, name: str, *arguments: Any) -> Iterator[None]:
@@ -98,36 +95,23 @@ class Ranks:
                 tensor.detach().copy_(whole)
 
     def all_reduce(self, tensors: Sequence[Tensor]) -> None:
-        """Replace each tensor by its sum over all ranks, in float32, about 64 million numbers per call."""
-        for bucket in buckets([t.numel() for t in tensors], BUCKET):
-            parts = [tensors[i] for i in bucket]
-            flat = torch.cat([part.reshape(-1).float() for part in parts])
+        """Replace each tensor by its sum over all ranks, in float32, as many as have 64 million numbers per call."""
+        waiting: list[Tensor] = []
+        for place, tensor in enumerate(tensors, 1):
+            waiting.append(tensor)
+            if sum(t.numel() for t in waiting) < BUCKET and place < len(tensors):
+                continue
+            flat = torch.cat([part.reshape(-1).float() for part in waiting])
             dist.all_reduce(flat)
-            for part, total in zip(parts, flat.split([part.numel() for part in parts]), strict=True):
+            for part, total in zip(waiting, flat.split([part.numel() for part in waiting]), strict=True):
                 part.copy_(total.view_as(part))
+            waiting = []
 
 
 def _broadcast(value: Any, group: Any) -> Any:
     box = [value]
     dist.broadcast_object_list(box, src=0, group=group, device=torch.device("cpu"))
     return box[0]
-
-
-def buckets(sizes: Sequence[int], most: int) -> list[list[int]]:
-    """Group consecutive tensors of these sizes, by number: at most `most` elements per group, or a single tensor.
-
-    >>> buckets([3, 4, 9, 1], 7)
-    [[0, 1], [2], [3]]
-    """
-    groups: list[list[int]] = []
-    room = 0
-    for i, size in enumerate(sizes):
-        if size > room or not groups:
-            groups.append([])
-            room = most
-        groups[-1].append(i)
-        room -= size
-    return groups
 
 
 Method = TypeVar("Method", bound=Callable[..., Any])
@@ -152,23 +136,27 @@ ENDING_S = 10.0  # for a rank to end
 LOOK_S = 0.2
 GRACE_S = 4.0  # for rank 0 to notice by itself that another rank has ended
 OURS = "RLREASON_STORE"  # environment: the port where rank 0 waits for the processes it has started
+GONE = ("connection closed", "connection reset", "timed out")  # of a rank that is not a child of this process
+RESUME = "resume=RUN goes on from the last checkpoint"
 
 
 class LeadingRank(Ranks):
-    """Rank 0: it starts the other ranks, or finds those of torchrun, orders what they do, and ends with any of them."""
+    """Rank 0: it starts the other ranks, or finds those of torchrun, orders what they do, and ends with any of them.
 
-    def __init__(
-        self, world: int, device: torch.device, limit_s: float, log: Path, note: Callable[[str], object]
-    ) -> None:
-        """`log`: output of processes started here; `note`: called with the reason if another's end ends this one."""
+    A lost rank is found by the error of a collective call (`together`), or by a thread that looks for it (`_watch`),
+    since a call of NCCL never ends.
+    """
+
+    def __init__(self, world: int, device: torch.device, limit_s: float, folder: Path) -> None:
+        """`folder`: of the run, for the output of the processes started here, and the reason if one ends this one."""
         if dist.is_initialized():
             raise ConfigError(
                 f"gpus={world} needs torch's default process group, and something in this process has made one: start "
                 "the run by the command line"
             )
-        self.log, self.note, self.limit_s = log, note, limit_s
+        self.folder, self.log, self.limit_s = folder, folder / RANKS_LOG, limit_s
         self.children: dict[int, subprocess.Popen[bytes]] = {}
-        self.broken = ""  # what broke off a collective call; the other ranks still wait in it and cannot be reached
+        self.broken = False  # a collective call was broken off: the others wait in it, and cannot be reached
         self._lock, self._over = threading.RLock(), threading.Event()
         place = place_of()
         store = store_of(place) if place else TCPStore(ADDRESS, 0, None, True, wait_for_workers=False)
@@ -204,58 +192,56 @@ class LeadingRank(Ranks):
         """
         with self._lock, signals.held(), self.naming_lost_ranks(name):
             if self.broken:
-                raise RankError(f"training on {self.world} ranks is over: {self.broken}")
+                raise RankError(f"training on {self.world} ranks is over")
             alive()
-            try:
-                _broadcast((name, arguments), self._orders)
-                yield
-            except BaseException as error:
-                self.broken = self.broken or f"{name} ended with {type(error).__name__}"
-                raise
+            _broadcast((name, arguments), self._orders)
+            yield
             alive()
 
     @contextmanager
     def naming_lost_ranks(self, name: str) -> Iterator[None]:
-        """Turn an error that only says that a connection is gone into one that says which rank, and why."""
+        """Raise `RankError`, which says which rank is lost and why, for an error that another rank's end has caused."""
         try:
             yield
-        except RuntimeError as error:
+        except BaseException as error:
+            self.broken = True
+            if not isinstance(error, RuntimeError):
+                raise
             time.sleep(LOOK_S)  # a connection closes before its process ends
-            why = self._lost()
-            if not why and not is_gone(error):
+            lost = self._lost()
+            if not lost and any(sign in str(error).lower() for sign in GONE):
+                lost = f"one has gone, or not answered within waits.run_s={self.limit_s:g} s ({first_line(error)})"
+            if not lost:
                 raise
             self._over.set()
-            limit = f"waits.run_s={self.limit_s:g} s"
-            cause = why or f"a rank has gone, or has not answered within {limit} ({first_line(error)})"
-            lost = f"training on {self.world} ranks ended in {name}: {cause}"
-            raise RankError(f"{lost}; resume=RUN goes on from the last checkpoint") from error
+            raise RankError(f"training on {self.world} ranks ended in {name}: {lost}; {RESUME}") from error
 
     def _lost(self) -> str:
-        """Describe the error that another rank has left, or which started processes have ended; "" if all live."""
+        """Say which ranks have ended with which error, signal or exit code; "" if all live."""
+        lost = []
         for rank in range(1, self.world):
+            code = self.children[rank].poll() if rank in self.children else None
             if self.store.check([f"{ERROR}{rank}"]):
-                return f"rank {rank} failed: {self.store.get(f'{ERROR}{rank}').decode()}"
-        codes = {rank: child.poll() for rank, child in self.children.items()}
-        ended = [(rank, f"signal {-c}" if c < 0 else f"exit code {c}") for rank, c in codes.items() if c is not None]
-        return ", ".join(f"rank {rank} ended with {how}" for rank, how in ended)
+                lost.append(f"rank {rank} failed: {self.store.get(f'{ERROR}{rank}').decode()}")
+            elif code is not None:
+                lost.append(f"rank {rank} ended with {f'signal {-code}' if code < 0 else f'exit code {code}'}")
+        return ", ".join(lost)
 
     def _watch(self) -> None:
-        """End this process if another rank has ended and nothing here notices, as in a call of NCCL."""
+        """End this process if another rank has ended and nothing here notices."""
         while not self._over.wait(LOOK_S):
             lost = ""
             with suppress(RuntimeError):  # torchrun's store may be gone
                 lost = self._lost()
-            if not lost or self._over.wait(GRACE_S):
-                continue
-            log = f" (see {self.log})" if self.children else ""
-            why = f"training on {self.world} ranks: {lost}{log}"
-            with suppress(Exception):  # such as a full disk, which must not prevent the end
-                self.note(why)
-            signals.leave_at_once(f"ended: {why}; resume=RUN goes on from the last checkpoint", 1)
+            if lost and not self._over.wait(GRACE_S):
+                why = f"training on {self.world} ranks: {lost}{f' (see {self.log})' if self.children else ''}"
+                with suppress(Exception):  # such as a full disk, which must not prevent the end
+                    write_status(self.folder, "failed", why)
+                signals.leave_at_once(f"ended: {why}; {RESUME}", 1)
 
     def close(self, at_once: bool = False) -> None:
         """End the other ranks; those that do not end are killed, `at_once` those that hang in a broken call."""
-        at_once = at_once or bool(self.broken)
+        at_once = at_once or self.broken
         if not at_once:
             with suppress(RuntimeError), self._lock:
                 _broadcast(None, self._orders)
@@ -271,11 +257,6 @@ class LeadingRank(Ranks):
                 self.log.unlink()
         if dist.is_initialized():
             dist.destroy_process_group()
-
-
-def is_gone(error: RuntimeError) -> bool:
-    """Return whether an error only says that the connection to another rank is closed, or that it does not answer."""
-    return any(word in str(error) for word in GONE)
 
 
 def store_of(place: Place) -> Any:

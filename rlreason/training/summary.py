@@ -3,7 +3,6 @@
 import hashlib
 import json
 import math
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -11,13 +10,12 @@ from typing import Any
 
 import torch
 import yaml
-from transformers import PreTrainedTokenizerBase
 
 from rlreason.config.groups import RULES, WEIGHTS, PromptConfig
 from rlreason.config.leaves import leaves, resource_dir
 from rlreason.config.run import RunConfig
 from rlreason.config.training import TrainingConfig
-from rlreason.engines.base import Engine, Sampling, Stops
+from rlreason.engines.base import Sampling, Stops
 from rlreason.engines.vllm.engine import VLLMEngine
 from rlreason.engines.vllm.start import sampling_arguments
 from rlreason.evaluation.accuracy import describe_accuracies, more_accuracies
@@ -32,7 +30,7 @@ from rlreason.records.files import COMPLIANCE, CURVES, EVALS, MODEL, step_name
 from rlreason.records.loggers import Loggers
 from rlreason.records.reader import time_line, time_summary
 from rlreason.records.rows import Counters
-from rlreason.runtime.machine import SWEEP_VARIABLE
+from rlreason.records.writer import RunWriter
 from rlreason.runtime.text import decimal_size, redacted, shorten
 from rlreason.training.build import Components
 from rlreason.types import Problem, Sample
@@ -110,10 +108,7 @@ def print_generations(console: Console, samples: Sequence[Sample], problems: Seq
 
 def short_path(folder: Path) -> str:
     """Return the path relative to the current folder if it is inside, otherwise unchanged."""
-    try:
-        return str(folder.relative_to(Path.cwd()))
-    except ValueError:
-        return str(folder)
+    return str(folder.relative_to(Path.cwd()) if folder.is_relative_to(Path.cwd()) else folder)
 
 
 def print_loggers(console: Console, loggers: Loggers) -> None:
@@ -123,14 +118,15 @@ def print_loggers(console: Console, loggers: Loggers) -> None:
 
 
 def run_summary(
-    components: Components, status: str, reason: str, before: Evaluated, after: Evaluated
+    components: Components, history: Sequence[Evaluated], monitors: Monitors, counters: Counters, lost: bool
 ) -> dict[str, Any]:
-    """Return the run's results. `accuracy` is that of the last evaluation, over the whole split if it was evaluated."""
-    lost = status == LOST  # earlier measurements say nothing about such a model
+    """Return the run's results and its course: notices, counters, and where the time went.
+
+    `accuracy` is that of the last evaluation, over the whole split if it was evaluated; NaN if the weights are `lost`.
+    """
+    before, after = history[0], history[-1]
     evaluator, tokenizer = components.evaluator, components.policy.tokenizer
     return {
-        "status": status,
-        "reason": reason,
         "accuracy_before": before.metrics["eval/accuracy"],
         "accuracy_after": math.nan if lost else after.metrics["eval/accuracy"],  # on the same problems
         "accuracy": math.nan if lost else after.whole["eval/accuracy"],
@@ -145,12 +141,6 @@ def run_summary(
         **more_accuracies(after.whole, *evaluator.rewards),
         "protocol": protocol_of(evaluator.settings, after.problems, tokenizer),
         "protocol_on_the_way": protocol_of(evaluator.settings, components.eval_problems, tokenizer)["hash"],
-    }
-
-
-def course_summary(monitors: Monitors, counters: Counters) -> dict[str, Any]:
-    """Summarise the run's course: notices, counters, and where the time went."""
-    return {
         "notices": dict(monitors.counts),
         "alarm": monitors.alarm(),
         **{name: round(value, 1) for name, value in counters.row().items()},
@@ -164,12 +154,10 @@ def print_reason(console: Console, folder: Path, status: str, reason: str) -> No
     if status == "finished":
         return
     console.say(f"! {status}: {reason}")
-    if status == "budget":
-        key = reason.partition("=")[0]
-        console.say(f"to go on   resume={short_path(folder)} {key}=MORE")
-    elif status != LOST:
-        rule = status.partition(":")[2]
-        console.say(f"to go on   resume={short_path(folder)} monitors.{RULES.get(rule, rule)}=warn")
+    rule = status.partition(":")[2]
+    more = f"{reason.partition('=')[0]}=MORE" if status == "budget" else f"monitors.{RULES.get(rule, rule)}=warn"
+    if status != LOST:
+        console.say(f"to go on   resume={short_path(folder)} {more}")
 
 
 def print_example(
@@ -186,16 +174,12 @@ def print_example(
 
 
 def print_closing(
-    console: Console,
-    run: TrainingConfig,
-    components: Components,
-    folder: Path,
-    history: Sequence[Evaluated],
-    summary: Mapping[str, Any],
-) -> None:
-    """Print what training changed, how exact that is, and where everything is."""
-    before, after = history[0], history[-1]
-    print_example(console, components.eval_problems, before.samples, after.samples)
+    console: Console, run: TrainingConfig, problems: Sequence[Problem], records: RunWriter,
+    history: Sequence[Evaluated], summary: Mapping[str, Any],
+) -> None:  # fmt: skip
+    """Print what training changed, how exact that is, and where everything is. `problems`: of the evaluations."""
+    before, after, folder = history[0], history[-1], records.folder
+    print_example(console, problems, before.samples, after.samples)
     console.table("\n" + closing_table(before.metrics, after.metrics))
     if summary["eval_problems"] > summary["interim_eval_problems"]:
         low, high = summary["accuracy_interval"]
@@ -220,19 +204,9 @@ def print_closing(
         )
     if run.eval.card is not None:
         console.say((folder / COMPLIANCE).read_text(encoding="utf-8").splitlines()[-1])
-    print_loggers(console, components.loggers)
-    if run.model.made_on_the_spot and SWEEP_VARIABLE not in os.environ:
-        console.say(
-            "\nTry next:\n"
-            "  python -m rlreason loss=grpo_clip off_policy=e4_quarter   # 16 optimizer steps per rollout batch\n"
-            "  python -m rlreason loss=no_baseline                       # does the baseline matter here?\n"
-            "  python -m rlreason algorithm=ei                           # expert iteration instead\n"
-            "  python -m rlreason -m sweep=grpo_learning_rate            # five learning rates, one of them diverges\n"
-            "  python -m rlreason model=local model.path=DIR data.path=GSM8K_DIR   # a real model on GSM8K"
-        )
+    print_loggers(console, records.loggers)
 
 
-DIGITS = 16  # hex digits of a digest
 SEEDS = ("seed", "split_seed")
 OF_THE_FILE = ("_name_or_path", "transformers_version")  # in a model's config, but not part of the model
 
@@ -242,18 +216,34 @@ def run_facts(run: RunConfig, components: Components) -> dict[str, Any]:
 
     Call it before training changes a weight, and before a checkpoint is read.
     """
-    policy, evaluator = components.policy, components.evaluator
+    policy, tokenizer, evaluator = components.policy, components.policy.tokenizer, components.evaluator
     prompts = {"prompt": run.asking.prompt} | (
         {} if run.evaluation.prompt is run.asking.prompt else {"eval.prompt": run.evaluation.prompt}
     )
+    config, revision = policy.model.config, getattr(policy.model.config, "_commit_hash", None)  # of one from the hub
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    rules = backend.to_str() if backend is not None else sorted(tokenizer.get_vocab().items())
+    engine: dict[str, Any] = {"name": run.rollout.engine, "max_rows": run.rollout.max_rows}
+    if isinstance(components.engine, VLLMEngine):  # every argument, defaults included
+        asked = components.sampling
+        stops = Stops(tokenizer, asked.stop, asked.min_tokens, asked.tags)
+        sampled = sampling_arguments(asked, policy.end_ids | asked.end_ids, stops.sees_special)
+        engine |= {"arguments": components.engine.arguments, "sampling": sampled}
     facts: dict[str, Any] = {
         "data": {"hash": components.data_hash, "sizes": components.sizes},
-        "prompts": {key: digest(prompt_facts(prompt, policy.tokenizer)) for key, prompt in prompts.items()},
-        "model": _model(run, policy),
-        "tokenizer": tokenizer_digest(policy.tokenizer),
+        "prompts": {key: digest(prompt_facts(prompt, tokenizer)) for key, prompt in prompts.items()},
+        "model": {
+            "name": run.model.name,
+            **({"path": str(run.model.folder)} if run.model.folder is not None else {}),
+            **({"revision": revision} if revision else {}),
+            "config": digest({key: value for key, value in config.to_dict().items() if key not in OF_THE_FILE}),
+            "parameters": model_size(policy.model),
+            "start_weights": weights_hash(policy.named_weights()),
+        },
+        "tokenizer": digest([rules, sorted(tokenizer.all_special_ids), getattr(tokenizer, "chat_template", None)]),
         "sampling": _sampling(components.sampling, policy),
         "eval_sampling": _sampling(evaluator.sampling, policy) | {"samples": evaluator.settings.samples},
-        "engine": _engine(run, components.engine, components.sampling, policy),
+        "engine": engine,
         "seeds": {leaf.key: leaf.value for leaf in leaves(run) if leaf.key.rpartition(".")[2] in SEEDS},
         "device": device_facts(policy),
     }
@@ -261,20 +251,19 @@ def run_facts(run: RunConfig, components: Components) -> dict[str, Any]:
 
 
 def digest(value: Any) -> str:
-    """Return a digest of a plain value.
+    """Return 16 hex digits of a plain value.
 
     >>> digest({"a": 1, "b": 2}) == digest({"b": 2, "a": 1}), len(digest("x"))
     (True, 16)
     """
     text = json.dumps(value, sort_keys=True, ensure_ascii=False, default=str)
-    return hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()[:DIGITS]
+    return hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()[:16]
 
 
-def tokenizer_digest(tokenizer: PreTrainedTokenizerBase) -> str:
-    """Return a digest of how text becomes token ids: vocabulary, rules, special tokens and the chat template."""
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    rules = backend.to_str() if backend is not None else sorted(tokenizer.get_vocab().items())
-    return digest([rules, sorted(tokenizer.all_special_ids), getattr(tokenizer, "chat_template", None)])
+def _sampling(sampling: Sampling, policy: Policy) -> dict[str, Any]:
+    """Return every sampling number, and the tokens that end a response: the model's own and those of a chat's turn."""
+    lists = {"stop": list(sampling.stop), "tags": list(sampling.tags)}
+    return asdict(sampling) | lists | {"end_ids": sorted(policy.end_ids | sampling.end_ids)}
 
 
 def device_facts(policy: Policy) -> dict[str, Any]:
@@ -300,34 +289,4 @@ def device_facts(policy: Policy) -> dict[str, Any]:
             "cudnn": torch.backends.cudnn.version(),
             "tf32": torch.backends.cuda.matmul.allow_tf32,
         }
-    return facts
-
-
-def _model(run: RunConfig, policy: Policy) -> dict[str, Any]:
-    config = policy.model.config
-    shape = {key: value for key, value in config.to_dict().items() if key not in OF_THE_FILE}
-    revision = getattr(config, "_commit_hash", None)  # of a model from the hub
-    return {
-        "name": run.model.name,
-        **({"path": str(run.model.folder)} if run.model.folder is not None else {}),
-        **({"revision": revision} if revision else {}),
-        "config": digest(shape),
-        "parameters": model_size(policy.model),
-        "start_weights": weights_hash(policy.named_weights()),
-    }
-
-
-def _sampling(sampling: Sampling, policy: Policy) -> dict[str, Any]:
-    """Return every sampling number, and the tokens that end a response: the model's own and those of a chat's turn."""
-    lists = {"stop": list(sampling.stop), "tags": list(sampling.tags)}
-    return asdict(sampling) | lists | {"end_ids": sorted(policy.end_ids | sampling.end_ids)}
-
-
-def _engine(run: RunConfig, engine: Engine, sampling: Sampling, policy: Policy) -> dict[str, Any]:
-    """Return the engine's settings; for vLLM every argument, defaults included."""
-    facts: dict[str, Any] = {"name": run.rollout.engine, "max_rows": run.rollout.max_rows}
-    if isinstance(engine, VLLMEngine):
-        stops = Stops(policy.tokenizer, sampling.stop, sampling.min_tokens, sampling.tags)
-        ends = policy.end_ids | sampling.end_ids
-        facts |= {"arguments": engine.arguments, "sampling": sampling_arguments(sampling, ends, stops.sees_special)}
     return facts

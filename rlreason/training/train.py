@@ -2,7 +2,9 @@
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -15,7 +17,7 @@ from rlreason.health.watch import Monitors
 from rlreason.model.policy import Policy
 from rlreason.objectives.card import TEXT_WIDTH
 from rlreason.records.console import Console
-from rlreason.records.files import OBJECTIVE
+from rlreason.records.files import OBJECTIVE, checkpoints_in, moments_in, remove_moments
 from rlreason.records.reader import RunFolder
 from rlreason.records.rows import Counters
 from rlreason.records.training_curves import draw_curves
@@ -27,9 +29,9 @@ from rlreason.training.algorithms import Algorithm, Batches
 from rlreason.training.build import Components, build_components, make_algorithm, make_learner, start_loggers
 from rlreason.training.checkpoint import Checkpoints
 from rlreason.training.learner import Learner, LearningRateSchedule
-from rlreason.training.progress import Budget, Profile
+from rlreason.training.progress import Profile, with_scores
 from rlreason.training.summary import (
-    course_summary,
+    LOST,
     print_closing,
     print_header,
     print_loggers,
@@ -43,7 +45,7 @@ from rlreason.training.trainer import Trainer
 def train(run: RunConfig, records: RunWriter, console: Console) -> float:
     """Train `run`, record everything in the folder of `records`, and return the final validation accuracy."""
     assert isinstance(run, TrainingConfig)
-    components = build_components(run, records.folder, console, records.checkpoint is None, records.clock)
+    components = build_components(run, records.folder, console, records.clock)
     with trainer_of(run, components, records, console) as trainer:
         try:
             return close_records(trainer, *trainer.train())
@@ -53,9 +55,8 @@ def train(run: RunConfig, records: RunWriter, console: Console) -> float:
             print_loggers(console, records.loggers)
             if trainer.validation.history:
                 draw_curves(RunFolder(records.folder))
-            done = (
-                f"after step {trainer.finished} of {trainer.n_steps}" if trainer.finished else "before the first step"
-            )
+            done = f"after step {trainer.steps_done} of {trainer.n_steps}"
+            done = done if trainer.steps_done else "before the first step"
             raise type(stop)(f"{stop} {done}".strip()) from None
 
 
@@ -64,12 +65,13 @@ def trainer_of(run: TrainingConfig, components: Components, records: RunWriter, 
     """Yield the trainer of a run that has these components; at the end of the block, close them and all it started."""
     counters, policy = Counters(clock=records.clock), components.policy
     with ExitStack() as closing:  # the last one first
-        closing.callback(components.loggers.abandon)  # still open only if the run failed
+        closing.callback(lambda: records.loggers.abandon())  # still open only if the run failed
         closing.callback(components.close)
         algorithm = make_algorithm(run, components, console)
         learner = learner_of(run, policy, algorithm, records.folder)
         closing.callback(learner.close)
-        batches = Batches(algorithm, ahead=run.rollout.async_level > 0, clock=records.clock)
+        score = partial(with_scores, components, learner)
+        batches = Batches(algorithm, run.rollout.async_level > 0, records.clock, score)
         closing.callback(batches.close)
         closing.callback(components.close)  # before the batches: it ends the sampling ahead
         start_records(run, components, records, console)
@@ -86,11 +88,10 @@ def trainer_of(run: TrainingConfig, components: Components, records: RunWriter, 
             {"batches": batches, "monitors": monitors}, records,
         )  # fmt: skip
         schedule = LearningRateSchedule(run.learning_rate, run.lr_schedule, run.warmup_steps, algorithm.n_steps)
-        budget = Budget(run.budget, counters, len(components.final_problems))
         profile = Profile(run.profile, records, console, algorithm.n_steps)
         yield Trainer(
-            run, components, batches, learner, schedule, records, counters, monitors, budget, validation, checkpoints,
-            profile, console,
+            run, components, batches, learner, schedule, records, counters, monitors, validation, checkpoints, profile,
+            console,
         )  # fmt: skip
 
 
@@ -105,13 +106,12 @@ def learner_of(run: TrainingConfig, policy: Policy, algorithm: Algorithm, folder
 
 
 def start_records(run: TrainingConfig, components: Components, records: RunWriter, console: Console) -> None:
-    """Record what the run is made of; start the loggers of a resumed run, once its later records are dropped."""
-    records.loggers = components.loggers
+    """Drop the later records of a resumed run, start the loggers, record what the run is made of."""
     facts = run_facts(run, components)
     if run.save_model or run.checkpoint.every != 0:
         components.policy.try_saving()  # after the facts: saving completes the model's config
-    if records.checkpoint is not None:
-        start_loggers(run, components.loggers, records.folder, console, records.resume(facts, console.say))
+    resumed = None if records.checkpoint is None else records.resume(facts, console.say)
+    start_loggers(run, records, console, resumed)
     records.add_provenance(facts)
 
 
@@ -153,15 +153,15 @@ def close_records(trainer: Trainer, status: str, reason: str) -> float:
     with trainer.waiting("drawing the curves", "record", logged=False):
         draw_curves(RunFolder(records.folder))
     checkpoints.prune(keep=1)  # one is enough to train for more steps
-    removed = checkpoints.moments_to_remove(status)
-    summary = run_summary(components, status, reason, history[0], history[-1]) | {
-        **course_summary(trainer.monitors, trainer.counters),
-        "checkpoints": checkpoints.cost.summary() | {"moments_removed": removed},
-    }
+    done = checkpoints_in(records.folder) if status == "finished" and not run.checkpoint.keep_final else []
+    removed = sum(sum(moments_in(path).values()) for path in done)
+    results = run_summary(components, history, trainer.monitors, trainer.counters, lost=status == LOST)
+    kept = {"checkpoints": checkpoints.cost | {"moments_removed": removed}}
+    summary: dict[str, Any] = {"status": status, "reason": reason} | results | kept
     with console.wait("closing the records"):
         write_card(run.eval.card, records.folder, summary)
         records.summary(summary)
-        if removed:  # after the summary: the finished run cannot be resumed without them
-            checkpoints.remove_moments()
-    print_closing(console, run, components, records.folder, history, summary)
+        for path in done:  # after the summary: the finished run cannot be resumed exactly without them
+            remove_moments(path)
+    print_closing(console, run, components.eval_problems, records, history, summary)
     return float(summary["accuracy"])

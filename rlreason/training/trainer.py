@@ -6,11 +6,10 @@ again, with the same numbers: every seed follows from the number of the step.
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from rlreason.config.training import TrainingConfig
-from rlreason.engines.rollouts import training_work, with_missing_scores
-from rlreason.evaluation.cases import failure_metrics
+from rlreason.engines.rollouts import training_work
 from rlreason.evaluation.evaluator import Validation
 from rlreason.health.watch import Monitors
 from rlreason.records.console import Console
@@ -22,7 +21,7 @@ from rlreason.training.algorithms import Batches
 from rlreason.training.build import Components
 from rlreason.training.checkpoint import Checkpoints
 from rlreason.training.learner import Learner, LearningRateSchedule
-from rlreason.training.progress import Budget, Profile, Step, evaluation_due
+from rlreason.training.progress import Profile, Step, budget_spent, interim_due
 from rlreason.training.summary import LOST, print_generations
 
 
@@ -38,12 +37,11 @@ class Trainer:
     records: RunWriter
     counters: Counters
     monitors: Monitors
-    budget: Budget
     validation: Validation
     checkpoints: Checkpoints
     profile: Profile
     console: Console
-    finished: int = 0  # steps
+    steps_done: int = 0
     step: Step | None = None  # the newest of this process
 
     def __post_init__(self) -> None:
@@ -58,7 +56,7 @@ class Trainer:
             self.resume()
         ending = self.reason_to_stop()
         while ending is None:
-            ending = self.run_step(self.finished + 1)
+            ending = self.run_step(self.steps_done + 1)
         self.save_model()
         if ending[0] != LOST:  # weights that are not finite answer nothing
             self.evaluate(last=True)  # which may trip a monitor
@@ -78,22 +76,25 @@ class Trainer:
     def resume(self) -> None:
         """Restore the newest checkpoint."""
         with self.console.wait("going on from the checkpoint"):
-            self.finished = self.checkpoints.restore()
+            self.steps_done = self.checkpoints.restore()
         self.clock.begin()
         if self.reason_to_stop() is None:
-            self.console.start(self.n_steps, self.finished)
+            self.console.start(self.n_steps, self.steps_done)
             if self.evaluation_due():  # this was the last step, which has no interim evaluation, and n_steps was raised
                 self.evaluate()
 
     def run_step(self, number: int) -> tuple[str, str] | None:
-        """Run one training step; return (status, reason) if the run ends after it."""
+        """Run one training step; return (status, reason) if the run ends after it.
+
+        A signal waits for the end of the step and for its checkpoint: `KeyboardInterrupt` leaves the `held` block.
+        """
         with signals.held("stopping at the end of this step (a second signal ends the run at once)"):
             with self.profile.of(number):
                 self.step = step = self.sample(number)
                 self.learn(step)
                 self.hand_over_weights(step)
                 self.record(step)
-            self.finished = number
+            self.steps_done = number
             ending = self.reason_to_stop()
             if ending is None and self.evaluation_due():
                 self.evaluate()
@@ -104,29 +105,22 @@ class Trainer:
             if ending is not None or stopping or self.checkpoints.due(number):
                 with self.waiting("writing a checkpoint", "checkpoint"):
                     self.checkpoints.write(number)
-            if stopping:  # the end of this block raises KeyboardInterrupt
+            if stopping:
                 self.save_model()
         return ending
 
     def sample(self, number: int) -> Step:
-        """Sample, grade, compute advantages; score under the sampling weights what the first update will not score."""
-        parts = self.components
-        with self.waiting(f"step {number}", "rollout", parts.rollouts.progress_text):
-            collected = self.batches.collect(number)  # responses, grades, advantages, and the batches of updates
-            signs = failure_metrics(collected.samples, parts.truths, parts.graders.training, self.policy.tokenizer)
-            collected = replace(collected, metrics=collected.metrics | signs)
-        weight_version = self.engine.weight_version  # now; each response has that of the weights it was sampled with
-        by_learning = self.learner.scores_by_learning(collected, parts.sampling)  # computed by the first update anyway
-        with self.waiting(f"step {number}: measuring log-probabilities", "score"):
-            scored = with_missing_scores(collected, parts.scorer, by_learning)
+        """Sample, grade, score, compute advantages; with rollout.async_level=1, most of it was done ahead."""
+        with self.waiting(f"step {number}", "rollout", self.components.rollouts.progress_text):
+            collected = self.batches.collect(number)
         self.counters.sampled(collected.samples)
-        self.batches.start_next(number)  # with rollout.async_level=1, with these weights, while `learn` is at work
-        return Step(number, scored, weight_version)
+        return Step(number, collected, self.engine.weight_version)  # each response has that which sampled it
 
     def learn(self, step: Step) -> None:
         """Take the step's optimizer updates. Write the row of each but the last, which `record` writes."""
+        self.batches.sample_ahead(step.number)  # with these weights, while they are trained
         spent = self.clock.spent("train")
-        updates = self.learner.learn(step.collected, step.number, self.schedule, self.components.sampling)
+        updates = self.learner.updates(step.collected, step.number, self.schedule, self.components.sampling)
         with self.clock.phase("train"):
             # each is taken as the loop comes to it: forward, loss, backward, clip, optimizer
             for update in self.console.each(f"step {step.number}: update", updates, step.count):
@@ -142,12 +136,12 @@ class Trainer:
     def hand_over_weights(self, step: Step) -> None:
         """Give the engine the new weights, if they are finite; samples drawn ahead keep those they began with."""
         with self.clock.phase("rollout"):
-            self.batches.wait()
+            self.batches.finish_ahead()
         if step.updates and step.finite:
             with self.waiting(f"step {step.number}: handing the weights to the engine", "weight_sync"):
-                synced = self.engine.load_weights(self.policy)
-            step.synced = self.clock.parts_of("weight_sync", synced)
-        step.synced["train/moments_not_finite"] = self.learner.moments_not_finite()
+                metrics = self.engine.load_weights(self.policy)
+            step.sync_metrics = self.clock.parts_of("weight_sync", metrics)
+        step.sync_metrics["train/moments_not_finite"] = self.learner.moments_not_finite()
 
     def record(self, step: Step) -> None:
         """Write the step's last row and its responses, and run the monitors."""
@@ -165,21 +159,23 @@ class Trainer:
         """Return (status, reason) if the run ends here: by a monitor, after its last step, by its budget."""
         if (stopped := self.monitors.reason_to_stop()) is not None:
             return stopped
-        if self.finished >= self.n_steps:
+        if self.steps_done >= self.n_steps:
             return "finished", ""
-        spent = self.budget.spent(self.finished, len(self.components.eval_problems) if self.evaluation_due() else 0)
+        parts, counters = self.components, self.counters
+        problems = len(parts.final_problems) + (len(parts.eval_problems) if self.evaluation_due() else 0)
+        spent = budget_spent(self.run.budget, self.steps_done, counters.row(), counters.pace, problems)
         return ("budget", spent) if spent else None
 
     def evaluation_due(self) -> bool:
         """Return whether an interim evaluation is due, and not done; after the last step comes the last one."""
-        if self.finished >= self.n_steps or self.validation.history[-1].step == self.finished:
+        if self.steps_done >= self.n_steps or self.validation.history[-1].step == self.steps_done:
             return False
-        return evaluation_due(self.finished, self.n_steps, self.run.eval_every, self.run.longest_without_evaluation)
+        return interim_due(self.steps_done, self.n_steps, self.run.eval_every, self.run.longest_without_evaluation)
 
     def evaluate(self, last: bool = False) -> None:
         """Evaluate the current weights on the interim problems, or the `last` time on the whole split."""
-        self.validation.evaluate(self.finished, last)
-        self.monitors.check(self.finished, {}, evaluations=[e.metrics for e in self.validation.history])
+        self.validation.evaluate(self.steps_done, last)
+        self.monitors.check(self.steps_done, {}, evaluations=[e.metrics for e in self.validation.history])
 
     def show(self, step: Step, keep: bool = False) -> None:
         """Show the step's row on the console, where it stays if the step was evaluated."""
@@ -191,7 +187,7 @@ class Trainer:
         """Save the model, if that is wanted."""
         if self.run.save_model:
             with self.waiting("saving the model", "checkpoint", logged=False):
-                self.checkpoints.save_model(self.finished)
+                self.checkpoints.save_model(self.steps_done)
 
     @contextmanager
     def waiting(self, what: str, phase: str, more: Callable[[], str] = str, logged: bool = True) -> Iterator[None]:

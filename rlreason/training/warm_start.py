@@ -4,21 +4,20 @@ import hashlib
 import json
 import os
 import random
-import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cache
 from importlib.metadata import version
-from itertools import cycle, islice
+from itertools import cycle
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from filelock import FileLock, Timeout
+from filelock import FileLock
 from omegaconf import OmegaConf
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 from torch import Tensor, uint8
 
 from rlreason.config.data import HabitsConfig
@@ -33,6 +32,7 @@ from rlreason.errors import ConfigError
 from rlreason.grading import Grader
 from rlreason.model.policy import Policy
 from rlreason.objectives.objective import LengthNormConfig, Objective
+from rlreason.records.console import Console
 from rlreason.runtime.plugins import NAMED_REWARDS
 from rlreason.runtime.text import first_line
 from rlreason.training.algorithms import sft_sample
@@ -113,10 +113,6 @@ Weights = dict[str, Tensor]
 SUFFIX = ".safetensors"
 
 
-class BrokenWeightsError(Exception):
-    """A weights file whose content is not what was written."""
-
-
 def checksum(weights: Weights) -> str:
     """Return 16 hex digits of names, types, shapes and every bit of the values."""
     digest = hashlib.sha256()
@@ -132,28 +128,12 @@ def copy_weights(named: Iterable[tuple[str, Tensor]]) -> Weights:
     return {name: tensor.detach().cpu().clone().contiguous() for name, tensor in named}
 
 
-def write_weights(path: Path, weights: Weights, key: str) -> None:
-    """Write the weights with their key and checksum; `OSError` or `SafetensorError` if that fails.
-
-    They are written under another name and renamed, so that no reader sees half a file.
-    """
+def write_weights(path: Path, weights: Weights) -> None:
+    """Write the weights under another name and rename them, so that no reader sees half a file."""
     partial = path.with_name(path.name + ".partial")
-    save_file(weights, partial, metadata={"key": key, "checksum": checksum(weights)})
+    save_file(weights, partial)
     partial.chmod(0o644)  # safetensors makes them private, but a package or a shared folder is read by others
     os.replace(partial, path)
-
-
-def read_weights(path: Path, key: str) -> Weights:
-    """Read the weights written under this key; `BrokenWeightsError` if the file holds anything else."""
-    try:
-        with safe_open(path, framework="pt") as file:
-            metadata = file.metadata() or {}
-            weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # no dict
-    except SafetensorError as error:
-        raise BrokenWeightsError(str(error)) from error
-    if metadata.get("key") != key or metadata.get("checksum") != checksum(weights):
-        raise BrokenWeightsError("its checksum or its key is another")
-    return weights
 
 
 def cached(folder: Path, key: str, make: Callable[[], Weights], say: Callable[[str], None]) -> tuple[Weights, bool]:
@@ -161,45 +141,20 @@ def cached(folder: Path, key: str, make: Callable[[], Weights], say: Callable[[s
 
     If two runs need the same ones at once, one makes them. A folder that cannot be written is a warning, not an error.
     """
-    path = folder / f"{key}{SUFFIX}"
-    lock = FileLock(path.with_suffix(".lock"))
-
-    def note(error: Exception) -> None:
+    path, weights = folder / f"{key}{SUFFIX}", None
+    if path.exists():
+        return load_file(path), True
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with FileLock(path.with_suffix(".lock")):
+            if path.exists():  # by now
+                return load_file(path), True
+            weights = make()
+            write_weights(path, weights)
+    except (OSError, SafetensorError) as error:
         reason = getattr(error, "strerror", None) or first_line(error)
         say(f"! model.cache: {folder} cannot be written ({reason}): this model is not kept")
-
-    try:
-        if path.exists() and (found := _read_if_whole(path, key, say)) is not None:
-            return found, True
-        folder.mkdir(parents=True, exist_ok=True)
-        try:
-            lock.acquire(timeout=1)
-        except Timeout:
-            say("another run is making the same model: waiting for it")
-            lock.acquire()
-    except OSError as error:
-        note(error)
-        return make(), False
-    try:
-        if path.exists() and (found := _read_if_whole(path, key, say)) is not None:
-            return found, True
-        weights = make()
-        try:
-            write_weights(path, weights, key)
-        except (OSError, SafetensorError) as error:
-            note(error)
-        return weights, False
-    finally:
-        lock.release()
-
-
-def _read_if_whole(path: Path, key: str, say: Callable[[str], None]) -> Weights | None:
-    try:
-        return read_weights(path, key)
-    except BrokenWeightsError as error:
-        say(f"! {path} is broken ({error}): it is made anew")
-        path.unlink(missing_ok=True)
-        return None
+    return weights or make(), False
 
 
 Recipe = dict[str, Any]
@@ -256,42 +211,32 @@ def maker_of(tiny: TinyModelConfig, policy: Policy) -> dict[str, Any]:
 
 
 @cache
-def code_hash(modules: Sequence[str] = ("rlreason.training.warm_start",)) -> str:
-    """Hash the sources of these modules and, recursively, of every module of this package that they import."""
-    root, waiting, sources = Path(__file__).resolve().parents[2], list(modules), dict[str, str]()
-    while waiting:
-        name = waiting.pop()
-        if name in sources:
-            continue
-        path = root.joinpath(*name.split("."))
-        file = path.with_suffix(".py")
-        file = file if file.exists() else path / "__init__.py"
-        sources[name] = file.read_text(encoding="utf-8")
-        waiting += re.findall(r"^\s*(?:from|import) (rlreason[\w.]*)", sources[name], re.MULTILINE)
-    return hashed(sorted(sources.items()))
+def code_hash() -> str:
+    """Hash the sources of this package."""
+    root = Path(__file__).resolve().parents[1]
+    return hashed([(str(path.relative_to(root)), path.read_text("utf-8")) for path in sorted(root.rglob("*.py"))])
 
 
-def find_or_make(
-    tiny: TinyModelConfig, policy: Policy, lessons: Lessons, make: Callable[[], None], say: Callable[[str], None]
-) -> StartWeights:
-    """Load the policy's start weights, or let `make` teach it if there are none."""
+def find_or_make(tiny: TinyModelConfig, policy: Policy, lessons: Lessons, console: Console) -> StartWeights:
+    """Load the policy's start weights, or teach them if there are none."""
     began = time.monotonic()
     recipe = recipe_of(tiny, policy, lessons)
     key = hashed(recipe, maker_of(tiny, policy))
+    source: Literal["shipped", "cache", "made"] = "made"
 
     def make_weights() -> Weights:
-        make()
+        formats = len(set(lessons.formats))
+        console.say(f"teaching a new tiny model its habits (data.habits), prompt formats: {formats} ...")
+        with console.wait("warm start", logged=True):  # the line above announces it
+            warm_up(policy, lessons, progress=console.progress)
         return copy_weights(policy.named_weights())
 
-    weights = None if tiny.cache is None else find_shipped(recipe, say)
-    folder = None if tiny.cache is None else cache_folder(tiny.cache)
-    source: Literal["shipped", "cache", "made"] = "made"
-    if weights is not None:
-        source, key = "shipped", hashed(recipe)
-    elif folder is None:
+    if tiny.cache is None:
         weights = make_weights()
+    elif (ready := find_shipped(recipe)) is not None:
+        weights, source, key = ready, "shipped", hashed(recipe)
     else:
-        weights, in_cache = cached(folder, key, make_weights, say)
+        weights, in_cache = cached(cache_folder(tiny.cache), key, make_weights, console.say)
         source = "cache" if in_cache else "made"
     with torch.no_grad():
         for name, live in policy.named_weights():
@@ -299,26 +244,18 @@ def find_or_make(
     return StartWeights(source, checksum(weights), key, round(time.monotonic() - began, 1))
 
 
-def find_shipped(recipe: Recipe, say: Callable[[str], None], folder: Path = SHIPPED) -> Weights | None:
+def find_shipped(recipe: Recipe, folder: Path = SHIPPED) -> Weights | None:
     """Return the weights shipped with the package for this recipe, on any machine."""
     for description in sorted(folder.glob("*.json")):
         if json.loads(description.read_text(encoding="utf-8"))["recipe"] == json.loads(json.dumps(recipe)):
-            file = description.with_suffix(SUFFIX)
-            try:
-                return read_weights(file, hashed(recipe))
-            except (OSError, BrokenWeightsError) as error:
-                say(f"! {file} is broken ({error}): install rlreason again; the model is made here instead")
+            return load_file(description.with_suffix(SUFFIX))
     return None
 
 
-def cache_folder(setting: str) -> Path | None:
-    """Return `model.cache` as a folder; None, where nothing is kept, if there is no home folder for it."""
-    base = os.environ.get("XDG_CACHE_HOME", "")
-    auto = Path(base if Path(base).is_absolute() else "~/.cache") / "rlreason"
-    try:
-        return (auto if setting == "auto" else Path(setting)).expanduser()
-    except RuntimeError:
-        return None
+def cache_folder(setting: str) -> Path:
+    """Return `model.cache` as a folder."""
+    auto = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "rlreason"
+    return (auto if setting == "auto" else Path(setting)).expanduser()
 
 
 def hashed(*values: Any) -> str:
@@ -333,25 +270,24 @@ SHARED = 5 * SHARED_WARM_START[:3] + SHARED_WARM_START[3:]
 
 def formats_of(run: RunConfig) -> list[PromptFormat]:
     """Return one format per turn; an evaluation's own prompt gets half of them, unless training's bring it along."""
-    prompt, trained = run.eval.prompt, formats_with(run.prompt)
-    if prompt is None or template_of(prompt.file) == template_of(run.prompt.file):
+    trained = formats_with(run.prompt)
+    if run.eval.prompt is None or template_of(run.eval.prompt.file) == template_of(run.prompt.file):
         return trained
-    more = formats_with(prompt)
+    more = formats_with(run.eval.prompt)
     if len(trained) == len(more) > 1:  # both are in the shared warm start
         return trained
-    pairs = zip(cycle(trained), cycle(more), strict=False)
-    return [form for pair in islice(pairs, max(len(trained), len(more))) for form in pair]
+    turns = max(len(trained), len(more))
+    return [form for _, *pair in zip(range(turns), cycle(trained), cycle(more), strict=False) for form in pair]
 
 
 def formats_with(prompt: PromptConfig) -> list[PromptFormat]:
     """Return one format per turn: those of the shared warm start if this prompt is one of them, else its own alone."""
-    shared = {name: shipped(name) for name in SHARED}
+    shared = {name: shipped(name) for name in SHARED_WARM_START}
     same = [other for other in shared.values() if template_of(other.file) == template_of(prompt.file)]
-    check_readable(prompt, trace_of(same[0] if same else prompt))
-    if not same:
-        return [format_of(prompt)]
+    taught = format_of(same[0] if same else prompt)
+    check_readable(prompt, taught.trace)
     formats = {name: format_of(other) for name, other in shared.items()}
-    return [formats[name] for name in SHARED]
+    return [formats[name] for name in SHARED] if same else [taught]
 
 
 def shipped(name: str) -> PromptConfig:
@@ -363,13 +299,9 @@ def shipped(name: str) -> PromptConfig:
 
 
 def format_of(prompt: PromptConfig) -> PromptFormat:
-    """Return how this prompt asks, and how a trace answers it."""
-    return PromptFormat(prompt_renderer(prompt.file), trace_of(prompt))
-
-
-def trace_of(prompt: PromptConfig) -> str:
-    """Return the prompt's own trace, or the default one in answer tags if it has no place for the answer."""
-    return prompt.trace if "{answer}" in prompt.trace else R1_ZERO_TRACE
+    """Return how this prompt asks, and how a trace answers it: its own trace, if it has a place for the answer."""
+    trace = prompt.trace if "{answer}" in prompt.trace else R1_ZERO_TRACE
+    return PromptFormat(prompt_renderer(prompt.file), trace)
 
 
 def check_readable(prompt: PromptConfig, trace: str) -> None:
