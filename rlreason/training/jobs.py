@@ -42,14 +42,14 @@ from rlreason.evaluation.accuracy import (
     subsets_of,
 )
 from rlreason.evaluation.cases import (
+    CATEGORY_TEXTS,
     by_facts,
     case_text,
     categories,
-    category_table,
     curves_table,
-    fact_tables,
     figure_lines,
     reasons,
+    share_table,
     ungraded,
 )
 from rlreason.evaluation.evaluator import protocol_of
@@ -272,10 +272,10 @@ def evaluate_model(run: EvaluateConfig, records: RunWriter, console: Console) ->
         rows, failed = categories(job.samples, job.problems), ungraded(job.samples)
         job.conclude({"categories": rows, "ungraded": failed})
         job.print_cases()
-        console.table("\n" + category_table(rows))
+        console.table("\n" + share_table("category", {CATEGORY_TEXTS[name]: row for name, row in rows.items()}))
         console.say(figure_lines(job.metrics, job.evaluator.sampling.max_tokens, failed))
-        for table in fact_tables(by_facts(job.samples, job.problems)):
-            console.table("\n" + table)
+        for fact, parts in by_facts(job.samples, job.problems).get("accuracy_by", {}).items():
+            console.table("\n" + share_table(fact, parts))
         job.print_closing()
     return job.metrics["eval/accuracy"]
 
