@@ -125,7 +125,7 @@ class Job:
         A block is as large as its tokens may be at once in memory; most evaluations are a single block.
         """
         rows, most = self.run.rollout.max_rows, self.evaluator.sampling.max_tokens
-        progress = SamplingProgress(self.console, len(self.problems) * self.n, log, rows, most)
+        progress = SamplingProgress(self.console, len(self.problems) * self.n, log)
         size = max(1, max(min(BLOCK_TOKENS // most, BLOCK), 4 * rows) // self.n)
         with self.records.growing(RESPONSES) as write:
             for first in range(0, len(self.problems), size):
