@@ -97,8 +97,18 @@ def _bare(text: str) -> str:
 
 CATEGORIES = ("format0", "format1_wrong", "correct", "disagree", "truncated")
 #: The fields of a saved row that a case shows.
-SHOWN = ["problem_id", "sample", "question", "gold", "response"]
-SHOWN += ["outcome", "path", "length", "finish_reason", "entropy"]
+SHOWN = [
+    "problem_id",
+    "sample",
+    "question",
+    "gold",
+    "response",
+    "outcome",
+    "path",
+    "length",
+    "finish_reason",
+    "entropy",
+]
 INDENT = 14  # columns of a case's labels in the terminal
 LONGEST = 1500  # characters of a response that are shown, half of them from its end
 LINE = 70  # the same, in one line
@@ -139,16 +149,13 @@ def counts(rows: Sequence[Row]) -> dict[str, int]:
 
 def counts_line(rows: Sequence[Row]) -> str:
     """Return the counts as a line."""
-    *numbers, cut = (f"{n} {name}" for name, n in counts(rows).items())
-    return f"{len(rows)} responses: {', '.join(numbers)}; {cut}"
+    return f"{len(rows)} responses: {', '.join(f'{n} {name}' for name, n in counts(rows).items())}"
 
 
 def figures(row: Row, guesses: Sequence[Reason]) -> dict[str, Any]:
     """Return a case for `--json`: fields of the saved row, its category and the guesses at the reason."""
-    return {key: row[key] for key in SHOWN if key in row} | {
-        "category": category_of(row),
-        "why": list(map(str, guesses)),
-    }
+    saved = {key: row[key] for key in SHOWN if key in row}
+    return saved | {"category": category_of(row), "why": list(map(str, guesses))}
 
 
 def case_line(row: Row) -> str:

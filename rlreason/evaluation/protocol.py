@@ -127,61 +127,34 @@ def leaderboard(settings: Facts, summary: Facts, origin: Facts) -> list[RuleChec
     its checkpoint, and the records do not say which of the visible GPUs were used.
     """
     protocol, data, model = summary.get("protocol") or {}, settings.get("data") or {}, origin.get("model") or {}
-    sizes, reward, seconds = summary.get("data_sizes") or {}, str(protocol.get("reward")), summary.get("time/total")
-    digest = hashlib.sha256(str(protocol.get("prompt", "")).encode()).hexdigest()
-    chat, stop = any(key.startswith("chat.") for key in protocol), protocol.get("stop")
-    ours = reward == "r1_zero" and protocol.get("grading.extract") == "strict"
+    asked, there = protocol.get("problems"), (summary.get("data_sizes") or {}).get("validation")
+    digest, stop = hashlib.sha256(str(protocol.get("prompt", "")).encode()).hexdigest(), protocol.get("stop")
+    is_plain = not any(key.startswith("chat.") for key in protocol)
+    reward, extract, size = str(protocol.get("reward")), protocol.get("grading.extract"), model.get("parameters")
+    other_reward = ":" in reward or (reward == "r1_zero" and extract == "strict")
+    algorithm, seconds = settings.get("algorithm"), summary.get("time/total")
     parts = [*origin.get("earlier_parts", []), origin]
-    devices = [part.get("device") or {} for part in parts]
-    cards = [device for device in devices if device.get("type") != "cpu"]
-    few = all((card.get("count") or GPUS + 1) <= GPUS and GPU in str(card.get("name")) for card in cards)
     in_time = OPEN if seconds is None else seconds <= 3600 * HOURS and (len(parts) == 1 or OPEN)
+    devices = [part.get("device") or {} for part in parts]
+    cards = [(card.get("count"), card.get("name")) for card in devices if card.get("type") != "cpu"]
+    are_few = all((count or GPUS + 1) <= GPUS and GPU in str(name) for count, name in cards)
+    weights, data_hash = model.get("start_weights"), f"{data.get('path', data.get('name'))}, hash {summary.get('data')}"
+    own_data = (settings.get("eval") or {}).get("data")
     rows: list[tuple[str, str, object, bool | str]] = [
-        (
-            "model",
-            "Qwen2.5-Math-1.5B, as in a fresh download",
-            f"{model.get('parameters')} parameters, start weights {model.get('start_weights')}",
-            model.get("parameters") in (None, PARAMETERS) and OPEN,
-        ),
-        (
-            "data",
-            "MATH and no other data, with the hash of the handout's files",
-            f"{data.get('path', data.get('name'))}: {sizes.get('train')} train, {sizes.get('validation')} validation, "
-            f"hash {summary.get('data')}, eval.data {(settings.get('eval') or {}).get('data')}",
-            "path" in data and OPEN,
-        ),
-        (
-            "problems at the end",
-            f"all {PROBLEMS}",
-            f"{protocol.get('problems')} of {sizes.get('validation')}",
-            protocol.get("problems") == sizes.get("validation") == PROBLEMS,
-        ),
+        ("model", "Qwen2.5-Math-1.5B, freshly downloaded", (size, weights), size in (None, PARAMETERS) and OPEN),
+        ("data", "MATH alone, as in the handout's files", (data_hash, own_data), "path" in data and OPEN),
+        ("problems at the end", f"all {PROBLEMS}", f"{asked} of {there}", asked == there == PROBLEMS),
         (
             "prompt",
-            f"r1_zero (SHA-256 {R1_ZERO[:12]}), stop ['</answer>']",
-            f"SHA-256 {digest[:12]}, stop {stop}" + (", in a chat template" if chat else ""),
-            digest == R1_ZERO and stop == ["</answer>"] and not chat,
+            f"r1_zero, {R1_ZERO[:12]}",
+            (digest[:12], stop),
+            digest == R1_ZERO and stop == ["</answer>"] and is_plain,
         ),
-        (
-            "reward",
-            f"{COURSE_REWARD}, by eval.reward with your checkout on PYTHONPATH",
-            f"{reward}, grader {protocol.get('grader')}, extract {protocol.get('grading.extract')}",
-            reward == COURSE_REWARD or ((ours or ":" in reward) and OPEN),
-        ),
+        ("reward", COURSE_REWARD, (reward, extract), reward == COURSE_REWARD or (other_reward and OPEN)),
         *((rule, f"{limit:g}", protocol.get(key), protocol.get(key) == limit) for rule, key, limit in LIMITS),
-        (
-            "imitated traces",
-            "none of a stronger model",
-            f"algorithm={settings.get('algorithm')}",
-            settings.get("algorithm") in ("grpo", "ei") or OPEN,  # they learn from their own samples
-        ),
+        ("imitated traces", "none of a stronger model", algorithm, algorithm in ("grpo", "ei") or OPEN),
         ("hours", f"at most {HOURS:g}", f"{(seconds or 0) / 3600:.2f} in {len(parts)} parts", in_time),
-        (
-            "GPUs",
-            f"at most {GPUS} {GPU} visible",
-            "; ".join(dict.fromkeys(f"{card.get('count')} x {card.get('name')}" for card in cards)) or "none",
-            few or OPEN,
-        ),
+        ("GPUs", f"at most {GPUS} {GPU}", cards or "none", are_few or OPEN),
     ]
     words = {True: PASS, False: FAIL, OPEN: OPEN}
     return [RuleCheck(rule, wanted, str(found), words[verdict]) for rule, wanted, found, verdict in rows]
