@@ -121,23 +121,21 @@ def test_every_response_is_in_one_of_the_three_categories():
 
 
 @pytest.mark.parametrize(
-    ("part", "value", "says"),
+    ("part", "value", "difference"),
     [
         ("prompt", "User: {question}\nAssistant: <think>\n", "prompt: "),
         ("reward", "question_only", "reward: r1_zero and question_only"),
         ("grading", {"extract": "sentence", "rel_tol": 1e-6}, "grading.extract: strict and sentence"),
         ("sampling", {**PARTS["sampling"], "max_tokens": 65}, "sampling.max_tokens: 64 and 65"),
         ("stop", [], "stop: ['</answer>'] and []"),
-        ("data", "abd", "data: abc and abd"),
         ("problems", 21, "problems: 20 and 21"),
-        ("samples per problem", 2, "samples per problem: 1 and 2"),
     ],
 )
-def test_protocols_differ_in_whatever_changes_an_accuracy(part, value, says):
+def test_protocols_differ_in_whatever_changes_an_accuracy(part, value, difference):
     one, other = make_protocol(PARTS), make_protocol({**PARTS, part: value})
     assert one["hash"] != other["hash"]
     (line,) = differences(one, other)
-    assert line.startswith(says)
+    assert line.startswith(difference)
 
 
 def test_accuracies_of_different_protocols_are_compared_only_where_allowed():
@@ -208,25 +206,21 @@ def test_only_the_same_settings_go_on_in_a_folder(tmp_path):
 @pytest.mark.parametrize(
     ("before", "left"),
     [
-        ("grpo", ("metrics.jsonl", "objective.md", "rollouts", "evals")),
-        ("best_of_n", (UNFINISHED, "vllm.log")),
+        ("grpo", ("metrics.jsonl", "rollouts/step_00001.jsonl", "evals/step_00001.jsonl")),
         ("evaluate", ("metrics.jsonl", "responses.jsonl", "pass_rates.jsonl")),  # the log of responses was removed
     ],
 )
 def test_what_another_broken_off_run_left_is_set_aside_whole(tmp_path, before, left):
     texts = {name: f"{name} of {before}" for name in left}
     texts |= {"config.yaml": f"algorithm: {before}\nseed: 7\n", "provenance.json": '{"command": "its own"}'}
-    files = {name: f"{name}/step_00001.jsonl" if name in ("rollouts", "evals") else name for name in texts}
     for name, text in texts.items():
-        (tmp_path / files[name]).parent.mkdir(exist_ok=True)
-        (tmp_path / files[name]).write_text(text)
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
     again, (line,) = entered(tmp_path, "")
     assert not again
     assert line.endswith(f"{tmp_path}/broken_off_1")
     assert {p.name for p in tmp_path.iterdir()} == {"broken_off_1", *WRITTEN}
-    for name, text in texts.items():
-        assert (tmp_path / "broken_off_1" / files[name]).read_text() == text
-    assert json.loads((tmp_path / "provenance.json").read_text())["command"] != "its own"
+    assert {name: (tmp_path / "broken_off_1" / name).read_text() for name in texts} == texts
     RunWriter(tmp_path, "algorithm: grpo\n")  # and the other way round
     assert (tmp_path / "broken_off_2/config.yaml").read_text() == "algorithm: evaluate\nseed: 0\n"
 

@@ -148,9 +148,9 @@ def read_splits(
     match data:
         case StoriesConfig():
             names = {name: getattr(data, name) for name in ("min_events", "max_events", "max_value")}
-            make = partial(make_stories, seed=0, guessed=data.guess != "none", **names)
-            train = with_wrong_solutions(make(data.n_train), data.wrong_share if traces else 0.0)
-            return train, list(make(data.n_validation, validation=True))
+            stories = partial(make_stories, seed=0, guessed=data.guess != "none", **names)
+            train = with_wrong_solutions(stories(data.n_train), data.wrong_share if traces else 0.0)
+            return train, list(stories(data.n_validation, validation=True))
         case CountdownConfig(path=None):
             names = {name: getattr(data, name) for name in ("min_count", "max_count", "max_value", "max_target")}
             make = partial(make_countdown, seed=data.seed, **names)

@@ -97,18 +97,8 @@ def _bare(text: str) -> str:
 
 CATEGORIES = ("format0", "format1_wrong", "correct", "disagree", "truncated")
 #: The fields of a saved row that a case shows.
-SHOWN = [
-    "problem_id",
-    "sample",
-    "question",
-    "gold",
-    "response",
-    "outcome",
-    "path",
-    "length",
-    "finish_reason",
-    "entropy",
-]
+SHOWN = ("problem_id", "sample", "question", "gold", "response")
+SHOWN += ("outcome", "path", "length", "finish_reason", "entropy")
 INDENT = 14  # columns of a case's labels in the terminal
 LONGEST = 1500  # characters of a response that are shown, half of them from its end
 LINE = 70  # the same, in one line
@@ -278,10 +268,13 @@ FAILED = ("timeout", "refused", "error")  # outcomes without a verdict, failures
 def categories(samples: Sequence[ScoredResponse], problems: Sequence[Problem] = ()) -> dict[str, dict[str, Any]]:
     """Return count, share and 95% interval of each category; the shares sum to 1."""
     rows, questions = {}, questions_of(problems)
-    of = {id(s): category(s.grade.outcome, s.grade.format) for s in samples}
     for name in CATEGORY_TEXTS:
-        value, low, high = proportion_with_ci(samples, lambda s, name=name: of[id(s)] == name, questions)
-        rows[name] = {"count": list(of.values()).count(name), "share": value, "interval": [low, high]}
+
+        def is_of(s: ScoredResponse, name: str = name) -> bool:
+            return category(s.grade.outcome, s.grade.format) == name
+
+        value, low, high = proportion_with_ci(samples, is_of, questions)
+        rows[name] = {"count": sum(map(is_of, samples)), "share": value, "interval": [low, high]}
     return rows
 
 

@@ -129,7 +129,7 @@ def leaderboard(settings: Facts, summary: Facts, origin: Facts) -> list[RuleChec
     protocol, data, model = summary.get("protocol") or {}, settings.get("data") or {}, origin.get("model") or {}
     asked, there = protocol.get("problems"), (summary.get("data_sizes") or {}).get("validation")
     digest, stop = hashlib.sha256(str(protocol.get("prompt", "")).encode()).hexdigest(), protocol.get("stop")
-    is_plain = not any(key.startswith("chat.") for key in protocol)
+    is_plain = stop == ["</answer>"] and not any(key.startswith("chat.") for key in protocol)
     reward, extract, size = str(protocol.get("reward")), protocol.get("grading.extract"), model.get("parameters")
     other_reward = ":" in reward or (reward == "r1_zero" and extract == "strict")
     algorithm, seconds = settings.get("algorithm"), summary.get("time/total")
@@ -144,12 +144,7 @@ def leaderboard(settings: Facts, summary: Facts, origin: Facts) -> list[RuleChec
         ("model", "Qwen2.5-Math-1.5B, freshly downloaded", (size, weights), size in (None, PARAMETERS) and OPEN),
         ("data", "MATH alone, as in the handout's files", (data_hash, own_data), "path" in data and OPEN),
         ("problems at the end", f"all {PROBLEMS}", f"{asked} of {there}", asked == there == PROBLEMS),
-        (
-            "prompt",
-            f"r1_zero, {R1_ZERO[:12]}",
-            (digest[:12], stop),
-            digest == R1_ZERO and stop == ["</answer>"] and is_plain,
-        ),
+        ("prompt", f"r1_zero, {R1_ZERO[:12]}", (digest[:12], stop), digest == R1_ZERO and is_plain),
         ("reward", COURSE_REWARD, (reward, extract), reward == COURSE_REWARD or (other_reward and OPEN)),
         *((rule, f"{limit:g}", protocol.get(key), protocol.get(key) == limit) for rule, key, limit in LIMITS),
         ("imitated traces", "none of a stronger model", algorithm, algorithm in ("grpo", "ei") or OPEN),
