@@ -314,16 +314,6 @@ def test_a_task_that_cannot_be_used_is_refused(task, says):
         make_gym([task], 3, seed=0)
 
 
-def test_without_the_package_the_command_that_installs_it_is_given():
-    try:
-        import reasoning_gym  # noqa: F401
-    except ImportError:
-        with pytest.raises(ConfigError, match=r"pip install 'rlreason\[gym\]'"):
-            make_gym(["leg_counting"], 3, seed=0)
-    else:
-        pytest.skip("the package is there")
-
-
 # Settings
 
 

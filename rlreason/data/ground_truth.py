@@ -71,7 +71,7 @@ def with_ground_truths(
     They are found by question in data.ground_truth, or else in the usual splits and the validation data.
     """
     wanting = sum(not p.answer for p in (*train, *validation))
-    if data.ground_truth is None and (data.filter != "correct" or all(p.answer for p in train)):
+    if data.ground_truth is None and (all(p.answer for p in train) or data.filter != "correct"):
         return train, validation
     if not wanting:
         say(f"! data.ground_truth={data.ground_truth} is not read: every row brings its own ground truth")

@@ -22,9 +22,11 @@ LONG_ODDS = math.log(1e10)  # nats: a response this improbable is not drawn twic
 
 
 class BatchGrader(Protocol):
-    """Grades each response against the ground truth at the same index."""
+    """A grader."""
 
-    def grade_batch(self, responses: list[str], ground_truths: list[str]) -> list[Grade]: ...
+    def grade_batch(self, responses: list[str], ground_truths: list[str]) -> list[Grade]:
+        """Grade each response against the ground truth at the same index."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
