@@ -152,9 +152,8 @@ def read_splits(
             train = with_wrong_solutions(stories(data.n_train), data.wrong_share if traces else 0.0)
             return train, list(stories(data.n_validation, validation=True))
         case CountdownConfig(path=None):
-            names = {name: getattr(data, name) for name in ("min_count", "max_count", "max_value", "max_target")}
-            make = partial(make_countdown, seed=data.seed, **names)
-            return make(data.n_train), make(data.n_validation, validation=True)
+            sizes = {key: getattr(data, key) for key in ("seed", "min_count", "max_count", "max_value", "max_target")}
+            return make_countdown(data.n_train, **sizes), make_countdown(data.n_validation, **sizes, validation=True)
         case CountdownConfig():
             return load_countdown(data, say)
         case GymConfig():

@@ -97,8 +97,8 @@ def _bare(text: str) -> str:
 
 CATEGORIES = ("format0", "format1_wrong", "correct", "disagree", "truncated")
 #: The fields of a saved row that a case shows.
-SHOWN = ("problem_id", "sample", "question", "gold", "response")
-SHOWN += ("outcome", "path", "length", "finish_reason", "entropy")
+SHOWN = ["problem_id", "sample", "question", "gold", "response"]
+SHOWN += ["outcome", "path", "length", "finish_reason", "entropy"]
 INDENT = 14  # columns of a case's labels in the terminal
 LONGEST = 1500  # characters of a response that are shown, half of them from its end
 LINE = 70  # the same, in one line

@@ -167,7 +167,8 @@ class EngineProcess:
 
     def silent(self, limit_s: float) -> EngineError:
         """Record that it has not answered for so long and return the error to raise."""
-        return self.failed(f"no answer within rollout.timeout_s={limit_s:g}: it hangs, or needs more")
+        limit = f"rollout.timeout_s={limit_s:g}" if limit_s == self.timeout_s else f"{limit_s:g} s"
+        return self.failed(f"no answer within {limit}: it hangs, or needs more")
 
     def failed(self, reason: str) -> EngineError:
         """Record the failure and return the error to raise."""
