@@ -100,7 +100,7 @@ def finished_sweep(tmp_path_factory) -> Iterator[Finished]:
 
 @pytest.fixture(scope="session")
 def problems() -> list[Problem]:
-    return make_stories(64, seed=0)
+    return list(make_stories(64, seed=0))
 
 
 @pytest.fixture(scope="session")

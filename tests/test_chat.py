@@ -119,6 +119,8 @@ def test_thinking_is_switched_where_the_template_has_the_switch(tokenizer):
     alone, on, off = map(policy.tokenizer.decode, ids)
     assert alone == on
     assert off == on + "<think>\n\n</think>\n\n"
+    with pytest.raises(ConfigError, match=r"^prompt\.chat=true .*model=local"):
+        settings("prompt=chat")  # of a model made on the spot
     with pytest.raises(ConfigError, match=r"^prompt\.enable_thinking=false: .*leave it out"):
         Chat(with_template(tokenizer, CHATML), enable_thinking=False).check()
 
@@ -169,11 +171,8 @@ def test_a_trace_follows_the_generation_prompt_and_ends_the_turn(tokenizer):
     assert make_sampling(run, policy).end_ids == {end}  # and a sampled response ends there
     assert make_sampling(settings("model=smollm2_135m"), policy).end_ids == set()  # of another prompt's, training's own
     assert end_of_turn(settings().prompt, policy.tokenizer) is None  # elsewhere the tokenizer's own
-
-
-def test_a_template_that_ends_no_turn_leaves_it_to_the_end_of_text(tokenizer):
-    policy = asking(with_template(tokenizer, "{% for m in messages %}{{ m['content'] }}\n{% endfor %}"))
-    assert end_of_turn(prompt(), policy.tokenizer) is None
+    turnless = with_template(tokenizer, "{% for m in messages %}{{ m['content'] }}\n{% endfor %}")
+    assert end_of_turn(prompt(), turnless) is None  # left to the end of text
 
 
 def test_any_file_may_be_the_users_turn_and_a_prompt_of_the_datas_own_is_left_alone(tokenizer):
@@ -201,11 +200,6 @@ def test_a_protocol_knows_the_chat_template_and_what_was_chosen(tokenizer):
     assert len({p["hash"] for p in (first, other, thinks_not, protocol_of(run.evaluation, [ONE], qwen))}) == 4
     plain = settings("model=smollm2_135m", "prompt=question_boxed")
     assert not any(key.startswith("chat") for key in protocol_of(plain.evaluation, [ONE], qwen))
-
-
-def test_a_model_made_on_the_spot_has_no_chat_template():
-    with pytest.raises(ConfigError, match=r"^prompt\.chat=true .*model=local"):
-        settings("prompt=chat")
 
 
 def test_an_instruct_model_is_asked_in_its_chat_template(tokenizer, tmp_path):

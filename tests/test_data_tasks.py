@@ -1,16 +1,26 @@
-"""Countdown and reasoning-gym: problems that are what they say, and verifiers that take right answers only."""
+"""Stories, Countdown, reasoning-gym: problems that are what they say, and verifiers that take right answers only."""
 
 import json
 import random
+import re
 from fractions import Fraction
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rlreason.config.data import CountdownConfig, GymConfig
-from rlreason.data.sources import make_gym
-from rlreason.data.tasks import is_validation, load_countdown, make_countdown
+from rlreason.config.leaves import render, template_of
+from rlreason.data.tasks import (
+    Story,
+    habit_trace,
+    is_validation,
+    load_countdown,
+    make_countdown,
+    make_gym,
+    make_stories,
+)
 from rlreason.errors import ConfigError
 from rlreason.grading import Grader
 from rlreason.grading.verifiers import countdown as verifier
@@ -21,13 +31,81 @@ COUNTDOWN = "rlreason.grading.verifiers.countdown"
 GYM = "rlreason.grading.verifiers.gym"
 
 
+# Stories and prompts
+
+
+def story_of(problem) -> Story:
+    """The numbers and signs, read back from the worked steps, each of which is right."""
+    steps = [re.fullmatch(r"(\d+)([+-]\d+)=(\d+)", step) for step in problem.solution.split(" ")]
+    assert all(int(m[1]) + int(m[2]) == int(m[3]) for m in steps)
+    return Story(int(steps[0][1]), tuple(int(m[2]) for m in steps))
+
+
+def test_every_story_is_told_and_solved_right_and_the_same_for_a_seed():
+    problems = make_stories(300, seed=1, min_events=1, max_events=6, max_value=30)
+    for p in problems:
+        totals = story_of(p).totals
+        assert all(0 <= total <= 30 for total in totals)
+        assert p.answer == str(totals[-1])
+        assert len(re.findall(r"\d+", p.question)) == len(totals)
+    assert make_stories.__wrapped__(300, 1, 1, 6, 30) == problems != make_stories(300, 2, 1, 6, 30)
+    assert len({p.question for p in problems}) == len({p.id for p in problems}) == 300
+    assert Story(7, (3, -4)).totals == [7, 10, 6]
+
+
+def test_validation_stories_cannot_occur_in_training_and_a_space_that_runs_out_does_not_hang(monkeypatch):
+    """In a story space so small that both halves are nearly used up, they still never meet."""
+    small = {"seed": 0, "min_events": 2, "max_events": 2, "max_value": 9}
+    train = {story_of(p) for p in make_stories(3000, **small)}
+    validation = {story_of(p) for p in make_stories(1000, **small, validation=True)}
+    assert train.isdisjoint(validation)
+    assert (len(train) > 400, len(validation) > 60) == (True, True)
+    assert not any(is_validation(*story) for story in train)
+    monkeypatch.setattr("rlreason.data.tasks.NAMES", ("Mia",))
+    monkeypatch.setattr("rlreason.data.tasks.THINGS", ("pens",))
+    with pytest.raises(ConfigError, match=r"max_value|no stories"):
+        make_stories(200, seed=0, min_events=1, max_events=1, max_value=2)
+
+
+def test_a_guess_is_right_in_training_and_wrong_in_validation():
+    for validation in (False, True):
+        for p in make_stories(50, seed=0, validation=validation, guessed=True):
+            assert (f" A friend guesses {p.answer}. " in p.question) != validation
+
+
+def test_warm_start_traces_have_the_two_habits():
+    (problem,), rng = make_stories(1, seed=0, min_events=3, max_events=3), random.Random(0)
+    hasty, careful = (habit_trace(problem, rng, share, 0.0) for share in (1.0, 0.0))
+    assert (hasty.count("="), careful.count("=")) == (1, 3)
+    with Grader(patient()) as grader:
+        grades = grader.grade_batch([hasty, careful], [problem.answer] * 2)
+    assert (grades[0].format, grades[1].outcome) == (1.0, "correct")
+    assert careful not in [habit_trace(problem, rng, 0.0, 1.0) for _ in range(20)]
+
+
+def test_prompts_render_with_format_semantics_and_a_broken_template_is_one_line(tmp_path):
+    assert render(template_of("question_only.prompt"), "What is {x}?") == "What is {x}?"
+    assert "\nPlease" in (boxed := render(template_of("question_boxed.prompt"), "What is {x}?"))
+    assert boxed.endswith("within \\boxed{}.")
+    assert render(template_of("r1_zero.prompt"), "1+1?").endswith("User: 1+1?\nAssistant: <think>")
+    for text, complaint in (
+        ("no question", "never uses the question"),
+        (r"{question} \boxed{}", "double literal braces"),
+    ):
+        (tmp_path / "x.prompt").write_text(text)
+        with pytest.raises(ConfigError, match=complaint):
+            template_of(str(tmp_path / "x.prompt"))
+    with pytest.raises(ConfigError, match=r"prompt\.file=nowhere\.prompt"):
+        template_of("nowhere.prompt")
+
+
+# Countdown: the verifier
+
+
 def numbers_and_target(problem):
     """Read from the question, as a model must."""
     numbers, target = problem.question.removeprefix("Use the numbers ").split(". ")[0].split(" to make ")
     return sorted(map(int, numbers.split(", "))), int(target)
-
-
-# Countdown: the verifier
 
 
 def trees(numbers: list[int]) -> list[tuple[str, Fraction | None]]:
@@ -73,11 +151,6 @@ def test_any_expression_solves_itself_and_no_other_numbers(tree):
         assert not verifier.solves(f"{gold} * 1", gold)
 
 
-@pytest.mark.parametrize("answer", ["3 * 5 + 7", "7--3*5", r"3 \times 5 + 7", "3 \u00d7 5\n+ 7"])
-def test_an_expression_of_the_numbers_is_right(answer):
-    assert verifier.solves(answer, "3 5 7 -> 22")
-
-
 #: The last is TinyZero's rule too: the expression alone.
 WRONG = ["22", "3 * 5", "3 * 5 + 7 * 1", "3 * 5 + 7.0", "3 * 5 7", "3 ** 5 - 7", "3(5)+7", "", "3 * 5 + 7 = 22"]
 HOSTILE = [
@@ -94,15 +167,17 @@ def test_a_wrong_or_hostile_answer_is_wrong_at_once(answer):
     assert verifier.solves(answer, "3 5 7 -> 22") is False
 
 
+def test_an_expression_of_the_numbers_is_right_and_a_gold_without_a_target_an_error():
+    for answer in ("3 * 5 + 7", "7--3*5", r"3 \times 5 + 7", "3 \u00d7 5\n+ 7"):
+        assert verifier.solves(answer, "3 5 7 -> 22")
+    for gold in ("", "3 5 7", "3 5 -> two", "(1 +"):
+        with pytest.raises(ValueError):  # noqa: PT011
+            verifier.solves("3 + 5", gold)
+
+
 @given(st.text(alphabet="0123456789+-*/() .=\\\n[]{}", max_size=60))
 def test_no_text_raises(text):
     assert verifier.solves(text, "3 5 7 -> 22") in (True, False)
-
-
-@pytest.mark.parametrize("gold", ["", "3 5 7", "3 5 -> two", "(1 +"])
-def test_a_gold_without_a_target_is_an_error_and_not_a_wrong_answer(gold):
-    with pytest.raises(ValueError):  # noqa: PT011
-        verifier.solves("3 + 5", gold)
 
 
 @pytest.mark.parametrize(
@@ -155,6 +230,12 @@ def test_too_small_a_space_is_said():
         make_countdown(100, seed=0, max_value=2, max_count=3)
 
 
+def load(path: str, n_train: int = 200, n_validation: int = 30, bad_rows: str = "stop"):
+    notes: list[str] = []
+    data = CountdownConfig(name="rows", path=path, n_train=n_train, n_validation=n_validation, bad_rows=bad_rows)
+    return *load_countdown(data, notes.append), notes
+
+
 @pytest.fixture
 def rows(tmp_path) -> str:
     """A file of 400 problems of three numbers."""
@@ -166,49 +247,35 @@ def rows(tmp_path) -> str:
 
 
 def test_rows_with_nums_and_target_become_problems_that_cannot_meet(rows):
-    notes: list[str] = []
-    train, validation = load_countdown(rows, "rows", 200, 30, False, notes.append)
+    train, validation, notes = load(rows)
     assert (len(train), len(validation), notes) == (200, 30, [])
     assert len({p.id for p in train + validation}) == 230
     for problem in train + validation:
         numbers, target = verifier.read_ground_truth(problem.answer)
         assert (numbers, target) == numbers_and_target(problem)
-        assert is_validation(numbers, int(target)) == (problem in validation)
-    assert train[:50] == load_countdown(rows, "rows", 50, 1, False, notes.append)[0]
+        assert is_validation(sorted(numbers), int(target)) == (problem in validation)
+    assert train[:50] == load(rows, 50, 1)[0]
 
 
-@pytest.mark.parametrize(
-    ("row", "says"),
-    [
+def test_a_bad_row_is_named_or_skipped_and_counted_and_too_few_rows_are_said(rows):
+    good = Path(rows).read_text()
+    for row, reason in (
         ('{"nums": [1, "2"], "target": 5}', "nums"),
         ('{"nums": [], "target": 5}', "nums"),
         ('{"nums": [1, 2], "target": 2.5}', "target"),
         ("[1, 2]", "nums"),
         ("nums", "JSON"),
-    ],
-)
-def test_a_bad_row_is_named_or_skipped_and_counted(rows, row, says):
-    with open(rows, "a") as file:
-        file.write(row)
-    with pytest.raises(ConfigError, match=rf"rows\.jsonl, line 401 .*{says}"):
-        load_countdown(rows, "rows", 200, 30, False, print)
-    notes: list[str] = []
-    train, _ = load_countdown(rows, "rows", 200, 30, True, notes.append)
-    assert len(train) == 200
-    assert "1 of 401 rows left out" in notes[0]
-
-
-@pytest.mark.parametrize(
-    ("path", "n_train", "n_validation", "says"),
-    [
-        (None, 500, 5, "n_train=500"),
-        (None, 50, 250, "n_validation=250"),
-        ("nowhere.jsonl", 5, 5, "path=nowhere.jsonl"),
-    ],
-)
-def test_too_few_rows_and_no_file_are_said(rows, path, n_train, n_validation, says):
-    with pytest.raises(ConfigError, match=rf"data\.{says} "):
-        load_countdown(path or rows, "rows", n_train, n_validation, False, print)
+    ):
+        Path(rows).write_text(good + row)
+        with pytest.raises(ConfigError, match=rf"rows\.jsonl, line 401 .*{reason}"):
+            load(rows)
+    train, _, notes = load(rows, bad_rows="skip")
+    assert (len(train), "1 of 401 rows left out" in notes[0]) == (200, True)
+    for words, setting in (((rows, 500, 5), "n_train=500"), ((rows, 50, 250), "n_validation=250")):
+        with pytest.raises(ConfigError, match=rf"data\.{setting} "):
+            load(*words, bad_rows="skip")
+    with pytest.raises(ConfigError, match=r"data\.path=nowhere\.jsonl "):
+        load("nowhere.jsonl")
 
 
 # reasoning-gym
@@ -245,16 +312,6 @@ def test_a_task_that_cannot_be_used_is_refused(task, says):
     pytest.importorskip("reasoning_gym")
     with pytest.raises(ConfigError, match=rf"data\.task={says}"):
         make_gym([task], 3, seed=0)
-
-
-def test_without_the_package_the_command_that_installs_it_is_given():
-    try:
-        import reasoning_gym  # noqa: F401
-    except ImportError:
-        with pytest.raises(ConfigError, match=r"pip install 'rlreason\[gym\]'"):
-            make_gym(["leg_counting"], 3, seed=0)
-    else:
-        pytest.skip("the package is there")
 
 
 # Settings

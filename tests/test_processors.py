@@ -22,7 +22,6 @@ V1 = "12:pids:/docker/ab\n4:cpu,cpuacct:/docker/ab\n1:name=systemd:/docker/ab\n"
         ("", {}, math.inf),
         ("0::/\n", {"cpu.max": "200000 100000\n"}, 2.0),  # in a container, which sees its own group as the root
         ("0::/\n", {"cpu.max": "max 100000\n"}, math.inf),
-        ("0::/\n", {"cpu.max": ""}, math.inf),
         ("0::/\n", {"cpu.max": "a mess of words"}, math.inf),
         ("0::/a/b\n", {"a/b/cpu.max": "max 100000", "a/cpu.max": "50000 100000"}, 0.5),  # bound from above
         ("0::/a/b\n", {"a/b/cpu.max": "300000 100000", "a/cpu.max": "400000 100000"}, 3.0),

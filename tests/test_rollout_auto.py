@@ -1,5 +1,6 @@
 """`rollout=auto`, the default: what it stands for, and that a run, its records and its resumption see that engine."""
 
+import itertools
 import json
 import shutil
 from pathlib import Path
@@ -8,31 +9,23 @@ import pytest
 import yaml
 
 from rlreason import compose as train_config
-from rlreason.config.groups import engine_here, finds_gpus
-from rlreason.config.leaves import resource_dir
+from rlreason.config.groups import engine_here
 from rlreason.config.rules import complaints
 from rlreason.config.store import typed
 from rlreason.errors import ConfigError
-from rlreason.runtime.machine import VISIBLE
 from rlreason.sweeps.state import Design, RunState, refuse_changed
 
 OTHER = {"hf": "vllm", "vllm": "hf"}
 PRETRAINED = ("model=qwen3_0_6b", "data.path=a/b")
 
 
-@pytest.mark.parametrize("path", [None, "a/b"])
-@pytest.mark.parametrize("has_gpu", [False, True])
-@pytest.mark.parametrize("has_vllm", [False, True])
+@pytest.mark.parametrize(
+    ("path", "has_gpu", "has_vllm"), itertools.product([None, "a/b"], [False, True], [False, True])
+)
 def test_vllm_takes_a_model_in_files_a_gpu_and_vllm(path, has_gpu, has_vllm, monkeypatch):
     monkeypatch.setattr("rlreason.config.groups.finds_gpus", lambda: has_gpu)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: object() if has_vllm else None)
     assert (engine_here(path) == "vllm") == (path is not None and has_gpu and has_vllm)
-
-
-def test_hidden_gpus_count_as_none(monkeypatch):
-    for hidden in ("", "-1", " "):
-        monkeypatch.setenv(VISIBLE, hidden)
-        assert not finds_gpus()
 
 
 def test_the_settings_of_a_run_hold_the_engine_that_was_chosen(composed):
@@ -44,20 +37,6 @@ def test_the_settings_of_a_run_hold_the_engine_that_was_chosen(composed):
         assert complaints(run) == {}
     assert typed(composed()).rollout.engine == "hf"  # the built-in model, whatever there is
     assert typed(composed(*PRETRAINED, "rollout=vllm")).rollout.engine == "vllm"
-
-
-def test_the_option_files_differ_in_their_engine_alone():
-    options = {
-        name: yaml.safe_load((resource_dir("conf") / "rollout" / f"{name}.yaml").read_text())
-        for name in ("auto", "hf", "vllm")
-    }
-    assert options["hf"]["max_rows"] == options["vllm"]["max_rows"] == options["auto"]["max_rows"]
-    assert set(options["auto"]) == {"engine", "max_rows"}
-
-
-def test_what_only_one_engine_has_is_refused_by_the_engine_that_was_chosen(composed):
-    with pytest.raises(ConfigError, match="choose rollout=vllm"):
-        typed(composed("rollout.async_level=1"))
 
 
 @pytest.fixture

@@ -12,12 +12,9 @@ from rlreason.engines.rollouts import Rollouts, rollout_metrics
 from rlreason.errors import ConfigError
 from rlreason.health.watch import Monitors
 from rlreason.objectives.objective import Objective
-from rlreason.records.console import Console, clock
-from rlreason.records.reader import RunFolder
 from rlreason.records.reproduced import without_clock
-from rlreason.records.training_curves import draw_curves, series
-from rlreason.records.writer import RunWriter, refuse_occupied, set_aside
-from rlreason.runtime.files import write_whole
+from rlreason.records.training_curves import series
+from rlreason.records.writer import RunWriter, refuse_occupied
 from rlreason.training.algorithms import with_advantages
 from rlreason.training.learner import Learner
 from rlreason.types import Grade, Problem, Response, Sample
@@ -92,27 +89,14 @@ def test_rollout_metrics_count_what_can_go_wrong_quietly():
 def test_monitors_speak_once_then_count():
     said: list[str] = []
     monitors = Monitors(group_size=4, say=said.append)
-    bad = {
-        "rollout/distinct": 0.25,
-        "reward/frac_reward_zero_std": 1.0,
-        "reward/mean": 0.0,
-        "rollout/truncated": 0.9,
-        "rollout/mismatch_mean": 0.2,
-        "train/skipped_updates": 1.0,
-    }
+    bad = {"rollout/distinct": 0.25, "reward/frac_reward_zero_std": 1.0, "reward/mean": 0.0, "rollout/truncated": 0.9}
     for step in range(1, 13):
         monitors.check(step, bad)
     assert monitors.counts.pop("zero_reward") == 3  # from the tenth step in a row on
     assert set(monitors.counts.values()) == {12}
     assert len(said) == 1 + 2 * len(monitors.counts)  # the 1st and the 10th time
-    for words in ("identical", "every advantage is 0", "cut at sampling.max_tokens", "disagree by 0.200", "not finite"):
-        assert any(words in line for line in said)
-    certain = Monitors(4, said.append)
-    certain.check(1, {**bad, "train/entropy": 0.01})
-    assert "identical_samples" not in certain.counts
-    fine = {"rollout/distinct": 1.0, "reward/frac_reward_zero_std": 0.5, "reward/mean": 0.5, "rollout/truncated": 0.0}
     quiet = Monitors(4, said.append)
-    quiet.check(1, fine)
+    quiet.check(1, {key: 1.0 - value for key, value in bad.items()} | {"reward/frac_reward_zero_std": 0.5})
     assert not quiet.counts
 
 
@@ -137,14 +121,6 @@ def test_records_are_whole_and_a_finished_run_is_refused(tmp_path):
     assert not list(folder.rglob("*.partial"))
 
 
-def test_what_was_set_aside_before_is_never_met_again(tmp_path):
-    RunWriter(tmp_path, "")
-    (tmp_path / "broken_off_2").mkdir()  # the first was thrown away
-    assert set_aside(tmp_path) == tmp_path / "broken_off_1"
-    RunWriter(tmp_path, "")
-    assert set_aside(tmp_path) == tmp_path / "broken_off_3"
-
-
 def test_a_folder_with_somebody_elses_files_is_refused_and_left_alone(tmp_path):
     (tmp_path / "model").mkdir()
     (tmp_path / "model/weights").write_text("precious")
@@ -159,48 +135,3 @@ def test_numbers_that_are_not_finite_are_null_in_the_records(tmp_path):
     row = json.loads((tmp_path / "metrics.jsonl").read_text(), parse_constant=pytest.fail)
     assert row["train/loss"] is None
     assert series([row], "train/loss") == ([], [])
-
-
-def test_a_write_that_fails_leaves_the_old_file(tmp_path):
-    path = tmp_path / "x.json"
-    write_whole(path, "old")
-    with pytest.raises(UnicodeEncodeError):
-        write_whole(path, "\ud800")
-    assert path.read_text() == "old"
-
-
-def test_curves_are_drawn_from_the_metrics_file(tmp_path):
-    rows = [
-        {
-            "train_step": 0,
-            "eval_step": 1,
-            "eval/accuracy": 0.2,
-            "eval/accuracy_low": 0.1,
-            "eval/accuracy_high": 0.3,
-            "eval/length": 9,
-        }
-    ]
-    rows += [
-        {"train_step": s, "reward/mean": s / 9, "rollout/length": 9 + s, "train/entropy": 1.0, "train/grad_norm": 1.0}
-        for s in (1, 2)
-    ]
-    rows.append({"train_step": 3, "eval_step": 2, "eval/accuracy": 0.4, "final/problems": 9})  # without its intervals
-    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
-    (tmp_path / "config.yaml").write_text("seed: 0\n")
-    assert series(rows, "reward/mean") == ([1, 2], [1 / 9, 2 / 9])
-    assert draw_curves(RunFolder(tmp_path)).stat().st_size > 10_000
-
-
-def test_console_rows_and_clock(capsys):
-    console = Console()
-    console.start(10)
-    console.step(0, 0.5, {"eval/format": 0.75, "eval/length": 9.0, "eval/entropy": 0.125}, keep=True)
-    console.step(5, 0.5, {"reward/mean": 0.25, "rollout/length": 12.0}, keep=True)
-    console.step(6, 0.5, {}, keep=False)  # not a terminal: nothing is shown in place
-    out = capsys.readouterr().out
-    assert "5/10" in out
-    assert "0.750" in out  # the first row shows an evaluation, as far as it has what steps have
-    assert "0.125" not in out
-    assert "0.250" in out
-    assert "6/10" not in out
-    assert clock(59.6) == "1:00"

@@ -72,7 +72,7 @@ def test_a_prompt_too_long_is_refused_or_counted(policy, prompt_ids, problems):
 def test_an_engines_room_is_planned_from_what_the_run_asks_for(policy, prompt_ids, words, rows):
     """Every prompt that can be drawn with a full response, in as many rows as are ever asked for at once."""
     run = settings("rollout=vllm", "sampling.max_tokens=50", *words)
-    train, validation = make_stories(3, seed=0), make_stories(40, seed=1)
+    train, validation = list(make_stories(3, seed=0)), make_stories(40, seed=1)
     train[1] = Problem("long", "word " * 90, "1")
     demand = demand_of(run, prompt_ids, prompt_ids, train, validation)
     sampled_from = train if run.samples_training_data else []

@@ -27,7 +27,6 @@ from test_vllm_smoke import (
 
 from rlreason.config.groups import RolloutConfig
 from rlreason.engines.base import Demand, Prompt, Sampling, seed_for
-from rlreason.engines.build import check_engine
 from rlreason.engines.hf.engine import HFEngine
 from rlreason.engines.vllm.engine import VLLMEngine
 from rlreason.engines.vllm.process import Place
@@ -35,7 +34,7 @@ from rlreason.engines.vllm.server import Server
 from rlreason.engines.vllm.weight_check import largest_mismatch
 from rlreason.errors import ConfigError, EngineError
 from rlreason.model.parameters import PAD, build_model
-from rlreason.model.policy import LogProbScorer, Policy, load_policy
+from rlreason.model.policy import Policy, load_policy
 
 pytest.importorskip("vllm")
 psutil = pytest.importorskip("psutil")
@@ -88,7 +87,7 @@ def test_both_engines_draw_from_one_distribution(engine, problems):
     assert abs(z(lambda r: sum(r.log_probs) / len(r.log_probs))) < 4
 
 
-@pytest.mark.parametrize("temperature", [0.7, 1.0, 1.3])
+@pytest.mark.parametrize("temperature", [0.7, 1.3])
 def test_log_probs_are_the_trainers_at_every_temperature_and_no_shipped_setting_leaks(engine, problems, temperature):
     """Top-k, top-p or a penalty from the model's folder would put these off by tenths and more."""
     shipped = engine.policy.model.generation_config
@@ -97,16 +96,6 @@ def test_log_probs_are_the_trainers_at_every_temperature_and_no_shipped_setting_
     responses = engine.generate(prompts_for(engine.policy, problems), Sampling(temperature, max_tokens=24), 8)
     assert worst_mismatch(engine, responses, temperature) < 1e-3
     assert len({t for r in responses for t in r.token_ids}) > 100  # top-k 20 alone would not forbid this, top-p would
-
-
-def test_sampled_tokens_reach_below_the_shipped_top_k(engine):
-    """A first token outside the 20 likeliest, which top_k=20 makes impossible."""
-    prompt = Prompt("p", [5, 6, 7], seed=3)
-    with torch.no_grad():
-        logits = engine.policy.model(input_ids=torch.tensor([prompt.token_ids]), use_cache=False).logits[0, -1]
-    likeliest = set(logits.topk(20).indices.tolist())
-    firsts = {r.token_ids[0] for r in engine.generate([prompt], Sampling(1.3, max_tokens=1), 256)}
-    assert firsts - likeliest
 
 
 def test_before_min_tokens_the_end_is_banned_and_the_log_probs_say_so(engine):
@@ -145,22 +134,7 @@ def test_samples_depend_on_their_own_seed_and_not_on_the_batch(engine, problems)
     engine.generate([Prompt("p", [5], 2**63 - 1)], sampling, 4)  # the largest seed there is
 
 
-@pytest.mark.parametrize("stop", ["text", " ", "e"])
-def test_a_stop_string_ends_the_response_and_stays_in_it(engine, stop):
-    prompts = [Prompt(str(i), [5, 6, 7], seed=100 * i) for i in range(8)]
-    free = engine.generate(prompts, Sampling(1.0, 0, 24), 4)
-    stop = max(free, key=lambda r: len(r.text)).text[4:7] if stop == "text" else stop
-    assert any(stop in r.text for r in free)
-    for before, after in zip(free, engine.generate(prompts, Sampling(1.0, 0, 24, stop=(stop,)), 4), strict=True):
-        assert after.token_ids == before.token_ids[: len(after.token_ids)]  # the same random numbers, cut earlier
-        if stop in before.text:
-            assert after.finish_reason == "stop"
-            assert after.text == before.text[: before.text.index(stop) + len(stop)]
-            whole = engine.policy.tokenizer.decode(after.token_ids, skip_special_tokens=True)
-            assert whole.startswith(after.text)  # the ids hold the whole last token
-
-
-@pytest.mark.parametrize("min_tokens", [0, 1, 4, 20, 39])
+@pytest.mark.parametrize("min_tokens", [0, 4, 39])
 def test_a_stop_string_that_min_tokens_switched_off_neither_ends_nor_cuts(engine, problems, min_tokens):
     prompts, sampling = prompts_for(engine.policy, problems), Sampling(1.0, min_tokens, 40, LETTERS)
     responses = engine.generate(prompts, sampling, 4)
@@ -240,16 +214,6 @@ def test_finished_responses_are_handed_out_at_once_with_their_place(engine, prob
     assert [r.problem_id for r in responses] == [p.problem_id for p in prompts for _ in range(4)]
 
 
-def test_a_single_stale_norm_is_seen_even_if_it_moved_by_one_rounding(engine):
-    norm = engine.policy.model.model.norm.weight
-    with torch.no_grad():
-        norm[0] = torch.nextafter(norm[0], torch.tensor(9.0))
-    found = check(engine)
-    assert not found.holds
-    assert found.differing == ("model.norm.weight",)
-    engine.load_weights(engine.policy)
-
-
 def test_a_stale_prefix_cache_is_seen(engine):
     """The weights are all new, and only what was computed with the old ones is left."""
     assert check(engine).holds  # leaves the probe in the cache
@@ -290,38 +254,6 @@ def test_a_prompt_that_does_not_fit_is_a_users_mistake(engine):
     assert len(engine.generate([Prompt("long", [5] * 412, 0)], Sampling(max_tokens=100), 1)) == 1
 
 
-def test_more_prompt_tokens_than_one_step_reads_change_nothing(engine):
-    """12,000 tokens of prompts, where a step reads 4,096: a prompt is never cut in two."""
-    generator = torch.Generator().manual_seed(0)
-    prompts = [Prompt(str(i), torch.randint(2, 200, (400,), generator=generator).tolist(), i) for i in range(30)]
-    together = engine.generate(prompts, Sampling(1.0, 0, 4), 1)
-    assert worst_mismatch(engine, together, 1.0) < 1e-3
-    assert engine.generate(prompts[-1:], Sampling(1.0, 0, 4), 1)[0].token_ids == together[-1].token_ids
-
-
-def test_an_interrupted_call_leaves_nothing_behind_for_the_next(engine, problems):
-    prompts, sampling = prompts_for(engine.policy, problems, 3), Sampling(1.0, 0, 24)
-    expected = [r.token_ids for r in engine.generate(prompts, sampling, 2)]
-
-    def interrupt(place: int, response: object) -> None:
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        engine.generate(prompts, sampling, 2, interrupt)
-    assert [r.token_ids for r in engine.generate(prompts, sampling, 2)] == expected
-
-
-def test_any_thread_may_ask_while_the_trainer_works_in_another(engine, problems):
-    prompts, sampling = prompts_for(engine.policy, problems), Sampling(1.0, 0, 24)
-    expected = [r.token_ids for r in engine.generate(prompts, sampling, 4)]
-    answers: list[list[int]] = []
-    thread = threading.Thread(target=lambda: answers.extend(r.token_ids for r in engine.generate(prompts, sampling, 4)))
-    thread.start()
-    while thread.is_alive():
-        LogProbScorer(engine.policy, 64).log_probs([([5, 6], [7, 8])])
-    assert answers == expected
-
-
 def test_an_engine_that_sleeps_is_filled_anew_before_it_samples(engine, problems):
     """The processor's vLLM answers the calls without giving memory back, so their order is what is tested."""
     prompts, sampling = prompts_for(engine.policy, problems, 2), Sampling(1.0, 0, 16)
@@ -349,18 +281,14 @@ def alone(tokenizer, folder: Path, timeout_s: float = 600) -> VLLMEngine:
 PROMPT = [Prompt("p", [5, 6], 0)]
 
 
-def test_an_error_inside_vllm_is_one_message_and_later_calls_name_it(tokenizer, tmp_path):
-    engine = alone(tokenizer, tmp_path)
+def test_an_error_inside_vllm_or_a_hang_is_one_message_and_later_calls_name_it(tokenizer, tmp_path):
+    engine = alone(tokenizer, tmp_path / "error")
     with pytest.raises(EngineError, match=r"no_such_method(.|\n)*last lines of .*vllm.log"):
         engine.processes[0].call("transfer", "no_such_method", {})
     with pytest.raises(EngineError, match=r"is dead since: .*no_such_method"):
         engine.generate(PROMPT, Sampling(max_tokens=4), 1)
     engine.close()
-    assert engine.processes[0].process.poll() is not None
-
-
-def test_an_engine_that_hangs_is_given_up(tokenizer, tmp_path):
-    engine = alone(tokenizer, tmp_path)
+    engine = alone(tokenizer, tmp_path / "hang")
     (process,) = engine.processes
     process.process.send_signal(signal.SIGSTOP)
     engine.rollout.timeout_s = process.timeout_s = 2.0
@@ -380,8 +308,6 @@ def test_a_killed_engine_is_one_error_and_close_leaves_no_process_and_no_file(to
 
     with pytest.raises(EngineError, match=r"exit code -9"):
         engine.generate([*PROMPT, Prompt("longer", [5, 6, 8], 0)], Sampling(1.0, 0, 200), 500, kill)
-    with pytest.raises(EngineError, match="is dead since"):
-        engine.generate(PROMPT, Sampling(1.0, 0, 4), 1)
     engine.close()
     assert psutil.wait_procs(family, timeout=600)[1] == []
     assert not Path(process.files).exists()
@@ -403,13 +329,6 @@ def test_closing_ends_a_call_in_another_thread(tokenizer, tmp_path):
     engine.close()
     thread.join(600)
     assert "it was closed" in str(errors[0])
-
-
-@pytest.mark.skipif(torch.cuda.device_count() > 1, reason="two GPUs are here")
-def test_without_two_gpus_the_placement_is_a_users_mistake():
-    run = settings("rollout=vllm", "rollout.placement=second_gpu", "rollout.async_level=1", "loss=grpo_clip")
-    with pytest.raises(ConfigError, match=r"rollout.placement=second_gpu: .*choose auto"):
-        check_engine(run)
 
 
 @pytest.mark.long

@@ -22,17 +22,12 @@ from tests.waiting import wait_for
 
 ROOT = Path(__file__).parents[1]
 REWARDS = """
-import os, time
+import time
 def right(response, gold):
     return 1.0
 def stubborn(response, gold):
     while response.startswith("hang"):
         time.sleep(0.1)
-    return 1.0
-def mute(response, gold):  # closes all its files and lives on
-    if response == "mute":
-        os.closerange(0, 64)
-        time.sleep(6000)
     return 1.0
 """
 LATE = "import time\ntime.sleep(6000)\ndef f(response, gold):\n    return 1.0\n"
@@ -74,53 +69,6 @@ def test_workers_that_cannot_start_any_more_end_the_run_and_cost_no_rewards(rewa
         with pytest.raises(WaitError):  # it stays so
             grader.grade("another", "1")
     assert WaitError.exit_code == 1
-
-
-@pytest.mark.long
-def test_a_worker_that_hangs_or_is_stopped_costs_its_own_response_alone(rewards):
-    with Grader(GradingConfig(timeout_s=1.0, start_timeout_s=10.0), "waits_rewards:stubborn") as grader:
-        outcomes = [grade.outcome for grade in grader.grade_batch(["a", "hang", "b"], ["1"] * 3)]
-        assert outcomes == ["correct", "timeout", "correct"]
-        (worker,) = workers_of(os.getpid())
-        worker.suspend()
-        outcomes = [grade.outcome for grade in grader.grade_batch(["c", "d"], ["1"] * 2)]
-        assert outcomes == ["correct", "correct"]  # by another worker: this one did not begin with it
-        assert psutil.wait_procs([worker], timeout=600)[1] == []
-
-
-@pytest.mark.long
-def test_a_worker_that_closes_its_pipe_and_lives_on_is_not_waited_for(rewards):
-    began = time.monotonic()
-    with Grader(GradingConfig(timeout_s=5.0), "waits_rewards:mute") as grader:
-        grades = grader.grade_batch(["mute", "fine"], ["1", "1"])
-        assert [grade.outcome for grade in grades] == ["timeout", "correct"]
-    assert time.monotonic() - began < 60
-    assert not workers_of(os.getpid())
-
-
-ORPHANS = """
-import sys, threading, time
-from rlreason.config.groups import GradingConfig
-from rlreason.grading import Grader
-grader = Grader(GradingConfig(timeout_s=2.0, start_timeout_s=3.0), sys.argv[1])
-threading.Thread(target=grader.grade_batch, args=(["hang on"], ["1"]), daemon=True).start()  # which starts the worker
-time.sleep(6000)
-"""
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("reward", ["waits_rewards:stubborn", "waits_late:f"])
-def test_no_worker_that_hangs_outlives_a_killed_run_also_where_a_thread_started_it(rewards, reward):
-    env = os.environ | {"PYTHONPATH": f"{ROOT}:{rewards}"}
-    process = subprocess.Popen([sys.executable, "-c", ORPHANS, reward], env=env)
-    try:
-        wait_for(lambda: workers_of(process.pid))
-        time.sleep(1)  # until it hangs
-        workers = workers_of(process.pid)
-    finally:
-        process.kill()
-        process.wait()
-    assert psutil.wait_procs(workers, timeout=600)[1] == []
 
 
 HANGS = """
@@ -189,24 +137,6 @@ def wait_for_rows(process: subprocess.Popen[str], tmp_path: Path, more_than: int
 
 def status_of(folder: Path) -> dict[str, str]:
     return json.loads((folder / "status.json").read_text())
-
-
-@pytest.mark.long
-def test_a_run_of_a_sweep_that_hangs_counts_as_failed_and_is_run_again_when_typed_again(tmp_path):
-    (tmp_path / "slow_loss.py").write_text(LOSS)
-    words = ["-m", "seed=0,1", "hydra.sweep.dir=grid", "waits.run_s=20", *SMALL, "n_steps=40", "loss=slow_loss:loss"]
-    sweep = start(tmp_path, *words)
-    folders = [tmp_path / "grid" / f"seed={seed}" for seed in (0, 1)]
-    wait_for(lambda: sweep.poll() is not None or (folders[0] / "metrics.jsonl").exists())
-    (tmp_path / "hang").touch()
-    wait_for(lambda: sweep.poll() is not None or (folders[0] / "stacks.txt").read_text())
-    (tmp_path / "hang").unlink()
-    assert sweep.wait(600) == 1, (tmp_path / "out").read_text()
-    assert "slow_loss.py" in (folders[0] / "stacks.txt").read_text()
-    assert [status_of(folder)["status"] for folder in folders] == ["failed", "finished"]
-    assert "stacks.txt" in status_of(folders[0])["reason"]
-    assert start(tmp_path, *words).wait(600) == 0, (tmp_path / "out").read_text()
-    assert status_of(folders[0])["status"] == "finished"
 
 
 @pytest.mark.long

@@ -10,7 +10,7 @@ from typing import Any
 
 from rlreason.errors import ConfigError, DataError
 from rlreason.evaluation import cases
-from rlreason.evaluation.regrade import agreement, are_correct, grade_rows, opinions, regraded, second_grader
+from rlreason.evaluation.regrade import agreement, grade_rows, opinions, regraded, second_grader
 from rlreason.grading.grader import RunGrading
 from rlreason.records.console import Console
 from rlreason.records.files import CASES, ROLLOUTS
@@ -114,8 +114,9 @@ def regrade(arguments: argparse.Namespace, console: Console) -> Answer:
         raise ConfigError(f"{graded.reward} fails on every response of {folder}: start this where it can be imported")
     others = {"math-verify": second_grader(graded)} if graded.reward in NAMED_REWARDS else {}
     others |= {arguments.other: graded._replace(reward=arguments.other)} if arguments.other else {}
-    marks = {"saved": [row["outcome"] == "correct" for row in rows], "now": are_correct(fresh)}
-    marks |= {name: are_correct(grade_rows(rows, other, console)) for name, other in others.items()}
+    graded_by = {"now": fresh} | {name: grade_rows(rows, other, console) for name, other in others.items()}
+    marks = {"saved": [row["outcome"] == "correct" for row in rows]}
+    marks |= {name: [grade.outcome == "correct" for grade in grades] for name, grades in graded_by.items()}
     graders, width = agreement(marks), max(map(len, marks)) + 2
     lines = [
         f"{len(rows)} responses in {len(files)} files of {folder}; {graded.reward}, {graded.settings or 'defaults'}"

@@ -1,16 +1,13 @@
-"""Find ground truths for rows without one, and check ground truths before a run depends on them.
+"""Find ground truths for rows without one, and check ground truths before a run depends on them."""
 
-A row whose prompt is a known question in a template takes that problem's answer. The run's own template is tried first;
-any other one is what all remaining prompts have in common before and behind the question.
-"""
-
+import contextlib
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from os.path import commonprefix
 
-from rlreason.config.data import DataConfig
-from rlreason.data.sources import question_hash
+from rlreason.config.data import DataConfig, FileDataConfig
+from rlreason.config.leaves import SPLITS, locate
+from rlreason.data.sources import GROUND_TRUTH, Say, hub_splits, question_hash, read_split
 from rlreason.errors import DataError
 from rlreason.grading import Grader
 from rlreason.runtime.text import few, shorten
@@ -20,16 +17,9 @@ MOST_WORDS = 5  # of an answer; more is a sentence
 _PLAIN_WORD = re.compile(r"(?<![\\\w])[^\W\d_]{2,}")
 _ENVIRONMENT = re.compile(r"\\begin\b.*\\end\b", re.DOTALL)  # a matrix may be written in several lines
 
-#: What chat templates write next to a question without white space between.
-_MARKER = re.compile(r"(<\|[^<>|\s]*\|>|\[/?INST\]|</?s>|<(?:start|end)_of_turn>)")
-
 
 def check_ground_truths(
-    problems: Sequence[Problem],
-    grader: Grader | None,
-    data: DataConfig,
-    say: Callable[[str], None],
-    needed: bool = True,
+    problems: Sequence[Problem], grader: Grader | None, data: DataConfig, say: Say, needed: bool = True
 ) -> list[Problem]:
     """Name ground truths that earn no reward, and return the problems; without them with `data.bad_gold=drop`.
 
@@ -39,29 +29,28 @@ def check_ground_truths(
     if grader is None or grader.plugin:
         return list(problems)
     wrong = {problems[i].id for i in grader.unearnable([p.answer for p in problems])}
-    texts = {p.id: p.answer for p in problems if is_text(p.answer)}
     none = [p.id for p in problems if not p.answer]
     if len(none) == len(problems) and not needed:
         say("! no validation problem has a ground truth: accuracy stays 0 and says nothing")
         return list(problems)
     if len(wrong) == len(problems):
-        what = "has a ground truth" if len(none) == len(problems) else "has a ground truth that grades itself right"
         raise DataError(
-            f"none of {len(problems)} problems {what}, so nothing can be earned ({few([p.id for p in problems], 3)}): "
-            "choose data with answers, or say where they stand (data.gold, data.fields.answer, or a file of their own: "
-            "data.ground_truth)"
+            f"none of {len(problems)} problems has a ground truth that grades itself right, so nothing can be earned "
+            f"({few([p.id for p in problems], 3)}): choose data with answers, or say where they stand (data.gold, "
+            "data.fields.answer, or a file of their own: data.ground_truth)"
         )
+    texts = {p.id: p.answer for p in problems if is_text(p.answer)}
+    bad = [p.id for p in problems if p.id in wrong and p.answer and p.id not in texts]
     done = "dropped" if data.bad_gold == "drop" else "cannot be earned"
-    if none:
-        say(f"! {len(none)} of {len(problems)} problems have no ground truth; {done}: {few(none)}")
+    for ids, what in ((none, "problems have no ground truth"), (bad, "ground truths do not grade themselves right")):
+        if ids:
+            say(f"! {len(ids)} of {len(problems)} {what}; {done}: {few(ids)}")
     if texts:
         example, text = next(iter(texts.items()))
         say(
             f"! {len(texts)} of {len(problems)} ground truths are several lines or a sentence, which hardly any answer "
             f"repeats, as {example}: {shorten(text, 80)!r}: say where the answer stands (data.gold, data.fields.answer)"
         )
-    if bad := [p.id for p in problems if p.id in wrong and p.answer and p.id not in texts]:
-        say(f"! {len(bad)} of {len(problems)} ground truths do not grade themselves right; {done}: {few(bad)}")
     return [p for p in problems if p.id not in wrong or data.bad_gold == "keep"]
 
 
@@ -74,51 +63,67 @@ def is_text(answer: str) -> bool:
     return "\n" in _ENVIRONMENT.sub("", answer.strip()) or len(_PLAIN_WORD.findall(answer)) > MOST_WORDS
 
 
-def with_ground_truth(
+def with_ground_truths(
+    data: FileDataConfig, train: list[Problem], validation: list[Problem], fill: Callable[[str], str], say: Say
+) -> tuple[list[Problem], list[Problem]]:
+    """Look up ground truths for rows without one, where requested or needed to filter; return (train, validation).
+
+    They are found by question in data.ground_truth, or else in the usual splits and the validation data.
+    """
+    wanting = sum(not p.answer for p in (*train, *validation))
+    if data.ground_truth is None and (all(p.answer for p in train) or data.filter != "correct"):
+        return train, validation
+    if not wanting:
+        say(f"! data.ground_truth={data.ground_truth} is not read: every row brings its own ground truth")
+        return train, validation
+    sources = _known(data) | {"the validation data": validation}
+    rows, found = by_question([*train, *validation], [p for known in sources.values() for p in known], fill)
+    if not found and (data.ground_truth is not None or not any(p.answer for p in train)):
+        key = "data.filter=correct" if data.ground_truth is None else f"data.ground_truth={data.ground_truth}"
+        raise DataError(
+            f"{key}: {wanting} rows bring no ground truth, and no row with the same question in {', '.join(sources)} "
+            "has one: give a file with these questions and their answers as data.ground_truth, or rows with a field "
+            "ground_truth"
+        )
+    mark = "! " if found < wanting else ""
+    say(f"{mark}{wanting} rows bring no ground truth: found by question for {found} in {', '.join(sources)}")
+    return rows[: len(train)], rows[len(train) :]
+
+
+def by_question(
     problems: Sequence[Problem], known: Sequence[Problem], fill: Callable[[str], str]
 ) -> tuple[list[Problem], int]:
     """Give problems without an answer that of the known problem they ask; return (problems, the number found).
 
     `fill` writes a question into the run's prompt. A whole prompt whose problem was found gets the bare question.
     """
-    known = [p for p in known if p.answer]
     partners: dict[str, Problem] = {}  # of two alike, the first counts
     for p in known:
-        for text in (p.question, fill(p.question)):
+        for text in (p.question, fill(p.question)) if p.answer else ():
             partners.setdefault(question_hash(text), p)
-    wanting = [p for p in problems if not p.answer]
-    found = {p.id: partner for p in wanting if (partner := partners.get(question_hash(p.question)))}
-    found |= in_common_template({p.id: p.question for p in wanting if p.id not in found and p.prompt}, known)
+    rows, found = list[Problem](), 0
+    for p in problems:
+        partner = None if p.answer else partners.get(question_hash(p.question))
+        if partner is not None:  # a bare question keeps its white space
+            question = p.question if p.prompt is None else partner.question
+            p, found = replace(p, answer=partner.answer, question=question), found + 1
+        rows.append(p)
+    return rows, found
 
-    def joined(p: Problem) -> Problem:
-        partner = found[p.id]  # a bare question keeps its white space
-        return replace(p, answer=partner.answer, question=p.question if p.prompt is None else partner.question)
 
-    return [joined(p) if p.id in found else p for p in problems], len(found)
-
-
-def in_common_template(prompts: Mapping[str, str], known: Sequence[Problem]) -> dict[str, Problem]:
-    """Return row id -> the known problem that its prompt asks, in a template that all prompts share.
-
-    Words that all prompts begin and end with belong to the template, or to each of the questions. Of all such
-    templates, that of the most known questions counts. Nothing is found by fewer than two different prompts.
-    """
-    texts = {id: tuple(_MARKER.sub(r" \1 ", prompt).split()) for id, prompt in prompts.items()}
-    different = set(texts.values())
-    if len(different) < 2:
-        return {}
-    by_words: dict[tuple[str, ...], Problem] = {}
-    for p in known:
-        by_words.setdefault(tuple(_MARKER.sub(r" \1 ", p.question).split()), p)
-    before = commonprefix(list(different))  # noqa: RUF071  # of words, not of characters
-    after = commonprefix([words[::-1] for words in different])  # noqa: RUF071
-    first, last = {words[:1] for words in by_words}, {words[-1:] for words in by_words}
-    starts = [n for n in range(len(before)) if before[n : n + 1] in first] + [len(before)]
-    ends = [n for n in range(len(after)) if after[n : n + 1] in last] + [len(after)]
-    best: dict[str, Problem] = {}
-    for start in starts:
-        for end in ends:
-            spans = {id: words[start : len(words) - end] for id, words in texts.items()}
-            found = {id: by_words[span] for id, span in spans.items() if span in by_words}
-            best = max(best, found, key=len)
-    return best
+def _known(data: FileDataConfig) -> dict[str, list[Problem]]:
+    """Return source -> problems with answers: data.ground_truth, or the usual splits next to the training rows."""
+    train = locate(data.path, data.train)
+    if data.ground_truth is not None:
+        splits = [data.ground_truth]
+    elif train is None:
+        splits = [name for name in hub_splits(data.path or "", data.hub_config) if name != data.train]
+    else:
+        files = [locate(folder, name) for folder in (data.path, str(train.parent)) for name in SPLITS]
+        splits = [str(file) for file in dict.fromkeys(files) if file not in (None, train)]
+    found: dict[str, list[Problem]] = {}
+    for split in splits:
+        # of the usual splits one may hold no row that can be used
+        with contextlib.nullcontext() if data.ground_truth else contextlib.suppress(DataError):
+            found[split] = [problem for problem, _ in read_split(data, split, GROUND_TRUTH, traces=False)]
+    return found

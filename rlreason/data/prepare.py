@@ -1,55 +1,45 @@
 """Prepare the problems of a run from its `data` settings: read, split, filter, check and count them."""
 
-import contextlib
 import random
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, replace
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from rlreason.config.conflicts import as_eval, nothing_to_evaluate
+from rlreason.config.conflicts import as_eval
 from rlreason.config.data import (
     CountdownConfig,
     DataConfig,
     FileDataConfig,
     FunctionDataConfig,
     GymConfig,
-    RowsDataConfig,
     StoriesConfig,
 )
 from rlreason.config.evaluation import naming_eval_settings
-from rlreason.config.leaves import SPLITS, locate, may_be_hub_name, prompt_renderer
+from rlreason.config.leaves import prompt_renderer
 from rlreason.config.rules import too_many_problems
 from rlreason.config.run import RunConfig
-from rlreason.data.ground_truth import check_ground_truths, with_ground_truth
+from rlreason.data.ground_truth import check_ground_truths, with_ground_truths
 from rlreason.data.prompts import check_template, filter_correct, trace_text, with_traces
 from rlreason.data.sources import (
-    Names,
-    RawRow,
-    RowRules,
+    Say,
     Table,
-    field_names,
+    as_table,
     file_rows,
-    hub_splits,
-    make_gym,
-    numbered,
-    own_id,
     question_hash,
-    read_table,
+    read_split,
     rows_of,
-    to_problem,
+    validation_split,
 )
-from rlreason.data.tasks import load_countdown, make_countdown, make_stories, with_wrong_solutions
+from rlreason.data.tasks import load_countdown, make_countdown, make_gym, make_stories, with_wrong_solutions
 from rlreason.errors import ConfigError, DataError
 from rlreason.grading import Grader
-from rlreason.runtime.text import few, question_key, question_keys, shorten
+from rlreason.runtime.text import few, question_key, question_keys
 from rlreason.types import Problem
 
-Say = Callable[[str], None]  # prints a note
 Problems = list[Problem]
-
-GROUND_TRUTH = "ground_truth"  # label of a table that is read for its answers only
 
 
 def with_ids(tables: Sequence[Table]) -> list[Problems]:
@@ -88,9 +78,8 @@ def without_overlap(
     prompted = any(p.prompt is not None for p in (*train, *validation))
 
     def keys(p: Problem) -> list[str]:
-        """Return the keys of a problem: of its question or whole prompt, and of the question in the run's prompt."""
-        in_prompt = [question_key(fill(p.question))] if prompted and p.prompt is None else []
-        return [question_key(p.question), *in_prompt]
+        texts = [p.question, fill(p.question)] if prompted and p.prompt is None else [p.question]
+        return list(map(question_key, texts))
 
     ids = {key: p.id for p in validation for key in keys(p)}
     shared = {p.id: ids[key] for p in train for key in keys(p) if key in ids}
@@ -98,44 +87,26 @@ def without_overlap(
         return train
     pairs = few([f"{a} is {b}" for a, b in shared.items()], 3)
     found = f"{len(shared)} training questions are validation questions too ({pairs})"
-    if policy == "refuse":
+    rest = [p for p in train if p.id not in shared]
+    if policy == "refuse" or (policy == "drop" and not rest):
         cure = "drop takes them out of the training data, allow keeps them"
-        raise DataError(f"data.overlap=refuse: {found}: {cure}, or give other files")
+        raise DataError(f"data.overlap={policy}: {found}: {cure}, or give other files")
     if policy == "allow":
         say(f"! {found}, and data.overlap=allow keeps them: validation accuracy may be memory")
         return train
-    rest = [p for p in train if p.id not in shared]
-    if not rest:
-        raise DataError(f"data.overlap=drop: {found}, and that is all of them: give other files")
     say(f"! {found}: dropped from the training data")
     return rest
 
 
-def note_repetitions(problems: Sequence[Problem], what: str, grader: Grader | None, say: Say) -> None:
-    """Print notes on repeated questions, and on those whose ground truths differ by the grader's rules, or as text.
-
-    `what`: such as 'training'.
-    """
-    same = str.__eq__ if grader is None or grader.plugin else grader.same
-    rows: dict[str, list[Problem]] = {}
-    for key, p in zip(question_keys((p.id, p.question) for p in problems).values(), problems, strict=True):
-        rows.setdefault(key, []).append(p)
-    if len(rows) == len(problems):
-        return
-    say(f"{len(problems)} {what} rows ask {len(rows)} different questions")
-    conflicts = []
-    for of in rows.values():
-        first, *others = [p for p in of if p.answer] or of[:1]
-        if other := next((p for p in others if p.answer != first.answer and not same(p.answer, first.answer)), None):
-            conflicts.append(f"{first.id} says {shorten(first.answer, 30)}, {other.id} {shorten(other.answer, 30)}")
-    if conflicts:
-        differ = f"{len(conflicts)} {what} questions have different ground truths in different rows"
-        say(f"! {differ}: {few(conflicts, 3)}")
+def note_repetitions(problems: Sequence[Problem], what: str, say: Say) -> None:
+    different = len(set(question_keys((p.id, p.question) for p in problems).values()))
+    if different < len(problems):
+        say(f"{len(problems)} {what} rows ask {different} different questions")
 
 
 def read_pass_rates(path: Path) -> dict[str, float]:
     """Return question hash -> correct / samples, over all lines of a question; `DataError` for a malformed line."""
-    counts: dict[str, tuple[int, int]] = {}  # question hash -> (correct, samples)
+    samples, correct = Counter[str](), Counter[str]()
     for where, row in file_rows(path):
         row = row if isinstance(row, dict) else {}
         key, n, c = (row.get(name) for name in ("question_hash", "samples", "correct"))
@@ -144,9 +115,9 @@ def read_pass_rates(path: Path) -> dict[str, float]:
                 f"{path}, {where} is no pass rate: it must hold question_hash, samples (1 or more) and correct "
                 "(0 to samples); algorithm=evaluate writes such a file"
             )
-        correct, samples = counts.get(key, (0, 0))
-        counts[key] = correct + c, samples + n
-    return {key: correct / samples for key, (correct, samples) in counts.items()}
+        samples[key] += n
+        correct[key] += c
+    return {key: correct[key] / n for key, n in samples.items()}
 
 
 def by_pass_rate(problems: Problems, rates: Mapping[str, float], low: float, high: float, say: Say) -> Problems:
@@ -174,29 +145,22 @@ def read_splits(
     `traces`: given responses will be imitated or graded, so their form matters. `validation_only`: of files, only the
     validation split is read.
     """
-    if isinstance(data, StoriesConfig):
-        make = partial(
-            make_stories,
-            min_events=data.min_events,
-            max_events=data.max_events,
-            max_value=data.max_value,
-            guessed=data.guess != "none",
-        )
-        train = make(data.n_train, seed=0)
-        if traces:
-            train = with_wrong_solutions(train, data.wrong_share)
-        return train, make(data.n_validation, seed=0, validation=True)
-    if isinstance(data, CountdownConfig) and data.path is not None:
-        skip = data.bad_rows == "skip"
-        return load_countdown(data.path, data.name, data.n_train, data.n_validation, skip, say)
-    if isinstance(data, CountdownConfig):
-        sizes = {key: getattr(data, key) for key in ("seed", "min_count", "max_count", "max_value", "max_target")}
-        return make_countdown(data.n_train, **sizes), make_countdown(data.n_validation, **sizes, validation=True)
-    if isinstance(data, GymConfig):
-        problems = make_gym(data.tasks, data.n_validation + data.n_train, data.seed)
-        return problems[data.n_validation :], problems[: data.n_validation]
-    if isinstance(data, FunctionDataConfig):
-        return read_function(data, say, traces)
+    match data:
+        case StoriesConfig():
+            names = {name: getattr(data, name) for name in ("min_events", "max_events", "max_value")}
+            stories = partial(make_stories, seed=0, guessed=data.guess != "none", **names)
+            train = with_wrong_solutions(stories(data.n_train), data.wrong_share if traces else 0.0)
+            return train, list(stories(data.n_validation, validation=True))
+        case CountdownConfig(path=None):
+            sizes = {key: getattr(data, key) for key in ("seed", "min_count", "max_count", "max_value", "max_target")}
+            return make_countdown(data.n_train, **sizes), make_countdown(data.n_validation, **sizes, validation=True)
+        case CountdownConfig():
+            return load_countdown(data, say)
+        case GymConfig():
+            problems = make_gym(data.tasks, data.n_validation + data.n_train, data.seed)
+            return problems[data.n_validation :], problems[: data.n_validation]
+        case FunctionDataConfig():
+            return read_function(data, say, traces)
     assert isinstance(data, FileDataConfig)
     return read_files(data, say, traces, validation_only)
 
@@ -211,7 +175,7 @@ def read_files(
     labels = [Path(name).stem for name in names]
     if len(set(labels)) < len(labels):
         labels = ["train", "validation"]
-    problems = with_ids([read_split(data, *named, say, traces) for named in zip(names, labels, strict=True)])
+    problems = with_ids([read_split(data, *named, traces, say) for named in zip(names, labels, strict=True)])
     if data.n_validation is None:
         return ([] if validation_only else problems[0]), problems[-1]
     if validation_only and data.n_validation == len(problems[0]):
@@ -221,109 +185,14 @@ def read_files(
 
 def read_function(data: FunctionDataConfig, say: Say, traces: bool = True) -> tuple[Problems, Problems]:
     """Read (train, validation) from a user's function."""
-    rows = rows_of(data).items()
-    problems = with_ids(
-        [as_table(data, f"{data.function}'s {label} rows", given, label, say, traces) for label, given in rows]
-    )
+    splits = {label: (f"{data.function}'s {label} rows", rows) for label, rows in rows_of(data).items()}
+    problems = with_ids([as_table(data, *split, label, traces, say) for label, split in splits.items()])
     if len(problems) > 1:
         return problems[0], problems[1]
     n = data.n_validation or min(200, max(1, len(problems[0]) // 10))
     if data.n_validation is None:
         say(f"{n} of the {len(problems[0])} problems are held out for validation (data.n_validation)")
     return hold_out(problems[0], n, data.split_seed)
-
-
-def with_ground_truths(
-    data: FileDataConfig, train: Problems, validation: Problems, fill: Callable[[str], str], say: Say
-) -> tuple[Problems, Problems]:
-    """Look up ground truths for rows without one, where requested or needed to filter; return (train, validation).
-
-    They are found by question in data.ground_truth, or else in the usual splits and the validation data.
-    """
-    rows = [*train, *validation]
-    without = {
-        name: sum(not p.answer for p in part) for name, part in (("training", train), ("validation", validation))
-    }
-    lacking = sum(without.values())
-    if data.ground_truth is None and (not without["training"] or data.filter != "correct"):
-        return train, validation
-    if not lacking:
-        say(f"! data.ground_truth={data.ground_truth} is not read: every row brings its own ground truth")
-        return train, validation
-    sources = _ground_truth(data) | {"the validation data": validation}
-    rows, found = with_ground_truth(rows, [p for problems in sources.values() for p in problems], fill)
-    note = " and ".join(f"{n} {name} rows" for name, n in without.items() if n) + " bring no ground truth"
-    if not found and (data.ground_truth is not None or not any(p.answer for p in rows[: len(train)])):
-        key = "data.filter=correct" if data.ground_truth is None else f"data.ground_truth={data.ground_truth}"
-        raise DataError(
-            f"{key}: {note}, and no row with the same question in {', '.join(sources)} has one: give a file with these "
-            "questions and their answers as data.ground_truth, or rows with a field ground_truth"
-        )
-    missed = f", and for {lacking - found} it was not found" if found < lacking else ""
-    note += f": found by question for {found} in {', '.join(sources)}{missed}"
-    say(f"! {note}" if missed else note)
-    return rows[: len(train)], rows[len(train) :]
-
-
-def _ground_truth(data: FileDataConfig) -> dict[str, Problems]:
-    """Return source -> problems with answers: data.ground_truth, or the usual splits next to the training rows."""
-    if data.ground_truth is not None:
-        return {data.ground_truth: _problems(data, data.ground_truth)}
-    train = locate(data.path, data.train)
-    read = {train} if data.n_validation else {train, locate(data.path, data.validation or validation_split(data))}
-    folders = [data.path, str(train.parent)] if train else [data.path]
-    files = [file for folder in folders if folder for name in SPLITS if (file := locate(folder, name))]
-    splits = [str(file) for file in dict.fromkeys(files) if file not in read]
-    named = data.n_validation is not None or locate(None, data.validation or "")
-    if data.path and may_be_hub_name(data.path) and not named:
-        splits += [name for name in hub_splits(data.path, data.hub_config) if name != data.train]
-    found: dict[str, Problems] = {}
-    for split in splits:
-        with contextlib.suppress(DataError):  # no row can be used
-            found[split] = _problems(data, split)
-    return found
-
-
-def _problems(data: FileDataConfig, split: str) -> Problems:
-    return [problem for problem, _ in read_split(data, split, GROUND_TRUTH, traces=False)]
-
-
-def read_split(
-    data: FileDataConfig, split: str, label: str, say: Say = lambda text: None, traces: bool = True
-) -> Table:
-    """Read the problems of one file or hub split; `label` is part of the ids of rows without one."""
-    if file := locate(data.path, split):
-        return as_table(data, str(file), file_rows(file), label, say, traces)
-    splits = hub_splits(data.path or "", data.hub_config)
-    if split not in splits:
-        raise ConfigError(f"data.path={data.path} has no split {split}: choose one of {', '.join(splits)}")
-    return as_table(data, f"{data.path}/{split}", numbered(splits[split], 0), label, say, traces)
-
-
-def as_table(data: RowsDataConfig, source: str, rows: Iterable[RawRow], label: str, say: Say, traces: bool) -> Table:
-    """Parse rows into problems; `source` is their name."""
-    names: Names = field_names(asdict(data.fields))
-    # A trace that is graded against a ground truth of its own would always be right.
-    truth_elsewhere = label == GROUND_TRUTH or getattr(data, "ground_truth", None) is not None
-    truth_in_response = not truth_elsewhere and not (traces and data.filter == "correct")
-    wrap = traces and data.response_as == "solution"
-    rules = RowRules(names, data.gold, data.max_chars, wrap, truth_in_response)
-
-    def parse(row: Any, id: str) -> tuple[Problem, str | None]:
-        return to_problem(row, id, rules), own_id(row, names)
-
-    return read_table(rows, source, f"{data.name}-{label}", parse, data.bad_rows == "skip", say)
-
-
-def validation_split(data: FileDataConfig) -> str:
-    """Return the split to validate on where the settings name none."""
-    if name := data.evaluation_file():
-        return name
-    if not Path(data.path or "").expanduser().is_dir():
-        on_hub = hub_splits(data.path or "", data.hub_config)
-        if name := next((name for name in ("validation", "test") if name in on_hub), ""):
-            return name
-    raise ConfigError(nothing_to_evaluate(data))
 
 
 class Loaded(NamedTuple):
@@ -351,7 +220,7 @@ def load_data(run: RunConfig, *, grader: Grader | None = None, judge: Grader | N
     validation = check_validation(run, validation, judge, say, needed=run.samples_training_data)
     if run.samples_training_data:
         train = check_ground_truths(train, grader if run.trains else judge, run.data, say)
-    note_repetitions(train, "training", grader, say)
+    note_repetitions(train, "training", say)
     limit = run.data.limit
     if limit is not None and limit > len(train):
         say(f"! data.limit={limit} is more than the {len(train)} training problems there are: all are used")
@@ -407,7 +276,7 @@ def check_validation(
     """Check the ground truths of the validation problems and return those to use."""
     with naming_eval_settings(run, "data"):
         problems = check_ground_truths(problems, judge, run.evaluation.data, say, needed)
-    note_repetitions(problems, "validation", judge, say)
+    note_repetitions(problems, "validation", say)
     return problems
 
 

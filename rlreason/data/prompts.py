@@ -28,46 +28,49 @@ def trace_text(problem: Problem, template: str) -> str:
     if problem.response is not None:
         return problem.response
     if not has_trace(problem, template):
-        raise DataError(f"problem {problem.id} has {_missing(problem, template)}: there is no trace to imitate")
+        raise DataError(f"problem {problem.id} has no solution or no answer: there is no trace to imitate")
     solution, answer = problem.claim or (problem.solution or "", problem.answer)
     return template.format(solution=_CALCULATOR.sub("", solution), answer=answer)
 
 
 def has_trace(problem: Problem, template: str) -> bool:
     """Whether the problem has a response, or all fields of the template."""
-    return problem.response is not None or not _missing(problem, template)
+    return problem.response is not None or all(getattr(problem, name) for name in _fields(template))
+
+
+def _fields(template: str) -> set[str]:
+    return {name for _, name, _, _ in Formatter().parse(template) if name is not None}
 
 
 def check_template(template: str) -> None:
     """`ConfigError` unless the template has `{solution}` or `{answer}`, and no other field."""
     try:
-        names = {name for _, name, _, _ in Formatter().parse(template) if name is not None}
-    except ValueError as error:
-        raise ConfigError(
-            f"prompt.trace={template!r}: a brace in it is no field ({error}): double literal braces, as in "
-            "\\boxed{{{answer}}}"
-        ) from error
+        names = _fields(template)
+    except ValueError:
+        names = set()
     if not names or names - {"solution", "answer"}:
-        found = ", ".join(f"{{{name}}}" for name in sorted(names)) or "no field"
-        raise ConfigError(f"prompt.trace={template!r} has {found}: it is written from {{solution}} and {{answer}} only")
+        raise ConfigError(
+            f"prompt.trace={template!r}: it is written from {{solution}} and {{answer}} only: double literal braces, "
+            "as in \\boxed{{{answer}}}"
+        )
 
 
 def with_traces(problems: list[Problem], template: str, skip: bool, say: Callable[[str], None]) -> list[Problem]:
     """Return the problems with a trace. Others are a `DataError`, or with `skip` left out with a note."""
-    without = [p.id for p in problems if not has_trace(p, template)]
-    if not without:
+    kept = [p for p in problems if has_trace(p, template)]
+    if len(kept) == len(problems):
         return problems
+    without = [p.id for p in problems if not has_trace(p, template)]
     found = (
         f"{len(without)} of {len(problems)} training problems have neither a response nor what prompt.trace is "
         f"written from ({few(without)})"
     )
-    if len(without) == len(problems):
+    if not kept:
         raise DataError(f"{found}: SFT needs data with responses or solutions, or name their field (data.fields)")
     if not skip:
         raise DataError(f"{found}: fix these rows, or set data.bad_rows=skip to leave them out")
-    missing = set(without)
     say(f"! {found}: left out")
-    return [p for p in problems if p.id not in missing]
+    return kept
 
 
 def filter_correct(
@@ -80,11 +83,10 @@ def filter_correct(
     graded = [p for p in problems if p.answer]
     grades = grade([trace(p) for p in graded], [p.answer for p in graded])
     kept = [p for p, g in zip(graded, grades, strict=True) if g.outcome == "correct"]
-    dropped = Counter[str](g.outcome for g in grades if g.outcome != "correct")
-    dropped["without a ground truth"] = len(problems) - len(graded)
-    counts = f"kept {len(kept)} of {len(problems)} traces whose answer the grader accepts"
-    reasons = ", ".join(f"{n} {reason}" for reason, n in dropped.most_common() if n)
-    counts += f"; dropped: {reasons}" if reasons else ""
+    outcomes = Counter[str](g.outcome for g in grades if g.outcome != "correct")
+    outcomes["without a ground truth"] = len(problems) - len(graded)
+    dropped = ", ".join(f"{n} {outcome}" for outcome, n in outcomes.most_common() if n) or "none"
+    counts = f"kept {len(kept)} of {len(problems)} traces whose answer the grader accepts; dropped: {dropped}"
     if not kept:
         raise DataError(
             f"data.filter=correct: {counts}: choose the prompt that the traces were written for, or "
@@ -92,12 +94,6 @@ def filter_correct(
         )
     say(counts)
     return kept
-
-
-def _missing(problem: Problem, template: str) -> str:
-    fields = {name for _, name, _, _ in Formatter().parse(template)}
-    lacks = [name for name in ("solution", "answer") if name in fields and not getattr(problem, name)]
-    return "no " + " and no ".join(lacks) if lacks else ""
 
 
 class ProblemSampler:
@@ -129,19 +125,17 @@ class ProblemSampler:
 
     def solved(self, problem_id: str) -> bool:
         """Whether this problem is excluded from now on."""
-        return bool(self.skip_solved) and self.streaks[problem_id] >= self.skip_solved
+        return 0 < self.skip_solved <= self.streaks[problem_id]
 
     @property
     def n_solved(self) -> int:
         """The number of problems that are excluded from now on."""
-        return sum(streak >= self.skip_solved for streak in self.streaks.values()) if self.skip_solved else 0
+        return sum(map(self.solved, list(self.streaks)))
 
     def update(self, samples: Sequence[Sample]) -> None:
         """Update the number of all-correct groups in a row of each problem."""
-        if not self.skip_solved:
-            return
         correct: dict[str, bool] = {}
-        for s in samples:
+        for s in samples if self.skip_solved else ():
             correct[s.group] = correct.get(s.group, True) and s.grade.outcome == "correct"
         for problem_id, all_correct in correct.items():
             self.streaks[problem_id] = self.streaks[problem_id] + 1 if all_correct else 0

@@ -1,4 +1,4 @@
-"""Read rows from files, the hub or a user's function, and problems from the `reasoning-gym` package."""
+"""Read problems from the rows of files, of the hub and of a user's function."""
 
 import hashlib
 import json
@@ -6,14 +6,14 @@ import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from difflib import get_close_matches
 from functools import cache, partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from rlreason.config.data import FunctionDataConfig
-from rlreason.config.leaves import required
+from rlreason.config.conflicts import nothing_to_evaluate
+from rlreason.config.data import FileDataConfig, FunctionDataConfig, RowsDataConfig
+from rlreason.config.leaves import locate, required
 from rlreason.errors import ConfigError, DataError
 from rlreason.grading import boxed
 from rlreason.runtime.plugins import describe_error, load
@@ -21,8 +21,11 @@ from rlreason.runtime.text import few, first_line
 from rlreason.settings import MADE
 from rlreason.types import Problem
 
+Say = Callable[[str], None]  # prints a note
 #: (its place, such as "line 3", and the row, or a `BadRowError` where it could not be read)
 RawRow = tuple[str, Any]
+Table = list[tuple[Problem, str | None]]  # of one file or split, with the data's own ids
+GROUND_TRUTH = "ground_truth"  # label of a table that is read for its answers only
 
 
 class BadRowError(Exception):
@@ -37,8 +40,7 @@ def file_rows(path: Path) -> Iterator[RawRow]:
     if path.suffix == ".json":
         rows = _json(path.read_bytes())
         if not isinstance(rows, list):
-            why = f"{rows}" if isinstance(rows, BadRowError) else "holds no list"
-            raise DataError(f"{path} {why}: a .json file holds one list of rows; name it .jsonl if each line is one")
+            raise DataError(f"{path} holds no list of rows, as a .json file does: name it .jsonl if each line is one")
         yield from numbered(rows)
         return
     with path.open("rb") as file:
@@ -55,10 +57,8 @@ def numbered(rows: Iterable[Any], first: int = 1) -> Iterator[RawRow]:
 def _json(text: bytes) -> Any:
     try:
         return json.loads(text)
-    except UnicodeDecodeError:
-        return BadRowError("is not UTF-8")
     except (ValueError, RecursionError):  # also of a number with thousands of digits
-        return BadRowError("is not JSON")
+        return BadRowError("is not JSON in UTF-8")
 
 
 @cache  # several splits are read one by one
@@ -70,13 +70,9 @@ def hub_splits(path: str, hub_config: str | None) -> Mapping[str, Iterable[Any]]
         return load_dataset(path, hub_config)  # type: ignore[no-any-return]
     except Exception as error:  # the hub client raises many kinds; all mean that it cannot be reached or read
         raise ConfigError(
-            f"data.path={path} with data.hub_config={hub_config} cannot be read from the hub "
-            f"({first_line(error)}): "
+            f"data.path={path} with data.hub_config={hub_config} cannot be read from the hub ({first_line(error)}): "
             "fix these, or give a folder instead"
         ) from error
-
-
-Table = list[tuple[Problem, str | None]]  # of one file or split, with the data's own ids
 
 
 def read_table(
@@ -85,7 +81,7 @@ def read_table(
     prefix: str,
     parse: Callable[[Any, str], tuple[Problem, str | None]],
     skip: bool,
-    say: Callable[[str], None],
+    say: Say,
 ) -> Table:
     """Parse rows into problems with the ids `prefix-number`, counted from 0.
 
@@ -114,11 +110,7 @@ def read_table(
 
 
 def question_hash(question: str) -> str:
-    """Hash a question to 16 hex digits, independent of white space, to recognise it across files and runs.
-
-    >>> question_hash("1 + 1?") == question_hash(" 1 +\\n1? ")
-    True
-    """
+    """Hash a question to 16 hex digits, independent of white space, to recognise it across files and runs."""
     return hashlib.sha256(" ".join(question.split()).encode()).hexdigest()[:16]
 
 
@@ -145,13 +137,8 @@ def rows_of(data: FunctionDataConfig) -> dict[str, list[RawRow]]:
         returned = load(data.function)(**data.options)
         splits = dict(returned) if isinstance(returned, Mapping) else {"train": returned}
         if set(splits) not in ({"train"}, {"train", "validation"}):
-            raise DataError(
-                f"{setting} returned {', '.join(map(repr, splits)) or 'nothing'}: return rows, or a dictionary "
-                "of rows with the keys train and validation"
-            )
+            raise TypeError(f"it returned the keys {sorted(splits)}: return rows, or rows by train and validation")
         rows = {label: list(islice(_records(splits[label]), MADE + 1)) for label in sorted(splits)}
-    except DataError:
-        raise
     except Exception as error:  # anything that a user's function raises
         raise DataError(f"{setting} fails: {describe_error(error)}: fix it") from error
     if any(len(split) > MADE for split in rows.values()):
@@ -172,12 +159,7 @@ def _records(rows: Any) -> Iterable[Any]:
 
 
 def _row(row: Any) -> Any:
-    """Convert a `Problem` to the row that it would be read from, numpy's numbers to Python's, and nan to None.
-
-    >>> import numpy
-    >>> _row({"question": "1+1?", "answer": numpy.int64(2), "level": float("nan")})
-    {'question': '1+1?', 'answer': 2, 'level': None}
-    """
+    """Convert a `Problem` to the row that it would be read from, numpy's numbers to Python's, and nan to None."""
     if isinstance(row, Problem):
         return {**row.facts, **{name: value for name, value in asdict(row).items() if name != "facts"}}
     if not isinstance(row, dict):
@@ -186,52 +168,41 @@ def _row(row: Any) -> Any:
     return {key: None if isinstance(v, float) and math.isnan(v) else v for key, v in plain.items()}  # an empty cell
 
 
-OVERSAMPLING = 2  # problems generated per problem requested, to find enough different ones
+def read_split(
+    data: FileDataConfig, split: str, label: str, traces: bool = True, say: Say = lambda text: None
+) -> Table:
+    """Read the problems of one file or hub split; `label` is part of the ids of rows without one."""
+    if file := locate(data.path, split):
+        return as_table(data, str(file), file_rows(file), label, traces, say)
+    splits = hub_splits(data.path or "", data.hub_config)
+    if split not in splits:
+        raise ConfigError(f"data.path={data.path} has no split {split}: choose one of {', '.join(splits)}")
+    return as_table(data, f"{data.path}/{split}", numbered(splits[split], 0), label, traces, say)
 
 
-def make_gym(tasks: Sequence[str], n: int, seed: int) -> list[Problem]:
-    """Make n different problems, of each task in turn; `ConfigError` where a task is unknown or has too few."""
-    per_task = -(-n // len(tasks))
-    columns = [gym_problems(task, per_task, seed) for task in tasks]
-    return [problem for row in zip(*columns, strict=True) for problem in row][:n]
+def as_table(data: RowsDataConfig, source: str, rows: Iterable[RawRow], label: str, traces: bool, say: Say) -> Table:
+    """Parse the rows of `source` into problems; `traces`: their responses will be imitated or graded."""
+    names = field_names(asdict(data.fields))
+    # A trace that is graded against a ground truth of its own would always be right.
+    truth_elsewhere = label == GROUND_TRUTH or getattr(data, "ground_truth", None) is not None
+    truth_in_response = not truth_elsewhere and not (traces and data.filter == "correct")
+    rules = RowRules(names, data.gold, data.max_chars, traces and data.response_as == "solution", truth_in_response)
+
+    def parse(row: Any, id: str) -> tuple[Problem, str | None]:
+        return to_problem(row, id, rules), own_id(row, names)
+
+    return read_table(rows, source, f"{data.name}-{label}", parse, data.bad_rows == "skip", say)
 
 
-def gym_problems(task: str, n: int, seed: int) -> list[Problem]:
-    """Make n problems of a task whose own answers its verifier accepts; others are skipped."""
-    with required(f"data.task={task}", "reasoning_gym"):
-        from reasoning_gym.factory import DATASETS, create_dataset, get_score_answer_fn
-    size = OVERSAMPLING * n
-    if task not in DATASETS:
-        near = get_close_matches(task, DATASETS) or sorted(DATASETS)[:5]
-        raise ConfigError(f"data.task={task} is no task of reasoning-gym: give one of its names, as {', '.join(near)}")
-    try:
-        entries, score = create_dataset(task, seed=seed, size=size), get_score_answer_fn(task)
-    except Exception as error:  # every task has rules of its own for what it can make
-        raise ConfigError(
-            f"data.task={task} cannot make {size} problems ({error}): lower data.n_train, or choose another task"
-        ) from error
-    problems: dict[str, Problem] = {}
-    for index in range(size):
-        entry = {"task": task, **entries[index]}
-        question = entry["question"].strip()
-        if question not in problems and _is_sound(entry, score):
-            id, answer = f"{task}-{len(problems)}", json.dumps(entry)
-            problems[question] = Problem(id, question, answer, facts={"source": task})
-        if len(problems) == n:
-            return list(problems.values())
-    raise ConfigError(
-        f"data.task={task}: of {size} problems only {len(problems)} are different and accepted by the task's own "
-        f"verifier, and {n} were asked for: " + ("lower data.n_train" if problems else "choose another task")
-    )
-
-
-def _is_sound(entry: dict[str, Any], score: Callable[[str, dict[str, Any]], float]) -> bool:
-    """Whether the entry's own answer gets the full score after a round trip through JSON, as in grading."""
-    try:
-        sent = json.loads(json.dumps(entry))
-        return float(score(sent["answer"].strip(), sent)) >= 1.0
-    except Exception:  # not JSON, no answer, or a verifier that raises after the round trip
-        return False
+def validation_split(data: FileDataConfig) -> str:
+    """Return the split to validate on where the settings name none."""
+    if name := data.evaluation_file():
+        return name
+    if not Path(data.path or "").expanduser().is_dir():
+        on_hub = hub_splits(data.path or "", data.hub_config)
+        if name := next((name for name in ("validation", "test") if name in on_hub), ""):
+            return name
+    raise ConfigError(nothing_to_evaluate(data))
 
 
 #: Parts of a problem, and the field names that are tried for each, in this order.
@@ -256,6 +227,7 @@ Names = Mapping[str, tuple[str, ...]]
 _HASH_LINE = re.compile(r"^(?:[ \t]*####(?!#)|.*####[ \t]*(?=[-+$\\]*\d))(.*)$", re.MULTILINE)
 _HEADING = re.compile(r"\(?\w{1,3}[.):]+\s|[^\W\d]{2}")  # Step 1, 2. Add, (b) Divide
 _NOT_FINITE = re.compile(r"[-+]?(?:nan|inf|infinity)", re.IGNORECASE)
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _TAG = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 _FINAL = re.compile(r"[Tt]he final answer is:?\s*(.+?)\.?\s*I hope it is correct")
 
@@ -291,9 +263,9 @@ def to_problem(row: Any, id: str, rules: RowRules) -> Problem:
         question, response, prompt = *_chat(chat, rules.max_chars, response), None
     question = question or prompt
     if question is None:
-        raise BadRowError(f"has no text under {_either(names, 'question', 'prompt', 'messages')}")
+        raise BadRowError(f"has no text under {_listed(names, 'question', 'prompt', 'messages')}")
     if answer is None and solution is None and response is None:
-        raise BadRowError(f"has no text under {_either(names, 'answer', 'solution', 'response')}")
+        raise BadRowError(f"has no text under {_listed(names, 'answer', 'solution', 'response')}")
     trace = solution or (response if rules.truth_in_response else None)
     found = reference_answer(rules.gold, answer, trace)
     if answer is not None and solution is None and found != without_thousands_commas(answer.strip()):
@@ -314,7 +286,8 @@ def facts_of(row: Mapping[str, Any], names: Names) -> dict[str, str]:
     """
     taken = {name for given in names.values() for name in given}
     found: dict[str, str] = {}
-    for fact, value in ((fact, row.get(name)) for fact, given in FACTS.items() for name in given if name not in taken):
+    for fact, name in ((fact, name) for fact, given in FACTS.items() for name in given if name not in taken):
+        value = row.get(name)
         text = str(value).strip() if isinstance(value, str | int | float) and not isinstance(value, bool) else ""
         if 0 < len(text) <= MAX_FACT_CHARS and text.isprintable():
             found.setdefault(fact, text)
@@ -333,13 +306,6 @@ def reference_answer(rule: str, answer: str | None, trace: str | None) -> str:
     `hash` is the text after `####` in its line, `boxed` the last `\boxed{}`, `final` the answer of Minerva's closing
     sentence, `tag` the last `<answer>`, `field` the unchanged answer field. `auto` takes the first of these that
     matches, in the answer field and then in the trace. Any other rule that finds none raises `BadRowError`.
-
-    >>> reference_answer("auto", "2+2=4\n#### 1,004", None)
-    '1004'
-    >>> reference_answer("auto", None, r"so $x=\boxed{\frac{1}{2}}$.")
-    '\\frac{1}{2}'
-    >>> reference_answer("auto", None, "The final answer is $7$. I hope it is correct.")
-    '7'
     """
     readers: dict[str, Callable[[str], str | None]] = {
         "hash": _after_hash,
@@ -371,19 +337,11 @@ def without_thousands_commas(answer: str) -> str:
 def _after_hash(text: str) -> str | None:
     """Return the text after the last `####` if it is on the last line; elsewhere `####` may begin a heading."""
     _, mark, rest = text.rpartition("####")
-    if not mark or "\n" in rest.strip():
-        return None
-    if not rest.strip():
-        raise BadRowError("has nothing after '####'")
-    return without_thousands_commas(rest.strip())
+    return without_thousands_commas(rest.strip()) if mark and "\n" not in rest.strip() else None
 
 
 def _hash_line(text: str, headings: bool = False) -> str | None:
-    r"""Return the answer of the last line `#### N`, also with lines after it; a heading is not an answer.
-
-    >>> _hash_line("5*2=10\n#### 10\n\nNote: checked."), _hash_line("#### Step 1\nAdd."), _hash_line("#### 1. Add\n5")
-    ('10', None, None)
-    """
+    """Return the answer of the last line `#### N`, also with lines after it; a heading is not an answer."""
     lines = [line.strip("*_ \t\r") for line in _HASH_LINE.findall(text)]
     found = [line for line in lines if line and (headings or not _HEADING.match(line))]
     return without_thousands_commas(found[-1]) if found else None
@@ -401,8 +359,7 @@ def _chat(chat: Any, max_chars: int, response: str | None) -> tuple[str | None, 
     """Return (question, response) of one user message and its answer; a longer conversation would lose its context."""
     if not isinstance(chat, list) or not all(isinstance(m, dict) and isinstance(m.get("role"), str) for m in chat):
         raise BadRowError("has messages that are no list of role and content")
-    roles = [m["role"] for m in chat]
-    if roles not in (["user"], ["user", "assistant"]):
+    if [m["role"] for m in chat] not in (["user"], ["user", "assistant"]):
         raise BadRowError("has messages other than one from the user and at most one answer")
     question, *answers = (_text(m, ("content",), max_chars) for m in chat)
     return question, answers[0] if answers else response
@@ -411,21 +368,19 @@ def _chat(chat: Any, max_chars: int, response: str | None) -> tuple[str | None, 
 def _text(row: Mapping[str, Any], names: Sequence[str], max_chars: int) -> str | None:
     """Return the text of the first of these fields that the row has; a number as text."""
     name = next((name for name in names if row.get(name) is not None), None)
-    if name is None:
-        return None
-    value = row[name]
+    value = None if name is None else row[name]
     if isinstance(value, int | float) and not isinstance(value, bool):
         if not math.isfinite(value):
             raise BadRowError(f"has {value}, which is no number, under {name!r}")
         return str(value)
+    if value is None:
+        return None
     if not isinstance(value, str) or not value.strip():
         raise BadRowError(f"has no text under {name!r}")
     if len(value) > max_chars:
         raise BadRowError(f"has more than data.max_chars={max_chars} characters under {name!r}")
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        raise BadRowError(f"has half a surrogate pair, which is no character, under {name!r}") from None
+    if _SURROGATE.search(value):
+        raise BadRowError(f"has half a surrogate pair, which is no character, under {name!r}")
     return value
 
 
@@ -433,6 +388,5 @@ def _first_value(row: Mapping[str, Any], names: Sequence[str]) -> Any:
     return next((row[name] for name in names if row.get(name) is not None), None)
 
 
-def _either(names: Names, *keys: str) -> str:
-    first, *others = (repr(name) for key in keys for name in names[key])
-    return " or ".join([", ".join([first, *others[:-1]]), *others[-1:]])
+def _listed(names: Names, *keys: str) -> str:
+    return ", ".join(repr(name) for key in keys for name in names[key])

@@ -1,17 +1,19 @@
-"""Generated tasks: number stories with the tiny model's habits, and Countdown."""
+"""Generated tasks: number stories with the tiny model's habits, Countdown, and those of reasoning-gym."""
 
+import json
 import random
 import re
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from functools import lru_cache
-from itertools import cycle
+from itertools import accumulate, cycle
 from typing import Any, NamedTuple
 
-from rlreason.config.data import HabitsConfig
-from rlreason.config.leaves import locate, may_be_hub_name
-from rlreason.data.sources import BadRowError, file_rows, hub_splits, numbered, read_table
+from rlreason.config.data import CountdownConfig, HabitsConfig
+from rlreason.config.leaves import locate, may_be_hub_name, required
+from rlreason.data.sources import BadRowError, Say, file_rows, hub_splits, numbered, read_table
 from rlreason.errors import ConfigError
 from rlreason.types import Problem
 
@@ -19,12 +21,16 @@ NAMES = ("Mia", "Ben", "Ana", "Tom", "Lea", "Max", "Zoe", "Sam", "Eva", "Leo")
 THINGS = ("apples", "pens", "cards", "coins", "books", "shells", "stamps", "balls")
 GAINS = ("buys", "finds", "wins", "gets")
 LOSSES = ("gives away", "loses", "sells", "eats")
-VALIDATION_SHARE = 8  # one story in eight belongs to the validation half
-MOST_KEPT = 20_000  # stories that are cached
+HALVES = ("train", "validation")
+VALIDATION_SHARE = 8  # one problem in eight belongs to the validation half
 
 
-@dataclass(frozen=True, slots=True)
-class Story:
+def is_validation(*parts: object) -> bool:
+    """Whether a problem of these parts belongs to the validation half."""
+    return zlib.crc32(repr(parts).encode()) % VALIDATION_SHARE == 0
+
+
+class Story(NamedTuple):
     """A start value and what is added (positive) or taken away (negative), event by event."""
 
     start: int
@@ -33,20 +39,7 @@ class Story:
     @property
     def totals(self) -> list[int]:
         """The number of things at the start and after each event."""
-        totals = [self.start]
-        for change in self.changes:
-            totals.append(totals[-1] + change)
-        return totals
-
-    @property
-    def is_validation(self) -> bool:
-        """Whether the story belongs to the validation half."""
-        return zlib.crc32(repr((self.start, self.changes)).encode()) % VALIDATION_SHARE == 0
-
-    def steps(self) -> str:
-        """Return the worked steps: `7+3=10 10-4=6`."""
-        pairs = zip(self.totals, self.changes, strict=False)
-        return " ".join(f"{total}{change:+d}={total + change}" for total, change in pairs)
+        return list(accumulate(self.changes, initial=self.start))
 
 
 def draw_story(rng: random.Random, min_events: int, max_events: int, max_value: int, validation: bool) -> Story:
@@ -60,30 +53,49 @@ def draw_story(rng: random.Random, min_events: int, max_events: int, max_value: 
             changes.append(change)
             total += change
         story = Story(start, tuple(changes))
-        if story.is_validation == validation:
+        if is_validation(*story) == validation:
             return story
     raise ConfigError(f"data.max_value={max_value} leaves no stories for one half of the data: raise it")
 
 
-def question_of(story: Story, rng: random.Random, guess: int | None = None) -> str:
-    """Write the story as text; names, things and verbs are random and do not matter.
+@lru_cache(maxsize=4)  # a run reads its problems before it starts, when it starts, and to teach its model
+def make_stories(
+    n: int,
+    seed: int,
+    min_events: int = 2,
+    max_events: int = 4,
+    max_value: int = 30,
+    validation: bool = False,
+    guessed: bool = False,
+) -> tuple[Problem, ...]:
+    """Make n problems with different questions; the same numbers may appear with other names and verbs.
 
-    `guess`: a friend's guess, stated at the end.
+    `guessed`: each ends with a friend's guess, right in training and wrong in validation: a shortcut that earns
+    reward without the skill. The same arguments give the same problems. `ConfigError` where fewer exist.
     """
-    name, thing = rng.choice(NAMES), rng.choice(THINGS)
-    events = ", ".join(f"{rng.choice(GAINS if c > 0 else LOSSES)} {abs(c)}" for c in story.changes)
-    friend = "" if guess is None else f" A friend guesses {guess}."
-    return f"{name} has {story.start} {thing}, {events}.{friend} How many?"
-
-
-def wrong_guess(answer: int, max_value: int, rng: random.Random) -> int:
-    """Draw a number in 0..max_value that is not the answer, all equally likely.
-
-    >>> {wrong_guess(2, 3, random.Random(seed)) for seed in range(50)}
-    {0, 1, 3}
-    """
-    guess = rng.randint(0, max_value - 1)
-    return guess + (guess >= answer)
+    rng, half = random.Random(f"{seed}/{validation}/{min_events}-{max_events}-{max_value}"), HALVES[validation]
+    problems: dict[str, Problem] = {}
+    for _ in range(100 * n + 1000):
+        story = draw_story(rng, min_events, max_events, max_value, validation)
+        totals, friend = story.totals, ""
+        answer = guess = totals[-1]
+        if guessed and validation:  # a number in 0..max_value that is not the answer, all equally likely
+            guess = rng.randint(0, max_value - 1)
+            guess += guess >= answer
+        if guessed:
+            friend = f" A friend guesses {guess}."
+        name, thing = rng.choice(NAMES), rng.choice(THINGS)
+        events = ", ".join(f"{rng.choice(GAINS if c > 0 else LOSSES)} {abs(c)}" for c in story.changes)
+        question = f"{name} has {story.start} {thing}, {events}.{friend} How many?"
+        steps = (f"{total}{c:+d}={total + c}" for total, c in zip(totals, story.changes, strict=False))
+        if question not in problems:
+            problems[question] = Problem(f"stories-{half}-{len(problems)}", question, str(answer), " ".join(steps))
+        if len(problems) == n:
+            return tuple(problems.values())
+    raise ConfigError(
+        f"data.max_value={max_value} with data.max_events={max_events} allows only about {len(problems)} different "
+        f"{half} stories, and {n} were asked for: raise them"
+    )
 
 
 def with_wrong_solutions(problems: Sequence[Problem], share: float) -> list[Problem]:
@@ -95,60 +107,14 @@ def with_wrong_solutions(problems: Sequence[Problem], share: float) -> list[Prob
     >>> [one.claim for one in with_wrong_solutions([p], 1.0) + with_wrong_solutions([p], 0.0)]
     [('7+3=11', '11'), None]
     """
-
-    def one(problem: Problem) -> Problem:
-        assert problem.solution is not None
-        if zlib.crc32(problem.question.encode()) % 1000 >= 1000 * share:
-            return problem
-        right = int(problem.answer)
-        wrong = right + 1 if zlib.crc32(problem.id.encode()) % 2 or not right else right - 1
-        return replace(problem, claim=(f"{problem.solution.rpartition('=')[0]}={wrong}", str(wrong)))
-
-    return [one(problem) for problem in problems]
-
-
-def make_stories(
-    n: int,
-    seed: int,
-    min_events: int = 2,
-    max_events: int = 4,
-    max_value: int = 30,
-    validation: bool = False,
-    guessed: bool = False,
-) -> list[Problem]:
-    """Make n problems with different questions; the same numbers may appear with other names and verbs.
-
-    `guessed`: each ends with a friend's guess, right in training and wrong in validation: a shortcut that earns
-    reward without the skill. The same arguments give the same problems. `ConfigError` where fewer exist.
-    """
-    make = _cached_stories if n <= MOST_KEPT else _cached_stories.__wrapped__
-    return list(make(n, seed, min_events, max_events, max_value, validation, guessed))
-
-
-@lru_cache(maxsize=4)  # a run reads its problems before it starts, when it starts, and to teach its model
-def _cached_stories(
-    n: int, seed: int, min_events: int, max_events: int, max_value: int, validation: bool, guessed: bool
-) -> tuple[Problem, ...]:
-    rng = random.Random(f"{seed}/{validation}/{min_events}-{max_events}-{max_value}")
-    half = "validation" if validation else "train"
-    problems: dict[str, Problem] = {}
-    tries = 0
-    while len(problems) < n:
-        tries += 1
-        if tries > 100 * n + 1000:
-            raise ConfigError(
-                f"data.max_value={max_value} with data.min_events={min_events} and data.max_events={max_events} allows "
-                f"only about {len(problems)} different {half} stories, and {n} were asked for: raise max_value or "
-                "max_events"
-            )
-        story = draw_story(rng, min_events, max_events, max_value, validation)
-        total, guess = story.totals[-1], None
-        if guessed:
-            guess = wrong_guess(total, max_value, rng) if validation else total
-        question = question_of(story, rng, guess)
-        if question not in problems:
-            problems[question] = Problem(f"stories-{half}-{len(problems)}", question, str(total), story.steps())
-    return tuple(problems.values())
+    rows = []
+    for p in problems:
+        if zlib.crc32(p.question.encode()) % 1000 < 1000 * share:
+            right, steps = int(p.answer), str(p.solution).rpartition("=")[0]
+            wrong = right + 1 if zlib.crc32(p.id.encode()) % 2 or not right else right - 1
+            p = replace(p, claim=(f"{steps}={wrong}", str(wrong)))
+        rows.append(p)
+    return rows
 
 
 R1_ZERO_TRACE = " {solution} </think> <answer>{answer}</answer>"
@@ -205,25 +171,22 @@ def taught(problems: Sequence[Problem], habits: HabitsConfig, max_value: int) ->
     return [replace(p, question=GUESS.sub(guess, p.question)) for p, guess in zip(short, guesses, strict=True)]
 
 
-HALVES = ("train", "validation")
 MAX_MISSES = 20_000  # in a row, after which no new problem is expected
 
 
 class Term(NamedTuple):
-    """A part of an expression: its value, its text, and its text inside a larger expression."""
+    """A part of an expression."""
 
     value: int
     text: str
-    inside: str
 
-
-def is_validation(numbers: Sequence[int], target: int) -> bool:
-    """Whether a problem belongs to the validation half; the order of its numbers does not matter."""
-    return zlib.crc32(repr((sorted(numbers), target)).encode()) % VALIDATION_SHARE == 0
+    @property
+    def inside(self) -> str:
+        """Its text inside a larger expression."""
+        return f"({self.text})" if " " in self.text else self.text
 
 
 def countdown_question(numbers: Sequence[int], target: int) -> str:
-    """Write the question."""
     return (
         f"Use the numbers {', '.join(map(str, numbers))} to make {target}. Use each number exactly once, with "
         "+, -, *, / and brackets. The answer is the expression alone."
@@ -235,7 +198,7 @@ def draw_solution(rng: random.Random, numbers: Sequence[int]) -> tuple[Term, str
 
     Every intermediate value is a whole number above 0, so divisions are exact; division by 1 is excluded.
     """
-    terms, steps = [Term(number, str(number), str(number)) for number in numbers], []
+    terms, steps = [Term(number, str(number)) for number in numbers], []
     while len(terms) > 1:
         rng.shuffle(terms)
         left, right = terms.pop(), terms.pop()
@@ -245,8 +208,7 @@ def draw_solution(rng: random.Random, numbers: Sequence[int]) -> tuple[Term, str
         if right.value > 1 and left.value % right.value == 0:
             values["/"] = left.value // right.value
         sign = rng.choice(list(values))
-        text = f"{left.inside} {sign} {right.inside}"
-        terms.append(Term(values[sign], text, f"({text})"))
+        terms.append(Term(values[sign], f"{left.inside} {sign} {right.inside}"))
         steps.append(f"{left.value} {sign} {right.value} = {values[sign]}")
     return terms[0], ", ".join(steps)
 
@@ -272,8 +234,8 @@ def make_countdown(
         count = min_count + len(problems) % (max_count - min_count + 1)  # in turn: small counts are found more often
         numbers = [rng.randint(1, max_value) for _ in range(count)]
         solution, steps = draw_solution(rng, numbers)
-        key = (tuple(sorted(numbers)), solution.value)
-        if solution.value > max_target or is_validation(*key) != validation or key in problems:
+        key, is_other = (tuple(sorted(numbers)), solution.value), is_validation(sorted(numbers), solution.value)
+        if solution.value > max_target or is_other != validation or key in problems:
             misses += 1
             if misses > MAX_MISSES:
                 raise ConfigError(
@@ -287,48 +249,92 @@ def make_countdown(
     return list(problems.values())
 
 
-def load_countdown(
-    path: str, name: str, n_train: int, n_validation: int, skip: bool, say: Callable[[str], None]
-) -> tuple[list[Problem], list[Problem]]:
+def load_countdown(data: CountdownConfig, say: Say) -> tuple[list[Problem], list[Problem]]:
     """Load (train, validation) from a JSON-lines file or a hub data set's train split, in the order of its rows.
 
-    `ConfigError` where there are too few; `skip` leaves unusable rows out instead of stopping.
+    `ConfigError` where there are too few.
     """
-    if file := locate(None, path):
+    setting, file = f"data.path={data.path}", locate(None, data.path or "")
+    if file is not None:
         rows = file_rows(file)
-    elif may_be_hub_name(path):
-        splits = hub_splits(path, None)
+    elif may_be_hub_name(data.path or ""):
+        splits = hub_splits(data.path or "", None)
         if "train" not in splits:
-            raise ConfigError(f"data.path={path} has no split train: give a JSON-lines file of it instead")
+            raise ConfigError(f"{setting} has no split train: give a JSON-lines file of it instead")
         rows = numbered(splits["train"], 0)
     else:
-        raise ConfigError(f"data.path={path} is no .jsonl or .json file: give one, or a hub name, or null to make some")
-    table = read_table(rows, path, name, lambda row, id: (to_problem(row, id), None), skip, say)
+        raise ConfigError(f"{setting} is no .jsonl or .json file: give one, or a hub name, or null to make some")
     halves: dict[str, list[Problem]] = {half: [] for half in HALVES}
-    for problem, _ in table:
-        halves[HALVES[is_validation(*_key(problem))]].append(problem)
-    for half, wanted in zip(HALVES, (n_train, n_validation), strict=True):
+    for problem, half in read_table(rows, data.path or "", data.name, countdown_row, data.bad_rows == "skip", say):
+        halves[half or ""].append(problem)
+    for half, wanted in zip(HALVES, (data.n_train, data.n_validation), strict=True):
         if len(halves[half]) < wanted:
             raise ConfigError(
-                f"data.n_{half}={wanted} is more than the {len(halves[half])} {half} problems among "
-                f"{len(table)} rows of data.path={path} (1 in {VALIDATION_SHARE} is for validation): lower it"
+                f"data.n_{half}={wanted} is more than the {len(halves[half])} {half} problems of "
+                f"{setting} (1 in {VALIDATION_SHARE} is for validation): lower it"
             )
-    return halves["train"][:n_train], halves["validation"][:n_validation]
+    return halves["train"][: data.n_train], halves["validation"][: data.n_validation]
 
 
-def to_problem(row: Any, id: str) -> Problem:
-    """Parse a row with `nums` and `target` into a problem, or raise `BadRowError`; solvability is not checked."""
+def countdown_row(row: Any, id: str) -> tuple[Problem, str]:
+    """Parse a row with `nums` and `target`: return the problem, and its half; solvability is not checked.
+
+    `BadRowError` where it cannot be used.
+    """
     numbers, target = (row.get("nums"), row.get("target")) if isinstance(row, dict) else (None, None)
     if not isinstance(numbers, list) or not numbers or any(type(x) is not int or x < 0 for x in numbers):
         raise BadRowError("has no nums that are a list of whole numbers, 0 or above")
     if type(target) is not int:
         raise BadRowError("has no target that is a whole number")
-    return Problem(id, countdown_question(numbers, target), f"{' '.join(map(str, numbers))} -> {target}")
+    answer = f"{' '.join(map(str, numbers))} -> {target}"
+    return Problem(id, countdown_question(numbers, target), answer), HALVES[is_validation(sorted(numbers), target)]
 
 
-def _key(problem: Problem) -> tuple[list[int], int]:
-    numbers, target = problem.answer.split(" -> ")
-    return [int(number) for number in numbers.split()], int(target)
+OVERSAMPLING = 2  # problems generated per problem requested, to find enough different ones
+
+
+def make_gym(tasks: Sequence[str], n: int, seed: int) -> list[Problem]:
+    """Make n different problems, of each task in turn; `ConfigError` where a task is unknown or has too few."""
+    columns = [gym_problems(task, -(-n // len(tasks)), seed) for task in tasks]
+    return [problem for row in zip(*columns, strict=True) for problem in row][:n]
+
+
+def gym_problems(task: str, n: int, seed: int) -> list[Problem]:
+    """Make n problems of a task whose own answers its verifier accepts; others are skipped."""
+    with required(f"data.task={task}", "reasoning_gym"):
+        from reasoning_gym.factory import DATASETS, create_dataset, get_score_answer_fn
+    size = OVERSAMPLING * n
+    if task not in DATASETS:
+        near = get_close_matches(task, DATASETS) or sorted(DATASETS)[:5]
+        raise ConfigError(f"data.task={task} is no task of reasoning-gym: give one of its names, as {', '.join(near)}")
+    try:
+        entries, score = create_dataset(task, seed=seed, size=size), get_score_answer_fn(task)
+    except Exception as error:  # every task has rules of its own for what it can make
+        raise ConfigError(
+            f"data.task={task} cannot make {size} problems ({error}): lower data.n_train, or choose another task"
+        ) from error
+    problems: dict[str, Problem] = {}
+    for index in range(size):
+        entry = {"task": task, **entries[index]}
+        question = entry["question"].strip()
+        if question not in problems and _is_sound(entry, score):
+            id = f"{task}-{len(problems)}"
+            problems[question] = Problem(id, question, json.dumps(entry), facts={"source": task})
+        if len(problems) == n:
+            return list(problems.values())
+    raise ConfigError(
+        f"data.task={task}: of {size} problems only {len(problems)} are different and accepted by the task's own "
+        f"verifier, and {n} were asked for: lower data.n_train, or choose another task"
+    )
+
+
+def _is_sound(entry: dict[str, Any], score: Callable[[str, dict[str, Any]], float]) -> bool:
+    """Whether the entry's own answer gets the full score after a round trip through JSON, as in grading."""
+    try:
+        sent = json.loads(json.dumps(entry))
+        return float(score(sent["answer"].strip(), sent)) >= 1.0
+    except Exception:  # not JSON, no answer, or a verifier that raises after the round trip
+        return False
 
 
 @dataclass(frozen=True, slots=True)

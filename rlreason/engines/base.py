@@ -57,7 +57,6 @@ class Engine(Protocol):
     @property
     def drawn(self) -> int:
         """Tokens sampled since the last `generate` began, for the progress display; approximate for vLLM."""
-        ...
 
     def generate(
         self, prompts: Sequence[Prompt], sampling: Sampling, n: int, finished: Finished | None = None
@@ -67,15 +66,12 @@ class Engine(Protocol):
         `finished(place, response)` is called as soon as a response has ended, with its index in the returned list, so
         that grading overlaps with sampling.
         """
-        ...
 
     def load_weights(self, policy: Policy) -> dict[str, float]:
         """Load these weights; return the sync's metrics: seconds, train-inference mismatch."""
-        ...
 
     def close(self) -> None:
         """Stop what the engine has started and free its memory. The engine cannot be used afterwards."""
-        ...
 
 
 def seed_for(*parts: object) -> int:

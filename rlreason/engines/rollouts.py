@@ -65,24 +65,19 @@ class Rollouts:
         grading = ThreadPoolExecutor(max_workers=1, thread_name_prefix="grading")
         began, ended = time.monotonic(), math.inf
 
-        def grade_timed(place: int, response: Response) -> Sample:
-            since = time.monotonic()
+        def grade(place: int, response: Response) -> Sample:
+            since, asked = time.monotonic(), ([response.text], [problems[place // n].answer])
             try:
-                return grade(place, response)
+                counted, second = self.grader.grade_batch(*asked)[0], self.second_grader
+                sample = Sample(response, counted, None if second is None else second.grade_batch(*asked)[0])
+                if finished is not None:
+                    finished(place % n, sample)
+                return sample
             finally:  # grading after the end of sampling is counted by the phase below
                 self.clock.busy("grading", max(0.0, min(time.monotonic(), ended) - since))
 
-        def grade(place: int, response: Response) -> Sample:
-            truth = problems[place // n].answer
-            counted, second = self.grader.grade_batch([response.text], [truth])[0], self.second_grader
-            by_prompt = None if second is None else second.grade_batch([response.text], [truth])[0]
-            sample = Sample(response, counted, by_prompt)
-            if finished is not None:
-                finished(place % n, sample)
-            return sample
-
         def submit(place: int, response: Response) -> None:
-            samples[place] = grading.submit(grade_timed, place, response)
+            samples[place] = grading.submit(grade, place, response)
             self.report(f"{len(samples)}/{len(prompts) * n} responses")
             waiting.append(samples[place])
             while waiting[0].done() and len(waiting) > 1:
@@ -212,66 +207,30 @@ def metrics_by_outcome(samples: Sequence[ScoredResponse], prefix: str) -> dict[s
 PRINT_EVERY_S = 5.0  # between lines of a log file, at least
 
 
-@dataclass(slots=True)
-class SamplingRate:
-    """How fast the responses of this process are sampled, and how long the others will take."""
-
-    total: int  # responses to sample
-    rows: int  # of them at the same time
-    max_tokens: int
-    done: int = 0
-    tokens: int = 0  # of those done
-    longest: int = 0  # of those done, in tokens
-
-    def add(self, length: int) -> None:
-        """Count a finished response of this many tokens."""
-        self.done, self.tokens, self.longest = self.done + 1, self.tokens + length, max(self.longest, length)
-
-    def outlook(self, spent: float) -> tuple[float, float]:
-        """Estimate (tokens per second, seconds left), counting what `rows` concurrent responses have written so far.
-
-        While the first ones run, all are assumed as long as the longest finished one; later, half a mean response.
-        They are expected to end halfway from there to the limit; those that wait, to be of mean length.
-
-        >>> SamplingRate(total=4, rows=4, max_tokens=10, done=1, tokens=10, longest=10).outlook(spent=2.0)
-        (20.0, 0.0)
-        >>> SamplingRate(total=16, rows=2, max_tokens=10, done=8, tokens=80, longest=10).outlook(spent=9.0)
-        (10.0, 6.5)
-        """
-        mean, alive = self.tokens / self.done, min(self.rows, self.total - self.done)
-        age = self.longest if self.done < self.rows else mean / 2
-        speed = (self.tokens + alive * age) / spent
-        ahead = alive * (self.max_tokens - age) / 2 + (self.total - self.done - alive) * mean
-        return speed, ahead / speed
-
-
 class SamplingProgress:
     """Prints done, accuracy so far, tokens per second and time left: in place on a terminal, a few lines in a log."""
 
-    def __init__(self, console: Console, wanted: int, log: ResponseLog, rows: int, max_tokens: int) -> None:
+    def __init__(self, console: Console, wanted: int, log: ResponseLog) -> None:
         """`wanted`: total number of responses, some of which are in the log."""
         self.console, self.wanted = console, wanted
         before = [s.grade.outcome == "correct" for samples in log.samples.values() for s in samples]
         self.answered, self.correct = len(before), sum(before)
-        self.rate = SamplingRate(wanted - len(before), rows, max_tokens)
+        self.total, self.done, self.tokens = wanted - len(before), 0, 0
         self.began, self.printed = time.monotonic(), 0.0
 
     def add(self, sample: Sample) -> None:
         """Count a graded response."""
-        rate = self.rate
-        rate.add(len(sample.response.token_ids))
+        self.done, self.tokens = self.done + 1, self.tokens + sample.length
         self.answered += 1
         self.correct += sample.grade.outcome == "correct"
         spent = time.monotonic() - self.began
-        speed, left = rate.outlook(max(spent, 1e-9))
-        done, accuracy = f"{rate.done}/{rate.total}", self.correct / self.answered
+        text = (
+            f"{self.done}/{self.total} responses, accuracy {self.correct / self.answered:.3f}, "
+            f"{self.tokens / max(spent, 1e-9):.0f} tokens/s, "
+            f"about {clock(spent / self.done * (self.total - self.done))} left"
+        )
         if self.console.live:
-            self.console.progress(f"{done}, accuracy {accuracy:.3f}, {speed:.0f} tokens/s, {clock(left)} left")
-            return
-        next_tenth = 10 * rate.done // rate.total > 10 * (rate.done - 1) // rate.total
-        if next_tenth and spent > self.printed + PRINT_EVERY_S:
+            self.console.progress(text)
+        elif 10 * self.done // self.total > 10 * (self.done - 1) // self.total and spent > self.printed + PRINT_EVERY_S:
             self.printed = spent
-            self.console.say(
-                f"{done} responses, accuracy so far {accuracy:.3f}, {speed:.0f} tokens/s, "
-                f"{clock(spent)}, about {clock(left)} left"
-            )
+            self.console.say(text)

@@ -59,9 +59,8 @@ def eval_metrics(
     """
     base = rollout_metrics(samples, prefix="eval")
     accuracy, low, high = proportion_with_ci(samples, is_correct, questions)
-    problems = {s.group for s in samples}
+    problems, solved = {s.group for s in samples}, {s.group for s in samples if is_correct(s)}
     different = len({questions.get(group, group) for group in problems})
-    solved = len({s.group for s in samples if is_correct(s)})
     return {
         "eval/accuracy": accuracy,
         "eval/reward": base["reward/mean"],
@@ -72,7 +71,7 @@ def eval_metrics(
         "eval/problems": len(problems),
         **({"eval/questions": different} if different < len(problems) else {}),
         "eval/samples": len(samples),
-        **({"eval/solved_once": solved / len(problems)} if len(problems) < len(samples) else {}),  # pass@n
+        **({"eval/solved_once": len(solved) / len(problems)} if len(problems) < len(samples) else {}),  # pass@n
         **prompt_reward_metrics(samples, questions),
         **metrics_by_outcome(samples, "eval"),
         **mismatch_metrics(mismatches, "eval"),
@@ -102,29 +101,27 @@ def more_accuracies(metrics: Mapping[str, float], counted: str, second: str | No
         more["solved_once"] = metrics["eval/solved_once"]
     name = "accuracy_prompt_reward"
     if second is not None and f"eval/{name}" in metrics:
-        more["rewards"] = {"accuracy": counted, name: second}
-        more[name] = metrics[f"eval/{name}"]
-        more[f"{name}_interval"] = [metrics[f"eval/{name}_low"], metrics[f"eval/{name}_high"]]
-        more["disagreements"] = int(metrics["eval/disagreements"])
-        more["responses"] = int(metrics["eval/samples"])
+        more |= {
+            "rewards": {"accuracy": counted, name: second},
+            name: metrics[f"eval/{name}"],
+            f"{name}_interval": [metrics[f"eval/{name}_low"], metrics[f"eval/{name}_high"]],
+            "disagreements": int(metrics["eval/disagreements"]),
+            "responses": int(metrics["eval/samples"]),
+        }
     return more
 
 
 def describe_accuracies(accuracy: float, more: Mapping[str, Any]) -> list[str]:
-    """Describe these entries, one line each.
-
-    >>> describe_accuracies(0.5, {"solved_once": 0.75})
-    ['solved at least once: 0.750 of the problems']
-    """
+    """Describe these entries, one line each."""
     lines = []
     if "solved_once" in more:
         lines.append(f"solved at least once: {more['solved_once']:.3f} of the problems")
     if "rewards" in more:
-        names, other = more["rewards"], more["accuracy_prompt_reward"]
-        lines.append(
-            f"by {names['accuracy']} {accuracy:.3f}, which counts; by {names['accuracy_prompt_reward']} {other:.3f}"
-        )
-        lines.append(f"they disagree on {more['disagreements']} of {more['responses']} responses")
+        counted, second = more["rewards"].values()
+        lines += [
+            f"by {counted} {accuracy:.3f}, which counts; by {second} {more['accuracy_prompt_reward']:.3f}",
+            f"they disagree on {more['disagreements']} of {more['responses']} responses",
+        ]
     return lines
 
 
@@ -257,43 +254,33 @@ def is_exact(n: int, k: int) -> bool:
 def answer_classes(texts: Sequence[str], grader: Grader) -> list[int | None]:
     """Return the class of each response's answer, numbered in order of appearance; None where it gives none.
 
+    An answer belongs to the first class whose first answer is the same. Classes are cached by text, and sketches show
+    most differences: only the rest is compared by the grader's rules.
+
     >>> texts = ["so </think> <answer>0.5</answer>", "</think> <answer> 1/2 </answer>", "no idea"]
     >>> answer_classes(texts, Grader())
     [0, 0, None]
     """
-    classes = _Classes(grader)
-    answers = ((read.answer, read.candidates) for read in map(grader.read, texts))
-    return [classes.of(answer, texts) if answer is not None and answer.strip() else None for answer, texts in answers]
-
-
-class _Classes:
-    """Classes of equal answers, in order of appearance.
-
-    An answer belongs to the first class whose first answer is the same. Comparisons are cached by text, and sketches
-    show most differences: only the rest is compared by the grader's rules.
-    """
-
-    def __init__(self, grader: Grader) -> None:
-        self._grader, self._rel_tol = grader, grader.comparison.rel_tol
-        self._firsts: list[tuple[str, Sketch | None]] = []
-        self._place: dict[str, int] = {}  # text -> its class
-        self._passed: dict[str, int] = {}  # text -> how many classes it does not belong to
-
-    def of(self, answer: str, candidates: Sequence[str]) -> int:
-        """Return the class of an answer, a new one where none matches; `candidates`: the texts that may state it."""
-        if (known := self._place.get(answer)) is not None:
-            return known
-        sketches = [sketch(text) for text in candidates]
-        for place in range(self._passed.get(answer, 0), len(self._firsts)):
-            first, drawn = self._firsts[place]
-            if all(apart(one, drawn, self._rel_tol) for one in sketches):
-                continue
-            if self._grader.same(answer, first):
-                self._place[answer] = place
-                return place
-        self._firsts.append((candidates[-1], sketches[-1]))
-        self._passed[answer] = len(self._firsts) - 1
-        return len(self._firsts) - 1
+    firsts: list[tuple[str, Sketch | None]] = []  # of each class
+    known: dict[str, int] = {}  # text -> its class
+    classes: list[int | None] = []
+    for read in map(grader.read, texts):
+        answer = read.answer
+        if answer is None or not answer.strip():
+            classes.append(None)
+            continue
+        if answer not in known:
+            sketches = [sketch(text) for text in read.candidates]
+            for place, (first, drawn) in enumerate(firsts):
+                differ = all(apart(one, drawn, grader.comparison.rel_tol) for one in sketches)
+                if not differ and grader.same(answer, first):
+                    known[answer] = place
+                    break
+            else:
+                known[answer] = len(firsts)
+                firsts.append((read.candidates[-1], sketches[-1]))
+        classes.append(known[answer])
+    return classes
 
 
 def common_answer(

@@ -45,17 +45,15 @@ def reasons_for(response: str, ground_truth: Any, grader: Grader, outcome: str, 
     if grader.plugin:
         return [Reason("not earned", f"{grader.plugin} has rules of its own"), *cut]
     references, read = reference_answers(ground_truth) or [], grader.read(response)
-    if not read.formatted:
-        numbers = [number.rstrip(",") for number in _NUMBER.findall(response)]
-        guesses = [Reason(read.reason, read.detail), *cut]
-        if numbers and _right(numbers[-1], references, grader):
-            guesses.append(Reason("the last number in it is the right one", numbers[-1]))
-        return guesses
-    if outcome not in ("wrong", "correct"):
+    if read.formatted and outcome != "wrong":
         return [Reason("the grader could not work it out", outcome), *cut]
-    if read.answer is None:
-        return [Reason(read.reason, read.detail), *cut]
-    return [answer_reason(read.answer, references, grader), *cut]
+    if read.answer is not None and read.formatted:
+        return [answer_reason(read.answer, references, grader), *cut]
+    guesses = [Reason(read.reason, read.detail), *cut]
+    numbers = _NUMBER.findall(response)
+    if not read.formatted and numbers and _right(numbers[-1].rstrip(","), references, grader):
+        guesses.append(Reason("the last number in it is the right one", numbers[-1].rstrip(",")))
+    return guesses
 
 
 def answer_reason(answer: str, references: list[str], grader: Grader) -> Reason:
@@ -69,14 +67,15 @@ def answer_reason(answer: str, references: list[str], grader: Grader) -> Reason:
     if not answer.strip():
         return Reason("the answer is empty")
     quoted = repr(shorten(answer, SHOWN_CHARS))
-    if _right(answer, references, grader):
-        return Reason("right by the grader's rules of now, not of then", quoted)
-    if _right(answer, references, grader, percent=True):
-        return Reason("right but for a percent sign (grading.percent=false)", quoted)
-    if _right(answer, references, grader, rel_tol=COARSEST):
-        return Reason(f"rounded further than grading.rel_tol={grader.grading.rel_tol:g} allows", quoted)
-    if _right(answer, references, grader, extract="sentence"):
-        return Reason("a unit or a sentence around the right answer", quoted)
+    under_other_settings: dict[str, dict[str, Any]] = {
+        "right by the grader's rules of now, not of then": {},
+        "right but for a percent sign (grading.percent=false)": {"percent": True},
+        f"rounded further than grading.rel_tol={grader.grading.rel_tol:g} allows": {"rel_tol": COARSEST},
+        "a unit or a sentence around the right answer": {"extract": "sentence"},
+    }
+    for kind, other in under_other_settings.items():
+        if _right(answer, references, grader, **other):
+            return Reason(kind, quoted)
     if any(_bare(answer) == _bare(reference) for reference in references):
         return Reason("equal once marks are stripped: parser suspect", quoted)
     if any(_right(number, references, grader) for number in _NUMBER.findall(answer)):
@@ -107,10 +106,11 @@ LINE = 70  # the same, in one line
 
 def category_of(row: Row) -> str:
     """Return the handout's category of a graded response."""
-    return _category(row["outcome"], row["format_reward"])
+    return category(row["outcome"], row["format_reward"])
 
 
-def _category(outcome: str, format_reward: float) -> str:
+def category(outcome: str, format_reward: float) -> str:
+    """Return the handout's category: without the full answer reward a response is not correct."""
     if outcome == "correct":
         return "correct"
     return "format1_wrong" if format_reward > 0 else "format0"
@@ -139,17 +139,13 @@ def counts(rows: Sequence[Row]) -> dict[str, int]:
 
 def counts_line(rows: Sequence[Row]) -> str:
     """Return the counts as a line."""
-    numbers = counts(rows)
-    cut = numbers.pop("truncated")
-    return f"{len(rows)} responses: {', '.join(f'{n} {name}' for name, n in numbers.items())}; {cut} of them truncated"
+    return f"{len(rows)} responses: {', '.join(f'{n} {name}' for name, n in counts(rows).items())}"
 
 
 def figures(row: Row, guesses: Sequence[Reason]) -> dict[str, Any]:
     """Return a case for `--json`: fields of the saved row, its category and the guesses at the reason."""
-    return {key: row[key] for key in SHOWN if key in row} | {
-        "category": category_of(row),
-        "why": list(map(str, guesses)),
-    }
+    saved = {key: row[key] for key in SHOWN if key in row}
+    return saved | {"category": category_of(row), "why": list(map(str, guesses))}
 
 
 def case_line(row: Row) -> str:
@@ -259,7 +255,7 @@ def round_trip(samples: Sequence[Sample], tokenizer: "PreTrainedTokenizerBase") 
     return min(share([text_of(r.prompt_ids) for r in some]), share([text_of(r.token_ids) for r in some]))
 
 
-#: The three categories of the CS336 handout. Without the full answer reward a response is not correct.
+#: The three categories of the CS336 handout.
 CATEGORY_TEXTS = {
     "correct": "format 1, answer 1 (correct)",
     "format1_wrong": "format 1, answer 0",
@@ -274,26 +270,12 @@ def categories(samples: Sequence[ScoredResponse], problems: Sequence[Problem] = 
     rows, questions = {}, questions_of(problems)
     for name in CATEGORY_TEXTS:
 
-        def is_of(sample: ScoredResponse, name: str = name) -> bool:
-            return _category(sample.grade.outcome, sample.grade.format) == name
+        def is_of(s: ScoredResponse, name: str = name) -> bool:
+            return category(s.grade.outcome, s.grade.format) == name
 
         value, low, high = proportion_with_ci(samples, is_of, questions)
         rows[name] = {"count": sum(map(is_of, samples)), "share": value, "interval": [low, high]}
     return rows
-
-
-def category_table(rows: Mapping[str, Mapping[str, Any]]) -> str:
-    """Format the categories as a table.
-
-    >>> print(category_table({"correct": {"count": 3, "share": 0.75, "interval": [0.3, 0.95]}}))
-    category                       count   share   95% interval
-    format 1, answer 1 (correct)       3   0.750   0.300-0.950
-    """
-    lines = [f"{'category':28} {'count':>7} {'share':>7}   95% interval"]
-    for name, row in rows.items():
-        low, high = row["interval"]
-        lines.append(f"{CATEGORY_TEXTS[name]:28} {row['count']:>7} {row['share']:>7.3f}   {low:.3f}-{high:.3f}")
-    return "\n".join(lines)
 
 
 def by_facts(samples: Sequence[ScoredResponse], problems: Sequence[Problem]) -> dict[str, Any]:
@@ -318,22 +300,20 @@ def _natural(name: str) -> list[tuple[int, str]]:
     return [(int(part), "") if part.isdecimal() else (0, part) for part in re.split(r"(\d+)", name) if part]
 
 
-def fact_tables(by: Mapping[str, Any]) -> list[str]:
-    """Format `accuracy_by` as tables.
+def share_table(title: str, rows: Mapping[str, Mapping[str, Any]]) -> str:
+    """Format rows of (number, share, interval), as `categories` and `by_facts` return them.
 
-    >>> print(*fact_tables({"accuracy_by": {"level": {"1": {"problems": 4, "accuracy": 0.5, "interval": [0.1, 0.9]}}}}))
-    level                       problems accuracy   95% interval
-    1                                  4    0.500   0.100-0.900
+    >>> print(share_table("level", {"1": {"problems": 4, "accuracy": 0.5, "interval": [0.1, 0.9]}}))
+    level                        problems accuracy   95% interval
+    1                                   4    0.500   0.100-0.900
     """
-    tables = []
-    for fact, parts in by.get("accuracy_by", {}).items():
-        lines = [f"{fact:26} {'problems':>9} {'accuracy':>8}   95% interval"]
-        for name, row in parts.items():
-            low, high = row["interval"]
-            label = name if len(name) <= 26 else f"{name[:23]}..."
-            lines.append(f"{label:26} {row['problems']:>9} {row['accuracy']:>8.3f}   {low:.3f}-{high:.3f}")
-        tables.append("\n".join(lines))
-    return tables
+    counted, share, _ = next(iter(rows.values()))
+    lines = [f"{title:28} {counted:>8} {share:>8}   95% interval"]
+    for name, row in rows.items():
+        low, high = row["interval"]
+        label = name if len(name) <= 28 else f"{name[:25]}..."
+        lines.append(f"{label:28} {row[counted]:>8} {row[share]:>8.3f}   {low:.3f}-{high:.3f}")
+    return "\n".join(lines)
 
 
 def ungraded(samples: Sequence[ScoredResponse]) -> dict[str, int]:
@@ -345,17 +325,16 @@ def figure_lines(metrics: Mapping[str, float], max_tokens: int, failed: Mapping[
     """Format lengths, cut responses, entropy and undecided grades, of all, correct and other responses."""
 
     def by_kind(name: str, form: str) -> str:
-        kinds = (("", "all"), ("_correct", "correct"), ("_wrong", "others"))
-        keys = {f"eval/{name}{suffix}": word for suffix, word in kinds}
-        return ", ".join(f"{metrics[key]:{form}} {word}" for key, word in keys.items() if key in metrics)
+        kinds = {f"eval/{name}": "all", f"eval/{name}_correct": "correct", f"eval/{name}_wrong": "others"}
+        return ", ".join(f"{metrics[key]:{form}} {kind}" for key, kind in kinds.items() if key in metrics)
 
     lines = [
         f"length     {by_kind('length', '.1f')} (tokens); cut at {max_tokens}: {metrics['eval/truncated']:.1%}",
         f"entropy    {by_kind('entropy', '.3f')} (nats per token)",
     ]
     if any(failed.values()):
-        counts = ", ".join(f"{count} {name}" for name, count in failed.items() if count)
-        lines.append(f"! grader   {counts}: these count as not correct (grading_incidents.jsonl)")
+        counted = ", ".join(f"{count} {name}" for name, count in failed.items() if count)
+        lines.append(f"! grader   {counted}: these count as not correct (grading_incidents.jsonl)")
     return "\n".join(lines)
 
 

@@ -4,6 +4,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
+from os.path import commonprefix
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -49,21 +50,16 @@ def grader_version() -> str:
 
 def differences(one: Protocol, two: Protocol) -> list[str]:
     """Return the differences between two protocols, one line each; of long texts from their first difference."""
-    names = [name for name in dict.fromkeys((*one, *two)) if name != "hash" and one.get(name) != two.get(name)]
     lines = []
-    for name in names:
+    for name in dict.fromkeys((*one, *two)):
         a, b = one.get(name), two.get(name)
+        if name == "hash" or a == b:
+            continue
         if isinstance(a, str) and isinstance(b, str) and max(len(a), len(b)) > SHOWN_CHARS:
-            parting = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
-            a, b = (_window(text, max(0, parting - 10)) for text in (a, b))
+            start = max(0, len(commonprefix([a, b])) - 10)  # noqa: RUF071  # of characters
+            a, b = (repr(text[start : start + SHOWN_CHARS]) for text in (a, b))
         lines.append(f"{name}: {' and '.join('nothing' if value is None else str(value) for value in (a, b))}")
     return lines
-
-
-def _window(text: str, start: int) -> str:
-    """Return SHOWN_CHARS characters of a text from `start`, quoted."""
-    end = start + SHOWN_CHARS
-    return f"'{'...' if start else ''}{repr(text[start:end])[1:-1]}{'...' if end < len(text) else ''}'"
 
 
 def refuse_mixture(protocols: Mapping[str, Protocol], allow: bool = False) -> list[str]:
@@ -124,93 +120,46 @@ class RuleCheck(NamedTuple):
 
 
 def leaderboard(settings: Facts, summary: Facts, origin: Facts) -> list[RuleCheck]:
-    """Check CS336's rules of 2025 on a run's `config.yaml`, `summary.json` and `provenance.json`."""
-    protocol, sizes, rows = summary.get("protocol") or {}, summary.get("data_sizes") or {}, list[RuleCheck]()
+    """Check CS336's rules of 2025 on a run's `config.yaml`, `summary.json` and `provenance.json`.
 
-    def check(rule: str, wanted: str, found: str, verdict: str | bool) -> None:
-        if isinstance(verdict, bool):
-            verdict = PASS if verdict else FAIL
-        rows.append(RuleCheck(rule, wanted, found, verdict))
-
-    check("model", "Qwen2.5-Math-1.5B", *_model(origin.get("model") or {}))
-    data, found = settings.get("data") or {}, f"{sizes.get('train')} train, {sizes.get('validation')} validation"
-    found = f"{data.get('path')}: {found}, hash {summary.get('data')}"
-    found += "; evaluated on eval.data" if (settings.get("eval") or {}).get("data") else ""
-    if "path" in data:
-        check("data", "MATH and no other data", f"{found}: compare the hash with that of the handout's files", OPEN)
-    else:
-        check("data", "MATH and no other data", f"{data.get('name')}, which is made up", FAIL)
-    available, asked = sizes.get("validation"), protocol.get("problems")
-    check("problems at the end", f"all {PROBLEMS}", f"{asked} of {available}", asked == available == PROBLEMS)
-    digest = hashlib.sha256(str(protocol.get("prompt", "")).encode()).hexdigest()
-    chat, stop = any(key.startswith("chat.") for key in protocol), protocol.get("stop")
-    found = f"SHA-256 {digest[:12]}, stop {stop}" + (", in a chat template" if chat else "")
-    right = digest == R1_ZERO and stop == ["</answer>"] and not chat
-    check("prompt", f"r1_zero (SHA-256 {R1_ZERO[:12]}), stop ['</answer>']", found, right)
-    check("reward", COURSE_REWARD, *_reward(protocol))
-    for rule, key, limit in LIMITS:
-        check(rule, f"{limit:g}", str(protocol.get(key)), protocol.get(key) == limit)
-    algorithm = settings.get("algorithm")
-    own = algorithm in ("grpo", "ei")
-    found = f"algorithm={algorithm}" + (" learns from its own samples" if own else ": say where its traces come from")
-    check("imitated traces", "none of a stronger model", found, PASS if own else OPEN)
-    check("hours", f"at most {HOURS:g}", *_hours(summary.get("time/total"), origin))
-    check("GPUs", f"at most {GPUS} {GPU}", *_gpus(origin))
-    return rows
-
-
-def _model(model: Facts) -> tuple[str, str]:
-    """Check the size only: the weights' hash, the sole proof, is for a person to compare, since none is known here."""
-    size = model.get("parameters")
-    if size is None:
-        return "no facts of a model in provenance.json", OPEN
-    found = f"{size:,} parameters, start weights {model.get('start_weights')}"
-    if size != PARAMETERS:
-        return f"{found}; it has {PARAMETERS:,}", FAIL
-    return f"{found}: compare these with those of a fresh download", OPEN
-
-
-def _reward(protocol: Protocol) -> tuple[str, str]:
-    """Check the reward. Only the course's own function passes: our grader decides some pairs differently."""
-    reward, found = str(protocol.get("reward")), f"{protocol.get('reward')}, grader {protocol.get('grader', '')}"
-    if reward == COURSE_REWARD:
-        return found, PASS
-    if ":" in reward:
-        return f"{found}: its code is no part of the protocol", OPEN
-    if reward != "r1_zero" or protocol.get("grading.extract") != "strict":
-        return f"{found}, extract {protocol.get('grading.extract')}", FAIL
-    cure = f"evaluate with eval.reward={COURSE_REWARD}, your checkout on PYTHONPATH"
-    return f"{found}, which decides some answers otherwise: {cure}", OPEN
-
-
-def _hours(seconds: float | None, origin: Facts) -> tuple[str, str]:
-    """Check the time. A killed run's clock lacks the time after its checkpoint and the set-up of later parts."""
-    if seconds is None:
-        return "no time/total in summary.json", OPEN
-    lost = ", without what was lost where it was interrupted" if origin.get("earlier_parts") else ""
-    return f"{seconds / 3600:.2f}{lost}", FAIL if seconds / 3600 > HOURS else OPEN if lost else PASS
-
-
-def _gpus(origin: Facts) -> tuple[str, str]:
-    """Check the GPUs of every part of a resumed run. The records do not say which of the visible ones were used."""
-    devices = [part.get("device") or {} for part in (*origin.get("earlier_parts", []), origin)]
-    if any("type" not in device for device in devices):
-        return "not recorded of every part of the run", OPEN
-    cards = [device for device in devices if device["type"] != "cpu"]
-    found = "; ".join(dict.fromkeys(f"{card.get('count')} x {card.get('name')}" for card in cards)) or "none"
-    if any(GPU not in str(card.get("name")) for card in cards):
-        return f"{found}: a measure on other cards", OPEN
-    if all((card.get("count") or GPUS + 1) <= GPUS for card in cards):
-        return found, PASS
-    return f"{found} visible: set CUDA_VISIBLE_DEVICES to those that are used", OPEN
+    Of the model only the size is checked: the weights' hash, the sole proof, is for a person to compare. Only the
+    course's own reward passes: our grader decides some pairs differently. A killed run's clock lacks the time after
+    its checkpoint, and the records do not say which of the visible GPUs were used.
+    """
+    protocol, data, model = summary.get("protocol") or {}, settings.get("data") or {}, origin.get("model") or {}
+    asked, there = protocol.get("problems"), (summary.get("data_sizes") or {}).get("validation")
+    digest, stop = hashlib.sha256(str(protocol.get("prompt", "")).encode()).hexdigest(), protocol.get("stop")
+    is_plain = stop == ["</answer>"] and not any(key.startswith("chat.") for key in protocol)
+    reward, extract, size = str(protocol.get("reward")), protocol.get("grading.extract"), model.get("parameters")
+    other_reward = ":" in reward or (reward == "r1_zero" and extract == "strict")
+    algorithm, seconds = settings.get("algorithm"), summary.get("time/total")
+    parts = [*origin.get("earlier_parts", []), origin]
+    in_time = OPEN if seconds is None else seconds <= 3600 * HOURS and (len(parts) == 1 or OPEN)
+    devices = [part.get("device") or {} for part in parts]
+    cards = [(card.get("count"), card.get("name")) for card in devices if card.get("type") != "cpu"]
+    are_few = all((count or GPUS + 1) <= GPUS and GPU in str(name) for count, name in cards)
+    weights, data_hash = model.get("start_weights"), f"{data.get('path', data.get('name'))}, hash {summary.get('data')}"
+    own_data = (settings.get("eval") or {}).get("data")
+    rows: list[tuple[str, str, object, bool | str]] = [
+        ("model", "Qwen2.5-Math-1.5B, freshly downloaded", (size, weights), size in (None, PARAMETERS) and OPEN),
+        ("data", "MATH alone, as in the handout's files", (data_hash, own_data), "path" in data and OPEN),
+        ("problems at the end", f"all {PROBLEMS}", f"{asked} of {there}", asked == there == PROBLEMS),
+        ("prompt", f"r1_zero, {R1_ZERO[:12]}", (digest[:12], stop), digest == R1_ZERO and is_plain),
+        ("reward", COURSE_REWARD, (reward, extract), reward == COURSE_REWARD or (other_reward and OPEN)),
+        *((rule, f"{limit:g}", protocol.get(key), protocol.get(key) == limit) for rule, key, limit in LIMITS),
+        ("imitated traces", "none of a stronger model", algorithm, algorithm in ("grpo", "ei") or OPEN),
+        ("hours", f"at most {HOURS:g}", f"{(seconds or 0) / 3600:.2f} in {len(parts)} parts", in_time),
+        ("GPUs", f"at most {GPUS} {GPU}", cards or "none", are_few or OPEN),
+    ]
+    words = {True: PASS, False: FAIL, OPEN: OPEN}
+    return [RuleCheck(rule, wanted, str(found), words[verdict]) for rule, wanted, found, verdict in rows]
 
 
 def write_card(kind: str | None, folder: Path, summary: Facts) -> None:
     """Write the card of this kind (`eval.card`) into a run's folder; None: write nothing."""
     if kind is not None:
         run = RunFolder(folder)
-        rows = {"leaderboard": leaderboard}[kind](run.settings, summary, run.provenance)
-        write_whole(folder / COMPLIANCE, card_text(rows, summary))
+        write_whole(folder / COMPLIANCE, card_text(leaderboard(run.settings, summary, run.provenance), summary))
 
 
 def card_text(rows: Sequence[RuleCheck], summary: Facts) -> str:
@@ -218,13 +167,10 @@ def card_text(rows: Sequence[RuleCheck], summary: Facts) -> str:
 
     >>> rows = [RuleCheck("hours", "at most 4", "5", FAIL), RuleCheck("GPUs", "at most 2 H100", "?", OPEN)]
     >>> print(card_text(rows, {"accuracy": 0.5}).splitlines()[-1])
-    leaderboard: FAIL (hours); 1 not verified (GPUs); accuracy 0.500
+    leaderboard: FAIL (hours); not verified (GPUs); accuracy 0.500
     """
-    failed, unsure = ([row.rule for row in rows if row.verdict == of] for of in (FAIL, OPEN))
-    result = f"FAIL ({', '.join(failed)})" if failed else f"{sum(row.verdict == PASS for row in rows)} rules pass"
-    result += f"; {len(unsure)} not verified ({', '.join(unsure)})" if unsure else ""
-    accuracy = summary.get("accuracy")
-    measured = "unknown" if accuracy is None else f"{accuracy:.3f}"
+    by = {verdict: ", ".join(row.rule for row in rows if row.verdict == verdict) for verdict in (FAIL, OPEN)}
+    result = "; ".join(f"{verdict} ({rules})" for verdict, rules in by.items() if rules) or "every rule passes"
     head = "# Compliance with the leaderboard's rules\n\n| rule | wanted | found | verdict |\n| --- | --- | --- | --- |"
     lines = [f"| {' | '.join(row)} |" for row in rows]
-    return "\n".join([head, *lines, "", f"leaderboard: {result}; accuracy {measured}"]) + "\n"
+    return "\n".join([head, *lines, "", f"leaderboard: {result}; accuracy {summary['accuracy']:.3f}"]) + "\n"

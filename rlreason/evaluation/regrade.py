@@ -46,11 +46,6 @@ def grade_rows(rows: Sequence[Row], graded: RunGrading, console: Console) -> lis
     return grades
 
 
-def are_correct(grades: Sequence[Grade]) -> list[bool]:
-    """Return for each response whether its grade counts as correct."""
-    return [grade.outcome == "correct" for grade in grades]
-
-
 def agreement(marks: Mapping[str, Sequence[bool]]) -> dict[str, dict[str, Any]]:
     """Return for each grader its share of correct responses, its agreement with `now`, and the rows that differ.
 

@@ -42,14 +42,14 @@ from rlreason.evaluation.accuracy import (
     subsets_of,
 )
 from rlreason.evaluation.cases import (
+    CATEGORY_TEXTS,
     by_facts,
     case_text,
     categories,
-    category_table,
     curves_table,
-    fact_tables,
     figure_lines,
     reasons,
+    share_table,
     ungraded,
 )
 from rlreason.evaluation.evaluator import protocol_of
@@ -125,7 +125,7 @@ class Job:
         A block is as large as its tokens may be at once in memory; most evaluations are a single block.
         """
         rows, most, clock = self.run.rollout.max_rows, self.evaluator.sampling.max_tokens, self.records.clock
-        progress = SamplingProgress(self.console, len(self.problems) * self.n, log, rows, most)
+        progress = SamplingProgress(self.console, len(self.problems) * self.n, log)
         size = max(1, max(min(BLOCK_TOKENS // most, BLOCK), 4 * rows) // self.n)
         with self.records.growing(RESPONSES) as write:
             for first in range(0, len(self.problems), size):
@@ -269,10 +269,10 @@ def evaluate_model(run: EvaluateConfig, records: RunWriter, console: Console) ->
         rows, failed = categories(job.samples, job.problems), ungraded(job.samples)
         job.conclude({"categories": rows, "ungraded": failed})
         job.print_cases()
-        console.table("\n" + category_table(rows))
+        console.table("\n" + share_table("category", {CATEGORY_TEXTS[name]: row for name, row in rows.items()}))
         console.say(figure_lines(job.metrics, job.evaluator.sampling.max_tokens, failed))
-        for table in fact_tables(by_facts(job.samples, job.problems)):
-            console.table("\n" + table)
+        for fact, parts in by_facts(job.samples, job.problems).get("accuracy_by", {}).items():
+            console.table("\n" + share_table(fact, parts))
         job.print_closing()
     return job.metrics["eval/accuracy"]
 

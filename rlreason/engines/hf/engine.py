@@ -14,24 +14,19 @@ from rlreason.engines.base import Finished, Prompt, Sampling, Stops
 from rlreason.engines.hf.decoding import PROMPT_TOKENS, Batch, Counts, SampleUnderWay, UnpaddedBatch
 from rlreason.model.policy import Policy
 from rlreason.runtime.files import alive
-from rlreason.runtime.text import first_line
 from rlreason.types import FinishReason, Response
-
-MOST = 5  # recompilations in a run; more mean that the dynamic shapes do not work
 
 
 class CompiledStep:
-    """Compute the backbone's hidden states of one token per row with torch.compile; uncompiled where that fails.
+    """Compute the backbone's hidden states of one token per row with torch.compile.
 
     Rows and columns are symbolic, so that neither a compaction nor a new length recompiles. The compiler treats a
     single row as a case of its own.
     """
 
-    def __init__(self, backbone: nn.Module, say: Callable[[str], None]) -> None:
-        self.backbone, self.say = backbone, say
-        self.programs = 0
-        self._run: Callable[..., Any] = torch.compile(self._uncompiled, backend=self._compile, dynamic=True)
-        self._tried = False
+    def __init__(self, backbone: nn.Module) -> None:
+        self.backbone, self.programs = backbone, 0
+        self._run: Callable[..., Any] = torch.compile(self._hidden_states, backend=self._compile, dynamic=True)
 
     @property
     def recompilations(self) -> int:
@@ -40,22 +35,10 @@ class CompiledStep:
 
     def __call__(self, **inputs: Any) -> Tensor:
         """Return hidden states (rows, 1, width) of the inputs of `Batch.step`."""
-        hidden: Tensor
-        try:
-            hidden = self._run(**inputs)
-        except Exception as error:  # whatever the compiler raises; the step is repeated and writes the same columns
-            if self._tried:
-                raise
-            self.say(f"! rollout.compile=true has no effect: this step cannot be compiled here ({first_line(error)})")
-            self._run = self._uncompiled
-            hidden = self._run(**inputs)
-        self._tried = True
-        if self.recompilations > MOST and self._run != self._uncompiled:
-            self.say(f"! rollout.compile: {self.recompilations} recompilations are too many; sampling goes on without")
-            self._run = self._uncompiled
+        hidden: Tensor = self._run(**inputs)
         return hidden
 
-    def _uncompiled(self, **inputs: Any) -> Tensor:
+    def _hidden_states(self, **inputs: Any) -> Tensor:
         hidden: Tensor = self.backbone(**inputs).last_hidden_state
         return hidden
 
@@ -79,7 +62,7 @@ class HFEngine:
         """`max_rows`: most samples decoded at once; `compile`: run decoding steps through torch.compile."""
         self.policy = policy
         self.max_rows = max_rows
-        self.compiled = CompiledStep(policy.backbone, say) if compile and policy.packs else None
+        self.compiled = CompiledStep(policy.backbone) if compile and policy.packs else None
         if compile and not policy.packs:
             say("! rollout.compile=true has no effect: this model samples by its own forward pass and its own cache")
         self.weight_version = self.drawn = 0

@@ -72,7 +72,7 @@ class VLLMEngine:
             raise
 
     def _start(self, places: Sequence[Place], folder: Path) -> None:
-        began, exact = time.monotonic(), self.policy.compute_dtype == torch.float32
+        began, exact, arguments = time.monotonic(), self.policy.compute_dtype == torch.float32, list[dict[str, Any]]()
         for place, log in zip(places, ENGINE_LOGS, strict=False):
             title = f"vLLM on {place.name}: " if len(places) > 1 else ""
             self.processes.append(EngineProcess(place, folder / log, self.rollout.timeout_s, exact, title))
@@ -81,23 +81,24 @@ class VLLMEngine:
             memory = plan_memory(self.policy, place.device, self.max_len, self.max_rows, self.rollout.kv_cache_gb)
             dtype = str(self.policy.compute_dtype).removeprefix("torch.")
             self.say(f"{process.title}starting vLLM {version} in {dtype}: {memory} ...")
-            process.arguments = llm_arguments(
-                self.policy.compute_dtype, self.max_len, self.max_rows, memory, place.device, self._sleeps(process)
+            arguments.append(
+                llm_arguments(dtype, self.max_len, self.max_rows, memory, place.device, self.sleeps(process))
             )
-        for process in self.processes:
-            process.start(write_model(self.policy, Path(process.files) / "model"), process.arguments)
+        for process, given in zip(self.processes, arguments, strict=True):
+            process.start(write_model(self.policy, Path(process.files) / "model"), given)
         for process in self.processes:
             process.answer()
         self._sync_weights()
         self.say(f"vLLM is ready after {time.monotonic() - began:.0f} s")
 
-    def _sleeps(self, process: EngineProcess) -> bool:
+    def sleeps(self, process: EngineProcess) -> bool:
+        """Whether this engine frees its memory while the policy trains."""
         return process.place.shared and self.rollout.sleep
 
     @property
     def sleepers(self) -> list[EngineProcess]:
         """The engines that free their memory while the policy trains."""
-        return [process for process in self.processes if self._sleeps(process)]
+        return list(filter(self.sleeps, self.processes))
 
     @property
     def drawn(self) -> int:
@@ -204,7 +205,15 @@ class VLLMEngine:
         token, the largest of all engines), number of compared tensors and seconds.
         """
         began = time.monotonic()
-        self._replace_weights()
+        if self.policy.device.type == "cuda":  # vLLM and NCCL copy on streams that do not wait for the optimizer's
+            torch.cuda.synchronize(self.policy.device)
+        waking = self.sleepers if self.asleep else []
+        if waking:
+            torch.cuda.empty_cache()  # vLLM cannot use what torch has cached in this process
+            call_all(waking, "wake_up", "weights")
+        self.send_weights()
+        call_all(waking, "wake_up", "kv_cache")
+        self.asleep = False
         call_all(self.processes, "forget_prompts")
         metrics = {"time/weight_sync": time.monotonic() - began}
         if self.rollout.attest == "off":
@@ -223,18 +232,6 @@ class VLLMEngine:
             "rollout/weight_check_tensors": sum(check.compared for check in checks.values()),
             "time/weight_check": time.monotonic() - began,
         }
-
-    def _replace_weights(self) -> None:
-        """Wake those that sleep, and send the weights to all."""
-        if self.policy.device.type == "cuda":  # vLLM and NCCL copy on streams that do not wait for the optimizer's
-            torch.cuda.synchronize(self.policy.device)
-        waking = self.sleepers if self.asleep else []
-        if waking:
-            torch.cuda.empty_cache()  # vLLM cannot use what torch has cached in this process
-            call_all(waking, "wake_up", "weights")
-        self.send_weights()
-        call_all(waking, "wake_up", "kv_cache")
-        self.asleep = False
 
     def send_weights(self) -> None:
         """Send the policy's weights to all engines, each on its way."""

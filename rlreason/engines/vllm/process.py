@@ -114,15 +114,17 @@ class EngineProcess:
 
     def version(self) -> str:
         """Wait until vLLM is imported; `ConfigError` where it cannot be, or its version is not a tested one."""
-        kind, what = self._receive(self.timeout_s)
-        if kind == "failed":
-            cure = "pip uninstall torchvision torchaudio torchcodec" if "torchvision" in what else INSTALL
-            raise ConfigError(f"rollout=vllm: vLLM cannot be imported ({what}): {cure}; or choose rollout=hf")
-        version = tuple(int(part) for part in what.split("+")[0].split(".")[:2])
-        if not VERSIONS[0] <= version <= VERSIONS[1]:
+        try:
+            found = str(self.answer())
+        except EngineError as error:
+            cure = "pip uninstall torchvision torchaudio torchcodec" if "torchvision" in str(error) else INSTALL
+            raise ConfigError(
+                f"rollout=vllm: vLLM cannot be imported ({self.failure}): {cure}; or choose rollout=hf"
+            ) from error
+        if not VERSIONS[0] <= tuple(int(part) for part in found.split("+")[0].split(".")[:2]) <= VERSIONS[1]:
             span = " to ".join("{}.{}".format(*end) for end in VERSIONS)
-            raise ConfigError(f"rollout=vllm: vLLM {what} is outside the tested versions {span}: {INSTALL}")
-        return str(what)
+            raise ConfigError(f"rollout=vllm: vLLM {found} is outside the tested versions {span}: {INSTALL}")
+        return found
 
     def start(self, folder: str, arguments: dict[str, Any]) -> None:
         """Ask it to start vLLM for the model in `folder`; it answers when it has."""
@@ -145,7 +147,12 @@ class EngineProcess:
 
     def message(self, limit_s: float | None = None) -> tuple[Any, ...]:
         """Wait for its next message: ("done", result), or ("step", ...) while it samples."""
-        message = self._receive(self.timeout_s if limit_s is None else limit_s)
+        spoken([self], self.timeout_s if limit_s is None else limit_s)
+        try:
+            message: tuple[Any, ...] = self.connection.recv()
+        except (EOFError, OSError) as error:
+            raise self._ended() from error
+        self.heard = time.monotonic()
         if message[0] == "failed":
             raise self.failed(message[1])
         return message
@@ -154,15 +161,6 @@ class EngineProcess:
         """Call this method of `Server` and return its result."""
         self.send(method, *arguments)
         return self.answer()
-
-    def _receive(self, limit_s: float) -> tuple[Any, ...]:
-        spoken([self], limit_s)
-        try:
-            message: tuple[Any, ...] = self.connection.recv()
-        except (EOFError, OSError) as error:
-            raise self._ended() from error
-        self.heard = time.monotonic()
-        return message
 
     def _ended(self) -> EngineError:
         return self.failed(f"vLLM's process has ended (exit code {self.process.wait(ENDING_S)})")
@@ -226,7 +224,6 @@ def spoken(processes: Sequence[EngineProcess], limit_s: float) -> list[EnginePro
 # How weights travel.
 
 MEMORY = Path("/dev/shm")  # a file system in main memory; a container's often holds 64 MB
-WEIGHT_FILES = "rlreason-weights-"
 
 
 def engine_weights(policy: Policy, device: torch.device) -> Iterator[tuple[str, Tensor]]:
@@ -236,9 +233,11 @@ def engine_weights(policy: Policy, device: torch.device) -> Iterator[tuple[str, 
 
 
 def load_by_file(processes: Sequence[EngineProcess], policy: Policy) -> None:
-    """Give these processes the policy's weights by one file in main memory."""
+    """Give these processes the policy's weights by one file, in main memory if it has room there."""
     weights = {name: weight.contiguous() for name, weight in engine_weights(policy, torch.device("cpu"))}
-    with temporary_folder(WEIGHT_FILES, place_for(sum(weight.nbytes for weight in weights.values()))) as folder:
+    size = sum(weight.nbytes for weight in weights.values())
+    has_room = MEMORY.is_dir() and shutil.disk_usage(MEMORY).free > 1.01 * size + 2**20
+    with temporary_folder("rlreason-weights-", MEMORY if has_room else None) as folder:
         path = str(Path(folder) / "weights.safetensors")
         save_file(weights, path)
         call_all(processes, "load_file", path)
@@ -251,16 +250,14 @@ def call_all(processes: Sequence[EngineProcess], method: str, *arguments: Any) -
     return [process.answer() for process in processes]
 
 
-def place_for(size: int, memory: Path = MEMORY) -> Path | None:
-    """Return the file system in main memory if it has room for so many bytes; else None: the temporary folder."""
-    return memory if memory.is_dir() and shutil.disk_usage(memory).free > 1.01 * size + 2**20 else None
-
-
 BUFFER = 256 << 20  # bytes of weights that are shared between two processes at a time, or of the largest weight
 
 
 class DirectTransfer:
-    """The sending side of vLLM's own weight transfer to one process: NCCL to another GPU, CUDA IPC on the same one."""
+    """The sending side of vLLM's own weight transfer to one process: NCCL to another GPU, CUDA IPC on the same one.
+
+    It is vLLM's `WeightSource`, by `metadata` and iteration, and its `WeightSyncClient`, by the methods below them.
+    """
 
     def __init__(self, process: EngineProcess, policy: Policy) -> None:
         os.environ.setdefault("VLLM_CONFIGURE_LOGGING", "0")  # of this process, which only imports it
@@ -269,7 +266,7 @@ class DirectTransfer:
 
         self.process, self.policy = process, policy
         info = self._ipc() if process.place.transfer == "ipc" else self._nccl()
-        both: Any = self  # it has the methods of vLLM's two protocols, below
+        both: Any = self
         self._sender = WeightTransferTrainerFactory.trainer_init(info, client=both, source=both)
 
     def _nccl(self) -> Any:
@@ -292,8 +289,6 @@ class DirectTransfer:
         self.policy = policy
         self._sender.send_weights()
 
-    # The weights as vLLM reads them, its `WeightSource`.
-
     def metadata(self) -> list[Any]:
         """Return name, number format and shape of every weight, in the order of a pass."""
         from vllm.distributed.weight_transfer import ParamMeta
@@ -304,20 +299,17 @@ class DirectTransfer:
     def __iter__(self) -> Iterator[tuple[str, Tensor]]:
         return engine_weights(self.policy, self.policy.device)
 
-    # What it tells the engine, its `VLLMWeightSyncClient`.
-
     def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
-        """Create the receiving side."""
-        self.process.call("transfer", "init_weight_transfer_engine", {"init_info": init_info})
+        self._tell("init_weight_transfer_engine", init_info=init_info)
 
     def start_weight_update(self) -> None:
-        """Announce the first weight."""
-        self.process.call("transfer", "start_weight_update", {})
+        self._tell("start_weight_update")
 
     def update_weights(self, update_info: Any) -> None:
-        """Receive weights as described by `update_info`, the transport's own record."""
-        self.process.call("transfer", "update_weights", {"update_info": update_info})
+        self._tell("update_weights", update_info=update_info)
 
     def finish_weight_update(self, weight_version: str | None = None) -> None:
-        """Announce the end. vLLM's own version counter is not used: responses carry the engine's."""
-        self.process.call("transfer", "finish_weight_update", {})
+        self._tell("finish_weight_update")  # without vLLM's version: responses carry the engine's
+
+    def _tell(self, method: str, **arguments: Any) -> None:
+        self.process.call("transfer", method, arguments)

@@ -34,19 +34,13 @@ def last_lines(log: Path, count: int = 5) -> str:
 
 
 def hide_secrets(log: Path, say: Callable[[str], None]) -> None:
-    """Rewrite the log atomically where it holds secrets, once vLLM's process, which writes into it, has ended.
-
-    A failure to write is only reported: the run has ended.
-    """
+    """Rewrite the log where it holds secrets, once vLLM's process, which writes into it, has ended."""
     try:
-        text = log.read_bytes().decode("utf-8", "surrogateescape")
-        if (without_secrets := redacted(text)) == text:
-            return
-        with whole(log) as partial:
-            partial.write_bytes(without_secrets.encode("utf-8", "surrogateescape"))
-    except FileNotFoundError:
-        return
-    except OSError as error:
+        text = log.read_bytes().decode("utf-8", "surrogateescape") if log.is_file() else ""
+        if (hidden := redacted(text)) != text:
+            with whole(log) as partial:
+                partial.write_bytes(hidden.encode("utf-8", "surrogateescape"))
+    except OSError as error:  # the run has ended
         say(f"! secrets may stand in {log}: {error}")
 
 
@@ -78,9 +72,8 @@ def plan_memory(
 
         free = int(psutil.virtual_memory().available)
     config = policy.model.config.get_text_config()
-    heads = config.num_attention_heads
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
-    kv_heads = getattr(config, "num_key_value_heads", None) or heads
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    kv_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     token = kv_of_token(config.num_hidden_layers, kv_heads * head_dim, dtype.itemsize)
     weights = model_size(policy.model) * dtype.itemsize
     cache, one = vllm_cache(token, free - weights - reserve, max_len, max_rows, cache_gb)
@@ -99,11 +92,11 @@ def plan_memory(
 
 
 def llm_arguments(
-    dtype: torch.dtype, max_len: int, max_rows: int, memory: MemoryPlan, device: torch.device, sleeps: bool
+    dtype: str, max_len: int, max_rows: int, memory: MemoryPlan, device: torch.device, sleeps: bool
 ) -> dict[str, Any]:
     """Return the arguments of `vllm.LLM` besides the model's folder."""
     arguments: dict[str, Any] = {
-        "dtype": str(dtype).removeprefix("torch."),
+        "dtype": dtype,
         "load_format": "dummy",  # the first weight sync brings the weights
         "generation_config": "vllm",  # not the model's own
         "logprobs_mode": "processed_logprobs",  # of the distribution sampled from
